@@ -1,6 +1,6 @@
 """``DIR/control.json``: what ``paceenv live set`` asks of the agents of a running job, and how an agent takes it in.
 
-Written as a whole, read by every rank's watch thread. All ranks change over before the same iteration.
+Written as a whole, read by every rank's watch thread. All ranks change over before the same iteration, or none does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceenv.core.files import atomic_write
 from paceenv.live.decide.live_policy import NamedPolicy, find_policy
 from paceenv.live.loop import Loop
 from paceenv.live.options import ENVIRONMENT_MODE, absolute_policy
-from paceenv.live.record.housekeeping import describe
+from paceenv.live.peers import Peers
 from paceenv.live.record.snapshot import Snapshot, number
 
 SCHEMA = "paceenv.live.control/1"
@@ -150,20 +150,30 @@ def read_wish(path: Path) -> Wish:
 class ControlReader:
     """Looks at the file for one loop, on the watch thread, and hands over what it asks for.
 
+    A mode that decides begins only once every rank has said that it follows; a rank that hears of it too late observes,
+    and so do then all.
+
     Args:
         folder: of the attempt.
         loop: takes what is asked for.
+        peers: the other ranks.
     """
 
-    def __init__(self, folder: Path, loop: Loop) -> None:
-        self._path, self._loop = folder / NAME, loop
+    def __init__(self, folder: Path, loop: Loop, peers: Peers) -> None:
+        self._path, self._loop, self._peers = folder / NAME, loop, peers
         self._seen: tuple[int, ...] | None = None
         self._taken: dict[str, Any] | None = None
+        self._begins_at = 0  # of the mode that is asked for, if that decides
 
     def state(self) -> dict[str, Any] | None:
         """For the status: the last request's ``id``, why it was ``refused`` or "", whether it is still ``waiting``."""
         taken = self._taken
-        return taken and taken | {"waiting": not taken["refused"] and self._loop.changing}
+        if not taken or taken["refused"]:
+            return taken and taken | {"waiting": False}
+        waits = self._peers.waits(taken["id"])
+        if waits and self._loop.iterations >= self._begins_at:
+            return taken | {"refused": f"not every rank followed by iteration {self._begins_at}", "waiting": False}
+        return taken | {"waiting": waits or self._loop.changing}
 
     def look(self, final: bool) -> None:
         """Read the file if it has changed. An invalid request, or one for another start of the job, changes nothing.
@@ -194,34 +204,41 @@ class ControlReader:
             return
         if wish.kill:
             self._loop.stop("stopped by paceenv live set --kill")
+            self._peers.followed(wish.id)
         elif override and wish.mode not in ("off", override.lower()):
             self._refuse(wish.id, f"{ENVIRONMENT_MODE}={override[:20]} in the environment has the last word")
+            if wish.mode not in DECIDING:
+                why = f"other ranks pace no more, by paceenv live set --mode {wish.mode}"
+                self._peers.refuse(wish.id, lambda: self._loop.downgrade(why))
             return
-        elif wish.mode in ("canary", "active") and not self._loop.permitted:
-            self._refuse(wish.id, "not every rank is known to have an agent with the same settings")
+        elif wish.mode not in DECIDING:
+            self._begins_at = 0
+            self._peers.followed(wish.id)  # first: what was asked for before is void
+            self._loop.change(wish.mode, self._loop.policy, wish.from_iteration)
+        elif why := self._why_not(wish, policy := find_policy(wish.policy)):
+            self._refuse(wish.id, why)
             return
         else:
-            policy = self._policy(wish)
-            if policy is None:
-                return
-            self._loop.change(wish.mode, policy, wish.from_iteration)
+            self._begins_at = wish.from_iteration
+            if self._loop.permitted:
+                self._peers.follow(wish.id, lambda: self._loop.change(wish.mode, policy, wish.from_iteration))
+            else:  # nothing is paced, before or after
+                self._loop.change(wish.mode, policy, wish.from_iteration)
         self._taken = {"id": wish.id, "refused": ""}
 
-    def _policy(self, wish: Wish) -> NamedPolicy | None:
-        """The policy that is asked for, the present one in modes without; None, and observe, if it cannot be had."""
-        if wish.mode not in DECIDING:
-            return self._loop.policy
-        try:
-            policy = find_policy(wish.policy)
-            why = policy.fault
-        except Exception as error:
-            why = describe(error)
-        if not why and policy.sha256 == wish.sha256:
-            return policy
-        why = why or f"policy {wish.policy} is another one here than where it was set"
-        self._refuse(wish.id, why[:300])
-        self._loop.downgrade(f"paceenv live set: {why[:300]}")
-        return None
+    def _why_not(self, wish: Wish, policy: NamedPolicy) -> str:
+        """Why this rank cannot follow a wish for a mode that decides; "" if it can."""
+        now = self._loop.iterations
+        if wish.mode in ("canary", "active") and not self._loop.permitted:
+            return "not every rank is known to have an agent with the same settings"
+        if now < self._begins_at:
+            return f"an earlier request waits for iteration {self._begins_at}; ask again after it"
+        if now >= wish.from_iteration > 0:
+            return f"iteration {wish.from_iteration} was over already"
+        if policy.fault:
+            return policy.fault[:300]
+        same = policy.sha256 == wish.sha256
+        return "" if same else f"policy {wish.policy} is another one here than where it was set"[:300]
 
     def _refuse(self, id_: str, why: str) -> None:
         self._taken = {"id": id_, "refused": why}

@@ -19,6 +19,7 @@ from paceenv.live.identity import Identity, Rendezvous, job_store, settings_dige
 from paceenv.live.last_words import LastWords
 from paceenv.live.loop import Loop
 from paceenv.live.options import parse_sinks
+from paceenv.live.peers import PACING, Peers
 from paceenv.live.record.findings import ALONE, find, latest, with_verdicts
 from paceenv.live.record.findings_file import findings_period_s, read_verdict, with_age, write_findings
 from paceenv.live.record.history import unseen
@@ -171,7 +172,7 @@ class Output:
         )
         keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up())
         store = job_store() if loop.backend else None
-        self._tune_words = TuneWords(loop, store)
+        self._tune_words, self._peers = TuneWords(loop, store), Peers(loop, store)
         digest = settings_digest(options, (loop.policy.source, loop.policy.sha256), loop.control.seed)
         self._rendezvous = Rendezvous(loop.rank, loop.world_size, digest, self._identified)
         if options.out is not None:
@@ -187,12 +188,13 @@ class Output:
         if options.out is not None:
             import paceenv.policies.saved  # noqa: F401 (the watch thread should import nothing)
 
-            self._control = ControlReader(options.out, loop)
+            self._control = ControlReader(options.out, loop, self._peers)
             self._watch.add("the check of control.json", poll_s(loop.world_size), self._control.look)
         if options.out is not None or options.kill_file is not None:
             self._watch.start()
-        if options.mode == "tune":
+        if options.mode in PACING or (options.out is not None and loop.world_size > 1):
             self._words = Housekeeping(loop.messages.log_once)  # its own thread too: a store may hang
+            self._words.add("the words of other ranks", poll_s(loop.world_size), self._peers.look)
             self._words.add("the words of mode tune", poll_s(loop.world_size), self._tune_words.look)
             self._words.start()
         if options.sinks:

@@ -20,6 +20,7 @@ from paceenv.live.decide.live_policy import find_policy
 from paceenv.live.live_command import _followed
 from paceenv.live.loop import Loop
 from paceenv.live.options import make_options
+from paceenv.live.peers import Peers
 
 TESTS = Path(__file__).parent
 DEADLINE_S = 240.0
@@ -63,6 +64,10 @@ def loop(mode: str = "observe", attempt: str = "20261123T053000-3f2a91", permitt
     return made
 
 
+def reader_of(folder: Path, watched: Loop) -> ControlReader:
+    return ControlReader(folder, watched, Peers(watched, None))
+
+
 def test_all_ranks_reach_the_iteration_after_they_have_read_it() -> None:
     slow = status(rank=1, unix_time_s=time.time() - 50.0, iterations=700)
     wish = make_wish([status(), slow], "active", "paper", kill=False)
@@ -102,7 +107,7 @@ def test_a_mistake_is_one_line_before_anything_is_written(
 def test_a_file_that_is_no_request_changes_nothing(content: str, tmp_path: Path) -> None:
     (tmp_path / "control.json").write_text(content)
     watched = loop()
-    reader = ControlReader(tmp_path, watched)
+    reader = reader_of(tmp_path, watched)
     reader.look(False)
     assert not watched.changing
     assert (reader.state() or {})["refused"]
@@ -110,7 +115,7 @@ def test_a_file_that_is_no_request_changes_nothing(content: str, tmp_path: Path)
 
 def test_a_fifo_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "control.json")
-    ControlReader(tmp_path, loop()).look(False)
+    reader_of(tmp_path, loop()).look(False)
     with pytest.raises(InputError, match="not a regular file"):
         read_wish(tmp_path / "control.json")
 
@@ -121,26 +126,26 @@ def test_a_request_is_for_one_start_of_the_job_and_the_environment_has_the_last_
     wish = make_wish([status()], "active", "paper", kill=False)
     write_wish(tmp_path, wish)
     other = loop(attempt="20261123T053001-000000")
-    ControlReader(tmp_path, other).look(False)
+    reader_of(tmp_path, other).look(False)
     assert not other.changing
     alone = loop(permitted=False)
-    (refused := ControlReader(tmp_path, alone)).look(False)
+    (refused := reader_of(tmp_path, alone)).look(False)
     assert not alone.changing
     assert "not every rank" in (refused.state() or {})["refused"]
     followed = loop()
-    (reader := ControlReader(tmp_path, followed)).look(False)
+    (reader := reader_of(tmp_path, followed)).look(False)
     assert followed.changing
     assert reader.state() == {"id": wish.id, "refused": "", "waiting": True}
     monkeypatch.setenv("PACEENV_LIVE", "observe")
     forced = loop()
-    ControlReader(tmp_path, forced).look(False)
+    reader_of(tmp_path, forced).look(False)
     assert not forced.changing
 
 
 def test_another_policy_under_the_same_name_is_not_followed(tmp_path: Path) -> None:
     write_wish(tmp_path, make_wish([status()], "active", "learned", kill=False)._replace(sha256="0" * 64))
     watched = loop()
-    (reader := ControlReader(tmp_path, watched)).look(False)
+    (reader := reader_of(tmp_path, watched)).look(False)
     assert not watched.changing
     assert "another one here" in (reader.state() or {})["refused"]
 
@@ -150,7 +155,7 @@ def test_another_cluster_config_under_the_same_name_is_not_followed(tmp_path: Pa
     file.write_text("pacing: {mechanism: slack, threshold: 0.02, window: 0.4}\n")
     write_wish(tmp_path, make_wish([status()], "active", f"static:{file}", kill=False))
     file.write_text("pacing: {mechanism: slack, threshold: 0.9, window: 0.4}\n")  # on another host
-    (reader := ControlReader(tmp_path, watched)).look(False)
+    (reader := reader_of(tmp_path, watched)).look(False)
     assert not watched.changing
     assert "another one here" in (reader.state() or {})["refused"]
 

@@ -63,6 +63,8 @@ class Control:
         begins_at: int = 0,
         inform: Callable[[str], None] = lambda text: None,
     ) -> None:
+        self.begins_at = self.iteration = begins_at
+        """``iteration`` is the last one that was taken in while this rank decided."""
         self.quiet_until = begins_at + options.quiet_first
         """The first iteration that may be delayed."""
         self.mode, self.reason = options.mode, ""
@@ -104,7 +106,7 @@ class Control:
         self.comparisons = Comparisons(names, self._contest, min_gain=options.min_gain, memory_pairs=memory)
         """Of blocks with and without pacing, in modes canary and active."""
         self._place, self._inform, self._said = (0, 1), inform, False
-        self._iteration = begins_at
+        self._heard = dict[int | None, str]()
         self.probe: Probe | None = None
         """In mode probe: draws the delays instead of a policy."""
         if options.mode == "probe":
@@ -138,7 +140,7 @@ class Control:
             return None
         k = self.comparisons.leader
         schedule, comparison = self._contest.schedules[k], self.comparisons.of[k]
-        return forecast(schedule, comparison, tuple(self._quiet_steps_s), self._contest, iteration=self._iteration)
+        return forecast(schedule, comparison, tuple(self._quiet_steps_s), self._contest, iteration=self.iteration)
 
     def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
         """Make the actuator, now that the rank and its timeline are known.
@@ -181,6 +183,20 @@ class Control:
             self.pacer.follow(passive())
         self._log_once(f"observes from now on and delays nothing: {reason}")
 
+    def stopped(self) -> dict[int | None, str]:
+        """Why this rank paces no more: by number of the candidate, and under None for all. Any thread may ask."""
+        all_of_them = {None: self.reason} if self.mode != self._options.mode else {}
+        return dict(self.comparisons.out) | all_of_them
+
+    def hear(self, number: int | None, why: str) -> None:
+        """Another rank paces no more, so that this one must not either; any thread may call it.
+
+        Args:
+            number: of the candidate; None for all.
+            why: the reason, for the agent's messages.
+        """
+        self._heard[number] = why
+
     def finish(self) -> None:
         """The job ends: comparisons under way get their last evaluation."""
         self.comparisons.final()
@@ -194,8 +210,8 @@ class Control:
             member: this rank's place in the process group of the payload, 0 to ``members - 1``.
             members: size of that group.
         """
-        self._iteration = iteration.iteration
-        acting = self._acting(self._iteration)
+        self.iteration = iteration.iteration
+        acting = self._acting(self.iteration)
         self._newest_s.append(iteration.step_s / iteration.ticks)
         try:
             if self.pacer is None:
@@ -248,6 +264,12 @@ class Control:
 
     def apply_delay(self, iteration: int) -> Delay | None:
         """Delay this rank before ``iteration``, if policy, mode, schedule and guard agree; None without a delay."""
+        while self._heard:
+            number, why = self._heard.popitem()
+            if number is None:
+                self.downgrade(why)
+            elif number not in self.comparisons.out:
+                self._give_up(number, why)
         acting = self._acting(iteration)
         if acting is None or self.pacer is None:
             return None
