@@ -57,6 +57,9 @@ def test_before_the_first_pair_the_noise_is_that_of_the_quiet_start() -> None:
         "0 pairs so far, needs about 64 more pairs, 1,660 iterations, about 6 min"
     )
     assert forecast(schedule, comparison, []) is None
+    several = forecast(schedule, comparison, steps_s, ticks=4)  # a block holds a quarter of the steps
+    assert several is not None
+    assert several.pair_noise == pytest.approx(2.0 * found.pair_noise)
 
 
 @pytest.mark.parametrize("effect", [0.02, 0.05])

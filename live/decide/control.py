@@ -106,6 +106,7 @@ class Control:
         self.comparisons = Comparisons(names, self._contest, min_gain=options.min_gain, memory_pairs=memory)
         """Of blocks with and without pacing, in modes canary and active."""
         self._place, self._inform, self._said = (0, 1), inform, False
+        self._ticks = 1  # of the last step
         self._heard = dict[int | None, str]()
         self.probe: Probe | None = None
         """In mode probe: draws the delays instead of a policy."""
@@ -139,8 +140,8 @@ class Control:
         if self._options.mode not in ("canary", "active"):
             return None
         k = self.comparisons.leader
-        schedule, comparison = self._contest.schedules[k], self.comparisons.of[k]
-        return forecast(schedule, comparison, tuple(self._quiet_steps_s), self._contest, iteration=self.iteration)
+        schedule, comparison, quiet_s = self._contest.schedules[k], self.comparisons.of[k], tuple(self._quiet_steps_s)
+        return forecast(schedule, comparison, quiet_s, self._contest, iteration=self.iteration, ticks=self._ticks)
 
     def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
         """Make the actuator, now that the rank and its timeline are known.
@@ -210,7 +211,7 @@ class Control:
             member: this rank's place in the process group of the payload, 0 to ``members - 1``.
             members: size of that group.
         """
-        self.iteration = iteration.iteration
+        self.iteration, self._ticks = iteration.iteration, iteration.ticks
         acting = self._acting(self.iteration)
         self._newest_s.append(iteration.step_s / iteration.ticks)
         try:

@@ -91,6 +91,7 @@ def forecast(
     contest: Contest | None = None,
     *,
     iteration: int = 0,
+    ticks: int = 1,
 ) -> Forecast | None:
     """The time to a verdict of ``comparison``; None while nothing is known about the noise.
 
@@ -100,13 +101,14 @@ def forecast(
         quiet_steps_s: regular steps without pacing, seconds; used until two pairs are compared.
         contest: in which the blocks of several candidates take turns; None: nobody else has blocks.
         iteration: the present one; the warm-up that is still to come counts.
+        ticks: iterations of a step.
     """
     noise, measured = comparison.pair_noise, True
     if noise is None:
         if len(quiet_steps_s) < 2:
             return None
         step_noise = stdev(quiet_steps_s) / fmean(quiet_steps_s)
-        noise, measured = step_noise * math.sqrt(2.0 / schedule.counted_iterations), False
+        noise, measured = step_noise * math.sqrt(2.0 * ticks / schedule.counted_iterations), False
     return _forecast(noise, measured, contest or schedule, comparison, iteration)
 
 

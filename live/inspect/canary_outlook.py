@@ -17,7 +17,7 @@ MIN_BLOCKS = 4
 
 
 def canary_outlook(snapshots: Sequence[Snapshot]) -> tuple[Forecast, float] | None:
-    """The time to a verdict and the mean step, seconds; None for a run that paces or has measured nothing.
+    """The time to a verdict and the mean iteration, seconds; None for a run that paces or has measured nothing.
 
     The noise of a pair is the larger of two: what independent steps give, and what neighbouring blocks of the run
     differ by. Blocks are those of a rule on slack; policies that shift phases need four times as many iterations.
@@ -28,9 +28,11 @@ def canary_outlook(snapshots: Sequence[Snapshot]) -> tuple[Forecast, float] | No
     step_s, cv = number(own, "step", "mean_s"), number(own, "step", "cv")
     if not step_s or cv is None:
         return None
-    schedule = Schedule(0, block_iterations=BLOCK_ITERATIONS)
-    noise = max(cv * math.sqrt(2.0 / schedule.counted_iterations), _between_blocks(own, schedule.counted_iterations))
-    return (outlook(noise, schedule), step_s) if noise > 0.0 else None
+    schedule, ticks = Schedule(0, block_iterations=BLOCK_ITERATIONS), max(number(own, "step_iterations") or 1.0, 1.0)
+    noise = max(
+        cv * math.sqrt(2.0 * ticks / schedule.counted_iterations), _between_blocks(own, schedule.counted_iterations)
+    )
+    return (outlook(noise, schedule), step_s / ticks) if noise > 0.0 else None
 
 
 def _between_blocks(own: Snapshot, counted: int) -> float:
