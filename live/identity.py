@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import paceenv
 from paceenv.live.decide.canary import shared_seed
 from paceenv.live.native_calls import native
 from paceenv.live.options import Options
@@ -235,7 +236,7 @@ def guessed_attempt() -> str:
 
 
 def settings_digest(options: Options, policy: tuple[str, str | None], seed: int) -> str:
-    """A digest of everything that every rank must have alike.
+    """A digest of everything that every rank must have alike, the version of paceenv among it.
 
     Args:
         options: of this rank's agent.
@@ -244,7 +245,9 @@ def settings_digest(options: Options, policy: tuple[str, str | None], seed: int)
     """
     values = {name: value for name, value in dataclasses.asdict(options).items() if name not in OWN_TO_A_RANK}
     values["seed"] = seed
-    return hashlib.blake2b(repr((sorted(values.items()), policy)).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(
+        repr((paceenv.__version__, sorted(values.items()), policy)).encode(), digest_size=8
+    ).hexdigest()
 
 
 def _verdict(attempt: str, agents: int, alike: int, size: int) -> Identity:

@@ -37,7 +37,7 @@ from paceenv.trainers.closed_loop.closed_loop import (
     default_rule,
     known_cluster,
 )
-from paceenv.trainers.closed_loop.contest_results import candidate_agents
+from paceenv.trainers.closed_loop.contest_results import candidate_agents, delays
 from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
 from paceenv.trainers.closed_loop.paired_blocks import (
     Effect,
@@ -271,8 +271,8 @@ def test_an_effect_that_outlasts_its_blocks_is_noted() -> None:
     for unpaced, noted in ((shorter, True), (observed, False)):
         changes = {"unpaced": sim_to_real_report.against(unpaced, observed).as_dict(), "paced": found.as_dict()}
         row = {"policy": "adaptive", "agents": agents, "against_observed": changes}
-        delays = {"taken": 10, "mean_s": 0.01, "cut": {"slack": 1, "budget": 3}}
-        said = sim_to_real_report.notes({"candidates": [row], "delays": delays}, scenario())
+        cut = {"taken": 10, "mean_s": 0.01, "cut": {"slack": 1, "budget": 3}, "holds": 5, "held": 2, "unheld": []}
+        said = sim_to_real_report.notes({"candidates": [row], "delays": cut}, scenario())
         assert [("outlasts its blocks" in note) for note in said] == [True] * noted + [False]
         assert "cut 3 delays" in said[-1]
 
@@ -281,6 +281,16 @@ def _snapshot(state: str = "canary", reason: str = "", **candidate: Any) -> dict
     other = {"name": "other", "verdict": "helps", "pairs": 8, "text": "u", "stopped": ""}
     mine = {"name": "mine", "verdict": "helps", "pairs": 8, "text": "t", "stopped": ""} | candidate
     return {"state": state, "reason": reason, "canary": {"candidates": [mine, other]}}
+
+
+def test_a_contest_in_which_no_transfer_was_held_says_so() -> None:
+    why = "transfers of process group 1 are not held back: its backend is mpi"
+    idle = {"pacing": {"holds": 7, "held": 0}, "events": [{"text": why}, {"text": "mode canary"}]}
+    found = delays([idle, idle])
+    assert (found["holds"], found["held"], found["unheld"]) == (14, 0, [why])
+    (said,) = sim_to_real_report.notes({"candidates": [], "delays": found}, scenario())
+    assert said == f"rule defer was on in 14 iterations of ranks and held no transfer back: {why}"
+    assert sim_to_real_report.notes({"candidates": [], "delays": found | {"held": 3}}, scenario()) == []
 
 
 def test_blocks_after_a_rollback_do_not_count() -> None:

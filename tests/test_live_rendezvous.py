@@ -15,6 +15,7 @@ from live_bodies import attach_and_train
 from live_jobs import results, run_ranks
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
 
+import paceenv
 from paceenv.live.decide.live_policy import needed_policy
 from paceenv.live.identity import Identity, Rendezvous, settings_digest
 from paceenv.live.loop import Loop
@@ -134,7 +135,9 @@ def test_a_job_that_is_over_at_once_has_one_id_and_is_not_held_up() -> None:
     assert time.monotonic() - begin_s < 2.0
 
 
-def test_settings_that_change_a_decision_must_agree_and_others_may_differ(tmp_path: Path) -> None:
+def test_settings_that_change_a_decision_must_agree_and_others_may_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def digest(**options: Any) -> str:
         made = make_options({"job": "j"} | options)
         return settings_digest(made, ("paper", None), made.seed or 0)
@@ -150,6 +153,9 @@ def test_settings_that_change_a_decision_must_agree_and_others_may_differ(tmp_pa
     other: list[dict[str, Any]] = [{"mode": "active"}, {"cap_s": 0.2}, {"seed": 3}, {"quiet_first": 0}]
     assert len({digest(**options) for options in [{}, *other]}) == 1 + len(other)
     assert digest() != settings_digest(make_options({"job": "j"}), ("paper", "00"), 0)
+    before = digest()
+    monkeypatch.setattr(paceenv, "__version__", "0.0.1")
+    assert digest() != before, "ranks with another version do not pace"
 
 
 def test_ranks_that_would_pace_at_other_times_or_with_other_numbers_have_other_settings(

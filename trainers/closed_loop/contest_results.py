@@ -117,10 +117,24 @@ def _candidate(snapshot: Snapshot, candidate: int) -> Mapping[str, Any]:
 
 
 def delays(snapshots: Sequence[Snapshot]) -> Found:
-    """The delays of all ranks and candidates: how many, their mean in seconds, and how often each limit cut one."""
+    """The delays of all ranks and candidates: how many, their mean in seconds, and how often each limit cut one.
+
+    ``held`` is how many transfers rule defer held back, ``holds`` in how many iterations it would have, and ``unheld``
+    what agents said of transfers that they do not hold.
+    """
     taken = sum(number(s, "pacing", "taken") or 0.0 for s in snapshots)
     total_s = sum(number(s, "pacing", "total_s") or 0.0 for s in snapshots)
     cut: Counter[str] = Counter()
     for snapshot in snapshots:
         cut.update({name: int(count) for name, count in (entry(snapshot, "pacing", "cut") or {}).items()})
-    return {"taken": int(taken), "mean_s": total_s / taken if taken else 0.0, "cut": dict(cut)}
+    events = {
+        text(event, "text") for s in snapshots for event in entry(s, "events") or [] if isinstance(event, Mapping)
+    }
+    return {
+        "taken": int(taken),
+        "mean_s": total_s / taken if taken else 0.0,
+        "cut": dict(cut),
+        "holds": int(sum(number(s, "pacing", "holds") or 0.0 for s in snapshots)),
+        "held": int(sum(number(s, "pacing", "held") or 0.0 for s in snapshots)),
+        "unheld": sorted(said for said in events if "not held back" in said),
+    }

@@ -202,6 +202,9 @@ def notes(contest: Found, scenario: Scenario) -> list[str]:
     delays, budget = contest["delays"], scenario.loop.budget_s_per_minute / 60.0
     if (held := delays["cut"].get("slack", 0)) > MANY * max(delays["taken"], 1):
         found.append(f"the guard cut {held} of {delays['taken']} delays to the rank's own slack")
+    if delays["holds"] and not delays["held"]:
+        why = "; ".join(delays["unheld"]) or "no transfer of the named communicators was started asynchronously"
+        found.append(f"rule defer was on in {delays['holds']} iterations of ranks and held no transfer back: {why}")
     if cut := delays["cut"].get("budget"):
         found.append(f"the budget of {budget:.0%} of the time cut {cut} delays (mean {1e3 * delays['mean_s']:.1f} ms)")
     return found
