@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,67 @@ def test_whatever_ends_the_agent_starts_what_is_held(how: str, tmp_path: Path) -
         assert rank["took_s"] < SOON_S
         assert rank["sum"] == [2.0] * 3
         assert rank["after"] == "Work"
+
+
+def detached_elsewhere() -> list[list[int]]:
+    """The real order of two calls, the first of them held, where a thread of the script detaches in between."""
+    group, orders = _group(), list[list[int]]()
+    plain = dist.ProcessGroup.allreduce
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        orders[-1].append(_size(args[1]))
+        return plain(*args, **kwargs)
+
+    def run() -> None:
+        orders.append([])
+        agent = _attached(LONG_S)
+        tensor, work = _reduced(group)
+        agent.detach()
+        dist.all_reduce(torch.ones(1), group=group)
+        work.wait()
+        assert tensor.tolist() == [2.0] * 3
+
+    setattr(dist.ProcessGroup, "allreduce", spy)  # noqa: B010 a method of C++
+    for _ in range(20):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    setattr(dist.ProcessGroup, "allreduce", plain)  # noqa: B010
+    return orders
+
+
+def test_a_detach_on_any_thread_starts_what_is_held_before_the_next_call(tmp_path: Path) -> None:
+    assert results(run_ranks(detached_elsewhere, 2, tmp_path)) == [[[3, 1]] * 20] * 2
+
+
+def asked_while_one_starts() -> dict[str, Any]:
+    """A transfer is asked for after PyTorch has counted a start by the timer, and before the agent has."""
+    group, plain, counted = _group(), dist.ProcessGroup.allreduce, threading.Event()
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        work = plain(*args, **kwargs)
+        counted.set()
+        time.sleep(0.3)
+        return work
+
+    setattr(dist.ProcessGroup, "allreduce", slow)  # noqa: B010 a method of C++
+    agent = _attached(0.01)
+    first = _reduced(group)
+    counted.wait()
+    agent._loop.deferral.hold_s = LONG_S
+    second = _reduced(group)
+    kinds = [type(work).__name__ for _, work in (first, second)]
+    for _, work in (first, second):
+        work.wait()
+    said = [event["text"] for event in agent._loop.messages.events]
+    agent.detach()
+    setattr(dist.ProcessGroup, "allreduce", plain)  # noqa: B010
+    return {"kinds": kinds, "said": said}
+
+
+def test_a_start_by_the_timer_is_not_taken_for_one_by_cpp(tmp_path: Path) -> None:
+    for rank in results(run_ranks(asked_while_one_starts, 2, tmp_path)):
+        assert rank == {"kinds": ["HeldWork", "HeldWork"], "said": []}
 
 
 def leaving(how: str) -> list[float] | None:

@@ -90,7 +90,12 @@ class Deferral:
         self._hooks.around(Work, "wait", self._waits, self._waited)
 
     def remove(self) -> None:
-        self.stop()
+        """Start everything that is held, on any thread: once the hooks are gone, the next call would overtake it."""
+        self._off = True
+        try:
+            self.release()
+        finally:
+            self._wake.set()
 
     def stop(self) -> None:
         """Start everything that is held, and hold nothing any more; any thread may call it."""
@@ -147,7 +152,7 @@ class Deferral:
 
     def _check(self, transfer: Transfer) -> None:
         """Between call and start, a process group must not have counted a collective that came by another way."""
-        if not transfer.begun and _counted(transfer.args[0]) != transfer.sequence and not self._off:
+        if not self._off and not transfer.begun and _counted(transfer.args[0]) != transfer.sequence:
             self._refuse(transfer.args[0], "PyTorch's C++ starts collectives there, too")
             self._off = True
 
@@ -204,8 +209,9 @@ class Deferral:
         if id(group) not in self._refused:
             why = _why_not(group)
             self._remember(group, why)
-        if known.opaque or known.unseen():
-            why = "PyTorch's C++ starts collectives there, too"
+        with self._lock:  # a start by the timer is counted by PyTorch first and then by us
+            if known.opaque or known.unseen():
+                why = "PyTorch's C++ starts collectives there, too"
         if why:
             self._refuse(group, why)
         return not why
