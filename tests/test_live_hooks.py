@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import inspect
 import io
+import pickle
 import sys
 import threading
 from collections.abc import Iterator
@@ -193,6 +194,19 @@ def test_a_wrapped_function_returns_and_raises_what_it_did(place: str) -> None:
     hooks.restore()
     assert Owner.method.__name__ == "method"
     assert not hasattr(Owner.method, "__wrapped__")
+
+
+def test_a_wrapped_function_of_a_module_can_be_pickled() -> None:
+    """A script gives ``torch.save`` to another process, which finds its own by the name."""
+    import torch.distributed.checkpoint as checkpoint
+
+    agent = live.attach()
+    owners = {(owner, name) for owner, name, *_ in agent._loop.hooks._replaced if inspect.ismodule(owner)}
+    assert {(torch, "save"), (checkpoint, "save"), (functional, "wait_tensor")} <= owners
+    pickled = {(owner, name): pickle.dumps(getattr(owner, name)) for owner, name in owners}
+    agent.detach()
+    for (owner, name), content in pickled.items():
+        assert pickle.loads(content) is getattr(owner, name)
 
 
 def test_only_the_hooks_touch_what_belongs_to_others() -> None:

@@ -11,6 +11,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 Function = Callable[..., Any]
@@ -201,6 +202,8 @@ class Hooks:
 
             replacement = unless_compiling
         replacement = functools.wraps(original)(replacement)
+        if isinstance(owner, ModuleType):  # pickled by this name, so that another process finds its own plain function
+            replacement.__module__, replacement.__qualname__ = owner.__name__, name
         setattr(owner, name, replacement)
         self._replaced.append((owner, name, found, replacement))
 
