@@ -12,8 +12,9 @@ import torch
 from torch import distributed
 
 from paceenv.live.observe.batch import Kind
-from paceenv.live.observe.log import EXACT_KINDS, MAX_KINDS, MAX_ROWS, TICK, UNKNOWN_WAIT, Log
+from paceenv.live.observe.log import EXACT_KINDS, MAX_KINDS, MAX_ROWS, TICK, TOO_MANY, UNKNOWN_WAIT, Log
 from paceenv.live.observe.stamps import HostStamps
+from paceenv.live.observe.steps import Iterations
 
 
 @pytest.fixture
@@ -159,6 +160,49 @@ def test_nobody_who_takes_the_rows_is_called_once_there_are_too_many(log: Log, m
     assert called == [6]
     assert MAX_ROWS > 5
     assert all(row[0] == TICK for row in log.rows)
+
+
+def test_without_a_tick_the_rows_are_bounded_and_the_iteration_is_marked(log: Log, monkeypatch: Any) -> None:
+    monkeypatch.setattr("paceenv.live.observe.log.MAX_ROWS", 5)
+    released: list[float] = []
+    monkeypatch.setattr(log.stamps, "release", released.extend)
+    iterations, kind = Iterations(log), log.kind("all_reduce", 0, 64)
+    for i in range(8):
+        log.add(kind, float(i))
+    assert (len(log.rows), released) == (5, [5.0, 6.0, 7.0])
+    log.tick()
+    log.add(kind, 9.0)  # nobody has taken the others yet
+    log.tick()
+    entries = [iterations.next(), iterations.next()]
+    assert [(len(entry[1]), entry[2]) for entry in entries if entry] == [(5, TOO_MANY), (0, TOO_MANY)]
+    log.add(kind, 10.0)
+    log.tick()
+    entry = iterations.next()
+    assert entry is not None
+    assert (len(entry[1]), entry[2]) == (1, "")
+
+
+def test_marks_without_a_tick_are_bounded_and_every_beginning_keeps_its_end(log: Log, monkeypatch: Any) -> None:
+    monkeypatch.setattr("paceenv.live.observe.log.MAX_ROWS", 5)
+    iterations = Iterations(log)
+    log.mark("evaluation", 1)
+    for _ in range(20):
+        log.mark("checkpoint", 1)
+        log.mark("checkpoint")
+        log.mark("checkpoint", -1)
+    log.mark("evaluation", -1)
+    assert len(log.rows) <= 7
+    log.tick()
+    entry = iterations.next()
+    assert entry is not None
+    assert entry[2] == TOO_MANY
+    log.add(log.kind("all_reduce", 0, 64), 1.0)
+    log.tick()
+    assert iterations.next() is not None
+    log.tick()
+    entry = iterations.next()
+    assert entry is not None
+    assert entry[2] == "", "a mark that has ended"
 
 
 def test_one_of_many_equal_marks_is_kept_but_every_beginning_and_end(log: Log) -> None:

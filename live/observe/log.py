@@ -18,7 +18,9 @@ from paceenv.live.observe.batch import Kind
 from paceenv.live.observe.stamps import Stamps
 
 MAX_ROWS = 20_000
-"""Rows kept until somebody takes them."""
+"""Rows kept until somebody takes them; with more, operations are left out and the iteration is marked."""
+TOO_MANY = "too many operations"
+"""Mark of an iteration from which operations are left out."""
 MAX_KINDS = 60_000
 EXACT_KINDS = 1_000
 """With more kinds, sizes are rounded up to a power of two, and at last left out: in some jobs each payload has its
@@ -28,7 +30,7 @@ UNKNOWN_WAIT = 0
 """The kind of a wait for something that was started where the agent does not see it."""
 
 TICK, MARK = -1, -2
-"""In place of a kind: the end of an iteration, with its stamp; an irregular event, with its name."""
+"""In place of a kind: the end of an iteration, with its stamp and its mark or ""; an irregular event, with its name."""
 
 Row = tuple[int, Any, Any]
 """Kind, and the stamps of entry and exit; None for a stamp that could not be recorded."""
@@ -87,6 +89,9 @@ class Log:
         self._by_identity: dict[int, Group] = {}
         self._followed: dict[tuple[int, int], Any] = {}
         self._thread, self._in_graph = get_ident(), _graph_task()
+        self.cut = ""
+        """The mark of this iteration if something of it is left out."""
+        self._unlogged = 0  # marks under way whose beginning is left out, and whose end must be
 
     def add(self, kind: int, entry: Any) -> None:
         """Log an operation that ends now.
@@ -95,6 +100,10 @@ class Log:
             kind: from :meth:`kind`.
             entry: the stamp of its start, or None.
         """
+        if len(self.rows) >= MAX_ROWS:  # nobody takes them before the next tick: an evaluation, say
+            self.cut = TOO_MANY
+            self.release(entry)
+            return
         exit_ = self.stamps.record()
         if get_ident() != self._thread and self._in_graph() == -1:
             kind = self.on_the_side(kind)
@@ -102,7 +111,8 @@ class Log:
 
     def tick(self) -> None:
         """An iteration ends now."""
-        self.rows.append((TICK, self.stamps.record(), None))
+        cut, self.cut = self.cut, ""
+        self.rows.append((TICK, self.stamps.record(), cut))
         if len(self.rows) > MAX_ROWS:
             self.overflow()
 
@@ -148,6 +158,13 @@ class Log:
 
     def mark(self, kind: str, change: int | None = None) -> None:
         """Mark an irregular event that happens now, such as a checkpoint; 1 and -1 mark its beginning and its end."""
+        if change == -1 and self._unlogged:
+            self._unlogged -= 1
+            return
+        if change != -1 and len(self.rows) >= MAX_ROWS:
+            self.cut = TOO_MANY
+            self._unlogged += change == 1
+            return
         mark = (MARK, kind, change)
         if change is not None or not self.rows or self.rows[-1] != mark:  # an evaluation makes one for every batch
             self.rows.append(mark)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from paceenv.live.observe.iteration import Iteration, Operation, Shape
-from paceenv.live.observe.log import MARK, Log, Row
+from paceenv.live.observe.log import MARK, TOO_MANY, Log, Row
 
 WATCHED, PERIODS = 24, (1, 2, 3, 4, 5, 6, 7, 8)
 """Ticks with collectives among which a period is looked for, and the periods."""
@@ -58,13 +58,15 @@ class Iterations:
             elif row[0] == MARK:
                 self._hold(row[1], row[2])
             else:
-                entry = self.count, rows, self._held[-1] if self._held else self._marks, self.delay, row[1]
+                mark = self._held[-1] if self._held else self._marks or row[2]
+                entry = self.count, rows, mark, self.delay, row[1]
                 self._rows, self._marks, self.delay = [], "", None
                 self.count += 1
                 return entry
             if len(rows) > MAX_OPERATIONS:
                 self._log.release(*(stamp for _, *stamps in rows for stamp in stamps))
                 rows.clear()
+                self._marks = self._marks or TOO_MANY
         return None
 
     def _hold(self, kind: str, change: int | None) -> None:
@@ -81,10 +83,10 @@ class Iterations:
 
     def skip(self) -> None:
         """Forget what was logged so far."""
-        rows = [row for row in self._log.rows if row[0] != MARK] + self._rows
+        rows = [row for row in self._log.rows if row[0] >= 0] + self._rows
         self._log.release(*(stamp for _, *stamps in rows for stamp in stamps))
         self._log.rows.clear()
-        self._rows, self._marks, self._late = [], "", ""
+        self._rows, self._marks, self._late, self._log.cut = [], "", "", ""
 
 
 class Steps:
