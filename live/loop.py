@@ -42,8 +42,12 @@ HOPELESS_ITERATIONS = 200
 CHUNK_ITERATIONS = 256
 """Steps that are accounted for at a time."""
 MAX_MARKS = 200
+MAX_SILENCE_S = 10.0
+"""If a check for a wish to stop takes longer, nothing is delayed until it is over."""
 OTHER_MARKS = "other marks"
 """Name of all marks that come after so many different ones."""
+MAX_DONE = 200_000
+"""Steps and their operations that wait for the accounts; with more, steps are left out of accounts and trace."""
 MAX_PENDING = 8
 """Iterations whose GPU events have not passed yet; older ones are given up."""
 
@@ -76,6 +80,8 @@ class Loop:
         self.rank, self.world_size, self.attempt = 0, 1, ""
         self.permitted = False
         """Whether every rank is known to have an agent like this one; before, and otherwise, nothing is delayed."""
+        self.lively: dict[str, float] = {}
+        """The checks for a wish to stop, and when the thread of each was last seen alive, by ``time.monotonic``."""
         self.backend, self.device = "", "cpu"
         self.history = History()
         self.control = Control(options, policy, self.messages.log_once, clock, inform=self._inform)
@@ -114,6 +120,8 @@ class Loop:
         self._steps = Steps(self._log, lambda delay: self.control.settle(delay))
         self._ring = deque[Entry]()
         self._done = deque[Iteration]()
+        self.left_out = 0
+        """Steps that are in neither accounts nor trace, because the thread that takes them there was held up."""
         self.taking, self._thread = threading.RLock(), -1
         self._visits = self._measured_from = 0
         self._takes_here = self.control.decides
@@ -240,9 +248,22 @@ class Loop:
         if self._change is not None and self._iterations.count >= self._change[2]:
             self._change_over(*self._change)
         self._read()
-        if (self.permitted or self.control.mode == "shadow") and self.control.decides and not self._steps.inside:
+        if self.control.decides and not self._steps.inside and self._may_delay():
             self.deferral.hold_s = self.control.hold_s(self._iterations.count)
             self._iterations.delay = self.control.apply_delay(self._iterations.count)
+
+    def _may_delay(self) -> bool:
+        """Whether every rank is known to have an agent, and a wish to stop would be heard; shadow needs neither."""
+        if self.control.mode == "shadow" or not self.permitted:
+            return self.control.mode == "shadow"
+        now_s = time.monotonic()
+        for name, seen_s in self.lively.items():
+            if now_s - seen_s > MAX_SILENCE_S:
+                self.messages.log_once(
+                    f"{name} takes more than {MAX_SILENCE_S:g} s; nothing is delayed until it is over"
+                )
+                return False
+        return True
 
     def _collect(self) -> None:
         """Move iterations from the log into the ring."""
@@ -419,7 +440,10 @@ class Loop:
                 if not steps.inside:
                     control.skip()
                 continue
-            self._done.append(step)
+            if len(self._done) * (1 + len(step.operations)) < MAX_DONE:  # steps are alike
+                self._done.append(step)
+            else:
+                self.left_out += 1
             if not step.regular:
                 control.skip()
             elif control.decides:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ from paceenv.live.tune_words import TuneWords
 
 PAGE_S, KILL_FILE_S = 600.0, 0.5
 """Seconds between two writes of the page, and two checks of the kill file."""
-ACCOUNTS_S = 0.5
+ACCOUNTS_S, HEARTBEAT_S, DESCRIPTOR_S = 0.5, 2.0, 2.0
+"""Seconds between two visits to the accounts, two signs of life of a check, two looks at the wake-up descriptor."""
 MAX_GROUPS = 64
 SEGMENT_S = 30.0
 MAX_FAILED_CHECKS = 20
@@ -54,9 +56,7 @@ class Output:
         self._housekeeping = Housekeeping(loop.messages.log_once)
         self._sinks: Housekeeping | None = None
         self._words: Housekeeping | None = None
-        self._watch = Housekeeping(
-            loop.messages.log_once
-        )  # its own thread: a file system that hangs must not hold it up
+        self._watches = list[Housekeeping]()
         self._latest: dict[str, Any] | None = None
         self._verdict: dict[str, Any] = ALONE  # from the findings of all ranks, for the metrics
         self._failed_checks = 0
@@ -86,7 +86,8 @@ class Output:
             return
         self._closed = True
         self._last_words.remove()
-        self._watch.stop(0.0)
+        for watch in self._watches:
+            watch.stop(0.0)
         if self._words is not None:
             self._words.stop(0.0)
         if self._rendezvous is not None:
@@ -116,6 +117,7 @@ class Output:
         loop, history, options = self._loop, self._loop.history, self._options
         policy = loop.policy
         control = self._control.state() if self._control is not None else None  # before the mode, which follows it
+        trace = self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0}
         return {
             "schema": SCHEMA,
             "job": options.job,
@@ -157,7 +159,7 @@ class Output:
             "overhead": history.overhead(),
             "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
             "locality": self._locality,
-            "trace": self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0},
+            "trace": trace | {"dropped": trace["dropped"] + loop.left_out},
             "control": control,
             "events": list(loop.messages.events),
         }
@@ -184,14 +186,12 @@ class Output:
         if options.metrics_port is not None:
             self._serve(options.metrics_port)
         if options.kill_file is not None:
-            self._watch.add("the check of the kill file", KILL_FILE_S, self._check_kill_file)
+            self._watch("the check of the kill file", KILL_FILE_S, self._check_kill_file)
         if options.out is not None:
             import paceenv.policies.saved  # noqa: F401 (the watch thread should import nothing)
 
             self._control = ControlReader(options.out, loop, self._peers)
-            self._watch.add("the check of control.json", poll_s(loop.world_size), self._control.look)
-        if options.out is not None or options.kill_file is not None:
-            self._watch.start()
+            self._watch("the check of control.json", poll_s(loop.world_size), self._control.look)
         if options.mode in PACING or (options.out is not None and loop.world_size > 1):
             self._words = Housekeeping(loop.messages.log_once)  # its own thread too: a store may hang
             self._words.add("the words of other ranks", poll_s(loop.world_size), self._peers.look)
@@ -207,6 +207,15 @@ class Output:
         self._rendezvous.begin(store)
         if loop.rank == 0:
             loop.messages.log_once(self._greeting(), level=20)
+
+    def _watch(self, name: str, period_s: float, look: Callable[[bool], None]) -> None:
+        """Look for a wish to stop, on a thread of its own: a file system may hang, and then nothing is delayed."""
+        watch, lively = Housekeeping(self._loop.messages.log_once), self._loop.lively
+        lively[name] = time.monotonic()
+        watch.add("the heartbeat", HEARTBEAT_S, lambda final: lively.update({name: time.monotonic()}))
+        watch.add(name, period_s, look)
+        watch.start()
+        self._watches.append(watch)
 
     def _identified(self, known: Identity) -> None:
         """More is known about this start of the job; any thread."""

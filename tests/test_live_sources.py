@@ -7,7 +7,10 @@ import gc
 import io
 import os
 import signal
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,6 +191,57 @@ def test_collectives_without_ticks_are_bounded_and_said(agent: Agent, monkeypatc
     agent._loop.catch_up()
     assert len(agent._loop._iterations._rows) <= 10
     assert not agent._loop._log.rows
+
+
+def test_steps_that_nobody_accounts_for_are_bounded_and_counted(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The housekeeping thread hangs in a file system, and the training thread takes iterations in."""
+    monkeypatch.setattr("paceenv.live.loop.MAX_DONE", 10)
+    loop = agent._loop
+    with loop.taking:
+        for _ in range(30):
+            distributed.all_reduce(torch.ones(1))
+            agent.tick()
+        loop._collect()
+        loop._read()
+        assert 0 < len(loop._done) <= 10
+        assert loop.left_out > 10
+    assert agent.summary()["trace"]["dropped"] == loop.left_out
+
+
+def test_a_check_that_hangs_delays_nothing_and_holds_up_no_other_check(
+    group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    over, live_at, files = threading.Event(), "paceenv.live", {"out": tmp_path / "out", "kill_file": tmp_path / "kill"}
+    for period in ("KILL_FILE_S", "HEARTBEAT_S"):
+        monkeypatch.setattr(f"{live_at}.reporting.{period}", 0.05)
+    monkeypatch.setattr(f"{live_at}.reporting.poll_s", lambda ranks: 0.05)
+    monkeypatch.setattr(f"{live_at}.control_file.ControlReader.look", lambda self, final: over.wait(60.0))
+    agent = live.attach(mode="canary", policy="static:mechanism=slack,threshold=0.02,window=0.4", **files)
+    loop = agent._loop
+
+    def comes(what: Callable[[], bool]) -> bool:
+        until_s = time.monotonic() + 60.0
+        while not what() and time.monotonic() < until_s:
+            agent.tick()
+            time.sleep(0.01)
+        return what()
+
+    try:
+        agent.tick()
+        loop.permitted = True
+        monkeypatch.setattr(f"{live_at}.loop.MAX_SILENCE_S", 60.0)
+        assert loop._may_delay()
+        monkeypatch.setattr(f"{live_at}.loop.MAX_SILENCE_S", 1.0)
+        said = "the check of control.json takes more than 1 s; nothing is delayed until it is over"
+        assert comes(lambda: not loop._may_delay() and any(said == e["text"] for e in loop.messages.events))
+        files["kill_file"].touch()
+        assert comes(lambda: agent.state == "off")
+        assert "stopped by the kill file" in agent.reason
+        over.set()
+        assert comes(loop._may_delay)
+    finally:
+        over.set()
+        agent.detach()
 
 
 def test_outputs_in_containers_are_followed(agent: Agent) -> None:
