@@ -3,7 +3,8 @@
 Launchers end the ranks of a failed job with SIGTERM, most often while they wait in a collective: there, Python runs no
 signal handler, and a handler of ours alone would keep such a rank alive. So the interpreter's wake-up descriptor tells
 a thread, which needs nothing of the main thread. Nothing is installed where the script has a handler or a wake-up
-descriptor of its own, and a handler that it sets later has its usual effect.
+descriptor of its own, and a handler that it sets later has its usual effect. Where it takes the descriptor later, a
+tick gives SIGTERM its default back.
 """
 
 from __future__ import annotations
@@ -58,6 +59,25 @@ class LastWords:
         signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._handler)
         _installed.add(self)
+
+    def look(self) -> None:
+        """Where the script has taken the wake-up descriptor, nobody here hears SIGTERM: give it its default back.
+
+        Where nobody has one any more (``asyncio`` leaves it so), take it again. On the main thread only.
+        """
+        if (
+            self._ends is None
+            or threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGTERM) is not self._handler
+        ):
+            return
+        ours = self._ends[1].fileno()
+        with contextlib.suppress(OSError, ValueError):  # the script has closed ours
+            found = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+            if found in (-1, ours):
+                return
+            signal.set_wakeup_fd(found)
+        signal.signal(signal.SIGTERM, _DEFAULT)
 
     def remove(self) -> None:
         """Everything is as before, unless the script has changed it meanwhile."""

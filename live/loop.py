@@ -158,6 +158,10 @@ class Loop:
             self.hooks.active = False
             self.deferral.stop()
 
+    def at_next_tick(self, run: Callable[[], None]) -> None:
+        """Call ``run`` once at the end of the next iteration, on the thread that ends it; from any thread."""
+        self._log.chore = run
+
     def begin_mark(self, kind: str) -> None:
         """A checkpoint or an evaluation begins: no measurement and no delay until :meth:`end_mark`."""
         self._log.mark(str(kind), 1)

@@ -173,6 +173,7 @@ class Output:
             device=loop.device, backend=loop.backend, rank=loop.rank, world_size=loop.world_size
         )
         keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up())
+        keep.add("the look at SIGTERM", DESCRIPTOR_S, lambda final: loop.at_next_tick(self._last_words.look))
         store = job_store() if loop.backend else None
         self._tune_words, self._peers = TuneWords(loop, store), Peers(loop, store)
         digest = settings_digest(options, (loop.policy.source, loop.policy.sha256), loop.control.seed)

@@ -47,6 +47,18 @@ CASES = {
 }
 
 
+ASYNC = """
+    import asyncio, socket
+    async def main(): asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print)
+    asyncio.run(main())
+    {more}
+    ends = time.monotonic() + 3.0
+    while time.monotonic() < ends:
+        optimizer.step()
+        time.sleep(0.01)
+"""
+
+
 def start(folder: Path, before: str, after: str, then: str) -> subprocess.Popen[str]:
     script = folder / "train.py"
     script.write_text(textwrap.dedent(TRAIN.format(before=before, after=after, then=then)))
@@ -112,3 +124,39 @@ def test_after_detach_everything_is_as_before(tmp_path: Path) -> None:
     process = start(tmp_path, "", "", looks)
     output, _ = process.communicate(timeout=START_S)
     assert output == "True SIG_DFL -1\n"
+
+
+def test_a_descriptor_that_the_script_takes_later(tmp_path: Path) -> None:
+    """Whoever has it hears the signal: it is taken again from nobody, and left to the script with the default."""
+    look = """
+    import asyncio, socket
+    from paceenv.live.agent import attached
+    words = attached()._output._last_words
+    async def main(): asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print)
+    asyncio.run(main())
+    words.look()
+    ours, again = signal.set_wakeup_fd(-1), callable(signal.getsignal(signal.SIGTERM))
+    theirs = socket.socketpair()[0]
+    theirs.setblocking(False)
+    signal.set_wakeup_fd(theirs.fileno())
+    words.look()
+    print(ours == words._ends[1].fileno(), again, signal.getsignal(signal.SIGTERM).name)
+    print(signal.set_wakeup_fd(-1) == theirs.fileno())
+    """
+    process = start(tmp_path, "", "", textwrap.dedent(look).strip().replace("\n", "\n    "))
+    output, _ = process.communicate(timeout=START_S)
+    assert output == "True True SIG_DFL\nTrue\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", ["pass", "a, b = socket.socketpair(); b.setblocking(False); signal.set_wakeup_fd(b.fileno())"]
+)
+def test_sigterm_ends_a_blocked_rank_whose_script_took_the_descriptor(more: str, tmp_path: Path) -> None:
+    after = textwrap.dedent(ASYNC.format(more=more)).strip().replace("\n", "\n    ")
+    process = start(tmp_path, "", after, BLOCKED)
+    begin_s = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=START_S)
+    assert process.returncode == -signal.SIGTERM
+    assert time.monotonic() - begin_s < 1.5

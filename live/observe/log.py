@@ -81,6 +81,8 @@ class Log:
         self.rows = deque[Row]()
         """Written here and taken by one reader, which may be another thread."""
         self.overflow: Callable[[], None] = lambda: None
+        self.chore: Callable[[], None] | None = None
+        """Called once, at the next tick."""
         self.kinds: list[Kind] = [Kind("wait", -1, 0)]
         self._numbers: dict[tuple[str, int, int, bool], int] = {}
         self._adding = RLock()
@@ -115,6 +117,9 @@ class Log:
         self.rows.append((TICK, self.stamps.record(), cut))
         if len(self.rows) > MAX_ROWS:
             self.overflow()
+        if self.chore is not None:
+            chore, self.chore = self.chore, None
+            chore()
 
     def kind(self, op: str, group: int, size_bytes: int, side: bool = False) -> int:
         """The number of a kind of operation.
