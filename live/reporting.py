@@ -41,6 +41,8 @@ MAX_FAILED_CHECKS = 20
 MAX_PORT = 65535
 EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
 """Longest wait at the end of a job for the last files, and of the page for the other ranks' last status, seconds."""
+SINKS_S = 0.1
+"""What a sink may take at SIGTERM, seconds."""
 
 
 class Output:
@@ -106,6 +108,8 @@ class Output:
         loop.messages.events.append({"unix_time_s": time.time(), "text": "the process was asked to end (SIGTERM)"})
         if self._rendezvous is not None and not loop.attempt:
             loop.attempt = self._rendezvous.settle(0.1).attempt
+        if self._sinks is not None:
+            self._sinks.stop(SINKS_S)  # a text file would be served for ever
         self._housekeeping.stop(EXIT_DEADLINE_S)
 
     def snapshot(self) -> Snapshot:

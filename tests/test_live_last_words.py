@@ -59,10 +59,10 @@ ASYNC = """
 """
 
 
-def start(folder: Path, before: str, after: str, then: str) -> subprocess.Popen[str]:
+def start(folder: Path, before: str, after: str, then: str, *options: str) -> subprocess.Popen[str]:
     script = folder / "train.py"
     script.write_text(textwrap.dedent(TRAIN.format(before=before, after=after, then=then)))
-    command = [sys.executable, "-m", "paceenv.live", "--out", "run", str(script)]
+    command = [sys.executable, "-m", "paceenv.live", "--out", "run", *options, str(script)]
     environ = os.environ | {"PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -160,3 +160,23 @@ def test_sigterm_ends_a_blocked_rank_whose_script_took_the_descriptor(more: str,
     process.communicate(timeout=START_S)
     assert process.returncode == -signal.SIGTERM
     assert time.monotonic() - begin_s < 1.5
+
+
+def test_on_sigterm_metrics_in_a_text_file_go(tmp_path: Path) -> None:
+    """Else the node exporter would serve them for ever."""
+    prom = tmp_path / "prom"
+    prom.mkdir()
+    shown = """
+    from paceenv.live.agent import attached
+    attached()._output._sinks._tasks[0].run(False)
+    print(len(os.listdir("prom")), flush=True)
+    time.sleep(60)
+    """
+    then = textwrap.dedent(shown).strip().replace("\n", "\n    ")
+    process = start(tmp_path, "", "", then, "--sinks", f"textfile={prom}")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "1\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=START_S)
+    assert process.returncode == -signal.SIGTERM
+    assert list(prom.iterdir()) == []

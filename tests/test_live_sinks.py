@@ -64,12 +64,19 @@ def test_the_textfile_is_what_node_exporter_reads(tmp_path: Path) -> None:
     for mean_s in (0.1, 0.2):
         sink.write(snapshot(3, job="my job/1", step={"mean_s": mean_s}), False)
     [path] = tmp_path.iterdir()
-    assert path.name == "paceenv_my_job_1_rank00003.prom"
+    assert path.name == "paceenv_my_job_1-e8c6556d_rank00003.prom"
     samples = {s.name: s for family in text_string_to_metric_families(path.read_text()) for s in family.samples}
     assert samples["paceenv_live_step_mean_seconds"].value == 0.2
     assert all(sample.timestamp is None for sample in samples.values())  # that collector refuses timestamps
     sink.write(snapshot(3, job="my job/1"), True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_textfiles_of_two_jobs_stay_apart(tmp_path: Path) -> None:
+    for job in ("訓練", "学習", "job", "x" * 101, "x" * 102):
+        Textfile(str(tmp_path)).write(snapshot(0, job=job), False)
+    assert len(list(tmp_path.iterdir())) == 5
+    assert (tmp_path / "paceenv_job_rank00000.prom").exists()
 
 
 class Collector(HTTPServer):

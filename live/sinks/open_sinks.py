@@ -39,7 +39,8 @@ def open_sinks(
     """
     keep = Housekeeping(problem)
     some = False
-    for name, setting in chosen.items():
+    for name in sorted(chosen, key=lambda name: name != "textfile"):  # which must go at the end, whoever hangs
+        setting = chosen[name]
         if rank != 0 and name not in EVERY_RANK:
             continue
         try:

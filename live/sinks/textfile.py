@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -32,11 +33,16 @@ class Textfile:
             snapshot: of this rank.
             final: whether it is the last one.
         """
-        job = re.sub(r"[^A-Za-z0-9_-]", "_", text(snapshot, "job"))[:100] or "job"
-        path = self._folder / f"paceenv_{job}_rank{int(snapshot['rank']):05d}.prom"
+        path = self._folder / f"paceenv_{_file_name(text(snapshot, 'job'))}_rank{int(snapshot['rank']):05d}.prom"
         if final:
             path.unlink(missing_ok=True)
             return
         registry = CollectorRegistry(auto_describe=False)
         registry.register(SnapshotCollector(lambda: snapshot))
         atomic_write(path, generate_latest(registry))
+
+
+def _file_name(job: str) -> str:
+    """A job's name in a file name: a changed one carries a checksum, so that two jobs stay apart."""
+    safe = re.sub(r"[^A-Za-z0-9_-]", "_", job)[:100] or "job"
+    return safe if safe == job else f"{safe}-{zlib.crc32(job.encode(errors='replace')):08x}"
