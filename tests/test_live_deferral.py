@@ -344,6 +344,39 @@ def test_a_detach_on_any_thread_starts_what_is_held_before_the_next_call(tmp_pat
     assert results(run_ranks(detached_elsewhere, 2, tmp_path)) == [[[3, 1]] * 20] * 2
 
 
+def scattered(met_by: str) -> dict[str, Any]:
+    """Gloo counts a reduce-scatter of lists as one reduction for each rank."""
+    world = dist.get_world_size()
+    group = dist.new_group(list(range(world)), group_desc="gradients")
+
+    def scatter(value: float) -> tuple[torch.Tensor, Any]:
+        into = torch.zeros(2)
+        given = list(torch.full((2 * world,), value).chunk(world))
+        return into, dist.reduce_scatter(into, given, group=group, async_op=True)
+
+    agent = live.attach(defer="gradients")
+    before = []
+    if met_by == "another call":
+        before.append(_reduced(group)[1])
+    before += [scatter(1.0)[1] for _ in range(2)]
+    agent._loop.deferral.hold_s = LONG_S
+    held = [scatter(float(i)) for i in range(1, 4)]
+    kinds = [type(work).__name__ for _, work in held]
+    for work in (*before, *(work for _, work in held)):
+        work.wait()
+    said = [event["text"] for event in agent._loop.messages.events]
+    unseen = agent._loop.log.known(group).unseen()
+    agent.detach()
+    return {"kinds": kinds, "got": [into.tolist() for into, _ in held], "said": said, "unseen": unseen}
+
+
+@pytest.mark.parametrize("met_by", ["itself", "another call"])
+def test_a_reduce_scatter_of_lists_is_held_and_none_counts_as_unseen(met_by: str, tmp_path: Path) -> None:
+    got = [[3.0 * i] * 2 for i in range(1, 4)]
+    for rank in results(run_ranks(scattered, 3, tmp_path, met_by=met_by)):
+        assert rank == {"kinds": ["HeldWork"] * 3, "got": got, "said": [], "unseen": 0}
+
+
 def asked_while_one_starts() -> dict[str, Any]:
     """A transfer is asked for after PyTorch has counted a start by the timer, and before the agent has."""
     group, plain, counted = _group(), dist.ProcessGroup.allreduce, threading.Event()

@@ -24,7 +24,7 @@ from paceenv.live.native_calls import launches
 from paceenv.live.observe.collective_calls import OPS as METHODS
 from paceenv.live.observe.functional_calls import OPS as FUNCTIONS
 from paceenv.live.observe.hooks import Hooks
-from paceenv.live.observe.log import Log
+from paceenv.live.observe.log import LISTS, Log
 
 DEFERRABLE = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 """Kinds that can be held back."""
@@ -175,7 +175,7 @@ class Deferral:
         group = args[0]
         try:
             if not self._off and self.hold_s > 0.0 and self._can_wait(name, args, kwargs):
-                return self._hold(original, args, kwargs)
+                return self._hold(name, original, args, kwargs)
         except BaseException:
             self._off = True
             self.release()
@@ -209,6 +209,8 @@ class Deferral:
         if id(group) not in self._refused:
             why = _why_not(group)
             self._remember(group, why)
+        if name == LISTS and not known.lists:
+            return False  # the first one shows how many it counts as
         with self._lock:  # a start by the timer is counted by PyTorch first and then by us
             if known.opaque or known.unseen():
                 why = "PyTorch's C++ starts collectives there, too"
@@ -216,14 +218,15 @@ class Deferral:
             self._refuse(group, why)
         return not why
 
-    def _hold(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _hold(self, name: str, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         group, now_s = args[0], self._clock()
         with self._lock:
             if self._off or sum(map(len, self._held.values())) >= MAX_HELD or not self._timed():
                 return None if not self._held else self.release()
             queue = self._held.get(id(group))
-            sequence = queue[-1].sequence + 1 if queue else _counted(group)
-            transfer = Transfer(original, args, kwargs, now_s, now_s + self.hold_s, sequence)
+            sequence = queue[-1].sequence + queue[-1].counts if queue else _counted(group)
+            counts = self._log.known(group).counts(name)
+            transfer = Transfer(original, args, kwargs, now_s, now_s + self.hold_s, sequence, counts)
             work = held_work(functools.partial(self._begin, id(group), transfer))
             self._held.setdefault(id(group), deque()).append(transfer)
             if transfer.due_s < self._target_s:

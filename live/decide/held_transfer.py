@@ -8,13 +8,31 @@ from typing import Any
 
 
 class Transfer:
-    """A collective that was asked for and may not have started."""
+    """A collective that was asked for and may not have started.
+
+    Args:
+        original: starts it.
+        args: of the call; the first is the process group.
+        kwargs: of the call.
+        asked_s: when it was asked for, seconds.
+        due_s: when it starts at the latest, seconds.
+        sequence: what the group will have counted when it starts.
+        counts: how many collectives the group counts for it.
+    """
 
     def __init__(
-        self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asked_s: float, due_s: float, sequence: int
+        self,
+        original: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        asked_s: float,
+        due_s: float,
+        sequence: int,
+        counts: int = 1,
     ) -> None:
         import torch
 
+        self.counts = counts
         self.args, self.asked_s, self.due_s, self.sequence = tuple(map(_kept, args)), asked_s, due_s, sequence
         self._original, self._kwargs = original, {name: _kept(value) for name, value in kwargs.items()}
         self._gradients = torch.is_grad_enabled()

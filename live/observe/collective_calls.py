@@ -71,7 +71,7 @@ class Collectives:
         for method, op in OPS.items():
             before = self._blocks if method == "monitored_barrier" else self._starts
             single = op in SINGLE and "coalesced" not in method
-            around(ProcessGroup, method, before, self._started(op, single), self._failed)
+            around(ProcessGroup, method, before, self._started(method, op, single), self._failed)
         around(ProcessGroup, "_start_coalescing", self._coalesces, self._coalescing_began, self._failed)
         around(ProcessGroup, "_end_coalescing", lambda args, kwargs: args, self._coalesced)
         around(Work, "wait", self._waits, self._waited, self._failed)
@@ -89,7 +89,7 @@ class Collectives:
     def _blocks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args, self._log.stamps.record()
 
-    def _started(self, op: str, single: bool) -> Callable[[Any, Any], None]:
+    def _started(self, method: str, op: str, single: bool) -> Callable[[Any, Any], None]:
         log, pending, coalescing = self._log, self._pending, self._coalescing
         known: dict[tuple[int, int], tuple[int, Group]] = {}
         """By identity of the group, which forgets its entries when it ends, and bytes: kind and group."""
@@ -102,12 +102,12 @@ class Collectives:
                 size = 0
             found = known.get((id(args[0]), size))
             if found is None:
-                group = log.known(args[0])
+                group = log.known(args[0], begun=True)
                 found = log.kind(op, group.number, size), group
                 if len(known) < MAX_CALLS and log.follows(args[0], known):
                     known[id(args[0]), size] = found
             kind, group = found
-            group.seen += 1
+            group.started(method)
             if coalescing and get_ident() in coalescing:
                 coalescing[get_ident()][0].append(kind)
                 log.release(entry)

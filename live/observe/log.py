@@ -26,6 +26,9 @@ EXACT_KINDS = 1_000
 """With more kinds, sizes are rounded up to a power of two, and at last left out: in some jobs each payload has its
 own."""
 
+LISTS = "reduce_scatter"
+"""The method of a process group that scatters lists of tensors."""
+
 UNKNOWN_WAIT = 0
 """The kind of a wait for something that was started where the agent does not see it."""
 
@@ -41,14 +44,18 @@ class Group:
 
     ``listed`` has its global ranks (``0-3,8``), ``seen`` counts the collectives that were started in it, and
     ``opaque`` is true where PyTorch's C++ starts collectives by itself, so that nothing can be said about their number.
+    ``lists`` is how many the group counts for a reduce-scatter of lists, 0 while that is unknown: gloo makes it of as
+    many reductions as there are ranks, NCCL does not.
     """
 
-    def __init__(self, number: int, name: str, member: int, size: int, ranks: list[int] | None, group: Any) -> None:
+    def __init__(
+        self, number: int, name: str, member: int, size: int, ranks: list[int] | None, group: Any, begun: bool = False
+    ) -> None:
         self.number, self.name, self.member, self.size = number, name, member, size
         self.listed = format_list(ranks) if ranks is not None else None
-        self.seen, self.opaque = 0, False
+        self.seen, self.lists, self.opaque = 0, 0, False
         self._group = _reference(group)
-        self._first = self.counted()
+        self._first = None if begun else self.counted()
 
     @property
     def ended(self) -> bool:
@@ -62,6 +69,28 @@ class Group:
             return int(group._get_sequence_number_for_group()) if group is not None else None
         except Exception:
             return None
+
+    def started(self, method: str) -> None:
+        """A call of a method of ``ProcessGroup`` has just been made. The one with which the group was met is its first.
+
+        Args:
+            method: its name.
+        """
+        if self._first is None:
+            self._first = self.counted()
+        elif method == LISTS and not self.lists:
+            self.lists = self.size if self.unseen() == self.size else 1
+            self.seen += self.lists
+        else:
+            self.seen += self.counts(method)
+
+    def counts(self, method: str) -> int:
+        """How many collectives the group counts for one call of a method.
+
+        Args:
+            method: name of the method of ``ProcessGroup``.
+        """
+        return self.lists if method == LISTS else 1
 
     def unseen(self) -> int:
         """Collectives that the group has counted since it was first met, and the agent has not seen."""
@@ -182,8 +211,13 @@ class Log:
         """A number for a process group, the same on all its ranks; -1 for a group without a name in PyTorch."""
         return self.known(group).number
 
-    def known(self, group: Any) -> Group:
-        """What is known about a process group."""
+    def known(self, group: Any, *, begun: bool = False) -> Group:
+        """What is known about a process group.
+
+        Args:
+            group: the process group.
+            begun: whether a collective of it has just been started, which :meth:`Group.started` is still to hear of.
+        """
         found = self._by_identity.get(id(group))
         if found is not None:
             return found
@@ -191,7 +225,7 @@ class Log:
         number = -1 if not name else int(name) if name.isdecimal() and len(name) < 9 else _hash31(name)
         described = self.groups.get(number)
         if described is None or described.ended:
-            described = Group(number, name, *_place(group), _ranks(group), group)
+            described = Group(number, name, *_place(group), _ranks(group), group, begun)
             if described.size > 0:
                 self.groups[number] = described
         if self.follows(group, self._by_identity):

@@ -127,14 +127,12 @@ def delays(snapshots: Sequence[Snapshot]) -> Found:
     cut: Counter[str] = Counter()
     for snapshot in snapshots:
         cut.update({name: int(count) for name, count in (entry(snapshot, "pacing", "cut") or {}).items()})
-    events = {
-        text(event, "text") for s in snapshots for event in entry(s, "events") or [] if isinstance(event, Mapping)
-    }
+    events = [event for s in snapshots for event in entry(s, "events") or [] if isinstance(event, Mapping)]
     return {
         "taken": int(taken),
         "mean_s": total_s / taken if taken else 0.0,
         "cut": dict(cut),
         "holds": int(sum(number(s, "pacing", "holds") or 0.0 for s in snapshots)),
         "held": int(sum(number(s, "pacing", "held") or 0.0 for s in snapshots)),
-        "unheld": sorted(said for said in events if "not held back" in said),
+        "unheld": sorted({said for event in events if "not held back" in (said := text(event, "text"))}),
     }
