@@ -185,7 +185,7 @@ def test_only_a_table_of_links_needs_no_file_to_write() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"", "all_reduce_perf.txt: empty"), (b"\xff\xfe", "all_reduce_perf.txt: unknown format")]
+    ("content", "said"), [(b"", "all_reduce_perf.txt: empty"), (b"\xff\x00", "all_reduce_perf.txt: unknown format")]
 )
 def test_a_damaged_table_is_named_as_such(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "all_reduce_perf.txt"

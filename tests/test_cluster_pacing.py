@@ -174,5 +174,5 @@ def test_a_live_job_follows_the_file_without_simulator_and_pydantic(tmp_path: Pa
     assert told["policy"] == {
         "name": "static:mechanism=stagger,threshold=0.3,window=0.42",
         "source": f"static:{tmp_path}/mine.yaml",
-        "sha256": None,
+        "sha256": find_policy(f"static:{tmp_path}/mine.yaml").sha256,
     }

@@ -308,7 +308,7 @@ def test_damaged_summaries_are_refused(tmp_path: Path, change: Any, message: str
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "binary").write_bytes(b"\xff\x00\xfe")
     with pytest.raises(InputError, match="binary: unknown format"):
         calibrate_noise(tmp_path / "binary")
     (tmp_path / "empty").touch()
