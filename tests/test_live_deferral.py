@@ -507,7 +507,7 @@ def in_canary(mode: str) -> dict[str, Any]:
         dist.barrier()
         agent.tick()
         held.append(deferral.hold_s)
-    pacing, step_s = agent.summary()["pacing"], agent._loop.control.step_s
+    pacing, step_s = agent.summary()["pacing"], agent._loop.control.tick_s
     contest, quiet = agent._loop.control._contest, agent._loop.control.quiet_until
     first = agent._loop.iterations - len(held) + 1
     paced = [i + first >= quiet and contest.place(i + first).slot.on for i in range(len(held))]
