@@ -155,6 +155,13 @@ def test_window_zero_is_bit_identical_to_passive(simulator: Make, job: dict[str,
         np.testing.assert_array_equal(off.observe(every_rank=True), passive.observe(every_rank=True))
 
 
+def test_a_job_with_next_to_no_traffic_ends_beside_busy_tenants(simulator: Make) -> None:
+    tenant = {"compute_s": 0.1, "uplink_work_s": 0.01, "rate_cap": 1.0, "weight": 1.0, "ranks": 1}
+    tenants = [tenant, tenant | {"compute_s": 0.13}]
+    sim = simulator([0], ranks=6, transfer_alone_s=0.4, uplink_work_s=5e-324, has_barrier=True, tenants=tenants)
+    np.testing.assert_allclose(sim.run(sim.off(), 5), 1.4)
+
+
 @given(job=coupled_jobs, seed=seeds, plan=st.integers(0, 10**6))
 def test_noise_does_not_depend_on_pacing(simulator: Make, job: dict[str, Any], seed: int, plan: int) -> None:
     passive, paced = (simulator([seed, seed + 1], **job) for _ in range(2))

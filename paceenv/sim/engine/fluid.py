@@ -18,6 +18,8 @@ from paceenv.sim.engine.draws import PER_TENANT, TRANSFER, bits32, key_of, quant
 from paceenv.sim.engine.draws import TENANT as TENANT_STREAM
 from paceenv.sim.engine.layout import CYCLES, LEFT_S, NEXT_S, WEIGHT, Scratch, View
 
+NO_WORK = 1e-12
+"""Share of the uplink below which a group's traffic meets nobody; of smaller ones rounding would leave nothing."""
 _START = 1 << 62
 """Counter of draws made once, at the start of an episode: out of the way of the cycles' counters."""
 
@@ -151,7 +153,7 @@ def share_uplink(
     """
     groups, K = arrival_G.shape[0], tenants.shape[0]
     work_s, alone_s = job["uplink_work_s"], job["transfer_alone_s"]
-    if work_s <= 0.0:
+    if work_s <= NO_WORK * alone_s:
         for g in range(groups):
             finish_G[g] = arrival_G[g] + alone_s
         return
