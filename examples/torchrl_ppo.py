@@ -5,7 +5,7 @@ You learn: ``GymWrapper`` takes the native batch as one environment with a batch
 It prints the paired reward of the
 collected batches (0 is what no pacing gets), and the gain in throughput over no pacing before and after training.
 
-    pip install 'paceenv[torchrl]'
+    pip install '/path/to/checkout[torchrl]'
     python examples/torchrl_ppo.py --batches 40
 """
 
