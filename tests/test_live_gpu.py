@@ -103,8 +103,9 @@ def two_on_one_card(**parameters: Any) -> Any:
     return train(**parameters)
 
 
-def test_two_ranks_on_one_card(tmp_path: Path) -> None:
-    job = {"way": "ddp", "modes": EVERY_MODE, "iterations": ITERATIONS}
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_two_ranks_on_one_card(way: str, tmp_path: Path) -> None:
+    job = {"way": way, "modes": EVERY_MODE, "iterations": ITERATIONS}
     ended = run_ranks(
         two_on_one_card, 2, tmp_path, backend="nccl", check=False, deadline_s=DEADLINE_S, environ=ONE_CARD, **job
     )

@@ -15,7 +15,7 @@ from paceenv.live.options import MODES
 from paceenv.live.testbed import private_namespaces
 from paceenv.live.testbed.standing import Standing, down, execute, standing, up
 from paceenv.live.testbed.testbed_run import JobResult, RunResult, agent_options, run_scenario
-from paceenv.live.testbed.testbed_scenario import Scenario, load_scenario
+from paceenv.live.testbed.testbed_scenario import Backend, Scenario, load_scenario
 from paceenv.ui import config_files, output
 
 application = typer.Typer(
@@ -28,6 +28,10 @@ application = typer.Typer(
 
 ScenarioName = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A file, or a name in configs/testbed (paceenv testbed list).")
+]
+BackendName = Annotated[
+    Backend | None,
+    typer.Option(help="Of torch.distributed, instead of the scenario's. nccl shares this machine's GPUs."),
 ]
 TUNE_ITERATIONS = 3000
 """Of a run in mode tune: a search among a few candidates on a quiet machine, and some of what follows."""
@@ -70,6 +74,7 @@ def run(
         typer.Option(help="For tune, canary, active: several policies, separated by semicolons; also defaults."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the blocks of canary and tune.")] = 0,
+    backend: BackendName = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Run a scenario's jobs once: network up, real torchrun jobs, network down.
@@ -77,7 +82,7 @@ def run(
     Examples: paceenv testbed run unequal-slack -o runs/observed
     -- paceenv testbed run incast-shallow --mode canary --policy adaptive -o runs/canary
     """
-    chosen = load_scenario(scenario)
+    chosen = load_scenario(scenario, backend)
     plan = chosen.loop
     several = [*(one.source for one in find_candidates(candidates or "").candidates), *([policy] if policy else [])]
     usual = {

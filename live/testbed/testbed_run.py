@@ -143,6 +143,7 @@ def _prepare(
     for name in ("log", "steps", "tmp"):
         (place / name).mkdir(parents=True)
     spec = {
+        "backend": scenario.backend,
         "seed": [scenario.seed, scenario.jobs.index(job)],
         "iteration": [phase.model_dump(include=phase.model_fields_set) for phase in job.iteration],
         "model": job.model.model_dump() if job.model else None,

@@ -18,6 +18,7 @@ from paceenv.ui.config_files import Config, Mechanism
 Seconds = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
 Cv = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=1, le=10_000, allow_inf_nan=False)]
+Backend = Literal["gloo", "nccl"]
 Kilobytes = Annotated[float, Field(ge=4, le=1_000_000, allow_inf_nan=False)]
 
 
@@ -227,6 +228,7 @@ class Scenario(Config):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")
     description: str = ""
     seed: int = Field(0, ge=0, description="seed of the emulated noise")
+    backend: Backend = Field("gloo", description="of torch.distributed; nccl: ranks share the GPUs of this machine")
     network: Network
     jobs: list[Job] = Field(min_length=1, max_length=8, description="jobs that run at the same time")
     loop: LoopPlan
@@ -248,6 +250,7 @@ class Scenario(Config):
         return next(job for job in self.jobs if job.name == name)
 
 
-def load_scenario(name: str | os.PathLike[str]) -> Scenario:
-    """A scenario by file or by name in ``configs/testbed``."""
-    return config_files.load(Scenario, "testbed", name)
+def load_scenario(name: str | os.PathLike[str], backend: Backend | None = None) -> Scenario:
+    """A scenario by file or by name in ``configs/testbed``; ``backend`` replaces its own."""
+    found = config_files.load(Scenario, "testbed", name)
+    return found if backend is None else found.model_copy(update={"backend": backend})

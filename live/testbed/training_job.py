@@ -23,8 +23,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceenv.live.testbed.inside import STEP_FILE
+from paceenv.live.testbed.namespaces import INTERFACE
 
-GLOO_TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0
+"""Of a collective: a rank that is lost ends the job."""
+NCCL = {"NCCL_NET": "Socket", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_SOCKET_IFNAME": INTERFACE}
+"""All traffic over the hosts' links, as if every rank had a node of its own."""
 
 Work = Callable[[int], None]
 """A rank's work in a phase, given the iteration."""
@@ -37,7 +41,7 @@ Group = tuple[dist.ProcessGroup | None, list[int]]
 def main(spec_file: str) -> None:
     spec = json.loads(Path(spec_file).read_text())
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=GLOO_TIMEOUT_S))
+    begin(spec["backend"])
     rank = dist.get_rank()
     step, optimizer = _model_step(spec["model"]) if spec["model"] else emulated_step(spec)
     iterations = spec["iterations"]
@@ -50,6 +54,25 @@ def main(spec_file: str) -> None:
             iteration += 1
     dist.barrier()
     dist.destroy_process_group()
+
+
+def begin(backend: str) -> None:
+    """Join the job. On NCCL each rank gets a GPU of this machine, or shares one, as which NCCL takes it for a node."""
+    if backend == "nccl":
+        rank = int(os.environ["RANK"])
+        os.environ.update(NCCL, NCCL_HOSTID=f"rank{rank}")  # or NCCL refuses two ranks on one card
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT_S))
+
+
+def _device() -> str:
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
+def _idle() -> None:
+    """Wait for what this rank's stream still has to do: emulated work follows a collective, it does not hide it."""
+    if _device() == "cuda":
+        torch.cuda.current_stream().synchronize()
 
 
 class _Nothing(torch.optim.Optimizer):
@@ -73,8 +96,9 @@ def emulated_step(spec: Mapping[str, Any]) -> tuple[Work, torch.optim.Optimizer]
             do(iteration)
         while background:
             background.pop(0).wait()
+        _idle()
 
-    return step, _Nothing([torch.zeros(1, requires_grad=True)], {})
+    return step, _Nothing([torch.zeros(1, requires_grad=True, device=_device())], {})
 
 
 def _phase(
@@ -129,6 +153,7 @@ def _compute(given: Mapping[str, Any], seed: list[int]) -> Work:
     varied = variation(given, own, common)
 
     def work(iteration: int) -> None:
+        _idle()
         start_s = time.monotonic()
         seconds = given["mean_s"] * varied()
         if rank in slow["ranks"] and _is_slow(slow, iteration):
@@ -190,7 +215,8 @@ def _is_slow(slow: Mapping[str, Any], iteration: int) -> bool:
 
 def _floats(given: Mapping[str, Any], parts: int = 1) -> Tensor:
     """The payload of a bucket: zeros, at least one for each part."""
-    return torch.zeros(max(int(given["bytes"]) // 4 // given["buckets"] // parts, 1) * parts)
+    count = max(int(given["bytes"]) // 4 // given["buckets"] // parts, 1) * parts
+    return torch.zeros(count, device=_device())
 
 
 def _all_reduce(group: Group, given: Mapping[str, Any]) -> Transfer:
@@ -229,10 +255,9 @@ def _send(group: Group, given: Mapping[str, Any]) -> Transfer:
     into, place = torch.zeros_like(payload), members.index(dist.get_rank())
     there, here = members[(place + 1) % len(members)], members[place - 1]
 
-    def exchange() -> None:
-        pending = [dist.isend(payload, there, group=group[0]), dist.irecv(into, here, group=group[0])]
-        for work in pending:
-            assert work is not None
+    def exchange() -> None:  # as a batch: on NCCL two sends that are not matched yet wait for each other
+        sent, received = dist.P2POp(dist.isend, payload, there, group[0]), dist.P2POp(dist.irecv, into, here, group[0])
+        for work in dist.batch_isend_irecv([sent, received]):
             work.wait()
 
     return exchange
@@ -253,12 +278,12 @@ def _model_step(given: Mapping[str, Any]) -> tuple[Work, torch.optim.Optimizer]:
     torch.manual_seed(0)
     width = given["width"]
     layers = [layer for _ in range(given["layers"]) for layer in (nn.Linear(width, width), nn.ReLU())]
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers, nn.Linear(width, 1)))
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers, nn.Linear(width, 1)).to(_device()))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = torch.Generator().manual_seed(1 + dist.get_rank())
 
     def step(iteration: int) -> None:
-        inputs = torch.randn(given["batch"], width, generator=data)
+        inputs = torch.randn(given["batch"], width, generator=data).to(_device())
         loss = (model(inputs).squeeze(1) - inputs.mean(dim=1)).square().mean()
         optimizer.zero_grad()
         loss.backward()

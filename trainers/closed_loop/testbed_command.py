@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceenv.core.errors import InputError
-from paceenv.live.testbed.testbed_network_commands import application
+from paceenv.live.testbed.testbed_network_commands import BackendName, application
 from paceenv.ui import output
 
 STAGES_HELP = "observe, probe, calibrate, tailor, predict, choose, contest, active, report"
@@ -49,6 +49,7 @@ def loop(
         int,
         typer.Option(min=0, help="Then run constant, learned and tailored always on, with so many held-out pairs."),
     ] = 0,
+    backend: BackendName = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Discard the results of a loop in this folder and start anew.")
     ] = False,
@@ -87,7 +88,7 @@ def loop(
 
     if stop_after not in STAGES:
         raise InputError(f"--stop-after {stop_after}: no such stage; allowed: {', '.join(STAGES)}")
-    chosen = load_scenario(scenario)
+    chosen = load_scenario(scenario, backend)
     changes = {k: v for k, v in (("observe_iterations", iterations), ("pairs", pairs)) if v is not None}
     chosen = chosen.model_copy(update={"loop": chosen.loop.model_copy(update=changes)})
     folder = out or Path("runs/loop") / chosen.name
