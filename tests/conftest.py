@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from browser import Browser, chromium
 from gpu_page import device_facts, gpu_page
 from hypothesis import HealthCheck, settings
 
@@ -16,6 +15,9 @@ from paceenv.core.limits import OPEN
 from paceenv.sim.cluster.derive import ideal_step_s
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
+
+if TYPE_CHECKING:
+    from browser import Browser
 
 EVERY_NOISE: dict[str, Any] = {
     "jitter_cv": 0.02,
@@ -107,6 +109,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="module")  # while its driver runs, no test can run an event loop of its own
 def browser() -> Iterator[Browser]:
     """A browser to look at pages with."""
+    from browser import chromium  # here: a machine that runs only the tests on a GPU need not have Playwright
+
     with chromium() as running:
         yield running
 
