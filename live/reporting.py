@@ -13,6 +13,7 @@ from typing import Any
 
 from paceenv.core import probing
 from paceenv.core.errors import InputError
+from paceenv.live.barrier_words import BarrierWords
 from paceenv.live.control_file import ControlReader, poll_s
 from paceenv.live.decide.contest import verdict_dict
 from paceenv.live.decide.live_policy import SEPARATOR
@@ -180,6 +181,7 @@ class Output:
         keep.add("the look at SIGTERM", DESCRIPTOR_S, lambda final: loop.at_next_tick(self._last_words.look))
         store = job_store() if loop.backend else None
         self._tune_words, self._peers = TuneWords(loop, store), Peers(loop, store)
+        self._barrier_words = BarrierWords(loop, store)
         digest = settings_digest(options, (loop.policy.source, loop.policy.sha256), loop.control.seed)
         self._rendezvous = Rendezvous(loop.rank, loop.world_size, digest, self._identified)
         if options.out is not None:
@@ -201,6 +203,7 @@ class Output:
             self._words = Housekeeping(loop.messages.log_once)  # its own thread too: a store may hang
             self._words.add("the words of other ranks", poll_s(loop.world_size), self._peers.look)
             self._words.add("the words of mode tune", poll_s(loop.world_size), self._tune_words.look)
+            self._words.add("the words about the barrier", poll_s(loop.world_size), self._barrier_words.look)
             self._words.start()
         if options.sinks:
             from paceenv.live.sinks.open_sinks import open_sinks

@@ -212,3 +212,17 @@ def test_no_damaged_trace_gets_a_wrong_answer() -> None:
     found = mutated_traces.answers(STRAGGLER_DIR.parent, 100, seed=12)
     assert [one for one in found if one.kind == mutated_traces.WRONG] == []
     assert sum(one.kind == mutated_traces.RIGHT for one in found) >= 10
+
+
+def test_a_barrier_that_is_slow_by_itself_is_not_taken_for_a_missing_rank_where_agents_counted_the_ranks() -> None:
+    """As on NCCL with several ranks on one card, whose barrier takes 13 ms: all ranks are there, and one is late."""
+    columns = _columns(_late())
+    last = columns["op"] == "all_reduce"
+    columns["op"] = np.where(last, "barrier", columns["op"])
+    shift_s = 0.25 * columns["iteration"]  # the barrier takes a quarter of a second more
+    for key in ("start_s", "end_s"):
+        columns[key] = columns[key] + shift_s + (0.25 * last if key == "end_s" else 0.0)
+    _refused(diagnose(_trace(columns, ranks=4)), "somebody who is not in the trace")
+    found = diagnose(_trace(columns, ranks=4, attempt="20261126T100837-24f0dc"))
+    assert found.causes[0].cause == names.SLOW_RANK
+    _refused(diagnose(_trace(columns, ranks=5, attempt="20261126T100837-24f0dc")), "rank 4 is missing")

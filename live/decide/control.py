@@ -6,6 +6,7 @@ The mode in force is only ever downgraded to observe, with a reason. No hook, no
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable
@@ -32,7 +33,10 @@ from paceenv.policies.rules import passive
 PACED = ("canary", "active", "tune")
 """Modes that delay by a policy."""
 BARRIER_ALONE_S = 1e-3
-"""A barrier takes at most this once all ranks are there; the time beyond it is waiting, however constant."""
+"""A barrier is taken to need at most this once all ranks are there, until they have compared theirs; the time beyond
+it is waiting, however constant."""
+BARRIER_STEPS = 16
+"""Last iterations of the quiet start in which the ranks compare their barriers."""
 ACTIVE_MEMORY_PAIRS = 32
 """In mode active the comparison restarts after this many pairs, so that an old gain does not hide a new loss."""
 QUIET_STEPS = 200
@@ -75,6 +79,9 @@ class Control:
         self._slack: deque[float] = deque(maxlen=SLACK_MEMORY)
         self._quiet_steps_s: deque[float] = deque(maxlen=QUIET_STEPS)
         self._newest_s: deque[float] = deque(maxlen=SLACK_MEMORY)
+        self.has_barrier = False
+        """Whether a barrier ends the step, as far as known."""
+        self._barriers_s: dict[int, float] = {}
         self._asked = 0
         self._taken, self._foregone = DelayLengths(), DelayLengths()
         self.held_s = 0.0
@@ -184,6 +191,20 @@ class Control:
             self.pacer.follow(passive())
         self._log_once(f"observes from now on and delays nothing: {reason}")
 
+    def barriers_s(self) -> list[float]:
+        """The barriers of the last ``BARRIER_STEPS`` iterations of the quiet start, seconds; any thread may ask.
+
+        Not-a-number where this rank has none: before its first step, in an irregular one, inside a step of several
+        iterations.
+        """
+        last = range(self.quiet_until - BARRIER_STEPS, self.quiet_until)
+        return [self._barriers_s.get(iteration, math.nan) for iteration in last]
+
+    def know_barrier_alone(self, seconds: float) -> None:
+        """Take a barrier's time once all ranks are there from what the ranks have found together. From any thread."""
+        if self.pacer is not None:
+            self.pacer.barrier_alone_s = seconds
+
     def stopped(self) -> dict[int | None, str]:
         """Why this rank paces no more: by number of the candidate, and under None for all. Any thread may ask."""
         all_of_them = {None: self.reason} if self.mode != self._options.mode else {}
@@ -214,6 +235,9 @@ class Control:
         self.iteration, self._ticks = iteration.iteration, iteration.ticks
         acting = self._acting(self.iteration)
         self._newest_s.append(iteration.step_s / iteration.ticks)
+        self.has_barrier = shape.has_barrier
+        if self.quiet_until - BARRIER_STEPS <= self.iteration < self.quiet_until:
+            self._barriers_s[self.iteration] = iteration.barrier_s
         try:
             if self.pacer is None:
                 self.pacer = self._make_pacer(shape, member, members)

@@ -75,7 +75,8 @@ class RankPacer:
             raise ValueError(f"member = {member!r}; allowed: from 0 to {members - 1} of {members} members")
         self._member, self._members = member, members
         self._cap_s, self._cap_share, self._has_barrier = cap_s, cap_share, has_barrier
-        self._barrier_alone_s = barrier_alone_s
+        self.barrier_alone_s = barrier_alone_s
+        """May be set while the job runs, once it is known better."""
         self._rank, self._tick = timing.new_state()
         self._comm_R, self._wait_R = np.zeros(1, np.float32), np.zeros(1, np.float32)
         self._courses = [_Course(*one) for one in zip(policies, intervals, strict=True)]
@@ -189,7 +190,7 @@ class RankPacer:
         self._acting = acting
 
     def _observe(self, comm_s: float, barrier_s: float, step_s: float) -> None:
-        self._comm_R[0], self._wait_R[0] = comm_s, max(barrier_s - self._barrier_alone_s, 0.0)
+        self._comm_R[0], self._wait_R[0] = comm_s, max(barrier_s - self.barrier_alone_s, 0.0)
         timing.observe_step(self._tick, step_s)
         timing.observe_ranks(self._rank, self._tick, self._comm_R, self._wait_R, self._has_barrier)
 

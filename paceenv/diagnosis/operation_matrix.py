@@ -33,7 +33,8 @@ class OperationMatrix:
     """Operations in the order of rank and usual place in the step; times are seconds from the begin of a step.
 
     ``world_size`` is how many ranks the job had at least, as far as the trace says, and ``rank_step`` how far the
-    numbers of those that it should have lie apart. ``op_N`` counts in the names ``ops``, ``rank_N`` in ``ranks``;
+    numbers of those that it should have lie apart; ``counted`` is true where the agents of that very job counted them.
+    ``op_N`` counts in the names ``ops``, ``rank_N`` in ``ranks``;
     ``dp_rank_N`` and ``stage_N`` come from the metadata. ``bytes_N`` is 0 where unknown. ``start_NT`` and ``end_NT``
     are not a number where a step lacks the operation. ``step_s_T`` are step times. Of ``recorded`` steps ``dropped``
     were left out because a rank is missing in them; ``lacking`` says it of those that the trace has, "" without any.
@@ -43,6 +44,7 @@ class OperationMatrix:
     source: str
     world_size: int
     rank_step: int
+    counted: bool
     ops: tuple[str, ...]
     ranks: tuple[int, ...]
     op_N: Integers
@@ -180,6 +182,7 @@ def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
         source=trace.metadata.source,
         world_size=world_size,
         rank_step=rank_step,
+        counted="attempt" in trace.metadata.job,  # only they write that
         ops=ops,
         ranks=tuple(ranks.tolist()),
         op_N=taken["op"],

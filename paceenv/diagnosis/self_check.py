@@ -155,7 +155,7 @@ def _incomplete(matrix: OperationMatrix, graph: Graph, own_NT: Array, step_s: fl
         return f"{unknown:.0%} of the step is in operations of unknown kind ({named}), which may be work or waiting"
     barriers = np.flatnonzero(matrix.is_op(BARRIER_OP) & graph.meets_N)
     held = float(np.median(own_NT[barriers], axis=1).max(initial=0.0)) / step_s
-    if held > MAX_BARRIER:
+    if held > MAX_BARRIER and not matrix.counted:  # else :func:`_missing` knows; a barrier may be slow by itself
         return (
             f"a barrier takes {held:.0%} of the step after the last known rank has entered it, so somebody who is not "
             "in the trace holds it up"

@@ -1,0 +1,135 @@
+"""A barrier that takes long by itself: the ranks find out together, and the last one delays nobody, itself included."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_jobs import results, run_ranks
+from live_link import limited_link
+from torch._C._distributed_c10d import HashStore
+
+from paceenv.core import timing
+from paceenv.live.barrier_words import BarrierWords, alone_s, read, said
+from paceenv.live.decide.live_policy import needed_policy
+from paceenv.live.loop import Loop
+from paceenv.live.observe.iteration import Iteration, Shape
+from paceenv.live.options import make_options
+
+POLICY = "static:slack=0.0/0.4"
+QUIET = 20
+
+
+class BarrierShape(Shape):
+    """The shape of a job that reduces and meets in a barrier, as it is after it was learned."""
+
+    def __init__(self) -> None:
+        super().__init__({}, [])
+        self.has_barrier, self.barrier_alone_s = True, 0.0
+
+
+class Rank:
+    """A rank whose steps and looks at the store are made by hand."""
+
+    def __init__(self, rank: int, ranks: int, store: Any, **options: Any) -> None:
+        made = make_options({"mode": "canary", "seed": 3, "quiet_first": QUIET} | options)
+        self.loop = Loop(made, needed_policy(made.mode, POLICY, made.candidates))
+        self.loop.rank, self.loop.world_size, self.loop.attempt, self.loop.permitted = rank, ranks, "a", True
+        self.words, self.shape = BarrierWords(self.loop, store), BarrierShape()
+
+    def step(self, iteration: int, barrier_s: float, comm_s: float = 0.05) -> None:
+        made = Iteration(iteration, 0.0, 0.2, 0.0, 0.0, (), comm_s, barrier_s, True, "")
+        self.loop.control.observe(made, self.shape, 0, 1)
+
+    @property
+    def slack_s(self) -> float:
+        assert self.loop.control.pacer is not None
+        return self.loop.control.pacer.slack_low_s
+
+
+def steps(ranks: list[Rank], until: int, first: int = 0) -> None:
+    """Rank 0 and rank 1 take turns to come last; a barrier takes 12 ms once they are there; rank 2 is 30 ms early."""
+    for iteration in range(first, until):
+        for rank in ranks:
+            early_s = 0.03 if rank.loop.rank == 2 else 0.001 * ((iteration + rank.loop.rank) % 2)
+            rank.step(iteration, 0.012 + early_s)
+
+
+def look(ranks: list[Rank]) -> None:
+    for _ in range(2):
+        for rank in reversed(ranks):
+            rank.words.look(False)
+
+
+def test_only_the_rank_that_waits_has_slack_once_the_ranks_have_compared() -> None:
+    store = HashStore()
+    ranks = [Rank(rank, 3, store) for rank in range(3)]
+    steps(ranks, QUIET)
+    assert [rank.slack_s > 0.004 for rank in ranks] == [True, True, True], "alone, each takes the barrier for waiting"
+    look(ranks)
+    for rank in ranks:
+        rank.loop.control.iteration = QUIET  # as after the first iteration behind the quiet start
+    look(ranks)
+    steps(ranks, QUIET + 60, QUIET)
+    assert [rank.loop.control.pacer.barrier_alone_s for rank in ranks] == [pytest.approx(0.012)] * 3  # type: ignore[union-attr]
+    assert [round(1e3 * rank.slack_s) for rank in ranks] == [0, 0, 30]
+    said = [text for event in ranks[0].loop.messages.events for text in [event["text"]] if "barrier" in text]
+    assert said == ["a barrier takes 12.0 ms once all ranks are there; the time beyond it is waiting"]
+
+
+def test_nothing_is_concluded_from_too_little() -> None:
+    assert math.isnan(alone_s([[0.01] * 3 + [math.nan] * 13, [0.02] * 16]))
+    assert alone_s([[0.01] * 4 + [math.nan] * 12, [0.02] * 16]) == 0.01
+    assert read(said([0.0123, math.nan])) == [pytest.approx(0.0123), pytest.approx(math.nan, nan_ok=True)]
+    store = HashStore()
+    ranks = [Rank(rank, 2, store) for rank in range(2)]
+    steps(ranks, 4)  # the rest of the quiet start was irregular
+    for rank in ranks:
+        rank.loop.control.iteration = QUIET
+    look(ranks)
+    assert all(rank.loop.control.pacer.barrier_alone_s <= 1e-3 for rank in ranks)  # type: ignore[union-attr]
+
+
+def test_without_a_store_or_a_rank_that_answers_nothing_changes() -> None:
+    store = HashStore()
+    ranks = [Rank(0, 3, store), Rank(1, 3, store), Rank(2, 3, None)]
+    steps(ranks, QUIET + 1)
+    look(ranks)
+    assert all(rank.loop.control.pacer.barrier_alone_s <= 1e-3 for rank in ranks)  # type: ignore[union-attr]
+
+
+def slow_barrier(*, iterations: int, **options: Any) -> dict[str, Any]:
+    """Pairs reduce, then all meet in a small reduction, over one slow link; the last rank computes 40 ms longer."""
+    import torch
+    import torch.distributed as dist
+
+    from paceenv import live
+
+    agent = live.attach(None, POLICY, **options)
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    payload, small, late = torch.ones(8000), torch.ones(1000), dist.get_rank() == 3
+    for _ in range(iterations):
+        dist.all_reduce(payload, group=groups[dist.get_rank() // 2])
+        time.sleep(0.05 + 0.04 * late)
+        dist.all_reduce(small)
+        agent.tick()
+    pacer = agent._loop.control.pacer
+    assert pacer is not None
+    found = {"alone_s": pacer.barrier_alone_s, "wait_s": float(pacer._rank[timing.WAIT_MEAN_S, 0])}
+    agent.detach()
+    return found
+
+
+@pytest.mark.alone
+def test_the_last_rank_waits_for_nobody_where_the_barrier_itself_is_slow(tmp_path: Path) -> None:
+    with limited_link(10.0) as namespace:
+        options = {"mode": "canary", "quiet_first": 24, "seed": 1, "out": str(tmp_path / "run")}
+        found = results(run_ranks(slow_barrier, 4, tmp_path, namespace=namespace, iterations=100, **options))
+    assert len({rank["alone_s"] for rank in found}) == 1
+    assert found[0]["alone_s"] > 0.005
+    *early, late = found
+    assert min(rank["wait_s"] for rank in early) > 0.015
+    assert late["wait_s"] < 0.5 * late["alone_s"], found
