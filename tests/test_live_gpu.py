@@ -32,7 +32,9 @@ ONE_CARD = {"NCCL_NET": "Socket", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "
 def _differing(ranks: list[list[dict[str, Any]]]) -> list[str]:
     """The modes in which a rank's results were not those without an agent, or the agent did not do its work."""
     return [
-        f"{run['mode']}: {run['summary']['state']}, {run['summary']['regular']} regular, {run['summary']['reason']}"
+        f"{run['mode']}: {'same' if (run['losses'], run['digest']) == (alone['losses'], alone['digest']) else 'other'} "
+        f"results, {run['summary']['state']}, {run['summary']['regular']} regular, {run['summary']['irregular']} not, "
+        f"{run['summary']['reason']}"
         for alone, *runs in ranks
         for run in runs
         if (run["losses"], run["digest"]) != (alone["losses"], alone["digest"])
