@@ -16,7 +16,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import paceenv
@@ -34,6 +34,7 @@ POLL_S, LONGEST_POLL_S = 0.005, 1.0
 """Shortest and longest pause between two looks at the store."""
 OWN_TO_A_RANK = {"out", "job", "metrics_port", "metrics_host", "kill_file", "strict"}
 """Options in which ranks may differ: they change nothing that is decided."""
+READ_AT_ONCE = 256
 _generation = itertools.count()
 
 
@@ -202,6 +203,17 @@ class Words:
             if not self._store.check([name]):
                 return ""
             return bytes(self._store.get(name)).decode("ascii", "replace")
+
+    def read_all(self, names: Sequence[str]) -> list[str]:
+        """Several words that are there; "" for one that is not, where the store cannot read several at once."""
+        if not getattr(self._store, "has_extended_api", bool)():  # bool() is False: a store that does not say
+            return [self.read(name) for name in names]
+        found: list[str] = []
+        for first in range(0, len(names), READ_AT_ONCE):
+            with native:
+                words = self._store.multi_get(list(names[first : first + READ_AT_ONCE]))
+            found += [bytes(word).decode("ascii", "replace") for word in words]
+        return found
 
     def write(self, name: str, word: str) -> None:
         with native:

@@ -89,11 +89,17 @@ class Peers:
         pacing = loop.options.mode in PACING
         if not pacing and not self._unsaid and self._question is None:
             return
-        if self._words is None:
-            self._words = Words(self._store, f"paceenv.peers/{loop.attempt}")
-        self._answer(self._words)
-        if pacing:
-            self._compare(self._words)
+        words = self.words()
+        if words is not None:
+            self._answer(words)
+            if pacing:
+                self._compare(words)
+
+    def words(self) -> Words | None:
+        """The words of this start of the job; None while it has no id, and without a store. On one thread only."""
+        if self._words is None and self._store is not None and self._loop.attempt:
+            self._words = Words(self._store, f"paceenv.peers/{self._loop.attempt}")
+        return self._words
 
     def _answer(self, words: Words) -> None:
         while self._unsaid:

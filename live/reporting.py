@@ -181,7 +181,7 @@ class Output:
         keep.add("the look at SIGTERM", DESCRIPTOR_S, lambda final: loop.at_next_tick(self._last_words.look))
         store = job_store() if loop.backend else None
         self._tune_words, self._peers = TuneWords(loop, store), Peers(loop, store)
-        self._barrier_words = BarrierWords(loop, store)
+        self._barrier_words = BarrierWords(loop, self._peers)
         digest = settings_digest(options, (loop.policy.source, loop.policy.sha256), loop.control.seed)
         self._rendezvous = Rendezvous(loop.rank, loop.world_size, digest, self._identified)
         if options.out is not None:

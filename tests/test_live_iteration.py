@@ -69,6 +69,24 @@ def test_the_payload_is_the_group_that_ends_the_iteration() -> None:
     assert shape.comm_s(operations) == pytest.approx(0.05)
 
 
+def test_groups_of_the_same_ranks_carry_the_payload_together() -> None:
+    """As weights and gradients of sharded training, each on a communicator of its own."""
+    weights, gradients, tensor = 0, 1, 2
+    shaped = Shaped({weights: (3, 8), gradients: (3, 8), tensor: (1, 2)})
+    for group, listed in ((weights, "0-7"), (gradients, "0-7"), (tensor, "2-3")):
+        shaped.groups[group].listed = listed
+    operations = shaped.operations(
+        ("all_gather", weights, BIG, 0.0, 0.02),
+        ("all_reduce", tensor, BIG, 0.02, 0.03),
+        ("reduce_scatter", gradients, BIG, 0.05, 0.1),
+    )
+    shape = Shape(shaped.groups, shaped.kinds)
+    for _ in range(LEARNING_ITERATIONS):
+        shape.observe(operations, 0.1)
+    assert shape.payload_group == gradients
+    assert shape.comm_s(operations) == pytest.approx(0.07)
+
+
 def test_an_iteration_with_other_collectives_is_irregular_until_it_is_the_rule() -> None:
     usual = _operations(("all_reduce", WORLD, BIG, 0.06, 0.1))
     two = usual + _operations(("all_reduce", WORLD, BIG, 0.16, 0.2))

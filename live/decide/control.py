@@ -6,7 +6,6 @@ The mode in force is only ever downgraded to observe, with a reason. No hook, no
 
 from __future__ import annotations
 
-import math
 import os
 from collections import deque
 from collections.abc import Callable
@@ -35,8 +34,9 @@ PACED = ("canary", "active", "tune")
 BARRIER_ALONE_S = 1e-3
 """A barrier is taken to need at most this once all ranks are there, until they have compared theirs; the time beyond
 it is waiting, however constant."""
-BARRIER_STEPS = 16
-"""Last iterations of the quiet start in which the ranks compare their barriers."""
+BARRIER_STEPS, BARRIER_EVERY = 16, 256
+"""The ranks compare their barriers of so many steps: before the middle of the quiet start, then after 256 iterations
+more, 512 more, and so on."""
 ACTIVE_MEMORY_PAIRS = 32
 """In mode active the comparison restarts after this many pairs, so that an old gain does not hide a new loss."""
 QUIET_STEPS = 200
@@ -79,9 +79,12 @@ class Control:
         self._slack: deque[float] = deque(maxlen=SLACK_MEMORY)
         self._quiet_steps_s: deque[float] = deque(maxlen=QUIET_STEPS)
         self._newest_s: deque[float] = deque(maxlen=SLACK_MEMORY)
-        self.has_barrier = False
-        """Whether a barrier ends the step, as far as known."""
-        self._barriers_s: dict[int, float] = {}
+        self.barrier_mark: int | None = None
+        """The iteration before which the ranks compare their barriers, once it is over; None without a barrier."""
+        self.barriers_s: dict[int, float] = {}
+        """This rank's newest barriers before that iteration, seconds by iteration; replaced as a whole."""
+        self._next_mark, self._mark_step = begins_at + options.quiet_first // 2, BARRIER_EVERY
+        self._barriers: deque[tuple[int, float]] = deque(maxlen=BARRIER_STEPS)
         self._asked = 0
         self._taken, self._foregone = DelayLengths(), DelayLengths()
         self.held_s = 0.0
@@ -191,15 +194,6 @@ class Control:
             self.pacer.follow(passive())
         self._log_once(f"observes from now on and delays nothing: {reason}")
 
-    def barriers_s(self) -> list[float]:
-        """The barriers of the last ``BARRIER_STEPS`` iterations of the quiet start, seconds; any thread may ask.
-
-        Not-a-number where this rank has none: before its first step, in an irregular one, inside a step of several
-        iterations.
-        """
-        last = range(self.quiet_until - BARRIER_STEPS, self.quiet_until)
-        return [self._barriers_s.get(iteration, math.nan) for iteration in last]
-
     def know_barrier_alone(self, seconds: float) -> None:
         """Take a barrier's time once all ranks are there from what the ranks have found together. From any thread."""
         if self.pacer is not None:
@@ -235,9 +229,8 @@ class Control:
         self.iteration, self._ticks = iteration.iteration, iteration.ticks
         acting = self._acting(self.iteration)
         self._newest_s.append(iteration.step_s / iteration.ticks)
-        self.has_barrier = shape.has_barrier
-        if self.quiet_until - BARRIER_STEPS <= self.iteration < self.quiet_until:
-            self._barriers_s[self.iteration] = iteration.barrier_s
+        if shape.has_barrier:
+            self._note_barrier(iteration)
         try:
             if self.pacer is None:
                 self.pacer = self._make_pacer(shape, member, members)
@@ -273,6 +266,14 @@ class Control:
             hurting = self.comparisons.add(iteration.iteration, iteration.step_s, delay_s, iteration.ticks)
             if hurting is not None:
                 self._give_up(hurting, f"rolled back, as pacing {self.comparisons.of[hurting].verdict.text}")
+
+    def _note_barrier(self, iteration: Iteration) -> None:
+        if iteration.iteration >= self._next_mark:  # the same iterations on every rank, whatever each has measured
+            self.barriers_s, self.barrier_mark = dict(self._barriers), self._next_mark
+            while self._next_mark <= iteration.iteration:
+                self._next_mark += self._mark_step
+                self._mark_step *= 2
+        self._barriers.append((iteration.iteration, iteration.barrier_s))
 
     def _say_how_long(self, iteration: Iteration) -> None:
         """At the end of the quiet start: how long until a verdict, from the noise of its steps."""

@@ -70,7 +70,8 @@ class Iteration(NamedTuple):
 class Shape:
     """The usual step of this job, learned while it runs.
 
-    ``payload_group`` carries the payload. In the last collective of ``waiting_group`` the ranks wait for each other.
+    ``payload_group`` carries the payload, together with groups of the same ranks, as sharded training has for weights
+    and gradients. In the last collective of ``waiting_group`` the ranks wait for each other.
     ``barrier_alone_s`` is the shortest barrier seen while learning, seconds.
 
     Args:
@@ -156,16 +157,22 @@ class Shape:
         self._first.clear()
         self._carries.clear()
 
+    def _members(self, number: int) -> str:
+        """The ranks of a group; of one whose ranks are not known a text that no other group has."""
+        group = self._groups.get(number)
+        return group.listed if group is not None and group.listed is not None else f"group {number}"
+
     def _size(self, number: int) -> int:
         group = self._groups.get(number)
         return group.size if group is not None else 0
 
     def comm_s(self, operations: Sequence[Operation]) -> float:
-        """Time in the payload collectives, seconds."""
+        """Time in collectives of the payload's group, and of groups with the same members, seconds."""
         carries = self._carries
         while len(carries) < len(self._kinds):
             kind = self._kinds[len(carries)]
-            carries.append(kind.group == self.payload_group and _is_collective(kind) and not _only_synchronises(kind))
+            alike = kind.group == self.payload_group or self._members(kind.group) == self._members(self.payload_group)
+            carries.append(alike and _is_collective(kind) and not _only_synchronises(kind))
         return sum([end_s - start_s for kind, start_s, end_s in operations if carries[kind]])
 
     def barrier_s(self, operations: Sequence[Operation]) -> float:

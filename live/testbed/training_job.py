@@ -59,6 +59,8 @@ def main(spec_file: str) -> None:
 def begin(backend: str) -> None:
     """Join the job. On NCCL each rank gets a GPU of this machine, or shares one, as which NCCL takes it for a node."""
     if backend == "nccl":
+        if not torch.cuda.is_available():
+            raise SystemExit("backend nccl needs a CUDA device, and PyTorch finds none; allowed here: gloo")
         rank = int(os.environ["RANK"])
         os.environ.update(NCCL, NCCL_HOSTID=f"rank{rank}")  # or NCCL refuses two ranks on one card
         torch.cuda.set_device(rank % torch.cuda.device_count())

@@ -24,8 +24,6 @@ from paceenv.policies.names import rule
 from paceenv.policies.rules import passive
 from paceenv.trainers.offline.episodes import Episode
 
-BARRIER_ALONE_S = 1e-3
-"""A barrier takes at most this once all ranks are there, as in ``paceenv.live.decide.control``."""
 MIN_INTERVALS = 2
 _DELAY = signals.NAMES.index("delay_share")
 
@@ -101,11 +99,12 @@ def rank_views(stamps: JobStamps, r: int, interval_iterations: int) -> NDArray[n
     group = r // (stamps.ranks // stamps.groups)
     comm_T = np.maximum(stamps.finish_TG[:, group] - stamps.entry_TR[:, r], 0.0)
     barrier_T = np.maximum(stamps.step_T - stamps.ready_TG[:, group], 0.0)
+    alone_T = np.maximum(stamps.step_T - stamps.ready_TG.max(axis=1), 0.0)  # what the live ranks find out together
     pacer = RankPacer(
         passive(),
         cap_s=LIMITS.cap_s,
         has_barrier=stamps.barrier,
-        barrier_alone_s=min(float(barrier_T.min()), BARRIER_ALONE_S),
+        barrier_alone_s=float(np.median(alone_T)),
         interval_iterations=interval_iterations,
     )
     views, delay_s_T = [], [*stamps.delay_TR[:, r].tolist(), 0.0]
