@@ -205,13 +205,16 @@ class Words:
             return bytes(self._store.get(name)).decode("ascii", "replace")
 
     def read_all(self, names: Sequence[str]) -> list[str]:
-        """Several words that are there; "" for one that is not, where the store cannot read several at once."""
+        """Several words. Where one is not there: none at all, or "" in its place."""
         if not getattr(self._store, "has_extended_api", bool)():  # bool() is False: a store that does not say
             return [self.read(name) for name in names]
         found: list[str] = []
         for first in range(0, len(names), READ_AT_ONCE):
+            some = list(names[first : first + READ_AT_ONCE])
             with native:
-                words = self._store.multi_get(list(names[first : first + READ_AT_ONCE]))
+                if not self._store.check(some):  # else the next call would wait for them
+                    return []
+                words = self._store.multi_get(some)
             found += [bytes(word).decode("ascii", "replace") for word in words]
         return found
 
