@@ -10,13 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceenv.core import pacing
+from paceenv.core import pacing, timing
 from paceenv.core.errors import InputError
 from paceenv.core.trace import read_trace
 from paceenv.envs.pacing_env import PacingVectorEnv
+from paceenv.live.observe.batch import Kind
+from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Operation, Shape
+from paceenv.live.observe.log import Group
 from paceenv.policies.rollout import Engine, start_engine
 from paceenv.sim.cluster.derive import ClusterMix, derive
 from paceenv.sim.cluster.model import Cluster
+from paceenv.sim.cluster.program.program_tables import payload_R
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import Simulator, episode_keys
@@ -403,3 +407,36 @@ def test_ranks_are_charged_what_they_compute_and_not_what_the_busiest_does(engin
     computed_s = 1.1 + 3 * 0.1
     energy_j = 300.0 * computed_s + 100.0 * (4 * step_s - computed_s)
     assert runner.outcome().energy_j[0] == pytest.approx(energy_j, rel=1e-4)
+
+
+def test_a_rank_counts_the_payload_as_the_live_agent_does() -> None:
+    """Collectives of the same ranks as the last one: not those of pairs, and no messages; they are waited for, too."""
+    step = [
+        compute(0.1),
+        all_reduce(0.2, 2, communicator="pairs"),
+        all_to_all(0.05, communicator="a"),
+        {"send": {"bytes": 1e6}},
+        all_reduce(0.08, communicator="b"),
+    ]
+    one = cluster(step)
+    job = simulator(one)
+    job.record(job.off(), 3)
+    np.testing.assert_allclose(job.state.rank_EFR[0, timing.COMM_S, :4], 0.13, rtol=1e-5)
+    plan = one.program_plan()
+    assert plan is not None
+    assert payload_R(plan) == [frozenset(range(4))] * 4
+    members = {"pairs": "0-1", "a": "0-3", "b": "0-3", "world": "0-3"}
+    groups = {n: Group(n, name, 0, 2, None, object) for n, name in enumerate(members)}
+    for number, listed in enumerate(members.values()):
+        groups[number].listed = listed
+    kinds, operations = list[Kind](), list[Operation]()
+    at_s = 0.1
+    ops = [("all_reduce", 0, 0.2), ("all_to_all", 1, 0.05), ("send", 3, 0.001), ("all_reduce", 2, 0.08)]
+    for op, group, lasts_s in ops:
+        kinds.append(Kind(op, group, 1 << 20))
+        operations.append((len(kinds) - 1, at_s, at_s + lasts_s))
+        at_s += lasts_s
+    shape = Shape(groups, kinds)
+    for _ in range(LEARNING_ITERATIONS):
+        shape.observe(operations, at_s)
+    assert shape.comm_s(operations) == pytest.approx(0.13)

@@ -40,7 +40,8 @@ def run_program(view: View, program: Program, s: ProgramScratch, compute_R: Any,
     Args:
         view: the job; its tenants go on, its delays and holds are read.
         program: of the job.
-        s: written to; ``end_I``, ``start_O``, ``finish_O``, ``at_R``, ``waited_R`` and ``computed_R`` are results.
+        s: written to; ``end_I``, ``start_O``, ``finish_O``, ``at_R``, ``waited_R``, ``paid_R`` and ``computed_R``
+            are results.
         compute_R: compute time of each rank in this step, seconds; a share of it belongs to each ``COMPUTE``.
         stall_R: what a rank stands still at the start of its step, seconds: a data loader, a garbage collection.
 
@@ -55,7 +56,7 @@ def run_program(view: View, program: Program, s: ProgramScratch, compute_R: Any,
     for r in range(ranks):
         s.at_R[r] = np.float64(delay_R[r]) + stall_R[r]
         s.next_R[r], s.blocked_R[r], s.waited_R[r], s.stack_R[r] = program.first_R[r], _NONE, 0.0, r
-        s.computed_R[r] = 0.0
+        s.computed_R[r] = s.paid_R[r] = 0.0
     for n in range(s.head_L.shape[0]):
         s.head_L[n] = _NONE
     now_s, runnable, running, pending = clock["link_s"], ranks, 0, 0
@@ -194,6 +195,8 @@ def go_on(
                 if waited_s > 0.0:
                     at_s += waited_s
                     s.waited_R[r] += waited_s
+                    if program.pays_I[i]:
+                        s.paid_R[r] += waited_s
                     if hold_s > 0.0 and pacing.releases(waited_s, hold_s):
                         release(program, s, r, i, at_s - waited_s - hold_s, at_s)
             else:

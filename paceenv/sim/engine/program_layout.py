@@ -33,6 +33,8 @@ class Program(NamedTuple):
     """``(I,)``: of ``START`` and ``WAIT``: the operation."""
     micro_I: NDArray[np.int64]
     """``(I,)``: the micro-batch whose length an instruction's time follows; -1: none."""
+    pays_I: NDArray[np.bool_]
+    """``(I,)``: of ``WAIT``: whether the rank counts it as time in its payload collectives."""
     replica_R: NDArray[np.int64]
     """``(R,)``: the replica of each rank: ranks of one replica work on the same samples."""
     group_O: NDArray[np.int64]
@@ -98,6 +100,8 @@ class ProgramScratch(NamedTuple):
     """The operation that it waits for; -1: none."""
     waited_R: NDArray[np.float64]
     """How long it was blocked in all, seconds."""
+    paid_R: NDArray[np.float64]
+    """How long in its payload collectives, seconds."""
     computed_R: NDArray[np.float64]
     """How long it computed in all, seconds."""
     stack_R: NDArray[np.int64]
@@ -169,6 +173,7 @@ def new_program_scratch(program: Program, tenants: int) -> ProgramScratch:
         next_R=np.empty(ranks, np.int64),
         blocked_R=np.empty(ranks, np.int64),
         waited_R=np.empty(ranks),
+        paid_R=np.empty(ranks),
         computed_R=np.empty(ranks),
         stack_R=np.empty(ranks, np.int64),
         count_O=np.empty(operations, np.int64),
@@ -207,6 +212,7 @@ NO_PROGRAM = Program(
     share_I=_REAL,
     operation_I=_INTEGER,
     micro_I=_INTEGER,
+    pays_I=_BOOLEAN,
     replica_R=_INTEGER,
     group_O=_INTEGER,
     op_O=_INTEGER,

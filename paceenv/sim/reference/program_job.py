@@ -30,7 +30,7 @@ from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster.derive import drawn
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_run import blocks_s, choice_of, tiers_of
-from paceenv.sim.cluster.program.program_tables import Compute, Start, StepPlan
+from paceenv.sim.cluster.program.program_tables import Compute, Start, StepPlan, payload_R
 from paceenv.sim.engine import draws
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import episode_keys
@@ -73,7 +73,8 @@ class Step:
         self.begin_s = network.now_s
         self.end_I = np.full(program.first_R[-1], math.nan)
         self.start_O, self.through_O = (np.full(len(program.operations), math.inf) for _ in range(2))
-        self.waited_R, self.computed_R, self.exit_R = np.zeros(ranks), np.zeros(ranks), np.full(ranks, math.nan)
+        self.waited_R, self.paid_R, self.computed_R = np.zeros(ranks), np.zeros(ranks), np.zeros(ranks)
+        self.exit_R = np.full(ranks, math.nan)
         self._next_R, self._ranks_to_come = [0] * ranks, ranks
         self._handed_O: list[list[int]] = [[] for _ in program.operations]
         self._waiting_O: list[list[tuple[int, float]]] = [[] for _ in program.operations]
@@ -167,6 +168,8 @@ class Step:
                 self._enter(o + 1, place)
         for r, since_s in self._waiting_O[o]:
             self.waited_R[r] += now_s - since_s
+            if self._program.pays(r, o):
+                self.paid_R[r] += now_s - since_s
             if self._hold_R[r] > 0.0 and pacing.releases(now_s - since_s, float(self._hold_R[r])):
                 for rank, held in [one for one in self._held if one[0] == r]:
                     self._release(rank, held)
@@ -188,6 +191,7 @@ class Laid:
         plan = cluster.program_plan()
         assert plan is not None
         self.plan: StepPlan = plan
+        self._payload_R = payload_R(plan)
         tiers = tiers_of(cluster.fabric, cluster.job, has_tenants=bool(cluster.tenants))
         self.wires = Wires(tiers)
         choose = choice_of(cluster.fabric, cluster.job, tiers)
@@ -208,6 +212,11 @@ class Laid:
                 row.append(first[one.communicator, r] + number)
             self.operation_R.append(row)
         self.first_R = np.concatenate([[0], np.cumsum([len(row) for row in self.operation_R])])
+
+    def pays(self, r: int, o: int) -> bool:
+        """Whether rank ``r`` counts operation ``o`` as one of its payload collectives."""
+        one = self.operations[o]
+        return one.start.op != "send" and frozenset(one.members) == self._payload_R[r]
 
     def first_of(self, o: int) -> int:
         """The first operation of the communicator of ``o``."""
@@ -347,7 +356,7 @@ class ProgramReference(PacedJob):
         self._end_T.append(end_s)
         self._spend(float(one.step.computed_R.sum()), float(one.delay_R.sum()), end_s - begin_s)
         wait_R = end_s - self._barrier_s - one.step.exit_R
-        self._decide(t, end_s - begin_s, one.step.waited_R.astype(np.float32), wait_R.astype(np.float32))
+        self._decide(t, end_s - begin_s, one.step.paid_R.astype(np.float32), wait_R.astype(np.float32))
         self._begin()
 
     def _recording(self, first: int, end_T1: NDArray[np.float64]) -> Recording:

@@ -56,6 +56,8 @@ class Wait(NamedTuple):
 
 
 Instruction = Compute | Start | Wait
+SYNCHRONISES_BYTES = 4096
+"""A collective of at most this payload only synchronises, as in ``paceenv.live.observe.iteration``."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,14 @@ def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenant
     queues_block = any(one.use.feeds for one in operations)
     uses, feeds = (_blocking if queues_block else _simplified)(operations, first_op, has_tenants=has_tenants)
     rows = _instructions(plan, groups, group_of, first_op)
-    counts = np.array([len(members) for _, members in groups], np.int64)
+    payload, sets = payload_R(plan), [frozenset(members) for _, members in groups]
     group_O = np.repeat(np.arange(len(groups)), np.diff(first_op))
+    pays = [
+        one[0] == WAIT and operations[one[2]].start.op != "send" and sets[group_O[one[2]]] == payload[rank]
+        for rank, row in enumerate(rows)
+        for one in row
+    ]
+    counts = np.array([len(members) for _, members in groups], np.int64)
     last_O = np.zeros(len(operations), np.bool_)
     last_O[first_op[1:][np.diff(first_op) > 0] - 1] = True
     link_counts = [len(links) for links, _ in uses]
@@ -131,6 +139,7 @@ def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenant
         share_I=np.array([one[1] for row in rows for one in row], np.float64),
         operation_I=np.array([one[2] for row in rows for one in row], np.int64),
         micro_I=np.array([one[3] for row in rows for one in row], np.int64),
+        pays_I=np.array(pays, np.bool_),
         replica_R=np.array(plan.replica_R, np.int64),
         group_O=group_O.astype(np.int64),
         op_O=np.array([OPS.index(one.start.op) for one in operations], np.int64),
@@ -158,6 +167,39 @@ def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenant
         links=int(max([UPLINK, *(int(links.max(initial=0)) for links, _ in uses)])) + 1,
         blocks_s=0.0,
     )
+
+
+def payload_R(plan: StepPlan) -> list[frozenset[int]]:
+    """The ranks of the process group that carries each rank's payload: of the last collective that it waits for.
+
+    The live agent has the same rule: time in collectives of these very ranks is the rank's time in the payload. Waits
+    in other groups (tensor, pipeline, experts) lie behind the start of the step; a delay there moves only the others.
+
+    Args:
+        plan: of the step.
+
+    Returns:
+        For each rank; empty for one that waits for no collective.
+    """
+    group_of = {
+        (name, rank): members for name, parts in plan.communicators.items() for members in parts for rank in members
+    }
+    names = [_payload_of(role) for role in plan.roles]
+    return [frozenset(group_of.get((names[role], rank), ())) for rank, role in enumerate(plan.role_R)]
+
+
+def _payload_of(role: Sequence[Instruction]) -> str:
+    """The communicator of the last collective with a payload that a role waits for in every step, or in some; or ""."""
+    begun: dict[str, list[Start]] = {}
+    waited: list[Start] = []
+    for one in role:
+        if isinstance(one, Start):
+            begun.setdefault(one.communicator, []).append(one)
+        elif isinstance(one, Wait):
+            waited.append(begun[one.communicator][one.number])
+    found = [start for start in waited if start.op != "send" and start.payload_bytes > SYNCHRONISES_BYTES]
+    always = [start for start in found if start.every <= 1]
+    return (always or found)[-1].communicator if found else ""
 
 
 def _started(plan: StepPlan, name: str, members: list[int]) -> list[Start]:

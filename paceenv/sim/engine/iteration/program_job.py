@@ -70,7 +70,7 @@ def advance_program(
         if recording.ready_ETG.shape[1] > 0:
             keep_program_stamps(recording, e, t, view, room)
         for r in range(ranks):
-            comm_R[r], wait_R[r] = room.waited_R[r], step_s - job["barrier_s"] - room.at_R[r]
+            comm_R[r], wait_R[r] = room.paid_R[r], step_s - job["barrier_s"] - room.at_R[r]
         take_in(view, scratch, settings_SM2, limits_4, step_s, extra_s)
         if is_imperfect:
             keep_missing(job, clock["key"], clock["iteration"], scratch.aside_FR, view.rank)
