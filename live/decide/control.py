@@ -34,9 +34,9 @@ PACED = ("canary", "active", "tune")
 BARRIER_ALONE_S = 1e-3
 """A barrier is taken to need at most this once all ranks are there, until they have compared theirs; the time beyond
 it is waiting, however constant."""
-BARRIER_STEPS, BARRIER_EVERY = 16, 256
-"""The ranks compare their barriers of so many steps: before the middle of the quiet start, then after 256 iterations
-more, 512 more, and so on."""
+BARRIER_STEPS, BARRIER_EVERY = 16, 32
+"""The ranks compare their barriers of so many steps: before the middle of the quiet start, then after 32 iterations
+more, 64 more, and so on."""
 ACTIVE_MEMORY_PAIRS = 32
 """In mode active the comparison restarts after this many pairs, so that an old gain does not hide a new loss."""
 QUIET_STEPS = 200
