@@ -3,8 +3,8 @@
 A rank alone cannot tell a barrier that takes 10 ms from one in which it always waits for 10 ms. If it takes the first
 for the second, the last rank delays itself, and the job with it. In each step the rank that came last has the shortest
 barrier. So every rank leaves its barriers of some steps as one word, rank 0 takes the shortest of each step, and their
-median is the answer. It happens in the quiet start and again after ever longer times, beside the
-training. Without an answer nothing changes.
+median is the answer. It happens in the quiet start and again after ever longer times, beside the training. Without an
+answer nothing changes.
 """
 
 from __future__ import annotations

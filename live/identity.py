@@ -35,6 +35,7 @@ POLL_S, LONGEST_POLL_S = 0.005, 1.0
 OWN_TO_A_RANK = {"out", "job", "metrics_port", "metrics_host", "kill_file", "strict"}
 """Options in which ranks may differ: they change nothing that is decided."""
 READ_AT_ONCE = 256
+"""Words in one call of the store: it answers others in between."""
 _generation = itertools.count()
 
 

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from paceenv.core.timing import BARRIER_BYTES
 from paceenv.live.observe.batch import POINT_TO_POINT, Kind
 from paceenv.live.observe.log import Group
 
@@ -19,8 +20,6 @@ LEARNING_ITERATIONS = 8
 """The shape is learned from this many first steps of a job."""
 RELEARN_ITERATIONS = 16
 """After this many irregular steps in a row, they become the usual ones."""
-BARRIER_BYTES = 4096
-"""A collective of at most this size only synchronises."""
 OUTLIER, RECENT_STEPS = 50.0, 64
 """A step this many times the median of recent ones was stopped from outside (a debugger, a suspended process)."""
 NO_COLLECTIVES = (*POINT_TO_POINT, "wait", "")

@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.probing import HOLD_ITERATIONS, Plan, unit_of
+from paceenv.core.timing import BARRIER_BYTES
 from paceenv.core.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
 
 MIN_ITERATIONS: Final = 3
 """Measured iterations that make a hold."""
 CLIP_MEDIANS: Final = 4.0
 """A longer step counts as so many medians, as in a live rank's own comparisons: a stall must not decide everything."""
-BARRIER_BYTES: Final = 4096
-"""A collective of at most this size only synchronises; 0 bytes means unknown."""
 _INTERRUPTIONS: Final = ("checkpoint", "evaluation", "restart")
 _NOT_PAYLOAD: Final = (*COMPUTE_OPS, *POINT_TO_POINT_OPS, *OTHER_OPS, *_INTERRUPTIONS, PACE_OP, "barrier")
 
@@ -120,7 +119,7 @@ class _Rows:
     def __init__(self, trace: Trace) -> None:
         self._start_s, self._end_s = trace.column("start_s"), trace.column("end_s")
         self._group, size = trace.column("group"), trace.column("bytes")
-        self._payload = ~trace.isin("op", *_NOT_PAYLOAD) & ((size > BARRIER_BYTES) | (size == 0))
+        self._payload = ~trace.isin("op", *_NOT_PAYLOAD) & ((size > BARRIER_BYTES) | (size == 0))  # 0: unknown
         self.rank_R, self._r = np.unique(trace.column("rank"), return_inverse=True)
         first = int(trace.column("iteration").min()) if trace.table.num_rows else 0
         self._t = trace.column("iteration").astype(np.int64) - first

@@ -52,6 +52,8 @@ from paceenv.core.pacing import (
 )
 from paceenv.core.turns import defer_turns, slack_turns, stagger_turns
 
+BARRIER_BYTES = 4096
+"""A collective of at most this size only synchronises."""
 BLOCK_ITERATIONS = 32
 """Block whose third smallest value, about the 8 % quantile, is what a baseline follows."""
 MIN_DELAY_S, MIN_DELAY_SHARE = 1e-4, 0.002

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceenv.core.errors import InputError
+from paceenv.core.timing import BARRIER_BYTES
 from paceenv.sim.cluster.collectives import Op
 from paceenv.sim.cluster.program.footprint import Use
 from paceenv.sim.engine.program_layout import COMPUTE, OPS, START, UPLINK, WAIT, Program
@@ -56,8 +57,6 @@ class Wait(NamedTuple):
 
 
 Instruction = Compute | Start | Wait
-SYNCHRONISES_BYTES = 4096
-"""A collective of at most this payload only synchronises, as in ``paceenv.live.observe.iteration``."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ def _payload_of(role: Sequence[Instruction]) -> str:
             begun.setdefault(one.communicator, []).append(one)
         elif isinstance(one, Wait):
             waited.append(begun[one.communicator][one.number])
-    found = [start for start in waited if start.op != "send" and start.payload_bytes > SYNCHRONISES_BYTES]
+    found = [start for start in waited if start.op != "send" and start.payload_bytes > BARRIER_BYTES]
     always = [start for start in found if start.every <= 1]
     return (always or found)[-1].communicator if found else ""
 
