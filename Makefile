@@ -87,7 +87,7 @@ scores: $(STAMP) ## rebuild SCORES.md and SCORES.json from the committed configu
 leaderboard: $(STAMP) ## check the rows in configs/leaderboard by making them again in part, and rebuild the leaderboard's page
 	@$(BIN)/paceenv leaderboard configs/leaderboard --write docs/evidence/leaderboard.md
 
-released: $(STAMP) ## train the released policy anew (about 15 minutes; goes on where it was), and put it in place
+released: $(STAMP) ## train the released policy anew (about 20 minutes; goes on where it was), and put it in place
 	@$(BIN)/paceenv train distilled -o runs/released --resume
 	@cp runs/released/policy.safetensors policies/learned.safetensors
 

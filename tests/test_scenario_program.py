@@ -1,0 +1,54 @@
+"""What a loop takes a testbed's job for: its phases as a program, and what gloo makes of them on the links."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceenv.core.errors import InputError
+from paceenv.live.testbed.testbed_scenario import Backend, Scenario
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.program.program_run import use_of
+from paceenv.sim.cluster.program.program_tables import Start
+from paceenv.trainers.closed_loop.scenario_program import program_base
+from paceenv.ui import config_files
+
+COMPUTE = {"compute": {"mean_s": 0.05}}
+BACKGROUND = {"background": True, "deferrable": True, "communicator": "gradients"}
+
+
+def base_of(*phases: dict[str, Any], backend: Backend = "gloo") -> Cluster:
+    """The program of a job of four hosts at 150 Mbit/s."""
+    job = {"name": "one", "hosts": [0, 1, 2, 3], "iteration": list(phases)}
+    data = {"name": "test", "description": "A test.", "network": {"hosts": 4, "host_mbps": 150}, "jobs": [job]}
+    data |= {"backend": backend, "loop": {"job": "one", "mechanism": "defer", "expect": "helps"}}
+    return config_files.parse(Cluster, program_base(config_files.parse(Scenario, data, "test")), "test")
+
+
+def alone_s(cluster: Cluster, op: Any, payload_bytes: float) -> float:
+    """How long the links need for a transfer of all ranks."""
+    return use_of(cluster.fabric, cluster.job)(Start("world", op, payload_bytes, True), [0, 1, 2, 3]).alone_s
+
+
+def test_gloo_sums_a_reduce_scatter_as_all_reduces() -> None:
+    phases = COMPUTE, {"reduce_scatter": {"bytes": 8e5, **BACKGROUND}}
+    on_gloo, on_nccl = base_of(*phases), base_of(*phases, backend="nccl")
+    assert on_gloo.program is not None and on_nccl.program is not None
+    sizes = [one.program.step[1].transfer()[1].bytes for one in (on_gloo, on_nccl)]  # type: ignore[union-attr,index]
+    assert sizes == [1.6e6, 8e5]
+    assert alone_s(on_gloo, "reduce_scatter", sizes[0]) == pytest.approx(alone_s(on_gloo, "all_reduce", 8e5))
+    assert (on_gloo.fabric.flows, on_nccl.fabric.flows) == ({"reduce_scatter": 2}, {})
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all"])
+def test_other_transfers_are_what_they_are_called(kind: str) -> None:
+    found = base_of(COMPUTE, {kind: {"bytes": 8e5, "buckets": 2, **BACKGROUND}})
+    assert found.program is not None and not found.fabric.flows
+    transfers = [phase.transfer() for phase in found.program.step if phase.compute is None]
+    assert [(op, one.bytes, one.background) for op, one in filter(None, transfers)] == [(kind, 4e5, True)] * 2
+
+
+def test_what_a_program_has_not_is_refused() -> None:
+    with pytest.raises(InputError, match="job one: gather beside transfers in the background; allowed: none of it"):
+        base_of(COMPUTE, {"gather": {"bytes": 8e5}}, {"all_reduce": {"bytes": 8e5, **BACKGROUND}})
