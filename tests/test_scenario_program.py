@@ -34,7 +34,8 @@ def alone_s(cluster: Cluster, op: Any, payload_bytes: float) -> float:
 def test_gloo_sums_a_reduce_scatter_as_all_reduces() -> None:
     phases = COMPUTE, {"reduce_scatter": {"bytes": 8e5, **BACKGROUND}}
     on_gloo, on_nccl = base_of(*phases), base_of(*phases, backend="nccl")
-    assert on_gloo.program is not None and on_nccl.program is not None
+    assert on_gloo.program is not None
+    assert on_nccl.program is not None
     sizes = [one.program.step[1].transfer()[1].bytes for one in (on_gloo, on_nccl)]  # type: ignore[union-attr,index]
     assert sizes == [1.6e6, 8e5]
     assert alone_s(on_gloo, "reduce_scatter", sizes[0]) == pytest.approx(alone_s(on_gloo, "all_reduce", 8e5))
@@ -44,7 +45,8 @@ def test_gloo_sums_a_reduce_scatter_as_all_reduces() -> None:
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all"])
 def test_other_transfers_are_what_they_are_called(kind: str) -> None:
     found = base_of(COMPUTE, {kind: {"bytes": 8e5, "buckets": 2, **BACKGROUND}})
-    assert found.program is not None and not found.fabric.flows
+    assert found.program is not None
+    assert not found.fabric.flows
     transfers = [phase.transfer() for phase in found.program.step if phase.compute is None]
     assert [(op, one.bytes, one.background) for op, one in filter(None, transfers)] == [(kind, 4e5, True)] * 2
 

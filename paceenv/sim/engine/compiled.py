@@ -32,7 +32,7 @@ from paceenv.sim.engine import (
     program_layout,
 )
 from paceenv.sim.engine.code_cache import base_directory, numba_cache
-from paceenv.sim.engine.iteration import deciding, link_sharing, program_job
+from paceenv.sim.engine.iteration import deciding, event_queue, link_sharing, program_job
 
 _MODULES: tuple[ModuleType, ...] = (
     pacing,
@@ -52,6 +52,7 @@ _MODULES: tuple[ModuleType, ...] = (
     program_job,
     program_layout,
     deciding,
+    event_queue,
     link_sharing,
     kernel,
     layout,
@@ -108,8 +109,8 @@ _REGISTERED = (
     (imperfections.keep_missing,),
     (
         program.run_program,
-        program.end_operations,
-        program.next_event_s,
+        program.happen,
+        program.tenants_next_s,
         program.go_on,
         program.length_factor,
         program.work_s,
@@ -118,8 +119,10 @@ _REGISTERED = (
         program.ready_s,
     ),
     (program.schedule, program.leave),
+    (event_queue.clear, event_queue.first_s, event_queue.put, event_queue.take_first, event_queue._settle),
     (link_sharing.join_links, link_sharing.leave_links, link_sharing.share_links, link_sharing.look_again),
-    (link_sharing._mark_all_on, link_sharing._disturbed, link_sharing._fill, link_sharing._free),
+    (link_sharing._mark_all_on, link_sharing._disturbed, link_sharing._fill, link_sharing._fill_one),
+    (link_sharing._free,),
     (link_sharing._begin_to_rise, link_sharing._rising_to, link_sharing._freeze, link_sharing._block),
     (program_layout.new_program_scratch, program_job.keep_program_stamps, program_job.advance_program),
     (deciding.take_in,),
@@ -157,9 +160,17 @@ _INLINED = (
     coupling.slow_down,
     coupling.spend,
     coupling.interrupt,
+    program.go_on,
+    program.schedule,
+    program.hand_over,
+    program.happen,
+    link_sharing.share_links,
+    link_sharing._fill_one,
+    link_sharing._disturbed,
+    event_queue.put,
 )
-"""Called in every iteration with whole groups. A call would copy the header of every array to the stack, which made an
-iteration of 8 ranks 30 % slower than single arguments."""
+"""Called again and again with whole groups. A call would copy the header of every array to the stack, which made an
+iteration of 8 ranks 30 % slower than single arguments, and programs four to seven times slower."""
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}}
 """No not-a-number and no sign of zero, so that comparisons become minima and maxima of vector registers; no
 re-association, no contraction and no approximation, so that compiled and interpreted arithmetic agree."""

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from paceenv.core import pacing, timing
 from paceenv.sim.engine.draws import INCAST, LENGTH, TRANSFER, bits32, key_of, quantile, uniform
 from paceenv.sim.engine.fluid import tenant_goes_on
+from paceenv.sim.engine.iteration.event_queue import clear, first_s, put, take_first
 from paceenv.sim.engine.iteration.link_sharing import join_links, leave_links, look_again, share_links
 from paceenv.sim.engine.layout import LEFT_S, NEXT_S, View
 from paceenv.sim.engine.program_layout import COMPUTE, START, Program, ProgramScratch
@@ -59,106 +60,78 @@ def run_program(view: View, program: Program, s: ProgramScratch, compute_R: Any,
         s.computed_R[r] = s.paid_R[r] = 0.0
     for n in range(s.head_L.shape[0]):
         s.head_L[n] = _NONE
-    now_s, runnable, running, pending = clock["link_s"], ranks, 0, 0
-    changed = 0
+    clear(s)
+    now_s, runnable, changed = clock["link_s"], ranks, 0
     while True:
         while runnable > 0:
-            runnable, pending = go_on(view, program, s, compute_R, s.stack_R[runnable - 1], runnable - 1, pending)
-        if running == 0 and pending == 0:
+            runnable = go_on(view, program, s, compute_R, s.stack_R[runnable - 1], runnable - 1)
+        if s.queued[0] == 0 and changed == 0:
             break
         if changed > 0 or tenants.shape[0] > 0:
             share_links(program, s, changed, now_s, tenants, tenant[LEFT_S])
         before_s = now_s
-        now_s = next_event_s(program, s, running, pending, now_s, tenant)
+        now_s = max(min(first_s(s), tenants_next_s(s, now_s, tenant)), now_s)
         for k in range(tenants.shape[0]):
             tenant_goes_on(clock, tenants, tenant, view.normal, k, now_s, s.rate_K[k] * (now_s - before_s))
-        running, changed, runnable, pending = end_operations(view, program, s, running, before_s, now_s, pending)
-        i = 0
-        while i < pending:
-            o = s.pending_O[i]
-            if s.ready_O[o] <= now_s:
-                pending -= 1
-                s.pending_O[i] = s.pending_O[pending]
-                s.start_O[o], s.since_O[o], s.left_O[o] = now_s, now_s, work_s(view, program, o)
-                s.late_O[o] = timeout_s(view, program, s, o)
-                s.running_O[running] = o
-                running += 1
-                changed = join_links(program, s, o, changed)
-            else:
-                i += 1
+        changed, runnable = happen(view, program, s, now_s)
     clock["link_s"], end_s = now_s, 0.0
     for r in range(ranks):
         end_s = max(end_s, s.at_R[r])
     return float(end_s)
 
 
-def end_operations(
-    view: View, program: Program, s: ProgramScratch, running: int, before_s: float, now_s: float, pending: int
-) -> tuple[int, int, int, int]:
-    """End the operations that are through; what blocked others long enough blocks no more.
+def happen(view: View, program: Program, s: ProgramScratch, now_s: float) -> tuple[int, int]:
+    """Let all operations end and then start whose time it is; what blocked others long enough blocks no more.
 
     Args:
         view: the job.
         program: of the job.
         s: of the step.
-        running: how many operations run.
-        before_s: when the event before was, seconds from the end of the step before.
-        now_s: when this one is.
-        pending: how many will start.
+        now_s: when it is, seconds from the end of the step before.
 
     Returns:
-        How many operations run, have a rate to be found, ranks can run, and operations will start.
+        How many operations have a rate to be found, and how many ranks can run.
     """
-    i, changed, runnable = 0, 0, 0
-    while i < running:
-        o = s.running_O[i]
-        if s.until_O[o] - now_s <= _DONE * (program.alone_O[o] + now_s):
-            running -= 1
-            s.running_O[i] = s.running_O[running]
+    changed, runnable, due = 0, 0, 0
+    while s.queued[0] > 0 and first_s(s) - now_s <= _DONE * (program.alone_O[s.queue_O[0]] + now_s):
+        o = take_first(s)
+        if s.start_O[o] == math.inf:
+            s.due_O[due] = o
+            due += 1
+        elif s.until_O[o] - now_s <= _DONE * (program.alone_O[o] + now_s):
             changed = leave_links(program, s, o, changed)
             runnable = leave(view, program, s, o, now_s, runnable)
             if not program.last_O[o]:
-                runnable, pending = schedule(view, program, s, o + 1, runnable, pending)
+                runnable = schedule(view, program, s, o + 1, runnable)
         else:
-            if before_s < s.start_O[o] + program.blocks_s <= now_s:
-                changed = look_again(s, o, changed)
-            i += 1
-    return running, changed, runnable, pending
+            changed = look_again(s, o, changed)
+    for i in range(due):
+        o = s.due_O[i]
+        s.start_O[o], s.since_O[o], s.left_O[o] = now_s, now_s, work_s(view, program, o)
+        s.late_O[o] = timeout_s(view, program, s, o)
+        changed = join_links(program, s, o, changed)
+    return changed, runnable
 
 
-def next_event_s(
-    program: Program, s: ProgramScratch, running: int, pending: int, now_s: float, tenant: NDArray[np.float64]
-) -> float:
-    """When an operation is through or starts next, or a tenant's transfer ends or starts; seconds as ``now_s``.
+def tenants_next_s(s: ProgramScratch, now_s: float, tenant: NDArray[np.float64]) -> float:
+    """When a tenant's transfer ends or starts next, seconds as ``now_s``; infinite without tenants.
 
     Args:
-        program: of the job.
         s: of the step.
-        running: how many operations run.
-        pending: how many will start.
         now_s: seconds from the end of the step before.
         tenant: state of the tenants, ``(TENANT_FIELDS, K)``.
     """
     next_s = math.inf
-    for i in range(pending):
-        next_s = min(next_s, s.ready_O[s.pending_O[i]])
-    for i in range(running):
-        o = s.running_O[i]
-        next_s = min(next_s, s.until_O[o])
-        if s.start_O[o] + program.blocks_s > now_s:  # its senders slow down, so it blocks no other from then on
-            next_s = min(next_s, s.start_O[o] + program.blocks_s)
     for k in range(tenant.shape[1]):
         if tenant[LEFT_S, k] > 0.0:
             next_s = min(next_s, now_s + tenant[LEFT_S, k] / s.rate_K[k])
         else:
             next_s = min(next_s, tenant[NEXT_S, k])
-    return max(next_s, now_s)
+    return next_s
 
 
-def go_on(
-    view: View, program: Program, s: ProgramScratch, compute_R: Any, r: int, runnable: int, pending: int
-) -> tuple[int, int]:
-    """Run rank ``r`` until it blocks or its step is over; returns how many ranks can run and operations will start.
+def go_on(view: View, program: Program, s: ProgramScratch, compute_R: Any, r: int, runnable: int) -> int:
+    """Run rank ``r`` until it blocks or its step is over; returns how many ranks can run.
 
     Args:
         view: the job.
@@ -167,7 +140,6 @@ def go_on(
         compute_R: compute time of each rank in this step, seconds.
         r: the rank.
         runnable: how many ranks can run.
-        pending: how many operations will start.
     """
     job = view.job
     i, at_s, hold_s = s.next_R[r], s.at_R[r], np.float64(view.rank[timing.DEFER_S, r])
@@ -189,7 +161,7 @@ def go_on(
                 s.handed_X[program.first_handed_O[o] + program.place_I[i]] = handed_s
                 s.count_O[o] += 1
                 s.at_R[r] = at_s
-                runnable, pending = schedule(view, program, s, o, runnable, pending)
+                runnable = schedule(view, program, s, o, runnable)
             elif s.finish_O[o] < math.inf:
                 waited_s = s.finish_O[o] - at_s
                 if waited_s > 0.0:
@@ -203,11 +175,11 @@ def go_on(
                 if hold_s > 0.0:
                     hand_over(program, s, o, program.group_O[o], program.place_I[i], at_s)
                 s.next_R[r], s.at_R[r], s.blocked_R[r] = i, at_s, o
-                return runnable, pending
+                return runnable
         s.end_I[i] = at_s
         i += 1
     s.next_R[r], s.at_R[r] = i, at_s
-    return runnable, pending
+    return runnable
 
 
 def release(program: Program, s: ProgramScratch, r: int, i: int, since_s: float, at_s: float) -> None:
@@ -307,9 +279,10 @@ def hand_over(program: Program, s: ProgramScratch, last: int, group: int, place:
     while o >= 0 and program.group_O[o] == group and s.start_O[o] == math.inf:
         x = program.first_handed_O[o] + place
         if s.handed_X[x] > at_s:
-            s.handed_X[x] = at_s
-            if s.count_O[o] == members and s.ready_O[o] < math.inf:
+            was_s, s.handed_X[x] = s.handed_X[x], at_s
+            if s.ready_O[o] < math.inf and was_s >= s.ready_O[o]:  # it was the last to hand over
                 s.ready_O[o] = ready_s(program, s, o, members)
+                put(s, o, s.ready_O[o])
         o -= 1
 
 
@@ -330,8 +303,8 @@ def ready_s(program: Program, s: ProgramScratch, o: int, members: int) -> float:
     return latest_s
 
 
-def schedule(view: View, program: Program, s: ProgramScratch, o: int, runnable: int, pending: int) -> tuple[int, int]:
-    """Let operation ``o`` start at a known time if nothing is missing; returns counts as :func:`go_on`.
+def schedule(view: View, program: Program, s: ProgramScratch, o: int, runnable: int) -> int:
+    """Let operation ``o`` start at a known time if nothing is missing; returns how many ranks can run.
 
     One that meets no other on any link and cannot be held back is through at once, and then perhaps the next one.
 
@@ -341,7 +314,6 @@ def schedule(view: View, program: Program, s: ProgramScratch, o: int, runnable: 
         s: of the step.
         o: the operation.
         runnable: how many ranks can run.
-        pending: how many operations will start.
     """
     group = program.group_O[o]
     members = program.first_member_N[group + 1] - program.first_member_N[group]
@@ -350,15 +322,14 @@ def schedule(view: View, program: Program, s: ProgramScratch, o: int, runnable: 
             break
         s.ready_O[o] = ready_s(program, s, o, members)
         if not program.is_private_O[o] or program.can_wait_O[o]:
-            s.pending_O[pending] = o
-            pending += 1
+            put(s, o, s.ready_O[o])
             break
         s.start_O[o], s.late_O[o] = s.ready_O[o], timeout_s(view, program, s, o)
         runnable = leave(view, program, s, o, s.ready_O[o] + work_s(view, program, o), runnable)
         if program.last_O[o]:
             break
         o += 1
-    return runnable, pending
+    return runnable
 
 
 def leave(view: View, program: Program, s: ProgramScratch, o: int, at_s: float, runnable: int) -> int:

@@ -136,10 +136,16 @@ class ProgramScratch(NamedTuple):
     """Operations whose rate is to be found."""
     is_changed_O: NDArray[np.bool_]
     """Whether it is one of them."""
-    running_O: NDArray[np.int64]
-    """Operations that use links now."""
-    pending_O: NDArray[np.int64]
-    """Operations that will start at a known time."""
+    event_O: NDArray[np.float64]
+    """When it starts, has moved its bytes or blocks no others any more, whichever is next."""
+    queue_O: NDArray[np.int64]
+    """A heap of operations with an event to come, in the order of ``event_O``; the first ``queued[0]`` count."""
+    place_O: NDArray[np.int64]
+    """Its place in the heap; -1: it is in none."""
+    queued: NDArray[np.int64]
+    """How many operations are in the heap, ``(1,)``."""
+    due_O: NDArray[np.int64]
+    """Operations that start at the present event."""
     handed_X: NDArray[np.float64]
     """When each member hands over each operation."""
     end_I: NDArray[np.float64]
@@ -191,8 +197,11 @@ def new_program_scratch(program: Program, tenants: int) -> ProgramScratch:
         cap_O=np.empty(operations),
         changed_O=np.empty(operations, np.int64),
         is_changed_O=np.zeros(operations, np.bool_),
-        running_O=np.empty(operations, np.int64),
-        pending_O=np.empty(operations, np.int64),
+        event_O=np.empty(operations),
+        queue_O=np.empty(operations, np.int64),
+        place_O=np.full(operations, -1),
+        queued=np.zeros(1, np.int64),
+        due_O=np.empty(operations, np.int64),
         handed_X=np.empty(handed),
         end_I=np.empty(instructions),
         left_L=np.empty(program.links),

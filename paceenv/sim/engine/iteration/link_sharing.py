@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.sim.engine.iteration.event_queue import put
 from paceenv.sim.engine.program_layout import UPLINK, Program, ProgramScratch
 
 _NONE, _ALONE = -1, -1
@@ -110,7 +111,7 @@ def share_links(
 
     Args:
         program: of the job.
-        s: ``rate_O``, ``left_O``, ``since_O``, ``until_O`` and ``rate_K`` are written.
+        s: ``rate_O``, ``left_O``, ``since_O``, ``until_O``, ``rate_K`` and the queue of events are written.
         changed: how many operations of ``changed_O`` have a rate to be found.
         now_s: seconds from the end of the step before.
         tenants: ``(K,)`` of ``TENANT``; all on the uplink are filled with them.
@@ -122,7 +123,10 @@ def share_links(
         for link in range(program.links):
             changed = _mark_all_on(s, link, changed)
     while True:
-        _fill(program, s, changed, now_s, tenants, left_K)
+        if changed == 1 and tenants.shape[0] == 0 and program.blocks_s == 0.0:
+            _fill_one(program, s, s.changed_O[0])
+        else:
+            _fill(program, s, changed, now_s, tenants, left_K)
         found = _disturbed(program, s, changed)
         if found == changed:
             break
@@ -132,7 +136,10 @@ def share_links(
         s.is_changed_O[o] = False
         s.left_O[o] -= s.rate_O[o] * (now_s - s.since_O[o])
         s.rate_O[o], s.since_O[o] = s.new_O[o], now_s
-        s.until_O[o] = now_s + max(s.left_O[o], 0.0) / s.rate_O[o]
+        s.until_O[o] = next_s = now_s + max(s.left_O[o], 0.0) / s.rate_O[o]
+        if s.start_O[o] + program.blocks_s > now_s:  # its senders slow down, so it blocks no other from then on
+            next_s = min(next_s, s.start_O[o] + program.blocks_s)
+        put(s, o, next_s)
 
 
 def _disturbed(program: Program, s: ProgramScratch, changed: int) -> int:
@@ -161,6 +168,18 @@ def _disturbed(program: Program, s: ProgramScratch, changed: int) -> int:
                         found = look_again(s, p, found)
                 other = s.after_U[other]
     return found
+
+
+def _fill_one(program: Program, s: ProgramScratch, o: int) -> None:
+    """Set the rate of the only changed operation as :func:`_fill` does, where no tenant and no queue counts."""
+    per_level = program.weight_O[o] / program.top_O[o]
+    level, bottleneck = program.top_O[o] / program.weight_O[o], _ALONE
+    for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+        full_at = _free(program, s, program.link_U[u]) / (per_level * program.share_U[u])
+        if full_at <= level * (1.0 + _ROUNDING):
+            level, bottleneck = min(level, full_at), program.link_U[u]
+    s.new_O[o], s.level_O[o] = max(min(level * per_level, 1.0), _SLOWEST), level
+    s.bottleneck_O[o] = bottleneck
 
 
 def _fill(
