@@ -146,6 +146,7 @@ _ALLOCATE = (
 )
 """All others are compiled without Numba's runtime and must not allocate; their callers keep arrays alive. The runtime
 counts references with locked instructions, two for each slice: more than half the time of an iteration of 8 ranks."""
+_OF_STEPS = tuple(module.__name__ for module in (program, link_sharing, event_queue))
 _INLINED = (
     kernel.reduce_once,
     kernel.advance_job,
@@ -160,14 +161,7 @@ _INLINED = (
     coupling.slow_down,
     coupling.spend,
     coupling.interrupt,
-    program.go_on,
-    program.schedule,
-    program.hand_over,
-    program.happen,
-    link_sharing.share_links,
-    link_sharing._fill_one,
-    link_sharing._disturbed,
-    event_queue.put,
+    *(f for row in _REGISTERED for f in row if f.__module__ in _OF_STEPS),
 )
 """Called again and again with whole groups. A call would copy the header of every array to the stack, which made an
 iteration of 8 ranks 30 % slower than single arguments, and programs four to seven times slower."""
