@@ -37,7 +37,7 @@ from paceenv.sim.engine.layout import (
     new_scratch,
 )
 from paceenv.sim.engine.noise import draw_compute, reset_noise, start_post_work
-from paceenv.sim.engine.program_layout import ProgramScratch, new_program_scratch
+from paceenv.sim.engine.program_layout import Program, ProgramScratch, new_program_scratch
 
 
 def reset(which: NDArray[np.int64], tables: Tables, state: State) -> None:
@@ -226,8 +226,11 @@ def advance(
     state: State,
     settings_ESM2: NDArray[np.float64],
     recording: Recording,
+    program: Program | None,
 ) -> None:
     """Run the environments ``which`` for ``iterations``.
+
+    Without a program it is compiled apart: without steps as programs, which take as long to compile as all else.
 
     Args:
         which: numbers of the environments, ``(n,)``; the rows of the others stay as they are.
@@ -236,10 +239,14 @@ def advance(
         state: where it stands; updated.
         settings_ESM2: (threshold, window) of each mechanism, for all ranks of a job (S = 1) or for each (S = R).
         recording: written to: step times always, stamps where it has room for them.
+        program: the step of all jobs; None where they have one collective a step.
     """
     scratch = new_scratch(state.noise_ENR.shape[2], state.group_ENG.shape[2])
-    room = new_program_scratch(tables.program, tables.tenants_EK.shape[1])
-    advance_jobs(which, iterations, tables, state, settings_ESM2, recording, scratch, room)
+    if program is None:
+        advance_jobs(which, iterations, tables, state, settings_ESM2, recording, scratch, None, None)
+    else:
+        room = new_program_scratch(program, tables.tenants_EK.shape[1])
+        advance_jobs(which, iterations, tables, state, settings_ESM2, recording, scratch, program, room)
 
 
 def advance_jobs(
@@ -250,7 +257,8 @@ def advance_jobs(
     settings_ESM2: NDArray[np.float64],
     recording: Recording,
     scratch: Scratch,
-    room: ProgramScratch,
+    program: Program | None,
+    room: ProgramScratch | None,
 ) -> None:
     """:func:`advance` in a given scratch; apart, because this and all below is compiled without allocation.
 
@@ -262,7 +270,8 @@ def advance_jobs(
         settings_ESM2: of each mechanism.
         recording: written to.
         scratch: room for one job to work in.
-        room: for one step of a program.
+        program: of :func:`advance`.
+        room: for one step of it.
     """
     for i in range(which.shape[0]):
         e = which[i]
@@ -282,10 +291,10 @@ def advance_jobs(
             state.tick_EK[e],
         )
         settings_SM2, limits_4 = settings_ESM2[e], tables.limits
-        if job["has_program"]:
-            advance_program(e, iterations, view, scratch, settings_SM2, limits_4, recording, tables.program, room)
-        else:
+        if program is None or room is None:
             advance_job(e, iterations, view, scratch, settings_SM2, limits_4, recording)
+        else:
+            advance_program(e, iterations, view, scratch, settings_SM2, limits_4, recording, program, room)
 
 
 def reduce_once(view: View, scratch: Scratch) -> float:

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import timing
-from paceenv.sim.engine.program_layout import Program
 
 JOB = np.dtype(
     [
@@ -193,8 +192,6 @@ class Tables(NamedTuple):
     """``(skewnesses, TABLE_SIZE)``: quantile tables of data imbalance; a job's ``imbalance_table`` is its row."""
     limits: NDArray[np.float64]
     """``(4,)``: the limits of every delay, as ``paceenv.core.limits.Limits.numbers``."""
-    program: Program
-    """The step of jobs that have a program."""
 
 
 class State(NamedTuple):

@@ -35,8 +35,8 @@ class JobBatch:
     """What is simulated: parameter records of E jobs that share a number of ranks, groups and tenants.
 
     ``jobs`` is ``(E,)`` of ``layout.JOB``, ``tenants_EK`` ``(E, K)`` of ``layout.TENANT``; ``skewness_E`` is the
-    skewness of each job's data imbalance, from which the quantile tables are made. ``program`` is the step of those
-    that have one.
+    skewness of each job's data imbalance, from which the quantile tables are made. ``program`` is the step of all of
+    them.
     """
 
     jobs: NDArray[np.void]
@@ -311,7 +311,6 @@ class Simulator:
             normal_table(),
             self._imbalance,
             np.array(self.limits.numbers()),
-            self.batch.program,
         )
 
     def _advance(
@@ -337,7 +336,8 @@ class Simulator:
             np.empty((E, T, operations)),
             np.empty((E, T, operations)),
         )
-        arguments = (iterations, self._tables(), self.state, settings, out)
+        step = self.batch.program if len(self.batch.program.kind_I) else None
+        arguments = (iterations, self._tables(), self.state, settings, out, step)
         self._spread(compiled.advance, which, R * iterations, arguments)
         return out
 
