@@ -82,7 +82,8 @@ def build_simulator(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest file comes first and then those of real jobs, so that two workers end at about the same time.
 
-    The first one needs the engine at once, the others do not: it is compiled once, not by every worker.
+    The first one needs the engine at once, the others do not: it is compiled once, not by every worker. Steps as
+    programs are compiled apart, by every worker that meets the first of them at the same time.
     """
     first = ("test_sweep_ray", "test_installed", "test_live_launch", "test_live_identity", "test_live_faults")
     items.sort(key=lambda item: first.index(item.path.stem) if item.path.stem in first else len(first))

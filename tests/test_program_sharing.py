@@ -59,10 +59,6 @@ def side_by_side(nodes: int = 4, **fabric: Any) -> dict[str, float]:
         ({"efficiency": {"all_to_all": 0.25}, "unused_rate": "lost"}, 0.2, 0.5),
         # three flows against one: the exchange is through after 0.1 / 0.75, and the link is full until the end
         ({"sharing": "flows"}, 0.2, 0.1 / 0.75),
-        # as many messages of the ring under way as the exchange has flows: half of the link each
-        ({"sharing": "flows", "flows": {"all_reduce": 3}}, 0.2, 0.2),
-        # a collective is one share, whatever it has under way
-        ({"flows": {"all_reduce": 3}}, 0.2, 0.2),
         # as measured on sockets: 0.16 s of link at three quarters, then the rest of 0.26 s
         ({"sharing": "flows", "efficiency": {"all_to_all": 0.625}, "unused_rate": "lost"}, 0.26, 0.16 / 0.75),
     ],
@@ -105,7 +101,6 @@ def test_flows(op: Any, members: list[int], expected: int) -> None:
         ("efficiency", {"all_reduce": 0.5}),
         ("unused_rate", "lost"),
         ("sharing", "flows"),
-        ("flows", {"reduce_scatter": 2}),
         ("rails", True),
         ("flow_control", "pauses"),
         ("ecn_reaction_us", 1.0),

@@ -39,14 +39,22 @@ def test_gloo_sums_a_reduce_scatter_as_all_reduces() -> None:
     sizes = [one.program.step[1].transfer()[1].bytes for one in (on_gloo, on_nccl)]  # type: ignore[union-attr,index]
     assert sizes == [1.6e6, 8e5]
     assert alone_s(on_gloo, "reduce_scatter", sizes[0]) == pytest.approx(alone_s(on_gloo, "all_reduce", 8e5))
-    assert (on_gloo.fabric.flows, on_nccl.fabric.flows) == ({"reduce_scatter": 2}, {})
+
+
+def test_parts_of_a_reduce_scatter_in_groups() -> None:
+    given = {"bytes": 8e5, "buckets": 2, "group_size": 2, **BACKGROUND}
+    found = base_of(COMPUTE, {"reduce_scatter": given}, {"reduce_scatter": {"bytes": 4096, **BACKGROUND}})
+    assert found.program is not None
+    transfers = [phase.transfer() for phase in found.program.step if phase.compute is None]
+    # what only synchronises has no bytes that count
+    assert [(op, one.bytes) for op, one in filter(None, transfers)] == [("reduce_scatter", s) for s in (8e5, 8e5, 4096)]
+    assert found.program.communicators["gradients-2"].size == 2
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all"])
 def test_other_transfers_are_what_they_are_called(kind: str) -> None:
     found = base_of(COMPUTE, {kind: {"bytes": 8e5, "buckets": 2, **BACKGROUND}})
     assert found.program is not None
-    assert not found.fabric.flows
     transfers = [phase.transfer() for phase in found.program.step if phase.compute is None]
     assert [(op, one.bytes, one.background) for op, one in filter(None, transfers)] == [(kind, 4e5, True)] * 2
 

@@ -46,8 +46,8 @@ WANTED_SHARE = {"unequal-slack": 0.95, "incast-shallow": 0.9}
 TRAINED = ("learned", "tailored")
 EXPLAINED: dict[str, str] = {
     "experts-and-gradients": (
-        "Both are predicted 0.9 and 1.1 points too large, and 0.7 to 1.6 in earlier runs: transfers of both kinds share a link a "
-        "little otherwise on sockets. An earlier file of the policy got three quarters of the constant's gain."
+        "Both are predicted 0.9 and 1.1 points too large, and 0.7 to 1.6 in earlier runs: transfers of both kinds "
+        "share a link a little otherwise on sockets. An earlier file got three quarters of the constant's gain."
     ),
     "unequal-slack": (
         "Predicted 0.9 and 0.7 points too small, within the error of the prediction. Blocks without pacing were 0.6 % "

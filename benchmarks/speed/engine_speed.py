@@ -302,7 +302,7 @@ def _targets(data: dict[str, Any]) -> tuple[Target, ...]:
             "exponents of at most 1.15",
             f"{in_iterations:.2f} in iterations, {in_ranks:.2f} in ranks",
             max(in_ranks, in_iterations) <= 1.15,
-            "A rank's state is some fifteen numbers, so thousands of ranks leave the caches one level after the other.",
+            "A rank's state is nineteen numbers, so thousands of ranks leave the caches one level after the other.",
         ),
         Target(
             "two threads over one, wall-clock",

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from paceenv.core.errors import InputError
+from paceenv.core.timing import BARRIER_BYTES
 from paceenv.live.testbed.testbed_scenario import Backend, Compute, Job, Scenario, Transfer
 from paceenv.sim.cluster.program.step_program import WORLD
 
 GRADIENTS = ("all_reduce", "reduce_scatter")
 """Transfers that nobody needs before the end of an iteration, where they run in the background."""
-
-GLOO_THREADS = 2
-"""Collectives of a process group that gloo has under way at a time: ``threads`` of PyTorch's ProcessGroupGloo.hpp."""
 
 
 def needs_program(job: Job) -> bool:
@@ -23,8 +21,8 @@ def needs_program(job: Job) -> bool:
 def scenario_program(job: Job, backend: Backend) -> dict[str, Any]:
     """Section ``program`` of a cluster config for a job of the testbed.
 
-    Gloo has no reduce-scatter: ``torch.distributed`` sums each member's part for all of them, all parts at once
-    (pytorch PR #149869). So the links carry twice the bytes, and several parts are under way (:func:`_flows`).
+    Gloo has no reduce-scatter: ``torch.distributed`` sums each member's part for all of them (pytorch PR #149869). So
+    the links carry twice the bytes.
 
     Raises InputError for phases that a program has not: a gather, messages around a ring, a checkpoint.
     """
@@ -39,7 +37,9 @@ def scenario_program(job: Job, backend: Backend) -> dict[str, Any]:
         elif isinstance(given, Transfer) and kind not in ("gather", "send"):
             label, groups = _communicator(given, job.ranks)
             communicators |= {label: groups} if label != WORLD else {}
-            size = given.bytes / given.buckets * (2.0 if kind == "reduce_scatter" and backend == "gloo" else 1.0)
+            size = given.bytes / given.buckets
+            if kind == "reduce_scatter" and backend == "gloo" and size > BARRIER_BYTES:
+                size *= 2.0
             one: dict[str, Any] = {"bytes": size, "communicator": label}
             if given.background:
                 one |= {"background": True, "can_wait": kind in GRADIENTS}
@@ -67,15 +67,8 @@ def program_base(scenario: Scenario) -> dict[str, Any]:
             # first-in, first-out queues divide a link between flows, and replies wait in them behind the data
             "sharing": "flows",
             "unused_rate": "lost",
-            **_flows(job, scenario.backend),
         },
     }
-
-
-def _flows(job: Job, backend: Backend) -> dict[str, Any]:
-    """Key ``flows`` of the fabric, where an operation has several messages under way between two members."""
-    sums = any(phase.reduce_scatter is not None for phase in job.iteration)
-    return {"flows": {"reduce_scatter": GLOO_THREADS}} if backend == "gloo" and sums else {}
 
 
 def _compute(given: Compute, ranks: int) -> list[dict[str, Any]]:

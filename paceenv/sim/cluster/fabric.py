@@ -16,7 +16,7 @@ INTRA_NODE_GBPS = {"nvswitch": 2400.0, "nvlink": 450.0, "pcie": 200.0}
 """One GPU's link in each direction where no rate is given: A100 on NVSwitch, a bridge of four NVLinks between two A40,
 and what is left of PCIe Gen4 x16 after its protocol."""
 
-_OF_PROGRAMS = ("efficiency", "unused_rate", "sharing", "flows", "rails", "flow_control", "ecn_reaction_us")
+_OF_PROGRAMS = ("efficiency", "unused_rate", "sharing", "rails", "flow_control", "ecn_reaction_us")
 
 
 class Torus(Config):
@@ -95,11 +95,6 @@ class Fabric(Config):
         "operations",
         description="with a program: between what a link divides its rate evenly. operations: each has its channels, "
         "as in NCCL. flows: pairs of ranks that exchange, as TCP does",
-    )
-    flows: dict[Op, Annotated[int, Field(ge=1, le=4096)]] = Field(
-        default_factory=dict,
-        description="with sharing: flows: messages that an operation has under way between two ranks at a time, by "
-        "operation; each counts as a flow. 1 where none is given",
     )
     sqrt_us_per_sqrt_mb: NonNegative = Field(
         0.0,

@@ -1,4 +1,4 @@
-"""The compiled kernel: Numba builds ``kernel.advance``, ``observe`` and ``reset`` from plain Python.
+"""The compiled kernel: Numba builds functions of ``kernel`` from plain Python.
 
 Every function they reach is registered for compilation as it is. A live rank runs the same source in Python that the
 simulator runs as machine code. The machine code is cached per version of *all* these sources: Numba's own cache looks
@@ -139,6 +139,7 @@ _REGISTERED = (
 )
 _ALLOCATE = (
     kernel.advance,
+    kernel.advance_programs,
     kernel.sort_groups,
     incast.receive_all,
     layout.new_scratch,
@@ -164,7 +165,7 @@ _INLINED = (
     *(f for row in _REGISTERED for f in row if f.__module__ in _OF_STEPS),
 )
 """Called again and again with whole groups. A call would copy the header of every array to the stack, which made an
-iteration of 8 ranks 30 % slower than single arguments, and programs four to seven times slower."""
+iteration of 8 ranks 30 % slower than single arguments, and programs three to eight times slower."""
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}}
 """No not-a-number and no sign of zero, so that comparisons become minima and maxima of vector registers; no
 re-association, no contraction and no approximation, so that compiled and interpreted arithmetic agree."""
@@ -191,8 +192,8 @@ def _compile() -> tuple[Callable[..., None], ...]:
     with numba_cache(cache_directory()) as writable:
         return tuple(
             numba.njit(nogil=True, cache=writable, **_options(f))(f)
-            for f in (kernel.reset, kernel.advance, kernel.observe)
+            for f in (kernel.reset, kernel.advance, kernel.advance_programs, kernel.observe)
         )
 
 
-reset, advance, observe = _compile()
+reset, advance, advance_programs, observe = _compile()

@@ -226,11 +226,8 @@ def advance(
     state: State,
     settings_ESM2: NDArray[np.float64],
     recording: Recording,
-    program: Program | None,
 ) -> None:
-    """Run the environments ``which`` for ``iterations``.
-
-    Without a program it is compiled apart: without steps as programs, which take as long to compile as all else.
+    """Run the environments ``which``, whose jobs have one collective a step, for ``iterations``.
 
     Args:
         which: numbers of the environments, ``(n,)``; the rows of the others stay as they are.
@@ -239,14 +236,34 @@ def advance(
         state: where it stands; updated.
         settings_ESM2: (threshold, window) of each mechanism, for all ranks of a job (S = 1) or for each (S = R).
         recording: written to: step times always, stamps where it has room for them.
-        program: the step of all jobs; None where they have one collective a step.
     """
     scratch = new_scratch(state.noise_ENR.shape[2], state.group_ENG.shape[2])
-    if program is None:
-        advance_jobs(which, iterations, tables, state, settings_ESM2, recording, scratch, None, None)
-    else:
-        room = new_program_scratch(program, tables.tenants_EK.shape[1])
-        advance_jobs(which, iterations, tables, state, settings_ESM2, recording, scratch, program, room)
+    advance_jobs(which, iterations, tables, state, settings_ESM2, recording, scratch, None, None)
+
+
+def advance_programs(
+    which: NDArray[np.int64],
+    iterations: int,
+    tables: Tables,
+    state: State,
+    settings_ESM2: NDArray[np.float64],
+    recording: Recording,
+    program: Program,
+) -> None:
+    """:func:`advance` for jobs whose step is a program; apart, as others need not wait until it is compiled.
+
+    Args:
+        which: as are the next five, of :func:`advance`.
+        iterations: steps of every job.
+        tables: the batch.
+        state: where it stands; updated.
+        settings_ESM2: of each mechanism.
+        recording: written to.
+        program: the step.
+    """
+    scratch = new_scratch(state.noise_ENR.shape[2], state.group_ENG.shape[2])
+    room = new_program_scratch(program, tables.tenants_EK.shape[1])
+    advance_jobs(which, iterations, tables, state, settings_ESM2, recording, scratch, program, room)
 
 
 def advance_jobs(
@@ -262,6 +279,8 @@ def advance_jobs(
 ) -> None:
     """:func:`advance` in a given scratch; apart, because this and all below is compiled without allocation.
 
+    Where ``program`` is None, Numba leaves out the other branch.
+
     Args:
         which: as are the next five, of :func:`advance`.
         iterations: steps of every job.
@@ -270,7 +289,7 @@ def advance_jobs(
         settings_ESM2: of each mechanism.
         recording: written to.
         scratch: room for one job to work in.
-        program: of :func:`advance`.
+        program: the step; None: one collective.
         room: for one step of it.
     """
     for i in range(which.shape[0]):

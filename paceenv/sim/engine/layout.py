@@ -93,9 +93,9 @@ uplink. A receiver's port takes ``incast_flow_s`` for one sender's message. Its 
 ``incast_fit`` senders. A sender that loses the end of its window waits ``incast_timeout_s``. It
 leaves a gather when what is left of its message, ``incast_buffered_s`` of the port's time, fits its send buffer.
 
-With ``has_program`` the step is the batch's program in place of one collective: its compute times are shares of
-``compute_s``, its transfers take ``bytes_scale`` times as long, and the length of a micro-batch varies by
-``length_cv``.
+With ``has_program``, which all jobs of a batch have or none, the step is the batch's program in place of one
+collective: its compute times are shares of ``compute_s``, its transfers take ``bytes_scale`` times as long, and the
+length of a micro-batch varies by ``length_cv``.
 
 Powers are of one rank, in watts, while it computes, waits or communicates, and is delayed. A node of ``ranks_per_node``
 ranks warms towards its mean power relative to ``compute_w`` within ``heat_iterations`` and then computes ``1 +

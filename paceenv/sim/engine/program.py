@@ -6,7 +6,8 @@ member of its process group has started it and the one before it on the same com
 operations divide the links they use by weighted max-min. One that meets no other on any link just takes its time.
 
 Ranks run ahead until they block, and only then does the fluid move to its next event. That is exact: whatever a blocked
-rank will start, it starts after the event that it waits for. Cost is linear in instructions, ranks and events.
+rank will start, it starts after the event that it waits for. Cost is linear in instructions and ranks; an event
+costs the logarithm of how many are to come.
 
 A transfer that can wait may be held back (rule ``defer``): its rank hands it over that much later. It does so at once
 when it waits for the transfer, when it hands another one to the same communicator, or when another transfer for which

@@ -49,6 +49,8 @@ class JobBatch:
     def __post_init__(self) -> None:
         if self.ranks % self.groups:
             raise ValueError(f"{self.ranks} ranks cannot form {self.groups} equal groups")
+        if (self.jobs["has_program"] != (len(self.program.kind_I) > 0)).any():
+            raise ValueError("has_program of a job does not say whether the batch has a program")
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -336,9 +338,11 @@ class Simulator:
             np.empty((E, T, operations)),
             np.empty((E, T, operations)),
         )
-        step = self.batch.program if len(self.batch.program.kind_I) else None
-        arguments = (iterations, self._tables(), self.state, settings, out, step)
-        self._spread(compiled.advance, which, R * iterations, arguments)
+        arguments = (iterations, self._tables(), self.state, settings, out)
+        if len(self.batch.program.kind_I):
+            self._spread(compiled.advance_programs, which, R * iterations, (*arguments, self.batch.program))
+        else:
+            self._spread(compiled.advance, which, R * iterations, arguments)
         return out
 
     def _spread(self, function: Any, which: NDArray[np.int64] | None, updates: int, arguments: tuple[Any, ...]) -> None:

@@ -286,8 +286,7 @@ def operations(
     shared = {resource for resource, groups in groups_on.items() if len(groups) > 1}
     made = []
     for o, (group, start, members_, choice, schedule, path, edge_bytes) in enumerate(found):
-        flows = fabric.flows.get(start.op, 1) if fabric.sharing == "flows" else None
-        weight = _weights(schedule, path, edge_bytes, shared, flows)
+        weight = _weights(schedule, path, edge_bytes, shared, is_by_flow=fabric.sharing == "flows")
         later_s = [
             wires.hop_s(members_[m.sender], members_[m.receiver], choice) * m.has_latency
             + choice.operation_s * m.begins
@@ -303,18 +302,19 @@ def _weights(
     path: Sequence[tuple[Resource, ...]],
     edge_bytes: float,
     shared: set[Resource],
-    flows: int | None,
+    *,
+    is_by_flow: bool,
 ) -> list[float]:
     """What each message weighs, so that all of the collective weigh as much as the busiest link where it meets others.
 
-    Where flows share a link evenly, they weigh as many times that as flows pass that link.
+    Where flows share a link evenly, they weigh as many times that as pairs of members exchange through that link.
 
     Args:
         schedule: messages, cut into parts.
         path: of each.
         edge_bytes: what passes from one member to the next in all.
         shared: links on which it meets others.
-        flows: between two members; None: a collective is one share.
+        is_by_flow: whether links divide their rate between pairs of members.
     """
     busy_s: dict[Resource, float] = {}
     pairs_of: dict[Resource, set[tuple[int, int]]] = {}
@@ -325,9 +325,9 @@ def _weights(
     longest_s = max((s for resource, s in busy_s.items() if resource in shared), default=0.0)
     if longest_s == 0.0:
         return [1.0] * len(path)
-    if flows is not None:
+    if is_by_flow:
         busiest = [r for r, s in busy_s.items() if r in shared and s >= longest_s * (1.0 - ROUNDING)]
-        edge_bytes *= flows * max(len(pairs_of[resource]) for resource in busiest)
+        edge_bytes *= max(len(pairs_of[resource]) for resource in busiest)
     parts: dict[tuple[int, int], set[tuple[Resource, ...]]] = {}
     for m, one in zip(schedule.messages, path, strict=True):
         parts.setdefault((m.sender, m.receiver), set()).add(one)

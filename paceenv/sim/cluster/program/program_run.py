@@ -111,7 +111,7 @@ def use_of(fabric: Fabric, job: Job, *, has_tenants: bool = False) -> Callable[[
         efficiency, is_lost = fabric.efficiency.get(start.op, 1.0), fabric.unused_rate == "lost"
         groups = max(job.ranks // len(members), 1)
         one = use(tiers, start.op, members, size, choice, efficiency=efficiency, is_lost=is_lost, groups=groups)
-        weight = float(one.flows * fabric.flows.get(start.op, 1)) if fabric.sharing == "flows" else 1.0
+        weight = float(one.flows) if fabric.sharing == "flows" else 1.0
         return one._replace(alone_s=one.alone_s * start.parts, latency_s=one.latency_s * start.parts, weight=weight)
 
     return found

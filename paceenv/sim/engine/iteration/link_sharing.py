@@ -175,10 +175,13 @@ def _fill_one(program: Program, s: ProgramScratch, o: int) -> None:
     per_level = program.weight_O[o] / program.top_O[o]
     level, bottleneck = program.top_O[o] / program.weight_O[o], _ALONE
     for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
-        full_at = _free(program, s, program.link_U[u]) / (per_level * program.share_U[u])
-        if full_at <= level * (1.0 + _ROUNDING):
-            level, bottleneck = min(level, full_at), program.link_U[u]
-    s.new_O[o], s.level_O[o] = max(min(level * per_level, 1.0), _SLOWEST), level
+        taken = per_level * program.share_U[u]
+        if taken > 0.0:
+            full_at = _free(program, s, program.link_U[u]) / taken
+            if full_at <= level * (1.0 + _ROUNDING):
+                level, bottleneck = min(level, full_at), program.link_U[u]
+    rate = level * program.weight_O[o] / program.top_O[o]
+    s.new_O[o], s.level_O[o] = max(min(rate, 1.0), _SLOWEST), level
     s.bottleneck_O[o] = bottleneck
 
 
