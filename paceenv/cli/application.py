@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import glob
+import logging
 import os
 import sys
 import warnings
@@ -52,9 +53,19 @@ EXTRAS = {
 """The extra that a command needs, by its name or else by its package; all others need ``sim``."""
 
 
+class _Notes(logging.Handler):
+    """What the engine has to say, a line each on the error stream."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"paceenv: {record.getMessage()}", file=sys.stderr)
+
+
 def main() -> None:
     """Entry point of the command line; exit code 2 for errors that the user can fix."""
     warnings.showwarning = _show_warning
+    engine = logging.getLogger("paceenv.engine")
+    engine.addHandler(_Notes())
+    engine.setLevel(logging.INFO)
     try:
         code = run(sys.argv[1:])
     except InputError as error:

@@ -133,7 +133,8 @@ _REGISTERED = (
         kernel.keep_stamps,
         kernel.reduce_once,
         kernel.advance_job,
-        kernel.advance_jobs,
+        kernel.advance_collectives,
+        kernel.advance_steps,
         layout.new_scratch,
     ),
 )
@@ -197,3 +198,10 @@ def _compile() -> tuple[Callable[..., None], ...]:
 
 
 reset, advance, advance_programs, observe = _compile()
+
+
+def is_ready(function: Callable[..., None]) -> bool:
+    """Whether there is machine code of :data:`advance` or :data:`advance_programs`; else the next call compiles it."""
+    if getattr(function, "signatures", True):  # a plain function where Numba is switched off
+        return True
+    return any(cache_directory().rglob(f"*.{function.__name__}-*.nbi"))

@@ -10,6 +10,7 @@ with settings of their own (1: one setting for all, or R).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from paceenv.sim.engine.layout import (
     new_scratch,
 )
 from paceenv.sim.engine.noise import draw_compute, reset_noise, start_post_work
-from paceenv.sim.engine.program_layout import Program, ProgramScratch, new_program_scratch
+from paceenv.sim.engine.program_layout import Program, new_program_scratch
 
 
 def reset(which: NDArray[np.int64], tables: Tables, state: State) -> None:
@@ -238,7 +239,7 @@ def advance(
         recording: written to: step times always, stamps where it has room for them.
     """
     scratch = new_scratch(state.noise_ENR.shape[2], state.group_ENG.shape[2])
-    advance_jobs(which, iterations, tables, state, settings_ESM2, recording, scratch, None, None)
+    advance_collectives(which, iterations, tables, state, settings_ESM2, recording, scratch, None, None)
 
 
 def advance_programs(
@@ -263,57 +264,54 @@ def advance_programs(
     """
     scratch = new_scratch(state.noise_ENR.shape[2], state.group_ENG.shape[2])
     room = new_program_scratch(program, tables.tenants_EK.shape[1])
-    advance_jobs(which, iterations, tables, state, settings_ESM2, recording, scratch, program, room)
+    advance_steps(which, iterations, tables, state, settings_ESM2, recording, scratch, program, room)
 
 
-def advance_jobs(
-    which: NDArray[np.int64],
-    iterations: int,
-    tables: Tables,
-    state: State,
-    settings_ESM2: NDArray[np.float64],
-    recording: Recording,
-    scratch: Scratch,
-    program: Program | None,
-    room: ProgramScratch | None,
-) -> None:
-    """:func:`advance` in a given scratch; apart, because this and all below is compiled without allocation.
-
-    Where ``program`` is None, Numba leaves out the other branch.
+def jobs_loop(has_program: bool) -> Callable[..., None]:
+    """What :func:`advance` does in a given scratch; apart, because that and all below is compiled without allocation.
 
     Args:
-        which: as are the next five, of :func:`advance`.
-        iterations: steps of every job.
-        tables: the batch.
-        state: where it stands; updated.
-        settings_ESM2: of each mechanism.
-        recording: written to.
-        scratch: room for one job to work in.
-        program: the step; None: one collective.
-        room: for one step of it.
+        has_program: whether the jobs have a program. A constant of the loop, so Numba leaves out the other branch.
     """
-    for i in range(which.shape[0]):
-        e = which[i]
-        job = tables.jobs[e]
-        view = View(  # not made by a function: Numba would return copies of the records
-            job,
-            state.clocks[e],
-            tables.tenants_EK[e],
-            tables.normal,
-            tables.imbalance[job["imbalance_table"]],
-            state.noise_ENR[e],
-            state.heat_EHN[e],
-            state.start_ER[e],
-            state.group_ENG[e],
-            state.tenant_ENK[e],
-            state.rank_EFR[e],
-            state.tick_EK[e],
-        )
-        settings_SM2, limits_4 = settings_ESM2[e], tables.limits
-        if program is None or room is None:
-            advance_job(e, iterations, view, scratch, settings_SM2, limits_4, recording)
-        else:
-            advance_program(e, iterations, view, scratch, settings_SM2, limits_4, recording, program, room)
+
+    def advance_jobs(
+        which: NDArray[np.int64],
+        iterations: int,
+        tables: Tables,
+        state: State,
+        settings_ESM2: NDArray[np.float64],
+        recording: Recording,
+        scratch: Scratch,
+        program: Any,
+        room: Any,
+    ) -> None:
+        for i in range(which.shape[0]):
+            e = which[i]
+            job = tables.jobs[e]
+            view = View(  # not made by a function: Numba would return copies of the records
+                job,
+                state.clocks[e],
+                tables.tenants_EK[e],
+                tables.normal,
+                tables.imbalance[job["imbalance_table"]],
+                state.noise_ENR[e],
+                state.heat_EHN[e],
+                state.start_ER[e],
+                state.group_ENG[e],
+                state.tenant_ENK[e],
+                state.rank_EFR[e],
+                state.tick_EK[e],
+            )
+            settings_SM2, limits_4 = settings_ESM2[e], tables.limits
+            if has_program:
+                advance_program(e, iterations, view, scratch, settings_SM2, limits_4, recording, program, room)
+            else:
+                advance_job(e, iterations, view, scratch, settings_SM2, limits_4, recording)
+
+    return advance_jobs
+
+
+advance_collectives, advance_steps = jobs_loop(has_program=False), jobs_loop(has_program=True)
 
 
 def reduce_once(view: View, scratch: Scratch) -> float:

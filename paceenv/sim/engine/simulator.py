@@ -7,6 +7,7 @@ commands above. Legend: E environments, R ranks, G groups, K tenants, T iteratio
 from __future__ import annotations
 
 import copy
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -23,6 +24,7 @@ from paceenv.sim.engine.draws import TABLE_SIZE, gamma_table, normal_table
 from paceenv.sim.engine.layout import Recording, State, Tables
 from paceenv.sim.engine.program_layout import NO_PROGRAM, Program
 
+_LOGGER = logging.getLogger("paceenv.engine")
 _CACHE_WAYS_BYTES = 4096
 _MIN_UPDATES = 100_000
 """Rank-iterations for a thread, about half a millisecond."""
@@ -338,11 +340,13 @@ class Simulator:
             np.empty((E, T, operations)),
             np.empty((E, T, operations)),
         )
-        arguments = (iterations, self._tables(), self.state, settings, out)
+        function = compiled.advance
+        arguments: tuple[Any, ...] = (iterations, self._tables(), self.state, settings, out)
         if len(self.batch.program.kind_I):
-            self._spread(compiled.advance_programs, which, R * iterations, (*arguments, self.batch.program))
-        else:
-            self._spread(compiled.advance, which, R * iterations, arguments)
+            function, arguments = compiled.advance_programs, (*arguments, self.batch.program)
+        if not compiled.is_ready(function):
+            _LOGGER.info("compiling the engine for this machine, which happens once and takes up to a minute")
+        self._spread(function, which, R * iterations, arguments)
         return out
 
     def _spread(self, function: Any, which: NDArray[np.int64] | None, updates: int, arguments: tuple[Any, ...]) -> None:

@@ -1,0 +1,47 @@
+"""The first simulation on a machine compiles the engine, and says so."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from paceenv.cli import application
+from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.engine import compiled
+from paceenv.sim.engine.simulator import Simulator, episode_keys
+
+
+def test_machine_code_is_ready_once_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def advance() -> None:
+        """A function that was not compiled in this process."""
+
+    advance.signatures = []  # type: ignore[attr-defined]
+    monkeypatch.setattr(compiled, "cache_directory", lambda: tmp_path)
+    assert not compiled.is_ready(advance)
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "kernel.advance_programs-245.py311.nbi").touch()
+    assert not compiled.is_ready(advance)
+    (tmp_path / "engine" / "kernel.advance-223.py311.nbi").touch()
+    assert compiled.is_ready(advance)
+
+
+def test_the_command_line_says_that_it_compiles(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = logging.getLogger("paceenv.engine")
+    monkeypatch.setattr(engine, "handlers", [])
+    monkeypatch.setattr("warnings.showwarning", None)
+    monkeypatch.setattr("sys.argv", ["paceenv", "--version"])
+    with pytest.raises(SystemExit):
+        application.main()
+    capsys.readouterr()
+    keys = episode_keys([0])
+    job = Simulator(derive(load_cluster("null-jitter"), keys), keys)
+    job.run(job.off(), 1)
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(compiled, "is_ready", lambda function: False)
+    job.run(job.off(), 1)
+    assert capsys.readouterr().err.startswith("paceenv: compiling the engine for this machine")
