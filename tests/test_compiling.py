@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from paceenv.cli import application
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine import compiled
+from paceenv.sim.engine.program_layout import NO_PROGRAM
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 
 
@@ -45,3 +47,10 @@ def test_the_command_line_says_that_it_compiles(
     monkeypatch.setattr(compiled, "is_ready", lambda function: False)
     job.run(job.off(), 1)
     assert capsys.readouterr().err.startswith("paceenv: compiling the engine for this machine")
+
+
+def test_jobs_with_and_without_a_program_are_not_mixed() -> None:
+    """Each kind is compiled apart, so a batch has one."""
+    batch = derive(load_cluster("expert-layers"), episode_keys([0]))
+    with pytest.raises(ValueError, match="has_program of a job does not say whether the batch has a program"):
+        replace(batch, program=NO_PROGRAM)
