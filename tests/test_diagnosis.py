@@ -422,3 +422,28 @@ def test_what_a_rank_computes_before_one_bucket_is_not_what_it_does_before_anoth
     assert found.attribution.rank == pytest.approx(dict.fromkeys(range(4), 1.0), abs=0.003)
     assert found.slowdown == pytest.approx(1.0, abs=0.003)
     assert not found.causes
+
+
+@pytest.mark.parametrize(("last_s", "expected"), [((0.1, 0.05), False), ((0.1, 0.14), True)])
+def test_a_worse_way_to_the_network_shows_in_every_bucket(last_s: tuple[float, float], expected: bool) -> None:
+    """Two pairs reduce two buckets. On one GPU in turns each pair waited longer for one of them, and neither for both:
+    that was taken for a bad cable."""
+    rng, steps = np.random.default_rng(2), 60
+    lasts_GB = np.array([[0.05, 0.1], last_s])
+    begin_s, rows = 0.0, []
+    for t in range(steps):
+        work_R = 0.3 * (1.0 + 0.02 * rng.standard_normal(4))
+        ends_s = []
+        for r in range(4):
+            meet_s = begin_s + work_R[r // 2 * 2 : r // 2 * 2 + 2].max()
+            first_s, second_s = meet_s + np.cumsum(lasts_GB[r // 2] * (1.0 + 0.02 * rng.standard_normal()))
+            rows += [(r, t, 0, "compute", -1, begin_s, begin_s + work_R[r])]
+            rows += [(r, t, 1, "all_reduce", r // 2, begin_s + work_R[r], first_s)]
+            rows += [(r, t, 2, "all_reduce", r // 2, first_s, second_s)]
+            ends_s.append(second_s)
+        rows += [(r, t, 3, "barrier", 2, ends_s[r], max(ends_s)) for r in range(4)]
+        begin_s = max(ends_s)
+    names_ = ("rank", "iteration", "seq", "op", "group", "start_s", "end_s")
+    columns = {key: list(values) for key, values in zip(names_, zip(*rows, strict=True), strict=True)}
+    found = diagnose(Trace.from_columns({"job": "plain", **columns}, TraceMetadata({"name": "plain"}, (), "test")))
+    assert (names.LOCALITY in {cause.cause for cause in found.causes}) is expected, found.causes

@@ -342,6 +342,19 @@ def test_what_a_trace_cannot_tell_keeps_the_base_and_says_why(simulated: Any) ->
     assert fit.cluster.name == "mine"
 
 
+def test_links_that_a_trace_leaves_open_have_both_ends(simulated: Any) -> None:
+    """Groups that always start together show how long all take, and not whether the others hold one up."""
+    noise = {"jitter": 0.01, "common": 0.0, "transfer": 0.06}
+    cluster = load_cluster("unequal-slack").changed([f"noise.{name}_cv={cv}" for name, cv in noise.items()])
+    fit = calibrate_job(with_bytes(simulated(cluster), cluster))
+    nic = by_key(fit)["fabric.nic_gbps"]
+    assert nic.se is None
+    assert nic.lo is not None
+    assert nic.hi is not None
+    assert nic.lo <= truth(cluster, "fabric.nic_gbps") <= nic.hi
+    assert nic.hi > 2.0 * nic.lo
+
+
 def test_groups_and_payload_of_a_live_trace_in_buckets() -> None:
     """Two buckets in each of two strided groups, tensor-parallel traffic before, a barrier after, one odd iteration."""
     stamps = read_job(_live_trace(iterations=40, odd=20))

@@ -173,7 +173,6 @@ def delayed(actuator: str, backlog: bool) -> list[float]:
 
 
 def test_nothing_is_held_on_nccl_and_a_side_stream_can(tmp_path: Path, record_property: Record) -> None:
-    """It failed in its only run, beside eight other tests on the card: the current stream stood for 7 ms."""
     [held] = results(run_ranks(gpu_bodies.held_back, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S))
     assert held["kind"] == "Work"
     assert held["count"] == 0

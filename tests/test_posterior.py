@@ -65,6 +65,20 @@ def test_the_config_alone_is_enough_and_its_mean_step_is_kept(tmp_path: Path) ->
     assert np.std([c.fabric.nic_gbps for c in kept]) > 0.003  # of which the step says little
 
 
+def test_links_that_the_trace_leaves_open_are_drawn_between_their_bounds() -> None:
+    """Whether groups hold each other up decides what pacing gains. By how much a fit misses the step does not tell."""
+    opened = {ALONE: {"value": 0.13, "se": None, "lo": 0.1, "hi": 0.4, "evidence": "cannot be identified: test"}}
+    record = {"source": "test", "fitted": {}, "cannot_tell": opened}
+    longer = {"step_mean_s": 0.37, "step_mean_se_s": 0.002, "step_cv": 0.02}  # than the fitted cluster's
+    cluster = load_cluster("unequal-slack").model_copy(update={"calibration": record | {"measured": longer}})
+    rates = np.array([c.fabric.nic_gbps for c in drawn_clusters(cluster)], np.float64)
+    assert ((rates >= 0.1) & (rates <= 0.4)).all()
+    assert np.ptp(rates) > 0.1
+    known = {ALONE: opened[ALONE] | {"hi": None}}
+    bounded = cluster.model_copy(update={"calibration": record | {"cannot_tell": known}})
+    assert {c.fabric.nic_gbps for c in drawn_clusters(bounded, draws=4)} == {cluster.fabric.nic_gbps}
+
+
 @pytest.mark.parametrize("name", ["when-scaling-fails", "straggler-se", "nano-cluster"])
 def test_records_of_other_fits_can_be_drawn_from(name: str) -> None:
     """Of tables and of compute alone: without a mean step, by other names, without evidence."""

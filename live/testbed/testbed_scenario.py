@@ -196,7 +196,7 @@ class LoopPlan(Config):
     expect: Literal["helps", "neutral", "hurts"] = Field(description="expected effect of pacing here")
     observe_iterations: int = Field(150, ge=20, description="of the run that is only watched")
     probe_s: float = Field(0.0, ge=0, le=0.1, description="longest random delay of the probe; 0: no probe")
-    probe_iterations: int = Field(200, ge=20, description="of the run with probes")
+    probe_iterations: int = Field(450, ge=20, description="of the run with probes; 200 are too few to tell effects")
     pairs: int = Field(8, ge=2, description="compared pairs of blocks with and without pacing")
     block_iterations: int | None = Field(None, ge=6, description="default: from the policy's own time constants")
     quiet_first: int = Field(LIMITS.quiet_first, ge=1, description="iterations without any delay at the start")

@@ -17,6 +17,7 @@ from paceenv.calibration.program.step_order import OVERLAPS
 from paceenv.calibration.structure import JobStamps, read_job
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COLLECTIVE_OPS, Trace
+from paceenv.core.warm_up import without_warm_up
 from paceenv.sim.cluster import Cluster
 
 OFF: Final = 0.05
@@ -97,29 +98,31 @@ def fit_trace(
         if program is False:
             raise InputError(f"base: {base.name} has a program; allowed: a base without one where none is wanted")
         return TraceFit(fit_known(trace, base, name, job=job), "the step is that of --base")
+    trace, warm_up = without_warm_up(trace, job)
+    notes: tuple[str, ...] = (f"the first {warm_up} iterations are left out as warm-up",) if warm_up else ()
     if program:
-        return _of_program(read_program(trace, job=job), base, name, check=check)
+        return replace(_of_program(read_program(trace, job=job), base, name, check=check), notes=notes)
     stamps: ProgramStamps | None = None
-    notes: tuple[str, ...] = ()
     if program is None:
-        stamps, notes = _program_stamps(trace, job)
+        stamps, unknown = _program_stamps(trace, job)
+        notes += unknown
         if stamps is not None and overlapping(stamps):
             note = "transfers of several communicators overlap: the step is described as a program (--no-program)"
             found = _of_program(stamps, base, name, check=check)
-            return replace(found, notes=(note,))
+            return replace(found, notes=(*notes, note))
     try:
         job_stamps = read_job(trace, job=job)
     except InputError as error:
         if stamps is None:
             raise
         raise InputError(f"{error}; --program describes its step as a program, which {MIN_STEPS} steps allow") from None
-    probed = None if probe is None else read_job(probe, job=job)
+    probed = None if probe is None else read_job(without_warm_up(probe, job)[0], job=job)
     notes += _left_out(trace, job_stamps)
     fit = calibrate_stamps(job_stamps, probed, base, name)
     if program is None and abs(fit.mean_error) > OFF:
         better = _better(trace, fit, base, name, job, check=check)
         if isinstance(better, TraceFit):
-            return better
+            return replace(better, notes=(*better.notes, *notes))
         return _of_job(fit, job_stamps, probed, base, (better, *notes), check=check)
     return _of_job(fit, job_stamps, probed, base, notes, check=check)
 

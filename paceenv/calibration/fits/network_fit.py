@@ -106,7 +106,11 @@ def _nic(builder: ClusterBuilder, links: LinkFit, unit_alone_s: float, known: fl
         known = None
     fabric["nic_gbps"] = known if known is not None else unit_alone_s / links.alone_s
     source = "from base" if known is not None else "the best fit"
-    builder.add(not_identifiable("fabric.nic_gbps", fabric["nic_gbps"], why, source, lo=least))
+    most = None
+    if known is None and builder.stamps.groups > 1:  # between links of which a group takes all, alone or with others
+        least = least or unit_alone_s / (builder.stamps.groups * links.work_s)
+        most = unit_alone_s / links.work_s
+    builder.add(not_identifiable("fabric.nic_gbps", fabric["nic_gbps"], why, source, lo=least, hi=most))
 
 
 def _uplink(builder: ClusterBuilder, links: LinkFit, unit_work_s: float) -> None:

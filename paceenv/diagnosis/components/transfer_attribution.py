@@ -151,6 +151,9 @@ def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, st
             )
         for found, own in zip(found_C, contended_C, strict=True):
             found.share(own)
+        link_K = _links(np.sum([found.left_KT for found in found_C], axis=0))
+        for found in found_C:
+            found.travel(link_K)
         somebody = _tenant([found.left_KT for found in found_C if not found.queued])
         for found in found_C:
             found.meet(somebody)
@@ -300,7 +303,7 @@ _NO_TENANT: Final = _Tenant(False, 0.0, 0.0)
 
 
 class _Class:
-    """The components of one class, taken off in order: timeouts and hiccups, then ``share``, then ``meet``."""
+    """The components of one class, taken off in order: timeouts and hiccups, ``share``, ``travel``, ``meet``."""
 
     def __init__(self, matrix: OperationMatrix, members: list[Integers], own_KT: Array) -> None:
         self._op = matrix.ops[matrix.op_N[members[0][0]]]
@@ -316,11 +319,14 @@ class _Class:
             self.left_KT = np.where(self.hiccup_KT, usual_K, self.left_KT)
 
     def share(self, contended: _Contended) -> None:
-        """Take off what the groups cost each other, then what their links do."""
+        """Take off what the groups cost each other."""
         self._contended = contended
         self.left_KT = self.left_KT / contended.factor_KT
-        self.link_K = _links(self.left_KT)
-        self.left_KT = self.left_KT / self.link_K[:, None]
+
+    def travel(self, link_K: Array) -> None:
+        """Take off what each group's own way to the network costs, the same in every bucket."""
+        self.link_K = link_K
+        self.left_KT = self.left_KT / link_K[:, None]
 
     def meet(self, tenant: _Tenant) -> None:
         """Take off what a tenant costs."""
