@@ -12,12 +12,20 @@ from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import drawn_clusters, parameters_of, write_posterior
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.trainers.evaluation.suites import load_suite
 from paceenv.trainers.training.batches import make_groups
 from paceenv.trainers.training.train_config import load_train_config
 from paceenv.ui import config_files
 
 ALONE, UPLINK, WORK = "fabric.nic_gbps", "fabric.uplink_gbps", "post_collective_work.work_s"
+
+
+def mean_step_s(cluster: Cluster) -> float:
+    keys_E = episode_keys([1, 2])
+    simulator = Simulator(derive(cluster, keys_E), keys_E)
+    return float(simulator.run(simulator.off(), 200).mean())
 
 
 def calibrated(correlation: float = 0.9, **more: Any) -> Cluster:
@@ -65,18 +73,27 @@ def test_the_config_alone_is_enough_and_its_mean_step_is_kept(tmp_path: Path) ->
     assert np.std([c.fabric.nic_gbps for c in kept]) > 0.003  # of which the step says little
 
 
-def test_links_that_the_trace_leaves_open_are_drawn_between_their_bounds() -> None:
+def test_a_rate_that_the_trace_leaves_open_is_drawn_and_not_chosen_by_the_step() -> None:
     """Whether groups hold each other up decides what pacing gains. By how much a fit misses the step does not tell."""
-    opened = {ALONE: {"value": 0.13, "se": None, "lo": 0.1, "hi": 0.4, "evidence": "cannot be identified: test"}}
-    record = {"source": "test", "fitted": {}, "cannot_tell": opened}
-    longer = {"step_mean_s": 0.37, "step_mean_se_s": 0.002, "step_cv": 0.02}  # than the fitted cluster's
-    cluster = load_cluster("unequal-slack").model_copy(update={"calibration": record | {"measured": longer}})
-    rates = np.array([c.fabric.nic_gbps for c in drawn_clusters(cluster)], np.float64)
-    assert ((rates >= 0.1) & (rates <= 0.4)).all()
-    assert np.ptp(rates) > 0.1
-    known = {ALONE: opened[ALONE] | {"hi": None}}
-    bounded = cluster.model_copy(update={"calibration": record | {"cannot_tell": known}})
-    assert {c.fabric.nic_gbps for c in drawn_clusters(bounded, draws=4)} == {cluster.fabric.nic_gbps}
+    opened = {"value": 0.13, "se": None, "lo": None, "hi": None, "top": 0.4, "evidence": "cannot be identified: test"}
+    work = {"value": 0.12, "se": 0.02, "lo": 0.08, "hi": 0.16, "evidence": ""}
+    measured = {"step_mean_s": 0.36, "step_mean_se_s": 0.001, "step_cv": 0.02}  # the fitted cluster's is less
+    record = {"source": "test", "fitted": {WORK: work}, "cannot_tell": {ALONE: opened}, "measured": measured}
+    cluster = load_cluster("unequal-slack").model_copy(update={"calibration": record})
+    drawn = drawn_clusters(cluster, draws=48)
+    rates = np.array([c.fabric.nic_gbps for c in drawn], np.float64)
+    assert rates.min() >= 0.1, "four groups on one uplink"
+    assert rates.max() <= 0.4
+    assert [np.mean(rates < edge) for edge in (0.175, 0.25, 0.325)] == pytest.approx([0.25, 0.5, 0.75], abs=0.2)
+    simulated = np.mean([mean_step_s(c) for c in drawn])
+    assert simulated == pytest.approx(0.36, rel=0.01), "what else is vague still follows the measured step"
+
+
+def test_a_rate_that_is_bounded_on_one_side_only_stays() -> None:
+    bounded = {"value": 0.13, "se": None, "lo": 0.1, "hi": None, "evidence": "cannot be identified: test"}
+    record = {"source": "test", "fitted": {}, "cannot_tell": {ALONE: bounded}}
+    cluster = load_cluster("unequal-slack").model_copy(update={"calibration": record})
+    assert {c.fabric.nic_gbps for c in drawn_clusters(cluster, draws=4)} == {cluster.fabric.nic_gbps}
 
 
 @pytest.mark.parametrize("name", ["when-scaling-fails", "straggler-se", "nano-cluster"])

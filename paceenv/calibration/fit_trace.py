@@ -94,12 +94,12 @@ def fit_trace(
     Raises:
         InputError: the trace holds no job that can be described.
     """
+    trace, warm_up = without_warm_up(trace, job)
+    notes: tuple[str, ...] = (f"the first {warm_up} iterations are left out as warm-up",) if warm_up else ()
     if base is not None and base.program is not None:
         if program is False:
             raise InputError(f"base: {base.name} has a program; allowed: a base without one where none is wanted")
-        return TraceFit(fit_known(trace, base, name, job=job), "the step is that of --base")
-    trace, warm_up = without_warm_up(trace, job)
-    notes: tuple[str, ...] = (f"the first {warm_up} iterations are left out as warm-up",) if warm_up else ()
+        return TraceFit(fit_known(trace, base, name, job=job), "the step is that of --base", notes)
     if program:
         return replace(_of_program(read_program(trace, job=job), base, name, check=check), notes=notes)
     stamps: ProgramStamps | None = None
@@ -117,14 +117,14 @@ def fit_trace(
             raise
         raise InputError(f"{error}; --program describes its step as a program, which {MIN_STEPS} steps allow") from None
     probed = None if probe is None else read_job(without_warm_up(probe, job)[0], job=job)
-    notes += _left_out(trace, job_stamps)
+    left_out = _left_out(trace, job_stamps)
     fit = calibrate_stamps(job_stamps, probed, base, name)
     if program is None and abs(fit.mean_error) > OFF:
         better = _better(trace, fit, base, name, job, check=check)
         if isinstance(better, TraceFit):
-            return replace(better, notes=(*better.notes, *notes))
-        return _of_job(fit, job_stamps, probed, base, (better, *notes), check=check)
-    return _of_job(fit, job_stamps, probed, base, notes, check=check)
+            return replace(better, notes=(*notes, *better.notes))
+        notes += (better,)
+    return _of_job(fit, job_stamps, probed, base, (*notes, *left_out), check=check)
 
 
 def _left_out(trace: Trace, stamps: JobStamps) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ class Parameter:
 
     ``value`` is what the fitted cluster has, ``lo`` and ``hi`` its 95 % interval. Where the trace does not identify the
     parameter, ``se`` is None, ``lo`` or ``hi`` is given if the trace bounds it on that side, and ``evidence`` says why
-    and where the value comes from.
+    and where the value comes from. ``top``, where given, is from where on a higher value makes no difference.
     """
 
     key: str
@@ -34,6 +34,7 @@ class Parameter:
     lo: float | None
     hi: float | None
     evidence: str
+    top: float | None = None
 
     @property
     def is_identified(self) -> bool:
@@ -58,6 +59,7 @@ class Parameter:
     def to_record(self) -> dict[str, Any]:
         """As plain data, to four digits."""
         numbers = {"value": self.value, "se": self.se, "lo": self.lo, "hi": self.hi}
+        numbers |= {"top": self.top} if self.top is not None else {}
         rounded = {k: float(f"{v:.4g}") if v is not None and math.isfinite(v) else None for k, v in numbers.items()}
         return rounded | {"evidence": self.evidence}
 

@@ -32,9 +32,9 @@ TRIES, MIN_SHARE = 1000, 0.05
 """Draws before the fitted values are taken; the share of a value that no draw falls below."""
 NEGLIGIBLE: Final = 1e-4
 """A relative error below the digits of a record is none: the value is known."""
-OPEN: Final = ("fabric.nic_gbps",)
-"""Drawn evenly between its bounds where the trace does not identify it: whether groups that reduce at the same time are
-held up by each other or by their own links decides what pacing gains, and the mean step is the same."""
+OPEN: Final = "fabric.nic_gbps"
+"""Drawn evenly where the trace does not identify it: whether groups that reduce at the same time are held up by each
+other or by their own links decides what pacing gains, and hardly shows in the step."""
 SUITE, TRAIN = "suite.yaml", "train.yaml"
 _SPLITS = (("validation", 2), ("held-out", 2))
 """Of the written draws so many last ones are not trained on."""
@@ -58,7 +58,8 @@ def parameters_of(cluster: Cluster) -> list[Parameter]:
         if missing:
             raise InputError(f"{cluster.name}: calibration of {key} has no {', '.join(missing)}; allowed: all four")
         value, se, low, high = (record[name] for name in ("value", "se", "lo", "hi"))
-        found.append(Parameter(_KEYS.get(key, key), value, se, low, high, record.get("evidence", "")))
+        evidence, top = record.get("evidence", ""), record.get("top")
+        found.append(Parameter(_KEYS.get(key, key), value, se, low, high, evidence, top))
     return found
 
 
@@ -89,8 +90,8 @@ def drawn_clusters(
     A job's mean step is known better than its parameters, even with their correlations on record. So ``CANDIDATES``
     times as many clusters are drawn. For each wanted one a mean step is drawn from the interval of the measured one,
     and the candidate with the nearest mean step is taken. Without a measured mean step the first candidates are taken.
-    With an open parameter the fitted cluster's mean step takes the place of the measured one: by how much the fit
-    misses that one says nothing about the parameter, and would choose its value.
+    A rate that the trace leaves open (``OPEN``) is drawn once for each wanted cluster and its candidates, so that the
+    mean step, which any fit misses by a little, does not choose it.
 
     Args:
         cluster: the fitted cluster.
@@ -100,29 +101,34 @@ def drawn_clusters(
         draws: number of clusters.
     """
     random = np.random.default_rng(seed)
-    vague = [p for p in (parameters_of(cluster) if parameters is None else parameters) if _can_be_drawn(cluster, p)]
+    given = parameters_of(cluster) if parameters is None else parameters
+    vague = [p for p in given if _can_be_drawn(cluster, p)]
+    opened = next((p for p in given if p.key == OPEN and p.se is None and p.value and p.top), None)
     measured = measured_step(cluster) if measured is None else measured
-    if not vague:
+    if not vague and opened is None:
         return [cluster] * draws
     root_PP = _correlated(cluster, vague)
-    wanted = draws if measured is None else CANDIDATES * draws
-    candidates = [cluster] * draws  # at least, should most draws contradict themselves
-    for _ in range(wanted):
-        values = _draw(vague, root_PP, random)
+    each = 1 if measured is None else CANDIDATES
+    candidates, for_N = [cluster] * draws, list(range(draws))  # at least, should most draws contradict themselves
+    settings: list[str] = []
+    for n in range(each * draws):
+        if opened is not None and n % each == 0:
+            settings = [f"{OPEN}={random.uniform(*_range(cluster, opened))!r}"]
+        values = _draw(vague, root_PP, random) if vague else []
         with contextlib.suppress(InputError):
-            settings = [f"{p.key}={value!r}" for p, value in zip(vague, values, strict=True)]
-            candidates.append(cluster.changed(settings, "drawn"))
-    candidates = candidates[-wanted:]
+            drawn = [f"{p.key}={value!r}" for p, value in zip(vague, values, strict=True)]
+            candidates.append(cluster.changed(settings + drawn, "drawn"))
+            for_N.append(n // each)
+    candidates, mine_N = candidates[-each * draws :], np.array(for_N[-each * draws :])
     if measured is None:
         return candidates
-    fitted_s = _mean_step_s(cluster, USUAL_RUNS)
-    luck = _mean_step_s(cluster, SHORT_RUNS) / fitted_s
-    mean_s = fitted_s if any(map(_is_open, vague)) else measured["mean_s"]
+    luck = _mean_step_s(cluster, SHORT_RUNS) / _mean_step_s(cluster, USUAL_RUNS)
     mean_s_N = np.array([_mean_step_s(candidate, SHORT_RUNS) for candidate in candidates]) / luck
     found = []
     sd_s = (measured["high_s"] - measured["low_s"]) / (2.0 * NORMAL_95)
-    for wanted_s in random.normal(mean_s, sd_s, draws):
-        nearest = int(np.abs(mean_s_N - wanted_s).argmin())
+    for d, wanted_s in enumerate(random.normal(measured["mean_s"], sd_s, draws)):
+        off_N = np.abs(mean_s_N - wanted_s)
+        nearest = int((off_N if opened is None else np.where(mine_N == d, off_N, np.inf)).argmin())
         found.append(candidates[nearest])
         mean_s_N[nearest] = np.inf
     return found
@@ -162,12 +168,11 @@ def _write(path: Path, data: dict[str, Any]) -> Path:
 
 
 def _can_be_drawn(cluster: Cluster, parameter: Parameter) -> bool:
-    """Whether a parameter has an error, or is open, and is a number of this cluster that may take any value within."""
-    if not _is_open(parameter):
-        if parameter.value is None or not parameter.se or not math.isfinite(parameter.se):
-            return False
-        if parameter.se <= NEGLIGIBLE * abs(parameter.value):
-            return False
+    """Whether a parameter has an error and is a number of this cluster that may take any value within it."""
+    if parameter.value is None or not parameter.se or not math.isfinite(parameter.se):
+        return False
+    if parameter.se <= NEGLIGIBLE * abs(parameter.value):
+        return False
     try:
         for value in (parameter.value, *_edges(parameter)):
             cluster.changed([f"{parameter.key}={value!r}"], "drawn")
@@ -176,19 +181,16 @@ def _can_be_drawn(cluster: Cluster, parameter: Parameter) -> bool:
     return True
 
 
-def _is_open(parameter: Parameter) -> bool:
-    """Whether the trace leaves a parameter open between two bounds, any value being as good as another."""
-    low, high = parameter.lo, parameter.hi
-    return parameter.key in OPEN and parameter.se is None and low is not None and high is not None and low < high
+def _range(cluster: Cluster, opened: Parameter) -> tuple[float, float]:
+    """Between links so slow that a group alone takes as long as all of them together, and links that limit nothing."""
+    assert opened.top is not None
+    groups = cluster.job.nodes // cluster.job.group_nodes
+    return opened.top / groups if opened.lo is None else opened.lo, opened.top
 
 
 def _edges(parameter: Parameter) -> tuple[float, float]:
-    """The 95 % interval of a parameter, kept a little above 0, or the bounds of an open one."""
+    """The 95 % interval of a parameter, kept a little above 0."""
     assert parameter.value is not None
-    if _is_open(parameter):
-        assert parameter.lo is not None
-        assert parameter.hi is not None
-        return parameter.lo, parameter.hi
     assert parameter.se is not None
     low, high = (
         parameter.value + sign * NORMAL_95 * parameter.se if edge is None else edge
@@ -214,20 +216,15 @@ def _correlated(cluster: Cluster, parameters: Sequence[Parameter]) -> NDArray[np
 
 
 def _draw(parameters: Sequence[Parameter], root_PP: NDArray[np.float64], random: np.random.Generator) -> list[float]:
-    """Values from normals whose two halves are as wide as their intervals on either side, each within its interval.
-
-    Of open parameters any value between the bounds is as good as another.
-    """
-    value_P, open_P = np.array([p.value for p in parameters]), np.array([_is_open(p) for p in parameters])
+    """Values from normals whose two halves are as wide as their intervals on either side, each within its interval."""
+    value_P = np.array([p.value for p in parameters])
     low_P, high_P = np.array([_edges(p) for p in parameters]).T
-    even_P = random.uniform(low_P, high_P) if open_P.any() else value_P
     for _ in range(TRIES):
         away_P = root_PP @ random.standard_normal(len(parameters))
         drawn_P = value_P + away_P * np.where(away_P < 0.0, value_P - low_P, high_P - value_P) / NORMAL_95
-        drawn_P = np.where(open_P, even_P, drawn_P)
         if ((low_P <= drawn_P) & (drawn_P <= high_P)).all():
             return [float(value) for value in drawn_P]
-    return [float(value) for value in np.where(open_P, even_P, value_P)]
+    return [float(value) for value in value_P]
 
 
 def _mean_step_s(cluster: Cluster, runs: int) -> float:

@@ -129,8 +129,8 @@ def measure_response(trace: Trace) -> Response:
     if len(probed.hold_B) < MIN_HOLDS:
         left_out = " without head starts" if every.head_start_B.any() else ""
         return _unknown(
-            f"{len(probed.hold_B)} holds of {HOLD_ITERATIONS} iterations{left_out}; at least {MIN_HOLDS} are needed, "
-            f"{(MIN_HOLDS - len(probed.hold_B)) * HOLD_ITERATIONS} iterations more"
+            f"{len(probed.hold_B)} holds of {HOLD_ITERATIONS} iterations{left_out}; at least {MIN_HOLDS} are "
+            f"needed, so at least {(MIN_HOLDS - len(probed.hold_B)) * HOLD_ITERATIONS} iterations more"
         )
     step_s_B, delay_s_B, level_B = probed.step_s_B, probed.delay_s_BU.mean(axis=1), probed.level_BU.mean(axis=1)
     overall = _regress(step_s_B, delay_s_B[:, None], level_B[:, None], _before(probed, step_s_B, 1, 2))[0]

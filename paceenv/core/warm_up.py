@@ -11,41 +11,43 @@ from numpy.typing import NDArray
 from paceenv.core.trace import PACE_OP, Trace
 
 UNLIKE: Final = 5.0
-"""A value at the beginning of a run is warm-up while it is so many robust deviations from the values after it."""
-MAX_SHARE: Final = 0.1
-"""Share of a run that can be warm-up, beyond its first three values; and at most 100 values."""
+"""So many robust deviations from the values that follow the beginning."""
+COMPARED: Final = 200
+"""Values after the beginning that tell what is usual."""
 LATE: Final = 10
-"""Of a trace all iterations up to the last unlike one among so many first ones are warm-up: connections and kernels are
-also made after some that were ordinary. One of 60 ms among 117 steps of a job doubled the noise that was fitted."""
+"""Of a trace all iterations up to the last unlike one of so many first ones are warm-up: connections and kernels are
+also made after ordinary ones. One stop of 60 ms among 117 steps of a job doubled the noise that was fitted."""
+RARE: Final = 0.02
+"""Where more of the values that follow are as unlike, long steps are the job's own, such as every eighth."""
 MIN_ITERATIONS: Final = 20
-"""Of a shorter trace nothing is taken for warm-up."""
+"""Without pacing that must remain; of a shorter trace nothing is taken for warm-up."""
+INTERRUPTIONS: Final = ("gc", "checkpoint", "restart", "evaluation")
+"""What makes an iteration long for a reason of its own."""
 
 Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 
-def warm_up_values(step_s_V: Array, late: int = 0) -> int:
-    """How many values at the beginning of a run are unlike those that follow.
+def unlike_values(step_s_V: Array, first: int) -> Flags:
+    """Which step times are unlike those that follow the ``first`` ones, ``(V,)``.
 
     Args:
-        step_s_V: step times of one run, seconds.
-        late: among so many first values also those before the last unlike one count, alike or not.
+        step_s_V: step times of one run, seconds; more than ``first``.
+        first: how many are the beginning.
     """
-    most = min(max(3, int(MAX_SHARE * len(step_s_V))), 100, len(step_s_V) // 3)
-    if most < 1:
-        return 0
-    after = step_s_V[most : most + 200]
+    after = step_s_V[first : first + COMPARED]
     usual = float(np.median(after))
-    # Of all values after: the first estimate tells the spread, but in a small sample its quantiles are uncertain.
+    # Of all values after: in a small sample the quantiles of their spread are themselves uncertain.
     deviation = max(1.4826 * float(np.median(np.abs(after - usual))), 1e-3 * usual)
-    unlike = np.abs(step_s_V[:most] - usual) > UNLIKE * deviation
-    leading = most if unlike.all() else int(np.argmin(unlike))
-    return max(leading, int(np.flatnonzero(unlike[:late]).max(initial=-1)) + 1)
+    unlike: Flags = np.abs(step_s_V - usual) > UNLIKE * deviation
+    return unlike
 
 
 def without_warm_up(trace: Trace, job: str | None = None) -> tuple[Trace, int]:
-    """A trace without the warm-up of a job, and how many iterations that are. Only those without pacing are compared.
+    """A trace without the warm-up of a job, and how many iterations that are.
 
-    The last iteration of the warm-up stays: its end is where the first ordinary iteration begins.
+    Only iterations before the first one with pacing are compared, and none that a checkpoint or the like interrupts.
+    A trace that does not begin with the job has no warm-up.
 
     Args:
         trace: of one job or of several.
@@ -57,10 +59,20 @@ def without_warm_up(trace: Trace, job: str | None = None) -> tuple[Trace, int]:
     end_T = np.full(len(number_T), -np.inf)
     np.maximum.at(end_T, place, end_s)
     paced = iteration[trace.isin("op", PACE_OP)[mine] & (end_s > start_s)]
-    use_T = (np.diff(number_T, prepend=number_T[:1] - 2) == 1) & ~np.isin(number_T, paced)
-    warm_up = warm_up_values(np.diff(end_T, prepend=-np.inf)[use_T], LATE) if use_T.sum() >= MIN_ITERATIONS else 0
-    if not warm_up:
+    odd_T = np.isin(number_T, iteration[trace.isin("op", *INTERRUPTIONS)[mine]])
+    use_T = (
+        (np.diff(number_T, prepend=number_T[:1] - 2) == 1)
+        & ~odd_T
+        & (number_T < paced.min(initial=np.iinfo(np.int32).max))
+    )
+    use_T &= ~np.append(False, odd_T[:-1])  # some work of an interruption is done in the next iteration
+    step_s = np.diff(end_T, prepend=-np.inf)[use_T]
+    if number_T[:1].max(initial=0) > LATE or len(step_s) < MIN_ITERATIONS + LATE:
         return trace, 0
-    last = int(np.flatnonzero(use_T)[warm_up - 1])
-    before = mine & (trace.column("iteration") < number_T[last])
-    return Trace(trace.table.filter(pa.array(~before)).combine_chunks(), trace.metadata), last + 1
+    unlike = unlike_values(step_s, LATE)
+    warm_up = np.flatnonzero(unlike[:LATE])
+    if not len(warm_up) or unlike[LATE : LATE + COMPARED].mean() > RARE:
+        return trace, 0
+    last = int(np.flatnonzero(use_T)[warm_up[-1]])
+    kept = ~mine | (trace.column("iteration") > number_T[last])
+    return Trace(trace.table.filter(pa.array(kept)).combine_chunks(), trace.metadata), last + 1

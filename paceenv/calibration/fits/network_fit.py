@@ -106,11 +106,10 @@ def _nic(builder: ClusterBuilder, links: LinkFit, unit_alone_s: float, known: fl
         known = None
     fabric["nic_gbps"] = known if known is not None else unit_alone_s / links.alone_s
     source = "from base" if known is not None else "the best fit"
-    most = None
-    if known is None and builder.stamps.groups > 1:  # between links of which a group takes all, alone or with others
-        least = least or unit_alone_s / (builder.stamps.groups * links.work_s)
-        most = unit_alone_s / links.work_s
-    builder.add(not_identifiable("fabric.nic_gbps", fabric["nic_gbps"], why, source, lo=least, hi=most))
+    found = not_identifiable("fabric.nic_gbps", fabric["nic_gbps"], why, source, lo=least)
+    if known is None and builder.stamps.groups > 1:  # from there on the uplink alone limits a group
+        found = replace(found, top=unit_alone_s / links.work_s)
+    builder.add(found)
 
 
 def _uplink(builder: ClusterBuilder, links: LinkFit, unit_work_s: float) -> None:

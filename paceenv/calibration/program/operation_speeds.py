@@ -57,9 +57,11 @@ def fit_speeds(
     simulator = _simulator(cluster)
     program = simulator.batch.program
     kinds = sorted({OPS[op] for op, size in zip(program.op_O, program.bytes_O, strict=True) if size > 0.0})
+    if len(kinds) < 2:
+        return {}, []
     seen_TK = _seen(program, rows_R, kinds, handed_over=handed_over)
     wanted_K = seen_TK.mean(axis=0)
-    if len(kinds) < 2 or wanted_K.min() < MIN_SEEN * step_s:
+    if wanted_K.min() < MIN_SEEN * step_s:
         return {}, []
 
     def error_K(log_speed_K: Array) -> Array:

@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from paceenv.core.warm_up import warm_up_values
+from paceenv.core.warm_up import unlike_values
 from paceenv.diagnosis.components.outliers import MAX_STALLS, stall_threshold
 from paceenv.importers.step_log import StepLog
 
 WINDOW: Final = 51
 """Values of the running median that an outlier is compared with."""
+MAX_WARM_UP: Final = 0.1
+"""Share of a run that can be warm-up, beyond its first three values; and at most 100 values."""
 OUTLIER: Final = 8.0
 MIN_OUTLIER: Final = 0.03
 """An outlier is so many robust deviations above the usual value, and by at least this share of it."""
@@ -51,7 +53,7 @@ def split(log: StepLog) -> Ordinary:
     bounds = np.flatnonzero(np.diff(log.run_V, prepend=log.run_V[0] - 1))
     for start, end in zip(bounds, [*bounds[1:], V], strict=True):
         step_s_v = log.step_s_V[start:end]
-        warm_up_V[start : start + warm_up_values(step_s_v)] = True
+        warm_up_V[start : start + _warm_up(step_s_v)] = True
         level_s_V[start:end] = running_median(step_s_v)
     if (~warm_up_V).sum() >= 10:
         relative = log.step_s_V / level_s_V
@@ -71,3 +73,12 @@ def running_median(values: Array) -> Array:
     if len(values) < 2 * WINDOW:
         return np.full(len(values), float(np.median(values)))
     return np.asarray(ndimage.median_filter(values, size=WINDOW, mode="nearest"), np.float64)
+
+
+def _warm_up(step_s_v: Array) -> int:
+    """How many values at the beginning are unlike those that follow."""
+    most = min(max(3, int(MAX_WARM_UP * len(step_s_v))), 100, len(step_s_v) // 3)
+    if most < 1:
+        return 0
+    unlike = unlike_values(step_s_v, most)[:most]
+    return int(np.argmin(unlike)) if not unlike.all() else most
