@@ -121,7 +121,8 @@ class Rendezvous:
             words = Words(store, place)
             identity = self._lead(words) if self._rank == 0 else self._follow(words)
         except Exception as error:  # the store may be anybody's
-            identity = self._guess(f"the job's store cannot be used: {describe(error)[:200]}")
+            guess = self._guess(f"the job's store cannot be used: {describe(error)[:200]}")
+            identity = guess._replace(attempt=self.identity.attempt or guess.attempt)  # others know the rank by it
         self._know(identity)
 
     def _lead(self, words: Words) -> Identity:

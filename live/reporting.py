@@ -309,7 +309,7 @@ class Output:
         except OSError as error:
             found = False
             self._failed_checks += 1
-            if self._failed_checks == MAX_FAILED_CHECKS:
+            if self._failed_checks >= MAX_FAILED_CHECKS:  # again and again: an operator may have set another mode
                 self._loop.downgrade(f"the kill file {file} cannot be checked: {error.strerror}")
         if found:
             self._loop.stop(f"stopped by the kill file {file}")

@@ -34,7 +34,7 @@ class TuneWords:
         self._loop, self._store = loop, store
         self._words: Words | None = None
         self._unsent: Word | None = None
-        self._next_s = 0.0
+        self._next_s, self._send_by, self._said = 0.0, 0, ""
 
     def look(self, final: bool) -> None:
         """Decide and write on rank 0, read on the others. Raises whatever the store raises."""
@@ -57,16 +57,21 @@ class TuneWords:
             lead = math.ceil(lead_s(self._loop.world_size) / tick_s)
             blocks = max(plan.block_iterations for plan in tuner.plan.blocks)
             lease = max(math.ceil(LEASE_S / tick_s), 4 * (lead + 2 * blocks))
-            said = tuner.text(tick_s)
-            self._unsent = tuner.decide(now, lead, lease)
-            if self._unsent is not None:
-                self._next_s = time.monotonic() + WORD_S
-                if tuner.text(tick_s) != said:
-                    self._loop.messages.log_once(tuner.text(tick_s), level=20)
-        if self._unsent is not None:
-            if self._words is not None:
-                self._words.write(str(self._unsent.number), self._unsent.text())
+            self._said, self._send_by = tuner.text(tick_s), now + lead // 2
+            self._unsent = tuner.draft(now, lead, lease)
+        word = self._unsent
+        if word is None:
+            return
+        if self._words is not None and now <= self._send_by:
+            self._words.write(str(word.number), word.text())
+        elif self._words is not None and not self._words.read(str(word.number)):  # it might be there all the same
             self._unsent = None
+            tuner.abandon()  # others would hear it too late
+            return
+        tuner.plan.hear(word)  # only now: this rank must not pace by a word that no other can hear
+        self._unsent, self._next_s = None, time.monotonic() + WORD_S
+        if tuner.text(tick_s) != self._said:
+            self._loop.messages.log_once(tuner.text(tick_s), level=20)
 
     def _follow(self, plan: TunePlan, words: Words) -> None:
         while text := words.read(str(plan.words[-1].number + 1 if plan.words else 1)):

@@ -272,11 +272,11 @@ def test_the_command_prints_what_it_promises(tmp_path: Path, capsys: pytest.Capt
     write_trace(PipelineJob(1, stages=2, causes={"jitter": 0.01, "stage": 1.5}).trace(), path)
     assert application.run(["diagnose", str(path), "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
-    times = {"slowdown", "ideal_step_time_s", "step_time_s", "replay_error"}
+    times = {"slowdown", "ideal_step_time_s", "bare_step_s", "step_time_s", "replay_error"}
     assert set(result) == times | {"attribution", "causes", "verdict", "arrivals", "notes", "lateness"} | CONCLUDED
     assert result["paced_steps"] is None, "the trace has no delays"
     assert {"rank", "stage", "operation"} <= set(result["attribution"])
-    assert [set(cause) for cause in result["causes"]] == [{"cause", "share", "evidence", "advice"}]
+    assert [set(cause) for cause in result["causes"]] == [{"cause", "share", "lost_s", "evidence", "advice"}]
     assert result["causes"][0]["cause"] == names.STAGE
     assert result["attribution"]["stage"].keys() == {"0", "1"}
     assert application.run(["diagnose", str(path)]) == 0

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from paceenv.core.errors import InputError
 from paceenv.live.decide.actuator import (
     FIRST_PAUSE,
-    FIRST_RATE_HZ,
     LONGEST_PAUSE,
     MAX_RATE_HZ,
     MIN_DELAY_S,
+    MIN_RATE_HZ,
     WATCHED_DELAYS,
     DeviceActuator,
     HostActuator,
@@ -112,7 +112,7 @@ def test_no_delay_is_longer_than_the_cap() -> None:
     device = Device()
     assert _host(device, cap_s=0.02).delay(math.inf) is not None
     assert device.host_s == pytest.approx(5.02)
-    device = Device(rate_hz=FIRST_RATE_HZ)
+    device = Device(rate_hz=MIN_RATE_HZ)
     assert DeviceActuator(device, cap_s=0.02, spin=device.spin).delay(math.inf) is not None
     assert device.done_s == pytest.approx(5.02)
 
@@ -184,7 +184,22 @@ def test_a_device_learns_its_clock_from_its_delays(rate_hz: float) -> None:
         device.host_s += 1.0
         effects.append(actuator.settle(delay))
     assert effects[-1] == pytest.approx(0.01, rel=1e-3)
-    assert effects[0] == pytest.approx(0.01 * FIRST_RATE_HZ / rate_hz)
+    assert effects[0] == pytest.approx(0.01 * MIN_RATE_HZ / rate_hz)
+
+
+def test_a_clock_that_falls_makes_one_delay_too_long_and_no_second() -> None:
+    device = Device(rate_hz=1.98e9)
+    actuator = DeviceActuator(device, cap_s=0.1, spin=device.spin)
+    effects = []
+    for i in range(30):
+        device.rate_hz = 1.98e9 if i < 20 else 0.9e9
+        delay = actuator.delay(0.01)
+        assert delay is not None
+        device.host_s += 1.0
+        effects.append(actuator.settle(delay))
+    assert max(effects[:20]) == pytest.approx(0.01, rel=0.01), "at first it is taken for the slowest"
+    assert effects[20] == pytest.approx(0.022, rel=0.01)
+    assert max(effects[21:]) == pytest.approx(0.01, rel=0.01)
 
 
 def test_a_device_whose_clock_seems_endless_is_still_capped() -> None:

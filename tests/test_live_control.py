@@ -112,6 +112,18 @@ def test_pacing_that_hurts_is_rolled_back_and_said(mode: str) -> None:
     assert not any(job.delays_s[-100:])
 
 
+def test_what_was_learned_of_parts_of_a_step_is_forgotten_with_the_whole() -> None:
+    """A period of the job is known after two dozen ticks; until then every tick counts as a step."""
+    job = Job("static:mechanism=phase_shift,threshold=0.05,window=0.4", "active", lambda delay_s: STEP_S + delay_s)
+    job.run(24)
+    parts = job.shape
+    job.shape = Shaped({0: (1, 2)}).shape
+    assert job.shape is not parts
+    before = job.control.pacer
+    job.run(1)
+    assert job.control.pacer is not before
+
+
 def test_active_paces_nine_blocks_of_ten() -> None:
     job = Job("static:mechanism=slack", "active", _noisy(0.0), seed=1)
     job.run(50 + 120 + 6000)

@@ -189,6 +189,23 @@ def test_a_flush_does_not_wait_for_a_thread_that_hangs(tmp_path: Path, monkeypat
     assert target.counts == {"rows": 15, "dropped": 0, "segments": 1}
 
 
+def test_the_training_thread_adds_while_another_thread_hangs_in_a_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes in iterations where the housekeeping thread does not come, as on a file system that hangs."""
+    target = recorder(tmp_path)
+    target.add(batch(5))
+    monkeypatch.setattr(module, "KEPT_BYTES", 8 * target._pending_bytes)
+    with target._lock:
+        adder = threading.Thread(target=lambda: [target.add(batch(5, first=5 * k)) for k in range(1, 12)])
+        adder.start()
+        adder.join(DEADLINE_S)
+        assert not adder.is_alive()
+        assert target.counts["dropped"] == 3 * 5
+    assert target.flush()
+    assert target.counts["dropped"] + target.counts["rows"] // 3 == 12 * 5
+
+
 def test_files_have_the_permissions_that_the_umask_leaves(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceenv.core.errors import InputError
+from paceenv.live.decide import tune
 from paceenv.live.decide.canary import BlockPlan
-from paceenv.live.decide.tune import ERROR, EVALUATIONS, FIRST_ROUNDS, NOTHING_LEFT, Tuner
+from paceenv.live.decide.tune import ERROR, EVALUATIONS, FIRST_ROUNDS, NOTHING_LEFT, Arm, Tuner
 from paceenv.live.decide.tune_plan import TunePlan, Turn, Word
 
 STEP_S, LEAD, LEASE = 0.2, 5, 1 << 30
@@ -234,6 +235,86 @@ def test_a_search_whose_candidates_all_hurt_ends_with_none_and_loses_little(hurt
     assert job.tuner.why == NOTHING_LEFT
 
 
+def test_a_block_of_few_steps_does_not_hide_what_candidates_cost() -> None:
+    """An evaluation left one step of a block, whose error is not known, and no loss was sure any more."""
+    whole, short = (Job([-0.5, -0.5], noise=0.01) for _ in range(2))
+    add, begin = short.tuner.add, short.plan.round_iterations((0, 1), taste=True) + LEAD
+
+    def interrupted(iteration: int, turn: Turn, step_s: float, ticks: int) -> None:
+        if turn.pair is None or iteration >= begin or turn.arm is None or iteration % 4 == 0:
+            add(iteration, turn, step_s, ticks)
+
+    short.tuner.add = interrupted  # type: ignore[method-assign]
+    for job in (whole, short):
+        assert job.decided().winner is None
+    assert short.lost_s <= 5.0 * whole.lost_s
+    assert len(short.words) <= len(whole.words) + 2
+
+
+def test_what_is_lost_after_the_last_word_is_waited_for_too() -> None:
+    """Candidates go on until every rank has heard of the end: with short steps for a long while."""
+    longest = 200
+    job = Job([-0.1, -0.1], noise=0.005)
+    decide = job.tuner.decide
+    job.tuner.decide = lambda now, lead, lease: decide(now, longest, lease)  # type: ignore[method-assign]
+    job.decided()
+    lost_s, said = job.lost_s, job.words[-1].from_iteration
+    for _ in range(longest + 50):
+        turn = job.plan.turn(job.iteration)
+        lost_s += 0.1 * STEP_S * (turn.arm is not None)
+        job.run(1)
+    assert job.iteration > said
+    assert job.tuner.loss_s == pytest.approx(lost_s, rel=0.1)
+
+
+def test_a_word_that_was_not_sent_is_not_followed() -> None:
+    job = Job([0.1, 0.0], noise=0.01)
+    drafted = job.tuner.draft(0, LEAD, LEASE)
+    assert drafted is not None
+    assert not job.plan.words
+    job.tuner.abandon()
+    assert job.decided().winner == 0
+    deployed = job.words[-1]
+    job.gains = [-0.1, 0.0]
+    while (drafted := job.tuner.draft(job.iteration, LEAD, LEASE)) is None or drafted.phase != "none":
+        job.run(1)
+    job.tuner.abandon()  # the end could not be said: the winner still paces, and its end is said again
+    assert job.plan.words[-1] == deployed
+    assert (job.tuner.winner, job.tuner.searches) == (0, 1)
+    job.run(20)
+    assert job.plan.words[-1].phase == "none"
+
+
+def test_what_was_tasted_stays_known_where_a_word_was_not_sent() -> None:
+    job = Job([-0.5, 0.0], noise=0.01)
+    job.run(LEAD + 1)
+    while (drafted := job.tuner.draft(job.iteration, LEAD, LEASE)) is None or drafted.phase != "search":
+        job.tuner.abandon()
+        turn = job.plan.turn(job.iteration)
+        job.tuner.add(job.iteration, turn, STEP_S * (1.5 if turn.arm == 0 else 1.0))
+        job.iteration += 1
+    job.tuner.abandon()
+    assert job.tuner.draft(job.iteration, LEAD, LEASE) == drafted
+    assert drafted.arms == (1,)
+
+
+def test_a_candidate_that_failed_is_in_no_later_search() -> None:
+    """It would be a placebo: the rank on which it failed does not pace by it again."""
+    job = Job([0.1, -0.02], noise=0.01)
+    assert job.decided().winner == 0
+    job.tuner.give_up(0, "policy c0 raised")
+    job.run(200_000, lambda tuner: tuner.searches > 1 and tuner.phase == "none")
+    first_end = next(n for n, word in enumerate(job.words) if word.phase == "none")
+    later = [word for word in job.words[first_end:] if word.phase in ("taste", "search")]
+    assert {arm for word in later for arm in word.arms} == {1}
+    assert job.tuner.winner is None
+    alone = Job([0.1], noise=0.01)
+    alone.run(50)
+    alone.tuner.give_up(0, "policy c0 raised")
+    alone.run(100_000)
+    assert sum(word.phase == "taste" for word in alone.words) == 1
+
+
 def test_the_printed_loss_is_the_true_one() -> None:
     job = Job([-0.02, 0.0, 0.01], seed=3, noise=0.005, most_loss=0.5)
     tuner = job.decided()
@@ -325,6 +406,23 @@ def test_searches_err_no_more_often_than_stated() -> None:
 def test_the_shares_of_all_evaluations_add_up_to_the_error() -> None:
     assert EVALUATIONS[:6] == (4, 6, 8, 12, 16, 24)
     assert sum(1.0 / (k * (k + 1)) for k in range(1, len(EVALUATIONS) + 1)) < 1.0
+
+
+def test_comparisons_of_two_candidates_spend_no_share_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are hardly ever evaluated at the same time, and each evaluation of either one is another look."""
+    spent = list[float]()
+
+    def quantile(level: float, degrees: float) -> float:
+        spent.append(2.0 * level)
+        return -2.0
+
+    monkeypatch.setattr(tune, "student_t_quantile", quantile)
+    one, other = Arm("one", BLOCKS), Arm("other", BLOCKS)
+    one.seen = other.seen = (0.0, 1e-4, 8)
+    for one.evaluations, other.evaluations in ((1, 1), (2, 1), (2, 2), (3, 2), (3, 3), (4, 3), (4, 4)):
+        one.better_by(other, 0.05)
+    assert len(set(spent)) == len(spent) == 7
+    assert sum(spent) <= 0.05
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ WATCHED_DELAYS, HOPELESS_SHARE = 20, 0.8
 """If this share of the last WATCHED_DELAYS had no effect, delaying wastes host time."""
 FIRST_PAUSE, LONGEST_PAUSE = 100, 12_800
 """Requested delays that are skipped before the next try; doubles from one try to the next."""
-FIRST_RATE_HZ, MIN_RATE_HZ, MAX_RATE_HZ = 1e9, 0.2e9, 3e9
-"""An unknown device clock is assumed to be slow: a delay that is too short does no harm."""
+MIN_RATE_HZ, MAX_RATE_HZ = 0.2e9, 3e9
+"""An unknown device clock is assumed to be the slowest: a delay that is too short does no harm."""
 RATE_SMOOTHING = 0.5
 
 
@@ -159,7 +159,7 @@ class DeviceActuator:
         device: str = "cuda",
         spin: Callable[[int], None] | None = None,
     ) -> None:
-        self._stamps, self._cap_s, self._rate_hz = stamps, _checked(cap_s), FIRST_RATE_HZ
+        self._stamps, self._cap_s, self._rate_hz = stamps, _checked(cap_s), MIN_RATE_HZ
         self._spin = spin or functools.partial(_spin, device)
 
     def delay(self, seconds: float) -> Delay | None:
@@ -178,7 +178,8 @@ class DeviceActuator:
         effective_s = _between(self._stamps, delay)
         if effective_s:
             seen_hz = min(max(delay.cycles / effective_s, MIN_RATE_HZ), MAX_RATE_HZ)
-            self._rate_hz += RATE_SMOOTHING * (seen_hz - self._rate_hz)
+            rise_hz = RATE_SMOOTHING * (seen_hz - self._rate_hz)
+            self._rate_hz = min(seen_hz, self._rate_hz + rise_hz)  # a clock that falls makes delays too long
         return effective_s
 
 

@@ -74,6 +74,8 @@ class Control:
         self.mode, self.reason = options.mode, ""
         self._options, self._log_once, self._clock = options, log_once, clock
         self.pacer: RankPacer | None = None
+        self._shape: Shape | None = None
+        self._barrier_alone_s = 0.0  # as the ranks have found together; 0 before
         self._actuator: Actuator | None = None
         self._decided_s, self._ready = 0.0, False
         self._slack: deque[float] = deque(maxlen=SLACK_MEMORY)
@@ -196,6 +198,7 @@ class Control:
 
     def know_barrier_alone(self, seconds: float) -> None:
         """Take a barrier's time once all ranks are there from what the ranks have found together. From any thread."""
+        self._barrier_alone_s = seconds
         if self.pacer is not None:
             self.pacer.barrier_alone_s = seconds
 
@@ -227,6 +230,10 @@ class Control:
             members: size of that group.
         """
         self.iteration, self._ticks = iteration.iteration, iteration.ticks
+        if shape is not self._shape:  # what was learned of parts of a step is no baseline of the whole
+            self._shape, self.pacer = shape, None
+            for learned in (self._slack, self._newest_s, self._quiet_steps_s, self._barriers):
+                learned.clear()
         acting = self._acting(self.iteration)
         self._newest_s.append(iteration.step_s / iteration.ticks)
         if shape.has_barrier:
@@ -347,6 +354,8 @@ class Control:
         if not effective_s:
             return 0.0
         self._taken.add(effective_s)
+        if delay is not None and delay.cycles and effective_s > delay.slept_s:  # the device's clock was slower
+            self.guard.taken(effective_s - delay.slept_s, self._clock())
         return effective_s
 
     def delays(self) -> dict[str, Any]:
@@ -374,7 +383,8 @@ class Control:
         if self.mode in ("shadow", "probe"):
             return 0
         if self.mode == "tune" and self.tune_plan is not None:
-            return self.tune_plan.turn(iteration).arm
+            arm = self.tune_plan.turn(iteration).arm
+            return None if arm in self.comparisons.out else arm
         if self.mode not in ("canary", "active"):
             return None
         place = self._contest.place(iteration)
@@ -408,7 +418,7 @@ class Control:
             cap_s=options.cap_s,
             cap_share=options.cap_share,
             has_barrier=shape.has_barrier,
-            barrier_alone_s=min(shape.barrier_alone_s, BARRIER_ALONE_S),
+            barrier_alone_s=self._barrier_alone_s or min(shape.barrier_alone_s, BARRIER_ALONE_S),
             member=member,
             members=members,
         )

@@ -70,15 +70,17 @@ class _Open:
         ratio = math.log(on.mean_s(most_s) / off.mean_s(most_s)) if whole else None
         loss_s = on_all.iterations * (on_all.mean_s(most_s) - off_all.mean_s(most_s))
         error_s = on_all.iterations * math.hypot(_error(off_all, most_s), _error(on_all, most_s))
+        error_s = error_s if error_s < math.inf else abs(loss_s)  # a block of one step must not hide all other pairs
         all_s = off_all.total_s(most_s) + on_all.total_s(most_s)
         return _Pair(self.key[2], ratio, loss_s, error_s, all_s, off_all.iterations + on_all.iterations)
 
 
 def _error(block: Stretch, most_s: float) -> float:
-    """Standard error of a block's mean, from the means of its parts; infinite for a block that is too short."""
+    """Standard error of a block's mean, from the means of its parts or of few steps; infinite for a single one."""
     size = len(block.steps_s) // PARTS
     if not size:
-        return math.inf
+        few_s = [min(step_s, most_s) for step_s in block.steps_s]
+        return stdev(few_s) / math.sqrt(len(few_s)) if len(few_s) > 1 else math.inf
     means = [block.part(k * size, size).mean_s(most_s) for k in range(PARTS)]
     return stdev(means) / math.sqrt(PARTS)
 
@@ -149,7 +151,9 @@ class Arm:
         both = variance + other_variance
         parts = variance**2 / (pairs - 1) + other_variance**2 / (other_pairs - 1)
         degrees = both**2 / parts if parts > 0.0 else pairs + other_pairs - 2  # Welch and Satterthwaite
-        share = _share(error, min(self.evaluations, other.evaluations))
+        share = _share(
+            error, self.evaluations + other.evaluations - 1
+        )  # grows with either one: no look is counted twice
         half = student_t_quantile(0.5 * share, degrees) * math.sqrt(both)
         return other_mean - mean - half, other_mean - mean + half
 
@@ -157,6 +161,10 @@ class Arm:
 def _share(error: float, evaluation: int) -> float:
     """The share of an error probability for the first, second, ... evaluation; they add up to it."""
     return error / (evaluation * (evaluation + 1))
+
+
+_Said = tuple[int | None, tuple[Word, PairedComparison] | None, str, int, int, int, int]
+"""Winner, its test, why, searches, back-off, when the next search begins, and when the last one ended."""
 
 
 class Tuner:
@@ -215,12 +223,22 @@ class Tuner:
         self._open: _Open | None = None
         self._closed: deque[_Pair] = deque()
         self._deployed: tuple[Word, PairedComparison] | None = None
-        self._back_off, self._again_at = 1, 0
+        self._back_off, self._again_at, self._none_from = 1, 0, 0
+        self._was = (
+            self.winner,
+            self._deployed,
+            self.why,
+            self.searches,
+            self._back_off,
+            self._again_at,
+            self._none_from,
+        )
         self._begin_search()
 
     def _begin_search(self) -> None:
-        for arm in self.arms:
+        for k, arm in enumerate(self.arms):
             arm.restart()
+            arm.dropped = self._faults.get(k, "")  # what failed on a rank is off there for good
         self._closed.clear()
         self.searched_s = 0.0
         self._iterations = 0
@@ -266,13 +284,35 @@ class Tuner:
     # --------------------------------------------------------------------------------------------- the other thread
 
     def decide(self, now: int, lead: int, lease: int) -> Word | None:
-        """The next word for all ranks; None where the last one still says it all.
+        """The next word for all ranks, taken in here at once; None where the last one still says it all.
 
         Args:
             now: an iteration that no rank is past by much.
             lead: iterations after which every rank has heard a new word.
             lease: iterations for which a word holds; prolonged when half of them are over.
         """
+        word = self.draft(now, lead, lease)
+        if word is not None:
+            self.plan.hear(word)
+        return word
+
+    def draft(self, now: int, lead: int, lease: int) -> Word | None:
+        """As :meth:`decide`, but the word counts here only when the plan hears it: after it was sent.
+
+        Args:
+            now: an iteration that no rank is past by much.
+            lead: iterations after which every rank has heard a new word.
+            lease: iterations for which a word holds.
+        """
+        self._was = (
+            self.winner,
+            self._deployed,
+            self.why,
+            self.searches,
+            self._back_off,
+            self._again_at,
+            self._none_from,
+        )
         last = self.plan.words[-1] if self.plan.words else None
         if last is not None and last.from_iteration > now:
             return None  # first the word that is under way
@@ -291,15 +331,24 @@ class Tuner:
         elif last.phase == "deployed":
             if (why := self._stops_paying()) != "":
                 return self._none(now + lead, lease, why)
-        elif now >= self._again_at:
-            self._faults.clear()
-            self._begin_search()
-            return self._say(now + lead, lease, "taste", self._in())
+        else:
+            self._take_in()  # candidates went on until every rank had heard of the end
+            self._again_at = max(self._again_at, self._none_from + self._owed())
+            if now >= self._again_at and len(self._faults) < len(self.arms):
+                self._begin_search()
+                return self._say(now + lead, lease, "taste", self._in())
         if last.until_iteration - now < lease // 2:
-            prolonged = last._replace(number=last.number + 1, until_iteration=now + lease)
-            self.plan.hear(prolonged)
-            return prolonged
+            return last._replace(number=last.number + 1, until_iteration=now + lease)
         return None
+
+    def _said_so_far(self) -> _Said:
+        return self.winner, self._deployed, self.why, self.searches, self._back_off, self._again_at, self._none_from
+
+    def abandon(self) -> None:
+        """The drafted word could not be sent in time: what it said is taken back, and what was measured stays."""
+        (self.winner, self._deployed, self.why, self.searches, self._back_off, self._again_at, self._none_from) = (
+            self._was
+        )
 
     def _in(self) -> tuple[int, ...]:
         return tuple(k for k, arm in enumerate(self.arms) if not arm.dropped)
@@ -438,16 +487,18 @@ class Tuner:
             self.searches += 1
         self.winner, self._deployed, self.why = None, None, why
         searched = max(self._iterations, self.plan.round_iterations(range(len(self.arms))))
-        owed = max(self.loss_share, 0.0) / self.most_loss * self._iterations
-        self._again_at = from_iteration + max(self._back_off * searched, math.ceil(owed))
+        self._none_from = from_iteration
+        self._again_at = from_iteration + max(self._back_off * searched, self._owed())
         self._back_off = min(2 * self._back_off, LONGEST_BACK_OFF)
         return self._say(from_iteration, lease, "none", ())
 
+    def _owed(self) -> int:
+        """Iterations of waiting after which the search and they together keep to the bound of the loss."""
+        return math.ceil(max(self.loss_share, 0.0) / self.most_loss * self._iterations)
+
     def _say(self, from_iteration: int, lease: int, phase: Phase, arms: tuple[int, ...]) -> Word:
         number = self.plan.words[-1].number + 1 if self.plan.words else 1
-        word = Word(number, from_iteration, from_iteration + lease, phase, arms, from_iteration)
-        self.plan.hear(word)
-        return word
+        return Word(number, from_iteration, from_iteration + lease, phase, arms, from_iteration)
 
     # ------------------------------------------------------------------------------------------------------- report
 

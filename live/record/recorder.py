@@ -13,6 +13,7 @@ import os
 import stat
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -101,6 +102,7 @@ class TraceRecorder:
         self._header, self._problem, self._said = dict(header), problem, False
         self._flush_s, self._file_bytes, self._max_files = flush_s, file_bytes, max(max_files, 1)
         self._process, self._lock = os.getpid(), threading.Lock()
+        self._incoming = deque[tuple[Batch, list[tuple[Records, Records]]]]()
         self._pending: list[tuple[Records, Records]] = []
         self._pending_bytes, self._flushed_s = 0, time.monotonic()
         self._last_iteration = -1
@@ -116,7 +118,10 @@ class TraceRecorder:
         return {"rows": self._rows, "dropped": self._dropped, "segments": self._number + 1}
 
     def add(self, batch: Batch) -> None:
-        """Take in iterations that are over; those with impossible times are left out and counted."""
+        """Take in iterations that are over; those with impossible times are left out and counted.
+
+        It never waits for a thread that writes: the training thread may call it.
+        """
         if os.getpid() != self._process or not len(batch.iteration_T):
             return
         try:
@@ -127,14 +132,27 @@ class TraceRecorder:
             self._dropped += len(batch.iteration_T)
             self._say(error)
             return
-        with self._lock:
-            self._dropped += int(np.count_nonzero(~fit_T))
-            if fit_T.any():
-                self._batch, self._last_iteration = batch, int(batch.iteration_T[fit_T][-1])
-                self._pending += [part for part in parts if len(part[0])]
-                self._pending_bytes += sum(map(_size, parts))
-            while self._pending_bytes > KEPT_BYTES and len(self._pending) > 1:
-                self._forget_oldest()
+        self._dropped += int(np.count_nonzero(~fit_T))
+        if fit_T.any():
+            self._last_iteration = int(batch.iteration_T[fit_T][-1])
+            self._incoming.append((batch, [part for part in parts if len(part[0])]))
+        if self._lock.acquire(blocking=False):
+            try:
+                self._take_in()
+            finally:
+                self._lock.release()
+        with contextlib.suppress(IndexError):  # another thread takes them in
+            while sum(_size(part) for _, parts in tuple(self._incoming) for part in parts) > KEPT_BYTES:
+                self._dropped += sum(len(part[0]) for part in self._incoming.popleft()[1])
+
+    def _take_in(self) -> None:
+        """Move what was added to what waits; under the lock."""
+        while self._incoming:
+            self._batch, parts = self._incoming.popleft()
+            self._pending += parts
+            self._pending_bytes += sum(map(_size, parts))
+        while self._pending_bytes > KEPT_BYTES and len(self._pending) > 1:
+            self._forget_oldest()
 
     def write(self, final: bool) -> None:
         """Flush if it is due, or ``final``; for the housekeeping thread, about once a second."""
@@ -153,6 +171,7 @@ class TraceRecorder:
             return False
         try:
             self._flushed_s = time.monotonic()
+            self._take_in()
             if self._pending and self._batch is not None:
                 if not self.attempt:
                     return False

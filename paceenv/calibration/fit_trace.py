@@ -34,8 +34,8 @@ Array = NDArray[np.float64]
 class TraceFit:
     """A fit, its check on unseen steps or why there is none, and notes on which description was taken.
 
-    ``step_T`` are the steps that it was fitted to, seconds, and ``ranks`` the trace's numbers of the ranks; both are
-    empty where the program was known.
+    ``step_T`` are the steps that it was fitted to, seconds, empty where the program was known; ``ranks`` the trace's
+    numbers of the ranks.
     """
 
     fit: JobFit
@@ -99,9 +99,18 @@ def fit_trace(
     if base is not None and base.program is not None:
         if program is False:
             raise InputError(f"base: {base.name} has a program; allowed: a base without one where none is wanted")
-        return TraceFit(fit_known(trace, base, name, job=job), "the step is that of --base", notes)
+        if probe is not None:
+            raise InputError(f"probe: not used with a program, which {base.name} has; allowed: a base without one")
+        ranks = tuple(np.unique(trace.column("rank")[trace.isin("job", trace.job_name(job))]).tolist())
+        fit = _with_ranks(fit_known(trace, base, name, job=job), ranks)
+        return TraceFit(fit, "the step is that of --base", notes, ranks=ranks)
     if program:
+        if probe is not None:
+            raise InputError(
+                "probe: not used where the step is described as a program; allowed: no probe, or no program"
+            )
         return replace(_of_program(read_program(trace, job=job), base, name, check=check), notes=notes)
+    unused = ("the probe is not used: the step is described as a program",) if probe is not None else ()
     stamps: ProgramStamps | None = None
     if program is None:
         stamps, unknown = _program_stamps(trace, job)
@@ -109,7 +118,7 @@ def fit_trace(
         if stamps is not None and overlapping(stamps):
             note = "transfers of several communicators overlap: the step is described as a program (--no-program)"
             found = _of_program(stamps, base, name, check=check)
-            return replace(found, notes=(*notes, note))
+            return replace(found, notes=(*notes, note, *unused))
     try:
         job_stamps = read_job(trace, job=job)
     except InputError as error:
@@ -122,7 +131,7 @@ def fit_trace(
     if program is None and abs(fit.mean_error) > OFF:
         better = _better(trace, fit, base, name, job, check=check)
         if isinstance(better, TraceFit):
-            return replace(better, notes=(*notes, *better.notes))
+            return replace(better, notes=(*notes, *better.notes, *unused))
         notes += (better,)
     return _of_job(fit, job_stamps, probed, base, (*notes, *left_out), check=check)
 
@@ -212,11 +221,21 @@ def _of_job(
 ) -> TraceFit:
     step_T = stamps.step_T[stamps.unpaced_T] if stamps.unpaced_T.any() else stamps.step_T
     verdict = check_job(stamps, probed, base) if check else NOT_ASKED
-    return TraceFit(fit, verdict, notes, step_T, tuple(sorted(stamps.order_R)))
+    ranks = tuple(sorted(stamps.order_R))
+    return TraceFit(_with_ranks(fit, ranks), verdict, notes, step_T, ranks)
+
+
+def _with_ranks(fit: JobFit, ranks: tuple[int, ...]) -> JobFit:
+    """The fit with the trace's numbers of the ranks in its record, where they are not 0, 1, 2 and so on."""
+    if ranks == tuple(range(len(ranks))):
+        return fit
+    record = fit.cluster.calibration | {"ranks": list(ranks)}
+    return replace(fit, cluster=fit.cluster.model_copy(update={"calibration": record}))
 
 
 def _of_program(stamps: ProgramStamps, base: Cluster | None, name: str, *, check: bool) -> TraceFit:
-    found = TraceFit(fit_program(stamps, base, name), NOT_ASKED, (), stamps.step_T, stamps.names)
+    fit = _with_ranks(fit_program(stamps, base, name), stamps.names)
+    found = TraceFit(fit, NOT_ASKED, (), stamps.step_T, stamps.names)
     if not check:
         return found
     steps = len(stamps.step_T)

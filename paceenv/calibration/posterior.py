@@ -175,7 +175,7 @@ def _can_be_drawn(cluster: Cluster, parameter: Parameter) -> bool:
         return False
     try:
         for value in (parameter.value, *_edges(parameter)):
-            cluster.changed([f"{parameter.key}={value!r}"], "drawn")
+            cluster.changed([f"{parameter.key}={float(value)!r}"], "drawn")  # a number of NumPy's is not written as one
     except InputError:
         return False
     return True

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.core.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
+from paceenv.core.trace import COLLECTIVE_OPS, COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
 
 MIN_ITERATIONS: Final = 16
 SYNCHRONISES_BYTES: Final = 4096
@@ -161,7 +161,7 @@ def _read_rank(rank: int, *columns: NDArray[np.int64]) -> _Rank:
     delay_s: dict[int, float] = {}
     unusual: set[int] = set()
     for i, kind in enumerate(op):
-        if kind not in _NOT_COLLECTIVE:
+        if kind in COLLECTIVE_OPS or (group[i] >= 0 and kind not in _NOT_COLLECTIVE):
             collectives.setdefault(iteration[i], []).append(i)
         elif kind == PACE_OP:
             delay_s[iteration[i]] = delay_s.get(iteration[i], 0.0) + end_s[i] - start_s[i]

@@ -10,6 +10,7 @@ from paceenv.calibration.heldout import HeldOutCheck, Line
 from paceenv.calibration.job_fit import JobFit
 from paceenv.calibration.parameters import Parameter
 from paceenv.core.trace import Trace
+from paceenv.diagnosis.clocks import trace_on_one_clock
 from paceenv.importers.inputs import read_inputs
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import config_files, output
@@ -36,18 +37,20 @@ def fit_job(
         program: whether the step is described as a program; None: where one collective does not describe it.
     """
     known = None if base is None else load_cluster(base)
-    probed = None if probe is None else read_inputs([probe]).require_trace()
+    trace, clocks = trace_on_one_clock(trace)
+    probed = None if probe is None else trace_on_one_clock(read_inputs([probe]).require_trace())[0]
     with output.progress(f"fit {out.stem}, then compare with unseen steps", 1) as done:
         found = fit_trace(trace, base=known, name=out.stem, probe=probed, program=program)
         done(1)
-    for note in found.notes:
+    notes = [*filter(None, [clocks]), *found.notes]
+    for note in notes:
         output.say(note)
     fit = replace(found.fit, cluster=with_check(found.fit.cluster, found.check))
     config = fit.cluster.model_dump(exclude_defaults=True)
     config_files.write_yaml(out, config)
     if json_ is not None:
         held_out = {"held_out_steps": fit.cluster.calibration["held_out_steps"]}
-        output.write_json({"cluster": config} | fit.to_json() | held_out, json_)
+        output.write_json({"cluster": config} | fit.to_json() | held_out | {"notes": notes}, json_)
     if json_ != "-":
         _print(fit)
         print_check(found.check)

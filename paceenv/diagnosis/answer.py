@@ -48,6 +48,7 @@ class Answer:
         if self.diagnosis is None and len(self.steps) == 1 and not self.hangs:
             return self.steps[0].to_json()
         found = self.diagnosis.to_json() if self.diagnosis is not None else {}
+        found["notes"] = [*self.notes, *found.get("notes", ())]
         if self.lateness is not None:
             found["lateness"] = self.lateness.to_json()
         if self.late_hosts:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.dependency_graph import Graph, build_graph
-from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
+from paceenv.diagnosis.operation_matrix import Array, OperationMatrix, read_matrix
 
 MEETS: Final = ("all_reduce", "barrier", "reduce_scatter", "all_gather", "all_to_all")
 """Collectives that nobody can leave before everybody has entered; and those that end like these:"""
@@ -41,11 +44,40 @@ def on_one_clock(matrix: OperationMatrix) -> tuple[OperationMatrix, str]:
     offset_R = clock_offsets(matrix, build_graph(matrix))
     if not offset_R.any():
         return matrix, ""
+    return matrix.shifted(offset_R), _note(matrix, offset_R)
+
+
+def trace_on_one_clock(trace: Trace, job: str | None = None) -> tuple[Trace, str]:
+    """The trace with clocks of a job's ranks that differ set right, and a note on them, or "".
+
+    A trace that cannot be diagnosed stays as it is.
+
+    Args:
+        trace: of one job or of several.
+        job: which job; must be named where the trace holds several.
+    """
+    try:
+        matrix = read_matrix(trace, job=job)
+    except InputError:
+        return trace, ""
+    offset_R = clock_offsets(matrix, build_graph(matrix))
+    if not offset_R.any():
+        return trace, ""
+    ahead = dict(zip(matrix.ranks, offset_R.tolist(), strict=True))
+    mine = trace.isin("job", trace.job_name(job))
+    off_s = np.where(mine, [ahead.get(rank, 0.0) for rank in trace.column("rank").tolist()], 0.0)
+    table = trace.table
+    for name in ("start_s", "end_s"):
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, table.schema.field(name), pa.array(trace.column(name) - off_s))
+    return Trace(table, trace.metadata), _note(matrix, offset_R)
+
+
+def _note(matrix: OperationMatrix, offset_R: Array) -> str:
     worst = int(np.argmax(np.abs(offset_R)))
     ranks = [matrix.ranks[r] for r in np.flatnonzero(offset_R).tolist()]
     by = f"{duration(abs(float(offset_R[worst])))} {'ahead' if offset_R[worst] > 0.0 else 'behind'}"
-    note = f"clocks differ and were set right by the ends of collectives: {name_ranks(ranks)}, at most {by}"
-    return matrix.shifted(offset_R), note
+    return f"clocks differ and were set right by the ends of collectives: {name_ranks(ranks)}, at most {by}"
 
 
 def clock_offsets(matrix: OperationMatrix, graph: Graph) -> Array:
@@ -80,5 +112,8 @@ def clock_offsets(matrix: OperationMatrix, graph: Graph) -> Array:
         if np.abs(more_R).max(initial=0.0) < 1e-3 * LEAST_SHARE * step_s:
             break
     offset_R -= np.median(offset_R)
-    varies_R = np.bincount(rank, varies_N, ranks) / counts_R
+    left_N = apart_N - offset_R[rank]  # a clock is ahead by as much in every operation; who merely looks late is not
+    for members in sets:
+        left_N[members] -= np.median(left_N[members])
+    varies_R = np.bincount(rank, varies_N + np.abs(left_N), ranks) / counts_R
     return np.where(np.abs(offset_R) > np.maximum(LEAST_SHARE * step_s, varies_R / STEADY), offset_R, 0.0)

@@ -77,10 +77,11 @@ class Diagnosis:
         return {
             "slowdown": self.slowdown,
             "ideal_step_time_s": self.ideal_step_time_s,
+            "bare_step_s": self.bare_step_s,
             "step_time_s": self.step_time_s,
             "replay_error": self.replay_error,
             "attribution": {key: {str(k): v for k, v in values.items()} for key, values in attribution.items()},
-            "causes": [{k: v for k, v in vars(c).items() if k not in {"lost_s", "pacing"}} for c in self.causes],
+            "causes": [{k: v for k, v in vars(c).items() if k != "pacing"} for c in self.causes],
             "verdict": self.verdict,
             "arrivals": self.arrivals.to_json(),
             "paced_steps": self.paced and self.paced.to_json(),

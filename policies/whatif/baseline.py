@@ -20,6 +20,7 @@ from paceenv.calibration.program import group_growth
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace
+from paceenv.diagnosis.clocks import trace_on_one_clock
 from paceenv.policies.whatif.change import SLOW, Change
 from paceenv.policies.whatif.estimate import cv, mean, of_steps
 from paceenv.policies.whatif.scenarios import (
@@ -80,6 +81,12 @@ class Baseline:
     is_trace: bool = False
     fit: JobFit | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def counts_batches(self) -> bool:
+        """Whether throughput counts batches of ranks, as a trace does not say how many samples they are."""
+        job = self.cluster.job
+        return self.is_trace and job.samples_per_node == job.ranks_per_node
 
     def check(self, changes: Iterable[Change]) -> None:
         """Raise InputError for a change that depends on a guess."""
@@ -247,7 +254,8 @@ def of_config(name: str, settings: Sequence[str] = ()) -> Baseline:
         )  # fmt: skip
         return Baseline(name, cluster, None, tuple(range(cluster.ranks)), notes=notes)
     parameters = tuple(parameters_of(cluster))
-    return _calibrated(name, cluster, parameters, _recorded(measured))
+    ranks = tuple(cluster.calibration.get("ranks", ()))
+    return _calibrated(name, cluster, parameters, _recorded(measured), ranks if len(ranks) == cluster.ranks else None)
 
 
 def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Baseline:
@@ -268,14 +276,17 @@ def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Ba
             f"{source}: a pipeline of {stages} stages, for which no cluster can be fitted; allowed: --remove-rank and "
             "--replace-rank alone, answered from its own operations, or a cluster config"
         )
+    trace, clocks = trace_on_one_clock(trace, job)
     found = fit_trace(trace, base=None if base is None else load_cluster(base), job=job, check=False)
     fit, step_s_T, steps = found.fit, found.step_T, len(found.step_T)
     measured = Measured(Interval(fit.measured.mean_s), Interval(fit.measured.cv), _USUAL_STEPS)
     if steps:
         measured = Measured(of_steps(mean(step_s_T), steps), of_steps(cv(step_s_T), steps, positive=True), steps)
     baseline = _calibrated(source, fit.cluster, fit.parameters, measured, found.ranks)
-    cluster = baseline.cluster if base is not None else baseline.cluster.changed(["job.samples_per_node=1"], source)
-    notes = (*baseline.notes, *(_OPTION.sub("", note) for note in found.notes))
+    cluster = baseline.cluster
+    if base is None:  # a batch of each rank
+        cluster = cluster.changed([f"job.samples_per_node={cluster.job.ranks_per_node}"], source)
+    notes = (*baseline.notes, *filter(None, [clocks]), *(_OPTION.sub("", note) for note in found.notes))
     return replace(baseline, cluster=cluster, is_trace=True, knows_leaves=base is not None, fit=fit, notes=notes)
 
 

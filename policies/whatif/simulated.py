@@ -111,7 +111,7 @@ def predict(
         source=baseline.source,
         basis="simulator",
         method=f"{text}{per_draw} seeds x {iterations} iterations, the same noise for all rows",
-        unit="batches of a rank" if baseline.is_trace and baseline.cluster.job.samples_per_node == 1 else "samples",
+        unit="batches of a rank" if baseline.counts_batches else "samples",
         today=_case(baseline.cluster, runs[Change()], "passive", {}),
         changed=[_row(change, baseline, runs, ends) for change in changes],
         assumes=baseline.assumes(changes),

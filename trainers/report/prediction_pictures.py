@@ -37,7 +37,7 @@ def scaling(answer: Answer) -> Picture:
         panel.set_xscale("log", base=2)
         panel.set_xticks(nodes, [str(n) for n in nodes])
         panel.minorticks_off()
-        panel.set_xlabel("nodes (each rank of the trace is one)")
+        panel.set_xlabel("nodes (each rank of the trace is one)" if now.ranks == now.nodes else "nodes")
     left.plot([now.nodes], [unit.per_s * measured_s], "D", color=_NOW, ms=8, label="measured", zorder=5)
     top = 1.15 * max(unit.per_s * measured_s, *(high for _, _, high in steps))
     left.set(ylabel=f"mean step, {unit.name}", ylim=(0.0, top))

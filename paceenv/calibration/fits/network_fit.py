@@ -58,10 +58,10 @@ def _links(builder: ClusterBuilder) -> None:
     unit_alone_s, unit_work_s = (builder.seconds(key, **_UNIT) for key in ("transfer_alone_s", "uplink_work_s"))
     latency_s = builder.seconds("latency_s")
     duration_T = stamps.duration_TG.mean(axis=1)
-    if unit_alone_s <= 0.0 or duration_T.mean() <= latency_s:
+    links = fit_links(builder.probed, latency_s)
+    if unit_alone_s <= 0.0 or duration_T.mean() <= latency_s or not links.alone_s > 0.0:
         _ample(builder)
         return
-    links = fit_links(builder.probed, latency_s)
     own = links if builder.probed is stamps else fit_links(stamps, latency_s)
     known_nic = builder.known("fabric", "nic_gbps")
     if not math.isfinite(links.alone_se) and known_nic is not None and links.alone_most_s is None:
@@ -140,6 +140,8 @@ def _tenant(
     """Fit a tenant and take it into the cluster; False if none explains the durations."""
     stamps, fabric, groups = builder.stamps, builder.data["fabric"], builder.stamps.groups
     alone_s = float(np.quantile(stamps.duration_TG.mean(axis=1), 0.02)) - latency_s
+    if alone_s <= 0.0:
+        return False
     cap = links.work_s * groups / links.alone_s if groups > 1 else 1.0
 
     def make(ratio: float, share: float, whole_s: float) -> Cluster:

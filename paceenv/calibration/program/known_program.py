@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from paceenv.calibration.job_fit import JobFit, record_of
 from paceenv.calibration.measurements import MIN_STEPS
-from paceenv.calibration.parameters import Parameter, estimated, identified, not_identifiable
-from paceenv.calibration.program.compute_noise import fit_ratios, length_cv
+from paceenv.calibration.parameters import Parameter, identified, not_identifiable
+from paceenv.calibration.program.compute_noise import fit_ratios, length_cv, noise_of_compute
 from paceenv.calibration.program.operation_speeds import fit_speeds
 from paceenv.calibration.program.program_stamps import plain_op, usual_iterations
 from paceenv.calibration.step_statistics import of_trace, simulate
@@ -74,24 +74,26 @@ def fit_known(trace: Trace, base: Cluster, name: str, *, job: str | None = None)
     name_of_job = trace.job_name(job)
     times = _read(trace, name_of_job, base)
     works = [phase.compute for phase in flat(base.program.step) if phase.compute is not None]
-    seconds, ratio_TR, relative = _scaled(times, works)
+    by_rank = any(one.ranks is not None for one in works)  # phases of their own say how ranks differ
+    seconds, ratio_TR, relative = _scaled(times, works, by_rank=by_rank)
     noise = fit_ratios(name_of_job, trace.metadata.source, times.iteration_T, times.step_T, ratio_TR)
     length = length_cv(relative)
     data = base.model_dump()
     data |= {"name": name, "description": f"Program of {base.name}, fitted to a trace of {name_of_job}."}
-    data["program"] = _with_seconds(base.program, seconds, length).model_dump(exclude_defaults=True)
     parameters = [Parameter("job.nodes", base.job.nodes, 0.0, base.job.nodes, base.job.nodes, "from base")]
     if noise is None:
         why = f"{len(times.step_T)} steps of {base.ranks} ranks"
         parameters.append(not_identifiable("noise.jitter_cv", 0.0, why, f"from base; {MIN_STEPS} steps settle it"))
     else:
-        values = noise.to_config()["noise"] | {"persistent_cv": 0.0, "slow_ranks": 0, "slow_factor": 1.0}
+        names = np.unique(trace.column("rank")[trace.isin("job", name_of_job)]).tolist()
+        keys = ("common_cv", "persistent_cv", "imbalance_cv")
+        values, found = noise_of_compute(noise, names, by_rank=by_rank, keys=keys)
+        parameters += found
+        if not by_rank:
+            seconds = seconds * noise.mean_compute_s.value  # of healthy ranks
         values["jitter_cv"] = _less_length(values["jitter_cv"], length, seconds)
         data["noise"] = values
-        said = "variance components of a rank's compute in a step, jackknife over steps"
-        for key in ("common_cv", "imbalance_cv"):
-            if (estimate := getattr(noise, key)) is not None:
-                parameters.append(estimated(f"noise.{key}", estimate, said))
+    data["program"] = _with_seconds(base.program, seconds, length).model_dump(exclude_defaults=True)
     if length:
         count = sum(len(one) for one in relative)
         said = "variation of single phases beyond that of whole steps"
@@ -210,12 +212,13 @@ def _ops(rows: Sequence[tuple[str, float, float]], anchors: Sequence[_Anchor]) -
     return seen[: len(wanted)] == wanted and seen[len(wanted) :] in ([], ["all_reduce"])
 
 
-def _scaled(times: _Times, works: Sequence[Work]) -> tuple[Array, Array, list[Array]]:
-    """Seconds of each compute phase; a rank's compute over its mean ``(T, R)``; compute of each anchor over its mean.
+def _scaled(times: _Times, works: Sequence[Work], *, by_rank: bool) -> tuple[Array, Array, list[Array]]:
+    """Seconds of each compute phase; a rank's compute over a mean ``(T, R)``; compute of each anchor over its mean.
 
     Args:
         times: measured.
         works: the compute phases, with the seconds that the program has.
+        by_rank: whether that mean is the rank's own and not that of all ranks.
     """
     nominal = np.array([one.seconds for one in works])
     ratios: list[list[float]] = [[] for _ in works]
@@ -229,7 +232,9 @@ def _scaled(times: _Times, works: Sequence[Work]) -> tuple[Array, Array, list[Ar
         total_R.append(compute_TJ[:, used].sum(axis=1))
         relative.append(compute_TJ[:, used] / np.maximum(compute_TJ[:, used].mean(axis=0), 1e-300))
     seconds = np.array([s * (float(np.mean(r)) if r else 1.0) for s, r in zip(nominal, ratios, strict=True)])
-    ratio_TR = np.stack([total_T / max(float(total_T.mean()), 1e-300) for total_T in total_R], axis=1)
+    total_TR = np.stack(total_R, axis=1)
+    mean_R = total_TR.mean(axis=0) if by_rank else np.full(total_TR.shape[1], total_TR.mean())
+    ratio_TR = total_TR / np.maximum(mean_R, 1e-300)
     return seconds, ratio_TR, relative
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from paceenv.calibration.program.program_stamps import ProgramStamps, Transfer
+from paceenv.core.errors import InputError
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT
 from paceenv.sim.cluster.program.footprint import Tiers, use
 
@@ -28,6 +29,8 @@ MIN_SPREAD: Final = 1.5
 NO_LIMIT: Final = 1e4
 """Rate of the tier above the NICs over that of all of them: it limits nothing."""
 ROUNDS: Final = 6
+MEDIAN_VARIANCE: Final = np.pi / 2.0
+"""Of a median of normal values, over that of their mean."""
 _TOLERANCE = 0.002
 
 Array = NDArray[np.float64]
@@ -47,7 +50,7 @@ class LinkRate:
     """The rate and latency of one kind of link.
 
     ``alone`` counts the transfers that it was fitted to; 0 where none ran alone and the rate is a stand-in.
-    ``latency_us`` is None where rate and latency cannot be told apart, and the rate has both.
+    ``latency_us`` is None where rate and latency cannot be told apart, and the rate has both; 0 where none shows.
     """
 
     place: Place
@@ -57,6 +60,7 @@ class LinkRate:
     alone: int
     kinds: int
     cv: float
+    se_latency_us: float = 0.0
 
     @property
     def key(self) -> str:
@@ -164,6 +168,7 @@ def fit_rates(
     for place, used in by_place.items():
         seen_K = np.isfinite(found.seconds_TK).sum(axis=0)
         alone = [k for k in used if found.alone_TK[:, k].sum() >= min(MIN_ALONE, seen_K[k])]
+        alone = [k for k in alone if np.median(found.seconds_TK[found.alone_TK[:, k], k]) > 0.0]
         if alone:
             rates.append(_of_alone(stamps, found, alone, place, nodes, each))
     known = {rate.key: rate.gbps for rate in rates} | {rate.latency_key: rate.latency_us or 0.0 for rate in rates}
@@ -187,37 +192,57 @@ def _of_alone(
         each: ranks on each.
     """
     flat, hops = _unit_tiers(nodes, each, hop=False), _unit_tiers(nodes, each, hop=True)
-    rows, cvs, counts = list[tuple[float, float, float]](), list[float](), 0
+    rows, cvs, kinds_A, counts = list[tuple[float, float, float, float]](), list[float](), list[str](), 0
     for k in alone:
         one = stamps.transfers[k]
         seconds = found.seconds_TK[found.alone_TK[:, k], k]
         group = one.groups[0]
         link_bytes = use(flat, one.op, group, one.payload_bytes).alone_s
         rounds = use(hops, one.op, group, one.payload_bytes).latency_s
-        mean_s = float(np.median(seconds))
-        if mean_s <= 0.0:
-            continue
-        rows.append((link_bytes, rounds, mean_s))
-        cvs.append(float(seconds.std()) / float(seconds.mean()))
+        mean_s, cv = float(np.median(seconds)), float(seconds.std()) / float(seconds.mean())
+        rows.append((link_bytes, rounds, mean_s, MEDIAN_VARIANCE * cv**2 / len(seconds)))
+        cvs.append(cv)
+        kinds_A.append(f"{one.op} {one.payload_bytes:g}")
         counts += len(seconds)
-    link_bytes_A, rounds_A, mean_A = np.array(rows).T
+    link_bytes_A, rounds_A, mean_A, variance_A = np.array(rows).T
     weight_A = link_bytes_A / mean_A**2  # small transfers say little of a rate
     design = np.stack([link_bytes_A, rounds_A], axis=1) * np.sqrt(weight_A / mean_A)[:, None]
     wanted = mean_A * np.sqrt(weight_A / mean_A)
     told = link_bytes_A / rounds_A
     is_told = told.max() > MIN_SPREAD * told.min()
-    if is_told:
-        (per_byte_s, hop_s), _ = optimize.nnls(design, wanted)
-    else:
-        (per_byte_s,), _ = optimize.nnls(design[:, :1], wanted)
-        hop_s = 0.0
-    residual_A = (link_bytes_A * per_byte_s + rounds_A * hop_s) / mean_A - 1.0
-    spread = float(np.average(residual_A**2, weights=link_bytes_A)) ** 0.5
-    noise = float(np.mean(cvs)) / max(counts, 1) ** 0.5
-    gbps = 1.0 / per_byte_s / BYTES_PER_GBIT
-    kinds = len({(stamps.transfers[k].op, stamps.transfers[k].payload_bytes) for k in alone})
-    se = gbps * float(np.hypot(noise, spread / max(kinds, 1) ** 0.5))
-    return LinkRate(place, gbps, se, hop_s * 1e6 if is_told else None, counts, kinds, float(np.mean(cvs)))
+    solution = optimize.nnls(design, wanted)[0]
+    if not is_told or solution[0] <= 0.0:  # a larger transfer was faster than a smaller one
+        is_told, design = False, design[:, :1]
+        solution = optimize.nnls(design, wanted)[0]
+    se, kinds = _errors(design, solution, wanted, variance_A, kinds_A)
+    gbps = 1.0 / float(solution[0]) / BYTES_PER_GBIT
+    latency = (float(solution[1]) * 1e6, float(se[1]) * 1e6) if is_told else (None, 0.0)
+    se_gbps = gbps * float(se[0] / solution[0])
+    return LinkRate(place, gbps, se_gbps, latency[0], counts, kinds, float(np.mean(cvs)), latency[1])
+
+
+def _errors(
+    design: Array, solution: Array, wanted: Array, variance_A: Array, kinds_A: Sequence[str]
+) -> tuple[Array, int]:
+    """Standard errors of a solution, and how many kinds of transfers it is from.
+
+    A transfer has its own sampling error; what the model gets wrong beyond that, all of a kind have in common.
+
+    Args:
+        design: the columns of the least squares ``(A, P)``.
+        solution: its solution ``(P,)``.
+        wanted: its right-hand side ``(A,)``.
+        variance_A: relative variance of each transfer's time.
+        kinds_A: the kind of each.
+    """
+    kind_A = np.unique(kinds_A, return_inverse=True)[1]
+    kinds, apart_A = int(kind_A.max()) + 1, design @ solution / wanted - 1.0
+    mine_KA = kind_A == np.arange(kinds)[:, None]
+    beyond2 = [max(float(apart_A[a].mean()) ** 2 - float(variance_A[a].mean()) / a.sum(), 0.0) for a in mine_KA]
+    solve = np.linalg.pinv(design)
+    shared2 = np.array([(solve * wanted)[:, a].sum(axis=1) ** 2 for a in mine_KA]).sum(axis=0)
+    misfit2 = sum(beyond2) / max(kinds - len(solution), 1)
+    return np.sqrt((solve**2) @ (variance_A * wanted**2) + misfit2 * shared2), kinds
 
 
 def _of_contended(
@@ -246,6 +271,8 @@ def _of_contended(
         one = stamps.transfers[k]
         moved.append(use(flat, one.op, one.groups[0], one.payload_bytes))
     seconds = [float(np.nanmean(found.seconds_TK[:, k])) for k in used]
+    if sum(seconds) <= 0.0:
+        raise InputError(f"trace of {stamps.name}: its transfers take no time; allowed: transfers that do")
     fastest = max(alone.alone_s / max(s, 1e-9) for alone, s in zip(moved, seconds, strict=True))
     rate = LinkRate(place, fastest / BYTES_PER_GBIT, 0.0, None, 0, 0, 0.0)
     low, high = rate.gbps / 4.0, rate.gbps * 8.0

@@ -68,6 +68,7 @@ def fit_sharing(
     if efficiency:
         rates = [replace(one, gbps=gbps, latency_us=None) if one.place == "across" else one for one in rates]
     meets = [k for k, one in enumerate(stamps.transfers) if one.payload_bytes > 0.0 and _meets(found, k)]
+    meets = [k for k in meets if np.nanmean(found.seconds_TK[:, k]) > 0.0]
     if is_known or not meets:
         return Sharing(keys, rates, parameters, "")
     known = {rate.key: rate.gbps for rate in rates} | {rate.latency_key: rate.latency_us or 0.0 for rate in rates}
@@ -102,6 +103,8 @@ def _efficiencies(stamps: ProgramStamps, found: Durations) -> tuple[dict[str, fl
         seconds = found.seconds_TK[found.alone_TK[:, k], k]
         if one.payload_bytes > 0.0 and place_of(one, each) == "across" and len(seconds) >= MIN_ALONE:
             mean_s = float(np.median(seconds))
+            if not mean_s > 0.0:
+                continue
             speed = link_bytes(stamps, one) / mean_s
             speed_of.setdefault(one.op, []).append((speed, mean_s, float(seconds.std() / len(seconds) ** 0.5) / mean_s))
     if len(speed_of) < 2 or any(_spread(rows) > ALIKE for rows in speed_of.values()):

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from paceenv.calibration.fits.noise_fit import NoiseFit
 from paceenv.calibration.job_fit import JobFit, record_of
 from paceenv.calibration.measurements import MIN_STEPS
-from paceenv.calibration.parameters import Parameter, estimated, identified, not_identifiable
-from paceenv.calibration.program.compute_noise import MIN_CV, fit_ratios, length_cv
+from paceenv.calibration.parameters import Parameter, identified, not_identifiable
+from paceenv.calibration.program.compute_noise import MIN_CV, fit_ratios, length_cv, noise_of_compute
 from paceenv.calibration.program.group_growth import group_growth
 from paceenv.calibration.program.link_rates import NO_LIMIT, Durations, LinkRate, durations, fit_rates, nodes_of
 from paceenv.calibration.program.link_sharing import fit_sharing
@@ -35,7 +35,6 @@ LONG: Final = 0.01
 """Share of a step that a phase must take for its variation to count."""
 MAX_MICRO_BATCHES: Final = 4096
 _BLOCKS: Final = 8
-_NOISE: Final = ("jitter_cv", "common_cv", "persistent_cv", "imbalance_cv", "imbalance_skew")
 SETTLES: Final = "a step in which transfers run one at a time, or nccl-tests output of the same links, settles it"
 
 Array = NDArray[np.float64]
@@ -222,8 +221,9 @@ def _structure(stamps: ProgramStamps, order: StepOrder, data: dict[str, Any], ba
         _exact("program.transfers", len(stamps.transfers), said),
     ]
     unseen = order.background_K & ~order.is_seen_K & (order.wait_K < len(stamps.transfers))
-    if base is None and not all(stamps.hosts) and stamps.source != SIMULATOR:
-        why = "the trace names no hosts"
+    if base is None and each == 1 and len(set(stamps.hosts)) < stamps.ranks and stamps.source != SIMULATOR:
+        why = "hosts have unequal numbers of ranks, or not in their order"
+        why = why if all(stamps.hosts) else "the trace names no hosts"
         found.append(not_identifiable("job.ranks_per_node", 1, why, "each rank counts as a node"))
     if unseen.any():
         why = f"no rank was ever seen to wait for {int(unseen.sum())} transfers in the background"
@@ -247,21 +247,7 @@ def _noise_parameters(
         why = f"{len(stamps.step_T)} steps of {stamps.ranks} ranks"
         source = f"none; {MIN_STEPS} steps of two ranks settle it"
         return [not_identifiable("noise.jitter_cv", 0.0, why, source)]
-    values = noise.to_config()["noise"]
-    if by_rank:
-        values |= {"persistent_cv": 0.0, "slow_ranks": 0, "slow_factor": 1.0}
-    data["noise"] = values
-    found = []
-    for key in _NOISE:
-        estimate = getattr(noise, key)
-        if estimate is not None and not (by_rank and key == "persistent_cv"):
-            said = "variance components of a rank's compute in a step, jackknife over steps"
-            found.append(estimated(f"noise.{key}", estimate, said))
-    if noise.slow_factor is not None and not by_rank:
-        slow = ", ".join(f"rank {stamps.names[r]}" for r in noise.slow_workers)
-        said = f"persistently slower than their peers: {slow}"
-        found.append(_exact("noise.slow_ranks", len(noise.slow_workers), said))
-        found.append(estimated("noise.slow_factor", noise.slow_factor, said))
+    data["noise"], found = noise_of_compute(noise, stamps.names, by_rank=by_rank)
     return found
 
 
@@ -298,7 +284,7 @@ def _rate_parameters(
                 latency_us = float(f"{rate.latency_us:.4g}")
                 put(rate.latency_key, latency_us, is_known=True)
                 said = "transfers of different sizes that ran alone"
-                parameters.append(identified(rate.latency_key, latency_us, 0.1 * latency_us, said))
+                parameters.append(identified(rate.latency_key, latency_us, rate.se_latency_us, said))
             continue
         known = None if base is None else getattr(base.fabric, rate.key.partition(".")[2])
         value = float(f"{rate.gbps:.6g}") if known is None else float(known)

@@ -1,0 +1,202 @@
+"""Traces that others recorded, with what ours never have: odd operations, clocks, hosts and durations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from traced_jobs import job_of
+
+from paceenv.calibration.fit_trace import fit_trace
+from paceenv.calibration.posterior import drawn_clusters
+from paceenv.cli import application
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace, TraceMetadata, write_trace
+from paceenv.diagnosis.clocks import trace_on_one_clock
+from paceenv.policies.whatif.baseline import of_config, of_trace
+from paceenv.policies.whatif.change import Change
+from paceenv.policies.whatif.simulated import predict
+from paceenv.sim.cluster import Cluster
+from paceenv.ui import config_files
+
+STEPS, RANKS = 60, 4
+RNG_SEED = 5
+
+
+def compute_TR(steps: int = STEPS, ranks: int = RANKS, cv: float = 0.05) -> NDArray[np.float64]:
+    return 0.1 * (1.0 + cv * np.random.default_rng(RNG_SEED).standard_normal((steps, ranks)))
+
+
+def phased(
+    *transfers: tuple[str, float, Any], hosts: str = "", steps: int = STEPS, ranks: int = RANKS, slow: float = 1.0
+) -> Trace:
+    """Ranks compute, and then reduce, for each of ``transfers``: its operation, bytes, and seconds (or one a step).
+
+    Args:
+        transfers: one after the other, of all ranks.
+        hosts: a letter for the host of each rank.
+        steps: how many.
+        ranks: how many.
+        slow: by how much rank 2 computes longer.
+    """
+    rng, rows, now_s = np.random.default_rng(RNG_SEED), [], 0.0
+    for t in range(steps):
+        for k, (op, size, lasts) in enumerate(transfers):
+            work_R = 0.05 * (1.0 + 0.02 * rng.standard_normal(ranks)) * np.where(np.arange(ranks) == 2, slow, 1.0)
+            end_s = now_s + work_R.max() + float(np.broadcast_to(lasts, steps)[t])
+            for r in range(ranks):
+                rows.append((r, t, 2 * k, "compute", -1, now_s, now_s + work_R[r], 0))
+                rows.append((r, t, 2 * k + 1, op, 0, now_s + work_R[r], end_s, int(size)))
+            now_s = end_s
+    names = ("rank", "iteration", "seq", "op", "group", "start_s", "end_s", "bytes")
+    columns = {key: list(values) for key, values in zip(names, zip(*rows, strict=True), strict=True)}
+    described = tuple({"rank": r} | ({"host": hosts[r]} if hosts else {}) for r in range(ranks))
+    return Trace.from_columns({"job": "foreign", **columns}, TraceMetadata({"name": "foreign"}, described, "test"))
+
+
+@pytest.mark.parametrize(
+    "lasts_T",
+    [
+        np.where(np.arange(STEPS) % 5 < 3, 1e-5, 5e-3),
+        2e-3 * (1.0 + np.sin(np.arange(200) / 6.0)),
+    ],
+    ids=["mostly nothing", "now and then nothing"],
+)
+def test_payloads_that_take_next_to_no_time_limit_nothing(lasts_T: NDArray[np.float64]) -> None:
+    trace = job_of(compute_TR(len(lasts_T), 8, cv=0.001), lasts_T[:, None])
+    assert fit_trace(trace, check=False).fit.cluster.fabric.nic_gbps is not None
+
+
+def test_an_operation_of_an_unknown_name_is_no_collective() -> None:
+    """Without a process group it is work, such as waiting for data."""
+    trace = phased(("all_reduce", 1e8, 0.01), ("dataloader", 0, 0.02))
+    columns = {name: trace.column(name) for name in trace.table.column_names}
+    columns["group"] = np.where(trace.isin("op", "dataloader"), -1, columns["group"])
+    found = fit_trace(Trace.from_columns(columns, trace.metadata), program=False, check=False)
+    assert "all_reduce" in next(p.evidence for p in found.fit.parameters if p.key == "job.barrier")
+    assert "dataloader" not in next(p.evidence for p in found.fit.parameters if p.key == "job.barrier")
+    assert found.fit.cluster.job.gradient_bytes == 1e8
+
+
+def with_clock(trace: Trace, rank: int, ahead_s: float) -> Trace:
+    columns = {name: trace.column(name) for name in trace.table.column_names}
+    off_s = np.where(columns["rank"] == rank, ahead_s, 0.0)
+    columns |= {name: columns[name] + off_s for name in ("start_s", "end_s")}
+    return Trace.from_columns(columns, trace.metadata)
+
+
+def test_clocks_that_differ_are_set_right_before_anything_is_fitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = job_of(compute_TR(), 0.02)
+    ahead = with_clock(plain, 2, 0.02)
+    right, note = trace_on_one_clock(ahead)
+    assert "rank 2, at most 20 ms ahead" in note
+    np.testing.assert_allclose(right.column("end_s"), plain.column("end_s"), atol=1e-9)
+    assert trace_on_one_clock(plain) == (plain, "")
+    baseline = of_trace(ahead, "ahead", None, None)
+    assert note in baseline.notes
+    assert not baseline.slow
+    write_trace(ahead, tmp_path / "t.parquet")
+    application.run(["calibrate", str(tmp_path / "t.parquet"), "-o", str(tmp_path / "c.yaml"), "--json", "-"])
+    written = json.loads(capsys.readouterr().out)
+    assert note in written["notes"]
+    assert written["cluster"]["noise"].get("slow_ranks", 0) == 0
+    application.run(["diagnose", str(tmp_path / "t.parquet"), "--no-simulate", "--json", "-"])
+    written = json.loads(capsys.readouterr().out)
+    assert note in written["notes"]
+    assert written["bare_step_s"] > 0.0
+
+
+def test_a_slow_rank_is_no_slow_link_of_a_known_program() -> None:
+    """Where phases do not name ranks, what one rank computes longer is its own."""
+    sizes = (("all_reduce", 1e7, 0.012), ("all_gather", 4e7, 0.012))
+    base = fit_trace(phased(*sizes), program=True, check=False).fit.cluster
+    healthy, slow = (fit_trace(phased(*sizes, slow=by), base=base).fit for by in (1.0, 1.2))
+    assert slow.cluster.fabric.nic_gbps == pytest.approx(healthy.cluster.fabric.nic_gbps, rel=0.05)
+    named = {p.key: p for p in slow.parameters}
+    assert named["noise.slow_factor"].value == pytest.approx(1.2, rel=0.03)
+    assert "rank 2" in named["noise.slow_ranks"].evidence
+    assert slow.simulated.mean_s == pytest.approx(slow.measured.mean_s, rel=0.02)
+
+
+def test_transfers_that_take_no_time_are_refused_as_a_program() -> None:
+    with pytest.raises(InputError, match="its transfers take no time"):
+        fit_trace(phased(("all_reduce", 1e6, 0.0), ("all_reduce", 2e6, 0.0)), program=True)
+
+
+def test_one_transfer_that_takes_no_time_is_left_out() -> None:
+    fit = fit_trace(phased(("all_reduce", 1e8, 0.01), ("all_gather", 1e6, 0.0)), program=True, check=False).fit
+    assert next(p for p in fit.parameters if p.key == "fabric.nic_gbps").is_identified
+
+
+def test_a_larger_transfer_that_is_faster_gives_one_rate() -> None:
+    fit = fit_trace(phased(("all_reduce", 1e8, 0.004), ("all_reduce", 4e7, 0.01)), program=True, check=False).fit
+    found = {p.key: p for p in fit.parameters}
+    assert np.isfinite(found["fabric.nic_gbps"].value or np.inf)
+    assert not found["fabric.latency_us"].is_identified
+
+
+def test_intervals_of_a_rate_from_two_sizes_hold_the_truth() -> None:
+    """10 % of noise on 1 and 1.6 MB: rate and latency are known badly, and the intervals say so."""
+    inside = {"fabric.nic_gbps": 0, "fabric.latency_us": 0}
+    truth = {"fabric.nic_gbps": 1.0, "fabric.latency_us": 1000.0}
+    seconds = {size: size * 1.5 * 8e-9 + 6e-3 for size in (1e6, 1.6e6)}  # a ring of four: six hops
+    for seed in range(40):
+        noise_KT = 1.0 + 0.1 * np.random.default_rng(seed).standard_normal((2, 20))
+        sizes = [("all_reduce", size, lasts * noise_KT[k]) for k, (size, lasts) in enumerate(seconds.items())]
+        fit = fit_trace(phased(*sizes, steps=20), program=True, check=False).fit
+        for parameter in fit.parameters:
+            if parameter.key in inside:
+                low, high = parameter.lo or 0.0, np.inf if parameter.hi is None else parameter.hi
+                inside[parameter.key] += low <= truth[parameter.key] <= high
+    assert min(inside.values()) >= 0.85 * 40, inside
+
+
+@pytest.mark.parametrize("hosts", ["abab", "aaab"])
+def test_hosts_that_do_not_show_nodes_are_said(hosts: str) -> None:
+    fit = fit_trace(phased(("all_reduce", 1e7, 0.01), ("all_gather", 2e7, 0.02), hosts=hosts), program=True).fit
+    said = next(p for p in fit.parameters if p.key == "job.ranks_per_node")
+    assert "unequal numbers of ranks, or not in their order" in said.reason
+
+
+def test_errors_of_a_fitted_rate_are_drawn_from_the_fit_as_from_its_file(tmp_path: Path) -> None:
+    noise_T = 1.0 + 0.1 * np.random.default_rng(0).standard_normal(STEPS)
+    fit = fit_trace(phased(("all_reduce", 1e7, 0.01 * noise_T)), program=True, check=False).fit
+    drawn = drawn_clusters(fit.cluster, fit.parameters, draws=4)
+    assert len({cluster.fabric.nic_gbps for cluster in drawn}) == 4
+
+
+def test_the_trace_s_numbers_of_ranks_stay_with_the_config(tmp_path: Path) -> None:
+    work_TR = compute_TR()
+    work_TR[:, 3] *= 1.3
+    numbers = np.tile(np.arange(RANKS) + 1000, 2 * STEPS)
+    found = fit_trace(job_of(work_TR, 0.02, rank=numbers), check=False)
+    config_files.write_yaml(tmp_path / "c.yaml", found.fit.cluster.model_dump(exclude_defaults=True))
+    baseline = of_config(str(tmp_path / "c.yaml"))
+    assert baseline.ranks == (1000, 1001, 1002, 1003)
+    assert baseline.slow == {1003}
+    baseline.check([Change(replaced=frozenset({1003}))])
+    with pytest.raises(InputError, match="allowed: 1000, 1001, 1002, 1003"):
+        baseline.check([Change(replaced=frozenset({3}))])
+
+
+def test_throughput_of_a_trace_counts_batches_of_ranks() -> None:
+    trace = phased(("all_reduce", 1e7, 0.01), ("all_gather", 2e7, 0.02), hosts="aabb")
+    baseline = of_trace(trace, "aabb", None, None)
+    assert isinstance(baseline.cluster, Cluster)
+    assert baseline.counts_batches
+    answer = predict(baseline, [Change()], seeds=4, first_seed=0, iterations=50)
+    step_s = answer.today.step_s.value
+    assert answer.unit == "batches of a rank"
+    assert answer.today.throughput.value == pytest.approx(RANKS / step_s, rel=0.02)
+
+
+def test_a_probe_beside_a_program_is_refused() -> None:
+    trace = phased(("all_reduce", 1e7, 0.01))
+    with pytest.raises(InputError, match="probe: not used"):
+        fit_trace(trace, probe=trace, program=True)
