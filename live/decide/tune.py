@@ -224,15 +224,7 @@ class Tuner:
         self._closed: deque[_Pair] = deque()
         self._deployed: tuple[Word, PairedComparison] | None = None
         self._back_off, self._again_at, self._none_from = 1, 0, 0
-        self._was = (
-            self.winner,
-            self._deployed,
-            self.why,
-            self.searches,
-            self._back_off,
-            self._again_at,
-            self._none_from,
-        )
+        self._was = self._said_so_far()
         self._begin_search()
 
     def _begin_search(self) -> None:
@@ -304,15 +296,7 @@ class Tuner:
             lead: iterations after which every rank has heard a new word.
             lease: iterations for which a word holds.
         """
-        self._was = (
-            self.winner,
-            self._deployed,
-            self.why,
-            self.searches,
-            self._back_off,
-            self._again_at,
-            self._none_from,
-        )
+        self._was = self._said_so_far()
         last = self.plan.words[-1] if self.plan.words else None
         if last is not None and last.from_iteration > now:
             return None  # first the word that is under way
