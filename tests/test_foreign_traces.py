@@ -112,6 +112,25 @@ def test_clocks_that_differ_are_set_right_before_anything_is_fitted(
     assert written["bare_step_s"] > 0.0
 
 
+@pytest.mark.parametrize("slow", [1.2, 1.5])
+def test_a_rank_that_comes_late_to_a_bucket_that_is_through_has_no_other_clock(slow: float) -> None:
+    """A live trace has a transfer in the background where a rank waits for it: of one that is over, when it came."""
+    work_TR, rows, now_s = compute_TR(cv=0.01), [], 0.0
+    work_TR[:, 3] *= slow
+    for t in range(STEPS):
+        end_s = now_s + work_TR[t].max() + 0.005
+        for r in range(RANKS):
+            there_s = now_s + work_TR[t, r]
+            rows.append((r, t, 0, "compute", -1, now_s, there_s, 0))
+            rows.append((r, t, 1, "all_reduce", 0, there_s, there_s + 1e-5, 10**6))
+            rows.append((r, t, 2, "all_reduce", 0, there_s + 1e-5, end_s, 10**6))
+        now_s = end_s
+    names = ("rank", "iteration", "seq", "op", "group", "start_s", "end_s", "bytes")
+    columns = {key: list(values) for key, values in zip(names, zip(*rows, strict=True), strict=True)}
+    trace = Trace.from_columns({"job": "waits", **columns}, TraceMetadata({"name": "waits"}, (), "test"))
+    assert trace_on_one_clock(trace)[1] == ""
+
+
 def test_a_slow_rank_is_no_slow_link_of_a_known_program() -> None:
     """Where phases do not name ranks, what one rank computes longer is its own."""
     sizes = (("all_reduce", 1e7, 0.012), ("all_gather", 4e7, 0.012))
