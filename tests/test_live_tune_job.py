@@ -58,7 +58,7 @@ def watched(*, iterations: int, silent_after: int = 0, **options: Any) -> dict[s
         time.sleep(0.004)
         dist.all_reduce(tensor)
         if silent_after and iteration == silent_after and dist.get_rank() == 0:
-            control.tuner.decide = lambda now, lead, lease: None  # type: ignore[union-attr,method-assign]
+            control.tuner.draft = lambda now, lead, lease: None  # type: ignore[union-attr,method-assign]
         agent.tick()
     words = [list(word) for word in control.tune_plan.words]
     found = {"turns": turns, "words": words, "state": agent.state, "tune": agent.summary()["tune"]}
