@@ -151,9 +151,8 @@ class Arm:
         both = variance + other_variance
         parts = variance**2 / (pairs - 1) + other_variance**2 / (other_pairs - 1)
         degrees = both**2 / parts if parts > 0.0 else pairs + other_pairs - 2  # Welch and Satterthwaite
-        share = _share(
-            error, self.evaluations + other.evaluations - 1
-        )  # grows with either one: no look is counted twice
+        look = self.evaluations + other.evaluations - 1  # grows with either one, so that no share is spent twice
+        share = _share(error, look)
         half = student_t_quantile(0.5 * share, degrees) * math.sqrt(both)
         return other_mean - mean - half, other_mean - mean + half
 

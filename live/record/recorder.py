@@ -141,7 +141,7 @@ class TraceRecorder:
                 self._take_in()
             finally:
                 self._lock.release()
-        with contextlib.suppress(IndexError):  # another thread takes them in
+        with contextlib.suppress(IndexError, RuntimeError):  # another thread takes them in
             while sum(_size(part) for _, parts in tuple(self._incoming) for part in parts) > KEPT_BYTES:
                 self._dropped += sum(len(part[0]) for part in self._incoming.popleft()[1])
 

@@ -70,6 +70,8 @@ COLLECTIVE_OPS: Final = (
 )
 POINT_TO_POINT_OPS: Final = ("send", "recv", "forward-send", "forward-recv", "backward-send", "backward-recv")
 OTHER_OPS: Final = ("optimizer", "optimizer-clip-main-grad", "gc", "checkpoint", "restart")
+INTERRUPTIONS: Final = ("gc", "checkpoint", "restart", "evaluation")
+"""What makes an iteration long for a reason of its own."""
 
 ROW_GROUP_ROWS: Final = 1 << 17
 """Rows the writer collects before it writes a row group, so that many small appends do not make a slow file."""

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from paceenv.core.trace import PACE_OP, Trace
+from paceenv.core.trace import INTERRUPTIONS, PACE_OP, Trace
 
 UNLIKE: Final = 5.0
 """So many robust deviations from the values that follow the beginning."""
@@ -21,8 +21,6 @@ RARE: Final = 0.02
 """Where more of the values that follow are as unlike, long steps are the job's own, such as every eighth."""
 MIN_ITERATIONS: Final = 20
 """Without pacing that must remain; of a shorter trace nothing is taken for warm-up."""
-INTERRUPTIONS: Final = ("gc", "checkpoint", "restart", "evaluation")
-"""What makes an iteration long for a reason of its own."""
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]

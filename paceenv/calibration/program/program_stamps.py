@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.core.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, Trace
+from paceenv.core.trace import COMPUTE_OPS, INTERRUPTIONS, OTHER_OPS, PACE_OP, Trace
 from paceenv.sim.cluster.collectives import Op
 from paceenv.sim.cluster.program.step_program import WORLD, Communicator
 
@@ -47,7 +47,6 @@ MESSAGES: Final = ("send", "recv")
 UNKNOWN_PEERS: Final = "the trace does not say who is at the other end"
 _BARRIER: Final = "barrier"
 _NOT_TRANSFERS: Final = frozenset((*COMPUTE_OPS, *OTHER_OPS, PACE_OP, "evaluation"))
-_UNUSUAL: Final = ("gc", "checkpoint", "restart", "evaluation")
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -228,7 +227,7 @@ def usual_iterations(columns: Mapping[str, NDArray[Any]], ranks: int) -> list[in
     iteration, rank = columns["iteration"], columns["rank"]
     seen = Counter(i for i, _ in set(zip(iteration.tolist(), rank.tolist(), strict=True)))
     lasts = columns["end_s"] > columns["start_s"]
-    odd = np.isin(columns["op"].astype(str), [*_UNUSUAL, PACE_OP]) & lasts
+    odd = np.isin(columns["op"].astype(str), [*INTERRUPTIONS, PACE_OP]) & lasts
     unusual = set(iteration[odd].tolist())
     return sorted(i for i, count in seen.items() if count == ranks and i not in unusual)
 
