@@ -89,8 +89,9 @@ class Adaptive(Policy):
     """A trial that at once raises step time by this share, and by this multiple of the noise, ends: its back-off grows
     by this factor and not by two."""
     FORGET, NOISE_WEIGHT, BARRIER_FORGET = 0.7, 0.1, 0.95
-    BARRIER_SHARE = 0.6
-    """Difference between the wait and the collective's inflation, as a share of them, from which on there is one."""
+    BARRIER_SHARE = 0.25
+    """Difference between the wait and the collective's inflation, as a share of them, from which on there is one.
+    Without a barrier both are the same up to moves of the baseline; with one they may be near each other by chance."""
 
     name = "adaptive"
     mechanisms = ("slack", "phase_shift", "stagger", "defer")

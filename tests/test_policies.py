@@ -132,6 +132,12 @@ NO_BARRIER = {
     "comm_inflation": 5 / 7,
 }
 """The wait is what the collective takes beyond its baseline."""
+BUSY_BARRIER = {
+    "wait_share": signals.squash(0.37, 0.05),
+    "comm_share": 165 / 348,
+    "comm_inflation": signals.squash(np.log(165 / 105), 0.2),
+}
+"""Both at once: three of four early pairs of the testbed's ``unequal-slack`` on sockets, before any pacing."""
 
 
 def adapting(step_s: Callable[[int, str], float], intervals: int, view: dict[str, float] | None = None) -> list[str]:
@@ -156,7 +162,9 @@ def share(history: list[str], mechanism: str) -> float:
 
 
 def test_adaptive_starts_with_slack_at_a_barrier_and_with_phase_shift_without() -> None:
-    for view, first, second in ((BARRIER, "slack", "phase_shift"), (NO_BARRIER, "phase_shift", "slack")):
+    """Also where the collective is slow beside it: ranks that take different mechanisms keep them, and gain half."""
+    views = (BARRIER, "slack", "phase_shift"), (NO_BARRIER, "phase_shift", "slack"), (BUSY_BARRIER, "slack", "phase_shift")
+    for view, first, second in views:
         history = adapting(lambda t, on: 1.02 if on else 1.0, 200, view)
         assert history[:2] == ["", ""], "the first level needs intervals without pacing"
         assert [on for on in dict.fromkeys(history) if on] == [first, second], "one at a time"
