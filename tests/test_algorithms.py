@@ -66,7 +66,7 @@ def config(algorithm: str, **changed: Any) -> TrainConfig:
             "threads": 1,
             "cv_weight": 0.1,
         },
-        "constraint": {"limit": 0.0, "rate": 50},
+        "constraint": None if algorithm == "distill" else {"limit": 0.0, "rate": 50},
         "selection": {"suites": ["stagger"], "every": 1, "patience": 9, "seeds": 2, "iterations": 60},
         "algorithm": algorithm,
         algorithm: TINY[algorithm],

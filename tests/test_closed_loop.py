@@ -247,6 +247,8 @@ def test_the_best_policy_that_surely_helps_is_chosen_and_else_none() -> None:
         ((-0.05, -0.06, -0.04), (0.03, 0.02, 0.04), False, False, "predicted shorter steps, measured longer steps"),
         ((-0.003, -0.004, -0.002), (0.001, -0.002, 0.004), False, True, "agrees within"),
         ((-0.05, -0.06, -0.04), (0.001, -0.002, 0.004), False, False, "measured no difference"),
+        ((-0.15, -0.16, -0.14), (0.01, -0.4, 0.7), True, True, "cannot tell: the measured interval holds both"),
+        ((0.001, -0.002, 0.004), (0.01, -0.01, 0.03), True, True, "agrees"),
         ((-0.05, -0.06, -0.04), (math.nan, math.nan, math.nan), None, None, "too few pairs"),
     ],
 )

@@ -17,6 +17,7 @@ from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
 from paceenv.core.trace import read_trace
+from paceenv.policies.saved import released
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.evaluation.suites import load_suite
 
@@ -143,6 +144,9 @@ def test_simulate_names_the_whatif_command_that_answers_instead(tmp_path: Path) 
         (["calibrate", "no-such-trace", "-o", "unused.yaml"], "packaged sources"),
         (["calibrate", "straggler-se", "--stage", "7", "-o", "unused.yaml"], "stage"),
         (["validate", "nothing"], "configs/targets"),
+        (["validate", "communication-limits", "--cluster", "demo"], "is of kind closed_form; allowed: with a target"),
+        (["evaluate", "passive", "--write", "."], ".: is a folder; allowed: the name of a file"),
+        (["evaluate", "passive", "--json", "."], ".: is a folder; allowed: the name of a file"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:
@@ -246,3 +250,32 @@ def test_evaluate_pairs_policies_on_a_suite(capsys: pytest.CaptureFixture[str]) 
         assert low <= row["throughput_gain"] <= high
         if row["cluster"] in {"jitter-16", "alone-16"}:
             assert row["throughput_gain"] <= 1e-9, "no policy can gain where nothing is shared"
+
+
+def test_evaluate_tells_files_of_one_name_apart_and_names_its_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / folder / "policy.safetensors" for folder in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_bytes(released().read_bytes())
+    options = ["--suite", "demo", "--seeds", "2", "-i", "60", "--limit", "cap_share=0.2", "--json", "-"]
+    page = tmp_path / "page.md"
+    rows = json.loads(_run(capsys, "evaluate", *map(str, paths), *options, "--write", str(page)))
+    assert {row["policy"] for row in rows} == {"passive", *map(str, paths)}
+    assert f"| {paths[1]} |" in page.read_text()
+    assert "--suite demo --seeds 2 --iterations 60" in page.read_text()
+    assert "--limit cap_share=0.2" in page.read_text()
+    rows = json.loads(_run(capsys, "evaluate", str(paths[0]), *options))
+    assert {row["policy"] for row in rows} == {"passive", "policy"}
+
+
+def test_options_that_a_log_cannot_use_are_refused(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("".join(f"iter {i}: loss 3.0, time {100 + i % 7}.00ms\n" for i in range(100)))
+    for option, value in (("--chrome-trace", str(tmp_path / "r.json")), ("--policy", "paper"), ("--job", "mine")):
+        with pytest.raises(InputError, match=f"{option} .*: .*log.txt holds step times alone; allowed: with a trace"):
+            application.run(["report", str(log), "-o", str(tmp_path / "page.html"), option, value])
+    for option, value in (("--stage", "2"), ("--probe", str(log))):
+        with pytest.raises(InputError, match=f"{option} .*: .*log.txt is no trace; allowed: only with one"):
+            application.run(["calibrate", str(log), option, value])

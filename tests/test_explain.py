@@ -277,7 +277,7 @@ def test_the_clairvoyant_bound_has_a_timeline_only(tmp_path: Path, capsys: pytes
         (["static:size=1"], "unknown option size"),
         (["static", "--cluster", "unequal-slac"], "did you mean unequal-slack"),
         (["static", "--set", "noise.jiter_cv=0.1"], "did you mean jitter_cv"),
-        (["static", "-i", "39"], "--iterations = 39; allowed: 40 to 500000 with 8 ranks"),
+        (["static", "-i", "39"], "--iterations = 39; allowed: 40 to 500000 with 8 ranks and a decision every"),
         (["static", "-i", "500001"], "--iterations = 500001"),
         (["static", "-i", "100", "--at", "95"], "--at = 95; allowed: 0 to 94"),
         (["static", "--nodes", "0"], "--help"),

@@ -214,6 +214,10 @@ def test_the_card_is_one_that_the_hub_reads(tmp_path: Path) -> None:
     assert "| 0 | `step_inflation` |" in card.text
     header = yaml.safe_load((tmp_path / "README.md").read_text().split("---")[1])
     assert header["pipeline_tag"] == "reinforcement-learning"
+    preferred = {**one, "policy": "learned:preference=0.5"}
+    (tmp_path / "row.json").write_text(json.dumps({"split": "held-out", "policies": [preferred]}))
+    with pytest.raises(InputError, match="with another preference than its own; allowed: paceenv score"):
+        push(*arguments, "--score", str(tmp_path / "row.json"))
     (tmp_path / "row.json").write_text(json.dumps({"split": "held-out", "policies": [{**one, "sha256": "0"}]}))
     with pytest.raises(InputError, match="of another policy; allowed: paceenv score"):
         push(*arguments, "--score", str(tmp_path / "row.json"))
@@ -227,6 +231,7 @@ def test_the_card_is_one_that_the_hub_reads(tmp_path: Path) -> None:
     [
         (["adaptive", "--repo", "me/a"], "policy adaptive: no such file"),
         (["learned", "--repo", "a b"], "allowed: hf:owner/name"),
+        (["learned:preference=0.5", "--repo", "me/a"], "allowed: a policy without a preference"),
         (["learned", "--repo", "me/a@main"], "--repo me/a@main: allowed: owner/name, without a revision"),
         (["learned", "--repo", "me/a", "-o", "x"], "--out x: allowed: with --dry-run"),
     ],

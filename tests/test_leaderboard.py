@@ -166,6 +166,7 @@ def test_a_row_that_says_what_its_policy_does_not_do_is_named(rows: Path, capsys
     spoil("of-a-class", policy={"policy": "my_agent:Mine", "sha256": None})
     spoil("old", fingerprint="0" * 16, protocol=3)
     spoil("wrong", split="train")
+    spoil("no-number", policy={"gains": {cluster: [float("nan")] * len(g) for cluster, g in better.items()}})
     (rows / "honest2.random.json").write_text(json.dumps(data))
     (rows / "junk.json").write_text("[[")
     capsys.readouterr()
@@ -180,12 +181,13 @@ def test_a_row_that_says_what_its_policy_does_not_do_is_named(rows: Path, capsys
         "of-a-class.random.json": "a class, which nobody else can run",
         "old.random.json": "version 3 of the protocol, or other clusters; allowed: version 4",
         "wrong.random.json": "split = 'train'; allowed: ",
+        "no-number.random.json": "input should be a finite number",
         "honest2.random.json": "a second row named honest",
         "junk.json": "not a score",
     }.items():
         assert reason in found["refused"][name]
-    assert len(found["refused"]) == 9
-    assert "9 rows in all" in str(caught.value)
+    assert len(found["refused"]) == 10
+    assert "10 rows in all" in str(caught.value)
     assert {row["agent"]: row["final before the draw"] for row in found["rows"]} == {
         "shift": "by hand",
         "honest": "**no**",
@@ -239,3 +241,47 @@ def test_the_committed_rows_are_of_the_protocol_and_the_page_is_theirs() -> None
 def test_a_committed_row_is_made_again() -> None:
     row = score_row.load_row(ROWS / "learned.held-out.json")
     score_row.check(row, load_protocol(ROWS), ROWS, 2, 0)
+
+
+def test_a_row_is_entered_once_and_replaced_only_by_name(rows: Path, tmp_path: Path) -> None:
+    for folder, window in (("a", 0.3), ("b", 0.5)):
+        network(tmp_path / folder / "policy.safetensors", window)
+    arguments = ("--split", "random", "--enter", str(rows))
+    mine, other = (str(tmp_path / folder / "policy.safetensors") for folder in ("a", "b"))
+    assert run("score", "-p", mine, *arguments) == 0
+    before = (rows / "policy.random.json").read_bytes()
+    with pytest.raises(InputError, match=r"is the row of policy; allowed: another name with --name"):
+        run("score", "-p", other, *arguments)
+    assert (rows / "policy.random.json").read_bytes() == before
+    assert run("score", "-p", other, *arguments, "--name", "policy") == 0, "asked for by its name"
+    assert run("score", "-p", other, *arguments) == 0, "the same policy"
+    with pytest.raises(InputError, match="a class, which nobody else can run"):
+        run("score", "-p", "my_agent:Mine", *arguments)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be made a folder"):
+        run("score", "-p", mine, "--split", "random", "--enter", str(tmp_path / "file"))
+
+
+def test_a_folder_without_a_protocol_has_the_package_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path | None] = []
+
+    def load(folder: Path | None = None) -> Protocol:
+        asked.append(folder)
+        return load_protocol(ROWS)
+
+    monkeypatch.setattr(score_command, "load_protocol", load)
+    assert run("leaderboard", str(tmp_path)) == 0
+    assert asked == [None]
+
+
+def test_a_draw_replaces_no_row_where_one_cannot_be_made_again(rows: Path) -> None:
+    network(rows / "a.safetensors", 0.5)
+    for name, policy in (("first", str(rows / "a.safetensors")), ("last", SHIFT)):
+        assert run("score", "-p", policy, "--split", "random", "--enter", str(rows), "--name", name) == 0
+    data = json.loads((rows / "last.random.json").read_text())
+    data["policies"][0] |= {"policy": "my_agent:Mine"}
+    (rows / "last.random.json").write_text(json.dumps(data))
+    before = {path: path.read_bytes() for path in rows.glob("*.*")}
+    with pytest.raises(InputError, match="a class, which nobody else can run"):
+        run("leaderboard", str(rows), "--draw")
+    assert {path: path.read_bytes() for path in rows.glob("*.*")} == before

@@ -347,6 +347,26 @@ def test_near_equal_candidates_end_the_search_early() -> None:
     assert min(arm.pairs for arm in tuner.arms) < 24
 
 
+def test_a_candidate_that_warms_up_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a policy with a long memory does: those that were evaluated rest until it has caught up."""
+    blocks = [BLOCKS, BLOCKS, BLOCKS, BlockPlan(12, 2, 12 * 20, 4)]
+    ends: dict[int, list[int]] = {}
+    few = tune.AHEAD_PAIRS
+    for ahead in (few, 1000):
+        monkeypatch.setattr(tune, "AHEAD_PAIRS", ahead)
+        for seed in range(8):
+            job = Job([0.02, 0.05, 0.0, 0.08], seed=seed, noise=0.01, blocks=blocks)
+            tuner = job.run(3)
+            assert (tuner.left_iterations() or 0) >= 64 * 4 * 24
+            tuner = job.decided()
+            assert tuner.winner == 3
+            assert tuner.arms[3].to_skip == 0
+            ends.setdefault(ahead, []).append(job.iteration)
+            alone = [word for word in job.words if word.phase == "search" and word.arms == (3,)]
+            assert bool(alone) == (ahead < 1000)
+    assert np.mean(ends[few]) < 0.8 * np.mean(ends[1000])
+
+
 def test_a_search_without_a_verdict_ends() -> None:
     job = Job([0.02, 0.0], noise=0.5, most_pairs=8)
     tuner = job.decided()

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from hypothesis import given
@@ -189,6 +190,7 @@ def test_minari_reads_what_was_written(tmp_path: Path, monkeypatch: pytest.Monke
         assert theirs.truncations.tolist() == [False] * (INTERVALS - 1) + [True]
         assert not theirs.terminations.any()
     np.testing.assert_array_equal(recovered.reset(seed=0)[0], found[0].observations[0])
+    assert not {"episode_intervals", "mechanisms"} & set(gymnasium.spec("paceenv/Pacing-v0").kwargs), "as registered"
 
     read = read_dataset(name, tmp_path)
     assert read.mechanisms == ("phase_shift",)

@@ -249,6 +249,8 @@ def test_hostile_archives_run_nothing_and_are_one_line(tmp_path: Path) -> None:
     kwargs = {":type:": "<class 'dict'>", ":serialized:": "gASV", "activation_fn": "<class 'evil.ELU'>"}
     text = archive(path, data=json.dumps({"policy_kwargs": kwargs}).encode(), weights=saved(a=torch.zeros(1)))
     assert "activation_fn = <class 'evil.ELU'>; allowed: tanh, relu, silu, or load it in a script" in refused(text)
+    short = saved(**{"action_net.weight": torch.zeros(()), "value_net.weight": torch.zeros(1)})
+    assert "weights that fit no network (" in refused(archive(path, data=b"{}", weights=short))
     assert "weights a; allowed: an actor of PPO" in refused(archive(path, data=b"{}", weights=saved(a=torch.zeros(1))))
     extractor = saved(**{"features_extractor.cnn.0.weight": torch.zeros(1)})
     assert "a features extractor with weights" in refused(archive(path, data=b"{}", weights=extractor))
@@ -268,7 +270,9 @@ def test_hostile_archives_run_nothing_and_are_one_line(tmp_path: Path) -> None:
         (":mechanisms=slack", "4 actions; allowed: 2 for 1 mechanisms"),
         (f"{OPTION},gamma=1", "option gamma=1; allowed: mechanisms=, interval_iterations=, preference="),
         (f"{OPTION},interval_iterations=0", "interval_iterations = 0; allowed: at least 1"),
-        (f"{OPTION},preference=x", "allowed: a number for"),
+        (f"{OPTION},preference=x", "'x'; allowed: numbers for interval_iterations and preference"),
+        (f"{OPTION},preference=-1", "preference = -1"),
+        (f"{OPTION},preference=nan", "preference = nan"),
         (f"{OPTION},preference=0.5", "preference = 0.5; allowed: a number with 11 inputs, None with 10"),
     ],
 )

@@ -163,7 +163,11 @@ def share(history: list[str], mechanism: str) -> float:
 
 def test_adaptive_starts_with_slack_at_a_barrier_and_with_phase_shift_without() -> None:
     """Also where the collective is slow beside it: ranks that take different mechanisms keep them, and gain half."""
-    views = (BARRIER, "slack", "phase_shift"), (NO_BARRIER, "phase_shift", "slack"), (BUSY_BARRIER, "slack", "phase_shift")
+    views = (
+        (BARRIER, "slack", "phase_shift"),
+        (NO_BARRIER, "phase_shift", "slack"),
+        (BUSY_BARRIER, "slack", "phase_shift"),
+    )
     for view, first, second in views:
         history = adapting(lambda t, on: 1.02 if on else 1.0, 200, view)
         assert history[:2] == ["", ""], "the first level needs intervals without pacing"

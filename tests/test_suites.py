@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.trainers.evaluation import gaps
 from paceenv.trainers.evaluation.evaluate import TUNED, evaluate
-from paceenv.trainers.evaluation.suites import ALL, REPORTED, SPLITS, Case, Suite, load_suite
+from paceenv.trainers.evaluation.suites import ALL, REPORTED, SPLITS, Case, Suite, load_suite, load_suites
 from paceenv.trainers.sweep.score import spelled
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.ui import config_files
@@ -200,3 +201,17 @@ def test_the_static_search_is_made_under_the_limits_of_its_suite() -> None:
     wide, bound = (float(search_static(one).gain_SCE.max()) for one in (suite, narrow))
     assert wide > 0.1
     assert bound < 0.02
+
+
+def test_two_clusters_of_a_suite_never_share_a_name(tmp_path: Path) -> None:
+    """Results are kept by name; two draws may come to the same one, and two files may hold clusters of one name."""
+    for folder in ("monday", "tuesday"):
+        (tmp_path / folder).mkdir()
+        given = {"name": "mine", "cases": [{"cluster": "two-jobs"}, {"cluster": "one-job", "name": "two-jobs-2"}]}
+        (tmp_path / folder / "suite.yaml").write_text(json.dumps(given))
+    both = load_suites([tmp_path / "monday" / "suite.yaml", tmp_path / "tuesday" / "suite.yaml"], "both")
+    assert [case.name for case in both.cases] == ["two-jobs", "two-jobs-2", "two-jobs-3", "two-jobs-2-2"]
+    assert [case.load().name for case in both.cases] == [case.name for case in both.cases]
+    for name in [*config_files.names("suites"), "all"]:
+        listed = [case.name for case in load_suite(name).cases]
+        assert len(set(listed)) == len(listed)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,12 @@ from paceenv.core.errors import InputError
 from paceenv.policies.names import rule
 from paceenv.policies.policy_file import load_policy
 from paceenv.trainers.evaluation.comparison import load_comparison
-from paceenv.trainers.evaluation.suites import load_suite
+from paceenv.trainers.evaluation.suites import load_suite, load_suites
 from paceenv.trainers.sweep.ledger import NAME, Ledger
 from paceenv.trainers.sweep.outcome.finish import finish
 from paceenv.trainers.sweep.outcome.sweep_page import write_page
 from paceenv.trainers.sweep.outcome.sweep_results import Candidate, Results
-from paceenv.trainers.sweep.outcome.winner import constant_policy
+from paceenv.trainers.sweep.outcome.winner import _pieces, constant_policy
 from paceenv.trainers.sweep.score import spelled
 from paceenv.trainers.sweep.searches.asha import AshaSearch
 from paceenv.trainers.sweep.searches.pbt import PbtSearch
@@ -31,7 +32,7 @@ from paceenv.trainers.sweep.searches.search import Search, Trial, Work, changed
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.trainers.sweep.sweep_config import Asha, Pbt, Range, SweepConfig
 from paceenv.trainers.sweep.sweep_run import Sweep, make_search, make_task, open_sweep, run_here
-from paceenv.trainers.sweep.trial import StaticTask, run_trial
+from paceenv.trainers.sweep.trial import PpoTask, StaticTask, run_trial
 from paceenv.ui import config_files
 from paceenv.ui.config_files import names
 
@@ -180,7 +181,7 @@ def test_a_training_that_goes_on_has_its_patience_again_and_a_checkpoint_of_its_
         def evaluate(self, policy: object) -> dict[str, float]:
             return {"gap_closed": 0.0, "null_loss": 0.0, "score": next(found)}
 
-    monkeypatch.setattr("paceenv.trainers.sweep.trial._validation", lambda train_json: Looks())
+    monkeypatch.setattr("paceenv.trainers.sweep.trial._validation", lambda train_json, threads: Looks())
     rows = []
     for number, (parent, until) in enumerate([(None, 64), (0, 64), (1, 80), (2, 96)]):
         values = {"ppo.learning_rate": 0.001 * (number + 1)}
@@ -462,3 +463,57 @@ def test_the_sweeps_that_ship_can_begin(name: str, tmp_path: Path) -> None:
         config = config.model_copy(update={"static": config.static.model_copy(update={"iterations": 40, "seeds": 1})})
     sweep = _begun(config, tmp_path)
     assert sweep.next() is not None
+
+
+def test_a_training_sweep_finds_its_files_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's workers change to a folder of their own."""
+    (tmp_path / "pieces.yaml").write_text(PIECES.replace("{every: 1,", "{suites: [mine.yaml], every: 1,"))
+    (tmp_path / "mine.yaml").write_text("name: mine\ncases: [{cluster: two-jobs, split: validation}]\n")
+    monkeypatch.chdir(tmp_path)
+    keys = {"ppo.learning_rate": {"loguniform": [1e-4, 1.0]}}
+    ppo = {"train": "pieces.yaml", "hyperparameters": keys, "asha": {}, "seeds": 1}
+    task = make_task(SweepConfig.model_validate({"name": "pieces", "ppo": ppo}), tmp_path)
+    monkeypatch.chdir("/")
+    assert isinstance(task, PpoTask)
+    assert task.train.selection is not None
+    assert [case.name for case in load_suites(task.train.selection.suites, "all of it").cases] == ["two-jobs"]
+    assert set(task.inputs()["validation"]) == {"two-jobs"}
+    for key in ("ppo.gama", "sac.gamma"):
+        wrong = {**ppo, "train": str(tmp_path / "pieces.yaml"), "hyperparameters": {key: {"choice": [0.9]}}}
+        with pytest.raises(InputError, match=f"hyperparameter {key}; allowed: "):
+            make_task(SweepConfig.model_validate({"name": "wrong", "ppo": wrong}), tmp_path)
+
+
+def test_a_winner_says_which_trials_with_which_hyperparameters_made_it() -> None:
+    work = {"kind": "ppo", "config": 0, "hyperparameters": {"ppo.gamma": 0.9}}
+    rows = {
+        0: {"work": {**work, "from": None, "until": 10}},
+        3: {"work": {**work, "from": 0, "until": 20, "hyperparameters": {"ppo.gamma": 0.8}}},
+    }
+    pieces = _pieces(SimpleNamespace(rows=rows), 3)  # type: ignore[arg-type]
+    assert [(one["trial"], one["hyperparameters"]["ppo.gamma"], one["until"]) for one in pieces] == [
+        (0, 0.9, 10),
+        (3, 0.8, 20),
+    ]
+
+
+def test_a_sweep_of_which_no_trial_was_finished_is_an_error(suite: str, tmp_path: Path) -> None:
+    sweep = _begun(_config(suite, grid=GRID), tmp_path / "out")
+    while (trial := sweep.next()) is not None:
+        failed = {"trial": trial.number, "work": dict(trial.work), "seeds": [1], "status": "failed", "error": "no luck"}
+        sweep.record({**failed, "ran": {}})
+    (tmp_path / "small.yaml").write_text(json.dumps(_config(suite, grid=GRID).model_dump(mode="json")))
+    with pytest.raises(InputError, match="no trial was finished; trial 0 failed: no luck"):
+        application.run(["sweep", str(tmp_path / "small.yaml"), "-o", str(tmp_path / "out"), "--resume"])
+
+
+def test_a_comparison_names_no_code_and_its_files_lie_beside_it(tmp_path: Path) -> None:
+    for given in ({"policies": ["os:abort"]}, {"tuned": {"two-jobs": "os:abort"}}):
+        (tmp_path / "hostile.yaml").write_text(json.dumps({"suite": "demo", **given}))
+        with pytest.raises(InputError, match="policy os:abort: a class, whose code would run; allowed: names and"):
+            application.run(["evaluate", str(tmp_path / "hostile.yaml")])
+    files = ["mine.safetensors:preference=0.2", "agent.zip:mechanisms=slack", "hf:me/pacing", "static:slack=0.1/0.2"]
+    (tmp_path / "mine.yaml").write_text(json.dumps({"suite": "demo", "policies": files, "tuned": {"a": files[0]}}))
+    found = load_comparison(tmp_path / "mine.yaml")
+    assert found.policies == [f"{tmp_path}/{files[0]}", f"{tmp_path}/{files[1]}", *files[2:]]
+    assert found.tuned == {"a": f"{tmp_path}/{files[0]}"}

@@ -178,6 +178,8 @@ def test_an_interrupted_run_resumes_to_the_same_policy(tmp_path: Path, monkeypat
     assert application.run(["train", "demo", "-o", str(tmp_path / "cut"), *longer]) == 130
     monkeypatch.setattr(training_run.Run, "advance", advance)
     assert not (tmp_path / "cut" / "policy.safetensors").exists()
+    with pytest.raises(InputError, match="holds a training that was interrupted; allowed: --resume, or another folder"):
+        application.run(["train", "demo", "-o", str(tmp_path / "cut"), *longer])
     assert application.run(["train", "demo", "-o", str(tmp_path / "cut"), *longer, "--resume"]) == 0
     whole, cut = ((tmp_path / name / "policy.safetensors").read_bytes() for name in ("whole", "cut"))
     assert whole == cut
@@ -229,7 +231,7 @@ def test_a_checkpoint_belongs_to_its_config(tmp_path: Path) -> None:
     tiny = ["--set", "environment.environments=8", "--set", "ppo.batch_size=64", "--timesteps", "256"]
     assert application.run(["train", "demo", "-o", str(tmp_path), *tiny]) == 0
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
-    with pytest.raises(InputError, match="of another config"):
+    with pytest.raises(InputError, match=r"of another config \(seed = 0, now 5\)"):
         application.run(["train", "demo", "-o", str(tmp_path), *tiny, "--seed", "5", "--resume"])
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
     (tmp_path / "checkpoint.safetensors").write_bytes(b"no checkpoint")

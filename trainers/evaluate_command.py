@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from paceenv.core.errors import InputError
+from paceenv.core.files import check_file_name
 from paceenv.core.limits import LIMIT_HELP
 from paceenv.policies.select import POLICY_HELP
 from paceenv.trainers.evaluation import score_table
@@ -49,6 +50,9 @@ def evaluate(
 
     Examples: paceenv evaluate paper adaptive -- paceenv evaluate learned best-static --suite all --split validation
     """
+    for path in (write, json_ if json_ != "-" else None):
+        if path is not None:
+            check_file_name(path)
     update = {k: v for k, v in (("seeds", seeds), ("iterations", iterations)) if v is not None}
     comparison, names = _comparison(policies)
     chosen = comparison.chosen() if comparison and not suite else load_suite(suite or "demo")
@@ -67,11 +71,14 @@ def evaluate(
     if json_ is not None:
         output.write_json(score_table.as_json(result), json_)
     if write is not None:
-        made_by = shlex.join(["paceenv", "evaluate", *policies, "--suite", chosen.name, "--write", write])
+        given = {"--suite": suite, "--split": split, "--seeds": seeds, "--iterations": iterations, "--write": write}
+        options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
+        options += [text for one in limit or [] for text in ("--limit", one)]
+        made_by = shlex.join(["paceenv", "evaluate", *policies, *options])
         page = [f"# Policies on suite {chosen.name}", "", f"Made by `{made_by}`.", "", score_table.markdown(result)]
         config_files.write_text(write, "\n".join(page))
     if json_ != "-":
-        rows = [score_table.cells(score) for score in score_table.scores(result)]
+        rows = score_table.cells(score_table.scores(result))
         length = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"
         note = f"Gain: throughput against passive, ours and the tenants'. {length}; {chosen.limits}"
         output.print_table(f"Suite {chosen.name}", score_table.HEADER, rows, note)

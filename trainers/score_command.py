@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import re
+import secrets
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceenv.core.errors import InputError
+from paceenv.core.files import check_file_name
 from paceenv.policies.select import POLICY_HELP
 from paceenv.trainers.evaluation import leaderboard as boards
 from paceenv.trainers.evaluation import score_row
-from paceenv.trainers.evaluation.protocol import KIND, NAME, ScoredSplit, load_protocol
+from paceenv.trainers.evaluation.protocol import KIND, NAME, Protocol, ScoredSplit, load_protocol
 from paceenv.ui import config_files, output
 
 
 def _folder(given: Path | None) -> Path:
     """The folder of rows: as given, or the one of the package."""
     return given if given is not None else config_files.find(KIND, NAME).parent
+
+
+def _protocol(folder: Path | None) -> Protocol:
+    """The protocol of a folder of rows; that of the package where it has none."""
+    own = folder is not None and (folder / f"{NAME}.yaml").is_file()
+    return load_protocol(folder if own else None)
 
 
 def score(
@@ -53,12 +61,15 @@ def score(
     Examples: paceenv score -p mine.safetensors -o mine.json -- paceenv score -p runs/ppo --split random
     -- paceenv score -p agent.zip:mechanisms=slack -- paceenv score -p runs/ppo --enter configs/leaderboard --name ppo
     """
-    own = enter if enter is not None and (enter / f"{NAME}.yaml").is_file() else None
-    protocol, texts = load_protocol(own), score_row.members(policy)
+    protocol, texts = _protocol(enter), score_row.members(policy)
     title = name or score_row.title_of(policy[0])
     if not re.fullmatch(score_row.NAMES, title):
         raise InputError(f"--name {title}: allowed: 1 to 80 letters, digits, spaces and any of . : / = , + - _")
-    bound = boards.bound_of(_folder(own), protocol, split)
+    if out is not None:
+        check_file_name(out)
+    if enter is not None:
+        score_row.check_entry(texts, title, split, enter, named=name is not None)
+    bound = next(filter(None, (boards.bound_of(_folder(one), protocol, split) for one in (enter, None))), None)
     with output.progress(f"score {title} on {split}", 100) as done:
         row = score_row.score(
             texts,
@@ -109,7 +120,9 @@ def leaderboard(
         Path | None, typer.Argument(help="Folder of rows and their protocol; default: that of the package.")
     ] = None,
     check: Annotated[int, typer.Option(min=0, help="Make each row again on so many clusters; 0: on none.")] = 3,
-    check_seed: Annotated[int, typer.Option(min=0, help="Draws those clusters.")] = 0,
+    check_seed: Annotated[
+        int | None, typer.Option(min=0, help="Draws those clusters; default: another one each time.")
+    ] = None,
     draw: Annotated[
         bool, typer.Option(help="First draw new clusters from the digests of all rows, and score all again.")
     ] = False,
@@ -128,14 +141,15 @@ def leaderboard(
     rows = _folder(folder)
     if not rows.is_dir():
         raise InputError(f"{rows}: no such folder; allowed: a folder of rows and {NAME}.yaml")
-    protocol = load_protocol(rows)
+    protocol = _protocol(rows)
+    seed = secrets.randbelow(1 << 32) if check_seed is None else check_seed
     if draw:
         protocol = boards.draw(rows, protocol)
         with output.progress("score rows on new clusters", len(list(rows.glob("*.json")))) as done:
             boards.score_again(rows, protocol, done)
         boards.write_protocol(rows, protocol)
     with output.progress("check rows", len(list(rows.glob("*.json")))) as done:
-        board = boards.read_board(rows, protocol, clusters=check, seed=check_seed, on_done=done)
+        board = boards.read_board(rows, protocol, clusters=check, seed=seed, on_done=done)
     if write is not None:
         config_files.write_text(write, boards.page(board))
     found = boards.table(board)
@@ -143,7 +157,8 @@ def leaderboard(
         shown = [dict(zip(boards.COLUMNS, cells, strict=True)) for cells in found]
         output.write_json({"protocol": protocol.version, "rows": shown, "refused": board.refused}, json_)
     if json_ != "-":
-        note = f"Protocol {protocol.version}; each row was made again on {check} clusters of its split"
+        drawn = f", drawn by --check-seed {seed}" if check else ""
+        note = f"Protocol {protocol.version}; each row was made again on {check} clusters of its split{drawn}"
         output.print_table("Leaderboard", boards.COLUMNS, found, note)
     if board.refused:
         first, reason = next(iter(board.refused.items()))

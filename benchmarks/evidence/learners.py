@@ -129,7 +129,7 @@ def read_runs(out: Path) -> list[Run]:
     found = []
     for algorithm in SECTIONS:
         for folder in sorted((out / algorithm).glob("seed-*")):
-            if (folder / multi_seed.POLICY).exists():
+            if (folder / training_run.POLICY).exists():
                 curve = json.loads((folder / "curve.json").read_text())
             elif (folder / training_run.CHECKPOINT).exists():
                 curve = load_checkpoint(folder / training_run.CHECKPOINT)[1]["curve"]
@@ -214,7 +214,7 @@ def main(
     for name in algorithm or SECTIONS:
         for seed in range(seeds):
             folder = out / name / f"seed-{seed}"
-            if not (folder / multi_seed.POLICY).exists():
+            if not (folder / training_run.POLICY).exists():
                 decisions = timesteps if minutes is None else decisions_in(name, minutes, out / name)
                 multi_seed.train_seeds(config_of(name, seed, decisions), 1, folder, resume=True)
     runs = read_runs(out)

@@ -138,9 +138,10 @@ class Comparisons:
         return k if evaluated and self.of[k].verdict.kind == "hurts" else None
 
     def final(self) -> None:
-        """The last evaluation of every candidate, at the end of the job."""
-        for comparison in self.of:
-            comparison.final()
+        """The last evaluation of every candidate that still paces, at the end of the job."""
+        for k, comparison in enumerate(self.of):
+            if k not in self.out:  # a block in which one stopped was paced in part
+                comparison.final()
 
     @property
     def leader(self) -> int:

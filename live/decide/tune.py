@@ -29,6 +29,8 @@ TOLERANCE = 0.1
 FIRST_ROUNDS = 4
 """Losses of the first rounds are measured against the time of so many: no search is shorter."""
 MOST_PAIRS = 64
+AHEAD_PAIRS = 4
+"""A candidate that was evaluated rests while another one is so many pairs behind it, above all while that warms up."""
 PARTS = 4
 """Parts of a block whose means tell the noise within it, before there are pairs enough to compare."""
 SURE_ERRORS = 2.5
@@ -110,6 +112,11 @@ class Arm:
         self.seen = (0.0, math.inf, 0)  # mean, squared error and pairs at the last evaluation
         self.dropped = ""
         self.loss_s = self.paced_s = self.variance_s2 = 0.0  # against no pacing, in all its pairs
+
+    @property
+    def progress(self) -> int:
+        """Pairs compared, less those that are still to come in its warm-up."""
+        return self.pairs - self.to_skip
 
     @property
     def value(self) -> float:
@@ -366,9 +373,15 @@ class Tuner:
         if min(self.arms[k].pairs for k in left) >= self.most_pairs:
             why = f"after {self.most_pairs} pairs no candidate surely helps"
             return self._none(self.plan.pair_end(from_iteration), lease, why)
-        if left != last.arms:
-            return self._say(self.plan.pair_end(from_iteration), lease, "search", left)
+        turns = self._turns(left)
+        if turns != last.arms:
+            return self._say(self.plan.pair_end(from_iteration), lease, "search", turns)
         return None
+
+    def _turns(self, left: Sequence[int]) -> tuple[int, ...]:
+        """The candidates of the next rounds: not those that would only wait for others to catch up."""
+        behind = min(self.arms[k].progress for k in left)
+        return tuple(k for k in left if self.arms[k].gain is None or self.arms[k].progress < behind + AHEAD_PAIRS)
 
     @property
     def _each(self) -> float:
@@ -505,8 +518,10 @@ class Tuner:
         left = self._in()
         if self.phase not in ("taste", "search") or not left:
             return None
-        rounds = self.most_pairs - min(self.arms[k].pairs - self.arms[k].to_skip for k in left)
-        return max(rounds, 0) * self.plan.round_iterations(left)
+        behind = min(self.arms[k].progress for k in left)
+        rounds = max(self.most_pairs - behind, 0)
+        rests = {k: max(self.arms[k].progress - behind - (AHEAD_PAIRS - 1), 0) for k in left}
+        return sum(max(rounds - rests[k], 0) * self.plan.round_iterations([k]) for k in left)
 
     def as_dict(self, tick_s: float | None) -> dict[str, Any]:
         """The state as plain data for a snapshot."""

@@ -30,7 +30,7 @@ class Word(NamedTuple):
         from_iteration: the first iteration in which it holds.
         until_iteration: the end of its time, exclusive.
         phase: one of :data:`PHASES`.
-        arms: numbers of the candidates: those still in the search, or the one that is deployed.
+        arms: numbers of the candidates: those that take turns in the search, or the one that is deployed.
         begin: iteration from which the blocks are counted; the same in a word that only prolongs another.
     """
 

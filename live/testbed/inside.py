@@ -25,8 +25,6 @@ from paceenv.live.testbed.torchrun import Torchrun
 NAMES = Path("/run/netns")
 FIRST_PORT = 29_500
 POLL_S = 0.2
-BESIDE_S = 120.0
-"""Seconds within which the jobs beside the main one must make their first step."""
 _ENVIRONMENT = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 STEP_FILE, FLOAT_BYTES = "rank{rank:05d}.f64", 8
 """The file of a rank's step ends, written by ``training_job``; defined here because reading needs no PyTorch."""
@@ -66,7 +64,7 @@ def _run(request: Mapping[str, Any]) -> dict[str, list[int | None]]:
     for port, (name, job) in enumerate(jobs.items(), start=FIRST_PORT):
         if name != request["main"]:
             running[name] = _start(job, port)
-    waited_until_s = time.monotonic() + BESIDE_S
+    waited_until_s = time.monotonic() + request["deadline_s"]
     while not all(_iterations(job) for job in jobs.values() if job is not main_job):
         if _failed(running) or time.monotonic() > waited_until_s:
             return _exit_codes(running)

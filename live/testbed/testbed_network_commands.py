@@ -155,12 +155,13 @@ def _print(scenario: Scenario, result: RunResult) -> None:
 
 def _numbers(job: JobResult) -> dict[str, Any]:
     step_s_T = job.step_s_T
+    some = len(step_s_T) > 0  # a job beside the main one may have made one step
     return {
         "ranks": job.steps_s_TR.shape[1],
         "iterations": len(step_s_T),
-        "mean_s": float(step_s_T.mean()),
-        "cv": float(step_s_T.std() / step_s_T.mean()),
-        "p99_s": float(np.quantile(step_s_T, 0.99)),
+        "mean_s": float(step_s_T.mean()) if some else None,
+        "cv": float(step_s_T.std() / step_s_T.mean()) if some else None,
+        "p99_s": float(np.quantile(step_s_T, 0.99)) if some else None,
         "agents": [snapshot.get("canary") for snapshot in job.snapshots],
         "tune": job.snapshots[0].get("tune") if job.snapshots else None,
     }
@@ -174,8 +175,8 @@ def _said(job: JobResult) -> str:
     return str(canary["text"].partition(";")[0]) if canary else str(job.snapshots[0].get("state", "-"))
 
 
-def _cell(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.3f}"
+def _cell(value: float | None) -> str:
+    return "–" if value is None else str(value) if isinstance(value, int) else f"{value:.3f}"
 
 
 def _network(scenario: Scenario) -> str:

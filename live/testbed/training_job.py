@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from paceenv.live.testbed.inside import STEP_FILE
 from paceenv.live.testbed.namespaces import INTERFACE
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 600.0
 """Of a collective: a rank that is lost ends the job."""
 NCCL = {"NCCL_NET": "Socket", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_SOCKET_IFNAME": INTERFACE}
 """All traffic over the hosts' links, as if every rank had a node of its own."""

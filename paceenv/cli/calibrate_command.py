@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,6 +134,8 @@ def calibrate(
         inputs = read_inputs(source, pattern=pattern)
         for note in inputs.notes:
             output.say(note)
+        if inputs.trace is None and (inputs.tables or inputs.steps):
+            _refuse({"--probe": probe, "--stage": stage, "--program": program}, f"{source[0]} is no trace")
         if _without_trace(inputs, source[0], out, posterior, json_, base, inside, ranks_per_node):
             return
         trace = inputs.require_trace()
@@ -141,10 +144,7 @@ def calibrate(
     if trace is not None and stage is None and is_job(trace):
         _draw(fit_job(trace, out, base=base, probe=probe, json_=json_, program=program), posterior)
         return
-    if program is not None:
-        raise InputError(f"--program: {source[0]} is no trace of a job without stages; allowed: only with one")
-    if probe is not None:
-        raise InputError(f"--probe: {source[0]} is no trace of a job without stages; allowed: only with one")
+    _refuse({"--program": program, "--probe": probe}, f"{source[0]} is no trace of a job without stages")
     check: HeldOutCheck | str | None = None
     if path is not None and config_files.read_yaml(path).get("kind") == "throughput":
         throughputs = config_files.load(ThroughputTarget, "targets", str(path))
@@ -175,6 +175,13 @@ def calibrate(
             print_check(check)
         output.say(f"wrote {out}")
     _draw(cluster, posterior)
+
+
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    """Raise InputError for the first of these options that was given."""
+    for option, value in options.items():
+        if value is not None:
+            raise InputError(f"{option} {value}: {why}; allowed: only with one")
 
 
 def _without_trace(

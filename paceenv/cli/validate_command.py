@@ -73,7 +73,11 @@ def _checks(
     """The checks of a target; tables and notes that belong beside them are added to ``beside``."""
     path = config_files.find("targets", name)
     data = config_files.read_yaml(path)
-    match kind := data.get("kind", "scaling"):
+    kind = data.get("kind", "scaling")
+    if cluster is not None and kind not in ("scaling", "throughput"):
+        allowed = "allowed: with a target of kind scaling or throughput"
+        raise InputError(f"--cluster {cluster}: {path} is of kind {kind}; {allowed}")
+    match kind:
         case "scaling":
             scaling_target = config_files.parse(ScalingTarget, data, str(path))
             config = load_cluster(cluster or scaling_target.cluster)

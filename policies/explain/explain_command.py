@@ -63,13 +63,14 @@ def explain(
     """
     config = load_cluster(cluster).changed(set_ or [], cluster)
     config = config if nodes is None else config.with_nodes(nodes)
-    most = MAX_RANK_ITERATIONS // config.job.ranks
-    if not 2 * INTERVAL_ITERATIONS <= iterations <= most:
-        allowed = f"{2 * INTERVAL_ITERATIONS} to {most} with {config.job.ranks} ranks"
+    chosen = select_policy(policy, config)
+    interval = chosen.interval_iterations if isinstance(chosen, Policy) else INTERVAL_ITERATIONS
+    least, most = 2 * max(interval, INTERVAL_ITERATIONS), MAX_RANK_ITERATIONS // config.job.ranks
+    if not least <= iterations <= most:
+        allowed = f"{least} to {most} with {config.job.ranks} ranks and a decision every {interval} iterations"
         raise out_of_range("--iterations", iterations, allowed, "explain")
     if at is not None and not 0 <= at <= iterations - TIMELINE_ITERATIONS:
         raise out_of_range("--at", at, f"0 to {iterations - TIMELINE_ITERATIONS}, within the rollout", "explain")
-    chosen = select_policy(policy, config)
     prepare_folder(out)
     with output.progress(f"{config.name}, {policy} and passive", 2 * iterations) as done:
         paced = watch(chosen, config, seed, iterations, name=_name(policy), on_interval=done)

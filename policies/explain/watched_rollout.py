@@ -85,15 +85,16 @@ def watch(
         policy: the policy.
         cluster: the cluster to simulate.
         seed: seed of cluster and noise.
-        iterations: more than one control interval, as the first one is without pacing.
+        iterations: more than one control interval of the policy, as the first one is without pacing.
         name: name of the rollout; None for the policy's.
         on_interval: called with the iterations done so far.
 
     Raises:
         ValueError: for too few iterations.
     """
-    if iterations <= INTERVAL_ITERATIONS:
-        raise ValueError(f"{iterations} iterations; a first decision needs more than {INTERVAL_ITERATIONS}")
+    interval = policy.interval_iterations if isinstance(policy, Policy) else INTERVAL_ITERATIONS
+    if iterations <= interval:
+        raise ValueError(f"{iterations} iterations; a first decision needs more than {interval}")
     simulator = start(cluster, np.array([seed]))
     views: list[NDArray[np.float32]] = []
     settings: list[NDArray[np.float64]] = []

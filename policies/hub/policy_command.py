@@ -56,6 +56,8 @@ def push(
         raise InputError(f"--repo {repo}: allowed: owner/name, without a revision")
     if out is not None and not dry_run:
         raise InputError(f"--out {out}: allowed: with --dry-run")
+    if saved.parts(policy)[1] is not None:
+        raise InputError(f"policy {policy}: allowed: a policy without a preference, as its file has its own")
     path, content = saved.find(policy)
     card = model_card(path, content, name, _row(score, path), licence)
     with tempfile.TemporaryDirectory() as temporary:
@@ -91,9 +93,12 @@ def _row(path: Path | None, policy: Path) -> dict[str, Any] | None:
     try:
         row = json.loads(path.read_text())
         scored, row["split"] = [one["sha256"] for one in row["policies"]], str(row["split"])
-        _ = [one["gap_closed"], one["gain"], one["worst_null"]] if (one := row["policies"][0]) else None
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        one = row["policies"][0]
+        _ = [one["gap_closed"], one["gain"], one["worst_null"]]
+        preferred = ":preference=" in str(one.get("policy"))
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise InputError(f"--score {path}: not a score: {error}; allowed: a file of paceenv score -o") from None
-    if scored != [hashlib.sha256(policy.read_bytes()).hexdigest()]:
-        raise InputError(f"--score {path}: of another policy; allowed: paceenv score --policy {policy} -o {path}")
+    if scored != [hashlib.sha256(policy.read_bytes()).hexdigest()] or preferred:
+        other = "with another preference than its own" if preferred else "of another policy"
+        raise InputError(f"--score {path}: {other}; allowed: paceenv score --policy {policy} -o {path}")
     return dict(row)

@@ -6,6 +6,7 @@ A file names neither the mechanisms that its actions set nor its control interva
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,8 +98,10 @@ def _options(text: str, path: Path) -> _Given:
     try:
         interval = int(found.get("interval_iterations", INTERVAL_ITERATIONS))
         preference = float(found["preference"]) if "preference" in found else None
-    except ValueError:
-        raise InputError(f"policy {text}: allowed: a number for interval_iterations and for preference") from None
+    except ValueError as error:
+        raise InputError(f"policy {text}: {error}; allowed: numbers for interval_iterations and preference") from None
+    if preference is not None and not 0.0 <= preference < math.inf:
+        raise out_of_range("preference", preference, "at least 0", f"policy {text}")
     if interval < 1:
         raise out_of_range("interval_iterations", interval, "at least 1", f"policy {text}")
     return _Given(path, mechanisms, interval, preference, text)

@@ -19,8 +19,8 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def names_class(text: str) -> bool:
-    """Whether ``text`` is of the form ``module:Class``."""
-    return _NAME.fullmatch(text) is not None
+    """Whether ``text`` is of the form ``module:Class``; ``static:NAME`` is the rule."""
+    return _NAME.fullmatch(text) is not None and not text.startswith("static:")
 
 
 class OwnPolicy(Policy):

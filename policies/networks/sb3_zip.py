@@ -32,7 +32,9 @@ def read_actor(path: Path) -> Actor:
         data = json.loads(parts[_DATA])
         if not isinstance(data, dict):
             raise ValueError(f"data is a {type(data).__name__}")
-    except (OSError, zipfile.BadZipFile, KeyError, ValueError, RecursionError, NotImplementedError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # a hostile file may raise anything
         reason = " ".join(str(error).split())
         raise InputError(
             f"{path}: not an agent of Stable-Baselines3: {reason}; allowed: what model.save wrote"
@@ -40,7 +42,14 @@ def read_actor(path: Path) -> Actor:
     kwargs = data.get("policy_kwargs")
     kwargs = kwargs if isinstance(kwargs, dict) else {}
     _check_space(path, data.get("action_space"))
-    return actor_of(_weights(path, parts[_WEIGHTS]), _activation(path, kwargs), str(path), squashes=_squashes(kwargs))
+    weights, activation = _weights(path, parts[_WEIGHTS]), _activation(path, kwargs)
+    try:
+        return actor_of(weights, activation, str(path), squashes=_squashes(kwargs))
+    except InputError:
+        raise
+    except Exception as error:  # weights of other shapes than any algorithm's
+        why = f"weights that fit no network ({type(error).__name__})"
+        raise InputError(f"{path}: {why}; allowed: what model.save wrote") from None
 
 
 def _part(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:

@@ -36,7 +36,7 @@ from paceenv.trainers.closed_loop.contest_results import contest_results
 from paceenv.trainers.closed_loop.loop_directory import Found, LoopDirectory
 from paceenv.trainers.closed_loop.paired_blocks import Array, Effect, job_steps, mean_step
 from paceenv.trainers.closed_loop.predict import Prediction, Predictor, predicted_differences
-from paceenv.trainers.closed_loop.scenario_program import needs_program, program_base
+from paceenv.trainers.closed_loop.scenario_program import has_checkpoints, needs_program, program_base
 from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.ui import config_files, output
@@ -122,12 +122,16 @@ class ClosedLoop:
             fresh: whether to discard what an earlier loop left in the folder.
         """
         # raises for options that the agent or the prediction would refuse, before anything starts
-        agent_options(self.scenario.loop, "observe")
-        block = self.scenario.loop.block_iterations
+        plan = self.scenario.loop
+        agent_options(plan, "observe")
+        block = plan.block_iterations
         if block is not None and block % INTERVAL_ITERATIONS:
             allowed = f"a multiple of the policies' control interval, {INTERVAL_ITERATIONS}"
             raise out_of_range("block_iterations", block, allowed, f"scenario {self.scenario.name}: loop")
         known_cluster(self.scenario)
+        if plan.probe_s and needs_program(self.scenario.job(plan.job)):
+            allowed = "0, as a job with transfers in the background is not calibrated with a probe"
+            raise out_of_range("probe_s", plan.probe_s, allowed, f"scenario {self.scenario.name}: loop")
         if 0.0 < self.options.tailor_s < MIN_TAILOR_S:
             raise out_of_range("tailor", self.options.tailor_s, f"0, or at least {MIN_TAILOR_S:g} seconds", "loop")
         if self.options.tailor_s == 0.0 and set(self.options.candidates) == {"tailored"}:
@@ -146,9 +150,7 @@ class ClosedLoop:
                 "tailor": self._tailor,
                 "predict": self._predict,
                 "choose": lambda place: choose(folder.found("predict")["policies"]),
-                "contest": lambda place: self._contest(
-                    place, "canary", list(self._candidates()), self.scenario.loop.pairs
-                ),
+                "contest": lambda place: self._contest(place, "canary", list(self._candidates()), plan.pairs),
                 "active": self._active,
                 "report": self._report,
             }
@@ -213,7 +215,9 @@ class ClosedLoop:
         passive = Predictor([fitted], plan, DRAWS * options.seeds, 1000 * options.seed, iterations).passive
         return {
             "passive": passive,
-            "policies": [prediction.as_dict() for prediction in predictions],
+            "policies": [
+                {**prediction.as_dict(), "sha256": find_policy(prediction.policy).sha256} for prediction in predictions
+            ],
             "differences": predicted_differences(predictions),
         }
 
@@ -222,6 +226,10 @@ class ClosedLoop:
         plan, seed = self.scenario.loop, 2 * self.options.seed + (mode == "active")
         every = ACTIVE_HOLDOUT_EVERY if mode == "active" else 2
         iterations = plan.contest_iterations(policies, pairs, every)
+        for row in self.folder.found("predict")["policies"]:
+            policy, digest = row["policy"], row.get("sha256")
+            if policy in policies and digest is not None and find_policy(policy).sha256 != digest:
+                raise InputError(f"candidate {policy}: another file than the one predicted; allowed: that, or --fresh")
         more = ("--candidates", SEPARATOR.join(policies), "--seed", str(seed))
         result = self._real(place, mode, iterations, *more)
         contest = plan.contest(policies, seed, every)
@@ -270,7 +278,9 @@ class ClosedLoop:
         """Clusters that may be the real one, drawn from the errors of the calibration."""
         plan, observed, fitted = self.scenario.loop, self.folder.found("observe"), self._fitted()
         parameters = [Parameter(**known) for known in self.folder.found("calibrate")["parameters"]]
-        return drawn_clusters(fitted, parameters, observed["jobs"][plan.job], DRAWS_SEED + self.options.seed)
+        # a calibration leaves steps with checkpoints out; then the mean step is that of its own record
+        measured = None if has_checkpoints(self.scenario.job(plan.job)) else observed["jobs"][plan.job]
+        return drawn_clusters(fitted, parameters, measured, DRAWS_SEED + self.options.seed)
 
     def _candidates(self) -> dict[str, list[str]]:
         """The policies of the contest, each with its roles; a policy may have several."""

@@ -18,6 +18,26 @@ def needs_program(job: Job) -> bool:
     return any(phase.transfer is not None and phase.transfer.background for phase in job.iteration)
 
 
+def has_checkpoints(job: Job) -> bool:
+    """Whether the job stands still now and then to write a checkpoint."""
+    return any(phase.checkpoint is not None for phase in job.iteration)
+
+
+def left_out(scenario: Scenario) -> list[str]:
+    """What of a scenario no prediction has, a line each."""
+    job, found = scenario.job(scenario.loop.job), list[str]()
+    if has_checkpoints(job):
+        found.append("checkpoints are in the measured steps, and in none that was simulated")
+    if not needs_program(job):
+        return found
+    if len({host % scenario.network.racks for host in job.hosts}) > 1:
+        found.append("in the simulation every transfer between hosts leaves its rack")
+    compute = [phase.compute for phase in job.iteration if phase.compute is not None]
+    if any(one.pause or one.stall_rate or (one.slow and one.slow.every is not None) for one in compute):
+        found.append("pauses, stalls and ranks that are slow at times are not in the simulated program")
+    return found
+
+
 def scenario_program(job: Job, backend: Backend) -> dict[str, Any]:
     """Section ``program`` of a cluster config for a job of the testbed.
 
@@ -27,6 +47,7 @@ def scenario_program(job: Job, backend: Backend) -> dict[str, Any]:
     Raises InputError for phases that a program has not: a gather, messages around a ring, a checkpoint.
     """
     communicators: dict[str, dict[str, int]] = {}
+    named: dict[tuple[str | None, int, int], str] = {}
     step: list[dict[str, Any]] = []
     for phase in job.iteration:
         ((kind, given),) = ((name, getattr(phase, name)) for name in phase.model_fields_set)
@@ -35,7 +56,7 @@ def scenario_program(job: Job, backend: Backend) -> dict[str, Any]:
         elif kind == "barrier":
             step.append({"all_reduce": {"bytes": 0.0, "communicator": WORLD}})
         elif isinstance(given, Transfer) and kind not in ("gather", "send"):
-            label, groups = _communicator(given, job.ranks)
+            label, groups = _communicator(given, job.ranks, named)
             communicators |= {label: groups} if label != WORLD else {}
             size = given.bytes / given.buckets
             if kind == "reduce_scatter" and backend == "gloo" and size > BARRIER_BYTES:
@@ -53,7 +74,7 @@ def program_base(scenario: Scenario) -> dict[str, Any]:
     """A cluster config of the scenario's job with its program and nominal rates."""
     job, network = scenario.job(scenario.loop.job), scenario.network
     nodes = len(job.hosts)
-    nic_gbps = 1e-3 * min([network.host_mbps, *(network.host_mbps_of.get(host, 1e9) for host in job.hosts)])
+    nic_gbps = 1e-3 * min(network.host_mbps_of.get(host, network.host_mbps) for host in job.hosts)
     racks = {host % network.racks for host in job.hosts}
     uplink_gbps = 1e-3 * network.uplink_mbps * len(racks) if network.uplink_mbps else 1e3 * nodes * nic_gbps
     return {
@@ -62,7 +83,7 @@ def program_base(scenario: Scenario) -> dict[str, Any]:
         "program": scenario_program(job, scenario.backend),
         "fabric": {
             "nic_gbps": nic_gbps,
-            "nodes_per_leaf": nodes if network.racks == 1 else 1,
+            "nodes_per_leaf": nodes if len(racks) == 1 else 1,
             "uplink_gbps": uplink_gbps,
             # first-in, first-out queues divide a link between flows, and replies wait in them behind the data
             "sharing": "flows",
@@ -82,12 +103,20 @@ def _compute(given: Compute, ranks: int) -> list[dict[str, Any]]:
     return found
 
 
-def _communicator(given: Transfer, ranks: int) -> tuple[str, dict[str, int]]:
-    """The name and the groups of a transfer's communicator."""
+def _communicator(
+    given: Transfer, ranks: int, named: dict[tuple[str | None, int, int], str]
+) -> tuple[str, dict[str, int]]:
+    """The name and the groups of a transfer's communicator; ``named`` gets those that are new, each a name of its own.
+
+    A program's names have at most 32 characters, and a scenario may use one name for groups of several sizes.
+    """
     size = given.group_size or ranks
     if size == ranks and given.communicator is None:
         return WORLD, {}
     stride = ranks // size if given.strided else 1
-    label = given.communicator or "shared"
-    label = label if size == ranks else f"{label[:20]}-{size}" + (f"-{stride}" if given.strided else "")
-    return label, {"size": size, "stride": stride}
+    key, base = (given.communicator, size, stride), given.communicator or "shared"
+    if key not in named:
+        label = base if size == ranks else f"{base}-{size}" + (f"-{stride}" if given.strided else "")
+        taken = len(label) > 32 or label in {*named.values(), WORLD}
+        named[key] = f"{base[:24]}-{len(named)}" if taken else label
+    return named[key], {"size": size, "stride": stride}

@@ -14,6 +14,7 @@ from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.trainers.closed_loop import loop_plots
 from paceenv.trainers.closed_loop.loop_plots import label
 from paceenv.trainers.closed_loop.paired_blocks import Array, Effect
+from paceenv.trainers.closed_loop.scenario_program import left_out
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
 from paceenv.ui import config_files, output
 
@@ -59,7 +60,12 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
         "chosen": found["choose"],
         "contest": contest,
         "active": None if "skipped" in active else judged(active, predicted, "always", observed),
-        "notes": [*filter(None, [found["tailor"]["note"]]), *notes(contest, scenario)],
+        "notes": [
+            *filter(None, [found["tailor"]["note"]]),
+            *left_out(scenario),
+            *notes(contest, scenario),
+            *([] if "skipped" in active else [f"always on: {line}" for line in _stopped(active)]),
+        ],
     }
     return {**report, "verdict": verdict(report)}
 
@@ -161,7 +167,9 @@ def compare(predicted: Effect, measured: Effect) -> Found:
         sign = predicted.change * measured.change > 0.0
     else:
         sign = inside or abs(predicted.change) <= NULL_LIMIT
-    if inside:
+    if inside and _is_vague(predicted, measured):
+        how = "cannot tell: the measured interval holds both the prediction and no effect"
+    elif inside:
         how = "agrees"
     elif predicted.low <= measured.high and measured.low <= predicted.high:
         how = "agrees within the error of the prediction"
@@ -172,6 +180,11 @@ def compare(predicted: Effect, measured: Effect) -> Found:
         by = 100 * abs(predicted.change - measured.change)
         how = f"disagrees: right in sign, predicted {by:.1f} points too {'much' if more else 'little'}"
     return {"verdict": f"{said}: {how}", "inside": inside, "sign": sign}
+
+
+def _is_vague(predicted: Effect, measured: Effect) -> bool:
+    """Whether a predicted effect and none at all are both in the measured interval."""
+    return abs(predicted.change) > NULL_LIMIT and measured.low <= 0.0 <= measured.high
 
 
 def _does(change: float) -> str:
@@ -185,14 +198,9 @@ def notes(contest: Found, scenario: Scenario) -> list[str]:
         contest: its results.
         scenario: the job on the testbed.
     """
-    found = []
+    found = _stopped(contest)
     for row in contest["candidates"]:
-        name, agents = label(row["policy"]), row["agents"]
-        if agents["paced_pairs"] is not None:
-            why, more = (agents["stopped"] or ["no reason given"])[0] or "no reason given", len(agents["stopped"]) - 1
-            why += f"; {more} similar reasons" if more > 0 else ""
-            pairs = f"only the first {agents['paced_pairs']} pairs count"
-            found.append(f"{name}: did not pace to the end on every rank ({why}); {pairs}")
+        name = label(row["policy"])
         unpaced, paced = (Effect.of(row["against_observed"][kind]) for kind in ("unpaced", "paced"))
         if unpaced.low > 0.0 or unpaced.high < 0.0:
             why = "the effect of pacing outlasts its blocks, or the job has changed; the paired effect is only a part"
@@ -200,6 +208,8 @@ def notes(contest: Found, scenario: Scenario) -> list[str]:
                 f"{name}: against the job as observed, blocks without pacing {unpaced}, with pacing {paced}: {why}"
             )
     delays, budget = contest["delays"], scenario.loop.budget_s_per_minute / 60.0
+    if (quiet := delays["cut"].get("quiet", 0)) > MANY * max(delays["taken"], 1):
+        found.append(f"{quiet} delays beside {delays['taken']} were left out after checkpoints and other marks")
     if (held := delays["cut"].get("slack", 0)) > MANY * max(delays["taken"], 1):
         found.append(f"the guard cut {held} of {delays['taken']} delays to the rank's own slack")
     if delays["holds"] and not delays["held"]:
@@ -207,6 +217,19 @@ def notes(contest: Found, scenario: Scenario) -> list[str]:
         found.append(f"rule defer was on in {delays['holds']} iterations of ranks and held no transfer back: {why}")
     if cut := delays["cut"].get("budget"):
         found.append(f"the budget of {budget:.0%} of the time cut {cut} delays (mean {1e3 * delays['mean_s']:.1f} ms)")
+    return found
+
+
+def _stopped(run: Found) -> list[str]:
+    """Which candidates of a real run did not pace to its end, and why."""
+    found = []
+    for row in run["candidates"]:
+        name, agents = label(row["policy"]), row["agents"]
+        if agents["paced_pairs"] is not None:
+            why, more = (agents["stopped"] or ["no reason given"])[0] or "no reason given", len(agents["stopped"]) - 1
+            why += f"; {more} similar reasons" if more > 0 else ""
+            pairs = f"only the first {agents['paced_pairs']} pairs count"
+            found.append(f"{name}: did not pace to the end on every rank ({why}); {pairs}")
     return found
 
 

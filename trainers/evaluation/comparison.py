@@ -9,6 +9,9 @@ from pathlib import Path
 from pydantic import Field
 
 from paceenv.core.errors import InputError
+from paceenv.policies.hub import repository
+from paceenv.policies.networks import foreign
+from paceenv.policies.networks.own_class import names_class
 from paceenv.sim.cluster import Cluster
 from paceenv.trainers.evaluation.suites import Split, Suite, load_suite
 from paceenv.ui import config_files
@@ -67,8 +70,18 @@ def is_comparison(text: str) -> bool:
 
 
 def load_comparison(path: str | os.PathLike[str]) -> Comparison:
-    """A contest by file or by name in ``configs/contests``."""
+    """A contest by file or by name in ``configs/contests``; InputError for one that names code (``module:Class``)."""
     file = config_files.find("contests", path)
-    found, folder = config_files.parse(Comparison, config_files.read_yaml(file), str(file)), file.parent
-    here = [str(folder / name) if ".safetensors" in name else name for name in found.policies]
-    return found.model_copy(update={"policies": here})
+    found = config_files.parse(Comparison, config_files.read_yaml(file), str(file))
+    for name in (*found.policies, *found.tuned.values()):
+        if names_class(name):
+            raise InputError(f"{file}: policy {name}: a class, whose code would run; allowed: names and policy files")
+    policies = [_beside(file.parent, name) for name in found.policies]
+    tuned = {cluster: _beside(file.parent, name) for cluster, name in found.tuned.items()}
+    return found.model_copy(update={"policies": policies, "tuned": tuned})
+
+
+def _beside(folder: Path, policy: str) -> str:
+    """A policy as a command line spells it from here; its file may lie beside the comparison's."""
+    is_file = ".safetensors" in policy or foreign.file_of(policy) is not None
+    return str(folder / policy) if is_file and not policy.startswith(repository.PREFIX) else policy

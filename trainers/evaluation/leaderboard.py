@@ -97,7 +97,13 @@ def bound_of(folder: Path, protocol: Protocol, split: ScoredSplit) -> Gains | No
     if not path.is_file():
         return None
     row = score_row.load_row(path)
-    return row.policies[0].arrays() if row.fingerprint == protocol.fingerprint(split) else None
+    if row.fingerprint != protocol.fingerprint(split):
+        return None
+    try:
+        score_row.check_shape(row, protocol)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return row.policies[0].arrays()
 
 
 def table(board: Board) -> list[tuple[str, ...]]:
@@ -189,9 +195,9 @@ def score_again(folder: Path, protocol: Protocol, on_done: Callable[[float], Non
         on_done: called with the number of rows done.
     """
     paths = sorted(folder.glob("*.json"), key=lambda path: (not path.name.startswith(f"{AHEAD}."), path.name))
-    for n, path in enumerate(paths, 1):
-        row = score_row.load_row(path)
-        texts = [score_row.located(one, folder) for one in row.policies]
+    rows = [score_row.load_row(path) for path in paths]
+    located = [[score_row.located(one, folder) for one in row.policies] for row in rows]  # before any row is replaced
+    for n, (path, row, texts) in enumerate(zip(paths, rows, located, strict=True), 1):
         bound = bound_of(folder, protocol, row.split)
         again = score_row.score(texts, row.split, protocol, name=row.name, bound=bound)
         told = ("algorithm", "training_seed", "decisions", "cpu_minutes")

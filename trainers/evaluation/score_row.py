@@ -6,11 +6,11 @@ can compare what a row says with what its policies do.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import platform
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,11 +18,12 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 import paceenv
 from paceenv.core import metrics
 from paceenv.core.errors import InputError
+from paceenv.core.files import atomic_write
 from paceenv.policies import names, saved
 from paceenv.policies.hub import repository
 from paceenv.policies.networks import foreign
@@ -34,6 +35,7 @@ from paceenv.trainers.evaluation.protocol import Protocol, ScoredSplit
 from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.ui import config_files
 from paceenv.ui.config_files import Config
+from paceenv.ui.run_directory import prepare_folder
 
 FORMAT = "paceenv.score/1"
 TOLERANCE = 1e-6
@@ -74,7 +76,7 @@ class Scored(Config):
     gap_ci95: tuple[float, float] | None = None
     worst_null: tuple[str, float] | None = Field(None, description="the null with the least gain, and that")
     clusters: dict[str, dict[str, Any]] = Field(description="gain, its interval, share of the bound, by cluster")
-    gains: dict[str, list[float]] = Field(description="by cluster, one a seed")
+    gains: dict[str, list[FiniteFloat]] = Field(description="by cluster, one a seed")
 
     def arrays(self) -> Gains:
         return {name: np.array(values) for name, values in self.gains.items()}
@@ -214,20 +216,23 @@ def _origin(text: str, cpu_minutes: float | None) -> dict[str, Any]:
     path = policy_path(text)
     if path is None:
         return found | {"algorithm": "a class of its own" if names_class(text) else "by hand"}
-    found["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    found["sha256"] = _digest(path)
     if path.suffix != ".safetensors":
         return found
-    record: Any = load_policy(path).provenance
-    config, seeds = record.get("config"), record.get("seeds")
-    if isinstance(config, dict):
-        found["algorithm"] = str(config.get("algorithm", ""))
-    if isinstance(seeds, dict):
-        found["training_seed"] = seeds.get("first")
-    found["decisions"] = record.get("timesteps")
-    beside = path.with_name(_TRAINING)
-    if cpu_minutes is None and beside.is_file():
-        found["cpu_minutes"] = round(json.loads(beside.read_text())["cpu_s"] / 60.0, 2)
+    record: Any = load_policy(path).provenance  # free data of whoever trained it, as is training.json
+    config, seeds, decisions = record.get("config"), record.get("seeds"), record.get("timesteps")
+    first = seeds.get("first") if isinstance(seeds, dict) else None
+    found["algorithm"] = str(config.get("algorithm", "")) if isinstance(config, dict) else ""
+    found["training_seed"] = first if isinstance(first, int) else None
+    found["decisions"] = decisions if isinstance(decisions, int) else None
+    if cpu_minutes is None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found["cpu_minutes"] = round(json.loads(path.with_name(_TRAINING).read_text())["cpu_s"] / 60.0, 2)
     return found
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def policy_path(text: str) -> Path | None:
@@ -262,15 +267,54 @@ def enter(row: Row, folder: Path) -> Path:
             kept.append(one)
             continue
         copy = folder / POLICIES / f"{one.sha256[:16]}{path.suffix}"
-        copy.parent.mkdir(parents=True, exist_ok=True)
         if path.resolve() != copy.resolve():
-            shutil.copyfile(path, copy)
+            atomic_write(copy, path.read_bytes())
         options = one.policy.rpartition(path.suffix)[2] if path.suffix else ""
         text = f"{POLICIES}/{copy.name}{options}"
         kept.append(one.model_copy(update={"policy": text}))
-    target = folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', row.name)}.{row.split}.json"
+    target = _target(folder, row.name, row.split)
     write_row(row.model_copy(update={"policies": kept}), target)
     return target
+
+
+def _target(folder: Path, name: str, split: ScoredSplit) -> Path:
+    return folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', name)}.{split}.json"
+
+
+def check_entry(texts: Sequence[str], name: str, split: ScoredSplit, folder: Path, *, named: bool) -> None:
+    """Raise InputError, before the long work, where a row could not be entered or would replace another agent's.
+
+    Args:
+        texts: the policies of the row.
+        name: of the row.
+        split: on which clusters.
+        folder: of the rows; made where it is missing.
+        named: whether the user gave the name; a row of that very name may then be replaced by other policies'.
+    """
+    for text in texts:
+        if names_class(text):
+            raise _no_class(text)
+    prepare_folder(folder)
+    target = _target(folder, name, split)
+    if not target.exists():
+        return
+    there = load_row(target)
+    theirs = [(one.sha256, _options(one.policy, policy_path(one.policy))) for one in there.policies]
+    files = [(text, policy_path(text)) for text in texts]
+    if any(path is not None and not path.is_file() for _, path in files):
+        return  # which the evaluation says
+    mine = [(None if path is None else _digest(path), _options(text, path)) for text, path in files]
+    if there.name != name or not (named or mine == theirs):
+        raise InputError(f"{target}: is the row of {there.name}; allowed: another name with --name")
+
+
+def _options(text: str, path: Path | None) -> str:
+    """What a policy's text says beside its file; all of it for a rule."""
+    return text if path is None else text.rpartition(path.suffix)[2] if path.suffix else ""
+
+
+def _no_class(policy: str) -> InputError:
+    return InputError(f"policy {policy}: a class, which nobody else can run; allowed: a policy file")
 
 
 def located(one: Scored, folder: Path) -> str:
@@ -283,12 +327,12 @@ def located(one: Scored, folder: Path) -> str:
     path = policy_path(one.policy)
     if path is None:
         if names_class(one.policy):
-            raise InputError(f"policy {one.policy}: a class, which nobody else can run; allowed: a policy file")
+            raise _no_class(one.policy)
         return one.policy
     here = path if _is_by_name(one.policy) or path.is_absolute() else folder / path
     if not here.is_file():
         raise InputError(f"policy {one.policy}: no such file in {folder}")
-    if hashlib.sha256(here.read_bytes()).hexdigest() != one.sha256:
+    if _digest(here) != one.sha256:
         raise InputError(f"policy {one.policy}: not the file that was scored: its digest differs")
     return one.policy.replace(str(path), str(here), 1) if here != path else one.policy
 
@@ -307,10 +351,7 @@ def check(row: Row, protocol: Protocol, folder: Path, clusters: int, seed: int) 
         said = f"version {row.protocol} of the protocol, or other clusters"
         raise InputError(f"{said}; allowed: version {protocol.version}: paceenv score makes it again")
     texts, suite = [located(one, folder) for one in row.policies], protocol.suite(row.split)
-    if any(set(one.gains) != {case.name for case in suite.cases} for one in row.policies):
-        raise InputError("gains of other clusters than the protocol's; allowed: those of all its clusters")
-    if any(len(values) != protocol.seeds for one in row.policies for values in one.gains.values()):
-        raise InputError(f"gains of another number of seeds; allowed: {protocol.seeds}")
+    check_shape(row, protocol)
     chosen = np.random.default_rng(seed).permutation(len(suite.cases))[:clusters]
     if not len(chosen):
         return
@@ -322,6 +363,20 @@ def check(row: Row, protocol: Protocol, folder: Path, clusters: int, seed: int) 
             if not np.abs(found_E - said_E).max() <= TOLERANCE:
                 means = f"{found_E.mean():+.4%} when it is made again, {said_E.mean():+.4%} in the file"
                 raise InputError(f"policy {one.policy} on {case.name}: {means}")
+
+
+def check_shape(row: Row, protocol: Protocol) -> None:
+    """Raise InputError where a row's gains are not those of all clusters and seeds of its split.
+
+    Args:
+        row: the row.
+        protocol: by which it says it was scored.
+    """
+    clusters = {case.name for case in protocol.suite(row.split).cases}
+    if any(set(one.gains) != clusters for one in row.policies):
+        raise InputError("gains of other clusters than the protocol's; allowed: those of all its clusters")
+    if any(len(values) != protocol.seeds for one in row.policies for values in one.gains.values()):
+        raise InputError(f"gains of another number of seeds; allowed: {protocol.seeds}")
 
 
 def _machine() -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,24 @@ def label(policy: str) -> str:
     return f"{Path(file).name}{options}" if suffix else policy
 
 
-def cells(score: Score) -> tuple[str, ...]:
-    """One row of the table as text."""
+def labels(policies: Iterable[str]) -> dict[str, str]:
+    """Their labels, by policy; files whose names alone are the same keep their paths."""
+    short = {policy: label(policy) for policy in policies}
+    seen = Counter(short.values())
+    return {policy: name if seen[name] == 1 else policy for policy, name in short.items()}
+
+
+def cells(rows: Sequence[Score]) -> list[tuple[str, ...]]:
+    """Rows of the table as text."""
+    names = labels(score.policy for score in rows)
+    return [_cells(score, names[score.policy]) for score in rows]
+
+
+def _cells(score: Score, name: str) -> tuple[str, ...]:
     interval = "" if score.policy == "passive" else f"{score.gain_ci95[0]:+.1%} to {score.gain_ci95[1]:+.1%}"
     where = f"{score.cluster} (null)" if score.null_case else score.cluster
     return (
-        label(score.policy),
+        name,
         where,
         f"{score.gain:+.2%}",
         interval,
@@ -59,7 +72,7 @@ def as_json(result: SuiteResult, names: dict[str, str] | None = None) -> list[di
         result: all policies on a suite.
         names: by the name in the result; None keeps those.
     """
-    rows = []
+    rows, names = [], labels(result.policies) | (names or {})
     for case in result.suite.cases:
         passive = result.score("passive", case)
         for policy in result.policies:
@@ -71,7 +84,7 @@ def as_json(result: SuiteResult, names: dict[str, str] | None = None) -> list[di
                     "ranks": result.ranks[case.name],
                     "split": case.split,
                     "null": case.null_case,
-                    "policy": (names or {}).get(policy, label(policy)),
+                    "policy": names[policy],
                     "throughput_gain": score.gain,
                     "ci95": list(score.gain_ci95),
                     "cv": score.cv,
@@ -95,7 +108,7 @@ def gap(score: Score) -> str:
 
 def table(rows: Sequence[Score]) -> list[str]:
     """Rows of scores as a Markdown table."""
-    return markdown_table(HEADER, [cells(score) for score in rows])
+    return markdown_table(HEADER, cells(rows))
 
 
 def markdown(result: SuiteResult, verdicts: Sequence[str] = ()) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -204,7 +204,20 @@ def load_suite(name: str | os.PathLike[str]) -> Suite:
     drawn: list[RandomCases | RelativeCases | PosteriorCases] = [*suite.random, *suite.relatives, *posterior]
     cases = [*suite.cases, *(case for source in drawn for case in source.cases())]
     cases = [case.beside(path).model_copy(update={"suite": suite.name}) for case in cases]
-    return suite.model_copy(update={"cases": cases, "random": [], "relatives": [], "posterior": []})
+    update = {"cases": _told_apart(cases), "random": [], "relatives": [], "posterior": []}
+    return suite.model_copy(update=update)
+
+
+def _told_apart(cases: Sequence[Case]) -> list[Case]:
+    """The cases, with a number after every name that was there before: results are kept by name."""
+    names, found = set[str](), list[Case]()
+    for case in cases:
+        name, n = case.name, 1
+        while name in names:
+            name, n = f"{case.name}-{n + 1}", n + 1
+        names.add(name)
+        found.append(case if name == case.name else case.model_copy(update={"name": name}))
+    return found
 
 
 ALL = "all"
@@ -224,6 +237,6 @@ def load_suites(names: Iterable[str], name: str) -> Suite:
         update={
             "name": name,
             "description": "The suites " + ", ".join(s.name for s in suites) + ".",
-            "cases": [case for suite in suites for case in suite.cases],
+            "cases": _told_apart([case for suite in suites for case in suite.cases]),
         }
     )

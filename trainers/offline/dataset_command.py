@@ -77,6 +77,7 @@ def simulate(
             )  # fmt: skip
     where = clusters[0] if len(clusters) == 1 else clusters
     env = {"cluster": where, "mechanisms": list(names), "episode_intervals": intervals, "cv_weight": cv_weight}
+    env["reward"] = kind
     words = f"{', '.join(behaviours)} on {', '.join(clusters)}, simulated; reward {kind}"
     _write(name, found, names, words, env, folder, json_)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shutil
@@ -110,7 +111,7 @@ def write_dataset(
         if env is not None:
             import paceenv.envs  # noqa: F401 (registers it)
 
-            spec = gymnasium.spec("paceenv/Pacing-v0")
+            spec = copy.deepcopy(gymnasium.spec("paceenv/Pacing-v0"))  # the original is the registry's own
             spec.kwargs = dict(env)
         try:
             found = minari.create_dataset_from_buffers(

@@ -79,7 +79,9 @@ def policies(fitted: Fitted, found: Sequence[Paced]) -> Picture:
     """
     figure, (left, right) = figures.figure(2)
     figure.set_size_inches(11.2, 1.3 + 0.4 * len(found))
-    names = [figures.literal(score_table.label(one.policy), 30) for one in found]
+    label = score_table.labels(one.policy for one in found)
+    names = [label[one.policy] for one in found]
+    names = [figures.literal(name if len(name) <= 30 else f"…{name[-29:]}", 30) for name in names]
     for i, one in enumerate(found):
         value, low, high = (100.0 * x for x in one.gain)
         shade = figures.colour(one.policy)
@@ -110,7 +112,7 @@ def policies(fitted: Fitted, found: Sequence[Paced]) -> Picture:
     columns += ["outside its range"]
     rows = [
         (
-            *(score_table.label(one.policy), *(f"{x:+.4f}" for x in one.gain)),
+            *(label[one.policy], *(f"{x:+.4f}" for x in one.gain)),
             *(*(f"{x:.4f}" for x in (one.cv, one.cv_passive, one.delay_share)), one.verdict, one.outside),
         )
         for one in found

@@ -68,6 +68,11 @@ def report(
     _check(out, chrome_trace, names)
     inputs = read_inputs(traces, pattern=pattern, max_rows=MAX_ROWS)
     if inputs.trace is None and (log := inputs.one_log()) is not None:
+        given: dict[str, object] = {"--chrome-trace": chrome_trace, "--policy": policy or None, "--job": job}
+        given |= {"--flops-per-step": flops_per_step, "--peak-flops": peak_flops}
+        for option, value in given.items():
+            if value is not None:
+                raise InputError(f"{option} {value}: {traces[0]} holds step times alone; allowed: with a trace")
         _report_log(log, inputs.notes, out, json_)
         return
     found = make_report(inputs, traces, names, job, Flops(flops_per_step, peak_flops), chrome_trace)

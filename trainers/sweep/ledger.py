@@ -67,7 +67,8 @@ class Ledger:
         """
         theirs, rows, length = _read(folder / NAME)
         for part in ("config", "inputs"):
-            if changed := first_difference(theirs.get(part), json.loads(_line(header[part]))):
+            known = theirs.get(part) if part == "inputs" else None
+            if changed := first_difference(theirs.get(part), as_far_as(known, json.loads(_line(header[part])))):
                 raise InputError(f"{folder}: begun with {changed}; allowed: the same, or another folder")
         if length < (folder / NAME).stat().st_size:
             os.truncate(folder / NAME, length)
@@ -120,3 +121,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[int, Row], int]:
         return header, {row["trial"]: row for row in rows}, length
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not a sweep's ledger: {error}") from None
+
+
+def as_far_as(known: Any, inputs: Any) -> Any:
+    """The inputs of a sweep that a ledger has on record; older ledgers have fewer.
+
+    Args:
+        known: those on record; None: whatever there is.
+        inputs: those of now.
+    """
+    return inputs if known is None else {key: value for key, value in inputs.items() if key in known}

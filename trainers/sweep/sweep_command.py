@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from paceenv.core.errors import InputError, needs
-from paceenv.trainers.sweep.ledger import Ledger
+from paceenv.trainers.sweep.ledger import Ledger, as_far_as
 from paceenv.trainers.sweep.outcome.sweep_results import Results, cells
 from paceenv.trainers.sweep.searches.search import Trial
 from paceenv.trainers.sweep.sweep_config import SweepConfig
@@ -86,6 +86,9 @@ def run(
         said = finish(sweep.ledger, task)
     if json_ is not None:
         output.write_json(said, json_)
+    if said["failed"] and not said["winners"]:
+        first = said["failed"][0]
+        raise InputError(f"{out}: no trial was finished; trial {first['trial']} failed: {first['error']}")
     if json_ != "-":
         _show(Results.of(sweep.ledger), only_best=False)
         _show_robustness(said.get("robustness"))
@@ -126,7 +129,8 @@ def rerun(
         known = "no trial has ended yet" if last is None else f"allowed: a trial that has ended, the last one is {last}"
         raise InputError(f"{folder}: no trial {trial}; {known}")
     task = make_task(config_files.parse(SweepConfig, ledger.header["config"], str(ledger.path)), folder)
-    if changed := first_difference(ledger.header["inputs"], task.inputs()):
+    known = ledger.header["inputs"]
+    if changed := first_difference(known, as_far_as(known, task.inputs())):
         raise InputError(f"{folder}: begun with {changed}; allowed: the configs it was begun with")
     with tempfile.TemporaryDirectory() as again:
         if isinstance(task, PpoTask):

@@ -192,7 +192,7 @@ class PpoSweep(Config):
 
 
 class Robustness(Config):
-    """The second evaluation of the winner, on clusters and seeds that the search did not see."""
+    """The second evaluation of the winner, on seeds that the search did not see; with scope: each on its clusters."""
 
     suite: str = Field(ALL, description="where the winner runs again")
     splits: list[Split] = Field(["held-out"], min_length=1, description="splits of that suite")

@@ -6,6 +6,7 @@ checkpoint.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import socket
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.trainers.evaluation.comparison import digest
-from paceenv.trainers.evaluation.suites import Case, load_suite
+from paceenv.trainers.evaluation.suites import Case, load_suite, load_suites
 from paceenv.trainers.sweep.ledger import Row
 from paceenv.trainers.sweep.score import Problem
 from paceenv.trainers.sweep.searches.search import Result, Trial, Work, settings_of
@@ -109,6 +110,7 @@ class StaticTask:
         return {
             "cases": [case.model_dump(mode="json") for case in self.cases],
             "clusters": {c.name: digest(k) for c, k in zip(self.cases, self.problem.clusters, strict=True)},
+            "limits": dataclasses.asdict(self.problem.limits),
         }
 
     def seeds(self) -> Sequence[int]:
@@ -155,20 +157,29 @@ class PpoTask:
             sweep: hyperparameters to search.
             folder: for checkpoints.
         """
-        base = load_train_config(sweep.train)
+        base = load_train_config(config_files.find("train", sweep.train).absolute())  # Ray's workers change folders
         data = base.model_dump(mode="json")
         for key, value in sweep.set.items():
             config_files.set_value(data, f"{key}={json.dumps(value)}", "set")
         train = config_files.parse(TrainConfig, data, f"{sweep.train}, set")
         if train.selection is None:
             raise InputError(f"{sweep.train}: has no selection to score trials; allowed: a training config with one")
+        for key in sweep.hyperparameters:  # a wrong name would fail in every trial
+            section, _, name = key.partition(".")
+            known = sorted(train.model_dump(mode="json")[section] or {})
+            if name.partition(".")[0] not in known and section != "constraint":
+                allowed = ", ".join(f"{section}.{one}" for one in known) or f"keys of {train.algorithm}"
+                raise InputError(f"hyperparameter {key}; allowed: {allowed}")
         return cls(train, sweep.seeds, folder.absolute())
 
     def inputs(self) -> dict[str, Any]:
-        """What results depend on beside the config: the resolved training config and its clusters."""
-        shares = self.train.environment.shares()
+        """What results depend on beside the config: the resolved config and the clusters of training and validation."""
+        shares, selection = self.train.environment.shares(), self.train.selection
+        assert selection is not None  # as :meth:`of` has checked
         digests = {getattr(share, "name", "") or share.cluster_name: digest(share.load()) for share in shares}
-        return {"train": self.train.model_dump(mode="json"), "clusters": digests}
+        cases = load_suites(selection.suites, "validation").only(["validation"]).cases
+        validation = {case.name: digest(case.load()) for case in cases}
+        return {"train": self.train.model_dump(mode="json"), "clusters": digests, "validation": validation}
 
     def seeds(self) -> Sequence[int]:
         return range(self.train.seed, self.train.seed + self.count)
@@ -209,7 +220,7 @@ class PpoTask:
         """
         from paceenv.trainers.training import training_run  # PyTorch, which static settings do not need
 
-        validation = _validation(self.train.model_dump_json())
+        validation = _validation(self.train.model_dump_json(), threads)
         scores, latest, decisions = [], [], []
         for seed in self.seeds():
             folder = self.again / f"seed-{seed}" if self.again else self.place(number, seed)
@@ -220,7 +231,7 @@ class PpoTask:
             elif work["from"] is not None:
                 run.restore(self.place(work["from"], seed) / training_run.CHECKPOINT, changed=True)
             while run.timesteps < work["until"] and run.goes_on():
-                run.advance()
+                run.advance(work["until"])
             run.close()
             scores.append(float(run.best_score))
             latest.append(float(run.latest_score))
@@ -230,11 +241,11 @@ class PpoTask:
 
 
 @functools.cache
-def _validation(train_json: str) -> Validation:
+def _validation(train_json: str, threads: int) -> Validation:
     """Of a training config's selection; once in a process, as bounds take seconds to find."""
     config = TrainConfig.model_validate_json(train_json)
     assert config.selection is not None  # as the task has checked
-    return Validation(config.selection, config.environment.limits)
+    return Validation(config.selection, config.environment.limits, threads)
 
 
 def _plain(found_SC: NDArray[np.float64]) -> list[list[float | None]]:

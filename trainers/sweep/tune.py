@@ -190,15 +190,17 @@ class _Recorder(_NotStored, tune.Callback):  # type: ignore[misc]
         self._record(json.loads(trial.last_result["row"]))
 
     def on_trial_error(self, iteration: int, trials: list[RayTrial], trial: RayTrial, **info: Any) -> None:
-        """Only for trials that lost their worker; an exception of the trial itself is a result."""
-        number = trial.config["number"]
+        """Only for trials that lost their worker or never had one; an exception of the trial itself is a result."""
+        if self.error is not None:  # Tune takes a ledger that cannot be written for an error of the trial
+            raise self.error
+        number, why = trial.config["number"], _last_line(trial.error_file)
         self._lost[number] += 1
         if self._lost[number] <= RESTARTS:
-            output.say(f"trial {number} lost its worker and begins again")
+            output.say(f"trial {number} lost its worker and begins again{why}")
             self._sweep.give_back(number)
             return
         row = {"trial": number, "work": json.loads(trial.config["work"]), "seeds": list(self._sweep.task.seeds())}
-        said = f"lost its worker {self._lost[number]} times"
+        said = f"lost its worker {self._lost[number]} times{why}"
         self._record(row | {"status": "failed", "error": said, "ran": {}})
 
     def _record(self, row: Row) -> None:
@@ -208,3 +210,13 @@ class _Recorder(_NotStored, tune.Callback):  # type: ignore[misc]
         except Exception as error:
             self.error = error
             raise
+
+
+def _last_line(path: str | None) -> str:
+    """What Tune wrote last about a lost trial, after a colon; empty where it wrote nothing."""
+    try:
+        lines = Path(path).read_text().split("\n") if path else []
+    except OSError:
+        lines = []
+    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f": {said[:300]}" if said else ""

@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from paceenv.core.errors import InputError
 from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.trainers.evaluation import result_plots
 from paceenv.trainers.training import training_run
 from paceenv.trainers.training.train_config import TrainConfig
+from paceenv.trainers.training.training_run import POLICY
 from paceenv.ui import config_files, output
+from paceenv.ui.run_directory import prepare_folder
 
-POLICY, SUMMARY = "policy.safetensors", "training.json"
+SUMMARY = "training.json"
 
 
 def train_seeds(config: TrainConfig, seeds: int, out: Path, *, resume: bool = False) -> dict[str, Any]:
@@ -30,9 +33,13 @@ def train_seeds(config: TrainConfig, seeds: int, out: Path, *, resume: bool = Fa
         The policy's file, digest, decisions and CPU-seconds; with a selection also the validation score of every seed,
         their median and spread.
     """
+    runs = range(config.seed, config.seed + seeds)
+    folders = {seed: out if seeds == 1 else out / f"seed-{seed}" for seed in runs}
+    for folder in () if resume else folders.values():
+        if (folder / training_run.CHECKPOINT).exists() and not (folder / POLICY).exists():
+            raise InputError(f"{folder}: holds a training that was interrupted; allowed: --resume, or another folder")
     found = [
-        _train_one(config.model_copy(update={"seed": seed}), out if seeds == 1 else out / f"seed-{seed}", resume=resume)
-        for seed in range(config.seed, config.seed + seeds)
+        _train_one(config.model_copy(update={"seed": seed}), folder, resume=resume) for seed, folder in folders.items()
     ]
     scores = [trained.file.provenance.get("validation", {}).get("score") for trained in found]
     best = found[int(np.argmax([-np.inf if score is None else score for score in scores]))]
@@ -55,7 +62,7 @@ def train_seeds(config: TrainConfig, seeds: int, out: Path, *, resume: bool = Fa
 
 
 def _train_one(config: TrainConfig, folder: Path, *, resume: bool) -> training_run.Trained:
-    folder.mkdir(parents=True, exist_ok=True)
+    prepare_folder(folder)
     with output.progress(f"train {config.name}, seed {config.seed}", config.total_timesteps) as done:
         trained = training_run.train(config, on_progress=done, folder=folder, resume=resume)
     # only now: a run that is refused, because its checkpoint is of another config, must not overwrite that config

@@ -33,9 +33,11 @@ class Validation:
     Args:
         config: suites, seeds and length.
         limits: of every delay, as in the training.
+        threads: of the simulator; None: as many as this process may use.
     """
 
-    def __init__(self, config: Selection, limits: Limits = LIMITS) -> None:
+    def __init__(self, config: Selection, limits: Limits = LIMITS, threads: int | None = None) -> None:
+        self._threads = threads or len(os.sched_getaffinity(0))
         suite = load_suites(config.suites, "validation").only(["validation"])
         self._config, self._limits, self._seeds = config, limits, np.arange(FIRST_SEED, FIRST_SEED + config.seeds)
         self._clusters: Mapping[str, Cluster] = {case.name: case.load() for case in suite.cases}
@@ -47,7 +49,7 @@ class Validation:
         }
 
     def _step_s_E(self, policy: Policy | Clairvoyant, name: str) -> NDArray[np.float64]:
-        simulator = start(self._clusters[name], self._seeds, os.cpu_count() or 1, self._limits)
+        simulator = start(self._clusters[name], self._seeds, self._threads, self._limits)
         return run(policy, simulator, self._config.iterations).useful_step_E
 
     def evaluate(self, policy: Policy) -> dict[str, float]:

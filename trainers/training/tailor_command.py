@@ -64,13 +64,16 @@ def tailor(
             limits=limits,
             on_progress=done,
         )
+    stale = found.file is None and out.exists()
     summary = {"policy": None, "sha256": None, **found.to_json()}
     if found.file is not None:
         summary |= {"policy": str(out), "sha256": save_policy(out, found.file)}
     if json_ is not None:
         output.write_json(summary, json_)
+    if stale:
+        output.say(f"{out} is of an earlier run and was left as it is; exit code 1, as nothing was written")
     if json_ == "-":
-        return
+        raise typer.Exit(int(stale))
     rows = [(name, _percent(gain)) for name, gain in sorted(found.gains.items(), key=lambda x: -x[1].value)]
     output.print_table(
         "gain over no pacing",
@@ -84,6 +87,7 @@ def tailor(
         output.say(f"{found.best} is best; it is a rule and needs no file")
     else:
         output.say(f"{found.best} is best; wrote {out}")
+    raise typer.Exit(int(stale))
 
 
 def _cluster(source: str) -> Cluster:

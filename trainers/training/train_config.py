@@ -162,6 +162,8 @@ class TrainConfig(Config):
         if others:
             allowed = f"{algorithm}, the section of the algorithm, or algorithm: {others[0]}"
             raise ValueError(f"section {others[0]} with algorithm: {algorithm}; allowed: {allowed}")
+        if algorithm == "distill" and data.get("constraint") is not None:
+            raise ValueError("constraint with algorithm: distill; allowed: distill.null_limit, which does the same")
         return data if data.get(algorithm) is not None else {**data, algorithm: {}}
 
     @property
@@ -196,7 +198,8 @@ def with_algorithm(data: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """
     if algorithm == data.get("algorithm", "ppo"):
         return dict(data)
-    return {**{key: value for key, value in data.items() if key not in SECTIONS}, "algorithm": algorithm}
+    left_out = (*SECTIONS, *(["constraint"] if algorithm == "distill" else []))  # distill has a limit of its own
+    return {**{key: value for key, value in data.items() if key not in left_out}, "algorithm": algorithm}
 
 
 def load_train_config(name: str | os.PathLike[str]) -> TrainConfig:

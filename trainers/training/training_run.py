@@ -7,6 +7,7 @@ written. What learns in a segment is a :class:`~paceenv.trainers.training.algori
 
 from __future__ import annotations
 
+import math
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -29,10 +30,11 @@ from paceenv.trainers.training.algorithms.learner import Curve, Saved
 from paceenv.trainers.training.checkpoint import load_checkpoint, save_checkpoint, unfit
 from paceenv.trainers.training.selection import VALIDATION_METRICS, Validation
 from paceenv.trainers.training.train_config import TrainConfig
+from paceenv.ui.run_directory import first_difference
 
 SEGMENT_ROLLOUTS = 10
 """Length of a segment without a selection."""
-CHECKPOINT = "checkpoint.safetensors"
+POLICY, CHECKPOINT, TENSORBOARD = "policy.safetensors", "checkpoint.safetensors", "tensorboard"
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,11 @@ def train(
     Raises:
         InputError: for a checkpoint of another config.
     """
+    # a finished training in the folder gives way to a new one, once that could be made
+    old = [] if resume or folder is None else [folder / POLICY, folder / CHECKPOINT, *folder.glob(f"{TENSORBOARD}/*")]
     run = Run(config, clusters, on_progress, folder)
+    for path in old:
+        path.unlink(missing_ok=True)
     try:
         if resume and folder is not None and (folder / CHECKPOINT).exists():
             run.restore(folder / CHECKPOINT)
@@ -99,7 +105,7 @@ class Run:
         torch.set_num_threads(1)
         self.config, self.folder = config, folder
         # a logger of our own even without a folder: the default one leaves a folder in /tmp for every run
-        logger = Logger(None, []) if folder is None else configure(str(folder / "tensorboard"), ["tensorboard"])
+        logger = Logger(None, []) if folder is None else configure(str(folder / TENSORBOARD), ["tensorboard"])
         self.curve, self._logger = Curve(logger, on_progress), logger
         self.learner = families.make_learner(config, clusters, self.curve)
         self._validation = validation
@@ -127,11 +133,16 @@ class Run:
         patient = selection is None or self.evaluations_since < selection.patience
         return patient and self.timesteps < self.config.total_timesteps
 
-    def advance(self) -> None:
-        """One segment, an evaluation on the validation clusters, a checkpoint."""
+    def advance(self, until: float = math.inf) -> None:
+        """One segment, an evaluation on the validation clusters, a checkpoint.
+
+        Args:
+            until: decisions at which the segment ends, if it has not ended before; rounded up to a rollout.
+        """
         started = time.process_time()
         every = self.config.selection.every if self.config.selection else SEGMENT_ROLLOUTS
-        left = -(-(self.config.total_timesteps - self.timesteps) // self.learner.rollout_timesteps)
+        end = min(self.config.total_timesteps, until)
+        left = math.ceil((end - self.timesteps) / self.learner.rollout_timesteps)
         set_random_seed((self.config.seed + 1_000_003 * self.segment) % 2**32)  # as many as NumPy takes
         self.learner.advance(self.segment, min(every, left))
         self.segment += 1
@@ -204,8 +215,11 @@ class Run:
             changed: whether the config may differ where that is allowed.
         """
         arrays, progress = load_checkpoint(path)
-        if not changed and progress["config"] != self.config.model_dump(mode="json"):
-            raise InputError(f"{path}: of another config; allowed: the one it was started with, or another folder")
+        differs = "" if changed else first_difference(progress["config"], self.config.model_dump(mode="json"))
+        if differs:
+            raise InputError(
+                f"{path}: of another config ({differs}); allowed: the one it was started with, or another folder"
+            )
         try:
             self.learner.restore(Saved(families.under(arrays, "learner."), progress["learner"]))
             self.segment, self.cpu_s = progress["segment"], progress["cpu_s"]

@@ -49,13 +49,17 @@ class NullConstraint:
         np.add.at(self._count_C, cluster_E, 1)
         return np.where(self.is_null_C[cluster_E], self.multiplier_C[cluster_E] * cost_E, 0.0)
 
+    def forget(self) -> None:
+        """Leave out what was seen since the last :meth:`update`."""
+        self._sum_C[:], self._count_C[:] = 0.0, 0
+
     def update(self) -> dict[str, float]:
         """Move the multipliers after a rollout; the mean and the worst cost of a null, and the largest multiplier."""
         seen = self.is_null_C & (self._count_C > 0)
         mean_C = self._sum_C / np.maximum(self._count_C, 1)
         step_C = np.where(seen, self.config.rate * (mean_C - self.config.limit), 0.0)
         self.multiplier_C = np.clip(self.multiplier_C + step_C, 0.0, self.config.most)
-        self._sum_C[:], self._count_C[:] = 0.0, 0
+        self.forget()
         if not seen.any():
             return {}
         return {

@@ -108,7 +108,7 @@ def _provenance(results: Results, best: Candidate) -> dict[str, Any]:
 
 
 def _write_trained(ledger: Ledger, best: Candidate, task: PpoTask, results: Results) -> list[Path]:
-    """The policy of the winning trial's best seed, and the training config that made it."""
+    """The policy of the winning trial's best seed, and its training config where one made it from start to end."""
     from paceenv.trainers.training import training_run  # PyTorch, which static settings do not need
 
     row = ledger.rows[best.trial]
@@ -118,9 +118,15 @@ def _write_trained(ledger: Ledger, best: Candidate, task: PpoTask, results: Resu
     run = training_run.Run(config)
     run.restore(task.place(best.trial, seed) / training_run.CHECKPOINT, changed=True)
     file = run.result().file
-    record = {**file.provenance, "sweep": _provenance(results, best), "validation_of_seeds": {"scores": scores}}
+    pieces = _pieces(ledger, best.trial)
+    about = {"sweep": _provenance(results, best), "pieces": pieces, "validation_of_seeds": {"scores": scores}}
+    record = {**file.provenance, **about}
     save_policy(ledger.folder / POLICY, PolicyFile(file.policy, file.calibrated_range, record))
-    config_files.write_yaml(ledger.folder / TRAINING, config.model_dump(mode="json"))
+    written = [ledger.folder / POLICY]
+    (ledger.folder / TRAINING).unlink(missing_ok=True)
+    if all(piece["hyperparameters"] == pieces[-1]["hyperparameters"] for piece in pieces):
+        config_files.write_yaml(ledger.folder / TRAINING, config.model_dump(mode="json"))
+        written.append(ledger.folder / TRAINING)
     assert config.selection is not None  # as the task has checked
     comparison = Comparison(
         description=f"Found by the sweep {results.config.name}.",
@@ -128,7 +134,17 @@ def _write_trained(ledger: Ledger, best: Candidate, task: PpoTask, results: Resu
         suite=results.config.robustness.suite if results.config.robustness else "all",
         splits=results.config.robustness.splits if results.config.robustness else ["validation"],
     )
-    return [_write_comparison(ledger.folder, comparison), ledger.folder / POLICY, ledger.folder / TRAINING]
+    return [_write_comparison(ledger.folder, comparison), *written]
+
+
+def _pieces(ledger: Ledger, trial: int | None) -> list[dict[str, Any]]:
+    """The trials that a trial goes on from and itself, in order: hyperparameters, and up to how many decisions."""
+    found: list[dict[str, Any]] = []
+    while trial is not None:
+        work = ledger.rows[trial]["work"]
+        found.append({"trial": trial, "hyperparameters": work["hyperparameters"], "until": work["until"]})
+        trial = work["from"]
+    return found[::-1]
 
 
 def _write_comparison(folder: Path, comparison: Comparison) -> Path:

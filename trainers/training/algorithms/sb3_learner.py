@@ -37,6 +37,12 @@ class _Rows(BaseCallback):
         self._curve, self._constraint, self._steps = curve, constraint, steps
         self._rewards: list[float] = []
 
+    def _on_training_start(self) -> None:
+        """A row and a rollout's costs end with the rollout, after which a run may be interrupted."""
+        self._rewards.clear()
+        if self._constraint is not None:
+            self._constraint.forget()
+
     def _on_step(self) -> bool:
         self._rewards.append(float(self.locals["rewards"].mean()))
         if len(self._rewards) == self._steps:
