@@ -29,8 +29,9 @@ TOLERANCE = 0.1
 FIRST_ROUNDS = 4
 """Losses of the first rounds are measured against the time of so many: no search is shorter."""
 MOST_PAIRS = 64
-AHEAD_PAIRS = 4
-"""A candidate that was evaluated rests while another one is so many pairs behind it, above all while that warms up."""
+AHEAD_PAIRS = 5
+"""A candidate that was evaluated rests while another one is so many pairs behind it, as one that warms up long is. The
+released policy warms up in four of its usual blocks, for which no word is worth while."""
 PARTS = 4
 """Parts of a block whose means tell the noise within it, before there are pairs enough to compare."""
 SURE_ERRORS = 2.5
