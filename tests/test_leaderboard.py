@@ -250,7 +250,7 @@ def test_a_row_is_entered_once_and_replaced_only_by_name(rows: Path, tmp_path: P
     mine, other = (str(tmp_path / folder / "policy.safetensors") for folder in ("a", "b"))
     assert run("score", "-p", mine, *arguments) == 0
     before = (rows / "policy.random.json").read_bytes()
-    with pytest.raises(InputError, match=r"is the row of policy; allowed: another name with --name"):
+    with pytest.raises(InputError, match=r"is the row of policy; allowed: --name with another name, or with this one"):
         run("score", "-p", other, *arguments)
     assert (rows / "policy.random.json").read_bytes() == before
     assert run("score", "-p", other, *arguments, "--name", "policy") == 0, "asked for by its name"

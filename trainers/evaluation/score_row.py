@@ -305,7 +305,9 @@ def check_entry(texts: Sequence[str], name: str, split: ScoredSplit, folder: Pat
         return  # which the evaluation says
     mine = [(None if path is None else _digest(path), _options(text, path)) for text, path in files]
     if there.name != name or not (named or mine == theirs):
-        raise InputError(f"{target}: is the row of {there.name}; allowed: another name with --name")
+        raise InputError(
+            f"{target}: is the row of {there.name}; allowed: --name with another name, or with this one to replace it"
+        )
 
 
 def _options(text: str, path: Path | None) -> str:
