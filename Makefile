@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-gpu lint format-check format typecheck docs dist bench-setup bench fuzz tuned scores leaderboard released reality commit-checks clean
+.PHONY: help setup demo test test-slow test-gpu lint format-check format typecheck docs dist bench tuned scores released reality commit-checks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,28 +64,16 @@ docs: $(STAMP) ## the documentation as a site, in build/site: without the networ
 dist: $(STAMP) ## sdist and wheel into dist/, the wheel tried in empty environments (needs a package index)
 	@.ci/dist
 
-FUZZ_S ?= 300
-fuzz: $(STAMP) ## feed the importers whatever breaks them, under coverage guidance, for FUZZ_S (300)
-	@$(PIP) install -qq -c constraints.txt -e '.[fuzz]'
-	@PYTHONPATH=. $(BIN)/python tests/helpers/fuzz_importers.py --seconds $(FUZZ_S)
-
-bench-setup: $(STAMP) ## what the benchmarks race against: SimPy, and SimGrid with apt-get (as root)
-	@$(PIP) install -qq -c constraints.txt -e '.[bench]'
-	@$(BIN)/python -m benchmarks.speed.simgrid --install
-
 bench: $(STAMP) ## timings, as ratios within one run
 	@$(BIN)/python -m benchmarks
 
 tuned: $(STAMP) ## find static settings for the clusters of SCORES.md by sweep, into configs/contests (about 15 minutes; goes on where it was)
-	@for sweep in $(TUNED); do $(BIN)/paceenv sweep $$sweep -o runs/sweeps/$$sweep --resume || exit 1; done
+	@for sweep in $(TUNED); do $(BIN)/paceenv sweep $$sweep -o runs/sweeps/$$sweep || exit 1; done
 	@mkdir -p configs/contests
 	@for sweep in $(TUNED); do cp runs/sweeps/$$sweep/winner.yaml configs/contests/$$sweep.yaml; done
 
-scores: $(STAMP) ## rebuild SCORES.md and SCORES.json from the committed configurations
-	@$(BIN)/paceenv scores
-
-leaderboard: $(STAMP) ## check the rows in configs/leaderboard by making them again in part, and rebuild the leaderboard's page
-	@$(BIN)/paceenv leaderboard configs/leaderboard --write docs/evidence/leaderboard.md
+scores: $(STAMP) ## rebuild SCORES.md from the committed configurations
+	@$(BIN)/paceenv evaluate --write SCORES.md
 
 released: $(STAMP) ## train the released policy anew (about 20 minutes; goes on where it was), and put it in place
 	@$(BIN)/paceenv train distilled -o runs/released --resume

@@ -6,6 +6,7 @@ that what disturbs the machine disturbs all of them. Ratios are medians of the r
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import os
 import platform
@@ -14,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,9 +30,9 @@ from paceenv.sim.cluster.environment import Noise
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import output
+from paceenv.ui.config_files import write_text
 
 LIBRARIES = ("numpy", "numba", "gymnasium", "stable-baselines3", "torch")
-OPTIONAL_LIBRARIES = ("simpy",)
 
 NOISE = Noise(
     jitter_cv=0.05,
@@ -46,14 +46,6 @@ NOISE = Noise(
     stall_mean_s=0.1,
 )
 """Every kind of noise at once; ``imbalance_skew`` stays 1, a gamma."""
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """What a contestant that works in another process returns: its result, and the CPU seconds it took there."""
-
-    result: float
-    cpu_s: float
 
 
 @dataclass(frozen=True)
@@ -130,12 +122,10 @@ def measure(
 
 
 def _seconds(function: Callable[[], object], calls: int, clock: Callable[[], float]) -> float:
-    start, elsewhere_s = clock(), []
+    start = clock()
     for _ in range(calls):
-        returned = function()
-        if isinstance(returned, Elsewhere):
-            elsewhere_s.append(returned.cpu_s)
-    return sum(elsewhere_s) if elsewhere_s else clock() - start
+        function()
+    return clock() - start
 
 
 def repeated(function: Callable[[], object], calls: int) -> Callable[[], None]:
@@ -169,8 +159,7 @@ def machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }
-    here = (*LIBRARIES, *(name for name in OPTIONAL_LIBRARIES if find_spec(name)))
-    return facts | {name: importlib.metadata.version(name) for name in here}
+    return facts | {name: importlib.metadata.version(name) for name in LIBRARIES}
 
 
 def _first(pattern: str, path: str) -> str:
@@ -179,6 +168,23 @@ def _first(pattern: str, path: str) -> str:
     except OSError:
         return ""
     return re.sub(r"\s+", " ", found.group(1)).strip() if found else ""
+
+
+EVIDENCE = Path(__file__).resolve().parents[1] / "docs" / "evidence"
+
+
+def put(page: str, command: str, lines: Sequence[str]) -> None:
+    """Replace what stands on a page of evidence between ``<!-- begin: COMMAND -->`` and ``<!-- end -->``.
+
+    The lines are followed by the day and the machine.
+    """
+    path, begin, end = EVIDENCE / page, f"<!-- begin: {command} -->", "<!-- end -->"
+    head, found, rest = path.read_text(encoding="utf-8").partition(begin)
+    assert found, f"{page} has no part {begin}"
+    here = machine()
+    made = f"Made on {datetime.date.today()} by `{command}`, on {here['cores']} cores ({here['cpu']})."
+    write_text(path, "\n".join([f"{head}{begin}", "", *lines, "", made, "", f"{end}{rest.partition(end)[2]}"]))
+    output.say(f"wrote {path}")
 
 
 def figure(value: float, unit: str = "") -> str:

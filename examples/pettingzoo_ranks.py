@@ -6,7 +6,7 @@ after its collective. The others are early: their traffic takes the uplink from 
 is early stands in each rank's own view, as slack. It prints the throughput when nobody, everybody, the ranks with slack
 or the two without hold back by the same time: only those who see slack should.
 
-    pip install '/path/to/checkout[multiagent]'
+    pip install '/path/to/checkout[train]'
     python examples/pettingzoo_ranks.py
 """
 

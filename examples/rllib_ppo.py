@@ -5,7 +5,7 @@ of one per environment; it needs the autoreset mode NEXT_STEP, in which the step
 resets. The trained actor becomes a policy file. It prints the paired return an episode while it learns (0 is what no
 pacing gets), and the gain in throughput over no pacing before and after.
 
-    pip install '/path/to/checkout[rllib]'
+    pip install '/path/to/checkout[sweep]' dm-tree lz4 ormsgpack
     python examples/rllib_ppo.py --iterations 12
 """
 

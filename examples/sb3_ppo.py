@@ -22,7 +22,7 @@ from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.policies import save_network
 from paceenv.trainers.evaluation.evaluate import evaluate
 from paceenv.trainers.evaluation.suites import Case, Suite
-from paceenv.trainers.training.vec_env import NativeVecEnv
+from paceenv.trainers.training.training_envs import NativeVecEnv
 
 CLUSTER, MECHANISM = "two-jobs", "phase_shift"
 

@@ -139,6 +139,8 @@ def attach(
     model_or_optimizer: Any = None,
     policy: Policy | str | os.PathLike[str] | None = None,
     mode: str = "observe",
+    *,
+    on_metrics: Callable[[dict[str, float]], object] | None = None,
     **options: Any,
 ) -> Agent:
     """Attach the agent to this rank's training job; call it on every rank, before the training loop.
@@ -153,6 +155,9 @@ def attach(
             only observe and probe.
         mode: off, observe, probe, shadow, canary (a switchback test: every rank alternates paired blocks with and
             without pacing) or active.
+        on_metrics: called every ten seconds, and at the end, with this rank's numbers by name (times in seconds), on a
+            thread of its own; for a tracker of your own, say. One that raises is not called again. It holds under
+            ``-m paceenv.live`` too, if it is given before the first iteration.
         options: fields of :class:`paceenv.live.options.Options`; the table is in ``docs/reference/live-options.md``.
 
     Returns:
@@ -172,6 +177,7 @@ def attach(
     chosen = make_options({"mode": mode} | options)
     agent = attached()
     if agent is not None:
+        agent._output.on_metrics = agent._output.on_metrics or on_metrics
         agent._loop.messages.log_once("is attached already; the second call of attach changes nothing")
         return agent
     settings, in_a_group_only = dict(LAUNCHER_SETTINGS), False
@@ -183,7 +189,9 @@ def attach(
     try:
         loop = Loop(chosen, needed_policy(chosen.mode, policy, chosen.candidates), optimizer=optimizer)
         loop.in_a_group_only = in_a_group_only
-        return Agent(loop)
+        agent = Agent(loop)
+        agent._output.on_metrics = on_metrics
+        return agent
     except Exception as error:
         return Absent(error)
 

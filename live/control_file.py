@@ -20,17 +20,14 @@ from paceenv.core.files import atomic_write
 from paceenv.live.decide.live_policy import NamedPolicy, find_policy
 from paceenv.live.loop import Loop
 from paceenv.live.options import ENVIRONMENT_MODE, absolute_policy
-from paceenv.live.peers import Peers
 from paceenv.live.record.snapshot import Snapshot, number
+from paceenv.live.store_messages import Peers, lead_s
 
 SCHEMA = "paceenv.live.control/1"
 NAME = "control.json"
 MODES = ("off", "observe", "shadow", "canary", "active")
 """Modes that a running agent can change to; probes need their plan in the trace from the start."""
 DECIDING = ("shadow", "canary", "active")
-POLL_S, RANKS_PER_S = 2.0, 200.0
-"""Seconds between two looks of a rank, longer in large jobs: so many looks per second of all ranks together."""
-LEAD_S = 20.0
 _MAX_BYTES = 1 << 16
 
 
@@ -56,26 +53,10 @@ class Wish(NamedTuple):
     kill: bool
 
 
-def poll_s(world_size: int) -> float:
-    """Seconds between two looks of a rank at the file."""
-    return max(POLL_S, world_size / RANKS_PER_S)
-
-
-def lead_s(world_size: int) -> float:
-    """Seconds after which every rank has read what was asked."""
-    return max(LEAD_S, 2.0 * poll_s(world_size) + POLL_S)
-
-
 def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None, kill: bool) -> Wish:
     """A request to the ranks that wrote ``statuses``, for an iteration that they all reach after they have read it.
 
     Raises InputError: a mode that is not allowed, a policy that is missing or invalid, or a job that has no step time.
-
-    Args:
-        statuses: the ranks' last statuses.
-        mode: the new mode.
-        policy: the new policy, by name or file; None where the mode needs none, or keeps it.
-        kill: whether the agents detach for good.
     """
     if mode not in MODES:
         raise out_of_range("mode", mode, f"one of {', '.join(MODES)}", "live set")
@@ -115,12 +96,7 @@ def _tick_s(status: Snapshot) -> float:
 
 
 def write_wish(folder: Path, wish: Wish) -> None:
-    """Write the request for all ranks, completely or not at all. Raises InputError if that fails.
-
-    Args:
-        folder: of the attempt.
-        wish: what is asked for.
-    """
+    """Write the request for all ranks, completely or not at all. Raises InputError if that fails."""
     atomic_write(folder / NAME, (json.dumps({"schema": SCHEMA} | wish._asdict()) + "\n").encode())
 
 
@@ -152,11 +128,6 @@ class ControlReader:
 
     A mode that decides begins only once every rank has said that it follows; a rank that hears of it too late observes,
     and so do then all.
-
-    Args:
-        folder: of the attempt.
-        loop: takes what is asked for.
-        peers: the other ranks.
     """
 
     def __init__(self, folder: Path, loop: Loop, peers: Peers) -> None:

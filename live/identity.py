@@ -59,11 +59,7 @@ class Rendezvous:
     """Finds the identity of this start of the job in the background.
 
     Args:
-        rank: this rank, 0 to ``world_size - 1``.
-        world_size: ranks of the job. A job of one rank needs no store.
-        settings: digest of the settings that must agree (:func:`settings_digest`).
         found: called, mostly on that thread, when the id is known, and again when it is known who has an agent.
-        deadline_s: seconds after which it is given up.
     """
 
     def __init__(
@@ -86,7 +82,6 @@ class Rendezvous:
         """Start to look. Never raises.
 
         Args:
-            store: the job's (``torch.distributed.Store``), or None where there is none.
             place: prefix of our words there, the same on every rank. By default the first agent of a process meets the
                 first agents of the other ranks, the second one the second ones.
         """
@@ -186,10 +181,6 @@ class Words:
     """Short words in the job's store, under a prefix of ours. No call waits for a word that is not there.
 
     Each call is a round trip to the store's server, and runs without the interpreter (see ``native``).
-
-    Args:
-        store: the job's own, as PyTorch made it.
-        place: prefix of all words.
     """
 
     def __init__(self, store: Any, place: str) -> None:
@@ -256,7 +247,6 @@ def settings_digest(options: Options, policy: tuple[str, str | None], seed: int)
     """A digest of everything that every rank must have alike, the version of paceenv among it.
 
     Args:
-        options: of this rank's agent.
         policy: name and SHA-256 digest; None where it has no file.
         seed: in force: the option, or else from the rank's own environment, which may spell an address differently.
     """

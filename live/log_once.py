@@ -25,12 +25,7 @@ class Messages:
         self._logged: set[str] = set()
 
     def log_once(self, text: str, level: int = logging.WARNING) -> None:
-        """Log ``text``, unless it has been logged before; raises only what a signal handler of the script did.
-
-        Args:
-            text: the message.
-            level: of Python's logging.
-        """
+        """Log ``text``, unless it has been logged before; raises only what a signal handler of the script did."""
         if text in self._logged:
             return
         self._logged.add(text)

@@ -23,13 +23,11 @@ from paceenv.live.decide.live_policy import NamedPolicy, at_interval
 from paceenv.live.log_once import Messages, described, raised_by_a_signal_handler
 from paceenv.live.observe.backward import Backward
 from paceenv.live.observe.batch import Batch
-from paceenv.live.observe.checkpoints import Checkpoints
-from paceenv.live.observe.collective_calls import Collectives
-from paceenv.live.observe.functional_calls import FunctionalCollectives
+from paceenv.live.observe.collective_calls import Collectives, FunctionalCollectives
 from paceenv.live.observe.hooks import Hooks
 from paceenv.live.observe.iteration import Iteration
 from paceenv.live.observe.log import Group, Log
-from paceenv.live.observe.optimizer_steps import OptimizerTick
+from paceenv.live.observe.optimizer_steps import Checkpoints, OptimizerTick
 from paceenv.live.observe.stamps import Clock, HostStamps, Stamps, cuda_stamps
 from paceenv.live.observe.steps import Entry, Iterations, Steps
 from paceenv.live.options import Options
@@ -63,14 +61,7 @@ class Source(Protocol):
 
 
 class Loop:
-    """Watches one rank and, where its mode allows, paces it.
-
-    Args:
-        options: settings, the same on every rank.
-        policy: decides in modes shadow, canary and active.
-        optimizer: its step ends an iteration; None takes the first optimizer that steps.
-        clock: monotonic seconds of the host.
-    """
+    """Watches one rank and, where its mode allows, paces it."""
 
     def __init__(
         self, options: Options, policy: NamedPolicy, *, optimizer: Any = None, clock: Clock = time.perf_counter
@@ -189,8 +180,6 @@ class Loop:
         """Change over to another mode and policy, after the first tick; may be called from any thread.
 
         Args:
-            mode: off (a pause: nothing is measured), observe, shadow, canary or active.
-            policy: decides in the last three.
             from_iteration: the first iteration of the new mode, the same on every rank; 0 is at once. An agent that
                 is past it only observes, because the other ranks may have changed over without it.
         """

@@ -29,9 +29,6 @@ ENVIRONMENT_MODE = "PACEENV_LIVE"
 ENVIRONMENT_KILL_FILE = "PACEENV_LIVE_KILL_FILE"
 LAUNCHER_SETTINGS: dict[str, Any] = {}
 """Arguments from the command line of ``-m paceenv.live``; they replace those of ``live.attach``. Empty without it."""
-SINKS = ("textfile", "otlp", "tensorboard", "wandb", "mlflow")
-"""Where the numbers can go beside the agent's own files; ``textfile`` needs an absolute folder."""
-_SINKS_RULE = "textfile=/FOLDER, otlp, otlp=URL, tensorboard, wandb, mlflow, separated by commas"
 IN_A_GROUP_ONLY = "in_a_group_only"
 """Beside those arguments: this process was started by the script, so it is watched only as a rank of a group."""
 
@@ -45,7 +42,6 @@ class Meaning:
         choices: the allowed values, where they can be listed.
         low: the smallest allowed number.
         high: the largest allowed number.
-        rule: the allowed values in words, where they are neither choices nor a range.
         unset: what happens without a value, for a default of None or "".
     """
 
@@ -53,7 +49,6 @@ class Meaning:
     choices: tuple[str, ...] = ()
     low: float = -math.inf
     high: float = math.inf
-    rule: str = ""
     unset: str = ""
 
     @property
@@ -61,7 +56,7 @@ class Meaning:
         """The allowed values in words; empty where everything of the type is."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
-        return f"{self.low:.12g} to {self.high:.12g}" if self.low > -math.inf else self.rule
+        return f"{self.low:.12g} to {self.high:.12g}" if self.low > -math.inf else ""
 
 
 @dataclass(frozen=True)
@@ -107,9 +102,6 @@ class Options:
             unset="from the policy's time constants: 60, or 240 where it may shift phases",
         ),
     ] = None
-    min_gain: Annotated[
-        float, Meaning("Smallest relative gain in mean step time that counts as help", low=0, high=1)
-    ] = 0.01
     candidates: Annotated[
         str,
         Meaning(
@@ -118,12 +110,6 @@ class Options:
             unset="in tune `defaults;learned`, else the policy alone",
         ),
     ] = ""
-    most_loss: Annotated[
-        float, Meaning("Most of a search's time that mode tune may lose, a share", low=1e-4, high=1)
-    ] = 0.01
-    most_pairs: Annotated[
-        int, Meaning("Most pairs of blocks for each candidate in a search of mode tune", low=4, high=10**4)
-    ] = 64
     seed: Annotated[
         int | None,
         Meaning("Seed of the order of the blocks and of the probes", unset="one that all ranks of the launch share"),
@@ -138,9 +124,6 @@ class Options:
         ),
     ] = None
     metrics_host: Annotated[str, Meaning("Address of that endpoint")] = "127.0.0.1"
-    sinks: Annotated[
-        str, Meaning("Where the numbers go as well: systems of the operators, the user's own run", rule=_SINKS_RULE)
-    ] = ""
     kill_file: Annotated[Path | None, Meaning("The agent detaches as soon as this file exists", unset="none")] = None
     strict: Annotated[
         bool,
@@ -165,19 +148,6 @@ class Options:
     def __post_init__(self) -> None:
         for option in OPTIONS:
             option.check(getattr(self, option.name))
-        parse_sinks(self.sinks)
-
-
-def parse_sinks(text: str) -> dict[str, str]:
-    """The sinks of the option ``sinks`` by name, with their setting or "". Raises InputError for an invalid one."""
-    found: dict[str, str] = {}
-    for item in filter(None, (part.strip() for part in str(text).split(","))):
-        name, _, setting = item.partition("=")
-        needs, may = name == "textfile", name in ("textfile", "otlp")
-        if name not in SINKS or name in found or (setting and not may) or (needs and not setting.startswith("/")):
-            raise out_of_range("sinks", item, _SINKS_RULE, "live")
-        found[name] = setting
-    return found
 
 
 class Option(NamedTuple):

@@ -6,30 +6,36 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from paceenv.core import probing
 from paceenv.core.errors import InputError
-from paceenv.live.barrier_words import BarrierWords
-from paceenv.live.control_file import ControlReader, poll_s
+from paceenv.live.control_file import ControlReader
 from paceenv.live.decide.contest import verdict_dict
 from paceenv.live.decide.live_policy import SEPARATOR
 from paceenv.live.identity import Identity, Rendezvous, job_store, settings_digest
 from paceenv.live.last_words import LastWords
+from paceenv.live.log_once import described
 from paceenv.live.loop import Loop
-from paceenv.live.options import parse_sinks
-from paceenv.live.peers import PACING, Peers
-from paceenv.live.record.findings import ALONE, find, latest, with_verdicts
-from paceenv.live.record.findings_file import findings_period_s, read_verdict, with_age, write_findings
+from paceenv.live.record.findings import (
+    ALONE,
+    find,
+    findings_period_s,
+    latest,
+    read_verdict,
+    with_age,
+    with_verdicts,
+    write_findings,
+)
 from paceenv.live.record.history import unseen
 from paceenv.live.record.housekeeping import Housekeeping
 from paceenv.live.record.run_folder import RunFolder, status_period_s, write_status
-from paceenv.live.record.snapshot import SCHEMA, Snapshot
+from paceenv.live.record.snapshot import SCHEMA, Snapshot, number
 from paceenv.live.record.summary import summarise, write_summary
-from paceenv.live.tune_words import TuneWords
+from paceenv.live.store_messages import PACING, BarrierWords, Peers, TuneWords, poll_s
 
 PAGE_S, KILL_FILE_S = 600.0, 0.5
 """Seconds between two writes of the page, and two checks of the kill file."""
@@ -42,8 +48,21 @@ MAX_FAILED_CHECKS = 20
 MAX_PORT = 65535
 EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
 """Longest wait at the end of a job for the last files, and of the page for the other ranks' last status, seconds."""
-SINKS_S = 0.1
-"""What a sink may take at SIGTERM, seconds."""
+METRICS_S = 10.0
+"""Seconds between two calls of the script's ``on_metrics``."""
+METRICS: Final[Mapping[str, tuple[str, ...]]] = {
+    "rank": ("rank",),
+    "iteration": ("iterations",),
+    "step_mean_seconds": ("step", "mean_s"),
+    "wait_mean_seconds": ("wait", "mean_s"),
+    "arrival_early_seconds": ("arrival", "early_s"),
+    "arrival_late_seconds": ("arrival", "late_s"),
+    "latest_rank": ("latest", "rank"),
+    "latest_late_seconds": ("latest", "late_s"),
+    "delay_mean_seconds": ("pacing", "mean_s"),
+    "overhead_mean_seconds": ("overhead", "mean_s"),
+}
+"""What ``on_metrics`` gets, by name, and where a snapshot has it; ``latest`` is the latest rank by the findings."""
 
 
 class Output:
@@ -57,7 +76,8 @@ class Output:
         self._rendezvous: Rendezvous | None = None
         self._metrics: Any = None
         self._housekeeping = Housekeeping(loop.messages.log_once)
-        self._sinks: Housekeeping | None = None
+        self.on_metrics: Callable[[dict[str, float]], object] | None = None
+        self._calls: Housekeeping | None = None
         self._words: Housekeeping | None = None
         self._watches = list[Housekeeping]()
         self._latest: dict[str, Any] | None = None
@@ -96,8 +116,8 @@ class Output:
         if self._rendezvous is not None:
             self._loop.attempt = self._rendezvous.settle().attempt
         self._housekeeping.stop(EXIT_DEADLINE_S)
-        if self._sinks is not None:
-            self._sinks.stop(PATIENCE_S)
+        if self._calls is not None:
+            self._calls.stop(PATIENCE_S)
         if self._metrics is not None:
             self._metrics.close()
         if self._loop.rank == 0 and self._loop.iterations and sys.stderr is not None:  # None prints to the output
@@ -109,8 +129,6 @@ class Output:
         loop.messages.events.append({"unix_time_s": time.time(), "text": "the process was asked to end (SIGTERM)"})
         if self._rendezvous is not None and not loop.attempt:
             loop.attempt = self._rendezvous.settle(0.1).attempt
-        if self._sinks is not None:
-            self._sinks.stop(SINKS_S)  # a text file would be served for ever
         self._housekeeping.stop(EXIT_DEADLINE_S)
 
     def snapshot(self) -> Snapshot:
@@ -195,7 +213,7 @@ class Output:
         if options.kill_file is not None:
             self._watch("the check of the kill file", KILL_FILE_S, self._check_kill_file)
         if options.out is not None:
-            import paceenv.policies.saved  # noqa: F401 (the watch thread should import nothing)
+            import paceenv.policies.policy_file  # noqa: F401 (the watch thread should import nothing)
 
             self._control = ControlReader(options.out, loop, self._peers)
             self._watch("the check of control.json", poll_s(loop.world_size), self._control.look)
@@ -205,11 +223,10 @@ class Output:
             self._words.add("the words of mode tune", poll_s(loop.world_size), self._tune_words.look)
             self._words.add("the words about the barrier", poll_s(loop.world_size), self._barrier_words.look)
             self._words.start()
-        if options.sinks:
-            from paceenv.live.sinks.open_sinks import open_sinks
-
-            place = {"rank": loop.rank, "world_size": loop.world_size}
-            self._sinks = open_sinks(parse_sinks(options.sinks), self.judged, loop.messages.log_once, **place)
+        if self.on_metrics is not None:
+            self._calls = Housekeeping(loop.messages.log_once)  # its own thread: the script's function may hang
+            self._calls.add("on_metrics", METRICS_S, self._call)
+            self._calls.start()
         keep.start()
         self._last_words.install()
         self._rendezvous.begin(store)
@@ -289,6 +306,18 @@ class Output:
         """The snapshot with the verdict of the last findings, for metrics; reads no file."""
         return self.snapshot() | {"arrival": with_age(self._verdict), "latest": self._latest}
 
+    def _call(self, final: bool) -> None:
+        """Hand the known numbers to the script's function; one that fails is not called again."""
+        if self.on_metrics is None:
+            return
+        snapshot = self.judged()
+        known = {name: value for name, path in METRICS.items() if (value := number(snapshot, *path)) is not None}
+        try:
+            self.on_metrics(known)
+        except BaseException as error:
+            self.on_metrics = None
+            self._loop.messages.log_once(f"on_metrics failed and is not called again: {described(error)}")
+
     def _exchange_findings(self, out: Path, final: bool) -> None:
         """Rank 0 writes the findings from the status of all ranks; the others read that one file."""
         loop = self._loop
@@ -348,4 +377,4 @@ def _verdict(loop: Loop) -> dict[str, Any] | None:
     until, tick_s = loop.control.forecast(), loop.control.tick_s
     if until is not None and v.kind == "insufficient evidence":
         found["text"] = "; ".join(filter(None, (found["text"], until.more_text(tick_s))))
-    return found | {"forecast": until and until.as_dict(tick_s)}
+    return found | {"forecast": until and {"text": until.text(tick_s)}}

@@ -1,7 +1,7 @@
-"""The clairvoyant bound: forks the state, tries many settings on the true future noise, takes the best.
+"""The clairvoyant policy, a greedy look-ahead plan: forks the state, tries settings on the true noise, takes the best.
 
-It cannot be deployed: it shows how much of the gap any policy with these mechanisms could close. All ranks get one
-setting per interval, so it bounds what one common setting can do. Talks to the engine.
+It cannot be deployed, as it knows the future. It is no bound either: it looks a few intervals ahead, tries some
+settings, and gives all ranks the same one, so other policies exceed it now and then. Talks to the engine.
 """
 
 from __future__ import annotations
@@ -28,12 +28,7 @@ _HOLDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 def candidates(
     mechanisms: Sequence[str] = ("slack", "phase_shift", "mean_slack", "stagger"), *, can_defer: bool = False
 ) -> NDArray[np.float64]:
-    """Settings ``(C, M, 2)`` to try: off, every mechanism at a few thresholds and windows, slack with phase_shift.
-
-    Args:
-        mechanisms: of the settings.
-        can_defer: whether to try defer too; it does nothing without transfers that can wait.
-    """
+    """Settings ``(C, M, 2)`` to try: off, every mechanism at a few thresholds and windows, slack with phase_shift."""
     rows = [pacing.off()]
     for name in mechanisms:
         rows += [pacing.one_mechanism(name, t, w) for t, w in itertools.product(_THRESHOLDS[name], _WINDOWS)]
@@ -49,18 +44,13 @@ def candidates(
 
 
 class Clairvoyant:
-    """Plans one interval at a time: tries every candidate on the noise that will come and takes the best.
+    """Plans one interval at a time: takes the candidate with the highest reward on the noise that will come.
 
     Where the job's program has transfers that can wait, settings of defer are tried too.
 
-    The best candidate has the highest reward (``paceenv.core.metrics.reward``).
-
     Args:
-        horizon: control intervals for which each candidate is tried.
-        preference: weight of variation in the reward, at least 0. With 0 the plan bounds throughput.
-
-    Raises:
-        InputError: for a preference out of range.
+        horizon: control intervals that a candidate is rolled ahead.
+        preference: weight of variation in the reward (``paceenv.core.metrics.reward``), at least 0.
     """
 
     name = "clairvoyant"
@@ -71,12 +61,7 @@ class Clairvoyant:
         self._horizon, self._preference = horizon, preference
 
     def plan(self, simulator: Simulator, interval_iterations: int) -> NDArray[np.float64]:
-        """The best candidate for each environment's next interval, ``(E, 1, M, 2)``.
-
-        Args:
-            simulator: it is forked, not changed.
-            interval_iterations: length of the interval.
-        """
+        """The best candidate for each environment's next interval, ``(E, 1, M, 2)``; the simulator is not changed."""
         tried = candidates(can_defer=bool(simulator.batch.program.can_wait_O.any()))
         E, C = len(simulator.batch), len(tried)
         future = simulator.fork(np.repeat(np.arange(E), C))

@@ -1,19 +1,26 @@
-"""Policies by name, as command lines, suites and a live job spell them, and the hand-written ones.
+"""Policies by name or file, as command lines, suites and a live job spell them: rules, ``learned`` and policy files.
 
-Needs numpy, and PyYAML for ``static:FILE.yaml``: a production node has no pydantic and no simulator.
+Needs numpy, PyYAML for ``static:FILE.yaml`` and safetensors for files: a production node has no pydantic and no
+simulator.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import importlib.resources
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from paceenv.core import files, pacing
 from paceenv.core.errors import InputError, out_of_range
-from paceenv.core.renames import RENAMED_MECHANISMS, mechanism_name
 from paceenv.policies.base import Policy
 from paceenv.policies.rules import Adaptive, Static, paper, passive
+
+if TYPE_CHECKING:
+    from paceenv.policies.policy_file import PolicyFile
 
 RULES: dict[str, Callable[[], Policy]] = {"passive": passive, "paper": paper, "adaptive": Adaptive}
 STATIC_DEFAULTS: Mapping[str, tuple[float, float]] = {
@@ -26,11 +33,12 @@ STATIC_DEFAULTS: Mapping[str, tuple[float, float]] = {
 DEFER_DEFAULT = (0.0, 0.1)
 """The same of ``defer``, which only jobs with transfers that can wait have a use for."""
 LEARNED = "learned"
-"""The name of the policy file that is released with the package; see ``paceenv.policies.saved``."""
+"""The name of the policy file that is released with the package, ``policies/learned.safetensors``."""
 NAMES = (*RULES, "static", LEARNED)
 NEED_SIMULATOR = ("projection", "clairvoyant")
 """Policies that need the simulator; ``paceenv.policies.select`` makes them, a live job cannot."""
 _OPTIONS = ("mechanism", "threshold", "window")
+_SUFFIX = ".safetensors"
 
 
 def rule(text: str, default: tuple[str, float, float] | None = None) -> Policy | None:
@@ -63,10 +71,9 @@ def rule(text: str, default: tuple[str, float, float] | None = None) -> Policy |
     given: dict[str, str] = {}
     for option in filter(None, options.split(",")):
         key, separator, value = option.partition("=")
-        if not separator or key not in {*_OPTIONS, *pacing.MECHANISMS, *RENAMED_MECHANISMS}:
+        if not separator or key not in {*_OPTIONS, *pacing.MECHANISMS}:
             allowed = "mechanism=, threshold=, window=, or threshold/window by mechanism"
             raise InputError(f"policy {text}: unknown option {key}; allowed: {allowed}")
-        key = mechanism_name(key)
         if key in given:
             raise InputError(f"policy {text}: {key}= given twice; allowed: once")
         given[key] = value
@@ -83,7 +90,7 @@ def _one(
     text: str, given: Mapping[str, str], default: tuple[str, float, float] | None
 ) -> dict[str, tuple[float, float]]:
     """Settings of one mechanism; name, threshold and window that are not ``given`` come from the default."""
-    mechanism = mechanism_name(given.get("mechanism")) or (default[0] if default else "slack")
+    mechanism = given.get("mechanism") or (default[0] if default else "slack")
     known = (
         default[1:]
         if default
@@ -135,7 +142,7 @@ def _static_of_cluster(text: str, cluster: str) -> Static:
         if key not in _OPTIONS:
             raise InputError(f"{where}: unknown key pacing.{key}; allowed: {', '.join(_OPTIONS)}")
     default = pacing.CLUSTER_DEFAULT
-    mechanism = mechanism_name(section.get("mechanism", default[0]))
+    mechanism = section.get("mechanism", default[0])
     allowed = (*STATIC_DEFAULTS, "defer")
     if mechanism not in allowed:
         raise out_of_range("pacing.mechanism", mechanism, f"one of {', '.join(allowed)}", where)
@@ -155,3 +162,55 @@ def _ratio(value: Any, name: str, where: str) -> float:
     if not 0.0 <= number <= 1.0:
         raise out_of_range(name, value, "a number from 0 to 1", where)
     return number
+
+
+def released() -> Path:
+    """The path of the released policy, whether it exists or not."""
+    return Path(str(importlib.resources.files("paceenv.policies"))) / f"{LEARNED}{_SUFFIX}"
+
+
+def find(text: str, known: Sequence[str] = NAMES) -> tuple[Path, PolicyFile]:
+    """The policy file that ``text`` names, and its content.
+
+    ``text`` is ``learned`` or a file, also with a preference: ``FILE.safetensors:preference=0.3``.
+
+    Args:
+        known: the allowed names, for the error message.
+
+    Raises:
+        InputError: for an unknown name, an invalid file, and a preference that the policy does not take.
+    """
+    from paceenv.policies.policy_file import load_policy  # only here: rules do not need safetensors
+
+    name, preference = parts(text)
+    if name == LEARNED:
+        path = released()
+        if not path.is_file():
+            raise InputError(f"policy {text}: none is released yet; allowed: a {_SUFFIX} file written by paceenv train")
+    else:
+        path = Path(name)
+        if path.suffix != _SUFFIX and not path.exists():
+            close = difflib.get_close_matches(name.partition(":")[0], known, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise InputError(f"policy {text}: no such file; allowed: {', '.join(known)} or a {_SUFFIX} file{hint}")
+    content = load_policy(path)
+    if preference is not None:
+        content = dataclasses.replace(content, policy=content.policy.with_preference(preference))
+    return path, content
+
+
+def parts(text: str, taking: Sequence[str] = (LEARNED,)) -> tuple[str, float | None]:
+    """The name and the preference in ``text``. Policy files and the names in ``taking`` take a preference.
+
+    An existing file counts as a file, whatever its name is. Raises InputError for another option or an invalid number.
+    """
+    name, _, option = text.rpartition(":")
+    if not (name in taking or name.endswith(_SUFFIX)) or Path(text).exists():
+        return text, None
+    key, _, value = option.partition("=")
+    if key != "preference":
+        raise InputError(f"policy {text}: unknown option {key}; allowed: preference=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise InputError(f"policy {text}: preference = {value!r}; allowed: a number") from None

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,23 +21,24 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from paceenv.core import pacing, signals
-from paceenv.core.errors import InputError, out_of_range, short_repr
+from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.files import atomic_write
 from paceenv.core.limits import Limits
-from paceenv.core.renames import RENAMED_MECHANISMS
-from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.distilled import Distilled
 from paceenv.policies.learned import Learned
-from paceenv.policies.networks.forward import ACTIVATIONS, GATES, Cell, Layer
-from paceenv.policies.networks.observation_average import MAX_INTERVALS, time_scales
+from paceenv.policies.networks import ACTIVATIONS, MAX_INTERVALS, Layer, time_scales
 
 FORMAT = "paceenv.policy/1"
 ACTION_SCHEMA = "paceenv.pacing/1"
 KINDS = ("network", "distilled")
 """What the network's outputs mean: an action, or the gains of candidate settings."""
 OUTPUTS = ("linear", "tanh")
-CELL = ("cell.view", "cell.memory")
-"""Names of a recurrent cell's weights; the layers are ``layer0``, ``layer1``, ..."""
+_SCHEMAS = {
+    "format": FORMAT,
+    "observation_schema": signals.SCHEMA,
+    "observation_names": list(signals.NAMES),
+    "action_schema": ACTION_SCHEMA,
+}
 _MAX_LAYERS, _MAX_BYTES, _MAX_INTERVAL = 16, 64 << 20, 10_000
 
 
@@ -74,28 +75,32 @@ def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
         path: of the file to write.
         content: weights, schemas and provenance.
     """
-    tensors: dict[str, NDArray[np.float32]] = {}
-    policy = content.policy
-    names = [*(CELL if policy.cell else ()), *(f"layer{i}" for i in range(len(policy.layers)))]
-    for name, (weight, bias) in zip(names, policy.weights, strict=True):
-        tensors[f"{name}.weight"] = np.ascontiguousarray(weight, np.float32)
-        tensors[f"{name}.bias"] = np.ascontiguousarray(bias, np.float32)
-    header = {
-        "format": FORMAT,
-        "observation_schema": signals.SCHEMA,
-        "observation_names": list(signals.NAMES),
-        "action_schema": ACTION_SCHEMA,
+    policy, tensors = content.policy, dict[str, NDArray[np.float32]]()
+    for i, (weight, bias) in enumerate(policy.layers):
+        tensors[f"layer{i}.weight"] = np.ascontiguousarray(weight, np.float32)
+        tensors[f"layer{i}.bias"] = np.ascontiguousarray(bias, np.float32)
+    preference = None
+    if policy.preference is not None and policy.preference_range is not None:
+        preference = {"range": list(policy.preference_range), "default": policy.preference}
+    header: dict[str, Any] = {
+        **_SCHEMAS,
         "mechanisms": list(policy.mechanisms),
         "activation": policy.activation,
-        "preference": _preference_header(policy),
+        "preference": preference,
         "memory_intervals": list(policy.memory_intervals),
         "change_intervals": policy.change_intervals,
         "interval_iterations": policy.interval_iterations,
-        **({} if policy.cell is None else {"cell": policy.cell.kind}),
-        **_kind_header(policy),
         "calibrated_range": {k: list(v) for k, v in content.calibrated_range.items()},
         "provenance": dict(content.provenance),
     }
+    if isinstance(policy, Distilled):
+        always, *candidates = (
+            {m: list(pair) for m, pair in one.items()} for one in (policy.always, *policy.candidates)
+        )
+        header |= {"kind": "distilled", "candidates": candidates, **({"always": always} if always else {})}
+        header |= {"margin": policy.margin, "hysteresis": policy.hysteresis}
+    else:
+        header |= {"kind": "network", "output": "tanh" if policy.squashes else "linear"}
     blob = save(tensors, {"paceenv": json.dumps(header, sort_keys=True)})
     atomic_write(path, blob)
     return hashlib.sha256(blob).hexdigest()
@@ -118,197 +123,134 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{target}: not a readable .safetensors file: {error}") from None
-    header = _header(target, metadata)
-    default, preference_range = _preference(target, header.get("preference"))
-    memory = time_scales(header.get("memory_intervals", 0), str(target))
-    change = header.get("change_intervals", 0)
-    if type(change) is not int or not 0 <= change <= MAX_INTERVALS:
-        raise out_of_range("change_intervals", change, f"an integer from 0 to {MAX_INTERVALS}", str(target))
-    views = signals.SIGNALS * (1 + len(memory) + (change > 0))
-    candidates = _candidates(target, header)
-    outputs, why = 2 * len(header["mechanisms"]), f"{len(header['mechanisms'])} mechanisms"
+    header = _Header(target, metadata)
+    preference, preference_range = header.preference()
+    memory, change = time_scales(header.get("memory_intervals", 0), str(target)), header.get("change_intervals", 0)
+    candidates, mechanisms = header.candidates(), header["mechanisms"]
+    inputs, has_preference = signals.SIGNALS * (1 + len(memory) + (change > 0)), preference is not None
     if candidates is None:
-        inputs = views + (default is not None)
-    elif default is None:
-        inputs, outputs, why = views, len(candidates), "as many candidates"
+        inputs, outputs, why = inputs + has_preference, 2 * len(mechanisms), f"{len(mechanisms)} mechanisms"
     else:
-        inputs, outputs, why = views, 2 * len(candidates), f"{len(candidates)} candidates and a preference"
-    cell = _cell(target, header, tensors, inputs)
-    layers = _layers(target, tensors, inputs if cell is None else cell.units)
+        outputs, why = (1 + has_preference) * len(candidates), f"{len(candidates)} candidates"
+        why += " and a preference" if has_preference else ""
+    layers = _layers(target, tensors, inputs)
     if len(layers[-1][1]) != outputs:
         raise InputError(f"{target}: {len(layers[-1][1])} outputs; allowed: {outputs} for {why}")
-    ranges = _ranges(target, header.get("calibrated_range", {}))
-    provenance = header.get("provenance", {})
-    if not isinstance(provenance, dict):
-        raise InputError(f"{target}: provenance is a {type(provenance).__name__}; allowed: a mapping")
-    interval = _interval(target, header, provenance)
+    ranges = header.ranges()
+    common: dict[str, Any] = {
+        "name": target.stem,
+        "preference": preference,
+        "preference_range": preference_range,
+        "calibrated_range": ranges,
+        "memory_intervals": memory,
+        "change_intervals": change,
+        "interval_iterations": header["interval_iterations"],
+    }
+    policy: Learned
     if candidates is None:
-        policy = Learned(
-            layers,
-            header["mechanisms"],
-            target.stem,
-            default,
-            preference_range=preference_range,
-            calibrated_range=ranges,
-            memory_intervals=memory,
-            change_intervals=change,
-            interval_iterations=interval,
-            squashes=header.get("output", "linear") == "tanh",
-            activation=header["activation"],
-            cell=cell,
-        )
+        squashes = header["output"] == "tanh"
+        policy = Learned(layers, mechanisms, squashes=squashes, activation=header["activation"], **common)
     else:
         policy = Distilled(
             layers,
             candidates,
-            margin=_percent(target, header, "margin"),
-            hysteresis=_percent(target, header, "hysteresis"),
-            name=target.stem,
-            preference=default,
-            preference_range=preference_range,
-            calibrated_range=ranges,
-            memory_intervals=memory,
-            change_intervals=change,
-            interval_iterations=interval,
-            always=_setting(target, header, "always", header.get("always", {})),
+            margin=header.percent("margin"),
+            hysteresis=header.percent("hysteresis"),
+            always=header.setting("always", header.get("always", {})),
             checks_itself=len(candidates) > 1,
+            **common,
         )
-    return PolicyFile(policy, ranges, provenance)
+    return PolicyFile(policy, ranges, header["provenance"])
 
 
-def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
-    try:
-        header = json.loads(metadata["paceenv"])
-    except KeyError:
-        raise InputError(f"{path}: no paceenv header; allowed: files written by paceenv train") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: the paceenv header is not JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise InputError(f"{path}: the paceenv header is a {type(header).__name__}; allowed: a mapping")
-    expected = {
-        "format": FORMAT,
-        "observation_schema": signals.SCHEMA,
-        "observation_names": list(signals.NAMES),
-        "action_schema": ACTION_SCHEMA,
-    }
-    for key, value in expected.items():
-        if header.get(key) != value:
-            raise out_of_range(key, header.get(key), f"{value!r}, which this version understands", str(path))
-    distilled = header.get("kind") == "distilled"
-    activations, cells = (("tanh",), (None,)) if distilled else (tuple(ACTIVATIONS), (*GATES, None))
-    for key, allowed in (("activation", activations), ("cell", cells)):
-        if header.get(key) not in allowed:
-            words = ", ".join("none" if one is None else one for one in allowed)
-            raise out_of_range(key, header.get(key), f"{words}, which this version understands", str(path))
-    mechanisms = header.get("mechanisms")
-    if isinstance(mechanisms, list):  # files of earlier versions stay valid without a warning
-        header["mechanisms"] = mechanisms = [RENAMED_MECHANISMS.get(str(name), name) for name in mechanisms]
-    if (
-        not isinstance(mechanisms, list)
-        or not mechanisms
-        or any(m not in pacing.MECHANISMS for m in mechanisms)
-        or len(set(mechanisms)) < len(mechanisms)
-    ):
-        raise InputError(
-            f"{path}: mechanisms = {short_repr(mechanisms)}; allowed: different ones of {', '.join(pacing.MECHANISMS)}"
-        )
-    return header
+class _Header(dict[str, Any]):
+    """The entries of a policy file's header, checked."""
 
+    def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
+        self.where = str(path)
+        try:
+            found = json.loads(metadata["paceenv"])
+        except KeyError:
+            raise InputError(f"{path}: no paceenv header; allowed: files written by paceenv train") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}: the paceenv header is not JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise InputError(f"{path}: the paceenv header is a {type(found).__name__}; allowed: a mapping")
+        super().__init__(found)
+        for key, value in _SCHEMAS.items():
+            if self.get(key) != value:
+                raise self.wrong(key, f"{value!r}, which this version understands")
+        self.one_of("kind", KINDS)
+        self.one_of("activation", ("tanh",) if self["kind"] == "distilled" else ACTIVATIONS)
+        if self["kind"] == "network":
+            self.one_of("output", OUTPUTS)
+        mechanisms = self.get("mechanisms")
+        known = isinstance(mechanisms, list) and all(m in pacing.MECHANISMS for m in mechanisms)
+        if not known or not mechanisms or len(set(mechanisms)) < len(mechanisms):
+            raise self.wrong("mechanisms", f"different ones of {', '.join(pacing.MECHANISMS)}")
+        self.integer("change_intervals", 0, MAX_INTERVALS)
+        self.integer("interval_iterations", 1, _MAX_INTERVAL)
+        if not isinstance(self.get("provenance"), dict):
+            raise self.wrong("provenance", "a mapping")
 
-def _interval(path: Path, header: Mapping[str, Any], provenance: Mapping[str, Any]) -> int:
-    """Iterations of the control interval; files before it had an entry of its own have it in their training config."""
-    value: Any = provenance
-    for key in ("config", "environment", "interval_iterations"):
-        value = value.get(key) if isinstance(value, dict) else None
-    interval = header.get("interval_iterations", INTERVAL_ITERATIONS if value is None else value)
-    if type(interval) is not int or not 1 <= interval <= _MAX_INTERVAL:
-        raise out_of_range("interval_iterations", interval, f"an integer from 1 to {_MAX_INTERVAL}", str(path))
-    return interval
+    def wrong(self, key: str, allowed: str) -> InputError:
+        return out_of_range(key, self.get(key), allowed, self.where)
 
+    def one_of(self, key: str, allowed: Collection[str]) -> None:
+        value = self.get(key)
+        if not isinstance(value, str) or value not in allowed:
+            raise self.wrong(key, f"one of {', '.join(allowed)}")
 
-def _kind_header(policy: Learned) -> dict[str, Any]:
-    """What else a policy of its kind needs."""
-    if not isinstance(policy, Distilled):
-        return {"kind": "network", "output": "tanh" if policy.squashes else "linear"}
-    always, *candidates = ({m: list(pair) for m, pair in one.items()} for one in (policy.always, *policy.candidates))
-    return {
-        "kind": "distilled",
-        "candidates": candidates,
-        **({"always": always} if always else {}),
-        "margin": policy.margin,
-        "hysteresis": policy.hysteresis,
-    }
+    def integer(self, key: str, low: int, high: int) -> None:
+        value = self.get(key)
+        if type(value) is not int or not low <= value <= high:
+            raise self.wrong(key, f"an integer from {low} to {high}")
 
+    def percent(self, key: str) -> float:
+        value = self.get(key)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < math.inf:
+            raise self.wrong(key, "a number of at least 0 (% of the step)")
+        return float(value)
 
-def _candidates(path: Path, header: Mapping[str, Any]) -> list[dict[str, tuple[float, float]]] | None:
-    """The settings that a distilled policy chooses from; None for a file of another kind, as older ones are."""
-    kind, output = header.get("kind", "network"), header.get("output", "linear")
-    for key, value, allowed in (("kind", kind, KINDS), ("output", output, OUTPUTS)):
-        if value not in allowed:
-            raise out_of_range(key, value, f"one of {', '.join(allowed)}", str(path))
-    if kind == "network":
-        return None
-    candidates = header.get("candidates")
-    if not isinstance(candidates, list):
-        raise out_of_range("candidates", candidates, '[{"slack": [threshold, window]}, ...]', str(path))
-    return [_setting(path, header, "candidates", one) for one in candidates]
+    def candidates(self) -> list[dict[str, tuple[float, float]]] | None:
+        """The settings that a distilled policy chooses from; None for a network."""
+        if self["kind"] == "network":
+            return None
+        if not isinstance(self.get("candidates"), list):
+            raise self.wrong("candidates", '[{"slack": [threshold, window]}, ...]')
+        return [self.setting("candidates", one) for one in self["candidates"]]
 
+    def setting(self, key: str, one: Any) -> dict[str, tuple[float, float]]:
+        """One setting of entry ``key``."""
+        try:
+            return {str(mechanism): (float(threshold), float(window)) for mechanism, (threshold, window) in one.items()}
+        except (TypeError, ValueError, AttributeError, OverflowError):
+            raise self.wrong(key, '{"slack": [threshold, window]} a setting') from None
 
-def _setting(path: Path, header: Mapping[str, Any], key: str, one: Any) -> dict[str, tuple[float, float]]:
-    """One setting of entry ``key``."""
-    try:
-        return {str(mechanism): (float(threshold), float(window)) for mechanism, (threshold, window) in one.items()}
-    except (TypeError, ValueError, AttributeError, OverflowError):
-        raise out_of_range(key, header.get(key), '{"slack": [threshold, window]} a setting', str(path)) from None
+    def preference(self) -> tuple[float | None, tuple[float, float] | None]:
+        """Default preference and range; both None for a policy without."""
+        given = self.get("preference")
+        if given is None:
+            return None, None
+        try:
+            low, high = (float(end) for end in given["range"])
+            default = float(given["default"])
+        except (TypeError, ValueError, KeyError, OverflowError):
+            raise self.wrong("preference", '{"range": [low, high], "default": weight} or null') from None
+        if not 0.0 <= low <= default <= high < math.inf:
+            raise self.wrong("preference", "numbers of at least 0 in the order low, default, high")
+        return default, (low, high)
 
-
-def _percent(path: Path, header: Mapping[str, Any], key: str) -> float:
-    value = header.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < math.inf:
-        raise out_of_range(key, value, "a number of at least 0 (% of the step)", str(path))
-    return float(value)
-
-
-def _preference_header(policy: Learned) -> dict[str, Any] | None:
-    if policy.preference is None or policy.preference_range is None:
-        return None
-    return {"range": list(policy.preference_range), "default": policy.preference}
-
-
-def _preference(path: Path, data: Any) -> tuple[float | None, tuple[float, float] | None]:
-    """Default preference and range of a header's entry; both None where it is missing, as in older files."""
-    if data is None:
-        return None, None
-    try:
-        low, high = (float(end) for end in data["range"])
-        default = float(data["default"])
-    except (TypeError, ValueError, KeyError, OverflowError):
-        allowed = '{"range": [low, high], "default": weight} or null'
-        raise InputError(f"{path}: preference = {str(data)[:60]}; allowed: {allowed}") from None
-    if not 0.0 <= low <= default <= high < math.inf:
-        allowed = "numbers of at least 0 in the order low, default, high"
-        raise InputError(f"{path}: preference of {default} within [{low}, {high}]; allowed: {allowed}")
-    return default, (low, high)
-
-
-def _cell(path: Path, header: Mapping[str, Any], tensors: dict[str, NDArray[Any]], inputs: int) -> Cell | None:
-    """The recurrent cell, whose tensors it takes from ``tensors``; None where the header names none."""
-    kind = header.get("cell")
-    if kind is None:
-        return None
-    pairs = [[tensors.pop(f"{name}.{part}", None) for part in ("weight", "bias")] for name in CELL]
-    if any(tensor is None for pair in pairs for tensor in pair):
-        raise InputError(
-            f"{path}: no tensors of a cell; allowed with cell = {kind}: {', '.join(CELL)}, weight and bias"
-        )
-    (view, view_bias), (memory, memory_bias) = pairs
-    units = memory.shape[-1] if memory is not None and memory.ndim == 2 else 0
-    gates = GATES[kind] * units
-    return Cell(
-        kind,
-        _layer(path, CELL[0], view, view_bias, inputs, gates),
-        _layer(path, CELL[1], memory, memory_bias, units, gates),
-    )
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """The calibrated range of each signal."""
+        try:
+            ranges = {str(k): (float(low), float(high)) for k, (low, high) in dict(self["calibrated_range"]).items()}
+        except (KeyError, TypeError, ValueError):
+            raise self.wrong("calibrated_range", "signal: [low, high]") from None
+        for name, (low, high) in ranges.items():
+            if name not in signals.NAMES or not -math.inf < low <= high < math.inf:
+                raise self.wrong("calibrated_range", f"finite numbers, the lower first, of {', '.join(signals.NAMES)}")
+        return ranges
 
 
 def _layers(path: Path, tensors: Mapping[str, NDArray[Any]], inputs: int) -> Sequence[Layer]:
@@ -320,32 +262,14 @@ def _layers(path: Path, tensors: Mapping[str, NDArray[Any]], inputs: int) -> Seq
         )
     layers, width = list[Layer](), inputs
     for i in range(count):
-        layers.append(_layer(path, f"layer{i}", tensors[f"layer{i}.weight"], tensors[f"layer{i}.bias"], width))
-        width = len(layers[-1][1])
+        weight, bias = tensors[f"layer{i}.weight"], tensors[f"layer{i}.bias"]
+        if weight.dtype != np.float32 or bias.dtype != np.float32:
+            raise InputError(f"{path}: layer{i} is {weight.dtype}/{bias.dtype}; allowed: float32")
+        if not (weight.ndim == 2 and weight.shape[1] == width and bias.shape == weight.shape[:1] and len(bias)):
+            shapes = f"{weight.shape}, {bias.shape}"
+            raise InputError(f"{path}: layer{i} has shapes {shapes}; allowed: (n, {width}), (n,)")
+        if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+            raise InputError(f"{path}: layer{i} holds values that are not finite numbers")
+        layers.append((weight, bias))
+        width = len(bias)
     return layers
-
-
-def _layer(path: Path, name: str, weight: Any, bias: Any, inputs: int, outputs: int | None = None) -> Layer:
-    """A checked pair of weight and bias."""
-    if weight.dtype != np.float32 or bias.dtype != np.float32:
-        raise InputError(f"{path}: {name} is {weight.dtype}/{bias.dtype}; allowed: float32")
-    fits = weight.ndim == 2 and weight.shape[1] == inputs and bias.shape == weight.shape[:1]
-    if not fits or outputs not in (None, len(bias)) or not len(bias):
-        n = "n" if outputs is None else outputs
-        raise InputError(f"{path}: {name} has shapes {weight.shape}, {bias.shape}; allowed: ({n}, {inputs}), ({n},)")
-    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-        raise InputError(f"{path}: {name} holds values that are not finite numbers")
-    return weight, bias
-
-
-def _ranges(path: Path, data: Any) -> dict[str, tuple[float, float]]:
-    try:
-        ranges = {str(k): (float(low), float(high)) for k, (low, high) in dict(data).items()}
-    except (TypeError, ValueError):
-        raise InputError(f"{path}: calibrated_range = {str(data)[:60]}; allowed: signal: [low, high]") from None
-    for name, (low, high) in ranges.items():
-        if name not in signals.NAMES:
-            raise InputError(f"{path}: calibrated_range of {name[:60]}; allowed: of {', '.join(signals.NAMES)}")
-        if not -math.inf < low <= high < math.inf:
-            raise InputError(f"{path}: calibrated_range of {name} = [{low}, {high}]; allowed: finite, lower end first")
-    return ranges

@@ -1,8 +1,8 @@
 """Compares a rank's view with the range that its policy was calibrated on: one comparison, in the simulator and live.
 
 :class:`RangeWatch` finds ranks that have been outside for too long; live, that ends the policy
-(``paceenv.live.decide.guard``). :class:`RangeHold` makes such ranks passive for some intervals and counts them, as
-every learned policy does wherever it runs. Needs numpy only. Legend: B rows, one a rank, O signals.
+(``paceenv.live.decide.guard``). :class:`RangeHold` makes such ranks passive for a while, as every learned policy does
+wherever it runs. Needs numpy only. Legend: B rows, one a rank, O signals.
 """
 
 from __future__ import annotations
@@ -30,13 +30,7 @@ Pacing itself moves the signals, so a rank that paced again at once could be out
 class RangeWatch:
     """Counts for each rank the control intervals in a row in which its view was outside the calibrated range.
 
-    Args:
-        calibrated_range: for each signal the interval ``[low, high]`` met in training. Other signals are outside only
-            if they are not a number.
-        where: origin of the range, for the error.
-
-    Raises:
-        InputError: for an unknown signal.
+    A signal without a range is outside only where it is not a number. Raises InputError for an unknown signal.
     """
 
     def __init__(self, calibrated_range: Mapping[str, tuple[float, float]], where: str = "policy") -> None:
@@ -51,7 +45,6 @@ class RangeWatch:
         self.reset(0)
 
     def reset(self, rows: int) -> None:
-        """Start counting anew, for ``rows`` ranks."""
         self._run_B = np.zeros(rows, np.int64)
 
     def lost(self, signals_BO: NDArray[np.float32]) -> NDArray[np.bool_]:
@@ -76,23 +69,18 @@ class RangeWatch:
     def described(self, signals_O: NDArray[np.float32]) -> str:
         """The signals of one view that are outside, with value and range."""
         outside = np.flatnonzero(~self.inside(signals_O[None])[0]).tolist()
-        return ", ".join(self._place(signals.NAMES[o], float(signals_O[o])) for o in outside)
-
-    def _place(self, signal: str, value: float) -> str:
-        low, high = self.ends(signal)
-        return f"{signal} = {value:.3g} (calibrated: {low:.3g} to {high:.3g})"
+        ends = [self.ends(signals.NAMES[o]) for o in outside]
+        return ", ".join(
+            f"{signals.NAMES[o]} = {signals_O[o]:.3g} (calibrated: {low:.3g} to {high:.3g})"
+            for o, (low, high) in zip(outside, ends, strict=True)
+        )
 
 
 @dataclass(frozen=True)
 class Outside:
-    """How often a policy was passive because its view was outside its calibrated range.
+    """How often a policy was passive, as a share of all ranks' decisions, because its view was outside its range.
 
-    Attributes:
-        share: of all ranks' decisions, 0 to 1.
-        signal: the one that was outside most often.
-        value: its value farthest from the range.
-        low: lower end of its range.
-        high: upper end of its range.
+    ``signal`` was outside most often; ``value`` is its farthest from the range ``low`` to ``high``.
     """
 
     share: float
@@ -107,19 +95,13 @@ class Outside:
 
 
 class RangeHold:
-    """Makes ranks passive that are outside the calibrated range, and for a hold after; remembers how often and why.
-
-    Args:
-        calibrated_range: lowest and highest value by name.
-        where: what has the range, for errors.
-    """
+    """Makes ranks passive that are outside the calibrated range, and for a hold after; remembers how often and why."""
 
     def __init__(self, calibrated_range: Mapping[str, tuple[float, float]], where: str = "policy") -> None:
         self.watch = RangeWatch(calibrated_range, where)
         self.reset(0)
 
     def reset(self, rows: int) -> None:
-        """Forget everything and prepare for ``rows`` ranks."""
         self.watch.reset(rows)
         self._left_B = np.zeros(rows, np.int64)
         self._decisions, self._passive, self._holds = 0, 0, False

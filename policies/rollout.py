@@ -47,12 +47,10 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Rollout:
-    """The result of a rollout, one row a seed.
+    """The result of a rollout, one row a seed; seconds.
 
     Attributes:
-        step_ET: step times in seconds.
-        mean_delay_E: mean delay of all ranks in seconds.
-        ideal_step_E: ideal step in seconds.
+        mean_delay_E: over all ranks.
         outcome: totals of the episodes after the quiet start: energy, failures, re-runs.
         outside: how often the policy was passive because it was outside its calibrated range; None: never.
     """
@@ -73,10 +71,6 @@ def useful_step_s(step_ET: NDArray[np.float64], outcome: Outcome) -> NDArray[np.
     """Time for each iteration of a run that no failure has undone, ``(E,)``, seconds.
 
     A run that failures left without any counts as one iteration.
-
-    Args:
-        step_ET: step times of the whole episode, seconds.
-        outcome: of the episode.
     """
     useful_E = np.maximum(step_ET.shape[1] - outcome.rerun_iterations, 1.0)
     return np.asarray(step_ET.mean(axis=1) * (step_ET.shape[1] / useful_E))
@@ -85,14 +79,7 @@ def useful_step_s(step_ET: NDArray[np.float64], outcome: Outcome) -> NDArray[np.
 def start(
     clusters: ClusterMix | Cluster, seeds: NDArray[np.integer], threads: int = 1, limits: Limits = LIMITS
 ) -> Simulator:
-    """A simulator with one episode per seed; the same seeds give every policy the same clusters and noise.
-
-    Args:
-        clusters: one cluster, or a mix that episodes draw from.
-        seeds: seeds ``(E,)``.
-        threads: threads of the engine; results do not depend on it.
-        limits: of every delay; the defaults are those of a live job.
-    """
+    """A simulator with one episode per seed; the same seeds give every policy the same clusters and noise."""
     keys = episode_keys(list(seeds))
     mix = clusters if isinstance(clusters, ClusterMix) else ClusterMix([clusters])
     return Simulator(mix.derive(keys), keys, threads, limits)
@@ -101,15 +88,7 @@ def start(
 def start_engine(
     engine: Engine, cluster: Cluster, seeds: NDArray[np.int64], threads: int = 1, limits: Limits = LIMITS
 ) -> Runner:
-    """As :func:`start`, on either engine.
-
-    Args:
-        engine: ``fast``, or ``reference``, which simulates every message.
-        cluster: the cluster.
-        seeds: seeds ``(E,)``.
-        threads: threads of the fast engine; the reference runs its seeds one after the other.
-        limits: of every delay.
-    """
+    """As :func:`start`, on either engine; ``reference`` simulates every message, one seed after the other."""
     if engine == "fast":
         return start(cluster, seeds, threads, limits)
     return References(cluster, seeds.tolist(), limits)
@@ -131,11 +110,7 @@ def run(
     delays and totals are those after the quiet start.
 
     Args:
-        policy: it is reset before the run.
-        simulator: the engine with its episodes.
-        iterations: length of the run.
         interval_iterations: iterations of a control interval; None: the policy's own, 20 for ``clairvoyant``.
-        on_interval: called with the iterations done, for progress bars.
         on_recording: called with every interval's time stamps; None records nothing, which is faster.
         on_settings: called with each decision ``(E, 1 or R, M, 2)`` before it acts, while the engine still shows the
             views that it rests on.

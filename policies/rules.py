@@ -23,7 +23,6 @@ class Static(Policy):
 
     Args:
         settings: (threshold, window) by mechanism.
-        name: of the policy in tables.
     """
 
     def __init__(self, settings: Mapping[str, tuple[float, float]], name: str = "static") -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from paceenv.calibration.fits.bandwidth import fit_bandwidth
+from paceenv.calibration.bandwidth import fit_bandwidth
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.importers.nccl_tests import Table, is_table, read_tables
@@ -161,10 +161,10 @@ def test_the_command_prints_the_law_and_writes_what_a_fabric_reads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     law = Law(12e-6, 25e9, 1e-7)
-    path, out = written(tmp_path, printed(law)), tmp_path / "fabric.yaml"
+    path, out = written(tmp_path, on_hosts(printed(law), 8)), tmp_path / "fabric.yaml"
     assert is_table(path)
     assert not is_table(written(tmp_path, "name: x", "x.yaml"))
-    assert application.run(["calibrate", str(path), "--across", "-o", str(out), "--json", "-"]) == 0
+    assert application.run(["calibrate", str(path), "-o", str(out), "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["bandwidth_Bps"]["value"] == pytest.approx(25e9, rel=1e-3)
     assert len(result["residuals"]) == len(SIZES)
@@ -325,8 +325,8 @@ def test_the_header_says_where_the_links_are_and_the_config_simulates_them(
     step_s = simulated["step_time_s"]["mean"]
     assert step_s - 1.0 == pytest.approx(table.time_s[-1], rel=0.02)
     if nodes > 1:
-        with pytest.raises(InputError, match=f"--inside: .* was run on {nodes} nodes; allowed: --across"):
-            application.run(["calibrate", str(path), "--inside"])
+        with pytest.raises(InputError, match=rf"--ranks-per-node {n}: .* on {nodes} nodes; allowed: {n // nodes}"):
+            application.run(["calibrate", str(path), "--ranks-per-node", str(n)])
     based = tmp_path / "based.yaml"
     assert application.run(["calibrate", str(path), "-o", str(based), "--base", "h100-ndr", "--json", "-"]) == 0
     assert yaml.safe_load(based.read_text())["job"]["nodes"] == 16, "the base's own job"

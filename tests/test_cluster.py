@@ -276,7 +276,7 @@ def test_changed_and_with_nodes_leave_the_original_alone() -> None:
         some.changed(["job.nodes=-1"])
 
 
-@pytest.mark.parametrize("name", ["incast-shallow", "all-to-all-shallow", "tpu-v4-torus"])
+@pytest.mark.parametrize("name", ["incast-shallow", "all-to-all-shallow"])
 def test_tenants_of_a_job_without_shared_uplink_are_refused(name: str) -> None:
     data = load_cluster(name).model_dump() | {"tenants": [{"period_ratio": 1.0, "comm_share": 0.3}]}
     with pytest.raises(InputError, match="allowed: no tenants"):

@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode
 
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.trainers.training.train_config import Constraint
-from paceenv.trainers.training.vec_env import NativeVecEnv, NullConstraint
+from paceenv.trainers.training.training_envs import NativeVecEnv, NullConstraint
 
 
 def test_a_multiplier_grows_while_its_null_costs_too_much_and_falls_after() -> None:

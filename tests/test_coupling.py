@@ -160,7 +160,7 @@ def test_without_failures_the_useful_step_is_the_mean_step(simulator: Make) -> N
 
 def test_the_reward_takes_off_what_a_failure_undoes() -> None:
     """Over an episode the throughput terms, weighted by time, are the iterations that count."""
-    rules = ["reliability.mtbf_hours=0.2", "reliability.checkpoint_iterations=50", "reliability.restart_s=5"]
+    rules = ["reliability.mtbf_iterations=6000", "reliability.checkpoint_iterations=50", "reliability.restart_s=5"]
     env = PacingVectorEnv(4, load_cluster("null-jitter").changed(rules), episode_intervals=50, warn_null=False)
     env.reset(seed=1)
     first, counted = env._batch.simulator.outcome().useful_iterations, np.zeros(4)

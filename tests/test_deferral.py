@@ -105,11 +105,3 @@ def test_the_hold_is_the_window_within_the_cap_and_no_delay_of_the_rank() -> Non
 def test_a_wait_that_blocks_ends_a_hold() -> None:
     assert pacing.releases(0.01, 0.1)
     assert not pacing.releases(0.001, 0.1)
-
-
-def test_gain_is_unknown_at_first_and_not_counted_while_nothing_is_held() -> None:
-    _, tick = timing.new_state()
-    assert defer_turns.gain(tick) == 0.0
-    for _ in range(defer_turns.FREE_ITERATIONS):
-        timing.observe_step(tick, 1.0)
-    assert defer_turns.gain(tick) == np.inf, "the first hold is a trial"

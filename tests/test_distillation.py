@@ -16,12 +16,10 @@ from paceenv.policies.distilled import Distilled
 from paceenv.policies.policy_file import load_policy
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
-from paceenv.trainers.training.algorithm_configs import Distill
-from paceenv.trainers.training.algorithms import distill
-from paceenv.trainers.training.algorithms.distill import DistillLearner
-from paceenv.trainers.training.algorithms.learner import Curve
-from paceenv.trainers.training.algorithms.student import Student
-from paceenv.trainers.training.algorithms.teacher import (
+from paceenv.trainers.training import distill
+from paceenv.trainers.training.distill import DistillLearner, Student
+from paceenv.trainers.training.learner import Curve
+from paceenv.trainers.training.teacher import (
     Answers,
     choose_candidates,
     coarse_grid,
@@ -29,7 +27,7 @@ from paceenv.trainers.training.algorithms.teacher import (
     gains,
     settings_of,
 )
-from paceenv.trainers.training.train_config import Environment, TrainConfig
+from paceenv.trainers.training.train_config import Distill, Environment, TrainConfig
 from paceenv.ui import config_files
 
 
@@ -126,7 +124,6 @@ def test_the_student_finds_a_known_function_and_deploys_it() -> None:
     np.testing.assert_allclose(estimate, trained, atol=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("weight", "best"), [(0.0, 0), (1.0, 1)])
 @pytest.mark.parametrize("preferences", [None, (0.0, 1.0)])
 def test_rare_large_gains_count_where_choices_do(
@@ -135,12 +132,12 @@ def test_rare_large_gains_count_where_choices_do(
     """One setting always gains 1 %; another 40 % in one of ten futures, 4 % on average, and nothing otherwise."""
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    gain = np.stack([np.full(8000, 1.0), 40.0 * (rng.random(8000) < 0.1)], axis=1)
-    less = np.zeros_like(gain) if preferences else np.zeros((8000, 0))
+    gain = np.stack([np.full(2000, 1.0), 40.0 * (rng.random(2000) < 0.1)], axis=1)
+    less = np.zeros_like(gain) if preferences else np.zeros((2000, 0))
     answers = Answers(
-        rng.normal(size=(8000, signals.SIGNALS)).astype(np.float32),
+        rng.normal(size=(2000, signals.SIGNALS)).astype(np.float32),
         np.concatenate([gain, less], axis=1).astype(np.float32),
-        np.zeros(8000, np.int64),
+        np.zeros(2000, np.int64),
     )
     section = Distill(n_epochs=8, batch_size=128, net_arch=[8], decision_weight=weight)
     student = Student(signals.SIGNALS, answers.gain_NX.shape[1], section, preferences)
@@ -192,11 +189,9 @@ def test_the_margin_is_the_smallest_that_training_nulls_allow(
 
 def test_another_algorithm_by_an_option(tmp_path: Path) -> None:
     sets = ["rounds=1", "episode_intervals=8", "candidates=2", "n_epochs=1", "watched_ranks=1", "margins=[0.1]"]
-    options = [part for one in sets for part in ("--set", f"distill.{one}")]
+    options = [part for one in [*(f"distill.{one}" for one in sets), "total_timesteps=64"] for part in ("--set", one)]
     out = tmp_path / "out"
-    assert (
-        application.run(["train", "demo", "-o", str(out), "--algorithm", "distill", "--timesteps", "64", *options]) == 0
-    )
+    assert application.run(["train", "demo", "-o", str(out), "--algorithm", "distill", *options]) == 0
     policy = load_policy(out / "policy.safetensors").policy
     assert isinstance(policy, Distilled)
     assert 1 <= len(policy.candidates) <= 2

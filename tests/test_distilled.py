@@ -14,7 +14,7 @@ from safetensors.numpy import save
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
 from paceenv.policies.distilled import Candidate, Distilled
-from paceenv.policies.networks.observation_average import ObservationEMA
+from paceenv.policies.networks import ObservationEMA
 from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
 
 CANDIDATES: list[Candidate] = [{"slack": (0.02, 0.4)}, {"slack": (0.02, 0.2), "phase_shift": (0.1, 0.1)}]
@@ -119,10 +119,10 @@ def test_a_file_keeps_every_bit(tmp_path: Path) -> None:
     [
         ("kind", "magic", "kind = 'magic'; allowed: one of network, distilled"),
         ("kind", ["network"], "kind = ['network']; allowed: one of network, distilled"),
-        ("kind", "network", "2 outputs; allowed: 4 for 2 mechanisms"),
+        ("kind", "network", "output = None; allowed: one of linear, tanh"),
         ("candidates", None, "candidates = None; allowed: "),
-        ("candidates", [], "2 outputs; allowed: 0 for as many candidates"),
-        ("candidates", [{"slack": [0.02, 0.4]}], "2 outputs; allowed: 1 for as many candidates"),
+        ("candidates", [], "2 outputs; allowed: 0 for 0 candidates"),
+        ("candidates", [{"slack": [0.02, 0.4]}], "2 outputs; allowed: 1 for 1 candidates"),
         ("candidates", [{"slack": [0.02, 0.4]}, {"slack": 1}], "candidates = [{'slack': [0.02, 0.4]}"),
         ("candidates", [{"slack": [0.02, 0.4]}, {"slack": [0.0, 0.9]}], "window of slack = 0.9; allowed: 0 to 0.6"),
         ("candidates", [{"slack": [0.02, 0.4]}, {"slack": [9.0, 0.1]}], "threshold of slack = 9.0; allowed: 0 to 0.25"),

@@ -1,19 +1,11 @@
-"""Gymnasium's wrappers and other libraries' checkers on our environments; what they return is looked at, too."""
+"""Gymnasium's wrappers and Stable-Baselines3's checker on our environments."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
-
 import gymnasium
-import gymnasium_wrappers
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium_wrappers import NOT_APPLICABLE, SCALAR, VECTOR, Recipe
+from gymnasium.vector import AutoresetMode
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.env_util import make_vec_env
@@ -23,130 +15,6 @@ from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
 from paceenv.envs.registration import ENV_ID, register_envs
 
 register_envs()
-
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "environment.md"
-
-
-@contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Let pass what Gymnasium and its video library warn of in their own code; ours still may not."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", category=SyntaxWarning)
-        warnings.filterwarnings("ignore", message="overflow encountered in cast")  # spaces.Box, of float32 as float64
-        warnings.filterwarnings("ignore", message=".*(same-step|Overwriting existing videos|avoid).*")
-        warnings.filterwarnings("ignore", message=".*is not within the observation space.*")
-        yield
-
-
-@pytest.fixture(autouse=True)
-def no_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-
-
-def test_no_wrapper_of_gymnasium_is_forgotten() -> None:
-    modules = {"vector": (gymnasium.wrappers.vector, VECTOR), "scalar": (gymnasium.wrappers, SCALAR)}
-    for name, (module, recipes) in modules.items():
-        assert set(module.__all__) - set(NOT_APPLICABLE) == set(recipes), name
-
-
-def test_the_page_of_the_environment_has_the_table_of_what_is_run() -> None:
-    assert gymnasium_wrappers.table() in PAGE.read_text()
-
-
-SHORT = {"episode_intervals": 2, "interval_iterations": 2}
-SLOW = {(name, mode) for name in ("RecordVideo", "HumanRendering") for mode in ("SAME_STEP", "DISABLED")}
-
-
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [
-        pytest.param(name, mode, marks=[pytest.mark.slow] if (name, mode.name) in SLOW else [])
-        for name in VECTOR
-        for mode in gymnasium_wrappers.modes(name)
-    ],
-)
-def test_vector_wrappers_work_on_the_native_batch(name: str, mode: AutoresetMode, tmp_path: Path) -> None:
-    recipe, rows = VECTOR[name], 2
-    plain = PacingVectorEnv(rows, autoreset_mode=mode, **SHORT)
-    with quiet_libraries():
-        batch = PacingVectorEnv(rows, autoreset_mode=mode, render_mode=recipe.render_mode, **SHORT)
-        envs = recipe.wrap(batch, tmp_path)
-        returned = envs.reset(seed=0)
-        plain.reset(seed=0)
-        envs.action_space.seed(0)
-        for _ in range(5):
-            action = envs.action_space.sample()
-            returned = envs.step(_tensor(action) if name in {"ArrayConversion", "NumpyToTorch"} else action)
-            expected = plain.step(np.zeros((rows, 2), np.float32))
-            observation = np.asarray(returned[0]["signals"] if name == "FilterObservation" else returned[0])
-            if name != "FilterObservation":
-                assert observation.shape == envs.observation_space.shape
-                assert observation.dtype == envs.observation_space.dtype
-            assert np.isfinite(observation.astype(np.float64)).all()
-            assert np.shape(returned[1]) == (rows,)
-            np.testing.assert_array_equal(np.asarray(returned[3]), expected[3], err_msg="episodes end as without it")
-            if mode is AutoresetMode.DISABLED and expected[3].any():
-                for one in (envs, plain):
-                    one.reset(options={"reset_mask": expected[3].copy()})
-        envs.close()
-    if name == "RecordVideo":
-        assert list((tmp_path / "video").glob("*.mp4"))
-
-
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [(name, mode) for name in VECTOR for mode in AutoresetMode if mode not in gymnasium_wrappers.modes(name)],
-)
-def test_where_a_vector_wrapper_fails_it_fails_on_gymnasium_s_own_vector_environment(
-    name: str, mode: AutoresetMode, tmp_path: Path
-) -> None:
-    batch = PacingVectorEnv(2, autoreset_mode=mode, **SHORT)
-    copies = SyncVectorEnv([lambda: PacingEnv(**SHORT)] * 2, autoreset_mode=mode)
-    for envs in (copies, batch):
-        with quiet_libraries(), pytest.raises((ValueError, BufferError)):
-            _play(VECTOR[name], envs, tmp_path)
-
-
-def _play(recipe: Recipe, envs: Any, folder: Path) -> None:
-    """Wrap a vector environment and play it to the end of its first episodes."""
-    wrapped = recipe.wrap(envs, folder)
-    wrapped.reset(seed=0)
-    for _ in range(2):
-        wrapped.step(_tensor(np.zeros((2, 2), np.float32)))
-
-
-def _tensor(action: Any) -> Any:
-    import torch
-
-    return torch.from_numpy(action)
-
-
-@pytest.mark.parametrize("name", SCALAR)
-def test_scalar_wrappers_work_on_the_environment(name: str, tmp_path: Path) -> None:
-    recipe: Recipe = SCALAR[name]
-    with quiet_libraries():
-        env = recipe.wrap(
-            PacingEnv(episode_intervals=3, interval_iterations=2, render_mode=recipe.render_mode), tmp_path
-        )
-        ended = 0
-        for seed in range(2):
-            env.reset(seed=seed)
-            env.action_space.seed(seed)
-            for _ in range(4):
-                action = env.action_space.sample()
-                returned = env.step(_tensor(action) if name in {"ArrayConversion", "NumpyToTorch"} else action)
-                observation = np.asarray(returned[0])
-                space = env.observation_space
-                assert observation.shape == (space.shape or ())
-                assert np.isfinite(float(returned[1]))
-                ended += bool(returned[2] or returned[3])
-                if returned[2] or returned[3]:
-                    break
-        env.close()
-    assert ended
-    if name == "RecordVideo":
-        assert list((tmp_path / "video").glob("*.mp4"))
 
 
 def test_normalized_observations_have_mean_0_and_spread_1() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceenv.calibration.fits.two_state_fit import Episodes, find_episodes
+from paceenv.calibration.two_state_fit import Episodes, find_episodes
 
 TRACES, ITERATIONS, SERIES = 600, 300, 4
 

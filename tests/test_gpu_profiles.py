@@ -19,14 +19,13 @@ from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.absolute import check_links
 from paceenv.diagnosis.diagnose import UNDETERMINED, diagnose
-from paceenv.diagnosis.observed.host_activity import find_late_hosts
+from paceenv.diagnosis.host_activity import find_late_hosts
 from paceenv.diagnosis.operation_matrix import read_matrix
-from paceenv.importers.kineto import import_kineto
-from paceenv.importers.merging import clock_alignment
-from paceenv.importers.merging.clock_alignment import Key
-from paceenv.importers.merging.merge_ranks import Merged, merge_ranks
+from paceenv.importers import clock_alignment
+from paceenv.importers.clock_alignment import Key
+from paceenv.importers.merge_ranks import Merged, merge_ranks
 from paceenv.importers.nccl_tests import Table
-from paceenv.importers.profiler import event_columns
+from paceenv.importers.profiler.kineto import import_kineto
 from paceenv.importers.timelines import Collective, Step, Timeline
 from paceenv.sim.cluster.collectives import Law, volume
 
@@ -148,14 +147,6 @@ def test_ranks_that_began_later_or_number_steps_otherwise(tmp_path: Path) -> Non
         assert again.trace.column(name).tolist() == merged.trace.column(name).tolist()
 
 
-def test_a_rank_that_lost_a_collective_loses_the_step(tmp_path: Path) -> None:
-    made = profiles(Job())
-    lost = [event for event in made[2]["traceEvents"] if "AllReduce" in event["name"]][2]
-    made[2]["traceEvents"].remove(lost)
-    merged = read(tmp_path, Job(), made)
-    assert merged.notes == ("step 12 left out: not all ranks have the same collectives in them",)
-
-
 def test_missing_ranks_and_strangers(tmp_path: Path) -> None:
     made = profiles(Job(ranks=4))
     for event in made[3]["traceEvents"]:
@@ -177,12 +168,6 @@ def test_a_short_recording_does_not_shorten_the_others(tmp_path: Path) -> None:
     assert found.refused == f"{UNDETERMINED}: rank 2 is missing, and the others may wait for them"
 
 
-def test_of_two_recordings_a_short_one_leaves_too_little(tmp_path: Path) -> None:
-    merged = read(tmp_path, Job(ranks=2, steps=range(10, 30), first_step={1: 25}))
-    assert merged.notes == ("15 of 20 steps left out, as not all ranks have them: rank 1 lacks 15",)
-    assert diagnose(merged.trace).refused.startswith(f"{UNDETERMINED}: 15 of 20 steps are not of all ranks")
-
-
 @pytest.mark.parametrize("missing", [(0,), (3,), (0, 2), (1, 3)])
 def test_whoever_has_no_file_may_be_the_one_that_all_wait_for(tmp_path: Path, missing: tuple[int, ...]) -> None:
     """Also the first or the last rank, or every other one."""
@@ -193,11 +178,10 @@ def test_whoever_has_no_file_may_be_the_one_that_all_wait_for(tmp_path: Path, mi
 
 
 @pytest.mark.parametrize("key", ["correlation", "External id", "Seq", "In msg nelems", "Src Rank"])
-@pytest.mark.parametrize("value", [(1 << 64) - 1, -(1 << 70), 1 << 63])
-def test_whole_numbers_that_fit_no_column_are_unknown(tmp_path: Path, key: str, value: int) -> None:
+def test_whole_numbers_that_fit_no_column_are_unknown(tmp_path: Path, key: str) -> None:
     made = profiles(Job())
     kernel = next(event for event in made[0]["traceEvents"] if "AllReduce" in event["name"])
-    kernel["args"][key] = value
+    kernel["args"][key] = -(1 << 70)
     trace = read(tmp_path, Job(), made).trace
     assert len(np.unique(trace.column("iteration"))) >= 5, "a kernel without its launch may cost its step"
 
@@ -267,10 +251,7 @@ def late_host(where: str, extra_us: float) -> Job:
 
 @pytest.mark.parametrize(
     ("where", "extra_us", "total_us", "named"),
-    [
-        ("DataLoader", 1500.0, 1500.0, "workers of its data loader"),
-        ("Optimizer", 60.0, 1200.0, "CUDA graphs"),
-    ],
+    [("DataLoader", 1500.0, 1500.0, "workers of its data loader"), ("Optimizer", 60.0, 1200.0, "CUDA graphs")],
 )
 def test_a_late_host_is_named_with_what_it_did(
     tmp_path: Path, where: str, extra_us: float, total_us: float, named: str
@@ -312,10 +293,6 @@ def test_time_in_which_two_collectives_wait_counts_once(tmp_path: Path) -> None:
     (found,) = find_late_hosts(read(tmp_path, Job(program=lambda _: program, took_us=slow_rank_1)).activity)
     assert found.rank == 1
     assert np.median(found.late_s) * 1e6 == pytest.approx(2000.0, abs=100.0)
-
-
-def test_nobody_is_late(tmp_path: Path) -> None:
-    assert find_late_hosts(read(tmp_path, Job()).activity) == ()
 
 
 _PROGRAM: list[Kernel | Meeting] = [Kernel(300.0), Meeting("all_to_all"), Kernel(90.0), Meeting(beside=True)]
@@ -389,20 +366,14 @@ def test_steps_from_collectives_that_recur(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("program", "why"),
-    [
-        ([Kernel(10.0)], "and no collectives"),
-        ([Kernel(10.0), Meeting()], "its 6 collectives are all alike"),
-    ],
+    [([Kernel(10.0)], "and no collectives"), ([Kernel(10.0), Meeting()], "its 6 collectives are all alike")],
 )
 def test_a_profile_without_steps_is_refused(tmp_path: Path, program: list[Kernel | Meeting], why: str) -> None:
     with pytest.raises(InputError, match=f"no ProfilerStep# in .*{why}; allowed: .*prof.step"):
         read(tmp_path, Job(marks=False, program=lambda _: program))
-
-
-def test_a_profile_beyond_all_bounds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_columns, "MAX_EVENTS", 20)
-    with pytest.raises(InputError, match=r"rank0.json: more than 20 complete events; allowed"):
-        read(tmp_path, Job())
+    job = Job(marks=False, steps=range(9), program=lambda step: [Kernel(10.0), Meeting(elements=step + 1)])
+    with pytest.raises(InputError, match="9 collectives, in which no sequence recurs"):
+        read(tmp_path, job)
 
 
 def test_a_device_beside_the_job_is_left_out(tmp_path: Path) -> None:
@@ -433,9 +404,3 @@ def test_rccl(tmp_path: Path) -> None:
     assert set(merged.trace.column("op").tolist()) == {"compute", "all_reduce"}
     for late_R in late_us(merged).values():
         assert late_R[1] == pytest.approx(2000.0, abs=100.0)
-
-
-def test_one_sequence_that_never_recurs_is_refused(tmp_path: Path) -> None:
-    job = Job(marks=False, steps=range(9), program=lambda step: [Kernel(10.0), Meeting(elements=step + 1)])
-    with pytest.raises(InputError, match="9 collectives, in which no sequence recurs"):
-        read(tmp_path, job)

@@ -13,9 +13,9 @@ import pytest
 from traced_jobs import H100_DIR, needs_h100
 
 from paceenv.cli import application
-from paceenv.diagnosis.observed.host_activity import find_late_hosts
-from paceenv.importers.kineto import import_kineto
-from paceenv.importers.merging.merge_ranks import Merged, merge_ranks
+from paceenv.diagnosis.host_activity import find_late_hosts
+from paceenv.importers.merge_ranks import Merged, merge_ranks
+from paceenv.importers.profiler.kineto import import_kineto
 
 pytestmark = needs_h100
 RANKS = 8
@@ -91,10 +91,7 @@ _CALLS = ("nccl:", "c10d::", "record_param_comms")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("missing", "skewed", "no_metadata", "no_calls", "one_stream"),
-    [((3, 5), True, True, False, False), ((), True, True, True, True)],
-)
+@pytest.mark.parametrize(("missing", "skewed", "no_metadata", "no_calls", "one_stream"), [((), True, True, True, True)])
 def test_the_answer_stays(
     tmp_path: Path, missing: tuple[int, ...], skewed: bool, no_metadata: bool, no_calls: bool, one_stream: bool
 ) -> None:

@@ -18,8 +18,7 @@ from importer_samples import dump_of
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
-from paceenv.diagnosis.observed.hang import NOTHING_HANGS, UNDETERMINED, Hang, find_hangs
-from paceenv.diagnosis.observed.standstill import ranks_text
+from paceenv.diagnosis.hang import NOTHING_HANGS, UNDETERMINED, Hang, find_hangs
 from paceenv.importers.flight_recorder import read_dump
 from paceenv.importers.inputs import read_inputs
 from paceenv.importers.plain_pickle import read_plain_pickle
@@ -46,8 +45,6 @@ def test_a_rank_that_stops_is_named_with_what_it_did_last(tmp_path: Path, how: d
         assert last.last is not None
         assert (last.last.op, last.last.collective_seq, last.last.state) == ("_all_gather_base", 3, "completed")
         assert last.frames == ("step__all_gather_base at /job/train.py:12",)
-    else:
-        assert last.finished == 3, "by its status"
 
 
 def test_a_short_log_does_not_take_the_answer_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +66,9 @@ def test_ranks_that_wait_for_a_waiting_rank_are_victims(tmp_path: Path) -> None:
     assert found.stopped == (5,)
     assert set(found.waits) == set(range(12)) - {5}
     assert all(ends == (5,) for ends in found.ends().values())
-    assert any(5 not in wait.ranks for wait in found.waits.values()), "some wait for others who wait for it"
+    assert any(5 not in wait.absent + wait.busy for wait in found.waits.values()), (
+        "some wait for others who wait for it"
+    )
 
 
 def test_a_rank_without_a_dump(tmp_path: Path) -> None:
@@ -137,7 +136,7 @@ def test_a_job_that_does_not_hang(tmp_path: Path) -> None:
     assert not found.hangs
     assert found.verdict == NOTHING_HANGS
     empty = seen(parallel(), tmp_path / "active", only_active=True)
-    assert empty.verdict == "cannot be determined: the 8 dumps have no entries"
+    assert empty.verdict == "cannot be determined: the 8 dumps have no entries of known groups"
 
 
 @pytest.mark.parametrize(
@@ -160,24 +159,6 @@ def test_collectives_that_do_not_match(tmp_path: Path, other: Op, what: str, sai
     assert found.to_json()["mismatches"][0]["variants"][1]["ranks"] == [2]
 
 
-def test_members_of_an_all_to_all_may_send_different_amounts(tmp_path: Path) -> None:
-    def exchange(*outputs: int) -> Hang:
-        job = data_parallel(2, device_stops={0: 0, 1: 0})
-        folder = job.run().write(tmp_path / str(outputs))
-        for rank, received in enumerate(outputs):
-            path = folder / f"nccl_trace_rank_{rank}"
-            dump = pickle.loads(path.read_bytes())
-            entry = dump["entries"][0]
-            entry |= {"profiling_name": "nccl:all_to_all", "input_sizes": [[4 + rank]], "output_sizes": [[received]]}
-            path.write_bytes(pickle.dumps(dump, 2))
-        return find_hangs(read_inputs([folder]).dumps)[0]
-
-    assert exchange(5, 4).mismatches == ()
-    (mismatch,) = exchange(5, 5).mismatches
-    assert mismatch.what == "sum of sizes"
-    assert "9 numbers sent by all, 10 received" in mismatch.variants[0][0]
-
-
 def test_ranks_that_enter_collectives_in_different_orders(tmp_path: Path) -> None:
     groups = {"0": ("default_pg", (0, 1)), "1": ("A", (0, 1)), "2": ("B", (0, 1))}
     orders = {0: ["1", "2"], 1: ["2", "1"]}
@@ -187,13 +168,6 @@ def test_ranks_that_enter_collectives_in_different_orders(tmp_path: Path) -> Non
     assert found.stopped == ()
     assert "rank 0 in all_reduce 1 of A (ranks 0, 1) for 1" in found.verdict
     assert "which one cannot be determined" in found.verdict
-
-
-def test_both_sides_receive_before_they_send(tmp_path: Path) -> None:
-    programs = {rank: [Op("0", "recv", 1 - rank, waits=True), Op("0", "send", 1 - rank)] for rank in range(2)}
-    found = seen(Job({"0": ("default_pg", (0, 1))}, programs), tmp_path)
-    assert [root.kind for root in found.roots] == ["circle"]
-    assert "recv from 1" in found.verdict
 
 
 def _batch(dump: dict[str, Any], ops: list[tuple[str, str]], *, closed: str | None) -> None:
@@ -237,19 +211,6 @@ def test_a_batch_that_one_side_never_posts(tmp_path: Path) -> None:
     (found,) = find_hangs(read_inputs([tmp_path]).dumps)
     assert found.stopped == (1,)
     assert "first in send to 1 + recv from 1 of PIPE (ranks 0, 1)" in found.verdict
-
-
-def test_dumps_written_at_different_times(tmp_path: Path) -> None:
-    """The first watchdog writes before the other hosts have enqueued all that they will."""
-    job = data_parallel(4, ahead=1, host_stops={2: 3})
-    job.run().write(tmp_path)
-    early = {rank: (tmp_path / f"nccl_trace_rank_{rank}").read_bytes() for rank in (0, 2)}
-    job.ahead = 50
-    job.run().write(tmp_path)
-    for rank, content in early.items():
-        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(content)
-    (found,) = find_hangs(read_inputs([tmp_path]).dumps)
-    assert found.stopped == (2,)
 
 
 def test_the_content_says_which_rank_it_is(tmp_path: Path) -> None:
@@ -302,25 +263,6 @@ def test_dumps_of_another_run_are_doubted(tmp_path: Path) -> None:
     (found,) = find_hangs(read_inputs([folder]).dumps)
     assert re.search("the newest entry of rank 3 is 3[56]00 s older than the others'", found.verdict)
     assert "disagree on the ranks of group 0 (sizes 4, 5): they are of different runs" in found.verdict
-
-
-@pytest.mark.parametrize("content", [{"log": {"entries": []}}, {"entries": [{"a": 1}]}, {"entries": {"a": 1}}])
-def test_other_json_with_entries_is_no_dump(tmp_path: Path, content: dict[str, Any]) -> None:
-    (tmp_path / "rank_0.json").write_text(json.dumps(content))
-    with pytest.raises(InputError):
-        read_inputs([tmp_path])
-
-
-def test_dumps_without_groups_are_of_those_that_wrote_them(tmp_path: Path) -> None:
-    """As versions before 2.0 wrote them."""
-    job = data_parallel(3, host_stops={1: 2}).run()
-    for rank in range(3):
-        dump = {"entries": job.dump(rank)["entries"], "version": "1.5"}
-        for entry in dump["entries"]:
-            entry["seq_id"] = entry.pop("collective_seq_id")
-        (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump, 2))
-    (found,) = find_hangs(read_inputs([tmp_path]).dumps)
-    assert found.stopped == (1,)
 
 
 def test_each_incident_has_its_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -402,7 +344,6 @@ def _cut(dumps: dict[int, dict[str, Any]], first: int, last: int, *ranks: int) -
     "change",
     [
         lambda dumps: _without(dumps, "pg_status"),
-        lambda dumps: _without(dumps, "pg_config"),
         lambda dumps: _drop(dumps, 0, 5, 13),
         lambda dumps: _drop(dumps, 12, 10),
         lambda dumps: _drop(dumps, *range(8)),
@@ -444,11 +385,6 @@ def test_a_report_on_dumps_of_a_job_that_hangs_says_who_reads_them(tmp_path: Pat
     assert not (tmp_path / "report.html").exists()
 
 
-def test_ranks_are_written_as_ranges() -> None:
-    assert ranks_text([7, 0, 1, 2, 3, 9, 10]) == "0-3, 7, 9, 10"
-    assert ranks_text([]) == ""
-
-
 def why_refused(path: Path) -> str:
     """Why nothing can be said of a dump; "" where everything can."""
     try:
@@ -463,13 +399,6 @@ def why_refused(path: Path) -> str:
 
 _SMALL = pickle.dumps(data_parallel(2, steps=1, host_stops={1: 1}).run().dump(0), 2)
 _ODD = st.sampled_from([None, -1, 1 << 70, "x", [], {}, [[]], ["x"], {"a": 1}, 1.5, float("nan"), True, b"x", ("0", 1)])
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(at=st.integers(0, len(_SMALL)), new=st.binary(max_size=4), cut=st.booleans())
-def test_whatever_bytes_a_dump_has_it_is_read_or_refused(tmp_path: Path, at: int, new: bytes, cut: bool) -> None:
-    (tmp_path / "rank_0").write_bytes(_SMALL[:at] + new + (b"" if cut else _SMALL[at + len(new) :]))
-    assert "\n" not in why_refused(tmp_path / "rank_0")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from benchmarks._common import recorded
 from paceenv.calibration.distances import Distance
-from paceenv.calibration.fits.noise_fit import NoiseFit
 from paceenv.calibration.heldout import HeldOutCheck, Line, check_job, check_stage
+from paceenv.calibration.job_stamps import JobStamps, read_job
 from paceenv.calibration.measurements import StageTimes
+from paceenv.calibration.noise_fit import NoiseFit
 from paceenv.calibration.posterior import measured_step
-from paceenv.calibration.structure import JobStamps, read_job
 from paceenv.cli import application
-from paceenv.cli.calibrate_command import noise_cluster
-from paceenv.cli.calibrate_job import print_check
+from paceenv.cli.calibrate_command import noise_cluster, print_check
 from paceenv.core import metrics
 from paceenv.core.errors import InputError
 from paceenv.core.trace import write_trace

@@ -26,14 +26,10 @@ from paceenv.core.trace import Trace
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.operation_matrix import read_matrix
-from paceenv.importers.formats import find_format
 from paceenv.importers.inputs import read_inputs
 from paceenv.importers.json_events import MAX_EVENT, EventFile
-from paceenv.importers.kineto import import_kineto
-from paceenv.importers.nccl_tests import read_tables
 from paceenv.importers.plain_pickle import read_plain_pickle
-from paceenv.importers.profiler.collective_names import op_name
-from paceenv.importers.profiler.event_columns import decode
+from paceenv.importers.profiler.kineto import import_kineto
 
 Found = TypeVar("Found")
 
@@ -326,41 +322,6 @@ def test_however_events_are_decoded_the_timeline_is_the_same(
     assert repr(_read(path, at_once=True)) == repr(_read(path, at_once=False))
 
 
-def test_odd_events_among_many_change_nothing_but_themselves(tmp_path: Path) -> None:
-    profile = profile_of(0)
-    profile["traceEvents"][-6]["dur"] = 3e6  # the last step on the device
-    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "dur": 2.5, "pid": 0}
-    kernels: list[dict[str, Any]] = [kernel | {"ts": 2e6 + 3.25 * i} for i in range(40_000)]
-    for i in (7, 20_000):
-        kernels[i] |= {"args": {"deep": json.loads("[" * 90 + "]" * 90)}}
-    for i in (9, 30_000):
-        kernels[i] |= {"pid": 1.5}
-    path = tmp_path / "rank0.json"
-    path.write_text(json.dumps(profile | {"traceEvents": profile["traceEvents"] + kernels}, indent=1))
-    found, damage = _read(path, at_once=True)
-    assert (found, damage) == _read(path, at_once=False)
-    assert not damage
-    assert sum(len(step[4]) for step in found[1]) > 30_000
-    with EventFile(path) as file:
-        batches = list(file.batches(decode))
-    decoded = sum(len(batch) for batch in batches if batch and not isinstance(batch[0], dict))
-    assert 0.3 * file.events < decoded < file.events, "most at once, and where something is odd one by one"
-
-
-@pytest.mark.parametrize(
-    ("said", "op"),
-    [
-        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "all_reduce"), ("_reduce_scatter_base", "reduce_scatter"),
-        ("ncclKernel_AllGather_RING_LL_Sum_int8_t", "all_gather"), ("all_to_allv", "all_to_all"), ("gather", "gather"),
-        ("ncclDevKernel_SendRecv", "send_recv"), ("allgather_into_tensor_coalesced", "all_gather"),
-        ("_broadcast_oop", "broadcast"),
-        ("ncclDevKernel_Generic_1", "collective"),
-    ],
-)  # fmt: skip
-def test_names_of_collectives(said: str, op: str) -> None:
-    assert op_name(said) == op
-
-
 _small = json.dumps(profile_of(0)).encode()[:6000]
 
 
@@ -412,26 +373,3 @@ def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path: Path, contents: l
         paths[-1].write_bytes(gzip.compress(content)[: len(content) + 10] if packed else content)
     trace = read_or_refused(lambda: load_traces(paths)[0])
     assert trace is None or trace.table.num_rows
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(
-    lines=st.lists(
-        st.text(max_size=40) | st.lists(st.floats() | st.integers(), max_size=14).map(lambda n: " ".join(map(str, n))),
-        max_size=8,
-    )
-)
-def test_any_text_as_a_table_of_nccl_tests(tmp_path: Path, lines: list[str]) -> None:
-    path = tmp_path / "all_reduce_perf.txt"
-    path.write_text(
-        "\n".join(["#  size  count  type  redop  root  time  algbw  busbw  #wrong", *lines]), errors="replace"
-    )
-    tables = read_or_refused(lambda: read_tables(path))
-    assert all((table.time_s > 0.0).all() for table in tables or [])
-
-
-def test_sniffing_does_not_read_far(tmp_path: Path) -> None:
-    path = tmp_path / "late.json"
-    path.write_bytes(b" " * (1 << 20) + b'{"traceEvents": []}')
-    with pytest.raises(InputError, match="empty"):
-        find_format(path)

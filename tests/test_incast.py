@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from traced_jobs import SOCKET_RUNS_DIR, needs_socket_runs
 
-from paceenv.calibration.structure import read_job
+from paceenv.calibration.job_stamps import read_job
 from paceenv.core import pacing
 from paceenv.core.signals import NAMES, unsquash
 from paceenv.core.trace import read_trace

@@ -14,8 +14,8 @@ from importer_samples import dump_of, profile_of, written
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.answer import find_answer
-from paceenv.importers import file_list
-from paceenv.importers.file_list import list_files
+from paceenv.importers import formats as file_list
+from paceenv.importers.formats import list_files
 from paceenv.importers.inputs import read_inputs, split_recordings
 
 

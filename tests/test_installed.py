@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tarfile
 import zipfile
 from importlib import metadata
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from installations import OWN_FOLDERS, Environment, build, copy_sources, environment, requirements, training_repository
+from installations import Environment, build, copy_sources, environment, requirements, training_repository
 
 from paceenv import __version__
 
@@ -128,7 +127,7 @@ def test_a_repository_with_folders_like_ours_trains_as_ever(
 
 @pytest.mark.slow
 def test_the_agent_and_the_environment_work_beside_them(installed: Environment, tmp_path: Path) -> None:
-    """``live.attach`` and ``gymnasium.make`` in one script of a repository with packages named like ours."""
+    """``live.attach`` and the registered environment in one script of a repository with packages named like ours."""
     repository = training_repository(tmp_path / "mine", packages=True)
     installed.run("train.py", "--attach", "--gym", folder=repository, NUMBA_DISABLE_JIT="1")
     found, agent = losses(repository)
@@ -137,9 +136,8 @@ def test_the_agent_and_the_environment_work_beside_them(installed: Environment, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packages", [False, True], ids=["folders", "packages"])
-def test_torchrun_trains_them_with_the_agent(packages: bool, production: Environment, tmp_path: Path) -> None:
-    repository = training_repository(tmp_path / "mine", packages=packages)
+def test_torchrun_trains_them_with_the_agent(production: Environment, tmp_path: Path) -> None:
+    repository = training_repository(tmp_path / "mine", packages=True)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--monitor-interval=0.1")
     production.run(*torchrun, *LAUNCHER, "train.py", folder=repository)
     (first, one), (second, two) = losses(repository, "0"), losses(repository, "1")
@@ -156,7 +154,7 @@ def test_a_production_node_has_no_simulator(production: Environment, tmp_path: P
 
 def test_an_editable_installation_runs_the_files_that_people_open(editable: Environment, source: Path) -> None:
     """Also through the links in ``paceenv/``: tracebacks name them, and a debugger stops in them."""
-    paths = ["paceenv/core/pacing.py", "policies/rules.py", "live/options.py", "trainers/training/train_command.py"]
+    paths = ["paceenv/core/pacing.py", "policies/rules.py", "live/options.py"]
     modules = [path.removeprefix("paceenv/").removesuffix(".py").replace("/", ".") for path in paths]
     code = f"from importlib import import_module\nfor m in {modules}: print(import_module('paceenv.' + m).__file__)"
     assert editable.run("-c", code, folder=source.parent).splitlines() == [str(source / path) for path in paths]
@@ -176,12 +174,3 @@ def test_a_breakpoint_stops_in_a_file_behind_a_link(
     said = editable.run("-m", "pdb", script, folder=source, text=f"b {typed}:{line}\nc\nq\n")
     assert f"Breakpoint 1 at {file}:{line}" in said
     assert f"> {file}({line})<module>()" in said
-
-
-def test_a_repository_like_ours_is_what_the_check_needs(tmp_path: Path) -> None:
-    """Without its own folders the training script fails: nothing of ours stands in for them."""
-    repository = training_repository(tmp_path / "mine", packages=False)
-    for name in OWN_FOLDERS:
-        shutil.rmtree(repository / name)
-    with pytest.raises(AssertionError, match="No module named 'configs'"):
-        environment(tmp_path / "bare").run("train.py", folder=repository)

@@ -12,9 +12,9 @@ from traced_jobs import SOCKET_RUNS_DIR, job_of, needs_socket_runs
 from paceenv.core.lateness import patterns
 from paceenv.core.trace import Trace, TraceMetadata, read_trace
 from paceenv.diagnosis.dependency_graph import build_graph
-from paceenv.diagnosis.graph_replay import own_durations
-from paceenv.diagnosis.observed.lateness_over_time import find_lateness, own_work
+from paceenv.diagnosis.lateness_over_time import find_lateness, own_work
 from paceenv.diagnosis.operation_matrix import read_matrix
+from paceenv.diagnosis.replay import own_durations
 
 
 def trace(own_TR: np.ndarray, stage_R: list[int] | None = None) -> Trace:

@@ -19,10 +19,7 @@ from paceenv.core.lateness.common_place import (
 )
 
 RANKS = range(64)
-PLACES = {
-    HOST: {rank: f"node{rank // 8}" for rank in RANKS},
-    RACK: {rank: f"rack{rank // 16}" for rank in RANKS},
-}
+PLACES = {HOST: {rank: f"node{rank // 8}" for rank in RANKS}, RACK: {rank: f"rack{rank // 16}" for rank in RANKS}}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceenv.core.errors import InputError
 from paceenv.core.lateness import patterns
-from paceenv.core.lateness.peers import lateness_of, others_median
+from paceenv.core.lateness.medians import lateness_of, others_median
 from paceenv.core.lateness.watch import LatenessWatch, LateSpan
 
 Array = np.ndarray[Any, Any]
@@ -41,8 +41,7 @@ def test_lateness_is_the_difference_to_the_median_of_the_others(ranks: int) -> N
             np.testing.assert_allclose(lateness_of(own_R), expected)
 
 
-@pytest.mark.parametrize("ranks", [2, 8, 64])
-@pytest.mark.parametrize(("slow", "cv"), [(0.1, 0.02), (0.2, 0.05), (0.5, 0.1)])
+@pytest.mark.parametrize(("ranks", "slow", "cv"), [(2, 0.5, 0.1), (8, 0.2, 0.05), (64, 0.1, 0.02)])
 def test_a_rank_that_turns_slow_is_named_with_its_begin_and_amount(ranks: int, slow: float, cv: float) -> None:
     own_TR = steps(400, ranks, cv)
     own_TR[200:, 1] *= 1.0 + slow
@@ -54,14 +53,6 @@ def test_a_rank_that_turns_slow_is_named_with_its_begin_and_amount(ranks: int, s
     assert abs(late.late_s - slow) <= 4.0 * late.error_s + 0.005
     assert named[0].steps == named[0].named - named[0].first + 1
     assert watch.findings().pattern == patterns.SINCE
-
-
-def test_a_large_difference_takes_as_many_steps_as_one_step_may_count() -> None:
-    """Score: 2.4 * 4 standard deviations a step, less the price; and late steps must be clearly more than half."""
-    own_TR = steps(600, 8, 0.01)
-    own_TR[500:, 3] *= 2.0
-    _, [span] = watched(own_TR)
-    assert 4 <= span.steps <= 6
 
 
 def test_a_rank_that_is_late_from_the_first_step_on_is_chronic() -> None:
@@ -131,16 +122,6 @@ def test_variation_of_all_ranks_names_nobody() -> None:
     assert found.lost_s == pytest.approx(0.15 * 1.77, rel=0.15)  # mean of the largest of 16 normal variables
 
 
-def test_a_late_rank_that_turns_worse_is_told_since_then() -> None:
-    own_TR = steps(800, 8, 0.02)
-    own_TR[:, 1] *= 1.05
-    own_TR[400:, 1] *= 1.3
-    [late] = watched(own_TR)[0].findings().late
-    assert late.kind == patterns.SINCE
-    assert abs(late.spans[-1].first - 400) <= 3
-    assert late.late_s == pytest.approx(0.365, rel=0.05)
-
-
 def test_ranks_are_compared_with_their_like_only() -> None:
     own_TR = steps(200, 8, 0.02)
     own_TR[:, 4:] *= 3.0
@@ -184,15 +165,6 @@ def test_false_alarms_stay_below_the_stated_rate(kind: str) -> None:
     assert alarms <= 20
 
 
-def test_a_long_tail_of_all_ranks_makes_none_of_them_late() -> None:
-    """Every rank's mean is then above the median of the others. Stated: one in 10,000 steps; here are 3,000."""
-    alarms = 0
-    for seed in range(3):
-        own_TR = 1.0 + 0.15 * np.random.default_rng(seed).exponential(size=(1000, 8))
-        alarms += len(watched(own_TR, least_share=0.0, steps_per_false_alarm=1e4)[1])
-    assert alarms <= 1
-
-
 def _story(named: list[LateSpan]) -> list[tuple[int, int, int]]:
     return sorted((span.rank, span.first, span.named) for span in named)
 
@@ -234,15 +206,6 @@ def test_no_step_breaks_the_watch(ranks: int, table: list[list[float]]) -> None:
         assert all(0 <= row.rank < ranks for row in (*found.late, *found.past))
 
 
-def test_a_first_late_step_after_none_at_all_divides_by_no_zero() -> None:
-    watch = LatenessWatch(3)
-    for _ in range(11):
-        watch.add([0.0, 0.0, 0.0], step_s=0.0)
-    assert not watch.findings().late
-    watch.add([0.0, 0.0, 4.0], step_s=0.0)
-    assert [row.rank for row in watch.findings().late] in ([], [2])
-
-
 def test_a_rank_that_is_missing_for_a_while_is_judged_on_what_is_known() -> None:
     own_TR = steps(300, 8, 0.03)
     own_TR[100:, 3] *= 1.3
@@ -254,21 +217,6 @@ def test_a_rank_that_is_missing_for_a_while_is_judged_on_what_is_known() -> None
 
 def test_one_rank_alone_is_never_late() -> None:
     assert watched(steps(50, 1, 0.1))[1] == []
-
-
-def test_memory_does_not_grow_with_the_steps() -> None:
-    watch, rng = LatenessWatch(3), np.random.default_rng(0)
-
-    def sizes() -> int:
-        tables = [v for v in vars(watch).values() if isinstance(v, np.ndarray)]
-        return sum(t.nbytes for t in tables) + len(watch._single) + len(watch._closed) + len(watch._waiting)
-
-    for _ in range(100):
-        watch.add(rng.exponential(size=3))
-    before = sizes()
-    for _ in range(900):
-        watch.add(rng.exponential(size=3))
-    assert sizes() <= before + 512
 
 
 def test_iterations_may_have_gaps_but_must_ascend() -> None:

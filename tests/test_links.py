@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from probed_jobs import levels, simulated
 
-from paceenv.calibration.fits.links import LinkFit, fit_links
+from paceenv.calibration.job_stamps import JobStamps, read_job
 from paceenv.calibration.link_replay import share_uplink
-from paceenv.calibration.structure import JobStamps, read_job
+from paceenv.calibration.links import LinkFit, fit_links
 from paceenv.core.probing import HEAD_START_SHARE, Plan
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive
@@ -56,16 +56,15 @@ def fitted(stamps: JobStamps, memory: float, seed: int) -> LinkFit:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("memory", "least", "share"), [(0.0, 0.82, 0.9), (0.9, 0.75, 0.6)], ids=["white", "lasting"])
-def test_error_bars_hold_the_truth(memory: float, least: float, share: float, probed: Jobs) -> None:
+def test_error_bars_hold_the_truth(probed: Jobs) -> None:
     """Of 90 %. Noise of some ten iterations leaves hardly thirty independent numbers in a trace, and less to tell."""
-    found = [fitted(stamps, memory, seed) for seed, stamps in enumerate(probed(HEAD_START_SHARE, 40))]
+    found = [fitted(stamps, 0.9, seed) for seed, stamps in enumerate(probed(HEAD_START_SHARE, 40))]
     assert all(fit.probed for fit in found)
     alone = [abs(fit.alone_s - ALONE_S) <= NORMAL_90 * fit.alone_se for fit in found if np.isfinite(fit.alone_se)]
     work = [abs(fit.work_s - WORK_S) <= NORMAL_90 * fit.work_se for fit in found if np.isfinite(fit.work_se)]
     for told in (alone, work):
-        assert len(told) > share * len(found)
-        assert least <= np.mean(told) <= 0.98
+        assert len(told) > 0.6 * len(found)
+        assert 0.75 <= np.mean(told) <= 0.98
 
 
 def test_a_cap_that_is_not_there_is_not_told() -> None:

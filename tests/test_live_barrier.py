@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-from live_jobs import results, run_ranks
-from live_link import limited_link
 from torch._C._distributed_c10d import HashStore
 
-from paceenv.core import timing
-from paceenv.live.barrier_words import BarrierWords, alone_s, read, said
 from paceenv.live.decide.control import BARRIER_EVERY
 from paceenv.live.decide.live_policy import needed_policy
 from paceenv.live.loop import Loop
 from paceenv.live.observe.iteration import Iteration, Shape
 from paceenv.live.options import make_options
-from paceenv.live.peers import Peers
+from paceenv.live.store_messages import BarrierWords, Peers, alone_s, read, said
 
 POLICY = "static:slack=0.0/0.4"
 QUIET = 20
@@ -134,37 +128,3 @@ def test_without_a_store_or_a_rank_that_answers_nothing_changes() -> None:
     steps(ranks, QUIET + 1)
     look(ranks)
     assert max(alone_ms(ranks)) <= 1.0
-
-
-def slow_barrier(*, iterations: int, **options: Any) -> dict[str, Any]:
-    """Pairs reduce, then all meet in a small reduction, over one slow link; the last rank computes 40 ms longer."""
-    import torch
-    import torch.distributed as dist
-
-    from paceenv import live
-
-    agent = live.attach(None, POLICY, **options)
-    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    payload, small, late = torch.ones(8000), torch.ones(1000), dist.get_rank() == 3
-    for _ in range(iterations):
-        dist.all_reduce(payload, group=groups[dist.get_rank() // 2])
-        time.sleep(0.05 + 0.04 * late)
-        dist.all_reduce(small)
-        agent.tick()
-    pacer = agent._loop.control.pacer
-    assert pacer is not None
-    found = {"alone_s": pacer.barrier_alone_s, "wait_s": float(pacer._rank[timing.WAIT_MEAN_S, 0])}
-    agent.detach()
-    return found
-
-
-@pytest.mark.alone
-def test_the_last_rank_waits_for_nobody_where_the_barrier_itself_is_slow(tmp_path: Path) -> None:
-    with limited_link(10.0) as namespace:
-        options = {"mode": "canary", "quiet_first": 24, "seed": 1, "out": str(tmp_path / "run")}
-        found = results(run_ranks(slow_barrier, 4, tmp_path, namespace=namespace, iterations=100, **options))
-    assert len({rank["alone_s"] for rank in found}) == 1
-    assert found[0]["alone_s"] > 0.005
-    *early, late = found
-    assert min(rank["wait_s"] for rank in early) > 0.015
-    assert late["wait_s"] < 0.5 * late["alone_s"], found

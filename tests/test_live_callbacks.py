@@ -28,7 +28,6 @@ def marked(run: RunFolder, rank: int, mark: str) -> set[int]:
     ("body", "parameters"),
     [
         pytest.param(hugging_face, {}, id="Hugging Face"),
-        pytest.param(lightning, {"manual": False}, id="Lightning", marks=pytest.mark.slow),
         pytest.param(lightning, {"manual": True}, id="Lightning, two optimizers by hand"),
     ],
 )

@@ -27,17 +27,12 @@ STEP_S = 0.2
 SMALL: dict[str, Any] = {"block_iterations": 12, "settle_iterations": 2}
 
 
-@pytest.mark.parametrize("degrees", [1, 2, 3, 7, 15, 31, 127, 1023])
-@pytest.mark.parametrize("tail", [0.5, 0.3, 0.025, 0.0125, 0.00625, 1e-5, 1e-9, 0.9])
+@pytest.mark.parametrize("degrees", [1, 3, 15, 1023])
+@pytest.mark.parametrize("tail", [0.5, 0.025, 1e-9, 0.9])
 def test_quantiles_of_student_are_those_of_scipy(degrees: int, tail: float) -> None:
     t = student_t_quantile(tail, degrees)
     assert t == pytest.approx(stats.t.isf(tail, degrees), rel=1e-9, abs=1e-9)
     assert student_t_tail(t, degrees) == pytest.approx(tail, rel=1e-9)
-
-
-@pytest.mark.parametrize(("tail", "degrees", "t"), [(0.025, 3, 3.1824), (0.005, 10, 3.1693), (0.05, 1, 6.3138)])
-def test_quantiles_of_student_are_those_of_the_table(tail: float, degrees: int, t: float) -> None:
-    assert round(student_t_quantile(tail, degrees), 4) == t
 
 
 @pytest.mark.parametrize(("tail", "degrees"), [(0.0, 3), (1.0, 3), (float("nan"), 3), (0.1, 0), (0.1, float("nan"))])
@@ -82,29 +77,6 @@ def test_a_schedule_pairs_its_blocks(seed: int, first: int, every: int, block: i
     assert starts_on == 4  # two of every four
 
 
-def test_orders_differ_between_seeds_and_fours() -> None:
-    orders = {
-        tuple(Schedule(seed, block_iterations=6).slot(12 + 12 * pair).on for pair in range(four, four + 4))
-        for seed in range(40)
-        for four in (0, 4)
-    }
-    assert len(orders) == 6
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"block_iterations": 5}, {"first_iteration": -1}, {"holdout_every": 1}, {"settle_iterations": 31}]
-)
-def test_impossible_schedules_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="allowed"):
-        Schedule(0, **wrong)
-
-
-@pytest.mark.parametrize("wrong", [{"alpha": 0.0}, {"min_gain": -0.1}, {"memory_pairs": 12}, {"memory_pairs": 2}])
-def test_impossible_comparisons_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="allowed"):
-        PairedComparison(Schedule(0), **wrong)
-
-
 def _noise(seed: int, iterations: int, sd: float, memory: float) -> np.ndarray:
     """Logarithm of step time over its level: AR(1) with standard deviation ``sd``."""
     draws = np.random.default_rng(seed).normal(0.0, sd * math.sqrt(1.0 - memory**2), iterations)
@@ -126,11 +98,10 @@ def _judge(
     return comparison
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("memory", [0.0, 0.9, 0.99])
+@pytest.mark.parametrize("memory", [0.9])
 def test_false_alarms_are_no_more_frequent_than_alpha(memory: float) -> None:
     """Looks at 4, 8 and 16 pairs and at the end, noise with a memory shorter, alike and longer than a block."""
-    jobs = 300
+    jobs = 100
     kinds = []
     for seed in range(jobs):
         comparison = _judge(seed, 18, 0.0, memory=memory)
@@ -159,24 +130,11 @@ def test_a_gain_is_found_and_bracketed() -> None:
     assert sum(covered) >= 55
 
 
-def test_a_loss_is_found() -> None:
-    verdicts = [_judge(seed, 16, -0.05).final() for seed in range(40)]
-    assert sum(v.kind == "hurts" for v in verdicts) >= 38
-    assert all("hurts by" in v.text for v in verdicts if v.kind == "hurts")
-
-
 def test_a_gain_below_the_least_worth_having_is_no_help() -> None:
     verdict = _judge(1, 32, 0.0, sd=0.01).final()
     assert verdict.kind == "does not help"
     assert verdict.gain is not None
     assert verdict.gain.high < 0.01
-
-
-def test_the_text_says_the_numbers() -> None:
-    verdict = _judge(2, 8, 0.08, sd=0.005).final()
-    assert verdict.gain is not None
-    assert verdict.text.startswith(f"helps by {100 * verdict.gain.value:.1f} % [")
-    assert f"{100 * verdict.gain.low:.1f}, {100 * verdict.gain.high:.1f}] of mean step time, 8 pairs" in verdict.text
 
 
 def test_a_rank_that_is_never_delayed_has_no_help_to_report() -> None:
@@ -195,13 +153,6 @@ def test_before_four_pairs_there_is_no_evidence() -> None:
     assert verdict.text == "insufficient evidence: 3 of at least 4 pairs of blocks"
 
 
-def test_between_looks_the_last_one_stands_and_the_end_looks_once_more() -> None:
-    comparison = _judge(4, 6, 0.1)
-    assert comparison.verdict.pairs == 4
-    assert comparison.final().pairs == 6
-    assert comparison.final() is comparison.verdict
-
-
 @pytest.mark.parametrize("ticks", [1, 2, 3, 4, 8, 30])
 def test_steps_of_several_iterations_are_compared_and_weigh_as_many(ticks: int) -> None:
     schedule = Schedule(7, first_iteration=50)
@@ -213,18 +164,6 @@ def test_steps_of_several_iterations_are_compared_and_weigh_as_many(ticks: int) 
     assert comparison.verdict.kind == "hurts"
     assert comparison.verdict.gain is not None
     assert comparison.verdict.gain.value == pytest.approx(-0.3)  # no step across two blocks counts
-
-
-def test_a_step_of_more_iterations_weighs_more() -> None:
-    schedule = Schedule(0, **SMALL)
-    comparison = PairedComparison(schedule)
-    for i in range(schedule.after(4) + 1):
-        ticks = {3: 2, 11: 8}.get(i % 12)  # of a block's ten counted iterations
-        if ticks is not None:
-            comparison.add(i, ticks * (1.0 - 0.5 * (ticks == 8 and schedule.slot(i).on)), 0.1, ticks)
-    gain = comparison.final().gain
-    assert gain is not None
-    assert gain.value == pytest.approx(0.4)
 
 
 def test_a_block_with_too_few_iterations_drops_its_pair() -> None:

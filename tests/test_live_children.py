@@ -57,25 +57,6 @@ SCRIPTS = {
             Module(), torch.utils.data.DataLoader(data, batch_size=4)
         )
     """,
-    "accelerate": """
-    def accelerated():
-        from accelerate import Accelerator
-        accelerator = Accelerator(cpu=True)
-        model = torch.nn.Linear(8, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model, optimizer = accelerator.prepare(model, optimizer)
-        for _ in range(60):
-            optimizer.zero_grad()
-            accelerator.backward(model(torch.randn(4, 8)).square().mean())
-            optimizer.step()
-
-    if __name__ == "__main__":
-        if sys.argv[1] == "debug_launcher":
-            from accelerate import debug_launcher
-            debug_launcher(accelerated, num_processes=2)
-        else:
-            accelerated()
-    """,
 }
 
 
@@ -100,18 +81,12 @@ def script(folder: Path, text: str, name: str = "train.py") -> Path:
     [
         ("mp", "spawn"),
         ("mp", "fork"),
-        ("mp", "forkserver"),
         ("lightning", "ddp"),
-        ("lightning", "ddp_spawn"),
-        ("lightning", "ddp_fork"),
-        ("accelerate", "debug_launcher"),
-        ("accelerate", "torchrun"),
     ],
 )
 def test_every_rank_that_a_script_starts_has_an_agent(kind: str, how: str, tmp_path: Path) -> None:
     path = script(tmp_path, textwrap.dedent(TRAINS) + textwrap.dedent(SCRIPTS[kind]))
-    below = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if how == "torchrun" else []
-    launched(path, *below, str(path), how, folder=tmp_path, agent="--out run --job mine")
+    launched(path, str(path), how, folder=tmp_path, agent="--out run --job mine")
     statuses = [json.loads(file.read_text()) for file in sorted((tmp_path / "run").rglob("rank*.json"))]
     assert [status["rank"] for status in statuses] == [0, 1]
     assert len({status["attempt"] for status in statuses}) == 1
@@ -181,7 +156,7 @@ def test_a_python_child_is_as_before(flags: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", ["", "{", '{"mode": "nonsense"}', '{"policy": null, "unknown": 1}'])
+@pytest.mark.parametrize("settings", ["{", '{"mode": "nonsense"}'])
 def test_a_child_with_broken_settings_or_without_the_package_trains_all_the_same(settings: str, tmp_path: Path) -> None:
     path = script(
         tmp_path,
@@ -198,31 +173,3 @@ def test_a_child_with_broken_settings_or_without_the_package_trains_all_the_same
         ended = commands.run([sys.executable, str(path)], cwd=tmp_path, env=variables)
         assert (ended.returncode, ended.stdout) == (0, "trained\n"), ended.stderr
         assert "Traceback" not in ended.stderr
-
-
-@pytest.mark.slow
-def test_the_kill_switch_and_the_folders_of_a_script_that_moves(tmp_path: Path) -> None:
-    moves = """
-        import os, sys, time, torch
-        os.makedirs("outputs/today", exist_ok=True)
-        os.chdir("outputs/today")
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for i in range(40):
-            model(torch.randn(2, 4)).sum().backward()
-            optimizer.step()
-            if i == 10:
-                open(os.path.join(sys.argv[1], "stop"), "w").close()
-                time.sleep(3)
-        from paceenv.live.agent import attached
-        agent = attached()
-        print("STATE", agent.state, agent.reason)
-    """
-    path = script(tmp_path, moves)
-    printed = launched(path, str(path), str(tmp_path), folder=tmp_path, agent="--out run --kill-file stop")
-    assert "STATE off stopped by the kill file" in printed
-    assert (tmp_path / "run").is_dir()
-    assert not (tmp_path / "outputs" / "today" / "run").exists()
-    (tmp_path / "stop").unlink()
-    by_variable = launched(path, str(path), str(tmp_path), folder=tmp_path, PACEENV_LIVE_KILL_FILE="stop")
-    assert "STATE off stopped by the kill file" in by_variable

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from live_jobs import results, run_ranks
 from scipy import stats
 from test_live_control import STEP_S, Job
-from test_live_tune_job import BAD, GOOD, TUNE
 
 from paceenv.live.decide.canary import BlockPlan, Slot, block_plan
-from paceenv.live.decide.contest import Comparisons, Contest, gain_over
+from paceenv.live.decide.contest import Comparisons, Contest
 from paceenv.live.decide.live_policy import find_candidates, find_policy
-from paceenv.live.record.summary import summarise
 
 PLANS = (BlockPlan(60, 20, 40, 40), BlockPlan(240, 80, 340, 40), BlockPlan(12, 4, 0, 12))
 
@@ -97,14 +91,6 @@ def test_each_candidate_has_its_verdict_and_differences_have_students_interval()
     assert _compared((0.1,), 4).as_dict()["differences"] == []
 
 
-def test_a_difference_needs_two_rounds_in_common() -> None:
-    assert gain_over({0: 0.1, 1: 0.2}, {1: 0.1, 2: 0.1}) is None
-    found = gain_over({0: 0.1, 1: 0.2}, {1: 0.2, 0: 0.1})
-    assert found is not None
-    assert found[1] == 2
-    assert tuple(found[0]) == (0.0, 0.0, 0.0)
-
-
 def _noisy(job: list[Job], effects: tuple[float, ...]) -> Callable[[float], float]:
     random = np.random.default_rng(3)
 
@@ -133,52 +119,6 @@ def test_a_candidate_that_hurts_stops_and_the_others_go_on() -> None:
     assert verdict.kind == "helps"
 
 
-def test_where_every_candidate_hurts_nothing_is_delayed_any_more() -> None:
-    job = Job(find_candidates("static:stagger=0/0.4;static:stagger=0/0.3"), "canary", lambda d: STEP_S + 2.0 * d)
-    job.run(50 + 2 * (120 + 8 * 120))
-    assert job.control.mode == "observe"
-    assert "rolled back, as pacing hurts by" in job.control.reason
-
-
 def test_one_candidate_is_the_policy_and_a_fault_in_one_is_a_fault() -> None:
     assert find_candidates("adaptive").candidates[0].source == find_policy("adaptive").source
     assert "no such file" in find_candidates("adaptive;nothing-like-this").fault
-
-
-def contested(*, iterations: int, **options: Any) -> dict[str, Any]:
-    """Whose turn it is in which iteration, who may pace this rank there, and the snapshot."""
-    import torch
-    import torch.distributed as dist
-
-    from paceenv import live
-
-    agent = live.attach(None, **options)
-    tensor, turns, acting = torch.ones(1 << 12), [], []
-    for iteration in range(iterations):
-        time.sleep(0.004)
-        dist.all_reduce(tensor)
-        agent.tick()
-        place = agent._loop.control._contest.place(iteration)
-        turns.append(place.candidate if place.slot.on else None)
-        acting.append(agent._loop.control._acting(iteration))
-    found = {"turns": turns, "acting": acting, "state": agent.state}
-    agent.detach()
-    return found | {"summary": agent.summary(), "reason": agent.reason}
-
-
-@pytest.mark.slow
-def test_ranks_of_a_job_take_the_same_turns_without_a_word(tmp_path: Path) -> None:
-    options = {key: value for key, value in TUNE.items() if key != "min_gain"} | {"mode": "canary"}
-    ranks = results(run_ranks(contested, 2, tmp_path, iterations=20 + 2 * 80 + 5 * 80, **options))
-    assert ranks[0]["turns"] == ranks[1]["turns"]
-    assert set(ranks[0]["turns"]) == {None, 0, 1}
-    for rank in ranks:  # one that has seen the bad candidate hurt follows it no more, perhaps a block before the other
-        refused = {turn for turn, acting in zip(rank["turns"], rank["acting"], strict=True) if acting != turn}
-        assert refused <= {1}
-    canary = ranks[0]["summary"]["canary"]
-    assert [one["name"] for one in canary["candidates"]] == [GOOD, BAD]
-    assert canary["candidates"][0]["pairs"] >= 3
-    page = summarise([rank["summary"] for rank in ranks])
-    assert f"  {GOOD}: " in page
-    assert "gains" in page
-    assert "95 % interval" in " ".join(page.split())

@@ -192,8 +192,6 @@ def test_unfinished_and_foreign_files_disturb_nobody(tmp_path: Path) -> None:
     [
         (None, "no such folder"),
         ("", "not the folder of a run"),
-        ("status/attempt0", "written by an earlier version of the agent"),
-        ("trace/attempt0", "written by an earlier version of the agent"),
     ],
 )
 def test_a_folder_that_is_none_says_so(tmp_path: Path, made: str | None, problem: str) -> None:
@@ -273,11 +271,6 @@ def test_the_rows_of_an_iteration_add_up_to_its_step(
     assert all(before[2] == after[1] for before, after in itertools.pairwise(rows))
     paced_s = sum(end - start for op, start, end in rows if op == "pace")
     assert paced_s == pytest.approx(sum(delay_s for _, delay_s, _ in steps), abs=1e-9)
-
-
-def test_overlapping_operations_leave_no_compute_twice() -> None:
-    rows = events_of([(0, 0.0, 5.0, 0.0, 0.0)], [(0, 0, 1.0, 3.0), (0, 1, 2.0, 4.0)])
-    assert [row for row in rows if row[0] == "compute"] == [("compute", 0, 1), ("compute", 4, 5)]
 
 
 def test_operations_on_another_thread_do_not_cut_the_rest() -> None:

@@ -14,7 +14,7 @@ from live_jobs import results, run_ranks
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", gpu_bodies.MORE_WAYS)
+@pytest.mark.parametrize("way", ["functional"])
 def test_the_jobs_train_alike_with_and_without_the_agent(way: str, tmp_path: Path) -> None:
     job = {"way": way, "modes": ("", "observe", "shadow"), "iterations": 16, "out": str(tmp_path / "run")}
     for alone, *others in results(run_ranks(gpu_bodies.train, 2, tmp_path, **job)):

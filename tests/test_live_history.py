@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 from live_samples import make_batch
 
-from paceenv.live.observe.batch import Batch, Kind
+from paceenv.live.observe.batch import STREAM, THREAD, Batch, Kind
 from paceenv.live.observe.log import Group
 from paceenv.live.record.history import BLOCK_ITERATIONS, BLOCKS, LISTED_COLLECTIVES, History, unseen
 
-KINDS = (Kind("all_reduce", 0, 1000), Kind("barrier", 0, 0), Kind("all_reduce", 1, 500, side=True))
+KINDS = (
+    Kind("all_reduce", 0, 1000),
+    Kind("barrier", 0, 0),
+    Kind("all_reduce", 1, 500, THREAD),
+    Kind("all_gather", 1, 500, STREAM),
+)
 STEP_S, REDUCE_S, BARRIER_S, PACE_S = 0.1, 0.03, 0.02, 0.01
 
 
@@ -64,7 +69,7 @@ def test_nothing_measured_is_unknown_and_not_zero() -> None:
     for found in (history.parts(), history.step(), history.own(), history.wait(), history.overhead()):
         assert set(found.values()) == {None}
     assert history.collectives() == []
-    assert history.side() == {"per_step": 0.0, "seconds": 0.0}
+    assert history.side() == {"per_step": 0.0, "streams": 0.0, "seconds": 0.0}
 
 
 def test_a_step_of_several_ticks_says_so() -> None:
@@ -84,11 +89,11 @@ def test_what_began_before_the_step_counts_from_its_start() -> None:
     assert one_step([(0, -0.5, 0.2)]).own()["mean_s"] == pytest.approx(0.8)
 
 
-def test_operations_on_another_thread_do_not_block_the_step() -> None:
-    history = one_step([(2, 0.0, 0.9), (0, 0.2, 0.5), (2, 0.55, 1.4)])
+def test_operations_on_another_thread_or_stream_do_not_block_the_step() -> None:
+    history = one_step([(2, 0.0, 0.9), (0, 0.2, 0.5), (2, 0.55, 1.4), (3, 0.6, 0.7)])
     assert history.own()["mean_s"] == pytest.approx(0.7)
     assert [c["group"] for c in history.collectives()] == [0]
-    assert history.side() == pytest.approx({"per_step": 2.0, "seconds": 0.9 + 0.85})
+    assert history.side() == pytest.approx({"per_step": 3.0, "streams": 1.0, "seconds": 0.9 + 0.85 + 0.1})
 
 
 def test_marked_steps_and_outliers_are_left_out() -> None:

@@ -29,9 +29,7 @@ LIVE = Path(__file__).parent.parent / "live"
 INSIDE = (
     "loop",
     "observe.backward",
-    "observe.checkpoints",
     "observe.collective_calls",
-    "observe.functional_calls",
     "observe.iteration",
     "observe.log",
     "observe.optimizer_steps",

@@ -47,15 +47,6 @@ def test_a_task_runs_again_and_again_and_a_last_time() -> None:
     assert (len(calls), said) == (number, [])
 
 
-def test_stop_runs_even_what_was_never_due() -> None:
-    calls: list[bool] = []
-    house = Housekeeping(pytest.fail)
-    house.add("rare", 1e6, calls.append)
-    house.start()
-    assert house.stop(DEADLINE_S)
-    assert calls == [True]
-
-
 def test_a_task_that_fails_is_said_once_and_the_others_go_on() -> None:
     failed: list[bool] = []
     calls: list[bool] = []
@@ -138,15 +129,6 @@ def test_the_end_has_an_end_even_where_every_task_is_slow() -> None:
     release.set()
 
 
-def test_who_does_not_wait_is_told_nothing() -> None:
-    """The watch over the kill file has nothing to write, so that nothing is lost when it is not waited for."""
-    release = threading.Event()
-    house, said = started(("the check of the kill file", lambda final: release.wait(DEADLINE_S) and None))
-    assert not house.stop(0.0)
-    release.set()
-    assert said == []
-
-
 def test_a_task_may_stop_the_thread_without_waiting_for_itself() -> None:
     calls: list[bool] = []
     ended = threading.Event()
@@ -224,7 +206,7 @@ def test_a_process_may_end_in_the_middle_of_a_task(tmp_path: Path) -> None:
         "house.start()\n"
         "time.sleep(0.05)\n"
     )
-    for _ in range(5):
+    for _ in range(2):
         done = run_python(code, str(tmp_path))
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -273,14 +255,13 @@ def test_without_file_descriptors_nothing_is_harmed_and_all_is_written_later(tmp
     assert RunFolder(tmp_path).statuses(ATTEMPT)[0]["final"] is True
 
 
-@pytest.mark.parametrize("spare_mb", [1, 4, 24])
-def test_without_address_space_nothing_is_harmed_and_all_is_written_later(tmp_path: Path, spare_mb: int) -> None:
+def test_without_address_space_nothing_is_harmed_and_all_is_written_later(tmp_path: Path) -> None:
     """As under ``ulimit -v``: the thread's allocations fail, wherever they happen to be."""
     code = LIMITED + (
         "house.start()\n"
         "while len(written) < 3: time.sleep(0.01)\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
-        f"resource.setrlimit(resource.RLIMIT_AS, (size + ({spare_mb} << 20), resource.RLIM_INFINITY))\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size + (4 << 20), resource.RLIM_INFINITY))\n"
         "held, piece = [], 1 << 22\n"
         "while piece > 1000:\n"
         "    try: held.append(bytearray(piece))\n"
@@ -296,18 +277,6 @@ def test_without_address_space_nothing_is_harmed_and_all_is_written_later(tmp_pa
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "True True 0\n"
     assert RunFolder(tmp_path).statuses(ATTEMPT)[0]["final"] is True
-
-
-def test_without_threads_that_is_said_and_the_job_goes_on(tmp_path: Path) -> None:
-    code = LIMITED + (
-        "import _thread\n"
-        'def refuse(*arguments): raise RuntimeError("can\'t start new thread")\n'
-        "threading._start_new_thread = refuse\n"
-        "print(house.start(), said, house.stop(5.0), threading.active_count())\n"
-    )
-    done = run_python(code, str(tmp_path))
-    said = ["no background thread: can't start new thread; nothing will be written or served"]
-    assert (done.stdout, done.stderr) == (f"False {said} True 1\n", "")
 
 
 def test_the_system_may_refuse_a_thread(tmp_path: Path) -> None:

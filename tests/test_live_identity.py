@@ -19,12 +19,6 @@ def test_results_do_not_depend_on_an_agent_that_delays(way: str, tmp_path: Path)
     assert changed_by(EVERY_MODE if way == "ddp" else (WITHOUT, "active"), way, tmp_path) == set()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "ddp"])
-def test_results_do_not_depend_on_the_agent(way: str, tmp_path: Path) -> None:
-    assert changed_by(EVERY_MODE, way, tmp_path) == set()
-
-
 def changed_by(modes: tuple[str, ...], way: str, folder: Path) -> set[str]:
     """The modes in which a rank's losses or parameters differ from those without an agent; each did what it says."""
     ranks = results(run_ranks(train, WORLDS.get(way, 2), folder, way=way, modes=modes))

@@ -50,17 +50,6 @@ def test_a_small_collective_right_after_the_payload_is_no_barrier() -> None:
     assert not _learned(operations).has_barrier
 
 
-def test_an_explicit_barrier_ends_the_step() -> None:
-    operations = _operations(("all_reduce", WORLD, BIG, 0.02, 0.06), ("barrier", WORLD, 0, 0.08, 0.1))
-    assert _learned(operations).has_barrier
-
-
-def test_a_job_of_barriers_only_ends_with_one() -> None:
-    shape = _learned(_operations(("barrier", WORLD, 0, 0.09, 0.1)))
-    assert shape.has_barrier
-    assert shape.comm_s(_operations(("barrier", WORLD, 0, 0.09, 0.1))) == 0.0
-
-
 def test_the_payload_is_the_group_that_ends_the_iteration() -> None:
     tensor_parallel = [("all_reduce", PAIR, BIG, 0.01 * i, 0.01 * i + 0.005) for i in range(4)]
     operations = _operations(*tensor_parallel, ("all_reduce", WORLD, BIG, 0.05, 0.1), ("send", PAIR, BIG, 0.1, 0.11))
@@ -110,14 +99,6 @@ def test_a_suspended_process_is_an_outlier() -> None:
     assert shape.observe(usual, 0.1)
     assert shape.observe(usual, 1.0)
     assert not shape.observe(usual, 30.0)
-
-
-def test_one_short_step_does_not_make_the_others_outliers() -> None:
-    usual = _operations(("all_reduce", WORLD, BIG, 0.06, 0.1))
-    shape = _learned(usual)
-    assert all(shape.observe(usual, 0.3) for _ in range(40))
-    assert shape.observe(usual, 0.001)
-    assert all(shape.observe(usual, 0.3) for _ in range(40))
 
 
 def test_what_goes_on_for_long_is_no_outlier() -> None:

@@ -65,13 +65,6 @@ def test_with_many_sizes_kinds_become_coarse_and_at_last_no_more(log: Log) -> No
     assert log.kinds[log.kind("broadcast", 7, 4096)].group == 7
 
 
-def test_the_table_of_sizes_does_not_grow_once_kinds_are_coarse(log: Log) -> None:
-    for size in range(EXACT_KINDS + 20_000):
-        log.kind("all_reduce", 0, size)
-    assert len(log.kinds) < EXACT_KINDS + 40
-    assert len(log._numbers) < EXACT_KINDS + 40
-
-
 def test_a_group_has_the_same_number_on_every_rank(log: Log) -> None:
     clock = HostStamps(lambda: 0.0)
     first, second = ProcessGroup("12"), ProcessGroup("mesh_tp")
@@ -203,15 +196,6 @@ def test_marks_without_a_tick_are_bounded_and_every_beginning_keeps_its_end(log:
     entry = iterations.next()
     assert entry is not None
     assert entry[2] == "", "a mark that has ended"
-
-
-def test_one_of_many_equal_marks_is_kept_but_every_beginning_and_end(log: Log) -> None:
-    for _ in range(100):
-        log.mark("evaluation")
-    assert len(log.rows) == 1
-    for change in (1, 1, -1, -1):
-        log.mark("evaluation", change)
-    assert len(log.rows) == 5
 
 
 @pytest.fixture(autouse=True)

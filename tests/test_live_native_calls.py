@@ -13,24 +13,6 @@ from paceenv.live import native_calls
 from paceenv.live.native_calls import _Native
 
 
-def test_calls_follow_one_another_until_the_end() -> None:
-    native, inside = _Native(), []
-
-    def call(number: int) -> None:
-        with native:
-            inside.append(number)
-            time.sleep(0.01)
-            assert inside.pop() == number
-            assert not inside
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    native.end()
-
-
 def test_after_the_end_whoever_wants_in_ends_and_holds_nothing() -> None:
     native = _Native()
     with native:
@@ -73,14 +55,6 @@ def test_the_end_waits_for_the_one_inside_but_not_for_ever(monkeypatch: pytest.M
     native.end()
     assert go.is_set()
     thread.join()
-
-
-def test_an_error_inside_leaves_it_free() -> None:
-    native = _Native()
-    with pytest.raises(OSError, match="gone"), native:
-        raise OSError("gone")
-    with native:
-        pass
 
 
 def test_a_child_that_is_forked_while_a_thread_is_inside_can_get_in() -> None:

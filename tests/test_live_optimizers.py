@@ -119,14 +119,6 @@ def test_a_step_is_one_tick_whatever_is_inside(name: str, agent: Agent) -> None:
     assert agent.state == "observe"
 
 
-def test_the_two_halves_of_a_step_by_hand_are_one_tick(agent: Agent) -> None:
-    optimizer = SharpnessAware([parameter()], torch.optim.SGD)
-    for _ in range(ROUNDS):
-        optimizer.first_step()
-        optimizer.second_step()
-    assert iterations(agent) == ROUNDS - 1
-
-
 def test_an_inner_optimizer_that_was_first_alone_makes_no_ticks_later(agent: Agent) -> None:
     """A warm-up of the base optimizer makes it the owner; then its steps are inside those of the outer one."""
     optimizer = SharpnessAware([parameter()], torch.optim.SGD)
@@ -136,21 +128,6 @@ def test_an_inner_optimizer_that_was_first_alone_makes_no_ticks_later(agent: Age
     for _ in range(3 * 16):
         optimizer.step()
     assert 48 - 16 <= iterations(agent) - before <= 48
-
-
-def test_a_step_with_a_closure_that_steps_nothing_is_one_tick(agent: Agent) -> None:
-    weight = parameter()
-    optimizer = torch.optim.LBFGS([weight], max_iter=4)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = (weight**2).sum()
-        loss.backward()
-        return loss
-
-    for _ in range(ROUNDS):
-        optimizer.step(closure)  # type: ignore[arg-type]
-    assert iterations(agent) == ROUNDS - 1
 
 
 def test_two_unhashable_optimizers_train_as_without_the_agent() -> None:
@@ -167,19 +144,6 @@ def test_two_unhashable_optimizers_train_as_without_the_agent() -> None:
         assert trained() == alone
         assert agent.state == "observe"
         assert iterations(agent) == ROUNDS - 1  # the larger one makes the ticks
-    finally:
-        agent.detach()
-
-
-def test_an_optimizer_that_was_given_may_be_unhashable() -> None:
-    first, second = Unhashable([parameter(3)]), Unhashable([parameter(2)])
-    agent = live.attach(second)
-    try:
-        for _ in range(ROUNDS):
-            first.step()
-            second.step()
-        assert iterations(agent) == ROUNDS - 1
-        assert agent.state == "observe"
     finally:
         agent.detach()
 

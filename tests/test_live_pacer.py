@@ -12,7 +12,7 @@ import pytest
 from paceenv.core import pacing, signals
 from paceenv.core.limits import LIMITS, MAX_BUDGET_S
 from paceenv.live.decide.pacer import RankPacer
-from paceenv.policies import saved
+from paceenv.policies import names
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
 from paceenv.policies.rollout import start
@@ -48,7 +48,7 @@ def _with_preference() -> Policy:
 
 def _released() -> Policy:
     """With memory and preference, and a calibrated range that it was trained in."""
-    return saved.find("learned")[1].policy
+    return names.find("learned")[1].policy
 
 
 def _record(simulator: Simulator, policy: Policy) -> list[tuple[np.ndarray, ...]]:
@@ -103,7 +103,7 @@ FORBIDDEN = {"numba", "gymnasium", "stable_baselines3", "ray", "pydantic", "scip
         (
             (
                 *("live.agent", "live.reporting", "live.record.recorder", "live.record.prometheus"),
-                *("live.live_command", "live.record.merge_segments"),
+                *("cli.live_command", "live.record.merge_segments"),
             ),
             FORBIDDEN,
         ),

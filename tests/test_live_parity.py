@@ -37,7 +37,7 @@ def skewed_job(out: str) -> dict[str, Any]:
 
     def listen(*arguments: Any) -> None:
         observe(*arguments)
-        decided.append(loop.control.decided_s)
+        decided.append(loop.control._decided_s)
         views.append(loop.control.pacer.view().tolist() if loop.control.pacer is not None else [])
 
     loop.control.observe = listen  # type: ignore[method-assign]

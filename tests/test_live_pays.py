@@ -29,7 +29,6 @@ CANARY: dict[str, Any] = {
     "quiet_first": QUIET,
     "interval_iterations": 10,
     "block_iterations": BLOCK,
-    "min_gain": 0.03,
     "seed": 7,
 }
 POLICY = at_interval(find_policy(SLACK), CANARY["interval_iterations"]).policy
@@ -37,7 +36,7 @@ SCHEDULE = Schedule.of(CANARY["seed"], POLICY, block_iterations=BLOCK, first_ite
 ITERATIONS = 1 + SCHEDULE.after(PAIRS_OF_BLOCKS) + 5
 """The tick that begins, the quiet time, blocks to warm up, the judged pairs, and a few to take them in."""
 
-TRIES, MOST_TRIES, NOISY = 3, 8, 0.2
+TRIES, MOST_TRIES, NOISY = 1, 4, 0.2
 """A try whose canary knows the gain only to ``NOISY`` of a step is about the machine's noise, and does not count."""
 
 
@@ -91,11 +90,3 @@ def test_unequal_slack_on_a_shared_link_is_turned_into_shorter_steps(tmp_path: P
         else:
             assert paced["taken"] > 0
             assert paced["max_s"] <= 1.2 * LIMITS.cap_share * found["summary"]["step"]["mean_s"]
-
-
-def test_independent_jitter_is_left_alone_and_called_hopeless(tmp_path: Path) -> None:
-    # The same jitter in every block, such that nobody is early for long; what is left to chance is the machine's noise.
-    jitter = {"jitter_s": 0.025, "jitter_iterations": BLOCK, "jitter_seed": 56}
-    job = {"payload_bytes": 125_000, "buckets": 2, "compute_s": 0.01}
-    for found in _judged(tmp_path, 4, "does not help", **job, **jitter):
-        assert found["summary"]["pacing"]["total_s"] <= 0.005 * sum(found["steps_s"])

@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from live_jobs import results, run_ranks
 from torch._C._distributed_c10d import HashStore, Store
 
 from paceenv.live.control_file import ControlReader, Wish, write_wish
 from paceenv.live.decide.live_policy import find_policy, needed_policy
 from paceenv.live.loop import Loop
 from paceenv.live.options import make_options
-from paceenv.live.peers import Peers
+from paceenv.live.store_messages import Peers
 
 ATTEMPT, POLICY = "20261123T053000-3f2a91", "static:slack=0.02/0.4"
 STEP_S = 0.2
-
-
-def stopped_on_rank_1(**options: Any) -> dict[str, Any]:
-    """A rank of a real job; rank 1 paces no more from iteration 100 on."""
-    import torch
-    import torch.distributed as dist
-
-    from paceenv import live
-    from paceenv.live import control_file
-
-    control_file.POLL_S = 0.2
-    agent, tensor = live.attach(None, POLICY, **options), torch.ones(1 << 12)
-    modes = set[str]()
-    for iteration in range(600):
-        time.sleep(0.004)
-        dist.all_reduce(tensor)
-        if iteration == 100 and dist.get_rank() == 1:
-            agent._loop.downgrade("a fault of this rank")
-        agent.tick()
-        modes.add(agent.state)
-    return {"modes": sorted(modes), "reason": agent.reason}
 
 
 class Rank:
@@ -147,15 +124,6 @@ def test_all_ranks_change_over_before_the_same_iteration(tmp_path: Path) -> None
     assert pass_by(ranks, 100) == ["observe"] * 3
 
 
-def test_what_was_stopped_before_a_change_of_mode_says_nothing_about_the_new_one(tmp_path: Path) -> None:
-    ranks = job(2, tmp_path)
-    ranks[0].loop.control.downgrade("rolled back")
-    assert pass_by(ranks, 50) == ["observe"] * 2
-    wish(tmp_path)
-    assert pass_by(ranks, 100) == ["active"] * 2
-    assert pass_by(ranks, 101) == ["active"] * 2
-
-
 @pytest.mark.parametrize("why", ["policy", "environment", "late"])
 def test_where_one_rank_refuses_none_changes_over(why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = job(3, tmp_path, mode="canary")
@@ -230,12 +198,3 @@ def test_without_a_store_nothing_is_said_and_a_store_that_fails_changes_nothing(
     with pytest.raises(Exception, match="gone"):
         Peers(other.loop, broken).look(False)
     assert other.loop.state == "canary"
-
-
-@pytest.mark.slow
-def test_a_real_job_observes_on_all_ranks_once_one_of_them_does(tmp_path: Path) -> None:
-    ranks = results(run_ranks(stopped_on_rank_1, 3, tmp_path, mode="active", quiet_first=20))
-    assert [rank["modes"] for rank in ranks] == [["active", "observe"]] * 3
-    assert [rank["reason"] for rank in ranks] == [
-        f"{on}a fault of this rank" for on in ("on rank 1: ", "", "on rank 1: ")
-    ]

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from live_jobs import results, run_ranks
-from live_link import limited_link, pairs
 from live_operations import Shaped
-from live_samples import merge_trace
 
-from paceenv.calibration.probed import read_probed
-from paceenv.calibration.response import measure_response
-from paceenv.core.errors import InputError
 from paceenv.core.probing import (
     HEAD_START_SHARE,
     HOLD_ITERATIONS,
@@ -33,8 +26,6 @@ from paceenv.live.decide.probe import EVALUATION_HOLDS, MAX_COST_SHARE
 from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.options import make_options
-from paceenv.live.record.run_folder import RunFolder
-from paceenv.live.record.summary import summarise
 
 SEEDS = st.integers(0, 2**64 - 1)
 
@@ -51,9 +42,9 @@ def test_a_level_is_one_of_few_and_holds(seed: int, iteration: int, units: int, 
     assert Plan(seed, 0.01, first).level(iteration, "rank 7", units) == plan.level(iteration, "rank 7", units)
 
 
-@pytest.mark.parametrize("units", [1, 4, 8, 64])
+@pytest.mark.parametrize("units", [1, 8])
 def test_units_are_delayed_as_often_as_the_plan_says_and_each_for_itself(units: int) -> None:
-    plan, holds, share = Plan(7, 0.01, head_start_share=0.0), 8000, min(MAX_SHARE, 1.0 / units)
+    plan, holds, share = Plan(7, 0.01, head_start_share=0.0), 4000, min(MAX_SHARE, 1.0 / units)
     level = np.array([[plan.level(b * HOLD_ITERATIONS, f"group {u}", units) for u in range(2)] for b in range(holds)])
     active = (1.0 - REST_SHARE) * share
     assert abs((level > 0.0).mean() - active) < 4.0 * np.sqrt(active / holds)
@@ -64,9 +55,9 @@ def test_units_are_delayed_as_often_as_the_plan_says_and_each_for_itself(units: 
     assert abs(np.corrcoef(level[:-1, 0], level[1:, 0])[0, 1]) < 4.0 / np.sqrt(holds)
 
 
-@pytest.mark.parametrize("units", [3, 4, 8])
+@pytest.mark.parametrize("units", [4])
 def test_in_a_head_start_all_groups_but_one_or_so_are_delayed_alike(units: int) -> None:
-    plan, holds = Plan(7, 0.01), 6000
+    plan, holds = Plan(7, 0.01), 3000
     level = np.array(
         [[plan.level(b * HOLD_ITERATIONS, f"group {u}", units) for u in range(units)] for b in range(holds)]
     )
@@ -82,15 +73,6 @@ def test_in_a_head_start_all_groups_but_one_or_so_are_delayed_alike(units: int) 
     assert first.mean() == pytest.approx(1.0, abs=0.12)
     assert (first == 1).mean() == pytest.approx(alone, abs=4.0 * np.sqrt(0.25 / head_start.sum()))
     assert (level[~head_start & ~rests] > 0.0).mean() == pytest.approx(min(MAX_SHARE, 1.0 / units), abs=0.02)
-
-
-@given(seed=SEEDS, iteration=st.integers(0, 10**6))
-def test_two_groups_and_single_ranks_have_no_head_starts(seed: int, iteration: int) -> None:
-    plan = Plan(seed, 0.01)
-    before = Plan(seed, 0.01, head_start_share=0.0)
-    for unit, units in (("group 1", 2), ("rank 1", 8)):
-        assert not plan.has_head_start(iteration, unit, units)
-        assert plan.level(iteration, unit, units) == before.level(iteration, unit, units)
 
 
 def test_draws_are_those_of_the_traces_that_exist() -> None:
@@ -198,16 +180,6 @@ def test_the_guard_s_budget_and_marks_hold_for_probes() -> None:
     assert not marked.run(800)[60:].any()
 
 
-def test_after_an_odd_iteration_nothing_is_delayed_until_a_regular_one() -> None:
-    job = Job(lambda delay_s: 0.1)
-    job.run(100)
-    plan = Plan(3, 0.01, 50)
-    delayed = next(i for i in range(101, 2000) if plan.level(i, "rank 2", 8) > 0.0)
-    assert job.control.apply_delay(delayed) is not None
-    job.control.skip()
-    assert job.control.apply_delay(delayed) is None
-
-
 EVALUATION = EVALUATION_HOLDS * HOLD_ITERATIONS
 
 
@@ -238,64 +210,3 @@ def test_probing_goes_on_where_it_costs_little_or_nothing_can_be_told() -> None:
         job = Job(_costly(cost_share, noise))
         job.run(6 * EVALUATION)
         assert job.control.mode == "probe", job.said
-
-
-def test_a_stall_is_not_what_probing_costs() -> None:
-    plan, begun = Plan(3, 0.01, 50), [0]
-
-    def step_s(_: float) -> float:
-        begun[0] += 1
-        return 30.0 if begun[0] - 1 == next(i for i in range(100, 300) if not plan.rests(i)) else 0.1
-
-    job = Job(step_s)
-    job.run(3 * EVALUATION)
-    assert job.control.mode == "probe", job.said
-
-
-@pytest.mark.parametrize("probe_s", [-0.001, 1.1, float("nan"), "long"])
-def test_an_impossible_probe_is_refused(probe_s: Any) -> None:
-    with pytest.raises(InputError, match=r"probe_s = .*; allowed: 0 to 1"):
-        make_options({"probe_s": probe_s})
-
-
-LINK_MBPS, ITERATIONS, QUIET = 200.0, 600, 20
-
-
-@pytest.mark.alone
-def test_groups_of_a_real_job_are_delayed_alike_and_their_trace_tells_what_it_did(tmp_path: Path) -> None:
-    job = {"payload_bytes": 100_000, "buckets": 5, "compute_s": 0.01, "post_work_s": 0.02}
-    out = tmp_path / "run"
-    options: dict[str, Any] = {"mode": "probe", "quiet_first": QUIET, "seed": 5, "out": str(out)}
-    with limited_link(LINK_MBPS) as link:
-        ended = run_ranks(pairs, 4, tmp_path, namespace=link, iterations=ITERATIONS, **job, **options)
-    summaries = [rank["summary"] for rank in results(ended)]
-    for summary in summaries:
-        assert (summary["state"], summary["reason"]) == ("probe", "")
-        assert summary["pacing"]["taken"] > 0
-        assert summary["pacing"]["max_s"] > 0.0
-        # a tenth of the baseline of then, which has moved since
-        assert 0.0 < summary["probe"]["bound_s"] <= 0.12 * summary["step"]["baseline_s"]
-    page = summarise(summaries)
-    assert "probes: random delays of at most" in page
-    assert "policy" not in page
-
-    trace = merge_trace(RunFolder(out))
-    plan = Plan.of_job(trace.metadata.job)
-    assert plan == Plan(5, 0.01, QUIET)
-    paced = trace.isin("op", "pace")
-    iteration, rank = trace.column("iteration")[paced], trace.column("rank")[paced]
-    assert iteration.min() >= QUIET
-    held = [set(iteration[rank == r].tolist()) for r in range(4)]
-    assert len(held[0] ^ held[1]) <= 0.2 * len(held[0])  # all but what a rank could not measure
-    assert len(held[2] ^ held[3]) <= 0.2 * len(held[2])
-    assert held[0] != held[2]
-    probed = read_probed(trace)
-    assert not isinstance(probed, str), probed
-    assert [unit.ranks for unit in probed.units] == [(0, 1), (2, 3)]
-    for level_B, delay_s_B in zip(probed.level_BU.T, probed.delay_s_BU.T, strict=True):
-        assert (delay_s_B[level_B == 0.0] == 0.0).all()
-        assert np.corrcoef(level_B, delay_s_B)[0, 1] > 0.5
-    response = measure_response(trace)
-    assert response.holds > 0.6 * (ITERATIONS - QUIET) / HOLD_ITERATIONS
-    assert response.overall.value is not None
-    assert [unit.ranks for unit in response.units] == [(0, 1), (2, 3)]

@@ -180,17 +180,10 @@ def test_ranks_that_would_pace_at_other_times_or_with_other_numbers_have_other_s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("without", [(), (2,), (0,)])
-def test_a_real_job_is_paced_only_with_an_agent_on_every_rank(without: tuple[int, ...], tmp_path: Path) -> None:
-    ranks = results(run_ranks(attach_and_train, 3, tmp_path, without=list(without)))
-    seen = [rank for rank in ranks if rank]
-    assert len({rank["attempt"] for rank in seen}) == 1
-    assert all(ATTEMPT.fullmatch(rank["attempt"]) for rank in seen)
-    if not without:
-        assert all(rank["state"] == "active" and rank["agents"]["complete"] for rank in seen)
-        assert sum(rank["pacing"]["taken"] for rank in seen) > 0
-    else:
-        assert sum(rank["pacing"]["taken"] for rank in seen) == 0
-        assert not any(rank["agents"]["complete"] for rank in seen)
-        counts = {rank["agents"]["count"] for rank in seen if rank["agents"]["count"]}
-        assert counts <= {2}
+def test_a_real_job_is_paced_only_with_an_agent_on_every_rank(tmp_path: Path) -> None:
+    ranks = [rank for rank in results(run_ranks(attach_and_train, 3, tmp_path, without=[0])) if rank]
+    assert len({rank["attempt"] for rank in ranks}) == 1
+    assert all(ATTEMPT.fullmatch(rank["attempt"]) for rank in ranks)
+    assert sum(rank["pacing"]["taken"] for rank in ranks) == 0
+    assert not any(rank["agents"]["complete"] for rank in ranks)
+    assert {rank["agents"]["count"] for rank in ranks if rank["agents"]["count"]} <= {2}

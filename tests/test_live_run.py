@@ -16,8 +16,8 @@ from live_jobs import run_ranks
 from live_samples import segment_files
 
 from paceenv import live as agents
+from paceenv.cli.live_command import application
 from paceenv.core.errors import InputError
-from paceenv.live.live_command import application
 from paceenv.live.options import make_options
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.start import run_command
@@ -193,6 +193,7 @@ def losses(folder: Path) -> list[Any]:
     return [json.loads((folder / f"{rank}.json").read_text())["losses"] for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_a_job_is_launched_with_one_command(tmp_path: Path) -> None:
     """Two ranks, in mode shadow; the losses are those of the job without the agent."""
     from live_train import train
@@ -204,6 +205,7 @@ def test_a_job_is_launched_with_one_command(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert losses(tmp_path) == plain
+    assert "Where the step went" in ended.stderr
     [attempt] = RunFolder(tmp_path / "run").attempts()
     statuses = RunFolder(tmp_path / "run").statuses(attempt)
     assert [(s["state"], s["final"], s["pacing"]["taken"]) for s in statuses] == [("shadow", True, 0)] * 2

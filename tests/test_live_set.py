@@ -14,13 +14,13 @@ from typing import Any
 import commands
 import pytest
 
+from paceenv.cli.live_command import _followed
 from paceenv.core.errors import InputError
 from paceenv.live.control_file import ControlReader, make_wish, read_wish, write_wish
 from paceenv.live.decide.live_policy import find_policy
-from paceenv.live.live_command import _followed
 from paceenv.live.loop import Loop
 from paceenv.live.options import make_options
-from paceenv.live.peers import Peers
+from paceenv.live.store_messages import Peers
 
 TESTS = Path(__file__).parent
 DEADLINE_S = 240.0
@@ -174,7 +174,7 @@ def running(folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    short = "from paceenv.live import control_file; control_file.LEAD_S = 6.0"
+    short = "from paceenv.live import store_messages; store_messages.LEAD_S = 3.0"
     code = f"{short}; from paceenv.cli.application import main; main()"
     return commands.run(
         [sys.executable, "-c", code, "live", "set", "run", *arguments],
@@ -198,7 +198,7 @@ def test_a_running_job_goes_through_the_modes_and_the_kill_is_for_good(tmp_path:
         while len(found := running(tmp_path)) < 2 or any(not s["regular"] for s in found.values()):
             assert time.monotonic() < until_s
             time.sleep(0.2)
-        for mode in ("active", "off", "shadow"):
+        for mode in ("active", "off"):
             policy = ["--policy", "static:mechanism=stagger,threshold=0,window=0.5"] if mode != "off" else []
             asked = command(tmp_path, "--mode", mode, *policy, "--wait")
             assert asked.returncode == 0, asked.stderr

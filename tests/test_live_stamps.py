@@ -14,7 +14,6 @@ from paceenv.live.loop import Loop
 from paceenv.live.observe.stamps import (
     MAX_STREAMS,
     DeviceStamps,
-    HostStamps,
     Stamps,
     cuda_stamps,
 )
@@ -56,12 +55,6 @@ class FakeEvent:
     wait = synchronize
 
 
-def test_a_host_stamp_is_the_clock_reading() -> None:
-    stamps = HostStamps(lambda: 3.5)
-    assert stamps.ready(stamps.record())
-    assert stamps.seconds(stamps.record()) == 3.5
-
-
 def test_a_device_stamp_is_ready_when_the_device_has_passed_it() -> None:
     device = Device(lag_s=0.25)
     stamps: Stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record, clock=lambda: 100.0)
@@ -94,12 +87,6 @@ def test_an_empty_pool_drops_and_counts() -> None:
     stamps: Stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record, pool_events=2, max_events=3)
     assert [stamps.record() is None for _ in range(4)] == [False, False, True, True]
     assert stamps.dropped == 2
-
-
-def test_nothing_is_recorded_while_a_graph_is_captured() -> None:
-    stamps: Stamps = DeviceStamps(lambda: FakeEvent(Device()), FakeEvent.record, capturing=lambda: True)
-    assert stamps.record() is None
-    assert stamps.dropped == 1
 
 
 def test_many_stamps_are_ready_when_the_last_of_every_stream_has_passed() -> None:
@@ -178,20 +165,6 @@ def test_events_follow_the_current_stream_and_make_one_stream_object_each(monkey
         cuda.stream[0] = handle
         stamps.record()
     assert cuda.streams_made <= 2 * MAX_STREAMS + 2
-
-
-def test_one_query_tells_about_hundreds_of_stamps_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda().install(monkeypatch)
-    stamps: Stamps = cuda_stamps(0)
-    taken = [stamps.record() for _ in range(400)]
-    stamps.ready_many(taken)
-    cuda.queries = 0
-    assert stamps.ready_many(taken)
-    assert cuda.queries == 1
-    before = cuda.events_made
-    stamps.release(taken)
-    assert [stamps.record() is None for _ in range(400)] == [False] * 400
-    assert cuda.events_made == before, "events are used again"
 
 
 @pytest.mark.parametrize("current", [0, 1])

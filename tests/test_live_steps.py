@@ -111,23 +111,6 @@ def test_collectives_that_repeat_over_several_ticks_make_one_step(round_: list[l
     assert all(step.step_s == pytest.approx(whole_s) for step in settled)
 
 
-def test_a_rare_collective_is_no_period() -> None:
-    rank = Rank()
-    found = [step for _ in range(6) for step in rank.run(1, *(15 * [[PAYLOAD]]), [PAYLOAD, GATHER])]
-    assert rank.steps.period == 1
-    steps = ended(found)[LEARNING_ITERATIONS:]
-    assert {step.ticks for step in steps} == {1}
-    assert {step.regular for step in steps if len(step.operations) == 1} == {True}
-    assert {step.regular for step in steps if len(step.operations) == 2} == {False}
-
-
-def test_a_job_alone_has_a_step_at_every_tick() -> None:
-    steps = ended(Rank(alone=True).run(20, []))
-    assert len(steps) == 19
-    assert all(step.step_s == pytest.approx(COMPUTE_S) and not step.operations for step in steps)
-    assert steps[-1].regular
-
-
 def test_without_any_collective_the_tick_ends_a_step_until_the_ranks_meet() -> None:
     rank = Rank()
     found = rank.run(BY_TICKS + 10, [])
@@ -161,15 +144,6 @@ def test_a_mark_holds_over_the_ticks_between_its_beginning_and_its_end() -> None
     # the end of a mark is in the iteration that has begun with the last exit
     assert [step.mark for step in ended(after)] == ["evaluation", ""]
     assert ended(after)[1].regular
-
-
-def test_a_mark_in_any_tick_of_a_step_marks_the_step() -> None:
-    rank = Rank()
-    rank.run(12, [], [], [PAYLOAD])
-    rank.run(1, [])
-    rank.log.mark("checkpoint")
-    found = rank.run(1, [], [PAYLOAD]) + rank.run(1, [], [], [PAYLOAD])
-    assert [(step.mark, step.regular) for step in ended(found)] == [("checkpoint", False), ("", True)]
 
 
 def test_a_stamp_that_could_not_be_recorded_costs_its_step_and_the_start_of_the_next() -> None:
@@ -229,17 +203,6 @@ def test_a_clock_that_goes_back_gives_no_step() -> None:
     assert rank.steps.irregular == irregular + 1
     [step] = ended(rank.run(1, [PAYLOAD]))
     assert step.step_s == pytest.approx(COMPUTE_S + COLLECTIVE_S)
-
-
-def test_what_was_before_the_first_iteration_is_forgotten() -> None:
-    rank = Rank()
-    rank.collective()
-    rank.log.mark("checkpoint")
-    rank.iterations.skip()
-    assert not rank.iterations.marked
-    [_, step] = rank.run(2, [PAYLOAD])
-    assert step is not None
-    assert (step.iteration, step.mark) == (1, "")
 
 
 def test_more_names_of_marks_than_a_trace_holds_share_one() -> None:

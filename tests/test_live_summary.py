@@ -12,7 +12,7 @@ from live_samples import snapshot
 from toy_jobs import SHAPES, constant, run
 
 from paceenv.core.errors import InputError
-from paceenv.core.wording import count, duration, name_ranks, percent
+from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record.run_folder import SUMMARY, write_status
 from paceenv.live.record.summary import WIDTH, summarise, write_summary
 
@@ -34,13 +34,6 @@ def test_the_page_says_who_waits_for_whom() -> None:
         "rank 0 arrives last in all_reduce of ranks 0-3, because it waits for rank 1 in all_to_all of ranks 0-1 "
         "early, and waiting: ranks 0, 2-3, up to 20 ms each "
     ) in page
-
-
-def test_without_skew_nobody_is_named() -> None:
-    toy = run(SHAPES["ddp"](4), 4)
-    page = summarise([snapshot(rank) | toy[rank] for rank in range(4)])
-    assert "all ranks arrive on time" in page
-    assert "late" not in page.split("Which rank waits")[1].split("What pacing")[0]
 
 
 def test_snapshots_without_blocks_are_no_evidence() -> None:
@@ -102,7 +95,7 @@ def test_what_several_ranks_said_alike_is_one_line() -> None:
 
 
 def test_a_page_stays_a_page_with_a_thousand_ranks() -> None:
-    toy = run(SHAPES["ddp"](1000), 1000, slow_s=[0.01 * (rank % 7 == 0) for rank in range(1000)], iterations=64)
+    toy = run(SHAPES["ddp"](1000), 1000, slow_s=[0.01 * (rank % 7 == 0) for rank in range(1000)], iterations=32)
     ranks = [
         toy[rank]
         | snapshot(
@@ -162,10 +155,6 @@ def test_no_snapshot_breaks_the_page(changed: dict[str, Any]) -> None:
 )
 def test_durations_have_a_fitting_unit(seconds: float | None, expected: str) -> None:
     assert duration(seconds) == expected
-
-
-def test_shares_and_counts() -> None:
-    assert (percent(0.0812), percent(None), count(12345.0), count(None)) == ("8.1 %", "-", "12,345", "-")
 
 
 def test_many_ranks_stay_a_short_name() -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import safe_open
-from safetensors.numpy import save
 
 from paceenv.core import signals
 from paceenv.core.errors import InputError
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.policies.learned import Learned
-from paceenv.policies.networks.observation_average import ObservationEMA, time_scales
+from paceenv.policies.networks import ObservationEMA, time_scales
 from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
-from paceenv.trainers.training.vec_env import NativeVecEnv
+from paceenv.trainers.training.training_envs import NativeVecEnv
 
 MEMORIES: list[tuple[int | list[int], int]] = [(4, 0), ([2, 5, 12], 0), ([2, 40], 5), (0, 3)]
 """Time scales of the means, and that of the mean change."""
@@ -110,22 +107,3 @@ def test_a_policy_file_keeps_the_memory(tmp_path: Path) -> None:
         assert (kept.memory_intervals, kept.change_intervals) == (time_scales(memory), change)
     with pytest.raises(InputError, match="the network has 25"):
         policy(0, inputs=25)
-
-
-def test_a_file_with_one_number_acts_as_it_did(tmp_path: Path) -> None:
-    """The header of a file of the version before, and the arithmetic that the released policy was trained with."""
-    path, views_TBO = tmp_path / "old.safetensors", np.random.default_rng(5).uniform(-1, 1, (6, 3, signals.SIGNALS))
-    save_policy(path, PolicyFile(policy(12)))
-    with safe_open(path, framework="numpy") as file:
-        header, tensors = json.loads(file.metadata()["paceenv"]), {n: file.get_tensor(n) for n in ("layer0.weight",)}
-        tensors["layer0.bias"] = file.get_tensor("layer0.bias")
-    for added in ("change_intervals", "kind", "output"):
-        del header[added]
-    path.write_bytes(save(tensors, {"paceenv": json.dumps(header | {"memory_intervals": 12})}))
-    old, mean_BO = load_policy(path).policy, np.zeros((0, 0), np.float32)
-    old.reset(3)
-    for t, views_BO in enumerate(views_TBO.astype(np.float32)):
-        mean_BO = mean_BO + np.float32(1.0 / 12) * (views_BO - mean_BO) if t else views_BO.copy()
-        preference = np.full((3, 1), signals.squashed_preference(0.5), np.float32)
-        expected = np.concatenate([views_BO, mean_BO, preference], axis=1)
-        np.testing.assert_array_equal(old.inputs(views_BO), expected)

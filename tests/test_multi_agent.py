@@ -1,9 +1,8 @@
-"""The PettingZoo environment: its checkers, SuperSuit's conversion, and parity with evaluation and scalar env."""
+"""The PettingZoo environment: its checkers, and parity with evaluation and scalar env."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -85,24 +84,6 @@ def test_pettingzoo_s_own_tests_pass() -> None:
         warnings.simplefilter("error")
         parallel_api_test(PacingParallelEnv(episode_intervals=8), num_cycles=30)
         parallel_seed_test(lambda: PacingParallelEnv(episode_intervals=8))
-
-
-def test_it_becomes_a_vector_environment_with_supersuit() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # SuperSuit and what it imports warn about themselves
-        import supersuit
-
-    env = PacingParallelEnv(episode_intervals=4)
-    envs: Any = supersuit.pettingzoo_env_to_vec_env_v1(env)
-    observation, _ = envs.reset(seed=0)
-    assert observation.shape == (len(env.possible_agents), 10)
-    ends = []
-    for _ in range(9):
-        actions = np.stack([env.action_space(agent).sample() for agent in env.possible_agents])
-        observation, reward, _, truncated, _ = envs.step(actions)
-        assert len(set(reward.tolist())) == 1
-        ends.append(bool(truncated.all()))
-    assert [k for k, end in enumerate(ends) if end] == [3, 7]
 
 
 def test_an_action_for_each_rank_or_one_clear_line() -> None:

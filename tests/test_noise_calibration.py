@@ -13,7 +13,8 @@ import yaml
 from numpy.typing import NDArray
 from traced_jobs import STRAGGLER_DIR, needs_traces
 
-from paceenv.calibration.fits.noise_fit import (
+from paceenv.calibration.measurements import WIDTHS, NoiseMeasurements, measure_noise, measure_stage, subset_max
+from paceenv.calibration.noise_fit import (
     TOLERANCE,
     Estimate,
     NoiseFit,
@@ -21,7 +22,6 @@ from paceenv.calibration.fits.noise_fit import (
     calibrate_noise,
     fit_noise,
 )
-from paceenv.calibration.measurements import WIDTHS, NoiseMeasurements, measure_noise, measure_stage, subset_max
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.importers.straggler import import_straggler
@@ -222,15 +222,6 @@ def test_trace_file_and_packaged_summary_give_the_same_fit(tmp_path: Path) -> No
         assert ours == pytest.approx(theirs, rel=2e-3, abs=1e-6), name
 
 
-def test_summary_round_trip_is_exact_once_rounded(tmp_path: Path) -> None:
-    measured = measure_noise(trace_of(compute_times(30, 4, jitter_cv=0.1)))
-    measured.save(tmp_path / "a.yaml")
-    once = NoiseMeasurements.load(tmp_path / "a.yaml")
-    once.save(tmp_path / "b.yaml")
-    assert NoiseMeasurements.load(tmp_path / "b.yaml") == once
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.yaml", "b.yaml"]
-
-
 def test_steps_that_a_worker_missed_are_left_out() -> None:
     trace = trace_of(compute_times(30, 4, jitter_cv=0.1))
     missed = (trace.column("iteration") == 7) & (trace.column("rank") == 2)
@@ -246,16 +237,6 @@ def test_lag1_uses_only_consecutive_steps() -> None:
     assert pairs.lag1_pairs == 30
     assert pairs.lag1 == pytest.approx(1.0, abs=0.02)
     assert measure_stage(times_TR, step_T=np.arange(60) * 2).lag1 is None
-
-
-def test_jobs_must_be_named_where_there_are_several(tmp_path: Path) -> None:
-    first, second = (trace_of(compute_times(20, 4, seed, jitter_cv=0.1), f"job{seed}") for seed in (0, 1))
-    both = {name: np.concatenate([first.column(name), second.column(name)]) for name in first.table.column_names}
-    write_trace(Trace.from_columns(both, first.metadata), tmp_path / "t.parquet")
-    with pytest.raises(InputError, match=r"job = None; allowed: one of \['job0', 'job1'\]"):
-        calibrate_noise(tmp_path / "t.parquet")
-    (fitted,) = calibrate_noise(tmp_path / "t.parquet", job="job1")
-    assert fitted.mean_compute_s.value == pytest.approx(measure_noise(second).stages[0].all.mean_s)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from test_program_calibration import traced, typed
 
 from paceenv.diagnosis import causes
-from paceenv.diagnosis.diagnose import Diagnosis, diagnose
+from paceenv.diagnosis.diagnose import diagnose
+from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.sim.cluster.model import Cluster
 
 COMPUTE = {"compute": {"seconds": 0.03}}

@@ -1,4 +1,4 @@
-"""The hand-written policies, the clairvoyant bound, and running them on simulated clusters."""
+"""The hand-written policies, the look-ahead plan, and running them on simulated clusters."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def test_every_rank_decides_on_its_own_view(simulator: Make) -> None:
     assert np.count_nonzero(delays) == 3, "all but the group with post-collective work"
 
 
-# The clairvoyant bound
+# The look-ahead plan
 
 
 def test_candidates_start_with_off_and_use_the_named_mechanisms() -> None:
@@ -328,11 +328,11 @@ def test_plan_is_the_best_candidate_on_the_noise_that_comes(simulator: Make) -> 
         assert (best_E <= step_E).all()
 
 
-def test_the_bound_beats_passive_where_pacing_can_help_and_equals_it_where_not() -> None:
+def test_the_plan_beats_passive_where_pacing_can_help_and_equals_it_where_not() -> None:
     for name, low, high in (("two-jobs", 0.8, 0.97), ("null-jitter", 1.0, 1.0)):
-        bound = run(Clairvoyant(), start(load_cluster(name), np.arange(6)), 200)
+        plan = run(Clairvoyant(), start(load_cluster(name), np.arange(6)), 200)
         passive = run(rules.passive(), start(load_cluster(name), np.arange(6)), 200)
-        assert low <= bound.step_ET.mean() / passive.step_ET.mean() <= high, name
+        assert low <= plan.step_ET.mean() / passive.step_ET.mean() <= high, name
 
 
 def test_the_package_and_the_rules_import_nothing_heavy() -> None:

@@ -165,7 +165,6 @@ def test_ranks_that_wait_for_each_other_for_ever_are_refused() -> None:
     [
         ({"job": {"nodes": 4, "compute_s": 1.0}}, "job.compute_s or a program, not both"),
         ({"job": {"nodes": 3}}, "size x stride that divides the 3 ranks"),
-        ({"job": {"nodes": 4, "algorithm": "halving_doubling"}}, "ring, tree, auto or hierarchical, which is a ring"),
         ({"fabric": {"placement": "spread"}}, "fabric.placement packed with a program"),
         ({"post_collective_work": {"groups": 1, "work_s": 0.1}}, "post_collective_work by default with a program"),
         ({"post_collective_work": {"share": 0.1, "episode_s": 1}}, "post_collective_work by default with a program"),

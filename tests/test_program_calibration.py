@@ -12,13 +12,12 @@ from helpers.traced_jobs import H100_DIR, awaited, needs_h100
 
 from paceenv.calibration.fit_trace import calibrate_trace, fit_trace
 from paceenv.calibration.job_fit import JobFit
-from paceenv.calibration.program.program_fit import calibrate_program
+from paceenv.calibration.program_fit import fit_program
+from paceenv.calibration.program_stamps import read_program
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, read_trace
 from paceenv.importers.inputs import read_inputs
-from paceenv.live.testbed.testbed_run import JobResult, RunResult
-from paceenv.live.testbed.testbed_scenario import Scenario, load_scenario
 from paceenv.policies.rollout import run as rollout
 from paceenv.policies.rollout import start
 from paceenv.policies.select import select_policy
@@ -28,7 +27,6 @@ from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.step_program import StepProgram, flat
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import Simulator, episode_keys
-from paceenv.trainers.closed_loop.closed_loop import ClosedLoop, LoopOptions, known_cluster
 from paceenv.ui import config_files
 
 NOISE = {"jitter_cv": 0.01, "common_cv": 0.005}
@@ -138,7 +136,7 @@ def program_of(fit: JobFit) -> StepProgram:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_typed_program_is_found_again(name: str, tmp_path: Path) -> None:
     wanted = PROGRAMS[name]
-    fit = calibrate_program(traced(wanted, tmp_path / "trace.parquet"))
+    fit = calibrate_trace(traced(wanted, tmp_path / "trace.parquet"), program=True)
     assert wanted.program is not None
     found = program_of(fit)
     assert abs(fit.mean_error) < 0.01
@@ -163,17 +161,17 @@ def test_phases_that_vary_by_themselves_are_told_from_steps_that_do(tmp_path: Pa
         for phase in ({"compute": {"seconds": 0.02, "micro_batch": k}}, {"all_reduce": {"bytes": 1e7}})
     ]
     wanted = typed(step, {}).changed(["program.length_cv=0.1"], "test")
-    fit = calibrate_program(traced(wanted, tmp_path / "trace.parquet"))
+    fit = calibrate_trace(traced(wanted, tmp_path / "trace.parquet"), program=True)
     assert program_of(fit).length_cv == pytest.approx(0.1, rel=0.1)
     assert abs(fit.mean_error) < 0.01
 
 
 def test_the_rate_is_a_stand_in_where_nothing_runs_alone(tmp_path: Path) -> None:
-    fit = calibrate_program(traced(EXPERTS, tmp_path / "experts.parquet"))
+    fit = calibrate_trace(traced(EXPERTS, tmp_path / "experts.parquet"), program=True)
     assert "fabric.nic_gbps" in fit.cluster.stand_ins
     (rate,) = [one for one in fit.parameters if one.key == "fabric.nic_gbps"]
     assert "nccl-tests output of the same links, settles it" in rate.reason
-    told = calibrate_program(traced(BUCKETS, tmp_path / "buckets.parquet"))
+    told = calibrate_trace(traced(BUCKETS, tmp_path / "buckets.parquet"), program=True)
     assert "fabric.nic_gbps" not in told.cluster.stand_ins
 
 
@@ -183,7 +181,7 @@ def test_latency_is_told_apart_by_sizes(tmp_path: Path) -> None:
         {"all_reduce": {"bytes": 1e8}},
         {"all_reduce": {"bytes": 1e4, "communicator": "b"}},
     ]
-    fit = calibrate_program(traced(typed(step, {"b": {}}, latency_us=50.0), tmp_path / "trace.parquet"))
+    fit = calibrate_trace(traced(typed(step, {"b": {}}, latency_us=50.0), tmp_path / "trace.parquet"), program=True)
     assert fit.cluster.fabric.latency_us == pytest.approx(50.0, rel=0.02)
     assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.01)
 
@@ -192,7 +190,7 @@ def test_protocols_are_in_the_fitted_rate_and_not_in_the_fitted_cluster_once_mor
     """By LL a NIC of 100 Gb/s passes 50 Gb/s of data on."""
     step = [{"compute": {"seconds": 0.02}}, {"all_reduce": {"bytes": 1e8}}, {"all_reduce": {"bytes": 1e6}}]
     sent = typed(step, {}, protocol="ll")
-    fit = calibrate_program(traced(sent, tmp_path / "trace.parquet"), base=sent)
+    fit = fit_program(read_program(traced(sent, tmp_path / "trace.parquet")), sent, "calibrated")
     assert fit.cluster.fabric.nic_gbps == pytest.approx(50.0, rel=0.01)
     assert fit.cluster.fabric.sends_as_given
     assert abs(fit.mean_error) < 0.01
@@ -206,7 +204,9 @@ def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
         {"compute": {"seconds": 0.04}},
         {"all_reduce": {"bytes": 1e8, "every": 2}},
     ]
-    fit = calibrate_program(traced(typed(step, {"pairs": {"size": 2}}, nodes=4), tmp_path / "trace.parquet"))
+    fit = calibrate_trace(
+        traced(typed(step, {"pairs": {"size": 2}}, nodes=4), tmp_path / "trace.parquet"), program=True
+    )
     assert abs(fit.mean_error) < 0.01
     phases = program_of(fit).step
     pairs = next(one.all_reduce for one in phases if one.all_reduce and one.all_reduce.ranks)
@@ -242,23 +242,21 @@ def test_what_cannot_be_told_says_what_would_settle_it(tmp_path: Path) -> None:
 
     missing = changed(rank != 1)
     with pytest.raises(InputError, match="A trace of all ranks settles it"):
-        calibrate_program(missing)
+        calibrate_trace(missing, program=True)
     iteration, seq, op = columns["iteration"], columns["seq"], columns["op"]
     irregular = changed(~((group >= 0) & (iteration % 7 == seq % 7) & (seq > 3)))
     with pytest.raises(InputError, match="transfers differ from step to step"):
-        calibrate_program(irregular)
+        calibrate_trace(irregular, program=True)
     is_send = op == "all_to_all"
     sends = changed(op=np.where(is_send, "send", op), group=np.where(is_send, -1, group))
     with pytest.raises(InputError, match="does not say who is at the other end"):
-        calibrate_program(sends)
+        calibrate_trace(sends, program=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("behind", [True, False])
-def test_a_known_program_takes_its_times_from_a_trace(behind: bool, tmp_path: Path) -> None:
-    """The live recorder has a transfer in the background from its wait on, the simulator from its hand-over on."""
-    trace = traced(EXPERTS, tmp_path / "trace.parquet")
-    trace = awaited(trace) if behind else trace
+def test_a_known_program_takes_its_times_from_a_trace(tmp_path: Path) -> None:
+    """The live recorder has a transfer in the background from its wait on."""
+    trace = awaited(traced(EXPERTS, tmp_path / "trace.parquet"))
     guess = EXPERTS.model_dump(exclude_defaults=True)
     guess["program"]["step"][0]["step"][0]["compute"]["seconds"] = 0.05
     guess["program"]["step"][1]["compute"]["seconds"] = 0.05
@@ -312,53 +310,10 @@ def test_a_diagnosis_tries_to_hold_transfers_back(tmp_path: Path, capsys: pytest
 @needs_h100
 def test_a_real_profile_replays_within_five_percent() -> None:
     trace = read_inputs(sorted(H100_DIR.glob("*.json.gz"))).require_trace()
-    fit = calibrate_program(trace)
+    fit = calibrate_trace(trace, program=True)
     assert abs(fit.mean_error) < 0.05
     found = transfers(program_of(fit))
     assert len(found) == 22 - 2
     assert {op for op, *_ in found} == {"reduce_scatter", "all_gather"}
     assert max(size for _, size, *_ in found) == 150994944.0
     assert {one.every for phase in program_of(fit).step if (one := (phase.transfer() or (None, None))[1])} == {1, 2}
-
-
-@pytest.mark.slow
-def test_the_loop_predicts_defer_for_a_scenario_with_transfers_in_the_background(tmp_path: Path) -> None:
-    """The double runs the scenario's job with slower NICs and other noise than its operator knows."""
-    plan = {"mechanism": "defer", "observe_iterations": 80, "block_iterations": 60, "pairs": 4, "cap_share": 0.3}
-    scenario = load_scenario("expert-layers")
-    scenario = scenario.model_copy(update={"loop": scenario.loop.model_copy(update=plan)})
-    known = known_cluster(scenario)
-    assert known is not None
-    truth = known.changed(["fabric.nic_gbps=0.18", "noise.jitter_cv=0.02"], "truth")
-
-    def run(scenario: Scenario, out: Path, *, agents: Any, iterations: int, on_progress: Any) -> RunResult:
-        ((job, _),) = agents.items()
-        (out / job).mkdir(parents=True)
-        keys = episode_keys([7])
-        simulator = Simulator(derive(truth, keys), keys)
-        recording = simulator.record(simulator.off(), iterations)
-        with RecordingWriter(out / job / "trace.parquet", simulator, job) as writer:
-            writer.append(recording)
-        end_s_T = np.r_[0.0, np.cumsum(recording.step_ET[0])]
-        return RunResult(out, {job: JobResult(np.repeat(end_s_T[:, None], 4, axis=1), (0,), (), None)})
-
-    options = LoopOptions(seeds=1, tailor_s=0, candidates=("constant", "default"))
-    loop = ClosedLoop(scenario, tmp_path / "loop", options, run=run, calibrate=calibrate_trace)
-    found = loop.go("choose")
-    fitted = load_cluster(tmp_path / "loop" / "3-calibrate" / "cluster.yaml")
-    assert fitted.fabric.nic_gbps == pytest.approx(0.18, rel=0.03)
-    assert found["policy"].startswith("static:defer="), found
-    predicted = loop.folder.found("predict")
-    best = min(row["always"]["change"] for row in predicted["policies"])
-    assert best == pytest.approx(really(truth, found["policy"]), abs=0.02)
-    assert best < -0.05
-
-
-def really(cluster: Cluster, policy: str) -> float:
-    """What a policy changes of the mean step."""
-    steps = []
-    for name in ("passive", policy):
-        simulator = start(cluster, np.arange(8))
-        chosen = select_policy(name, cluster)
-        steps.append(rollout(chosen, simulator, 400).step_ET[:, 100:].mean())
-    return float(steps[1] / steps[0] - 1.0)

@@ -87,7 +87,6 @@ def test_an_efficiency_counts_where_nothing_is_shared() -> None:
         ("all_to_all", [0, 1], 1),  # inside a node, on a rank's own link
         ("all_reduce", [0, 1, 2, 3], 1),  # a ring leaves each node once
         ("broadcast", [0, 2, 4, 6], 1),
-        ("send", [0], 1),
     ],
 )
 def test_flows(op: Any, members: list[int], expected: int) -> None:
@@ -101,9 +100,6 @@ def test_flows(op: Any, members: list[int], expected: int) -> None:
         ("efficiency", {"all_reduce": 0.5}),
         ("unused_rate", "lost"),
         ("sharing", "flows"),
-        ("rails", True),
-        ("flow_control", "pauses"),
-        ("ecn_reaction_us", 1.0),
     ],
 )
 def test_keys_of_programs_are_refused_without_one(key: str, value: Any) -> None:

@@ -10,20 +10,20 @@ import pytest
 from helpers.traced_jobs import H100_DIR, needs_h100
 from test_program_calibration import EXPERTS, traced, typed
 
-from paceenv.calibration.program import group_growth
-from paceenv.calibration.program.program_fit import calibrate_program
+from paceenv.calibration import group_growth
+from paceenv.calibration.fit_trace import calibrate_trace
 from paceenv.core.errors import InputError
 from paceenv.importers.inputs import read_inputs
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
-from paceenv.policies.whatif.answer import Case
-from paceenv.policies.whatif.baseline import Baseline, of_trace
-from paceenv.policies.whatif.change import Change
-from paceenv.policies.whatif.simulated import check, predict
+from paceenv.report.fitted import fit, sizes
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_tables import StepPlan
-from paceenv.trainers.report.fitted import fit, sizes
 from paceenv.ui import config_files
+from paceenv.whatif.baseline import Baseline, of_trace
+from paceenv.whatif.change import Change
+from paceenv.whatif.predictions import Case
+from paceenv.whatif.simulated import check, predict
 
 DATA = [
     {
@@ -105,7 +105,7 @@ def test_sizes_that_no_whole_replicas_make_are_refused(cluster: Cluster, nodes: 
 
 
 def test_a_fitted_program_knows_which_groups_grow(tmp_path: Path) -> None:
-    program = calibrate_program(traced(TENSOR, tmp_path / "trace.parquet")).cluster.program
+    program = calibrate_trace(traced(TENSOR, tmp_path / "trace.parquet"), program=True).cluster.program
     assert program is not None
     found = {(one.size, one.stride, one.grows) for one in program.communicators.values()}
     assert found == {(2, 1, False), (4, 2, True)}
@@ -176,7 +176,7 @@ def test_a_rank_with_phases_of_its_own_is_not_replaced_in_silence(tmp_path: Path
 
 @needs_h100
 def test_a_real_profile_without_hosts_predicts_no_size() -> None:
-    fitted = calibrate_program(read_inputs(sorted(H100_DIR.glob("*.json.gz"))).require_trace())
+    fitted = calibrate_trace(read_inputs(sorted(H100_DIR.glob("*.json.gz"))).require_trace(), program=True)
     baseline = Baseline("profile", fitted.cluster, None, tuple(range(8)), fitted.parameters, is_trace=True)
     assert "the trace names no hosts" in refused(baseline, Change(nodes=16))
 

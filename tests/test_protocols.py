@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.programs.nccl_protocols import BEGIN, DOCUMENT, END, SERIES, predicted, table
 from benchmarks.programs.random_programs import random_program
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive
@@ -18,7 +17,6 @@ from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.sim.reference import ProgramReference, program_messages
 from paceenv.sim.reference.setup import Setup
 from paceenv.ui import config_files
-from paceenv.ui.output import markdown_table
 
 NIC_BPS = 12.5e9
 MODEL = {"kind": "transformer", "layers": 4, "hidden": 1024, "heads": 16, "vocab": 32000, "sequence": 512}
@@ -157,8 +155,8 @@ def test_auto_takes_what_nccl_expects_to_be_the_fastest() -> None:
 
 
 def test_a_fixed_protocol_leaves_tree_or_ring_to_the_size() -> None:
-    config = cluster([transfer(1e3)], job={"algorithm": "auto"}, fabric={"protocol": "ll", "tree_below_bytes": 1e6})
-    assert [chosen(config, size) for size in (9e5, 1.1e6)] == [("tree", "ll"), ("ring", "ll")]
+    config = cluster([transfer(1e3)], job={"algorithm": "auto"}, fabric={"protocol": "ll"})
+    assert [chosen(config, size) for size in (2e7, 3e7)] == [("tree", "ll"), ("ring", "ll")]
 
 
 def test_ll128_is_not_for_sends_and_not_for_pcie() -> None:
@@ -214,7 +212,7 @@ def test_both_engines_agree(kind: str, fabric: dict[str, Any], nodes: int, per_n
 
 
 @pytest.mark.parametrize("fabric", [{"protocol": "ll"}, {"channels": 3, "channel_gbps": 10.0}, {"protocol": "auto"}])
-@pytest.mark.parametrize(("nodes", "per_node"), [(4, 1), (7, 1), (3, 2), (2, 4)])
+@pytest.mark.parametrize(("nodes", "per_node"), [(7, 1), (2, 4)])
 def test_both_engines_agree_on_trees(
     monkeypatch: pytest.MonkeyPatch, fabric: dict[str, Any], nodes: int, per_node: int
 ) -> None:
@@ -235,7 +233,7 @@ def test_both_engines_agree_where_operations_of_two_protocols_meet() -> None:
     assert slow_s == pytest.approx(quick_s, rel=WITHIN)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "changes",
     [
@@ -270,7 +268,7 @@ def measured(size_bytes: float, nodes: int = 4, per_node: int = 1, algorithm: st
 
 @pytest.mark.parametrize("fabric", [{"protocol": "ll"}, {"protocol": "ll128"}, {"protocol": "auto"}, {"channels": 2}])
 @pytest.mark.parametrize(("nodes", "per_node", "algorithm"), [(4, 1, "ring"), (4, 8, "tree"), (4, 8, "auto")])
-@pytest.mark.parametrize("size_bytes", [1e3, 1e6, 1e9])
+@pytest.mark.parametrize("size_bytes", [1e3, 1e9])
 def test_a_measured_job_takes_as_long_as_its_program(
     nodes: int, per_node: int, algorithm: str, size_bytes: float, fabric: dict[str, Any]
 ) -> None:
@@ -306,7 +304,6 @@ def test_tensor_groups_that_cost_only_time_have_the_protocol_too() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"fabric": {"protocol": "auto", "tree_below_bytes": 1e6}}, "tree_below_bytes or protocol auto, not both"),
         ({"fabric": {"channel_gbps": 100.0}}, "channels with channel_gbps"),
         ({"fabric": {"protocol": "ll64"}}, "protocol"),
         ({"fabric": {"channels": 0}}, "channels"),
@@ -330,20 +327,17 @@ def test_what_has_no_protocols_says_so() -> None:
 # Beside nccl-tests
 
 
-def test_large_all_reduces_take_as_long_as_nccl_tests_measured_them() -> None:
-    """By Simple and by LL on PCIe, where only the rate of Simple was taken from the measurement."""
-    for one in SERIES:
-        if one.name in ("4 L40S, Simple", "4 L40S, LL"):
-            assert all(abs(row.error) < 0.15 for row in predicted(one) if row.size_bytes >= 2**18)
+L40S_US = {
+    "simple": {2**18: 64.87, 2**20: 131.74, 2**24: 1768.54, 2**27: 13780.1},
+    "ll": {2**18: 66.09, 2**20: 247.71, 2**24: 3974.75, 2**27: 31835.2},
+}
+"""Measured all-reduces of four L40S on PCIe; only the rate of the largest one by Simple was taken from them."""
 
 
-def test_auto_goes_over_to_simple_where_nccl_did() -> None:
-    """Its measured times are those of LL up to 32 kB and those of Simple from 1 MB on."""
-    rows = {one.name: predicted(one) for one in SERIES}
-    by = {row.size_bytes: row.sent_by for row in rows["4 L40S, auto"]}
-    assert (by[2**15], by[2**20]) == ("ring, ll", "ring, simple")
-
-
-def test_the_page_shows_what_is_predicted_now() -> None:
-    shown = DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0].strip()
-    assert shown == "\n".join(markdown_table(*table()))
+@pytest.mark.parametrize("protocol", ["simple", "ll"])
+def test_large_all_reduces_take_as_long_as_nccl_tests_measured_them(protocol: str) -> None:
+    pcie = {"intra_node": "pcie", "intra_node_gbps": 116.9, "intra_node_latency_us": 5.7, "operation_us": 8.4}
+    for size_bytes, measured_us in L40S_US[protocol].items():
+        step = [transfer(float(size_bytes))]
+        one = cluster(step, 1, 4, job={"algorithm": "auto"}, fabric={**pcie, "protocol": protocol})
+        assert fast_s(one) == pytest.approx(measured_us * 1e-6, rel=0.15)

@@ -17,7 +17,7 @@ from paceenv.trainers.evaluation.random_clusters import RandomClusters
 from paceenv.trainers.evaluation.suites import load_suite
 from paceenv.ui import config_files
 
-DRAWN = RandomClusters(seed=11, clusters=400).draw()
+DRAWN = RandomClusters(seed=11, clusters=300).draw()
 
 
 def test_more_of_them_begin_with_the_same_and_other_seeds_share_none() -> None:
@@ -59,18 +59,10 @@ def test_nulls_look_like_the_others() -> None:
     assert {cluster.ranks for cluster in nulls} >= {4, 64, 512}
 
 
-def test_large_ones_have_no_incast_and_sizes_must_exist() -> None:
-    large = RandomClusters(seed=11, clusters=40, min_ranks=96).draw()
-    assert {cluster.ranks for cluster, _ in large} <= {96, 128, 192, 256, 384, 512}
-    assert {cluster.job.collective for cluster, _ in large} == {"all_reduce"}
-    with pytest.raises(ValueError, match="one of these sizes between them: 4, 6, 8"):
-        RandomClusters(seed=1, min_ranks=9, max_ranks=11)
-
-
 @pytest.mark.slow
 def test_on_a_null_no_constant_gains() -> None:
-    nulls = [cluster for cluster, null in DRAWN if null and cluster.ranks <= 64][:40]
-    assert len(nulls) == 40
+    nulls = [cluster for cluster, null in DRAWN if null and cluster.ranks <= 64][:20]
+    assert len(nulls) == 20
     for cluster in nulls:
         passive = _steps(cluster, "passive")
         for mechanism, window in (("slack", 0.1), ("phase_shift", 0.1), ("stagger", 0.3)):

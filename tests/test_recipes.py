@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import socket
 import subprocess
 from pathlib import Path
@@ -117,47 +116,3 @@ def test_the_first_recipe_names_the_slow_rank(tmp_path: Path) -> None:
     assert_named(tmp_path / "runs" / "mine", 2)
     found = json.loads(run("paceenv live status runs/mine --json -", tmp_path, environ))
     assert [rank["final"] for rank in found["ranks"]] == [True, True]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("heading", "out"),
-    [
-        ("Hugging Face Trainer", ["trainer", "trainer-callback"]),
-        ("Lightning", ["lightning", "lightning-callback"]),
-        ("accelerate", ["accelerate"]),
-        ("mp.spawn", ["spawned"]),
-    ],
-)
-def test_a_launcher_or_trainer_names_the_slow_rank(heading: str, out: list[str], tmp_path: Path) -> None:
-    environ = lay_out(tmp_path)
-    for command in blocks(heading, "sh"):
-        run(command, tmp_path, environ)
-    for name in out:
-        assert_named(tmp_path / "runs" / name, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", ["with-torchrun.sbatch", "without-torchrun.sbatch"])
-def test_a_batch_script_names_the_slow_rank(script: str, tmp_path: Path) -> None:
-    environ = lay_out(tmp_path)
-    nodes, tasks = re.findall(r"^#SBATCH --nodes=(\d) --ntasks-per-node=(\d)", named_files()[script], re.MULTILINE)[0]
-    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_NNODES": nodes, "SLURM_NTASKS_PER_NODE": tasks}
-    run((tmp_path / script).read_text(), tmp_path, environ | slurm)
-    assert_named(tmp_path / "runs" / "7", 4)
-
-
-@pytest.mark.slow
-def test_the_manifest_s_command_names_the_slow_rank(tmp_path: Path) -> None:
-    environ = lay_out(tmp_path)
-    replica = yaml.safe_load(named_files()["pytorchjob.yaml"])["spec"]["pytorchReplicaSpecs"]["Worker"]
-    (container,) = replica["template"]["spec"]["containers"]
-    words = [word.replace("/runs", str(tmp_path / "runs")) for word in container["command"] + container["args"]]
-    words = [word for word in words if not word.startswith("--metrics")]  # one machine: the pods would share the ports
-    command = shlex.join(words)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    operator = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
-    pods = f"PET_NODE_RANK=0 {command} & first=$!; PET_NODE_RANK=1 {command}; wait $first"
-    run(pods, tmp_path, environ | operator)
-    assert_named(tmp_path / "runs" / "mine", 2)

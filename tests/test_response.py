@@ -31,11 +31,6 @@ def drifting(memory: float) -> Noise:
     return noise
 
 
-def stalling(random: np.random.Generator, number: int) -> np.ndarray:
-    """One step in fifty lasts twice as long."""
-    return random.normal(0.0, 0.02, number) + (random.random(number) < 0.02)
-
-
 def within(effect: Effect, truth: float) -> bool:
     assert effect.lo is not None
     assert effect.hi is not None
@@ -43,10 +38,9 @@ def within(effect: Effect, truth: float) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", [drifting(0.0), drifting(0.9), stalling], ids=["white", "drift", "stalls"])
-def test_intervals_cover_the_truth_as_often_as_they_say(noise: Noise) -> None:
+def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     traces = 80
-    found = [measure_response(linear_job(TRUTH, seed=s, iterations=600, noise=noise)) for s in range(traces)]
+    found = [measure_response(linear_job(TRUTH, seed=s, iterations=600, noise=drifting(0.9))) for s in range(traces)]
     least = 0.95 - 2.5 * np.sqrt(0.05 * 0.95 / traces)
     for unit, truth in enumerate(TRUTH):
         told = [r.units[unit].step for r in found if r.units[unit].step.value is not None]

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from traced_jobs import SOCKET_RUNS_DIR, STRAGGLER_DIR, job_of, needs_socket_runs, needs_traces
 
-from benchmarks.reality import mutated_traces
+from benchmarks.evidence import mutated_traces
 from paceenv.core.trace import Trace, TraceMetadata
 from paceenv.diagnosis import causes as names
+from paceenv.diagnosis.answer import read_sources
+from paceenv.diagnosis.arrivals import measure_arrivals
 from paceenv.diagnosis.dependency_graph import build_graph
-from paceenv.diagnosis.diagnose import INSUFFICIENT, UNDETERMINED, Diagnosis, diagnose, diagnose_matrix
-from paceenv.diagnosis.observed.arrivals import measure_arrivals
+from paceenv.diagnosis.diagnose import UNDETERMINED, Diagnosis, diagnose, diagnose_matrix
 from paceenv.diagnosis.operation_matrix import read_matrix
-from paceenv.diagnosis.sources import read_sources
 
 COLUMNS = ("job", "rank", "iteration", "seq", "op", "group", "start_s", "end_s")
 
@@ -117,18 +117,6 @@ def test_time_that_no_operation_explains_has_no_cause() -> None:
     assert found.replay_error == pytest.approx(-0.4 / 2.4, abs=0.01)
 
 
-def test_steps_that_are_not_alike_have_no_usual_step() -> None:
-    columns = _columns(_late())
-    columns["op"] = columns["op"].astype(object)
-    kind = columns["iteration"] % 7
-    columns["op"] = np.where(columns["op"] == "compute", columns["op"], [f"all_reduce{k}" for k in kind]).astype(str)
-    columns["group"] = np.where(columns["group"] >= 0, kind, -1)
-    found = diagnose(_trace(columns))
-    assert found.verdict.startswith(INSUFFICIENT)
-    assert "no collective of the usual step is seen on two ranks" in found.verdict
-    assert not found.causes
-
-
 def _in_turn(steps: int = 40) -> Trace:
     """A second collective in every other step; rank 1 is late to it alone, by 0.3 s."""
     columns = _columns(job_of(np.tile([1.0, 1.0, 1.0], (steps, 1))))
@@ -163,14 +151,6 @@ def test_too_few_steps_of_a_kind_still_show_who_is_late() -> None:
     assert "2 steps of a kind are too few" in found.verdict
     assert "rank 1 arrives last in 2 of 4 steps, by 300 ms, 300 ms" in found.verdict
     assert found.slowdown is None
-
-
-@needs_traces
-@pytest.mark.parametrize("name", ["AR", "SE"])
-def test_production_traces_are_replayed_within_a_percent(name: str) -> None:
-    found = diagnose_matrix(read_sources([STRAGGLER_DIR / f"trace-{name}.parquet"])[0])
-    assert abs(found.replay_error) < 0.01
-    assert found.causes
 
 
 @needs_socket_runs
@@ -209,9 +189,9 @@ def test_a_trace_that_lacks_something_says_what(damage: Any, why: str) -> None:
 @pytest.mark.slow
 @needs_traces
 def test_no_damaged_trace_gets_a_wrong_answer() -> None:
-    found = mutated_traces.answers(STRAGGLER_DIR.parent, 100, seed=12)
+    found = mutated_traces.answers(STRAGGLER_DIR.parent, 40, seed=12)
     assert [one for one in found if one.kind == mutated_traces.WRONG] == []
-    assert sum(one.kind == mutated_traces.RIGHT for one in found) >= 10
+    assert sum(one.kind == mutated_traces.RIGHT for one in found) >= 4
 
 
 def test_a_barrier_that_is_slow_by_itself_is_not_taken_for_a_missing_rank_where_agents_counted_the_ranks() -> None:

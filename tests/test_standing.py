@@ -17,7 +17,7 @@ from paceenv.live.decide.live_policy import at_interval, find_policy
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.loop import Loop
 from paceenv.live.options import make_options
-from paceenv.policies import saved
+from paceenv.policies import names
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
 from paceenv.policies.names import rule
@@ -31,7 +31,7 @@ QUIET, PACED = 60, 480
 
 def named(text: str) -> Policy:
     found = rule(text)
-    return found if found is not None else saved.find(text)[1].policy
+    return found if found is not None else names.find(text)[1].policy
 
 
 def network(mechanisms: tuple[str, ...] = ("slack",), **more: Any) -> Learned:

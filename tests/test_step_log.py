@@ -77,23 +77,6 @@ def test_the_bar_of_the_training_wins_over_longer_ones_of_evaluations(batch_s: f
     assert "of progress bars of 1000, 400 steps that of 1000 is used" in log.notes
 
 
-@pytest.mark.parametrize(
-    ("about", "unit"),
-    [
-        ("Map (num_proc=8): ", " examples/s"),
-        ("Tokenizing train dataset: ", " examples/s"),
-        ("Running tokenizer: ", "ba/s"),
-        ("", " examples/s"),
-    ],
-)
-@pytest.mark.parametrize("batch_s", [0.01, 1.0])
-def test_bars_of_data_sets_are_no_training(about: str, unit: str, batch_s: float, tmp_path: Path) -> None:
-    alone = read(tmp_path, log_samples.bars(300, 5.0))
-    log = read(tmp_path, log_samples.bars(6000, batch_s, about, unit) + log_samples.bars(300, 5.0))
-    np.testing.assert_array_equal(log.step_s_V, alone.step_s_V)
-    assert log.step_s_V == pytest.approx(5.0)
-
-
 def test_a_bar_of_epochs_around_that_of_steps_is_none_of_steps(tmp_path: Path) -> None:
     inner, text = log_samples.bars(800, 0.5) + log_samples.bars(300, 0.5), ""
     for epoch in range(6):
@@ -106,7 +89,7 @@ def test_a_bar_of_epochs_around_that_of_steps_is_none_of_steps(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("decorate", "rank"), [(log_samples.srun, 2), (log_samples.mpirun, 3), (log_samples.torchrun, 7)]
 )
-@pytest.mark.parametrize("name", ["Megatron-LM", "nanoGPT", "MLPerf", "JSON lines", "time stamps"])
+@pytest.mark.parametrize("name", ["Megatron-LM", "MLPerf", "JSON lines"])
 def test_tags_of_launchers(name: str, decorate: object, rank: int, tmp_path: Path) -> None:
     plain = read(tmp_path, log_samples.LOGS[name](TRUE_S))
     tagged = read(tmp_path, decorate(log_samples.LOGS[name](TRUE_S)))  # type: ignore[operator]
@@ -158,7 +141,7 @@ def test_a_column_time_that_grows_is_a_clock_and_may_begin_anew(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["timestamp", "_timestamp", "created_at", "time"])
-@pytest.mark.parametrize(("per_s", "digit_s"), [(1, 1.0), (10**3, 1e-3), (10**6, 1e-6), (10**9, 1e-9)])
+@pytest.mark.parametrize(("per_s", "digit_s"), [(1, 1.0), (10**9, 1e-9)])
 def test_clocks_of_a_table_may_count_milliseconds_or_less(
     name: str, per_s: int, digit_s: float, tmp_path: Path
 ) -> None:
@@ -171,34 +154,12 @@ def test_clocks_of_a_table_may_count_milliseconds_or_less(
         np.testing.assert_allclose(log.clock_s_V, ends_s[1:], atol=max(1.01 * digit_s, 1e-6))
 
 
-def test_ranks_without_tags_that_write_in_turn(tmp_path: Path) -> None:
-    lines = log_samples.nanogpt(TRUE_S, every=1).splitlines()[1:]
-    random = np.random.default_rng(0)
-    order = np.argsort(np.repeat(np.arange(len(lines)), 4) + 1.2 * random.random(4 * len(lines)))
-    log = read(tmp_path, "\n".join(np.repeat(lines, 4)[order]))
-    np.testing.assert_allclose(log.step_s_V, TRUE_S, atol=1e-5)
-    assert set(log.run_V) == {0}
-
-
 def test_a_restart_begins_a_new_run(tmp_path: Path) -> None:
     text = log_samples.nanogpt(TRUE_S[:300], 1) + "Traceback (most recent call last):\n"
     text += "\n".join(log_samples.nanogpt(TRUE_S, 1).splitlines()[251:])
     log = read(tmp_path, text)
     assert [int((log.run_V == r).sum()) for r in (0, 1)] == [300, 390]
     assert int(log.step_V[300]) == 250
-
-
-def test_several_files_are_runs_of_one_job(tmp_path: Path) -> None:
-    paths = [tmp_path / f"log.{i}" for i in range(2)]
-    for path in paths:
-        path.write_text(log_samples.megatron(TRUE_S))
-    log = read_step_log(paths)
-    assert len(log.step_V) == 128
-    assert set(log.run_V) == {0, 1}
-    paths[1].write_text(log_samples.nanogpt(TRUE_S))
-    log = read_step_log(paths)
-    assert (log.source, len(log.step_V)) == ("Megatron-LM", 64)
-    assert log.notes == ("log.1: lines of nanoGPT, most others of Megatron-LM; skipped",)
 
 
 def test_gzip_and_a_cut_gzip(tmp_path: Path) -> None:
@@ -265,11 +226,6 @@ def test_commas_that_may_be_either_are_thousands_with_a_note(tmp_path: Path) -> 
         read(tmp_path, text.replace("took 1,", "took 1.2.3,"), pattern=r"step (?P<step>\d+) took (?P<s>[\d,.]+)")
 
 
-def test_a_known_program_may_write_decimal_commas(tmp_path: Path) -> None:
-    text = log_samples.megatron(TRUE_S).replace(".", ",")
-    np.testing.assert_array_equal(read(tmp_path, text).step_s_V, read(tmp_path, log_samples.megatron(TRUE_S)).step_s_V)
-
-
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
@@ -331,15 +287,6 @@ def test_a_byte_order_mark_hides_no_column(columns: str, tmp_path: Path) -> None
     np.testing.assert_array_equal(log.step_s_V, TRUE_S)
     np.testing.assert_array_equal(log.step_V, 10 * np.arange(len(TRUE_S)))
     assert len(read(tmp_path, log_samples.trainer_state(TRUE_S).encode("utf-8-sig")).step_V) == len(TRUE_S)
-
-
-def test_damaged_bytes_and_lines_are_survived(tmp_path: Path) -> None:
-    lines = log_samples.megatron(TRUE_S, 1).encode().splitlines()
-    lines[100] = lines[100][:40] + b"\xff\xfe\x00garbage" + lines[100][60:]
-    lines[200] = b"\x80" * 500
-    log = read(tmp_path, b"\n".join(lines))
-    assert len(log.step_V) >= len(TRUE_S) - 2
-    assert np.isfinite(log.step_s_V).all()
 
 
 @pytest.mark.parametrize(

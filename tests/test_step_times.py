@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceenv.cli.step_log_output import rows
 from paceenv.core.errors import InputError
-from paceenv.diagnosis.step_times.ceiling import ceiling, single_step_cv
-from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps
+from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, ceiling, diagnose_steps, single_step_cv
 from paceenv.importers.step_log import StepLog
+from paceenv.report.step_log_output import rows
 
 Array = NDArray[np.float64]
 NORMAL_P1 = 2.3263
@@ -52,7 +51,7 @@ def test_the_ceiling_of_normal_steps_is_known() -> None:
     assert (found.outlier_period, found.pattern, found.drift, len(found.regimes)) == (None, None, None, 1)
 
 
-@pytest.mark.parametrize("n", [12, 30, 100, 400])
+@pytest.mark.parametrize("n", [12, 100])
 @pytest.mark.parametrize("memory", [0.0, 0.5])
 def test_the_upper_end_of_the_ceiling_holds_for_few_values(n: int, memory: float) -> None:
     """It is an upper limit, so its upper end must not lie below the truth more often than it says."""
@@ -153,10 +152,10 @@ def test_false_alarms_are_rare() -> None:
     random = np.random.default_rng(11)
     found = [
         diagnosed(ar1(random, int(random.choice([40, 300, 1500])), float(random.choice([0.0, 0.5, 0.9])), 0.02))
-        for _ in range(40)
+        for _ in range(20)
     ]
-    assert sum(len(one.regimes) > 1 for one in found) <= 5
-    assert sum(one.drift is not None for one in found) <= 5
+    assert sum(len(one.regimes) > 1 for one in found) <= 3
+    assert sum(one.drift is not None for one in found) <= 3
     assert sum(one.pattern is not None for one in found) <= 2
     assert sum(one.outlier_period is not None for one in found) == 0
 

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sweeps import begun, ended, run_here
 
 from paceenv.cli import application
 from paceenv.policies.policy_file import load_policy
-from paceenv.trainers.sweep.ledger import NAME, Ledger
-from paceenv.trainers.sweep.outcome.sweep_results import Results
 from paceenv.trainers.sweep.sweep_config import SweepConfig
-from paceenv.trainers.sweep.sweep_run import Sweep, make_task, open_sweep, run_here
-from paceenv.trainers.sweep.trial import run_trial
+from paceenv.trainers.sweep.sweep_results import Results
+from paceenv.trainers.sweep.sweep_run import LEDGER, Ledger
 from paceenv.ui import config_files
 
 PATIENCE_S = 300.0
@@ -40,22 +39,13 @@ robustness: {suite: demo, seeds: 2, iterations: 60}
 """
 
 
-def _begun(config: SweepConfig, folder: Path) -> Sweep:
-    folder.mkdir()
-    return open_sweep(config, make_task(config, folder), folder)
-
-
-def _found(folder: Path) -> dict[int, Any]:
-    return {n: (row["work"], row.get("result")) for n, row in Ledger.read(folder).rows.items()}
-
-
 @pytest.fixture(scope="module")
 def static(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Any]]:
     """The config's file, and what its sweep comes to without Ray and without trouble."""
     place = tmp_path_factory.mktemp("static")
     (place / "small.yaml").write_text(STATIC)
-    run_here(_begun(config_files.load(SweepConfig, "sweeps", place / "small.yaml"), place / "here"))
-    return place / "small.yaml", _found(place / "here")
+    run_here(begun(config_files.load(SweepConfig, "sweeps", place / "small.yaml"), place / "here"))
+    return place / "small.yaml", ended(place / "here")
 
 
 def _drive(*arguments: str) -> subprocess.Popen[str]:
@@ -81,8 +71,8 @@ def test_killed_and_out_of_space_and_resumed_it_finishes_the_same(
 ) -> None:
     """The driver is killed outright, then cannot write, then goes on to the end: no trial is lost or run twice."""
     config, expected = static
-    out, ledger = tmp_path / "out", tmp_path / "out" / NAME
-    command = [str(config), "-o", str(out), "--resume"]
+    out, ledger = tmp_path / "out", tmp_path / "out" / LEDGER
+    command = [str(config), "-o", str(out)]
 
     driver = _drive(*command)
     _wait(lambda: len(_lines(ledger)) >= 3, driver)
@@ -107,7 +97,7 @@ def test_killed_and_out_of_space_and_resumed_it_finishes_the_same(
     assert driver.returncode == 0, said
     assert _lines(ledger)[: len(full_at)] == full_at
     assert len(_lines(ledger)) == 1 + len(expected), "no trial twice"
-    assert _found(out) == expected
+    assert ended(out) == expected
     assert json.loads((tmp_path / "said.json").read_text())["failed"] == []
     assert {"winner.yaml", "policy.safetensors", "robustness.json", "pareto.png"} <= set(os.listdir(out))
     assert not (out / ".tune").exists(), "Ray's own files are not kept"
@@ -120,9 +110,9 @@ def test_three_nodes_of_which_one_is_killed_come_to_the_same(
     import ray
     from ray.cluster_utils import Cluster
 
-    from paceenv.trainers.sweep import tune
+    from paceenv.trainers.sweep import ray_trials
 
-    sweep = _begun(config_files.load(SweepConfig, "sweeps", static[0]), tmp_path / "out")
+    sweep = begun(config_files.load(SweepConfig, "sweeps", static[0]), tmp_path / "out")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
@@ -131,20 +121,20 @@ def test_three_nodes_of_which_one_is_killed_come_to_the_same(
         def kill_one(row: Any) -> None:
             if not killed_after and row["status"] == "done":
                 cluster.remove_node(nodes.pop(), allow_graceful=False)
-                killed_after.append(len(_found(tmp_path / "out")))
+                killed_after.append(len(ended(tmp_path / "out")))
 
-        with tune.connected(cluster.address) as cpus:
+        with ray_trials.connected(cluster.address) as cpus:
             assert cpus == 3
             path = ray.get(ray.remote(lambda: __import__("sys").path).remote())
             assert any(
                 "runtime_resources" in one and (Path(one) / "paceenv" / "trainers" / "sweep").is_dir() for one in path
             ), "code travels"
-            tune.run_on_ray(sweep, cpus, kill_one)
+            ray_trials.run_on_ray(sweep, cpus, kill_one)
     finally:
         cluster.shutdown()
     assert len(killed_after) == 1
     assert killed_after[0] < len(static[1]), "in the middle"
-    assert _found(tmp_path / "out") == static[1]
+    assert ended(tmp_path / "out") == static[1]
 
 
 TRAIN = """
@@ -155,38 +145,41 @@ environment:
   episode_intervals: 8
   environments: 16
 selection: {suites: [stagger], every: 2, patience: 9, seeds: 2, iterations: 60}
-ppo: {total_timesteps: 1024, n_steps: 8, batch_size: 64, n_epochs: 1}
+total_timesteps: 1024
+sb3: {arguments: {n_steps: 8, batch_size: 64, n_epochs: 1}}
 """
 """A training run of four looks."""
 
 
-def _ppo(place: Path, **search: Any) -> SweepConfig:
+def _training(place: Path, **search: Any) -> SweepConfig:
     (place / "tiny.yaml").write_text(TRAIN)
-    ppo = {
+    training = {
         "train": str(place / "tiny.yaml"),
         "hyperparameters": {
-            "ppo.learning_rate": {"loguniform": [1e-4, 1e-2]},
-            "ppo.gamma": {"choice": [0.9, 0.95, 1.5]},
+            "sb3.learning_rate": {"choice": [1e-3, 3e-3, 2.0]},
+            "sb3.arguments.gamma": {"uniform": [0.85, 0.95]},
         },
         "seeds": 2,
         **search,
     }
     robustness = {"suite": "demo", "seeds": 2, "iterations": 60}
-    return SweepConfig.model_validate({"name": "tiny", "ppo": ppo, "robustness": robustness, "seed": 6})
+    return SweepConfig.model_validate({"name": "tiny", "training": training, "robustness": robustness, "seed": 6})
 
 
 @pytest.mark.slow
 def test_hyperparameters_are_searched_and_trials_that_raise_do_not_end_it(tmp_path: Path) -> None:
-    """ASHA on Ray; a discount of 1.5 is an error of the trials that have it, and on record."""
-    config = _ppo(tmp_path, asha={"configs": 4, "reduction": 2, "rungs": 2, "workers": 2})
+    """ASHA on Ray; a learning rate of 2 is an error of the trials that have it, and on record."""
+    config = _training(tmp_path, asha={"configs": 4, "reduction": 2, "rungs": 2, "workers": 2})
     (tmp_path / "asha.yaml").write_text(config.model_dump_json())
     out = tmp_path / "out"
     assert application.run(["sweep", str(tmp_path / "asha.yaml"), "-o", str(out)]) == 0
     ledger = Ledger.read(out)
     raised = [row for row in ledger.rows.values() if row["status"] == "failed"]
     assert raised
-    assert all("ppo.gamma = 1.5; allowed: input should be less than or equal to 1" in row["error"] for row in raised)
-    assert all(row["work"]["hyperparameters"]["ppo.gamma"] == 1.5 for row in raised)
+    assert all(
+        "sb3.learning_rate = 2.0; allowed: input should be less than or equal to 1" in row["error"] for row in raised
+    )
+    assert all(row["work"]["hyperparameters"]["sb3.learning_rate"] == 2.0 for row in raised)
     done = {n: row for n, row in ledger.rows.items() if row["status"] == "done"}
     last = [row for row in done.values() if row["work"]["rung"] == 1]
     assert last, "the best went on"
@@ -203,46 +196,18 @@ def test_hyperparameters_are_searched_and_trials_that_raise_do_not_end_it(tmp_pa
     assert policy.provenance["validation"]["score"] == pytest.approx(max(scores), abs=1e-4)
     assert policy.provenance["validation_of_seeds"]["scores"] == scores
     assert list((out / "trials").rglob("events.out.tfevents*")), "TensorBoard follows every trial"
-    assert application.run(["sweep", "rerun", str(out), str(best.trial)]) == 0, (
-        "from its parent's checkpoint, bit for bit"
-    )
-
-
-@pytest.mark.slow
-def test_a_population_learns_in_rounds_and_a_sweep_that_was_cut_short_ends_the_same(tmp_path: Path) -> None:
-    """Whole on Ray, cut short and resumed in a plain loop."""
-    from paceenv.trainers.sweep import tune
-
-    config = _ppo(tmp_path, pbt={"population": 3, "rounds": 2}, seeds=1)
-    whole = _begun(config, tmp_path / "whole")
-    with tune.connected(None) as cpus:
-        tune.run_on_ray(whole, cpus)
-    (tmp_path / "cut").mkdir()
-    rows = 0
-    while True:
-        sweep = open_sweep(config, make_task(config, tmp_path / "cut"), tmp_path / "cut", resume=rows > 0)
-        if (trial := sweep.next()) is None:
-            break
-        row = run_trial(sweep.task, trial)
-        if rows != 3:  # where it is killed with the trial's work done, and its line not yet written
-            sweep.record(row)
-        rows += 1
-    assert _found(tmp_path / "cut") == _found(tmp_path / "whole")
-    second = [work for work, result in _found(tmp_path / "whole").values() if work["rung"] == 1]
-    assert len({work["from"] for work in second}) < 3, "the worst went on from the best"
-    assert len({json.dumps(work["hyperparameters"]) for work in second}) == 3, "with other hyperparameters"
 
 
 def test_nothing_else_imports_ray() -> None:
     rooms = (
-        "trainers.evaluate_command",
+        "cli.evaluate_command",
         "trainers.sweep.static_search",
         "trainers.sweep.sweep_run",
         "live",
         "policies.select",
     )
     everything = ", ".join(f"paceenv.{room}" for room in (*rooms, "envs.pacing_env"))
-    check = f"import {everything}, sys; print([m for m in ('ray', 'optuna', 'plotly') if m in sys.modules])"
+    check = f"import {everything}, sys; print([m for m in ('ray', 'optuna') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 

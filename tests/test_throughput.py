@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceenv.calibration.fits.throughput_fit import (
+from paceenv.calibration.throughput_fit import (
     Prediction,
     ThroughputTarget,
     efficiency,
@@ -22,8 +22,6 @@ from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.step_time import Step
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
-from paceenv.validation import described
-from paceenv.validation.described import DescribedTarget, throughput_checks
 
 NANO = load_cluster("nano-cluster")
 TARGET = config_files.load(ThroughputTarget, "targets", "nano-cluster")
@@ -191,25 +189,3 @@ def test_a_target_needs_as_many_rows_as_parameters() -> None:
 def test_a_setting_that_cannot_run_names_the_row() -> None:
     with pytest.raises(InputError, match=r"--set workload\.tensor_parallel=5: .*tensor_parallel to divide"):
         step_of(NANO, {"workload.tensor_parallel": 5})
-
-
-def test_validate_holds_every_published_number(rows: dict[str, Prediction]) -> None:
-    found = list(throughput_checks(TARGET))
-    assert len(found) == 2 * 9 + 2 * 6  # throughput and scaling; rate and volume where there is a network
-    assert [c.row for c in found if c.kind == "fitted" and c.quantity == "tokens per s"] == [
-        r.name for r in TARGET.rows if r.fit
-    ]
-    assert all(c.within for c in found)
-    slow = load_cluster("nano-cluster").changed(["fabric.nic_gbps=0.5"])
-    assert slow.fabric.nic_gbps == 0.5
-    assert not all(abs(p.error) < 0.25 for p in predict(TARGET, slow))
-
-
-def test_validate_says_which_descriptions_miss() -> None:
-    target = config_files.load(DescribedTarget, "targets", "described")
-    missed = [c for c in described.checks(target) if not c.within]
-    assert [c.row for c in missed] == [
-        "OPT-175B on 992 A100, kernel time over step",
-        "ResNet-18, scaling factor at 1x2",
-    ]
-    assert all("missed" in c.remark for c in missed)

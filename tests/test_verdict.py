@@ -14,23 +14,22 @@ from importer_samples import TABLE
 from traced_jobs import job_of
 
 from paceenv.cli import application
-from paceenv.cli.diagnosis_text import headline
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.diagnosis.absolute import LOW_MFU, AbsoluteCheck, check_flops, check_links
 from paceenv.diagnosis.answer import find_answer
 from paceenv.diagnosis.causes import CAUSES, PACING_MAY_HELP, Cause
-from paceenv.diagnosis.diagnose import Diagnosis, diagnose
-from paceenv.diagnosis.observed.paced_steps import PacedSteps, measure_pacing
+from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.operation_matrix import read_matrix
-from paceenv.diagnosis.verdict import BLIND_SPOT, HEALTHY, Pacing, Verdict, conclude, word_of
+from paceenv.diagnosis.paced_steps import PacedSteps, measure_pacing
+from paceenv.diagnosis.verdict import BLIND_SPOT, HEALTHY, Diagnosis, Pacing, Verdict, conclude, word_of
 from paceenv.importers.inputs import read_inputs
 from paceenv.importers.nccl_tests import Table
+from paceenv.report.answer_text import headline
+from paceenv.report.conclusion import conclude_answer
 from paceenv.sim.cluster.collectives import Law, volume
 from paceenv.trainers.evaluation.suites import load_suite
-from paceenv.trainers.report.conclusion import conclude_answer
-from paceenv.ui.config_files import names
 
 PLAIN = diagnose(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (20, 1))))
 SHARE = st.floats(0.02, 0.3)
@@ -134,13 +133,13 @@ def paced_job(gain: float, seed: int, steps: int = 400, every: int = 40) -> Trac
 @pytest.mark.parametrize("gain", [-0.1, 0.0, 0.2])
 def test_delays_in_a_trace_are_measured_against_its_steps_without(gain: float) -> None:
     inside = 0
-    for seed in range(20):
+    for seed in range(10):
         found = measure_pacing(read_matrix(paced_job(gain, seed)))
         assert found is not None
         assert (found.paced, len(found.plain_T), found.stretches) == (200, 199, 5)
         assert found.gain.value == pytest.approx(gain, abs=0.02)
         inside += gain in found.gain
-    assert inside >= 16, "of 20 intervals of 95 %"
+    assert inside >= 8, "of 10 intervals of 95 %"
 
 
 def test_a_headline_says_what_the_delays_in_the_file_did() -> None:
@@ -167,15 +166,9 @@ def test_delays_from_some_step_on_have_no_interval() -> None:
     assert measure_pacing(read_matrix(paced_job(0.1, 0, steps=50, every=40))) is None, "10 steps with delays"
 
 
-SUITES = [name for name in names("suites") if load_suite(name).cases]
-QUICK = {"slack", "stagger", "nulls"}
-
-
-@pytest.mark.parametrize(
-    "suite", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in SUITES]
-)
-def test_a_simulated_job_of_every_suite_has_one_verdict(suite: str, tmp_path: Path) -> None:
-    """The smallest cluster of each suite, recorded, diagnosed, fitted and simulated: claims and numbers agree."""
+@pytest.mark.parametrize("suite", ["slack", "nulls", pytest.param("stagger", marks=pytest.mark.slow)])
+def test_a_simulated_job_has_one_verdict(suite: str, tmp_path: Path) -> None:
+    """The smallest cluster of a suite, recorded, diagnosed, fitted and simulated: claims and numbers agree."""
     cluster = min((case.load() for case in load_suite(suite).cases), key=lambda one: (one.ranks, one.name))
     config, path = tmp_path / "cluster.yaml", tmp_path / "run.parquet"
     config.write_text(json.dumps(cluster.model_dump(mode="json", exclude_defaults=True)))
@@ -183,7 +176,7 @@ def test_a_simulated_job_of_every_suite_has_one_verdict(suite: str, tmp_path: Pa
     application.run([*run, "--json", str(tmp_path / "run.json")])
     inputs = read_inputs([path])
     answer = find_answer(inputs)
-    conclusion = conclude_answer(answer, inputs.require_trace(), "run")
+    conclusion = conclude_answer(answer, inputs, "run")
     gains = () if isinstance(conclusion.policies, str) else tuple((p.policy, p.gain) for p in conclusion.policies)
     why = conclusion.policies if isinstance(conclusion.policies, str) else ""
     doubt = "" if isinstance(conclusion.fitted, str) else conclusion.fitted.short_doubt
@@ -193,7 +186,9 @@ def test_a_simulated_job_of_every_suite_has_one_verdict(suite: str, tmp_path: Pa
         assert one.verdict.startswith(word_of(one.gain))
 
 
-def test_the_command_says_where_nothing_was_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_was_not_simulated_or_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "few.parquet"
     write_trace(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (6, 1))), path)
     assert application.run(["diagnose", str(path), "--json", "-"]) == 0
@@ -201,15 +196,11 @@ def test_the_command_says_where_nothing_was_simulated(tmp_path: Path, capsys: py
     assert found["headline"]["pacing"]["claim"] == "not simulated"
     assert found["not_simulated"]
     assert f"not simulated: {found['not_simulated']}" in found["verdict"]
-    assert application.run(["diagnose", str(path), "--no-simulate"]) == 0
-    assert "not simulated: not asked for" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_table_that_cannot_be_compared_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_trace(job_of(np.ones((6, 4))), tmp_path / "run.parquet")
     (tmp_path / "all_reduce_perf.txt").write_text(TABLE)
     assert application.run(["diagnose", str(tmp_path), "--no-simulate"]) == 0
-    assert "not compared with nccl-tests" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "not simulated: not asked for" in " ".join(printed.out.split())
+    assert "not compared with nccl-tests" in printed.err
 
 
 def test_a_share_of_the_peak() -> None:

@@ -13,26 +13,25 @@ from numpy.typing import NDArray
 from traced_jobs import STRAGGLER_DIR, job_of, needs_traces
 
 from benchmarks._common import recorded
-from benchmarks.evidence import whatif_accuracy as benchmark
-from paceenv.calibration.job_fit import calibrate_job
+from paceenv.calibration.fit_trace import calibrate_trace
 from paceenv.calibration.parameters import ROUND_US
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace, write_trace
 from paceenv.diagnosis import causes as names
+from paceenv.diagnosis.answer import read_sources
 from paceenv.diagnosis.diagnose import diagnose_matrix
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.rank_scenario import RankScenario
-from paceenv.diagnosis.sources import read_sources
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
-from paceenv.policies.whatif.baseline import Baseline, of_config, of_trace
-from paceenv.policies.whatif.change import MAX_ROWS, SLOW, Change, apply, combinations
-from paceenv.policies.whatif.estimate import cv, mean, of_runs, of_steps, spread, widened
-from paceenv.policies.whatif.scenarios import longest_round_us, with_rounds
-from paceenv.policies.whatif.simulated import predict
 from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.whatif.baseline import Baseline, of_config, of_trace
+from paceenv.whatif.change import MAX_ROWS, SLOW, Change, apply, combinations
+from paceenv.whatif.estimate import cv, mean, of_runs, of_steps, spread, widened
+from paceenv.whatif.scenarios import longest_round_us, with_rounds
+from paceenv.whatif.simulated import predict
 
 QUICK: dict[str, Any] = {"seeds": 4, "first_seed": 0, "iterations": 200}
 
@@ -54,7 +53,6 @@ def test_ranks_replaced_and_taken_out_in_closed_form() -> None:
     assert scenario.matrix.step_s_T.mean() == pytest.approx(2.5)
     assert scenario.steps(removed=[3]).mean() == pytest.approx(1.2 + 0.5)
     assert scenario.steps(removed=[3, 1]).mean() == pytest.approx(1.0 + 0.5)
-    assert scenario.steps(removed=[3], spread=True).mean() == pytest.approx(1.2 * 4 / 3 + 0.5)
     assert scenario.steps(removed=[0]).mean() == pytest.approx(2.5), "nobody waited for it"
     # in place of rank 3 one that takes what its peers take; the others stay who they are
     assert scenario.steps(replaced=[3]).mean() == pytest.approx(1.2 + 0.5)
@@ -111,18 +109,10 @@ def test_replacing_the_slow_worker_of_a_production_trace_gives_back_what_it_cost
 
 # --- changed clusters ----------------------------------------------------------------------------------------------
 def test_combinations_are_rows() -> None:
-    rows = combinations("8,16", "1", None, "0,3+4", ["passive", "static:slack=0.1/0.2"], [], spread=False)
+    rows = combinations("8,16", "1", None, "0,3+4", ["passive", "static:slack=0.1/0.2"], [])
     assert len(rows) == 2 * 1 * 2 * 2
     assert rows[0].label == "8 nodes, oversubscription 1, rank 0 replaced"
     assert rows[-1].label == "16 nodes, oversubscription 1, ranks 3 and 4 replaced, static:slack=0.1/0.2"
-
-
-def test_variants_are_rows_beside_those_without() -> None:
-    rows = combinations("8,16", None, None, None, [], ["a.b=1"], ["c.d=[2,3],e.f=4", "g.h=5"], spread=False)
-    extra = (), ("c.d=[2,3]", "e.f=4"), ("g.h=5",)
-    assert rows == [Change(nodes=n, settings=("a.b=1", *more)) for more in extra for n in (8, 16)]
-    (row,) = combinations(None, None, None, None, [], [], ["c.d=2"], spread=False)
-    assert row == Change(settings=("c.d=2",)), "today's job is in every answer"
 
 
 @pytest.mark.parametrize(
@@ -136,14 +126,13 @@ def test_variants_are_rows_beside_those_without() -> None:
         ({"oversubscription": "nan"}, "allowed: positive numbers"),
         ({"removed": "x"}, "allowed: ranks, one row each"),
         ({"removed": "2", "replaced": "2"}, "the same rank taken out and replaced"),
-        ({"nodes": "8", "spread": True}, "allowed: with --remove-rank"),
         ({"nodes": ",".join(map(str, range(1, MAX_ROWS + 2)))}, f"at most {MAX_ROWS}"),
     ],
 )
 def test_options_that_are_none(options: dict[str, Any], said: str) -> None:
     given = {"nodes": None, "oversubscription": None, "removed": None, "replaced": None, "pacing": [], "settings": []}
     with pytest.raises(InputError, match=said):
-        combinations(**(given | {"spread": False} | options))
+        combinations(**(given | options))
 
 
 def test_changes_of_a_cluster() -> None:
@@ -155,9 +144,6 @@ def test_changes_of_a_cluster() -> None:
     known = apply(Change(removed=(1, 4)), cluster, {4, 7})
     assert (known.job.nodes, known.noise.slow_ranks) == (6, 1), "one of the two taken out was slow"
     assert apply(Change(nodes=8, removed=(4,)), cluster, {4, 7}).noise.slow_ranks == 1
-    spread_out = apply(Change(removed=SLOW, spread=True), cluster, None)
-    assert spread_out.job.compute_s == pytest.approx(0.2 * 8 / 6)
-    assert spread_out.samples_per_step == pytest.approx(cluster.samples_per_step)
     fabric = apply(Change(oversubscription=2.0), cluster, None).fabric
     assert (fabric.oversubscription, fabric.uplink_gbps) == (2.0, None)
     groups = apply(Change(nodes=16), load_cluster("unequal-slack"), None)
@@ -227,7 +213,7 @@ def test_a_trace_predicts_more_nodes_and_a_job_without_its_slow_rank(one_group: 
     (slow,) = baseline.slow
     like = (slow + 1) % 8
     changes = [Change(nodes=32), Change(removed=(slow,)), Change(removed=(like,)), Change(replaced=(slow,))]
-    answer = predict(baseline, changes, seeds=32, first_seed=0, iterations=400)
+    answer = predict(baseline, changes, seeds=32, first_seed=0, iterations=200)
     for row, changed in zip(answer.changed, (["job.nodes=32"], ["job.nodes=7", "noise.slow_ranks=0"]), strict=False):
         true_s = mean_step_s(truth.changed(changed), seeds=16, first_seed=900, iterations=400)
         assert row.case.step_s.value == pytest.approx(true_s, rel=0.02)
@@ -288,7 +274,7 @@ def test_a_lone_group_has_ends_of_an_oversubscription(one_group: tuple[Cluster, 
         moved_s = (answer.today.step_s.value * x for x in (found.low, found.high))
         assert list(moved_s) == pytest.approx([-spent_s, (ratio - 1.0) * spent_s], rel=0.05)
         assert row.interval_from is not None
-        assert row.interval_from.dominant == "limit of the payload"
+        assert "limit of the payload" in row.interval_from.unknown
     assert any("fabric.nodes_per_leaf" in line for line in answer.left_open)
     known = of_trace(recorded(payload_s, 3, 300), "one group", "one-job", None)
     assert not [u for u in known.unknowns(Change(oversubscription=2.0)) if u.name == "round of messages"]
@@ -298,10 +284,10 @@ def test_a_lone_group_has_ends_of_an_oversubscription(one_group: tuple[Cluster, 
 def test_rounds_of_another_length_leave_the_job_as_it_was_traced(name: str) -> None:
     """What a round takes more the payload takes less: as a calibration finds that was told so."""
     trace = recorded(load_cluster(name).changed(["fabric.latency_us=100"]), 0, 200)
-    fit = calibrate_job(trace)
+    fit = calibrate_trace(trace, program=False)
     round_us = 300.0
     found = with_rounds(fit.cluster, round_us)
-    told = calibrate_job(trace, base=fit.cluster.changed([f"fabric.latency_us={round_us}"])).cluster
+    told = calibrate_trace(trace, base=fit.cluster.changed([f"fabric.latency_us={round_us}"]), program=False).cluster
     assert found.fabric.latency_us == round_us
     assert mean_step_s(found) == pytest.approx(mean_step_s(fit.cluster), rel=2e-3)
     wider = [mean_step_s(apply(Change(nodes=16), one, None)) for one in (found, told)]
@@ -321,7 +307,7 @@ def test_what_one_size_leaves_open_is_in_the_interval() -> None:
         truth = cluster.changed(["job.nodes=32", f"post_collective_work.work_s={work_s * 4.0**exponent}"])
         assert more.case.step_s.low < mean_step_s(truth) < more.case.step_s.high
     assert more.interval_from is not None
-    assert more.interval_from.dominant == "growth of post-collective work"
+    assert "growth of post-collective work" in more.interval_from.unknown
     assert same_size.interval_from is not None
     assert set(same_size.interval_from.unknown) == {"round of messages"}, "no other size, no growth"
     assert same_size.case.step_s.high < 1.02 * same_size.case.step_s.low
@@ -338,14 +324,6 @@ def test_ends_add_up() -> None:
     by_factors = widened(plain, [(math.log(0.5), 0.0)], by_factors=True)
     assert (by_factors.low, by_factors.high) == pytest.approx((0.95, 2.2))
     assert widened(plain, [], by_factors=True) is plain
-
-
-@pytest.mark.slow
-def test_a_benchmark_of_one_finds_the_truth_in_the_interval() -> None:
-    found = benchmark.judge("groups on one uplink", 0)
-    assert [f.question for f in found] == ["64 nodes", "oversubscription 1", "64 nodes, paced"]
-    assert all(abs(f.error) < 0.02 for f in found if f.row.change.nodes is None)
-    assert all(benchmark.inside(f.row.case.step_s, f.step_s_E) > 0.5 for f in found)
 
 
 # --- intervals -----------------------------------------------------------------------------------------------------
@@ -368,8 +346,7 @@ def test_an_interval_says_what_makes_it_wide() -> None:
     clusters_DS = np.exp(0.2 * rng.standard_normal((200, 1)) + 0.02 * rng.standard_normal((200, 2)))
     found = spread(clusters_DS)
     assert (found.calibration, found.runs) == (pytest.approx(0.2, rel=0.15), pytest.approx(0.02, rel=0.15))
-    assert found.dominant == "calibration"
-    assert spread(clusters_DS[:1]).dominant == "runs"
+    assert spread(clusters_DS[:1]).calibration == 0.0
 
 
 def test_a_cv_of_steps_has_no_negative_end() -> None:
@@ -384,7 +361,7 @@ def test_a_cv_of_steps_has_no_negative_end() -> None:
 # --- the command ---------------------------------------------------------------------------------------------------
 def test_the_command_on_a_config_and_on_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "curve.png"
-    options = ["--nodes", "4,16", "-p", "passive", "-p", "static", "-i", "100", "--seeds", "2"]
+    options = ["--nodes", "4,16", "-p", "passive", "-p", "static", "-i", "100"]
     assert application.run(["whatif", "unequal-slack", *options, "--plot", str(picture), "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {
@@ -417,7 +394,6 @@ def test_the_command_on_a_config_and_on_a_trace(tmp_path: Path, capsys: pytest.C
         (["nowhere.parquet", "--nodes", "4"], "nowhere.parquet"),
         (["null-jitter", "--set", "noise.jiter_cv=1"], "did you mean jitter_cv"),
         (["null-jitter", "--nodes", "4", "-p", "nosuch"], "nosuch"),
-        (["tpu-v4-torus", "--oversubscription", "1"], "torus or oversubscription, not both"),
         (["null-jitter", "--nodes", "1000000", "-i", "100000"], "allowed: at most 1e"),
     ],
 )

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from benchmarks._common import NOISE
 from paceenv.core.errors import InputError
-from paceenv.core.lateness.peers import others_median
+from paceenv.core.lateness.medians import others_median
+from paceenv.diagnosis.answer import read_sources
 from paceenv.diagnosis.dependency_graph import build_graph
-from paceenv.diagnosis.graph_replay import own_durations
-from paceenv.diagnosis.observed.lateness_over_time import own_work
-from paceenv.diagnosis.sources import read_sources
+from paceenv.diagnosis.lateness_over_time import own_work
+from paceenv.diagnosis.replay import own_durations
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import Simulator, episode_keys

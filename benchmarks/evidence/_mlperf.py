@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError
 from paceenv.importers.log_text.conversion import convert
 from paceenv.importers.log_text.log_lines import Stamp
-from paceenv.importers.log_text.mllog import Mllog
+from paceenv.importers.log_text.tables import Mllog
 from paceenv.importers.step_log import StepLog
 
 DATA: Final = Path(os.environ.get("PACEENV_DATA_DIR") or Path(__file__).resolve().parents[3] / "shared" / "data")
@@ -26,7 +25,6 @@ FOLDER: Final = "mlperf-v5.1"
 MIN_VALUES: Final = 30
 MIN_IN_RUN: Final = 10
 """Values of a run, of which fewer do not tell its warm-up from the rest."""
-_SIZE: Final = re.compile(r"(?<=ngpu)\d+|(?<=[._]n)\d+|^\d+(?=x[A-Z])")
 
 Array = NDArray[np.float64]
 
@@ -95,18 +93,6 @@ def _log(key: tuple[Any, ...], run: int, rows: list[tuple[Any, ...]], about: dic
 def _nodes(about: dict[str, Any]) -> int:
     count = str(about.get("submission_platform", "")).partition("x")[0]
     return int(count) if count.isdecimal() else 0
-
-
-def family(system: System) -> tuple[str, int]:
-    """What a system shares with those of other sizes, and its size; size 0 where its name has none.
-
-    The size is the number in the name that differs between systems of a family: nodes, or GPUs.
-    """
-    found = _SIZE.search(system.system)
-    if found is None:
-        return f"{system.submitter} {system.system}", 0
-    rest = system.system[: found.start()] + "#" + system.system[found.end() :]
-    return f"{system.submitter} {rest}", int(found[0])
 
 
 def pooled(system: System) -> StepLog:

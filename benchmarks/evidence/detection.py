@@ -1,6 +1,7 @@
 """How fast a rank that turns late is named, how often wrongly, and whether the kinds of lateness are told apart.
 
-`python -m benchmarks.evidence.detection --write` makes the tables of docs/evidence/detection.md: the watch of
+`python -m benchmarks.evidence.detection --repeats 3 --seed 2 --write` makes a part of docs/evidence/detection.md: the
+watch of
 :mod:`paceenv.core.lateness.watch` with its shipped settings on simulated and recorded jobs, healthy ones and ones with
 a lateness put in. Seeds are separate from those of the tests.
 """
@@ -12,23 +13,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Final
 
 import numpy as np
 import typer
 from scipy import stats
 
+from benchmarks._common import put
 from benchmarks.evidence import _lateness_jobs as jobs
 from benchmarks.evidence._lateness_jobs import Series
-from paceenv.core.lateness import common_place, patterns
+from paceenv.core.lateness import patterns
 from paceenv.core.lateness.watch import LEAST_SHARE, STEPS_PER_FALSE_ALARM, Findings, LatenessWatch, LateSpan
-from paceenv.ui import config_files, output
+from paceenv.ui import output
 from paceenv.ui.output import markdown_table
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "detection.md"
-MARK = "## Measured"
-"""Heading of what this script writes; what stands above it in the document is written by hand."""
 SLOWER: Final = (0.1, 0.2, 0.5)
 WINDOW_STEPS: Final = 500
 """Steps after the begin of a lateness in which it must be named in simulated jobs; recorded ones go to their end."""
@@ -160,66 +158,6 @@ def delays(seed: int, repeats: int) -> Iterator[Delay]:
                 yield delay(kind, series.at(slice(0, begin + WINDOW_STEPS)), rank, begin, slower)
 
 
-STRICT: Final = (1e3, 1e4)
-"""Stated steps per wrong name at which wrong names are frequent enough to be counted."""
-
-
-@dataclass(frozen=True)
-class Rate:
-    """Wrong names where one in so many steps was stated; ``least`` is the smallest share of the step named."""
-
-    kind: str
-    least: float
-    stated_steps: float
-    steps: int
-    wrong: int
-
-
-def rates(seed: int) -> Iterator[Rate]:
-    """Wrong names at stricter rates: simulated ones without any smallest lateness, recorded ones with the usual."""
-    first = NEW_SEED + 1000 * seed + 900
-    sources: list[tuple[str, float, list[Series]]] = [
-        (
-            f"simulated, {noise}, 8 ranks",
-            0.0,
-            [_simulated(noise, 8, first + k) for k in range(5)],
-        )
-        for noise in ("jitter 5 %", "data imbalance 15 %", "stalls of a step")
-    ]
-    for series in jobs.production():
-        rng = np.random.default_rng([seed, 3])
-        longer = [jobs.resampled(series, RESAMPLED_STEPS, rng) for _ in range(20)]
-        sources.append((f"{series.name}, resampled", LEAST_SHARE, longer))
-    sources.append(("recorded socket jobs", LEAST_SHARE, jobs.sockets()))
-    sources.append(("MLPerf runs side by side", LEAST_SHARE, list(jobs.repeated_runs())))
-    for kind, least, found in sources:
-        for stated in STRICT:
-            named = [
-                not is_true(series, span)
-                for series in found
-                for span in watch(series, least_share=least, steps_per_false_alarm=stated)[0]
-            ]
-            yield Rate(kind, least, stated, sum(series.steps for series in found), sum(named))
-
-
-def rate_table(rows: Sequence[Rate]) -> Table:
-    """Stated and measured rates."""
-    cells = [
-        (
-            r.kind,
-            f"{r.least:.0%}",
-            f"{r.stated_steps:,.0f}",
-            f"{r.steps:,}",
-            f"{r.steps / r.stated_steps:.1f}",
-            str(r.wrong),
-        )
-        for r in rows
-        if r.steps
-    ]
-    columns = ("healthy jobs", "least lateness", "stated: one in", "steps", "so at most, on average", "seen")
-    return "The stated rate", columns, cells
-
-
 STORY_STEPS: Final = 480
 
 
@@ -278,31 +216,6 @@ def confusion(seed: int, repeats: int) -> dict[str, dict[str, int]]:
             calm = Series(name, own_TR, own_TR.max(axis=1) + 0.04, (tuple(range(8)),), 0.0 * own_TR)
             counts[name][answer(watch(change(calm))[1])] += 1
     return counts
-
-
-def places(seed: int, repeats: int) -> dict[str, tuple[int, int]]:
-    """How often the place of several late ranks among 64 on 8 hosts in 4 racks was described rightly, of how many."""
-    hosts, racks = {r: f"node{r // 8}" for r in range(64)}, {r: f"rack{r // 16}" for r in range(64)}
-    teams = {
-        common_place.HOST: range(16, 24),
-        common_place.RACK: range(32, 48),
-        common_place.LOCAL_RANK: range(5, 64, 8),
-        "none: three ranks anywhere": (3, 29, 50),
-    }
-    found = {}
-    for what, team in teams.items():
-        right = 0
-        for k in range(repeats):
-            series = jobs.simulated("jitter 5 %", 64, 200, NEW_SEED + 1000 * seed + 500 + k)
-            for rank in team:
-                series = series.slowed(rank, slice(100, None), 0.2)
-            late = [row.rank for row in watch(series)[1].late]
-            place = common_place.find_common_place(
-                late, range(64), {common_place.HOST: hosts, common_place.RACK: racks}
-            )
-            right += sorted(late) == list(team) and (place.key if place else what) == what
-        found[what] = (right, repeats)
-    return found
 
 
 def cost_us() -> dict[int, float]:
@@ -411,15 +324,6 @@ def summary_table(rows: Sequence[Delay], calm: Sequence[Healthy], cost: dict[int
     return "In short", ("", ""), lines
 
 
-def document(tables: Sequence[Table], note: str) -> str:
-    """``docs/evidence/detection.md``: the text above MARK stays, the tables below are new."""
-    head = DOCUMENT.read_text(encoding="utf-8").partition(MARK)[0] if DOCUMENT.exists() else ""
-    lines = [head.rstrip(), "", MARK, "", note]
-    for title, columns, rows in tables:
-        lines += ["", f"### {title}", "", *markdown_table(columns, rows)]
-    return "\n".join(lines) + "\n"
-
-
 def main(
     repeats: Annotated[int, typer.Option(min=1, help="Cases of every noise and size; four times as many stories.")] = 3,
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -427,7 +331,6 @@ def main(
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Put lateness into simulated and recorded jobs, and count how soon and how rightly it is named."""
-    begin = time.process_time()
     kinds = list(healthy_jobs(seed))
     rows: list[Delay] = []
     calm: list[Healthy] = []
@@ -441,31 +344,19 @@ def main(
         for row in delays(seed, repeats):
             rows.append(row)
             done(min(len(rows), cases))
-    strict = list(rates(seed))
-    counts, where = confusion(seed, 4 * repeats), places(seed, repeats)
-    tables = [
-        summary_table(rows, calm, cost_us()),
-        delay_table(rows),
-        healthy_table(calm),
-        rate_table(strict),
-        confusion_table(counts),
-        ("Where late ranks are", ("late, of 64 ranks", "described rightly"),
-         [(what, f"{right} of {of}") for what, (right, of) in where.items()]),
-    ]  # fmt: skip
+    counts = confusion(seed, 4 * repeats)
+    tables = [summary_table(rows, calm, cost_us()), delay_table(rows), healthy_table(calm), confusion_table(counts)]
     if json_ is not None:
         data = {"healthy": [asdict(r) for r in calm], "delays": [asdict(r) for r in rows], "kinds": counts}
-        data |= {"rates": [asdict(r) for r in strict], "places": where}
         output.write_json(data, json_)
     if json_ != "-":
         for title, columns, cells in tables:
             output.print_table(title, columns, cells)
     if write:
-        minutes = (time.process_time() - begin) / 60.0
-        note = (
-            f"Made by `python -m benchmarks.evidence.detection --repeats {repeats} --seed {seed} --write` in "
-            f"{minutes:.0f} minutes of processor time."
-        )
-        config_files.write_text(DOCUMENT, document(tables, note))
+        (_, columns, short), (_, delay_columns, delay_rows), *_ = tables
+        all_rows = [row for row in delay_rows if "all" in row[1]]
+        lines = [*markdown_table(columns, short), "", *markdown_table(delay_columns, all_rows)]
+        put("detection.md", f"python -m benchmarks.evidence.detection --repeats {repeats} --seed {seed} --write", lines)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Does `paceenv calibrate` give back what a trace was made with? Random simulated clusters of every mechanism.
 
-`python -m benchmarks.evidence.recovery --write` makes the tables of docs/evidence/calibration-recovery.md. Each
+`python -m benchmarks.evidence.recovery --write` makes the tables of docs/evidence/validation.md. Each
 cluster is simulated, calibrated from its trace alone (an operator's base has latencies and racks, nothing of what is
 to be found), and every parameter that the trace tells is held against the value the trace was made with.
 """
@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,16 +18,15 @@ import pyarrow as pa
 import typer
 from scipy import stats
 
-from benchmarks._common import recorded
-from paceenv.calibration.job_fit import JobFit, calibrate_job
+from benchmarks._common import put, recorded
+from paceenv.calibration.fit_trace import calibrate_trace
+from paceenv.calibration.job_fit import JobFit
 from paceenv.calibration.parameters import Parameter
 from paceenv.core.trace import Trace
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.ui import config_files, output
+from paceenv.ui import output
 from paceenv.ui.output import markdown_table
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "calibration-recovery.md"
-MARK = "## Recovery, measured"
 """Heading of what this script writes; what stands above it in the document is written by hand."""
 LEVELS = (0.90, 0.95)
 SIGMA = math.erf(math.sqrt(0.5))
@@ -212,7 +210,7 @@ def recover(mechanism: str, seed: int) -> Case:
     cluster = random_cluster(mechanism, rng)
     iterations = round(float(_between(*LENGTHS)(rng)))
     trace = with_bytes(recorded(cluster, int(rng.integers(1 << 31)), iterations), cluster)
-    fit = calibrate_job(trace, base=cluster.changed(list(UNKNOWN)))
+    fit = calibrate_trace(trace, base=cluster.changed(list(UNKNOWN)), program=False)
     switches = [*dict.fromkeys(SWITCHES.values()), "tenants"]
     there, seen = ([s for s in switches if _is_on(one, s)] for one in (cluster, fit.cluster))
     return Case(mechanism, tuple(compare(mechanism, fit, cluster)), tuple(there), tuple(seen), fit.mean_error)
@@ -223,13 +221,7 @@ def _is_on(cluster: Cluster, switch: str) -> bool:
 
 
 def compare(mechanism: str, fit: JobFit, cluster: Cluster) -> list[Recovered]:
-    """The parameters of a fit beside those of the cluster that made its trace.
-
-    Args:
-        mechanism: what the cluster has.
-        fit: the calibration.
-        cluster: the true cluster.
-    """
+    """The parameters of a fit beside those of the cluster that made its trace."""
     found = []
     for p in fit.parameters:
         true = truth(cluster, p.key)
@@ -267,9 +259,7 @@ def main(
     count: Annotated[int, typer.Option(min=TENANTS_IN, help="Clusters of every mechanism.")] = 100,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
-    write: Annotated[
-        bool, typer.Option("--write", help="Rebuild docs/evidence/calibration-recovery.md from this run.")
-    ] = False,
+    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/validation.md from this run.")] = False,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Calibrate traces of random clusters, and print how often their parameters are inside the stated intervals."""
@@ -289,7 +279,7 @@ def main(
         for title, columns, rows in tables(cases):
             output.print_table(title, columns, rows)
     if write:
-        config_files.write_text(DOCUMENT, document(cases))
+        put("validation.md", "python -m benchmarks.evidence.recovery --write", lines(cases))
 
 
 def coverage(found: Sequence[Recovered], level: int = 0) -> float:
@@ -367,22 +357,11 @@ def _share(found: Sequence[Recovered], level: int) -> str:
     return f"{coverage(found, level):.1%}"
 
 
-def document(cases: Sequence[Case]) -> str:
-    """``docs/evidence/calibration-recovery.md``: the text above MARK stays, the tables below are new."""
-    head = DOCUMENT.read_text(encoding="utf-8").partition(MARK)[0] if DOCUMENT.exists() else ""
-    lines = [head.rstrip(), "", MARK, ""]
-    lines += [
-        f"Made by `python -m benchmarks.evidence.recovery --write`: {len(cases)} random clusters with traces of "
-        f"{LENGTHS[0]} to {LENGTHS[1]} iterations, each calibrated with known latencies and racks only.",
-        f"The target: {ASKED[0]:.0%} to {ASKED[1]:.0%} of 90 % intervals hold the truth. The last column names a "
-        "parameter that misses it by more than chance.",
-        "Errors are relative. The spread is that of the bulk (quartiles). z is the error over the standard error of "
-        "the interval on the side of the true value.",
-        "Parameters that a noise-free trace identifies to the digits of its stamps are not counted.",
-    ]
-    for title, columns, rows in tables(cases):
-        lines += ["", f"### {title}", "", *markdown_table(columns, rows)]
-    return "\n".join(lines) + "\n"
+def lines(cases: Sequence[Case]) -> list[str]:
+    """What the page says: coverage by mechanism, and parameters whose intervals are off by more than chance."""
+    (_, columns, rows), (_, mechanism_columns, mechanism_rows), _ = tables(cases)
+    off = [row for row in rows if row[-1] or row[0] == "all"]
+    return [*markdown_table(mechanism_columns, mechanism_rows), "", *markdown_table(columns, off)]
 
 
 if __name__ == "__main__":

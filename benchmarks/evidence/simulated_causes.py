@@ -1,6 +1,6 @@
 """Is the cause that `paceenv diagnose` names the one that is there? Simulated jobs with known causes, single and mixed.
 
-`python -m benchmarks.evidence.simulated_causes --write` makes docs/evidence/causes.md. A cause's true share is what
+`python -m benchmarks.evidence.simulated_causes --write` makes docs/evidence/detection.md. A cause's true share is what
 its removal saves in the simulator, on the same noise, averaged over all orders of removal (Shapley); the diagnosis sees
 only the trace.
 """
@@ -8,35 +8,32 @@ only the trace.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, pairwise
-from pathlib import Path
+from itertools import combinations
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from benchmarks._common import recorded
+from benchmarks._common import put, recorded
 from benchmarks.evidence._pipeline_jobs import PipelineJob
 from paceenv.core.trace import Trace
 from paceenv.diagnosis import causes as names
-from paceenv.diagnosis.diagnose import Diagnosis, diagnose
+from paceenv.diagnosis.diagnose import diagnose
+from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import Simulator, episode_keys
-from paceenv.ui import config_files, output
+from paceenv.ui import output
 from paceenv.ui.output import markdown_table
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "causes.md"
 ITERATIONS = 400
 WITHIN = 0.1
 """Of lost time: how far a share may be off, and how close two causes may be for either to count as the top one."""
 SICK = 0.03
 HEALTHY = "(none)"
-MARK = "## Known causes, measured"
 """Heading of what this script writes; what stands above it in the document is written by hand."""
 
 
@@ -184,8 +181,6 @@ def pipeline_case(rng: Rng, wanted: tuple[str, ...], *, flat: bool = False) -> C
     """A job with known causes, with pipeline stages or of several groups without.
 
     Args:
-        rng: draws the job.
-        wanted: the causes.
         flat: several groups instead of stages.
     """
     strengths = {PIPELINE[c][0]: float(rng.uniform(*PIPELINE[c][1])) for c in wanted}
@@ -269,7 +264,7 @@ def main(
     count: Annotated[int, typer.Option(min=1, help="Jobs with causes.")] = 200,
     sound: Annotated[int, typer.Option(min=1, help="Jobs without.")] = 200,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/causes.md from this run.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/detection.md from this run.")] = False,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Diagnose jobs with known causes, and print the confusion matrix."""
@@ -290,7 +285,7 @@ def main(
                 shares = f"true {_shares(v.true)}, found {_shares(v.found)}"
                 output.say(f"{v.case.label} {v.case.causes}: lost {v.lost:.1%}, {shares}")
     if write:
-        config_files.write_text(DOCUMENT, document(with_cause, without, result))
+        put("detection.md", "python -m benchmarks.evidence.simulated_causes --write", lines(with_cause, result))
 
 
 def summary(with_cause: list[Verdict], without: list[Verdict]) -> dict[str, Any]:
@@ -317,48 +312,17 @@ def _row(v: Verdict) -> dict[str, Any]:
     return {"label": v.case.label, "causes": list(v.case.causes), "lost": v.lost, "true": v.true, "found": v.found}
 
 
-def document(with_cause: list[Verdict], without: list[Verdict], result: dict[str, Any]) -> str:
-    """``docs/evidence/causes.md``: the text above MARK stays, the tables below are new.
-
-    Args:
-        with_cause: verdicts on jobs with causes.
-        without: verdicts on jobs without.
-        result: the numbers of :func:`summary`.
-    """
-    head = DOCUMENT.read_text(encoding="utf-8").partition(MARK)[0] if DOCUMENT.exists() else ""
-    lines = [head.rstrip(), "", MARK, ""]
-    lines += markdown_table(("", ""), [(key, _spelled(value)) for key, value in result.items()])
-    lines += [
-        "",
-        "Rows: the largest true cause. Columns: the first cause named, or none. Jobs have one cause or two.",
-        "",
-    ]
-    counts = Counter((v.truth, v.named) for v in [*with_cause, *without])
-    rows = sorted({truth for truth, _ in counts}, key=lambda name: (name == HEALTHY, name))
-    columns = sorted({named for _, named in counts} | set(rows), key=lambda name: (name == HEALTHY, name))
-    short = {name: str(i + 1) for i, name in enumerate(columns)}
-    cells = [(f"{short[row]} {row}", *(str(counts[row, column] or "") for column in columns)) for row in rows]
-    lines += markdown_table(("", *(short[column] for column in columns)), cells)
-    strengths = [_strength(with_cause, low, high) for low, high in pairwise((SICK, 0.06, 0.12, 0.25, 1.0))]
-    lines += ["", "By strength:", ""]
-    lines += markdown_table(
-        ("lost time, share of the step", "jobs", "top cause right", "share within 10 points"), strengths
-    )
+def lines(with_cause: list[Verdict], result: dict[str, Any]) -> list[str]:
+    """What the page says: the numbers that count, and every job that was judged wrongly."""
     missed = [v for v in with_cause if not v.top_right or v.error > WITHIN]
-    lines += [
+    table = [(v.case.label, f"{v.lost:.0%}", _shares(v.true), _shares(v.found)) for v in missed]
+    return [
+        *markdown_table(("simulated jobs", ""), [(key, _spelled(value)) for key, value in result.items()]),
         "",
         f"Every job with a wrong top cause, or with its share off by more than {WITHIN * 100:.0f} points:",
         "",
+        *markdown_table(("job", "lost", "true", "found"), table),
     ]
-    table = [(v.case.label, f"{v.lost:.0%}", _shares(v.true), _shares(v.found)) for v in missed]
-    lines += markdown_table(("job", "lost", "true", "found"), table)
-    return "\n".join(lines) + "\n"
-
-
-def _strength(verdicts: list[Verdict], low: float, high: float) -> tuple[str, ...]:
-    here = [v for v in verdicts if low <= v.lost < high]
-    right, within = (sum(v.top_right for v in here), sum(v.error <= WITHIN for v in here))
-    return f"{low:.0%} to {high:.0%}", str(len(here)), f"{right} of {len(here)}", f"{within} of {len(here)}"
 
 
 def _spelled(value: float | int) -> str:

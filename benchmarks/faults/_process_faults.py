@@ -3,11 +3,6 @@
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import faulthandler
-import gc
-import itertools
 import multiprocessing
 import os
 import signal
@@ -15,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from typing import Any
 
 from benchmarks.faults._fault import Job, Start, fault
@@ -46,127 +40,6 @@ def _flags(*flags: str, **environ: str) -> Start:
 def flags(job: Job) -> None:
     job.begin()
     job.train()
-
-
-@fault("warnings are errors", "before later")
-def warnings_are_errors(job: Job) -> None:
-    job.begin()
-    model = job.ddp()
-
-    def strict(i: int) -> None:
-        if i == (0 if job.variant == "before" else 10):
-            warnings.simplefilter("error")
-
-    strict(0)
-    job.train(model, before=strict)
-
-
-@fault("garbage collector", "disabled frozen every_object debug callbacks")
-def collector(job: Job) -> None:
-    job.begin()
-    if job.variant == "disabled":
-        gc.disable()
-    elif job.variant == "frozen":
-        gc.freeze()
-    elif job.variant == "every_object":
-        gc.set_threshold(1, 1, 1)
-    elif job.variant == "debug":
-        gc.set_debug(gc.DEBUG_SAVEALL)
-    else:
-        gc.callbacks.append(lambda phase, info: time.sleep(0) if info["generation"] < 2 else None)
-    job.train(before=lambda i: gc.collect(i % 3) if i % 5 == 0 else None)
-
-
-@fault("recursion", "low_limit at_the_limit in_a_step")
-def recursion(job: Job) -> None:
-    job.begin()
-    model = job.ddp()
-    optimizer = job.optimizer(model)
-
-    def deep(i: int) -> None:
-        optimizer.zero_grad()
-        model(job.inputs(i)).square().mean().backward()
-        if job.variant == "low_limit":
-            depth = len(__import__("inspect").stack(0))
-            sys.setrecursionlimit(depth + 40)
-            optimizer.step()
-            sys.setrecursionlimit(1000)
-        elif job.variant == "at_the_limit":
-            _at_depth(sys.getrecursionlimit() - 150, optimizer.step)
-        else:
-            _until_it_fails(optimizer, i)
-
-    job.train(model, optimizer, step=deep)
-
-
-def _at_depth(depth: int, function: Any) -> None:
-    function() if depth <= 0 else _at_depth(depth - 1, function)
-
-
-def _until_it_fails(optimizer: Any, iteration: int) -> None:
-    """A step at every depth up to where Python itself refuses; its gradient is zero, so it may be done in part."""
-    optimizer.zero_grad(set_to_none=False)
-    if iteration % 10 == 0:
-        for depth in range(880, 1000):
-            try:
-                _at_depth(depth, optimizer.step)
-            except RecursionError:
-                return
-
-
-@fault("tracing", "settrace setprofile raises threads")
-def tracing(job: Job) -> None:
-    job.begin()
-    model = job.ddp()
-    calls = itertools.count()
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        if job.variant == "raises" and next(calls) == 3000:
-            raise RuntimeError("no more tracing")
-        return trace
-
-    def begin(i: int) -> None:
-        if i == 5 and job.variant == "threads":
-            threading.settrace(trace)
-        elif i == 5:
-            (sys.setprofile if job.variant == "setprofile" else sys.settrace)(trace)
-
-    def quiet(i: int) -> None:
-        with contextlib.suppress(RuntimeError):
-            begin(i)
-
-    job.train(model, before=quiet)
-
-
-@fault("hooks of the interpreter raise", "excepthook threads unraisable audit display")
-def interpreter_hooks(job: Job) -> None:
-    job.begin()
-
-    def fails(*args: Any) -> Any:
-        raise RuntimeError("a hook of the job's own")
-
-    def audit(event: str, args: Any) -> None:
-        if event in {"open", "os.mkdir", "os.rename", "socket.bind", "os.listdir"} and str(job.live) in str(args):
-            raise RuntimeError("not allowed here")
-
-    if job.variant == "audit":
-        sys.addaudithook(audit)
-    else:
-        names = {
-            "excepthook": (sys, "excepthook"),
-            "threads": (threading, "excepthook"),
-            "unraisable": (sys, "unraisablehook"),
-            "display": (sys, "displayhook"),
-        }
-        setattr(*names[job.variant], fails)
-    job.train(pause_s=0.03)
-
-
-@fault("threads are switched all the time", "", seeds=2)
-def switches(job: Job) -> None:
-    sys.setswitchinterval(1e-7)
-    job.begin()
-    job.train(iterations=100, pause_s=0.0)
 
 
 class Unrelated(Exception):
@@ -291,20 +164,6 @@ def stopped(job: Job) -> None:
     job.train(before=stop)
 
 
-@fault("fault handler", "enabled later registered all_threads")
-def fault_handler(job: Job) -> None:
-    job.begin()
-    with open(job.folder / "faults", "w") as file:
-        if job.variant == "later":
-            faulthandler.dump_traceback_later(0.05, repeat=True, file=file)
-        elif job.variant == "registered":
-            faulthandler.register(signal.SIGUSR1, file, all_threads=True)
-        else:
-            faulthandler.enable(file, all_threads=job.variant == "all_threads")
-        job.train(before=lambda i: os.kill(os.getpid(), signal.SIGUSR1) if job.variant == "registered" else None)
-        faulthandler.cancel_dump_traceback_later()
-
-
 @fault("fork in the midst", "exits os_exits trains many", ranks=2)
 def forks(job: Job) -> None:
     import torch
@@ -393,45 +252,6 @@ def rank_ends(job: Job) -> None:
     job.train(before=end)
 
 
-@fault("threads at the end", "daemon daemon_trains lasting")
-def threads_at_end(job: Job) -> None:
-    import torch
-
-    job.begin()
-
-    def loops() -> None:
-        while True:
-            time.sleep(0.001)
-            if job.variant == "daemon_trains":
-                weight = torch.zeros(3, requires_grad=True)
-                optimizer = torch.optim.SGD([weight], lr=1.0)
-                weight.sum().backward()
-                optimizer.step()
-
-    def lasts() -> None:
-        threading.main_thread().join()
-        time.sleep(0.5)
-        print("thread ends", flush=True)
-
-    threading.Thread(target=lasts if job.variant == "lasting" else loops, daemon=job.variant != "lasting").start()
-    job.train()
-    if job.variant == "daemon_trains":
-        sys.stdout.flush()
-
-
-@fault("training on another thread", "all from_the_second")
-def other_thread(job: Job) -> None:
-    job.begin()
-    model = job.ddp()
-    optimizer = job.optimizer(model)
-    if job.variant != "all":
-        model(job.inputs(0)).sum().backward()
-        optimizer.step()
-    thread = threading.Thread(target=job.train, args=(model, optimizer))
-    thread.start()
-    thread.join()
-
-
 def _context(name: str) -> Any:
     return multiprocessing.get_context(name)
 
@@ -499,44 +319,3 @@ class _Data:
         if i == 17 and self.what == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.full((16,), i / 24)
-
-
-@fault("descriptors are closed behind our back", "all_above_2 stderr reopened stdin")
-def closed_descriptors(job: Job) -> None:
-    job.begin()
-
-    def close(i: int) -> None:
-        if i != 15:
-            return
-        if job.variant == "stderr":
-            os.close(2)
-        elif job.variant == "stdin":
-            os.close(0)
-        else:  # those of sockets of the group must stay
-            for name in os.listdir("/proc/self/fd"):
-                try:
-                    link = os.readlink(f"/proc/self/fd/{name}")
-                    if int(name) > 2 and str(job.live) in link:
-                        os.close(int(name))
-                        if job.variant == "reopened":
-                            os.open(job.folder / "other", os.O_CREAT | os.O_RDWR)
-                except OSError:
-                    pass
-
-    job.train(before=close, pause_s=0.03)
-
-
-@fault("errors from C code", "errno locale fpe")
-def from_c(job: Job) -> None:
-    import locale
-
-    import numpy as np
-
-    job.begin()
-    if job.variant == "fpe":
-        np.seterr(all="raise")
-    elif job.variant == "errno":
-        ctypes.set_errno(12)
-    else:
-        locale.setlocale(locale.LC_ALL, "C")
-    job.train()

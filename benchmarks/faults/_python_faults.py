@@ -3,18 +3,13 @@
 # mypy: disable-error-code="no-untyped-call,misc,assignment"
 from __future__ import annotations
 
-import contextlib
-import copy
 import gc
-import io
 import json
 import logging
 import os
-import pickle
 import sys
 import threading
 import time
-import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +23,6 @@ class Refuses(Exception):
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:
     raise Refuses
-
-
-class _Metaclass(type):
-    __eq__ = _refuse
-    __hash__ = type.__hash__
-    __instancecheck__ = __subclasscheck__ = _refuse
 
 
 def _optimizers() -> dict[str, Any]:
@@ -90,37 +79,6 @@ def odd_optimizer(job: Job) -> None:
     job.train(model, optimizer, step=step)
 
 
-@fault("odd parameter groups", "empty later raising generator strings none")
-def odd_groups(job: Job) -> None:
-    import torch
-
-    job.begin()
-    model = job.ddp()
-    optimizers = [job.optimizer(model), torch.optim.SGD(job.network().parameters(), lr=0.1)]
-    groups: dict[str, Any] = {"empty": [], "raising": _Lazy(), "generator": iter(()), "strings": ["x"], "none": None}
-    job.optimizer(model).step()
-
-    def step(i: int) -> None:
-        optimizers[0].zero_grad()
-        model(job.inputs(i)).square().mean().backward()
-        optimizers[0].step()
-        if i == 10:
-            odd: Any = optimizers[1]
-            odd.__dict__["param_groups"] = [] if job.variant == "later" else groups[job.variant]
-            type(odd).step = _nothing if i else None
-        if i >= 10:
-            optimizers[1].step()
-
-    kept = torch.optim.SGD.step
-    _nothing: Any = torch.optim.Optimizer.profile_hook_step(lambda self, closure=None: None)
-    optimizers[1].__class__ = type("Odd", (torch.optim.SGD,), {"step": kept})
-    job.train(model, optimizers[0], step=step)
-
-
-class _Lazy:
-    __iter__ = __getitem__ = __len__ = _refuse
-
-
 @fault("a step that uses the agent", "detaches attaches summary marks ticks", attach=True)
 def step_uses_agent(job: Job) -> None:
     job.begin()
@@ -148,201 +106,6 @@ def step_uses_agent(job: Job) -> None:
     optimizer.register_step_pre_hook(use)
     optimizer.register_step_post_hook(use)
     job.train(model, optimizer)
-
-
-@fault("marks that fail", "object raises generator", attach=True)
-def odd_marks(job: Job) -> None:
-    job.begin()
-    model = job.ddp()
-    agent = job.attach(model)
-
-    def mark(i: int) -> None:
-        if agent is None:
-            return
-        if job.variant == "object":
-            kind: Any = type("Odd", (), {"__str__": _refuse, "__eq__": _refuse, "__hash__": None})()
-            with agent.mark(kind):
-                pass
-        elif job.variant == "generator":
-            agent.mark("never entered")
-            agent.mark("never left").__enter__()
-        else:
-            try:
-                with agent.mark("\ud800" * 1000):
-                    raise Refuses
-            except Refuses:
-                pass
-
-    job.train(model, before=mark)
-
-
-@fault("copies and pickles", "optimizer model ddp state saved agent", attach=True)
-def copies(job: Job) -> None:
-    import torch
-
-    job.begin()
-    model = job.ddp()
-    optimizer = job.optimizer(model)
-    agent = job.attach(optimizer)
-
-    def copied(i: int) -> None:
-        if i % 10 != 5:
-            return
-        if job.variant == "optimizer":
-            clone = pickle.loads(pickle.dumps(copy.deepcopy(optimizer)))
-            print(len(pickle.dumps(optimizer)), len(clone.param_groups), flush=True)
-            clone.step()
-        elif job.variant == "model":
-            print(len(pickle.dumps(copy.deepcopy(model.module))), flush=True)
-        elif job.variant == "ddp":
-            clone = copy.deepcopy(model)
-            clone(job.inputs(i)).sum().backward()
-            print(clone.module[0].weight.grad.sum().item(), flush=True)
-        elif job.variant == "state":
-            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        elif job.variant == "saved":
-            buffer = io.BytesIO()
-            torch.save({"m": model, "o": optimizer}, buffer)
-            print(len(buffer.getvalue()), flush=True)
-        elif agent is not None:
-            for function in (copy.copy, copy.deepcopy, pickle.dumps):
-                with contextlib.suppress(TypeError, pickle.PicklingError, AttributeError):
-                    function(agent)
-
-    job.train(model, optimizer, before=copied)
-
-
-@fault("odd model", "getattr bool eq output lazy slots_output hook_raises")
-def odd_model(job: Job) -> None:
-    import torch
-    from torch import nn
-
-    class Odd(nn.Module):
-        def __init__(self, network: Any) -> None:
-            super().__init__()
-            self.network = network
-
-        def forward(self, x: Any) -> Any:
-            y = self.network(x)
-            return _Output(y) if job.variant in ("output", "slots_output") else y
-
-        def __getattr__(self, name: str) -> Any:
-            if job.variant == "getattr" and name not in self.__dict__.get("_modules", {}) and not name.startswith("_"):
-                raise Refuses(name)
-            return super().__getattr__(name)
-
-        if job.variant == "bool":
-            __bool__ = __len__ = _refuse
-        if job.variant == "eq":
-            __eq__ = _refuse
-            __hash__ = nn.Module.__hash__
-
-    class _Output:
-        __slots__ = ("y",)
-
-        def __init__(self, y: Any) -> None:
-            self.y = y
-
-        if job.variant == "output":
-            __iter__ = __getitem__ = __len__ = __eq__ = __repr__ = _refuse
-            __dataclass_fields__ = property(_refuse)
-
-    job.begin()
-    network = job.network()
-    model = job.ddp(Odd(network), find_unused_parameters=job.variant != "lazy")
-    optimizer = job.optimizer(model)
-    if job.variant == "hook_raises":
-        calls = [0]
-
-        def hook(*args: Any) -> None:
-            calls[0] += 1
-            if calls[0] == 20:
-                raise Refuses
-
-        optimizer.register_step_post_hook(hook)
-    caught = 0
-
-    def step(i: int) -> None:
-        nonlocal caught
-        optimizer.zero_grad()
-        y = model(job.inputs(i))
-        y = getattr(y, "y", y)
-        y.square().mean().backward()
-        try:
-            optimizer.step()
-        except Refuses:
-            caught += 1
-
-    job.train(model, optimizer, step=step)
-    print(caught, torch.is_grad_enabled())
-
-
-@fault("odd objects in memory", "class getattribute proxies metaclass lazy_module del")
-def odd_objects(job: Job) -> None:
-    def attribute(self: Any, name: str) -> Any:
-        raise Refuses
-
-    kept: list[Any] = []
-    for _ in range(100):
-        if job.variant == "class":
-            kept.append(type("Odd", (), {"__class__": property(_refuse)})())
-        elif job.variant == "getattribute":
-            kept.append(type("Odd", (), {"__getattribute__": attribute, "__eq__": _refuse, "__hash__": None})())
-        elif job.variant == "proxies":
-            thing = type("Thing", (), {})()
-            kept.append(weakref.proxy(thing))
-        elif job.variant == "metaclass":
-            kept.append(_Metaclass("Odd", (), {})())
-        elif job.variant == "lazy_module":
-            module = type("Module", (type(sys),), {"__getattr__": _refuse})(f"lazy{len(kept)}")
-            sys.modules[module.__name__] = module
-        else:
-            cycle = type("Odd", (), {"__del__": _refuse})()
-            cycle.me = cycle
-            kept.append(cycle)
-    sys.unraisablehook = lambda unraisable: None
-    job.begin()
-    job.train(before=lambda i: kept.clear() if i == 20 else gc.collect() if i == 25 else None)
-
-
-@fault("tensor subclasses", "parameters gradients outputs mode dispatch")
-def tensor_subclasses(job: Job) -> None:
-    import torch
-    from torch.overrides import TorchFunctionMode
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Odd(torch.Tensor):
-        __eq__ = __bool__ = __len__ = __repr__ = _refuse
-        __hash__ = torch.Tensor.__hash__
-
-    class Functions(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return func(*args, **(kwargs or {}))
-
-    class Dispatches(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return func(*args, **(kwargs or {}))
-
-    job.begin()
-    network = job.network()
-    model = job.ddp(network, find_unused_parameters=True)
-    optimizer = job.optimizer(model)
-
-    def step(i: int) -> None:
-        optimizer.zero_grad()
-        x = job.inputs(i)
-        y = model(x.as_subclass(Odd) if job.variant in ("outputs", "parameters") else x)
-        y.as_subclass(torch.Tensor).square().mean().backward()
-        if job.variant == "gradients":
-            for p in model.parameters():
-                p.grad = p.grad.as_subclass(Odd)
-        optimizer.step()
-
-    if job.variant in ("mode", "dispatch"):
-        with Functions() if job.variant == "mode" else Dispatches():
-            job.train(model, optimizer, step=step)
-    else:
-        job.train(model, optimizer, step=step)
 
 
 POLICIES = "raises slow nan shape none text exits recursion evil_repr huge deletes threads seeds_random"
@@ -405,7 +168,6 @@ def _bad_acts(how: str, good: Any) -> Any:
         "port": Start(options=("--metrics-port", "65535")),
         "active": Start(options=("--mode", "active", "--policy", "static:mechanism=slack,threshold=0.02,window=0.4")),
         "probe": Start(options=("--mode", "probe")),
-        "sinks": Start(options=("--sinks", "tensorboard,wandb,mlflow")),
         "canary": Start(options=("--mode", "canary", "--policy", "paper")),
     },
     ranks=2,

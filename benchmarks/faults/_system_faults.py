@@ -9,7 +9,6 @@ import os
 import resource
 import shutil
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -111,27 +110,6 @@ def file_size(job: Job) -> None:
     job.train()
 
 
-@fault(
-    "limit of locked memory and stack",
-    {
-        "stack 256 KiB": Start(fresh=True, limits={"STACK": 256 << 10}),
-        "stack 1 MiB": Start(fresh=True, limits={"STACK": MIB}),
-        "locked 0": Start(limits={"MEMLOCK": 0}),
-        "data": Start(fresh=True, limits={"DATA": 700 * MIB}),
-    },
-)
-def stacks(job: Job) -> None:
-    job.begin()
-    job.train()
-
-
-@fault("stacks of threads", "32768 65536")
-def thread_stacks(job: Job) -> None:
-    job.begin()
-    threading.stack_size(int(job.variant))
-    job.train()
-
-
 @fault("full disk", {size: Start(mounts={"live": f"size={size}"}) for size in ("4k", "16k", "64k")})
 def full_disk(job: Job) -> None:
     job.begin()
@@ -204,43 +182,10 @@ def folder_replaced(job: Job) -> None:
     job.train(before=lambda i: _replace(job.live, job.variant) if i in (20, 30) else None, pause_s=0.1)
 
 
-def _attempts(job: Job) -> list[Path]:
-    return [path for path in job.live.glob("2*") if path.is_dir()]
-
-
-@fault("the attempt's folder is replaced", "removed file fifo loop dangling")
-def attempt_replaced(job: Job) -> None:
-    job.begin()
-
-    def replace(i: int) -> None:
-        if i in (20, 30):
-            for attempt in _attempts(job):
-                for folder in list(attempt.glob("*/")) if job.seed else [attempt]:
-                    _replace(folder, job.variant)
-
-    job.train(before=replace, pause_s=0.1)
-
-
 @fault("umask", "000 077 777 022")
 def umask(job: Job) -> None:
     job.begin()
     os.umask(int(job.variant, 8))
-    job.train()
-
-
-@fault(
-    "environment",
-    {
-        "no home": Start(fresh=True, environ={"HOME": None, "USER": None, "LOGNAME": None}),
-        "home is nowhere": Start(fresh=True, environ={"HOME": "/nonexistent", "TMPDIR": "/nonexistent", "PATH": ""}),
-        "mode nonsense": Start(environ={"PACEENV_LIVE": "n\u00f6nsense\n"}),
-        "world size": Start(environ={"LOCAL_RANK": "many", "GROUP_RANK": "-7", "TORCHELASTIC_RUN_ID": "\x01" * 4000}),
-        "locale": Start(fresh=True, environ={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii:strict"}),
-        "host": Start(environ={"HOSTNAME": "../../../etc", "SLURM_LOCALID": "x", "LOCAL_RANK": None}),
-    },
-)
-def environment(job: Job) -> None:
-    job.begin()
     job.train()
 
 
@@ -254,19 +199,6 @@ def environment(job: Job) -> None:
 )
 def hidden(job: Job) -> None:
     job.begin()
-    job.train()
-
-
-@fault("another current folder", "moved removed unreadable", Start(options=("--kill-file", "stop")))
-def current_folder(job: Job) -> None:
-    job.begin()
-    other = job.folder / f"elsewhere{job.rank}"
-    other.mkdir()
-    os.chdir(other)
-    if job.variant == "removed":
-        other.rmdir()
-    elif job.variant == "unreadable":
-        other.chmod(0)
     job.train()
 
 
@@ -316,24 +248,8 @@ def control_file(job: Job) -> None:
 
     def write(i: int) -> None:
         if i == 10:
-            attempts = _attempts(job)
+            attempts = sorted(job.live.glob("attempt-*"))
             _controls(job.variant, job.live / "control.json", attempts[0].name if attempts else "")
-
-    job.train(before=write, pause_s=0.1)
-
-
-@fault("control.json changes all the time", "", seeds=2, ranks=2)
-def control_storm(job: Job) -> None:
-    job.begin()
-    job.live.mkdir(exist_ok=True)
-
-    def write(i: int) -> None:
-        for attempt in _attempts(job)[:1]:
-            _controls(
-                job.random.choice(["off", "active", "shadow", "kill", "garbage", "deep"][: 3 if job.seed else 6]),
-                job.live / "control.json",
-                attempt.name,
-            )
 
     job.train(before=write, pause_s=0.1)
 
@@ -361,65 +277,6 @@ def foreign_files(job: Job) -> None:
             "99999999T999999-zzzzzz",
         ):
             _put(live / name, {"fifos": "fifo", "links": "loop"}.get(job.variant, "file"))
-    job.train(pause_s=0.05)
-
-
-def _hostile(variant: str) -> bytes:
-    if variant == "huge":
-        return b'{"schema": "paceenv.live/2", "rank": 1, "x": "' + b"x" * (64 * MIB) + b'"}'
-    if variant == "deep":
-        return b'{"schema": "paceenv.live/2", "rank": 1, "own": ' + b"[" * 100000 + b"]" * 100000 + b"}"
-    nonsense: dict[str, Any] = {
-        "types": [None, "x", -1, {}, []],
-        "numbers": [float("nan"), float("inf"), -1e308, 1 << 70],
-    }
-    values = itertools.cycle(nonsense.get(variant, [0]))
-    names = "attempt host agents iterations step own collectives groups unseen side wait arrival pacing group overhead"
-    found = {name: next(values) for name in names.split()} | {"schema": "paceenv.live/2", "rank": 1, "world_size": 2}
-    found |= {
-        "own": {
-            "mean_s": next(values),
-            "error_s": next(values),
-            "blocks": {
-                "iterations": next(values),
-                "first": next(values),
-                "own_s": [next(values)] * 40,
-                "step_s": next(values),
-                "blocked_s": [next(values)],
-            },
-        }
-    }
-    found |= {"groups": {"0": {"name": next(values), "ranks": [next(values)] * 3, "member": next(values), "size": 2}}}
-    found |= {
-        "collectives": [{"op": next(values), "group": next(values), "bytes": next(values), "blocks_s": next(values)}]
-    }
-    return json.dumps(found).encode()
-
-
-@fault("hostile status of another rank", "huge deep types numbers fifo loop folder", ranks=2)
-def hostile_status(job: Job) -> None:
-    job.begin()
-
-    def write(i: int) -> None:
-        if job.rank == 0 and i >= 5:
-            for attempt in _attempts(job):
-                for host in attempt.glob("*/"):
-                    try:
-                        if job.variant in ("fifo", "loop", "folder"):
-                            _replace(host / "rank00001.json", job.variant)
-                        elif i % 5 == 0:
-                            (host / "rank00001.json").write_bytes(_hostile(job.variant))
-                    except OSError:
-                        pass
-
-    job.train(before=write, pause_s=0.15)
-
-
-@fault("two jobs share the folder", "", ranks=2, seeds=2)
-def shared_folder(job: Job) -> None:
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + job.rank)
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
-    job.begin()
     job.train(pause_s=0.05)
 
 
@@ -465,57 +322,3 @@ def perf_counter(job: Job) -> None:
 @fault("monotonic is odd", HOW)
 def monotonic(job: Job) -> None:
     _clock(job, "monotonic")
-
-
-@fault("time is odd", "none text back raises jumps")
-def wall_time(job: Job) -> None:
-    _clock(job, "time")
-
-
-@fault("thread_time is odd", "none text back raises nan")
-def thread_time(job: Job) -> None:
-    _clock(job, "thread_time")
-
-
-@fault("strftime and localtime fail", "")
-def calendars(job: Job) -> None:
-    job.begin()
-
-    def fails(*args: Any) -> Any:
-        raise OverflowError("no calendar")
-
-    time.strftime = time.gmtime = time.localtime = fails
-    job.train()
-
-
-@fault("functions of the library are replaced", "open replace makedirs dumps urandom stat print fdopen gethostname")
-def replaced_functions(job: Job) -> None:
-    import builtins
-    import secrets
-
-    job.begin()
-    owners: dict[str, list[tuple[Any, str]]] = {
-        "open": [(builtins, "open"), (os, "open")],
-        "replace": [(os, "replace"), (os, "rename")],
-        "makedirs": [(os, "makedirs"), (os, "mkdir")],
-        "dumps": [(json, "dumps"), (json, "loads")],
-        "urandom": [(os, "urandom"), (secrets, "token_hex")],
-        "stat": [(os, "stat"), (os, "fstat"), (os, "scandir"), (os, "listdir")],
-        "print": [(builtins, "print")],
-        "fdopen": [(os, "fdopen"), (os, "write"), (os, "close")],
-        "gethostname": [(socket, "gethostname"), (socket, "socketpair"), (os, "uname")],
-    }
-    kept = print
-
-    def fails(*args: Any, **kwargs: Any) -> Any:
-        raise KeyError("not what you expect")
-
-    def patch(i: int) -> None:
-        if i == 3:
-            for owner, name in owners[job.variant]:
-                setattr(owner, name, fails)
-        if i == 39:
-            builtins.print = kept
-
-    job.train(before=patch, pause_s=0.05)
-    sys.stdout.flush()

@@ -6,13 +6,12 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import os
 import threading
 import time
 from datetime import timedelta
 from typing import Any
 
-from benchmarks.faults._fault import Job, Start, fault
+from benchmarks.faults._fault import Job, fault
 
 
 @fault("process group is destroyed and made again", "once often by_iteration", ranks=2)
@@ -328,82 +327,6 @@ def profilers(job: Job) -> None:
             job.train()
 
 
-@fault(
-    "devices that are not there",
-    {
-        text or "empty": Start(fresh=True, environ={"CUDA_VISIBLE_DEVICES": text, "NVIDIA_VISIBLE_DEVICES": "void"})
-        for text in ("", "-1", "GPU-ffff,MIG-0", "99999999999999999999", "a,b,,")
-    },
-)
-def devices(job: Job) -> None:
-    import torch
-
-    job.begin()
-    print(torch.cuda.is_available())
-    job.train()
-
-
-@fault("jit and transforms", "script trace functional_call vmap fx")
-def transforms(job: Job) -> None:
-    import torch
-
-    job.begin()
-    network = job.network()
-    model: Any = job.ddp(network)
-    optimizer = job.optimizer(model)
-    if job.variant == "script":
-        model = job.ddp(torch.jit.script(network))
-    elif job.variant == "trace":
-        model = job.ddp(torch.jit.trace(network, job.inputs(0)))
-    elif job.variant == "fx":
-        model = job.ddp(torch.fx.symbolic_trace(network))
-
-    def step(i: int) -> None:
-        optimizer.zero_grad()
-        x = job.inputs(i)
-        if job.variant == "functional_call":
-            torch.func.functional_call(network, dict(network.named_parameters()), (x,)).square().mean().backward()
-        elif job.variant == "vmap":
-            torch.func.vmap(network)(x).square().mean().backward()
-        else:
-            model(x).square().mean().backward()
-        optimizer.step()
-
-    job.train(model, optimizer, step=step)
-
-
-@fault("modes of PyTorch", "inference meta deterministic float64 no_grad threads denormal")
-def modes(job: Job) -> None:
-    import torch
-
-    job.begin()
-    model = job.ddp()
-    if job.variant == "deterministic":
-        torch.use_deterministic_algorithms(True)
-    elif job.variant == "threads":
-        torch.set_num_threads(3)
-    elif job.variant == "denormal":
-        torch.set_flush_denormal(True)
-    optimizer = job.optimizer(model)
-
-    def between(i: int) -> None:
-        if job.variant == "inference":
-            with torch.inference_mode():
-                model(job.inputs(i))
-        elif job.variant == "no_grad":
-            with torch.no_grad():
-                model(job.inputs(i))
-        elif job.variant == "meta" and i in (10, 30):
-            with torch.device("meta"):
-                other = job.network()
-                torch.optim.SGD(other.parameters(), lr=0.1).step()
-        elif job.variant == "float64":
-            torch.set_default_dtype(torch.float64 if i == 10 else torch.float32)
-            optimizer.param_groups[0]["lr"] = 0.05
-
-    job.train(model, optimizer, before=lambda i: None if i in (11,) and job.variant == "float64" else between(i))
-
-
 COLLECTIVES = "functional objects p2p batch monitored gather_list uneven coalesced barrier scatter reduce_scatter store"
 
 
@@ -491,60 +414,3 @@ def failing(job: Job) -> None:
 
     job.train(before=fail)
     print(caught)
-
-
-@fault("optimizers", "many lbfgs adam scheduler scaler swa foreach closure state removed", ranks=1)
-def optimizers(job: Job) -> None:
-    import torch
-
-    job.begin()
-    model = job.ddp()
-    optim = torch.optim
-    parameters = list(model.parameters())
-    made: dict[str, Any] = {
-        "lbfgs": lambda: optim.LBFGS(parameters, lr=0.01, max_iter=3),
-        "adam": lambda: optim.AdamW(parameters, lr=0.01, amsgrad=True),
-        "foreach": lambda: optim.Adam(parameters, lr=0.01, foreach=True),
-    }
-    optimizer = made.get(job.variant, lambda: job.optimizer(model))()
-    many = [optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1) for _ in range(200)]
-    scheduler = optim.lr_scheduler.StepLR(optimizer, 5)
-    averaged = optim.swa_utils.AveragedModel(model.module)
-    scaler = torch.amp.GradScaler("cpu", enabled=True)
-
-    def step(i: int) -> None:
-        nonlocal optimizer
-
-        def closure() -> Any:
-            optimizer.zero_grad()
-            loss = model(job.inputs(i)).square().mean()
-            loss.backward()
-            return loss
-
-        if job.variant in ("lbfgs", "closure"):
-            optimizer.step(closure)
-        elif job.variant == "scaler":
-            optimizer.zero_grad()
-            scaler.scale(model(job.inputs(i)).square().mean()).backward()
-            if i % 7 == 3:
-                parameters[0].grad.fill_(float("inf"))
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            closure()
-            optimizer.step()
-        if job.variant == "many":
-            for one in many:
-                one.step()
-        elif job.variant == "scheduler":
-            scheduler.step()
-        elif job.variant == "swa":
-            averaged.update_parameters(model.module)
-        elif job.variant == "state":
-            optimizer.load_state_dict(optimizer.state_dict())
-        elif job.variant == "removed":
-            optimizer = job.optimizer(model)
-            gc.collect()
-
-    job.train(model, optimizer, step=step)
-    assert os.getpid()

@@ -43,15 +43,7 @@ def described(
     gpu: dict[str, float],
     fabric: dict[str, Any],
 ) -> Cluster:
-    """A job as a program. Whether it fits into memory is not asked here.
-
-    Args:
-        nodes: of the job.
-        ranks_per_node: GPUs of a node.
-        workload: keys of the section.
-        gpu: keys of the section.
-        fabric: keys of the section.
-    """
+    """A job as a program. Whether it fits into memory is not asked here."""
     data = {
         "name": "published",
         "job": {"nodes": nodes, "ranks_per_node": ranks_per_node, "algorithm": "auto"},
@@ -128,12 +120,7 @@ def megatron_rate(row: MegatronRow = MEGATRON[-1]) -> float:
 
 
 def megatron(rate: float, rows: Sequence[MegatronRow] = MEGATRON[:-1]) -> list[Row]:
-    """Megatron-LM's table of April 2021: GPT models on A100, each GPU's rate with recomputation counted.
-
-    Args:
-        rate: of matrix products, TFLOP/s.
-        rows: which of the table.
-    """
+    """Megatron-LM's table of April 2021: GPT models on A100, each GPU's rate with recomputation counted."""
     return [
         Row(
             f"width {row[1]:,}, {row[4]} GPUs, tensor {min(row[3], 8)}, pipeline {max(row[3] // 8, 1)}",

@@ -12,18 +12,8 @@ NIC_GBPS, NIC_BPS = 100.0, 12.5e9
 KINDS = ("all_reduce", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "broadcast")
 
 
-def random_program(
-    seed: int, *, tenants: bool = False, algorithm: str = "ring", flow_control: str = "fair", rails: bool = False
-) -> Cluster:
-    """A job of 2 to 8 ranks, 1 or 2 of them on a node, on one to three communicators of a fabric with tiers.
-
-    Args:
-        seed: of the draw.
-        tenants: whether another job is on the top tier.
-        algorithm: of its all-reduces.
-        flow_control: of the fabric.
-        rails: of the fabric.
-    """
+def random_program(seed: int, *, tenants: bool = False, algorithm: str = "ring") -> Cluster:
+    """A job of 2 to 8 ranks, 1 or 2 of them on a node, on one to three communicators of a fabric with tiers."""
     rng = random.Random(seed)
     per_node = rng.choice([1, 1, 2])
     nodes = rng.choice([2, 3, 4] if per_node == 2 else [2, 3, 4, 6, 8])
@@ -44,8 +34,6 @@ def random_program(
         "nics_per_node": rng.choice([1, per_node]),
         "nodes_per_leaf": rng.choice([1, 2, 4]),
         "latency_us": rng.choice([0.0, 5.0, 20.0]),
-        "flow_control": flow_control,
-        "rails": rails,
     }
     if tenants or rng.random() < 0.5:
         fabric["uplink_gbps"] = NIC_GBPS * rng.choice([0.5, 1.0, 2.0, 8.0])

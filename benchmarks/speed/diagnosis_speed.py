@@ -22,11 +22,11 @@ EVENTS = 1_000_000
 ROWS_TARGET = 1e6
 _DIAGNOSE = """
 from paceenv.diagnosis.diagnose import diagnose_matrix
-from paceenv.diagnosis.sources import read_sources
+from paceenv.diagnosis.answer import read_sources
 diagnose_matrix(read_sources([Path(sys.argv[1])])[0])
 """
 _IMPORT = """
-from paceenv.importers.kineto import import_kineto
+from paceenv.importers.profiler.kineto import import_kineto
 import_kineto(sys.argv[1])
 """
 _CHILD = """
@@ -95,7 +95,7 @@ def run() -> Report:
         packed = events.with_suffix(".json.gz")
         with events.open("rb") as plain, gzip.open(packed, "wb", compresslevel=6) as file:
             shutil.copyfileobj(plain, file)
-        start = in_a_process("import paceenv.importers.kineto", events)["cpu_s"]
+        start = in_a_process("import paceenv.importers.profiler.kineto", events)["cpu_s"]
         found = {
             "rows of a trace (Parquet)": (rows, in_a_process(_DIAGNOSE, trace), 0.0),
             "events of a PyTorch profile (JSON)": (EVENTS, in_a_process(_IMPORT, events), start),

@@ -28,13 +28,7 @@ TOGETHER, STAGGERED = "a whole episode, all rows ending together", "a whole epis
 
 
 def batch(rows: int, *, ends: bool, stagger: bool = False) -> PacingVectorEnv:
-    """A vector environment that has just been reset.
-
-    Args:
-        rows: environments of the batch.
-        ends: whether its episodes end.
-        stagger: whether they end in different steps.
-    """
+    """A vector environment that has just been reset."""
     length = EPISODE_INTERVALS if ends else 10**9
     env = PacingVectorEnv(rows, episode_intervals=length, autoreset_mode=AutoresetMode.SAME_STEP, **PLAIN)
     env.reset(seed=0)

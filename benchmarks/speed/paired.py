@@ -18,8 +18,7 @@ import numpy as np
 import typer
 
 from benchmarks._common import NOISE
-from benchmarks.speed.contestants import JITTER_CV
-from benchmarks.speed.engine_speed import CALL_RANK_ITERATIONS, paceenv_job
+from benchmarks.speed.engine_speed import CALL_RANK_ITERATIONS, JITTER_CV, paceenv_job
 from paceenv.sim.cluster.environment import Noise
 from paceenv.ui import output
 

@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from benchmarks._common import Report, Table, Target, command, figure, measure
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.envs.registration import register_envs
-from paceenv.trainers.training.vec_env import NativeVecEnv
+from paceenv.trainers.training.training_envs import NativeVecEnv
 
 CLUSTER = "null-jitter"
 ROWS, N_STEPS, BATCH, EPOCHS = 256, 32, 2048, 4

@@ -42,7 +42,6 @@ def job(ranks: int, kind: str) -> Cluster:
     """A program of layers on ranks of a node each.
 
     Args:
-        ranks: of the job.
         kind: a name of ``_PARTS``.
     """
     data = {

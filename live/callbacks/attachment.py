@@ -13,17 +13,12 @@ from paceenv.policies.base import Policy
 class Attachment:
     """Attaches at the beginning of training and detaches at its end; an agent that was attached before stays.
 
-    Args:
-        policy: as for :func:`live.attach`.
-        mode: as for :func:`live.attach`.
-        options: fields of :class:`paceenv.live.options.Options`.
-
     Raises:
         InputError: an unknown option or a value out of range.
     """
 
     def __init__(self, policy: Policy | str | os.PathLike[str] | None, mode: str, options: dict[str, Any]) -> None:
-        make_options({"mode": mode} | options)
+        make_options({"mode": mode} | {name: options[name] for name in options if name != "on_metrics"})
         self._arguments = {"policy": policy, "mode": mode} | options
         self._ours = False
 

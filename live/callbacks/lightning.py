@@ -26,11 +26,6 @@ class PaceCallback(Callback):  # type: ignore[misc]
 
     An agent that is attached already, as under ``-m paceenv.live``, is kept.
 
-    Args:
-        policy: as for :func:`live.attach`.
-        mode: as for :func:`live.attach`.
-        options: fields of :class:`paceenv.live.options.Options`.
-
     Raises:
         InputError: an unknown option or a value out of range.
     """

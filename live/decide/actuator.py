@@ -13,7 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from paceenv.core.errors import out_of_range
 from paceenv.live.observe.stamps import Stamps
@@ -29,13 +29,11 @@ FIRST_PAUSE, LONGEST_PAUSE = 100, 12_800
 MIN_RATE_HZ, MAX_RATE_HZ = 0.2e9, 3e9
 """An unknown device clock is assumed to be the slowest: a delay that is too short does no harm."""
 RATE_SMOOTHING = 0.5
-
-
-class Sleeper(Protocol):
-    """Sleeps on the host, as the module ``time`` does."""
-
-    def sleep(self, seconds: float, /) -> None:
-        """Return after ``seconds``."""
+SHORTEST_S, LONGEST_S = 1e-4, 10.0
+"""Where the bins begin and end, seconds; what lies outside counts in the first or the last."""
+RATIO = 1.02
+"""Of a bin's two ends: a quantile is right within 1 %."""
+_BINS = math.ceil(math.log(LONGEST_S / SHORTEST_S) / math.log(RATIO)) + 1
 
 
 class Delay(NamedTuple):
@@ -48,29 +46,8 @@ class Delay(NamedTuple):
     cycles: int = 0
 
 
-class Actuator(Protocol):
-    """Delays this rank, and measures the effect later."""
-
-    @property
-    def ineffective(self) -> int:
-        """Delays so far that had no effect."""
-
-    def delay(self, seconds: float) -> Delay | None:
-        """Delay the rank from here on, at most by the actuator's cap; None if it was not delayed at all."""
-
-    def settle(self, delay: Delay) -> float | None:
-        """The effective delay, seconds; None while it is not known yet. Call it until it is known, and not again."""
-
-
 class HostActuator:
     """Sleeps on the host. On an accelerator this works only while the host does not run ahead.
-
-    Args:
-        stamps: the timeline that counts, the device's where there is one.
-        cap_s: the longest sleep, seconds, 0 to 10.
-        sleeper: an object with ``sleep(seconds)``.
-        clock: monotonic, seconds.
-        problem: called once with a message when delays have no effect.
 
     Raises:
         InputError: ``cap_s`` out of range.
@@ -81,7 +58,7 @@ class HostActuator:
         stamps: Stamps,
         *,
         cap_s: float,
-        sleeper: Sleeper = time,
+        sleeper: Any = time,
         clock: Callable[[], float] = time.monotonic,
         problem: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -138,12 +115,6 @@ class DeviceActuator:
     too short rather than too long. Nothing is launched while a CUDA graph is being captured, when no stamp can be
     recorded either: the graph would replay the delay for ever.
 
-    Args:
-        stamps: the device's timeline.
-        cap_s: the longest delay, seconds, 0 to 10.
-        device: PyTorch's name of the device, such as ``cuda:1``.
-        spin: occupies the device for a number of cycles; ``torch.cuda._sleep`` by default.
-
     Raises:
         InputError: ``cap_s`` out of range.
     """
@@ -181,6 +152,42 @@ class DeviceActuator:
             rise_hz = RATE_SMOOTHING * (seen_hz - self._rate_hz)
             self._rate_hz = min(seen_hz, self._rate_hz + rise_hz)  # a clock that falls makes delays too long
         return effective_s
+
+
+class DelayLengths:
+    """The lengths of a rank's delays over a whole job, in constant memory."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total_s = self.longest_s = 0.0
+        self._bins = [0] * _BINS
+
+    def add(self, seconds: float) -> None:
+        """Take in a delay of a positive number of seconds."""
+        self.count += 1
+        self.total_s += seconds
+        self.longest_s = max(self.longest_s, seconds)
+        place = int(math.log(max(seconds, SHORTEST_S) / SHORTEST_S) / math.log(RATIO))
+        self._bins[min(place, _BINS - 1)] += 1
+
+    def quantile_s(self, share: float) -> float | None:
+        """The length that ``share`` of the delays do not exceed, seconds; None without any."""
+        left = math.ceil(share * self.count)
+        for place, number in enumerate(self._bins):
+            left -= number
+            if number and left <= 0:
+                return min(SHORTEST_S * math.pow(RATIO, place + 0.5), self.longest_s)
+        return None
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Mean, median, 95 % quantile, longest and sum, seconds; None for what no delay tells."""
+        return {
+            "mean_s": self.total_s / self.count if self.count else None,
+            "p50_s": self.quantile_s(0.5),
+            "p95_s": self.quantile_s(0.95),
+            "max_s": self.longest_s,
+            "total_s": self.total_s,
+        }
 
 
 def _spin(device: str, cycles: int) -> None:

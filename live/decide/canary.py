@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from paceenv.core import pacing
-from paceenv.core.errors import out_of_range
 from paceenv.core.intervals import Interval
 from paceenv.core.student_t import student_t_quantile
 from paceenv.policies.base import Policy
@@ -33,6 +32,9 @@ SETTLE_SHARE = 1 / 3
 ACTIVE_HOLDOUT_EVERY = 10
 """In mode active one block in ten is off, so that pacing stays under test."""
 ALPHA, FIRST_EVALUATION_PAIRS = 0.05, 4
+"""Share of comparisons whose interval may miss the truth at any evaluation, and pairs before the first one."""
+MIN_GAIN = 0.01
+"""Smallest relative gain in mean step time that counts as help."""
 CLIP_MEDIANS = 4.0
 """A step longer than this many medians of its pair counts as this many."""
 NEGLIGIBLE_DELAY_SHARE = 1e-3
@@ -59,13 +61,7 @@ class BlockPlan(NamedTuple):
     taste_iterations: int
 
     def schedule(self, seed: int, *, first_iteration: int, holdout_every: int) -> Schedule:
-        """The schedule with these blocks.
-
-        Args:
-            seed: of the order of blocks, the same on all ranks.
-            first_iteration: where the first block begins.
-            holdout_every: one block in this many is off, at least 2.
-        """
+        """The schedule with these blocks."""
         return Schedule(
             seed,
             block_iterations=self.block_iterations,
@@ -85,7 +81,6 @@ def block_plan(policies: Sequence[Policy], block_iterations: int | None = None) 
     longest memory.
 
     Args:
-        policies: those that take turns, at least one.
         block_iterations: iterations of a block, at least 6; None: as long as the policies need.
     """
     interval = max(one.interval_iterations for one in policies)
@@ -133,18 +128,13 @@ class Schedule:
     can stay in step with the blocks.
 
     Args:
-        seed: the same on every rank (:func:`shared_seed`).
         block_iterations: iterations of a block, at least 6, best a multiple of the policy's control interval.
-        first_iteration: iteration in which the schedule starts, at least 0.
         holdout_every: one block in this many is off, at least 2. With 2 the blocks are compared all the time; a larger
             number puts paced blocks between the pairs.
         settle_iterations: first iterations of a compared block that are not counted, at most half of the block; a third
             of it by default.
         warm_iterations: paced iterations before the first compared block, at least 0; they are filled up to whole
             blocks, at least one.
-
-    Raises:
-        InputError: a value out of range.
     """
 
     def __init__(
@@ -158,15 +148,6 @@ class Schedule:
         warm_iterations: int = 0,
     ) -> None:
         settle = int(block_iterations * SETTLE_SHARE) if settle_iterations is None else settle_iterations
-        for name, value, allowed, fits in (
-            ("block_iterations", block_iterations, "at least 6", block_iterations >= 6),
-            ("first_iteration", first_iteration, "at least 0", first_iteration >= 0),
-            ("holdout_every", holdout_every, "at least 2", holdout_every >= 2),
-            ("settle_iterations", settle, "0 to half a block", 0 <= 2 * settle <= block_iterations),
-            ("warm_iterations", warm_iterations, "at least 0", warm_iterations >= 0),
-        ):
-            if not fits:
-                raise out_of_range(name, value, allowed, "canary")
         self.block_iterations, self.settle_iterations = block_iterations, settle
         self._seed, self.first_iteration, self._every = seed % 2**64, first_iteration, holdout_every
         self._warm = max(1, -(-warm_iterations // block_iterations))  # paced blocks that warm up
@@ -186,15 +167,7 @@ class Schedule:
         first_iteration: int = 0,
         holdout_every: int = 2,
     ) -> Schedule:
-        """The schedule that suits a policy; ``block_iterations`` None: blocks as long as it needs.
-
-        Args:
-            seed: of the order of blocks, the same on all ranks.
-            policy: whose effect is to be measured.
-            block_iterations: length of a block, in iterations.
-            first_iteration: where the first block begins.
-            holdout_every: one block in this many is off, at least 2.
-        """
+        """The schedule that suits a policy; ``block_iterations`` None: blocks as long as it needs."""
         plan = block_plan([policy], block_iterations)
         return plan.schedule(seed, first_iteration=first_iteration, holdout_every=holdout_every)
 
@@ -206,7 +179,6 @@ class Schedule:
         """The place of ``iteration`` in the schedule.
 
         Args:
-            iteration: its number.
             ticks: iterations of the step that it ends; a step counts only in the block in which it began.
         """
         block, offset = divmod(iteration - self.first_iteration, self.block_iterations)
@@ -248,12 +220,7 @@ class Stretch:
         self.ticks: list[int] = []
 
     def add(self, step_s: float, ticks: int) -> None:
-        """Take in a step.
-
-        Args:
-            step_s: its time, seconds.
-            ticks: its iterations, at least 1.
-        """
+        """Take in a step."""
         self.steps_s.append(step_s)
         self.ticks.append(ticks)
 
@@ -295,7 +262,7 @@ class PairedComparison:
     """Compares the paired blocks of a schedule while the job runs, on the step time that all ranks have in common.
 
     **The interval** is Student's t over the pairs' log ratios. Interim evaluations follow 4, 8, 16, 32, ... pairs.
-    Evaluation ``k`` has an error share of ``alpha / 2 ** k``, so all of them together err in at most ``alpha`` of the
+    Evaluation ``k`` has an error share of ``ALPHA / 2 ** k``, so all of them together err in at most ``ALPHA`` of the
     jobs. Between evaluations the last verdict stands.
 
     **A block's mean, not its median**: the job pays the mean. A step counts with at most ``CLIP_MEDIANS`` medians of
@@ -306,32 +273,19 @@ class PairedComparison:
     A step of several iterations weighs as many, with their mean time.
 
     Args:
-        schedule: the place of each iteration.
-        alpha: share of comparisons, above 0 and below 1, whose interval may miss the truth at any evaluation.
         min_gain: a smaller relative gain counts as no help, 0 to 1.
-        memory_pairs: after an evaluation of this many pairs (4, 8, 16, ...) a new comparison starts with its own alpha,
+        memory_pairs: after an evaluation of this many pairs (4, 8, 16, ...) a new comparison starts with its own share,
             so that an old gain does not hide a new loss; None: never.
-
-    Raises:
-        InputError: a value out of range.
     """
 
     def __init__(
         self,
         schedule: Schedule,
         *,
-        alpha: float = ALPHA,
-        min_gain: float = 0.01,
+        min_gain: float = MIN_GAIN,
         memory_pairs: int | None = None,
     ) -> None:
-        for name, value, allowed, fits in (
-            ("alpha", alpha, "above 0, below 1", 0.0 < alpha < 1.0),
-            ("min_gain", min_gain, "0 to 1", 0.0 <= min_gain <= 1.0),
-            ("memory_pairs", memory_pairs, "4, 8, 16, ... or None", _is_evaluation(memory_pairs)),
-        ):
-            if not fits:
-                raise out_of_range(name, value, allowed, "canary")
-        self._schedule, self.alpha, self.min_gain, self._memory_pairs = schedule, alpha, min_gain, memory_pairs
+        self._schedule, self.min_gain, self._memory_pairs = schedule, min_gain, memory_pairs
         self._pair, self._blocks = -1, (_Block(), _Block())
         self._earlier = False
         self.ratios = dict[int, float]()
@@ -342,12 +296,6 @@ class PairedComparison:
 
     def add(self, iteration: int, step_s: float, delay_s: float = 0.0, ticks: int = 1) -> bool:
         """Take in a regular step; a step time that is not a positive number is left out.
-
-        Args:
-            iteration: number of its last iteration, in ascending order; gaps are allowed.
-            step_s: its step time, seconds.
-            delay_s: the rank's own delay in it, seconds.
-            ticks: its iterations, at least 1.
 
         Returns:
             Whether there was a new evaluation.
@@ -391,7 +339,7 @@ class PairedComparison:
         self.ratios = {}
 
     def _share(self, evaluation: int) -> float:
-        return self.alpha / 2.0**evaluation
+        return ALPHA / 2.0**evaluation
 
     def _close(self) -> bool:
         """Fold the pair that just ended into the comparison and evaluate it if it is time."""
@@ -439,13 +387,6 @@ class PairedComparison:
         elif gain.high < self.min_gain or (undelayed and (gain.value < self.min_gain or self._mean > -2.0 * deviation)):
             kind = "does not help"
         return Verdict(kind, gain, n, _sentence(kind, gain, n, undelayed))
-
-
-def _is_evaluation(pairs: int | None) -> bool:
-    """Whether there is an evaluation after this many pairs."""
-    return pairs is None or (
-        pairs >= FIRST_EVALUATION_PAIRS and pairs % FIRST_EVALUATION_PAIRS == 0 and pairs.bit_count() == 1
-    )
 
 
 def _sentence(kind: Kind, gain: Interval, pairs: int, undelayed: bool) -> str:

@@ -42,15 +42,6 @@ class Contest:
     it in its own turns only. First every candidate warms up. Then each round has one cycle of every candidate: a pair
     of blocks with and without pacing. Their order is drawn anew for each round, so nothing in the job can stay in step
     with it.
-
-    Args:
-        seed: the same on every rank (``shared_seed``).
-        plans: the blocks that suit each candidate, at least one.
-        first_iteration: iteration in which the contest starts, at least 0.
-        holdout_every: one block in this many of a candidate's is off, at least 2.
-
-    Raises:
-        InputError: a value out of range.
     """
 
     def __init__(
@@ -106,13 +97,7 @@ class Comparisons:
     """The paired comparisons of a contest's candidates while the job runs.
 
     Args:
-        names: of the candidates.
-        contest: their blocks.
         min_gain: a smaller relative gain counts as no help, 0 to 1.
-        memory_pairs: of each comparison, as in :class:`paceenv.live.decide.canary.PairedComparison`.
-
-    Raises:
-        InputError: a value out of range.
     """
 
     def __init__(self, names: Sequence[str], contest: Contest, *, min_gain: float, memory_pairs: int | None) -> None:
@@ -123,14 +108,7 @@ class Comparisons:
         """The candidates that pace no more, and why."""
 
     def add(self, iteration: int, step_s: float, delay_s: float, ticks: int = 1) -> int | None:
-        """Take in a regular step; the number of the candidate that surely hurts since this iteration, if any.
-
-        Args:
-            iteration: number of its last iteration in the job.
-            step_s: its step time, seconds.
-            delay_s: how long this rank was delayed before it, seconds.
-            ticks: its iterations, at least 1.
-        """
+        """Take in a regular step; the number of the candidate that surely hurts since this iteration, if any."""
         k, own, _ = self._contest.place(iteration)
         if k in self.out:
             return None
@@ -189,12 +167,7 @@ def verdict_dict(verdict: Verdict) -> dict[str, Any]:
 
 
 def gain_over(ratios: Mapping[int, float], other: Mapping[int, float]) -> tuple[Interval, int] | None:
-    """How much more one candidate gains than another, and the rounds that it rests on; None with fewer than two.
-
-    Args:
-        ratios: log ratio of the candidate's block means by pair.
-        other: the other candidate's.
-    """
+    """How much more one candidate gains than another, and the rounds that it rests on; None with fewer than two."""
     mine, theirs = dict(ratios), dict(other)  # copies: another thread may be adding to them
     by_round = [ratio - theirs[pair] for pair, ratio in mine.items() if pair in theirs]
     n = len(by_round)

@@ -13,16 +13,15 @@ from typing import Any
 
 from paceenv.core.limits import Limits
 from paceenv.core.probing import Plan
-from paceenv.live.decide.actuator import MIN_DELAY_S, Actuator, Delay, DeviceActuator, HostActuator
-from paceenv.live.decide.canary import ACTIVE_HOLDOUT_EVERY, Verdict, block_plan, shared_seed
+from paceenv.live.decide.actuator import MIN_DELAY_S, Delay, DelayLengths, DeviceActuator, HostActuator
+from paceenv.live.decide.canary import ACTIVE_HOLDOUT_EVERY, MIN_GAIN, Verdict, block_plan, shared_seed
 from paceenv.live.decide.contest import Comparisons, Contest
-from paceenv.live.decide.delay_lengths import DelayLengths
 from paceenv.live.decide.guard import Guard, GuardedPolicy, OutOfRange, PolicyFault
 from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.decide.probe import Probe
-from paceenv.live.decide.tune import Tuner
 from paceenv.live.decide.tune_plan import TunePlan
+from paceenv.live.decide.tuner import Tuner
 from paceenv.live.decide.verdict_time import Forecast, forecast
 from paceenv.live.observe.iteration import Iteration, Shape
 from paceenv.live.observe.stamps import Clock, Stamps
@@ -46,16 +45,7 @@ SLACK_MEMORY = 32
 
 
 class Control:
-    """Decides and delays, as far as the mode allows.
-
-    Args:
-        options: settings, the same on every rank.
-        policy: decides in modes shadow, canary and active.
-        log_once: called with a message when the mode changes.
-        clock: monotonic seconds of the host.
-        begins_at: the iteration that it begins at; the quiet iterations count from there.
-        inform: called on rank 0 with a line about the plan.
-    """
+    """Decides and delays, as far as the mode allows."""
 
     def __init__(
         self,
@@ -76,7 +66,7 @@ class Control:
         self.pacer: RankPacer | None = None
         self._shape: Shape | None = None
         self._barrier_alone_s = 0.0  # as the ranks have found together; 0 before
-        self._actuator: Actuator | None = None
+        self._actuator: HostActuator | DeviceActuator | None = None
         self._decided_s, self._ready = 0.0, False
         self._slack: deque[float] = deque(maxlen=SLACK_MEMORY)
         self._quiet_steps_s: deque[float] = deque(maxlen=QUIET_STEPS)
@@ -115,7 +105,7 @@ class Control:
             self.tune_plan = TunePlan(seed, blocks)
         memory = None if options.mode == "canary" else ACTIVE_MEMORY_PAIRS
         names = [one.source for one in self._policies]
-        self.comparisons = Comparisons(names, self._contest, min_gain=options.min_gain, memory_pairs=memory)
+        self.comparisons = Comparisons(names, self._contest, min_gain=MIN_GAIN, memory_pairs=memory)
         """Of blocks with and without pacing, in modes canary and active."""
         self._place, self._inform, self._said = (0, 1), inform, False
         self._ticks = 1  # of the last step
@@ -138,11 +128,6 @@ class Control:
         return self.mode != "observe"
 
     @property
-    def decided_s(self) -> float:
-        """The delay requested before the next iteration, seconds, allowed or not; in mode probe its bound."""
-        return self._decided_s
-
-    @property
     def verdict(self) -> Verdict | None:
         """The verdict so far, of several candidates the best one's; None in modes without blocks."""
         return self.comparisons.verdict if self._options.mode in ("canary", "active") else None
@@ -156,25 +141,13 @@ class Control:
         return forecast(schedule, comparison, quiet_s, self._contest, iteration=self.iteration, ticks=self._ticks)
 
     def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
-        """Make the actuator, now that the rank and its timeline are known.
-
-        Args:
-            stamps: the timeline that counts.
-            device: ``"cpu"``, or PyTorch's name of the GPU.
-            rank: this rank, 0 to ``ranks - 1``.
-            ranks: ranks of the job.
-        """
+        """Make the actuator, now that the rank and its timeline are known."""
         cap_s, self._place = self._options.cap_s, (rank, ranks)
         if rank == 0 and self.mode in (*PACED, "shadow"):
             self._say_what_is_narrower()
         if self.tune_plan is not None and rank == 0:
-            self.tuner = Tuner(
-                [one.source for one in self._policies],
-                self.tune_plan,
-                min_gain=self._options.min_gain,
-                most_loss=self._options.most_loss,
-                most_pairs=self._options.most_pairs,
-            )
+            names = [one.source for one in self._policies]
+            self.tuner = Tuner(names, self.tune_plan, min_gain=MIN_GAIN)
         if self._options.actuator == "device" and device != "cpu":
             self._actuator = DeviceActuator(stamps, cap_s=cap_s, device=device)
         else:
@@ -208,12 +181,7 @@ class Control:
         return dict(self.comparisons.out) | all_of_them
 
     def hear(self, number: int | None, why: str) -> None:
-        """Another rank paces no more, so that this one must not either; any thread may call it.
-
-        Args:
-            number: of the candidate; None for all.
-            why: the reason, for the agent's messages.
-        """
+        """Another rank paces no more, so that this one must not either; any thread may call it."""
         self._heard[number] = why
 
     def finish(self) -> None:
@@ -224,10 +192,7 @@ class Control:
         """Take in a regular iteration and decide on the next delay.
 
         Args:
-            iteration: the iteration.
-            shape: the usual iteration of this job.
             member: this rank's place in the process group of the payload, 0 to ``members - 1``.
-            members: size of that group.
         """
         self.iteration, self._ticks = iteration.iteration, iteration.ticks
         if shape is not self._shape:  # what was learned of parts of a step is no baseline of the whole

@@ -21,8 +21,7 @@ from typing import Any
 from paceenv.core.pacing import releases
 from paceenv.live.decide.held_transfer import Transfer, held_work, on_cpu, plain_mode
 from paceenv.live.native_calls import launches
-from paceenv.live.observe.collective_calls import OPS as METHODS
-from paceenv.live.observe.functional_calls import OPS as FUNCTIONS
+from paceenv.live.observe.collective_calls import FUNCTIONS, METHODS
 from paceenv.live.observe.hooks import Hooks
 from paceenv.live.observe.log import LISTS, Log
 
@@ -36,15 +35,7 @@ MAX_HELD = 256
 
 
 class Deferral:
-    """Holds back the transfers of one rank.
-
-    Args:
-        chosen: kinds of :data:`DEFERRABLE`, and names or descriptions of process groups, separated by commas.
-        log: knows the process groups.
-        hooks: the way into PyTorch.
-        log_once: gets the reason where something will not be held.
-        clock: monotonic, seconds.
-    """
+    """Holds back the transfers of one rank."""
 
     def __init__(
         self,

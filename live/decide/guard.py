@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing
-from paceenv.core.errors import out_of_range
 from paceenv.core.limits import Limits, refilled
 from paceenv.policies.base import Policy
 from paceenv.policies.ranges import RangeWatch
@@ -61,9 +60,6 @@ class Guard:
         """The allowed delay before ``iteration``, seconds: at most ``asked_s`` and every limit.
 
         Args:
-            asked_s: the requested delay, seconds.
-            iteration: the iteration after the delay.
-            now_s: a monotonic clock, seconds.
             step_s: the usual step time, seconds; not-a-number allows no delay.
             slack_s: low quantile of the rank's own slack, seconds; None for mechanisms that do not use slack.
         """
@@ -86,11 +82,6 @@ class Guard:
         """How long transfers may be held back in ``iteration``, seconds: caps and quiet times, as for a delay.
 
         No rank stands still, so neither budget nor slack is a limit.
-
-        Args:
-            asked_s: what the rule asks for, seconds.
-            iteration: its number.
-            step_s: baseline step, seconds.
         """
         self._look_for_marks(iteration)
         if not asked_s > 0.0:
@@ -112,10 +103,6 @@ class Guard:
 
         The debt is at most one minute's budget: a process that was stopped for an hour in its delay must not pay for
         days.
-
-        Args:
-            slept_s: how long the rank slept, seconds; it may be longer than what was asked for.
-            now_s: the time at the end of the delay, on the guard's clock.
         """
         self._refill(now_s)
         if slept_s > 0.0:
@@ -145,13 +132,10 @@ class GuardedPolicy(Policy):
     """A policy that is checked at every call, and not called again after a fault.
 
     Args:
-        policy: the policy inside.
         calibrated_range: for each signal the interval ``[low, high]`` of its training; other signals are not checked.
-        limit_s: the longest time for a decision, seconds, above 0.
-        clock: monotonic, seconds.
 
     Raises:
-        InputError: ``limit_s`` out of range, or an unknown signal.
+        InputError: an unknown signal.
     """
 
     def __init__(
@@ -163,8 +147,6 @@ class GuardedPolicy(Policy):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._watch = RangeWatch(calibrated_range or {})
-        if not 0.0 < limit_s < math.inf:
-            raise out_of_range("limit_s", limit_s, "above 0", "policy")
         self._policy, self._limit_s, self._clock = policy, limit_s, clock
         self.name = str(getattr(policy, "name", type(policy).__name__))
         self.interval_iterations = policy.interval_iterations

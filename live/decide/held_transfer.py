@@ -8,17 +8,7 @@ from typing import Any
 
 
 class Transfer:
-    """A collective that was asked for and may not have started.
-
-    Args:
-        original: starts it.
-        args: of the call; the first is the process group.
-        kwargs: of the call.
-        asked_s: when it was asked for, seconds.
-        due_s: when it starts at the latest, seconds.
-        sequence: what the group will have counted when it starts.
-        counts: how many collectives the group counts for it.
-    """
+    """A collective that was asked for and may not have started."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from paceenv.core.errors import InputError
 from paceenv.core.limits import Limits
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
-from paceenv.policies.names import NAMES, NEED_SIMULATOR, STATIC_DEFAULTS, rule
+from paceenv.policies.names import NAMES, NEED_SIMULATOR, STATIC_DEFAULTS, find, rule
 from paceenv.policies.rules import passive
 
 SEPARATOR, DEFAULTS = ";", "defaults"
@@ -44,12 +44,7 @@ class NamedPolicy:
 
 
 def at_interval(named: NamedPolicy, interval_iterations: int | None) -> NamedPolicy:
-    """The policy at that control interval, None for its own; with a fault if it was trained with another one.
-
-    Args:
-        named: the policy and its name.
-        interval_iterations: iterations between two decisions.
-    """
+    """The policy at that control interval, None for its own; with a fault if it was trained with another one."""
     if named.candidates:
         found = tuple(at_interval(one, interval_iterations) for one in named.candidates)
         return replace(named, candidates=found, fault=next((one.fault for one in found if one.fault), named.fault))
@@ -87,13 +82,7 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
 
 
 def needed_policy(mode: str, policy: Policy | str | os.PathLike[str] | None, candidates: str) -> NamedPolicy:
-    """What a mode decides by: the policy or, where it has several, the candidates.
-
-    Args:
-        mode: one of ``paceenv.live.options.MODES``.
-        policy: as for :func:`find_policy`.
-        candidates: the option of that name.
-    """
+    """What a mode decides by: the policy or, where it has several, the candidates."""
     found = find_policy(policy)
     if mode == "tune" or (mode in ("canary", "active") and candidates):
         return find_candidates(candidates or TUNE_CANDIDATES, found if policy is not None else None)
@@ -104,10 +93,6 @@ def find_candidates(text: str, more: NamedPolicy | None = None) -> NamedPolicy:
     """The candidates that ``text`` names (option ``candidates``), and one ``more``.
 
     With a fault in one of them nothing is paced: every rank must have the same.
-
-    Args:
-        text: names of policies, as the option takes them.
-        more: one more candidate, None for no other.
     """
     names = list[str]()
     for part in filter(None, (part.strip() for part in text.split(SEPARATOR))):
@@ -123,8 +108,6 @@ def find_candidates(text: str, more: NamedPolicy | None = None) -> NamedPolicy:
 
 
 def _from_file(text: str) -> NamedPolicy:
-    from paceenv.policies import saved
-
-    path, content = saved.find(text)
+    path, content = find(text)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return NamedPolicy(content.policy, text, digest, content.calibrated_range, limits=content.limits)

@@ -38,12 +38,8 @@ class RankPacer:
         policy: decides threshold and window of the mechanisms once per control interval, on this rank's own view; or
             several policies.
         cap_s: the longest delay, seconds, at least 0; no policy and no rule exceeds it.
-        has_barrier: whether the job ends its step with a barrier after the payload collective.
-        barrier_alone_s: the barrier's duration once all ranks are there, seconds; the time beyond it is waiting.
         interval_iterations: iterations of a control interval, at least 1; by default each policy's own. A policy's
             first interval runs without pacing.
-        member: this rank's place in its process group, for the stagger rule.
-        members: size of that group.
         cap_share: the longest delay as a share of the job's baseline step; the smaller of the two caps counts.
 
     Raises:
@@ -83,12 +79,7 @@ class RankPacer:
         self._acting: int | None = None
 
     def follow(self, policy: Policy, which: int | None = None) -> None:
-        """Follow another policy from now on, in place of all or of one; until its first decision nothing is delayed.
-
-        Args:
-            policy: the one that decides from now on.
-            which: number of the candidate to replace; None replaces all.
-        """
+        """Follow another policy from now on, in place of all or of one; until its first decision nothing is delayed."""
         for k, course in enumerate(self._courses):
             if which in (None, k):
                 self._courses[k] = _Course(policy, course.interval_iterations)
@@ -147,9 +138,6 @@ class RankPacer:
         """Take in one iteration.
 
         Args:
-            comm_s: time from entry to exit of the payload collective, seconds.
-            barrier_s: time in the barrier, seconds; ignored in a job without one.
-            step_s: time since the end of the last step, seconds.
             delay_s: the rank's real delay at the start of this iteration, seconds; by default the decided one.
             acting: number of the policy that was allowed to act in this iteration; None: pacing was not allowed. Then
                 only the baselines learn for good, and the policies stand still.

@@ -28,8 +28,6 @@ class Probe:
     """This rank's probes, and the cost of all ranks' probes together.
 
     Args:
-        plan: the drawn delays, the same on every rank.
-        cap_s: the longest delay, seconds.
         cap_share: the longest delay as a share of the step, at most :data:`MOST_SHARE`.
     """
 
@@ -45,14 +43,7 @@ class Probe:
         """Mean relative increase of the step by probing, at the last evaluation; None before the first."""
 
     def join(self, rank: int, group: int, members: int, ranks: int) -> None:
-        """Set the unit that moves together with this rank; before, the rank is not delayed.
-
-        Args:
-            rank: this rank.
-            group: number of the process group that carries the payload.
-            members: size of that group.
-            ranks: ranks of the job.
-        """
+        """Set the unit that moves together with this rank; before, the rank is not delayed."""
         self._unit, self._units = unit_of(rank, group, members, ranks)
 
     def bound_s(self, step_s: float) -> float:
@@ -65,12 +56,7 @@ class Probe:
         return self.plan.level(iteration, self._unit, self._units) if self._unit else 0.0
 
     def add(self, iteration: int, step_s: float) -> str:
-        """Take in a regular iteration and its step time, seconds; returns the reason to end probing, or "".
-
-        Args:
-            iteration: its number in the job.
-            step_s: its step time, seconds.
-        """
+        """Take in a regular iteration and its step time, seconds; returns the reason to end probing, or ""."""
         hold, reason = iteration // HOLD_ITERATIONS, ""
         if hold != self._hold:
             if self._steps_s:

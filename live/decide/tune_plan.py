@@ -47,12 +47,7 @@ class Word(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, arms: int) -> Word | None:
-        """The word that ``text`` holds, of a plan with that many candidates; None for anything else.
-
-        Args:
-            text: what was read.
-            arms: number of candidates of the plan.
-        """
+        """The word that ``text`` holds, of a plan with that many candidates; None for anything else."""
         try:
             number, first, until, phase, chosen, begin = json.loads(text)
             numbers = (number, first, until, begin, *chosen)
@@ -96,10 +91,6 @@ class TunePlan:
     A taste is one round of blocks just long enough to show harm. In a search every candidate gets a block of its own
     length in each round, next to a block without pacing of the same length. The order of the candidates and of the
     two blocks is drawn; of two successive rounds a candidate comes first in one, so that a steady trend cancels.
-
-    Args:
-        seed: the same on every rank.
-        blocks: blocks that suit each candidate.
     """
 
     def __init__(self, seed: int, blocks: Sequence[BlockPlan]) -> None:
@@ -125,7 +116,6 @@ class TunePlan:
         """Who may pace in ``iteration``.
 
         Args:
-            iteration: its number in the job.
             ticks: iterations of the step that it ends; a step counts only in the block in which it began.
         """
         word = self.word(iteration)
@@ -150,12 +140,7 @@ class TunePlan:
         return known[1]
 
     def round_iterations(self, arms: Sequence[int], *, taste: bool = False) -> int:
-        """Iterations of one round of a search among ``arms``, or of their taste.
-
-        Args:
-            arms: numbers of the candidates.
-            taste: whether it is the short first round.
-        """
+        """Iterations of one round of a search among ``arms``, or of their taste."""
         return sum(2 * (self.blocks[k].taste_iterations if taste else self.blocks[k].block_iterations) for k in arms)
 
     def pair_end(self, iteration: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceenv.core.student_t import student_t_quantile
 from paceenv.core.wording import hours
@@ -46,21 +46,6 @@ class Forecast(NamedTuple):
     more_pairs: int | None
     more_iterations: int | None
 
-    def as_dict(self, step_s: float | None) -> dict[str, Any]:
-        """As plain data for a snapshot, with minutes where the step time is known."""
-        rows = zip(EFFECTS, self.pairs, self.iterations, strict=True)
-        return {
-            "pair_noise": self.pair_noise,
-            "measured": self.measured,
-            "effects": [
-                {"effect": effect, "pairs": pairs, "iterations": iterations, "minutes": _minutes(iterations, step_s)}
-                for effect, pairs, iterations in rows
-            ],
-            "more_pairs": self.more_pairs,
-            "more_minutes": _minutes(self.more_iterations, step_s),
-            "text": self.text(step_s),
-        }
-
     def text(self, step_s: float | None) -> str:
         """The forecast in one line."""
         found = []
@@ -96,12 +81,8 @@ def forecast(
     """The time to a verdict of ``comparison``; None while nothing is known about the noise.
 
     Args:
-        schedule: of the blocks.
-        comparison: as far as it is.
         quiet_steps_s: regular steps without pacing, seconds; used until two pairs are compared.
         contest: in which the blocks of several candidates take turns; None: nobody else has blocks.
-        iteration: the present one; the warm-up that is still to come counts.
-        ticks: iterations of a step.
     """
     noise, measured = comparison.pair_noise, True
     if noise is None:
@@ -112,45 +93,36 @@ def forecast(
     return _forecast(noise, measured, contest or schedule, comparison, iteration)
 
 
-def outlook(pair_noise: float, schedule: Schedule, *, min_gain: float = 0.01) -> Forecast:
-    """The time to a verdict of a comparison that has not begun.
-
-    Args:
-        pair_noise: standard deviation of the log ratio of one pair of its blocks, as far as it is known.
-        schedule: of the blocks.
-        min_gain: smallest relative gain that counts as help.
-    """
-    begun = PairedComparison(schedule, min_gain=min_gain)
+def outlook(pair_noise: float, schedule: Schedule) -> Forecast:
+    """The time to a verdict of a comparison that has not begun."""
+    begun = PairedComparison(schedule)
     return _forecast(pair_noise, False, schedule, begun, schedule.first_iteration)
 
 
 def _forecast(
     noise: float, measured: bool, whole: Schedule | Contest, comparison: PairedComparison, iteration: int
 ) -> Forecast:
-    pairs = tuple(pairs_for(-math.log1p(-effect), noise, comparison.alpha) for effect in EFFECTS)
+    pairs = tuple(pairs_for(-math.log1p(-effect), noise) for effect in EFFECTS)
     begin, each = whole.after(0) - whole.first_iteration, whole.after(1) - whole.after(0)
     waits, more = comparison.verdict.kind == "insufficient evidence", None
     if waits:
         ratio = comparison.mean_log_ratio
         gain = 0.0 if ratio is None else -math.expm1(ratio)  # before the first pair: as if it did nothing
         half = max(abs(gain), comparison.min_gain - gain)  # it helps, it hurts, or it does not help enough
-        needed = pairs_for(half, noise, comparison.alpha, comparison.pairs)
+        needed = pairs_for(half, noise, comparison.pairs)
         more = None if needed is None else needed - comparison.pairs
     left = None if more is None else max(whole.after(0) - iteration, 0) + more * each
     takes = tuple(n and begin + n * each for n in pairs)
     return Forecast(noise, measured, pairs, takes, comparison.pairs, waits, more, left)
 
 
-def pairs_for(half_width: float, pair_noise: float, alpha: float = ALPHA, after: int = 0) -> int | None:
+def pairs_for(half_width: float, pair_noise: float, after: int = 0) -> int | None:
     """Pairs at the first evaluation whose interval is expected to be no wider than ``half_width`` to either side.
 
     Args:
-        half_width: of the log ratio, above 0.
-        pair_noise: standard deviation of the log ratio of a pair, at least 0.
-        alpha: of the comparison.
         after: pairs compared so far; only a later evaluation counts.
     """
-    pairs, share = FIRST_EVALUATION_PAIRS, 0.5 * alpha
+    pairs, share = FIRST_EVALUATION_PAIRS, 0.5 * ALPHA
     while pairs <= MOST_PAIRS:
         half = student_t_quantile(0.5 * share, pairs - 1) * pair_noise / math.sqrt(pairs)
         if pairs > after and half <= half_width:
@@ -159,10 +131,7 @@ def pairs_for(half_width: float, pair_noise: float, alpha: float = ALPHA, after:
     return None
 
 
-def _minutes(iterations: int | None, step_s: float | None) -> float | None:
-    return None if iterations is None or not step_s else iterations * step_s / 60.0
-
-
 def _long(iterations: int | None, step_s: float | None) -> str:
-    minutes = _minutes(iterations, step_s)
-    return f"{iterations:,} iterations" + ("" if minutes is None else f", about {hours(60.0 * minutes)}")
+    if iterations is None or not step_s:
+        return f"{iterations:,} iterations"
+    return f"{iterations:,} iterations, about {hours(iterations * step_s)}"

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 POINT_TO_POINT = ("send", "recv")
+THREAD, STREAM = 1, 2
 
 
 class Kind(NamedTuple):
@@ -18,13 +19,14 @@ class Kind(NamedTuple):
         op: ``all_reduce`` and so on.
         group: number of its process group, the same on all its ranks; -1 for a group without a name.
         bytes: its payload, bytes.
-        side: whether another thread than the training thread waited for it: recorded, but it does not block the step.
+        side: 0, or why it is recorded and does not block the step: :data:`THREAD`, another thread than the training
+            thread waited for it; :data:`STREAM`, it ran on another CUDA stream than the compute.
     """
 
     op: str
     group: int
     bytes: int
-    side: bool = False
+    side: int = 0
 
 
 class Batch(NamedTuple):

@@ -25,7 +25,6 @@ class Hooks:
 
     Args:
         fail: called with an error in one of our functions; raises only what belongs to the script itself.
-        clock: CPU seconds of the calling thread, for the cost of our functions.
     """
 
     def __init__(self, fail: Callable[[BaseException], None], clock: Callable[[], float] = time.thread_time) -> None:
@@ -82,10 +81,7 @@ class Hooks:
         """Register ``function``, guarded, by calling ``register``; :meth:`restore` removes the handle.
 
         Args:
-            register: one of PyTorch's functions that take a hook and return a handle.
-            function: ours; what it returns is ignored.
             traced: whether ``torch.compile`` may trace the place: our code never becomes part of a graph.
-            kept: whether the place lasts; a node of one backward pass goes by itself.
         """
         entry = self.guarded(function)
         if traced:
@@ -116,10 +112,7 @@ class Hooks:
 
         Args:
             owner: a class or a module; nothing happens unless it has the attribute itself.
-            name: the attribute.
             before: gets positional and keyword arguments; returns a token, or None to leave this call alone.
-            after: gets the token and the result.
-            failed: gets the token if the original raises.
             traced: whether ``torch.compile`` may trace the function: then ours do nothing in a graph.
         """
         found = vars(owner).get(name)  # not getattr: a class of C++ would return something else than the method
@@ -170,7 +163,6 @@ class Hooks:
 
         Args:
             owner: a class or a module; nothing happens unless it has the attribute itself.
-            name: the attribute.
             divert: gets the original, positional and keyword arguments; returns what the caller gets, or None to call
                 the original now.
             traced: whether ``torch.compile`` may trace the function: then ours does nothing in a graph.

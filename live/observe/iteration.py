@@ -72,10 +72,6 @@ class Shape:
     ``payload_group`` carries the payload, together with groups of the same ranks, as sharded training has for weights
     and gradients. In the last collective of ``waiting_group`` the ranks wait for each other.
     ``barrier_alone_s`` is the shortest barrier seen while learning, seconds.
-
-    Args:
-        groups: the process groups, by number.
-        kinds: the kinds of operations so far; it may grow.
     """
 
     def __init__(self, groups: Mapping[int, Group], kinds: Sequence[Kind]) -> None:

@@ -14,7 +14,7 @@ from threading import RLock, get_ident
 from typing import Any
 
 from paceenv.core.wording import format_list
-from paceenv.live.observe.batch import Kind
+from paceenv.live.observe.batch import THREAD, Kind
 from paceenv.live.observe.stamps import Stamps
 
 MAX_ROWS = 20_000
@@ -71,11 +71,7 @@ class Group:
             return None
 
     def started(self, method: str) -> None:
-        """A call of a method of ``ProcessGroup`` has just been made. The one with which the group was met is its first.
-
-        Args:
-            method: its name.
-        """
+        """A call of a method of ``ProcessGroup`` has just been made. The one that met the group is its first."""
         if self._first is None:
             self._first = self.counted()
         elif method == LISTS and not self.lists:
@@ -85,11 +81,7 @@ class Group:
             self.seen += self.counts(method)
 
     def counts(self, method: str) -> int:
-        """How many collectives the group counts for one call of a method.
-
-        Args:
-            method: name of the method of ``ProcessGroup``.
-        """
+        """How many collectives the group counts for one call of a method."""
         return self.lists if method == LISTS else 1
 
     def unseen(self) -> int:
@@ -99,11 +91,7 @@ class Group:
 
 
 class Log:
-    """The observations of one rank.
-
-    Args:
-        stamps: where stamps come from.
-    """
+    """The observations of one rank."""
 
     def __init__(self, stamps: Stamps) -> None:
         self.stamps, self.on_device = stamps, False
@@ -113,7 +101,7 @@ class Log:
         self.chore: Callable[[], None] | None = None
         """Called once, at the next tick."""
         self.kinds: list[Kind] = [Kind("wait", -1, 0)]
-        self._numbers: dict[tuple[str, int, int, bool], int] = {}
+        self._numbers: dict[tuple[str, int, int, int], int] = {}
         self._adding = RLock()
         self.groups: dict[int, Group] = {}
         """By number; those with members are the ones that PyTorch could name."""
@@ -125,12 +113,7 @@ class Log:
         self._unlogged = 0  # marks under way whose beginning is left out, and whose end must be
 
     def add(self, kind: int, entry: Any) -> None:
-        """Log an operation that ends now.
-
-        Args:
-            kind: from :meth:`kind`.
-            entry: the stamp of its start, or None.
-        """
+        """Log an operation that ends now."""
         if len(self.rows) >= MAX_ROWS:  # nobody takes them before the next tick: an evaluation, say
             self.cut = TOO_MANY
             self.release(entry)
@@ -150,15 +133,8 @@ class Log:
             chore, self.chore = self.chore, None
             chore()
 
-    def kind(self, op: str, group: int, size_bytes: int, side: bool = False) -> int:
-        """The number of a kind of operation.
-
-        Args:
-            op: such as ``all_reduce``.
-            group: number of its process group.
-            size_bytes: its payload, bytes.
-            side: whether it blocks another thread than the training thread.
-        """
+    def kind(self, op: str, group: int, size_bytes: int, side: int = 0) -> int:
+        """The number of a kind of operation."""
         number = self._numbers.get((op, group, size_bytes, side))
         if number is not None:
             return number
@@ -183,8 +159,8 @@ class Log:
         self.kinds.append(kind)
         return len(self.kinds) - 1
 
-    def on_the_side(self, number: int) -> int:
-        return self.kind(*self.kinds[number][:3], side=True)
+    def on_the_side(self, number: int, side: int = THREAD) -> int:
+        return self.kind(*self.kinds[number][:3], side=side)
 
     def release(self, *stamps: Any) -> None:
         """Return stamps that will not be read to the pool."""
@@ -215,7 +191,6 @@ class Log:
         """What is known about a process group.
 
         Args:
-            group: the process group.
             begun: whether a collective of it has just been started, which :meth:`Group.started` is still to hear of.
         """
         found = self._by_identity.get(id(group))

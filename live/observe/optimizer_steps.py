@@ -3,7 +3,8 @@
 With several optimizers the largest owns the tick, the first seen among equals. So one iteration has one tick, and a
 small optimizer that only some ranks run does not count. If the owner stops stepping, another takes over. A step inside
 another step (of a subclass that calls ``super().step()``, of an optimizer that drives another) is part of that one. A
-step that a gradient scaler skips has no tick: two iterations become one, which is irregular and left out.
+step that a gradient scaler skips has no tick: two iterations become one, which is irregular and left out. So is one in
+which a checkpoint is written.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceenv.live.observe.hooks import Hooks
+from paceenv.live.observe.log import Log
 
 _PATIENCE = 16
 """After this many steps of other optimizers, the owner of the tick counts as stopped."""
@@ -21,6 +23,11 @@ _KNOWN = 64
 """Optimizers whose size is remembered."""
 _FRAMES = 12
 """An outer step is at most so many frames away."""
+CHECKPOINTS = (
+    ("torch", "save"),
+    ("torch.distributed.checkpoint", "save"),
+    ("torch.distributed.checkpoint", "async_save"),
+)
 
 
 class OptimizerTick:
@@ -95,6 +102,29 @@ class OptimizerTick:
         alive = [(known, of) for known, of in self._sizes if known() is not None]
         self._sizes = [*alive, (_reference(optimizer), size)][-_KNOWN:]
         return size
+
+
+class Checkpoints:
+    """Wraps PyTorch's own checkpoint functions, of modules that the job has imported: one of them takes 50 MB.
+
+    Their iteration is marked, and neither measured nor delayed.
+    """
+
+    def __init__(self, log: Log, hooks: Hooks) -> None:
+        self._log, self._hooks = log, hooks
+        self._left = list(CHECKPOINTS)
+
+    def install(self) -> None:
+        """Wrap what has been imported by now; call it again for what is imported later."""
+        for module, name in [(module, name) for module, name in self._left if module in sys.modules]:
+            self._left.remove((module, name))
+            self._hooks.around(sys.modules[module], name, self._mark, lambda token, result: None)
+
+    def remove(self) -> None:
+        """Nothing of its own is left."""
+
+    def _mark(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._log.mark("checkpoint")
 
 
 def _reference(optimizer: Any) -> Callable[[], Any]:

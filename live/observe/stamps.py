@@ -111,14 +111,6 @@ class DeviceStamps:
     An event beyond the pool's limit, or during the capture of a graph, is dropped and counted. Times are measured from
     a base event that moves along, because the milliseconds between two events have only the digits of a float. The pool
     is a deque: threads take from it and give to it without a lock.
-
-    Args:
-        make_event: makes an event; it costs the device nothing until it is recorded.
-        record_event: records an event on the current stream and returns the stream's handle.
-        capturing: whether a CUDA graph is being captured.
-        pool_events: events made at the start.
-        max_events: events made at most.
-        clock: monotonic seconds of the host, for the base of the device's timeline.
     """
 
     immediate = False

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from paceenv.live.observe.batch import STREAM
 from paceenv.live.observe.iteration import Iteration, Operation, Shape
 from paceenv.live.observe.log import MARK, TOO_MANY, Log, Row
 
@@ -90,13 +91,7 @@ class Iterations:
 
 
 class Steps:
-    """The steps of one rank.
-
-    Args:
-        log: has kinds, groups and stamps.
-        settle: the effective length of a delay that can be read now, seconds.
-        alone: whether the job has one process only, which meets nobody.
-    """
+    """The steps of one rank."""
 
     def __init__(self, log: Log, settle: Callable[[Any], float]) -> None:
         self._log, self._settle, self.alone = log, settle, False
@@ -185,7 +180,7 @@ class Steps:
         found = []
         for kind, start, end in rows:
             if start is not None and end is not None and tick is not None and stamps.aside(end, tick):
-                kind = log.on_the_side(kind)
+                kind = log.on_the_side(kind, STREAM)
             start_s = next(seconds) if start is not None else None
             found.append((kind, start_s, next(seconds) if end is not None else None))
         return found

@@ -4,39 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from paceenv.core.lateness import common_place
-from paceenv.core.lateness.patterns import CHRONIC, IN_TURNS, ONCE, SINCE, SOMETIMES, VARIATION, Pattern
+from paceenv.core.lateness.patterns import CHRONIC, IN_TURNS, ONCE, SINCE, SOMETIMES, VARIATION
 from paceenv.core.wording import count, duration, name_ranks, percent
-from paceenv.live.record.group_waits import Group, Wait
+from paceenv.live.record.rank_sets import Job, RankSet
+from paceenv.live.record.side_by_side import Wait, name_group
 from paceenv.live.record.snapshot import EARLY, ON_TIME, UNKNOWN, text
-
-if TYPE_CHECKING:
-    from paceenv.live.record.findings import Job, RankSet
 
 ALIKE = 0.75
 """Ranks whose lateness is at least this share of the latest one's are told in one line."""
 LISTED = 4
 """Ranks, groups and reasons that are listed; further ones are counted."""
-
-
-def name_group(group: Group) -> str:
-    """A group by its ranks; by its name where they are not known."""
-    return name_ranks(group.ranks) if group.ranks else f"group {group.name or '(no name)'} of {group.size} ranks"
-
-
-def block_span(job: Job, pattern: Pattern) -> tuple[int, int]:
-    """First and last iteration of a pattern's blocks.
-
-    Args:
-        job: whose blocks they are.
-        pattern: of a late rank.
-    """
-    assert job.blocks is not None
-    return job.blocks.span(pattern.blocks[0], pattern.blocks[-1])
 
 
 def describe(
@@ -89,7 +71,7 @@ def _late_line(job: Job, found: RankSet, team: list[int]) -> str:
     pattern = found.late[team[0]]
     hosts = sorted({text(job.snapshots[place], "host") for place in team} - {""})
     on = f" ({hosts[0]})" if len(hosts) == 1 else f" (on {len(hosts)} hosts)" if hosts else ""
-    since = f" since iteration {count(block_span(job, pattern)[0])}" if pattern.kind == SINCE else ""
+    since = f" since iteration {count(job.span(pattern)[0])}" if pattern.kind == SINCE else ""
     verb, each = ("is", "") if len(team) == 1 else ("are", " each")
     head = f"{name_ranks(job.names(team))}{on} {verb} late by {duration(pattern.late_s)}{each}{since}"
     clauses = _clauses(job, found, team)
@@ -223,7 +205,7 @@ def _set_pattern(job: Job, found: RankSet) -> list[str]:
     for place in sorted(found.late):
         pattern = found.late[place]
         if pattern.kind in (ONCE, SOMETIMES):
-            first, last = block_span(job, pattern)
+            first, last = job.span(pattern)
             when = f"in iterations {first} to {last}"
             if pattern.kind == SOMETIMES:
                 when = f"in {len(pattern.blocks)} of {found.blocks} blocks, iterations {first} to {last}"
@@ -238,7 +220,7 @@ def _unnamed_waits(job: Job, sets: Sequence[RankSet]) -> list[str]:
     """Where nobody can be named: the longest waits as they are, without a culprit."""
     rows = []
     for found in sets:
-        floor_s = max([0.5e-3, *(m for m in found.margin_s.values() if np.isfinite(m))])
+        floor_s = found.floor_s
         rows += [(float(w.wait_s_E.max(initial=0.0)), w, floor_s) for w in found.waits if w.common_end]
     rows = sorted((row for row in rows if row[0] > row[2]), key=lambda row: -row[0])
     lines = []
@@ -277,11 +259,6 @@ def _counted(verdicts: Mapping[str, Mapping[str, Any]], *, late: bool, uneven: b
 
 
 def describe_places(late: Sequence[int], hosts: Mapping[int, str]) -> list[str]:
-    """What two or more late ranks have in common, if that is shorter than their list.
-
-    Args:
-        late: the late ranks.
-        hosts: the host of every rank that has a snapshot.
-    """
+    """What two or more late ranks have in common, if that is shorter than their list."""
     found = common_place.find_common_place(late, hosts, {common_place.HOST: hosts})
     return [common_place.describe(found)] if found else []

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.live.observe.batch import Batch
+from paceenv.live.observe.batch import STREAM, Batch
 from paceenv.live.observe.log import Group
 
 KEPT_ITERATIONS = 4096
@@ -51,17 +51,10 @@ class History:
         self._bytes, self._operations = np.zeros(KEPT_COLLECTIVES), np.zeros(KEPT_COLLECTIVES)
         self._block_iterations, self._first_block = BLOCK_ITERATIONS, 0
         self._blocks = np.zeros((_FIRST_KIND + KEPT_COLLECTIVES, BLOCKS))
-        self._side_operations, self._side_s = 0, 0.0
+        self._side_operations, self._on_streams, self._side_s = 0, 0, 0.0
 
     def add(self, batch: Batch, comm_s_T: Array, barrier_s_T: Array, ticks_T: NDArray[np.int64]) -> None:
-        """Take in the steps of a batch; marked ones are left out.
-
-        Args:
-            batch: the steps.
-            comm_s_T: time in the payload collectives, seconds.
-            barrier_s_T: time in the barrier that ends the step, seconds.
-            ticks_T: ticks of the optimizer in each step.
-        """
+        """Take in the steps of a batch; marked ones are left out."""
         step_s_T = batch.end_s_T - batch.start_s_T
         usual_s = float(np.median(step_s_T[-KEPT_ITERATIONS:])) if len(step_s_T) else 0.0
         if self.count:
@@ -69,8 +62,9 @@ class History:
         counts_T = (batch.mark_T == 0) & (step_s_T > 0.0) & (step_s_T < STOPPED * usual_s)
         number_N = self._numbers(batch)
         blocked_s_N = _blocked(batch)
-        side_N = _side(batch)
+        side_N = _sides(batch) > 0
         self._side_operations += int(side_N.sum())
+        self._on_streams += int((_sides(batch) == STREAM).sum())
         self._side_s += float((batch.end_s_N - batch.start_s_N)[side_N].sum())
         used_N = counts_T[batch.place_N] & ~side_N
         blocked_s_N = np.where(used_N, blocked_s_N, 0.0)
@@ -240,18 +234,13 @@ class History:
         return {"mean_s": float(wait.mean()), "p50_s": float(p50), "p95_s": float(p95), "baseline_s": baseline_s}
 
     def side(self) -> dict[str, float]:
-        """Collectives that another thread than the training thread waited for: how many per step, and seconds."""
-        steps = max(self.count, 1)
-        return {"per_step": self._side_operations / steps, "seconds": self._side_s / steps}
+        """Collectives that do not block the step: how many per step, of them on other CUDA streams, and seconds."""
+        counts = {"per_step": self._side_operations, "streams": self._on_streams, "seconds": self._side_s}
+        return {name: count / max(self.count, 1) for name, count in counts.items()}
 
 
 def unseen(groups: dict[int, Group], steps: int) -> list[dict[str, Any]]:
-    """Collectives per step that the groups themselves have counted and the agent has not seen.
-
-    Args:
-        groups: by their number.
-        steps: steps since counting began.
-    """
+    """Collectives per step that the groups themselves have counted and the agent has not seen."""
     found = [(group.number, group.unseen() / max(steps, 1)) for group in list(groups.values())]
     why = "started inside PyTorch, for example by a compiled graph"
     return [{"group": number, "per_step": round(n, 3), "why": why} for number, n in found if n >= 0.5]
@@ -261,12 +250,12 @@ def _blocked(batch: Batch) -> Array:
     """Seconds that each operation added to the blocked time ``(N,)``: what overlaps an earlier one counts once."""
     if not len(batch.kind_N):
         return np.zeros(0)
-    side_N = _side(batch)
+    side_N = _sides(batch) > 0
     end_s_N = np.where(side_N, -np.inf, batch.end_s_N)
     before_s_N = np.concatenate([[-np.inf], np.maximum.accumulate(end_s_N)[:-1]])
     start_s_N = np.maximum(np.maximum(batch.start_s_N, before_s_N), batch.start_s_T[batch.place_N])
     return np.where(side_N, 0.0, np.maximum(batch.end_s_N - start_s_N, 0.0))
 
 
-def _side(batch: Batch) -> NDArray[np.bool_]:
-    return np.array([kind.side for kind in batch.kinds], bool)[batch.kind_N]
+def _sides(batch: Batch) -> NDArray[np.int64]:
+    return np.array([kind.side for kind in batch.kinds], np.int64)[batch.kind_N]

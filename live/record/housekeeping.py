@@ -61,9 +61,7 @@ class Housekeeping:
         """Add a periodic task, before :meth:`start`. Tasks due together run in the order they were added.
 
         Args:
-            name: its name in messages.
             period_s: seconds between two runs, above 0; the first run is after one period.
-            run: called with False, and once more with True at the end.
 
         Raises:
             ValueError: a period that is not positive, or the thread has started.
@@ -75,12 +73,7 @@ class Housekeeping:
         self._tasks.append(_Task(name, period_s, run, 0.0))
 
     def once(self, name: str, run: Callable[[], object]) -> None:
-        """Run ``run()`` once, as soon as the thread has started. Call it before :meth:`start`.
-
-        Args:
-            name: of the task, for messages.
-            run: what to do.
-        """
+        """Run ``run()`` once, as soon as the thread has started. Call it before :meth:`start`."""
         if self._thread is not None:
             raise ValueError(f"{name}: tasks must be added before the thread starts")
         self._first.append((name, run))
@@ -167,13 +160,7 @@ class Housekeeping:
 def background(
     name: str, run: Callable[[], None], problem: Callable[[str], None] = lambda text: None
 ) -> threading.Thread:
-    """A daemon thread for ``run``, not started yet: it takes no signals, and an error in it goes to ``problem``.
-
-    Args:
-        name: of the thread.
-        run: what it does until it ends.
-        problem: takes the message of an error.
-    """
+    """A daemon thread for ``run``, not started yet: it takes no signals, and an error in it goes to ``problem``."""
 
     def guarded() -> None:
         keep_signals_away()

@@ -82,8 +82,6 @@ def write_merged(folder: RunFolder, path: str | Path, attempt: str | None = None
     """Write the merged trace, completely or not at all.
 
     Args:
-        folder: the run.
-        path: the Parquet file to write.
         attempt: a start of the job's processes; None takes the latest.
 
     Raises:
@@ -102,7 +100,6 @@ def segment_rows(segment: Segment, after: int = -1) -> dict[str, Any]:
     """The rows of a segment's iterations, as columns of a trace. Without overlaps they add up to the steps.
 
     Args:
-        segment: the segment.
         after: only iterations with higher numbers, of which there is at least one.
     """
     first = int(np.searchsorted(segment.iterations_T["iteration"], after, "right"))
@@ -122,7 +119,7 @@ def segment_rows(segment: Segment, after: int = -1) -> dict[str, Any]:
     place_E, start_s_E = place_E[order], start_s_E[order]
     end_s_E = np.concatenate([operations_N["end_s"], iterations_T["pace_end_s"][paced]])[order]
     kind_E = np.concatenate([operations_N["kind"].astype(np.int32), np.full(len(paced), -1, np.int32)])[order]
-    blocks_E = ~np.array([*(kind.side for kind in kinds), False])[kind_E]
+    blocks_E = ~np.array([*(kind.side for kind in kinds), 0], np.bool_)[kind_E]
     size_E = len(place_E)
 
     # one list of the beginnings of iterations and, behind each, its events

@@ -220,8 +220,6 @@ class MetricsServer:
 
     Args:
         snapshot: makes the snapshot, or None.
-        port: 0 to 65535; 0 takes any free port.
-        host: the address to listen on.
         problem: called once with one line if the endpoint cannot be started.
 
     Raises:

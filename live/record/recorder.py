@@ -58,10 +58,7 @@ def rank_header(
     """The header of a rank's segments.
 
     Args:
-        job: the job's name.
-        settings: further fields of the job.
         rank: this rank, 0 to ``world_size - 1``.
-        world_size: ranks of the job.
         attempt: the start of the job's processes that this rank belongs to; "" as long as it is not known.
         locality: the rank's place (:func:`paceenv.live.observe.locality.describe`), with its ``host``.
         more: further fields of the rank, such as ``dp_rank`` and ``stage``.
@@ -78,11 +75,8 @@ class TraceRecorder:
     ``attempt`` is the start of the job's processes; while it is "", nothing is written, and it may be set at any time.
 
     Args:
-        folder: the run's folder; the attempt's and the host's are made with the first flush.
         header: of this rank (:func:`rank_header`).
-        problem: called once with one line when the trace cannot be written; tried again with every flush.
         flush_s: seconds between two flushes, unless there is much to write.
-        file_bytes: a file that has this size is followed by a new one.
         max_files: files kept per rank, at least 1; the oldest is removed.
     """
 

@@ -39,8 +39,6 @@ _STATUS_NAME = re.compile(r"rank(\d{5,9})\.json")
 _SEGMENT_NAME = re.compile(r"rank(\d{5,9})-(\d{3,9})\.pace")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _MAX_HOST = 64
-_BEFORE = ("status", "trace")
-"""The folders of earlier versions, which had no attempts that ranks agreed on."""
 
 
 def status_period_s(world_size: int) -> float:
@@ -55,27 +53,12 @@ def host_folder(host: str) -> str:
 
 
 def status_path(folder: Path, attempt: str, host: str, rank: int) -> Path:
-    """The path of a rank's status file.
-
-    Args:
-        folder: the run's folder.
-        attempt: the start of the job's processes.
-        host: the name of the rank's host.
-        rank: the rank.
-    """
+    """The path of a rank's status file."""
     return folder / attempt / host_folder(host) / f"rank{rank:05d}.json"
 
 
 def segment_path(folder: Path, attempt: str, host: str, rank: int, number: int) -> Path:
-    """The path of a segment of a rank's trace.
-
-    Args:
-        folder: the run's folder.
-        attempt: the start of the job's processes.
-        host: the name of the rank's host.
-        rank: the rank.
-        number: number of the segment, from 0.
-    """
+    """The path of a segment of a rank's trace."""
     return folder / attempt / host_folder(host) / f"rank{rank:05d}-{number:03d}.pace"
 
 
@@ -83,7 +66,6 @@ def write_status(folder: Path, snapshot: Mapping[str, Any]) -> None:
     """Write a rank's snapshot completely or not at all; numbers that are not finite become null. Raises InputError.
 
     Args:
-        folder: of the attempt.
         snapshot: plain data, as ``paceenv.live.record.snapshot`` makes it.
     """
     path = status_path(folder, str(snapshot["attempt"]), str(snapshot["host"]), int(snapshot["rank"]))
@@ -103,11 +85,6 @@ class RunFolder:
         if not self.path.is_dir():
             raise InputError(f"{self.path}: {'not a folder' if self.path.exists() else 'no such folder'}")
         if not self.attempts():
-            if any((self.path / name).is_dir() for name in _BEFORE):
-                raise InputError(
-                    f"{self.path}: written by an earlier version of the agent (folders status and trace); "
-                    "allowed: a folder of this version, or read it with that version"
-                )
             raise InputError(f"{self.path}: not the folder of a run: holds no attempt (like 20261123T053000-3f2a91)")
 
     def attempts(self) -> list[str]:
@@ -150,10 +127,6 @@ class RunFolder:
         """Whether a file lies where its content says that it belongs; if not, a note.
 
         Args:
-            path: the file.
-            attempt: the attempt in its content; so for the others.
-            host: the name of the host.
-            rank: the rank.
             size: ranks of the job; None if it does not say.
         """
         fits = size is None or (type(rank) is int and type(size) is int and 0 <= rank < size)
@@ -168,11 +141,7 @@ class RunFolder:
         return fits
 
     def apart(self, jobs: Mapping[Path, tuple[Any, Any]]) -> set[Path]:
-        """The files of another job or world size than most; each gets a note.
-
-        Args:
-            jobs: the name of the job and its number of ranks, by file.
-        """
+        """The files of another job or world size than most; each gets a note."""
         keys = {path: repr(job) for path, job in jobs.items()}
         [(usual, _)] = Counter(keys.values()).most_common(1) or [("", 0)]
         apart = {path for path, key in keys.items() if key != usual}

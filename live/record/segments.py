@@ -93,7 +93,6 @@ def fit_iterations(batch: Batch, after: int) -> NDArray[np.bool_]:
     """Which iterations of a batch can be written: times finite and in order, those of their operations too.
 
     Args:
-        batch: the iterations.
         after: the last iteration that was written; numbers only increase.
     """
     times_s = np.stack([batch.start_s_T, batch.end_s_T, batch.pace_start_s_T, batch.pace_end_s_T])
@@ -112,7 +111,6 @@ def to_records(batch: Batch, fit_T: NDArray[np.bool_]) -> tuple[Records, Records
     """The records of those iterations of a batch where ``fit_T``, and of their operations.
 
     Args:
-        batch: iterations with their stamps.
         fit_T: which of them to write, ``(T,)``.
     """
     new_T = np.cumsum(fit_T) - 1

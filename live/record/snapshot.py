@@ -23,7 +23,8 @@ collectives at most 32, the longest first, the rest summed as op "other": ``op``
             ``per_step``, ``blocked_s`` (mean blocked time per step), ``blocks_s`` (the same in each block)
 groups      by number: ``name``, ``ranks`` (``0-3,8``; null if unknown), ``member`` (this rank's place), ``size``
 unseen      collectives that a group counted and the agent could not see: ``group``, ``per_step``, ``why``
-side        collectives on other threads: ``per_step``, ``seconds`` per step
+side        collectives that do not block the step, as they run on other threads or CUDA streams: ``per_step``, of them
+            ``streams`` on other CUDA streams, ``seconds`` per step
 wait        in the barrier, and blocked elsewhere beyond ``baseline_s``, the least: ``mean_s``, ``p50_s``, ``p95_s``
 arrival     ``verdict`` (one of :data:`ARRIVALS`), ``early_s``, ``late_s``, ``share``, ``evidence``; a rank alone claims
             nothing, verdicts come from :mod:`paceenv.live.record.findings`
@@ -38,14 +39,13 @@ shadow      null, or in mode shadow the delays that it would have taken within a
 group       the process group whose ranks wait for each other at the end of a step: ``number``, ``members``
 stamps      CUDA events ``dropped``
 canary      null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, ``low``, ``high``, ``pairs``, and
-            ``forecast``: ``text``, ``pair_noise``, ``effects`` (each ``effect``, ``pairs``, ``iterations``, ``minutes``
-            to a verdict on it), ``more_pairs`` and ``more_minutes`` where the evidence was insufficient so far; of
-            several candidates these are the best one's. ``candidates`` are all of them: ``name``, ``verdict``,
-            ``text``, ``gain``, ``low``, ``high``, ``pairs``, ``stopped`` (why it paces no more, or "").
+            ``forecast``: ``text`` (the time to a verdict); of several candidates these are the best one's.
+            ``candidates`` are all of them: ``name``, ``verdict``, ``text``, ``gain``, ``low``, ``high``, ``pairs``,
+            ``stopped`` (why it paces no more, or "").
             ``differences``: ``name`` gains so much more ``than`` another: ``gain``, ``low``, ``high``, ``pairs``
 tune        null, or in mode tune ``phase`` (search, deployed, none); on rank 0 also ``text``, ``winner`` and ``why``,
-            ``searches``, ``error`` (stated probability), ``loss_share`` and ``loss_s`` of the search so far,
-            ``most_loss``, ``left_iterations`` and ``left_minutes`` at most, ``test`` (of the deployed winner), and
+            ``searches``, ``error`` (stated probability), ``loss_share`` of the search so far,
+            ``most_loss``, ``left_iterations`` at most, ``test`` (of the deployed winner), and
             ``candidates``: ``name``, ``pairs``, ``gain``, ``low``, ``high``, ``dropped`` (why, or "")
 probe       null, or in mode probe ``unit`` (the ranks that move together with this one), ``bound_s`` (longest probe),
             ``cost_share`` (relative increase of the mean step; null before the first evaluation)

@@ -47,11 +47,6 @@ WIDTH: Final = 100
 def write_summary(folder: str | Path, own: Snapshot, patience_s: float = 0.0) -> str:
     """Write the page to the run's folder, and to its attempt's, and return it; it uses the other ranks' last status.
 
-    Args:
-        folder: the run's folder.
-        own: the snapshot of this rank.
-        patience_s: longest wait for the final status of the other ranks, seconds.
-
     Raises:
         InputError: the page cannot be written.
     """

@@ -1,16 +1,24 @@
 """The command line of ``-m paceenv.live``: settings of the agent, then a script that runs as it does without it.
 
 ``paceenv live run`` has the same settings, and launches the ranks as well (``paceenv.live.start.run_command``).
+
+The script or module runs in this process as the interpreter itself runs it: in the module ``__main__``, emptied. So
+pickle, multiprocessing's spawn and debuggers find what they expect there, to the end of the process. An exception
+passes through to the interpreter, which handles it as usual; only our own frames are removed from its traceback first.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from inspect import Parameter
 from pathlib import Path
+from pkgutil import get_importer
+from types import TracebackType
 from typing import Annotated, Any
 
 import typer
@@ -19,9 +27,9 @@ from paceenv.core.errors import InputError
 from paceenv.live.options import ENVIRONMENT_KILL_FILE, OPTIONS, Option, Options, absolute_policy, make_options
 from paceenv.live.start.attach_hook import attach_later
 from paceenv.live.start.obstacles import obstacle_elsewhere
-from paceenv.live.start.run_script import prepare_module, prepare_script
 
 USER_ERROR = 2
+_KEPT = {"__name__", "__doc__", "__package__", "__loader__", "__spec__", "__annotations__", "__builtins__"}
 HELP = """Run a training script with the agent attached, without a line changed in it.
 
 \b
@@ -97,14 +105,98 @@ def launch(
 
 
 def refuse(options: Options, why: str) -> None:
-    """Raise InputError where something stands in the way of the mode.
-
-    Args:
-        options: of the agent.
-        why: what stands in the way; "" for nothing.
-    """
+    """Raise InputError where something stands in the way of the mode."""
     if why:
         raise InputError(f"mode {options.mode} cannot be entered: {why}")
+
+
+def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], None]:
+    """A function that runs ``python path arguments...``: a Python file, or a folder or archive with ``__main__.py``.
+
+    Raises InputError if it cannot be read.
+
+    Args:
+        arguments: what the script finds in ``sys.argv`` after its own name.
+    """
+    folder = os.path.isdir(path) or (os.path.isfile(path) and get_importer(path) is not None)
+    execute = _execute_folder if folder else _load(path)
+
+    def run() -> None:
+        sys.argv[:] = [path, *arguments]
+        if not sys.flags.safe_path:
+            sys.path[0] = os.path.abspath(path) if folder else os.path.dirname(os.path.realpath(path))
+        _run(execute)
+
+    return run
+
+
+def prepare_module(name: str, arguments: Sequence[str]) -> Callable[[], None]:
+    """A function that runs ``python -m name arguments...``.
+
+    Args:
+        arguments: what the module finds in ``sys.argv`` after its own name.
+    """
+
+    def run() -> None:
+        sys.argv[:] = ["-m", *arguments]
+        _run(lambda names: runpy._run_module_as_main(name))  # type: ignore[attr-defined]
+
+    return run
+
+
+def _execute_folder(names: dict[str, Any]) -> None:
+    runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+
+
+def _load(path: str) -> Callable[[dict[str, Any]], None]:
+    file = os.path.abspath(path)
+    compiled = file.endswith(".pyc")
+    loader = SourcelessFileLoader("__main__", file) if compiled else SourceFileLoader("__main__", file)
+    try:
+        content = loader.get_data(file)
+    except OSError as error:
+        raise InputError(f"script {path}: cannot be read: {error.strerror}; allowed: a Python file") from None
+
+    def execute(names: dict[str, Any]) -> None:
+        code: Any = loader.get_code("__main__") if compiled else compile(content, file, "exec", dont_inherit=True)
+        names |= {"__file__": file, "__cached__": None, "__loader__": loader}
+        exec(code, names)
+
+    return execute
+
+
+def _run(execute: Callable[[dict[str, Any]], None]) -> None:
+    """Run in an empty ``__main__``."""
+    names = vars(sys.modules["__main__"])
+    for name in set(names) - _KEPT:
+        del names[name]
+    names |= {"__doc__": None, "__package__": None, "__spec__": None}
+    try:
+        execute(names)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _hide_our_frames(error)
+        raise
+
+
+def _hide_our_frames(error: BaseException) -> None:
+    """Make the interpreter print ``error`` as it does for a script that was started directly."""
+    hook, theirs = sys.excepthook, _after_ours(error.__traceback__)
+
+    def print_theirs(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+        sys.excepthook = hook
+        if value is error:
+            value, traceback = value.with_traceback(theirs), theirs
+        hook(kind, value, traceback)
+
+    sys.excepthook = print_theirs
+
+
+def _after_ours(traceback: TracebackType | None) -> TracebackType | None:
+    while traceback is not None and traceback.tb_frame.f_globals is globals():
+        traceback = traceback.tb_next
+    return traceback
 
 
 def main() -> None:

@@ -27,9 +27,7 @@ def obstacle(
     What only a running job shows (a rank without an agent, signals outside the policy's range) is not looked at.
 
     Args:
-        options: settings of the agent. Mode off has no obstacle.
         policy: as for ``live.attach``.
-        environ: environment variables.
     """
     asked = environ.get(ENVIRONMENT_MODE, "").strip().lower()
     if asked and asked not in MODES:
@@ -76,7 +74,6 @@ def obstacle_elsewhere(options: Options, policy: str | None) -> str:
     """As :func:`obstacle`, found in a forked child: this process imports no NumPy before the script does.
 
     Args:
-        options: of the agent.
         policy: by name or file; None for none.
     """
     receive, send = os.pipe()

@@ -1,33 +1,46 @@
 """The first process of a testbed's private namespaces: builds the network, runs the jobs on it, reports progress.
 
-:mod:`paceenv.live.testbed.private_namespaces` starts it with a request, a JSON file. It writes one JSON object per line
-on standard output: ``up`` (seconds it took), ``progress`` (iterations of the main job), ``ended`` (exit codes by job
-and host), ``failed`` (the reason). When this process ends, or is killed, the kernel kills all others in its namespaces
-and takes the network down.
+:mod:`paceenv.live.testbed.testbed_run` starts it with a request, a JSON file. It writes one JSON object per line on
+standard output: ``progress`` (iterations of the main job), ``ended`` (exit codes by job and host), ``failed`` (the
+reason). Racks and spine are bridges, hosts are named network namespaces, links are token buckets. No other process sees
+them: when this process ends, or is killed, the kernel kills all others in its namespaces and takes the network down.
+
+torchrun is forked from a process with PyTorch loaded: importing it takes most of the start of a host.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceenv.core.errors import InputError
-from paceenv.live.testbed.namespaces import INTERFACE, address, build, host_name
-from paceenv.live.testbed.torchrun import Torchrun
 
+INTERFACE = "eth0"
+"""A host's only interface to the network."""
+SENDER_BUFFER_KB = UPLINK_BUFFER_KB = 1000
+"""Buffer in front of a host's own link: a sender waits there and loses nothing."""
+_BURST_S = 0.5e-3
+_BURST_BYTES = 16_384
+"""A token bucket holds half a millisecond of traffic, and at least a few packets: less would wake it too often."""
 NAMES = Path("/run/netns")
 FIRST_PORT = 29_500
 POLL_S = 0.2
 _ENVIRONMENT = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 STEP_FILE, FLOAT_BYTES = "rank{rank:05d}.f64", 8
 """The file of a rank's step ends, written by ``training_job``; defined here because reading needs no PyTorch."""
+_CLONE_NEWNS, _CLONE_NEWNET = 0x0002_0000, 0x4000_0000
+_MS_REC, _MS_SLAVE, _MNT_DETACH = 0x4000, 0x8_0000, 2
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main(request_file: str) -> None:
@@ -35,28 +48,15 @@ def main(request_file: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(1))  # the first process of a namespace has no default action
     try:
-        began_s = time.monotonic()
         NAMES.mkdir(parents=True, exist_ok=True)
-        _mount_names()
+        _command("mount", "-t", "tmpfs", "tmpfs", str(NAMES))  # the hosts' names: only this mount namespace sees them
         build(request["network"])
-        _tell(event="up", seconds=time.monotonic() - began_s)
-        if request["jobs"]:
-            _tell(event="ended", exit_codes=_run(request))
-        else:
-            while True:
-                signal.pause()
+        _tell(event="ended", exit_codes=_run_jobs(request))
     except InputError as error:
         _tell(event="failed", reason=str(error))
 
 
-def _mount_names() -> None:
-    """Mount a folder for the namespaces' names that only this mount namespace sees."""
-    done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(NAMES)], capture_output=True, text=True)
-    if done.returncode:
-        raise InputError(f"testbed: cannot mount on {NAMES}: {done.stderr.strip()}")
-
-
-def _run(request: Mapping[str, Any]) -> dict[str, list[int | None]]:
+def _run_jobs(request: Mapping[str, Any]) -> dict[str, list[int | None]]:
     """Run the main job to its end with the others beside it; exit codes by job and host, None for a running one."""
     jobs = {job["name"]: job for job in request["jobs"]}
     main_job = jobs[request["main"]]
@@ -115,6 +115,123 @@ def _exit_codes(running: Mapping[str, list[Torchrun]]) -> dict[str, list[int | N
 
 def _tell(**event: Any) -> None:
     print(json.dumps(event), flush=True)
+
+
+def host_name(number: int) -> str:
+    """The namespace of a host."""
+    return f"h{number}"
+
+
+def address(number: int) -> str:
+    """A host's address, valid in its own network only."""
+    return f"10.77.{number // 250}.{number % 250 + 1}"
+
+
+def build(network: Mapping[str, Any]) -> None:
+    """Set up everything; ``network`` is a ``testbed_scenario.Network`` as plain data. Raises InputError."""
+    racks = network["racks"]
+    for rack in range(racks):
+        _bridge(f"rack{rack}")
+    if racks > 1:
+        _bridge("spine")
+        for rack in range(racks):
+            up, down = f"up{rack}", f"down{rack}"
+            _command("ip", "link", "add", up, "type", "veth", "peer", "name", down)
+            _command("ip", "link", "set", up, "master", f"rack{rack}", "up")
+            _command("ip", "link", "set", down, "master", "spine", "up")
+            for end in (up, down):
+                _bucket(end, network["uplink_mbps"], UPLINK_BUFFER_KB)
+    for number in range(network["hosts"]):
+        _host(number, network)
+
+
+def _bridge(name: str) -> None:
+    _command("ip", "link", "add", name, "type", "bridge")
+    _command("ip", "link", "set", name, "up")
+
+
+def _host(number: int, network: Mapping[str, Any]) -> None:
+    name, port = host_name(number), f"port{number}"
+    rate_mbps = network["host_mbps"]
+    _command("ip", "netns", "add", name)
+    _command("ip", "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
+    _command("ip", "link", "set", port, "master", f"rack{number % network['racks']}", "up")
+    _command("ip", "-n", name, "addr", "add", f"{address(number)}/16", "dev", INTERFACE)
+    for interface in ("lo", INTERFACE):
+        _command("ip", "-n", name, "link", "set", interface, "up")
+    _bucket(INTERFACE, rate_mbps, SENDER_BUFFER_KB, "-n", name)
+    _bucket(port, rate_mbps, network["host_buffer_kb"])
+    reno = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"
+    _command("ip", "netns", "exec", name, "sh", "-c", reno)  # sysctl would be one more package
+
+
+def _bucket(interface: str, rate_mbps: float, buffer_kb: float, *where: str) -> None:
+    burst = max(_BURST_BYTES, round(rate_mbps * 1e6 / 8 * _BURST_S))
+    limit = max(round(1000 * buffer_kb), 4000)
+    shape = ("rate", f"{round(1e3 * rate_mbps)}kbit", "burst", str(burst), "limit", str(limit))
+    _command("tc", *where, "qdisc", "add", "dev", interface, "root", "tbf", *shape)
+
+
+def _command(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise InputError(f"testbed: {' '.join(command)}: {reason}")
+
+
+class Torchrun:
+    """A torchrun process in a named network namespace."""
+
+    def __init__(self, namespace: Path, arguments: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
+        from torch.distributed import run  # in the parent, so that the fork has it
+
+        self._exit_code: int | None = None
+        self._pid = os.fork()
+        if self._pid:
+            return
+        exit_code = 1
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            with log.open("wb") as output:
+                for stream in (1, 2):
+                    os.dup2(output.fileno(), stream)
+            os.environ.update(environ)
+            tempfile.tempdir = None  # PyTorch may have cached it from our environment
+            _enter(namespace)
+            run.main(list(arguments))
+            exit_code = 0
+        except SystemExit as end:
+            exit_code = end.code if isinstance(end.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(exit_code)
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        if self._exit_code is None:
+            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            if ended:
+                self._exit_code = os.waitstatus_to_exitcode(status)
+        return self._exit_code
+
+
+def _enter(namespace: Path) -> None:
+    """Enter the host's network and mount its /sys, as ``ip netns exec`` does."""
+    with namespace.open() as file:
+        _checked(_LIBC.setns(file.fileno(), _CLONE_NEWNET))
+    _checked(_LIBC.unshare(_CLONE_NEWNS))
+    _checked(_LIBC.mount(b"", b"/", b"none", _MS_SLAVE | _MS_REC, None))
+    _LIBC.umount2(b"/sys", _MNT_DETACH)  # in some containers there is none
+    _checked(_LIBC.mount(namespace.name.encode(), b"/sys", b"sysfs", 0, None))
+
+
+def _checked(failed: int) -> None:
+    if failed:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 """Runs a scenario's jobs on its network and collects the results: step times, agents' status, merged traces.
 
+The network and the jobs live in network, mount and process namespaces of their own. A process namespace ends with its
+first process (:mod:`paceenv.live.testbed.inside`), which ends with us: the kernel kills every other process in it, and
+the network disappears. So no clean-up depends on code that may itself be killed.
+
 A run's folder::
 
     scenario.yaml      as resolved
@@ -12,10 +16,14 @@ A run's folder::
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +38,6 @@ from paceenv.live.options import Options
 from paceenv.live.record.merge_segments import write_merged
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.snapshot import Snapshot
-from paceenv.live.testbed import private_namespaces
 from paceenv.live.testbed.inside import STEP_FILE
 from paceenv.live.testbed.testbed_scenario import Job, LoopPlan, Scenario
 from paceenv.ui import config_files
@@ -41,6 +48,10 @@ TAIL_LINES = 4
 """Lines of a failed job's log in the error message."""
 _TORCHRUN_FAILED = re.compile(r"E\d{4} .*torch/distributed/elastic")
 _WARNING = re.compile(r"\[?W\d{4} ")
+TOOLS: Mapping[str, str] = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "setpriv": "util-linux"}
+"""The needed tools, and Debian's packages for them."""
+ENDS_S = 30.0
+"""Longest wait for the end of a process that has reported its end."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,6 @@ def run_scenario(
         agents: options of ``python -m paceenv.live`` by job, for jobs with an agent.
         iterations: iterations of the main job, at least 1; by default ``scenario.loop.observe_iterations``.
         deadline_s: the run fails if the main job makes no step for this many seconds.
-        on_progress: called with the main job's iterations.
 
     Raises:
         InputError: the testbed is not possible here, ``out`` is in use, or a job fails; the logs are in ``out`` then.
@@ -166,20 +176,43 @@ def _prepare(
     }
 
 
+def missing() -> str:
+    """The missing requirements of a testbed on this machine, in words; "" if there are none."""
+    lacking = {f"{tool} (apt-get install {package})" for tool, package in TOOLS.items() if shutil.which(tool) is None}
+    return ", ".join(sorted(lacking) + (["root's rights"] if os.geteuid() else []))
+
+
 def _follow(folder: Path, on_progress: Callable[[float], None]) -> dict[str, list[int | None]]:
-    """Run the request to its end; exit codes by job and host."""
-    process = private_namespaces.start(folder / "request.json", log=folder / "testbed.txt")
+    """Run the request to its end in private namespaces; exit codes by job and host."""
+    if lacking := missing():
+        raise InputError(f"testbed: needs Linux with root and iproute2; missing: {lacking}")
+    alone = ["setpriv", "--pdeathsig", "KILL"]
+    alone += ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"]
+    with (folder / "testbed.txt").open("wb") as errors:
+        process = subprocess.Popen(
+            [*alone, sys.executable, "-m", "paceenv.live.testbed.inside", str(folder / "request.json")],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | {"PYTHONSAFEPATH": "1"},  # the start folder may have a package of the same name
+        )
+    assert process.stdout is not None
     try:
-        for event in private_namespaces.events(process):
+        for line in process.stdout:
+            event = json.loads(line)
+            if event["event"] == "failed":
+                raise InputError(event["reason"])
             if event["event"] == "progress":
                 on_progress(event["iterations"])
             if event["event"] == "ended":
-                private_namespaces.ended(
-                    process
-                )  # otherwise jobs beside the main one may still write files that we collect
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(ENDS_S)  # jobs beside the main one may still write files that we collect
                 return dict(event["exit_codes"])
     finally:
-        private_namespaces.stop(process)
+        process.kill()
+        process.wait()
+        process.stdout.close()
     raise InputError(f"testbed: ended early: {_why(folder / 'testbed.txt')}")
 
 

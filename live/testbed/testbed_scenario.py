@@ -16,7 +16,6 @@ from paceenv.ui import config_files
 from paceenv.ui.config_files import Config, Mechanism
 
 Seconds = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
-Cv = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=1, le=10_000, allow_inf_nan=False)]
 Backend = Literal["gloo", "nccl"]
 Kilobytes = Annotated[float, Field(ge=4, le=1_000_000, allow_inf_nan=False)]
@@ -28,11 +27,8 @@ class Network(Config):
     hosts: int = Field(ge=2, le=64, description="host i stands in rack i % racks")
     racks: int = Field(1, ge=1, le=16, description="leaf switches")
     host_mbps: Rate = Field(1000.0, description="a host's link to its rack")
-    host_mbps_of: dict[Annotated[int, Field(ge=0)], Rate] = Field({}, description="hosts whose link has another rate")
     host_buffer_kb: Kilobytes = Field(1000.0, description="of the rack's port towards a host")
     uplink_mbps: Rate | None = Field(None, description="a rack's link to the spine; needed with several racks")
-    uplink_buffer_kb: Kilobytes = Field(1000.0, description="of an uplink's ports")
-    congestion_control: Literal["reno", "cubic", "bbr"] = Field("reno", description="of TCP, by Linux's own names")
 
     @model_validator(mode="after")
     def _uplinks(self) -> Network:
@@ -40,8 +36,6 @@ class Network(Config):
             raise ValueError("uplink_mbps with several racks, and only then")
         if self.racks > self.hosts:
             raise ValueError(f"racks at most the {self.hosts} hosts")
-        if max(self.host_mbps_of, default=0) >= self.hosts:
-            raise ValueError(f"hosts of host_mbps_of from 0 to {self.hosts - 1} ({max(self.host_mbps_of)})")
         return self
 
 
@@ -74,24 +68,10 @@ class Compute(Config):
     """Emulated work: the rank sleeps, so that many ranks fit on few cores."""
 
     mean_s: Seconds = Field(description="mean time, s")
-    jitter_cv: Cv = Field(0.0, description="normal, anew each rank and iteration")
-    common_cv: Cv = Field(0.0, description="the same on all ranks, anew each iteration")
-    imbalance_cv: Cv = Field(0.0, description="gamma of skewness 1, anew each rank and iteration, as unequal data")
-    drift_cv: Cv = Field(0.0, description="wanders slowly, each rank by itself (first-order autoregression)")
-    drift_iterations: float = Field(20.0, ge=1, le=1e6, description="correlation time of that")
-    stall_rate: float = Field(0.0, ge=0, le=1, description="chance of a stall, anew each rank and iteration")
-    stall_mean_s: Seconds = Field(0.0, description="mean length of a stall (exponential)")
+    jitter_cv: float = Field(0.0, ge=0, le=1, allow_inf_nan=False, description="normal, anew each rank and iteration")
     ranks: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="ranks with this work; empty: all")
     slow: Slow | None = None
     pause: Pause | None = None
-
-
-class Checkpoint(Config):
-    """``torch.save`` to slow storage, at the end of some iterations."""
-
-    every: int = Field(ge=2, description="iterations from one to the next")
-    seconds: Seconds = Field(description="how long it takes, s")
-    ranks: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="ranks that write; empty: all")
 
 
 class Transfer(Config):
@@ -119,13 +99,10 @@ class Phase(Config):
 
     compute: Compute | None = None
     all_reduce: Transfer | None = Field(None, description="a collective of the group")
-    all_gather: Transfer | None = Field(None, description="a collective of the group")
-    reduce_scatter: Transfer | None = Field(None, description="a collective of the group")
     gather: Transfer | None = Field(None, description="to the first of each group")
     all_to_all: Transfer | None = Field(None, description="bytes are what a rank sends to all others together")
     send: Transfer | None = Field(None, description="from every rank to the next in its group, as between stages")
     barrier: bool | None = Field(None, description="of all ranks")
-    checkpoint: Checkpoint | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Phase:
@@ -138,7 +115,7 @@ class Phase(Config):
     @property
     def transfer(self) -> Transfer | None:
         """The transfer of this phase, whatever its kind."""
-        kinds = (self.all_reduce, self.all_gather, self.reduce_scatter, self.gather, self.all_to_all, self.send)
+        kinds = (self.all_reduce, self.gather, self.all_to_all, self.send)
         return next((kind for kind in kinds if kind is not None), None)
 
 
@@ -166,11 +143,10 @@ class Job(Config):
         if bool(self.iteration) == (self.model is not None):
             raise ValueError("either iteration or model")
         for phase in self.iteration:
-            transfer, compute, checkpoint = phase.transfer, phase.compute, phase.checkpoint
+            transfer, compute = phase.transfer, phase.compute
             if transfer is not None and self.ranks % (transfer.group_size or self.ranks):
                 raise ValueError(f"group_size that divides the {self.ranks} ranks ({transfer.group_size})")
             named = [*(compute.ranks or []), *(compute.slow.ranks if compute.slow else [])] if compute else []
-            named += (checkpoint.ranks or []) if checkpoint else []
             if any(rank >= self.ranks for rank in named):
                 raise ValueError(f"ranks of a phase from 0 to {self.ranks - 1} ({max(named)})")
         if not self.model and not any(phase.transfer or phase.barrier for phase in self.iteration):
@@ -189,7 +165,7 @@ class Job(Config):
 
 
 class LoopPlan(Config):
-    """How ``paceenv testbed loop`` runs a scenario."""
+    """How ``paceenv testbed --loop`` runs a scenario."""
 
     job: str = Field(description="the job that gets the agent; others run beside it until it ends")
     mechanism: Mechanism = Field("slack", description="the rule that is searched")
@@ -212,14 +188,14 @@ class LoopPlan(Config):
         """Of every delay, in the job and in its simulation."""
         return Limits(self.cap_s, self.cap_share, self.budget_s_per_minute, self.quiet_first)
 
-    def contest(self, policies: Sequence[str], seed: int = 0, holdout_every: int = 2) -> Contest:
+    def contest(self, policies: Sequence[str], seed: int = 0) -> Contest:
         """The blocks by which an agent with those candidates paces, ``seed`` being its option."""
         plans = [block_plan([find_policy(policy).policy], self.block_iterations) for policy in policies]
-        return Contest(seed, plans, first_iteration=self.quiet_first, holdout_every=holdout_every)
+        return Contest(seed, plans, first_iteration=self.quiet_first)
 
-    def contest_iterations(self, policies: Sequence[str], pairs: int, holdout_every: int = 2) -> int:
+    def contest_iterations(self, policies: Sequence[str], pairs: int) -> int:
         """Iterations of such a run: the first tick, the quiet start, warming up, the pairs, a few to be taken in."""
-        return 1 + self.contest(policies, holdout_every=holdout_every).after(pairs) + 5
+        return 1 + self.contest(policies).after(pairs) + 5
 
 
 class Scenario(Config):

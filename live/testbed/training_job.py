@@ -8,7 +8,6 @@ file. So step times are known without the agent, and up to the moment in which a
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import time
@@ -22,8 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceenv.live.testbed.inside import STEP_FILE
-from paceenv.live.testbed.namespaces import INTERFACE
+from paceenv.live.testbed.inside import INTERFACE, STEP_FILE
 
 TIMEOUT_S = 600.0
 """Of a collective: a rank that is lost ends the job."""
@@ -115,8 +113,6 @@ def _phase(
         return lambda iteration: dist.barrier()
     if kind == "compute":
         return _compute(given, [*spec["seed"], number])
-    if kind == "checkpoint":
-        return _checkpoint(given)
     key = (given["group_size"] or dist.get_world_size(), given["strided"], given["communicator"])
     if key not in groups:
         groups[key] = _group(*key)
@@ -152,16 +148,13 @@ def _compute(given: Mapping[str, Any], seed: list[int]) -> Work:
         return lambda iteration: None
     own, common = np.random.default_rng([*seed, 1 + rank]), np.random.default_rng([*seed, 0])
     slow, pause = given["slow"] or {"ranks": []}, given["pause"]
-    varied = variation(given, own, common)
 
     def work(iteration: int) -> None:
         _idle()
         start_s = time.monotonic()
-        seconds = given["mean_s"] * varied()
+        seconds = given["mean_s"] * (1.0 + given["jitter_cv"] * own.standard_normal())
         if rank in slow["ranks"] and _is_slow(slow, iteration):
             seconds *= slow["factor"]
-        if given["stall_rate"] and own.random() < given["stall_rate"]:
-            seconds += given["stall_mean_s"] * own.standard_exponential()
         if pause and iteration % pause["every"] == pause["every"] - 1:
             seconds += pause["at_most_s"] * common.random()
         _sleep_until(start_s + seconds)
@@ -169,45 +162,8 @@ def _compute(given: Mapping[str, Any], seed: list[int]) -> Work:
     return work
 
 
-def variation(given: Mapping[str, Any], own: np.random.Generator, common: np.random.Generator) -> Callable[[], float]:
-    """A function that draws a rank's compute time as a multiple of its mean; noise that is off draws nothing.
-
-    Args:
-        given: a ``Compute`` phase as plain data.
-        own: random numbers of this rank.
-        common: random numbers that all ranks share.
-    """
-    keep, course = math.exp(-1.0 / given["drift_iterations"]), own.standard_normal() if given["drift_cv"] else 0.0
-
-    def draw() -> float:
-        nonlocal course
-        factor = 1.0 + given["jitter_cv"] * own.standard_normal()
-        factor *= 1.0 + given["common_cv"] * common.standard_normal()
-        if given["imbalance_cv"]:  # a gamma of shape 4 has a skewness of 1
-            factor *= 1.0 + given["imbalance_cv"] * (own.standard_gamma(4.0) - 4.0) / 2.0
-        if given["drift_cv"]:
-            factor *= 1.0 + given["drift_cv"] * course
-            course = keep * course + math.sqrt(1.0 - keep * keep) * own.standard_normal()
-        return float(factor)
-
-    return draw
-
-
 def _sleep_until(end_s: float) -> None:
     time.sleep(max(end_s - time.monotonic(), 0.0))
-
-
-def _checkpoint(given: Mapping[str, Any]) -> Work:
-    if given["ranks"] is not None and dist.get_rank() not in given["ranks"]:
-        return lambda iteration: None
-
-    def work(iteration: int) -> None:
-        if iteration % given["every"] == given["every"] - 1:
-            end_s = time.monotonic() + given["seconds"]
-            torch.save(torch.zeros(1), os.devnull)  # an agent sees the call; the storage's time is emulated
-            _sleep_until(end_s)
-
-    return work
 
 
 def _is_slow(slow: Mapping[str, Any], iteration: int) -> bool:
@@ -224,20 +180,6 @@ def _floats(given: Mapping[str, Any], parts: int = 1) -> Tensor:
 def _all_reduce(group: Group, given: Mapping[str, Any]) -> Transfer:
     payload = _floats(given)
     return lambda: dist.all_reduce(payload, group=group[0], async_op=given["background"])
-
-
-def _all_gather(group: Group, given: Mapping[str, Any]) -> Transfer:
-    parts = len(group[1])
-    whole = _floats(given, parts)
-    part = whole.chunk(parts)[0].clone()
-    return lambda: dist.all_gather(list(whole.chunk(parts)), part, group=group[0], async_op=given["background"])
-
-
-def _reduce_scatter(group: Group, given: Mapping[str, Any]) -> Transfer:
-    parts = len(group[1])
-    whole = _floats(given, parts)
-    part = whole.chunk(parts)[0].clone()
-    return lambda: dist.reduce_scatter(part, list(whole.chunk(parts)), group=group[0], async_op=given["background"])
 
 
 def _gather(group: Group, given: Mapping[str, Any]) -> Transfer:
@@ -267,8 +209,6 @@ def _send(group: Group, given: Mapping[str, Any]) -> Transfer:
 
 TRANSFERS: dict[str, Callable[[Group, Mapping[str, Any]], Transfer]] = {
     "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
     "gather": _gather,
     "all_to_all": _all_to_all,
     "send": _send,

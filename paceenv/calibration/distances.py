@@ -31,13 +31,7 @@ class Distance:
 
     @classmethod
     def between(cls, quantity: str, held_out_TR: Array, simulated: Sequence[Array]) -> Distance:
-        """The distance of ``(T, R)`` held-out values (R may be 1) to all simulated ones together.
-
-        Args:
-            quantity: what is compared, such as the step time.
-            held_out_TR: measured values that no fit has seen, ``(T, R)``.
-            simulated: the same of each simulated run.
-        """
+        """The distance of ``(T, R)`` held-out values (R may be 1) to all simulated ones together."""
         distance = metrics.ks_distance(held_out_TR.ravel(), np.concatenate([values.ravel() for values in simulated]))
         independent = held_out_TR.size / _alike(held_out_TR) / metrics.correlation_length(held_out_TR.mean(axis=1))
         return cls(quantity, held_out_TR.size, distance, metrics.ks_chance(max(independent, 1.0)))

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from paceenv.calibration.heldout import HeldOutCheck, check_job, check_steps
 from paceenv.calibration.job_fit import JobFit, calibrate_stamps
-from paceenv.calibration.program.known_program import fit_known
-from paceenv.calibration.program.program_fit import fit_program
-from paceenv.calibration.program.program_stamps import MIN_STEPS, UNKNOWN_PEERS, ProgramStamps, read_program
-from paceenv.calibration.program.step_order import OVERLAPS
-from paceenv.calibration.structure import JobStamps, read_job
+from paceenv.calibration.job_stamps import JobStamps, read_job
+from paceenv.calibration.known_program import fit_known
+from paceenv.calibration.program_fit import fit_program
+from paceenv.calibration.program_stamps import MIN_STEPS, UNKNOWN_PEERS, ProgramStamps, read_program
+from paceenv.calibration.step_order import OVERLAPS
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COLLECTIVE_OPS, Trace
 from paceenv.core.warm_up import without_warm_up
@@ -56,14 +56,6 @@ def calibrate_trace(
 ) -> JobFit:
     """Fit a cluster to a trace, without a check on unseen steps.
 
-    Args:
-        trace: the trace of a job.
-        base: known cluster; one with a program gives its step, to which times are fitted.
-        name: name of the new config.
-        probe: a second trace of the same job with small random delays.
-        job: which job, where the trace holds several.
-        program: whether the step is described as a program; None: where one collective does not describe it.
-
     Raises:
         InputError: the trace holds no job that can be described.
     """
@@ -81,15 +73,6 @@ def fit_trace(
     check: bool = True,
 ) -> TraceFit:
     """As :func:`calibrate_trace`, with a check on unseen steps.
-
-    Args:
-        trace: the trace of a job.
-        base: known cluster, if any.
-        name: name of the new config.
-        probe: a second trace of the same job with small random delays.
-        job: which job, where the trace holds several.
-        program: whether the step is described as a program; None: where one collective does not describe it.
-        check: whether to fit again to the first steps and compare with the rest.
 
     Raises:
         InputError: the trace holds no job that can be described.
@@ -137,12 +120,7 @@ def fit_trace(
 
 
 def _left_out(trace: Trace, stamps: JobStamps) -> tuple[str, ...]:
-    """A note on collectives that one collective a step leaves out, where they take long.
-
-    Args:
-        trace: the trace of a job.
-        stamps: of the described collective.
-    """
+    """A note on collectives that one collective a step leaves out, where they take long."""
     mine = trace.isin("job", stamps.name) & np.isin(trace.column("iteration"), stamps.iteration_T)
     is_collective = trace.isin("op", *COLLECTIVE_OPS) & ~trace.isin("op", "barrier") & mine
     lasts_s = (trace.column("end_s") - trace.column("start_s"))[is_collective]
@@ -190,16 +168,7 @@ def _program_stamps(trace: Trace, job: str | None) -> tuple[ProgramStamps | None
 def _better(
     trace: Trace, fit: JobFit, base: Cluster | None, name: str, job: str | None, *, check: bool
 ) -> TraceFit | str:
-    """The fit of a program where that is nearer to the measured step, or in words why there is none.
-
-    Args:
-        trace: the trace of a job.
-        fit: with one collective a step.
-        base: known cluster, if any.
-        name: name of the new config.
-        job: which job.
-        check: whether to compare with unseen steps.
-    """
+    """The fit of a program where that is nearer to the measured step, or in words why there is none."""
     off = f"one collective a step leaves the mean step {fit.mean_error:+.1%} off"
     try:
         found = _of_program(read_program(trace, job=job), base, name, check=check)

@@ -15,14 +15,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import MIN_UNPACED
+from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, MIN_UNPACED
 from paceenv.calibration.distances import Distance
-from paceenv.calibration.fits.noise_fit import TOLERANCE, NoiseFit, fit_noise
 from paceenv.calibration.job_fit import calibrate_stamps
+from paceenv.calibration.job_stamps import MIN_ITERATIONS, JobStamps
 from paceenv.calibration.measurements import MIN_STEPS, NoiseMeasurements, StageTimes, measure_stage, subset_max, widths
+from paceenv.calibration.noise_fit import TOLERANCE, NoiseFit, fit_noise
 from paceenv.calibration.posterior import drawn_clusters
-from paceenv.calibration.step_statistics import GOOD_CV, GOOD_MEAN
-from paceenv.calibration.structure import MIN_ITERATIONS, JobStamps
 from paceenv.core.intervals import Interval
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
@@ -114,11 +113,6 @@ def check_job(stamps: JobStamps, probed: JobStamps | None = None, base: Cluster 
     """Fit a job's first steps and compare the fitted cluster with the rest, or say in words why not.
 
     Only steps without pacing are held out, as the fitted cluster is simulated without.
-
-    Args:
-        stamps: the job's stamps.
-        probed: stamps of a probe, to which links are fitted; ``stamps`` if None.
-        base: what the operator knows of the cluster.
     """
     T = len(stamps.step_T)
     cut = int(FITTED_SHARE * T)
@@ -145,13 +139,7 @@ def check_job(stamps: JobStamps, probed: JobStamps | None = None, base: Cluster 
 
 
 def check_steps(fitted: int, held_out_T: Array, cluster: Cluster) -> HeldOutCheck:
-    """Compare step times alone with those of clusters drawn from the errors of a fit.
-
-    Args:
-        fitted: steps that the fit saw.
-        held_out_T: those that it did not, seconds.
-        cluster: the fitted one.
-    """
+    """Compare step times alone with those of clusters drawn from the errors of a fit."""
     steps: list[Array] = []
 
     def described(step_T: Array) -> dict[str, float]:
@@ -170,10 +158,6 @@ def check_stage(times: StageTimes, make: Callable[[NoiseFit], Cluster]) -> HeldO
     """Fit the compute of a stage's first steps and compare it with the rest, or say in words why not.
 
     Only compute is known of a stage, so its step is that of the slowest worker.
-
-    Args:
-        times: compute times of the stage.
-        make: gives the cluster of a fit.
     """
     steps, workers = times.compute_s_TR.shape
     cut = int(FITTED_SHARE * steps)

@@ -1,30 +1,38 @@
 """A cluster config from the trace of a job: structure, compute, post-collective work, network; with evidence.
 
-Every part is fitted by its own module from the same stamps (:mod:`paceenv.calibration.structure`) and becomes keys of a
-cluster: the work of single ranks here, the shared network in :mod:`paceenv.calibration.fits.network_fit`. The cluster
-is then simulated and compared with the trace.
+Every part is fitted from the same stamps (:mod:`paceenv.calibration.job_stamps`) and becomes keys of a cluster. The
+cluster is then simulated and compared with the trace. Axes: T iterations, G process groups.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
 
-from paceenv.calibration.cluster_builder import ClusterBuilder
-from paceenv.calibration.fits.network_fit import fit_network
-from paceenv.calibration.fits.noise_fit import ComputeFit, fit_compute
-from paceenv.calibration.fits.post_collective_fit import PostCollectiveFit, fit_post_collective
-from paceenv.calibration.parameters import Parameter, bounded, estimated, identified, not_identifiable
-from paceenv.calibration.step_statistics import Steps, simulate
-from paceenv.calibration.structure import JobStamps, read_job
+from paceenv.calibration.cluster_builder import ClusterBuilder, Steps, simulate
+from paceenv.calibration.compute_noise import ComputeFit, fit_compute
+from paceenv.calibration.incast_fit import add_incast
+from paceenv.calibration.job_stamps import JobStamps
+from paceenv.calibration.links import add_links
+from paceenv.calibration.parameters import ROUND_US, Parameter, bounded, estimated, identified, not_identifiable
+from paceenv.calibration.two_state_fit import Episodes, find_episodes, fit_two_states
 from paceenv.core.errors import InputError
-from paceenv.core.trace import Trace
 from paceenv.sim.cluster import Cluster
 
 ASSUMED_BYTES: Final = 1e6
+USUAL_SPREAD: Final = 0.5
+"""Usual distance of single episodes from their mean, as in ``episode_spread``."""
+PRIOR_EPISODES: Final = 2
+MIN_WORK_SHARE: Final = 0.02
+"""Share of a step; less work cannot be separated from the overhead of every group."""
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -58,53 +66,22 @@ class JobFit:
         return self.simulated.cv - self.measured.cv
 
 
-def calibrate_job(
-    trace: Trace,
-    *,
-    base: Cluster | None = None,
-    name: str = "calibrated",
-    probe: Trace | None = None,
-    job: str | None = None,
-) -> JobFit:
-    """Fit a cluster config to a trace.
-
-    Args:
-        trace: the trace of a job.
-        base: known cluster, whose numbers stand where the trace identifies none.
-        name: name of the new config.
-        probe: a second trace of the same job with small random delays, to which links are fitted.
-        job: which job, where the trace holds several.
-
-    Raises:
-        InputError: the trace holds no job that can be described.
-    """
-    stamps = read_job(trace, job=job)
-    return calibrate_stamps(stamps, None if probe is None else read_job(probe, job=job), base, name)
-
-
 def calibrate_stamps(stamps: JobStamps, probed: JobStamps | None, base: Cluster | None, name: str) -> JobFit:
-    """As :func:`calibrate_job`, from stamps.
+    """Fit a cluster to a job's stamps and a probe's; a known ``base`` stands where they tell nothing.
 
-    Args:
-        stamps: the job's stamps.
-        probed: stamps of a probe of the same job, if any.
-        base: known cluster, if any.
-        name: name of the new config.
-
-    Raises:
-        InputError: the probe is of another job, or ``base`` describes a workload or a torus.
+    Raises InputError where the probe is of another job, or ``base`` describes a workload.
     """
     probed = stamps if probed is None else probed
     if (probed.members, probed.ops) != (stamps.members, stamps.ops):
         raise InputError("probe: another job than the trace; allowed: the same ranks, groups and collectives")
-    if base is not None and (base.workload is not None or base.fabric.torus is not None):
-        raise InputError(f"base: {base.name} describes a workload or a torus; allowed: a job given by its times")
+    if base is not None and base.workload is not None:
+        raise InputError(f"base: {base.name} describes a workload; allowed: a job given by its times")
     builder = ClusterBuilder(stamps, probed, base, name)
     compute, after = fit_compute(stamps), fit_post_collective(stamps)
     _structure(builder, compute)
     _noise(builder, compute)
     _post_work(builder, after)
-    fit_network(builder)
+    _network(builder)
     cluster = builder.cluster()
     simulated = simulate(cluster, len(stamps.step_T))
     source = f"{stamps.name} ({stamps.source}), {len(stamps.step_T)} iterations"
@@ -120,15 +97,7 @@ def record_of(
     simulated: Steps,
     correlations: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Where each number of a cluster comes from, as plain data.
-
-    Args:
-        source: the trace.
-        parameters: that were looked for.
-        measured: steps of the trace.
-        simulated: steps of the cluster.
-        correlations: between errors, by pair of parameters.
-    """
+    """Where each number of a cluster comes from, as plain data."""
     return {
         "source": source,
         "fitted": {p.key: p.to_record() for p in parameters if p.is_identified},
@@ -223,3 +192,87 @@ def _post_work(builder: ClusterBuilder, found: PostCollectiveFit) -> None:
         builder.add(bounded("post_collective_work.mean_iterations", episodes.mean_iterations, said))
         builder.add(identified("post_collective_work.episode_s", found.episode_s, found.episode_se, said))
     builder.data["post_collective_work"] = work
+
+
+@dataclass(frozen=True)
+class PostCollectiveFit:
+    """``always`` are the groups that always have it, ``work_s`` how long on average, with its standard error.
+
+    ``episode_s`` is an episode's mean per step and ``spread`` how far single ones lie from it (uniform, as a share).
+    ``barrier_s`` is the time after the last group is ready, with the overhead that all groups have.
+    """
+
+    always: tuple[int, ...]
+    work_s: float
+    work_se: float
+    episodes: Episodes | None
+    episode_s: float
+    episode_se: float
+    spread: float
+    barrier_s: float
+    barrier_se: float
+
+
+def fit_post_collective(stamps: JobStamps) -> PostCollectiveFit:
+    """Fit the time between the end of a group's payload and the end of the step."""
+    rest_TG = stamps.ready_TG - stamps.finish_TG
+    after_T = stamps.step_T - stamps.ready_TG.max(axis=1)
+    least_s = MIN_WORK_SHARE * float(np.median(stamps.step_T))
+    on_TG = np.stack([fit_two_states(x, least_s) for x in rest_TG.T], axis=1)
+    usual_G = np.array([np.median(rest_TG[~on_TG[:, g], g]) for g in range(stamps.groups)])
+    common_s = float(usual_G.min())
+    always = tuple(int(g) for g in np.flatnonzero(usual_G - common_s > least_s))
+    work_TG = rest_TG - usual_G
+    work_s, work_se = 0.0, 0.0
+    if always:
+        own_T = np.where(on_TG, np.nan, rest_TG)[:, list(always)].ravel() - common_s
+        own = own_T[np.isfinite(own_T)]
+        work_s, work_se = float(own.mean()), float(own.std(ddof=1) / math.sqrt(len(own)))
+    episodes = find_episodes(on_TG)
+    single = _episode_means(work_TG, on_TG)
+    episode_s, se, spread = _of_episodes(single) if episodes else (0.0, 0.0, 0.0)
+    barrier_s, barrier_se = float(after_T.mean()), float(after_T.std(ddof=1) / math.sqrt(len(after_T)))
+    return PostCollectiveFit(always, work_s, work_se, episodes, episode_s, se, spread, barrier_s + common_s, barrier_se)
+
+
+def _of_episodes(single: list[float]) -> tuple[float, float, float]:
+    """Mean work of episodes, its standard error, and how far single ones lie from it (uniform, as a share).
+
+    The spread of a few episodes is hardly known, so USUAL_SPREAD counts as two more of them. Student's t widens the
+    error.
+    """
+    mean_s, n = float(np.mean(single)), len(single)
+    usual_s = USUAL_SPREAD / math.sqrt(3.0) * mean_s
+    freedom = PRIOR_EPISODES + n - 1
+    sd_s = math.sqrt((PRIOR_EPISODES * usual_s**2 + float(np.sum((np.array(single) - mean_s) ** 2))) / freedom)
+    wider = float(stats.t.ppf(0.975, freedom) / stats.norm.ppf(0.975))
+    spread = min(math.sqrt(3.0) * float(np.std(single)) / mean_s, 1.0) if n > 2 else 0.0
+    return mean_s, wider * sd_s / math.sqrt(n), spread
+
+
+def _episode_means(work_TG: Array, on_TG: NDArray[np.bool_]) -> list[float]:
+    """The mean work of every single episode."""
+    means = []
+    for work_T, on_T in zip(work_TG.T, on_TG.T, strict=True):
+        bounds = np.flatnonzero(np.diff(on_T.astype(np.int8))) + 1
+        parts = np.split(np.arange(len(on_T)), bounds)
+        means += [float(work_T[part].mean()) for part in parts if on_T[part[0]]]
+    return means
+
+
+def _network(builder: ClusterBuilder) -> None:
+    """Links that groups share, a tenant on them, or incast; on top of compute and post-collective work."""
+    if builder.stamps.collective == "all_reduce":
+        add_links(builder)
+    else:
+        add_incast(builder)
+    if builder.base is None:
+        _round(builder)
+
+
+def _round(builder: ClusterBuilder) -> None:
+    """The assumed time of a round of messages, and its bounds."""
+    latency_us = builder.cluster().fabric.latency_us
+    assert isinstance(latency_us, float)
+    why = "at one size a round of messages is a part of the payload's time"
+    builder.add(not_identifiable("fabric.latency_us", latency_us, why, "assumed", lo=ROUND_US[0], hi=ROUND_US[1]))

@@ -110,8 +110,6 @@ def share_uplink(arrival_TG: Array, alone_s: float, work_s: float) -> Array:
     """When each group's payload ends on an uplink that only these groups share, ``(T, G)``, seconds.
 
     Args:
-        arrival_TG: when the groups start, seconds.
-        alone_s: time that a group takes by itself, seconds.
         work_s: time for which a group occupies the whole uplink, seconds; at most ``alone_s``.
     """
     jobs, finish_TG = layout.default_job(1), np.empty_like(arrival_TG)
@@ -132,17 +130,7 @@ def receive(
     timeout_s: float = 0.0,
     seed: int = 0,
 ) -> Array:
-    """When each group's gather or all-to-all ends, ``(T, G)``, seconds; every seed draws new losses.
-
-    Args:
-        entry_TR: when the ranks start, seconds.
-        groups: number of process groups.
-        exchange: all-to-all instead of gather.
-        message_s: time of one sender's message at its receiver's port, seconds.
-        fit: how many opening windows the buffer holds.
-        timeout_s: retransmission timeout, seconds.
-        seed: seed of the losses.
-    """
+    """When each group's gather or all-to-all ends, ``(T, G)``, seconds; every seed draws new losses."""
     jobs, finish_TG = layout.default_job(1), np.empty((len(entry_TR), groups))
     jobs["incast_kind"] = layout.ALL_TO_ALL if exchange else layout.GATHER
     jobs["incast_flow_s"], jobs["incast_fit"], jobs["incast_timeout_s"] = message_s, fit, timeout_s
@@ -184,13 +172,6 @@ def filter_tenant(
     Source: Gordon, Salmond and Smith, IEE Proceedings F 1993.
 
     Args:
-        batch: one environment with one tenant.
-        arrival_TG: when our groups start, seconds from the begin of an iteration.
-        lasts_T: measured mean durations, seconds.
-        advance_T: time from the begin of an iteration to that of the next, seconds.
-        spread_s: standard deviation of a duration around the model, seconds.
-        particles: number of particles.
-        seed: seed of the particles and of resampling.
         jumps: chance in an iteration that the tenant is at another phase, as after a pause.
     """
     clocks = np.zeros(particles, layout.CLOCK)

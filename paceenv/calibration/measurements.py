@@ -1,6 +1,6 @@
 """Compute noise of a trace, reduced to a few numbers that can be stored where the trace cannot.
 
-Reads :mod:`paceenv.core.trace`; :mod:`paceenv.calibration.fits.noise_fit` fits the simulator's noise to the result,
+Reads :mod:`paceenv.core.trace`; :mod:`paceenv.calibration.noise_fit` fits the simulator's noise to the result,
 whether it comes from a trace or from a packaged summary. Axes: T steps, R ranks (workers) of one pipeline stage.
 
 ``compute_s_TR`` is the sum of a worker's compute operations in a step. With y = compute time / mean over steps and
@@ -160,10 +160,6 @@ def subset_max(values_TR: Array, width: int) -> Array:
     """Expected maximum over a random subset of ``width`` of each row's R values, ``(T,)``, exactly.
 
     The chance that all of the subset is among the i smallest is C(i, width) / C(R, width).
-
-    Args:
-        values_TR: one value a step and rank.
-        width: size of the subset, 1 to R.
     """
     ranks = values_TR.shape[1]
     below = np.arange(ranks + 1.0)[:, None] - np.arange(width)
@@ -209,11 +205,6 @@ def measure_stage(
     compute_s_TR: Array, *, stage: int = 0, step_T: NDArray[np.integer] | None = None
 ) -> StageMeasurements:
     """Measure one pipeline stage.
-
-    Args:
-        compute_s_TR: compute times of the workers, seconds.
-        stage: number of the stage.
-        step_T: step numbers; consecutive if None.
 
     Raises:
         InputError: fewer than MIN_STEPS steps, fewer than two healthy workers, or times that are not positive.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from scipy import stats
 
-from paceenv.calibration.fits.noise_fit import Estimate
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 
@@ -17,6 +16,25 @@ _NOT_IDENTIFIED: Final = ("cannot be identified from this trace: ", "cannot tell
 NORMAL_95: Final = 1.96
 ROUND_US: Final = (2.0, 1000.0)
 """Where 95 % of rounds of messages lie: between what a switched RDMA network and what loaded sockets take."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A fitted value with its standard error and 95 % interval."""
+
+    value: float
+    se: float
+    lo: float
+    hi: float
+
+    @classmethod
+    def normal(cls, value: float, se: float) -> Estimate:
+        """With a normal 95 % interval."""
+        return cls(value, se, value - 1.96 * se, value + 1.96 * se)
+
+    def to_record(self) -> dict[str, float]:
+        """As plain data, to four digits."""
+        return {name: float(f"{number:.4g}") for name, number in asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -64,52 +82,29 @@ class Parameter:
         return rounded | {"evidence": self.evidence}
 
 
-def identified(key: str, value: float, se: float, evidence: str) -> Parameter:
-    """A parameter with a normal 95 % interval, cut off at 0.
+def exact(key: str, value: float, evidence: str) -> Parameter:
+    """A parameter that has no error."""
+    return Parameter(key, value, 0.0, value, value, evidence)
 
-    Args:
-        key: key of a cluster config.
-        value: the estimate.
-        se: its standard error.
-        evidence: what the estimate comes from.
-    """
+
+def identified(key: str, value: float, se: float, evidence: str) -> Parameter:
+    """A parameter with a normal 95 % interval, cut off at 0."""
     return Parameter(key, value, se, max(value - NORMAL_95 * se, 0.0), value + NORMAL_95 * se, evidence)
 
 
 def bounded(key: str, interval: Interval, evidence: str) -> Parameter:
-    """A parameter with an interval of its own; its standard error is that of a normal interval of this width.
-
-    Args:
-        key: key of a cluster config.
-        interval: the estimate with its 95 % interval.
-        evidence: what the estimate comes from.
-    """
+    """A parameter with an interval of its own; its standard error is that of a normal interval of this width."""
     value, low, high = interval
     return Parameter(key, value, (high - low) / (2.0 * NORMAL_95), low, high, evidence)
 
 
 def estimated(key: str, estimate: Estimate, evidence: str) -> Parameter:
-    """A parameter from a fit.
-
-    Args:
-        key: key of a cluster config.
-        estimate: value, standard error and 95 % interval.
-        evidence: what the estimate comes from.
-    """
+    """A parameter from a fit."""
     return Parameter(key, estimate.value, estimate.se, estimate.lo, estimate.hi, evidence)
 
 
 def not_identifiable(
     key: str, value: float | None, why: str, source: str, *, lo: float | None = None, hi: float | None = None
 ) -> Parameter:
-    """A parameter that the trace does not identify.
-
-    Args:
-        key: key of a cluster config.
-        value: what the fitted cluster has instead; None if the config lacks the key.
-        why: why the trace does not identify it.
-        source: where ``value`` comes from.
-        lo: lower bound that the trace gives, if any.
-        hi: upper bound that the trace gives, if any.
-    """
+    """A parameter that the trace does not identify."""
     return Parameter(key, value, None, lo, hi, f"{_NOT_IDENTIFIED[0]}{why}; {source}")

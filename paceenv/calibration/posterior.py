@@ -15,11 +15,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.calibration.cluster_builder import simulator_of
 from paceenv.calibration.parameters import NORMAL_95, Parameter
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
-from paceenv.sim.cluster.derive import derive
-from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
 
 DRAWS: Final = 16
@@ -94,11 +93,8 @@ def drawn_clusters(
     mean step, which any fit misses by a little, does not choose it.
 
     Args:
-        cluster: the fitted cluster.
         parameters: parameters to draw; those of the cluster's own record if None.
         measured: ``mean_s``, ``low_s`` and ``high_s`` of the mean step, seconds; from the record if None.
-        seed: seed of the draws.
-        draws: number of clusters.
     """
     random = np.random.default_rng(seed)
     given = parameters_of(cluster) if parameters is None else parameters
@@ -141,8 +137,6 @@ def write_posterior(folder: Path, cluster: Cluster, draws: int = DRAWS) -> list[
 
     Args:
         folder: where to write.
-        cluster: the fitted cluster.
-        draws: number of clusters.
     """
     drawn, source = drawn_clusters(cluster, draws=draws), cluster.calibration.get("source", cluster.name)
     kept = [split for split, count in _SPLITS for _ in range(count)]
@@ -229,6 +223,5 @@ def _draw(parameters: Sequence[Parameter], root_PP: NDArray[np.float64], random:
 
 def _mean_step_s(cluster: Cluster, runs: int) -> float:
     """Of short runs without pacing."""
-    keys_E = episode_keys(list(range(runs)))
-    simulator = Simulator(derive(cluster, keys_E), keys_E)
+    simulator = simulator_of(cluster, runs)
     return float(simulator.run(simulator.off(), SHORT_ITERATIONS).mean())

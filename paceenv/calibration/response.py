@@ -14,7 +14,7 @@ in a regression over holds b,
   uncorrelated from hold to hold.
 
 Holds with head starts (all units but about one delayed alike) are left out. Effects of small delays add up; those of a
-whole job that comes later do not. Calibration uses these holds (:mod:`paceenv.calibration.fits.links`).
+whole job that comes later do not. Calibration uses these holds (:mod:`paceenv.calibration.links`).
 
 A response is in seconds of step per second of delay. It holds around the job's undisturbed state and for delays as
 small as the probes. Effects after the next hold, such as a phase that moves against another job's, are not in it.

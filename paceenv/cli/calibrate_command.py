@@ -3,43 +3,35 @@
 from __future__ import annotations
 
 import glob
-import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from paceenv.calibration.fits.bandwidth import BandwidthFit, fit_bandwidth
-from paceenv.calibration.fits.noise_fit import NoiseFit, fit_noise
-from paceenv.calibration.fits.scaling_table import ScalingTarget, fit_scaling
-from paceenv.calibration.fits.throughput_fit import ThroughputTarget, fit_throughput
+from paceenv.calibration.fit_trace import fit_trace
 from paceenv.calibration.heldout import HeldOutCheck, check_stage
-from paceenv.calibration.measurements import NoiseMeasurements, StageTimes, measure_noise, stage_times
+from paceenv.calibration.job_fit import JobFit
+from paceenv.calibration.measurements import NoiseMeasurements, measure_noise, stage_times
+from paceenv.calibration.noise_fit import NoiseFit, fit_noise
+from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import TRAIN, write_posterior
-from paceenv.cli.calibrate_job import fit_job, is_job, print_check, with_check
-from paceenv.cli.step_log_output import PATTERN_HELP, calibrate_log
+from paceenv.calibration.scaling_table import ScalingTarget, fit_scaling
+from paceenv.calibration.throughput_fit import ThroughputTarget, fit_throughput
+from paceenv.cli.calibrate_links import calibrate_links
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
-from paceenv.importers.inputs import Inputs, read_inputs
+from paceenv.diagnosis.clocks import trace_on_one_clock
+from paceenv.importers.inputs import Inputs
+from paceenv.report.recordings import find_recordings
+from paceenv.report.step_log_output import PATTERN_HELP, calibrate_log
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import config_files, output
 
 BASE = "null-jitter"
-
-
-def _times_of_stage(trace: Trace, stage: int) -> StageTimes:
-    """Compute of a stage of a trace; of a pipeline, a line on what is left out.
-
-    Args:
-        trace: the trace.
-        stage: its number.
-    """
-    found = stage_times(trace)
-    if len(found) > 1:
-        said = "only the noise of compute is fitted; sends and receives between stages are not"
-        output.say(f"a pipeline of {len(found)} stages: {said}")
-    return next(one for one in found if one.stage == stage)
+GENERATIONS = 40
+"""Length of the search that fits a scaling table."""
 
 
 def calibrate(
@@ -68,17 +60,12 @@ def calibrate(
     stage: Annotated[
         int | None, typer.Option(min=0, help="Fit the noise of this pipeline stage only. Default, with stages: 0.")
     ] = None,
-    generations: Annotated[int, typer.Option(min=1, help="Length of the search that fits a scaling table.")] = 40,
-    inside: Annotated[
-        bool | None,
-        typer.Option(
-            "--inside/--across",
-            help="nccl-tests output: run inside one node, or across nodes. Default: as its header lists hosts.",
-        ),
-    ] = None,
     ranks_per_node: Annotated[
         int | None,
-        typer.Option(min=1, help="nccl-tests output: ranks on each node. Default: as its header lists hosts."),
+        typer.Option(
+            min=1,
+            help="nccl-tests output: ranks on each node (all of them: inside one). Default: as its header lists hosts.",
+        ),
     ] = None,
     pattern: Annotated[str | None, typer.Option(help=PATTERN_HELP)] = None,
     program: Annotated[
@@ -131,50 +118,36 @@ def calibrate(
     path = _find_config(source)
     trace: Trace | None = None
     if path is None:
-        inputs = read_inputs(source, pattern=pattern)
+        inputs = find_recordings(source).read(pattern)
         for note in inputs.notes:
             output.say(note)
         if inputs.trace is None and (inputs.tables or inputs.steps):
             _refuse({"--probe": probe, "--stage": stage, "--program": program}, f"{source[0]} is no trace")
-        if _without_trace(inputs, source[0], out, posterior, json_, base, inside, ranks_per_node):
+            _without_trace(inputs, source[0], out, posterior, json_, base, ranks_per_node)
             return
         trace = inputs.require_trace()
     if out is None:
         raise InputError("--out is missing; allowed: the file to write the cluster config to")
-    if trace is not None and stage is None and is_job(trace):
-        _draw(fit_job(trace, out, base=base, probe=probe, json_=json_, program=program), posterior)
-        return
-    _refuse({"--program": program, "--probe": probe}, f"{source[0]} is no trace of a job without stages")
-    check: HeldOutCheck | str | None = None
-    if path is not None and config_files.read_yaml(path).get("kind") == "throughput":
-        throughputs = config_files.load(ThroughputTarget, "targets", str(path))
-        with output.progress(f"fit {throughputs.name}"):
-            cluster, fit = fit_throughput(throughputs, load_cluster(base or throughputs.cluster)), None
-    elif path is not None and "rows" in config_files.read_yaml(path):
-        target = config_files.load(ScalingTarget, "targets", str(path))
-        start = load_cluster(base or target.cluster)
-        with output.progress(f"fit {target.name}", generations) as done:
-            cluster = fit_scaling(target, start, generations=generations, on_generation=lambda n, cost: done(n))
-        fit = None
+    if trace is not None and stage is None and len(set(trace.metadata.of_ranks("stage", 0).values())) <= 1:
+        cluster = _fit_job(trace, out, base=base, probe=probe, json_=json_, program=program)
     else:
-        start = load_cluster(base or BASE)
-        with output.progress(f"fit the noise of {out.stem}"):
-            measurements = measure_noise(trace) if trace is not None else NoiseMeasurements.load(path or source[0])
-            fit = fit_noise(measurements, stage=stage or 0)
-            cluster = noise_cluster(fit, start, out.stem)
-            if trace is not None:
-                times = _times_of_stage(trace, fit.stage)
-                check = check_stage(times, lambda part: noise_cluster(part, start, out.stem))
-                cluster = with_check(cluster, check)
-    config_files.write_yaml(out, cluster.model_dump(exclude_defaults=True))
-    if json_ is not None:
-        output.write_json(cluster.model_dump(exclude_defaults=True), json_)
-    if json_ != "-":
-        _print(cluster, fit)
-        if check is not None:
+        _refuse({"--program": program, "--probe": probe}, f"{source[0]} is no trace of a job without stages")
+        cluster, fit, check = (
+            _fit_config(path or Path(source[0]), stage, base, out.stem)
+            if trace is None
+            else _fit_stage(measure_noise(trace), trace, stage, load_cluster(base or BASE), out.stem)
+        )
+        config_files.write_yaml(out, cluster.model_dump(exclude_defaults=True))
+        if json_ is not None:
+            output.write_json(cluster.model_dump(exclude_defaults=True), json_)
+        if json_ != "-":
+            _print_fitted(cluster, fit)
             print_check(check)
+    if json_ != "-":
         output.say(f"wrote {out}")
-    _draw(cluster, posterior)
+    if posterior is not None:
+        written = write_posterior(posterior, cluster)
+        output.say(f"wrote {len(written) - 2} drawn clusters, {written[-2]} and {written[-1]}")
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
@@ -191,142 +164,55 @@ def _without_trace(
     posterior: Path | None,
     json_: str | None,
     base: str | None,
-    inside: bool | None,
     ranks_per_node: int | None,
-) -> bool:
-    """Fit what there is where there is no trace: links to a table, or a model to step times; False where neither is."""
-    if inputs.trace is not None or not (inputs.tables or inputs.steps):
-        return False
+) -> None:
+    """Fit links to tables, or a model to step times."""
     if posterior is not None or (out is not None and not inputs.tables):
         option, what = ("--posterior", "links") if inputs.tables else ("--out or --posterior", "step times")
         raise InputError(f"{option}: {name} tells {what}, not a cluster; allowed: with a trace or a table")
     if inputs.tables:
-        calibrate_links([fit_bandwidth(table) for table in inputs.tables], out, json_, base, inside, ranks_per_node)
+        calibrate_links(inputs.tables, out, json_, base, ranks_per_node)
     elif (log := inputs.one_log()) is not None:
         calibrate_log(log, json_)
-    return True
 
 
-def _draw(cluster: Cluster, folder: Path | None) -> None:
-    if folder is not None:
-        written = write_posterior(folder, cluster)
-        output.say(f"wrote {len(written) - 2} drawn clusters, {written[-2]} and {written[-1]}")
+def _fit_config(
+    path: Path, stage: int | None, base: str | None, name: str
+) -> tuple[Cluster, NoiseFit | None, HeldOutCheck | str | None]:
+    """Fit what a YAML file has: throughputs, a scaling table, or measurements of noise."""
+    content = config_files.read_yaml(path)
+    if content.get("kind") == "throughput":
+        throughputs = config_files.load(ThroughputTarget, "targets", str(path))
+        with output.progress(f"fit {throughputs.name}"):
+            return fit_throughput(throughputs, load_cluster(base or throughputs.cluster)), None, None
+    if "rows" in content:
+        target = config_files.load(ScalingTarget, "targets", str(path))
+        start = load_cluster(base or target.cluster)
+        with output.progress(f"fit {target.name}", GENERATIONS) as done:
+            cluster = fit_scaling(target, start, generations=GENERATIONS, on_generation=lambda n, cost: done(n))
+        return cluster, None, None
+    return _fit_stage(NoiseMeasurements.load(path), None, stage, load_cluster(base or BASE), name)
 
 
-def calibrate_links(
-    fits: list[BandwidthFit],
-    out: Path | None,
-    json_: str | None,
-    base: str | None,
-    asked: bool | None,
-    per_node: int | None,
-) -> None:
-    """Print the laws of tables, and write the cluster of one.
-
-    Args:
-        fits: the laws.
-        out: the config to write; None: none.
-        json_: where JSON goes.
-        base: the cluster that gets the links; None: a stand-in.
-        asked: whether they are inside a node, as the user says.
-        per_node: ranks on each node, as the user says.
-    """
-    counts = [fit.ranks_per_node(per_node) for fit in fits]
-    if per_node is not None and asked is None:
-        asked = None if len(fits) > 1 else per_node == fits[0].table.members
-    places = [fit.is_inside(asked) for fit in fits]
-    for warning in (line for fit in fits for line in fit.warnings(asked)):
-        output.say(f"warning: {warning}")
-    if out is not None:
-        if len(fits) > 1:
-            named = ", ".join(fit.table.source for fit in fits[:4])
-            raise InputError(f"--out: {len(fits)} tables ({named}); allowed: one, whose law is written")
-        config_files.write_yaml(
-            out, _linked(fits[0], places[0], counts[0], out.stem, base).model_dump(exclude_defaults=True)
-        )
-    if json_ is not None:
-        results = [_links_json(*one) for one in zip(fits, places, counts, strict=True)]
-        output.write_json(results[0] if len(results) == 1 else {"tables": results}, json_)
-    if json_ != "-":
-        for one in zip(fits, places, counts, strict=True):
-            _print_links(*one)
-        if out is not None:
-            if base is None:
-                output.say(
-                    "the table has no compute: job.compute_s is a stand-in; set yours with --set job.compute_s=..."
-                )
-            output.say(f"wrote {out}; next: paceenv simulate {shlex.quote(str(out))}")
-
-
-def _linked(fit: BandwidthFit, inside: bool, per_node: int, name: str, base: str | None) -> Cluster:
-    """A cluster with the measured links: a stand-in of its own, or ``base`` with these keys of its fabric."""
-    if base is None:
-        return fit.to_cluster(inside, name, per_node)
-    values = fit.to_config(inside).items()
-    return load_cluster(base).changed([f"fabric.{key}={value}" for key, value in values], base)
-
-
-def _links_json(fit: BandwidthFit, inside: bool, per_node: int) -> dict[str, Any]:
-    table, law = fit.table, fit.law
-    sizes = zip(table.size_bytes.tolist(), fit.residual.tolist(), strict=True)
-    return {
-        "source": table.source,
-        "op": table.op,
-        "members": table.members,
-        "hop_s": {"value": law.hop_s, "se": fit.hop_se},
-        "bandwidth_Bps": {"value": law.bandwidth_Bps, "se": fit.bandwidth_se},
-        "sqrt_s": {"value": law.sqrt_s, "se": fit.sqrt_se},
-        "nodes": _nodes(fit, inside, per_node) or None,
-        "ranks_per_node": table.members // nodes if (nodes := _nodes(fit, inside, per_node)) else None,
-        "place": "inside" if inside else "across",
-        "left_out": list(table.notes),
-        "warnings": list(fit.warnings(inside)),
-        "misfit": fit.misfit,
-        "misfit_without_sqrt": fit.plain_misfit,
-        "residuals": [{"size_bytes": size, "relative": residual} for size, residual in sizes],
-        "fabric": fit.to_config(inside),
-    }
-
-
-def _nodes(fit: BandwidthFit, inside: bool, per_node: int) -> int:
-    """Nodes of a table; 0 where neither its header nor the user says how many."""
-    if inside:
-        return 1
-    return fit.table.nodes or (fit.table.members // per_node if per_node > 1 else 0)
-
-
-def _print_links(fit: BandwidthFit, inside: bool, per_node: int) -> None:
-    table, law = fit.table, fit.law
-    place = "inside a node" if inside else f"across {_nodes(fit, inside, per_node) or 'several'} nodes"
-    title = f"{table.op} among {table.members} {place}: fitted to {table.source}"
-    if fit.is_bandwidth_only:
-        rate = f"{law.bandwidth_Bps / 1e9:.4g}", f"{fit.bandwidth_se / 1e9:.2g}"
-        note = f"{len(table.time_s)} runs of too few sizes: latency cannot be identified"
-        output.print_table(title, ("term", "value", "standard error"), [("bandwidth, GB/s", *rate)], note)
-        return
-    rows = [
-        ("latency of a round, us", f"{law.hop_s * 1e6:.4g}", f"{fit.hop_se * 1e6:.2g}"),
-        ("bandwidth, GB/s", f"{law.bandwidth_Bps / 1e9:.4g}", f"{fit.bandwidth_se / 1e9:.2g}"),
-        ("us per square root of a MB", f"{law.sqrt_s * 1e9:.4g}", f"{fit.sqrt_se * 1e9:.2g}"),
-    ]
-    output.print_table(title, ("term", "value", "standard error"), rows)
-    lines = zip(table.size_bytes, table.time_s, fit.residual, fit.plain_residual, strict=True)
-    output.print_table(
-        "Residuals",
-        ("bytes", "measured us", "law", "without square root"),
-        [(f"{size:.0f}", f"{time_s * 1e6:.4g}", f"{a:+.1%}", f"{b:+.1%}") for size, time_s, a, b in lines],
-        f"root mean square {fit.misfit:.1%} with the square root, {fit.plain_misfit:.1%} without",
-    )
+def _fit_stage(
+    measurements: NoiseMeasurements, trace: Trace | None, stage: int | None, base: Cluster, name: str
+) -> tuple[Cluster, NoiseFit, HeldOutCheck | str | None]:
+    """Fit the noise of one stage; of a trace also to its first steps, for a check with the others."""
+    with output.progress(f"fit the noise of {name}"):
+        fit = fit_noise(measurements, stage=stage or 0)
+        cluster, check = noise_cluster(fit, base, name), None
+        if trace is not None:
+            stages = {one.stage: one for one in stage_times(trace)}
+            if len(stages) > 1:
+                said = "only the noise of compute is fitted; sends and receives between stages are not"
+                output.say(f"a pipeline of {len(stages)} stages: {said}")
+            check = check_stage(stages[fit.stage], lambda part: noise_cluster(part, base, name))
+            cluster = _with_check(cluster, check)
+    return cluster, fit, check
 
 
 def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:
-    """``base`` with the measured compute time and noise, one node per measured worker.
-
-    Args:
-        fit: the noise of one stage.
-        base: the cluster to change.
-        name: name of the new config.
-    """
+    """``base`` with the measured compute time and noise, one node per measured worker."""
     found, data = fit.to_config(), base.model_dump()
     data["name"], data["description"] = name, f"Noise of compute fitted to {fit.source}, stage {fit.stage}."
     data["job"] |= {"nodes": fit.workers, "compute_s": found["mean_compute_s"]}
@@ -335,19 +221,89 @@ def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:
     return config_files.parse(Cluster, data, f"calibration of {fit.source}")
 
 
-def _find_config(sources: list[str]) -> Path | None:
-    """The YAML file that is named, by itself or as a packaged source; None for anything that was recorded."""
-    path = Path(sources[0])
-    if len(sources) > 1 or path.exists() or path.suffix or glob.has_magic(sources[0]):
-        return path if len(sources) == 1 and path.suffix in {".yaml", ".yml"} else None
-    for kind in ("measurements", "targets"):
-        if sources[0] in config_files.names(kind):
-            return config_files.packaged(kind) / f"{sources[0]}.yaml"
-    known = [*config_files.names("measurements"), *config_files.names("targets")]
-    raise InputError(f"{sources[0]}: neither a file nor one of the packaged sources {', '.join(known)}")
+def _fit_job(
+    trace: Trace, out: Path, *, base: str | None, probe: Path | None, json_: str | None, program: bool | None
+) -> Cluster:
+    """Fit a cluster to a trace, write it and print the result; a second fit is compared with unseen steps."""
+    known = None if base is None else load_cluster(base)
+    trace, clocks = trace_on_one_clock(trace)
+    probed = None if probe is None else trace_on_one_clock(find_recordings([probe]).read().require_trace())[0]
+    with output.progress(f"fit {out.stem}, then compare with unseen steps", 1) as done:
+        found = fit_trace(trace, base=known, name=out.stem, probe=probed, program=program)
+        done(1)
+    notes = [*filter(None, [clocks]), *found.notes]
+    for note in notes:
+        output.say(note)
+    fit = replace(found.fit, cluster=_with_check(found.fit.cluster, found.check))
+    config = fit.cluster.model_dump(exclude_defaults=True)
+    config_files.write_yaml(out, config)
+    if json_ is not None:
+        held_out = {"held_out_steps": fit.cluster.calibration["held_out_steps"]}
+        output.write_json({"cluster": config} | fit.to_json() | held_out | {"notes": notes}, json_)
+    if json_ != "-":
+        _print_job(fit)
+        print_check(found.check)
+    return fit.cluster
 
 
-def _print(cluster: Cluster, fit: NoiseFit | None) -> None:
+def _with_check(cluster: Cluster, check: HeldOutCheck | str) -> Cluster:
+    """The cluster with a check on held-out steps in its record, or the reason why there is none."""
+    record = {"cannot_tell": check} if isinstance(check, str) else check.to_record()
+    return cluster.model_copy(update={"calibration": cluster.calibration | {"held_out_steps": record}})
+
+
+def print_check(check: HeldOutCheck | str | None) -> None:
+    """Print a check on held-out steps, or the reason why there is none."""
+    if check is None:
+        return
+    if isinstance(check, str):
+        output.say(f"not compared with unseen steps: {check}")
+        return
+    rows = [
+        (
+            f"{x.quantity}{x.unit and f', {x.unit}'}",
+            *map(_number, (x.held_out, *x.simulated)),
+            f"{x.error:+.3f}" if x.is_absolute else f"{x.error:+.1%}",
+            x.verdict,
+        )
+        for x in check.lines
+    ]
+    output.print_table(
+        f"Steps not seen: {check.held_out_steps} held out, fitted to the {check.fitted_steps} before",
+        ("quantity", "held out", "simulated", "95 % low", "high", "error", "verdict"),
+        rows,
+        "the interval holds single simulated runs of that length, of clusters drawn from the errors of that fit; "
+        "close: outside of it but not by much. The written cluster is fitted to all steps.",
+    )
+    for distance in check.distances:
+        output.print_table(distance.text, (), ())
+
+
+def _print_job(fit: JobFit) -> None:
+    source = fit.cluster.calibration["source"]
+    identified = [p for p in fit.parameters if p.is_identified]
+    output.print_table(
+        f"{fit.cluster.name}: fitted to {source}",
+        ("parameter", "value", "standard error", "95 % low", "high", "evidence"),
+        [(p.key, *map(_number, (p.value, p.se, p.lo, p.hi)), p.evidence) for p in identified],
+        f"mean step {fit.measured.mean_s:.4g} s, simulated {fit.simulated.mean_s:.4g} s ({fit.mean_error:+.1%}); "
+        f"CV {fit.measured.cv:.3f}, simulated {fit.simulated.cv:.3f}",
+    )
+    rows = [(p.key, _number(p.value), _bounds(p), p.reason) for p in fit.parameters if not p.is_identified]
+    output.print_table("Cannot be identified from this trace", ("parameter", "value used", "bounds", "why"), rows)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _bounds(parameter: Parameter) -> str:
+    low = "" if parameter.lo is None else f"at least {parameter.lo:.4g}"
+    high = "" if parameter.hi is None else f"at most {parameter.hi:.4g}"
+    return " ".join(part for part in (low, high) if part)
+
+
+def _print_fitted(cluster: Cluster, fit: NoiseFit | None) -> None:
     fitted: dict[str, Any] = cluster.calibration["fitted"]
     rows = [(key, *(f"{v[part]:.4g}" for part in ("value", "se", "lo", "hi"))) for key, v in fitted.items()]
     title = f"{cluster.name}: fitted to {cluster.calibration['source']}"
@@ -371,3 +327,15 @@ def _print(cluster: Cluster, fit: NoiseFit | None) -> None:
         "half of the steps predicts the other half, both ways averaged; a single direction also carries the "
         "difference between the halves",
     )
+
+
+def _find_config(sources: list[str]) -> Path | None:
+    """The YAML file that is named, by itself or as a packaged source; None for anything that was recorded."""
+    path = Path(sources[0])
+    if len(sources) > 1 or path.exists() or path.suffix or glob.has_magic(sources[0]):
+        return path if len(sources) == 1 and path.suffix in {".yaml", ".yml"} else None
+    for kind in ("measurements", "targets"):
+        if sources[0] in config_files.names(kind):
+            return config_files.packaged(kind) / f"{sources[0]}.yaml"
+    known = [*config_files.names("measurements"), *config_files.names("targets")]
+    raise InputError(f"{sources[0]}: neither a file nor one of the packaged sources {', '.join(known)}")

@@ -22,8 +22,6 @@ def complete(arguments: Sequence[str], commands: Mapping[str, EntryPoint], summa
 
     Args:
         arguments: of ``paceenv``.
-        commands: entry points by name.
-        summaries: a line of help for each.
     """
     if len(arguments) > 1:
         os.environ[_NO_DETECTION] = "1"

@@ -26,14 +26,7 @@ class InputError(ValueError):
 
 
 def out_of_range(name: str, value: Any, allowed: str, where: str) -> InputError:
-    """An :class:`InputError` of the form ``where: name = value; allowed: ...``.
-
-    Args:
-        name: the key or option.
-        value: its invalid value.
-        allowed: the allowed values, in words.
-        where: the file, section or command that the value came from.
-    """
+    """An :class:`InputError` of the form ``where: name = value; allowed: ...``."""
     return InputError(f"{where}: {name} = {short_repr(value)}; allowed: {allowed}")
 
 
@@ -41,19 +34,13 @@ def needs(what: str, module: str | None, extra: str) -> InputError:
     """An :class:`InputError` that says which extra of paceenv has a module that is not there.
 
     Args:
-        what: the command or feature.
-        module: name of the module.
         extra: the extra in ``pyproject.toml``.
     """
     return InputError(f"{what} needs {module}; install it: pip install '/path/to/checkout[{extra}]'")
 
 
 def short_repr(value: Any) -> str:
-    """``repr(value)``, shortened where it is long; quick and small for any value, however nested.
-
-    Args:
-        value: any object.
-    """
+    """``repr(value)``, shortened where it is long; quick and small for any value, however nested."""
     try:
         text = repr(value) if _is_small(value) else _SHORT.repr(value)
     except Exception:  # of a class of its own

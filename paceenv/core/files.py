@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from paceenv.core.errors import InputError
-from paceenv.core.renames import RENAMED_CONFIGS, new_name
 
 YAML_SUFFIXES = (".yaml", ".yml")
 MAX_REPEATED = 10_000
@@ -25,21 +24,13 @@ def atomic_write(path: str | os.PathLike[str], content: bytes) -> None:
     """Write ``content`` to ``path`` and create its folder. On any failure the old file stays and nothing else is left.
 
     Raises InputError where the system refuses (no permission, disk full).
-
-    Args:
-        path: of the file.
-        content: all of it.
     """
     with open_atomic(path) as file:
         file.write(content)
 
 
 def check_file_name(path: str | os.PathLike[str]) -> None:
-    """Raises InputError if a folder has this name, so that no file can be written there: ask before long work.
-
-    Args:
-        path: of a file to be written.
-    """
+    """Raises InputError if a folder has this name, so that no file can be written there: ask before long work."""
     if os.path.isdir(path):  # "." and "/" are
         raise InputError(f"{path}: is a folder; allowed: the name of a file")
 
@@ -81,10 +72,6 @@ def _create_beside(target: Path) -> tuple[Path, int]:
 def open_regular(path: str | os.PathLike[str], most_bytes: int) -> BinaryIO:
     """Open a file for reading; never waits for a writer, as a FIFO would, and follows no link.
 
-    Args:
-        path: the file.
-        most_bytes: the largest allowed size.
-
     Raises:
         InputError: it is missing, not a regular file, larger, or may not be read.
     """
@@ -119,7 +106,6 @@ def find(kind: str, name: str | os.PathLike[str]) -> Path:
 
     Args:
         kind: folder in ``configs``, such as ``clusters``.
-        name: what the user named.
     """
     path = Path(name)
     is_name = os.sep not in str(name) and packaged(kind).joinpath(f"{name}.yaml").is_file()
@@ -129,7 +115,6 @@ def find(kind: str, name: str | os.PathLike[str]) -> Path:
         if not path.is_file():
             raise InputError(f"{path}: no such file")
         return path
-    name = new_name(str(name), RENAMED_CONFIGS.get(kind, {}), f"configs/{kind}")
     candidate = packaged(kind) / f"{name}.yaml"
     if candidate.is_file():
         return candidate

@@ -65,11 +65,7 @@ class Limits:
         )
 
     def narrower(self, other: Limits) -> list[str]:
-        """Which of these limits allow less than another set does, as ``name = value (its value)``.
-
-        Args:
-            other: the limits to compare with.
-        """
+        """Which of these limits allow less than another set does, as ``name = value (its value)``."""
         names = ("cap_s", "cap_share", "budget_s_per_minute")
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return [f"{name} = {own:g} ({others:g})" for name, own, others in pairs if own < others]
@@ -108,9 +104,7 @@ def capped_s(cap_s: float, cap_share: float, step_s: float) -> float:
     """The longest delay, seconds: the smaller cap.
 
     Args:
-        cap_s: the longest delay, seconds.
         cap_share: the same as a share of ``step_s``.
-        step_s: baseline step, seconds; infinite while it is unknown.
     """
     return min(cap_s, cap_share * step_s)
 
@@ -122,7 +116,5 @@ def refilled(left_s: float, gain_s: float, burst_s: float) -> float:
 
     Args:
         left_s: what was left, seconds; negative is a debt.
-        gain_s: what has come in since then, seconds.
-        burst_s: size of the bucket, seconds.
     """
     return left_s + gain_s if left_s + gain_s < burst_s else burst_s

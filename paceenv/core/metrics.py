@@ -31,8 +31,6 @@ def reward(step_mean_s: float, step_sd_s: float, reference_s: float, cv_weight: 
 
     Args:
         step_mean_s: mean step time of the interval, seconds; this and the rest may be arrays of one shape.
-        step_sd_s: standard deviation of the step time, seconds.
-        reference_s: ideal step time of the cluster, seconds.
         cv_weight: weight of the variation, at least 0.
     """
     return reference_s / step_mean_s - cv_weight * step_sd_s / reference_s
@@ -49,9 +47,6 @@ def bootstrap_interval(
 
     Args:
         samples_N: one value of each independent unit (seed).
-        level: how often such intervals hold the truth, 0 to 1.
-        resamples: number of resamples.
-        seed: of the resampling.
 
     Returns:
         The mean with its interval; without an interval for fewer than two units.
@@ -64,24 +59,6 @@ def bootstrap_interval(
     tail = 50.0 * math.erfc(errors / math.sqrt(2.0))
     low, high = np.percentile(samples_N[picks].mean(axis=-1), [tail, 100.0 - tail])
     return Interval(mean, float(low), float(high))
-
-
-def hypervolume(gain_N: NDArray[np.float64], cv_N: NDArray[np.float64], worst_cv: float) -> float:
-    """Area that points dominate between them and the corner (gain 0, ``worst_cv``).
-
-    A higher gain and a lower CV are better. Points beyond the corner in either count for nothing.
-
-    Args:
-        gain_N: gains, ``(N,)``.
-        cv_N: coefficients of variation of the same points, ``(N,)``.
-        worst_cv: the corner's CV.
-    """
-    area, lowest_cv = 0.0, worst_cv
-    for gain, cv in sorted(zip(gain_N.tolist(), cv_N.tolist(), strict=True), key=lambda p: (-p[0], p[1])):
-        if gain > 0.0 and cv < lowest_cv:
-            area += gain * (lowest_cv - cv)
-            lowest_cv = cv
-    return float(area)
 
 
 def ks_distance(sample_N: NDArray[np.float64], other_M: NDArray[np.float64]) -> float:
@@ -105,7 +82,6 @@ def ks_chance(independent: float, other: float = math.inf) -> float:
 
     Args:
         independent: independent values of one sample; fewer than it has where neighbours are alike.
-        other: of the other; infinite for a known distribution.
     """
     return min(1.3581 * math.sqrt(1.0 / independent + 1.0 / other), 1.0)
 

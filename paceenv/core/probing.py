@@ -36,12 +36,6 @@ def unit_of(rank: int, group: int, members: int, ranks: int) -> tuple[str, int]:
 
     A delay of all ranks of a job alike only shifts it in time. Where one group has all ranks, each rank is therefore a
     unit.
-
-    Args:
-        rank: the rank.
-        group: number of the process group of its payload.
-        members: ranks in that group.
-        ranks: ranks in the job.
     """
     if 1 < members < ranks:
         return f"{_GROUP}{group}", ranks // members
@@ -53,8 +47,6 @@ class Plan:
     """Which units are delayed when.
 
     Args:
-        seed: shared by all ranks of the job.
-        probe_s: longest probe, seconds.
         first_iteration: before it nothing is delayed.
         head_start_share: share of the holds without rests that have head starts; 0 in traces from before head starts
             existed.
@@ -75,24 +67,13 @@ class Plan:
         A rank does not know the names of other units. Each unit therefore draws for itself, with a chance of one in
         ``units``, whether it goes first. Two may, or none; then the job is only shifted. Single ranks that wait for
         each other have no head starts: a rank that goes first has no partner to communicate with.
-
-        Args:
-            iteration: number of the iteration.
-            unit: name of the unit, from :func:`unit_of`.
-            units: number of units in the job.
         """
         if units < MIN_UNITS or not unit.startswith(_GROUP) or self.rests(iteration):
             return False
         return self._draw(iteration, "head start") < self.head_start_share
 
     def level(self, iteration: int, unit: str, units: int) -> float:
-        """The delay of a unit before an iteration, as a share of the probe's bound, 0 to 1.
-
-        Args:
-            iteration: number of the iteration.
-            unit: name of the unit, from :func:`unit_of`.
-            units: number of units in the job.
-        """
+        """The delay of a unit before an iteration, as a share of the probe's bound, 0 to 1."""
         if self.rests(iteration):
             return 0.0
         drawn = self._draw(iteration, unit)

@@ -82,7 +82,6 @@ def resume(rank: NDArray[np.float32], tick: NDArray[np.float64], left: Left) -> 
     Args:
         rank: each rank's own fields, ``(..., F, R)``.
         tick: what all ranks see alike, ``(..., K)``.
-        left: what :func:`leave` returned.
     """
     baselines, clock = rank[..., RANK_BASELINES, :].copy(), tick[..., TICK_BASELINES].copy()
     rank[...], tick[...] = left

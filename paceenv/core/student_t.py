@@ -19,10 +19,6 @@ def student_t_tail(t: float, degrees: float) -> float:
     Relative error below 1e-8 up to a million degrees, below 1e-10 up to a thousand.
 
     Source: Abramowitz and Stegun, equation 26.7.1 with 26.5.2; the continued fraction is 26.5.8.
-
-    Args:
-        t: the value.
-        degrees: degrees of freedom.
     """
     if not degrees > 0.0:
         raise out_of_range("degrees", degrees, "above 0", "Student's t")
@@ -38,10 +34,6 @@ def student_t_quantile(tail: float, degrees: float) -> float:
     """The ``t`` that Student's t with ``degrees`` degrees of freedom exceeds with probability ``tail``, 0 to 1.
 
     Newton steps on the logarithm of the tail, inside a shrinking bracket. Raises InputError for a value out of range.
-
-    Args:
-        tail: the probability.
-        degrees: degrees of freedom.
     """
     if not 0.0 < tail < 1.0:
         raise out_of_range("tail", tail, "above 0 and below 1", "Student's t")

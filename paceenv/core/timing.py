@@ -91,7 +91,6 @@ def reset_rank(rank: NDArray[np.float32], r: int) -> None:
 
     Args:
         rank: the ranks' own fields, ``(F, R)``; changed in place.
-        r: number of the column.
     """
     for field in range(RANK_FIELDS):
         rank[field, r] = 0.0
@@ -114,11 +113,7 @@ def reset_tick(tick: NDArray[np.float64]) -> None:
 
 
 def new_state(ranks: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """Fresh ``(rank[F, ranks], tick[K])``; a live rank keeps one column.
-
-    Args:
-        ranks: number of columns.
-    """
+    """Fresh ``(rank[F, ranks], tick[K])``; a live rank keeps one column."""
     rank, tick = np.empty((RANK_FIELDS, ranks), np.float32), np.empty(TICK_FIELDS)
     for r in range(ranks):
         reset_rank(rank, r)
@@ -131,7 +126,6 @@ def observe_step(tick: NDArray[np.float64], step_s: float) -> None:
 
     Args:
         tick: what all ranks see alike, ``(K,)``; changed in place.
-        step_s: the step time, seconds.
     """
     tick[ITERATIONS] += 1.0
     larger_s = max(tick[STEP_FIRST_S], step_s)
@@ -161,7 +155,6 @@ def smallest(tick: NDArray[np.float64], first: int) -> int:
 
     Args:
         tick: what all ranks see alike, ``(K,)``.
-        first: number of the first of three fields.
     """
     return first + min(int(tick[ITERATIONS]), 3) - 1
 
@@ -197,9 +190,7 @@ def observe_ranks(
         rank: estimator of the ranks, ``(RANK_FIELDS, R or more)``, updated. ``rank[DELAY_S]`` holds the delays that
             this iteration started with.
         tick: what all ranks see alike, ``(TICK_FIELDS,)``.
-        comm_R: time in the payload collective, seconds.
         wait_R: time in the barrier, seconds; without a barrier overwritten with the wait in the collective.
-        has_barrier: whether a barrier of its own ends the step.
     """
     ranks, alpha = comm_R.shape[0], _ONE if tick[ITERATIONS] == 1.0 else SMOOTHING
     beta = alpha if tick[slack_turns.EDGE] == 0.0 else _ZERO  # what a pause changes is no noise
@@ -237,7 +228,6 @@ def follow_comm(rank: NDArray[np.float32], tick: NDArray[np.float64], comm_R: ND
     Args:
         rank: the ranks' own fields, ``(F, R)``; changed in place.
         tick: what all ranks see alike, ``(K,)``.
-        comm_R: time of each rank in its collective, seconds.
     """
     ranks, baseline_R = comm_R.shape[0], rank[COMM_BASELINE_S]
     first_R, second_R, third_R = rank[COMM_FIRST_S], rank[COMM_SECOND_S], rank[COMM_THIRD_S]
@@ -261,12 +251,7 @@ def follow_comm(rank: NDArray[np.float32], tick: NDArray[np.float64], comm_R: ND
 
 
 def spread_s(mean_s: float, square_s2: float) -> float:
-    """Standard deviation from the means of a value and of its square, seconds.
-
-    Args:
-        mean_s: mean of the value, seconds.
-        square_s2: mean of its square, seconds squared.
-    """
+    """Standard deviation from the means of a value and of its square, seconds."""
     return math.sqrt(max(square_s2 - mean_s * mean_s, 0.0))
 
 
@@ -281,7 +266,6 @@ def slack_low_s(rank: NDArray[np.float32], r: int) -> float:
 
     Args:
         rank: the ranks' own fields, ``(F, R)``.
-        r: number of the column.
     """
     now_s, before_s = np.float64(rank[SLACK_S, r]), np.float64(rank[SLACK_PAIR_LOW_S, r])
     low_s = now_s if now_s < before_s else before_s
@@ -298,7 +282,6 @@ def comm_low_s(rank: NDArray[np.float32], r: int) -> float:
 
     Args:
         rank: the ranks' own fields, ``(F, R)``.
-        r: number of the column.
     """
     now_s, before_s = np.float64(rank[COMM_S, r]), np.float64(rank[COMM_PAIR_LOW_S, r])
     low_s = now_s if now_s < before_s else before_s
@@ -314,9 +297,6 @@ def window_s(settings_M2: NDArray[np.float64], mechanism: int, step_s: float, ca
 
     Args:
         settings_M2: (threshold, window) of each mechanism, ratios.
-        mechanism: index of the mechanism.
-        step_s: baseline step time, seconds.
-        cap_s: largest delay of any mechanism, seconds.
     """
     return float(min(settings_M2[mechanism, WINDOW] * step_s, cap_s)) * _ROUNDED_DOWN
 
@@ -338,13 +318,9 @@ def decide(
     Args:
         rank: estimator of the ranks, ``(RANK_FIELDS, R)``; delays are written.
         tick: what all ranks see alike, ``(TICK_FIELDS,)``.
-        low: first column that decides.
-        high: end of the columns that decide, exclusive.
         settings_M2: (threshold, window) of each mechanism, ratios; the baseline step is their scale.
-        cap_s: largest delay, seconds.
         first_member: place of column 0 in its process group; column ``r`` is member ``(first_member + r) % members``,
             which is its place in a stagger.
-        members: ranks in a process group.
     """
     step_s, delay_R = tick[STEP_BASELINE_S], rank[DELAY_S]
     first, end = np.uint64(low), np.uint64(high)  # unsigned: no test for counting from the end at every access
@@ -391,16 +367,7 @@ def use_slack(
     settings_M2: NDArray[np.float64],
     cap_s: float,
 ) -> None:
-    """Delay ranks by what their slack allows, but in pauses of the rule; what it asks for is kept over a pause.
-
-    Args:
-        rank: as are the others, of :func:`decide`.
-        tick: what all ranks see alike.
-        low: first column.
-        high: end of the columns, exclusive.
-        settings_M2: of each mechanism.
-        cap_s: longest delay, seconds.
-    """
+    """Delay ranks by what their slack allows, but in pauses of the rule; what it asks for is kept over a pause."""
     step_s, delay_R, slack_delay_R = tick[STEP_BASELINE_S], rank[DELAY_S], rank[SLACK_DELAY_S]
     most_s, threshold = window_s(settings_M2, SLACK, step_s, cap_s), settings_M2[SLACK, THRESHOLD]
     first, end = np.uint64(low), np.uint64(high)
@@ -422,9 +389,6 @@ def least_delay_s(step_s: float) -> float:
 
     A sleep ends late by a good part of a millisecond, whatever its length. A fading delay would go on costing that long
     after it has become too short to be of use.
-
-    Args:
-        step_s: baseline step time, seconds.
     """
     return max(MIN_DELAY_S, MIN_DELAY_SHARE * step_s)
 
@@ -437,16 +401,7 @@ def hold_transfers(
     settings_M2: NDArray[np.float64],
     cap_s: float,
 ) -> None:
-    """Set how long ranks hold back each transfer that can wait in their next iteration, ``rank[DEFER_S]``, seconds.
-
-    Args:
-        rank: as are the others, of :func:`decide`.
-        tick: what all ranks see alike; it notes that something is held.
-        low: first column.
-        high: end of the columns, exclusive.
-        settings_M2: of each mechanism.
-        cap_s: longest hold, seconds.
-    """
+    """Set how long ranks hold back each transfer that can wait in their next iteration, ``rank[DEFER_S]``, seconds."""
     hold_R, most_s = rank[DEFER_S], window_s(settings_M2, DEFER, tick[STEP_BASELINE_S], cap_s)
     hold_s = defer_hold_s(defer_turns.gain(tick), settings_M2[DEFER, THRESHOLD], most_s) if most_s > 0.0 else 0.0
     if hold_s > 0.0:
@@ -459,16 +414,7 @@ def hold_transfers(
 def spend(
     left_R: NDArray[np.float32], delay_R: NDArray[np.float32], ranks: int, elapsed_s: float, burst_s: float, fill: float
 ) -> None:
-    """Cut the delays of ranks to what is left of their budgets, and take them from it.
-
-    Args:
-        left_R: what was left of each rank's budget, seconds; updated.
-        delay_R: the delays that they ask for, seconds; updated.
-        ranks: how many of the first columns count.
-        elapsed_s: time since the last call, seconds.
-        burst_s: size of the bucket, seconds.
-        fill: seconds of delay that a second adds.
-    """
+    """Cut the delays of ranks to what is left of their budgets, and take them from it."""
     gain_s, full_s, none_s = np.float32(fill * elapsed_s), np.float32(burst_s), np.float32(0.0)
     for r in range(ranks):
         left_s = refilled(left_R[r], gain_s, full_s)  # type: ignore[arg-type]  # all float32, to be vectors

@@ -28,7 +28,7 @@ from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.files import check_file_name
 
 SCHEMA_VERSION: Final = 3
-"""2 added ``chunk``, 3 ``peer``; files of earlier versions are read as if they had both."""
+"""Of the files that are written. Columns with a default may be missing in a file."""
 METADATA_KEY: Final = b"paceenv.trace"
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
@@ -50,7 +50,6 @@ SCHEMA: Final = pa.schema(
 )
 _TEXT_COLUMNS = [field.name for field in SCHEMA if field.type == _TEXT]
 _DEFAULTS = {"group": -1, "micro_batch": -1, "bytes": 0, "chunk": -1, "peer": -1}
-_LATER = ("chunk", "peer")
 
 # The vocabulary of ``op``. Other names are allowed; readers treat them like OTHER_OPS.
 COMPUTE_OPS: Final = ("compute", "forward-compute", "backward-compute")
@@ -342,7 +341,7 @@ def _open_trace(path: str | Path) -> tuple[pq.ParquetFile, TraceMetadata]:
                 f"{path}: not a paceenv trace: no metadata {METADATA_KEY.decode()!r}; columns {schema.names}"
             )
         metadata = TraceMetadata.from_json(schema.metadata[METADATA_KEY], str(path))
-        _check_names([*schema.names, *_missing_since(schema)], str(path))
+        _check_names([*schema.names, *(set(_DEFAULTS) - set(schema.names))], str(path))
         for field in SCHEMA:
             if field.name in schema.names and schema.field(field.name).type != field.type:
                 raise out_of_range(
@@ -359,8 +358,8 @@ def _checked_batches(
 ) -> Iterator[pa.RecordBatch]:
     rows = 0
     with file:
-        later = _missing_since(file.schema_arrow)
-        columns = [name for name in SCHEMA.names if name not in later]
+        missing = [name for name in _DEFAULTS if name not in file.schema_arrow.names]
+        columns = [name for name in SCHEMA.names if name not in missing]
         batches = file.iter_batches(batch_rows, row_groups=row_groups, columns=columns)
         while True:
             try:
@@ -369,19 +368,13 @@ def _checked_batches(
                 raise InputError(f"{where}: damaged after row {rows}: {error}") from error
             if batch is None:
                 return
-            for name in later:
-                batch = batch.append_column(
-                    SCHEMA.field(name), pa.array(np.full(batch.num_rows, _DEFAULTS[name], np.int32))
-                )
+            for name in missing:
+                field = SCHEMA.field(name)
+                batch = batch.append_column(field, _to_array(_DEFAULTS[name], field, batch.num_rows, where))
             batch = batch.select(SCHEMA.names).replace_schema_metadata(None)
             _check_rows(batch, rows, where)
             rows += batch.num_rows
             yield batch
-
-
-def _missing_since(schema: pa.Schema) -> list[str]:
-    """The columns that a file of an earlier version does not have and need not."""
-    return [name for name in _LATER if name not in schema.names]
 
 
 def _check_names(names: list[str], where: str) -> None:

@@ -31,7 +31,6 @@ def unlike_values(step_s_V: Array, first: int) -> Flags:
 
     Args:
         step_s_V: step times of one run, seconds; more than ``first``.
-        first: how many are the beginning.
     """
     after = step_s_V[first : first + COMPARED]
     usual = float(np.median(after))
@@ -48,7 +47,6 @@ def without_warm_up(trace: Trace, job: str | None = None) -> tuple[Trace, int]:
     A trace that does not begin with the job has no warm-up.
 
     Args:
-        trace: of one job or of several.
         job: which job; must be named where the trace holds several.
     """
     mine = trace.isin("job", trace.job_name(job))

@@ -51,14 +51,7 @@ class AbsoluteCheck:
 def check_flops(flops_per_step: float | None, peak_flops: float | None, ranks: int, step_s: float) -> AbsoluteCheck:
     """The share of the devices' peak that the job uses (MFU).
 
-    Args:
-        flops_per_step: floating-point operations of the model in a step, of all ranks together; greater than 0.
-        peak_flops: what one rank's device can do in a second; greater than 0.
-        ranks: devices.
-        step_s: the mean step, seconds.
-
-    Raises:
-        InputError: one of the two is missing or not positive, or they give more than the peak.
+    Raises InputError: one of the two is missing or not positive, or they give more than the peak.
     """
     for name, value in (("--flops-per-step", flops_per_step), ("--peak-flops", peak_flops)):
         if value is None:
@@ -85,12 +78,8 @@ def check_links(matrix: OperationMatrix, tables: Sequence[Table]) -> list[Absolu
 
     A table is used for collectives of its kind among as many ranks, with payloads near its sizes; empty if there are
     none.
-
-    Args:
-        matrix: of the job.
-        tables: of nccl-tests on the same machines.
     """
-    from paceenv.calibration.fits.bandwidth import fit_bandwidth  # SciPy, which takes a second to import
+    from paceenv.calibration.bandwidth import fit_bandwidth  # SciPy, which takes a second to import
 
     if not tables:
         return []

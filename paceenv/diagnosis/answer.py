@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.clocks import on_one_clock
-from paceenv.diagnosis.diagnose import Diagnosis, diagnose_matrix
-from paceenv.diagnosis.observed.host_activity import LateHost, find_late_hosts
-from paceenv.diagnosis.observed.lateness_over_time import LatenessOverTime, find_lateness
+from paceenv.diagnosis.diagnose import diagnose_matrix
+from paceenv.diagnosis.host_activity import LateHost, find_late_hosts
+from paceenv.diagnosis.lateness_over_time import LatenessOverTime, find_lateness
 from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
-from paceenv.importers.inputs import Inputs
+from paceenv.diagnosis.verdict import Diagnosis
+from paceenv.importers.inputs import Inputs, read_inputs
 
 if TYPE_CHECKING:
-    from paceenv.diagnosis.observed.collective_times import CollectiveTimes
-    from paceenv.diagnosis.observed.hang import Hang
+    from paceenv.diagnosis.collective_times import CollectiveTimes
+    from paceenv.diagnosis.hang import Hang
     from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Whatever the inputs allow; None or empty where they hold nothing of the kind.
+    """Whatever the inputs allow; None or empty where they hold nothing of the kind."""
 
-    Attributes:
-        matrix: the job's trace on one clock.
-        notes: on the inputs and on clocks, a line each.
-        diagnosis: slowdown, causes, verdict, and who arrived last.
-        lateness: when ranks turned late; of a trace.
-        late_hosts: what late ranks' hosts did; of profiles.
-        hangs: jobs that hang, or dumps of which nothing hangs.
-        times: of collectives, where no trace can be made of them.
-        steps: what step times alone allow; of text logs, one per job.
-    """
-
-    matrix: OperationMatrix | None
-    notes: tuple[str, ...]
-    diagnosis: Diagnosis | None
-    lateness: LatenessOverTime | None
-    late_hosts: tuple[LateHost, ...]
-    hangs: tuple[Hang, ...]
-    times: CollectiveTimes | None
-    steps: tuple[StepDiagnosis, ...]
+    matrix: OperationMatrix | None  # the job's trace on one clock
+    notes: tuple[str, ...]  # on the inputs and on clocks, a line each
+    diagnosis: Diagnosis | None  # slowdown, causes, verdict, and who arrived last
+    lateness: LatenessOverTime | None  # when ranks turned late; of a trace
+    late_hosts: tuple[LateHost, ...]  # what late ranks' hosts did; of profiles
+    hangs: tuple[Hang, ...]  # jobs that hang, or dumps of which nothing hangs
+    times: CollectiveTimes | None  # of collectives, where no trace can be made of them
+    steps: tuple[StepDiagnosis, ...]  # what step times alone allow; of text logs, one per job
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as ``paceenv diagnose --json`` prints it; that of a log alone is that of its step times."""
@@ -65,23 +57,18 @@ class Answer:
 def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
     """Diagnose everything that was read; what cannot be diagnosed is named in a note beside what can.
 
-    Args:
-        inputs: from ``read_inputs``.
-        job: which job, where the trace holds several.
-
-    Raises:
-        InputError: nothing can be diagnosed, or the trace holds no such job.
+    Raises InputError: nothing can be diagnosed, or the trace holds no such job.
     """
     hangs: tuple[Hang, ...] = ()
     times: CollectiveTimes | None = None
     steps: list[StepDiagnosis] = []
     failed: list[InputError] = []
     if inputs.dumps:  # what few need brings libraries that take a second to import
-        from paceenv.diagnosis.observed.hang import find_hangs
+        from paceenv.diagnosis.hang import find_hangs
 
         hangs = tuple(find_hangs(inputs.dumps))
     if inputs.inspected:
-        from paceenv.diagnosis.observed.collective_times import measure_times
+        from paceenv.diagnosis.collective_times import measure_times
 
         times = measure_times(inputs.inspected)
     if inputs.steps:
@@ -115,3 +102,19 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
         inputs.require_trace()
     notes = (*notes, *map(str, failed))
     return Answer(matrix, notes, diagnosis, lateness, late_hosts, hangs, times, tuple(steps))
+
+
+MAX_ROWS: Final = 2_000_000
+"""Rows of a trace in memory; with everything computed from them less than a gigabyte."""
+
+
+def read_sources(
+    paths: Sequence[Path], job: str | None = None, *, max_rows: int = MAX_ROWS
+) -> tuple[OperationMatrix, tuple[str, ...]]:
+    """The matrix of a job, and notes on what was left out, skipped or is damaged.
+
+    Raises InputError: no trace is there, or it holds no such job.
+    """
+    found = read_inputs(paths, max_rows=max_rows)
+    matrix, note = on_one_clock(read_matrix(found.require_trace(), job=job))
+    return matrix, (*found.notes, note) if note else found.notes

@@ -15,12 +15,11 @@ from typing import Final
 import numpy as np
 
 from paceenv.core.trace import PACE_OP
-from paceenv.diagnosis.components.compute_attribution import ComputeAttribution, attribute_compute
-from paceenv.diagnosis.components.transfer_attribution import TransferAttribution, attribute_transfers
+from paceenv.diagnosis.compute_attribution import ComputeAttribution, attribute_compute
 from paceenv.diagnosis.dependency_graph import Graph
-from paceenv.diagnosis.graph_replay import begins, replay
-from paceenv.diagnosis.ideal_replay import MAX_WORK, ideal_durations
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
+from paceenv.diagnosis.replay import MAX_WORK, begins, ideal_durations, replay
+from paceenv.diagnosis.transfer_attribution import TransferAttribution, attribute_transfers
 
 MIN_COMPONENT: Final = 0.002
 """Share of a step; a component that costs less always stays in, so that it gets no cost of its own."""
@@ -57,13 +56,7 @@ class TimeAttribution:
 
 
 def split(matrix: OperationMatrix, graph: Graph, own_NT: Array) -> TimeAttribution:
-    """Split a job's step time into components.
-
-    Args:
-        matrix: the traced operations.
-        graph: their dependency graph.
-        own_NT: durations without waiting ``(N, T)``, seconds, from ``own_durations``.
-    """
+    """Split a job's step time into components."""
     measured_s = float(matrix.step_s_T.mean())
     compute, transfers = attribute_compute(matrix, own_NT), attribute_transfers(matrix, graph, own_NT, measured_s)
     other = _other(matrix, compute, transfers, own_NT)
@@ -154,7 +147,7 @@ class _Stack:
             transfer *= t.beside[:, ::every]
             # which groups meet on the uplink depends on the other components
             for shared in t.uplinks:
-                from paceenv.diagnosis.components.uplink_contention import (
+                from paceenv.diagnosis.uplink_contention import (
                     contention,  # as in transfer_attribution, only where it is needed
                 )
 

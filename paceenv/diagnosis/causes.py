@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 
 from paceenv.diagnosis.attribution import TimeAttribution
-from paceenv.diagnosis.components.own_overlap import Partner
-from paceenv.diagnosis.components.transfer_attribution import TransferClass
 from paceenv.diagnosis.operation_matrix import OperationMatrix
+from paceenv.diagnosis.own_overlap import Partner
+from paceenv.diagnosis.transfer_attribution import TransferClass
 
 AMPLIFICATION: Final = "synchronisation amplification"
 SLOW_RANK: Final = "persistent slow rank"
@@ -66,12 +66,7 @@ class Cause:
 
 
 def name_causes(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[Cause, ...]:
-    """The causes of a job's lost time, the largest first; those that cost next to nothing are left out.
-
-    Args:
-        matrix: of the job.
-        attribution: its lost time, split by what it comes from.
-    """
+    """The causes of a job's lost time, the largest first; those that cost next to nothing are left out."""
     parts: dict[str, list[tuple[str, float]]] = {cause: [] for cause in CAUSES}
     for cause, component, share in _parts(attribution):
         parts[cause].append((component, share))
@@ -180,10 +175,7 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
         evidence = f"{op} takes rank {who} {own_R.max():.3g} s a step, the others {usual_s:.3g} s"
         return evidence, f"give the ranks equal work: spread {op}, or overlap it"
     if not len(at):
-        return (
-            "some ranks always compute longer than others",
-            "give all ranks equal hardware and work",
-        )
+        return ("some ranks always compute longer than others", "give all ranks equal hardware and work")
     worst = int(at[0])
     if (uneven := _uneven_work(matrix, attribution, worst)) is not None:
         return uneven
@@ -244,10 +236,7 @@ def _fail_slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[s
     evidence = (
         f"rank {_ranks(matrix, at.tolist())} moves between two speeds and stays there: slow in {share:.0%} of its steps"
     )
-    return (
-        evidence,
-        "look at clocks, thermals and neighbours of these ranks when it begins",
-    )
+    return (evidence, "look at clocks, thermals and neighbours of these ranks when it begins")
 
 
 def _data(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
@@ -313,12 +302,7 @@ def _contention(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[
 
 
 def _own_partner(found: TransferClass, partner: Partner) -> tuple[str, str]:
-    """A reduction in the background that slows what the ranks stand still for.
-
-    Args:
-        found: the collectives that are slowed.
-        partner: the reduction.
-    """
+    """A reduction in the background that slows what the ranks stand still for."""
     times = found.contention.value
     how = (
         f"takes {times:.2f} times as long as without it"

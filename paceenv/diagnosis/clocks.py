@@ -29,12 +29,7 @@ _PASSES: Final = 32
 
 
 def is_meeting(matrix: OperationMatrix, graph: Graph) -> NDArray[np.bool_]:
-    """Which operations belong to collectives that nobody can leave before everybody has entered, ``(N,)``.
-
-    Args:
-        matrix: of the job, with N operations.
-        graph: which operation waits for which.
-    """
+    """Which operations belong to collectives that nobody can leave before everybody has entered, ``(N,)``."""
     closed = [op for op in matrix.ops if op in MEETS or op.endswith(MEETS_ENDINGS)]
     return np.asarray(graph.meets_N & matrix.is_op(*closed) & matrix.is_collective_N)
 
@@ -51,10 +46,6 @@ def trace_on_one_clock(trace: Trace, job: str | None = None) -> tuple[Trace, str
     """The trace with clocks of a job's ranks that differ set right, and a note on them, or "".
 
     A trace that cannot be diagnosed stays as it is.
-
-    Args:
-        trace: of one job or of several.
-        job: which job; must be named where the trace holds several.
     """
     try:
         matrix = read_matrix(trace, job=job)
@@ -84,10 +75,6 @@ def clock_offsets(matrix: OperationMatrix, graph: Graph) -> Array:
     """By how much each rank's clock is ahead of the others' ``(R,)``, seconds; 0 where that is not seen clearly.
 
     Where groups connect ranks only by way of others, offsets are found from group to group.
-
-    Args:
-        matrix: of the job, with R ranks.
-        graph: which operation waits for which.
     """
     ranks, step_s = len(matrix.ranks), float(matrix.step_s_T.mean())
     meets = np.flatnonzero(is_meeting(matrix, graph))

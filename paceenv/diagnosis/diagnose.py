@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from paceenv.core.trace import Trace
 from paceenv.core.wording import duration
 from paceenv.diagnosis import self_check
+from paceenv.diagnosis.arrivals import Arrivals, measure_arrivals
 from paceenv.diagnosis.attribution import TimeAttribution, split
 from paceenv.diagnosis.causes import Cause, name_causes
 from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.dependency_graph import Graph, build_graph
-from paceenv.diagnosis.graph_replay import own_durations, replay
-from paceenv.diagnosis.ideal_replay import SlowdownAttribution, add_attributions, attribute, ideal_durations
-from paceenv.diagnosis.kinds_of_steps import kinds_of_steps
-from paceenv.diagnosis.observed.arrivals import Arrivals, measure_arrivals
-from paceenv.diagnosis.observed.paced_steps import MIN_SHARE, PacedSteps, measure_pacing
-from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
-from paceenv.diagnosis.verdict import HEALTHY as HEALTHY
-from paceenv.diagnosis.verdict import conclude
+from paceenv.diagnosis.operation_matrix import Integers, OperationMatrix, read_matrix
+from paceenv.diagnosis.paced_steps import MIN_SHARE, measure_pacing
+from paceenv.diagnosis.replay import add_attributions, attribute, ideal_durations, own_durations, replay
+from paceenv.diagnosis.verdict import Diagnosis
 
 MIN_STEPS: Final = 3
 """With fewer steps nothing that lasts or recurs is visible."""
@@ -32,72 +29,10 @@ INSUFFICIENT: Final = "insufficient evidence"
 UNDETERMINED: Final = "cannot be determined"
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """What the trace shows; times are seconds of a mean step.
-
-    Attributes:
-        slowdown: of the replay (``paceenv.diagnosis.ideal_replay``), at least 1; None where the replay is not the job
-            (``paceenv.diagnosis.self_check``), as are the next two.
-        ideal_step_time_s: of the replay with all workers equal.
-        attribution: the slowdown by rank, stage and operation.
-        step_time_s: the measured mean step.
-        replay_error: by how much the replayed mean step exceeds the measured one, as a share of it.
-        causes: the largest first; none where they cannot be determined.
-        refused: why no causes can be named; "" where they can.
-        bare_step_s: the mean step without any cause (``paceenv.diagnosis.attribution``); the difference to the measured
-            one is the cost of all causes, including those too small to be named. None where causes are not determined.
-        arrivals: who arrived last where, seen without any model.
-        doubt: what the trace leaves open, "" if nothing.
-        notes: what else is to be known of it, a line each.
-        paced: what delays in the trace did; None without enough steps with and without.
-    """
-
-    slowdown: float | None
-    ideal_step_time_s: float | None
-    attribution: SlowdownAttribution | None
-    step_time_s: float
-    replay_error: float
-    causes: tuple[Cause, ...]
-    refused: str
-    bare_step_s: float | None
-    arrivals: Arrivals
-    doubt: str = ""
-    notes: tuple[str, ...] = ()
-    paced: PacedSteps | None = None
-
-    @property
-    def verdict(self) -> str:
-        """In one sentence, without a simulation."""
-        return conclude(self).text
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, as ``paceenv diagnose --json`` prints it."""
-        attribution = vars(self.attribution) if self.attribution else {}
-        return {
-            "slowdown": self.slowdown,
-            "ideal_step_time_s": self.ideal_step_time_s,
-            "bare_step_s": self.bare_step_s,
-            "step_time_s": self.step_time_s,
-            "replay_error": self.replay_error,
-            "attribution": {key: {str(k): v for k, v in values.items()} for key, values in attribution.items()},
-            "causes": [{k: v for k, v in vars(c).items() if k != "pacing"} for c in self.causes],
-            "verdict": self.verdict,
-            "arrivals": self.arrivals.to_json(),
-            "paced_steps": self.paced and self.paced.to_json(),
-            "notes": list(self.notes),
-        }
-
-
 def diagnose(trace: Trace, *, job: str | None = None) -> Diagnosis:
     """Diagnose one job of a trace.
 
-    Args:
-        trace: of all ranks, at least three steps.
-        job: which job, where the trace holds several.
-
-    Raises:
-        InputError: the trace holds several jobs and none is named, or no such job.
+    Raises InputError: the trace holds several jobs and none is named, or no such job.
     """
     matrix, note = on_one_clock(read_matrix(trace, job=job))
     found = diagnose_matrix(matrix)
@@ -109,9 +44,6 @@ def diagnose_matrix(matrix: OperationMatrix) -> Diagnosis:
 
     Where delays were taken in some steps only, the causes are those of the others: delays change what a step loses.
     They are those of all steps where only the delays, as a probe, identify whether groups contend.
-
-    Args:
-        matrix: operations by steps, as :func:`paceenv.diagnosis.operation_matrix.read_matrix` reads them.
     """
     paced = measure_pacing(matrix)
     notes = (matrix.lacking,) if matrix.lacking else ()
@@ -239,3 +171,22 @@ def _doubt(attribution: TimeAttribution) -> str:
         f"; the trace does not identify whether the {open_[0].groups} groups of {open_[0].op} contend with each other "
         "(a probe does)"
     )
+
+
+MIN_KIND_SHARE: Final = 0.2
+"""Share of steps; rarer ones are exceptions, such as one with a checkpoint, and belong to the kind most like them."""
+MIN_KIND_STEPS: Final = 2
+
+
+def kinds_of_steps(matrix: OperationMatrix) -> list[Integers]:
+    """The steps of each kind, by place and in order, the most frequent kind first."""
+    communicates_N = matrix.is_collective_N | matrix.is_transfer_N
+    has_TN = np.isfinite(matrix.start_NT[communicates_N]).T
+    signatures, of_T, counts = np.unique(has_TN, axis=0, return_inverse=True, return_counts=True)
+    large = counts >= max(MIN_KIND_STEPS, MIN_KIND_SHARE * matrix.steps)
+    if large.sum() < 2:
+        return [np.arange(matrix.steps)]
+    order = np.flatnonzero(large)[np.argsort(-counts[large], kind="stable")]
+    unlike = (signatures[:, None, :] != signatures[order][None, :, :]).sum(axis=2)
+    kind_T = np.argmin(unlike, axis=1)[of_T.ravel()]
+    return [np.flatnonzero(kind_T == k) for k in range(len(order))]

@@ -139,10 +139,6 @@ def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
 
     Raises InputError without such a job, with fewer than MIN_STEPS steps that all ranks have, or if the matrix would
     have more than MAX_CELLS matrix because operations differ from step to step.
-
-    Args:
-        trace: rows of operations.
-        job: its name; None where the trace holds one job.
     """
     name, rows = _rows_of(trace, job)
     columns = {key: trace.column(key)[rows] for key in ("rank", "iteration", "seq", "group", "micro_batch", "chunk")}

@@ -19,8 +19,8 @@ import numpy as np
 
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.diagnosis.dependency_graph import Graph, build_graph
-from paceenv.diagnosis.graph_replay import own_durations, replay
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
+from paceenv.diagnosis.replay import own_durations, replay
 
 _SHOWN: Final = 8
 """Ranks that an error lists."""
@@ -59,16 +59,8 @@ class RankScenario:
         """The data-parallel ranks that these ranks of the trace belong to. Raises InputError for one it lacks."""
         return {int(self.matrix.dp_rank_N[self._nodes_of(rank)[0]]) for rank in ranks}
 
-    def steps(
-        self, replaced: Collection[int] = (), removed: Collection[int] = (), *, spread: bool = False, seed: int = 0
-    ) -> Array:
+    def steps(self, replaced: Collection[int] = (), removed: Collection[int] = (), *, seed: int = 0) -> Array:
         """Step times ``(T,)`` in seconds with some ranks replaced and others removed.
-
-        Args:
-            replaced: ranks of the trace that compute like their peers instead.
-            removed: ranks of the trace to remove; each takes its data-parallel rank with it.
-            spread: whether the others compute the removed part as well, each the same share longer.
-            seed: seed of the draws for replaced ranks.
 
         Raises:
             InputError: the trace lacks a rank, a replaced rank has no peer, or fewer than two data-parallel ranks stay.
@@ -87,8 +79,6 @@ class RankScenario:
             kept = np.flatnonzero(~np.isin(self.matrix.dp_rank_N, sorted(gone)))
             matrix = _only(self.matrix, kept)
             graph, own_NT = build_graph(matrix), own_NT[kept]
-            if spread:
-                own_NT[matrix.is_compute_N] *= self.replicas / left
         return np.asarray(self.matrix.step_s_T - self.replayed_s_T + replay(graph, own_NT))
 
     def _nodes_of(self, rank: int) -> Integers:

@@ -48,15 +48,7 @@ UNLIKE_SHARE: Final = 0.1
 
 
 def why_not(matrix: OperationMatrix, graph: Graph, own_NT: Array, replayed_T: Array, ideal_s: float) -> str:
-    """Why no cause can be named, "" where nothing is wrong.
-
-    Args:
-        matrix: the traced operations, of steps of one kind.
-        graph: their dependency graph.
-        own_NT: durations without waiting, seconds.
-        replayed_T: step times of the replay with them, seconds.
-        ideal_s: mean step with ideal durations, seconds.
-    """
+    """Why no cause can be named, "" where nothing is wrong."""
     measured_s = float(matrix.step_s_T.mean())
     if not measured_s > 0.0:
         return "steps that take no time"

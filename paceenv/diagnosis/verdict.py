@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from paceenv.core.intervals import Interval
+from paceenv.diagnosis.absolute import AbsoluteCheck
+from paceenv.diagnosis.arrivals import Arrivals
 from paceenv.diagnosis.causes import MIN_LOST, Cause
-
-if TYPE_CHECKING:
-    from paceenv.diagnosis.absolute import AbsoluteCheck
-    from paceenv.diagnosis.diagnose import Diagnosis
+from paceenv.diagnosis.paced_steps import PacedSteps
+from paceenv.diagnosis.replay import SlowdownAttribution
 
 HEALTHY: Final = "healthy"
 NO_DIFFERENCE: Final = 0.005
 """Share of throughput; an interval within it is no difference."""
 BLIND_SPOT: Final = (
     "a trace cannot show a slowdown of all ranks alike (clocks, a slow fabric, slow kernels): for an absolute check "
-    "add nccl-tests output to the files, or --flops-per-step with --peak-flops"
+    "add nccl-tests output to the files, or paceenv diagnose --flops-per-step with --peak-flops"
 )
 _MARGIN: Final = 0.03
 """Throughput by which a simulated gain may exceed what the causes cost, both having errors."""
@@ -39,39 +39,71 @@ def word_of(gain: Interval) -> Word:
 
 
 @dataclass(frozen=True)
-class Pacing:
-    """What policies gained on clusters fitted to the trace.
+class Diagnosis:
+    """What the trace shows; times are seconds of a mean step.
 
     Attributes:
-        gains: throughput against no pacing by policy, as a share; empty where nothing was simulated.
-        why_not: why nothing was simulated.
-        doubt: why the fitted clusters may not be the job; "" if nothing.
+        slowdown: of the replay (``paceenv.diagnosis.replay``), at least 1; None where the replay is not the job
+            (``paceenv.diagnosis.self_check``), as are the next two.
+        bare_step_s: the mean step without any cause (``paceenv.diagnosis.attribution``); the difference to the measured
+            one is the cost of all causes, including those too small to be named. None where causes are not determined.
     """
 
-    gains: tuple[tuple[str, Interval], ...] = ()
-    why_not: str = ""
-    doubt: str = ""
+    slowdown: float | None
+    ideal_step_time_s: float | None  # of the replay with all workers equal
+    attribution: SlowdownAttribution | None  # the slowdown by rank, stage and operation
+    step_time_s: float  # the measured mean step
+    replay_error: float  # by how much the replayed mean step exceeds the measured one, as a share of it
+    causes: tuple[Cause, ...]  # the largest first; none where they cannot be determined
+    refused: str  # why no causes can be named; "" where they can
+    bare_step_s: float | None
+    arrivals: Arrivals  # who arrived last where, seen without any model
+    doubt: str = ""  # what the trace leaves open, "" if nothing
+    notes: tuple[str, ...] = ()  # what else is to be known of it, a line each
+    paced: PacedSteps | None = None  # what delays in the trace did; None without enough steps with and without
+
+    @property
+    def verdict(self) -> str:
+        """In one sentence, without a simulation."""
+        return conclude(self).text
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as ``paceenv diagnose --json`` prints it."""
+        attribution = vars(self.attribution) if self.attribution else {}
+        return {
+            "slowdown": self.slowdown,
+            "ideal_step_time_s": self.ideal_step_time_s,
+            "bare_step_s": self.bare_step_s,
+            "step_time_s": self.step_time_s,
+            "replay_error": self.replay_error,
+            "attribution": {key: {str(k): v for k, v in values.items()} for key, values in attribution.items()},
+            "causes": [{k: v for k, v in vars(c).items() if k != "pacing"} for c in self.causes],
+            "verdict": self.verdict,
+            "arrivals": self.arrivals.to_json(),
+            "paced_steps": self.paced and self.paced.to_json(),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class Pacing:
+    """What policies gained on clusters fitted to the trace."""
+
+    gains: tuple[tuple[str, Interval], ...] = ()  # of throughput, a share, by policy; empty: not simulated
+    why_not: str = ""  # why nothing was simulated
+    doubt: str = ""  # why the fitted clusters may not be the job; "" if nothing
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The conclusion, and what it was made from.
+    """The conclusion, and what it was made from."""
 
-    Attributes:
-        lost: what the job loses, or that it is healthy, or why that cannot be said.
-        claim: whether pacing helps.
-        said: the claim in words, with numbers.
-        best: the policy with the largest gain; None where nothing was simulated.
-        checks: absolute checks in words, or what cannot be seen without any.
-        measured: the gain of the delays in the trace itself; None where it holds none, or no steps without.
-    """
-
-    lost: str
-    claim: Claim
-    said: str
-    best: tuple[str, Interval] | None
-    checks: tuple[str, ...]
-    measured: Interval | None = None
+    lost: str  # what the job loses, or that it is healthy, or why that cannot be said
+    claim: Claim  # whether pacing helps
+    said: str  # the claim in words, with numbers
+    best: tuple[str, Interval] | None  # the policy with the largest gain; None where nothing was simulated
+    checks: tuple[str, ...]  # absolute checks in words, or what cannot be seen without any
+    measured: Interval | None = None  # gain of the delays in the trace itself; None without any
 
     @property
     def text(self) -> str:
@@ -106,13 +138,7 @@ class Verdict:
 
 
 def conclude(found: Diagnosis, pacing: Pacing | None = None, checks: Sequence[AbsoluteCheck] = ()) -> Verdict:
-    """The verdict.
-
-    Args:
-        found: the diagnosis.
-        pacing: simulated policies; None: nobody tried.
-        checks: of the job's speed against the hardware's.
-    """
+    """The verdict."""
     pacing = pacing or Pacing()
     best = max(pacing.gains, key=lambda one: (word_of(one[1]) == "helps", one[1].value), default=None)
     claim = _claim(found, pacing)

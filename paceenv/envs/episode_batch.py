@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 from paceenv.core import metrics, pacing, signals
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, Limits
-from paceenv.core.renames import mechanism_name
 from paceenv.envs.kept_episodes import KeptEpisodes, KeptJobs
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import ClusterMix, draw_index, edges, shape_of
-from paceenv.sim.cluster.draw import Draw
-from paceenv.sim.cluster.quantity import Uniform
+from paceenv.sim.cluster.quantity import Draw, Uniform
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
 
@@ -68,8 +66,7 @@ class Rules:
     @property
     def mechanism_names(self) -> tuple[str, ...]:
         """The mechanisms in the order of the action; one may be given as a string."""
-        given = [self.mechanisms] if isinstance(self.mechanisms, str) else self.mechanisms
-        return tuple(mechanism_name(m) for m in given)
+        return (self.mechanisms,) if isinstance(self.mechanisms, str) else tuple(self.mechanisms)
 
     @property
     def has_twin(self) -> bool:
@@ -89,12 +86,7 @@ def loaded(cluster: ClusterLike) -> Cluster:
 
 
 def at_least_1(name: str, value: int) -> None:
-    """Refuse a count below 1.
-
-    Args:
-        name: of the argument, for the error.
-        value: what was given.
-    """
+    """Refuse a count below 1."""
     if value < 1:
         raise out_of_range(name, value, "an integer of at least 1", WHERE)
 
@@ -152,7 +144,6 @@ class _Shape:
 
         Args:
             rows: their numbers, ``(n,)``.
-            keys_E: episode keys of all rows.
             cluster_E: index of each row's cluster within this shape; 0 for rows whose episode is elsewhere.
             needs_twin: which of these rows start their unpaced twin, too, ``(n,)``; None: all.
         """
@@ -202,9 +193,7 @@ class EpisodeBatch:
 
     Args:
         environments: E, at least 1.
-        rules: what an episode is.
         threads: most threads that share the batch, at least 1; results do not depend on it.
-        keeps_stamps: whether the last interval of every row is kept, to be drawn.
     """
 
     def __init__(self, environments: int, rules: Rules, threads: int = 1, *, keeps_stamps: bool = False) -> None:
@@ -266,12 +255,7 @@ class EpisodeBatch:
         return next((shape.simulators[PACED] for shape in self._shapes if shape.simulators), None)
 
     def seed(self, which: NDArray[np.int64], seeds: Sequence[int]) -> None:
-        """Give rows a seed each, of at least 0; the next episode to start there is its first one.
-
-        Args:
-            which: numbers of the rows.
-            seeds: one for each of them.
-        """
+        """Give rows a seed each, of at least 0; the next episode to start there is its first one."""
         for seed in seeds:
             if seed < 0:
                 raise out_of_range("seed", seed, "an integer of at least 0", WHERE)
@@ -336,7 +320,6 @@ class EpisodeBatch:
         """One control interval: rewards, truncations and the raw terms, 0 in rows that do not run.
 
         Args:
-            action_EA: an action for each row, as :meth:`decoded` takes them.
             running: which rows run, ``(E,)``; default: all.
         """
         return self.advance(self.decoded(action_EA, len(self.seeds_E), running)[:, None], running)
@@ -357,7 +340,6 @@ class EpisodeBatch:
             action_BA: the actions; those of rows that do not run are not looked at.
             rows: how many there must be.
             running: which rows run, ``(rows,)``; default: all.
-            called: what messages call a row.
 
         Raises:
             InputError: for another shape, and for not-a-number.
@@ -380,7 +362,6 @@ class EpisodeBatch:
         """As :meth:`step`, with settings: ``(E, 1, M, 2)`` for all ranks of a row, or ``(E, R, M, 2)`` for each.
 
         Args:
-            settings: thresholds and windows of each mechanism, ratios.
             running: which rows step, ``(E,)``; None: all.
         """
         if self.simulator is None:

@@ -20,11 +20,6 @@ class KeptEpisodes:
     """Every episode met so far has a place in it, by key and cluster.
 
     Legend: N places, E environments (rows), T intervals, V values of an interval.
-
-    Args:
-        environments: E.
-        intervals: T, the most of an episode.
-        values: V.
     """
 
     def __init__(self, environments: int, intervals: int, values: int) -> None:

@@ -11,7 +11,6 @@ from pettingzoo import ParallelEnv
 
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, Limits
-from paceenv.envs.arguments import lists_arguments
 from paceenv.envs.episode_batch import (
     DEFAULT_CLUSTER,
     DEFAULT_MECHANISMS,
@@ -22,6 +21,7 @@ from paceenv.envs.episode_batch import (
     Rules,
 )
 from paceenv.envs.null_jobs import warn_of_nulls
+from paceenv.envs.registration import lists_arguments
 
 Array = NDArray[np.float32]
 
@@ -40,13 +40,11 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
     Args:
         cluster: a name in `configs/clusters`, a file, a ``Cluster``, or a list of them with one number of ranks.
         weights: with a list, how often each is drawn; default: equally.
-        mechanisms: names of the mechanisms that the actions set; a string is one.
         interval_iterations: iterations in one step of the environment, at least 1.
         episode_intervals: steps in an episode, at least 1.
         cv_weight: weight of the variation in the reward, at least 0, or a pair of which each episode draws its own.
         reward: ``"paired"``, less that of the episode's unpaced twin, or ``"raw"``.
         limits: of every delay; the defaults are those of a live job.
-        warn_null: whether a warning says that no cluster given has anything to win.
         render_mode: not supported; None.
 
     Raises:
@@ -110,7 +108,6 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
 
         Args:
             seed: at least 0; the same one as in ``PacingEnv`` gives the same episode.
-            options: none is known; they are ignored, as PettingZoo's own test asks for.
         """
         everyone = np.array([0])
         if seed is not None:

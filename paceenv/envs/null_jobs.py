@@ -32,6 +32,8 @@ _THRESHOLDS, _WINDOWS = (0.0, 0.05, 0.3), (0.05, 0.15, 0.4)
 _SETTLING, _INTERVALS = 4, 8
 """Control intervals before, and in which rewards count. Delays settle in one; the first pauses, in which the slack rule
 judges itself, are close together and rare later."""
+_ITERATIONS = 20
+"""Iterations of an interval."""
 _MIN_EPISODES, _MAX_EPISODES = 4, 24
 _RANK_ITERATIONS = 3_000_000
 """About what a probe may simulate, which takes less than 0.1 s; large jobs get fewer episodes."""
@@ -43,12 +45,7 @@ class NullJobWarning(UserWarning):
 
 
 def warn_of_nulls(clusters: Sequence[Cluster], rules: Rules) -> None:
-    """Warn, once a process for each set of clusters and mechanisms, where every cluster is a null.
-
-    Args:
-        clusters: those that episodes draw from.
-        rules: of the episodes.
-    """
+    """Warn, once a process for each set of clusters and mechanisms, where every cluster is a null."""
     mechanisms, weights = rules.mechanism_names, tuple(float(w) for w in np.ravel(rules.cv_weight))
     best = -np.inf
     for cluster in clusters:
@@ -74,19 +71,11 @@ def _warn_once(message: str) -> None:
 
 @functools.cache
 def _most_to_win(cluster_json: str, mechanisms: tuple[str, ...], weights: tuple[float, ...], limits: Limits) -> float:
-    """As :func:`most_to_win`, once a process: environments are often made by the dozen."""
-    return most_to_win(Cluster.model_validate_json(cluster_json), mechanisms, weights, limits)
-
-
-def most_to_win(cluster: Cluster, mechanisms: Sequence[str], weights: Sequence[float], limits: Limits) -> float:
     """The upper end of what the best constant setting wins over no pacing, as a reward a step.
 
-    Args:
-        cluster: the job.
-        mechanisms: those whose settings are tried, one at a time.
-        weights: of the variation; the reward is linear in them, so the ends of a range are enough.
-        limits: of every delay.
+    Once a process, as environments are often made by the dozen.
     """
+    cluster = Cluster.model_validate_json(cluster_json)
     tried = [pacing.off()] + [
         pacing.one_mechanism(name, threshold, window)
         for name in mechanisms
@@ -105,10 +94,6 @@ def most_to_win(cluster: Cluster, mechanisms: Sequence[str], weights: Sequence[f
     step_ET = simulator.run(settings, _INTERVALS * _ITERATIONS)
     upper = [_upper(step_ET, jobs.jobs["ideal_step_s"], weight, episodes) for weight in weights]
     return float(max(upper))
-
-
-_ITERATIONS = 20
-"""Iterations of an interval."""
 
 
 def _upper(step_ET: NDArray[np.float64], reference_E: NDArray[np.float64], weight: float, episodes: int) -> float:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.envs import environment_tables
-from paceenv.envs.arguments import lists_arguments
 from paceenv.envs.episode_batch import (
     DEFAULT_CLUSTER,
     DEFAULT_MECHANISMS,
@@ -27,9 +26,9 @@ from paceenv.envs.episode_batch import (
     Reward,
     Rules,
 )
+from paceenv.envs.frames import RENDER_MODES, Frame, RenderMode, frame
 from paceenv.envs.null_jobs import warn_of_nulls
-from paceenv.envs.registration import register_envs
-from paceenv.envs.timeline import RENDER_MODES, Frame, RenderMode, frame
+from paceenv.envs.registration import lists_arguments, register_envs
 
 METADATA: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 4}
 """What both environments tell wrappers; a frame is one step of the environment."""

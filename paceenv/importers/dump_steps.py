@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from paceenv.core.errors import InputError
+from paceenv.importers.collective_names import op_name
 from paceenv.importers.flight_recorder import Dump, Entry
-from paceenv.importers.profiler.collective_names import op_name
 from paceenv.importers.timelines import Collective, Step, Timeline
 
 HOW_TO: Final = "allowed: a dump of a job that ran with TORCH_NCCL_ENABLE_TIMING=1"
@@ -64,13 +64,7 @@ def _placed(entry: Entry) -> Placed | None:
 def steps_of(path: Path, entries: list[Placed], advice: str) -> list[Step]:
     """Steps of a rank.
 
-    Args:
-        path: the file, for messages.
-        entries: its collectives in the order of their ends.
-        advice: what to record instead, for the message.
-
-    Raises:
-        InputError: no sequence recurs.
+    Raises InputError: no sequence recurs.
     """
     keys = [entry[2] for entry in entries]
     period = _period(keys)

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -21,10 +23,10 @@ from typing import Any, Final
 import msgspec
 
 from paceenv.core.errors import InputError
+from paceenv.importers.collective_names import ITEM_BYTES, is_number
 from paceenv.importers.json_events import EventFile
 from paceenv.importers.packed import content_of, head_of
 from paceenv.importers.plain_pickle import MAX_BYTES, is_pickle, read_plain_pickle
-from paceenv.importers.profiler.collective_names import ITEM_BYTES, is_number
 
 SOURCE: Final = "PyTorch Flight Recorder"
 MAX_FRAMES: Final = 12
@@ -39,53 +41,27 @@ _PEERS: Final = re.compile(r"(send|recv) (\d{1,8})(?:->|<-)(\d{1,8})\Z")
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One collective or point-to-point operation, as a rank recorded it.
+    """One collective or point-to-point operation, as a rank recorded it."""
 
-    Attributes:
-        record: its number in the rank's order of recording.
-        group: name of the process group.
-        op: what PyTorch calls it, such as ``_all_gather_base``, without backend and peers.
-        collective_seq: number among the group's collectives; equal on all its members.
-        p2p_seq: number among the rank's point-to-point operations of the group.
-        is_p2p: whether it is one of those.
-        peer: rank within the group that it sends to or receives from; -1 for a collective.
-        own: the rank's own number within the group, as a point-to-point operation says it; -1 else.
-        state: ``scheduled``, ``started`` or ``completed``; without timing a start is never seen.
-        created_s: when the host enqueued it.
-        started_s: when the watchdog found it started, None if it did not.
-        completed_s: when the watchdog found it completed, None if it did not.
-        duration_ms: time on the device; None without ``TORCH_NCCL_ENABLE_TIMING=1``.
-        sizes: shapes of inputs, as text.
-        dtypes: their types, as text.
-        bytes: of the inputs.
-        items: numbers in the inputs and in the outputs; -1 if unknown.
-        retired: whether the watchdog is done with it; if it is not completed, it timed out.
-        timeout_s: of the operation; None if unknown.
-        status_id: number of the group in the rank's ``pg_status``.
-        frames: where the program called it, innermost first; not kept of completed ones.
-    """
-
-    record: int
-    group: str
-    op: str
-    collective_seq: int
-    p2p_seq: int
-    is_p2p: bool
-    peer: int
-    own: int
-    state: str
-    created_s: float
-    started_s: float | None
-    completed_s: float | None
-    duration_ms: float | None
-    sizes: str
-    dtypes: str
-    bytes: int
-    items: tuple[int, int]
-    retired: bool
-    timeout_s: float | None
-    status_id: int
-    frames: tuple[str, ...]
+    record: int  # its number in the rank's order of recording
+    group: str  # name of the process group
+    op: str  # what PyTorch calls it, such as ``_all_gather_base``, without backend and peers
+    collective_seq: int  # number among the group's collectives; equal on all its members
+    p2p_seq: int  # number among the rank's point-to-point operations of the group
+    is_p2p: bool  # whether it is one of those
+    peer: int  # rank within the group that it sends to or receives from; -1 for a collective
+    own: int  # the rank's own number within the group, as a point-to-point operation says it; -1 else
+    state: str  # ``scheduled``, ``started`` or ``completed``; without timing a start is never seen
+    created_s: float  # when the host enqueued it
+    started_s: float | None  # when the watchdog found it started, None if it did not
+    completed_s: float | None  # when the watchdog found it completed, None if it did not
+    duration_ms: float | None  # time on the device; None without ``TORCH_NCCL_ENABLE_TIMING=1``
+    sizes: str  # shapes of inputs, as text
+    dtypes: str  # their types, as text
+    bytes: int  # of the inputs
+    items: tuple[int, int]  # numbers in the inputs and in the outputs; -1 if unknown
+    status_id: int  # number of the group in the rank's ``pg_status``
+    frames: tuple[str, ...]  # where the program called it, innermost first; not kept of completed ones
 
     @property
     def is_done(self) -> bool:
@@ -103,29 +79,72 @@ class Group:
     name: str
     description: str
     ranks: tuple[int, ...]
-    is_guess: bool = False
-    """Whether no dump says who its members are, and those that have it in their dumps are taken for them."""
+
+    @cached_property
+    def text(self) -> str:
+        """The group by its description and ranks."""
+        said = self.description or f"process group {self.name or '?'}"
+        ranks = f"ranks {ranks_text(self.ranks)}"
+        return f"{said} ({ranks if len(ranks) < 60 else f'{len(self.ranks)} ranks'})"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Ranks as ranges: ``0-3, 7``."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a}, {b}" for a, b in spans)
 
 
 @dataclass(frozen=True)
 class Dump:
-    """One rank's dump.
-
-    Attributes:
-        rank: the rank.
-        path: the file.
-        entries: in the order of recording.
-        groups: the rank's process groups by name; empty in dumps of older versions.
-        status: last enqueued and last completed sequence number by the group's number; -1 where nothing was.
-        notes: what is damaged or contradictory, one line each.
-    """
+    """One rank's dump."""
 
     rank: int
     path: Path
-    entries: tuple[Entry, ...]
-    groups: dict[str, Group]
-    status: dict[int, tuple[int, int]]
-    notes: tuple[str, ...] = ()
+    entries: tuple[Entry, ...]  # in the order of recording
+    groups: dict[str, Group]  # the rank's process groups by name; empty in dumps of older versions
+    status: dict[int, tuple[int, int]]  # last number enqueued and completed by group number; -1 for nothing
+    notes: tuple[str, ...] = ()  # what is damaged or contradictory, one line each
+
+
+@dataclass(frozen=True)
+class Unit:
+    """An operation of a rank: one entry, or several that were coalesced into one."""
+
+    rank: int
+    group: Group  # the same object on all its members
+    seq: int  # number of the collective in the group, or of the send or receive on this rank
+    is_p2p: bool  # whether it is made of sends and receives
+    entries: tuple[Entry, ...]  # the first one gives it its place in the rank's order
+    peers: tuple[tuple[str, int], ...]  # direction and global rank of each send and receive
+    is_done: bool  # whether the rank saw it complete
+
+    @property
+    def op(self) -> str:
+        """What PyTorch calls it, sends and receives with the other rank."""
+        if self.is_p2p:
+            said = [f"{way} {'to' if way == 'send' else 'from'} {rank}" for way, rank in self.peers]
+            return " + ".join(said[:3]) + (f" + {len(said) - 3} more" if len(said) > 3 else "")
+        return " + ".join(list(dict.fromkeys(entry.op for entry in self.entries))[:3])
+
+    @property
+    def text(self) -> str:
+        """The operation by its name and number."""
+        return self.op if self.is_p2p else f"{self.op} {self.seq}"
+
+    @property
+    def where(self) -> str:
+        """The same with its group."""
+        return f"{self.text} of {self.group.text}"
+
+    @property
+    def place(self) -> tuple[Group, int, int]:
+        """The operation that all its members share; sends and receives are told apart by rank."""
+        return self.group, self.seq, self.rank if self.is_p2p else -1
 
 
 def read_dump(path: str | Path) -> Dump:
@@ -191,7 +210,7 @@ def _entry(event: dict[str, Any], seen: dict[int, str], *, keep: bool) -> Entry 
         return None
     name = said.partition(":")[2] or said
     peers = _PEERS.match(name)
-    group, duration, timeout = event.get("process_group"), event.get("duration_ms"), event.get("timeout_ms")
+    group, duration = event.get("process_group"), event.get("duration_ms")
     status_id = _whole(event.get("pg_id"))
     state = state if state in ("started", "completed") else "scheduled"
     return Entry(
@@ -212,8 +231,6 @@ def _entry(event: dict[str, Any], seen: dict[int, str], *, keep: bool) -> Entry 
         dtypes=_text(event.get("input_dtypes")),
         bytes=_bytes(event),
         items=(_items(event.get("input_sizes")), _items(event.get("output_sizes"))),
-        retired=event.get("retired") is True,
-        timeout_s=timeout * 1e-3 if is_number(timeout) and timeout > 0 else None,
         status_id=-1 if status_id is None else status_id,
         frames=_frames(event.get("frames"), seen) if keep or state != "completed" else (),
     )
@@ -333,3 +350,28 @@ def _rank_inside(about: dict[str, Any], entries: list[Entry], groups: dict[str, 
             return group.ranks[entry.own]
     common = set.intersection(*(set(group.ranks) for group in groups.values())) if groups else set()
     return common.pop() if len(common) == 1 else None
+
+
+def units_of(dump: Dump, named: Mapping[str, Group]) -> list[Unit]:
+    """A rank's operations in its order, in the groups ``named``.
+
+    Entries of one coalesced operation share their numbers. Only its last entry knows its state; where that one has
+    been left out because it completed, the rank went on after the others.
+    """
+    parts = defaultdict[tuple[str, int, int], list[Entry]](list)
+    for entry in dump.entries:
+        if entry.group in named:
+            parts[entry.group, entry.collective_seq, entry.p2p_seq].append(entry)
+    found = []
+    for entries in parts.values():
+        closing = [entry for entry in entries if entry.op == "coalesced" or entry.op.endswith("_coalesced")][-1:]
+        inside = [entry for entry in entries if entry.op != "coalesced"] or entries
+        left_out = len(entries) > 1 and not closing and entries[-1].record < dump.entries[-1].record
+        group, is_p2p = named[entries[0].group], any(entry.is_p2p for entry in entries)
+        peers = tuple((e.op, group.ranks[e.peer]) for e in inside if 0 <= e.peer < len(group.ranks))
+        done = left_out or any(entry.is_done for entry in closing or entries)
+        seq = entries[0].p2p_seq if is_p2p else entries[0].collective_seq
+        kept = sorted(inside, key=lambda e: e.record)
+        kept += [e for e in closing if e not in kept and e.state == "started"]
+        found.append(Unit(dump.rank, group, seq, is_p2p, tuple(kept), peers, done))
+    return sorted(found, key=lambda unit: unit.entries[0].record)

@@ -10,24 +10,26 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.core.trace import Trace
-from paceenv.importers import flight_recorder, kineto, nccl_inspector
+from paceenv.core.trace import Trace, iter_batches, open_parquet, read_metadata, read_trace
+from paceenv.importers import flight_recorder, nccl_inspector
 from paceenv.importers.dump_steps import timeline_of
-from paceenv.importers.file_list import list_files
 from paceenv.importers.flight_recorder import Dump, read_dump
-from paceenv.importers.formats import Format, find_format
-from paceenv.importers.kineto import import_kineto
-from paceenv.importers.merging.merge_ranks import merge_ranks
+from paceenv.importers.formats import find_format, list_files
+from paceenv.importers.merge_ranks import merge_ranks
 from paceenv.importers.nccl_inspector import InspectorLog, ranks_of, read_inspector, timeline_of_log
 from paceenv.importers.nccl_tests import Table, is_table, read_tables
-from paceenv.importers.profiler.rank_activity import RankActivity
-from paceenv.importers.sampled import read_capped
+from paceenv.importers.profiler import kineto
+from paceenv.importers.profiler.kineto import import_kineto
 from paceenv.importers.step_log import StepLog, jobs_of, read_step_log
 from paceenv.importers.straggler import import_straggler
-from paceenv.importers.timelines import Timeline
+from paceenv.importers.timelines import RankActivity, Timeline
 from paceenv.ui import output
 
 _NAMED: Final = 3
@@ -35,32 +37,19 @@ _NAMED: Final = 3
 _BAR_BYTES: Final = 8 << 20
 """What takes about a second to read: from there on a progress bar is shown."""
 
-Read = TypeVar("Read")
-
 
 @dataclass(frozen=True)
 class Inputs:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        trace: operations of ranks; None where no file has any.
-        notes: what is damaged, skipped or left out, one line each.
-        activity: where each rank's time went by step, of profiles.
-        dumps: Flight Recorder dumps as they are, also of jobs that hang.
-        steps: step times alone, of text logs, one per job.
-        tables: bandwidth tables, one per program run.
-        inspected: NCCL Inspector's records, one log per process.
-        why_no_trace: why files that could have held a trace do not; "" without any.
-    """
-
-    trace: Trace | None
-    notes: tuple[str, ...] = ()
-    activity: tuple[RankActivity, ...] = ()
-    dumps: tuple[Dump, ...] = ()
-    steps: tuple[StepLog, ...] = ()
-    tables: tuple[Table, ...] = ()
-    inspected: tuple[InspectorLog, ...] = ()
-    why_no_trace: str = ""
+    trace: Trace | None  # operations of ranks; None where no file has any
+    notes: tuple[str, ...] = ()  # what is damaged, skipped or left out, one line each
+    activity: tuple[RankActivity, ...] = ()  # where each rank's time went by step, of profiles
+    dumps: tuple[Dump, ...] = ()  # Flight Recorder dumps as they are, also of jobs that hang
+    steps: tuple[StepLog, ...] = ()  # step times alone, of text logs, one per job
+    tables: tuple[Table, ...] = ()  # bandwidth tables, one per program run
+    inspected: tuple[InspectorLog, ...] = ()  # NCCL Inspector's records, one log per process
+    why_no_trace: str = ""  # why files that could have held a trace do not; "" without any
 
     def one_log(self) -> StepLog | None:
         """The only log, None without any. Raises InputError if there are logs of several jobs."""
@@ -87,13 +76,7 @@ class Inputs:
 def read_inputs(paths: Sequence[str | Path], *, pattern: str | None = None, max_rows: int | None = None) -> Inputs:
     """Read all that is usable in files, folders and patterns.
 
-    Args:
-        paths: what the user names; folders are looked through.
-        pattern: a regular expression for step times in a text log, with a named group.
-        max_rows: rows to keep at most of a trace in the project's own format; None: all.
-
-    Raises:
-        InputError: nothing usable is there, with the reason.
+    Raises InputError: nothing usable is there, with the reason.
     """
     files = list_files(paths)
     found = _Found(max_rows, pattern)
@@ -112,7 +95,6 @@ class _Found:
 
     def __init__(self, max_rows: int | None, pattern: str | None) -> None:
         self._max_rows, self._pattern = max_rows, pattern
-        self._on_bytes: Callable[[float], None] = lambda read: None
         self._logs: list[StepLog] = []
         self._wholes: list[Path] = []
         self._timelines: dict[str, list[Timeline]] = defaultdict(list)
@@ -125,54 +107,31 @@ class _Found:
 
     def take(self, path: Path, on_bytes: Callable[[float], None]) -> None:
         """Read a file, or remember why it cannot be; ``on_bytes`` is told how far."""
-        self._on_bytes = on_bytes
-        kind = self._try(path, find_format)
-        if self._pattern is not None and kind == "profile":
-            kind = "text"  # the user knows that it is one
-        if kind is not None:
-            _TAKE[kind](self, path)
-
-    def _try(self, path: Path, read: Callable[[Path], Read]) -> Read | None:
         try:
-            return read(path)
+            self._take(path, on_bytes)
         except InputError as error:
             self._refused[path] = str(error)
-            return None
 
-    def whole(self, path: Path) -> None:
-        """A file with the trace of all ranks; read once it is known to be the only one."""
-        self._wholes.append(path)
-
-    def profile(self, path: Path) -> None:
-        """A rank's profile."""
-        found = self._try(path, import_kineto)
-        if found is not None:
-            self._timelines[kineto.SOURCE].append(found[0])
-            self._note(found[1])
-
-    def dump(self, path: Path) -> None:
-        """A rank's dump, which may show whole steps."""
-        found = self._try(path, read_dump)
-        if found is not None:
-            self._dumps.append(found)
-            self._notes += found.notes
-
-    def inspector(self, path: Path) -> None:
-        """A process's collectives, which may show whole steps."""
-        found = self._try(path, read_inspector)
-        if found is not None:
-            self._inspected.append(found)
-            self._notes += found.notes
-
-    def text(self, path: Path) -> None:
-        """A table, or a log."""
-        if is_table(path):
-            found = self._try(path, read_tables) or []
-            self._tables += found
-            self._notes += [note for table in found for note in table.notes]
+    def _take(self, path: Path, on_bytes: Callable[[float], None]) -> None:
+        kind = find_format(path)
+        if kind in ("paceenv trace", "straggler trace"):
+            self._wholes.append(path)  # read once it is known to be the only one
+        elif kind == "flight recorder":
+            self._dumps.append(read_dump(path))
+            self._notes += self._dumps[-1].notes
+        elif kind == "nccl inspector":
+            self._inspected.append(read_inspector(path))
+            self._notes += self._inspected[-1].notes
+        elif kind == "profile" and self._pattern is None:  # with a pattern the user knows that it is text
+            timeline, damage = import_kineto(path)
+            self._timelines[kineto.SOURCE].append(timeline)
+            self._note(damage)
+        elif is_table(path):
+            tables = read_tables(path)
+            self._tables += tables
+            self._notes += [note for table in tables for note in table.notes]
         else:
-            log = self._try(path, lambda p: read_step_log(p, pattern=self._pattern, on_bytes=self._on_bytes))
-            self._logs += [] if log is None else [log]
+            self._logs.append(read_step_log(path, pattern=self._pattern, on_bytes=on_bytes))
 
     def _note(self, text: str) -> None:
         if text:
@@ -206,7 +165,7 @@ class _Found:
     def _trace(self) -> tuple[Trace | None, str]:
         """The trace, or None and why there is none; of files of several kinds the first that gives one."""
         why: list[str] = []
-        for read in (self._whole_trace, self._profiled_trace, self._dumped_trace, self._inspected_trace):
+        for read in (self._whole_trace, lambda: self._merged(kineto.SOURCE), self._dumped_trace, self._inspected_trace):
             try:
                 trace = read()
             except InputError as error:
@@ -230,9 +189,6 @@ class _Found:
         trace, note = read_capped(path, self._max_rows)
         self._note(note)
         return trace
-
-    def _profiled_trace(self) -> Trace | None:
-        return self._merged(kineto.SOURCE)
 
     def _dumped_trace(self) -> Trace | None:
         reasons = []
@@ -269,22 +225,8 @@ class _Found:
         return merged.trace
 
 
-_TAKE: Final[dict[Format, Callable[[_Found, Path], None]]] = {
-    "paceenv trace": _Found.whole,
-    "straggler trace": _Found.whole,
-    "profile": _Found.profile,
-    "flight recorder": _Found.dump,
-    "nccl inspector": _Found.inspector,
-    "text": _Found.text,
-}
-
-
 def split_recordings(files: Sequence[tuple[Path, int]]) -> list[list[int]]:
-    """Files of one recording each, as indices: a folder is split into those within while a rank stands in it twice.
-
-    Args:
-        files: path and rank of each file.
-    """
+    """Files of one recording each, as indices: a folder is split into those within while a rank stands in it twice."""
     return list(_split(list(range(len(files))), [path.resolve().parent for path, _ in files], [r for _, r in files]))
 
 
@@ -316,3 +258,54 @@ def _skipped(refused: dict[Path, str]) -> list[str]:
 
 def _without_advice(text: str) -> str:
     return text.partition("; allowed:")[0]
+
+
+BLOCKS: Final = 4
+"""Blocks of consecutive steps kept of a longer trace, so that correlation between steps stays visible."""
+
+
+def read_capped(path: Path, max_rows: int | None) -> tuple[Trace, str]:
+    """A trace, and a note on what was left out, or "".
+
+    Raises InputError: the file is damaged or no such trace.
+    """
+    if max_rows is not None:
+        with open_parquet(path) as file:
+            rows = file.metadata.num_rows
+        if rows > max_rows:
+            return _sample(path, rows, max_rows)
+    return read_trace(path), ""
+
+
+def _sample(path: Path, rows: int, max_rows: int) -> tuple[Trace, str]:
+    """Blocks of steps at even distances, together at most ``max_rows`` rows."""
+    low_K, high_K = _ranges(path)
+    low, high = int(low_K.min()), int(high_K.max())
+    kept = max(int((high - low + 1) * max_rows / rows / BLOCKS), 2)  # steps a block
+    starts = np.linspace(low, max(high + 1 - kept, low), BLOCKS).astype(np.int64)
+    needed_K = ((low_K[:, None] < starts + kept) & (high_K[:, None] >= starts)).any(axis=1)
+    batches = []
+    for batch in iter_batches(path, row_groups=np.flatnonzero(needed_K).tolist()):
+        iteration = np.asarray(batch.column("iteration"))
+        at = np.searchsorted(starts, iteration, side="right") - 1
+        keep = (at >= 0) & (iteration < starts[np.maximum(at, 0)] + kept)
+        if keep.any():
+            batches.append(batch.filter(pa.array(keep)))
+    table = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
+    note = f"{path}: {rows} rows; looked at {BLOCKS} blocks of {kept} steps each, {table.num_rows} rows"
+    return Trace(table, read_metadata(path)), note
+
+
+def _ranges(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First and last iteration of each of the file's row groups, from its own statistics where it has them."""
+    with open_parquet(path) as file:
+        column, found = file.schema_arrow.names.index("iteration"), []
+        for group in range(file.metadata.num_row_groups):
+            statistics = file.metadata.row_group(group).column(column).statistics
+            if statistics is None or not statistics.has_min_max:
+                values = np.asarray(file.read_row_group(group, columns=["iteration"])["iteration"])
+                found.append((int(values.min()), int(values.max())))
+            else:
+                found.append((int(statistics.min), int(statistics.max)))
+    edges = np.array(found, np.int64)
+    return edges[:, 0], edges[:, 1]

@@ -6,6 +6,7 @@ any other named list. No file can make it hold more than MAX_EVENT bytes at once
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import zlib
@@ -17,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from paceenv.core.errors import InputError
-from paceenv.importers.packed import GZIP, Unpacked
+from paceenv.importers.packed import GZIP
 
 MAX_EVENT: Final = 1 << 22
 """Bytes of one event, or of what comes before the first."""
@@ -34,10 +35,6 @@ class EventFile:
 
     Afterwards ``damage`` says in one line where the file broke off, or is "". ``header`` is the text before the list,
     for :meth:`value`. Raises InputError if there is no such list.
-
-    Args:
-        path: of the file, packed or not.
-        name: of the list of events in it.
     """
 
     def __init__(self, path: str | Path, name: str = "traceEvents") -> None:
@@ -49,7 +46,7 @@ class EventFile:
             self._file.seek(0)
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}") from None
-        self._stream: Unpacked | BufferedReader = Unpacked(self._file) if head == GZIP else self._file
+        self._stream: gzip.GzipFile | BufferedReader = gzip.GzipFile(fileobj=self._file) if head == GZIP else self._file
         self._at = self._find_list(name)
 
     def __enter__(self) -> EventFile:

@@ -16,16 +16,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
+from paceenv.importers.collective_names import op_name
 from paceenv.importers.dump_steps import steps_of
 from paceenv.importers.packed import GZIP
-from paceenv.importers.profiler.collective_names import op_name
 from paceenv.importers.timelines import Collective, Timeline
 
 SOURCE: Final = "NCCL Inspector"
@@ -41,14 +41,12 @@ class _Header(msgspec.Struct, gc=False):
     id: str | int = ""
     rank: int = -1
     n_ranks: int = 0
-    nnodes: int = 0
     comm_name: str = ""
 
 
 class _Metadata(msgspec.Struct, gc=False):
     hostname: str = ""
     pid: int = 0
-    inspector_output_format_version: str = ""
 
 
 class _Kernel(msgspec.Struct, gc=False):
@@ -60,25 +58,26 @@ class _Stamps(msgspec.Struct, gc=False):
     kernel_events: list[_Kernel] = []
 
 
-class _Perf(msgspec.Struct, gc=False):
-    coll: str = ""
-    coll_sn: int = -1
-    coll_msg_size_bytes: float = 0.0
-    coll_exec_time_us: float = 0.0
-    coll_timing_source: str = ""
-    coll_busbw_gbs: float = 0.0
-    coll_algobw_gbs: float = 0.0
-    event_trace_ts: _Stamps | None = None
+class _Coll(msgspec.Struct, gc=False):
+    op: str = msgspec.field(default="", name="coll")
+    sn: int = msgspec.field(default=-1, name="coll_sn")
+    size_bytes: float = msgspec.field(default=0.0, name="coll_msg_size_bytes")
+    time_us: float = msgspec.field(default=0.0, name="coll_exec_time_us")
+    source: str = msgspec.field(default="", name="coll_timing_source")
+    busbw_gbs: float = msgspec.field(default=0.0, name="coll_busbw_gbs")
+    algbw_gbs: float = msgspec.field(default=0.0, name="coll_algobw_gbs")
+    stamps: _Stamps | None = msgspec.field(default=None, name="event_trace_ts")
 
 
 class _P2p(msgspec.Struct, gc=False):
-    p2p: str = ""
-    p2p_sn: int = -1
-    p2p_msg_size_bytes: float = 0.0
-    p2p_exec_time_us: float = 0.0
-    p2p_timing_source: str = ""
-    p2p_busbw_gbs: float = 0.0
-    p2p_algobw_gbs: float = 0.0
+    op: str = msgspec.field(default="", name="p2p")
+    sn: int = msgspec.field(default=-1, name="p2p_sn")
+    size_bytes: float = msgspec.field(default=0.0, name="p2p_msg_size_bytes")
+    time_us: float = msgspec.field(default=0.0, name="p2p_exec_time_us")
+    source: str = msgspec.field(default="", name="p2p_timing_source")
+    busbw_gbs: float = msgspec.field(default=0.0, name="p2p_busbw_gbs")
+    algbw_gbs: float = msgspec.field(default=0.0, name="p2p_algobw_gbs")
+    stamps: ClassVar[None] = None
 
 
 class _Stats(msgspec.Struct, gc=False):
@@ -88,7 +87,7 @@ class _Stats(msgspec.Struct, gc=False):
 class _Record(msgspec.Struct, gc=False):
     header: _Header | None = None
     metadata: _Metadata | None = None
-    coll_perf: _Perf | None = None
+    coll_perf: _Coll | None = None
     p2p_perf: _P2p | None = None
     dump_stats: _Stats | None = None
 
@@ -98,54 +97,33 @@ _RECORD: Final = msgspec.json.Decoder(_Record)
 
 @dataclass(frozen=True)
 class Communicator:
-    """A communicator as one process knows it: its id on all ranks, its name, its size, nodes, and the own rank."""
+    """A communicator as one process knows it: its id on all ranks, its name, its size, and the own rank."""
 
     id: str
     name: str
     ranks: int
-    nodes: int
     rank: int
 
 
 @dataclass(frozen=True)
 class InspectorLog:
-    """The records of one process, in their order; arrays have the shape (records,).
-
-    Attributes:
-        path: the file.
-        process: host and process number.
-        version: of the format.
-        communicators: those that records name.
-        ops: names of operations, such as ``AllReduce``.
-        comm_V: index of the communicator.
-        op_V: index of the operation.
-        sn_V: number in the communicator, among its collectives of this operation or among its sends and receives.
-        size_bytes_V: message size as NCCL counts it.
-        time_s_V: execution time, seconds.
-        algbw_Bps_V: algorithm bandwidth, bytes per second.
-        busbw_Bps_V: bus bandwidth, bytes per second.
-        begin_s_V: when the first kernel began, seconds since 1970; not-a-number without verbose output.
-        end_s_V: when the last one ended.
-        is_gpu_timed: whether all times are those of the device.
-        notes: what is damaged or was dropped.
-    """
+    """The records of one process, in their order; arrays have the shape (records,)."""
 
     path: Path
-    process: str
-    version: str
-    communicators: tuple[Communicator, ...]
-    ops: tuple[str, ...]
-    comm_V: NDArray[np.int64]
-    op_V: NDArray[np.int64]
-    sn_V: NDArray[np.int64]
-    size_bytes_V: NDArray[np.float64]
-    time_s_V: NDArray[np.float64]
-    algbw_Bps_V: NDArray[np.float64]
-    busbw_Bps_V: NDArray[np.float64]
-    begin_s_V: NDArray[np.float64]
-    end_s_V: NDArray[np.float64]
-    is_gpu_timed: bool
-    notes: tuple[str, ...] = ()
+    process: str  # host and process number
+    communicators: tuple[Communicator, ...]  # those that records name
+    ops: tuple[str, ...]  # names of operations, such as ``AllReduce``
+    comm_V: NDArray[np.int64]  # index of the communicator
+    op_V: NDArray[np.int64]  # index of the operation
+    sn_V: NDArray[np.int64]  # number in the communicator, of its collectives of this operation or of its transfers
+    size_bytes_V: NDArray[np.float64]  # message size as NCCL counts it
+    time_s_V: NDArray[np.float64]  # execution time, seconds
+    algbw_Bps_V: NDArray[np.float64]  # algorithm bandwidth, bytes per second
+    busbw_Bps_V: NDArray[np.float64]  # bus bandwidth, bytes per second
+    begin_s_V: NDArray[np.float64]  # of its first kernel, since 1970; not-a-number without verbose output
+    end_s_V: NDArray[np.float64]  # when the last one ended
+    is_gpu_timed: bool  # whether all times are those of the device
+    notes: tuple[str, ...] = ()  # what is damaged or was dropped
 
 
 def is_inspector(head: str) -> bool:
@@ -175,38 +153,37 @@ class _Columns:
             self.header = record.header
         if record.dump_stats is not None:
             self.dropped += max(record.dump_stats.coll_dropped_since_last_dump, 0)
-        perf = record.coll_perf
-        if perf is not None:
-            rates = perf.coll_algobw_gbs, perf.coll_busbw_gbs
-            values = (perf.coll_msg_size_bytes, perf.coll_exec_time_us, *rates, *_stamps(perf.event_trace_ts))
-            self._add(perf.coll, perf.coll_sn, perf.coll_timing_source, values)
-        p2p = record.p2p_perf
-        if p2p is not None:
-            rates = p2p.p2p_algobw_gbs, p2p.p2p_busbw_gbs
-            values = (p2p.p2p_msg_size_bytes, p2p.p2p_exec_time_us, *rates, *_stamps(None))
-            self._add(p2p.p2p, p2p.p2p_sn, p2p.p2p_timing_source, values)
+        for perf in (record.coll_perf, record.p2p_perf):
+            if perf is not None:
+                self._add(perf)
 
-    def _add(self, op: str, sn: int, source: str, values: tuple[float, float, float, float, float, float]) -> None:
-        header, (size, time_us, algbw, busbw, begin, end) = self.header, values
-        fits = 0.0 < time_us < _MOST_US and 0.0 <= size < _MOST_US and 0 <= sn < 1 << 62 and op
+    def _add(self, perf: _Coll | _P2p) -> None:
+        header, size, time_us = self.header, perf.size_bytes, perf.time_us
+        fits = 0.0 < time_us < _MOST_US and 0.0 <= size < _MOST_US and 0 <= perf.sn < 1 << 62 and perf.op
         if header is None or not fits or not 0 <= header.rank < 1 << 31 or len(self.ops) > 64:
             self.unread += 1
             return
         key = str(header.id), header.rank
         if key not in self.comms:
-            comm = Communicator(key[0], header.comm_name, header.n_ranks, header.nnodes, header.rank)
+            comm = Communicator(key[0], header.comm_name, header.n_ranks, header.rank)
             self.comms[key] = len(self.comms), comm
-        for name, whole in (("comm", self.comms[key][0]), ("op", self.ops.setdefault(op, len(self.ops))), ("sn", sn)):
+        for name, whole in (
+            ("comm", self.comms[key][0]),
+            ("op", self.ops.setdefault(perf.op, len(self.ops))),
+            ("sn", perf.sn),
+        ):
             self.integers[name].append(whole)
-        scaled = size, time_us * 1e-6, algbw * 1e9, busbw * 1e9, begin * 1e-6, end * 1e-6
+        begin_us, end_us = _stamps(perf.stamps)
+        rates = perf.algbw_gbs * 1e9, perf.busbw_gbs * 1e9
+        scaled = size, time_us * 1e-6, *rates, begin_us * 1e-6, end_us * 1e-6
         for name, number in zip(self.numbers, scaled, strict=True):
             self.numbers[name].append(number)
-        self.is_gpu_timed &= source in {"kernel_gpu", ""}
+        self.is_gpu_timed &= perf.source in {"kernel_gpu", ""}
 
 
 def _stamps(stamps: _Stamps | None) -> tuple[float, float]:
     """When the first kernel began and the last one ended, microseconds; not-a-number where that is unknown."""
-    kernels = [] if stamps is None else stamps.kernel_events
+    kernels = stamps.kernel_events if stamps else []
     begun = [k.kernel_start_ts for k in kernels if 0.0 < k.kernel_start_ts < _MOST_US]
     ended = [k.kernel_stop_ts for k in kernels if 0.0 < k.kernel_stop_ts < _MOST_US]
     if not begun or not ended or max(ended) < min(begun):
@@ -238,7 +215,6 @@ def read_inspector(path: str | Path) -> InspectorLog:
     return InspectorLog(
         path,
         f"{about.hostname or '?'}:{about.pid}",
-        about.inspector_output_format_version,
         tuple(comm for _, comm in columns.comms.values()),
         tuple(columns.ops),
         comm_V=whole["comm"],
@@ -295,12 +271,7 @@ def ranks_of(logs: Sequence[InspectorLog]) -> tuple[list[int], str]:
 
 
 def timeline_of_log(log: InspectorLog, rank: int) -> Timeline:
-    """A rank's timeline. Raises InputError if its records have no time stamps, have gaps, or show no steps.
-
-    Args:
-        log: records of one job.
-        rank: whose timeline.
-    """
+    """A rank's timeline. Raises InputError if its records have no time stamps, have gaps, or show no steps."""
     kinds = [op_name(op) for op in log.ops]
     chosen = np.flatnonzero([kinds[op] not in {"send", "recv"} for op in log.op_V])
     if not np.isfinite(log.begin_s_V[chosen]).all() or not len(chosen):

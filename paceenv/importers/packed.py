@@ -6,38 +6,13 @@ import codecs
 import gzip
 import zlib
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from paceenv.core.errors import InputError
 
 GZIP: Final = b"\x1f\x8b"
 _HEAD_BYTES: Final = 1 << 16
 _CHUNK: Final = 1 << 20
-_PACKED_CHUNK: Final = 1 << 16
-
-
-class Unpacked:
-    """A gzipped file's content as it is read, in chunks; of damage it complains only after what comes before."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._left, self._members = file, b"", 0
-        self._unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)
-
-    def read1(self, size: int) -> bytes:
-        """At most ``size`` bytes, b"" at the end. Raises EOFError or zlib.error where the file is damaged."""
-        while True:
-            if self._unpack.eof:
-                self._left = (self._unpack.unused_data or self._file.read(_PACKED_CHUNK)).lstrip(b"\0")
-                if not self._left:
-                    return b""
-                self._unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)
-            packed = self._left or self._file.read(_PACKED_CHUNK)
-            found = self._unpack.decompress(packed, size)
-            self._left = self._unpack.unconsumed_tail
-            if found:
-                return found
-            if not packed and not self._unpack.eof:
-                raise EOFError("Compressed file ended before the end-of-stream marker was reached")
 
 
 def head_of(path: Path) -> bytes:
@@ -58,12 +33,7 @@ def head_of(path: Path) -> bytes:
 
 
 def content_of(path: Path, most_bytes: int) -> tuple[bytes, str]:
-    """All of a file, unpacked, and "" or where its gzip broke off. Raises InputError if it is larger or unreadable.
-
-    Args:
-        path: of the file, packed by gzip or not.
-        most_bytes: largest size when unpacked.
-    """
+    """All of a file, unpacked, and "" or where its gzip broke off. Raises InputError if it is larger or unreadable."""
     content, damage = bytearray(), ""
     try:
         with path.open("rb") as file:

@@ -8,7 +8,6 @@ Axes: V logged values.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,15 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.importers.log_text import mllog
-from paceenv.importers.log_text.collected import MAX_WRITERS, Column, Number, number
-from paceenv.importers.log_text.conversion import MIN_VALUES, convert
-from paceenv.importers.log_text.line_formats import ANY_STEP, BAR, FORMATS, SAMPLES_PER_STEP
+from paceenv.importers.log_text.conversion import (
+    MAX_WRITERS,
+    MIN_VALUES,
+    Column,
+    Number,
+    bars_of_steps,
+    convert,
+    number,
+)
+from paceenv.importers.log_text.line_formats import ANY_STEP, BAR, FORMATS, SAMPLES_PER_STEP, UserPattern
 from paceenv.importers.log_text.log_lines import Line, Stamp, read_lines, stamp_in
-from paceenv.importers.log_text.mllog import Mllog
-from paceenv.importers.log_text.progress_bars import bars_of_steps
-from paceenv.importers.log_text.tables import Table, csv_rows, is_csv, json_row
-from paceenv.importers.log_text.user_pattern import UserPattern
+from paceenv.importers.log_text.tables import MLPERF, MLPERF_MARK, Mllog, Table, csv_rows, is_csv, json_row
 from paceenv.importers.packed import content_of, head_of
 
 MIN_STAMPS: Final = 8
@@ -52,87 +54,52 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class StepLog:
-    """Step times as a log has them. All arrays are ``(V,)``.
+    """Step times as a log has them. All arrays are ``(V,)``."""
 
-    Attributes:
-        name: of the file.
-        source: the format.
-        step_V: number of the step at which a value was logged; counted from 0 where the log has no numbers.
-        step_s_V: step time, seconds: the mean over ``steps_V`` steps that end at ``step_V``.
-        steps_V: how many steps a value averages over, at least 1; 0 where the log does not tell.
-        clock_s_V: when it was logged, seconds since 1970; not-a-number where the log has no time stamps.
-        run_V: number of the run: a restart, or another file, begins a new one.
-        rounding_s: how coarse the times are, seconds: the unit of the last digit over the steps of a value.
-        rank: the rank whose lines these are, where lines are tagged.
-        others: the same of other ranks.
-        settings: what the program printed of its own settings, of those in :data:`SETTINGS`.
-        notes: what was left out or had to be assumed, a line each.
-    """
-
-    name: str
-    source: str
-    step_V: Integers
-    step_s_V: Array
-    steps_V: Integers
-    clock_s_V: Array
-    run_V: Integers
-    rounding_s: float = 0.0
-    rank: int | None = None
-    others: tuple[StepLog, ...] = ()
-    notes: tuple[str, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
+    name: str  # of the file
+    source: str  # the format
+    step_V: Integers  # number of the step at which a value was logged; counted from 0 where the log has no numbers
+    step_s_V: Array  # step time, seconds: the mean over ``steps_V`` steps that end at ``step_V``
+    steps_V: Integers  # how many steps a value averages over, at least 1; 0 where the log does not tell
+    clock_s_V: Array  # when it was logged, seconds since 1970; not-a-number where the log has no time stamps
+    run_V: Integers  # number of the run: a restart, or another file, begins a new one
+    rounding_s: float = 0.0  # how coarse the times are, seconds: the unit of the last digit over the steps of a value
+    rank: int | None = None  # the rank whose lines these are, where lines are tagged
+    others: tuple[StepLog, ...] = ()  # the same of other ranks
+    notes: tuple[str, ...] = ()  # what was left out or had to be assumed, a line each
+    settings: Mapping[str, str] = field(default_factory=dict)  # those of SETTINGS that the program printed
 
 
 def read_step_log(
-    paths: Sequence[str | Path] | str | Path,
-    *,
-    pattern: str | None = None,
-    on_bytes: Callable[[float], None] = lambda done: None,
+    path: str | Path, *, pattern: str | None = None, on_bytes: Callable[[float], None] = lambda done: None
 ) -> StepLog:
-    """Read one job's log from a file, or from several files that follow each other.
+    """Read a log. Memory is at most 8 times the file's size, and 150 MB for the largest part that is looked at.
 
-    Memory is at most 8 times the file's size, and 150 MB for the largest part that is looked at.
-
-    Args:
-        paths: the files; each one after the first begins a new run.
-        pattern: the user's own pattern, see :class:`~paceenv.importers.log_text.user_pattern.UserPattern`.
-        on_bytes: called with the number of bytes read so far.
-
-    Raises:
-        InputError: a file cannot be read or has no step times.
+    Raises InputError: the file cannot be read or has no step times.
     """
-    files = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in dict.fromkeys(paths)]
-    if not files:
-        raise InputError("logs: none given; allowed: at least one file")
-    mine = None if pattern is None else UserPattern(pattern)
-    logs, before = [], 0.0
-    for path in files:
-        logs.append(_read(path, mine, lambda done, before=before: on_bytes(before + done)))  # type: ignore[misc]
-        before += path.stat().st_size
-    said: list[str] = []
-    joined = join_logs(logs, said.append)
-    return replace(joined, notes=(*said, *joined.notes))
+    path = Path(path)
+    head = head_of(path)
+    if head[:4] in {b"PAR1", b"PK\x03\x04"} or b"\0" in head[:4096].replace(b"\0\n", b""):
+        raise InputError(f"{path}: no text; allowed: {ALLOWED}")
+    if pattern is None and (table := _whole_table(path, head)) is not None:
+        return table
+    found = _Lines(None if pattern is None else UserPattern(pattern))
+    for line in read_lines(path, on_bytes):
+        found.add(line)
+    return replace(found.log(path), settings=found.settings)
 
 
 def jobs_of(logs: Sequence[StepLog], on_note: Callable[[str], None]) -> tuple[StepLog, ...]:
     """Logs put together that go on where another of the same job ended; jobs in the order of their first log.
 
     A log goes on if its format and settings are the other's and its steps begin later: a job resumed from a checkpoint.
-
-    Args:
-        logs: in the order in which they follow each other.
-        on_note: called with a line for each job of which several logs were joined.
     """
     jobs: list[list[StepLog]] = []
     for log in logs:
         for job in jobs:
             last = job[-1]
-            alike = (log.source, log.settings) == (last.source, last.settings)
-            if (
-                alike
-                and int(log.step_V.min()) > int(last.step_V.min())
-                and int(log.step_V.max()) > int(last.step_V.max())
-            ):
+            later = log.step_V.min() > last.step_V.min() and log.step_V.max() > last.step_V.max()
+            if later and (log.source, log.settings) == (last.source, last.settings):
                 job.append(log)
                 break
         else:
@@ -140,47 +107,20 @@ def jobs_of(logs: Sequence[StepLog], on_note: Callable[[str], None]) -> tuple[St
     for job in jobs:
         if len(job) > 1:
             on_note(f"{', '.join(log.name for log in job)}: read as one job that was resumed")
-    return tuple(join_logs(job, on_note) for job in jobs)
+    return tuple(map(join_logs, jobs))
 
 
-def join_logs(logs: Sequence[StepLog], on_note: Callable[[str], None]) -> StepLog:
-    """Logs that follow each other as one, each a run of its own; of several formats that with the most values.
-
-    Args:
-        logs: at least one.
-        on_note: called with a line for each log that is left out.
-    """
-    values: Counter[str] = Counter()
-    for log in logs:
-        values[log.source] += len(log.step_V)
-    most = values.most_common(1)[0][0]
-    for log in logs:
-        if log.source != most:
-            on_note(f"{log.name}: lines of {log.source}, most others of {most}; skipped")
-    logs = [log for log in logs if log.source == most]
+def join_logs(logs: Sequence[StepLog]) -> StepLog:
+    """Logs of one format that follow each other as one, each a run of its own."""
     first = logs[0]
     if len(logs) == 1:
         return first
     offsets = np.cumsum([0, *(int(log.run_V[-1]) + 1 for log in logs[:-1])])
-    parts: dict[str, Any] = {
-        name: np.concatenate([getattr(log, name) for log in logs])
-        for name in ("step_V", "step_s_V", "steps_V", "clock_s_V")
-    }
+    names = ("step_V", "step_s_V", "steps_V", "clock_s_V")
+    parts: dict[str, Any] = {name: np.concatenate([getattr(log, name) for log in logs]) for name in names}
     run_V = np.concatenate([log.run_V + offset for log, offset in zip(logs, offsets, strict=True)])
     notes = tuple(dict.fromkeys(f"{log.name}: {note}" for log in logs for note in log.notes))
     return replace(first, **parts, run_V=run_V, rounding_s=max(log.rounding_s for log in logs), others=(), notes=notes)
-
-
-def _read(path: Path, pattern: UserPattern | None, on_bytes: Callable[[float], None]) -> StepLog:
-    head = head_of(path)
-    if head[:4] in {b"PAR1", b"PK\x03\x04"} or b"\0" in head[:4096].replace(b"\0\n", b""):
-        raise InputError(f"{path}: no text; allowed: {ALLOWED}")
-    if pattern is None and (table := _whole_table(path, head)) is not None:
-        return table
-    found = _Lines(pattern)
-    for line in read_lines(path, on_bytes):
-        found.add(line)
-    return replace(found.log(path), settings=found.settings)
 
 
 def _whole_table(path: Path, head: bytes) -> StepLog | None:
@@ -228,7 +168,7 @@ class _Lines:
             if (fields := self._pattern.match(text)) is not None:
                 self._keep(self._pattern.name, fields, line, "unknown")
             return
-        if mllog.MARK in text:
+        if MLPERF_MARK in text:
             if len(self._mllog) < MAX_WRITERS:
                 self._mllog.setdefault(line.rank, Mllog())
             if line.rank in self._mllog:
@@ -270,7 +210,7 @@ class _Lines:
     def log(self, path: Path) -> StepLog:
         """The log from the first format, in the order of trust, that has enough values."""
         notes: list[str] = []
-        order = ["--pattern", *(one.name for one in FORMATS[:-1]), mllog.NAME, "JSON lines", FORMATS[-1].name]
+        order = ["--pattern", *(one.name for one in FORMATS[:-1]), MLPERF, "JSON lines", FORMATS[-1].name]
         for name in [*order, "time stamps"]:
             columns = self._of(name)
             least = MIN_STAMPS if name == "time stamps" else MIN_VALUES
@@ -298,7 +238,7 @@ class _Lines:
     def _of(self, name: str) -> dict[tuple[int | None, str], Column]:
         if name == "JSON lines":
             return {(rank, ""): column for rank, column in self._table.best(MIN_VALUES)[1].items()}
-        if name != mllog.NAME:
+        if name != MLPERF:
             return self._columns.get(name, {})
         found = {}
         for rank, one in self._mllog.items():

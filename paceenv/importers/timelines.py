@@ -1,18 +1,17 @@
 """What one rank did, step by step on its own clock, from formats with a file per rank.
 
-:mod:`paceenv.importers.merging.merge_ranks` makes one trace of all ranks.
+:mod:`paceenv.importers.merge_ranks` makes one trace of all ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-
-from paceenv.importers.profiler.rank_activity import RankActivity
 
 UNNAMED_GROUP: Final = "?"
 """What the name of a process group begins with that the files do not name."""
@@ -73,12 +72,7 @@ class Timeline:
 
 
 def union(start_s: Array, end_s: Array) -> tuple[Array, Array]:
-    """The same time in spans that do not overlap, in order: their begins and ends.
-
-    Args:
-        start_s: when each span begins, seconds.
-        end_s: when each span ends, seconds.
-    """
+    """The same time in spans that do not overlap, in order: their begins and ends."""
     if not len(start_s):
         return np.empty(0), np.empty(0)
     order = np.argsort(start_s, kind="stable")
@@ -88,15 +82,75 @@ def union(start_s: Array, end_s: Array) -> tuple[Array, Array]:
 
 
 def without(spans: tuple[Array, Array], taken: tuple[Array, Array]) -> tuple[Array, Array]:
-    """What is left of disjoint spans, in order, when others, likewise, are taken out.
-
-    Args:
-        spans: begins and ends.
-        taken: begins and ends of what is taken out.
-    """
+    """What is left of disjoint spans, in order, when others, likewise, are taken out."""
     edges = np.concatenate([*spans, *taken])
     change = np.repeat([1, -1, -2, 2], [len(x) for x in (*spans, *taken)])
     order = np.argsort(edges, kind="stable")
     edges, inside = edges[order], np.cumsum(change[order]) == 1
     kept = np.flatnonzero(inside[:-1] & (edges[1:] > edges[:-1]))
     return union(edges[kept], edges[kept + 1])
+
+
+OUTSIDE = "no recorded operation"
+"""What a host does where none of its launching threads is inside a recorded range: Python, or nothing."""
+
+
+@dataclass(frozen=True)
+class CollectiveActivity:
+    """One collective as a rank ran it, and what the rank did since it had begun the collective before.
+
+    Times are s on the clock of the trace, ``launched_s`` (not a number where unknown) on the host's side of it.
+    ``exposed_s`` is the part during which the device did nothing else, ``hidden_s`` the rest. Since the begin of the
+    collective before (or of the profile): ``compute_s`` of kernels, ``copy_s`` of copies only, ``host_wait_s`` that the
+    device idled because its next operation had not been launched; and on the host, since the launch of the collective
+    before, ``host_s`` by what it was in.
+    """
+
+    op: str
+    group: str
+    start_s: float
+    end_s: float
+    launched_s: float
+    exposed_s: float
+    hidden_s: float
+    compute_s: float
+    copy_s: float
+    host_wait_s: float
+    host_s: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "host_s": dict(self.host_s)}
+
+
+@dataclass(frozen=True)
+class RankActivity:
+    """One rank in one step; all times s. Kernels come before copies, these before collectives, then waiting."""
+
+    rank: int
+    iteration: int
+    start_s: float
+    end_s: float
+    compute_s: float
+    to_device_s: float  # only copies from the host to the device ran
+    other_copies_s: float  # only other copies and memory sets ran
+    exposed_s: float  # only collectives ran
+    hidden_s: float
+    host_wait_s: float  # nothing ran because the host had not launched the next operation yet
+    idle_s: float
+    loader_s: float  # the host was in the data loader's ``__next__``
+    kernels: tuple[tuple[str, float], ...]  # the kernels that took most of ``compute_s``, by name
+    collectives: tuple[CollectiveActivity, ...]
+
+    def moved(self, rank: int, iteration: int, add_s: float) -> RankActivity:
+        """The same of a rank and step of the trace, on its clock."""
+        collectives = tuple(
+            replace(c, start_s=c.start_s + add_s, end_s=c.end_s + add_s, launched_s=c.launched_s + add_s)
+            for c in self.collectives
+        )
+        moved = replace(self, rank=rank, iteration=iteration, collectives=collectives)
+        return replace(moved, start_s=self.start_s + add_s, end_s=self.end_s + add_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        plain = {**vars(self), "kernels": [list(kernel) for kernel in self.kernels]}
+        return plain | {"collectives": [c.to_json() for c in self.collectives]}

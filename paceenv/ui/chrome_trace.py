@@ -35,7 +35,6 @@ class ChromeTraceWriter:
     ``about`` are the file's own notes (the viewer's "metadata"), JSON values by name.
 
     Args:
-        path: of the file.
         about: notes by name; None for no notes.
     """
 
@@ -59,13 +58,7 @@ class ChromeTraceWriter:
         self._stack.__exit__(kind, error, traceback)
 
     def process(self, pid: int, name: str, threads: Mapping[int, str]) -> None:
-        """Name a job and its ranks; ranks are shown in their order.
-
-        Args:
-            pid: number of the job.
-            name: its name.
-            threads: names of the ranks by number.
-        """
+        """Name a job and its ranks; ranks are shown in their order."""
         self._event({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})
         self._event({"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}})
         for tid, thread in threads.items():
@@ -76,10 +69,6 @@ class ChromeTraceWriter:
 
         Every other column becomes an argument of the event. Rows of one rank may come in any order within a call; calls
         must follow each other in time. Operations without length are left out.
-
-        Args:
-            pid: number of the process that the rows are drawn under.
-            columns: by name, a value a row or one for all rows.
         """
         names = list(columns)
         rows = np.broadcast_arrays(*(np.asarray(columns[name]) for name in names))
@@ -95,14 +84,7 @@ class ChromeTraceWriter:
             self._event(event | ({"args": arguments} if arguments else {}), ts=start, dur=end - start)
 
     def counter(self, pid: int, name: str, at_s: ArrayLike, values: Mapping[str, ArrayLike]) -> None:
-        """Add a counter of a job.
-
-        Args:
-            pid: number of the job.
-            name: name of the counter.
-            at_s: moments from which values hold, seconds.
-            values: values at these moments, by series.
-        """
+        """Add a counter of a job."""
         at_ns = np.rint(1e9 * np.asarray(at_s)).astype(np.int64)
         series = {key: np.broadcast_to(np.asarray(value, np.float64), at_ns.shape) for key, value in values.items()}
         for i, at in enumerate(at_ns):

@@ -9,12 +9,11 @@ import contextlib
 import difflib
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paceenv.core.errors import InputError, short_repr
 from paceenv.core.files import YAML_SUFFIXES, atomic_write
@@ -23,56 +22,28 @@ from paceenv.core.files import names as names
 from paceenv.core.files import packaged as packaged
 from paceenv.core.files import parse_yaml as parse_yaml
 from paceenv.core.files import read_yaml as read_yaml
-from paceenv.core.renames import mechanism_name, new_name
 
 Model = TypeVar("Model", bound=BaseModel)
 
-Mechanism = Annotated[
-    Literal["slack", "phase_shift", "stagger", "defer", "mean_slack"], BeforeValidator(mechanism_name)
-]
-AnyMechanism = Annotated[
-    Literal["slack", "phase_shift", "paper", "stagger", "defer", "mean_slack"], BeforeValidator(mechanism_name)
-]
+Mechanism = Literal["slack", "phase_shift", "stagger", "defer", "mean_slack"]
+AnyMechanism = Literal[Mechanism, "paper"]
 """The paper's rule included."""
 
 
 class Config(BaseModel):
-    """Base of every config: frozen, and an unknown key is an error; ``renamed`` gives new keys by old key."""
+    """Base of every config: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    renamed: ClassVar[Mapping[str, str]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_new_keys(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for old in cls.renamed.keys() & data.keys():
-            new, value = new_name(old, cls.renamed, "config"), data[old]
-            now = data.get(new)  # there as well where --set was given the old name of a section
-            merged = {**now, **value} if isinstance(now, dict) and isinstance(value, dict) else value
-            data = {key: value for key, value in data.items() if key not in {old, new}} | {new: merged}
-        return data
 
 
 def resolve_sibling(path: Path, name: str) -> str:
-    """The YAML file ``name`` next to the file ``path``, where there is one; otherwise ``name`` unchanged.
-
-    Args:
-        path: of the file that names the other one.
-        name: a file beside it, or a name in ``configs``.
-    """
+    """The YAML file ``name`` next to the file ``path``, where there is one; otherwise ``name`` unchanged."""
     sibling = path.parent / name
     return str(sibling) if Path(name).suffix in YAML_SUFFIXES and sibling.is_file() else name
 
 
 def parse(model: type[Model], data: dict[str, Any], where: str) -> Model:
     """Data as a config.
-
-    Args:
-        model: class of the config.
-        data: its keys.
-        where: origin of the data, for messages.
 
     Raises:
         InputError: names ``where`` and the first thing wrong.
@@ -87,9 +58,7 @@ def load(model: type[Model], kind: str, name: str | os.PathLike[str]) -> Model:
     """Read a config.
 
     Args:
-        model: class of the config.
         kind: folder of the packaged configs, such as ``clusters``.
-        name: a file, or a name in that folder.
 
     Raises:
         InputError: there is no such file, or something in it is wrong.
@@ -141,16 +110,7 @@ def _keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
 
 
 def set_value(data: dict[str, Any], assignment: str, option: str = "--set") -> None:
-    """Apply one ``key.sub=value`` to a config's data; list entries go by number.
-
-    Args:
-        data: the config's data, changed in place.
-        assignment: the text ``key.sub=value``.
-        option: the option it was given with, for messages.
-
-    Raises:
-        InputError: the text is no assignment, or its key does not fit.
-    """
+    """Apply one ``key.sub=value`` to a config's data; list entries go by number. Raises InputError."""
     key, separator, text = assignment.partition("=")
     if not separator or not key:
         raise InputError(f"{option} {assignment}: expected key=value, for example noise.jitter_cv=0.02")
@@ -186,32 +146,17 @@ def _position(node: list[Any], part: str, where: str) -> int:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file completely or not at all (:func:`paceenv.core.files.atomic_write`).
-
-    Args:
-        path: of the file.
-        text: its content.
-    """
+    """Write a text file completely or not at all."""
     atomic_write(path, text.encode())
 
 
 def write_yaml(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
-    """Write a mapping as a YAML file, keys in their order.
-
-    Args:
-        path: of the file.
-        data: plain data.
-    """
+    """Write a mapping as a YAML file, keys in their order."""
     write_text(path, yaml.safe_dump(data, sort_keys=False, width=120, allow_unicode=True))
 
 
 def write_json(path: str | os.PathLike[str], data: dict[str, Any] | list[Any]) -> None:
-    """Write JSON to be kept under version control: what has no list or object inside takes one line.
-
-    Args:
-        path: of the file.
-        data: plain data.
-    """
+    """Write JSON to be kept under version control: what has no list or object inside takes one line."""
     write_text(path, _json_lines(data, "\n") + "\n")
 
 

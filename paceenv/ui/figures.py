@@ -52,12 +52,7 @@ def figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
 
 
 def grid(rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of panels in rows and columns, each as wide as one of two panels side by side.
-
-    Args:
-        rows: number of rows.
-        columns: number of columns.
-    """
+    """A figure of panels in rows and columns, each as wide as one of two panels side by side."""
     size = 0.75 * _SIZE[0] * columns, 0.85 * _SIZE[1] * rows
     made = Figure(figsize=size, dpi=130, layout="constrained")
     return made, [[made.add_subplot(rows, columns, columns * j + i + 1) for i in range(columns)] for j in range(rows)]
@@ -78,13 +73,7 @@ def _plain(panel: Axes) -> Axes:
 
 
 def axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
-    """A figure of one panel.
-
-    Args:
-        title: its title.
-        x: label of the x axis.
-        y: label of the y axis.
-    """
+    """A figure of one panel."""
     made, (only,) = figure()
     only.set(title=title, xlabel=x, ylabel=y)
     return made, only
@@ -96,24 +85,14 @@ def colour(policy: str) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure whole or not at all; the suffix gives the file type.
-
-    Args:
-        figure: what was drawn.
-        path: of the picture.
-    """
+    """Write a figure whole or not at all; the suffix gives the file type."""
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:])
     atomic_write(path, content.getvalue())
 
 
 def svg(figure: Figure, title: str) -> str:
-    """A figure as SVG of a page: text stays text, width follows the page; ``title`` is for screen readers.
-
-    Args:
-        figure: what was drawn.
-        title: one sentence about what it shows.
-    """
+    """A figure as SVG of a page: text stays text, width follows the page; ``title`` is for screen readers."""
     content = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "paceenv"}):
@@ -126,23 +105,13 @@ def svg(figure: Figure, title: str) -> str:
 
 
 def literal(text: str, most: int = 48) -> str:
-    """Text from a file as a label: cut to a length, and no part of it becomes a formula or a line end.
-
-    Args:
-        text: any text from a file.
-        most: largest number of characters.
-    """
+    """Text from a file as a label: cut to a length, and no part of it becomes a formula or a line end."""
     shown = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return (shown if len(shown) <= most else f"{shown[: most - 1]}…").replace("$", r"\$")
 
 
 def representative(value_R: NDArray[np.float64], most: int) -> NDArray[np.int64]:
-    """At most ``most`` ranks, in their order: all, or evenly from the smallest value to the largest.
-
-    Args:
-        value_R: one value a rank, by which the ranks are spread.
-        most: largest number of ranks.
-    """
+    """At most ``most`` ranks, in their order: all, or evenly from the smallest value to the largest."""
     ranks = len(value_R)
     if ranks <= most:
         return np.arange(ranks)

@@ -71,13 +71,7 @@ _HEAD: Final = """<!doctype html>
 
 
 def page(title: str, parts: Iterable[str], *, scripts: bool = False) -> str:
-    """A whole page. Nothing in it can load from elsewhere.
-
-    Args:
-        title: plain text.
-        parts: pieces of HTML, from the functions below.
-        scripts: whether its own scripts may run.
-    """
+    """A whole page. Nothing in it can load from elsewhere."""
     policy = _WITH_SCRIPTS if scripts else _FROM_THIS_FILE
     return "\n".join(
         [_HEAD.format(title=html.escape(title), policy=policy, style=_STYLE), *parts, "</main></body></html>\n"]
@@ -90,24 +84,9 @@ def heading(text: str) -> str:
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """A paragraph; ``kind`` is ``note`` or ``verdict``.
-
-    Args:
-        text: plain text; it is escaped.
-        kind: its style.
-    """
+    """A paragraph; ``kind`` is ``note`` or ``verdict``."""
     said = f' class="{kind}"' if kind else ""
     return f"<p{said}>{html.escape(text)}</p>" if text else ""
-
-
-def bullets(lines: Iterable[str]) -> str:
-    """A list."""
-    return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
-
-
-def preformatted(text: str) -> str:
-    """Text with its own line ends, such as a command."""
-    return f"<pre>{html.escape(text)}</pre>"
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
@@ -117,12 +96,7 @@ def facts(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; columns of numbers to the right.
-
-    Args:
-        columns: their titles.
-        rows: cells as text; they are escaped.
-    """
+    """A table; columns of numbers to the right."""
     numbers = are_numbers(columns, rows)
 
     def cell(tag: str, role: str, c: int, text: str) -> str:
@@ -146,8 +120,6 @@ def numbers(name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
     Args:
         name: of the file to download, without ``.csv``.
-        columns: headers.
-        rows: cells as plain text.
     """
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([columns, *rows])
@@ -160,22 +132,7 @@ def numbers(name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def picture(svg: str, caption: str) -> str:
-    """A picture with its caption, which a reader can enlarge; ``svg`` comes from ``paceenv.ui.figures.svg``.
-
-    Args:
-        svg: the picture.
-        caption: plain text; it is escaped.
-    """
+    """A picture with its caption, which a reader can enlarge; ``svg`` comes from ``paceenv.ui.figures.svg``."""
     zoom = '<label class="zoom"><input type="checkbox"> enlarge</label>'
     drawing = f'<div class="drawing" tabindex="0" role="group" aria-label="picture">{svg}</div>'
     return f"<figure>{drawing}{zoom}<figcaption>{html.escape(caption)}</figcaption></figure>"
-
-
-def link(address: str, text: str) -> str:
-    """A link to a file beside the page.
-
-    Args:
-        address: of the file, relative to the page.
-        text: what the reader sees.
-    """
-    return f'<a href="{html.escape(address)}">{html.escape(text)}</a>'

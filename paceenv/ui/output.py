@@ -6,8 +6,10 @@ import json
 import math
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +20,17 @@ from rich.table import Table
 
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
-from paceenv.ui.plain_progress import plain_progress
+from paceenv.core.wording import hours
 
 JSON_HELP = "Write the result as JSON to this file, or to standard output with '-'."
 _LONGEST_NUMBER = 40
 """Characters, with its interval and unit."""
+FIRST_S, NEXT_S = 2.0, 10.0
+"""Seconds of work before its first plain line of progress, and at least between two such lines of a process."""
 
 
 def write_json(data: Any, where: str) -> None:
-    """Write ``data`` as JSON to a file or, with ``-``, to standard output; not-a-number becomes null.
-
-    Args:
-        data: plain data.
-        where: a path, or ``-``.
-    """
+    """Write ``data`` as JSON to a file or, with ``-``, to standard output; not-a-number becomes null."""
     text = json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if where == "-":
         sys.stdout.write(text)
@@ -55,10 +54,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     """Print a table between its title and a note; columns of numbers to the right.
 
     Args:
-        title: printed first.
-        columns: headers.
         rows: cells as plain text; without any only title and note are printed.
-        note: printed last.
     """
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     console.print(escape(title), style="bold")
@@ -78,14 +74,13 @@ def print_screen(lines: Sequence[str], columns: Sequence[str], rows: Sequence[Se
 
     Args:
         lines: the first is a title; the last ones are left out where the table needs their room.
-        columns: headers.
-        rows: cells as plain text.
     """
     clear_screen()
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    room = max(console.height - len(rows) - 2, 2) if sys.stdout.isatty() else len(lines)
+    is_terminal = sys.stdout.isatty()
+    console = Console(width=None if is_terminal else 120, highlight=False)
+    room = max(console.height - len(rows) - 2, 2) if is_terminal else len(lines)
     if len(lines) > room:
-        lines = [*lines[: room - 1], f"({len(lines) - room + 1} more lines: --all, or paceenv live summary)"]
+        lines = [*lines[: room - 1], f"({len(lines) - room + 1} more lines: --all, or paceenv diagnose FOLDER)"]
     for number, line in enumerate(lines):
         console.print(escape(line), style="bold" if number == 0 else None, no_wrap=True, overflow="ellipsis")
     table = Table(box=None, padding=(0, 1, 0, 0))
@@ -103,23 +98,13 @@ def clear_screen() -> None:
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table in Markdown, columns of numbers to the right.
-
-    Args:
-        columns: their titles.
-        rows: cells as text.
-    """
+    """The lines of a table in Markdown, columns of numbers to the right."""
     rule = ["---:" if is_number else "---" for is_number in are_numbers(columns, rows)]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (columns, rule, *rows)]
 
 
 def are_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
-    """Which columns, except the first, have numbers in all rows; a long text that begins with one does not count.
-
-    Args:
-        columns: their titles.
-        rows: cells as text.
-    """
+    """Which columns, except the first, have numbers in all rows; a long text that begins with one does not count."""
 
     def is_number(cell: str) -> bool:
         return re.match(r"[-+*±–]*\d|–|$", cell) is not None and len(cell) <= _LONGEST_NUMBER
@@ -132,6 +117,11 @@ def say(text: str) -> None:
     Console(stderr=True, highlight=False, soft_wrap=True).print(escape(text))
 
 
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
 @contextmanager
 def progress(description: str, total: float | None = None, *, shown: bool = True) -> Iterator[Callable[[float], None]]:
     """A progress bar on the error stream, or plain lines there where it is no terminal.
@@ -139,9 +129,7 @@ def progress(description: str, total: float | None = None, *, shown: bool = True
     The first line comes after two seconds, the next ones ten seconds or more apart, over all bars of the process.
 
     Args:
-        description: what is being done.
         total: all of it; None where nobody knows how much there is.
-        shown: False for what is done at once, so that no bar flickers.
 
     Yields:
         A function that takes how much of ``total`` is done.
@@ -154,3 +142,70 @@ def progress(description: str, total: float | None = None, *, shown: bool = True
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bar:
         task = bar.add_task(description, total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+class Pace:
+    """When the last plain line was written, by whichever work; a process has one error stream."""
+
+    def __init__(self) -> None:
+        self._lock, self._last_s = threading.Lock(), float("-inf")
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until a line may be written."""
+        return max(self._last_s + NEXT_S - now_s, 0.0)
+
+    def take(self, now_s: float) -> bool:
+        """Whether a line may be written now; then it counts as written."""
+        with self._lock:
+            if self.wait_s(now_s) > 0.0:
+                return False
+            self._last_s = now_s
+            return True
+
+
+_PACE = Pace()
+
+
+@contextmanager
+def plain_progress(
+    description: str,
+    total: float | None,
+    *,
+    write: Callable[[str], object] = lambda line: print(line, file=sys.stderr, flush=True),
+    pace: Pace = _PACE,
+    first_s: float = FIRST_S,
+) -> Iterator[Callable[[float], None]]:
+    """Write lines while the work goes on, on a thread of their own: silent work is reported, too."""
+    began_s, ended, reached = time.monotonic(), threading.Event(), 0.0
+
+    def done(amount: float) -> None:
+        nonlocal reached
+        reached = amount
+
+    def lines() -> None:
+        wait_s = first_s
+        while not ended.wait(max(wait_s, pace.wait_s(time.monotonic()))):
+            now_s = time.monotonic()
+            if pace.take(now_s):
+                with suppress(OSError, ValueError):  # the stream is gone
+                    write(progress_line(description, reached, total, now_s - began_s))
+            wait_s = 0.1  # another's line came first
+
+    thread = threading.Thread(target=lines, name="paceenv-progress", daemon=True)
+    thread.start()
+    try:
+        yield done
+    finally:
+        ended.set()
+        thread.join()
+
+
+def progress_line(description: str, reached: float, total: float | None, took_s: float) -> str:
+    """``train: 40 %, 20 s so far, about 30 s left``."""
+    share = reached / total if total else 0.0
+    minutes, rest = divmod(round(took_s), 60)
+    so_far = f"{minutes} min {rest} s so far" if minutes else f"{rest} s so far"
+    if not 0.0 < share <= 1.0:
+        return f"{description}: {so_far}"
+    left = f", about {hours(took_s / share - took_s)} left" if share < 1.0 else ""
+    return f"{description}: {100.0 * share:.0f} %, {so_far}{left}"

@@ -16,10 +16,6 @@ LOCK = ".lock"
 def locked(path: Path, what: str) -> Iterator[None]:
     """Make a folder and lock it; the lock goes with the process, however it ends.
 
-    Args:
-        path: the folder.
-        what: the work that needs the folder for itself, for the message.
-
     Raises:
         InputError: if the folder cannot be made or another process holds the lock.
     """
@@ -36,13 +32,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
 
 
 def first_difference(theirs: Any, mine: Any, where: str = "") -> str:
-    """The first key in which two trees of plain data differ, with both values; empty if they are equal.
-
-    Args:
-        theirs: the tree on record.
-        mine: the tree asked for now.
-        where: key of both trees, for the message.
-    """
+    """The first key in which two trees of plain data differ, with both values; empty if they are equal."""
     if isinstance(theirs, dict) and isinstance(mine, dict):
         inside = [(key, theirs.get(key), mine.get(key)) for key in sorted({*theirs, *mine})]
     elif isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):

@@ -33,7 +33,8 @@ if distributed:
 optimizer = torch.optim.SGD(model.parameters(), lr=LR)
 if "--gym" in sys.argv:
     import gymnasium
-    gymnasium.make("paceenv:paceenv/Pacing-v0").reset(seed=0)
+    import paceenv.envs.pacing_env
+    gymnasium.spec("paceenv/Pacing-v0")
 if "--attach" in sys.argv:
     from paceenv import live as agents
     agent = agents.attach(model, mode="observe")

@@ -137,9 +137,7 @@ def snapshot(rank: int = 0, **changed: Any) -> dict[str, Any]:
             "error": 0.05,
             "loss_share": -0.01,
             "most_loss": 0.01,
-            "loss_s": -3.0,
             "left_iterations": 0,
-            "left_minutes": 0.0,
             "test": "helps by 8.0 % [6.0, 10.0] of mean step time, 4 pairs of blocks",
             "candidates": [
                 {"name": "slack", "pairs": 8, "gain": 0.081, "low": 0.07, "high": 0.092, "dropped": ""},

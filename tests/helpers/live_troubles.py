@@ -61,13 +61,7 @@ def stopped() -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def raised() -> None:
-    """Rank 1 fails in its own code."""
-    if dist.get_rank() == 1:
-        raise ValueError("the user's own mistake")
-
-
-TROUBLES: dict[str, Callable[[], None]] = {"killed": killed, "stopped": stopped, "raised": raised}
+TROUBLES: dict[str, Callable[[], None]] = {"killed": killed, "stopped": stopped}
 
 
 def step_clocks() -> None:

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from paceenv.calibration.cluster_builder import Steps
 from paceenv.calibration.job_fit import JobFit
 from paceenv.calibration.parameters import Parameter
-from paceenv.calibration.step_statistics import Steps
-from paceenv.live.decide.canary import ACTIVE_HOLDOUT_EVERY
 from paceenv.live.decide.contest import Comparisons
 from paceenv.live.decide.live_policy import SEPARATOR
 from paceenv.live.testbed.testbed_run import JobResult, RunResult
@@ -30,7 +29,7 @@ from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import Simulator
-from paceenv.trainers.closed_loop.closed_loop import STAGES, ClosedLoop, LoopOptions
+from paceenv.trainers.closed_loop.closed_loop import CANDIDATES, STAGES, TAILORED, ClosedLoop, LoopOptions
 from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
 from paceenv.trainers.closed_loop.paired_blocks import PairedBlocks
 from paceenv.trainers.closed_loop.predict import run_in_blocks
@@ -69,6 +68,11 @@ PARAMETERS = (
     Parameter("noise.slow_ranks", 0.0, 0.1, 0.0, 0.2, "nobody computes longer"),
     Parameter("fabric.buffer_kb", None, None, None, None, "cannot tell from this trace: nothing collapses"),
 )
+
+
+QUICK = LoopOptions(seeds=1, candidates=tuple(name for name in CANDIDATES if name != TAILORED))
+"""Without training a policy."""
+SHORT = LoopOptions(seeds=1, candidates=("default",))
 
 
 def scenario(**loop: Any) -> Scenario:
@@ -136,9 +140,8 @@ def _contest(
     scenario: Scenario, cluster: Cluster, options: Mapping[str, str], iterations: int
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """Every candidate on a simulator of its own, on the same noise; its turns are taken from that run."""
-    names, mode = options["--candidates"].split(SEPARATOR), options["--mode"]
-    every = ACTIVE_HOLDOUT_EVERY if mode == "active" else 2
-    contest = scenario.loop.contest(names, int(options["--seed"]), every)
+    names = options["--candidates"].split(SEPARATOR)
+    contest = scenario.loop.contest(names, int(options["--seed"]))
     turn_T, step_s_T = np.array([contest.place(i).candidate for i in range(iterations)]), np.empty(iterations)
     for k, name in enumerate(names):
         policy, simulator = select_policy(name, cluster), _limited(scenario, cluster, options)
@@ -150,7 +153,7 @@ def _contest(
         comparisons.add(i, step_s, 0.01 * contest.place(i).slot.on)
     comparisons.final()
     pacing = {"taken": 10, "total_s": 0.1, "cut": {"cap": 1}}
-    return step_s_T, [{"state": mode, "canary": comparisons.as_dict(), "pacing": pacing, "reason": ""}] * 8
+    return step_s_T, [{"state": options["--mode"], "canary": comparisons.as_dict(), "pacing": pacing, "reason": ""}] * 8
 
 
 def main(folder: str, *kills: str) -> None:
@@ -165,7 +168,7 @@ def main(folder: str, *kills: str) -> None:
             _run_and_die(Path(folder), kill_in)
             os._exit(0)
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        finished = [stage for stage in STAGES if LoopDirectory(Path(folder), STAGES, ()).is_done(stage)]
+        finished = [stage for stage in STAGES if LoopDirectory(Path(folder), STAGES).is_done(stage)]
         print(json.dumps({"kill_in": kill_in, "ended": ended, "finished": finished}), flush=True)
 
 
@@ -179,7 +182,7 @@ def _run_and_die(folder: Path, kill_in: str) -> None:
         finish(self, stage, found)
 
     LoopDirectory.finish = kill  # type: ignore[method-assign]
-    ClosedLoop(scenario(), folder, LoopOptions(seeds=1, tailor_s=0), SimulatedTestbed(kill_in=number), calibrate).go()
+    ClosedLoop(scenario(), folder, SHORT, SimulatedTestbed(kill_in=number), calibrate).go()
 
 
 if __name__ == "__main__":

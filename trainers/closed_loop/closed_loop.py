@@ -23,7 +23,7 @@ from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.calibration.response import measure_response
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.trace import Trace, read_trace
-from paceenv.live.decide.canary import ACTIVE_HOLDOUT_EVERY, BLOCK_ITERATIONS
+from paceenv.live.decide.canary import BLOCK_ITERATIONS
 from paceenv.live.decide.live_policy import SEPARATOR, find_policy
 from paceenv.live.testbed.testbed_run import RunResult, agent_options
 from paceenv.live.testbed.testbed_scenario import Scenario
@@ -32,27 +32,24 @@ from paceenv.policies.names import DEFER_DEFAULT, STATIC_DEFAULTS
 from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.closed_loop import sim_to_real_report
-from paceenv.trainers.closed_loop.contest_results import contest_results
-from paceenv.trainers.closed_loop.loop_directory import Found, LoopDirectory
-from paceenv.trainers.closed_loop.paired_blocks import Array, Effect, job_steps, mean_step
+from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
+from paceenv.trainers.closed_loop.paired_blocks import Array, Effect, Found, contest_results, job_steps, mean_step
 from paceenv.trainers.closed_loop.predict import Prediction, Predictor, predicted_differences
-from paceenv.trainers.closed_loop.scenario_program import has_checkpoints, needs_program, program_base
+from paceenv.trainers.closed_loop.scenario_program import needs_program, program_base
 from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.ui import config_files, output
 from paceenv.ui.config_files import Config
 
-STAGES = ("observe", "probe", "calibrate", "tailor", "predict", "choose", "contest", "active", "report")
+STAGES = ("observe", "probe", "calibrate", "tailor", "predict", "choose", "contest", "report")
 CONSTANT, DEFAULT, TAILORED = "constant", "default", "tailored"
 CANDIDATES = (CONSTANT, DEFAULT, "adaptive", "paper", "learned", TAILORED)
 """In the contest by default: the best static setting of a search on the calibrated cluster, the mechanism's default
 rule, two hand-written rules, the released policy, and one trained on clusters drawn from this job's calibration."""
-ACTIVE_ROLES = (CONSTANT, "learned", TAILORED)
 RUN = "run"
 """The folder of a real run inside its stage's."""
 SEARCH_SEED, DRAWS_SEED = 2_000_000, 3_000_000
 """Far from each other and from the seeds of the predictions: a setting meets other noise than in its search."""
-MIN_TAILOR_S = 5.0
 WARM_SHARE = 0.1
 """Of an observed run the first tenth is warm-up: connections, buffers, caches."""
 
@@ -82,8 +79,7 @@ class LoopOptions(Config):
 
     seed: int = Field(0, ge=0, description="of the order of the blocks and of the simulated noise")
     seeds: int = Field(8, ge=1, le=1000, description=f"simulated episodes for each of {DRAWS} drawn clusters")
-    tailor_s: float = Field(60.0, ge=0, le=86_400, description="seconds to train a policy for this job; 0: none")
-    active: int = Field(0, ge=0, description="pairs of blocks in mode active; 0: no such run")
+    tailor_s: float = Field(60.0, ge=5, le=86_400, description="seconds to train a policy for this job")
     candidates: tuple[str, ...] = Field(
         CANDIDATES,
         min_length=1,
@@ -93,15 +89,7 @@ class LoopOptions(Config):
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """One loop in one run directory.
-
-    Args:
-        scenario: with the plan of its loop.
-        out: the run directory.
-        options: seeds and sizes.
-        run: the testbed.
-        calibrate: the calibration.
-    """
+    """One loop in one run directory."""
 
     scenario: Scenario
     out: Path
@@ -112,15 +100,10 @@ class ClosedLoop:
     @property
     def folder(self) -> LoopDirectory:
         """The run directory with the stages done so far."""
-        return LoopDirectory(self.out, STAGES, sim_to_real_report.FILES)
+        return LoopDirectory(self.out, STAGES)
 
-    def go(self, stop_after: str = STAGES[-1], *, fresh: bool = False) -> Found:
-        """Run the stages that are not done yet, up to ``stop_after``; returns its result. Raises InputError.
-
-        Args:
-            stop_after: name of the last stage to run.
-            fresh: whether to discard what an earlier loop left in the folder.
-        """
+    def go(self) -> Found:
+        """Run the stages that are not done yet; returns the report. Raises InputError."""
         # raises for options that the agent or the prediction would refuse, before anything starts
         plan = self.scenario.loop
         agent_options(plan, "observe")
@@ -132,17 +115,13 @@ class ClosedLoop:
         if plan.probe_s and needs_program(self.scenario.job(plan.job)):
             allowed = "0, as a job with transfers in the background is not calibrated with a probe"
             raise out_of_range("probe_s", plan.probe_s, allowed, f"scenario {self.scenario.name}: loop")
-        if 0.0 < self.options.tailor_s < MIN_TAILOR_S:
-            raise out_of_range("tailor", self.options.tailor_s, f"0, or at least {MIN_TAILOR_S:g} seconds", "loop")
-        if self.options.tailor_s == 0.0 and set(self.options.candidates) == {"tailored"}:
-            raise InputError("tailor = 0 with tailored as the only candidate; allowed: seconds, or another candidate")
         for role in self.options.candidates:
             if role not in CANDIDATES and (fault := find_policy(role).fault):
                 raise InputError(f"candidate {role}: {fault}; allowed: {', '.join(CANDIDATES)}, or a policy")
         folder = self.folder
         with folder.locked():
             record = {"scenario": self.scenario.model_dump(mode="json"), "options": self.options.model_dump()}
-            folder.claim(record, fresh=fresh)
+            folder.claim(record)
             work: dict[str, Callable[[Path], Found]] = {
                 "observe": self._observe,
                 "probe": self._probe,
@@ -150,16 +129,15 @@ class ClosedLoop:
                 "tailor": self._tailor,
                 "predict": self._predict,
                 "choose": lambda place: choose(folder.found("predict")["policies"]),
-                "contest": lambda place: self._contest(place, "canary", list(self._candidates()), plan.pairs),
-                "active": self._active,
+                "contest": self._contest,
                 "report": self._report,
             }
-            for stage in STAGES[: STAGES.index(stop_after) + 1]:
+            for stage in STAGES:
                 if not folder.is_done(stage) or stage == "report":  # cheap, and another version may report more
                     folder.finish(stage, work[stage](folder.begin(stage)))
                 if stage == "observe" and not folder.is_done("contest"):
                     self._say_how_long()
-            return folder.found(stop_after)
+            return folder.found("report")
 
     def _observe(self, place: Path) -> Found:
         plan = self.scenario.loop
@@ -189,7 +167,7 @@ class ClosedLoop:
         clusters, found = self._drawn(), Found(constant=None, policy=None, note="")
         if CONSTANT in self.options.candidates:
             found["constant"] = self._search(clusters)
-        if TAILORED in self.options.candidates and self.options.tailor_s:
+        if TAILORED in self.options.candidates:
             path = place / "tailored.safetensors"
             if (trained := self._train(clusters)) is not None:
                 save_policy(path, trained)
@@ -221,37 +199,27 @@ class ClosedLoop:
             "differences": predicted_differences(predictions),
         }
 
-    def _contest(self, place: Path, mode: str, policies: Sequence[str], pairs: int) -> Found:
+    def _contest(self, place: Path) -> Found:
         """Run the real job with candidates that take turns; returns what each of them did to its steps."""
-        plan, seed = self.scenario.loop, 2 * self.options.seed + (mode == "active")
-        every = ACTIVE_HOLDOUT_EVERY if mode == "active" else 2
-        iterations = plan.contest_iterations(policies, pairs, every)
+        plan, seed, roles = self.scenario.loop, 2 * self.options.seed, self._candidates()
+        policies = list(roles)
         for row in self.folder.found("predict")["policies"]:
             policy, digest = row["policy"], row.get("sha256")
             if policy in policies and digest is not None and find_policy(policy).sha256 != digest:
-                raise InputError(f"candidate {policy}: another file than the one predicted; allowed: that, or --fresh")
+                raise InputError(f"candidate {policy}: another file than the one predicted; allowed: another folder")
         more = ("--candidates", SEPARATOR.join(policies), "--seed", str(seed))
-        result = self._real(place, mode, iterations, *more)
-        contest = plan.contest(policies, seed, every)
+        result = self._real(place, "canary", plan.contest_iterations(policies, plan.pairs), *more)
         ranks = self.scenario.job(plan.job).ranks
-        roles = self._candidates()
-        found = contest_results(result, plan.job, contest, policies, ranks)
+        found = contest_results(result, plan.job, plan.contest(policies, seed), policies, ranks)
         for row in found["candidates"]:
             row.update(roles=roles[row["policy"]], sha256=find_policy(row["policy"]).sha256)
-        return {**found, "mode": mode, "seed": seed, "holdout_every": every, **_version()}
-
-    def _active(self, place: Path) -> Found:
-        if not self.options.active:
-            return {"skipped": "no pairs were asked for (--active)"}
-        roles = self._candidates()
-        policies = [policy for policy, known in roles.items() if set(known) & set(ACTIVE_ROLES)] or list(roles)
-        return self._contest(place, "active", policies, self.options.active)
+        return {**found, "seed": seed, **_version()}
 
     def _report(self, place: Path) -> Found:
         report = sim_to_real_report.build(self.scenario, {stage: self.folder.found(stage) for stage in STAGES[:-1]})
         found = self.folder.found("contest")
         policies = [row["policy"] for row in found["candidates"]]
-        contest = self.scenario.loop.contest(policies, found["seed"], found["holdout_every"])
+        contest = self.scenario.loop.contest(policies, found["seed"])
         steps_s_TR = np.asarray(np.load(self._run_of("contest") / "steps.npy"), np.float64)
         sim_to_real_report.write(report, steps_s_TR, contest, self.out)
         return report
@@ -278,9 +246,7 @@ class ClosedLoop:
         """Clusters that may be the real one, drawn from the errors of the calibration."""
         plan, observed, fitted = self.scenario.loop, self.folder.found("observe"), self._fitted()
         parameters = [Parameter(**known) for known in self.folder.found("calibrate")["parameters"]]
-        # a calibration leaves steps with checkpoints out; then the mean step is that of its own record
-        measured = None if has_checkpoints(self.scenario.job(plan.job)) else observed["jobs"][plan.job]
-        return drawn_clusters(fitted, parameters, measured, DRAWS_SEED + self.options.seed)
+        return drawn_clusters(fitted, parameters, observed["jobs"][plan.job], DRAWS_SEED + self.options.seed)
 
     def _candidates(self) -> dict[str, list[str]]:
         """The policies of the contest, each with its roles; a policy may have several."""
@@ -295,15 +261,11 @@ class ClosedLoop:
         """Once the job's step is known: how long its runs take."""
         plan, rule = self.scenario.loop, default_rule(self.scenario)
         stand_ins = {CONSTANT: rule, DEFAULT: rule, TAILORED: "learned"}
-        roles = [role for role in self.options.candidates if role != TAILORED or self.options.tailor_s]
-        policies = [stand_ins.get(role, role) for role in roles]
+        policies = [stand_ins.get(role, role) for role in self.options.candidates]
         step_s = float(self.folder.found("observe")["jobs"][plan.job]["mean_s"])
         runs = {"contest": plan.contest_iterations(policies, plan.pairs)}
         if plan.probe_s:
             runs = {"probe": plan.probe_iterations, **runs}
-        if self.options.active:
-            few = [stand_ins.get(role, role) for role in roles if role in ACTIVE_ROLES]
-            runs["active"] = plan.contest_iterations(few or policies, self.options.active, ACTIVE_HOLDOUT_EVERY)
         said = "; ".join(
             f"{name} {count:,} iterations, {count * step_s / 60.0:.2g} min" for name, count in runs.items()
         )
@@ -327,11 +289,11 @@ class ClosedLoop:
 
     def _train(self, clusters: Sequence[Cluster]) -> PolicyFile | None:
         """A policy trained on the drawn clusters for ``tailor_s``; None where no setting gains anything on them."""
-        from paceenv.trainers.training.tailor import tailor  # PyTorch, which nothing else of a prediction needs
+        from paceenv.trainers.training.job_training import train_for_job  # PyTorch: slow to import
 
         seconds, plan = self.options.tailor_s, self.scenario.loop
         with output.progress("tailor", seconds) as done:
-            found = tailor(
+            found = train_for_job(
                 clusters,
                 seconds=seconds,
                 seed=self.options.seed,

@@ -18,16 +18,10 @@ Found = dict[str, Any]
 
 
 class LoopDirectory:
-    """The stages of a loop in order, each in a directory of its own.
+    """The stages of a loop in order, each in a directory of its own."""
 
-    Args:
-        path: the loop's run directory.
-        stages: names, in their order.
-        files: what the loop leaves beside the stages' directories.
-    """
-
-    def __init__(self, path: Path, stages: Sequence[str], files: Sequence[str]) -> None:
-        self.path, self._stages, self._files = path, stages, files
+    def __init__(self, path: Path, stages: Sequence[str]) -> None:
+        self.path, self._stages = path, stages
 
     def of(self, stage: str) -> Path:
         """Where a stage keeps what it made."""
@@ -47,58 +41,39 @@ class LoopDirectory:
         Stages behind it rest on what it will find, so they are no longer done.
         """
         folder = self.of(stage)
-        self._undo(self._stages[self._stages.index(stage) + 1 :])
+        for later in reversed(self._stages[self._stages.index(stage) + 1 :]):
+            (self.of(later) / DONE).unlink(missing_ok=True)
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
         return folder
 
     def finish(self, stage: str, found: Found) -> None:
-        """A stage is done, and this is what it found.
-
-        Args:
-            stage: its name.
-            found: plain data.
-        """
+        """A stage is done, and this is what it found."""
         output.write_json(found, str(self.of(stage) / DONE))
 
-    def claim(self, record: Mapping[str, Any], *, fresh: bool = False) -> None:
+    def claim(self, record: Mapping[str, Any]) -> None:
         """Make a new folder this loop's, or make sure that it is. Raises InputError where it is another's.
 
         ``record`` is plain data that says what the loop is about; with another one its stages would not fit together.
-        ``fresh`` removes what a loop left here, and nothing else.
-
-        Args:
-            record: what the loop is about.
-            fresh: whether to begin anew.
         """
         path = self.path / RECORD
         if not path.exists():
             begun = (LOCK, f".{RECORD}.")  # and a record that a loop was killed over
             if any(not one.name.startswith(begun) for one in self.path.iterdir()):
                 raise InputError(f"{self.path}: holds something else; allowed: a new folder, or one of a loop")
-        elif fresh:
-            self._undo(self._stages)  # first, as a removal that is killed leaves half of a stage
-            for stage in self._stages:
-                shutil.rmtree(self.of(stage), ignore_errors=True)
-            for name in self._files:
-                (self.path / name).unlink(missing_ok=True)
         elif changed := first_difference(_read(path), json.loads(json.dumps(record))):
-            raise InputError(f"{self.path}: begun with {changed}; allowed: the same, another folder, or --fresh")
+            raise InputError(f"{self.path}: begun with {changed}; allowed: the same, or another folder")
         output.write_json(dict(record), str(path))
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other loops out, as long as this process lives. Raises InputError."""
         return locked(self.path, "loop")
 
-    def _undo(self, stages: Sequence[str]) -> None:
-        for stage in reversed(stages):
-            (self.of(stage) / DONE).unlink(missing_ok=True)
-
 
 def _read(path: Path) -> Found:
     try:
         found: Found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {error}; allowed: with --fresh the loop starts anew") from None
+        raise InputError(f"{path}: cannot be read: {error}; allowed: remove it, and its stage runs again") from None
     return found

@@ -18,12 +18,7 @@ _SHADES = {"predicted, always on": "#b0b0b0", "predicted, in blocks": "#4c72b0",
 
 
 def effects(found: Mapping[str, Any], path: Path) -> None:
-    """Each policy's effect on mean step time: predicted always on and in blocks, and measured in the contest.
-
-    Args:
-        found: results of the stages.
-        path: of the picture.
-    """
+    """Each policy's effect on mean step time: predicted always on and in blocks, and measured in the contest."""
     rows, measured = found["policies"], {row["policy"]: row["measured"] for row in found["contest"]["candidates"]}
     figure, panel = figures.axes(f"{found['scenario']}: effect on mean step time", "change of mean step time, %", "")
     for i, row in enumerate(rows):
@@ -66,39 +61,11 @@ def label(policy: str) -> str:
     return f"{given['mechanism']} {' / '.join(shown)}"
 
 
-def calibration(found: Mapping[str, Any], path: Path) -> None:
-    """Every fitted parameter's 95 % interval relative to its value; parameters that are not identified are marked.
-
-    Args:
-        found: results of the stages.
-        path: of the picture.
-    """
-    shown = [p for p in found["calibration"] if p["se"] is None or p["se"] > 0.0]  # the others are exact
-    figure, panel = figures.axes(f"{found['scenario']}: calibrated", "95 % interval / fitted value", "")
-    for i, parameter in enumerate(shown):
-        value, low, high = parameter["value"], parameter["lo"], parameter["hi"]
-        if parameter["se"] is None:
-            panel.annotate("not identified", (1.0, i), ha="center", va="center", fontsize=8, color=_SHADES["measured"])
-        elif value and low is not None and high is not None:
-            panel.plot([low / value, high / value], [i, i], color=_SHADES["predicted, in blocks"], lw=2)
-            panel.plot(1.0, i, "o", color=_SHADES["predicted, in blocks"], ms=4)
-        elif high is not None:
-            panel.annotate(f"at most {high:.3g}", (1.0, i), ha="center", va="center", fontsize=8)
-    names = [p["key"] if p["value"] is None else f"{p['key']} = {p['value']:.4g}" for p in shown]
-    panel.set_yticks(range(len(shown)), names, fontsize=8)
-    panel.set_ylim(len(shown) - 0.5, -0.5)
-    panel.set_xlim(min(0.5, panel.get_xlim()[0]), max(1.5, min(panel.get_xlim()[1], 3.0)))
-    figure.savefig(path)
-
-
 def steps(steps_s_TR: Array, contest: Contest, names: Sequence[str], path: Path) -> None:
     """Step time over the contest's run, a panel for each candidate, with its paced blocks shaded.
 
     Args:
         steps_s_TR: ends of the job's steps ``(T, R)``, seconds.
-        contest: whose turn it was.
-        names: of the candidates.
-        path: the picture.
     """
     end_s_T, step_s_T = job_steps(steps_s_TR)
     at_s_T, step_ms_T = end_s_T[1:] - end_s_T[0], 1e3 * step_s_T

@@ -1,16 +1,19 @@
-"""The A-B effect of pacing on mean step time, from the paired blocks of a finished run, and how policies compare.
+"""What a finished run with paired blocks shows: each policy's A-B effect on mean step time, and how policies compare.
 
 The measure is that of ``paceenv.live.decide.canary``, which evaluates while a job runs: the logarithm of the ratio of
 a pair's block means, with the same clipping, and Student's t over the pairs. Here the schedule is applied to the steps
-that the job itself recorded, so the result does not depend on the agent's reports. Legend: E episodes, P pairs, T
+that the job itself recorded, so the result does not depend on the agents' reports. Those only say for how many pairs a
+candidate paced on every rank. Legend: E episodes, P pairs, T
 iterations, R ranks, U steps of another job.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -20,10 +23,14 @@ from paceenv.core.intervals import Interval
 from paceenv.core.student_t import student_t_quantile
 from paceenv.live.decide.canary import CLIP_MEDIANS, Slot
 from paceenv.live.decide.contest import Contest
+from paceenv.live.record.snapshot import Snapshot, entry, number, text
+from paceenv.live.testbed.testbed_run import RunResult
 
 Array = NDArray[np.float64]
+Found = dict[str, Any]
 
 LEVEL = 0.95
+PACED_STATES = ("canary", "active")
 MIN_STEPS = 2
 """Whole steps of another job that a block must contain to count for that job."""
 _OTHERS = Slot(False, -1, False)
@@ -53,7 +60,6 @@ class Effect:
 
         Args:
             log_ratio: logarithm of the mean with pacing over that without, with its interval.
-            units: number of pairs or runs behind it.
         """
         change, low, high = map(math.expm1, log_ratio)
         return cls(change, low, high, units)
@@ -89,13 +95,7 @@ class PairedBlocks:
 
     @classmethod
     def of(cls, contest: Contest, iterations: int, candidate: int = 0) -> PairedBlocks:
-        """The blocks of one candidate of a contest; in those of the others it neither paces nor counts.
-
-        Args:
-            contest: the schedule of all candidates.
-            iterations: length of the run.
-            candidate: its number.
-        """
+        """The blocks of one candidate of a contest; in those of the others it neither paces nor counts."""
         places = [contest.place(i) for i in range(iterations)]
         slots = [place.slot if place.candidate == candidate else _OTHERS for place in places]
         on_T, pair_T, counted_T = (np.array(values) for values in zip(*slots, strict=True))
@@ -125,12 +125,7 @@ class PairedBlocks:
 
 
 def log_ratios(step_s_ET: Array, blocks: PairedBlocks) -> Array:
-    """Logarithm of the mean step with pacing over that without, ``(E, P)``, pair by pair.
-
-    Args:
-        step_s_ET: step times, seconds.
-        blocks: which steps belong to which block.
-    """
+    """Logarithm of the mean step with pacing over that without, ``(E, P)``, pair by pair."""
     pairs = [_log_ratio(step_s_ET[:, off], step_s_ET[:, on]) for off, on in blocks.counted()]
     return np.stack(pairs, axis=1) if pairs else np.empty((len(step_s_ET), 0))
 
@@ -149,8 +144,6 @@ def other_log_ratios(end_s_T: Array, other_end_s_U: Array, blocks: PairedBlocks)
     Args:
         end_s_T: ends of our steps, one more than iterations of ``blocks``; iteration ``i`` lies between ends ``i`` and
             ``i + 1``.
-        other_end_s_U: ends of the other job's steps, on the same clock.
-        blocks: our blocks. Pairs with fewer than MIN_STEPS of the other job's steps are left out.
     """
     found = []
     for off, on in blocks.counted():
@@ -171,12 +164,7 @@ def effect(log_ratio_P: Array) -> Effect:
 
 
 def difference(log_ratio_P: Array, other_P: Array) -> Effect:
-    """Mean step under one policy relative to that under another, both paired with no pacing, by the same rounds.
-
-    Args:
-        log_ratio_P: of the policy, round by round.
-        other_P: of the other one; what it has more or fewer of is left out.
-    """
+    """Mean step under one policy relative to that under another, both paired with no pacing, by the same rounds."""
     rounds = min(len(log_ratio_P), len(other_P))
     return effect(log_ratio_P[:rounds] - other_P[:rounds])
 
@@ -186,10 +174,6 @@ def gain_share(log_ratio_P: Array, other_P: Array) -> Interval:
 
     A gain is the relative fall of mean step time. The interval is not-a-number where the other policy does not surely
     gain, as then any share fits.
-
-    Args:
-        log_ratio_P: of the policy, round by round.
-        other_P: of the other one; what it has more or fewer of is left out.
     """
     n = min(len(log_ratio_P), len(other_P))
     if n < 2:
@@ -220,12 +204,7 @@ def mean_step(step_s_T: Array) -> dict[str, float]:
 
 
 def step_summary(step_s: Interval, cv: float) -> dict[str, float]:
-    """Mean step with its interval, in seconds, and CV, as reports write them.
-
-    Args:
-        step_s: mean step with its interval, seconds.
-        cv: coefficient of variation.
-    """
+    """Mean step with its interval, in seconds, and CV, as reports write them."""
     return {"mean_s": step_s.value, "low_s": step_s.low, "high_s": step_s.high, "cv": cv}
 
 
@@ -237,3 +216,96 @@ def _student(sample_N: Array, mean: float | None = None) -> Interval:
     half = student_t_quantile(0.5 * (1.0 - LEVEL), n - 1) * float(sample_N.std(ddof=1)) / math.sqrt(n)
     mean = float(sample_N.mean()) if mean is None else mean
     return Interval(mean, mean - half, mean + half)
+
+
+def contest_results(result: RunResult, job: str, contest: Contest, policies: Sequence[str], ranks: int) -> Found:
+    """The measured effects of a contest's candidates and the differences between them, as plain data."""
+    mine = result.jobs[job]
+    end_s_T, step_s_T = job_steps(mine.steps_s_TR)
+    beside = {name: job_steps(other.steps_s_TR)[0] for name, other in result.jobs.items() if name != job}
+    rows, ratios, unpaced = list[Found](), dict[str, Array](), list[Array]()
+    for k, policy in enumerate(policies):
+        agents = candidate_agents(mine.snapshots, k, ranks)
+        blocks = PairedBlocks.of(contest, len(step_s_T), k).first(agents["paced_pairs"])
+        ratios[policy] = log_ratios(step_s_T[None], blocks)[0]
+        off, on = blocks.both()
+        unpaced.append(step_s_T[off])
+        rows.append(
+            {
+                "policy": policy,
+                "measured": effect(ratios[policy]).as_dict(),
+                "others": {
+                    name: effect(other_log_ratios(end_s_T, ends, blocks)).as_dict() for name, ends in beside.items()
+                },
+                "steps": {"unpaced": mean_step(step_s_T[off]), "paced": mean_step(step_s_T[on])},
+                "agents": agents,
+            }
+        )
+    return {
+        "candidates": rows,
+        "differences": [
+            {
+                "policy": one,
+                "than": other,
+                "measured": difference(ratios[one], ratios[other]).as_dict(),
+                "share": dict(zip(("value", "low", "high"), gain_share(ratios[one], ratios[other]), strict=True)),
+            }
+            for one, other in permutations(policies, 2)
+        ],
+        "unpaced": mean_step(np.concatenate(unpaced)),
+        "delays": delays(mine.snapshots),
+    }
+
+
+def candidate_agents(snapshots: Sequence[Snapshot], candidate: int, ranks: int) -> Found:
+    """What the ranks' agents reported of one candidate, and for how many pairs it paced on all of them.
+
+    ``paced_pairs`` is None where it paced to the end on every rank. A rank that rolled it back stopped after the
+    evaluation that caused it; later blocks compare nothing. Where one of the ``ranks`` reported nothing at all, no
+    block compares anything.
+    """
+    verdicts, texts, reasons, pairs = Counter[str](), set[str](), set[str](), list[int]()
+    for snapshot in snapshots:
+        one = _candidate(snapshot, candidate)
+        verdicts[text(one, "verdict") or "no verdict"] += 1
+        texts.add(text(one, "text"))
+        stopped = text(one, "stopped") or ("" if text(snapshot, "state") in PACED_STATES else text(snapshot, "reason"))
+        if stopped or text(snapshot, "state") not in PACED_STATES:
+            reasons.add(stopped)
+            pairs.append(int(number(one, "pairs") or 0))
+    if silent := ranks - len(snapshots):
+        reasons.add(f"{silent} of {ranks} agents reported nothing")
+    return {
+        "verdicts": dict(verdicts),
+        "texts": sorted(texts),
+        "stopped": sorted(reasons),
+        "paced_pairs": 0 if silent else min(pairs, default=None),
+    }
+
+
+def _candidate(snapshot: Snapshot, candidate: int) -> Mapping[str, Any]:
+    listed = entry(snapshot, "canary", "candidates")
+    found = listed[candidate] if isinstance(listed, list) and candidate < len(listed) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def delays(snapshots: Sequence[Snapshot]) -> Found:
+    """The delays of all ranks and candidates: how many, their mean in seconds, and how often each limit cut one.
+
+    ``held`` is how many transfers rule defer held back, ``holds`` in how many iterations it would have, and ``unheld``
+    what agents said of transfers that they do not hold.
+    """
+    taken = sum(number(s, "pacing", "taken") or 0.0 for s in snapshots)
+    total_s = sum(number(s, "pacing", "total_s") or 0.0 for s in snapshots)
+    cut: Counter[str] = Counter()
+    for snapshot in snapshots:
+        cut.update({name: int(count) for name, count in (entry(snapshot, "pacing", "cut") or {}).items()})
+    events = [event for s in snapshots for event in entry(s, "events") or [] if isinstance(event, Mapping)]
+    return {
+        "taken": int(taken),
+        "mean_s": total_s / taken if taken else 0.0,
+        "cut": dict(cut),
+        "holds": int(sum(number(s, "pacing", "holds") or 0.0 for s in snapshots)),
+        "held": int(sum(number(s, "pacing", "held") or 0.0 for s in snapshots)),
+        "unheld": sorted({said for event in events if "not held back" in (said := text(event, "text"))}),
+    }

@@ -14,7 +14,6 @@ Legend: D drawn clusters, E episodes (seeds), N values, T iterations, P pairs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -25,8 +24,6 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing, standing, timing
 from paceenv.core.errors import InputError
-from paceenv.core.intervals import Interval
-from paceenv.core.student_t import student_t_quantile
 from paceenv.live.decide.canary import BLOCK_ITERATIONS
 from paceenv.live.decide.contest import Contest
 from paceenv.live.testbed.testbed_scenario import LoopPlan
@@ -35,7 +32,8 @@ from paceenv.policies.rollout import start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator
-from paceenv.trainers.closed_loop.paired_blocks import LEVEL, Array, Effect, PairedBlocks, log_ratios, step_summary
+from paceenv.trainers.closed_loop.paired_blocks import Array, Effect, PairedBlocks, log_ratios, step_summary
+from paceenv.whatif.estimate import one_more
 
 
 @dataclass(frozen=True)
@@ -68,10 +66,7 @@ class Predictor:
 
     Args:
         clusters: drawn from a calibration (``drawn_clusters``).
-        plan: of the loop: blocks, limits, the mechanism.
-        seeds: episodes a cluster.
         first_seed: of the noise; cluster ``d`` takes the ``d``-th ``seeds`` from there.
-        iterations: of every simulated run; a contest that ends later is cut.
     """
 
     def __init__(
@@ -91,12 +86,7 @@ class Predictor:
         return step_summary(one_more(mean_s_N), float((step_s_NT.std(axis=1) / mean_s_N).mean()))
 
     def predict(self, policy: str, contest: Contest) -> Prediction:
-        """One policy, by name or file, always on and in the blocks of the first candidate of ``contest``.
-
-        Args:
-            policy: a name or a file.
-            contest: the schedule of blocks.
-        """
+        """One policy, by name or file, always on and in the blocks of the first candidate of ``contest``."""
         in_blocks = PairedBlocks.of(contest, len(self._always_T))
         always_D, blocks_D, cv_D, delay_D = [], [], [], []
         for d, passive_s_ET in enumerate(self._passive):
@@ -142,7 +132,6 @@ def run_in_blocks(
 
     Args:
         policy: it is reset before the run.
-        simulator: at the start of its episodes.
         on_T: where the policy may act; changes at ``quiet_first`` and at whole intervals of the policy after it only.
         quiet_first: iterations before the first control interval.
 
@@ -174,13 +163,3 @@ def run_in_blocks(
             step_s_ET[:, t:until] = simulator.run(simulator.off(), until - t)
         acted = bool(on_T[t])
     return step_s_ET, mean_delay_s
-
-
-def one_more(value_N: Array) -> Interval:
-    """The mean of a sample; one more value lies between the ends with a probability of 95 %."""
-    n, mean = len(value_N), float(value_N.mean())
-    if n < 2:
-        return Interval(mean)
-    spread = float(value_N.std(ddof=1)) * math.sqrt(1.0 + 1.0 / n)
-    half = student_t_quantile(0.5 * (1.0 - LEVEL), n - 1) * spread
-    return Interval(mean, mean - half, mean + half)

@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from paceenv.core.errors import InputError
-from paceenv.core.timing import BARRIER_BYTES
-from paceenv.live.testbed.testbed_scenario import Backend, Compute, Job, Scenario, Transfer
+from paceenv.live.testbed.testbed_scenario import Compute, Job, Scenario, Transfer
 from paceenv.sim.cluster.program.step_program import WORLD
-
-GRADIENTS = ("all_reduce", "reduce_scatter")
-"""Transfers that nobody needs before the end of an iteration, where they run in the background."""
 
 
 def needs_program(job: Job) -> bool:
@@ -18,33 +14,23 @@ def needs_program(job: Job) -> bool:
     return any(phase.transfer is not None and phase.transfer.background for phase in job.iteration)
 
 
-def has_checkpoints(job: Job) -> bool:
-    """Whether the job stands still now and then to write a checkpoint."""
-    return any(phase.checkpoint is not None for phase in job.iteration)
-
-
 def left_out(scenario: Scenario) -> list[str]:
     """What of a scenario no prediction has, a line each."""
     job, found = scenario.job(scenario.loop.job), list[str]()
-    if has_checkpoints(job):
-        found.append("checkpoints are in the measured steps, and in none that was simulated")
     if not needs_program(job):
         return found
     if len({host % scenario.network.racks for host in job.hosts}) > 1:
         found.append("in the simulation every transfer between hosts leaves its rack")
     compute = [phase.compute for phase in job.iteration if phase.compute is not None]
-    if any(one.pause or one.stall_rate or (one.slow and one.slow.every is not None) for one in compute):
-        found.append("pauses, stalls and ranks that are slow at times are not in the simulated program")
+    if any(one.pause or (one.slow and one.slow.every is not None) for one in compute):
+        found.append("pauses and ranks that are slow at times are not in the simulated program")
     return found
 
 
-def scenario_program(job: Job, backend: Backend) -> dict[str, Any]:
+def scenario_program(job: Job) -> dict[str, Any]:
     """Section ``program`` of a cluster config for a job of the testbed.
 
-    Gloo has no reduce-scatter: ``torch.distributed`` sums each member's part for all of them (pytorch PR #149869). So
-    the links carry twice the bytes.
-
-    Raises InputError for phases that a program has not: a gather, messages around a ring, a checkpoint.
+    Raises InputError for phases that a program has not: a gather, messages around a ring.
     """
     communicators: dict[str, dict[str, int]] = {}
     named: dict[tuple[str | None, int, int], str] = {}
@@ -58,12 +44,9 @@ def scenario_program(job: Job, backend: Backend) -> dict[str, Any]:
         elif isinstance(given, Transfer) and kind not in ("gather", "send"):
             label, groups = _communicator(given, job.ranks, named)
             communicators |= {label: groups} if label != WORLD else {}
-            size = given.bytes / given.buckets
-            if kind == "reduce_scatter" and backend == "gloo" and size > BARRIER_BYTES:
-                size *= 2.0
-            one: dict[str, Any] = {"bytes": size, "communicator": label}
+            one: dict[str, Any] = {"bytes": given.bytes / given.buckets, "communicator": label}
             if given.background:
-                one |= {"background": True, "can_wait": kind in GRADIENTS}
+                one |= {"background": True, "can_wait": kind == "all_reduce"}
             step += [{kind: one}] * given.buckets
         else:
             raise InputError(f"job {job.name}: {kind} beside transfers in the background; allowed: none of it")
@@ -74,13 +57,13 @@ def program_base(scenario: Scenario) -> dict[str, Any]:
     """A cluster config of the scenario's job with its program and nominal rates."""
     job, network = scenario.job(scenario.loop.job), scenario.network
     nodes = len(job.hosts)
-    nic_gbps = 1e-3 * min(network.host_mbps_of.get(host, network.host_mbps) for host in job.hosts)
+    nic_gbps = 1e-3 * network.host_mbps
     racks = {host % network.racks for host in job.hosts}
     uplink_gbps = 1e-3 * network.uplink_mbps * len(racks) if network.uplink_mbps else 1e3 * nodes * nic_gbps
     return {
         "name": f"{scenario.name}-known",
         "job": {"nodes": nodes, "ranks_per_node": job.ranks_per_host},
-        "program": scenario_program(job, scenario.backend),
+        "program": scenario_program(job),
         "fabric": {
             "nic_gbps": nic_gbps,
             "nodes_per_leaf": nodes if len(racks) == 1 else 1,

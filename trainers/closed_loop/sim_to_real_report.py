@@ -19,7 +19,6 @@ from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
 from paceenv.ui import config_files, output
 
 SCHEMA = "paceenv.loop/2"
-FILES = ("report.md", "report.json", "effects.png", "steps.png", "calibration.png")
 MEAN_LIMIT, CV_LIMIT = 0.05, 0.03
 """How near a simulated mean step, relative, and a simulated CV must come to the measured ones."""
 MANY = 0.2
@@ -30,17 +29,11 @@ Found = dict[str, Any]
 
 
 def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
-    """The report as plain data, from the results of the stages.
-
-    Args:
-        scenario: the job on the testbed.
-        found: results by stage.
-    """
+    """The report as plain data, from the results of the stages."""
     plan = scenario.loop
     observed, predicted = found["observe"]["jobs"][plan.job], found["predict"]
     passive = predicted["passive"]
-    contest = judged(found["contest"], predicted, "blocks", observed)
-    active = found["active"]
+    contest = judged(found["contest"], predicted, observed)
     report = {
         "schema": SCHEMA,
         "paceenv": paceenv.__version__,
@@ -55,39 +48,29 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
         "fit": fit(observed, passive),
         "held_out": fit(found["contest"]["unpaced"], passive),
         "calibration": found["calibrate"]["parameters"],
-        "limits": vars(plan.limits),
         "policies": predicted["policies"],
         "chosen": found["choose"],
         "contest": contest,
-        "active": None if "skipped" in active else judged(active, predicted, "always", observed),
         "notes": [
             *filter(None, [found["tailor"]["note"]]),
             *left_out(scenario),
             *notes(contest, scenario),
-            *([] if "skipped" in active else [f"always on: {line}" for line in _stopped(active)]),
         ],
     }
     return {**report, "verdict": verdict(report)}
 
 
-def judged(run: Found, predicted: Found, which: str, observed: Found) -> Found:
-    """A real run with every candidate beside its prediction and beside the best constant.
-
-    Args:
-        run: of the stage contest or active.
-        predicted: of the stage predict.
-        which: the prediction to hold it to: ``blocks`` or ``always``.
-        observed: the job as it was observed.
-    """
+def judged(run: Found, predicted: Found, observed: Found) -> Found:
+    """A real run with every candidate beside its prediction and beside the best constant."""
     policies = {row["policy"]: row for row in predicted["policies"]}
     differences = {(one["policy"], one["than"]): one for one in predicted["differences"]}
     constant = reference(run["candidates"])
     rows = []
     for row in run["candidates"]:
         known = policies[row["policy"]]
-        said = compare(Effect.of(known[which]), Effect.of(row["measured"]))
+        said = compare(Effect.of(known["blocks"]), Effect.of(row["measured"]))
         said["against_observed"] = {kind: against(steps, observed).as_dict() for kind, steps in row["steps"].items()}
-        rows.append({**row, "predicted": known[which], "always": known["always"], **said})
+        rows.append({**row, "predicted": known["blocks"], "always": known["always"], **said})
     both = [{**one, "always": differences[one["policy"], one["than"]]["always"]} for one in run["differences"]]
     return {**run, "candidates": rows, "differences": both, "reference": constant}
 
@@ -97,17 +80,6 @@ def reference(rows: Sequence[Found]) -> str | None:
     constants = [row for row in rows if set(row["roles"]) & set(CONSTANTS)]
     known = [(Effect.of(row["measured"]).change, row["policy"]) for row in constants]
     return min((one for one in known if math.isfinite(one[0])), default=(0.0, None))[1]
-
-
-def than(run: Found, policy: str, other: str | None) -> Found | None:
-    """The difference between two candidates of a run; None where there is none.
-
-    Args:
-        run: results of a contest.
-        policy: the first candidate.
-        other: the second candidate; None where there is none.
-    """
-    return next((one for one in run["differences"] if (one["policy"], one["than"]) == (policy, other)), None)
 
 
 def verdict(report: Found) -> str:
@@ -121,12 +93,7 @@ def verdict(report: Found) -> str:
 
 
 def fit(observed: Mapping[str, float | None], passive: Mapping[str, float]) -> Found:
-    """Errors of the simulated job without pacing, against the run it was fitted to or against another one.
-
-    Args:
-        observed: statistics of the real job.
-        passive: the same of the simulated job.
-    """
+    """Errors of the simulated job without pacing, against the run it was fitted to or against another one."""
     mean_s, cv = observed["mean_s"], observed["cv"]
     if mean_s is None or cv is None:
         return dict.fromkeys(("mean_error", "cv_error", "mean_within", "cv_within"))
@@ -136,12 +103,7 @@ def fit(observed: Mapping[str, float | None], passive: Mapping[str, float]) -> F
 
 
 def against(steps: Mapping[str, Any], observed: Mapping[str, Any]) -> Effect:
-    """Change from the observed run to a contest's blocks of one kind; two runs, so the interval is wide.
-
-    Args:
-        steps: statistics of a contest's blocks.
-        observed: the same of the observed run.
-    """
+    """Change from the observed run to a contest's blocks of one kind; two runs, so the interval is wide."""
     if steps["mean_s"] is None:
         return Effect.of_logs(Interval(math.nan), 1)
     change = math.log(steps["mean_s"] / observed["mean_s"])
@@ -154,10 +116,6 @@ def compare(predicted: Effect, measured: Effect) -> Found:
 
     ``inside``: the predicted change lies in the measured interval. ``sign``: both have the same sign. Where the
     measured interval contains 0, a prediction inside it or within the limit of a null has the right sign.
-
-    Args:
-        predicted: the effect in the simulator.
-        measured: the effect on the job.
     """
     said = f"predicted {predicted}, measured {measured}"
     if not math.isfinite(measured.low):
@@ -192,12 +150,7 @@ def _does(change: float) -> str:
 
 
 def notes(contest: Found, scenario: Scenario) -> list[str]:
-    """What a reader must know before believing the numbers of a contest.
-
-    Args:
-        contest: its results.
-        scenario: the job on the testbed.
-    """
+    """What a reader must know before believing the numbers of a contest."""
     found = _stopped(contest)
     for row in contest["candidates"]:
         name = label(row["policy"])
@@ -237,13 +190,9 @@ def write(report: Found, steps_s_TR: Array, contest: Contest, out: Path) -> None
     """Write the report and its pictures.
 
     Args:
-        report: from :func:`build`.
         steps_s_TR: ends of the steps of the contest's run ``(T, R)``, seconds.
-        contest: whose turn it was.
-        out: the run directory.
     """
     loop_plots.effects(report, out / "effects.png")
-    loop_plots.calibration(report, out / "calibration.png")
     names = [label(row["policy"]) for row in report["contest"]["candidates"]]
     loop_plots.steps(steps_s_TR, contest, names, out / "steps.png")
     output.write_json(report, str(out / "report.json"))
@@ -270,7 +219,6 @@ def markdown(report: Found) -> str:
         lines += ["", f"## {title}", "", *output.markdown_table(columns, rows)]
         lines += ["", note] if note else []
     lines += ["", "![predicted and measured effects](effects.png)", "", "![steps of the contest](steps.png)", ""]
-    lines += ["![calibrated parameters](calibration.png)", ""]
     return "\n".join(lines)
 
 
@@ -321,26 +269,19 @@ def tables(report: Found) -> list[Table]:
             "with the limits of delays that the agent's guard will have",
         ),
     ]
-    for title, run in (("Predicted and measured", report["contest"]), ("Always on", report["active"])):
-        if run is not None:
-            note = "measured on the job's own stamps, without the agent; inside: the prediction lies in the interval"
-            found.append((title, MEASURED, [_measured(row) for row in run["candidates"]], note))
-            found += compared(run, "" if run is report["contest"] else ", always on")
-    return found
+    run = report["contest"]
+    note = "measured on the job's own stamps, without the agent; inside: the prediction lies in the interval"
+    found.append(("Predicted and measured", MEASURED, [_measured(row) for row in run["candidates"]], note))
+    return found + compared(run)
 
 
-def compared(run: Found, more: str = "") -> list[Table]:
-    """The candidates of a run against its best constant, with that one named in the title; nothing without one.
-
-    Args:
-        run: results of a contest.
-        more: an addition to the title.
-    """
+def compared(run: Found) -> list[Table]:
+    """The candidates of a run against its best constant, with that one named in the title; nothing without one."""
     if run["reference"] is None:
         return []
     rows = [_compared(one) for one in run["differences"] if one["than"] == run["reference"]]
     note = "change of mean step time from the constant to the policy in the same rounds; below 0 the policy is better"
-    return [(f"Against the best constant, {label(run['reference'])}{more}", COMPARED, rows, note)] if rows else []
+    return [(f"Against the best constant, {label(run['reference'])}", COMPARED, rows, note)] if rows else []
 
 
 def _compared(one: Mapping[str, Any]) -> tuple[str, ...]:

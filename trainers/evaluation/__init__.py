@@ -1,1 +1,1 @@
-"""``paceenv evaluate`` and ``paceenv scores``: policies compared on suites of clusters."""
+"""``paceenv evaluate``: policies compared on suites of clusters."""

@@ -9,9 +9,7 @@ from pathlib import Path
 from pydantic import Field
 
 from paceenv.core.errors import InputError
-from paceenv.policies.hub import repository
-from paceenv.policies.networks import foreign
-from paceenv.policies.networks.own_class import names_class
+from paceenv.policies.foreign import file_of, names_class
 from paceenv.sim.cluster import Cluster
 from paceenv.trainers.evaluation.suites import Split, Suite, load_suite
 from paceenv.ui import config_files
@@ -83,5 +81,5 @@ def load_comparison(path: str | os.PathLike[str]) -> Comparison:
 
 def _beside(folder: Path, policy: str) -> str:
     """A policy as a command line spells it from here; its file may lie beside the comparison's."""
-    is_file = ".safetensors" in policy or foreign.file_of(policy) is not None
-    return str(folder / policy) if is_file and not policy.startswith(repository.PREFIX) else policy
+    is_file = ".safetensors" in policy or file_of(policy) is not None
+    return str(folder / policy) if is_file else policy

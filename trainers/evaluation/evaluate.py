@@ -2,6 +2,13 @@
 
 Every rank runs its own copy of a policy on its own view. A row's unit is a seed: one cluster drawn, one noise drawn,
 the same for every policy.
+
+Gap closed is a policy's gain as a share of the *best known* one: the best mean gain of all policies and settings that
+ran on the cluster, where one of them looked ahead. No policy is a bound: one that looks ahead tries few settings and
+gives all ranks the same one, so others exceed it now and then. The intervals are those of a hierarchical bootstrap:
+clusters are drawn again, and within each of them seeds, the same for all policies; the best is found anew every time.
+
+Axes: P policies, E seeds, C clusters, B resamples, K co-tenants.
 """
 
 from __future__ import annotations
@@ -19,13 +26,15 @@ from paceenv.policies.ranges import Outside
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
-from paceenv.trainers.evaluation import gaps
 from paceenv.trainers.evaluation.suites import Case, Suite
 
 NULL_LIMIT = 0.005
 """The largest share of mean step time that a policy may cost where pacing cannot help."""
 AHEAD = "clairvoyant"
 """The policy that looks ahead; where it has not run, nobody knows what can be won."""
+TUNED = "static-tuned"
+"""The static setting that is best for each cluster by itself."""
+RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -51,15 +60,10 @@ class Score:
     """A policy on a suite or on one of its clusters.
 
     Attributes:
-        policy: name of the policy.
-        cluster: name of the cluster or suite.
         gain: relative gain of throughput over passive.
-        gain_ci95: ends of its 95 % interval.
-        cv: mean coefficient of variation of step time.
-        mean_delay_share: mean delay as a share of the ideal step.
-        null_case: whether pacing cannot help there.
-        gap_closed: gain as a share of the bound, the best gain of any policy in the table, with its interval over seeds
-            and clusters; None where the bound is unknown or gains nothing.
+        mean_delay_share: as a share of the ideal step.
+        gap_closed: gain as a share of the best known gain, with its interval over seeds and clusters; None where that
+            is unknown or nothing.
         tenants_gain: mean relative gain of the co-tenants' throughput over passive; None where there is none.
     """
 
@@ -95,51 +99,35 @@ class SuiteResult:
         return lines
 
     def gain_E(self, policy: str, case: Case, against: str = "passive") -> NDArray[np.float64]:
-        """Throughput gains of a policy on a cluster by seed, ``(E,)``.
-
-        Args:
-            policy: name of the policy.
-            case: the cluster.
-            against: the policy it is compared with.
-        """
+        """Throughput gains of a policy on a cluster by seed, ``(E,)``."""
         return self.outcomes[against, case.name].step_s_E / self.outcomes[policy, case.name].step_s_E - 1.0
 
     def tenants_gain(self, policy: str, case: Case) -> float | None:
-        """Mean relative gain of the co-tenants' throughput over passive; None where there is none.
-
-        Args:
-            policy: its name in the table.
-            case: a cluster of the suite.
-        """
+        """Mean relative gain of the co-tenants' throughput over passive; None where there is none."""
         rate_EK, before_EK = (self.outcomes[name, case.name].tenant_rate_EK for name in (policy, "passive"))
         known_EK = before_EK > 0.0  # not-a-number is not
         return float((rate_EK[known_EK] / before_EK[known_EK]).mean() - 1.0) if known_EK.any() else None
 
-    def bound(self, case: Case) -> float | None:
+    def best_known(self, case: Case) -> float | None:
         """The best mean gain of any policy on a cluster; None for a null or where no policy has looked ahead."""
         if case.null_case or (AHEAD, case.name) not in self.outcomes:
             return None
         return max(float(self.gain_E(policy, case).mean()) for policy in self.policies)
 
     def _share_of_best(self, policy: str, case: Case) -> tuple[float, NDArray[np.float64]] | None:
-        """As :func:`gaps.share_of_best`; None where there is nothing to win, as far as anybody knows."""
-        bound = self.bound(case)
-        if bound is None or bound <= NULL_LIMIT:
+        """As :func:`share_of_best`; None where there is nothing to win, as far as anybody knows."""
+        best = self.best_known(case)
+        if best is None or best <= NULL_LIMIT:
             return None
         gain_PE = np.stack([self.gain_E(one, case) for one in self.policies])
-        return gaps.share_of_best(gain_PE, self.policies.index(policy))
+        return share_of_best(gain_PE, self.policies.index(policy))
 
     def score(self, policy: str, case: Case) -> Score:
-        """One policy on one cluster.
-
-        Args:
-            policy: its name in the table.
-            case: a cluster of the suite.
-        """
+        """One policy on one cluster."""
         found = self.outcomes[policy, case.name]
         gain, *interval = metrics.bootstrap_interval(self.gain_E(policy, case))
         share = self._share_of_best(policy, case)
-        closed = None if share is None else gaps.interval(*share)
+        closed = None if share is None else share_interval(*share)
         cv, delay = float(found.cv_E.mean()), float(found.delay_share_E.mean())
         tenants = self.tenants_gain(policy, case)
         return Score(policy, case.name, gain, (interval[0], interval[1]), cv, delay, case.null_case, closed, tenants)
@@ -147,12 +135,10 @@ class SuiteResult:
     def total(self, policy: str, against: str = "passive", cases: Sequence[Case] | None = None) -> Score:
         """One policy on the whole suite: the weighted mean of its gains.
 
-        The bootstrap resamples seeds in all clusters at once. ``gap_closed`` is the mean over clusters where the bound
-        gains anything; its interval is over clusters, too.
+        The bootstrap resamples seeds in all clusters at once. ``gap_closed`` is the mean over clusters where there is
+        anything to gain; its interval is over clusters, too.
 
         Args:
-            policy: name of the policy.
-            against: the policy it is compared with.
             cases: only these clusters; None: all.
         """
         cases = self.suite.cases if cases is None else cases
@@ -164,7 +150,7 @@ class SuiteResult:
         cv = float(np.dot(weights, [s.cv for s in scores]))
         delay = float(np.dot(weights, [s.mean_delay_share for s in scores]))
         shares = [share for case in cases if (share := self._share_of_best(policy, case)) is not None]
-        mean_closed = gaps.mean_share(shares) if shares else None
+        mean_closed = mean_share(shares) if shares else None
         return Score(policy, self.suite.name, gain, (low, high), cv, delay, gap_closed=mean_closed)
 
 
@@ -176,13 +162,6 @@ def evaluate(
     tuned: Mapping[str, str] | None = None,
 ) -> SuiteResult:
     """Run every policy, and passive, on every case of a suite.
-
-    Args:
-        policies: by name or file.
-        suite: clusters, seeds, iterations.
-        clusters: replaces configs by the name of their case.
-        on_done: called with the number of runs done.
-        tuned: for each case the policy that :data:`TUNED` stands for there.
 
     Raises:
         InputError: for a policy that cannot be made.
@@ -200,18 +179,8 @@ def evaluate(
     return result
 
 
-TUNED = "static-tuned"
-"""The static setting that is best for each cluster by itself."""
-
-
 def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
-    """One policy on one cluster, on the suite's seeds.
-
-    Args:
-        policy: by name or file.
-        cluster: the cluster.
-        suite: seeds, iterations and limits.
-    """
+    """One policy on one cluster, on the suite's seeds."""
     seeds = np.arange(suite.first_seed, suite.first_seed + suite.seeds)
     simulator = start(cluster, seeds, os.cpu_count() or 1, suite.limits)
     made = select_policy(policy, cluster, suite.limits)
@@ -221,3 +190,35 @@ def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
     rate_EK = found.outcome.tenant_cycles_EK / found.outcome.time_s[:, None]
     delay_E = found.mean_delay_E / found.ideal_step_E
     return Outcome(mean_E, sd_E / found.step_ET.mean(axis=1), delay_E, ratio, rate_EK, found.outside)
+
+
+def share_of_best(gain_PE: NDArray[np.float64], policy: int, *, seed: int = 0) -> tuple[float, NDArray[np.float64]]:
+    """The gain of one policy as a share of the best one on a cluster, and the same in resamples of the seeds, ``(B,)``.
+
+    Args:
+        gain_PE: gains of all policies of the table, a relative gain of throughput each.
+    """
+    seeds = gain_PE.shape[1]
+    picks_BE = np.random.default_rng(seed).integers(0, seeds, (RESAMPLES, seeds))
+    mean_PB = gain_PE[:, picks_BE].mean(axis=2)
+    best_B = np.maximum(mean_PB.max(axis=0), NULL_LIMIT)  # where it is less there is nothing to win
+    mean_P = gain_PE.mean(axis=1)
+    return float(mean_P[policy] / mean_P.max()), np.asarray(mean_PB[policy] / best_B)
+
+
+def share_interval(value: float, samples_B: NDArray[np.float64]) -> Interval:
+    """A share with the 95 % percentile interval of its resamples."""
+    low, high = np.percentile(samples_B, (2.5, 97.5))
+    return Interval(value, float(low), float(high))
+
+
+def mean_share(shares: Sequence[tuple[float, NDArray[np.float64]]], *, seed: int = 0) -> Interval:
+    """The mean over clusters of what :func:`share_of_best` gives for each; clusters are drawn again, too.
+
+    Args:
+        shares: of each cluster, at least one.
+    """
+    samples_CB = np.stack([samples_B for _, samples_B in shares])
+    rng, shape = np.random.default_rng(seed), (RESAMPLES, len(shares))
+    picks_BC, inner_BC = rng.integers(0, len(shares), shape), rng.integers(0, RESAMPLES, shape)
+    return share_interval(float(np.mean([value for value, _ in shares])), samples_CB[picks_BC, inner_BC].mean(axis=1))

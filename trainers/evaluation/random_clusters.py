@@ -14,10 +14,10 @@ tenants, with late groups, with incast into a deep buffer.
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 from scipy.special import ndtri
 
 from paceenv.sim.cluster import Cluster
@@ -43,19 +43,11 @@ class RandomClusters(Config):
 
     seed: int = Field(ge=0, description="clusters of two seeds have nothing in common")
     clusters: int = Field(48, ge=1, le=10_000, description="how many")
-    min_ranks: int = Field(4, ge=4, le=512, description="of the smallest job; where it is over 64, none has an incast")
     max_ranks: int = Field(512, ge=8, le=512, description="of the largest job")
-
-    @model_validator(mode="after")
-    def _some_size(self) -> Self:
-        if not any(self.min_ranks <= ranks <= self.max_ranks for ranks in _RANKS):
-            sizes = ", ".join(map(str, _RANKS))
-            raise ValueError(f"min_ranks and max_ranks with one of these sizes between them: {sizes}")
-        return self
 
     def draw(self) -> list[tuple[Cluster, bool]]:
         """The clusters, each with whether it is a null."""
-        return [_cluster(self.seed, n, self.min_ranks, self.max_ranks) for n in range(self.clusters)]
+        return [_cluster(self.seed, n, self.max_ranks) for n in range(self.clusters)]
 
 
 class _Ranges:
@@ -82,11 +74,11 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _cluster(seed: int, n: int, min_ranks: int, max_ranks: int) -> tuple[Cluster, bool]:
+def _cluster(seed: int, n: int, max_ranks: int) -> tuple[Cluster, bool]:
     draw = _Ranges(seed, n)
-    forms = {form: share for form, share in _FORMS.items() if min_ranks <= _largest(form, max_ranks)}
-    form = draw.choice(list(forms), list(forms.values()))
-    sizes = [ranks for ranks in _RANKS if min_ranks <= ranks <= _largest(form, max_ranks)]
+    form = draw.choice(list(_FORMS), list(_FORMS.values()))
+    largest = min(max_ranks, _MAX_INCAST_RANKS) if form in _INCAST else max_ranks
+    sizes = [ranks for ranks in _RANKS if ranks <= largest]
     ranks = draw.choice(sizes, [1.0 / (1 + i) ** 0.7 for i in range(len(sizes))])
     compute_s = draw.log(0.02, 1.0) if form in _INCAST else draw.log(0.015, 40.0)
     data: dict[str, Any] = {
@@ -100,10 +92,6 @@ def _cluster(seed: int, n: int, min_ranks: int, max_ranks: int) -> tuple[Cluster
     else:
         parts, helped = _uplink(draw, form, ranks, compute_s, data["noise"])
     return Cluster.model_validate(data | parts), not helped
-
-
-def _largest(form: str, max_ranks: int) -> int:
-    return min(max_ranks, _MAX_INCAST_RANKS) if form in _INCAST else max_ranks
 
 
 def _variation(draw: _Ranges) -> float:
@@ -204,9 +192,6 @@ def _tenants(draw: _Ranges, chances: list[float], ranks: int, noise: dict[str, A
     """Up to three other jobs; most have our period or nearly, or a multiple or a part of it.
 
     Args:
-        draw: of the cluster.
-        chances: of none to three tenants.
-        ranks: of our job; half of the others have as many.
         noise: of our job, which makes its steps longer. A tenant only shares the jitter, and its period is relative to
             our ideal one.
     """

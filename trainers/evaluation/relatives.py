@@ -40,11 +40,8 @@ def relative(cluster: Cluster, seed: int, n: int, name: str, *, resize: bool = T
     """The n-th relative of a cluster: what it draws is drawn once, and its numbers change by up to a factor each.
 
     Args:
-        cluster: the cluster.
         seed: relatives of two seeds have nothing in common.
         n: number of the relative.
-        name: its name.
-        resize: whether it may have half or twice as many nodes.
     """
     generator = np.random.default_rng([_DOMAIN, seed, n])
     base = drawn(cluster, episode_keys([int(generator.integers(2**62))])[0])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceenv.calibration.fits.scaling_table import Comparison as Published
+from paceenv.calibration.scaling_table import Comparison as Published
 from paceenv.trainers.evaluation.evaluate import SuiteResult
 from paceenv.trainers.evaluation.score_table import label
 from paceenv.ui import figures
@@ -20,12 +20,7 @@ def short(policy: str) -> str:
 
 
 def scaling_curve(rows: Sequence[Published], path: Path) -> None:
-    """Throughput by number of nodes, published beside simulated, without and with coordination.
-
-    Args:
-        rows: one for each number of nodes.
-        path: of the picture.
-    """
+    """Throughput by number of nodes, published beside simulated, without and with coordination."""
     figure, panel = axes("When Scaling Fails, Table 1: published and simulated", "nodes", "throughput, samples/s")
     nodes = sorted({row.nodes for row in rows})
     table = {(row.nodes, row.quantity): row for row in rows}
@@ -45,13 +40,7 @@ def scaling_curve(rows: Sequence[Published], path: Path) -> None:
 
 
 def step_distributions(result: SuiteResult, cluster: str, path: Path) -> None:
-    """Draw the cumulative distribution of step times over the ideal step, one curve per policy.
-
-    Args:
-        result: policies on a suite.
-        cluster: name of the case.
-        path: the file.
-    """
+    """Draw the cumulative distribution of step times over the ideal step, one curve per policy."""
     figure, panel = axes(f"Step time on {cluster}", "step time / ideal step time", "share of steps below")
     for policy in result.policies:
         ratio = np.sort(result.outcomes[policy, cluster].step_ratio.ravel())
@@ -66,7 +55,6 @@ def learning_curves(curves: Sequence[Sequence[Mapping[str, float]]], path: Path,
     Args:
         curves: for each seed the rows of its learning curve. ``gap_closed`` is on validation clusters, of the policy as
             it would be released. ``null_cost`` is the exploring policy's on the null clusters of the training.
-        path: the file.
         paired: whether the reward is the difference to the same episodes without pacing.
     """
     scored = any("gap_closed" in row for row in curves[0])
@@ -99,12 +87,7 @@ def learning_curves(curves: Sequence[Sequence[Mapping[str, float]]], path: Path,
 
 
 def pareto(result: SuiteResult, path: Path) -> None:
-    """Throughput gain against CV over the whole suite, a point a policy, with the gain's interval.
-
-    Args:
-        result: all policies on a suite.
-        path: of the picture.
-    """
+    """Throughput gain against CV over the whole suite, a point a policy, with the gain's interval."""
     figure, panel = axes(
         f"Suite {result.suite.name}", "mean coefficient of variation of step time", "throughput against passive, %"
     )

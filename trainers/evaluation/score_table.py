@@ -1,4 +1,4 @@
-"""The score table (Markdown, JSON, terminal) and the verdicts."""
+"""The score table (Markdown, JSON, terminal), verdicts in words, and the committed page ``SCORES.md``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, Score, SuiteResult
+from paceenv.policies.names import STATIC_DEFAULTS
+from paceenv.trainers.evaluation.comparison import load_comparison
+from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, TUNED, Score, SuiteResult, evaluate
+from paceenv.trainers.evaluation.suites import ALL, Case, Split, load_suite
+from paceenv.ui import output
 from paceenv.ui.output import markdown_table
 
-HEADER = (  # gains of throughput over passive, ours and the tenants'
+COLUMNS = (  # gains of throughput over passive, ours and the tenants'
     "policy",
     "cluster",
     "gain",
@@ -65,14 +69,9 @@ def _cells(score: Score, name: str) -> tuple[str, ...]:
     )
 
 
-def as_json(result: SuiteResult, names: dict[str, str] | None = None) -> list[dict[str, Any]]:
-    """The table as plain data, a row a cluster and policy; ``names`` gives policies the names that the rows carry.
-
-    Args:
-        result: all policies on a suite.
-        names: by the name in the result; None keeps those.
-    """
-    rows, names = [], labels(result.policies) | (names or {})
+def as_json(result: SuiteResult) -> list[dict[str, Any]]:
+    """The table as plain data, a row a cluster and policy."""
+    rows, names = [], labels(result.policies)
     for case in result.suite.cases:
         passive = result.score("passive", case)
         for policy in result.policies:
@@ -106,18 +105,8 @@ def gap(score: Score) -> str:
     return f"{value:.0%} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
-def table(rows: Sequence[Score]) -> list[str]:
-    """Rows of scores as a Markdown table."""
-    return markdown_table(HEADER, cells(rows))
-
-
 def markdown(result: SuiteResult, verdicts: Sequence[str] = ()) -> str:
-    """The table as Markdown, with verdicts in words.
-
-    Args:
-        result: all policies on a suite.
-        verdicts: a sentence each.
-    """
+    """The table as Markdown, with verdicts in words."""
     suite = result.suite
     lines = [
         f"## Suite {suite.name}",
@@ -126,24 +115,19 @@ def markdown(result: SuiteResult, verdicts: Sequence[str] = ()) -> str:
         "",
         f"{suite.seeds} seeds of {suite.iterations} iterations each, paired on common random numbers; every rank runs "
         "its own copy of the policy on its own view. Clairvoyant looks ahead on the true noise and cannot be deployed. "
-        "Gap closed is a gain as a share of the best in the table.",
+        "Gap closed is a gain as a share of the best known, the best in the table.",
         "",
-        *table(scores(result)),
+        *markdown_table(COLUMNS, cells(scores(result))),
     ]
     return "\n".join([*lines, "", *[f"- {verdict}" for verdict in verdicts], ""])
 
 
 def verdicts(result: SuiteResult, policy: str, static: str) -> list[str]:
-    """Plain sentences: does the policy help, does it beat the best static setting, does it leave the nulls alone.
-
-    Args:
-        result: policies on a suite, both of these among them.
-        policy: the policy.
-        static: the best single static setting.
-    """
+    """Plain sentences: does the policy help, does it beat the best static setting, does it leave the nulls alone."""
     total, beats = result.total(policy), result.total(policy, against=static)
-    name = label(policy)
-    sentences = [f"{name} {_effect(total)} against no pacing: {interval(total)}."]
+    name, (low, high) = label(policy), total.gain_ci95
+    effect = "helps" if low > 0 else "costs" if high < 0 else "makes no difference that these seeds show"
+    sentences = [f"{name} {effect} against no pacing: {interval(total)}."]
     low, high = beats.gain_ci95
     word = "beats" if low > 0 else "loses to" if high < 0 else "is not distinguishable from"
     sentences.append(f"{name} {word} the best single static setting ({static}): {interval(beats)}.")
@@ -157,11 +141,138 @@ def verdicts(result: SuiteResult, policy: str, static: str) -> list[str]:
     return sentences
 
 
-def _effect(score: Score) -> str:
-    low, high = score.gain_ci95
-    return "helps" if low > 0 else "costs" if high < 0 else "makes no difference that these seeds show"
-
-
 def interval(score: Score) -> str:
     """A gain with its interval."""
     return f"{score.gain:+.2%} [{score.gain_ci95[0]:+.2%}, {score.gain_ci95[1]:+.2%}]"
+
+
+# The committed page
+
+POLICIES = ("paper", "adaptive", "projection", "learned", "clairvoyant")
+SCORED: Split = "held-out"
+"""The split of the page; scores on clusters that a policy was trained or selected on say little."""
+CHANGING = "mixed"
+"""The suite of clusters that change in the middle of an episode."""
+PAGE = """# Scores
+
+Rebuilt by `make scores` from the committed configs. Throughput against passive, mean over {seeds} seeds of {iterations}
+iterations with 95 % bootstrap intervals, paired on common random numbers; every rank runs its own copy of a policy on
+its own view, within the limits that a live job has by default:
+{limits}.
+A CV is never a result by itself.
+
+`static` is the single setting that is best for a whole split, found by the sweep `static-SPLIT` on the clusters of that
+split themselves, on other seeds: the bar to beat. `static-tuned` is tuned for each cluster by the sweep `tuned`. What
+they found is committed in `configs/contests` (`make tuned` finds it again). `projection` is given the
+config of the cluster it runs on, but neither its draws nor its noise. `clairvoyant` looks ahead on the true noise and
+cannot be deployed. Gap closed is a gain as a share of the best known one, which is the best gain of any policy or
+setting in the table on that cluster: `clairvoyant` is exceeded now and then. Its interval is over seeds and, for a
+split, over clusters. Tenants' throughput is that of the other jobs on the uplink, which pacing may help or cost, too.
+
+`learned` is the released policy: trained on the clusters of split train and selected on those of split validation.
+Those of split held-out and of the last section are drawn by a seed that is the beginning of the policy file's SHA-256
+(`tests/test_suites.py`), so they were drawn after it was final and nobody chose them.
+"""
+RANDOM_TEXT = """## random: {clusters} clusters that nobody chose, {seeds} seeds of {iterations} iterations
+
+Structure, sizes, noise and neighbours are drawn (`trainers/evaluation/random_clusters.py`).
+On {worth} of them something in the table gains more than {least:.1%}; gap closed is over those.
+"""
+
+
+def committed_page() -> str:
+    """The page ``SCORES.md``: every policy that ships on every case of the suites, and on random clusters.
+
+    The best single static setting and the tuned ones are those that sweeps found. Raises InputError where a cluster is
+    no longer the one that was searched.
+    """
+    suite = load_suite(ALL)
+    text = PAGE.format(seeds=suite.seeds, iterations=suite.iterations, limits=suite.limits)
+    suite = suite.only([SCORED]).model_copy(update={"name": SCORED})
+    best, tuned = load_comparison(f"static-{SCORED}"), load_comparison("tuned").tuned_for(suite)
+    best.check(suite)
+    static = best.policies[0]
+    with output.progress(f"{suite.name}: compare", len(suite.cases) * (len(POLICIES) + 3)) as done:
+        result = evaluate([static, *POLICIES], suite, on_done=done, tuned=tuned)
+    drawn = load_suite("random").only([SCORED])
+    constants = [f"static:{m}={threshold}/{window}" for m, (threshold, window) in STATIC_DEFAULTS.items()]
+    with output.progress("random: compare", len(drawn.cases) * (len(constants) + len(POLICIES) + 1)) as done:
+        of_random = evaluate([*constants, *POLICIES], drawn, on_done=done)
+    return "\n".join([text, *_section(result, static), *_random_section(of_random)])
+
+
+def _section(result: SuiteResult, static: str) -> list[str]:
+    """A split: its totals, what they mean, and every cluster."""
+    suite, positive, nulls = result.suite, result.suite.of_kind(False), result.suite.of_kind(True)
+    lines = [f"## {suite.name}: {len(positive)} clusters where pacing may pay, {len(nulls)} nulls", ""]
+    lines += [f"The best single static setting is `{static}`.", ""]
+    rows = list[tuple[str, ...]]()
+    for policy in result.policies:
+        total = result.total(policy, cases=positive)
+        ends = f"{total.gain_ci95[0]:+.2%} to {total.gain_ci95[1]:+.2%}"
+        name = "static" if policy == static else policy
+        rows.append((name, f"{total.gain:+.2%}", ends, gap(total), _worst(result, policy, nulls)))
+    lines += markdown_table(("policy", "gain, mean of positives", "95 % interval", "gap closed", "worst null"), rows)
+    incast = [case for case in positive if case.load().job.collective != "all_reduce"]
+    kinds = {"incast": incast, "the others": [case for case in positive if case not in incast]}
+    kinds = {kind: cases for kind, cases in kinds.items() if cases}
+    rows = []
+    for policy in ("learned", TUNED, "adaptive", "paper", "clairvoyant"):
+        apart = [result.total(policy, cases=cases) for cases in kinds.values()]
+        rows.append((policy, *(cell for total in apart for cell in (f"{total.gain:+.2%}", gap(total)))))
+    head = [cell for kind, cases in kinds.items() for cell in (f"{kind} ({len(cases)}): gain", "gap closed")]
+    lines += ["", *markdown_table(("policy", *head), rows), "", *_about_learned(result, static), ""]
+    for case in suite.cases:
+        kind = "null" if case.null_case else "positive"
+        lines += [f"### {case.name} ({case.suite}, {result.ranks[case.name]} ranks, {kind})", ""]
+        of_case = [result.score(policy, case) for policy in result.policies]
+        lines += [*markdown_table(COLUMNS, cells(of_case)), ""]
+    return lines
+
+
+def _worst(result: SuiteResult, policy: str, cases: Sequence[Case]) -> str:
+    worst = min((result.score(policy, case) for case in cases), key=lambda score: score.gain)
+    return f"{worst.gain:+.2%} on {worst.cluster}"
+
+
+def _about_learned(result: SuiteResult, static: str) -> list[str]:
+    """Sentences on the released policy: against static, against tuned settings, on nulls."""
+    nulls, positive = result.suite.of_kind(True), result.suite.of_kind(False)
+    against = interval(result.total("learned", against=static))
+    said = [f"learned against the best single static setting, all clusters: {against}."]
+    behind, where = max((result.score(TUNED, c).gain - result.score("learned", c).gain, c.name) for c in positive)
+    said.append(f"learned is at most {100 * behind:.1f} points behind the setting tuned for a cluster ({where}).")
+    for case in positive:
+        if case.suite == CHANGING:
+            against = interval(result.total("learned", against=TUNED, cases=[case]))
+            said.append(f"On {case.name}, which changes meanwhile, learned against the tuned one: {against}.")
+    losing = [s for s in (result.score("learned", case) for case in nulls) if s.gain < -NULL_LIMIT]
+    listed = ", ".join(f"{s.cluster} {s.gain:+.2%}" for s in losing)
+    where = f" ({listed})" if listed else ""
+    said.append(f"learned loses more than {NULL_LIMIT:.1%} on {len(losing)} of {len(nulls)} nulls{where}.")
+    return [f"- {sentence}" for sentence in said]
+
+
+def _random_section(result: SuiteResult) -> list[str]:
+    """Random clusters: totals, and a row a cluster on which there is something to win or the policy loses."""
+    suite = result.suite
+    worth = [case for case in suite.cases if (result.best_known(case) or 0.0) > NULL_LIMIT]
+    rest = [case for case in suite.cases if case not in worth]
+    text = RANDOM_TEXT.format(
+        clusters=len(suite.cases), seeds=suite.seeds, iterations=suite.iterations, worth=len(worth), least=NULL_LIMIT
+    )
+    totals = [result.total(policy, cases=worth) for policy in result.policies]
+    rows = [(one.policy, f"{one.gain:+.2%}", gap(one), _worst(result, one.policy, rest)) for one in totals]
+    lines = [
+        text,
+        *markdown_table(("policy", "gain where there is any", "gap closed", "worst of the others"), rows),
+        "",
+    ]
+    shown = ("learned", "adaptive", "paper", "clairvoyant")
+    of_clusters = list[tuple[str, ...]]()
+    for case in suite.cases:
+        found = [result.score(policy, case) for policy in shown]
+        if case in worth or found[0].gain < -NULL_LIMIT:
+            gains = [f"{score.gain:+.2%}" for score in found]
+            of_clusters.append((case.name, case.load().description, *gains, gap(found[0])))
+    return [*lines, *markdown_table(("cluster", "what it is", *shown, "gap closed by learned"), of_clusters), ""]

@@ -230,7 +230,6 @@ def load_suites(names: Iterable[str], name: str) -> Suite:
 
     Args:
         names: files, or names in ``configs/suites``.
-        name: of the suite that they become.
     """
     suites = [load_suite(one) for one in names]
     return suites[0].model_copy(

@@ -1,1 +1,1 @@
-"""Sweeps: settings or hyperparameters tried on Ray, recorded so that nothing is lost. Only ``tune`` imports Ray."""
+"""Sweeps: settings or hyperparameters tried on Ray, every trial on record. Only ``ray_trials`` imports Ray."""

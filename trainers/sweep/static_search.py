@@ -1,10 +1,12 @@
-"""The best static setting by search, for a whole suite and for each of its clusters.
+"""Static settings: their scores, many side by side in one batch on common random numbers, and the best one by a grid.
 
-It takes the grid and the scores of a sweep (``paceenv.trainers.sweep``), in this process.
+Legend: S settings, C cases, E episodes (seeds), M mechanisms.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +14,141 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core import pacing
+from paceenv.core.limits import LIMITS, Limits
+from paceenv.policies.base import INTERVAL_ITERATIONS
+from paceenv.policies.rollout import start, useful_step_s
 from paceenv.sim.cluster import Cluster
 from paceenv.trainers.evaluation.suites import Case, Suite
-from paceenv.trainers.sweep.score import Problem, Setting, spelled
-from paceenv.trainers.sweep.searches.search import joint, singles
-from paceenv.trainers.sweep.sweep_config import Grid
+from paceenv.trainers.sweep.sweep_config import Grid, GridOf
+from paceenv.ui.config_files import Mechanism
+
+Array = NDArray[np.float64]
+SETTINGS_AT_ONCE = 32
+"""Settings in one batch of the engine: with their seeds some hundred rows, which is as fast as it gets."""
+
+Setting = tuple[tuple[str, float, float], ...]
+"""(mechanism, threshold, window) of each mechanism that is on."""
+
+
+def spelled(setting: Setting) -> str:
+    """The static policy's name with this setting, as command lines spell it; without any mechanism passive."""
+    options = ",".join(f"{m}={threshold:g}/{window:g}" for m, threshold, window in setting)
+    return f"static:{options}" if options else "passive"
+
+
+def encoded(mechanism: str, threshold: float, window: float) -> tuple[float, float]:
+    """The two normalised actions in [-1, 1] that ``pacing.decode_action`` turns into this threshold and window."""
+    most = pacing.MAX_THRESHOLD[pacing.MECHANISMS.index(mechanism)]
+    share = math.sqrt(window / pacing.MAX_WINDOW)
+    return 2.0 * math.sqrt(threshold / most) - 1.0, pacing.OFF_BELOW + (1.0 - pacing.OFF_BELOW) * share
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Results of settings, each ``(S, C, E)``: throughput gain over passive, CV, energy over passive's.
+
+    Energy is that of a useful iteration, as a ratio; not-a-number on clusters without power figures.
+    """
+
+    gain_SCE: Array
+    cv_SCE: Array
+    energy_SCE: Array
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Clusters and seeds on which settings are tried, and the same episodes without pacing."""
+
+    clusters: tuple[Cluster, ...]
+    seeds_E: NDArray[np.int64]
+    iterations: int
+    passive: tuple[Array, ...]
+    """For each cluster mean step in seconds, CV and energy in joules an iteration, ``(3, 1, E)``."""
+    limits: Limits = LIMITS
+
+    @classmethod
+    def of(
+        cls,
+        clusters: Sequence[Cluster],
+        seeds_E: NDArray[np.int64],
+        iterations: int,
+        *,
+        threads: int = 1,
+        limits: Limits = LIMITS,
+    ) -> Problem:
+        """Simulate every cluster without pacing."""
+        passive = tuple(_run([()], cluster, seeds_E, iterations, threads, limits) for cluster in clusters)
+        return cls(tuple(clusters), seeds_E, iterations, passive, limits)
+
+    def score(
+        self,
+        settings: Sequence[Setting],
+        clusters: Sequence[int] | None = None,
+        *,
+        threads: int = 1,
+        on_share: Callable[[float], None] = lambda share: None,
+    ) -> Scores:
+        """Simulate settings on clusters; no setting's result depends on another's.
+
+        Args:
+            clusters: positions of the clusters, in this order; None for all.
+        """
+        chosen = range(len(self.clusters)) if clusters is None else clusters
+        found = np.empty((3, len(settings), len(chosen), len(self.seeds_E)))
+        for place, c in enumerate(chosen):
+            step_1E, _, energy_1E = self.passive[c]
+            for first in range(0, len(settings), SETTINGS_AT_ONCE):
+                some = slice(first, first + SETTINGS_AT_ONCE)
+                step_SE, cv_SE, energy_SE = _run(
+                    settings[some], self.clusters[c], self.seeds_E, self.iterations, threads, self.limits
+                )
+                found[:, some, place] = step_1E / step_SE - 1.0, cv_SE, energy_SE / energy_1E
+            on_share((place + 1) / len(chosen))
+        return Scores(*found)
+
+
+def _run(
+    settings: Sequence[Setting],
+    cluster: Cluster,
+    seeds_E: NDArray[np.int64],
+    iterations: int,
+    threads: int,
+    limits: Limits,
+) -> Array:
+    """Mean steps in seconds, CVs, joules an iteration ``(3, S, E)``; the first interval unpaced, as in a rollout."""
+    simulator = start(cluster, np.tile(seeds_E, len(settings)), threads, limits)
+    given = np.stack([sum((pacing.one_mechanism(*part) for part in setting), pacing.off()) for setting in settings])
+    simulator.quiet_start()
+    before = simulator.outcome()
+    step_ET = np.concatenate(
+        [
+            simulator.run(simulator.off(), INTERVAL_ITERATIONS),
+            simulator.run(np.repeat(given, len(seeds_E), axis=0)[:, None], iterations - INTERVAL_ITERATIONS),
+        ],
+        axis=1,
+    )
+    mean_E, sd_E, outcome = step_ET.mean(axis=1), step_ET.std(axis=1), simulator.outcome().since(before)
+    energy_E = np.where(outcome.energy_j > 0.0, outcome.energy_j, np.nan) / outcome.useful_iterations
+    return np.stack([useful_step_s(step_ET, outcome), sd_E / mean_E, energy_E]).reshape(3, len(settings), -1)
+
+
+def singles(mechanisms: Sequence[Mechanism], grid: Callable[[Mechanism], GridOf]) -> list[Setting]:
+    """One mechanism at a time."""
+    return [((m, t, w),) for m in mechanisms for t, w in itertools.product(grid(m).threshold, grid(m).window)]
+
+
+def joint(settings: Sequence[Setting], value_S: NDArray[np.float64], combine: int) -> list[Setting]:
+    """The best settings of each mechanism together with those of other mechanisms."""
+    order = np.argsort(-value_S, kind="stable")
+    mechanisms = dict.fromkeys(setting[0][0] for setting in settings)
+    top = [[settings[s] for s in order if settings[s][0][0] == m][:combine] for m in mechanisms]
+    return [
+        tuple(part for choice in chosen for part in choice)
+        for chosen in itertools.product(*([(), *choices] for choices in top))
+        if sum(map(len, chosen)) > 1
+    ]
+
 
 SEEDS_SHARE = 4
 
@@ -45,11 +177,6 @@ def search_static(
 
     It takes other seeds than the suite's own, so a setting's score there is not its own selection. It takes fewer of
     them, as settings are compared on common random numbers.
-
-    Args:
-        suite: clusters, mechanisms, iterations.
-        clusters: replaces configs by the name of their case.
-        on_done: called with the share that is done.
     """
     loaded = [(clusters or {}).get(case.name) or case.load() for case in suite.cases]
     seeds = np.arange(max(suite.seeds // SEEDS_SHARE, 2)) + suite.first_seed + 10 * suite.seeds

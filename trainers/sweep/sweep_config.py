@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from paceenv.core import pacing
-from paceenv.trainers.evaluation.suites import ALL, MAX_FIRST_SEED, Split
-from paceenv.trainers.training.algorithm_configs import SECTIONS
+from paceenv.trainers.evaluation.suites import ALL, Split
 from paceenv.ui.config_files import Config, Mechanism
 
 Objective = Literal["throughput", "cv", "energy"]
 MAX_STATIC_THRESHOLD = 1.0
 """The largest threshold of a static policy; a learned one can set stagger's up to 2."""
+FIRST_SEED, ROBUSTNESS_SEED = 4_000_000, 5_000_000
+"""First episodes of a search and of the second evaluation; the score table uses others."""
 SIGNIFICANT = 4
 """Digits of a setting that a search draws, as many as its spelling shows."""
 
@@ -87,7 +88,6 @@ class Static(Config):
     candidates_per_trial: int = Field(32, ge=1, le=4096, description="rows of the batch are these times the seeds")
     seeds: int = Field(8, ge=1, description="episodes on each cluster")
     average: Literal["median", "mean"] = Field("median", description="over seeds; mean where others report means")
-    first_seed: int = Field(4_000_000, ge=0, le=MAX_FIRST_SEED, description="not what the score table uses")
     iterations: int = Field(1600, ge=40, description="length of each episode, iterations")
 
     @model_validator(mode="after")
@@ -146,39 +146,33 @@ class Pbt(Config):
 
     population: int = Field(6, ge=2, description="trainings side by side")
     rounds: int = Field(6, ge=1, description="of equal length; the last one ends at the training config's decisions")
-    quantile: float = Field(0.25, gt=0, le=0.5, description="share of the population that is replaced, by as many best")
-    resample: float = Field(0.25, ge=0, le=1, description="probability that a value is drawn anew, not changed")
-    factors: tuple[float, float] = Field((0.8, 1.25), description="what a hyperparameter is multiplied by")
-
-
-_Key = Annotated[str, AfterValidator(lambda key: _checked_key(key))]
 
 
 def _checked_key(key: str) -> str:
-    if key.partition(".")[0] not in {*SECTIONS, "constraint", "environment"} or "." not in key:
-        sections = ", ".join(f"{name}." for name in (*SECTIONS, "constraint"))
-        raise ValueError(f"hyperparameter {key}; allowed: {sections} or environment. and a key of that section")
+    section, _, name = key.partition(".")
+    if section not in ("sb3", "distill", "constraint", "environment") or not name:
+        allowed = "sb3., distill., constraint. or environment. and a key of that section"
+        raise ValueError(f"hyperparameter {key}; allowed: {allowed}")
     return key
 
 
-PBT_KEYS = ("ppo.learning_rate", "ppo.gamma", "ppo.gae_lambda", "ppo.ent_coef", "ppo.n_epochs", "ppo.batch_size")
+_Key = Annotated[str, AfterValidator(_checked_key)]
+PBT_KEYS = ("sb3.learning_rate", *(f"sb3.arguments.{name}" for name in ("gamma", "gae_lambda", "ent_coef", "n_epochs")))
 """Hyperparameters that may change during a training run, which keeps its network, its episodes and its schedule."""
 
 
-class PpoSweep(Config):
+class TrainingSweep(Config):
     """Hyperparameters of a training config, scored on its validation clusters."""
 
     train: str = Field(description="a training config: a file, or a name in configs/train")
-    set: dict[str, Any] = Field(
-        {}, description="values that differ from it in every trial: ppo.total_timesteps: 100000"
-    )
+    set: dict[str, Any] = Field({}, description="values that differ from it in every trial: total_timesteps: 100000")
     hyperparameters: dict[_Key, Range] = Field(min_length=1, description="range of each hyperparameter, by its name")
     asha: Asha | None = Field(None, description="the search, unless it is pbt")
     pbt: Pbt | None = None
     seeds: int = Field(3, ge=1, le=99, description="of each trial, whose score is their median")
 
     @model_validator(mode="after")
-    def _can_change(self) -> PpoSweep:
+    def _can_change(self) -> TrainingSweep:
         if self.asha is not None and self.pbt is not None:
             raise ValueError("asha or pbt, one of the two")
         if self.pbt is not None and (fixed := sorted(self.hyperparameters.keys() - set(PBT_KEYS))):
@@ -195,9 +189,7 @@ class Robustness(Config):
     """The second evaluation of the winner, on seeds that the search did not see; with scope: each on its clusters."""
 
     suite: str = Field(ALL, description="where the winner runs again")
-    splits: list[Split] = Field(["held-out"], min_length=1, description="splits of that suite")
     seeds: int = Field(24, ge=2, description="episodes on each cluster")
-    first_seed: int = Field(5_000_000, ge=0, le=MAX_FIRST_SEED, description="away from the seeds of the search")
     iterations: int = Field(1600, ge=40, description="length of each episode, iterations")
 
 
@@ -208,12 +200,12 @@ class SweepConfig(Config):
     description: str = ""
     seed: int = Field(0, ge=0, description="of the search; simulations have seeds of their own")
     static: Static | None = None
-    ppo: PpoSweep | None = None
+    training: TrainingSweep | None = None
     robustness: Robustness | None = Robustness()
     cpus_per_trial: int = Field(1, ge=1, description="processors that Ray gives a trial")
 
     @model_validator(mode="after")
     def _one_kind(self) -> SweepConfig:
-        if (self.static is None) == (self.ppo is None):
-            raise ValueError("static or ppo, one of the two")
+        if (self.static is None) == (self.training is None):
+            raise ValueError("static or training, one of the two")
         return self

@@ -1,4 +1,4 @@
-"""The work of a trial: settings on clusters, or a piece of a training run. The same here, in a worker, and when re-run.
+"""The work of a trial: settings on clusters, or a piece of a training run.
 
 A result depends only on the trial's work, on the content of the task and, for a training run, on its parent's
 checkpoint.
@@ -23,15 +23,16 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError
 from paceenv.trainers.evaluation.comparison import digest
 from paceenv.trainers.evaluation.suites import Case, load_suite, load_suites
-from paceenv.trainers.sweep.ledger import Row
-from paceenv.trainers.sweep.score import Problem
-from paceenv.trainers.sweep.searches.search import Result, Trial, Work, settings_of
-from paceenv.trainers.sweep.sweep_config import PpoSweep, Static
+from paceenv.trainers.sweep.searches import Result, Trial, Work, settings_of
+from paceenv.trainers.sweep.static_search import Problem
+from paceenv.trainers.sweep.sweep_config import FIRST_SEED, Static, TrainingSweep
 from paceenv.trainers.training.selection import Validation
-from paceenv.trainers.training.train_config import TrainConfig, load_train_config
+from paceenv.trainers.training.train_config import TrainConfig, load_train_config, share_name
 from paceenv.ui import config_files
 
 QUARTILES = (25, 75)
+Row = dict[str, Any]
+"""``trial`` (its number), ``work``, ``status`` (done or failed), ``result`` or ``error``, and ``ran``: how it went."""
 
 
 class Task(Protocol):
@@ -41,8 +42,6 @@ class Task(Protocol):
         """The result of a trial, as plain JSON data.
 
         Args:
-            number: of the trial.
-            work: what it has to do.
             threads: threads of the engine; the result does not depend on it.
         """
 
@@ -51,13 +50,7 @@ class Task(Protocol):
 
 
 def run_trial(task: Task, trial: Trial, threads: int = 1) -> Row:
-    """Run a trial and return its record; an exception is part of the record.
-
-    Args:
-        task: what all trials share.
-        trial: its number and work.
-        threads: threads of the engine.
-    """
+    """Run a trial and return its record; an exception is part of the record."""
     began, row = time.perf_counter(), {"trial": trial.number, "work": dict(trial.work), "seeds": list(task.seeds())}
     try:
         row |= {"status": "done", "result": task.run(trial.number, trial.work, threads)}
@@ -76,17 +69,12 @@ class StaticTask:
     average: Literal["median", "mean"]
 
     @classmethod
-    def of(cls, static: Static, threads: int) -> StaticTask:
-        """Loads the clusters and simulates them without pacing.
-
-        Args:
-            static: settings to search, and on which clusters.
-            threads: most threads of the simulator.
-        """
+    def of(cls, static: Static) -> StaticTask:
+        """Loads the clusters and simulates them without pacing."""
         suite = load_suite(static.suite).only(static.splits)
         clusters = [case.load() for case in suite.cases]
-        seeds = static.first_seed + np.arange(static.seeds)
-        problem = Problem.of(clusters, seeds, static.iterations, threads=threads, limits=suite.limits)
+        seeds = FIRST_SEED + np.arange(static.seeds)
+        problem = Problem.of(clusters, seeds, static.iterations, limits=suite.limits)
         unknown = [np.isnan(passive[2]).any() for passive in problem.passive]
         if "energy" in static.objectives and (any(unknown) if static.scope == "each" else all(unknown)):
             which = "not every" if static.scope == "each" else "no"
@@ -118,13 +106,7 @@ class StaticTask:
         return found
 
     def run(self, number: int, work: Work, threads: int) -> Result:
-        """Simulate the trial's settings; parameters as in :meth:`Task.run`.
-
-        Args:
-            number: of the trial.
-            work: what to try, and how far.
-            threads: most threads of the simulator.
-        """
+        """Simulate the trial's settings; parameters as in :meth:`Task.run`."""
         where = [self.names.index(name) for name in work["clusters"]]
         scores = self.problem.score(settings_of(work), where, threads=threads)
         low_SC, high_SC = np.percentile(scores.gain_SCE, QUARTILES, axis=2)
@@ -134,29 +116,22 @@ class StaticTask:
 
 
 @dataclass(frozen=True)
-class PpoTask:
+class TrainingTask:
     """Pieces of training runs, each with several seeds; the result is the median of their validation scores.
 
     ``score`` is of the best policies since the run's first piece, which a policy file gets; ``latest`` is of the last
     evaluations.
 
-    Checkpoints lie in ``folder``, which every node must see: trial 7 keeps those of its seeds in ``trials/0007``. A
-    trial that is run again for comparison keeps its own in ``again``.
+    Checkpoints lie in ``folder``, which every node must see: trial 7 keeps those of its seeds in ``trials/0007``.
     """
 
     train: TrainConfig
     count: int
     folder: Path
-    again: Path | None = None
 
     @classmethod
-    def of(cls, sweep: PpoSweep, folder: Path) -> PpoTask:
-        """Resolve the training config. Raises InputError where it has no selection to score its trials.
-
-        Args:
-            sweep: hyperparameters to search.
-            folder: for checkpoints.
-        """
+    def of(cls, sweep: TrainingSweep, folder: Path) -> TrainingTask:
+        """Resolve the training config. Raises InputError where it has no selection to score its trials."""
         base = load_train_config(config_files.find("train", sweep.train).absolute())  # Ray's workers change folders
         data = base.model_dump(mode="json")
         for key, value in sweep.set.items():
@@ -166,8 +141,9 @@ class PpoTask:
             raise InputError(f"{sweep.train}: has no selection to score trials; allowed: a training config with one")
         for key in sweep.hyperparameters:  # a wrong name would fail in every trial
             section, _, name = key.partition(".")
-            known = sorted(train.model_dump(mode="json")[section] or {})
-            if name.partition(".")[0] not in known and section != "constraint":
+            if section == "constraint" or key.startswith("sb3.arguments."):
+                continue
+            if name not in (known := sorted(train.model_dump(mode="json")[section] or {})):
                 allowed = ", ".join(f"{section}.{one}" for one in known) or f"keys of {train.algorithm}"
                 raise InputError(f"hyperparameter {key}; allowed: {allowed}")
         return cls(train, sweep.seeds, folder.absolute())
@@ -176,7 +152,7 @@ class PpoTask:
         """What results depend on beside the config: the resolved config and the clusters of training and validation."""
         shares, selection = self.train.environment.shares(), self.train.selection
         assert selection is not None  # as :meth:`of` has checked
-        digests = {getattr(share, "name", "") or share.cluster_name: digest(share.load()) for share in shares}
+        digests = {share_name(share): digest(share.load()) for share in shares}
         cases = load_suites(selection.suites, "validation").only(["validation"]).cases
         validation = {case.name: digest(case.load()) for case in cases}
         return {"train": self.train.model_dump(mode="json"), "clusters": digests, "validation": validation}
@@ -186,11 +162,6 @@ class PpoTask:
 
     def config(self, work: Work, seed: int, threads: int = 1) -> TrainConfig:
         """The training config of one seed of a trial.
-
-        Args:
-            work: with the trial's hyperparameters.
-            seed: of the training.
-            threads: threads of the environments.
 
         Raises:
             InputError: for a value that the config does not allow.
@@ -202,28 +173,17 @@ class PpoTask:
         return config_files.parse(TrainConfig, data, "hyperparameters")
 
     def place(self, number: int, seed: int) -> Path:
-        """Where a seed of a trial keeps its checkpoint.
-
-        Args:
-            number: of the trial.
-            seed: of the training.
-        """
+        """Where a seed of a trial keeps its checkpoint."""
         return self.folder / "trials" / f"{number:04d}" / f"seed-{seed}"
 
     def run(self, number: int, work: Work, threads: int) -> Result:
-        """Train the trial's seeds up to its length; parameters as in :meth:`Task.run`.
-
-        Args:
-            number: of the trial.
-            work: what to try, and how far.
-            threads: most threads of the simulator.
-        """
+        """Train the trial's seeds up to its length; parameters as in :meth:`Task.run`."""
         from paceenv.trainers.training import training_run  # PyTorch, which static settings do not need
 
         validation = _validation(self.train.model_dump_json(), threads)
         scores, latest, decisions = [], [], []
         for seed in self.seeds():
-            folder = self.again / f"seed-{seed}" if self.again else self.place(number, seed)
+            folder = self.place(number, seed)
             folder.mkdir(parents=True, exist_ok=True)
             run = training_run.Run(self.config(work, seed, threads), folder=folder, validation=validation)
             if (folder / training_run.CHECKPOINT).exists():  # of this trial, when it was interrupted

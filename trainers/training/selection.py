@@ -31,8 +31,6 @@ class Validation:
     """The validation clusters with their episodes without pacing and with the clairvoyant bound, computed once.
 
     Args:
-        config: suites, seeds and length.
-        limits: of every delay, as in the training.
         threads: of the simulator; None: as many as this process may use.
     """
 

@@ -11,24 +11,14 @@ from pydantic import Field, model_validator
 
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
-from paceenv.policies.networks.observation_average import MAX_INTERVALS, time_scales
+from paceenv.policies.networks import MAX_INTERVALS, time_scales
 from paceenv.sim.engine.simulator import MAX_RUN_SEED
 from paceenv.trainers.evaluation.suites import REPORTED, ClusterShare, load_suites
-from paceenv.trainers.training.algorithm_configs import (
-    SECTIONS,
-    Algorithm,
-    Ars,
-    CmaEs,
-    CrossQ,
-    Distill,
-    Ppo,
-    RecurrentPpo,
-    Sac,
-    Tqc,
-)
 from paceenv.ui import config_files
 from paceenv.ui.config_files import AnyMechanism, Config
 
+DISTILL = "distill"
+"""The algorithm that is ours; all others are classes of Stable-Baselines3 or sb3-contrib."""
 _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -130,6 +120,59 @@ class Selection(Config):
     iterations: int = Field(800, ge=40, description="length of each episode, iterations")
 
 
+class Sb3(Config):
+    """What the algorithms of Stable-Baselines3 and sb3-contrib share; everything else is an argument of the class."""
+
+    learning_rate: float = Field(1e-3, gt=0, le=1, description="at the start; falls linearly to zero")
+    average_last: float = Field(0.3, ge=0, lt=1, description="the policy is the mean of the actor over this last share")
+    net_arch: list[int] = Field([64, 64], min_length=1, description="hidden layers of the actor")
+    arguments: dict[str, Any] = Field(
+        {}, description="of the algorithm's class, by its own names; the others are DEFAULTS of sb3_learner"
+    )
+
+
+class Distill(Config):
+    """Distillation of a teacher that knows the future, by rounds of DAgger."""
+
+    rounds: int = Field(16, ge=1, description="the first is driven at random, the others by the student")
+    candidates: int = Field(24, ge=1, le=200, description="settings that the student chooses from, without off")
+    horizon_intervals: int = Field(6, ge=1, description="how long the teacher holds a setting on the true future")
+    episode_intervals: int = Field(80, ge=2, description="control intervals of an episode")
+    every_intervals: int = Field(8, ge=1, description="control intervals between two questions to the teacher")
+    watched_ranks: int = Field(8, ge=1, description="ranks of a job whose views are kept at each question")
+    explore_share: float = Field(0.25, ge=0, le=1, description="episodes after the first round that drive at random")
+    n_epochs: int = Field(4, ge=1, description="in each round, over the views of all rounds so far")
+    min_updates: int = Field(600, ge=1, description="in each round, by more epochs while there are few views")
+    batch_size: int = Field(1024, ge=2, description="views in one update")
+    learning_rate: float = Field(2e-3, gt=0, le=1, description="at the start of a round; falls linearly to zero")
+    weight_decay: float = Field(1e-4, ge=0, description="of the weights, in AdamW")
+    decision_weight: float = Field(
+        1.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="of the gain that the student's choices miss, against the error of estimates; 0: only the error",
+    )
+    decision_temperature: float = Field(
+        0.5,
+        gt=0,
+        allow_inf_nan=False,
+        description="% of the step by which an estimate is higher where a choice is e times as likely, in the fit",
+    )
+    always: Mapping[AnyMechanism, tuple[float, float]] = Field(
+        {},
+        description="threshold and window of mechanisms that hold whatever the student chooses, such as defer, which "
+        "judges itself and does nothing where no transfer can wait",
+    )
+    net_arch: list[int] = Field([128, 128], min_length=1, description="units of the hidden layers")
+    margins: list[_Weight] = Field(
+        [0.05, 0.1, 0.2, 0.4],
+        min_length=1,
+        description="% of the step, increasing; the first one is taken with which the training nulls hold null_limit",
+    )
+    hysteresis: _Weight = Field(0.1, description="% of the step")
+    null_limit: float = Field(0.002, ge=0, le=1, description="most that a training null may lose, share of mean step")
+
+
 class TrainConfig(Config):
     """A training run."""
 
@@ -139,15 +182,12 @@ class TrainConfig(Config):
     environment: Environment
     constraint: Constraint | None = None
     selection: Selection | None = None
-    algorithm: Algorithm = Field("ppo", description="what learns; its hyperparameters are the section of its name")
-    ppo: Ppo | None = None
-    recurrent_ppo: RecurrentPpo | None = None
-    distill: Distill | None = None
-    sac: Sac | None = None
-    tqc: Tqc | None = None
-    crossq: CrossQ | None = None
-    cma_es: CmaEs | None = None
-    ars: Ars | None = None
+    algorithm: str = Field(
+        "PPO", description=f"what learns: {DISTILL}, or a class of stable_baselines3 or sb3_contrib, such as SAC"
+    )
+    total_timesteps: int = Field(1_000_000, ge=1, description="decisions, summed over rows")
+    sb3: Sb3 | None = Field(None, description="hyperparameters of all algorithms but distill")
+    distill: Distill | None = Field(None, description="hyperparameters of distill")
 
     @model_validator(mode="before")
     @classmethod
@@ -155,26 +195,13 @@ class TrainConfig(Config):
         """Fill the section of the algorithm in, so that a config need not name what it does not change."""
         if not isinstance(data, dict):
             return data
-        algorithm = data.get("algorithm", "ppo")
-        if not isinstance(algorithm, str) or algorithm not in SECTIONS:
-            return data  # which the field itself refuses
-        others = [name for name in SECTIONS if name != algorithm and data.get(name) is not None]
-        if others:
-            allowed = f"{algorithm}, the section of the algorithm, or algorithm: {others[0]}"
-            raise ValueError(f"section {others[0]} with algorithm: {algorithm}; allowed: {allowed}")
-        if algorithm == "distill" and data.get("constraint") is not None:
+        algorithm = data.get("algorithm", "PPO")
+        own, other = (DISTILL, "sb3") if algorithm == DISTILL else ("sb3", DISTILL)
+        if data.get(other) is not None:
+            raise ValueError(f"section {other} with algorithm: {algorithm}; allowed: {own}")
+        if algorithm == DISTILL and data.get("constraint") is not None:
             raise ValueError("constraint with algorithm: distill; allowed: distill.null_limit, which does the same")
-        return data if data.get(algorithm) is not None else {**data, algorithm: {}}
-
-    @property
-    def total_timesteps(self) -> int:
-        """Decisions that the training may take."""
-        return int(getattr(self, self.algorithm).total_timesteps)
-
-    def with_timesteps(self, total_timesteps: int) -> TrainConfig:
-        """This config with another length of training."""
-        section = getattr(self, self.algorithm).model_copy(update={"total_timesteps": total_timesteps})
-        return self.model_copy(update={self.algorithm: section})
+        return data if data.get(own) is not None else {**data, own: {}}
 
     def beside(self, path: Path) -> TrainConfig:
         """This config, read from ``path``, with the clusters and suites that lie beside that file found there."""
@@ -183,22 +210,21 @@ class TrainConfig(Config):
         suites = [config_files.resolve_sibling(path, suite) for suite in given.suites]
         environment = given.model_copy(update={"clusters": clusters, "suites": suites})
         if selection is not None:
-            selection = selection.model_copy(
-                update={"suites": [config_files.resolve_sibling(path, suite) for suite in selection.suites]}
-            )
+            suites = [config_files.resolve_sibling(path, suite) for suite in selection.suites]
+            selection = selection.model_copy(update={"suites": suites})
         return self.model_copy(update={"environment": environment, "selection": selection})
 
 
-def with_algorithm(data: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
-    """A config's data with another algorithm and its default hyperparameters, unless it is the config's own.
+def share_name(share: ClusterShare) -> str:
+    """The name of a training cluster: a suite may give it one of its own."""
+    return getattr(share, "name", "") or share.cluster_name
 
-    Args:
-        data: of a config file.
-        algorithm: name of the other algorithm.
-    """
-    if algorithm == data.get("algorithm", "ppo"):
+
+def with_algorithm(data: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """A config's data with another algorithm and its default hyperparameters, unless it is the config's own."""
+    if algorithm == data.get("algorithm", "PPO"):
         return dict(data)
-    left_out = (*SECTIONS, *(["constraint"] if algorithm == "distill" else []))  # distill has a limit of its own
+    left_out = ("sb3", DISTILL, *(["constraint"] if algorithm == DISTILL else []))  # distill has a limit of its own
     return {**{key: value for key, value in data.items() if key not in left_out}, "algorithm": algorithm}
 
 

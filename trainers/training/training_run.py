@@ -1,12 +1,14 @@
 """A training run: config in, policy file and learning curve out, whatever the algorithm.
 
 A run is a sequence of segments of a few rollouts. Each segment starts new episodes and seeds every generator from the
-run's seed and its own number. After each segment the policy is scored on the validation clusters, and a checkpoint is
-written. What learns in a segment is a :class:`~paceenv.trainers.training.algorithms.learner.Learner`.
+run's seed and its own number, so that a run that was resumed between two segments equals one that never stopped, bit
+for bit. After each segment the policy is scored on the validation clusters, and a checkpoint is written: weights,
+optimizer and progress as one ``.safetensors``, which loads as data only (Stable-Baselines3's own are pickles).
 """
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import time
@@ -17,23 +19,30 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 from stable_baselines3.common.logger import Logger, configure
 from stable_baselines3.common.utils import set_random_seed
 
 import paceenv
 from paceenv.core.errors import InputError
+from paceenv.core.files import atomic_write
 from paceenv.policies.learned import Learned
-from paceenv.policies.policy_file import PolicyFile
+from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.sim.cluster import Cluster
-from paceenv.trainers.training.algorithms import families
-from paceenv.trainers.training.algorithms.learner import Curve, Saved
-from paceenv.trainers.training.checkpoint import load_checkpoint, save_checkpoint, unfit
+from paceenv.trainers.evaluation import result_plots
+from paceenv.trainers.training.distill import DistillLearner
+from paceenv.trainers.training.learner import Curve, Learner, Saved
+from paceenv.trainers.training.sb3_learner import Sb3Learner, pairs, under
 from paceenv.trainers.training.selection import VALIDATION_METRICS, Validation
-from paceenv.trainers.training.train_config import TrainConfig
-from paceenv.ui.run_directory import first_difference
+from paceenv.trainers.training.train_config import DISTILL, TrainConfig
+from paceenv.ui import config_files, output
+from paceenv.ui.run_directory import first_difference, prepare_folder
 
 SEGMENT_ROLLOUTS = 10
 """Length of a segment without a selection."""
+CHECKPOINT_FORMAT = "paceenv.checkpoint/2"
 POLICY, CHECKPOINT, TENSORBOARD = "policy.safetensors", "checkpoint.safetensors", "tensorboard"
 
 
@@ -57,9 +66,6 @@ def train(
     """Train on a config; the same config and seed give the same policy on one machine.
 
     Args:
-        config: of the training.
-        clusters: replaces configs by name, for example by a fresh calibration.
-        on_progress: called with the decisions taken so far.
         folder: where checkpoints and TensorBoard's event files go; None: there are none.
         resume: go on from the folder's checkpoint, if there is one.
 
@@ -87,10 +93,6 @@ class Run:
     ``best`` is the policy with the best validation score so far, ``best_score``.
 
     Args:
-        config: of the training.
-        clusters: as in :func:`train`.
-        on_progress: as in :func:`train`.
-        folder: as in :func:`train`.
         validation: of the config's selection, if it exists already; making it takes seconds.
     """
 
@@ -107,19 +109,18 @@ class Run:
         # a logger of our own even without a folder: the default one leaves a folder in /tmp for every run
         logger = Logger(None, []) if folder is None else configure(str(folder / TENSORBOARD), ["tensorboard"])
         self.curve, self._logger = Curve(logger, on_progress), logger
-        self.learner = families.make_learner(config, clusters, self.curve)
+        kind = DistillLearner if config.algorithm == DISTILL else Sb3Learner
+        self.learner: Learner = kind(config, clusters, self.curve)
         self._validation = validation
         self.best: Learned | None = None
         self.best_score, self.evaluations_since = -np.inf, 0
         self.segment, self.cpu_s = 0, 0.0
 
     def close(self) -> None:
-        """Close what it logs to."""
         self._logger.close()
 
     @property
     def timesteps(self) -> int:
-        """Decisions taken so far."""
         return self.learner.timesteps
 
     @property
@@ -191,7 +192,7 @@ class Run:
         arrays = {f"learner.{name}": value for name, value in saved.arrays.items()}
         best = None
         if self.best is not None:
-            arrays |= {f"best.{i}.{k}": a for i, pair in enumerate(self.best.weights) for k, a in enumerate(pair)}
+            arrays |= {f"best.{i}.{k}": a for i, pair in enumerate(self.best.layers) for k, a in enumerate(pair)}
             best = {"score": self.best_score, "options": self.learner.options(self.best)}
         progress = {
             "config": self.config.model_dump(mode="json"),
@@ -202,37 +203,92 @@ class Run:
             "curve": self.curve.rows,
             "learner": saved.plain,
         }
-        save_checkpoint(path, arrays, progress)
+        header = {"paceenv": json.dumps({"format": CHECKPOINT_FORMAT, "progress": progress})}
+        atomic_write(path, save({name: np.ascontiguousarray(value) for name, value in arrays.items()}, header))
 
     def restore(self, path: Path, *, changed: bool = False) -> None:
         """Go on from a checkpoint; InputError if it is of another config, unless it may be ``changed``.
 
         What may change is what a run reads anew in each segment: hyperparameters but for the network's shape. Such a
         run has its whole patience again, and a checkpoint of its own from the start.
-
-        Args:
-            path: of the checkpoint.
-            changed: whether the config may differ where that is allowed.
         """
-        arrays, progress = load_checkpoint(path)
+        arrays, progress = _load_checkpoint(path)
         differs = "" if changed else first_difference(progress["config"], self.config.model_dump(mode="json"))
         if differs:
             raise InputError(
                 f"{path}: of another config ({differs}); allowed: the one it was started with, or another folder"
             )
         try:
-            self.learner.restore(Saved(families.under(arrays, "learner."), progress["learner"]))
+            self.learner.restore(Saved(under(arrays, "learner."), progress["learner"]))
             self.segment, self.cpu_s = progress["segment"], progress["cpu_s"]
             self.evaluations_since, self.curve.rows = progress["evaluations_since"], list(progress["curve"])
             if progress["best"] is not None:
                 self.best_score = progress["best"]["score"]
-                self.best = self.learner.with_layers(families.pairs(arrays, "best"), progress["best"]["options"])
+                self.best = self.learner.with_layers(pairs(arrays, "best"), progress["best"]["options"])
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
-            raise unfit(path, error) from None
+            raise _unfit(path, error) from None
         if changed:
             self.evaluations_since = 0
             if self.folder is not None:
                 self._save(self.folder / CHECKPOINT)
+
+
+def _load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads((file.metadata() or {})["paceenv"])
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        if header["format"] != CHECKPOINT_FORMAT:
+            raise ValueError(f"format {header['format']!r}; allowed: {CHECKPOINT_FORMAT!r}")
+        return arrays, dict(header["progress"])
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        raise _unfit(path, error) from None
+
+
+def _unfit(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path}: not a checkpoint of this training run: {' '.join(str(error).split())[:200]}")
+
+
+def train_seeds(config: TrainConfig, seeds: int, out: Path, *, resume: bool = False) -> dict[str, Any]:
+    """Train with several consecutive seeds, each in ``out/seed-N``, and keep the best policy; returns what to print."""
+    runs = range(config.seed, config.seed + seeds)
+    folders = {seed: out if seeds == 1 else out / f"seed-{seed}" for seed in runs}
+    for folder in () if resume else folders.values():
+        if (folder / CHECKPOINT).exists() and not (folder / POLICY).exists():
+            raise InputError(f"{folder}: holds a training that was interrupted; allowed: --resume, or another folder")
+    found = [
+        _train_one(config.model_copy(update={"seed": seed}), folder, resume=resume) for seed, folder in folders.items()
+    ]
+    scores = [trained.file.provenance.get("validation", {}).get("score") for trained in found]
+    best = found[int(np.argmax([-np.inf if score is None else score for score in scores]))]
+    summary: dict[str, Any] = {"policy": str(out / POLICY)}
+    if seeds > 1:
+        spread = {"median": float(np.median(scores)), "lowest": min(scores), "highest": max(scores)}
+        record = {**best.file.provenance, "validation_of_seeds": {"scores": scores, **spread}}
+        summary["sha256"] = save_policy(out / POLICY, PolicyFile(best.file.policy, best.file.calibrated_range, record))
+        summary |= {f"validation score, {key}": round(value, 3) for key, value in spread.items()}
+        curves = [trained.curve for trained in found]
+        result_plots.learning_curves(curves, out / "learning-curve.png", paired=config.environment.paired)
+    else:
+        summary["sha256"] = save_policy(out / POLICY, best.file)
+        if scores[0] is not None:
+            summary |= {f"validation {k}": v for k, v in best.file.provenance["validation"].items()}
+    summary["timesteps"] = best.curve[-1]["timesteps"]
+    summary["final_reward"] = best.file.provenance["final_reward"]
+    summary["cpu_s"] = [round(trained.cpu_s, 1) for trained in found] if seeds > 1 else round(best.cpu_s, 1)
+    return summary
+
+
+def _train_one(config: TrainConfig, folder: Path, *, resume: bool) -> Trained:
+    prepare_folder(folder)
+    with output.progress(f"train {config.name}, seed {config.seed}", config.total_timesteps) as done:
+        trained = train(config, on_progress=done, folder=folder, resume=resume)
+    # only now: a run that is refused, because its checkpoint is of another config, must not overwrite that config
+    config_files.write_yaml(folder / "config.yaml", config.model_dump(mode="json"))
+    config_files.write_text(folder / "curve.json", json.dumps(trained.curve))
+    result_plots.learning_curves([trained.curve], folder / "learning-curve.png", paired=config.environment.paired)
+    save_policy(folder / POLICY, trained.file)
+    return trained
 
 
 def git_commit() -> str:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core.lateness.medians import Times, others_median, row_medians
 from paceenv.core.lateness.patterns import CHRONIC, SINCE, Pattern, kind_of_past
-from paceenv.core.lateness.peers import Times, others_median, row_medians
 from paceenv.core.student_t import student_t_quantile
 
 FLOOR_S, FLOOR_SHARE = 0.5e-3, 0.01
@@ -48,7 +48,6 @@ def compare(own_s_RK: Times, step_s: float) -> Lateness:
 
     Args:
         own_s_RK: own times, seconds per step, of at least two ranks.
-        step_s: mean step time, seconds.
     """
     known_K = (~np.isnan(own_s_RK)).sum(axis=0)
     own_s_RK = np.where(known_K >= 0.75 * max(known_K.max(initial=0), 2), own_s_RK, math.nan)
@@ -98,9 +97,7 @@ def find_pattern(late_s_K: Times, margin_s: float, block_margin_s: float) -> Pat
     """When a rank is late, from its differences by block; None for a rank that is not.
 
     Args:
-        late_s_K: how much longer its own work took than the others' median, by block.
         margin_s: smallest difference of all blocks together that is not noise.
-        block_margin_s: the same for a single block.
     """
     known = np.flatnonzero(~np.isnan(late_s_K))
     if len(known) < MIN_BLOCKS:

@@ -56,8 +56,6 @@ def find_common_place(
     """The shortest description of which ranks are late; None where the list of ranks is as short.
 
     Args:
-        late: the late ranks.
-        ranks: all ranks that are known.
         places: properties of ranks by name, such as HOST, RACK or STAGE; a property that some rank lacks (or has as
             None or ""), or that is the same for all, is left out. With hosts, the place on a host is a property, too.
     """

@@ -33,8 +33,6 @@ def kind_of(spans: Sequence[tuple[int, int]], begin: int, end: int) -> str:
 
     Args:
         spans: first and last step or block of each, in ascending order; at least one.
-        begin: first step or block that was observed.
-        end: last one.
     """
     if len(spans) > 1:
         return SOMETIMES
@@ -49,7 +47,6 @@ def kind_of_past(spans: Sequence[tuple[int, int]], observed: int) -> str:
 
     Args:
         spans: first and last step or block of each span; at least one.
-        observed: number of steps or blocks that were observed.
     """
     lasted = spans[-1][1] - spans[0][0] + 1
     return ONCE if len(spans) == 1 and lasted <= max(1, int(ONCE_SHARE * observed)) else SOMETIMES
@@ -59,8 +56,6 @@ def pattern_of_all(named: Collection[str], turns: int, covered_share: float, los
     """The pattern of a set of ranks that wait for each other, one of :data:`PATTERNS`.
 
     Args:
-        named: kinds of the ranks that are late now.
-        turns: number of ranks that were late once or now and then.
         covered_share: share of what was observed in which one of those was late, 0 to 1.
         lost_share: time that every rank loses to variation, share of the step.
     """

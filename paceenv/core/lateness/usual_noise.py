@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.lateness.peers import Times, row_medians
+from paceenv.core.lateness.medians import Times, row_medians
 
 WEIGHTS: Final = np.array([2.4, 1.2, 0.6, 0.3])
 """Of the test's scores. A large one finds large differences within a few steps, a small one small ones in hundreds."""
@@ -94,21 +94,11 @@ class UsualNoise:
         return np.asarray(np.log((seen + unseen) / (self._values + _UNSEEN)) * self.persistence_J)
 
     def add(self, late_s_R: Times, usual_R: NDArray[np.bool_]) -> None:
-        """Learn from one more step.
-
-        Args:
-            late_s_R: how much later than the others each rank was, seconds.
-            usual_R: which ranks are known and as usual in this step; the others are left out.
-        """
+        """Learn from one more step."""
         self._learn(np.where(usual_R, late_s_R - self.centre_s_R, 0.0), usual_R)
 
     def move(self, rank: int, centre_s: float) -> None:
-        """A rank's usual difference to the others is another one from now on.
-
-        Args:
-            rank: its place, 0 to R - 1.
-            centre_s: the new difference, seconds.
-        """
+        """A rank's usual difference to the others is another one from now on."""
         self.centre_s_R[rank] = centre_s
 
     def _learn(self, away_s_R: Times, usual_R: NDArray[np.bool_]) -> None:

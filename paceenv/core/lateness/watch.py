@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.lateness import patterns
-from paceenv.core.lateness.peers import Times, lateness_of
+from paceenv.core.lateness.medians import Times, lateness_of
 from paceenv.core.lateness.usual_noise import CLIP, LEAST_SCALE_S, MEMORY, STRETCHES, WEIGHTS, UsualNoise
 
 LEAST_SHARE: Final = 0.02
@@ -107,15 +107,7 @@ class _Scores:
         self.first_JR = np.zeros(shape, np.int64)
 
     def add(self, noise_R: Times, price_J: Times, value_R: Times, known_R: Flags, iteration: int) -> Flags:
-        """Add a step; returns which ranks have passed the threshold, ``(R,)``.
-
-        Args:
-            noise_R: the difference to what is tested, in standard deviations.
-            price_J: what a step costs a score.
-            value_R: to be summed along.
-            known_R: ranks that are tested in this step; the scores of the others stay.
-            iteration: number of the step.
-        """
+        """Add a step; returns which ranks have passed the threshold, ``(R,)``."""
         fresh_JR = (self.height_JR <= 0.0) & known_R
         self.first_JR[fresh_JR] = iteration
         for table_JR in (self.steps_JR, self.signs_JR, self.sum_JR):

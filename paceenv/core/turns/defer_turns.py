@@ -47,7 +47,6 @@ def watch(tick: NDArray[np.float64], step_s: float) -> None:
 
     Args:
         tick: what all ranks see alike, ``(K,)``; updated.
-        step_s: how long the step took, seconds.
     """
     held, left = tick[NOW] > 0.0, tick[LEFT]
     tick[NOW] = 0.0
@@ -90,7 +89,6 @@ def end_hold(tick: NDArray[np.float64], helped: bool) -> None:
 
     Args:
         tick: what all ranks see alike, ``(K,)``; updated.
-        helped: whether the mean step was shorter.
     """
     if helped:
         tick[BACKOFF] = FREE_ITERATIONS

@@ -70,8 +70,6 @@ def watch(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> None:
 
     Args:
         tick: what all ranks see alike, ``(K,)``; changed in place.
-        step_s: how long the step took, seconds.
-        baseline_s: the baseline step, seconds.
     """
     step_s = without_outlier_s(tick, step_s, baseline_s)
     was_paused = tick[PAUSE_S] > 0.0 and tick[AFTER_S] == 0.0
@@ -97,8 +95,6 @@ def without_outlier_s(tick: NDArray[np.float64], step_s: float, baseline_s: floa
 
     Args:
         tick: what all ranks see alike, ``(K,)``; changed in place.
-        step_s: how long the step took, seconds.
-        baseline_s: the baseline step, seconds.
     """
     most_s = OUTLIER * max(tick[CHANGE_S], LEAST_CHANGE * baseline_s)
     change_s = min(abs(step_s - tick[STEP_S]), most_s) if tick[STEP_S] > 0.0 else 0.0
@@ -131,7 +127,6 @@ def compare(tick: NDArray[np.float64], baseline_s: float) -> None:
 
     Args:
         tick: what all ranks see alike, ``(K,)``; changed in place.
-        baseline_s: the baseline step, seconds.
     """
     gain_s = tick[PAUSE_S] - 0.5 * (tick[BEFORE_S] + tick[AFTER_S])
     tick[WEIGHT] = FORGET * tick[WEIGHT] + 1.0

@@ -61,8 +61,6 @@ def watch(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> None:
 
     Args:
         tick: what all ranks see alike, ``(K,)``; changed in place.
-        step_s: the step time, seconds.
-        baseline_s: the baseline step, seconds.
     """
     left = tick[LEFT]
     mean, count = (HELD_MEAN_S, HELD_COUNT) if left > 0.0 else (FREE_MEAN_S, FREE_COUNT)

@@ -70,13 +70,7 @@ class SizePrediction:
 def predict_sizes(sizes: Sequence[float], found: Sequence[StepDiagnosis], wanted: Sequence[float]) -> SizePrediction:
     """Predict step times at other sizes.
 
-    Args:
-        sizes: of the logs, in nodes or ranks; all different.
-        found: the logs' diagnoses, in the same order.
-        wanted: sizes to predict.
-
-    Raises:
-        InputError: sizes that are not positive or not different, or as many as there are logs.
+    Raises InputError: sizes that are not positive or not different, or as many as there are logs.
     """
     if len(sizes) != len(found) or len(set(sizes)) < len(sizes) or not all(0 < s < 1e9 for s in (*sizes, *wanted)):
         raise InputError(

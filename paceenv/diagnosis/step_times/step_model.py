@@ -18,7 +18,7 @@ from paceenv.calibration.distances import Distance
 from paceenv.core import metrics
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
-from paceenv.diagnosis.step_times.ordinary_steps import split
+from paceenv.diagnosis.outliers import split
 from paceenv.importers.step_log import StepLog
 
 PROBABILITIES: Final = np.concatenate([[0.0, 0.003], np.linspace(0.01, 0.99, 29), [0.997, 1.0]])
@@ -36,32 +36,18 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StepModel:
-    """Step times of a job: ordinary ones from percentiles, with memory; outliers beside them.
+    """Step times of a job: ordinary ones from percentiles, with memory; outliers beside them."""
 
-    Attributes:
-        level_s: mean of ordinary values, seconds, with its 95 % interval.
-        cv: of ordinary values, with its 95 % interval.
-        relative_K: percentiles of ordinary values over their mean, at :data:`PROBABILITIES`.
-        memory: autocorrelation from one value to the next, 0 to 1.
-        outlier_share: of values; ``outlier_factor`` is their mean over the level.
-        averaged: steps that a value averages over; 0 if unknown.
-    """
-
-    level_s: Interval
-    cv: Interval
-    relative_K: Array
-    memory: float
-    outlier_share: float
+    level_s: Interval  # mean of ordinary values, seconds, with its 95 % interval
+    cv: Interval  # of ordinary values, with its 95 % interval
+    relative_K: Array  # percentiles of ordinary values over their mean, at :data:`PROBABILITIES`
+    memory: float  # autocorrelation from one value to the next, 0 to 1
+    outlier_share: float  # of values; ``outlier_factor`` is their mean over the level
     outlier_factor: float
-    averaged: float
+    averaged: float  # steps that a value averages over; 0 if unknown
 
     def sample(self, values: int, seed: int = 0) -> Array:
-        """So many step times in order, seconds.
-
-        Args:
-            values: how many.
-            seed: of the random numbers.
-        """
+        """So many step times in order, seconds."""
         random = np.random.default_rng(seed)
         noise = random.normal(size=values + 200)
         state = np.zeros(values + 200)

@@ -1,17 +1,133 @@
-"""Numbers of a log's lines as step times: clocks are differenced, speeds get their unit, restarts are found.
-
-Axes: V logged values.
-"""
+"""What was read from the lines of a log, before it is step times: numbers in columns, one series per writer."""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import math
+import re
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.importers.log_text.collected import MAX_VALUES, Column
+from paceenv.importers.log_text.log_lines import Stamp
+
+Kind = Literal["step time", "speed", "elapsed", "elapsed or step time", "mean speed", "mean time", "stamp"]
+MAX_VALUES: Final = 5_000_000
+"""Values of one log; what follows is left out."""
+MAX_WRITERS: Final = 4096
+"""Ranks, and progress bars, that are kept apart."""
+_UNITS: Final[Mapping[str, tuple[Kind, float]]] = {
+    "s": ("step time", 1.0),
+    "ms": ("step time", 1e-3),
+    "us": ("step time", 1e-6),
+    "rate": ("speed", 1.0),
+    "elapsed": ("elapsed", 1.0),
+    "elapsed_s": ("elapsed", 1.0),
+    "elapsed_ms": ("elapsed", 1e-3),
+    "mean_steps_per_s": ("mean speed", 1.0),
+    "mean_s": ("mean time", 1.0),
+    "mean_ms": ("mean time", 1e-3),
+}
+_THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
+
+Array = NDArray[np.float64]
+
+
+class Number(NamedTuple):
+    """A field's kind, its value in seconds (or per second), and the unit of its last digit.
+
+    A comma parts thousands or decimals. ``decimal``: it can only be the latter. ``other``: the value if it were the
+    latter, where it may be either, as in 1,234; else None.
+    """
+
+    kind: Kind
+    value: float
+    digit: float
+    decimal: bool = False
+    other: float | None = None
+
+
+@dataclass
+class Column:
+    """Numbers of one format and one writer: ``step`` and ``clock_s`` are not-a-number where a line has none.
+
+    ``digit`` is the unit of the last digit of ``value``, and ``clock_digit_s`` that of the time stamps, seconds.
+    ``other`` are the values at ``other_at`` if the comma in them is a decimal one; ``decimal`` says that it is.
+    """
+
+    kind: Kind
+    averages: str
+    step: array[float] = field(default_factory=lambda: array("d"))
+    value: array[float] = field(default_factory=lambda: array("d"))
+    clock_s: array[float] = field(default_factory=lambda: array("d"))
+    digit: float = math.inf
+    clock_digit_s: float = 0.0
+    other: array[float] = field(default_factory=lambda: array("d"))
+    other_at: array[int] = field(default_factory=lambda: array("q"))
+    decimal: bool = False
+
+    def add(self, step: float, value: float, stamp: Stamp | None, digit: float, other: float | None = None) -> None:
+        """Keep one line's numbers."""
+        if len(self.value) >= MAX_VALUES:
+            return
+        if other is not None:
+            self.other.append(other)
+            self.other_at.append(len(self.value))
+        self.step.append(step)
+        self.value.append(value)
+        self.clock_s.append(math.nan if stamp is None else stamp.clock_s)
+        self.digit = min(self.digit, digit)
+        if stamp is not None:
+            self.clock_digit_s = max(self.clock_digit_s, stamp.resolution_s)
+
+    def arrays(self) -> tuple[Array, Array, Array]:
+        """Steps, values and clock times, ``(V,)`` each."""
+        step, value, clock_s = (np.array(column, np.float64) for column in (self.step, self.value, self.clock_s))
+        if self.decimal:
+            value[np.array(self.other_at)] = self.other
+        return step, value, clock_s
+
+
+def number(field_name: str, text: str) -> Number | None:
+    """The number in a field; None if it is none."""
+    if field_name == "elapsed":
+        seconds = 0
+        for part in text.split(":"):
+            if not part.isdecimal() or len(part) > 9:
+                return None
+            seconds = 60 * seconds + int(part)
+        return Number("elapsed", float(seconds), 1.0)
+    text = text.strip(" ,")
+    may_be_decimal = text.count(",") == 1 and "." not in text
+    decimal = _in_unit(field_name, text.replace(",", ".")) if may_be_decimal else None
+    if "," in text and not _THOUSANDS.fullmatch(text):
+        return None if decimal is None else decimal._replace(decimal=True)
+    whole = _in_unit(field_name, text.replace(",", ""))
+    return whole if whole is None or decimal is None else whole._replace(other=decimal.value)
+
+
+def _in_unit(field_name: str, text: str) -> Number | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    if not (math.isfinite(value) and 0.0 <= value < 1e12):
+        return None
+    if field_name == "steps_per_s":
+        return Number("step time", 1.0 / value, _digit(text) / value**2) if value > 1e-9 else None
+    kind, unit = _UNITS[field_name]
+    return Number(kind, unit * value, unit * _digit(text))
+
+
+def _digit(text: str) -> float:
+    mantissa, _, exponent = text.lower().partition("e")
+    decimals = len(mantissa.partition(".")[2])
+    return float(10.0 ** (int(exponent or 0) - decimals))
+
 
 MIN_VALUES: Final = 4
 """Step times that a log must hold at least."""
@@ -20,7 +136,6 @@ LONGEST_S: Final = 86400.0
 COARSE: Final = 100.0
 """Where times are rounded, a value spans at least so many units of rounding."""
 
-Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
@@ -40,12 +155,9 @@ def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
     """One writer's numbers as step times.
 
     Args:
-        column: the numbers.
-        where: file and format, for messages.
         batch: samples of a step, where ``column`` counts samples per second; 0 if unknown.
 
-    Raises:
-        InputError: too few step times, or their unit cannot be determined.
+    Raises InputError: too few step times, or their unit cannot be determined.
     """
     step_V, value_V, clock_s_V = column.arrays()
     notes: list[str] = []
@@ -176,11 +288,7 @@ def _pairs(
 
 
 def _seconds(
-    where: str,
-    speed_V: Array,
-    batch: float,
-    about: tuple[Array, Array, Integers, Column],
-    notes: list[str],
+    where: str, speed_V: Array, batch: float, about: tuple[Array, Array, Integers, Column], notes: list[str]
 ) -> tuple[Array, float]:
     """Step times from speeds in an unknown unit: its size comes from the batch, or from the lines' time stamps."""
     step_V, clock_s_V, run_V, column = about
@@ -222,3 +330,25 @@ def _averaged(
 def _spread(values: Array) -> float:
     low, high = np.quantile(values, [0.25, 0.75])
     return float(high - low)
+
+
+def bars_of_steps(bars: Mapping[str, Column]) -> dict[str, Column]:
+    """The bars that may count training steps, the one that ran for the longest time first.
+
+    A bar that waits for a whole run of another one at each of its steps counts epochs, and is left out.
+
+    Args:
+        bars: the lines of all bars of one length, by that length: time since the start, seconds; a line or more each.
+    """
+    names, about = list(bars), []
+    for column in bars.values():
+        step_V, elapsed_V, _ = column.arrays()
+        steps_V, passed_V = np.diff(step_V), np.diff(elapsed_V)
+        about.append((steps_V[steps_V > 0].sum(), passed_V[passed_V > 0].sum(), 1 + (steps_V < 0).sum()))
+    steps_B, time_s_B, runs_B = np.array(about, np.float64).reshape(-1, 3).T
+    found = {}
+    for b in np.argsort(-time_s_B, kind="stable"):
+        inner_B = (runs_B >= 0.8 * steps_B[b]) & (time_s_B >= 0.25 * time_s_B[b]) & (runs_B > max(runs_B[b], 2))
+        if not inner_B.any():
+            found[names[b]] = bars[names[b]]
+    return found

@@ -56,12 +56,7 @@ def read_lines(path: Path, on_bytes: Callable[[float], None] = lambda done: None
 
     Memory does not grow with the file. A carriage return ends a line, as each redraw of a progress bar is one.
 
-    Args:
-        path: the file.
-        on_bytes: called with the number of bytes read from disk so far.
-
-    Raises:
-        InputError: the file cannot be read.
+    Raises InputError: the file cannot be read.
     """
     try:
         with path.open("rb") as file:

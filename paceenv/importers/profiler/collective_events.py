@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from paceenv.importers.profiler.collective_names import ITEM_BYTES, POINT_TO_POINT, SEND_RECV, op_name
+from paceenv.importers.collective_names import ITEM_BYTES, POINT_TO_POINT, SEND_RECV, op_name
 from paceenv.importers.profiler.device_steps import Device
 from paceenv.importers.profiler.event_columns import CollectiveArguments, EventTable, Integers
 from paceenv.importers.timelines import UNNAMED_GROUP, Collective
@@ -31,11 +31,6 @@ def device_collectives(table: EventTable, device: Device, only_group: str) -> di
     """The device's collectives by their place among its operations; times in s on the profile's clock.
 
     ``only_group`` is the process group of a job that has no other, or "".
-
-    Args:
-        table: events of one profile.
-        device: whose collectives.
-        only_group: name of the only process group, or "".
     """
     places = np.flatnonzero(device.is_collective_D).tolist()
     calls = _Calls(table)

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.importers.profiler.collective_names import is_collective_kernel
+from paceenv.importers.collective_names import is_collective_kernel
 from paceenv.importers.profiler.event_columns import Array, EventTable, Integers
 
 STEP: Final = re.compile(r"ProfilerStep#(\d{1,9})\Z")
@@ -76,12 +76,7 @@ def is_runtime(category: str) -> bool:
 
 
 def step_marks(table: EventTable, *, device: bool) -> StepMarks:
-    """The annotations ``ProfilerStep#`` of the device or of its host; of several with one number the last counts.
-
-    Args:
-        table: events of one profile.
-        device: True for the device's annotations, False for its host's.
-    """
+    """The annotations ``ProfilerStep#`` of the device or of its host; of several with one number the last counts."""
     number_of = [int(found[1]) if (found := STEP.match(name)) else -1 for name in table.names]
     number_E = np.array([*number_of, -1], np.int64)[table.name_E]
     on_device_E = table.in_categories(lambda category: category == "gpu_user_annotation")
@@ -122,7 +117,6 @@ def find_device(table: EventTable, given: StepMarks | None = None) -> Device | N
     Of several devices it is the one with collectives, and of these, or without any, the busiest.
 
     Args:
-        table: the events of the profile.
         given: steps on the device's own time, if the profile has no others.
     """
     is_device_E = table.in_categories(lambda category: category in _ON_DEVICE)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.importers.profiler.collective_names import is_number
+from paceenv.importers.collective_names import is_number
 
 MAX_US: Final = 1e19
 """Times beyond this are damaged."""

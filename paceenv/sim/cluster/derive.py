@@ -13,12 +13,10 @@ from pydantic import BaseModel
 
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import transfers
-from paceenv.sim.cluster.collectives import volume
-from paceenv.sim.cluster.draw import Draw
-from paceenv.sim.cluster.fabric import Fabric
+from paceenv.sim.cluster.fabric import BURST_KB, SEND_BUFFER_KB, Fabric
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_run import program_alone_s, program_key, program_of
-from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
+from paceenv.sim.cluster.quantity import Draw, LogUniform, Normal, Uniform
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.program_layout import Program
 from paceenv.sim.engine.simulator import JobBatch, episode_keys
@@ -28,7 +26,6 @@ def derive(cluster: Cluster, keys_E: NDArray[np.uint64], *, tenants: int | None 
     """Parameter records of E episodes of a cluster.
 
     Args:
-        cluster: the config.
         keys_E: episode keys (:func:`paceenv.sim.engine.simulator.episode_keys`); they decide what is drawn.
         tenants: tenant places of each record, at least as many as the cluster has; unused ones are absent. Default: as
             many as the cluster has.
@@ -40,10 +37,6 @@ def drawn(cluster: Cluster, key: np.uint64) -> Cluster:
     """The cluster with the numbers that :func:`derive` draws for one episode in place of what is drawn.
 
     With the same key it derives to the same records, bit for bit.
-
-    Args:
-        cluster: a config, perhaps with ranges.
-        key: of the episode.
     """
     apart = Cluster.model_validate(cluster.model_dump())  # so that no two places share one quantity
     draw = Draw(np.array([key], np.uint64), apart.job.nodes)
@@ -167,28 +160,21 @@ def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_b
         jobs["tail_s"] = np.where(tail_bytes > 0.0, tail_s, 0.0)
         return
     members = place.nodes * place.per_node
-    if fabric.torus is not None:
-        found = volume("all_to_all", "torus", members, np.asarray(payload_bytes), dims=fabric.torus.dims)
-        jobs["transfer_alone_s"], jobs["latency_s"] = found.sent_bytes / links.rank_Bps, found.rounds * links.hop_s
-        return
     jobs["incast_kind"] = layout.GATHER if job.collective == "gather" else layout.ALL_TO_ALL
     jobs["incast_flow_s"] = transfers.message_s(job.collective, fabric, place, links, payload_bytes)
     jobs["transfer_alone_s"] = (members - 1) * jobs["incast_flow_s"]
     jobs["latency_s"] = links.hop_s
     jobs["incast_fit"], jobs["incast_timeout_s"] = _lossy(fabric, draw)
     if job.collective == "gather":
-        buffer_bytes = np.asarray(draw.named("fabric.send_buffer_kb", fabric.send_buffer_kb)) * 1e3
-        jobs["incast_buffered_s"] = (
-            np.minimum(buffer_bytes / np.maximum(payload_bytes, 1.0), 1.0) * jobs["incast_flow_s"]
-        )
+        buffered = np.minimum(SEND_BUFFER_KB * 1e3 / np.maximum(payload_bytes, 1.0), 1.0)
+        jobs["incast_buffered_s"] = buffered * jobs["incast_flow_s"]
 
 
 def _lossy(fabric: Fabric, draw: Draw) -> tuple[Any, Any]:
     """How many senders' opening windows a port can buffer, and the timeout of a window that lost its end, seconds."""
     fit: Any = math.inf
     if fabric.buffer_kb is not None:
-        burst_kb = np.asarray(draw.named("fabric.burst_kb", fabric.burst_kb))
-        fit = np.asarray(draw.named("fabric.buffer_kb", fabric.buffer_kb)) / burst_kb
+        fit = np.asarray(draw.named("fabric.buffer_kb", fabric.buffer_kb)) / BURST_KB
     return fit, np.asarray(draw.named("fabric.timeout_ms", fabric.timeout_ms)) * 1e-3
 
 
@@ -222,13 +208,9 @@ def _fail(cluster: Cluster, draw: Draw, jobs: NDArray[np.void]) -> None:
     jobs["warmup_iterations"] = -(-rules.warmup_iterations // every)
     for name in ("checkpoint_s", "failure_heat", "restart_s", "warmup_factor"):
         jobs[name] = draw.named(f"reliability.{name}", getattr(rules, name))
-    nodes = cluster.job.nodes
     if rules.mtbf_iterations is not None:
         steps = np.asarray(draw.named("reliability.mtbf", rules.mtbf_iterations)) / every
-        jobs["failure_per_s"] = nodes / (steps * jobs["ideal_step_s"])
-    if rules.mtbf_hours is not None:
-        hours = np.asarray(draw.named("reliability.mtbf", rules.mtbf_hours))
-        jobs["failure_per_s"] = nodes / (hours * 3600.0)
+        jobs["failure_per_s"] = cluster.job.nodes / (steps * jobs["ideal_step_s"])
 
 
 def ideal_step_s(jobs: NDArray[np.void]) -> Any:
@@ -268,7 +250,6 @@ def edges(clusters: int, weights: Sequence[float] | None) -> NDArray[np.float64]
     """Where the share of each cluster ends between 0 and 1, ``(C,)``.
 
     Args:
-        clusters: how many there are.
         weights: how often each is drawn, in any unit; default: equally.
 
     Raises:
@@ -281,22 +262,13 @@ def edges(clusters: int, weights: Sequence[float] | None) -> NDArray[np.float64]
 
 
 def draw_index(keys_E: NDArray[np.uint64], edges_C: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Index of the cluster that each episode draws, ``(E,)``; ``edges_C`` from :func:`edges`.
-
-    Args:
-        keys_E: of the episodes.
-        edges_C: ends of each cluster's share, rising to 1.
-    """
+    """Index of the cluster that each episode draws, ``(E,)``; ``edges_C`` from :func:`edges`."""
     u = (episode_keys(keys_E, 0) >> np.uint64(12)).astype(np.float64) * 2.0**-52
     return np.minimum(np.searchsorted(edges_C, u, side="right"), len(edges_C) - 1)
 
 
 def shape_of(cluster: Cluster) -> tuple[int, int, str]:
-    """What clusters of one batch share: ranks, process groups, and what decides the program, empty without one.
-
-    Args:
-        cluster: the cluster.
-    """
+    """What clusters of one batch share: ranks, process groups, and what decides the program, empty without one."""
     return cluster.ranks, cluster.groups, program_key(cluster)
 
 
@@ -352,7 +324,6 @@ class ClusterMix:
         """Parameter records of E episodes.
 
         Args:
-            keys_E: episode keys.
             which: index of the cluster of each, ``(E,)``; default: as :meth:`which` draws it.
         """
         if len(self.clusters) == 1:

@@ -1,16 +1,63 @@
-"""The environment of a job: noise by cause, post-collective work, other jobs, heat, failures, and its pacing."""
+"""A job and its environment: noise by cause, post-collective work, other jobs, heat, failures, and its pacing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from paceenv.core.pacing import CLUSTER_DEFAULT
-from paceenv.sim.cluster.quantity import AtLeastOne, Cv, Fraction, NonNegative, Positive, Rare, Share
+from paceenv.sim.cluster.collectives import Algorithm
+from paceenv.sim.cluster.quantity import AtLeastOne, Cv, Fraction, NonNegative, Part, Positive, Rare, Share
 from paceenv.sim.engine.layout import MAX_STALENESS
 from paceenv.ui.config_files import Config, Mechanism
+
+
+class Job(Config):
+    """The training job: its ranks, how long they compute, what they reduce."""
+
+    nodes: int = Field(ge=1, le=1_000_000, description="number of nodes")
+    ranks_per_node: int = Field(1, ge=1, description="ranks on a node; 1 lets one rank stand for a node's GPUs")
+    nodes_per_group: int | None = Field(None, ge=1, description="nodes of one process group; empty: all")
+    barrier: bool = Field(False, description="whether a separate barrier ends the step, after the groups' collectives")
+    samples_per_node: float = Field(
+        256, gt=0, allow_inf_nan=False, description="samples a node processes in one step; not read with a workload"
+    )
+    compute_s: Positive | None = Field(
+        None, description="mean forward and backward time of a rank, s; empty: from workload"
+    )
+    gradient_bytes: NonNegative | None = Field(
+        None, description="payload, bytes: of a group's all-reduce, of a sender to a gather, of a member of all-to-all"
+    )
+    collective: Literal["all_reduce", "gather", "all_to_all"] = Field(
+        "all_reduce", description="the last communication of a step; gather: every member sends to its group's first"
+    )
+    algorithm: Algorithm = Field(
+        "hierarchical",
+        description="of the all-reduce; auto: tree or ring by size, as NCCL. In a program hierarchical is a ring",
+    )
+    overlap: Part = Field(0.0, description="share of compute that follows the first gradients that are ready to go")
+    tail_bytes: NonNegative = Field(0.0, description="the last gradients, which can only go after the compute, bytes")
+
+    @model_validator(mode="after")
+    def _groups_divide(self) -> Job:
+        if self.nodes % self.group_nodes:
+            raise ValueError(f"nodes to be a multiple of nodes_per_group ({self.nodes} and {self.group_nodes})")
+        if self.nodes > self.group_nodes and not self.barrier:
+            raise ValueError("barrier: true for several groups, as nothing else ends their common step")
+        return self
+
+    @property
+    def group_nodes(self) -> int:
+        return min(self.nodes_per_group or self.nodes, self.nodes)
+
+    @property
+    def groups(self) -> int:
+        return self.nodes // self.group_nodes
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
 
 
 class Noise(Config):
@@ -85,8 +132,6 @@ class Pacing(Config):
 class Synchronization(Config):
     """How often and how strictly ranks wait for one another; the default is every step, for everybody."""
 
-    renamed: ClassVar[Mapping[str, str]] = {"every": "sync_period"}
-
     sync_period: int = Field(1, ge=1, description="steps from one synchronization to the next (local SGD)")
     staleness: int = Field(0, ge=0, le=MAX_STALENESS, description="steps a rank may run ahead of the slowest")
 
@@ -115,14 +160,7 @@ class Reliability(Config):
     mtbf_iterations: Positive | None = Field(
         None, description="mean time between failures of one node, in ideal iterations"
     )
-    mtbf_hours: Positive | None = Field(None, description="the same in hours of running; give one of the two")
     failure_heat: NonNegative = Field(0.0, description="how many times more often a node at full power fails")
     restart_s: NonNegative = Field(0.0, description="from a failure to running again, s")
     warmup_iterations: int = Field(0, ge=0, description="iterations after a restart that are slow")
     warmup_factor: AtLeastOne = Field(1.0, description="how many times longer they compute")
-
-    @model_validator(mode="after")
-    def _one_rate(self) -> Reliability:
-        if self.mtbf_iterations is not None and self.mtbf_hours is not None:
-            raise ValueError("one of mtbf_iterations and mtbf_hours, not both")
-        return self

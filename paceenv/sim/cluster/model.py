@@ -7,12 +7,12 @@ Frozen and validated; units are in the names. A quantity is a number, a distribu
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from paceenv.sim.cluster.environment import (
+    Job,
     Noise,
     Pacing,
     PostCollectiveWork,
@@ -22,11 +22,9 @@ from paceenv.sim.cluster.environment import (
     Tenant,
 )
 from paceenv.sim.cluster.fabric import Fabric
-from paceenv.sim.cluster.job import Job
 from paceenv.sim.cluster.program.described_steps import described_plan
 from paceenv.sim.cluster.program.program_tables import StepPlan
-from paceenv.sim.cluster.program.resized_program import resized
-from paceenv.sim.cluster.program.step_program import StepProgram
+from paceenv.sim.cluster.program.step_program import StepProgram, resized
 from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
 from paceenv.sim.cluster.step_time import Step
 from paceenv.sim.cluster.transfers import plan_step
@@ -42,8 +40,6 @@ MAX_EXCHANGE = 1024
 
 class Cluster(Config):
     """All parameters of the simulator for one job and its environment."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"exposed": "post_collective_work"}
 
     name: str
     description: str = ""
@@ -94,7 +90,7 @@ class Cluster(Config):
 
     def _check_form(self) -> None:
         """Measured numbers, a description or a program, and all of it."""
-        job, measured = self.job, ("compute_s", "gradient_bytes")
+        job = self.job
         if self.program is not None:
             self._check_program(self.program)
             return
@@ -103,18 +99,12 @@ class Cluster(Config):
         if self.fabric.set_for_programs and not self.has_program:
             raise ValueError(f"fabric.{self.fabric.set_for_programs[0]} by default without a program")
         if self.workload is None:
-            for key in measured:
+            for key in ("compute_s", "gradient_bytes"):
                 if getattr(job, key) is None:
                     raise ValueError(f"job.{key} given, or a workload and a gpu")
             return
-        for key in (*measured, "nodes_per_group"):
-            if getattr(job, key) is not None:
-                raise ValueError(f"job.{key} or a workload, not both: it follows from the description")
-        if job.collective != "all_reduce" or job.overlap != 0.0 or job.tail_bytes != 0.0:
-            raise ValueError("job.collective all_reduce, overlap 0 and tail_bytes 0 with a workload, which has its own")
-        drawn = [key for key, value in self.fabric if isinstance(value, Uniform | LogUniform | Normal)]
-        if drawn:
-            raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with a workload")
+        self._check_nothing_measured("a workload")
+        self._check_fixed("a workload")
         self.step()  # raises for invalid values
         if self.workload.step == "program":
             self._check_beside_program()
@@ -124,31 +114,35 @@ class Cluster(Config):
         """A program stands for itself: nothing that describes one collective stands beside it."""
         if self.workload is not None or self.gpu is not None:
             raise ValueError("program or workload, not both")
-        for key in ("compute_s", "gradient_bytes", "nodes_per_group"):
-            if getattr(self.job, key) is not None:
-                raise ValueError(f"job.{key} or a program, not both: it follows from the program")
-        if self.job.collective != "all_reduce" or self.job.overlap != 0.0 or self.job.tail_bytes != 0.0:
-            raise ValueError("job.collective all_reduce, overlap 0 and tail_bytes 0 with a program, which has its own")
+        self._check_nothing_measured("a program")
         self._check_beside_program()
         program.plan(self.job.ranks)
 
+    def _check_nothing_measured(self, beside: str) -> None:
+        """Nothing that describes one collective stands beside a workload or a program."""
+        job = self.job
+        for key in ("compute_s", "gradient_bytes", "nodes_per_group"):
+            if getattr(job, key) is not None:
+                raise ValueError(f"job.{key} or {beside}, not both: it follows from {beside}")
+        if job.collective != "all_reduce" or job.overlap != 0.0 or job.tail_bytes != 0.0:
+            raise ValueError(f"job.collective all_reduce, overlap 0 and tail_bytes 0 with {beside}, which has its own")
+
     def _check_beside_program(self) -> None:
         """What neither kind of program can have beside it."""
-        if self.fabric.torus is not None:
-            raise ValueError("no fabric.torus with a program")
-        drawn = [key for key, value in self.fabric if isinstance(value, Uniform | LogUniform | Normal)]
-        if drawn:
-            raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with a program")
+        self._check_fixed("a program")
         if self.fabric.late_share != 1.0:
             raise ValueError("fabric.late_share 1 with a program, whose transfers share links evenly")
         if self.fabric.placement != "packed":
             raise ValueError("fabric.placement packed with a program, whose nodes fill leaves in their order")
-        if self.job.algorithm == "halving_doubling":
-            raise ValueError("job.algorithm ring, tree, auto or hierarchical, which is a ring there, with a program")
         if self.post_collective_work.groups or self.post_collective_work.share != 0.0:
             raise ValueError("post_collective_work by default with a program, which has compute phases of its own")
         if self.synchronization.sync_period > 1 or self.synchronization.staleness:
             raise ValueError("synchronization by default with a program, which says every of each transfer")
+
+    def _check_fixed(self, beside: str) -> None:
+        drawn = [key for key, value in self.fabric if isinstance(value, Uniform | LogUniform | Normal)]
+        if drawn:
+            raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with {beside}")
 
     def _check_sending(self) -> None:
         """NCCL's protocols and channels: in programs, and in a measured all-reduce by ring or tree."""
@@ -163,25 +157,14 @@ class Cluster(Config):
             )
 
     def _check_collective(self) -> None:
-        job, torus = self.job, self.fabric.torus
+        job = self.job
         if job.collective != "all_reduce" and (job.overlap != 0.0 or job.tail_bytes != 0.0):
             raise ValueError("job.overlap and job.tail_bytes 0 for a gather or an all_to_all")
-        if (job.algorithm == "torus") != (torus is not None) and job.collective == "all_reduce":
-            raise ValueError("job.algorithm torus with a fabric.torus, and only there")
-        if self.tenants and (torus is not None or job.collective != "all_reduce"):
-            raise ValueError("no tenants on a torus or with a gather or an all_to_all, which share no uplink with them")
+        if self.tenants and job.collective != "all_reduce":
+            raise ValueError("no tenants with a gather or an all_to_all, which share no uplink with them")
         members = job.group_nodes * job.ranks_per_node
-        if job.collective == "all_to_all" and torus is None and members > MAX_EXCHANGE:
+        if job.collective == "all_to_all" and members > MAX_EXCHANGE:
             raise ValueError(f"at most {MAX_EXCHANGE} ranks in a group of an all_to_all ({members}), every pair counts")
-        if torus is None:
-            return
-        if torus.chips != job.nodes:
-            dims = " x ".join(map(str, torus.dims))
-            raise ValueError(f"fabric.torus.dims that multiply to the {job.nodes} nodes ({dims} = {torus.chips})")
-        if job.ranks_per_node > 1 or job.groups > 1:
-            raise ValueError("one rank per node and one group on a torus")
-        if job.collective == "gather":
-            raise ValueError("job.collective all_reduce or all_to_all on a torus")
 
     def _check_synchronization(self) -> None:
         every, staleness = self.synchronization.sync_period, self.synchronization.staleness
@@ -244,7 +227,7 @@ class Cluster(Config):
         """Variation of the length of a micro-batch in a program."""
         if self.program is not None:
             return self.program.length_cv
-        return 0.0 if self.workload is None else self.workload.length_cv
+        return 0.0
 
     def program_plan(self) -> StepPlan | None:
         """What every rank does in a step, typed by hand or made from the workload; None without a program."""
@@ -263,11 +246,6 @@ class Cluster(Config):
     def changed(self, assignments: list[str], where: str = "--set", option: str = "--set") -> Cluster:
         """This cluster with some values changed, checked anew; on other ranks a program is that of a job of that size.
 
-        Args:
-            assignments: each ``key=value``.
-            where: what errors name as the source.
-            option: the command-line option that gave them, for errors.
-
         Raises:
             InputError: for an unknown key or a value that is not allowed.
         """
@@ -281,18 +259,10 @@ class Cluster(Config):
         return config_files.parse(Cluster, data, f"{where} {' '.join(assignments)}" if assignments else where)
 
     def with_nodes(self, nodes: int) -> Cluster:
-        """This cluster with the job on another number of nodes.
-
-        Args:
-            nodes: at least 1.
-        """
+        """This cluster with the job on another number of nodes."""
         return self.changed([f"job.nodes={nodes}"], f"{self.name} at {nodes} nodes")
 
 
 def load_cluster(name: str | os.PathLike[str]) -> Cluster:
-    """A cluster config by file or by name in ``configs/clusters``.
-
-    Args:
-        name: of the config, or its file.
-    """
+    """A cluster config by file or by name in ``configs/clusters``."""
     return config_files.load(Cluster, "clusters", name)

@@ -10,14 +10,7 @@ from collections.abc import Sequence
 
 
 def warm_up(stage: int, stages: int, micro_batches: int, parts: int = 1) -> int:
-    """Forward passes of a stage, each of one part, before forward and backward take turns.
-
-    Args:
-        stage: number of the stage, from 0.
-        stages: of the pipeline.
-        micro_batches: in a step.
-        parts: of each stage, as in :func:`interleaved`.
-    """
+    """Forward passes of a stage, each of one part, before forward and backward take turns."""
     if parts == 1:
         return min(stages - 1 - stage, micro_batches)
     total = micro_batches * parts
@@ -34,13 +27,7 @@ def in_flight(stage: int, stages: int, micro_batches: int, parts: int = 1) -> fl
 
 
 def schedule(stage: int, stages: int, micro_batches: int) -> list[tuple[bool, int]]:
-    """Operations of a stage in order, as (is backward, micro-batch): fill, alternate, drain.
-
-    Args:
-        stage: number of the stage, from 0.
-        stages: of the pipeline.
-        micro_batches: in a step.
-    """
+    """Operations of a stage in order, as (is backward, micro-batch): fill, alternate, drain."""
     ahead = warm_up(stage, stages, micro_batches)
     operations = [(False, i) for i in range(ahead)]
     for i in range(micro_batches - ahead):
@@ -55,9 +42,6 @@ def interleaved(stage: int, stages: int, micro_batches: int, parts: int) -> list
     section 2.2): the bubble is ``(p - 1)(f + b)`` divided by the parts.
 
     Args:
-        stage: number of the stage, from 0.
-        stages: of the pipeline.
-        micro_batches: in a step; a multiple of the stages with several parts.
         parts: of each stage; part k of stage s is stage ``k * stages + s`` of the model.
     """
     if parts == 1:
@@ -84,9 +68,6 @@ def pipeline_s(
     """Time from the first forward to the last backward of any stage, seconds.
 
     Args:
-        stage_forward_s: forward time of one micro-batch on each of the p stages, seconds.
-        stage_backward_s: the same of the backward pass.
-        micro_batches: in a step.
         transfer_s: time from a stage to its neighbour, seconds: one number, or one for each of the p - 1 borders. Each
             direction of a border carries one transfer at a time, in order, and computing goes on meanwhile.
 

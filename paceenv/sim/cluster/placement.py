@@ -7,11 +7,10 @@ are outermost (Megatron-LM's order), so that what communicates most stays inside
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from paceenv.sim.cluster.collectives import TREE_BELOW_BYTES, Algorithm, Law, Op, Volume, volume
+from paceenv.sim.cluster.collectives import TREE_BELOW_BYTES, Algorithm, Law, Op, Volume, Way, volume
 from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.protocols import Choice, choices
 
@@ -43,8 +42,6 @@ class Links:
     across: Law
     gpus_per_node: int
     algorithm: Algorithm = "auto"
-    torus_dims: Sequence[int] = ()
-    tree_below_bytes: float = TREE_BELOW_BYTES
     fabric: Fabric | None = None
     """Whose protocols and channels collectives have; without one they go by the laws as they are."""
 
@@ -53,34 +50,16 @@ class Links:
         return Group(width, min(width, self.gpus_per_node))
 
     def data_group(self, width: int, tensor: int) -> Group:
-        """``width`` GPUs ``tensor`` apart. Where they do not lie regularly on nodes, as few as do share one.
-
-        Args:
-            width: number of GPUs in the group.
-            tensor: distance between two of them.
-        """
+        """``width`` GPUs ``tensor`` apart. Where they do not lie regularly on nodes, as few as do share one."""
         per_node = math.gcd(width, max(self.gpus_per_node // tensor, 1))
         return Group(width, per_node, self.gpus_per_node // per_node)
 
     def crosses(self, first: int, second: int) -> bool:
-        """Whether two GPUs are on different nodes.
-
-        Args:
-            first: number of a GPU.
-            second: number of another GPU.
-        """
+        """Whether two GPUs are on different nodes."""
         return first // self.gpus_per_node != second // self.gpus_per_node
 
     def send(self, payload_bytes: float, block: int, tensor: int, crosses: bool, rounds: float = 1.0) -> Cost:
-        """Every rank of a block of GPUs passes its share of a payload to the same rank of another block.
-
-        Args:
-            payload_bytes: of the block.
-            block: GPUs in a block.
-            tensor: number of shares into which the payload is cut.
-            crosses: whether the blocks are on different nodes.
-            rounds: messages of each rank.
-        """
+        """Every rank of a block of GPUs passes its share of a payload to the same rank of another block."""
         if not crosses:
             return Cost(float(self.inside.time_s(Volume(rounds, payload_bytes / tensor))), 0.0)
         node_bytes = payload_bytes * min(block, self.gpus_per_node) / tensor
@@ -91,13 +70,8 @@ class Links:
 
         A ring passes through the GPUs of a node one after the other and crosses its NICs once. The members of a tree
         are nodes, with a chain inside (NCCL): there an inner GPU sends the payload up and down, the first and the last
-        one once. ``auto`` chooses between the two as :func:`volume` does. ``hierarchical`` and ``halving_doubling``
-        reduce inside first, and every GPU sends its own part between nodes.
-
-        Args:
-            op: the collective.
-            group: members, members on a node, groups that share a node.
-            payload_bytes: as in :func:`volume`.
+        one once. ``auto`` chooses between the two by size. ``hierarchical`` reduces inside first, and every GPU
+        sends its own part between nodes.
         """
         n, k, sharing = group
         if n < 2:
@@ -112,20 +86,14 @@ class Links:
 
             return cost(min(ways, key=lambda one: cost(one, one.expected).time_s))
         algorithm = self.algorithm
-        if algorithm == "torus":
-            if n == math.prod(self.torus_dims):
-                return Cost(float(self.across.time_s(volume(op, "torus", n, payload_bytes, dims=self.torus_dims))), 0.0)
-            algorithm = "ring"
         if algorithm == "auto":
-            algorithm = "tree" if op == "all_reduce" and payload_bytes < self.tree_below_bytes else "ring"
+            algorithm = "tree" if op == "all_reduce" and payload_bytes < TREE_BELOW_BYTES else "ring"
+        way: Way = "tree" if algorithm == "tree" else "ring"
         if n == k:
-            inside_algorithm = "ring" if algorithm == "hierarchical" else algorithm
-            return Cost(float(self.inside.time_s(volume(op, inside_algorithm, n, payload_bytes))), 0.0)
+            return Cost(float(self.inside.time_s(volume(op, way, n, payload_bytes))), 0.0)
         nodes = n // k
-        if algorithm in ("hierarchical", "halving_doubling"):
-            flat = "ring" if algorithm == "hierarchical" else algorithm
-            within = volume(op, flat, k, payload_bytes)
-            between = volume(op, flat, nodes, payload_bytes / k)
+        if algorithm == "hierarchical":
+            within, between = volume(op, "ring", k, payload_bytes), volume(op, "ring", nodes, payload_bytes / k)
             across = self._shared(sharing * k)
             return Cost(
                 float(self.inside.time_s(within) + across.time_s(between)), float(between.sent_bytes) * sharing * k
@@ -137,7 +105,7 @@ class Links:
             latency_s = float(tree.rounds) * across.hop_s + 2.0 * (k - 1) * self.inside.hop_s
             within, between = Volume(0.0, (min(k, 3) - 1.0) * payload_bytes), tree._replace(rounds=0.0)
         else:
-            within = between = volume(op, "ring" if k > 1 else algorithm, n, payload_bytes)
+            within = between = volume(op, "ring" if k > 1 else way, n, payload_bytes)
         slower_s = max(float(across.time_s(between)), float(self.inside.time_s(within)) if k > 1 else 0.0)
         return Cost(latency_s + slower_s, float(between.sent_bytes) * sharing)
 
@@ -145,8 +113,6 @@ class Links:
         """The laws as an operation finds them that has latencies and channels of its own.
 
         Args:
-            choice: of algorithm, protocol and channels.
-            sharing: groups that share a node's NICs, each with channels of its own.
             rate: share of the rates to count on.
         """
 

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from paceenv.sim.cluster.collectives import Algorithm, Op
-
-if TYPE_CHECKING:
-    from paceenv.sim.cluster.fabric import Fabric
+from paceenv.sim.cluster.collectives import TREE_BELOW_BYTES, Algorithm, Op, Way
+from paceenv.sim.cluster.fabric import Fabric
 
 Protocol = Literal["simple", "ll128", "ll"]
 PROTOCOLS: tuple[Protocol, ...] = ("simple", "ll128", "ll")
@@ -35,8 +33,6 @@ _HOP_US: dict[str, dict[str, dict[str, float]]] = {
 }
 _FIXED_US = {"simple": 8.4, "ll128": 14.0, "ll": 6.6}
 """What an operation takes beside its hops and bytes, in NCCL's model of a ring."""
-CHANNEL_GBPS = {"nvswitch": 160.0, "nvlink": 160.0, "pcie": 96.0}
-"""One channel where no rate is given: an NVLink of an A100 (20 GB/s), or PCIe (12 GB/s), as in NCCL's topology."""
 
 EXPECTED_LL = 0.5
 """What NCCL expects of LL, relative to the rate that its flags leave: a quarter of the link in all."""
@@ -47,7 +43,7 @@ EXPECTED_TREE = 0.92
 class Choice(NamedTuple):
     """How one operation is sent; the default changes nothing."""
 
-    algorithm: Algorithm = "ring"
+    algorithm: Way = "ring"
     protocol: Protocol = "simple"
     hop_share: float = 1.0
     """Latency of a hop between nodes, relative to the one in the config."""
@@ -76,13 +72,6 @@ def choices(fabric: Fabric, op: Op, algorithm: Algorithm, payload_bytes: float, 
     """The ways in which NCCL may do an operation: one, or with ``protocol: auto`` those from which it takes the best.
 
     Algorithms other than tree and auto count as a ring. Messages from each to each, and sends, know no LL128.
-
-    Args:
-        fabric: of the cluster.
-        op: the operation.
-        algorithm: of the job.
-        payload_bytes: of the operation; with a fixed protocol its size alone decides between tree and ring.
-        nodes: on which it has members; a tree has nodes as its members.
     """
     found = []
     for way in _algorithms(fabric, op, algorithm, payload_bytes, nodes):
@@ -97,10 +86,8 @@ def choices(fabric: Fabric, op: Op, algorithm: Algorithm, payload_bytes: float, 
     return found
 
 
-def _algorithms(
-    fabric: Fabric, op: Op, algorithm: Algorithm, payload_bytes: float, nodes: int
-) -> Iterator[Literal["ring", "tree"]]:
-    is_small = payload_bytes < fabric.tree_below_bytes
+def _algorithms(fabric: Fabric, op: Op, algorithm: Algorithm, payload_bytes: float, nodes: int) -> Iterator[Way]:
+    is_small = payload_bytes < TREE_BELOW_BYTES
     has_tree = op == "all_reduce" and nodes > 1 and algorithm in ("tree", "auto")
     if has_tree and (algorithm == "tree" or fabric.protocol == "auto" or is_small):
         yield "tree"

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paceenv.core.errors import InputError
+from paceenv.sim.cluster.architecture import BACKWARD, Generic, Tensor, Transformer
 from paceenv.sim.cluster.collectives import Algorithm, Law
 from paceenv.sim.cluster.pipeline import pipeline_s
 from paceenv.sim.cluster.placement import Cost, Group, Links
-from paceenv.sim.cluster.workload import BACKWARD, BYTES, Generic, Gpu, Memory, Tensor, Transformer, Workload
+from paceenv.sim.cluster.workload import BYTES, RESERVED_GB, Gpu, Memory, Workload
 
 
 class Traffic(NamedTuple):
@@ -93,19 +94,11 @@ def plan(
     across: Law,
     *,
     algorithm: Algorithm = "auto",
-    torus_dims: Sequence[int] = (),
 ) -> Step:
     """The step of a workload.
 
     Args:
-        workload: the model and how it is split.
-        gpu: the kind of GPU.
-        gpus: in the job.
-        gpus_per_node: on a node.
-        inside: law of the link of one GPU within its node.
-        across: law of all NICs of a node together, whose bandwidth concurrent groups share; on a torus, of one link.
-        algorithm: of all-reduces.
-        torus_dims: size of a torus in each dimension; empty: no torus.
+        across: law of all NICs of a node together, whose bandwidth concurrent groups share.
 
     Raises:
         InputError: where the workload does not fit or does not divide.
@@ -113,7 +106,7 @@ def plan(
     replicas = _replicas(workload, gpus, gpus_per_node)
     memory = workload.memory(replicas)
     _check_memory(workload, gpu, memory, replicas)
-    links = Links(inside, across, min(gpus_per_node, gpus), algorithm, torus_dims)
+    links = Links(inside, across, min(gpus_per_node, gpus), algorithm)
     stages = _stages(workload, gpu, links)
     group = links.data_group(replicas, workload.tensor_parallel)
     pipeline = _pipeline(workload, links, stages, replicas)
@@ -173,11 +166,11 @@ def _replicas(workload: Workload, gpus: int, gpus_per_node: int) -> int:
 
 def _check_memory(workload: Workload, gpu: Gpu, memory: Memory, replicas: int) -> None:
     gb = 1e9
-    if memory.total / gb + gpu.reserved_gb > gpu.memory_gb:
+    if memory.total / gb + RESERVED_GB > gpu.memory_gb:
         parts = ", ".join(f"{name} {value / gb:.3g}" for name, value in memory._asdict().items())
         raise InputError(
-            f"workload: {memory.total / gb + gpu.reserved_gb:.1f} GB on the fullest of {replicas} x "
-            f"{workload.tensor_parallel} x {workload.pipeline_parallel} GPUs ({parts}, reserved {gpu.reserved_gb:g}); "
+            f"workload: {memory.total / gb + RESERVED_GB:.1f} GB on the fullest of {replicas} x "
+            f"{workload.tensor_parallel} x {workload.pipeline_parallel} GPUs ({parts}, reserved {RESERVED_GB:g}); "
             f"allowed: at most gpu.memory_gb = {gpu.memory_gb:g}"
         )
 
@@ -309,12 +302,6 @@ def buckets(gradients: Sequence[Tensor], bytes_each: int, first_bytes: float, ca
     """Whole tensors in the order in which they are ready; a bucket that has reached its cap is closed.
 
     PyTorch's rule for ``DistributedDataParallel`` (``compute_bucket_assignment_by_size``).
-
-    Args:
-        gradients: tensors in the order in which they are ready.
-        bytes_each: bytes of an element.
-        first_bytes: cap of the first bucket.
-        cap_bytes: cap of the others.
     """
     total = sum(t.flops for t in gradients)
     found, payload, flops, limit = [], 0.0, 0.0, first_bytes
@@ -327,12 +314,7 @@ def buckets(gradients: Sequence[Tensor], bytes_each: int, first_bytes: float, ca
 
 
 def last_finish_s(ready_s: Sequence[float], collective_s: Sequence[float]) -> float:
-    """When the last of several collectives has finished that follow each other on one link, in order.
-
-    Args:
-        ready_s: when each may start, seconds.
-        collective_s: how long each takes alone, seconds.
-    """
+    """When the last of several collectives has finished that follow each other on one link, in order."""
     free_s = 0.0
     for ready, duration in zip(ready_s, collective_s, strict=True):
         free_s = max(free_s, ready) + duration
@@ -356,12 +338,6 @@ def _bucketed(workload: Workload, links: Links, group: Group, stage: _Stage, com
     gather, weights = Cost(0.0, 0.0), 0.0
     if sharded:  # the updated weights, after the optimizer
         gather, weights = links.collective("all_gather", group, stage.weight_bytes), stage.weight_bytes
-    times = 1
-    if not workload.accumulate:
-        times = workload.micro_batches
-        micro_s = stage.forward_s + stage.backward_s
-        ready_s = [micro_s - b for b in before_end_s]
-        compute_s = (times - 1) * max(micro_s, last_finish_s(ready_s, durations_s)) + micro_s
     end_s = last_finish_s([compute_s - b for b in before_end_s], durations_s)
     half = 0.5 if sharded else 1.0
     return _Reduction(
@@ -372,7 +348,7 @@ def _bucketed(workload: Workload, links: Links, group: Group, stage: _Stage, com
         sum(durations_s) + gather.time_s,
         (durations_s[-1] if workload.overlap else sum(durations_s)) + gather.time_s,
         max(compute_s, end_s) + gather.time_s,
-        times * sum(c.nic_bytes for c in costs) + gather.nic_bytes,
+        sum(c.nic_bytes for c in costs) + gather.nic_bytes,
     )
 
 

@@ -16,17 +16,18 @@ from numpy.typing import NDArray
 
 from paceenv.sim.cluster.collectives import (
     BYTES_PER_GBIT,
+    TREE_BELOW_BYTES,
     Algorithm,
     Law,
+    Way,
     crossing_bytes,
     crossing_hops,
-    halving_doubling_rounds,
     volume,
 )
-from paceenv.sim.cluster.draw import Draw
+from paceenv.sim.cluster.environment import Job
 from paceenv.sim.cluster.fabric import INTRA_NODE_GBPS, Fabric
-from paceenv.sim.cluster.job import Job
 from paceenv.sim.cluster.protocols import Choice, choices
+from paceenv.sim.cluster.quantity import Draw
 from paceenv.sim.cluster.step_time import Step, plan
 from paceenv.sim.cluster.workload import Gpu, Workload
 
@@ -50,7 +51,7 @@ class Links:
     """Rates (bytes per second, one direction) and costs of what a group's collective passes; drawn for E episodes."""
 
     rank_Bps: Values
-    """A rank's share of its node's NICs; of the slowest rank, where their paths differ."""
+    """A rank's share of its node's NICs."""
     inside_Bps: Values
     hop_s: Values
     inside_hop_s: Values
@@ -74,29 +75,15 @@ class Times(NamedTuple):
 
 
 def draw_links(fabric: Fabric, place: Layout, draw: Draw) -> Links:
-    """The links that the members of a group use. The order of the counted draws is part of every config's results.
-
-    Args:
-        fabric: of the cluster.
-        place: of the group.
-        draw: of the episodes.
-    """
+    """The links that the members of a group use. The order of the counted draws is part of every config's results."""
     nic_gbps, inside_gbps = draw(fabric.nic_gbps), draw(fabric.intra_node_gbps)
     if fabric.intra_node_gbps is None:
         inside_gbps = INTRA_NODE_GBPS[fabric.intra_node]
     uplink_Bps = np.asarray(draw(fabric.uplink_gbps)) * BYTES_PER_GBIT
     hop_s = np.asarray(draw(fabric.latency_us)) * 1e-6
-    inter_gbps = draw.named("fabric.inter_socket_gbps", fabric.inter_socket_gbps)
-    if fabric.intra_node == "pcie" and fabric.inter_socket_gbps is not None:
-        inside_gbps = np.minimum(inside_gbps, inter_gbps)  # a ring inside the node crosses sockets once each way
     rank_Bps: Values = np.asarray(nic_gbps) * fabric.nics_per_node / place.ranks_per_node * BYTES_PER_GBIT
-    if fabric.torus is not None:  # of a torus: one link
-        rank_Bps = np.asarray(draw.named("fabric.torus.link_gbps", fabric.torus.link_gbps)) * BYTES_PER_GBIT
-    if fabric.numa_nodes > 1 and fabric.torus is None:
-        gpus = place.ranks_per_node if place.ranks_per_node > 1 else fabric.gpus_per_node or fabric.nics_per_node
-        rank_Bps = slowest_gpu_gbps(fabric, gpus, nic_gbps, inter_gbps) * gpus / place.ranks_per_node * BYTES_PER_GBIT
     leaf_Bps: Values = math.inf
-    if fabric.oversubscription is not None and fabric.nodes_per_leaf is not None:
+    if fabric.oversubscription is not None:
         ratio = np.asarray(draw.named("fabric.oversubscription", fabric.oversubscription))
         leaf_Bps = fabric.nodes_per_leaf * rank_Bps * place.ranks_per_node / ratio
         uplink_Bps = np.asarray(_leaves(place.total_nodes, fabric) * leaf_Bps)
@@ -116,62 +103,18 @@ def draw_links(fabric: Fabric, place: Layout, draw: Draw) -> Links:
     )
 
 
-def slowest_gpu_gbps(fabric: Fabric, gpus: int, nic_gbps: Values, inter_socket_gbps: Values) -> Values:
-    """The rate of the GPU with the slowest path out of its node, Gb/s; the others wait for it in every collective.
-
-    GPUs are spread evenly over the sockets and use the NICs of their own socket. Those on a socket without a NIC share
-    the link between sockets, and are spread over all NICs.
-
-    Args:
-        fabric: of the cluster.
-        gpus: on a node.
-        nic_gbps: rate of a NIC, Gb/s; number or ``(E,)``.
-        inter_socket_gbps: rate of the link between sockets, Gb/s; number or ``(E,)``.
-    """
-    sockets = fabric.nic_sockets
-    local = [sum(g * fabric.numa_nodes // gpus == s for g in range(gpus)) for s in range(fabric.numa_nodes)]
-    remote = sum(count for s, count in enumerate(local) if s not in sockets)
-    slowest: Values = math.inf
-    for s in set(sockets):
-        # remote GPUs take the NICs in turn; a NIC serves whole GPUs, so the busiest one counts
-        nics, users = sockets.count(s), local[s] + remote * sockets.count(s) / len(sockets)
-        share = nics / users if users < nics else 1.0 / math.ceil(users / nics) if users else math.inf
-        slowest = np.minimum(slowest, np.asarray(nic_gbps) * share)
-    return np.minimum(slowest, np.asarray(inter_socket_gbps) / remote) if remote else slowest
-
-
 def plan_step(workload: Workload, gpu: Gpu, fabric: Fabric, job: Job) -> Step:
     """The step of a workload on the GPUs of a job, over the laws of its fabric.
-
-    Args:
-        workload: the model and how it is split.
-        gpu: the kind of GPU.
-        fabric: of the cluster.
-        job: number of nodes and of ranks on a node.
 
     Raises:
         InputError: where the workload does not fit or does not divide.
     """
     inside, across = link_laws(fabric, job)
-    return plan(
-        workload,
-        gpu,
-        job.ranks,
-        job.ranks_per_node,
-        inside,
-        across,
-        algorithm=job.algorithm,
-        torus_dims=[] if fabric.torus is None else fabric.torus.dims,
-    )
+    return plan(workload, gpu, job.ranks, job.ranks_per_node, inside, across, algorithm=job.algorithm)
 
 
 def link_laws(fabric: Fabric, job: Job) -> tuple[Law, Law]:
-    """The laws of a rank's link inside its node, and of all NICs of a node together.
-
-    Args:
-        fabric: of the cluster.
-        job: its ranks and nodes.
-    """
+    """The laws of a rank's link inside its node, and of all NICs of a node together."""
     place = Layout(job.nodes, job.ranks_per_node, 1, job.nodes, job.ranks_per_node)
     links = draw_links(fabric, place, Draw(np.zeros(1, np.uint64), job.nodes))
     node_Bps = float(np.ravel(links.rank_Bps)[0]) * job.ranks_per_node
@@ -180,28 +123,15 @@ def link_laws(fabric: Fabric, job: Job) -> tuple[Law, Law]:
 
 
 def described_place(job: Job, step: Step) -> Layout:
-    """Where a workload's data-parallel groups sit.
-
-    Args:
-        job: of the config.
-        step: of the workload.
-    """
+    """Where a workload's data-parallel groups sit."""
     group = step.group
     nodes = max(group.members // group.per_node, 1)
     return Layout(nodes, group.per_node, step.groups, job.nodes, job.ranks_per_node, group.sharing)
 
 
 def described_times(algorithm: Algorithm, fabric: Fabric, step: Step, place: Layout, links: Links) -> Times:
-    """The data-parallel collectives of a workload: alone as its step says, on the uplink by bytes across leaves.
-
-    Args:
-        algorithm: of the all-reduce.
-        fabric: of the cluster.
-        step: of the workload.
-        place: of a group.
-        links: of a group.
-    """
-    if fabric.torus is not None or place.nodes < 2:
+    """The data-parallel collectives of a workload: alone as its step says, on the uplink by bytes across leaves."""
+    if place.nodes < 2:
         return Times(step.reduce_s, 0.0, 0.0)
     work_s, own_s = _uplink_times(algorithm, fabric, place, links, np.asarray(step.payload_bytes))
     return Times(np.maximum(step.reduce_s, own_s), work_s, 0.0)
@@ -211,17 +141,13 @@ def sent_times(algorithm: Algorithm, fabric: Fabric, place: Layout, links: Links
     """An all-reduce of one group with the fabric to itself, by NCCL's protocols and channels where the fabric has any.
 
     Args:
-        algorithm: as in :func:`all_reduce_times`.
-        fabric: of the cluster.
-        place: of the group.
-        links: of the group.
         payload_bytes: the full tensor; number or ``(E,)``.
     """
     S = np.asarray(payload_bytes)
     if fabric.sends_as_given:
         return all_reduce_times(algorithm, fabric, place, links, S)
     if algorithm == "auto" and fabric.protocol != "auto":
-        return _by_size(fabric, S, [sent_times(way, fabric, place, links, S) for way in ("tree", "ring")])
+        return _by_size(S, [sent_times(way, fabric, place, links, S) for way in ("tree", "ring")])
     ways = choices(fabric, "all_reduce", algorithm, 0.0, nodes=place.nodes)
     times = [
         all_reduce_times(one.algorithm, fabric, place, _as_chosen(links, one, place), S / one.data_share)
@@ -236,9 +162,9 @@ def sent_times(algorithm: Algorithm, fabric: Fabric, place: Layout, links: Links
     return Times(*(np.choose(best, column) for column in zip(*times, strict=True)))
 
 
-def _by_size(fabric: Fabric, S: NDArray[np.float64], ways: Sequence[Times]) -> Times:
+def _by_size(S: NDArray[np.float64], ways: Sequence[Times]) -> Times:
     """The first of two ways for small payloads, the second for the others."""
-    small = fabric.tree_below_bytes > S
+    small = TREE_BELOW_BYTES > S
     return Times(*(np.where(small, a, b) for a, b in zip(*ways, strict=True)))
 
 
@@ -260,17 +186,11 @@ def all_reduce_times(algorithm: Algorithm, fabric: Fabric, place: Layout, links:
         algorithm: ``ring`` is one flat ring over all ranks, whose bytes cross the NICs and the links inside at the same
             time. ``tree`` has the nodes as members, each a chain inside. The others reduce inside first, then across,
             then inside.
-        fabric: of the cluster.
-        place: of the group.
-        links: of the group.
         payload_bytes: the full tensor; number or ``(E,)``.
     """
     S, k, nodes = np.asarray(payload_bytes), place.per_node, place.nodes
-    if fabric.torus is not None:
-        found = volume("all_reduce", "torus", nodes, S, dims=fabric.torus.dims)
-        return Times(found.sent_bytes / links.rank_Bps, 0.0 * S, found.rounds * links.hop_s)
     if algorithm == "auto":
-        return _by_size(fabric, S, [all_reduce_times(way, fabric, place, links, S) for way in ("tree", "ring")])
+        return _by_size(S, [all_reduce_times(way, fabric, place, links, S) for way in ("tree", "ring")])
     alone_s: Values
     if algorithm in ("ring", "tree") and k > 1:
         if algorithm == "ring":
@@ -285,30 +205,14 @@ def all_reduce_times(algorithm: Algorithm, fabric: Fabric, place: Layout, links:
         sqrt_bytes = np.maximum(inside_bytes if nodes == 1 else 0.0 * S, node_bytes / k)
         sqrt_s: Values = (links.inside_sqrt_s if nodes == 1 else links.sqrt_s) * sqrt_bytes**0.5
     else:
-        way: Algorithm = algorithm if algorithm in ("tree", "halving_doubling") else "ring"
+        way: Way = "tree" if algorithm == "tree" else "ring"
         inside, across = volume("all_reduce", way, k, S), volume("all_reduce", way, nodes, S)
         alone_s = across.sent_bytes / k / _share_Bps(links, place)
         inside_s = inside.sent_bytes / links.inside_Bps
         latency_s = inside_s + (across.rounds * links.hop_s + inside.rounds * links.inside_hop_s)
         sqrt_s = links.inside_sqrt_s * inside.sent_bytes**0.5 + links.sqrt_s * (across.sent_bytes / k) ** 0.5
     work_s, own_s = _uplink_times(algorithm, fabric, place, links, S)
-    if algorithm == "halving_doubling" and nodes > 1:
-        alone_s = _taking_turns_s(fabric, place, alone_s, np.maximum(work_s, own_s))
     return Times(np.maximum(alone_s, own_s), work_s, latency_s + sqrt_s)
-
-
-def _taking_turns_s(fabric: Fabric, place: Layout, port_s: Values, above_s: Values) -> Values:
-    """Halving and doubling alone: every round lasts as long as the slower of its NICs and the tier above them.
-
-    ``port_s`` and ``above_s`` are what all rounds together take on either.
-    """
-    assert fabric.nodes_per_leaf is not None
-    rounds = halving_doubling_rounds(place.nodes, place.total_nodes, fabric.nodes_per_leaf, fabric.placement)
-    sent, crossing = (np.array(column) for column in zip(*rounds, strict=True))
-    if crossing.sum() == 0.0:
-        return port_s
-    times = zip(sent / sent.sum(), crossing / crossing.sum(), strict=True)
-    return np.asarray(sum(np.maximum(a * port_s, b * above_s) for a, b in times))
 
 
 def message_s(
@@ -319,10 +223,6 @@ def message_s(
     Where the tier above the leaves is slower than the ports for all groups together, its share counts instead.
 
     Args:
-        op: gather or all-to-all.
-        fabric: of the cluster.
-        place: of the group.
-        links: of the group.
         payload_bytes: of a sender to a gather, or of a member of an all-to-all; number or ``(E,)``.
     """
     members = place.nodes * place.per_node
@@ -332,7 +232,7 @@ def message_s(
         "ring",
         place.nodes,
         place.total_nodes,
-        fabric.nodes_per_leaf or 1,
+        fabric.nodes_per_leaf,
         fabric.placement,
         place.per_node * np.asarray(payload_bytes),
     )
@@ -342,19 +242,16 @@ def message_s(
 
 def _share_Bps(links: Links, place: Layout) -> Values:
     """A rank's rate across nodes; groups that share a node leave each other the NICs of the ranks they have there."""
-    return (
-        links.rank_Bps * (place.ranks_per_node / place.per_node / place.sharing)
-        if place.sharing > 1
-        else (links.rank_Bps)
-    )
+    if place.sharing == 1:
+        return links.rank_Bps
+    return links.rank_Bps * (place.ranks_per_node / place.per_node / place.sharing)
 
 
 def _uplink_times(
     algorithm: Algorithm, fabric: Fabric, place: Layout, links: Links, S: NDArray[np.float64]
 ) -> tuple[Values, Values]:
     """Seconds of the whole uplink that a group's collective takes, and how long its own leaves or paths make it."""
-    assert fabric.nodes_per_leaf is not None
-    where = (place.nodes, place.total_nodes, fabric.nodes_per_leaf, fabric.placement)
+    where = place.nodes, place.total_nodes, fabric.nodes_per_leaf, fabric.placement
     crossing = crossing_bytes("all_reduce", algorithm, *where, S, per_node=place.per_node)
     work_s = crossing / links.uplink_Bps
     if fabric.ecmp_paths is None and fabric.oversubscription is None:
@@ -366,7 +263,7 @@ def _uplink_times(
 
 
 def _leaves(nodes: int, fabric: Fabric) -> int:
-    return -(-nodes // (fabric.nodes_per_leaf or 1))
+    return -(-nodes // fabric.nodes_per_leaf)
 
 
 def _group_leaves(fabric: Fabric, place: Layout) -> int:
@@ -383,7 +280,7 @@ def _path_imbalance(fabric: Fabric, place: Layout, draw: Draw) -> tuple[Values, 
     episode (a hash of addresses stays as it is while a job runs). One flow cannot use more than its path: with fewer
     flows than paths the rest stays idle.
     """
-    if fabric.ecmp_paths is None or fabric.nodes_per_leaf is None:
+    if fabric.ecmp_paths is None:
         return 1.0, 1.0
     hops = crossing_hops(place.nodes, place.total_nodes, fabric.nodes_per_leaf, fabric.placement)
     if hops == 0.0:

@@ -1,36 +1,37 @@
-"""The model, its GPUs, and how it is split: the ``workload`` and ``gpu`` sections of a cluster config.
+"""A model, its GPUs, and how it is split: the ``workload`` and ``gpu`` sections of a cluster config.
 
-Frozen and validated. Parameters, FLOPs, payloads and memory are derived from the description;
-:mod:`paceenv.sim.cluster.step_time` makes a step of them. FLOPs count a multiply and an add as two.
+Payloads and memory are derived from the description; :mod:`paceenv.sim.cluster.step_time` makes a step of them.
 
-Sources: parameters and FLOPs of a transformer, Narayanan et al. 2021 (Efficient Large-Scale Language Model Training,
-appendix) and Kaplan et al. 2020; activation memory, Korthikanti et al. 2022 (Reducing Activation Recomputation), with
+Sources: activation memory, Korthikanti et al. 2022 (Reducing Activation Recomputation), with
 their tensor and sequence parallelism; optimizer memory and ZeRO stages, Rajbhandari et al. 2020. That operations other
 than matrix products take the time of their bytes in memory: Ivanov et al. 2021 (Data Movement Is All You Need).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from paceenv.sim.cluster.architecture import BACKWARD, Generic, Model, Tensor, Transformer, model_by_name
 from paceenv.sim.cluster.pipeline import in_flight
-from paceenv.sim.cluster.program_keys import check_program_keys
-from paceenv.ui import config_files
 from paceenv.ui.config_files import Config
 
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
 BYTES: dict[Dtype, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
-BACKWARD = 2.0
-"""Backward kernels relative to forward ones: a gradient for the input and one for the weights."""
-TOTAL_TOLERANCE = 0.02
-"""A typed-in number of parameters is a check: it may differ by this much from the derived one."""
 BUCKET_BYTES = 25 * 2**20
 FIRST_BUCKET_BYTES = 2**20
 """PyTorch's ``DistributedDataParallel``: a small first bucket, then up to 25 MiB each."""
 ADAM_BYTES, MASTER_BYTES = 8, 4
 """Per parameter: two fp32 moments, and an fp32 copy where the weights themselves are smaller."""
+
+
+RESERVED_GB = 1.0
+"""Memory of a GPU for context, communication buffers and workspace."""
+PROGRAM_KEYS = (
+    *("virtual_stages", "sequence_parallel", "context_parallel", "experts", "expert_parallel", "top_k", "shard_group"),
+)
+"""Keys of a workload that need ``step: program``."""
 
 
 class Gpu(Config):
@@ -49,7 +50,6 @@ class Gpu(Config):
         "then take time of their own, and achievable_tflops is of matrix products alone; empty: it is of all kernels",
     )
     memory_gb: float = Field(gt=0, allow_inf_nan=False, description="memory, GB (1e9 bytes)")
-    reserved_gb: float = Field(1.0, ge=0, description="of that for context, communication buffers and workspace, GB")
 
     @model_validator(mode="after")
     def _at_most_peak(self) -> Gpu:
@@ -77,133 +77,6 @@ class Moved(NamedTuple):
     """Of the activation function of the MLP."""
 
 
-class Tensor(NamedTuple):
-    """Weights whose gradients are ready together."""
-
-    parameters: float
-    flops: float
-    """Forward and backward of one sample."""
-
-
-class Transformer(Config):
-    """A decoder of equal layers: attention and a two-layer MLP, biases and layer norms as in GPT-2."""
-
-    kind: Literal["transformer"] = Field("transformer", description="says which kind of model this is")
-    name: str = ""
-    description: str = ""
-    layers: int = Field(ge=1, description="layers of the decoder")
-    hidden: int = Field(ge=1, description="width of a layer")
-    heads: int = Field(ge=1, description="attention heads")
-    vocab: int = Field(ge=1, description="tokens of the vocabulary")
-    sequence: int = Field(ge=1, description="tokens of a sample")
-    mlp_hidden: int | None = Field(None, ge=1, description="width of the MLP; empty: four times hidden")
-    positions: int | None = Field(None, ge=0, description="learned position embeddings; empty: sequence")
-    tied_embeddings: bool = Field(True, description="whether the output layer uses the token embedding")
-    parameters_total: float | None = Field(None, gt=0, description="checked against the derived number (2 %)")
-
-    @model_validator(mode="after")
-    def _adds_up(self) -> Transformer:
-        if self.hidden % self.heads:
-            raise ValueError(f"heads to divide hidden ({self.heads} and {self.hidden})")
-        total = self.parameters_total
-        if total is not None and abs(self.parameters / total - 1.0) > TOTAL_TOLERANCE:
-            raise ValueError(
-                f"parameters_total within {TOTAL_TOLERANCE:.0%} of the {self.parameters:.4g} that follow from the "
-                f"layers ({total:.4g})"
-            )
-        return self
-
-    @property
-    def mlp(self) -> int:
-        return self.mlp_hidden or 4 * self.hidden
-
-    @property
-    def layer_parameters(self) -> int:
-        """Four attention matrices, two of the MLP, their biases, and two layer norms."""
-        h, m = self.hidden, self.mlp
-        return 4 * h * h + 2 * h * m + 9 * h + m
-
-    @property
-    def embedding_parameters(self) -> int:
-        """The token embedding; the output layer is as large, and the same one if tied."""
-        return self.vocab * self.hidden
-
-    @property
-    def position_parameters(self) -> int:
-        return (self.sequence if self.positions is None else self.positions) * self.hidden
-
-    @property
-    def parameters(self) -> int:
-        embeddings = self.embedding_parameters * (1 if self.tied_embeddings else 2)
-        return self.layers * self.layer_parameters + embeddings + self.position_parameters + 2 * self.hidden
-
-    @property
-    def attention_flops(self) -> float:
-        """Forward FLOPs of a layer's scores and weighted sums for one sample: ``4 s^2 h``, not halved by causality."""
-        return 4.0 * self.sequence**2 * self.hidden
-
-    @property
-    def layer_flops(self) -> float:
-        """Forward FLOPs of one layer for one sample: two per weight and token, and attention."""
-        weights = 4 * self.hidden**2 + 2 * self.hidden * self.mlp
-        return 2.0 * self.sequence * weights + self.attention_flops
-
-    @property
-    def head_flops(self) -> float:
-        """Forward FLOPs of the output layer for one sample."""
-        return 2.0 * self.sequence * self.embedding_parameters
-
-    @property
-    def flops(self) -> float:
-        """Forward and backward of one sample, FLOPs: ``6 N s + 12 L h s^2``, N without embeddings only looked up."""
-        return (1.0 + BACKWARD) * (self.layers * self.layer_flops + self.head_flops)
-
-    def layer_tensors(self) -> list[Tensor]:
-        """Of one layer, from output to input; norms and biases go with their matrices."""
-        h, m, per_weight = self.hidden, self.mlp, 2.0 * (1.0 + BACKWARD) * self.sequence
-        return [
-            Tensor(h * m + h, per_weight * h * m),
-            Tensor(h * m + m + 2 * h, per_weight * h * m),
-            Tensor(h * h + h, per_weight * h * h),
-            Tensor(3 * h * h + 5 * h, per_weight * 3 * h * h + (1.0 + BACKWARD) * self.attention_flops),
-        ]
-
-
-class Generic(Config):
-    """A model known by its totals: it can be replicated or sharded over data-parallel ranks, but not cut."""
-
-    kind: Literal["generic"] = Field(description="says which kind of model this is")
-    name: str = ""
-    description: str = ""
-    layers: int = Field(ge=1, description="equal layers")
-    parameters: float = Field(gt=0, allow_inf_nan=False, description="trained numbers in all")
-    flops: float = Field(gt=0, allow_inf_nan=False, description="forward and backward of one sample, FLOPs")
-    activation_bytes: float = Field(0.0, ge=0, description="kept per sample between forward and backward, bytes")
-    tensors: list[Tensor] = Field([], description="parameters and flops of each, input to output; empty: equal layers")
-
-    @model_validator(mode="after")
-    def _adds_up(self) -> Generic:
-        for index, key in enumerate(("parameters", "flops")):
-            total, found = getattr(self, key), sum(tensor[index] for tensor in self.tensors)
-            if self.tensors and abs(found / total - 1.0) > TOTAL_TOLERANCE:
-                raise ValueError(
-                    f"tensors whose {key} add up to {total:.4g} within {TOTAL_TOLERANCE:.0%} ({found:.4g})"
-                )
-        return self
-
-
-Model = Transformer | Generic
-
-
-def _named(value: Any) -> Any:
-    """A model given by name is read from ``configs/workloads``; a section without a kind is a transformer."""
-    if isinstance(value, str):
-        value = config_files.read_yaml(config_files.find("workloads", value))
-    if isinstance(value, dict):
-        return {"kind": "transformer"} | value
-    return value
-
-
 class Memory(NamedTuple):
     """What the fullest GPU holds, bytes."""
 
@@ -221,14 +94,13 @@ class Workload(Config):
     """A model, how it is spread over the GPUs, and what a step processes."""
 
     model: Annotated[
-        Annotated[Model, Field(discriminator="kind")], BeforeValidator(_named), Field(description="or its name")
+        Annotated[Model, Field(discriminator="kind")], BeforeValidator(model_by_name), Field(description="or its name")
     ]
     data_parallel: int | None = Field(None, ge=1, description="replicas; empty: as many as the GPUs hold")
     tensor_parallel: int = Field(1, ge=1, description="GPUs that share every layer, next to each other")
     pipeline_parallel: int = Field(1, ge=1, description="stages, each with as many layers")
     batch: int = Field(ge=1, description="samples per replica and optimizer step")
     micro_batches: int = Field(1, ge=1, description="parts of the batch that pass one after the other")
-    accumulate: bool = Field(True, description="reduce gradients once per step; false: after every micro-batch")
     parameter_dtype: Dtype = Field("fp16", description="of the weights")
     gradient_dtype: Dtype = Field("fp16", description="of the gradients that are reduced")
     activation_dtype: Dtype = Field("fp16", description="of activations that are kept or sent")
@@ -250,25 +122,11 @@ class Workload(Config):
         False, description="tensor parallelism by reduce-scatter and all-gather; needs step: program"
     )
     context_parallel: int = Field(1, ge=1, description="GPUs that share each sequence; needs step: program")
-    experts: int = Field(1, ge=1, le=65_536, description="experts of an MLP; needs step: program")
-    expert_every: int = Field(1, ge=1, description="layers from one with experts to the next; 1: every layer has them")
+    experts: int = Field(1, ge=1, le=65_536, description="experts of every MLP; needs step: program")
     expert_parallel: int = Field(1, ge=1, description="replicas that share the experts of a layer")
     top_k: int = Field(1, ge=1, description="experts that a token goes to")
-    capacity_imbalance: float = Field(
-        1.0, ge=1, le=100, allow_inf_nan=False, description="tokens of the busiest GPU's experts over the mean"
-    )
     shard_group: int | None = Field(
         None, ge=1, description="replicas that shard parameters under zero_stage 3 (HSDP); empty: all"
-    )
-    all_gather_group: bool = Field(
-        False, description="whether all-gathers of zero_stage 3 have a communicator of their own; needs step: program"
-    )
-    outer_every: int = Field(
-        1, ge=1, le=1_000_000, description="steps from one reduction between replicas to the next (local SGD, DiLoCo)"
-    )
-    length_cv: float = Field(0.0, ge=0, le=1, description="variation of a micro-batch's length; needs step: program")
-    checkpoint_every: int = Field(
-        0, ge=0, le=1_000_000, description="steps from one checkpoint over the network to the next; 0: none"
     )
 
     @model_validator(mode="after")
@@ -281,8 +139,6 @@ class Workload(Config):
                 "zero_stage 0, 1, or 3 under step: program, with pipeline_parallel, whose micro-batches accumulate "
                 "gradients"
             )
-        if p > 1 and not self.accumulate:
-            raise ValueError("accumulate: true with pipeline_parallel")
         if self.zero_stage == 3 and not self.overlap:
             raise ValueError("overlap: true with zero_stage 3, which prefetches weights")
         if model.layers % p:
@@ -292,8 +148,42 @@ class Workload(Config):
                 raise ValueError("tensor_parallel 1, pipeline_parallel 1 and recompute none for a generic model")
         elif model.heads % t or model.mlp % t:
             raise ValueError(f"tensor_parallel to divide the {model.heads} heads and the MLP's {model.mlp} ({t})")
-        check_program_keys(self)
+        self._check_program_keys()
         return self
+
+    def _check_program_keys(self) -> None:
+        """Keys that only a program knows, and what fits together."""
+        if self.step == "folded":
+            for key in PROGRAM_KEYS:
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise ValueError(f"{key} with step: program, and only with it")
+            return
+        model, p, v = self.model, self.pipeline_parallel, self.virtual_stages
+        if model.kind == "generic" and (self.experts > 1 or self.context_parallel > 1):
+            raise ValueError("experts 1 and context_parallel 1 for a generic model")
+        if v > 1 and p == 1:
+            raise ValueError("virtual_stages 1 without pipeline_parallel")
+        if v > 1 and (model.layers % (p * v) or self.micro_batches % p):
+            raise ValueError(
+                f"pipeline_parallel x virtual_stages to divide the {model.layers} layers, and pipeline_parallel "
+                f"the {self.micro_batches} micro_batches"
+            )
+        parts = self.context_parallel * (self.tensor_parallel if self.sequence_parallel else 1)
+        if model.kind == "transformer" and model.sequence % parts:
+            raise ValueError(
+                "context_parallel, times tensor_parallel where sequences are cut, to divide the "
+                f"{model.sequence} tokens"
+            )
+        if self.experts == 1 and (self.expert_parallel > 1 or self.top_k > 1):
+            raise ValueError("experts with expert_parallel or top_k")
+        if self.experts % self.expert_parallel or self.top_k > self.experts:
+            raise ValueError(f"expert_parallel to divide the {self.experts} experts, and top_k at most that many")
+        if self.shard_group is not None and self.experts > 1:
+            raise ValueError("no shard_group with experts, whose shards are those of their own replicas")
+        if self.shard_group is not None and self.zero_stage < 3:
+            raise ValueError("zero_stage 3 with shard_group")
+        if self.shard_group is not None and p > 1:
+            raise ValueError("no shard_group with pipeline_parallel, where all replicas share the shards")
 
     @property
     def micro_batch(self) -> int:
@@ -337,11 +227,11 @@ class Workload(Config):
     def sample_flops(self) -> float:
         """Forward and backward of one sample, FLOPs, with as many experts as a token goes to."""
         model = self.model
-        return model.flops + (1.0 + BACKWARD) * (model.layers // self.expert_every) * self.expert_flops
+        return model.flops + (1.0 + BACKWARD) * model.layers * self.expert_flops
 
     @property
     def expert_flops(self) -> float:
-        """Forward FLOPs of a layer with experts and a sample, beyond those of one expert."""
+        """Forward FLOPs of a layer and a sample, beyond those of one expert."""
         model = self.model
         if isinstance(model, Generic):
             return 0.0
@@ -349,7 +239,7 @@ class Workload(Config):
 
     @property
     def expert_parameters(self) -> float:
-        """Of one layer with experts on one GPU, before tensor parallelism, beside those of a layer without."""
+        """Of one layer on one GPU, before tensor parallelism, beside those of a layer without experts."""
         if isinstance(self.model, Generic) or self.experts == 1:
             return 0.0
         mlp = 2 * self.model.hidden * self.model.mlp + self.model.hidden + self.model.mlp
@@ -357,7 +247,7 @@ class Workload(Config):
 
     @property
     def sparse_parameters(self) -> float:
-        """Experts of one layer that has them on one GPU, before tensor parallelism and sharding; 0 without experts."""
+        """Experts of one layer on one GPU, before tensor parallelism and sharding; 0 without experts."""
         if isinstance(self.model, Generic) or self.experts == 1:
             return 0.0
         return self.expert_parameters + self.mlp_parameters * self.tensor_parallel
@@ -372,7 +262,7 @@ class Workload(Config):
     @property
     def stage_sparse_parameters(self) -> float:
         """Experts of a pipeline stage on one GPU, before any sharding over replicas."""
-        layers = self.model.layers // self.pipeline_parallel // self.expert_every
+        layers = self.model.layers // self.pipeline_parallel
         return layers * self.sparse_parameters / self.tensor_parallel
 
     def stage_parameters(self, stage: int) -> float:
@@ -384,7 +274,7 @@ class Workload(Config):
         if isinstance(model, Generic):
             return model.parameters
         layers = model.layers // p
-        total = layers * model.layer_parameters + layers // self.expert_every * self.expert_parameters
+        total = layers * model.layer_parameters + layers * self.expert_parameters
         if stage == 0:
             total += model.embedding_parameters + model.position_parameters
         if stage == p - 1:
@@ -468,7 +358,7 @@ class Workload(Config):
             return self.micro_batch * model.activation_bytes
         layers = model.layers // p
         dense, sparse = self._layer_bytes(model, 1), self._layer_bytes(model, self.top_k)
-        kept, at_once = layers * dense + layers // self.expert_every * (sparse - dense), 0.0
+        kept, at_once = layers * dense + layers * (sparse - dense), 0.0
         if self.recompute == "full":  # only each layer's input, and one layer at a time in full
             kept, at_once = layers * self.activation_bytes / (t if self.sequence_parallel else 1), sparse
         total = in_flight(stage, p, self.micro_batches, self.virtual_stages) * kept + at_once

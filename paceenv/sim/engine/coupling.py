@@ -20,13 +20,7 @@ from paceenv.sim.engine.layout import COMPUTED_S, HEAT, Scratch, View
 
 
 def reset_coupling(clock: Any, heat: NDArray[np.float32], start_R: NDArray[np.float32]) -> None:
-    """Start cold, in step, and with nothing spent.
-
-    Args:
-        clock: record of ``CLOCK``, updated; its key is read.
-        heat: ``(HEAT_FIELDS, nodes)``, set to 0.
-        start_R: when ranks start their step, set to 0.
-    """
+    """Start cold, in step, and with nothing spent."""
     clock["energy_j"] = clock["time_s"] = 0.0
     clock["failures"] = clock["kept"] = clock["saved"] = clock["warm_at"] = 0
     clock["hazard_left"] = -math.log(uniform(clock["key"], FAILURE, 0))
@@ -39,13 +33,7 @@ def reset_coupling(clock: Any, heat: NDArray[np.float32], start_R: NDArray[np.fl
 
 
 def warm_nodes(job: Any, heat: NDArray[np.float32], ranks: int) -> int:
-    """How many nodes warm up: 0 for a job without heat, though its batch may have room for it.
-
-    Args:
-        job: record of ``JOB``.
-        heat: ``(HEAT_FIELDS, nodes)``.
-        ranks: of the job.
-    """
+    """How many nodes warm up: 0 for a job without heat, though its batch may have room for it."""
     return min(heat.shape[1], ranks // job["ranks_per_node"]) if job["compute_w"] > 0.0 else 0
 
 
@@ -53,7 +41,6 @@ def slow_down(view: View, scratch: Scratch) -> None:
     """Stretch the compute times by the cost of heat and of a cold start.
 
     Args:
-        view: the job.
         scratch: ``compute_R`` is stretched.
     """
     job, clock, heat, compute_R = view.job, view.clock, view.heat, scratch.compute_R
@@ -69,12 +56,7 @@ def slow_down(view: View, scratch: Scratch) -> None:
 
 
 def note_computed(view: View, computed_R: NDArray[np.float64]) -> None:
-    """Note what each node computes in a step; :func:`spend` turns it into heat.
-
-    Args:
-        view: the job; its heat is updated.
-        computed_R: compute time of each rank, seconds.
-    """
+    """Note what each node computes in a step; :func:`spend` turns it into heat."""
     heat, per_node = view.heat, view.job["ranks_per_node"]
     for n in range(warm_nodes(view.job, heat, computed_R.shape[0])):
         sum_s = 0.0
@@ -87,11 +69,6 @@ def spend(view: View, compute_s: float, step_s: float) -> None:
     """Account for the energy of a step and warm the nodes.
 
     A rank spins in all time that is neither compute nor delay: waiting, communication, post-collective work.
-
-    Args:
-        view: the job; its energy and heat are updated.
-        compute_s: compute time, the sum over ranks, seconds.
-        step_s: how long the step took, seconds.
     """
     job, clock, heat, ranks, delay_s = view.job, view.clock, view.heat, view.noise.shape[1], 0.0
     delay_R = view.rank[DELAY_S]
@@ -117,10 +94,6 @@ def interrupt(view: View, step_s: float) -> float:
     Failures follow a hazard accumulated over seconds of running, with exponential thresholds. The same episode
     therefore fails at nearly the same times under every policy, and earlier where it runs hot. Shorter steps get
     further between two failures; longer ones do not put them off.
-
-    Args:
-        view: the job; its progress, its heat and its hazard are updated.
-        step_s: how long the step took, seconds.
     """
     job, clock, heat, ranks = view.job, view.clock, view.heat, view.noise.shape[1]
     clock["kept"] += 1
@@ -155,7 +128,6 @@ def run_ahead(view: View, scratch: Scratch, step_s: float) -> None:
         view: the job; ``start_R`` is written.
         scratch: ``compute_R`` counts from the end of the collective before; ``comm_R`` becomes how long each rank was
             blocked.
-        step_s: how long the step took, seconds.
     """
     job, clock, start_R, delay_R = view.job, view.clock, view.start_R, view.rank[DELAY_S]
     compute_R, comm_R = scratch.compute_R, scratch.comm_R

@@ -42,13 +42,7 @@ def mix64(x: np.uint64) -> np.uint64:
 
 
 def key_of(key: np.uint64, stream: int, counter: int) -> np.uint64:
-    """64 random bits for (key, stream, counter).
-
-    Args:
-        key: of the episode, or from another draw.
-        stream: what the draw is for, one of the constants above.
-        counter: number of the draw in its stream.
-    """
+    """64 random bits for (key, stream, counter)."""
     x = mix64(key ^ (np.uint64(stream) * np.uint64(0x9E3779B97F4A7C15)))
     return mix64(x ^ (np.uint64(counter) * np.uint64(0xD1342543DE82EF95)))
 
@@ -57,10 +51,6 @@ def bits32(key: np.uint64, rank: int) -> np.uint32:
     """32 random bits for one rank under a 64-bit ``key``: for one key a bijection of the ranks.
 
     Every operation is cut back to 32 bits, because compiled arithmetic on two of them yields 64.
-
-    Args:
-        key: of the draw.
-        rank: number of the rank.
     """
     x = np.uint32(np.uint32(rank) ^ np.uint32(key & np.uint64(0xFFFFFFFF)))
     x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D))
@@ -72,23 +62,12 @@ def bits32(key: np.uint64, rank: int) -> np.uint32:
 
 
 def uniform(key: np.uint64, stream: int, counter: int) -> float:
-    """A uniform on (0, 1) for (key, stream, counter); never 0 or 1.
-
-    Args:
-        key: of the episode, or from another draw.
-        stream: what the draw is for, one of the constants above.
-        counter: number of the draw in its stream.
-    """
+    """A uniform on (0, 1) for (key, stream, counter); never 0 or 1."""
     return (float(key_of(key, stream, counter) >> np.uint64(12)) + 0.5) * 2.0**-52
 
 
 def geometric(u: float, probability: float) -> int:
-    """Trials up to and including the first success, from a uniform ``u``; at least 1, at most 2**62.
-
-    Args:
-        u: 0 to 1.
-        probability: of a success.
-    """
+    """Trials up to and including the first success, from a uniform ``u``; at least 1, at most 2**62."""
     if probability >= 1.0:
         return 1
     if probability <= 0.0:
@@ -108,24 +87,14 @@ def position(bits: np.uint32) -> float:
 
 
 def look_up(table: NDArray[np.float64], at: float) -> float:
-    """Value of the tabulated distribution at a :func:`position`.
-
-    Args:
-        table: values at equal steps of probability.
-        at: place in the table.
-    """
+    """Value of the tabulated distribution at a :func:`position`."""
     node = np.uint64(at)
     value = table[node]
     return value + (at - float(node)) * (table[node + np.uint64(1)] - value)
 
 
 def quantile(table: NDArray[np.float64], bits: np.uint32) -> float:
-    """Value of the tabulated distribution at 32 random bits.
-
-    Args:
-        table: values at equal steps of probability.
-        bits: 32 random bits.
-    """
+    """Value of the tabulated distribution at 32 random bits."""
     return look_up(table, position(bits))
 
 
@@ -137,12 +106,7 @@ def uniform_bits(u: float) -> np.uint32:
 
 
 def bits_of_ranks(key: np.uint64, bits_R: NDArray[np.uint32]) -> None:
-    """The :func:`bits32` of every rank under ``key``; a loop of its own, so that it runs on 32-bit lanes.
-
-    Args:
-        key: of the draw.
-        bits_R: written.
-    """
+    """The :func:`bits32` of every rank under ``key``; a loop of its own, so that it runs on 32-bit lanes."""
     for r in range(bits_R.shape[0]):
         bits_R[r] = bits32(key, r)
 
@@ -153,12 +117,6 @@ def quantiles(
     """The :func:`quantile` of every rank's draw under ``key``.
 
     Three loops: the hash on 32-bit lanes, positions in vector registers, and only table loads one by one.
-
-    Args:
-        key: of the draw.
-        table: of the distribution, ``(TABLE_SIZE,)``.
-        bits_R: overwritten.
-        out_R: written to.
     """
     bits_of_ranks(key, bits_R)
     for r in range(bits_R.shape[0]):

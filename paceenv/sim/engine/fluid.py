@@ -28,9 +28,7 @@ def fair_level(own_flows: int, own_cap: float, tenants: Any, tenant: NDArray[np.
     """Water level of weighted max-min: a flow of weight w and cap c gets ``min(c, w * level)`` of the uplink.
 
     Args:
-        own_flows: number of our groups that transfer, each of weight 1.
         own_cap: highest rate of one of them, a share of the uplink.
-        tenants: ``(K,)`` of ``TENANT``.
         tenant: their state, ``(TENANT_FIELDS, K)``; a tenant takes part while it has work left.
 
     Returns:
@@ -60,13 +58,7 @@ def fair_level(own_flows: int, own_cap: float, tenants: Any, tenant: NDArray[np.
 
 
 def reset_tenants(clock: Any, tenants: Any, tenant: NDArray[np.float64]) -> None:
-    """Start every tenant at a uniformly drawn point of its own uncontended period, or of a pause that it may be in.
-
-    Args:
-        clock: record of ``CLOCK``; its key is read.
-        tenants: ``(K,)`` of ``TENANT``.
-        tenant: their state, ``(TENANT_FIELDS, K)``, overwritten.
-    """
+    """Start every tenant at a uniformly drawn point of its own uncontended period, or of a pause that it may be in."""
     for k in range(tenants.shape[0]):
         alone_s = tenants[k]["uplink_work_s"] / max(tenants[k]["rate_cap"], 1e-12)
         at_s = uniform(clock["key"], TENANT_STREAM, _START + PER_TENANT * k) * (tenants[k]["compute_s"] + alone_s)
@@ -140,16 +132,6 @@ def share_uplink(
     """Run the uplink until all our groups are through, and write when each finishes.
 
     Tenants keep their state, so the uplink goes on from where it stood (``clock["link_s"]``).
-
-    Args:
-        job: record of ``JOB``.
-        clock: record of ``CLOCK``, updated.
-        tenants: ``(K,)`` of ``TENANT``.
-        tenant: their state, ``(TENANT_FIELDS, K)``, updated.
-        normal: quantile table of the normal, ``(TABLE_SIZE,)``.
-        order_G: groups in the order of arrival.
-        arrival_G: when the last rank of each group arrives, in seconds from the end of the last step.
-        finish_G: written to, the same unit.
     """
     groups, K = arrival_G.shape[0], tenants.shape[0]
     work_s, alone_s = job["uplink_work_s"], job["transfer_alone_s"]
@@ -207,12 +189,6 @@ def tenant_goes_on(
     """Tenant ``k`` has come to an event: it has moved some of its work, or its next transfer may start.
 
     Args:
-        clock: record of ``CLOCK``; its key is read.
-        tenants: ``(K,)`` of ``TENANT``.
-        tenant: their state, ``(TENANT_FIELDS, K)``, updated.
-        normal: quantile table of the normal, ``(TABLE_SIZE,)``.
-        k: number of the tenant.
-        now_s: when the event is, seconds from the end of the last step.
         moved_s: what it moved since the event before if it transfers, seconds of the whole uplink.
 
     Returns:
@@ -235,10 +211,6 @@ def vary_transfers(view: View, scratch: Scratch) -> None:
 
     The factor is lognormal with mean 1. It applies to all of the collective's time, including the latency that is added
     later.
-
-    Args:
-        view: the job.
-        scratch: when collectives finish is changed.
     """
     job, clock, arrival_G, finish_G = view.job, view.clock, scratch.arrival_G, scratch.finish_G
     key, variance = key_of(clock["key"], TRANSFER, clock["iteration"]), math.log1p(job["transfer_cv"] ** 2)
@@ -256,13 +228,7 @@ def vary_transfers(view: View, scratch: Scratch) -> None:
 
 
 def rewind(clock: Any, tenant: NDArray[np.float64], step_s: float) -> None:
-    """Move the origin of time to the end of the step.
-
-    Args:
-        clock: record of ``CLOCK``, updated.
-        tenant: state of the tenants, ``(TENANT_FIELDS, K)``, updated.
-        step_s: how long the step took, seconds.
-    """
+    """Move the origin of time to the end of the step."""
     clock["link_s"] -= step_s
     for k in range(tenant.shape[1]):
         tenant[NEXT_S, k] -= step_s

@@ -37,14 +37,6 @@ def receive_all(
 
     A message starts when both its ends have arrived. In a gather a group's first member receives, in an all-to-all
     every member does, each on a port of its own.
-
-    Args:
-        job: record of ``JOB``.
-        clock: record of ``CLOCK``; key and iteration are read.
-        delay_R: delay of each rank, seconds.
-        compute_R: compute time of each rank, seconds.
-        finish_G: written to, in seconds from the end of the step before.
-        sent_R: the same, of each sender of a gather.
     """
     groups, per_group = finish_G.shape[0], compute_R.shape[0] // finish_G.shape[0]
     key = key_of(clock["key"], INCAST, clock["iteration"])

@@ -20,10 +20,7 @@ from paceenv.core import signals, timing
 from paceenv.sim.engine.coupling import interrupt, reset_coupling, run_ahead, slow_down, spend
 from paceenv.sim.engine.draws import OBSERVER, uniform
 from paceenv.sim.engine.fluid import reset_tenants, rewind, share_uplink, vary_transfers
-from paceenv.sim.engine.imperfections import delay_imperfectly, keep_missing
 from paceenv.sim.engine.incast import receive_all
-from paceenv.sim.engine.iteration.deciding import take_in, total
-from paceenv.sim.engine.iteration.program_job import advance_program
 from paceenv.sim.engine.layout import (
     FIXED_POST_WORK_S,
     GATHER,
@@ -37,7 +34,9 @@ from paceenv.sim.engine.layout import (
     View,
     new_scratch,
 )
+from paceenv.sim.engine.measuring import delay_imperfectly, keep_missing, take_in, total
 from paceenv.sim.engine.noise import draw_compute, reset_noise, start_post_work
+from paceenv.sim.engine.program import advance_program
 from paceenv.sim.engine.program_layout import Program, new_program_scratch
 
 
@@ -45,8 +44,6 @@ def reset(which: NDArray[np.int64], tables: Tables, state: State) -> None:
     """Start an episode in the environments ``which``; ``state.clocks["key"]`` holds their episode keys.
 
     Args:
-        which: numbers of the environments, ``(n,)``.
-        tables: the batch.
         state: of the whole batch; rows of ``which`` are overwritten.
     """
     for i in range(which.shape[0]):
@@ -69,10 +66,6 @@ def arrive(view: View, scratch: Scratch) -> None:
     Floats that are not negative are ordered as their bits, and a maximum of integers runs in vector registers. Here and
     in :func:`observe_and_decide` ranks are counted unsigned: for a signed index that does not start at 0 Numba would
     test every access for counting from the end.
-
-    Args:
-        view: the job.
-        scratch: arrivals of the groups are written.
     """
     compute_R, arrival_G = scratch.compute_R, scratch.arrival_G
     groups, ranks = arrival_G.shape[0], compute_R.shape[0]
@@ -91,7 +84,6 @@ def start_early(view: View, scratch: Scratch) -> None:
     """Let collectives start when every rank has its first gradients; ``complete_G`` keeps when all have the last.
 
     Args:
-        view: the job.
         scratch: ``complete_G`` is written.
     """
     compute_R, arrival_G, complete_G = scratch.compute_R, scratch.arrival_G, scratch.complete_G
@@ -105,12 +97,7 @@ def start_early(view: View, scratch: Scratch) -> None:
 
 
 def sort_groups(arrival_G: NDArray[np.float64], order_G: NDArray[np.int64]) -> None:
-    """Order the groups by arrival, ties by number; insertion sort where the groups are few.
-
-    Args:
-        arrival_G: when each group arrives, seconds.
-        order_G: numbers of the groups; sorted in place.
-    """
+    """Order the groups by arrival, ties by number; insertion sort where the groups are few."""
     if order_G.shape[0] > 32:
         order_G[:] = np.argsort(arrival_G, kind="mergesort")
         return
@@ -130,9 +117,6 @@ def finish_step(job: Any, iteration: int, group: NDArray[np.float64], scratch: S
     Where collectives overlap with compute, the last gradients are reduced after it, however early the first ones went.
 
     Args:
-        job: record of ``JOB``.
-        iteration: its number since the start of the episode.
-        group: state of the groups, ``(GROUP_FIELDS, G)``.
         scratch: ``finish_G`` (latency is added) and ``complete_G`` are read, ``ready_G`` is written.
 
     Returns:
@@ -156,12 +140,6 @@ def exit_s(job: Any, scratch: Scratch, g: int, r: int) -> float:
     """When rank ``r`` of group ``g`` leaves its collective: with its group, a sender of a gather perhaps earlier.
 
     A message that was lost or is not buffered as a whole is through when its receiver says so, one hop later.
-
-    Args:
-        job: record of the job.
-        scratch: of this iteration.
-        g: number of the group.
-        r: number of the rank.
     """
     per_group = scratch.compute_R.shape[0] // scratch.finish_G.shape[0]
     if job["incast_kind"] != GATHER or r == g * per_group:
@@ -178,16 +156,7 @@ def observe_and_decide(
     step_s: float,
     extra_s: float,
 ) -> None:
-    """Every rank takes in its own timing and sets the delay of its next iteration.
-
-    Args:
-        view: the job; its estimator and its delays are updated.
-        scratch: its iteration as far as the end of the step.
-        settings_SM2: (threshold, window) of each mechanism, for all ranks (S = 1) or for each (S = R); ratios.
-        limits_4: of every delay, as ``paceenv.core.limits.Limits.numbers``.
-        step_s: how long the step took, seconds.
-        extra_s: what a checkpoint or a restart adds to that, seconds.
-    """
+    """Every rank takes in its own timing and sets the delay of its next iteration."""
     job, rank = view.job, view.rank
     compute_R, comm_R, wait_R = scratch.compute_R, scratch.comm_R, scratch.wait_R
     finish_G, ready_G = scratch.finish_G, scratch.ready_G
@@ -211,12 +180,7 @@ def observe_and_decide(
 
 
 def observer_rank(key: np.uint64, ranks: int) -> int:
-    """The rank whose view a training environment shows: drawn once an episode, uniformly.
-
-    Args:
-        key: of the episode.
-        ranks: number of ranks.
-    """
+    """The rank whose view a training environment shows: drawn once an episode, uniformly."""
     return int(uniform(key, OBSERVER, 0) * ranks)
 
 
@@ -232,11 +196,7 @@ def advance(
 
     Args:
         which: numbers of the environments, ``(n,)``; the rows of the others stay as they are.
-        iterations: steps of every job, T.
-        tables: the batch.
-        state: where it stands; updated.
         settings_ESM2: (threshold, window) of each mechanism, for all ranks of a job (S = 1) or for each (S = R).
-        recording: written to: step times always, stamps where it has room for them.
     """
     scratch = new_scratch(state.noise_ENR.shape[2], state.group_ENG.shape[2])
     advance_collectives(which, iterations, tables, state, settings_ESM2, recording, scratch, None, None)
@@ -251,28 +211,14 @@ def advance_programs(
     recording: Recording,
     program: Program,
 ) -> None:
-    """:func:`advance` for jobs whose step is a program; apart, as others need not wait until it is compiled.
-
-    Args:
-        which: as are the next five, of :func:`advance`.
-        iterations: steps of every job.
-        tables: the batch.
-        state: where it stands; updated.
-        settings_ESM2: of each mechanism.
-        recording: written to.
-        program: the step.
-    """
+    """:func:`advance` for jobs whose step is a program; apart, as others need not wait until it is compiled."""
     scratch = new_scratch(state.noise_ENR.shape[2], state.group_ENG.shape[2])
     room = new_program_scratch(program, tables.tenants_EK.shape[1])
     advance_steps(which, iterations, tables, state, settings_ESM2, recording, scratch, program, room)
 
 
 def jobs_loop(has_program: bool) -> Callable[..., None]:
-    """What :func:`advance` does in a given scratch; apart, because that and all below is compiled without allocation.
-
-    Args:
-        has_program: whether the jobs have a program. A constant of the loop, so Numba leaves out the other branch.
-    """
+    """What :func:`advance` does in a given scratch; apart, as it and all below is compiled without allocation."""
 
     def advance_jobs(
         which: NDArray[np.int64],
@@ -315,12 +261,7 @@ advance_collectives, advance_steps = jobs_loop(has_program=False), jobs_loop(has
 
 
 def reduce_once(view: View, scratch: Scratch) -> float:
-    """Arrival, the one collective of each group, and what follows it; returns how long the step takes, seconds.
-
-    Args:
-        view: the job.
-        scratch: an iteration of the job.
-    """
+    """Arrival, the one collective of each group, and what follows it; returns how long the step takes, seconds."""
     job, clock, tenant = view.job, view.clock, view.tenant
     arrival_G, finish_G, order_G = scratch.arrival_G, scratch.finish_G, scratch.order_G
     arrive(view, scratch)
@@ -348,17 +289,7 @@ def advance_job(
     limits_4: NDArray[np.float64],
     recording: Recording,
 ) -> None:
-    """:func:`advance` for one environment.
-
-    Args:
-        e: its number, which is its row of ``recording``.
-        iterations: steps, T.
-        view: the job and where it stands; updated.
-        scratch: room to work in.
-        settings_SM2: (threshold, window) of each mechanism, for all ranks (S = 1) or for each (S = R); ratios.
-        limits_4: of every delay, as ``paceenv.core.limits.Limits.numbers``.
-        recording: written to: step times always, stamps where it has room for them.
-    """
+    """:func:`advance` for one environment."""
     job, clock, tick, heat, tenant = view.job, view.clock, view.tick, view.heat, view.tenant
     compute_R, order_G, start_R = scratch.compute_R, scratch.order_G, view.start_R
     ranks, groups, step_T = compute_R.shape[0], order_G.shape[0], recording.step_ET[e]
@@ -397,15 +328,7 @@ def advance_job(
 
 
 def keep_stamps(recording: Recording, e: int, t: int, view: View, scratch: Scratch) -> None:
-    """Write the stamps of an iteration, before the ranks set their next delays.
-
-    Args:
-        recording: written to.
-        e: number of the environment.
-        t: number of the iteration in this run.
-        view: the job.
-        scratch: its iteration as far as the end of the step.
-    """
+    """Write the stamps of an iteration, before the ranks set their next delays."""
     delay_R, start_R, compute_R = view.rank[timing.DELAY_S], view.start_R, scratch.compute_R
     for r in range(compute_R.shape[0]):
         recording.start_ETR[e, t, r] = start_R[r] if view.job["staleness"] > 0 else 0.0
@@ -422,10 +345,7 @@ def observe(which: NDArray[np.int64], ranks: int, every_rank: bool, state: State
     """Write the observations of the interval just run.
 
     Args:
-        which: numbers of the environments, ``(n,)``.
-        ranks: of a job; ``state.rank_EFR`` may have more columns.
         every_rank: observations of every rank (S = R) instead of each environment's observer rank (S = 1).
-        state: after the run.
         out_ESO: written to; no unit, see ``paceenv.core.signals``.
     """
     for i in range(which.shape[0]):

@@ -303,12 +303,7 @@ class Recording(NamedTuple):
 
 
 def new_scratch(ranks: int, groups: int) -> Scratch:
-    """Room for one iteration of a job, not initialised but for the order of groups.
-
-    Args:
-        ranks: of the job.
-        groups: of the job.
-    """
+    """Room for one iteration of a job, not initialised but for the order of groups."""
     return Scratch(
         np.empty(ranks),
         np.empty(ranks),

@@ -59,34 +59,17 @@ def onset_rate(share: float, mean_iterations: float) -> float:
 
     Episodes last D iterations on average and the gaps between them (1 - p) / p, where a gap may be empty: ``share = D /
     (D + (1 - p) / p)``.
-
-    Args:
-        share: of time spent in episodes.
-        mean_iterations: mean length of an episode.
     """
     return share / (share + (1.0 - share) * mean_iterations)
 
 
 def running_share(share: float, mean_iterations: float) -> float:
-    """Share of positions whose episode runs on from before; with the first iteration's onsets it gives ``share``.
-
-    Args:
-        share: of time spent in episodes.
-        mean_iterations: mean length of an episode.
-    """
+    """Share of positions whose episode runs on from before; with the first iteration's onsets it gives ``share``."""
     return share * (1.0 - 1.0 / mean_iterations)
 
 
 def reset_noise(job: Any, clock: Any, noise: NDArray[np.float32], group: NDArray[np.float64], normal: Any) -> None:
-    """Draw what lasts: persistent factors, the stationary states of drift and episodes, and the first rare events.
-
-    Args:
-        job: record of ``JOB``.
-        clock: record of ``CLOCK``, updated; its key is read.
-        noise: ``(NOISE_FIELDS, R)``, overwritten.
-        group: ``(GROUP_FIELDS, G)``, overwritten.
-        normal: quantile table of the normal, ``(TABLE_SIZE,)``.
-    """
+    """Draw what lasts: persistent factors, the stationary states of drift and episodes, and the first rare events."""
     ranks, groups, key = noise.shape[1], group.shape[1], clock["key"]
     persistent_key, drift_key = key_of(key, PERSISTENT, _START), key_of(key, DRIFT, _START)
     first_slow = int(uniform(key, SLOW_RANK, _START) * ranks)
@@ -114,13 +97,7 @@ def reset_noise(job: Any, clock: Any, noise: NDArray[np.float32], group: NDArray
 
 
 def reset_post_work(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
-    """Draw which groups start inside an episode of post-collective work, and when the next one begins.
-
-    Args:
-        job: record of ``JOB``.
-        clock: record of ``CLOCK``, updated; its key is read.
-        group: ``(GROUP_FIELDS, G)``, overwritten.
-    """
+    """Draw which groups start inside an episode of post-collective work, and when the next one begins."""
     key, groups = clock["key"], group.shape[1]
     share = running_share(job["post_work_share"], job["post_work_mean_iterations"])
     start_key = key_of(key, POST_WORK, _START)
@@ -135,12 +112,7 @@ def reset_post_work(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
 
 
 def episode_s(job: Any, u: float) -> float:
-    """Post-collective work of one episode from a uniform ``u``: uniform around its mean, seconds.
-
-    Args:
-        job: record of the job.
-        u: 0 to 1.
-    """
+    """Post-collective work of one episode from a uniform ``u``: uniform around its mean, seconds."""
     return float(job["post_work_episode_s"] * (1.0 + job["post_work_spread"] * (2.0 * u - 1.0)))
 
 
@@ -166,11 +138,6 @@ def change_fail_slow(job: Any, clock: Any, factor_R: NDArray[np.float32]) -> Non
 
     Lengths are geometric, so an episode needs no memory of its end: recoveries come at a constant rate to every rank. A
     recovery of a healthy rank changes nothing.
-
-    Args:
-        job: record of ``JOB``.
-        clock: record of ``CLOCK``, updated.
-        factor_R: factor of each rank, negative in an episode; updated.
     """
     ranks, t = factor_R.shape[0], clock["iteration"]
     recovery = 1.0 / job["fail_slow_mean_iterations"]
@@ -188,13 +155,7 @@ def change_fail_slow(job: Any, clock: Any, factor_R: NDArray[np.float32]) -> Non
 
 
 def add_stalls(job: Any, clock: Any, compute_R: NDArray[np.float64]) -> None:
-    """Add this iteration's runtime or control-plane stalls (exponential) to the ranks they hit.
-
-    Args:
-        job: record of ``JOB``.
-        clock: record of ``CLOCK``, updated.
-        compute_R: compute time of each rank, seconds; updated.
-    """
+    """Add this iteration's runtime or control-plane stalls (exponential) to the ranks they hit."""
     ranks, t = compute_R.shape[0], clock["iteration"]
     while clock["stall_next"] < (t + 1) * ranks:
         n = clock["stall_count"] + 1
@@ -208,10 +169,6 @@ def draw_compute(view: View, scratch: Scratch) -> None:
     """Write every rank's compute time of this iteration, seconds, into ``scratch.compute_R``.
 
     Where the step is a program, its stalls are kept apart, in ``scratch.spare_R``.
-
-    Args:
-        view: the job.
-        scratch: an iteration of the job.
     """
     job, clock, noise, normal = view.job, view.clock, view.noise, view.normal
     compute_R, spare_R, bits_R = scratch.compute_R, scratch.spare_R, scratch.bits_R

@@ -46,10 +46,6 @@ def phases(recording: Recording, batch: JobBatch) -> list[Phase]:
     Where ranks do not run ahead, the phases of a rank add up to its step. A rank that runs ahead (bounded staleness) is
     in the collective only while it is blocked, until it starts its next step. What it was blocked for after the last
     iteration of a recording is missing.
-
-    Args:
-        recording: with stamps.
-        batch: the jobs that were recorded.
     """
     done = operations(recording, batch)
     if batch.jobs[0]["staleness"] > 0:

@@ -1,13 +1,13 @@
 """What the engine is given of a step as a program, and the room that one step works in.
 
 ``paceenv.sim.cluster`` makes a :class:`Program`; ``paceenv.sim.engine.program`` runs it. Legend: R ranks, N process
-groups of all communicators, O operations, I instructions, L links, M members of all process groups, U uses of links, F
-feeds of links, X members of all operations, K tenants.
+groups of all communicators, O operations, I instructions, L links, M members of all process groups, U uses of links, X
+members of all operations, K tenants.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,12 +69,6 @@ class Program(NamedTuple):
     """``(U,)``: the link."""
     share_U: NDArray[np.float64]
     """``(U,)``: the share of that link that the operation takes when it runs alone, at most 1."""
-    first_feed_O: NDArray[np.int64]
-    """``(O + 1,)``: the first of its feeds; none where queues never block."""
-    down_F: NDArray[np.int64]
-    """``(F,)``: a link that messages of the operation pass after ``up_F``; when it is full they queue on that one."""
-    up_F: NDArray[np.int64]
-    """``(F,)``: the link before it."""
     first_member_N: NDArray[np.int64]
     """``(N + 1,)``: the first member of each process group."""
     rank_M: NDArray[np.int64]
@@ -85,8 +79,6 @@ class Program(NamedTuple):
     """``(O + 1,)``: where its row of ``ProgramScratch.handed_X`` begins."""
     links: int
     """How many links there are."""
-    blocks_s: float
-    """How long from its start an operation that queues blocks others, seconds: 0 never, infinite always."""
 
 
 class ProgramScratch(NamedTuple):
@@ -120,8 +112,6 @@ class ProgramScratch(NamedTuple):
     """How much of it was left at ``since_O``, seconds of running alone."""
     since_O: NDArray[np.float64]
     """When its rate was found."""
-    until_O: NDArray[np.float64]
-    """When it will have moved its bytes at that rate."""
     rate_O: NDArray[np.float64]
     """How fast it runs now, relative to alone."""
     new_O: NDArray[np.float64]
@@ -129,15 +119,13 @@ class ProgramScratch(NamedTuple):
     level_O: NDArray[np.float64]
     """The water level at which its rate was found."""
     bottleneck_O: NDArray[np.int64]
-    """The link that limits its rate, full or blocked; -1: none, it runs as fast as alone."""
-    cap_O: NDArray[np.float64]
-    """The highest rate that is left to it by others that block its links, relative to alone."""
+    """The full link that limits its rate; -1: none, it runs as fast as alone."""
     changed_O: NDArray[np.int64]
     """Operations whose rate is to be found."""
     is_changed_O: NDArray[np.bool_]
     """Whether it is one of them."""
     event_O: NDArray[np.float64]
-    """When it starts, has moved its bytes or blocks no others any more, whichever is next."""
+    """When it starts or has moved its bytes, whichever is next."""
     queue_O: NDArray[np.int64]
     """A heap of operations with an event to come, in the order of ``event_O``; the first ``queued[0]`` count."""
     place_O: NDArray[np.int64]
@@ -165,12 +153,7 @@ class ProgramScratch(NamedTuple):
 
 
 def new_program_scratch(program: Program, tenants: int) -> ProgramScratch:
-    """Room for one step of a job that runs ``program`` beside so many tenants.
-
-    Args:
-        program: of the job.
-        tenants: how many there are.
-    """
+    """Room for one step of a job that runs ``program`` beside so many tenants."""
     ranks, operations, instructions = program.replica_R.shape[0], program.group_O.shape[0], program.kind_I.shape[0]
     handed = program.first_handed_O[operations] if operations > 0 else 0
     uses = program.link_U.shape[0]
@@ -189,12 +172,10 @@ def new_program_scratch(program: Program, tenants: int) -> ProgramScratch:
         late_O=np.empty(operations),
         left_O=np.empty(operations),
         since_O=np.empty(operations),
-        until_O=np.empty(operations),
         rate_O=np.empty(operations),
         new_O=np.empty(operations),
         level_O=np.empty(operations),
         bottleneck_O=np.empty(operations, np.int64),
-        cap_O=np.empty(operations),
         changed_O=np.empty(operations, np.int64),
         is_changed_O=np.zeros(operations, np.bool_),
         event_O=np.empty(operations),
@@ -214,39 +195,11 @@ def new_program_scratch(program: Program, tenants: int) -> ProgramScratch:
     )
 
 
-_INTEGER, _REAL, _BOOLEAN = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.bool_)
-NO_PROGRAM = Program(
-    first_R=_INTEGER,
-    kind_I=_INTEGER,
-    share_I=_REAL,
-    operation_I=_INTEGER,
-    micro_I=_INTEGER,
-    pays_I=_BOOLEAN,
-    replica_R=_INTEGER,
-    group_O=_INTEGER,
-    op_O=_INTEGER,
-    bytes_O=_REAL,
-    last_O=_BOOLEAN,
-    every_O=_INTEGER,
-    can_wait_O=_BOOLEAN,
-    alone_O=_REAL,
-    latency_O=_REAL,
-    weight_O=_REAL,
-    top_O=_REAL,
-    fan_in_O=_INTEGER,
-    ports_O=_INTEGER,
-    is_private_O=_BOOLEAN,
-    first_use_O=_INTEGER,
-    link_U=_INTEGER,
-    share_U=_REAL,
-    first_feed_O=_INTEGER,
-    down_F=_INTEGER,
-    up_F=_INTEGER,
-    first_member_N=_INTEGER,
-    rank_M=_INTEGER,
-    place_I=_INTEGER,
-    first_handed_O=_INTEGER,
-    links=0,
-    blocks_s=0.0,
-)
+_KINDS = {"int64": np.int64, "float64": np.float64, "bool_": np.bool_}
+_EMPTY: dict[str, Any] = {
+    field: np.zeros(0, next(kind for name, kind in _KINDS.items() if name in str(annotation)))
+    for field, annotation in Program.__annotations__.items()
+    if field != "links"
+}
+NO_PROGRAM = Program(**_EMPTY, links=0)
 """Of a job with one collective a step."""

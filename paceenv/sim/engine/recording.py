@@ -46,10 +46,6 @@ def operations(recording: Recording, batch: JobBatch) -> list[Operation]:
 
     The operations are pace, compute, the payload collective, optimizer (post-collective work), barrier (in jobs that
     have one), restart, checkpoint. An operation that a step does not have lasts no time in it.
-
-    Args:
-        recording: with stamps.
-        batch: the jobs that were recorded.
     """
     job, per_group = batch.jobs[0], batch.ranks // batch.groups
     step_T = recording.step_ET[0]
@@ -141,13 +137,7 @@ class ProgramRows:
         return start_TK, end_TK
 
     def keep(self, recording: Recording, start_TK: NDArray[np.float64], end_TK: NDArray[np.float64]) -> Any:
-        """Which rows happened ``(T, K)``: all but transfers that skip an iteration, and computing that took no time.
-
-        Args:
-            recording: with stamps.
-            start_TK: starts of the rows.
-            end_TK: their ends.
-        """
+        """Which rows happened ``(T, K)``: all but transfers that skip an iteration, and computing that took no time."""
         keep_TK = (end_TK > start_TK) | (self.group_K >= 0)
         for k in np.flatnonzero(self.every_K > 1):
             o = self.end_K[k]
@@ -161,11 +151,6 @@ class RecordingWriter:
     Times run from the start of the first recording, in seconds. The operations of an iteration are those of
     :func:`operations`, or of a program all of :class:`ProgramRows`. An operation that takes no time or is missing has
     no row.
-
-    Args:
-        path: the file.
-        simulator: the engine that records.
-        name: of the job.
     """
 
     def __init__(self, path: str | Path, simulator: Recorded, name: str) -> None:
@@ -220,14 +205,7 @@ class RecordingWriter:
     def _append(
         self, one: Operation, start_TR: NDArray[np.float64], end_TR: NDArray[np.float64], after_seq: int
     ) -> None:
-        """Add an operation of all ranks.
-
-        Args:
-            one: the operation.
-            start_TR: when it started, seconds of the trace.
-            end_TR: when it ended.
-            after_seq: how many rows of a program come between a delay and what ends the step.
-        """
+        """Add an operation of all ranks."""
         iterations, ranks = start_TR.shape
         rank_TR = np.broadcast_to(np.arange(ranks), start_TR.shape)
         iteration_TR = np.broadcast_to(self._iteration + np.arange(iterations)[:, None], start_TR.shape)

@@ -58,11 +58,7 @@ class JobBatch:
         return len(self.jobs)
 
     def take(self, which: NDArray[np.int64]) -> JobBatch:
-        """The jobs ``which``, in that order, repeats allowed.
-
-        Args:
-            which: numbers of the jobs, ``(n,)``.
-        """
+        """The jobs ``which``, in that order, repeats allowed."""
         rows = self.jobs[which], self.tenants_EK[which], self.skewness_E[which]
         return replace(self, jobs=rows[0], tenants_EK=rows[1], skewness_E=rows[2])
 
@@ -84,21 +80,12 @@ class Outcome:
     tenant_cycles_EK: NDArray[np.float64]
 
     def since(self, before: Outcome) -> Outcome:
-        """What has come to these totals since others of the same episodes.
-
-        Args:
-            before: the earlier totals.
-        """
+        """What has come to these totals since others of the same episodes."""
         return Outcome(*(getattr(self, f.name) - getattr(before, f.name) for f in fields(self)))
 
 
 def episode_keys(seeds_E: NDArray[np.uint64] | list[int], episode: int | NDArray[np.int64] = 0) -> NDArray[np.uint64]:
-    """64-bit keys ``(E,)`` of the noise of an episode: a hash of the environment's seed and the episode's number.
-
-    Args:
-        seeds_E: of the environments.
-        episode: number of the episode, from 0; one for all environments or one for each.
-    """
+    """64-bit keys ``(E,)`` of the noise of an episode: a hash of the environment's seed and the episode's number."""
     x = np.asarray(seeds_E, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x = _mix(x) ^ (np.asarray(episode, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95))
     return _mix(x + np.uint64(0x2545F4914F6CDD1D))
@@ -126,13 +113,7 @@ def training_seed(run_seed: int, offset: int = 0) -> int:
 
 
 def training_seeds(run_seed: int, offset: int, count: int) -> NDArray[np.uint64]:
-    """So many of them one after the other, ``(count,)``; arguments as of :func:`training_seed`.
-
-    Args:
-        run_seed: of the run.
-        offset: number of the first seed within the run.
-        count: how many.
-    """
+    """So many of them one after the other, ``(count,)``; arguments as of :func:`training_seed`."""
     return np.uint64(training_seed(run_seed, offset)) + np.arange(count, dtype=np.uint64)
 
 
@@ -148,7 +129,6 @@ class Simulator:
     """A batch of jobs in simulation.
 
     Args:
-        batch: the E jobs.
         keys_E: episode keys, from :func:`episode_keys`; the same keys give the same noise whatever the policy.
         threads: most threads that share a batch; results do not depend on it.
         limits: of every delay; the quiet start is the caller's (:meth:`quiet_start`).
@@ -201,8 +181,6 @@ class Simulator:
         """Start new episodes.
 
         Args:
-            which: numbers of the environments, ``(n,)``.
-            keys: their episode keys, ``(n,)``, from :func:`episode_keys`.
             batch: new jobs for them, n; default: the same jobs.
         """
         if batch is not None:
@@ -228,7 +206,6 @@ class Simulator:
         Args:
             settings_ESM2: (threshold, window) of each mechanism, for all ranks of a job (S = 1) or for each (S = R);
                 ratios.
-            iterations: steps of each job, T.
             which: numbers of the environments that run; the others keep their state and their rows are not written.
                 Default: all.
 
@@ -243,13 +220,7 @@ class Simulator:
     def record(
         self, settings_ESM2: NDArray[np.float64], iterations: int, which: NDArray[np.int64] | None = None
     ) -> Recording:
-        """As :meth:`run`, keeping every stamp; memory grows with E x T x R.
-
-        Args:
-            settings_ESM2: thresholds and windows, ratios.
-            iterations: how many.
-            which: numbers of the environments; None: all.
-        """
+        """As :meth:`run`, keeping every stamp; memory grows with E x T x R."""
         return self._advance(settings_ESM2, iterations, which, stamps=True)
 
     def quiet_start(self, which: NDArray[np.int64] | None = None) -> None:
@@ -264,11 +235,7 @@ class Simulator:
         self.state.tick_EK[rows] = standing.when_pacing_begins(self.state.tick_EK[rows])
 
     def observe(self, *, every_rank: bool = False) -> NDArray[np.float32]:
-        """Observations of the last :meth:`run`: ``(E, O)`` of the observer ranks, or ``(E, R, O)`` of every rank.
-
-        Args:
-            every_rank: whether all ranks are shown.
-        """
+        """Observations of the last :meth:`run`: ``(E, O)`` of the observer ranks, or ``(E, R, O)`` of every rank."""
         out = np.empty((len(self.batch), self.batch.ranks if every_rank else 1, SIGNALS), np.float32)
         self._spread(compiled.observe, None, self.batch.ranks, (self.batch.ranks, every_rank, self.state, out))
         return out if every_rank else out[:, 0]
@@ -293,11 +260,7 @@ class Simulator:
         return Outcome(time_s, c["energy_j"].copy(), failures, iterations - useful, useful, cycles_EK)
 
     def fork(self, which: NDArray[np.int64]) -> Simulator:
-        """An independent simulator of the environments ``which`` (repeats allowed) that goes on from this moment.
-
-        Args:
-            which: numbers of the environments.
-        """
+        """An independent simulator of the environments ``which`` (repeats allowed) that goes on from this moment."""
         other = copy.copy(self)
         other.batch = self.batch.take(which)
         other.keys_E = self.keys_E[which]

@@ -17,8 +17,8 @@ It refuses physics that it does not support (``setup``). The two engines differ 
 - With two tenants that fill the upper tier, or under a rule with a threshold, small differences grow from step to step.
 """
 
-from paceenv.sim.reference.message_job import Reference, References, check_size, run
-from paceenv.sim.reference.program_job import ProgramReference
+from paceenv.sim.reference.message_steps import Reference, References, check_size, run
+from paceenv.sim.reference.program_steps import ProgramReference
 from paceenv.sim.reference.setup import Setup
 
 __all__ = ["ProgramReference", "Reference", "References", "Setup", "check_size", "run"]

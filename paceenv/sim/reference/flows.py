@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from paceenv.sim.engine import draws
-from paceenv.sim.reference.network import Bundle, Flow, Network, Resource, Transfer
+from paceenv.sim.reference.network import Bundle, Flow, Network, Resource
 from paceenv.sim.reference.schedules import Schedule
 from paceenv.sim.reference.setup import Links, TenantSetup
 
@@ -22,12 +22,8 @@ class Wiring:
     """A schedule laid on links: the part that stays the same in every iteration.
 
     Args:
-        schedule: messages of the collective.
-        path: what each message passes, the receiver's port last.
-        later_s: how much later than its bytes each message is there, seconds.
         first_rank: first rank of the group, whose members follow; only where messages can be lost.
         weight: share of each message in a tie; default: 1.
-        bundle: messages that together count as one on a resource.
     """
 
     def __init__(
@@ -58,11 +54,6 @@ class Wiring:
         """A schedule on a group's links.
 
         A group weighs 1 on the upper tier, however many of its members send across it at a time.
-
-        Args:
-            links: of the job.
-            schedule: messages of the collective.
-            first_rank: first rank of the group; its members follow.
         """
         ranks = [(first_rank + m.sender, first_rank + m.receiver) for m in schedule.messages]
         path = [links.path(*pair) for pair in ranks]
@@ -74,13 +65,8 @@ class Collective:
     """One collective of one group: messages start as members enter and as others get through.
 
     Args:
-        network: carries the messages.
-        wiring: of the group.
-        on_end: called when all messages are through.
         loss: timeouts of messages, seconds; default: nothing is lost.
         send_buffer_bytes: how much of a message its sender need not wait for.
-        scale: how many times as many bytes as scheduled all messages have in this iteration.
-        on_begin: called when its first message leaves.
     """
 
     def __init__(
@@ -95,7 +81,7 @@ class Collective:
     ) -> None:
         self._network, self._wiring, self._on_end, self._loss = network, wiring, on_end, loss
         self._on_begin = on_begin
-        self._send_buffer_bytes, self._scale, self._transfer = send_buffer_bytes, scale, Transfer()
+        self._send_buffer_bytes, self._scale, self._has_begun = send_buffer_bytes, scale, False
         self.sent_s: dict[int, float] = {}
         """When a member had handed over its messages to the kernel, as far as that is before they are through."""
         messages, n = wiring.schedule.messages, wiring.schedule.members
@@ -105,12 +91,7 @@ class Collective:
         self._then: dict[int, Callable[[], None]] = {}
 
     def when_through(self, member: int, action: Callable[[], None]) -> None:
-        """Call ``action`` once all messages of a member are through, at once if they are.
-
-        Args:
-            member: its place in the group.
-            action: what to call.
-        """
+        """Call ``action`` once all messages of a member are through, at once if they are."""
         if self._to_come_of[member] == 0:
             action()
         else:
@@ -157,11 +138,11 @@ class Collective:
         self._send(self._send_buffer_bytes, i, end)
 
     def _send(self, size_bytes: float, i: int, end: Callable[[], None]) -> None:
-        wiring, own = self._wiring, self._transfer
-        if self._on_begin is not None and own.begun_s == math.inf:
+        wiring = self._wiring
+        if self._on_begin is not None and not self._has_begun:
             self._on_begin()
-        path, weight = wiring.path[i], wiring.weight[i]
-        self._network.send(size_bytes, path, end, weight=weight, bundle=wiring.bundle, transfer=own)
+        self._has_begun = True
+        self._network.send(size_bytes, wiring.path[i], end, weight=wiring.weight[i], bundle=wiring.bundle)
 
     def _sent(self, i: int, later_s: float) -> None:
         if later_s > 0.0:
@@ -193,13 +174,7 @@ class TenantJob:
     """A co-tenant: computes, transfers over the upper tier, computes again. It starts at a random point of its period.
 
     Args:
-        network: carries its transfers.
-        upper: the tier that it shares with the job.
-        key: episode key, decides what is drawn.
-        k: number of the tenant.
-        setup: what it does.
         ours_s: ideal step time of the job, seconds; the tenant's period is relative to it.
-        we_transfer: whether a transfer of the job is on its way.
     """
 
     def __init__(

@@ -37,13 +37,6 @@ class Bundle:
 
 
 @dataclass(eq=False)
-class Transfer:
-    """Flows of one collective, which has begun with the first of them."""
-
-    begun_s: float = math.inf
-
-
-@dataclass(eq=False)
 class Flow:
     """Bytes on their way through every one of ``resources`` at once, never faster than ``cap_Bps``.
 
@@ -56,41 +49,26 @@ class Flow:
     weight: float = 1.0
     cap_Bps: float = math.inf
     bundle: Bundle | None = None
-    transfer: Transfer = field(default_factory=Transfer)
     rate_Bps: float = 0.0
     spent_bytes: float = 0.0
 
 
 class Network:
-    """Flows and timed actions, run event by event.
+    """Flows and timed actions, run event by event."""
 
-    Args:
-        blocks_s: how long from its begin a transfer that queues on a full resource holds up others on those before it.
-    """
-
-    def __init__(self, blocks_s: float = 0.0) -> None:
-        self.now_s, self._blocks_s = 0.0, blocks_s
+    def __init__(self) -> None:
+        self.now_s = 0.0
         self.flows: dict[Flow, None] = {}
         self._timed: list[tuple[float, int, Action]] = []
         self._order = count()
         self._stale = False
 
     def at(self, time_s: float, action: Action) -> None:
-        """Call ``action`` at ``time_s``.
-
-        Args:
-            time_s: when, seconds.
-            action: what to call.
-        """
+        """Call ``action`` at ``time_s``."""
         heapq.heappush(self._timed, (time_s, next(self._order), action))
 
     def after(self, delay_s: float, action: Action) -> None:
-        """Call ``action`` in ``delay_s``.
-
-        Args:
-            delay_s: from now, seconds.
-            action: what to call.
-        """
+        """Call ``action`` in ``delay_s``."""
         self.at(self.now_s + delay_s, action)
 
     def send(
@@ -102,28 +80,17 @@ class Network:
         weight: float = 1.0,
         cap_Bps: float = math.inf,
         bundle: Bundle | None = None,
-        transfer: Transfer | None = None,
     ) -> Flow | None:
         """Start a flow now; a flow without bytes is through at once, and None.
 
         Args:
-            size_bytes: of the flow.
-            resources: what it passes.
-            on_end: called when its last byte has left.
             weight: its share in a tie, relative to other flows.
             cap_Bps: its highest rate, bytes per second.
-            bundle: flows that together count as one on a resource.
-            transfer: that it belongs to; default: it is one by itself.
         """
         if size_bytes <= 0.0:
             self.after(0.0, on_end)
             return None
-        transfer = transfer or Transfer()
-        flow = Flow(size_bytes, tuple(resources), on_end, weight, cap_Bps, bundle, transfer, 0.0, SPENT * size_bytes)
-        if transfer.begun_s == math.inf:
-            transfer.begun_s = self.now_s
-            if 0.0 < self._blocks_s < math.inf:
-                self.after(self._blocks_s, self._share_anew)
+        flow = Flow(size_bytes, tuple(resources), on_end, weight, cap_Bps, bundle, 0.0, SPENT * size_bytes)
         self.flows[flow] = None
         for resource in flow.resources:
             resource.flows[flow] = None
@@ -132,24 +99,13 @@ class Network:
         return flow
 
     def weigh(self, flow: Flow, weight: float) -> None:
-        """Give a flow another weight from now on.
-
-        Args:
-            flow: that is on its way.
-            weight: its share in a tie.
-        """
+        """Give a flow another weight from now on."""
         flow.weight, self._stale = weight, True
-
-    def _share_anew(self) -> None:
-        self._stale = True
 
     def step(self) -> None:
         """Go to the next time at which anything happens, and let all of it happen."""
         if self._stale:
-            if self._blocks_s > 0.0:
-                share_blocking(self.flows, self.now_s, self._blocks_s)
-            else:
-                share(self.flows)
+            share(self.flows)
             self._stale = False
         first = min(self.flows, key=_left_s, default=None)
         wait_s = _left_s(first) if first is not None else math.inf
@@ -228,55 +184,3 @@ def share(flows: Iterable[Flow]) -> None:
                     weight_on[resource] -= weight_of[flow]
         for resource in [r for r in weight_on if not any(f in rising for f in r.flows)]:
             del weight_on[resource], free[resource]
-
-
-def share_blocking(flows: Iterable[Flow], now_s: float, blocks_s: float) -> None:
-    """As :func:`share`, on a fabric that holds packets back: a queue on a full resource grows into those before it.
-
-    There a transfer that queues leaves every other one no more than it has itself, and its own flows go at one pace.
-
-    Args:
-        flows: all that are on their way.
-        now_s: now.
-        blocks_s: how long from its begin a transfer that queues holds up others.
-    """
-    cap_of = {flow: flow.cap_Bps for flow in flows}
-    held_at: dict[Flow, Resource] = {}
-    free = {resource: resource.capacity_Bps for flow in cap_of for resource in flow.resources}
-    rising = dict.fromkeys(cap_of)
-    while rising:
-        weight_on = {resource: sum(flow.weight for flow in resource.flows if flow in rising) for resource in free}
-        level_of = {resource: free[resource] / weight for resource, weight in weight_on.items() if weight > 0.0}
-        level = min([*level_of.values(), *(cap_of[flow] / flow.weight for flow in rising)])
-        full = {resource for resource, other in level_of.items() if other <= level * (1.0 + SPENT)}
-        queued = []
-        for flow in list(rising):
-            at = next((resource for resource in flow.resources if resource in full), None)
-            if at is None and cap_of[flow] > level * flow.weight * (1.0 + SPENT):
-                continue
-            if at is not None:
-                held_at[flow] = at
-            flow.rate_Bps = min(cap_of[flow], level * flow.weight)
-            del rising[flow]
-            queued.append(flow)
-        for flow in queued:
-            for resource in flow.resources:
-                free[resource] = max(free[resource] - flow.rate_Bps, 0.0)
-        for flow in queued:
-            if flow in held_at and now_s < flow.transfer.begun_s + blocks_s:
-                _hold_up(flow, held_at, cap_of, rising)
-
-
-def _hold_up(flow: Flow, held_at: dict[Flow, Resource], cap_of: dict[Flow, float], rising: dict[Flow, None]) -> None:
-    """``flow`` queues: what is in the resources before that goes no faster than the transfer it belongs to."""
-    per_weight_Bps = flow.rate_Bps / flow.weight
-    for resource in flow.resources[: flow.resources.index(held_at[flow])]:
-        weight_of: dict[Transfer, float] = {}
-        for other in resource.flows:
-            weight_of[other.transfer] = weight_of.get(other.transfer, 0.0) + other.weight
-        own_Bps = per_weight_Bps * weight_of[flow.transfer]
-        for other in resource.flows:
-            if other in rising:
-                cap_Bps = own_Bps * other.weight / weight_of[other.transfer]
-                if cap_Bps < cap_of[other]:
-                    cap_of[other], held_at[other] = cap_Bps, resource

@@ -14,11 +14,10 @@ from paceenv.core import pacing, signals, standing, timing
 from paceenv.core.limits import Limits
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.cluster.program.program_run import blocks_s
 from paceenv.sim.engine import draws, layout, noise
-from paceenv.sim.engine.imperfections import blur, is_missing, real_delay_s
 from paceenv.sim.engine.kernel import observer_rank
 from paceenv.sim.engine.layout import Recording, View
+from paceenv.sim.engine.measuring import blur, is_missing, real_delay_s
 from paceenv.sim.engine.simulator import JobBatch, Outcome
 from paceenv.sim.reference.network import Network
 
@@ -27,15 +26,13 @@ class PacedJob:
     """One job on a network; a subclass makes its steps.
 
     Args:
-        cluster: the config.
         keys_E: the key of its one episode, ``(1,)``.
-        limits: of every delay, as for the fast engine.
     """
 
     def __init__(self, cluster: Cluster, keys_E: NDArray[np.uint64], limits: Limits) -> None:
         self.limits = limits
         self.batch: JobBatch = derive(cluster, keys_E)
-        self.network = Network(blocks_s(cluster.fabric) if cluster.has_program else 0.0)
+        self.network = Network()
         self._ranks, self._groups = self.batch.ranks, self.batch.groups
         self._has_barrier = bool(self.batch.jobs[0]["has_barrier"])
         self._barrier_s = 0.0
@@ -56,7 +53,6 @@ class PacedJob:
 
         Args:
             settings_ESM2: (threshold, window) of each mechanism, ``(1, 1 or R, M, 2)``; ratios.
-            iterations: number of steps, T.
         """
         return self.record(settings_ESM2, iterations).step_ET
 
@@ -67,12 +63,7 @@ class PacedJob:
         self._tick = standing.when_pacing_begins(self._tick)
 
     def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording:
-        """Run ``iterations`` with pacing ``settings`` ``(1, 1 or R, M, 2)``; stamps from the end of the step before.
-
-        Args:
-            settings_ESM2: (threshold, window) of each mechanism, ratios.
-            iterations: number of steps, T.
-        """
+        """Run ``iterations`` with pacing ``settings`` ``(1, 1 or R, M, 2)``; stamps from the end of the step before."""
         self._settings_SM2 = settings_ESM2[0]
         signals.start_interval(self._tick)
         first = len(self._end_T)
@@ -114,14 +105,7 @@ class PacedJob:
         return float(self._rank[timing.DELAY_S, r])
 
     def _decide(self, t: int, step_s: float, comm_R: NDArray[np.float32], wait_R: NDArray[np.float32]) -> None:
-        """Every rank takes in iteration ``t`` and sets its next delay.
-
-        Args:
-            t: number of the iteration.
-            step_s: how long it took, seconds.
-            comm_R: time in collectives, seconds.
-            wait_R: time in the barrier, seconds.
-        """
+        """Every rank takes in iteration ``t`` and sets its next delay."""
         job, key, ranks = self._view.job, self._view.clock["key"], self._ranks
         with np.errstate(over="ignore"):
             if job["stamp_noise_s"] > 0.0:
@@ -142,13 +126,7 @@ class PacedJob:
         self._rank[:, missing] = aside
 
     def _spend(self, compute_s: float, delay_s: float, step_s: float) -> None:
-        """Energy of a step: a rank that neither computes nor is delayed spins.
-
-        Args:
-            compute_s: of all ranks together, seconds.
-            delay_s: of all ranks together, seconds.
-            step_s: how long the step took, seconds.
-        """
+        """Energy of a step: a rank that neither computes nor is delayed spins."""
         job, waited_s = self._view.job, self._ranks * step_s - compute_s - delay_s
         self._energy_j += float(job["compute_w"] * compute_s + job["wait_w"] * waited_s + job["delay_w"] * delay_s)
 

@@ -47,14 +47,7 @@ class Operation:
 
 
 def schedule_of(start: Start, members: Sequence[int], per_node: int, *, is_tree: bool) -> tuple[Schedule, float]:
-    """The messages of one operation, and how many bytes pass from one member to the next in all.
-
-    Args:
-        start: of the operation.
-        members: its ranks, in the order of their group.
-        per_node: ranks on a node.
-        is_tree: whether an all-reduce goes along two trees of nodes, each node a chain.
-    """
+    """The messages of one operation, and how many bytes pass from one member to the next in all."""
     schedule, edge_bytes = _one_part(start, members, per_node, is_tree=is_tree)
     one = list(schedule.messages)
     for _ in range(start.parts - 1):  # a part begins where all of the one before is through
@@ -70,8 +63,6 @@ def _one_part(start: Start, members: Sequence[int], per_node: int, *, is_tree: b
     n, size_bytes = len(members), start.payload_bytes / start.parts
     schedule = Schedule(n)
     if n < 2:
-        if start.op == "send":  # to storage above the leaves
-            schedule.add((0, 0, size_bytes), ())
         return schedule, size_bytes
     match start.op:
         case "send":
@@ -125,11 +116,7 @@ def _tree_of_chains(members: Sequence[int], per_node: int) -> list[list[int]]:
 
 
 class Wires:
-    """The links of a fabric, and operations laid on them.
-
-    Args:
-        tiers: of the fabric.
-    """
+    """The links of a fabric, and operations laid on them."""
 
     def __init__(self, tiers: Tiers) -> None:
         self.tiers = tiers
@@ -141,21 +128,9 @@ class Wires:
         return self.links[UPLINK]
 
     def paths(self, sender: int, receiver: int, members: Sequence[int]) -> list[tuple[Resource, ...]]:
-        """What the parts of a message between two ranks pass, the receiver's port last.
-
-        Args:
-            sender: its rank.
-            receiver: its rank.
-            members: ranks of the operation, whose NICs it uses.
-        """
+        """What the parts of a message between two ranks pass, the receiver's port last."""
         tiers = self.tiers
         a, b = sender // tiers.ranks_per_node, receiver // tiers.ranks_per_node
-        if sender == receiver:  # to storage above the leaves
-            ports = [
-                [tiers.nic_link(nic, into=False), tiers.leaf_link(tiers.leaf_of(nic), into=False), UPLINK]
-                for nic in tiers.nics_of([sender])
-            ]
-            return [tuple(self.links[n] for n in one if self.links[n].capacity_Bps < math.inf) for one in ports]
         if a == b:
             inside = (tiers.inside_link(sender, into=False), tiers.inside_link(receiver, into=True))
             return [tuple(self.links[n] for n in inside)]
@@ -167,12 +142,7 @@ class Wires:
         return found
 
     def laid(self, schedule: Schedule, members: Sequence[int]) -> tuple[Schedule, list[tuple[Resource, ...]]]:
-        """A schedule with every message cut into its parts, and what each part passes.
-
-        Args:
-            schedule: messages of an operation.
-            members: its ranks.
-        """
+        """A schedule with every message cut into its parts, and what each part passes."""
         cut = Schedule(schedule.members, rounds=schedule.rounds)
         path: list[tuple[Resource, ...]] = []
         parts_of: list[list[int]] = []
@@ -194,12 +164,6 @@ class Wires:
         """What each message of one operation passes, the channels of its sender and of its receiver included.
 
         A member has its channels in each direction; along a tree those inside its node beside those between nodes.
-
-        Args:
-            cut: messages of the operation, as :meth:`laid` returns them.
-            path: links that each of them passes.
-            members: its ranks.
-            choice: of algorithm and channels.
         """
         if choice.channels_Bps == math.inf:
             return path
@@ -213,13 +177,7 @@ class Wires:
         return found
 
     def hop_s(self, sender: int, receiver: int, choice: Choice) -> float:
-        """Latency of a message from one rank to another.
-
-        Args:
-            sender: its rank.
-            receiver: its rank.
-            choice: of protocol.
-        """
+        """Latency of a message from one rank to another."""
         if self._are_near(sender, receiver):
             return self.tiers.inside_hop_s * choice.inside_hop_share
         return self.tiers.hop_s * choice.hop_share
@@ -230,12 +188,7 @@ class Wires:
 
 
 def _slowed(path: Sequence[tuple[Resource, ...]], efficiency: float) -> list[tuple[Resource, ...]]:
-    """Paths of an operation with links of its own before them, which are slower, so that others have the rest.
-
-    Args:
-        path: of each message.
-        efficiency: rate of those links over that of the real ones.
-    """
+    """Paths of an operation with links of its own before them, which are slower, so that others have the rest."""
     own = {link: Resource(link.name, efficiency * link.capacity_Bps) for one in path for link in one}
     return [(*(own[link] for link in one), *one) for one in path]
 
@@ -251,11 +204,7 @@ def operations(
     """The operations of a step group by group, and the first of each communicator and rank.
 
     Args:
-        plan: of the step.
-        wires: to lay them on.
-        choose: algorithm, protocol and channels of an operation of some ranks.
         fabric: says how fast operations are alone, and what counts as one share of a link.
-        has_tenants: whether other jobs are on the top tier.
     """
     found: list[tuple[int, Start, tuple[int, ...], Choice, Schedule, list[tuple[Resource, ...]], float]] = []
     first_of: dict[tuple[str, int], int] = {}
@@ -308,13 +257,6 @@ def _weights(
     """What each message weighs, so that all of the collective weigh as much as the busiest link where it meets others.
 
     Where flows share a link evenly, they weigh as many times that as pairs of members exchange through that link.
-
-    Args:
-        schedule: messages, cut into parts.
-        path: of each.
-        edge_bytes: what passes from one member to the next in all.
-        shared: links on which it meets others.
-        is_by_flow: whether links divide their rate between pairs of members.
     """
     busy_s: dict[Resource, float] = {}
     pairs_of: dict[Resource, set[tuple[int, int]]] = {}

@@ -15,7 +15,7 @@ Before = list[tuple[int, ...]]
 Send = tuple[int, int, float]
 """Sender, receiver, bytes."""
 Options = dict[str, bool]
-Algorithm = Literal["ring", "hierarchical", "halving_doubling", "tree"]
+Algorithm = Literal["ring", "hierarchical", "tree"]
 
 
 def nothing(members: int) -> Before:
@@ -59,9 +59,7 @@ class Schedule:
         """Add one message to the current round.
 
         Args:
-            send: sender, receiver, bytes.
             after: indices of the messages that must be through before.
-            has_latency: whether it pays the latency of its hop.
             is_tail: whether it waits for the last gradients of its ends instead of the first.
             begins: whether a part of a folded operation begins with it; None: where it waits for no other message.
 
@@ -72,23 +70,15 @@ class Schedule:
         self.messages.append(Message(*send, tuple(after), self.rounds, has_latency, is_tail, begins))
         return len(self.messages) - 1
 
-    def round(self, sends: Sequence[Send], before: Before, *, is_exchange: bool = False, **options: bool) -> Before:
-        """Add a round; members without a message in it keep what they had before.
-
-        Args:
-            sends: sender, receiver, bytes of each message.
-            before: for each member, the messages that it has to wait for.
-            is_exchange: whether both ends must have come to this round. Otherwise only the sender must: the receiver's
-                buffer waits.
-            options: as in :meth:`add`.
+    def round(self, sends: Sequence[Send], before: Before, **options: bool) -> Before:
+        """Add a round; members without a message in it keep what they had before. Receivers' buffers wait.
 
         Returns:
             ``before`` of the next round.
         """
         done: dict[int, list[int]] = {}
         for send in sends:
-            after = before[send[0]] + (before[send[1]] if is_exchange else ())
-            index = self.add(send, after, **options)
+            index = self.add(send, before[send[0]], **options)
             for member in send[:2]:
                 done.setdefault(member, []).append(index)
         self.rounds += 1
@@ -98,13 +88,6 @@ class Schedule:
         self, rings: Sequence[Sequence[int]], chunk_bytes: float, rounds: int, before: Before, **options: bool
     ) -> Before:
         """Add rounds in which every member of each ring sends a chunk to the next member.
-
-        Args:
-            rings: members of each ring, in order.
-            chunk_bytes: size of each message.
-            rounds: number of rounds.
-            before: for each member, the messages that it has to wait for.
-            options: as in :meth:`add`.
 
         Returns:
             ``before`` of the next round.
@@ -123,9 +106,7 @@ def buckets(payload_bytes: float, first_bytes: float, tail_bytes: float = 0.0) -
     a gap and act as one.
 
     Args:
-        payload_bytes: the whole.
         first_bytes: the first bucket, at most all but the tail.
-        tail_bytes: the tail.
     """
     first_bytes = min(first_bytes, payload_bytes - tail_bytes)
     return [first_bytes, payload_bytes - tail_bytes - first_bytes, tail_bytes]
@@ -138,13 +119,6 @@ def all_reduce(
 
     Parts follow one another without a gap. The latency of a hop is paid in the last part and hidden behind the bytes of
     the next part in the others.
-
-    Args:
-        algorithm: of the all-reduce.
-        nodes: in the group.
-        per_node: members on a node.
-        parts_bytes: the three parts of the payload.
-        pieces: number of pieces in which a tree passes a part on.
     """
     members = nodes * per_node
     schedule = Schedule(members)
@@ -158,8 +132,6 @@ def all_reduce(
                 before = schedule.rings([range(members)], chunk_bytes, rounds, before, **options)
             case "hierarchical":
                 before = _hierarchical(schedule, nodes, per_node, parts_bytes[i], before, options)
-            case "halving_doubling":
-                before = _halving_doubling(schedule, parts_bytes[i], before, options)
             case "tree":
                 before = _double_tree(schedule, parts_bytes[i], pieces, before, options)
     return schedule
@@ -175,26 +147,6 @@ def _hierarchical(
     before = schedule.rings(inside, share_bytes, per_node - 1, before, **options)
     before = schedule.rings(across, share_bytes / nodes, 2 * (nodes - 1), before, **options)
     return schedule.rings(inside, share_bytes, per_node - 1, before, **options)
-
-
-def _halving_doubling(schedule: Schedule, payload_bytes: float, before: Before, options: Options) -> Before:
-    """Recursive halving, then doubling (Thakur, Rabenseifner and Gropp 2005): most bytes to the nearest member.
-
-    Members beyond the largest power of two hand all they have to a partner first and get the result back.
-    """
-    paired = 1 << (schedule.members.bit_length() - 1)
-    fold = [(paired + m, m, payload_bytes) for m in range(schedule.members - paired)]
-    if fold:
-        before = schedule.round(fold, before, is_exchange=True, **options)
-    distances = [1 << bit for bit in range(paired.bit_length() - 1)]
-    halving = [(d, payload_bytes / (2.0 * d)) for d in distances]
-    for distance, size_bytes in halving + halving[::-1]:
-        sends = [(m, m ^ distance, size_bytes) for m in range(paired)]
-        before = schedule.round(sends, before, is_exchange=True, **options)
-    if fold:
-        back = [(m, sender, size_bytes) for sender, m, size_bytes in fold]
-        before = schedule.round(back, before, is_exchange=True, **options)
-    return before
 
 
 def tree_parents(members: int) -> list[int]:
@@ -246,14 +198,6 @@ def trees(
 ) -> Before:
     """An all-reduce along trees: pieces go up to the root, reduced on the way, and down again.
 
-    Args:
-        schedule: messages are added to it.
-        parents: of every member, in each tree; -1 for its root.
-        payload_bytes: of each tree.
-        pieces: in how many pieces it is passed on.
-        before: for each member, the messages that it has to wait for.
-        options: as in :meth:`Schedule.add`; a last piece alone pays latency.
-
     Returns:
         ``before`` of what follows.
     """
@@ -291,24 +235,14 @@ def _below_first(children: dict[int, list[int]]) -> list[int]:
 
 
 def gather(members: int, payload_bytes: float) -> Schedule:
-    """Every member sends its payload to the first, all at once.
-
-    Args:
-        members: of the group.
-        payload_bytes: of each sender.
-    """
+    """Every member sends its payload to the first, all at once."""
     schedule = Schedule(members)
     schedule.round([(m, 0, payload_bytes) for m in range(1, members)], nothing(members))
     return schedule
 
 
 def all_to_all(members: int, payload_bytes: float) -> Schedule:
-    """Every member sends a part of its payload to every other, all at once.
-
-    Args:
-        members: of the group.
-        payload_bytes: what one member holds.
-    """
+    """Every member sends a part of its payload to every other, all at once."""
     schedule = Schedule(members)
     pairs = [(a, b) for b in range(members) for a in range(members) if a != b]
     schedule.round([(a, b, payload_bytes / members) for a, b in pairs], nothing(members))

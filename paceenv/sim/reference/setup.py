@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceenv.core.errors import InputError
-from paceenv.sim.cluster.fabric import INTRA_NODE_GBPS
+from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, TREE_BELOW_BYTES, Placement
+from paceenv.sim.cluster.fabric import BURST_KB, INTRA_NODE_GBPS, SEND_BUFFER_KB
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.quantity import Quantity, Scaled
 from paceenv.sim.reference import schedules
 from paceenv.sim.reference.network import Resource
 from paceenv.sim.reference.schedules import Algorithm, Schedule
 
-BYTES_PER_GBIT = 1e9 / 8.0
 FIRST_BUCKET_BYTES = 2.0**20
 """Cap of the first gradient bucket in PyTorch's DistributedDataParallel."""
 
@@ -23,12 +23,7 @@ Kind = Literal["all_reduce", "gather", "all_to_all"]
 
 
 def number(quantity: Quantity | None, nodes: int) -> float:
-    """The value of a quantity that is not drawn; infinite for one that the config does not set.
-
-    Args:
-        quantity: of the config.
-        nodes: of the job.
-    """
+    """The value of a quantity that is not drawn; infinite for one that the config does not set."""
     match quantity:
         case None:
             return math.inf
@@ -49,10 +44,8 @@ def refuse_what_is_unknown(cluster: Cluster) -> None:
     imperfect = any(quantity != 0.0 for quantity in (noise.late_wake_s, noise.missing_share))
     unknown = {
         "workload without a program": cluster.workload is not None and not cluster.has_program,
-        "fabric.torus": fabric.torus is not None,
         "fabric.oversubscription without a program": fabric.oversubscription is not None and not cluster.has_program,
         "fabric.ecmp_paths": fabric.ecmp_paths is not None,
-        "fabric.numa_nodes above 1": fabric.numa_nodes > 1,
         "fabric.protocol or channels without a program": not (fabric.sends_as_given or cluster.has_program),
         "fabric.sqrt_us_per_sqrt_mb": fabric.sqrt_us_per_sqrt_mb != 0.0,
         "fabric.intra_node_sqrt_us_per_sqrt_mb": fabric.intra_node_sqrt_us_per_sqrt_mb != 0.0,
@@ -60,7 +53,7 @@ def refuse_what_is_unknown(cluster: Cluster) -> None:
         "synchronization.staleness with late or missing ranks": cluster.synchronization.staleness > 0 and imperfect,
         "power.heat_slowdown": power.heat_slowdown != 0.0,
         "reliability.checkpoint_iterations": reliability.checkpoint_iterations > 0,
-        "reliability.mtbf": reliability.mtbf_iterations is not None or reliability.mtbf_hours is not None,
+        "reliability.mtbf_iterations": reliability.mtbf_iterations is not None,
     }
     for name, is_used in unknown.items():
         if is_used:
@@ -120,7 +113,7 @@ class Setup:
     inside_Bps: float
     upper_Bps: float
     nodes_per_leaf: int
-    placement: Literal["packed", "spread"]
+    placement: Placement
     hop_s: float
     inside_hop_s: float
     barrier_s: float
@@ -158,9 +151,7 @@ class Setup:
         payload_bytes = value(job.gradient_bytes)
         algorithm = job.algorithm
         if algorithm == "auto":
-            algorithm = "tree" if payload_bytes < fabric.tree_below_bytes else "ring"
-        if algorithm == "torus":
-            raise InputError(f"{cluster.name}: job.algorithm torus; allowed in the reference engine: any other")
+            algorithm = "tree" if payload_bytes < TREE_BELOW_BYTES else "ring"
         is_all_reduce = job.collective == "all_reduce"
         return cls(
             name=cluster.name,
@@ -173,7 +164,7 @@ class Setup:
             nic_Bps=value(fabric.nic_gbps) * fabric.nics_per_node * BYTES_PER_GBIT,
             inside_Bps=value(inside_gbps) * BYTES_PER_GBIT,
             upper_Bps=value(fabric.uplink_gbps) * BYTES_PER_GBIT,
-            nodes_per_leaf=fabric.nodes_per_leaf or job.nodes,
+            nodes_per_leaf=fabric.nodes_per_leaf,
             placement=fabric.placement,
             hop_s=value(fabric.latency_us) * 1e-6,
             inside_hop_s=value(inside_us) * 1e-6,
@@ -185,8 +176,8 @@ class Setup:
             tail_bytes=min(value(job.tail_bytes), payload_bytes),
             staleness=cluster.synchronization.staleness,
             # of an all-reduce they have no meaning, and are not drawn
-            incast_fit=math.inf if is_all_reduce else value(fabric.buffer_kb) / value(fabric.burst_kb),
-            send_buffer_bytes=value(fabric.send_buffer_kb) * 1e3 if job.collective == "gather" else 0.0,
+            incast_fit=math.inf if is_all_reduce else value(fabric.buffer_kb) / BURST_KB,
+            send_buffer_bytes=SEND_BUFFER_KB * 1e3 if job.collective == "gather" else 0.0,
             timeout_s=0.0 if is_all_reduce else value(fabric.timeout_ms) * 1e-3,
         )
 
@@ -209,11 +200,9 @@ class Setup:
         n, nodes, k = self.members, self.group_nodes, self.ranks_per_node
         if self.collective != "all_reduce":
             return self.groups * (n - 1) * (1 if self.collective == "gather" else n)
-        paired = 1 << (nodes.bit_length() - 1)
         each = {
             "ring": 2 * n * (n - 1),
             "hierarchical": 2 * n * (k - 1 + nodes - 1),
-            "halving_doubling": 2 * (nodes - paired) + 2 * paired * (paired.bit_length() - 1),
             "tree": 4 * self.pieces * (n - 1),
         }
         parts_bytes = schedules.buckets(self.payload_bytes, self.first_bucket_bytes, self.tail_bytes)
@@ -226,10 +215,8 @@ class Setup:
             return schedules.gather(self.members, payload_bytes)
         if self.collective == "all_to_all":
             return schedules.all_to_all(self.members, payload_bytes)
-        if self.ranks_per_node > 1 and self.algorithm in ("tree", "halving_doubling"):
-            raise InputError(
-                f"algorithm {self.algorithm} with {self.ranks_per_node} ranks on a node; allowed: ring, hierarchical"
-            )
+        if self.ranks_per_node > 1 and self.algorithm == "tree":
+            raise InputError(f"algorithm tree with {self.ranks_per_node} ranks on a node; allowed: ring, hierarchical")
         parts_bytes = schedules.buckets(payload_bytes, self.first_bucket_bytes, self.tail_bytes)
         return schedules.all_reduce(self.algorithm, nodes, self.ranks_per_node, parts_bytes, self.pieces)
 
@@ -249,35 +236,20 @@ class Links:
         self._gpu_out = [Resource(f"GPU out {r}", s.inside_Bps) for r in range(s.ranks)]
         self._gpu_in = [Resource(f"GPU in {r}", s.inside_Bps) for r in range(s.ranks)]
         self.upper = Resource("upper tier", s.upper_Bps)
-        self._leaf_of = leaves(s.nodes, s.group_nodes, s.nodes_per_leaf, s.placement, self.seed)
+        self._leaf_of = leaves(s, self.seed)
 
     def crosses(self, sender: int, receiver: int) -> bool:
-        """Whether a message from one rank to another leaves its leaf.
-
-        Args:
-            sender: the rank that sends.
-            receiver: the rank that receives.
-        """
+        """Whether a message from one rank to another leaves its leaf."""
         per_node = self.setup.ranks_per_node
         return self._leaf_of[sender // per_node] != self._leaf_of[receiver // per_node]
 
     def hop_s(self, sender: int, receiver: int) -> float:
-        """Latency of a message from one rank to another.
-
-        Args:
-            sender: the rank that sends.
-            receiver: the rank that receives.
-        """
+        """Latency of a message from one rank to another."""
         per_node = self.setup.ranks_per_node
         return self.setup.inside_hop_s if sender // per_node == receiver // per_node else self.setup.hop_s
 
     def path(self, sender: int, receiver: int) -> tuple[Resource, ...]:
-        """What a message from one rank to another passes, the receiver's port last.
-
-        Args:
-            sender: the rank that sends.
-            receiver: the rank that receives.
-        """
+        """What a message from one rank to another passes, the receiver's port last."""
         a, b = sender // self.setup.ranks_per_node, receiver // self.setup.ranks_per_node
         if a == b:
             return (self._gpu_out[sender], self._gpu_in[receiver])
@@ -286,27 +258,20 @@ class Links:
         return (self._nic_out[a], self._nic_in[b])
 
 
-def leaves(nodes: int, group_nodes: int, nodes_per_leaf: int, placement: str, seed: int) -> list[int]:
+def leaves(setup: Setup, seed: int) -> list[int]:
     """The leaf of every node.
 
     Packed: groups that fit into the rest of a leaf share it; larger ones start a leaf of their own. Spread: the nodes
     in random order.
-
-    Args:
-        nodes: in the job.
-        group_nodes: nodes of a process group.
-        nodes_per_leaf: under one leaf switch.
-        placement: ``packed`` or ``spread``.
-        seed: of the random order.
     """
-    if placement == "spread":
-        place = list(range(nodes))
+    if setup.placement == "spread":
+        place = list(range(setup.nodes))
         random.Random(seed).shuffle(place)
-        return [p // nodes_per_leaf for p in place]
+        return [p // setup.nodes_per_leaf for p in place]
     leaf, free, result = -1, 0, []
-    for a in range(nodes):
-        if free == 0 or (a % group_nodes == 0 and free < group_nodes):
-            leaf, free = leaf + 1, nodes_per_leaf
+    for a in range(setup.nodes):
+        if free == 0 or (a % setup.group_nodes == 0 and free < setup.group_nodes):
+            leaf, free = leaf + 1, setup.nodes_per_leaf
         result.append(leaf)
         free -= 1
     return result

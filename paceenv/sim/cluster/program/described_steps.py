@@ -6,10 +6,9 @@ ones, then replicas, pipeline stages outermost. Ranks of a stage do the same, so
 What the next piece of work needs is waited for at once. What nobody needs until the optimizer may be held back
 (``can_wait``): gradient buckets, reduce-scatters, all-reduces between shards.
 
-Simplifications. Layers and buckets are folded (:mod:`paceenv.sim.cluster.program.layer_passes`,
-:mod:`paceenv.sim.cluster.program.gradient_buckets`). The busiest GPU's load stands for all of an imbalanced exchange. A
-receive is posted at the start of the step, so that a sender never waits. Under pipeline parallelism, weights of ZeRO-3
-are gathered with the first micro-batch and stay until the step's end, as in torchtitan.
+Simplifications. Layers and buckets are folded (:mod:`paceenv.sim.cluster.program.layer_passes`). A receive is posted at
+the start of the step, so that a sender never waits. Under pipeline parallelism, weights of ZeRO-3 are gathered with the
+first micro-batch and stay until the step's end, as in torchtitan.
 """
 
 from __future__ import annotations
@@ -17,44 +16,108 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster.architecture import Transformer
 from paceenv.sim.cluster.collectives import Op
+from paceenv.sim.cluster.environment import Job
 from paceenv.sim.cluster.fabric import Fabric
-from paceenv.sim.cluster.job import Job
 from paceenv.sim.cluster.pipeline import interleaved
 from paceenv.sim.cluster.placement import Links
-from paceenv.sim.cluster.program.gradient_buckets import DATA, EXPERT_DATA, Reduced, reduced
-from paceenv.sim.cluster.program.group_places import (
-    EMBEDDING,
-    GATHERS,
-    REPLICAS,
-    SHARDS,
-    STORAGE,
-    Places,
-    activations_of,
-    gradients_of,
-)
 from paceenv.sim.cluster.program.layer_passes import (
+    CONTEXT,
+    DATA,
+    EXPERT_DATA,
+    EXPERTS,
+    TENSOR,
     Beside,
     Passes,
     Piece,
-    Segment,
+    Reduced,
     Transfer,
     Work,
+    reduced,
     seconds_of,
 )
 from paceenv.sim.cluster.program.program_tables import Compute, Instruction, Start, StepPlan, Wait
 from paceenv.sim.cluster.transfers import link_laws
-from paceenv.sim.cluster.workload import ADAM_BYTES, BYTES, MASTER_BYTES, Gpu, Transformer, Workload
+from paceenv.sim.cluster.workload import BYTES, Gpu, Workload
+
+SHARDS, REPLICAS, EMBEDDING = "shards", "replicas", "embedding"
+"""Names of communicators."""
+
+
+class Places:
+    """Which ranks form the process groups of each communicator."""
+
+    def __init__(self, workload: Workload, job: Job) -> None:
+        self._workload, self._job = workload, job
+        t, p, c = workload.tensor_parallel, workload.pipeline_parallel, workload.context_parallel
+        if job.ranks % (t * p * c):
+            raise InputError(
+                f"workload.tensor_parallel x context_parallel x pipeline_parallel = {t} x {c} x {p} on {job.ranks} "
+                "GPUs; allowed: a product that divides them"
+            )
+        self.replicas = job.ranks // (t * p)
+        """Of every gradient; context-parallel ranks count, as each has a part of the tokens."""
+        self.block = t * self.replicas
+        for key in ("expert_parallel", "shard_group"):
+            size = getattr(workload, key) or 1
+            if self.replicas % size:
+                raise InputError(f"workload.{key} = {size}; allowed: a divisor of the {self.replicas} replicas")
+
+    @property
+    def folds_tensor(self) -> bool:
+        """Whether tensor-parallel groups lie inside nodes and no other group uses the links there."""
+        t, node = self._workload.tensor_parallel, self._job.ranks_per_node
+        if t > node or node % t:
+            return False
+        are_replicas_apart = self.replicas == 1 or node == t
+        return are_replicas_apart and (self._workload.pipeline_parallel == 1 or self.block % node == 0)
+
+    def communicators(self) -> dict[str, list[list[int]]]:
+        """All that a workload can have."""
+        one, D = self._workload, self.replicas
+        t, p, block, ranks = one.tensor_parallel, one.pipeline_parallel, self.block, self._job.ranks
+        found = {
+            TENSOR: [list(range(first, first + t)) for first in range(0, ranks, t)],
+            CONTEXT: self._data(1, one.context_parallel),
+            EXPERTS: self._data(1, one.expert_parallel),
+            DATA: self._data(1, D),
+            SHARDS: self._data(1, one.shard_group or D),
+            EXPERT_DATA: self._data(one.expert_parallel, D // one.expert_parallel),
+            REPLICAS: self._data(one.shard_group or D, D // (one.shard_group or D)),
+            EMBEDDING: [[rank, rank + (p - 1) * block] for rank in range(block)],
+        }
+        for s in range(p):
+            ahead, behind = (s + 1) % p, (s - 1) % p
+            found[activations_of(s)] = [[s * block + k, ahead * block + k] for k in range(block)]
+            found[gradients_of(s)] = [[s * block + k, behind * block + k] for k in range(block)]
+        return found
+
+    def _data(self, stride: int, size: int) -> list[list[int]]:
+        """Groups of replicas, ``stride`` apart, of every stage and tensor-parallel place."""
+        t = self._workload.tensor_parallel
+        return [
+            [stage + t * (first + k + stride * i) + place for i in range(size)]
+            for stage in range(0, self._job.ranks, self.block)
+            for first in range(0, self.replicas, stride * size)
+            for k in range(stride)
+            for place in range(t)
+        ]
+
+
+def activations_of(stage: int) -> str:
+    """The communicator on which a stage sends activations on."""
+    return f"activations_{stage}"
+
+
+def gradients_of(stage: int) -> str:
+    """The communicator on which a stage sends their gradients back."""
+    return f"gradients_{stage}"
 
 
 def described_plan(workload: Workload, gpu: Gpu, fabric: Fabric, job: Job) -> StepPlan:
     """What every rank of a described job does in a step.
-
-    Args:
-        workload: the model and how it is split.
-        gpu: the kind of GPU.
-        fabric: of the cluster.
-        job: number of nodes and of ranks on a node.
 
     Raises:
         InputError: where the workload does not divide the ranks.
@@ -123,7 +186,6 @@ class _Role:
 
     def instructions(self) -> list[Instruction]:
         one, p = self.workload, self.workload.pipeline_parallel
-        saved = self._checkpoint()
         if one.zero_stage == 3 and p == 1:
             self._fully_sharded()
         else:
@@ -136,18 +198,7 @@ class _Role:
                 self._pass(backward, i, part)
                 self._send(backward, part)
         self._finish()
-        self.script.rows += saved
         return self.script.rows
-
-    def _checkpoint(self) -> list[Wait]:
-        """Each replica writes its part of weights and optimizer, beside the step; fewer share an expert's."""
-        one = self.workload
-        if one.checkpoint_every == 0:
-            return []
-        master = MASTER_BYTES if BYTES[one.parameter_dtype] < MASTER_BYTES else 0
-        parameters = one.stage_parameters(self.stage) + (one.expert_parallel - 1) * one.stage_sparse_parameters
-        size = parameters * (BYTES[one.parameter_dtype] + ADAM_BYTES + master) / self.replicas
-        return [self.script.start(Start(STORAGE, "send", size, every=one.checkpoint_every, name="checkpoint"))]
 
     def _post_receives(self, *, backward: bool) -> dict[tuple[int, int], Wait]:
         """Start all receives of one direction; returns what each (micro-batch, part) waits for."""
@@ -201,14 +252,9 @@ class _Role:
                 self.script.run(segment, i)
             return
         pieces = [piece for segment in cut_pieces for piece in segment]
-        if not backward or self.replicas == 1 or one.outer_every > 1:
-            self.script.run(pieces, i)
-        elif i == one.micro_batches - 1 or not one.accumulate:
+        if backward and self.replicas > 1 and i == one.micro_batches - 1:
             cut = reduced(one, self.stage, part)
             self._reducing(pieces, i, [b for b in cut if b.communicator == DATA or self.replicas > one.expert_parallel])
-            if not one.accumulate:  # DistributedDataParallel waits at the end of every backward pass
-                self.script.rows += self._held
-                self._held.clear()
         else:
             self.script.run(pieces, i)
 
@@ -245,35 +291,38 @@ class _Role:
         """Whether weights of ZeRO-3 have more than one shard."""
         return (self.workload.shard_group or self.replicas) > 1
 
-    def _segment_parameters(self, segment: Segment) -> tuple[float, float]:
-        """Of the layers of a segment: those that all replicas share, and experts that several have.
+    @property
+    def _shards(self) -> str:
+        """The communicator of weights and gradients of ZeRO-3."""
+        return SHARDS if self.workload.shard_group else DATA
+
+    def _segment_parameters(self, segment: int) -> tuple[float, float]:
+        """Of so many layers: those that all replicas share, and experts that several have.
 
         Embeddings and the output layer count as spread over all layers of the stage.
         """
         one, layers = self.workload, self.workload.model.layers // self.workload.pipeline_parallel
-        mlps = layers - layers // one.expert_every if one.experts > 1 else 0
-        shared = one.stage_parameters(self.stage) - one.stage_sparse_parameters - mlps * one.mlp_parameters
-        dense = segment.layers * shared / layers + (segment.dense * one.mlp_parameters if mlps else 0.0)
-        sparse = segment.sparse * one.sparse_parameters / one.tensor_parallel
-        return dense, sparse if self.replicas > one.expert_parallel else 0.0
+        shared = one.stage_parameters(self.stage) - one.stage_sparse_parameters
+        sparse = segment * one.sparse_parameters / one.tensor_parallel
+        return segment * shared / layers, sparse if self.replicas > one.expert_parallel else 0.0
 
-    def _gather(self, ahead: Sequence[Segment]) -> list[Wait]:
+    def _gather(self, ahead: Sequence[int]) -> list[Wait]:
         """Start to gather the weights of segments."""
-        one, each, found = self.workload, BYTES[self.workload.parameter_dtype], list[Wait]()
-        name = GATHERS if one.all_gather_group else SHARDS if one.shard_group else DATA
-        for segment in ahead if self._is_sharded else ():
-            dense, sparse = self._segment_parameters(segment)
-            starts = [Start(name, "all_gather", each * dense, name="weights", parts=segment.layers)]
+        each, found = BYTES[self.workload.parameter_dtype], list[Wait]()
+        for layers in ahead if self._is_sharded else ():
+            dense, sparse = self._segment_parameters(layers)
+            found.append(
+                self.script.start(Start(self._shards, "all_gather", each * dense, name="weights", parts=layers))
+            )
             if sparse > 0.0:
-                starts.append(Start(EXPERT_DATA, "all_gather", each * sparse, name="weights", parts=segment.sparse))
-            found += [self.script.start(start) for start in starts]
+                start = Start(EXPERT_DATA, "all_gather", each * sparse, name="weights", parts=layers)
+                found.append(self.script.start(start))
         return found
 
     def _fully_sharded(self) -> None:
         """ZeRO-3: weights are gathered one segment ahead, gradients reduced behind; HSDP sums shards over replicas."""
         one = self.workload
         cuts, gradient = self.passes.cuts(), BYTES[one.gradient_dtype]
-        name = SHARDS if one.shard_group else DATA
         order = [
             (i, backward, k) for i in range(one.micro_batches) for backward in (False, True) for k in range(len(cuts))
         ]
@@ -285,30 +334,21 @@ class _Role:
             there = self._gather([sizes[backward_too][after] for _, backward_too, after in order[at + 1 : at + 2]])
             self.script.run(passes[backward][k], i)
             if backward:
-                segment = sizes[True][k]
-                dense, sparse = self._segment_parameters(segment)
-                behind = self._scatter(name, dense * gradient, segment.layers, i, behind)
+                layers = sizes[True][k]
+                dense, sparse = self._segment_parameters(layers)
+                behind = self._scatter(dense * gradient, layers, i, behind)
                 if sparse > 0.0:
-                    start = Start(EXPERT_DATA, "reduce_scatter", sparse * gradient, True, parts=segment.sparse)
+                    start = Start(EXPERT_DATA, "reduce_scatter", sparse * gradient, True, parts=layers)
                     self._held.append(self.script.start(start._replace(name="gradients")))
         if behind is not None:
             self._between_replicas(*behind)
 
     def _scatter(
-        self,
-        name: str,
-        payload_bytes: float,
-        count: int,
-        i: int,
-        behind: tuple[Wait | None, float, int] | None,
+        self, payload_bytes: float, count: int, i: int, behind: tuple[Wait | None, float, int] | None
     ) -> tuple[Wait | None, float, int] | None:
         """Reduce a segment's gradients, and start to sum the shards of the one before it over the replicas.
 
         Args:
-            name: communicator of the shards.
-            payload_bytes: of the segment.
-            count: its layers.
-            i: the micro-batch.
             behind: the segment before, as this returns it.
 
         Returns:
@@ -316,14 +356,13 @@ class _Role:
         """
         one, wait = self.workload, None
         if self._is_sharded:
-            start = Start(name, "reduce_scatter", payload_bytes, True, name="gradients", parts=count)
+            start = Start(self._shards, "reduce_scatter", payload_bytes, True, name="gradients", parts=count)
             wait = self.script.start(start)
             self._held.append(wait)
         if behind is not None:
             self._between_replicas(*behind)
         shards = one.shard_group or self.replicas
-        is_last = i == one.micro_batches - 1 or not one.accumulate
-        if self.replicas == shards or not is_last or one.outer_every > 1:
+        if self.replicas == shards or i < one.micro_batches - 1:
             return None
         return wait, payload_bytes / shards, count
 
@@ -344,10 +383,6 @@ class _Role:
             for name, count in ((DATA, parameters - sparse), (EXPERT_DATA, sparse)):
                 if count > 0.0 and (name == DATA or self.replicas > one.expert_parallel):
                     script.needed(Start(name, "all_gather", count * BYTES[one.parameter_dtype], name="weights"))
-        if one.outer_every > 1 and self.replicas > (one.shard_group or 1):
-            name = REPLICAS if one.shard_group else DATA
-            size = parameters * BYTES[one.gradient_dtype] / (one.shard_group or 1)
-            script.needed(Start(name, "all_reduce", size, every=one.outer_every, name="outer"))
         p, model = one.pipeline_parallel, one.model
         if p > 1 and self.stage in (0, p - 1) and isinstance(model, Transformer) and model.tied_embeddings:
             size = model.embedding_parameters * BYTES[one.gradient_dtype] / one.tensor_parallel

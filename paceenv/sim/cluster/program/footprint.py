@@ -10,14 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.sim.cluster.collectives import Algorithm, Op, Volume, tree_parents, volume
+from paceenv.sim.cluster.collectives import Op, Way, tree_messages, volume
 from paceenv.sim.cluster.protocols import AS_GIVEN, Choice
 
 UPLINK = 0
@@ -41,8 +41,6 @@ class Use(NamedTuple):
     """Senders that start at once on one receiving NIC; 0: no message passes one."""
     ports: int = 0
     """Receiving NICs."""
-    feeds: frozenset[tuple[int, int]] = frozenset()
-    """Pairs of links of which some message passes the second and then the first; only where queues block."""
     weight: float = 1.0
     """Its share of a link where it meets others, relative to theirs."""
 
@@ -71,15 +69,11 @@ class Tiers:
     """The same inside a node."""
     paths: int | None = None
     """Equal-cost paths of a leaf, or of the top tier without leaves' own rates, that flows are hashed onto."""
-    has_rails: bool = False
-    """Whether the i-th NICs of the nodes have leaves of their own."""
-    queues_block: bool = False
-    """Whether the queue of a full link holds up what is in the links before it."""
 
     @property
     def leaves(self) -> int:
         """Leaf switches."""
-        return -(-self.nodes // self.nodes_per_leaf) * (self.nics_per_node if self.has_rails else 1)
+        return -(-self.nodes // self.nodes_per_leaf)
 
     @property
     def links(self) -> int:
@@ -99,54 +93,28 @@ class Tiers:
         )
 
     def inside_link(self, rank: int, *, into: bool) -> int:
-        """The link of a rank inside its node.
-
-        Args:
-            rank: its number.
-            into: whether bytes come in or go out.
-        """
+        """The link of a rank inside its node."""
         return 1 + 2 * rank + into
 
     def nic_link(self, nic: int, *, into: bool) -> int:
-        """A NIC, counted over all nodes.
-
-        Args:
-            nic: its number over all nodes.
-            into: whether bytes come in or go out.
-        """
+        """A NIC, counted over all nodes."""
         return 1 + 2 * self.nodes * self.ranks_per_node + 2 * nic + into
 
     def leaf_link(self, leaf: int, *, into: bool) -> int:
-        """The uplinks of a leaf.
-
-        Args:
-            leaf: its number.
-            into: whether bytes come in or go out.
-        """
+        """The uplinks of a leaf."""
         return 1 + 2 * self.nodes * (self.ranks_per_node + self.nics_per_node) + 2 * leaf + into
 
     def leaf_of(self, nic: int) -> int:
         """The leaf that a NIC, counted over all nodes, is on."""
-        node, own = divmod(nic, self.nics_per_node)
-        return node // self.nodes_per_leaf * self.nics_per_node + own if self.has_rails else node // self.nodes_per_leaf
+        return nic // self.nics_per_node // self.nodes_per_leaf
 
     def above(self, sender: int, receiver: int) -> list[int]:
-        """What lies between two NICs above their leaves: nothing, or both leaves' uplinks and the top tier.
-
-        Args:
-            sender: a NIC, counted over all nodes.
-            receiver: another one.
-        """
+        """What lies between two NICs above their leaves: nothing, or both leaves' uplinks and the top tier."""
         out, into = self.leaf_of(sender), self.leaf_of(receiver)
         return [] if out == into else [self.leaf_link(out, into=False), UPLINK, self.leaf_link(into, into=True)]
 
     def nic_pairs(self, senders: Sequence[int], receivers: Sequence[int]) -> list[tuple[int, int]]:
-        """The NICs over which ranks of one node send to those of another: each to its peer, or all to all.
-
-        Args:
-            senders: ranks of one node.
-            receivers: ranks of another.
-        """
+        """The NICs over which ranks of one node send to those of another: each to its peer, or all to all."""
         out, into = self.nics_of(senders), self.nics_of(receivers)
         return list(zip(out, into, strict=True) if len(out) == len(into) else itertools.product(out, into))
 
@@ -162,14 +130,11 @@ class Tiers:
         return sorted({first + i * self.nics_per_node // self.ranks_per_node for i in locals_})
 
 
-def messages(op: Op, algorithm: Algorithm, members: int, payload_bytes: float) -> list[tuple[int, int, float]]:
+def messages(op: Op, way: Way, members: int, payload_bytes: float) -> list[tuple[int, int, float]]:
     """All bytes that an operation moves, as (sender, receiver, bytes) between places of its group.
 
     Args:
-        op: the operation.
-        algorithm: of an all-reduce; all others go around a ring, a broadcast along it, an all-to-all from each to each.
-        members: of the group.
-        payload_bytes: as in :func:`paceenv.sim.cluster.collectives.volume`.
+        way: of an all-reduce; all others go around a ring, a broadcast along it, an all-to-all from each to each.
     """
     n, S = members, payload_bytes
     if n < 2:
@@ -178,10 +143,8 @@ def messages(op: Op, algorithm: Algorithm, members: int, payload_bytes: float) -
         return [(0, 1, S)]
     if op == "all_to_all":
         return [(i, j, S / n) for i in range(n) for j in range(n) if i != j]
-    if op == "all_reduce" and algorithm == "tree":
-        edges = list(tree_parents(n).items())
-        other = [((i + 1) % n, (j + 1) % n) if n % 2 else (n - 1 - i, n - 1 - j) for i, j in edges]
-        return [(a, b, 0.5 * S) for i, j in edges + other for a, b in ((i, j), (j, i))]
+    if way == "tree":
+        return [(a, b, 0.5 * S) for a, b in tree_messages(n)]
     sent_bytes = float(volume(op, "ring", n, S).sent_bytes)
     return [(i, (i + 1) % n, sent_bytes) for i in range(n - 1 if op == "broadcast" else n)]
 
@@ -200,13 +163,8 @@ def use(
     """What an operation of some ranks takes of the links.
 
     Args:
-        tiers: of the fabric.
-        op: the operation.
-        members: its ranks, in the order of their group. A ``send`` of one member goes to storage above the leaves.
-        payload_bytes: as in :func:`messages`.
-        choice: of algorithm, protocol and channels; the members of a tree are nodes.
+        members: its ranks, in the order of their group.
         efficiency: the share of its slowest link that one operation alone can use.
-        is_lost: whether the rest of its links is of no use to others meanwhile.
         groups: how many process groups do the same beside it, this one included; flows of all are hashed onto paths.
     """
     payload_bytes /= choice.data_share  # flags pass the links like data
@@ -214,36 +172,33 @@ def use(
     per_node: dict[int, list[int]] = {}
     for rank in members:
         per_node.setdefault(rank // tiers.ranks_per_node, []).append(rank)
-    load, paths = np.zeros(tiers.links), set[tuple[tuple[int, ...], ...]]()
-    found, ports, crossing = Volume(1.0, 0.0), Counter[tuple[int, bool]](), Counter[int]()
+    load = np.zeros(tiers.links)
+    ports, crossing = Counter[tuple[int, bool]](), Counter[int]()
     if choice.algorithm == "tree" and len(per_node) > 1:
         nodes = list(per_node)
         for i, j, size in messages(op, "tree", len(nodes), payload_bytes):
-            paths.add(_cross(tiers, load, per_node[nodes[i]], per_node[nodes[j]], size, crossing))
+            _cross(tiers, load, per_node[nodes[i]], per_node[nodes[j]], size, crossing)
             ports.update(((nodes[i], False), (nodes[j], True)))
         for ranks in per_node.values():  # a chain inside
             for a, b in itertools.pairwise(ranks):
                 for sender, receiver in ((a, b), (b, a)):
-                    paths.add(_inside(tiers, load, sender, receiver, payload_bytes))
+                    _inside(tiers, load, sender, receiver, payload_bytes)
         found = volume(op, "tree", len(nodes), payload_bytes)
         chain = 2.0 * (max(map(len, per_node.values())) - 1) * inside_hop_s
         latency_s = float(found.rounds) * hop_s + chain
-    elif op == "send" and len(members) == 1:  # to storage above the leaves
-        paths.add(_leave(tiers, load, list(members), payload_bytes))
-        latency_s = float(found.rounds) * hop_s
     else:
         between: dict[tuple[int, int], list[float]] = {}
         for i, j, size in messages(op, "ring", len(members), payload_bytes):
             here, there = (members[place] // tiers.ranks_per_node for place in (i, j))
             if here == there:
-                paths.add(_inside(tiers, load, members[i], members[j], size))
+                _inside(tiers, load, members[i], members[j], size)
             if len(per_node) == 1:
                 ports.update(((members[i], False), (members[j], True)))
             elif here != there:
                 ports.update(((here, False), (there, True)))
                 between.setdefault((here, there), []).append(size)
         for (here, there), sizes in between.items():
-            paths.add(_cross(tiers, load, per_node[here], per_node[there], sum(sizes), crossing, len(sizes)))
+            _cross(tiers, load, per_node[here], per_node[there], sum(sizes), crossing, len(sizes))
         found = volume(op, "ring", len(members), payload_bytes)
         latency_s = float(found.rounds) * (hop_s if len(per_node) > 1 else inside_hop_s)
     seconds, own_paths_s = load / tiers.rates_Bps(), 0.0
@@ -262,39 +217,20 @@ def use(
     if len(per_node) > 1:
         nics = len({nic for ranks in per_node.values() for nic in tiers.nics_of(ranks)})
     fan_in = (flows if op == "all_to_all" else 1) if nics else 0  # in a ring, a tree and a send one sends to one
-    feeds = _feeds(paths) if tiers.queues_block else frozenset[tuple[int, int]]()
     fixed_s = latency_s + sqrt_s + choice.operation_s
-    return Use(alone_s, fixed_s, links, seconds[links] / taken_s, flows, fan_in, nics, feeds)
+    return Use(alone_s, fixed_s, links, seconds[links] / taken_s, flows, fan_in, nics)
 
 
-def _feeds(paths: Iterable[tuple[tuple[int, ...], ...]]) -> frozenset[tuple[int, int]]:
-    """Pairs (later link, earlier link) of all paths, which list the links of each hop in their order."""
-    return frozenset(
-        (down, up)
-        for path in paths
-        for first, then in itertools.combinations(path, 2)
-        for down, up in itertools.product(then, first)
-    )
-
-
-def _inside(
-    tiers: Tiers, load: NDArray[np.float64], sender: int, receiver: int, size: float
-) -> tuple[tuple[int, ...], ...]:
-    """Lay bytes from one rank to another of its node on their links, which are returned hop by hop."""
-    hops = (tiers.inside_link(sender, into=False),), (tiers.inside_link(receiver, into=True),)
-    for hop in hops:
-        load[list(hop)] += size
-    return hops
+def _inside(tiers: Tiers, load: NDArray[np.float64], sender: int, receiver: int, size: float) -> None:
+    """Lay bytes from one rank to another of its node on their links."""
+    load[tiers.inside_link(sender, into=False)] += size
+    load[tiers.inside_link(receiver, into=True)] += size
 
 
 def hashed_imbalance(crossing: Mapping[int, int], tiers: Tiers) -> float:
     """Load of the busiest equal-cost path over the mean one, where each flow keeps the path that it is hashed onto.
 
     The mean over many hashes: a program meets that, other jobs draw anew in every episode.
-
-    Args:
-        crossing: flows that leave each leaf.
-        tiers: of the fabric.
     """
     assert tiers.paths is not None
     flows, leaves = max(crossing.values()), len(crossing)
@@ -312,30 +248,15 @@ def _cross(
     size: float,
     crossing: Counter[int],
     pairs_of_ranks: int = 1,
-) -> tuple[tuple[int, ...], ...]:
-    """Lay bytes from one node to another on NICs, leaves and the top tier, which are returned hop by hop.
+) -> None:
+    """Lay bytes from one node to another on NICs, leaves and the top tier.
 
     Counts the flows that leave each leaf: one for each pair of ranks that exchange, or for each NIC if there are more.
     """
     pairs = tiers.nic_pairs(senders, receivers)
-    hops: list[dict[int, None]] = [{}, {}, {}, {}, {}]
     for out, into in pairs:
         part, above = size / len(pairs), tiers.above(out, into)
-        ends = [tiers.nic_link(out, into=False), tiers.nic_link(into, into=True)]
-        load[ends] += part
+        load[[tiers.nic_link(out, into=False), tiers.nic_link(into, into=True)]] += part
         load[above] += part
-        for hop, link in zip(hops if above else (hops[0], hops[-1]), [ends[0], *above, ends[1]], strict=True):
-            hop[link] = None
-    for leaf in hops[1]:
-        crossing[leaf] += max(len(pairs), pairs_of_ranks) // len(hops[1])
-    return tuple(tuple(hop) for hop in hops)
-
-
-def _leave(tiers: Tiers, load: NDArray[np.float64], ranks: list[int], size: float) -> tuple[tuple[int, ...], ...]:
-    """Lay bytes on the way from one node to what lies above the leaves; the links are returned hop by hop."""
-    nics = tiers.nics_of(ranks)
-    leaves = tuple({tiers.leaf_link(tiers.leaf_of(nic), into=False): None for nic in nics})
-    hops = tuple(tiers.nic_link(nic, into=False) for nic in nics), leaves, (UPLINK,)
-    for hop in hops:
-        load[list(hop)] += size / len(hop)
-    return hops
+    if above:
+        crossing[above[0]] += max(len(pairs), pairs_of_ranks)

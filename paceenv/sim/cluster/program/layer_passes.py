@@ -1,4 +1,5 @@
-"""What a GPU does for one micro-batch on some layers: computing, and the transfers that the next layer needs.
+"""What a GPU does for one micro-batch on some layers: computing, the transfers that the next layer needs, and the
+gradients that are ready to be reduced.
 
 A pass is a list of pieces. Compute and transfers follow each other, except where a context-parallel ring runs beside
 attention. Layers are folded into segments: their compute and transfers add up, so folding keeps sums and changes only
@@ -11,16 +12,20 @@ import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from paceenv.sim.cluster.architecture import BACKWARD, Generic, Tensor
 from paceenv.sim.cluster.collectives import Op
 from paceenv.sim.cluster.placement import Links
-from paceenv.sim.cluster.workload import BACKWARD, BYTES, Generic, Gpu, Moved, Workload
+from paceenv.sim.cluster.step_time import Bucket, buckets
+from paceenv.sim.cluster.workload import BYTES, Gpu, Moved, Workload
 
 MAX_SEGMENTS = 32
 """Parts of a pass of a stage at most, each of equal layers."""
 STEP_SEGMENTS = 512
 """Parts of all forward passes of a step at most: with many micro-batches a pass has fewer, down to ``MIN_SEGMENTS``."""
 MIN_SEGMENTS = 4
-TENSOR, CONTEXT, EXPERTS = "tensor", "context", "experts"
+MAX_BUCKETS = 32
+"""Buckets of a pass and communicator; with more, neighbours in the middle are folded into one."""
+TENSOR, CONTEXT, EXPERTS, DATA, EXPERT_DATA = "tensor", "context", "experts", "data", "expert_data"
 """Names of communicators."""
 
 
@@ -49,57 +54,28 @@ class Beside(NamedTuple):
 Piece = Work | Transfer | Beside
 
 
-class Segment(NamedTuple):
-    """Layers that are folded, in the order of the forward pass: some without experts, then some with them."""
-
-    dense: int
-    sparse: int
-
-    @property
-    def layers(self) -> int:
-        return self.dense + self.sparse
-
-    def parts(self, *, backward: bool) -> list[tuple[int, bool]]:
-        """Its layers of one kind and whether they have experts, in the order of a pass."""
-        found = [(layers, sparse) for layers, sparse in ((self.dense, False), (self.sparse, True)) if layers]
-        return found[::-1] if backward else found
-
-
-def segments(layers: int, most: int, expert_every: int | None = None) -> list[Segment]:
-    """The segments of some layers; the first and the last have one layer, as what they wait for hides behind nothing.
-
-    Args:
-        layers: how many there are.
-        most: segments at most; 1 folds all.
-        expert_every: layers from one with experts to the next; None: none has them.
-    """
+def segments(layers: int, most: int) -> list[int]:
+    """How many layers each of at most ``most`` segments has; the first and the last have one layer, as what they wait
+    for hides behind nothing."""
     if layers <= most:
-        ends = list(range(layers + 1))
-    elif most == 1:
-        ends = [0, layers]
-    else:
-        middle, parts = layers - 2, most - 2
-        ends = [0, *(1 + k * middle // parts for k in range(parts + 1)), layers]
-    before = [0 if expert_every is None else end // expert_every for end in ends]
-    pairs = zip(itertools.pairwise(ends), itertools.pairwise(before), strict=True)
-    return [Segment(b - a - (d - c), d - c) for (a, b), (c, d) in pairs]
+        return [1] * layers
+    if most == 1:
+        return [layers]
+    middle, parts = layers - 2, most - 2
+    ends = [0, *(1 + k * middle // parts for k in range(parts + 1)), layers]
+    return [after - before for before, after in itertools.pairwise(ends)]
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Passes of a workload on one GPU.
-
-    Attributes:
-        workload: the model and how it is split.
-        gpu: the kind of GPU.
-        links: laws of the links, for what is folded into compute.
-        folds_tensor: whether tensor-parallel collectives lie inside a node and meet nobody, and so cost only time.
-    """
+    """Passes of a workload on one GPU."""
 
     workload: Workload
     gpu: Gpu
     links: Links
+    """For what is folded into compute."""
     folds_tensor: bool
+    """Whether tensor-parallel collectives lie inside a node and meet nobody, and so cost only time."""
 
     @property
     def _rate(self) -> float:
@@ -116,42 +92,37 @@ class Passes:
         model = self.workload.model
         return 0.0 if isinstance(model, Generic) else self._samples * model.sequence
 
-    def _moved_s(self, layers: int, sparse: bool, *, backward: bool) -> Moved:
+    def _moved_s(self, layers: int, *, backward: bool) -> Moved:
         """Seconds in which memory is read and written beside matrix products."""
         one, tokens = self.workload, layers * self._tokens
         outer, scores, inner = (tokens * self.gpu.memory_s(b) for b in one.moved(backward=backward))
-        return Moved(outer, scores, inner * (one.top_k * one.capacity_imbalance if sparse else 1.0))
+        return Moved(outer, scores, inner * one.top_k)
 
     @property
     def _host_s(self) -> float:
         """Of one layer and forward pass."""
         return self.workload.host_overhead_s / (1.0 + BACKWARD)
 
-    def cuts(self) -> list[Segment]:
-        """The segments of one part of a stage."""
+    def cuts(self) -> list[int]:
+        """Layers of each segment of one part of a stage."""
         one, most = self.workload, 1
         if self._explicit_tensor or one.experts > 1 or one.context_parallel > 1 or one.zero_stage == 3:
             most = min(max(STEP_SEGMENTS // (one.micro_batches * one.virtual_stages), MIN_SEGMENTS), MAX_SEGMENTS)
         layers = one.model.layers // (one.pipeline_parallel * one.virtual_stages)
-        return segments(layers, most, one.expert_every if one.experts > 1 else None)
+        return segments(layers, most)
 
     @property
     def _explicit_tensor(self) -> bool:
         return self.workload.tensor_parallel > 1 and not self.folds_tensor
 
-    def forward(self, segment: Segment) -> list[Piece]:
-        """Of the layers of a segment."""
-        parts = segment.parts(backward=False)
-        return _joined([piece for layers, sparse in parts for piece in self._forward(layers, sparse)])
+    def forward(self, layers: int) -> list[Piece]:
+        """Of so many layers."""
+        return _joined(self._forward(layers))
 
-    def backward(self, segment: Segment) -> list[Piece]:
-        """Of the layers of a segment, with what is computed anew."""
-        found: list[Piece] = []
-        for layers, sparse in segment.parts(backward=True):
-            if self.workload.recompute == "full":
-                found += self._forward(layers, sparse, host=False)
-            found += self._backward(layers, sparse)
-        return _joined(found)
+    def backward(self, layers: int) -> list[Piece]:
+        """Of so many layers, with what is computed anew."""
+        again = self._forward(layers, host=False) if self.workload.recompute == "full" else []
+        return _joined([*again, *self._backward(layers)])
 
     def head(self, *, backward: bool) -> list[Piece]:
         """The output layer, at the end of the last stage."""
@@ -178,53 +149,53 @@ class Passes:
         group = self.links.tensor_group(one.tensor_parallel)
         return [Work(self.links.collective("all_gather", group, one.activation_bytes).time_s)]
 
-    def _forward(self, layers: int, sparse: bool, *, host: bool = True) -> list[Piece]:
+    def _forward(self, layers: int, *, host: bool = True) -> list[Piece]:
         one, model = self.workload, self.workload.model
         host_s = self._host_s * layers * host
         if isinstance(model, Generic):
             flops = self._samples * model.flops / (1.0 + BACKWARD) / model.layers
             return [Work(layers * flops / self._rate + host_s)]
         scale = layers * self._samples / one.tensor_parallel / self._rate
-        moved_s = self._moved_s(layers, sparse, backward=False)
+        moved_s = self._moved_s(layers, backward=False)
         matrices_s = scale * 8.0 * model.sequence * model.hidden**2 + 0.5 * moved_s.outer
         core_s = scale * model.attention_flops + moved_s.scores
-        mlp_s = self._mlp_s(layers, sparse) + 0.5 * moved_s.outer + moved_s.inner
+        mlp_s = self._mlp_s(layers) + 0.5 * moved_s.outer + moved_s.inner
         return [
             Work(matrices_s + 0.5 * host_s),
             *self._attention(core_s, layers, 1.0),
             *self._tensor(layers),
-            *self._exchange(layers, sparse),
+            *self._exchange(layers),
             Work(mlp_s + 0.5 * host_s),
-            *self._exchange(layers, sparse),
+            *self._exchange(layers),
             *self._tensor(layers),
         ]
 
-    def _backward(self, layers: int, sparse: bool) -> list[Piece]:
+    def _backward(self, layers: int) -> list[Piece]:
         one, model, host_s = self.workload, self.workload.model, BACKWARD * self._host_s * layers
         if isinstance(model, Generic):
             flops = self._samples * model.flops / (1.0 + BACKWARD) / model.layers
             return [Work(BACKWARD * layers * flops / self._rate + host_s)]
         scale = layers * self._samples / one.tensor_parallel / self._rate
-        moved_s = self._moved_s(layers, sparse, backward=True)
+        moved_s = self._moved_s(layers, backward=True)
         matrices_s = BACKWARD * scale * 8.0 * model.sequence * model.hidden**2 + 0.5 * moved_s.outer
         core_s = (BACKWARD + (one.recompute == "selective")) * scale * model.attention_flops + moved_s.scores
-        mlp_s = BACKWARD * self._mlp_s(layers, sparse) + 0.5 * moved_s.outer + moved_s.inner
+        mlp_s = BACKWARD * self._mlp_s(layers) + 0.5 * moved_s.outer + moved_s.inner
         return [
-            *self._exchange(layers, sparse),
+            *self._exchange(layers),
             Work(mlp_s + 0.5 * host_s),
-            *self._exchange(layers, sparse),
+            *self._exchange(layers),
             *self._tensor(layers),
             *self._attention(core_s, layers, 2.0),
             Work(matrices_s + 0.5 * host_s),
             *self._tensor(layers),
         ]
 
-    def _mlp_s(self, layers: int, sparse: bool) -> float:
-        """Forward, on the busiest GPU where layers have experts (``sparse``)."""
+    def _mlp_s(self, layers: int) -> float:
+        """Forward, with as many experts as a token goes to."""
         one, model = self.workload, self.workload.model
         assert not isinstance(model, Generic)
         flops = 4.0 * model.sequence * model.hidden * model.mlp
-        flops *= one.top_k * one.capacity_imbalance if sparse else 1.0
+        flops *= one.top_k
         return layers * self._samples * flops / one.tensor_parallel / self._rate
 
     def _tensor(self, layers: int) -> list[Piece]:
@@ -238,12 +209,12 @@ class Passes:
             return [Work(layers * sum(self.links.collective(op, group, size).time_s for op in ops))]
         return [Transfer(TENSOR, op, layers * size, layers) for op in ops]
 
-    def _exchange(self, layers: int, sparse: bool) -> list[Piece]:
+    def _exchange(self, layers: int) -> list[Piece]:
         """The all-to-all that brings tokens to their experts, or back."""
         one = self.workload
-        if not sparse or one.expert_parallel == 1:
+        if one.expert_parallel == 1:
             return []
-        size = one.activation_bytes / one.tensor_parallel * one.top_k * one.capacity_imbalance
+        size = one.activation_bytes / one.tensor_parallel * one.top_k
         return [Transfer(EXPERTS, "all_to_all", layers * size, layers)]
 
     def _attention(self, core_s: float, layers: int, passes: float) -> list[Piece]:
@@ -271,3 +242,64 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
 def seconds_of(pieces: list[Piece]) -> float:
     """Computing in some pieces."""
     return sum(one.seconds for one in pieces if not isinstance(one, Transfer))
+
+
+class Reduced(NamedTuple):
+    """Gradients that are reduced together."""
+
+    communicator: str
+    payload_bytes: float
+    ready: float
+    """Share of the pass after which they are complete."""
+    parts: int
+
+
+def reduced(workload: Workload, stage: int, part: int) -> list[Reduced]:
+    """The buckets of one part of a stage, in the order in which they are ready."""
+    each = BYTES[workload.gradient_dtype]
+    found: list[Reduced] = []
+    for name, tensors in _tensors(workload, stage, part).items():
+        cut = buckets(tensors, each, workload.first_bucket_bytes, workload.bucket_bytes)
+        found += _folded(name, [one for one in cut if one.payload_bytes > 0.0])
+    if not workload.overlap:
+        found = [one._replace(ready=1.0) for one in found]
+    return sorted(found, key=lambda one: one.ready)
+
+
+def _folded(name: str, cut: list[Bucket]) -> list[Reduced]:
+    """At most ``MAX_BUCKETS``: the first and the last stay, as they set when reducing begins and what is left over."""
+    if len(cut) <= MAX_BUCKETS:
+        return [Reduced(name, *one, 1) for one in cut]
+    middle, parts = cut[1:-1], MAX_BUCKETS - 2
+    found = [Reduced(name, *cut[0], 1)]
+    for k in range(parts):
+        some = middle[k * len(middle) // parts : (k + 1) * len(middle) // parts]
+        found.append(Reduced(name, sum(one.payload_bytes for one in some), some[-1].ready, len(some)))
+    return [*found, Reduced(name, *cut[-1], 1)]
+
+
+def _tensors(workload: Workload, stage: int, part: int) -> dict[str, list[Tensor]]:
+    """Tensors of a part of a stage by communicator, each list with the FLOPs of all."""
+    model, p, v, t = workload.model, workload.pipeline_parallel, workload.virtual_stages, workload.tensor_parallel
+    whole = workload.gradients(stage)
+    if isinstance(model, Generic):
+        return {DATA: whole}
+    per_layer, layers = len(model.layer_tensors()), model.layers // (p * v)
+    before, first = int(stage == p - 1), (v - 1 - part) * layers * per_layer
+    own = whole[before + first : before + first + layers * per_layer]
+    if part == v - 1:
+        own = whole[:before] + own
+    if part == 0:
+        own += whole[before + v * layers * per_layer :]
+    if workload.experts == 1:
+        return {DATA: own}
+    of_mlp = [tensor.parameters for tensor in model.layer_tensors()[:2]]
+    experts = 0.5 * (workload.expert_parameters + sum(of_mlp)) / t
+    more = (1.0 + BACKWARD) * workload.expert_flops / len(of_mlp)
+    dense, sparse = list(own), [Tensor(0.0, one.flops) for one in own]
+    start = before if part == v - 1 else 0
+    for at in range(start, start + layers * per_layer):
+        if (at - start) % per_layer < len(of_mlp):
+            flops = own[at].flops + more
+            dense[at], sparse[at] = Tensor(0.0, flops), Tensor(experts, flops)
+    return {DATA: dense, EXPERT_DATA: sparse}

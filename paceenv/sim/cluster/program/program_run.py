@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from paceenv.core.errors import InputError
-from paceenv.sim.cluster.draw import Draw
+from paceenv.sim.cluster.environment import Job
 from paceenv.sim.cluster.fabric import Fabric
-from paceenv.sim.cluster.job import Job
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.footprint import Tiers, Use, use
 from paceenv.sim.cluster.program.program_tables import Start, tables
-from paceenv.sim.cluster.protocols import AS_GIVEN, Choice, choices
+from paceenv.sim.cluster.protocols import Choice, choices
+from paceenv.sim.cluster.quantity import Draw
 from paceenv.sim.cluster.transfers import Layout, draw_links
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.program_layout import NO_PROGRAM, Program
@@ -30,15 +29,9 @@ def tiers_of(fabric: Fabric, job: Job, *, has_tenants: bool = False) -> Tiers:
 
     Where leaves have uplinks of their own, the top tier carries what all of them do. That alone limits no job, so it is
     left out unless tenants share it.
-
-    Args:
-        fabric: of the cluster.
-        job: its ranks and nodes.
-        has_tenants: whether other jobs are on the top tier.
     """
     place = Layout(job.nodes, job.ranks_per_node, 1, job.nodes, job.ranks_per_node)
     links = draw_links(fabric, place, Draw(np.zeros(1, np.uint64), job.nodes))
-    assert fabric.nodes_per_leaf is not None
     nic_Bps = float(np.ravel(links.rank_Bps)[0]) * job.ranks_per_node / fabric.nics_per_node
     return Tiers(
         job.nodes,
@@ -47,42 +40,21 @@ def tiers_of(fabric: Fabric, job: Job, *, has_tenants: bool = False) -> Tiers:
         fabric.nics_per_node,
         float(np.ravel(links.inside_Bps)[0]),
         nic_Bps,
-        float(np.ravel(links.leaf_Bps)[0]) / (fabric.nics_per_node if fabric.rails else 1),
+        float(np.ravel(links.leaf_Bps)[0]),
         float(np.ravel(links.uplink_Bps)[0]) if fabric.uplink_gbps is not None or has_tenants else np.inf,
         float(np.ravel(links.inside_hop_s)[0]),
         float(np.ravel(links.hop_s)[0]),
         float(np.ravel(links.sqrt_s)[0]),
         float(np.ravel(links.inside_sqrt_s)[0]),
         fabric.ecmp_paths,
-        fabric.rails,
-        fabric.flow_control != "fair",
     )
 
 
-def blocks_s(fabric: Fabric) -> float:
-    """How long from its start a transfer that queues blocks others, seconds.
-
-    Args:
-        fabric: of the cluster, without random quantities.
-    """
-    if fabric.flow_control == "ecn":
-        return fabric.ecn_reaction_us * 1e-6
-    return 0.0 if fabric.flow_control == "fair" else math.inf
-
-
 def choice_of(fabric: Fabric, job: Job, tiers: Tiers) -> Callable[[Start, Sequence[int]], Choice]:
-    """How a transfer of some ranks is sent: where NCCL may choose, what it expects to take least time alone.
-
-    Args:
-        fabric: of the cluster.
-        job: its ranks and nodes.
-        tiers: links of the fabric.
-    """
+    """How a transfer of some ranks is sent: where NCCL may choose, what it expects to take least time alone."""
 
     def found(start: Start, members: Sequence[int]) -> Choice:
         size = start.payload_bytes / start.parts
-        if len(members) < 2:  # to storage, which is not NCCL's
-            return AS_GIVEN
         nodes = len({rank // tiers.ranks_per_node for rank in members})
         ways = choices(fabric, start.op, job.algorithm, size, nodes=nodes)
 
@@ -96,13 +68,7 @@ def choice_of(fabric: Fabric, job: Job, tiers: Tiers) -> Callable[[Start, Sequen
 
 
 def use_of(fabric: Fabric, job: Job, *, has_tenants: bool = False) -> Callable[[Start, list[int]], Use]:
-    """What a transfer of some ranks of a job takes of the links of a fabric.
-
-    Args:
-        fabric: of the cluster.
-        job: its ranks and nodes.
-        has_tenants: whether other jobs are on the top tier.
-    """
+    """What a transfer of some ranks of a job takes of the links of a fabric."""
     tiers = tiers_of(fabric, job, has_tenants=has_tenants)
     choose = choice_of(fabric, job, tiers)
 
@@ -118,11 +84,7 @@ def use_of(fabric: Fabric, job: Job, *, has_tenants: bool = False) -> Callable[[
 
 
 def program_key(cluster: Cluster) -> str:
-    """What decides the tables of a cluster, as text; empty without a program.
-
-    Args:
-        cluster: the cluster.
-    """
+    """What decides the tables of a cluster, as text; empty without a program."""
     job = cluster.job
     size = job.nodes, job.ranks_per_node, job.algorithm
     parts = cluster.program, cluster.workload, cluster.gpu, size, cluster.fabric, bool(cluster.tenants)
@@ -143,17 +105,12 @@ def program_of(cluster: Cluster) -> Program:
         plan = cluster.program_plan()
         assert plan is not None
         shared = {"has_tenants": bool(cluster.tenants)}
-        found = tables(plan, use_of(cluster.fabric, cluster.job, **shared), **shared)
-        _TABLES[key] = found._replace(blocks_s=blocks_s(cluster.fabric))
+        _TABLES[key] = tables(plan, use_of(cluster.fabric, cluster.job, **shared), **shared)
     return _TABLES[key]
 
 
 def program_alone_s(program: Program, compute_s: float) -> float:
     """The step of a program with every rank equal and no tenant, seconds; its own transfers still share links.
-
-    Args:
-        program: of the job.
-        compute_s: compute time of the busiest rank, seconds.
 
     Raises:
         InputError: where ranks wait for each other for ever.

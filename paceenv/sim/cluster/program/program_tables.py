@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.timing import BARRIER_BYTES
@@ -86,8 +87,7 @@ class StepPlan:
         return max(sum(one.seconds for one in role if isinstance(one, Compute)) for role in self.roles)
 
 
-_Uses = list[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.float64]]]]
-_Feeds = list[frozenset[tuple[int, int]]]
+_Uses = list[tuple[NDArray[np.int64], NDArray[np.float64]]]
 
 
 class _Operation(NamedTuple):
@@ -97,11 +97,6 @@ class _Operation(NamedTuple):
 
 def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenants: bool) -> Program:
     """The engine's tables of a plan.
-
-    Args:
-        plan: of the step.
-        use: what a transfer of some ranks takes of the links.
-        has_tenants: whether other jobs are on the top tier.
 
     Raises:
         InputError: where the members of a process group do not start the same transfers in the same order.
@@ -118,8 +113,7 @@ def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenant
             if key not in known:
                 known[key] = use(start, members)
             operations.append(_Operation(start, known[key]))
-    queues_block = any(one.use.feeds for one in operations)
-    uses, feeds = (_blocking if queues_block else _simplified)(operations, first_op, has_tenants=has_tenants)
+    uses = _simplified(operations, first_op, has_tenants=has_tenants)
     rows = _instructions(plan, groups, group_of, first_op)
     payload, sets = payload_R(plan), [frozenset(members) for _, members in groups]
     group_O = np.repeat(np.arange(len(groups)), np.diff(first_op))
@@ -160,11 +154,7 @@ def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenant
         rank_M=np.array([rank for _, members in groups for rank in members], np.int64),
         place_I=np.array([one[4] for row in rows for one in row], np.int64),
         first_handed_O=np.concatenate([[0], np.cumsum(counts[group_O])]).astype(np.int64),
-        first_feed_O=np.concatenate([[0], np.cumsum([len(one) for one in feeds])]).astype(np.int64),
-        down_F=np.array([down for one in feeds for down, _ in one], np.int64),
-        up_F=np.array([up for one in feeds for _, up in one], np.int64),
         links=int(max([UPLINK, *(int(links.max(initial=0)) for links, _ in uses)])) + 1,
-        blocks_s=0.0,
     )
 
 
@@ -173,9 +163,6 @@ def payload_R(plan: StepPlan) -> list[frozenset[int]]:
 
     The live agent has the same rule: time in collectives of these very ranks is the rank's time in the payload. Waits
     in other groups (tensor, pipeline, experts) lie behind the start of the step; a delay there moves only the others.
-
-    Args:
-        plan: of the step.
 
     Returns:
         For each rank; empty for one that waits for no collective.
@@ -219,7 +206,7 @@ def _instructions(
     plan: StepPlan,
     groups: list[tuple[str, list[int]]],
     group_of: dict[tuple[str, int], int],
-    first_op: np.ndarray[tuple[int], np.dtype[np.int64]],
+    first_op: NDArray[np.int64],
 ) -> list[list[tuple[int, float, int, int, int]]]:
     """Every rank's instructions as (kind, share, operation, micro-batch, place)."""
     whole_s = max(plan.compute_s, 1e-300)
@@ -245,9 +232,7 @@ def _instructions(
     return rows
 
 
-def _simplified(
-    operations: list[_Operation], first_op: np.ndarray[tuple[int], np.dtype[np.int64]], *, has_tenants: bool
-) -> tuple[_Uses, _Feeds]:
+def _simplified(operations: list[_Operation], first_op: NDArray[np.int64], *, has_tenants: bool) -> _Uses:
     """The links and shares of every operation, without links that are never full, equal ones as one.
 
     A process group runs one operation at a time, so a link is never full where the largest shares of all groups fit.
@@ -275,13 +260,10 @@ def _simplified(
         for o, share in signature:
             found[o][0].append(UPLINK if is_uplink else number)
             found[o][1].append(min(share, 1.0))
-    uses = [(np.array(links, np.int64), np.array(shares)) for links, shares in found]
-    return uses, [frozenset() for _ in operations]
+    return [(np.array(links, np.int64), np.array(shares)) for links, shares in found]
 
 
-def _top_O(
-    uses: _Uses, group_O: np.ndarray[tuple[int], np.dtype[np.int64]], *, has_tenants: bool
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _top_O(uses: _Uses, group_O: NDArray[np.int64], *, has_tenants: bool) -> NDArray[np.float64]:
     """The largest share that each operation takes of a link where it meets others; 1 where it meets none."""
     groups_on: dict[int, set[int]] = {UPLINK: {-1}} if has_tenants else {}
     for (links, _), group in zip(uses, group_O, strict=True):
@@ -289,40 +271,6 @@ def _top_O(
             groups_on.setdefault(link, set()).add(int(group))
     met = [[len(groups_on[link]) > 1 for link in links.tolist()] for links, _ in uses]
     return np.array([float(shares[one].max(initial=0.0)) or 1.0 for (_, shares), one in zip(uses, met, strict=True)])
-
-
-def _blocking(
-    operations: list[_Operation], first_op: np.ndarray[tuple[int], np.dtype[np.int64]], *, has_tenants: bool
-) -> tuple[_Uses, _Feeds]:
-    """The links, shares and feeds of every operation where queues block, equal links as one.
-
-    A link that is never full can be blocked, and one that a single operation fills blocks those before it. Left out are
-    only those on which one group is and that its operations cannot fill.
-    """
-    group_of_op = np.repeat(np.arange(len(first_op) - 1), np.diff(first_op))
-    by_link: dict[int, list[tuple[int, float]]] = {}
-    for o, one in enumerate(operations):
-        for link, share in zip(one.use.link_U.tolist(), one.use.share_U.tolist(), strict=True):
-            by_link.setdefault(link, []).append((o, round(share / _SAME) * _SAME))
-    number_of: dict[int, int] = {}
-    numbers: dict[tuple[tuple[int, float], ...], int] = {}
-    for link, uses in by_link.items():
-        is_shared = len({int(group_of_op[o]) for o, _ in uses}) > 1
-        if link == UPLINK and has_tenants:
-            number_of[link] = UPLINK
-        elif is_shared or any(share >= 1.0 - _SAME for _, share in uses):
-            number_of[link] = numbers.setdefault(tuple(uses), UPLINK + 1 + len(numbers))
-    found, feeds = [], []
-    for one in operations:
-        shares = {
-            number_of[link]: min(share, 1.0)
-            for link, share in zip(one.use.link_U.tolist(), one.use.share_U.tolist(), strict=True)
-            if link in number_of
-        }
-        found.append((np.array(list(shares), np.int64), np.array(list(shares.values()))))
-        pairs = ((number_of.get(down), number_of.get(up)) for down, up in one.use.feeds)
-        feeds.append(frozenset((d, u) for d, u in pairs if d is not None and u is not None and d != u))
-    return found, feeds
 
 
 def _pruned(kinds: dict[tuple[tuple[int, float], ...], bool]) -> list[tuple[tuple[tuple[int, float], ...], bool]]:

@@ -1,0 +1,194 @@
+"""Real traces, damaged at random: is the diagnosis right, or does it say that it cannot be?
+
+`python -m benchmarks.evidence.mutated_traces DATA` damages production traces and recorded jobs whose causes are known,
+and diagnoses each. An answer is wrong if it names another first cause than the true one with the trace as evidence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+import typer
+
+from paceenv.core.errors import InputError
+from paceenv.core.trace import SCHEMA, Trace, TraceMetadata
+from paceenv.diagnosis import causes as names
+from paceenv.diagnosis.diagnose import INSUFFICIENT, UNDETERMINED, diagnose
+from paceenv.importers.inputs import read_inputs
+from paceenv.ui import output
+
+Rng = np.random.Generator
+Columns = dict[str, Any]
+RIGHT, OPEN, REFUSED, WRONG = "right", "cannot be determined", "refused as input", "wrong"
+TRUE_CAUSES: Final = {
+    "bytedance-straggler/trace-AR.parquet": (names.SLOW_RANK, names.STAGE),
+    "bytedance-straggler/trace-SE.parquet": (names.DATA,),
+    "socket-runs/my-slack-static.parquet": (names.SLOW_RANK, names.CONTENTION),
+    "socket-runs/incast-shallow-learned.parquet": (names.INCAST,),
+    "socket-runs/two-jobs-learned.parquet": (names.TENANT, names.CONTENTION),
+}
+"""The causes that may come first. AR's slow workers are all stages of one replica or, of what is left of the trace, a
+stage; a pair of my-slack has more work than the others, whose traffic contends with it; of a few steps
+of two-jobs nobody can say whether the other traffic has a memory."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was said of one damaged trace: ``kind`` is one of the four above."""
+
+    source: str
+    damage: tuple[str, ...]
+    kind: str
+    said: str
+
+
+def steps_cut(rng: Rng, c: Columns) -> Columns:
+    """A stretch of the trace, whose last step ends in the middle."""
+    low, high = int(c["iteration"].min()), int(c["iteration"].max())
+    first = int(rng.integers(low, max(high - 2, low + 1)))
+    last = int(rng.integers(first, high + 1))
+    kept = (c["iteration"] >= first) & (c["iteration"] <= last)
+    in_last = kept & (c["iteration"] == last)
+    if in_last.any():
+        kept &= ~(in_last & (c["start_s"] > rng.uniform(c["start_s"][in_last].min(), c["end_s"][in_last].max())))
+    return _of(c, kept)
+
+
+def steps_lost(rng: Rng, c: Columns) -> Columns:
+    """Some steps are not there."""
+    steps = np.unique(c["iteration"])
+    return _of(c, np.isin(c["iteration"], rng.choice(steps, max(int(len(steps) * rng.uniform(0.2, 0.9)), 1), False)))
+
+
+def ranks_dropped(rng: Rng, c: Columns) -> Columns:
+    """Files of some ranks are missing."""
+    ranks = np.unique(c["rank"])
+    return _of(c, ~np.isin(c["rank"], rng.choice(ranks, int(rng.integers(1, len(ranks))), False)))
+
+
+def rows_lost(rng: Rng, c: Columns) -> Columns:
+    """Operations here and there were not recorded."""
+    return _of(c, rng.random(len(c["rank"])) > rng.uniform(0.005, 0.3))
+
+
+def groups_removed(rng: Rng, c: Columns) -> Columns:
+    """Which collective belongs to which process group is not known, of all or of some operations."""
+    lost = np.isin(c["op"], rng.permutation(np.unique(c["op"]))[: int(rng.integers(1, 9))])
+    return c | {"group": np.where(lost, -1, c["group"])}
+
+
+def micro_batches_removed(rng: Rng, c: Columns) -> Columns:
+    """Micro-batches and chunks are not known."""
+    return c | {"micro_batch": np.full_like(c["micro_batch"], -1), "chunk": np.full_like(c["chunk"], -1)}
+
+
+def names_lost(rng: Rng, c: Columns) -> Columns:
+    """Collectives have one name, as kernels without metadata do, or one kind of operation has none."""
+    op = c["op"].astype(object)
+    if rng.random() < 0.5:
+        op[c["group"] >= 0] = "collective"
+    else:
+        op[op == rng.choice(np.unique(c["op"]))] = "unknown"
+    return c | {"op": op.astype(str)}
+
+
+def clocks_skewed(rng: Rng, c: Columns) -> Columns:
+    """Clocks of some ranks are off by up to a second."""
+    ranks = np.unique(c["rank"])
+    skew_R = rng.uniform(-1.0, 1.0, len(ranks)) * (rng.random(len(ranks)) < rng.uniform(0.05, 1.0))
+    skew_s = skew_R[np.searchsorted(ranks, c["rank"])]
+    return c | {"start_s": c["start_s"] + skew_s, "end_s": c["end_s"] + skew_s}
+
+
+def streams_merged(rng: Rng, c: Columns) -> Columns:
+    """Two ranks are taken for one."""
+    one, other = rng.choice(np.unique(c["rank"]), 2, False) if len(np.unique(c["rank"])) > 1 else (0, 0)
+    rank = np.where(c["rank"] == one, other, c["rank"])
+    order = np.lexsort((c["start_s"], c["iteration"], rank))
+    first = np.ones(len(rank), np.bool_)
+    first[1:] = (np.diff(rank[order]) != 0) | (np.diff(c["iteration"][order]) != 0)
+    row, seq = np.arange(len(rank)), np.empty(len(rank), np.int64)
+    seq[order] = row - np.maximum.accumulate(np.where(first, row, 0))
+    return c | {"rank": rank, "seq": seq}
+
+
+def stamps_coarse(rng: Rng, c: Columns) -> Columns:
+    """Times are rounded."""
+    unit_s = 10.0 ** rng.uniform(-4.0, -1.5)
+    return c | {key: np.round(c[key] / unit_s) * unit_s for key in ("start_s", "end_s")}
+
+
+DAMAGE: Final[tuple[Callable[[Rng, Columns], Columns], ...]] = (
+    steps_cut, steps_lost, ranks_dropped, rows_lost, groups_removed, micro_batches_removed, names_lost, clocks_skewed,
+    streams_merged, stamps_coarse,
+)  # fmt: skip
+
+
+def _of(c: Columns, kept: Any) -> Columns:
+    return {key: column[kept] for key, column in c.items()}
+
+
+def answer(rng: Rng, source: str, trace: Trace) -> Answer:
+    """Damage a trace in one to three ways, and diagnose it."""
+    chosen = rng.choice(len(DAMAGE), int(rng.integers(1, 4)), replace=False)
+    columns: Columns = {name: trace.column(name) for name in SCHEMA.names}
+    for i in chosen:
+        if len(columns["rank"]):
+            columns = DAMAGE[i](rng, columns)
+    said_ranks = trace.metadata.ranks if rng.random() < 0.5 else ()
+    damage = tuple(DAMAGE[i].__name__ for i in chosen) + (() if said_ranks else ("metadata_removed",))
+    try:
+        damaged = Trace.from_columns(columns, TraceMetadata({"name": source}, said_ranks, trace.metadata.source))
+        found = diagnose(damaged)
+    except InputError as error:
+        return Answer(source, damage, REFUSED, str(error))
+    if found.verdict.startswith((UNDETERMINED, INSUFFICIENT)):
+        return Answer(source, damage, OPEN, found.verdict)
+    first = found.causes[0].cause if found.causes else "healthy"
+    return Answer(source, damage, RIGHT if first in TRUE_CAUSES[source] else WRONG, found.verdict)
+
+
+def answers(data: Path, count: int, seed: int, progress: Callable[[float], None] = lambda _: None) -> list[Answer]:
+    """What is said of ``count`` damaged traces of the folder ``data``."""
+    traces = {name: read_inputs([data / name]).require_trace() for name in TRUE_CAUSES}
+    found = []
+    for i in range(count):
+        name = list(traces)[i % len(traces)]
+        found.append(answer(np.random.default_rng([seed, i]), name, traces[name]))
+        progress(float(i + 1))
+    return found
+
+
+def main(
+    data: Annotated[Path, typer.Argument(help="The folder with the recorded traces.")],
+    count: Annotated[int, typer.Option(min=1)] = 1000,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Damage real traces at random, diagnose them, and count right, open and wrong answers."""
+    with output.progress("diagnose", count) as done:
+        found = answers(data, count, seed, done)
+    table: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in found:
+        table[one.source][one.kind] += 1
+    columns = (RIGHT, OPEN, REFUSED, WRONG)
+    if json_ is not None:
+        output.write_json(
+            {"counts": {k: dict(v) for k, v in table.items()}, "answers": [vars(a) for a in found]}, json_
+        )
+    if json_ != "-":
+        rows = [(name, *(str(of[kind]) for kind in columns)) for name, of in table.items()]
+        rows.append(("all", *(str(sum(of[kind] for of in table.values())) for kind in columns)))
+        output.print_table("Damaged traces", ("trace", *columns), rows)
+        for one in found:
+            if one.kind == WRONG:
+                output.say(f"{one.source} with {', '.join(one.damage)}: {one.said}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,1 +1,0 @@
-"""Answers on what others recorded, held against the truth."""

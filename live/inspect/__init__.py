@@ -1,1 +1,0 @@
-"""Looking at a run from outside: tables of its ranks, conditions for a pipeline, predictions."""

@@ -1,0 +1,309 @@
+"""``paceenv live status``: who is silent, missing or worst, conditions for a pipeline, and the tables of it."""
+
+from __future__ import annotations
+
+import calendar
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+
+from paceenv.core.errors import out_of_range
+from paceenv.core.wording import count, duration, name_ranks, percent
+from paceenv.live.decide.canary import BLOCK_ITERATIONS, Schedule
+from paceenv.live.decide.verdict_time import Forecast, outlook
+from paceenv.live.record.findings import Findings
+from paceenv.live.record.run_folder import RunFolder, status_period_s
+from paceenv.live.record.snapshot import EARLY, LATE, Snapshot, entry, number, text
+from paceenv.live.record.summary import held, shadowed, tuned
+from paceenv.ui import output
+
+SILENT_S, SILENT_PERIODS = 30.0, 5.0
+"""A rank without a new status for this long, and for so many of its periods, is called silent."""
+WATCHED = ("observe", "shadow")
+NEIGHBOURS = 4
+"""Neighbouring blocks of means from which the noise between blocks is taken."""
+COLUMNS = ("rank", "host", "state", "iterations", "step", "CV", "wait", "arrives", "delay", "pacing", "heard")
+NARROW = ("rank", "host", "state", "step", "own", "wait", "arrives", "heard")
+"""Columns of the worst ranks: with names of hosts of ten letters they fit into 80."""
+WORST, MOST_FINDINGS = 10, 4
+"""Ranks, and lines of findings beside them, on one screen."""
+
+
+def patience_s(world_size: int) -> float:
+    """Seconds without a word after which a rank of such a job is called silent."""
+    return max(SILENT_S, SILENT_PERIODS * status_period_s(world_size))
+
+
+def age_s(snapshot: Snapshot, now_s: float) -> float | None:
+    """Seconds since a rank wrote its status; None if it does not say when."""
+    written_s = number(snapshot, "unix_time_s")
+    return None if written_s is None else max(now_s - written_s, 0.0)
+
+
+def is_silent(snapshot: Snapshot, now_s: float) -> bool:
+    """Whether a rank that has not ended has been silent for too long."""
+    age = age_s(snapshot, now_s)
+    return not snapshot.get("final") and age is not None and age > patience_s(int(number(snapshot, "world_size") or 1))
+
+
+def missing(snapshots: Sequence[Snapshot]) -> int:
+    """Number of ranks without a status."""
+    size = max((number(s, "world_size") or 0.0 for s in snapshots), default=0.0)
+    return max(int(size) - len(snapshots), 0)
+
+
+def overdue(snapshots: Sequence[Snapshot], attempt: str, now_s: float) -> int:
+    """Number of ranks that should have had a status by now: none while the job is young."""
+    try:
+        began_s = float(calendar.timegm(time.strptime(attempt[:15], "%Y%m%dT%H%M%S")))
+    except ValueError:
+        began_s = 0.0
+    size = max((int(number(s, "world_size") or 1) for s in snapshots), default=1)
+    return missing(snapshots) if now_s - began_s > patience_s(size) else 0
+
+
+def is_downgraded(snapshot: Snapshot) -> bool:
+    """Whether another mode is in force than the requested one."""
+    return text(snapshot, "state") != text(snapshot, "mode")
+
+
+def worst(snapshots: Sequence[Snapshot], now_s: float) -> list[Snapshot]:
+    """The ranks to look at first: silent, downgraded, late (the latest first), then by their own time of a step."""
+
+    def order(snapshot: Snapshot) -> tuple[float, ...]:
+        verdict = text(snapshot, "arrival", "verdict")
+        late_s = (number(snapshot, "arrival", "late_s") or 0.0) if verdict == LATE else 0.0
+        own_s = number(snapshot, "own", "mean_s") or 0.0
+        return (
+            -float(is_silent(snapshot, now_s)),
+            -float(is_downgraded(snapshot)),
+            -late_s,
+            float(verdict == EARLY),
+            -own_s,
+            float(snapshot["rank"]),
+        )
+
+    return sorted(snapshots, key=order)[:WORST]
+
+
+CONDITIONS = {
+    "late": (10, "a rank is late"),
+    "hurts": (11, "pacing, or a candidate, surely hurts"),
+    "agent-lost": (12, "a rank has no agent, no status, or has been silent for too long"),
+    "unpaced": (13, "a rank is not in the mode that was asked for"),
+    "undecided": (14, "a canary has insufficient evidence"),
+}
+"""Conditions on which a pipeline may stop: the exit code of each, and what it means."""
+FAIL_IF_HELP = "End with the exit code of the first of these conditions that holds, commas between: " + "; ".join(
+    f"{name} ({code}): {means}" for name, (code, means) in CONDITIONS.items()
+)
+
+
+def chosen_conditions(text: str | None) -> list[str]:
+    """The names in an option ``--fail-if``. Raises InputError for an unknown one."""
+    names = [name.strip() for name in text.split(",")] if text is not None else []
+    for name in names:
+        if name not in CONDITIONS:
+            raise out_of_range("--fail-if", name, f"of {', '.join(CONDITIONS)}, commas between", "live status")
+    return names
+
+
+def holding(snapshots: Sequence[Snapshot], attempt: str, now_s: float) -> dict[str, str]:
+    """The conditions that hold, each with the reason in words."""
+    why = {
+        "late": _late(snapshots),
+        "hurts": _hurts(snapshots),
+        "agent-lost": _agent_lost(snapshots, attempt, now_s),
+        "unpaced": _unpaced(snapshots),
+        "undecided": _undecided(snapshots),
+    }
+    return {name: reason for name, reason in why.items() if reason}
+
+
+def _late(snapshots: Sequence[Snapshot]) -> str:
+    late = {int(s["rank"]): number(s, "arrival", "late_s") for s in snapshots if text(s, "arrival", "verdict") == LATE}
+    if not late:
+        return ""
+    return f"{name_ranks(list(late))} late by up to {duration(max(x or 0.0 for x in late.values()))}"
+
+
+def _hurts(snapshots: Sequence[Snapshot]) -> str:
+    for snapshot in snapshots:
+        candidates = entry(snapshot, "canary", "candidates")
+        for one in (entry(snapshot, "canary"), *(candidates if isinstance(candidates, list) else ())):
+            if isinstance(one, dict) and text(one, "verdict") == "hurts":
+                return f"pacing {text(one, 'text')}"
+    return ""
+
+
+def _agent_lost(snapshots: Sequence[Snapshot], attempt: str, now_s: float) -> str:
+    if gone := overdue(snapshots, attempt, now_s):
+        return f"no status of {gone} ranks"
+    if silent := [int(s["rank"]) for s in snapshots if is_silent(s, now_s)]:
+        return f"{name_ranks(silent)} silent"
+    for snapshot in snapshots:
+        agents, size = number(snapshot, "agents", "count"), number(snapshot, "world_size")
+        if agents is not None and size is not None and agents < size:
+            return f"{agents:.0f} of {size:.0f} ranks have an agent"
+    ended = [s for s in snapshots if text(s, "state") == "off" and text(s, "mode") != "off"]
+    return f"{name_ranks([int(s['rank']) for s in ended])} off: {text(ended[0], 'reason')}" if ended else ""
+
+
+def _unpaced(snapshots: Sequence[Snapshot]) -> str:
+    other = [s for s in snapshots if is_downgraded(s)]
+    if not other:
+        return ""
+    state, mode, reason = (text(other[0], name) for name in ("state", "mode", "reason"))
+    who = name_ranks([int(s["rank"]) for s in other])
+    return f"{who} in mode {state}, asked for {mode}: {reason or 'no reason given'}"
+
+
+def _undecided(snapshots: Sequence[Snapshot]) -> str:
+    for snapshot in snapshots:
+        if text(snapshot, "canary", "verdict") == "insufficient evidence":
+            return text(snapshot, "canary", "text")
+    return ""
+
+
+def print_status(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot], *, again: bool = False) -> None:
+    """A line per rank; ``again`` clears a terminal before."""
+    now_s = time.time()
+    if again:
+        output.clear_screen()
+    rows = [_row(snapshot, now_s) for snapshot in snapshots]
+    output.print_table(_title(run, attempt, snapshots), COLUMNS, rows, "\n".join(notes(run, snapshots)))
+
+
+def print_worst(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot], findings: Findings | None) -> None:
+    """Counts, findings and the :data:`WORST` ranks in about 24 lines."""
+    now_s = time.time()
+    shown = worst(snapshots, now_s)
+    rows = [_narrow(snapshot, now_s) for snapshot in shown]
+    found = entry(findings or {}, "text")
+    lines = [_counts(snapshots, now_s), *(found if isinstance(found, list) else [])[:MOST_FINDINGS]]
+    lines += [note for note in notes(run, snapshots) if note not in lines]
+    title = f"{_title(run, attempt, snapshots)}; the {len(rows)} worst"
+    output.print_screen([title, *lines], NARROW, rows)
+
+
+def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
+    """What holds for the whole job, a line each: missing ranks, why a mode is not in force, canary, what pacing did."""
+    gone = missing(snapshots)
+    newest = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
+    found = [f"no status of {gone} ranks" if gone else "", *_downgrades(snapshots)]
+    found += [text(newest, "canary", "text"), text(newest, "canary", "forecast", "text")]
+    found += [*shadowed(snapshots), *held(snapshots)[:1]]
+    if (ahead := canary_outlook(snapshots)) is not None:
+        found.append(f"a canary here, with blocks for slack rules: {ahead[0].text(ahead[1])}")
+    found += [*(line.strip() for line in tuned(snapshots)[1:]), *run.notes]
+    return list(filter(None, found))
+
+
+def _title(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot]) -> str:
+    newest: Mapping[str, object] = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
+    return f"{text(newest, 'job') or run.path}: attempt {attempt}, {count(number(newest, 'world_size'))} ranks"
+
+
+def _downgrades(snapshots: Sequence[Snapshot]) -> list[str]:
+    """Ranks in another mode than the requested one, by the reason."""
+    of: dict[tuple[str, str, str], list[int]] = {}
+    for snapshot in filter(is_downgraded, snapshots):
+        key = text(snapshot, "mode"), text(snapshot, "state"), text(snapshot, "reason")
+        of.setdefault(key, []).append(int(snapshot["rank"]))
+    return [
+        f"{name_ranks(ranks)}: asked for {mode}, in force {state or '-'}: {reason or 'no reason given'}"
+        for (mode, state, reason), ranks in of.items()
+    ]
+
+
+def _counts(snapshots: Sequence[Snapshot], now_s: float) -> str:
+    states = Counter(text(s, "state") or "-" for s in snapshots)
+    named = {
+        "silent": sum(is_silent(s, now_s) for s in snapshots),
+        "ended": sum(bool(s.get("final")) for s in snapshots),
+        "late": sum(text(s, "arrival", "verdict") == LATE for s in snapshots),
+    }
+    steps_s = [x for s in snapshots if (x := number(s, "step", "mean_s")) is not None]
+    step = f"step {duration(sorted(steps_s)[len(steps_s) // 2])}, " if steps_s else ""
+    modes = ", ".join(f"{count(n)} in {state}" for state, n in states.most_common())
+    return step + modes + "".join(f", {count(n)} {name}" for name, n in named.items() if n)
+
+
+def _row(snapshot: Snapshot, now_s: float) -> tuple[str, ...]:
+    state, mode = text(snapshot, "state"), text(snapshot, "mode")
+    foregone = number(snapshot, "shadow", "mean_s")
+    return (
+        str(snapshot["rank"]),
+        text(snapshot, "host") or "-",
+        (state if state == mode else f"{state} (asked: {mode})") or "-",
+        count(number(snapshot, "iterations")),
+        duration(number(snapshot, "step", "mean_s")),
+        percent(number(snapshot, "step", "cv")),
+        duration(number(snapshot, "wait", "mean_s")),
+        _arrives(snapshot),
+        f"(would {duration(foregone)})" if foregone else duration(number(snapshot, "pacing", "mean_s")),
+        text(snapshot, "canary", "verdict") or "-",
+        _heard(snapshot, now_s),
+    )
+
+
+def _narrow(snapshot: Snapshot, now_s: float) -> tuple[str, ...]:
+    return (
+        str(snapshot["rank"]),
+        text(snapshot, "host") or "-",
+        (text(snapshot, "state") or "-") + "!" * is_downgraded(snapshot),
+        duration(number(snapshot, "step", "mean_s")),
+        duration(number(snapshot, "own", "mean_s")),
+        duration(number(snapshot, "wait", "mean_s")),
+        _arrives(snapshot),
+        _heard(snapshot, now_s),
+    )
+
+
+def _arrives(snapshot: Snapshot) -> str:
+    verdict = text(snapshot, "arrival", "verdict")
+    amount = {EARLY: "early_s", LATE: "late_s"}.get(verdict)
+    return f"{verdict} {duration(number(snapshot, 'arrival', amount))}" if amount else verdict or "-"
+
+
+def _heard(snapshot: Snapshot, now_s: float) -> str:
+    if snapshot.get("final"):
+        return "ended"
+    age = age_s(snapshot, now_s)
+    if age is None:
+        return "-"
+    return f"silent {duration(age)}" if is_silent(snapshot, now_s) else f"{age:.0f} s ago"
+
+
+def canary_outlook(snapshots: Sequence[Snapshot]) -> tuple[Forecast, float] | None:
+    """The time to a verdict and the mean iteration, seconds; None for a run that paces or has measured nothing.
+
+    The noise of a pair is the larger of two: what independent steps give, and what neighbouring blocks of the run
+    differ by. Blocks are those of a rule on slack; policies that shift phases need four times as many iterations.
+    """
+    if not snapshots or any(s.get("state") not in WATCHED for s in snapshots):
+        return None
+    own = min(snapshots, key=lambda s: int(s["rank"]))
+    step_s, cv = number(own, "step", "mean_s"), number(own, "step", "cv")
+    if not step_s or cv is None:
+        return None
+    schedule, ticks = Schedule(0, block_iterations=BLOCK_ITERATIONS), max(number(own, "step_iterations") or 1.0, 1.0)
+    noise = max(
+        cv * math.sqrt(2.0 * ticks / schedule.counted_iterations), _between_blocks(own, schedule.counted_iterations)
+    )
+    return (outlook(noise, schedule), step_s / ticks) if noise > 0.0 else None
+
+
+def _between_blocks(own: Snapshot, counted: int) -> float:
+    """Standard deviation of the log ratio of neighbouring blocks, as if they had ``counted`` iterations."""
+    length, means = number(own, "own", "blocks", "iterations"), entry(own, "own", "blocks", "step_s")
+    if not length or not isinstance(means, list):
+        return 0.0
+    pairs = pairwise(means)
+    ratios = [math.log(b / a) for a, b in pairs if isinstance(a, float) and isinstance(b, float) and a > 0.0 < b]
+    if len(ratios) < NEIGHBOURS:
+        return 0.0
+    return math.sqrt(fmean(r * r for r in ratios) * length / counted)

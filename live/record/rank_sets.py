@@ -1,0 +1,336 @@
+"""The ranks that groups connect: whose own work takes longer, whom the others wait for, and what hides it.
+
+A rank is named late only if its work takes longer *and* the members of its groups wait for it. Everything else that
+could explain the waits is a reason (:mod:`paceenv.live.record.findings` tells all of it).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceenv.core.lateness.block_comparison import FLOOR_S, MIN_BLOCKS, compare, find_pattern
+from paceenv.core.lateness.medians import Times, others_median, row_medians
+from paceenv.core.lateness.patterns import (
+    CHRONIC,
+    IN_TURNS,
+    NONE,
+    ONCE,
+    SINCE,
+    SOMETIMES,
+    VARIATION,
+    Pattern,
+    pattern_of_all,
+)
+from paceenv.core.wording import duration, name_ranks
+from paceenv.live.record.side_by_side import (
+    POINT_TO_POINT,
+    Blocks,
+    Traffic,
+    Wait,
+    connected_sets,
+    find_grid,
+    measure_wait,
+    name_group,
+    read_traffic,
+    side_by_side,
+    used_groups,
+    waited_for,
+)
+from paceenv.live.record.snapshot import Snapshot, number
+
+CONFIRMED_SHARE = 0.5
+"""A rank is named only if the members of its groups wait for at least this share of its longer work."""
+SECOND_SHARE = 0.5
+"""Further ranks are named down to this share of the latest one's lateness; those below wait for longer than they are
+late."""
+OTHER_STEP_SHARE = 0.05
+"""Ranks whose mean steps over the same iterations differ by more do not share their steps."""
+ALIKE_STAGES = 0.2
+"""Single pipeline stages are compared where the others differ by at most this share of the lateness."""
+RARE = 0.25
+"""Unseen collectives in fewer blocks than this share cannot move a median over the blocks."""
+
+
+@dataclass
+class RankSet:
+    """The findings about ranks that groups connect. Places are indices into the snapshots, times seconds per step."""
+
+    places: list[int]
+    compared: list[int] = field(default_factory=list)
+    step_s: float = 0.0
+    iterations: tuple[int, int] = (0, 0)
+    blocks: int = 0
+    sides: str = ""
+    """Which ranks were compared over how many iterations, in words."""
+    stages: dict[int, int] = field(default_factory=dict)
+    """Each rank's stage of a pipeline; empty without one."""
+    late: dict[int, Pattern] = field(default_factory=dict)
+    named: list[int] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
+    """Ranks whose work takes longer, but who are not named, and why."""
+    not_waited_for: list[int] = field(default_factory=list)
+    margin_s: dict[int, float] = field(default_factory=dict)
+    own_s: dict[int, float] = field(default_factory=dict)
+    """Own time over the blocks in which the latest rank is late."""
+    waits: list[Wait] = field(default_factory=list)
+    pattern: str = NONE
+    lost_s: float = 0.0
+    reasons: list[str] = field(default_factory=list)
+    """Why nobody in it can be called on time."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything about it could be seen."""
+        return not self.reasons
+
+    @property
+    def floor_s(self) -> float:
+        """Less than this is noise."""
+        return max([FLOOR_S, *(m for m in self.margin_s.values() if math.isfinite(m))])
+
+
+class Job:
+    """The snapshots of a job's ranks side by side: what all sets of ranks are judged from."""
+
+    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
+        by_rank = {s["rank"]: s for s in snapshots if type(s.get("rank")) is int and s["rank"] >= 0}
+        self.ranks = sorted(by_rank)
+        self.snapshots = [by_rank[rank] for rank in self.ranks]
+        self.place = {rank: place for place, rank in enumerate(self.ranks)}
+        newest = max(self.snapshots, key=lambda s: number(s, "unix_time_s") or 0.0)
+        self.newest = newest
+        self.world_size = int(number(newest, "world_size") or len(self.ranks))
+        self.missing = sorted(set(range(min(self.world_size, 1 << 20))) - set(self.ranks))
+        grid = find_grid(self.snapshots)
+        self.blocks: Blocks | None = side_by_side(self.snapshots, grid) if grid else None
+        self.traffic: Traffic = read_traffic(self.snapshots, grid)
+
+    def names(self, places: Sequence[int]) -> list[int]:
+        """The ranks at these places."""
+        return [self.ranks[place] for place in places]
+
+    def numbers(self, places: Sequence[int], *path: str) -> Times:
+        """A number of the snapshots at these places; 0 where it is unknown."""
+        return np.array([number(self.snapshots[place], *path) or 0.0 for place in places])
+
+    def aside(self, places: Sequence[int]) -> str:
+        """Where those collectives of these ranks run that are no part of the step's own work; "" without any."""
+        every, streams = (self.numbers(places, "side", name) for name in ("per_step", "streams"))
+        on = ["on other CUDA streams than the compute"] * bool(streams.any())
+        return " and ".join([*on, *["on other threads"] * bool((every > streams).any())])
+
+    def span(self, pattern: Pattern) -> tuple[int, int]:
+        """First and last iteration of a pattern's blocks."""
+        assert self.blocks is not None
+        return self.blocks.span(pattern.blocks[0], pattern.blocks[-1])
+
+
+def judge(job: Job, places: list[int]) -> RankSet:
+    """What can be said about the ranks at ``places``, which groups connect."""
+    found = RankSet(places)
+    if len(places) < 2:
+        found.reasons.append(_why_alone(job, places[0]))
+        return found
+    blocks = job.blocks
+    if blocks is None:
+        found.reasons.append("no blocks of iterations were measured")
+        return found
+    _choose_compared(job, blocks, found)
+    if len(found.compared) < 2:
+        found.reasons.append(f"fewer than two ranks have {MIN_BLOCKS} blocks of iterations in common")
+        return found
+    own_s_RK = blocks.own_s_RK[found.compared]
+    known = np.flatnonzero(~np.isnan(own_s_RK).all(axis=0))
+    found.iterations, found.blocks = blocks.span(int(known[0]), int(known[-1])), len(known)
+    first, last = found.iterations
+    found.sides = f"{name_ranks(job.names(found.compared))} side by side over {last - first + 1} iterations"
+    found.stages = _stages(job, found)
+    patterns, late_s_RK = _patterns(job, found, own_s_RK)
+    _hidden(job, found, blocks.iterations)
+    _name(job, found, patterns, own_s_RK)
+    _set_pattern(job, found, patterns, late_s_RK)
+    return found
+
+
+def _why_alone(job: Job, place: int) -> str:
+    """Why no other rank stands beside this one."""
+    groups = [group for group in job.traffic.groups if place in group.places and group.size > 1]
+    if job.world_size == 1:
+        return "the job has one rank"
+    if any(group in used_groups(job.traffic) for group in groups):
+        return "no other rank of its groups has a snapshot"
+    if where := job.aside([place]):
+        return f"collectives of several ranks were seen, but put aside, because they run {where}"
+    return "no collective of its process groups was seen" if groups else "no process group of several ranks was seen"
+
+
+def _choose_compared(job: Job, blocks: Blocks, found: RankSet) -> None:
+    """The ranks with enough blocks and the same steps as the others."""
+    own, step = blocks.own_s_RK[found.places], blocks.step_s_RK[found.places]
+    enough = (~np.isnan(own)).sum(axis=1) >= MIN_BLOCKS
+    short = [place for place, is_enough in zip(found.places, enough, strict=True) if not is_enough]
+    if short:
+        found.reasons.append(f"{name_ranks(job.names(short))} measured too few iterations")
+    if not enough.any():
+        return
+    common = ~np.isnan(step[enough]).any(axis=0)
+    step_s_R = row_medians(np.where(common[None, :], step, math.nan) if common.any() else step)
+    found.step_s = float(np.nanmedian(step_s_R[enough])) if not np.isnan(step_s_R[enough]).all() else 0.0
+    others = np.abs(step_s_R - found.step_s) > OTHER_STEP_SHARE * found.step_s + 2.0 * FLOOR_S
+    apart = [place for place, is_other in zip(found.places, others & enough, strict=True) if is_other]
+    if apart:
+        verb = "does" if len(apart) == 1 else "do"
+        found.reasons.append(f"{name_ranks(job.names(apart))} {verb} not have the same steps as the other ranks")
+    found.compared = [p for p, good in zip(found.places, enough & ~others, strict=True) if good]
+
+
+def _stages(job: Job, found: RankSet) -> dict[int, int]:
+    """The stage of each rank in a pipeline: its place in the group that sends and receives."""
+    stages: dict[int, int] = {}
+    for operation in job.traffic.operations:
+        if operation.op in POINT_TO_POINT and operation.group.ranks:
+            for place in operation.places.tolist():
+                if place in found.places and job.ranks[place] in operation.group.ranks:
+                    stages[place] = operation.group.ranks.index(job.ranks[place])
+    return stages
+
+
+def _patterns(job: Job, found: RankSet, own_s_RK: Times) -> tuple[dict[int, Pattern], Times]:
+    """When which rank's own work takes longer than that of its like. In a pipeline a rank's like has the same stage."""
+    stages = found.stages
+    alike: list[list[int]] = [list(range(len(found.compared)))]
+    if stages:
+        by_stage: dict[int, list[int]] = {}
+        for row, place in enumerate(found.compared):
+            by_stage.setdefault(stages.get(place, -1), []).append(row)
+        replicas = [rows for rows in by_stage.values() if len(rows) > 1]
+        alike = replicas or alike
+        single = [found.compared[rows[0]] for rows in by_stage.values() if len(rows) == 1] if replicas else []
+        if single:
+            found.reasons.append(f"{name_ranks(job.names(single))} have no rank of the same pipeline stage beside them")
+    patterns: dict[int, Pattern] = {}
+    late_s_RK = np.full(own_s_RK.shape, math.nan)
+    for rows in alike:
+        lateness = compare(own_s_RK[rows], found.step_s)
+        late_s_RK[rows] = lateness.late_s_RK
+        for i, row in enumerate(rows):
+            place = found.compared[row]
+            margin_s = float(lateness.margin_s_R[i])
+            found.margin_s[place] = margin_s
+            pattern = find_pattern(lateness.late_s_RK[i], margin_s, lateness.block_margin_s)
+            if pattern is not None:
+                patterns[place] = pattern
+    if len(alike[0]) == len(found.compared) and len(set(stages.values())) > 1:
+        _refuse_unlike_stages(found, patterns, own_s_RK)
+    return patterns, late_s_RK
+
+
+def _refuse_unlike_stages(found: RankSet, patterns: dict[int, Pattern], own_s_RK: Times) -> None:
+    """Without a second rank of the same stage, longer work may be the model's: layers are not spread evenly."""
+    middle = row_medians(own_s_RK)
+    for place, pattern in patterns.items():
+        others = np.delete(middle, found.compared.index(place))
+        alike = len(others) > 1 and float(np.ptp(others)) <= ALIKE_STAGES * pattern.late_s
+        if pattern.kind == CHRONIC and not alike:
+            found.refused[place] = "pipeline stages differ in their work, and no other rank has the same stage"
+
+
+def _hidden(job: Job, found: RankSet, block_iterations: int) -> None:
+    """Everything about the set that could not be seen; ranks that it could explain are refused."""
+    inside = set(found.places)
+    groups = [group for group in job.traffic.groups if inside & set(group.places)]
+    unseen = [g for g in groups if g.unseen_per_step * block_iterations >= RARE and g.size > 1]
+    touched = {place for group in unseen for place in group.places}
+    for unit in connected_sets(len(job.ranks), unseen):
+        for place in touched & set(unit):
+            ranks = sorted({*job.names(unit), *(r for g in unseen if place in g.places for r in g.ranks or ())})
+            found.refused[place] = f"collectives of {name_ranks(ranks)} could not be seen"
+    found.reasons += sorted({f"collectives of {name_group(g)} could not be seen" for g in unseen})
+    used = {id(operation.group): operation.group for operation in job.traffic.operations}
+    missing: set[int] = set()
+    for group in used.values():
+        if inside & set(group.places):
+            missing |= set(group.ranks or ()) - set(job.ranks)
+            if group.ranks is None and len(group.places) != group.size:
+                found.reasons.append(f"the members of {name_group(group)} are not known")
+    if missing:
+        found.reasons.append(f"{name_ranks(sorted(missing))} {'has' if len(missing) == 1 else 'have'} no snapshot")
+    _hidden_times(job, found)
+
+
+def _hidden_times(job: Job, found: RankSet) -> None:
+    """Blocked times without a group, and collectives that were put aside, which the own time may include."""
+    for seconds_R, what in (
+        (job.traffic.other_s_R, "in smaller collectives, summed up without their group"),
+        (job.traffic.ungrouped_s_R, "in collectives whose group is not known"),
+    ):
+        seconds = float(seconds_R[found.compared].max(initial=0.0))
+        if seconds > found.floor_s:
+            found.reasons.append(f"up to {duration(seconds)} {what}")
+    side_s = job.numbers(found.compared, "side", "seconds")
+    if side_s.max(initial=0.0) > found.floor_s:
+        longest, where = duration(float(side_s.max())), job.aside(found.compared)
+        found.reasons.append(f"up to {longest} in collectives that were put aside: they run {where}")
+
+
+def _name(job: Job, found: RankSet, patterns: dict[int, Pattern], own_s_RK: Times) -> None:
+    """The late ranks: longer work, that the members of their groups wait for, and that nothing hidden can explain."""
+    late = {place: p for place, p in patterns.items() if p.kind in (CHRONIC, SINCE)}
+    largest_s = max((p.late_s for p in late.values()), default=0.0)
+    found.late = {place: p for place, p in late.items() if p.late_s >= SECOND_SHARE * largest_s}
+    latest = max(found.late, key=lambda place: found.late[place].late_s, default=None)
+    known = np.flatnonzero(~np.isnan(own_s_RK).all(axis=0)).tolist()
+    chosen = found.late[latest].blocks if latest is not None else known
+    found.own_s = dict(zip(found.compared, row_medians(own_s_RK[:, chosen]).tolist(), strict=True))
+    found.waits = _waits(job, found, chosen)
+    waited_s_R = waited_for(len(job.ranks), found.waits)[found.compared]
+    paced_s_R = job.numbers(found.compared, "parts", "pacing_s")  # early ranks that are delayed wait for less
+    waited_s_R += np.maximum(others_median(paced_s_R[:, None])[:, 0] - paced_s_R, 0.0)
+    waited_s = dict(zip(found.compared, waited_s_R.tolist(), strict=True))
+    for place, pattern in found.late.items():
+        side_s = number(job.snapshots[place], "side", "seconds") or 0.0
+        if place in found.refused:
+            continue
+        if waited_s[place] < max(CONFIRMED_SHARE * pattern.late_s, found.floor_s):
+            found.not_waited_for.append(place)
+            found.refused[place] = "no member of its groups was seen to wait for it"
+        elif pattern.late_s - side_s < SECOND_SHARE * pattern.late_s:
+            found.refused[place] = f"it may be waiting for collectives that run {job.aside([place])}"
+        else:
+            found.named.append(place)
+
+
+def _waits(job: Job, found: RankSet, chosen: list[int]) -> list[Wait]:
+    """The waits of the compared ranks in the operations of their groups."""
+    compared, waits = np.zeros(len(job.ranks), dtype=np.bool_), []
+    compared[found.compared] = True
+    for operation in job.traffic.operations:
+        kept = compared[operation.places]
+        if kept.sum() > 1 and operation.group.consistent:
+            kept_only = operation._replace(places=operation.places[kept], blocked_s_EK=operation.blocked_s_EK[kept])
+            waits.append(measure_wait(kept_only, chosen))
+    return waits
+
+
+def _set_pattern(job: Job, found: RankSet, patterns: dict[int, Pattern], late_s_RK: Times) -> None:
+    turns = {place: p for place, p in patterns.items() if p.kind in (SOMETIMES, ONCE)}
+    known_K = ~np.isnan(late_s_RK).all(axis=0)
+    covered = {block for pattern in turns.values() for block in pattern.blocks}
+    wait_s = float(job.numbers(found.compared, "wait", "mean_s").min())
+    certain = found.complete and not found.refused and wait_s > found.floor_s and found.step_s > 0.0
+    found.pattern = pattern_of_all(
+        [found.late[place].kind for place in found.named],
+        len(turns),
+        len(covered) / max(int(known_K.sum()), 1),
+        wait_s / found.step_s if certain else 0.0,
+    )
+    if found.pattern == IN_TURNS:
+        found.late = turns
+        found.lost_s = float(np.maximum(np.nanmax(late_s_RK[:, known_K], axis=0), 0.0).mean())
+    elif not found.named:
+        found.late |= turns
+        found.lost_s = wait_s if found.pattern == VARIATION else 0.0

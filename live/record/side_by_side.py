@@ -1,0 +1,301 @@
+"""The ranks' snapshots side by side: blocks of the same iterations, and who waits in which collective of which group.
+
+All members leave an all_reduce, a barrier, an all_gather, a reduce_scatter and an all_to_all together. So the
+difference of two members' blocked times in it is the difference of their arrivals, without any clock.
+
+Times are seconds per step; not-a-number is unknown. Suffixes: R ranks (in the order of the snapshots), K blocks of the
+same iterations on every rank, E entries (one rank in one operation of one group).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core.lateness.medians import Times, others_median
+from paceenv.core.wording import name_ranks
+from paceenv.live.observe.locality import parse_list
+from paceenv.live.record.snapshot import Snapshot, entry, number, text
+
+WHOLE_SHARE = 0.9
+"""A rank's block with a smaller share of the steps that another rank has in it is left out."""
+MAX_BLOCKS = 128
+"""More blocks than any agent keeps; a snapshot with more is not from one."""
+COMMON_END = ("all_reduce", "barrier", "all_gather", "reduce_scatter", "all_to_all")
+"""Operations that all members leave together."""
+POINT_TO_POINT = ("send", "recv")
+OTHER = "other"
+"""The operation that sums the rest of a snapshot's collectives."""
+MAX_OPERATIONS = 64
+"""A snapshot with more collectives is not from an agent."""
+MAX_RANKS = 1_000_000
+_RANKS = re.compile(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")
+Key = tuple[Any, ...]
+
+
+class Blocks(NamedTuple):
+    """R ranks over the same K blocks; block ``k`` is the iterations from ``first + k * iterations`` on."""
+
+    iterations: int
+    first: int
+    own_s_RK: Times
+    step_s_RK: Times
+
+    def span(self, first: int, last: int) -> tuple[int, int]:
+        """First and last iteration of the blocks ``first`` to ``last``."""
+        return self.first + first * self.iterations, self.first + (last + 1) * self.iterations - 1
+
+
+class Grid(NamedTuple):
+    """The blocks that all ranks can be brought to: their length in iterations, the first one's number, how many."""
+
+    iterations: int
+    first: int
+    length: int
+
+
+def find_grid(snapshots: Sequence[Snapshot]) -> Grid | None:
+    """The grid of the ranks' blocks: as long as the longest of them; None if there are none."""
+    spans = []
+    for snapshot in snapshots:
+        size, first = number(snapshot, "own", "blocks", "iterations"), number(snapshot, "own", "blocks", "first")
+        own = entry(snapshot, "own", "blocks", "own_s")
+        if size is not None and first is not None and isinstance(own, list) and _valid(size, first, len(own)):
+            spans.append((int(size), int(first) * int(size), (int(first) + len(own)) * int(size)))
+    if not spans:
+        return None
+    size = max(span[0] for span in spans)
+    low, high = min(span[1] for span in spans) // size, max(-(-span[2] // size) for span in spans)
+    return Grid(size, low, min(high - low, MAX_BLOCKS))
+
+
+def _valid(size: float, first: float, length: int) -> bool:
+    power = size == int(size) and 1 <= size <= 1 << 30 and int(size) & (int(size) - 1) == 0
+    return power and 0 <= first < 1 << 40 and 0 < length <= MAX_BLOCKS
+
+
+def on_grid(grid: Grid, snapshot: Snapshot, values: Any) -> Times:
+    """A rank's values by block, on ``grid``; a longer block is the mean of its shorter ones, if all are known."""
+    found = np.full(grid.length, math.nan)
+    size, first = number(snapshot, "own", "blocks", "iterations"), number(snapshot, "own", "blocks", "first")
+    if size is None or first is None or not isinstance(values, list) or not _valid(size, first, len(values)):
+        return found
+    try:
+        own = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return found
+    if own.ndim != 1:
+        return found
+    own[~np.isfinite(own)] = math.nan
+    factor, place = grid.iterations // int(size), np.arange(len(own)) + int(first)
+    block = place // factor - grid.first
+    inside = (block >= 0) & (block < grid.length)
+    known = inside & ~np.isnan(own)
+    sums = np.bincount(block[known], own[known], grid.length)
+    counts = np.bincount(block[known], minlength=grid.length)
+    whole = counts == factor
+    found[whole] = sums[whole] / factor
+    return found
+
+
+def side_by_side(snapshots: Sequence[Snapshot], grid: Grid) -> Blocks:
+    """The ranks' own times and steps on one grid."""
+
+    def table(name: str) -> Times:
+        return np.array([on_grid(grid, s, entry(s, "own", "blocks", name)) for s in snapshots])
+
+    own_s_RK, step_s_RK, steps_RK = table("own_s"), table("step_s"), table("steps")
+    if not np.isnan(steps_RK).all():  # the last block of a rank that was heard earlier holds fewer of the steps
+        most_K = np.max(steps_RK, axis=0, initial=0.0, where=~np.isnan(steps_RK))
+        own_s_RK[steps_RK < WHOLE_SHARE * most_K] = math.nan
+    return Blocks(grid.iterations, grid.first * grid.iterations, own_s_RK, step_s_RK)
+
+
+@dataclass
+class Group:
+    """A process group: the ranks it has (None where no agent knows), and the places of those with a snapshot."""
+
+    name: str
+    size: int
+    ranks: tuple[int, ...] | None
+    places: list[int] = field(default_factory=list)
+    unseen_per_step: float = 0.0
+    unseen_why: str = ""
+
+    @property
+    def consistent(self) -> bool:
+        """False where more ranks claim a group of unknown members than it has."""
+        return self.ranks is not None or len(self.places) <= self.size
+
+
+class Operation(NamedTuple):
+    """One kind of operation in one group, with its entries: places of ranks and their blocked times."""
+
+    op: str
+    group: Group
+    places: NDArray[np.int64]
+    blocked_s_EK: Times
+    per_step: float
+
+    @property
+    def common_end(self) -> bool:
+        """Whether all members leave it together."""
+        return self.op.startswith(COMMON_END)
+
+
+class Wait(NamedTuple):
+    """How long the members of a group wait in one operation for those that arrive last, seconds per step."""
+
+    op: str
+    group: Group
+    common_end: bool
+    places: NDArray[np.int64]
+    wait_s_E: Times
+
+
+@dataclass
+class Traffic:
+    """All groups and operations of a job, as far as the snapshots show them."""
+
+    groups: list[Group]
+    operations: list[Operation]
+    other_s_R: Times
+    """Blocked time in operations that were summed up, without their group."""
+    ungrouped_s_R: Times
+    """Blocked time in operations whose group has no number."""
+
+
+def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
+    """The groups and operations of the ranks' snapshots; ill-typed entries count as missing.
+
+    Args:
+        grid: the blocks that all ranks are compared on; None where there is none.
+    """
+    groups: dict[Key, Group] = {}
+    rows: dict[tuple[Key, str], list[tuple[int, Times, float]]] = {}
+    other_s_R, ungrouped_s_R = np.zeros(len(snapshots)), np.zeros(len(snapshots))
+    grid = grid or Grid(1, 0, 1)
+    for place, snapshot in enumerate(snapshots):
+        keys = _read_groups(snapshot, place, groups)
+        _read_unseen(snapshot, keys, groups)
+        for item in _items(snapshot, "collectives"):
+            blocked_s = number(item, "blocked_s")
+            if blocked_s is None:
+                continue
+            op, key = text(item, "op"), keys.get(number(item, "group"))
+            if op == OTHER:
+                other_s_R[place] += blocked_s
+            elif key is None:
+                ungrouped_s_R[place] += blocked_s
+            else:
+                blocked_s_K = on_grid(grid, snapshot, item.get("blocks_s"))
+                blocked_s_K = np.where(np.isnan(blocked_s_K), blocked_s, blocked_s_K)
+                rows.setdefault((key, op), []).append((place, blocked_s_K, number(item, "per_step") or 0.0))
+    operations = [_operation(op, groups[key], entries) for (key, op), entries in rows.items()]
+    return Traffic(list(groups.values()), operations, other_s_R, ungrouped_s_R)
+
+
+def _items(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:
+    items = entry(snapshot, name)
+    return [item for item in items[:MAX_OPERATIONS] if isinstance(item, dict)] if isinstance(items, list) else []
+
+
+def _read_groups(snapshot: Snapshot, place: int, groups: dict[Key, Group]) -> dict[float | None, Key]:
+    """The keys of this rank's groups by their numbers. The same number may name disjoint groups on different ranks."""
+    keys: dict[float | None, Key] = {}
+    listed = entry(snapshot, "groups")
+    for label, described in listed.items() if isinstance(listed, dict) else ():
+        size = number(described, "size") if isinstance(described, dict) else None
+        if size is None or size < 1 or not str(label).isdecimal():
+            continue
+        members = _members(text(described, "ranks"))
+        key = (int(label), text(described, "name"), members)
+        group = groups.setdefault(key, Group(text(described, "name"), int(size), members))
+        group.places.append(place)
+        keys[float(label)] = key
+    return keys
+
+
+@functools.lru_cache(4096)
+def _members(ranks: str) -> tuple[int, ...] | None:
+    """The ranks in a list such as ``0-3,8``; None for anything else. A file may say whatever it likes."""
+    if not _RANKS.fullmatch(ranks):
+        return None
+    edges = [part.split("-") for part in ranks.split(",")]
+    if sum(int(edge[-1]) - int(edge[0]) + 1 for edge in edges) > MAX_RANKS:
+        return None
+    return tuple(parse_list(ranks))
+
+
+def _read_unseen(snapshot: Snapshot, keys: dict[float | None, Key], groups: dict[Key, Group]) -> None:
+    for item in _items(snapshot, "unseen"):
+        key = keys.get(number(item, "group"))
+        if key is not None:
+            group = groups[key]
+            group.unseen_per_step = max(group.unseen_per_step, number(item, "per_step") or 0.0)
+            group.unseen_why = group.unseen_why or text(item, "why")
+
+
+def _operation(op: str, group: Group, entries: list[tuple[int, Times, float]]) -> Operation:
+    """Entries of the same rank (several sizes of payload) are summed."""
+    places = sorted({place for place, _, _ in entries})
+    index = {place: e for e, place in enumerate(places)}
+    blocked_s_EK = np.zeros((len(places), len(entries[0][1])))
+    for place, blocked_s_K, _ in entries:
+        blocked_s_EK[index[place]] += blocked_s_K
+    return Operation(op, group, np.array(places), blocked_s_EK, max(per_step for _, _, per_step in entries))
+
+
+def connected_sets(ranks: int, groups: Iterable[Group]) -> list[list[int]]:
+    """Places of ranks that ``groups`` connect, in ascending order; a rank that none connects is a set of its own."""
+    parent = list(range(ranks))
+
+    def root(place: int) -> int:
+        while parent[place] != place:
+            parent[place] = place = parent[parent[place]]
+        return place
+
+    for group in groups:
+        for place in group.places[1:]:
+            parent[root(place)] = root(group.places[0])
+    found: dict[int, list[int]] = {}
+    for place in range(ranks):
+        found.setdefault(root(place), []).append(place)
+    return list(found.values())
+
+
+def used_groups(traffic: Traffic) -> list[Group]:
+    """The groups of several ranks in which anything happens, seen or not."""
+    found = {id(operation.group): operation.group for operation in traffic.operations}
+    found |= {id(group): group for group in traffic.groups if group.unseen_per_step > 0.0}
+    return [group for group in found.values() if group.size > 1]
+
+
+def measure_wait(operation: Operation, blocks: Sequence[int] | slice) -> Wait:
+    """How long each member waits in ``operation`` for the last one, over the given blocks."""
+    chosen = operation.blocked_s_EK[:, blocks]
+    blocked_s_E = np.median(chosen, axis=1) if chosen.shape[1] else np.full(len(chosen), math.nan)
+    waits = blocked_s_E - blocked_s_E.min()
+    return Wait(operation.op, operation.group, operation.common_end, operation.places, waits)
+
+
+def waited_for(ranks: int, waits: Iterable[Wait]) -> Times:
+    """For each of R ranks how much longer the median other member waits than it does, summed over its groups, s."""
+    found = np.zeros(ranks)
+    for wait in waits:
+        if len(wait.places) > 1:
+            others = others_median(wait.wait_s_E[:, None])[:, 0]
+            found[wait.places] += np.maximum(others - wait.wait_s_E, 0.0)
+    return found
+
+
+def name_group(group: Group) -> str:
+    """A group by its ranks; by its name where they are not known."""
+    return name_ranks(group.ranks) if group.ranks else f"group {group.name or '(no name)'} of {group.size} ranks"

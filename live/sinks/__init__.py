@@ -1,1 +1,0 @@
-"""Where operators look: numbers in their dashboards and in the user's own run; a file for each."""

@@ -1,0 +1,193 @@
+"""The time law of a link from a table of ``nccl-tests``: latency + size / bandwidth + sqrt(size), with standard errors.
+
+Fits :class:`paceenv.sim.cluster.collectives.Law` to a table (``paceenv.importers.nccl_tests``) by non-negative least
+squares on relative errors, so that 8 bytes count as much as 8 GB.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from paceenv.core.errors import InputError
+from paceenv.importers.nccl_tests import Table
+from paceenv.sim.cluster import STAND_INS, Cluster
+from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, Law, volume
+from paceenv.ui import config_files
+
+FEWEST_SIZES: Final = 4
+"""A law of three terms needs one size more than that to have a residual."""
+POOR: Final = 0.1
+"""Misfit beyond which a law is no description of its table."""
+_NO_LIMIT_INSIDE: Final = {"fabric.intra_node_gbps": 1e6, "fabric.intra_node_latency_us": 0.0}
+"""Links inside a node that take no time: that of a table across nodes is all in its law."""
+LARGEST_NODE: Final = 8
+"""Ranks that usual nodes have at most: where a table lists no hosts, more are taken to be on several nodes."""
+
+
+@dataclass(frozen=True)
+class BandwidthFit:
+    """A fitted law, its standard errors, and how far off it is with and without the square root."""
+
+    table: Table
+    law: Law
+    hop_se: float
+    bandwidth_se: float
+    sqrt_se: float
+    """Not a number where the table has too few sizes to tell latency from bandwidth; then the law has none."""
+    residual: NDArray[np.float64]
+    """(law - measured) / measured, for each size."""
+    plain_residual: NDArray[np.float64]
+    """The same of the best law without the square root."""
+
+    @property
+    def is_bandwidth_only(self) -> bool:
+        """Whether the table has too few sizes for anything else."""
+        return len(np.unique(self.table.size_bytes)) < FEWEST_SIZES
+
+    @property
+    def misfit(self) -> float:
+        """Root mean square of the relative residuals."""
+        return float(np.sqrt(np.mean(self.residual**2)))
+
+    @property
+    def plain_misfit(self) -> float:
+        """The same without the square root."""
+        return float(np.sqrt(np.mean(self.plain_residual**2)))
+
+    @property
+    def text(self) -> str:
+        """The law in a sentence."""
+        law, table = self.law, self.table
+        said = f"{table.op} among {table.members} ranks: {law.bandwidth_Bps / 1e9:.4g} GB/s"
+        if not self.is_bandwidth_only:
+            said += f", {law.hop_s * 1e6:.4g} us a round; the law misses the table by {self.misfit:.1%}"
+        return said + "."
+
+    def warnings(self, ranks_per_node: int | None = None) -> tuple[str, ...]:
+        """What to know before the law is used, a line each; ``ranks_per_node`` is what the user says."""
+        table, said = self.table, []
+        if self.misfit > POOR:
+            worst = int(np.argmax(np.abs(self.residual)))
+            said.append(
+                f"{table.source}: the law misses the table by {self.misfit:.0%} (root mean square; "
+                f"{self.residual[worst]:+.0%} at {table.size_bytes[worst]:.0f} bytes), more than {POOR:.0%}: a sketch "
+                "only, as where the program changes its algorithm between sizes or the machine was not quiet"
+            )
+        if not table.nodes and ranks_per_node is None:
+            where = "inside one node" if self.nodes() == 1 else "across nodes"
+            said.append(
+                f"{table.source}: lists no hosts; {table.members} ranks are taken to be {where} "
+                "(say --ranks-per-node if you know)"
+            )
+        return tuple(said)
+
+    def nodes(self, ranks_per_node: int | None = None) -> int:
+        """Nodes that the table ran on, 0 for several of which nobody says how many; ``ranks_per_node`` is the user's.
+
+        Raises InputError where the ranks cannot be so many a node, or the header's hosts say otherwise.
+        """
+        table, asked = self.table, ranks_per_node
+        if asked is None:
+            return table.nodes or (1 if table.members <= LARGEST_NODE else 0)
+        if table.members % asked:
+            raise InputError(f"--ranks-per-node {asked}: {table.source} has {table.members}; allowed: a divisor of it")
+        if table.nodes and table.nodes * asked != table.members:
+            said = f"{table.source} lists {table.members} ranks on {table.nodes} nodes"
+            raise InputError(f"--ranks-per-node {asked}: {said}; allowed: {table.members / table.nodes:g}")
+        return table.members // asked
+
+    def to_cluster(self, name: str, nodes: int) -> Cluster:
+        """A cluster to simulate: the measured links, and a job that all-reduces the table's largest payload on them.
+
+        The table knows nothing of the job's compute: a second is put there, and listed in ``calibration`` among the
+        stand-ins. Across nodes the law is that of a ring through all ranks, each a node where it is not known how many
+        there are.
+        """
+        members, inside = self.table.members, nodes == 1
+        nodes = nodes if nodes and members % nodes == 0 else members
+        size_bytes = float(self.table.size_bytes.max())
+        stand_ins: dict[str, float] = {"job.compute_s": 1.0}
+        if inside:
+            stand_ins["fabric.nic_gbps"] = 100.0
+        else:
+            stand_ins |= {"fabric.latency_us": 0.0} if self.is_bandwidth_only else {}
+            stand_ins |= _NO_LIMIT_INSIDE if nodes < members else {}
+        data = {
+            "name": name,
+            "description": (
+                f"Links fitted to {self.table.source}: {self.table.op} among {members} ranks on "
+                f"{nodes} {'node' if nodes == 1 else 'nodes'}. A stand-in for the job; the table does not have "
+                f"{', '.join(stand_ins)}."
+            ),
+            "job": {"nodes": nodes, "ranks_per_node": members // nodes, "compute_s": 1.0}
+            | {"gradient_bytes": size_bytes, "algorithm": "ring"},
+            "fabric": {"nic_gbps": 100.0, "nodes_per_leaf": nodes, "oversubscription": 1.0}
+            | ({} if inside else {"latency_us": 0.0})
+            | {key.partition(".")[2]: value for key, value in stand_ins.items() if key in _NO_LIMIT_INSIDE}
+            | self.to_config(inside),
+            "calibration": {STAND_INS: stand_ins},
+        }
+        return config_files.parse(Cluster, data, f"calibration of {self.table.source}")
+
+    def to_config(self, inside: bool) -> dict[str, Any]:
+        """The law as the ``fabric`` keys of a cluster: of the links inside a node, or of its NICs."""
+        gbps, latency_us = self.law.bandwidth_Bps / BYTES_PER_GBIT, self.law.hop_s * 1e6
+        prefix, rate = ("intra_node_", "intra_node_gbps") if inside else ("", "nic_gbps")
+        if self.is_bandwidth_only:
+            return {rate: float(f"{gbps:.5g}")}
+        return {
+            rate: float(f"{gbps:.5g}"),
+            f"{prefix}latency_us": float(f"{latency_us:.4g}"),
+            f"{prefix}sqrt_us_per_sqrt_mb": float(f"{self.law.sqrt_s * 1e9:.4g}"),
+        }
+
+
+def fit_bandwidth(table: Table) -> BandwidthFit:
+    """The law of a table, as a ring's volumes explain it; of few sizes the bandwidth at the largest alone."""
+    found = volume(table.op, "ring", table.members, table.size_bytes)
+    if len(np.unique(table.size_bytes)) < FEWEST_SIZES:
+        return _bandwidth_only(table, np.broadcast_to(found.sent_bytes, table.time_s.shape))
+    columns = np.stack([np.full_like(table.time_s, found.rounds), found.sent_bytes, np.sqrt(found.sent_bytes)], axis=1)
+    relative = columns / table.time_s[:, None]
+    plain, _ = _nnls(relative[:, :2])
+    values, errors = _nnls(relative)
+    if values[1] <= 0.0:
+        raise InputError(f"{table.source}: time does not grow with size; allowed: sizes large enough to fill the link")
+    return BandwidthFit(
+        table,
+        Law(float(values[0]), float(1.0 / values[1]), float(values[2])),
+        float(errors[0]),
+        float(errors[1] / values[1] ** 2),
+        float(errors[2]),
+        relative @ values - 1.0,
+        relative[:, :2] @ plain - 1.0,
+    )
+
+
+def _bandwidth_only(table: Table, sent_bytes: NDArray[np.float64]) -> BandwidthFit:
+    """Bandwidth by the median time of the largest size, and its standard error by the median deviation."""
+    largest = table.size_bytes == table.size_bytes.max()
+    rate = sent_bytes[largest] / table.time_s[largest]
+    bandwidth = float(np.median(rate))
+    spread = 1.4826 * float(np.median(np.abs(rate - bandwidth)))
+    residual = sent_bytes / bandwidth / table.time_s - 1.0
+    se = spread / math.sqrt(len(rate)) if len(rate) > 1 else math.nan
+    return BandwidthFit(table, Law(0.0, bandwidth, 0.0), math.nan, se, math.nan, residual, residual)
+
+
+def _nnls(relative: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Non-negative coefficients that bring every row to 1, and their standard errors (not a number at the bound)."""
+    scale = np.linalg.norm(relative, axis=0)
+    values, norm = nnls(relative / scale, np.ones(len(relative)))
+    free = values > 0.0
+    used = (relative / scale)[:, free]
+    variance = norm**2 / max(len(relative) - free.sum(), 1)
+    errors = np.full(len(values), math.nan)
+    errors[free] = np.sqrt(variance * np.diag(np.linalg.inv(used.T @ used)))
+    return values / scale, errors / scale

@@ -1,1 +1,0 @@
-"""Fits of single parameters: noise, links, tenants, incast, work after the collective, published tables."""

@@ -1,0 +1,302 @@
+"""Times of a program that is known: its phases come from a cluster, compute, noise and the NICs' rate from a trace.
+
+A trace need not show when a transfer in the background was handed over: the live recorder sees only the wait for it. So
+its rows are matched with the program, and what lies between them is compute. The rate of the NICs is the one with which
+the simulated step is as long as the measured one.
+
+Axes: T steps, R ranks, J anchors of a rank: rows in the order of the program, and the end of its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.calibration.cluster_builder import of_trace, simulate
+from paceenv.calibration.compute_noise import fit_ratios, length_cv, noise_of_compute
+from paceenv.calibration.job_fit import JobFit, record_of
+from paceenv.calibration.measurements import MIN_STEPS
+from paceenv.calibration.operation_speeds import fit_speeds
+from paceenv.calibration.parameters import Parameter, exact, identified, not_identifiable
+from paceenv.calibration.program_stamps import plain_op, usual_iterations
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.model import STAND_INS
+from paceenv.sim.cluster.program.step_program import ProgramPhase, StepProgram, Work, flat
+from paceenv.ui import config_files
+
+BISECTIONS: Final = 12
+LEAST, MOST = 0.3, 2.0
+"""Rates that are tried, as shares of the known one."""
+_RUNS_T: Final = 300
+
+Array = NDArray[np.float64]
+
+
+class _Anchor(NamedTuple):
+    """A row that a trace has of a rank's step: the operation, and the compute phases since the anchor before."""
+
+    op: str
+    blocks: bool
+    work: tuple[int, ...]
+
+
+class _Times(NamedTuple):
+    """Measured steps: number, length, and compute before each anchor of each rank ``(T, J)``, seconds."""
+
+    iteration_T: NDArray[np.int64]
+    step_T: Array
+    compute_R: list[Array]
+    anchors_R: list[list[_Anchor]]
+    rows_R: list[tuple[Array, Array]]
+    """Begin and end of each anchor but the last."""
+    handed_over: bool
+    """Whether rows in the background begin where a rank handed the transfer over."""
+
+
+def fit_known(trace: Trace, base: Cluster, name: str, *, job: str | None = None) -> JobFit:
+    """Fit compute, noise and the NICs' rate of a known program to a trace.
+
+    Raises:
+        InputError: the trace's transfers are not those of the program.
+    """
+    assert base.program is not None
+    name_of_job = trace.job_name(job)
+    times = _read(trace, name_of_job, base)
+    works = [phase.compute for phase in flat(base.program.step) if phase.compute is not None]
+    by_rank = any(one.ranks is not None for one in works)  # phases of their own say how ranks differ
+    seconds, ratio_TR, relative = _scaled(times, works, by_rank=by_rank)
+    noise = fit_ratios(name_of_job, trace.metadata.source, times.iteration_T, times.step_T, ratio_TR)
+    length = length_cv(relative)
+    data = base.model_dump()
+    data |= {"name": name, "description": f"Program of {base.name}, fitted to a trace of {name_of_job}."}
+    parameters = [exact("job.nodes", base.job.nodes, "from base")]
+    if noise is None:
+        why = f"{len(times.step_T)} steps of {base.ranks} ranks"
+        parameters.append(not_identifiable("noise.jitter_cv", 0.0, why, f"from base; {MIN_STEPS} steps settle it"))
+    else:
+        names = np.unique(trace.column("rank")[trace.isin("job", name_of_job)]).tolist()
+        keys = ("common_cv", "persistent_cv", "imbalance_cv")
+        values, found = noise_of_compute(noise, names, by_rank=by_rank, keys=keys)
+        parameters += found
+        if not by_rank:
+            seconds = seconds * noise.mean_compute_s.value  # of healthy ranks
+        values["jitter_cv"] = _less_length(values["jitter_cv"], length, seconds)
+        data["noise"] = values
+    data["program"] = _with_seconds(base.program, seconds, length).model_dump(exclude_defaults=True)
+    if length:
+        count = sum(len(one) for one in relative)
+        said = "variation of single phases beyond that of whole steps"
+        parameters.append(identified("program.length_cv", length, length / (2.0 * count) ** 0.5, said))
+    measured = of_trace(times.step_T)
+    efficiency, speeds = _speeds(data, base, times, measured.mean_s)
+    data["fabric"] = data["fabric"] | {"efficiency": dict(base.fabric.efficiency) | efficiency}
+    parameters += speeds
+    cluster, rate = _rate(data, base, measured.mean_s, measured.mean_sd)
+    parameters.append(rate)
+    simulated = simulate(cluster, len(times.step_T))
+    source = f"{name_of_job} ({trace.metadata.source}), {len(times.step_T)} iterations"
+    record = record_of(source, parameters, measured, simulated) | {STAND_INS: {}}
+    return JobFit(cluster.model_copy(update={"calibration": record}), tuple(parameters), measured, simulated)
+
+
+def _events(program: StepProgram, rank: int) -> Iterator[tuple[str, int, str, bool]]:
+    """What a rank does: ``compute`` with the number of its phase, ``start`` and ``wait`` with their operation."""
+    pending: list[tuple[str | None, str]] = []
+    works = 0
+    for phase in flat(program.step):
+        found = phase.transfer()
+        if phase.compute is not None:
+            if phase.compute.ranks is None or rank in phase.compute.ranks:
+                yield "compute", works, "", True
+            works += 1
+        elif found is not None:
+            op, one = found
+            if one.ranks is not None and rank not in one.ranks:
+                continue
+            yield "start", 0, op, not one.background
+            if one.background:
+                pending.append((one.name, op))
+        else:
+            for name, awaited in pending:
+                if name == phase.wait:
+                    yield "wait", 0, awaited, True
+            pending = [item for item in pending if item[0] != phase.wait]
+    for _, awaited in pending:
+        yield "wait", 0, awaited, True
+
+
+def _anchors(program: StepProgram, rank: int, *, handed_over: bool) -> list[_Anchor]:
+    """Rows of a rank: transfers in the background where they are handed over, or where they are awaited."""
+    found, work = list[_Anchor](), list[int]()
+    for kind, number, op, blocks in _events(program, rank):
+        if kind == "compute":
+            work.append(number)
+        elif (kind == "start" and (blocks or handed_over)) or (kind == "wait" and not handed_over):
+            found.append(_Anchor(op, blocks, tuple(work)))
+            work = []
+    return [*found, _Anchor("", True, tuple(work))]
+
+
+def _read(trace: Trace, job: str, base: Cluster) -> _Times:
+    """Steps whose rows are those of the program."""
+    assert base.program is not None
+    mine = np.flatnonzero(trace.isin("job", job))
+    columns = {key: trace.column(key)[mine] for key in ("rank", "iteration", "seq", "op", "start_s", "end_s")}
+    names, rank = np.unique(columns["rank"], return_inverse=True)
+    if len(names) != base.ranks:
+        raise InputError(f"trace of {job}: {len(names)} ranks; allowed: the {base.ranks} of {base.name}")
+    iterations = usual_iterations(columns, len(names))
+    place = {iteration: t for t, iteration in enumerate(iterations)}
+    rows: list[list[list[tuple[str, float, float]]]] = [[[] for _ in names] for _ in iterations]
+    end_TR, worked_TR = (np.full((len(iterations), len(names)), -np.inf) for _ in range(2))
+    order = np.lexsort((columns["seq"], columns["start_s"], columns["iteration"], rank))
+    listed = [columns[key][order].tolist() for key in ("iteration", "op", "start_s", "end_s")]
+    for r, iteration, op, start_s, end_s in zip(rank[order].tolist(), *listed, strict=True):
+        t = place.get(iteration)
+        if t is None:
+            continue
+        end_TR[t, r] = max(end_TR[t, r], end_s)
+        if (plain := plain_op(op)) is not None:
+            rows[t][r].append((plain, start_s, end_s))
+        else:
+            worked_TR[t, r] = max(worked_TR[t, r], end_s)
+    for handed_over in (False, True):
+        anchors_R = [_anchors(base.program, r, handed_over=handed_over) for r in range(len(names))]
+        kept = [
+            t
+            for t in range(1, len(iterations))
+            if iterations[t] - iterations[t - 1] == 1 and all(_ops(rows[t][r], anchors_R[r]) for r in range(len(names)))
+        ]
+        if len(kept) >= MIN_STEPS:
+            break
+    else:
+        seen = ", ".join(op for op, _, _ in rows[-1][0]) if rows else "nothing"
+        wanted = ", ".join(one.op for one in anchors_R[0][:-1])
+        raise InputError(
+            f"trace of {job}: rank {names[0]} has {seen} in a step; allowed: {wanted}, as the program of {base.name} "
+            f"has, in at least {MIN_STEPS} steps"
+        )
+    last_T = end_TR.max(axis=1)
+    compute_R, rows_R = list[Array](), list[tuple[Array, Array]]()
+    for r, anchors in enumerate(anchors_R):
+        stamps_TJ2 = np.array([[one[1:] for one in rows[t][r][: len(anchors) - 1]] for t in kept])
+        rows_R.append((stamps_TJ2[..., 0], stamps_TJ2[..., 1]))
+        compute_TJ = np.empty((len(kept), len(anchors)))
+        for i, t in enumerate(kept):
+            cursor_s = float(last_T[t - 1])
+            for j, anchor in enumerate(anchors[:-1]):
+                _, start_s, end_s = rows[t][r][j]
+                compute_TJ[i, j] = max(start_s - cursor_s, 0.0)
+                cursor_s = max(end_s if anchor.blocks else start_s, cursor_s)
+            compute_TJ[i, -1] = max(worked_TR[t, r] - cursor_s, 0.0)
+        compute_R.append(compute_TJ)
+    step_T = np.array([last_T[t] - last_T[t - 1] for t in kept])
+    iteration_T = np.array([iterations[t] for t in kept], np.int64)
+    return _Times(iteration_T, step_T, compute_R, anchors_R, rows_R, handed_over)
+
+
+def _ops(rows: Sequence[tuple[str, float, float]], anchors: Sequence[_Anchor]) -> bool:
+    """Whether the rows of a rank are the anchors, but for a barrier at the end."""
+    seen, wanted = [op for op, _, _ in rows], [one.op for one in anchors[:-1]]
+    return seen[: len(wanted)] == wanted and seen[len(wanted) :] in ([], ["all_reduce"])
+
+
+def _scaled(times: _Times, works: Sequence[Work], *, by_rank: bool) -> tuple[Array, Array, list[Array]]:
+    """Seconds of each compute phase; a rank's compute over a mean ``(T, R)``; compute of each anchor over its mean."""
+    nominal = np.array([one.seconds for one in works])
+    ratios: list[list[float]] = [[] for _ in works]
+    total_R, relative = list[Array](), list[Array]()
+    for anchors, compute_TJ in zip(times.anchors_R, times.compute_R, strict=True):
+        used = [j for j, anchor in enumerate(anchors) if nominal[list(anchor.work)].sum() > 0.0]
+        for j in used:
+            ratio = float(compute_TJ[:, j].mean() / nominal[list(anchors[j].work)].sum())
+            for number in anchors[j].work:
+                ratios[number].append(ratio)
+        total_R.append(compute_TJ[:, used].sum(axis=1))
+        relative.append(compute_TJ[:, used] / np.maximum(compute_TJ[:, used].mean(axis=0), 1e-300))
+    seconds = np.array([s * (float(np.mean(r)) if r else 1.0) for s, r in zip(nominal, ratios, strict=True)])
+    total_TR = np.stack(total_R, axis=1)
+    mean_R = total_TR.mean(axis=0) if by_rank else np.full(total_TR.shape[1], total_TR.mean())
+    ratio_TR = total_TR / np.maximum(mean_R, 1e-300)
+    return seconds, ratio_TR, relative
+
+
+def _with_seconds(program: StepProgram, seconds: Array, length: float) -> StepProgram:
+    """The program with other compute times, each phase with a length of its own where those vary."""
+    left = list(enumerate(seconds.tolist()))
+
+    def changed(phases: Sequence[ProgramPhase]) -> list[dict[str, Any]]:
+        found = []
+        for phase in phases:
+            if phase.repeat is not None:
+                bodies = [changed(phase.step) for _ in range(phase.repeat)]
+                found += [one for body in bodies for one in body]
+                continue
+            config = phase.model_dump(exclude_none=True, exclude_defaults=True)
+            if phase.compute is not None:
+                number, value = left.pop(0)
+                config["compute"]["seconds"] = float(f"{value:.6g}")
+                if length and phase.compute.micro_batch < 0:
+                    config["compute"]["micro_batch"] = number
+            found.append(config)
+        return found
+
+    data = program.model_dump(exclude_defaults=True) | {"step": changed(program.step)}
+    return StepProgram.model_validate(data | ({"length_cv": float(f"{length:.4g}")} if length else {}))
+
+
+def _less_length(jitter_cv: float, length: float, seconds: Array) -> float:
+    """The jitter of whole steps without what single phases add to it."""
+    share = seconds / max(float(seconds.sum()), 1e-300)
+    return float(max(jitter_cv**2 - length**2 * float((share**2).sum()), 0.0) ** 0.5)
+
+
+def _speeds(
+    data: dict[str, Any], base: Cluster, times: _Times, mean_s: float
+) -> tuple[dict[str, float], list[Parameter]]:
+    """Efficiencies of operations; none where the base has them or the trace does not show them."""
+    if base.fabric.efficiency:
+        return {}, []
+    known = data["fabric"]["nic_gbps"]
+
+    def made(speeds: dict[str, float]) -> Cluster:
+        fastest = max(speeds.values(), default=1.0)
+        shares = {kind: speed / fastest for kind, speed in speeds.items()}
+        fabric = data["fabric"] | {"nic_gbps": known * fastest, "efficiency": shares}
+        return config_files.parse(Cluster, data | {"fabric": fabric, "noise": {}}, f"calibration of {base.name}")
+
+    return fit_speeds(made, times.rows_R, mean_s, handed_over=times.handed_over)
+
+
+def _rate(data: dict[str, Any], base: Cluster, mean_s: float, se_s: float) -> tuple[Cluster, Parameter]:
+    """The cluster with the NICs' rate that makes the simulated step as long as the measured one."""
+    assert isinstance(base.fabric.nic_gbps, int | float)
+    known = float(base.fabric.nic_gbps)
+
+    def made(gbps: float) -> Cluster:
+        fabric = data["fabric"] | {"nic_gbps": float(f"{gbps:.6g}")}
+        return config_files.parse(Cluster, data | {"fabric": fabric}, f"calibration of {base.name}")
+
+    def step_s(gbps: float) -> float:
+        return simulate(made(gbps), _RUNS_T).mean_s
+
+    low, high = LEAST * known, MOST * known
+    slow_s, fast_s = step_s(low), step_s(high)
+    if slow_s - fast_s < 0.01 * mean_s:
+        return made(known), not_identifiable("fabric.nic_gbps", known, "the step does not depend on it", "from base")
+    if not fast_s < mean_s < slow_s:
+        why = f"the simulated step is {fast_s:.4g} to {slow_s:.4g} s at any rate near it, the measured one {mean_s:.4g}"
+        return made(known), not_identifiable("fabric.nic_gbps", known, why, "from base")
+    for _ in range(BISECTIONS):
+        gbps = (low * high) ** 0.5
+        low, high = (gbps, high) if step_s(gbps) > mean_s else (low, gbps)
+    gbps = (low * high) ** 0.5
+    slope = abs(step_s(1.1 * gbps) - step_s(gbps)) / (0.1 * gbps)
+    se = min(se_s / max(slope, 1e-12), 0.5 * gbps)
+    said = "the rate with which the simulated step is as long as the measured one; latency is in it"
+    return made(gbps), identified("fabric.nic_gbps", float(f"{gbps:.6g}"), max(se, 0.01 * gbps), said)

@@ -1,0 +1,311 @@
+"""Fits the simulator's compute noise to measurements, and tests it on unseen steps.
+
+The model, per worker r and iteration t (the engine's, without its rare events):
+
+    compute_s = mean_s * persistent_r * (1 + common_t) * (1 + jitter_rt + imbalance_rt)
+
+persistent_r = 1 + persistent_cv * N(0, 1), times ``slow_factor`` on ``slow_ranks`` workers; common and jitter are
+normal; imbalance is a shifted gamma with mean 0, which three moments fix (shape 4 / skewness^2) and whose tail, unlike
+a lognormal's, gives the right maximum. A residual whose skewness is significant is imbalance, any other is jitter: the
+sum of both has one parameter more than moments and maxima can tell apart.
+
+Everything is a function of :class:`~paceenv.calibration.measurements.NoiseMeasurements`, so that a packaged summary
+and the trace it came from give the same fit and the same error bars. Those are jackknife errors over blocks of steps:
+a bootstrap repeats steps, and repeated steps look like persistent differences between workers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special, stats
+
+from paceenv.calibration.measurements import (
+    QUANTILES,
+    WIDTHS,
+    Moments,
+    NoiseMeasurements,
+    StageMeasurements,
+    measure_noise,
+)
+from paceenv.calibration.parameters import Estimate
+from paceenv.core.errors import InputError
+from paceenv.importers.formats import find_format
+from paceenv.importers.inputs import read_inputs
+
+TOLERANCE: Final = 0.02
+"""Largest relative error of E[max]/mean on held-out steps for a fit that counts as good."""
+SIGNIFICANT: Final = 3.0
+"""A positive skewness counts if it is at least so many standard errors."""
+USUAL_PERSISTENT_CV: Final = 0.015
+"""Usual persistent difference of healthy workers: between the 0.2 to 0.4 % of the packaged production jobs and the 8 %
+of GPUs of one kind (Sinha et al., "Not all GPUs are created equal", SC 2022)."""
+PRIOR_WORKERS: Final = 2
+"""The usual difference counts as so many more workers in errors: three workers may be alike by chance."""
+_TAIL = 1e-12
+_GRID = 1001
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
+_WEIGHTS /= _WEIGHTS.sum()
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class WorkerDistribution:
+    """Compute time of a healthy worker relative to the mean, without the common mode that all workers share.
+
+    The residual (jitter or imbalance) has mean 0 and is a shifted gamma; with ``skew`` 0, its limit, the normal.
+    """
+
+    persistent_cv: float
+    residual_cv: float
+    skew: float
+
+    def cdf(self, x: Array) -> Array:
+        """Distribution function at ``x`` (any shape): the residual's own, averaged over the persistent part's nodes."""
+        mixed_cv, kernel = self.persistent_cv, self._residual_cdf
+        if not self.skew and self.persistent_cv > self.residual_cv:
+            # A product of two normals: to average over the narrower one takes the fewest nodes.
+            mixed_cv, kernel = self.residual_cv, lambda y: np.asarray(special.ndtr(y / self.persistent_cv))
+        if not mixed_cv:
+            return kernel(x - 1.0)
+        factors = np.maximum(1.0 + mixed_cv * _NODES, _TAIL)
+        chance: Array = kernel(x[..., None] / factors - 1.0) @ _WEIGHTS
+        return chance
+
+    def expected_max(self, tested: tuple[int, ...]) -> Array:
+        """E[max]/mean of n independent workers for every n of ``tested``: b minus the integral of F^n up to b."""
+        if not (self.persistent_cv or self.residual_cv):
+            return np.ones(len(tested))
+        sd = -special.ndtri(_TAIL)
+        low, high = 1.0 - sd * self.residual_cv, 1.0 + sd * self.residual_cv
+        if self.skew:
+            shape = 4.0 / self.skew**2
+            scale = self.residual_cv / math.sqrt(shape)
+            low, high = (
+                1.0 + scale * (end(shape, _TAIL) - shape) for end in (special.gammaincinv, special.gammainccinv)
+            )
+        x = np.linspace(min(low, low * (1.0 - sd * self.persistent_cv)), high * (1.0 + sd * self.persistent_cv), _GRID)
+        chance = self.cdf(x)
+        expected: Array = x[-1] - np.array([np.trapezoid(chance**width, x) for width in tested])
+        return expected
+
+    def _residual_cdf(self, y: Array) -> Array:
+        z = y / max(self.residual_cv, _TAIL)
+        if not self.skew:
+            return np.asarray(special.ndtr(z))
+        shape = 4.0 / self.skew**2
+        return np.asarray(special.gammainc(shape, np.maximum(shape + z * math.sqrt(shape), 0.0)))
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """E[max]/mean at one width on steps the fit has not seen.
+
+    ``measured`` and ``predicted`` average both directions (even steps predict odd ones and the reverse), so that
+    ``error`` shows what the model's form gets wrong. Each direction alone also carries the difference between two
+    halves of a short trace, whose standard error is ``direction_se``.
+    """
+
+    width: int
+    measured: float
+    predicted: float
+    error: float
+    error_even_to_odd: float
+    error_odd_to_even: float
+    direction_se: float
+
+
+@dataclass(frozen=True)
+class NoiseFit:
+    """The noise of one stage. Parameters that the fit fixed at zero (jitter or imbalance) have no error bars: None.
+
+    ``distance`` is the largest difference between fitted and measured distribution function at the stored quantiles.
+    """
+
+    source: str
+    stage: int
+    workers: int
+    slow_workers: tuple[int, ...]
+    mean_compute_s: Estimate
+    persistent_cv: Estimate
+    common_cv: Estimate
+    jitter_cv: Estimate | None
+    imbalance_cv: Estimate | None
+    imbalance_skew: Estimate | None
+    slow_factor: Estimate | None
+    held_out: tuple[HeldOut, ...]
+    distance: float
+
+    @property
+    def good(self) -> bool:
+        """Within TOLERANCE on held-out steps; a single direction may exceed it by two of its standard errors."""
+        return all(
+            abs(row.error) <= TOLERANCE
+            and max(abs(row.error_even_to_odd), abs(row.error_odd_to_even)) <= TOLERANCE + 2.0 * row.direction_se
+            for row in self.held_out
+        )
+
+    def to_config(self) -> dict[str, Any]:
+        """``mean_compute_s``, the ``noise`` section of a cluster config, and where it comes from in ``calibration``."""
+        noise: dict[str, float] = {"jitter_cv": 0.0, "common_cv": 0.0, "persistent_cv": 0.0}
+        noise |= {"slow_ranks": len(self.slow_workers), "slow_factor": 1.0, "imbalance_cv": 0.0, "imbalance_skew": 0.0}
+        fitted = {"mean_compute_s": asdict(self.mean_compute_s)}
+        for name in noise:
+            estimate = getattr(self, name, None)
+            if estimate is not None:
+                noise[name] = estimate.value
+                fitted[f"noise.{name}"] = asdict(estimate)
+        calibration = {
+            "source": f"{self.source}, stage {self.stage}",
+            "fitted": fitted,
+            "held_out": [asdict(row) for row in self.held_out],
+        }
+        return {"mean_compute_s": self.mean_compute_s.value, "noise": noise, "calibration": calibration}
+
+
+def fit_noise(measurements: NoiseMeasurements, *, stage: int = 0) -> NoiseFit:
+    """Fit one stage's noise to all steps, and check it by fitting each half of the steps and predicting the other.
+
+    Raises InputError if the measurements have no such stage.
+    """
+    known = {measured.stage: measured for measured in measurements.stages}
+    if stage not in known:
+        raise InputError(f"{measurements.source}: stage = {stage!r}; allowed: one of {sorted(known)}")
+    m = known[stage]
+    target_se = _jackknife_se(np.array([_targets(replicate) for replicate in m.replicates]))
+    skewed = m.all.idiosyncratic_skewness > SIGNIFICANT * target_se[1]
+    model = _fit_worker(m.all, skewed, target_se)
+    models = [_fit_worker(replicate, skewed, target_se) for replicate in m.replicates]
+    t = float(stats.t.ppf(0.975, len(m.replicates) - 1))
+    slow = len(m.slow_workers)
+    healthy, (workers_var, freedom) = m.workers - slow, _between_workers(m)
+
+    def jackknife(value: float, replicates: list[float]) -> Estimate:
+        se = float(_jackknife_se(np.array(replicates)))
+        return Estimate(value, se, max(value - t * se, 0.0), value + t * se)
+
+    def with_workers(value: float, replicates: list[float], share: float) -> Estimate:
+        over_steps = jackknife(value, replicates)
+        return _with_workers(over_steps, workers_var * share * value**2, (freedom, len(replicates) - 1))
+
+    def deviation(name: str) -> Estimate:
+        value, replicates = getattr(m.all, name), np.array([getattr(replicate, name) for replicate in m.replicates])
+        se = float(_jackknife_se(replicates))
+        return _from_variances(value, value - t * se, value + t * se, t)
+
+    return NoiseFit(
+        source=measurements.source,
+        stage=stage,
+        workers=m.workers,
+        slow_workers=m.slow_workers,
+        mean_compute_s=with_workers(m.all.mean_s, [r.mean_s for r in m.replicates], 1.0 / healthy),
+        persistent_cv=_persistent(m),
+        common_cv=deviation("common_var"),
+        jitter_cv=None if skewed else deviation("idiosyncratic_var"),
+        imbalance_cv=jackknife(model.residual_cv, [r.residual_cv for r in models]) if skewed else None,
+        imbalance_skew=jackknife(model.skew, [r.skew for r in models]) if skewed else None,
+        slow_factor=with_workers(m.all.slow_factor, [r.slow_factor for r in m.replicates], 1.0 / slow + 1.0 / healthy)
+        if slow
+        else None,
+        held_out=_held_out(m, skewed, target_se),
+        distance=float(np.max(np.abs(model.cdf(1.0 + np.array(m.quantiles)) - QUANTILES))),
+    )
+
+
+def calibrate_noise(path: str | Path) -> list[NoiseFit]:
+    """Fit every stage of a file: a trace of any known format, or measurements saved as YAML; its content decides."""
+    is_yaml = find_format(path) == "text"
+    measurements = NoiseMeasurements.load(path) if is_yaml else measure_noise(read_inputs([path]).require_trace())
+    return [fit_noise(measurements, stage=measured.stage) for measured in measurements.stages]
+
+
+def _targets(moments: Moments) -> Array:
+    """The targets of the fit of the idiosyncratic part: its CV, its skewness, and E[max]/mean by width."""
+    return np.array([math.sqrt(moments.idiosyncratic_var), moments.idiosyncratic_skewness, *moments.max_over_mean])
+
+
+def _fit_worker(moments: Moments, skewed: bool, target_se: Array) -> WorkerDistribution:
+    """The worker's distribution: by moments, and if skewed then by least squares on moments and maxima together."""
+    persistent_cv = math.sqrt(max(moments.persistent_var, 0.0))
+    targets = _targets(moments)
+    if not skewed:
+        return WorkerDistribution(persistent_cv, float(targets[0]), 0.0)
+    fitted_widths = WIDTHS[: len(moments.max_over_mean)]
+
+    def misfit(parameters: Array) -> Array:
+        predicted_max = WorkerDistribution(persistent_cv, *parameters).expected_max(fitted_widths)
+        predicted = np.concatenate([parameters, predicted_max])
+        weighted: Array = (predicted - targets) / target_se
+        return weighted
+
+    start = np.clip(targets[:2], [1e-9, 0.05], [np.inf, 10.0])
+    best = optimize.least_squares(misfit, start, bounds=([1e-9, 0.02], [np.inf, 20.0]), x_scale=start).x
+    return WorkerDistribution(persistent_cv, *best.tolist())
+
+
+def _held_out(m: StageMeasurements, skewed: bool, target_se: Array) -> tuple[HeldOut, ...]:
+    tested = WIDTHS[: len(m.all.max_over_mean)]
+    from_even, from_odd = (_fit_worker(half, skewed, target_se).expected_max(tested) for half in (m.even, m.odd))
+    even, odd = np.array(m.even.max_over_mean), np.array(m.odd.max_over_mean)
+    measured, predicted = (even + odd) / 2.0, (from_even + from_odd) / 2.0
+    # Each half has twice the variance of the whole, and the prediction from one half is as uncertain as its own curve.
+    direction_se = 2.0 * target_se[2:] / measured
+    columns = (measured, predicted, predicted / measured - 1, from_even / odd - 1, from_odd / even - 1, direction_se)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return tuple(HeldOut(width, *row) for width, row in zip(tested, rows, strict=True))
+
+
+def _persistent(m: StageMeasurements) -> Estimate:
+    """The persistent part, with a chi-square interval: few workers limit it, which leaving out steps cannot show.
+
+    The variance of the workers' means is persistent plus idiosyncratic / T, the latter well known (and memoryless).
+    """
+    freedom = m.workers - len(m.slow_workers) - 1
+    from_steps = m.all.idiosyncratic_var / m.steps
+    between = max(m.all.persistent_var, 0.0) + from_steps
+    lo, hi = (between * freedom / float(stats.chi2.ppf(level, freedom)) for level in (0.975, 0.025))
+    return _from_variances(m.all.persistent_var, lo - from_steps, hi - from_steps, float(stats.norm.ppf(0.975)))
+
+
+def _between_workers(m: StageMeasurements) -> tuple[float, int]:
+    """Variance of healthy workers' persistent differences as errors count it, and its degrees of freedom.
+
+    With what is usual as PRIOR_WORKERS more: the error of a mean over three that happen to be alike must not vanish
+    with their differences.
+    """
+    seen = m.workers - len(m.slow_workers) - 1
+    freedom = seen + PRIOR_WORKERS
+    variance = seen * max(m.all.persistent_var, 0.0) + PRIOR_WORKERS * USUAL_PERSISTENT_CV**2
+    return variance / freedom, freedom
+
+
+def _with_workers(over_steps: Estimate, workers_var: float, freedom: tuple[int, int]) -> Estimate:
+    """An estimate with the error of having seen few workers, ``workers_var``, beside that over steps.
+
+    Leaving out steps cannot show it, as every worker is in all of them. Student's t with the degrees of ``freedom`` of
+    both, workers and steps (Welch and Satterthwaite).
+    """
+    steps_var = over_steps.se**2
+    total = steps_var + workers_var
+    t = stats.t.ppf(0.975, total**2 / (workers_var**2 / freedom[0] + steps_var**2 / freedom[1]))
+    half = float(t) * math.sqrt(total)
+    return Estimate(over_steps.value, math.sqrt(total), max(over_steps.value - half, 0.0), over_steps.value + half)
+
+
+def _jackknife_se(replicates: Array) -> Array:
+    """Standard error over the first axis of leave-one-block-out values; never 0, so that it can be a weight."""
+    blocks = len(replicates)
+    se: Array = np.sqrt((blocks - 1.0) ** 2 / blocks * replicates.var(axis=0, ddof=1))
+    return np.maximum(se, 1e-12)
+
+
+def _from_variances(value: float, lo: float, hi: float, t: float) -> Estimate:
+    """Roots of a variance and its interval; the error is the interval's half width / t, as derivatives fail near 0."""
+    value, lo, hi = (math.sqrt(max(variance, 0.0)) for variance in (value, lo, hi))
+    return Estimate(value, (hi - lo) / (2.0 * t), lo, hi)

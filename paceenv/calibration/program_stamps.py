@@ -1,0 +1,458 @@
+"""A job's transfers as its trace shows them: communicators, a common order of all ranks, and when each began and ended.
+
+Reads :mod:`paceenv.core.trace`. Transfers are matched by their order on each communicator, as real ones are. A row
+begins when a rank entered the transfer, or handed it over, and ends when it was through.
+
+Axes: T steps, R ranks, K transfers of a step in their order, N rows.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core.errors import InputError
+from paceenv.core.trace import COMPUTE_OPS, INTERRUPTIONS, OTHER_OPS, PACE_OP, Trace
+from paceenv.sim.cluster.collectives import Op
+from paceenv.sim.cluster.program.step_program import WORLD, Communicator
+
+MIN_STEPS: Final = 2
+RARE: Final = 0.05
+"""Share of steps below which another kind of step counts as unusual and is left out."""
+MAX_EVERY: Final = 64
+_OPS: Final[dict[str, Op]] = {
+    "all_reduce": "all_reduce",
+    "separate-grads-all-reduce": "all_reduce",
+    "embedding-grads-all-reduce": "all_reduce",
+    "layernorm-grads-all-reduce": "all_reduce",
+    "barrier": "all_reduce",
+    "reduce_scatter": "reduce_scatter",
+    "grads-reduce-scatter": "reduce_scatter",
+    "all_gather": "all_gather",
+    "params-all-gather": "all_gather",
+    "broadcast": "broadcast",
+    "reduce": "broadcast",
+    "all_to_all": "all_to_all",
+    "send": "send",
+    "recv": "send",
+}
+"""What a program calls the trace's transfers; a barrier is an all-reduce of nothing."""
+MESSAGES: Final = ("send", "recv")
+UNKNOWN_PEERS: Final = "the trace does not say who is at the other end"
+_BARRIER: Final = "barrier"
+_NOT_TRANSFERS: Final = frozenset((*COMPUTE_OPS, *OTHER_OPS, PACE_OP, "evaluation"))
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+class Transfer(NamedTuple):
+    """One transfer of a step, of every process group of a communicator that takes part."""
+
+    op: Op
+    communicator: str
+    payload_bytes: float
+    every: int
+    """It happens in one of so many steps."""
+    groups: tuple[tuple[int, ...], ...]
+    """Ranks of the process groups that take part."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks that take part."""
+        return sorted(rank for group in self.groups for rank in group)
+
+
+@dataclass(frozen=True)
+class ProgramStamps:
+    """The steps of a job; times in seconds on the trace's clock, not a number where a rank lacks a transfer.
+
+    ``names`` are the trace's numbers of the ranks. ``begin_T`` is when the last rank ended the step before.
+    ``compute`` are all other rows of a rank: step, start and end ``(3, N)`` each.
+    """
+
+    name: str
+    source: str
+    names: tuple[int, ...]
+    hosts: tuple[str, ...]
+    communicators: Mapping[str, Communicator]
+    transfers: tuple[Transfer, ...]
+    iteration_T: Integers
+    begin_T: Array
+    step_T: Array
+    start_TRK: Array
+    end_TRK: Array
+    compute: tuple[Array, ...]
+    dropped: int
+
+    @property
+    def ranks(self) -> int:
+        return len(self.names)
+
+    @property
+    def full_T(self) -> NDArray[np.bool_]:
+        """Steps that have all transfers."""
+        some_TK = np.isfinite(self.start_TRK).max(axis=1)
+        return np.asarray(some_TK.min(axis=1), np.bool_)
+
+    def part(self, first: int) -> ProgramStamps:
+        """The first steps only."""
+        kept = {name: getattr(self, name)[:first] for name in ("iteration_T", "begin_T", "step_T")}
+        kept |= {name: getattr(self, name)[:first] for name in ("start_TRK", "end_TRK")}
+        rows = tuple(one[:, one[0] < first] for one in self.compute)
+        return replace(self, **kept, compute=rows)
+
+
+def plain_op(op: str) -> Op | None:
+    """What a program calls a trace's operation; None where it is no transfer."""
+    return _OPS.get(op)
+
+
+class _Row(NamedTuple):
+    """A transfer of one rank in one step."""
+
+    op: str
+    group: int
+    size: int
+    start_s: float
+    end_s: float
+
+
+def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
+    """The transfers of one job of a trace; ``job`` must be named where the trace holds several.
+
+    Raises InputError where they are no program: irregular process groups, transfers that differ from step to step,
+    too few steps, sends whose receiver is not known.
+    """
+    name = trace.job_name(job)
+    mine = np.flatnonzero(trace.isin("job", name))
+    columns = {
+        key: trace.column(key)[mine] for key in ("rank", "iteration", "seq", "op", "group", "bytes", "start_s", "end_s")
+    }
+    columns["group"] = _with_pairs(columns, trace.column("peer")[mine])
+    names, rank = np.unique(columns["rank"], return_inverse=True)
+    iterations = usual_iterations(columns, len(names))
+    place = {iteration: t for t, iteration in enumerate(iterations)}
+    rows: list[list[list[_Row]]] = [[[] for _ in names] for _ in iterations]
+    computes: list[list[tuple[float, float, float]]] = [[] for _ in names]
+    order = np.lexsort((columns["seq"], columns["start_s"], columns["iteration"], rank))
+    listed = [columns[key][order].tolist() for key in ("iteration", "op", "group", "bytes", "start_s", "end_s")]
+    for r, iteration, op, group, size, start_s, end_s in zip(rank[order].tolist(), *listed, strict=True):
+        t = place.get(iteration)
+        if t is None:
+            continue
+        if op in _NOT_TRANSFERS or (group < 0 and op not in _OPS):
+            computes[r].append((t, start_s, end_s))
+        else:
+            rows[t][r].append(_Row(op, group, size, start_s, end_s))
+    at = np.array([place.get(int(i), -1) for i in columns["iteration"]])
+    end_T, first_T = np.full(len(iterations), -np.inf), np.full(len(iterations), np.inf)
+    np.maximum.at(end_T, at[at >= 0], columns["end_s"][at >= 0])
+    np.minimum.at(first_T, at[at >= 0], columns["start_s"][at >= 0])
+    _without_last_barriers(rows)
+    _check_ops(name, rows)
+    kept, full = _kinds_of_steps(name, iterations, rows)
+    groups = _members(rows[full])
+    pairs = _message_pairs(groups, rows[full])
+    others = {group: tuple(sorted(members)) for group, members in groups.items() if group not in pairs}
+    communicators, communicator_of = _communicators(name, others, len(names))
+    for label in dict.fromkeys(pairs.values()):
+        members = [list(groups[group]) for group, of in pairs.items() if of == label]
+        communicators[label] = Communicator(pairs=sorted(members))
+    communicator_of |= pairs
+    groups = others | {group: groups[group] for group in pairs}
+    rows = [[[row for row in mine if row.group in communicator_of] for mine in step] for step in rows]
+    transfers, number = _ordered(name, rows[full], communicator_of, groups)
+    shape = len(kept), len(names), len(transfers)
+    start_TRK, end_TRK, size_TRK = (np.full(shape, np.nan) for _ in range(3))
+    for i, t in enumerate(kept):
+        for r, own in enumerate(rows[t]):
+            for k, row in zip(_places(own, rows[full][r], number[r]), own, strict=True):
+                start_TRK[i, r, k], end_TRK[i, r, k] = row.start_s, row.end_s
+                size_TRK[i, r, k] = row.size
+    before = {t: end_T[t - 1] for t in range(1, len(iterations)) if iterations[t] - iterations[t - 1] == 1}
+    begin_T = np.array([before.get(t, first_T[t]) for t in kept])
+    moved = {t: i for i, t in enumerate(kept)}
+    parts = [np.array(one, np.float64).reshape(-1, 3).T for one in computes]
+    for part in parts:
+        part[0] = [moved.get(int(t), -1) for t in part[0]]
+    hosts = trace.metadata.of_ranks("host", "")
+    payload_K = _payloads(transfers, size_TRK)
+    every_K = _every(name, np.array([iterations[t] for t in kept]), np.isfinite(start_TRK).any(axis=1))
+    return ProgramStamps(
+        name=name,
+        source=trace.metadata.source,
+        names=tuple(names.tolist()),
+        hosts=tuple(str(hosts.get(r, "") or "") for r in names.tolist()),
+        communicators=communicators,
+        transfers=tuple(
+            one._replace(payload_bytes=size, every=every)
+            for one, size, every in zip(transfers, payload_K, every_K, strict=True)
+        ),
+        iteration_T=np.array([iterations[t] for t in kept], np.int64),
+        begin_T=begin_T,
+        step_T=np.array([end_T[t] for t in kept]) - begin_T,
+        start_TRK=start_TRK,
+        end_TRK=end_TRK,
+        compute=tuple(part[:, part[0] >= 0] for part in parts),
+        dropped=len(np.unique(columns["iteration"])) - len(kept),
+    )
+
+
+def _with_pairs(columns: Mapping[str, NDArray[Any]], peer_N: NDArray[Any]) -> NDArray[np.int64]:
+    """Process groups of rows, with one for each sender and receiver of messages that have none."""
+    group_N = columns["group"].astype(np.int64)
+    op_N = columns["op"].astype(str)
+    some_N = (group_N < 0) & (peer_N >= 0) & np.isin(op_N, MESSAGES)
+    rank_N = columns["rank"].astype(np.int64)
+    sender_N, receiver_N = (np.where(op_N == op, rank_N, peer_N) for op in MESSAGES)
+    _, pair_N = np.unique(np.stack([sender_N, receiver_N])[:, some_N], axis=1, return_inverse=True)
+    group_N[some_N] = group_N.max(initial=-1) + 1 + pair_N.ravel()
+    return group_N
+
+
+def usual_iterations(columns: Mapping[str, NDArray[Any]], ranks: int) -> list[int]:
+    """Steps that all ranks have, without a delay of pacing, a checkpoint or the like."""
+    iteration, rank = columns["iteration"], columns["rank"]
+    seen = Counter(i for i, _ in set(zip(iteration.tolist(), rank.tolist(), strict=True)))
+    lasts = columns["end_s"] > columns["start_s"]
+    odd = np.isin(columns["op"].astype(str), [*INTERRUPTIONS, PACE_OP]) & lasts
+    unusual = set(iteration[odd].tolist())
+    return sorted(i for i, count in seen.items() if count == ranks and i not in unusual)
+
+
+def _without_last_barriers(rows: list[list[list[_Row]]]) -> None:
+    """Take away, in place, a barrier that ends the step of every rank: a program's step ends for all together."""
+    for step in rows:
+        while all(mine and mine[-1].op == _BARRIER for mine in step):
+            for mine in step:
+                mine.pop()
+
+
+def _check_ops(name: str, rows: list[list[list[_Row]]]) -> None:
+    for row in {(row.op, row.group >= 0) for step in rows for mine in step for row in mine}:
+        op, is_known = row
+        if op not in _OPS:
+            raise InputError(f"trace of {name}: {op} is no transfer of a program; allowed: {', '.join(_OPS)}")
+        if not is_known and _OPS[op] == "send":
+            raise InputError(
+                f"trace of {name}: {UNKNOWN_PEERS} of a {op}; allowed: sends and receives with a process group or a "
+                "known peer. A program typed by hand, given as --base, settles it"
+            )
+
+
+_Signature = tuple[tuple[tuple[str, int], ...], ...]
+
+
+def _kinds_of_steps(name: str, iterations: list[int], rows: list[list[list[_Row]]]) -> tuple[list[int], int]:
+    """Places of the steps to use, and of one that has all transfers; others may lack some of them."""
+    kinds = Counter[_Signature]()
+    of_step: list[_Signature] = []
+    for step in rows:
+        of_step.append(tuple(tuple((row.op, row.group) for row in mine) for mine in step))
+        kinds[of_step[-1]] += 1
+    usual = [kind for kind, count in kinds.items() if count > RARE * len(rows) and any(kind)]
+    if not usual or sum(kinds[kind] for kind in usual) < MIN_STEPS:
+        raise InputError(
+            f"trace of {name}: {max(kinds.values(), default=0)} of {len(rows)} steps have the same transfers; "
+            f"allowed: at least {MIN_STEPS}. A longer trace of steps that are alike settles it"
+        )
+    largest = max(usual, key=lambda kind: (sum(map(len, kind)), kinds[kind]))
+    usual = [kind for kind in usual if all(_is_part(few, many) for few, many in zip(kind, largest, strict=True))]
+    kept = [t for t, kind in enumerate(of_step) if kind in usual]
+    if len(kept) < max(MIN_STEPS, 0.8 * len(rows)):
+        raise InputError(
+            f"trace of {name}: transfers differ from step to step ({len(kinds)} kinds in {len(rows)} steps); allowed: "
+            "the same in every step, or some left out in turns. A trace of steps that are alike settles it"
+        )
+    return kept, of_step.index(largest)
+
+
+def _is_part(few: Sequence[tuple[str, int]], many: Sequence[tuple[str, int]]) -> bool:
+    """Whether ``few`` are ``many`` with some left out."""
+    rest = iter(many)
+    return all(one in rest for one in few)
+
+
+def _members(step: list[list[_Row]]) -> dict[int, tuple[int, ...]]:
+    """Ranks of each process group, of messages the sender first; a group without a number is that of all."""
+    found: dict[int, set[int]] = {}
+    sends: dict[int, set[int]] = {}
+    for r, mine in enumerate(step):
+        for row in mine:
+            found.setdefault(row.group, set()).add(r)
+            if row.op == MESSAGES[0]:
+                sends.setdefault(row.group, set()).add(r)
+    return {
+        group: tuple(sorted(ranks, key=lambda r: (sends.get(group, ranks) != {r}, r))) for group, ranks in found.items()
+    }
+
+
+def _message_pairs(groups: Mapping[int, tuple[int, ...]], step: list[list[_Row]]) -> dict[int, str]:
+    """Communicators of groups that have messages in one direction only: those of equal distance, a stage together."""
+    ops: dict[int, set[tuple[int, str]]] = {}
+    for r, mine in enumerate(step):
+        for row in mine:
+            ops.setdefault(row.group, set()).add((r, row.op))
+    found: dict[int, str] = {}
+    first: dict[tuple[int, int], str] = {}
+    for group, members in groups.items():
+        if len(members) == 2 and ops[group] == set(zip(members, MESSAGES, strict=True)):
+            sender, receiver = members
+            stage = receiver - sender, sender // abs(receiver - sender)
+            found[group] = first.setdefault(stage, f"messages-{sender}-to-{receiver}")
+    return found
+
+
+def _communicators(
+    name: str, groups: Mapping[int, tuple[int, ...]], ranks: int
+) -> tuple[dict[str, Communicator], dict[int, str]]:
+    """Communicators of equal groups over all ranks, and that of each process group; groups of one rank have none."""
+    kinds: dict[tuple[int, int], list[int]] = {}
+    for group in sorted(groups):
+        members = groups[group]
+        if len(members) < 2:
+            continue
+        strides = set(np.diff(members).tolist())
+        stride = strides.pop()
+        fits = not strides and ranks % (len(members) * stride) == 0
+        if not fits or list(members) not in Communicator(size=len(members), stride=stride).groups(ranks):
+            raise InputError(
+                f"trace of {name}: a process group of ranks {', '.join(map(str, members))} of {ranks} is not one of "
+                "equal groups at equal distances; allowed: such groups. A trace of all ranks settles it, where some "
+                "are missing"
+            )
+        kinds.setdefault((len(members), stride), []).append(group)
+    communicators, found = dict[str, Communicator](), dict[int, str]()
+    for (size, stride), numbers in kinds.items():
+        count = Counter[int]()
+        for group in numbers:
+            places = {count[r] for r in groups[group]}
+            if len(places) > 1:
+                raise InputError(
+                    f"trace of {name}: ranks of {size} are in process groups of which some ranks have more than others"
+                    "; allowed: as many on all. A program typed by hand, given as --base, settles it"
+                )
+            place = places.pop()
+            count.update(groups[group])
+            label = "all" if size == ranks else f"groups-of-{size}" + (f"-stride-{stride}" if stride > 1 else "")
+            label += f"-{place + 1}" if place else ""
+            if label == "all":
+                label = WORLD
+            else:
+                shown = None if size == ranks else size
+                communicators[label] = Communicator(size=shown, stride=stride)
+            found[group] = label
+    return communicators, found
+
+
+def _ordered(
+    name: str,
+    step: list[list[_Row]],
+    communicator_of: Mapping[int, str],
+    groups: Mapping[int, tuple[int, ...]],
+) -> tuple[list[Transfer], list[list[int]]]:
+    """One order of the transfers of all ranks that each rank's own order is part of, and the places of each rank's."""
+    Key = tuple[str, int, Op]
+    keys: list[list[Key]] = []
+    of_key: dict[Key, set[int]] = {}
+    start_s: dict[Key, float] = {}
+    after: dict[Key, set[Key]] = {}
+    for mine in step:
+        own, count = list[Key](), Counter[str]()
+        for row in mine:
+            communicator = communicator_of[row.group]
+            key = (communicator, count[communicator], _OPS[row.op])
+            count[communicator] += 1
+            of_key.setdefault(key, set()).add(row.group)
+            start_s[key] = min(start_s.get(key, np.inf), row.start_s)
+            after.setdefault(key, set())
+            if own:
+                after[own[-1]].add(key)
+            own.append(key)
+        keys.append(own)
+    waiting = Counter(key for later in after.values() for key in later)
+    ready = [(start_s[key], key) for key in after if not waiting[key]]
+    heapq.heapify(ready)
+    place = dict[Key, int]()
+    while ready:
+        _, key = heapq.heappop(ready)
+        place[key] = len(place)
+        for later in after[key]:
+            waiting[later] -= 1
+            if not waiting[later]:
+                heapq.heappush(ready, (start_s[later], later))
+    if len(place) < len(after):
+        raise InputError(
+            f"trace of {name}: ranks order the transfers of several communicators differently; allowed: one order that "
+            "fits all ranks. A program typed by hand, given as --base, settles it"
+        )
+    transfers = [
+        Transfer(op, communicator, 0.0, 1, tuple(groups[group] for group in sorted(of_key[communicator, n, op])))
+        for communicator, n, op in place
+    ]
+    return transfers, [[place[key] for key in own] for own in keys]
+
+
+def _places(mine: list[_Row], full: list[_Row], number: list[int]) -> list[int]:
+    """Places of a rank's transfers in a step that may lack some: by operation, group and, where it tells, bytes."""
+    if len(mine) == len(full):
+        return number
+    exact = _matched([(row.op, row.group, row.size) for row in mine], [(row.op, row.group, row.size) for row in full])
+    loose = exact or _matched([(row.op, row.group) for row in mine], [(row.op, row.group) for row in full])
+    assert loose is not None
+    return [number[i] for i in loose]
+
+
+def _matched(few: Sequence[object], many: Sequence[object]) -> list[int] | None:
+    found, at = [], 0
+    for one in few:
+        while at < len(many) and many[at] != one:
+            at += 1
+        if at == len(many):
+            return None
+        found.append(at)
+        at += 1
+    return found
+
+
+def _payloads(transfers: Sequence[Transfer], size_TRK: Array) -> list[float]:
+    """Bytes of each transfer as a program counts them: the mean over steps and ranks."""
+    found = []
+    for k, one in enumerate(transfers):
+        sizes = size_TRK[:, :, k]
+        found.append(float(np.nanmean(sizes if one.op != "send" else _known(sizes).max(axis=1))))
+    return found
+
+
+def _known(size_TR: Array) -> Array:
+    """Bytes of a message as one of its ends says; a receiver need not."""
+    return np.asarray(np.where(np.isfinite(size_TR), size_TR, 0.0))
+
+
+def _every(name: str, iteration_T: Integers, some_TK: NDArray[np.bool_]) -> list[int]:
+    """In one of how many steps each transfer happens."""
+    found, phases = [], dict[int, int]()
+    for here_T in some_TK.T:
+        if here_T.all():
+            found.append(1)
+            continue
+        steps = iteration_T[here_T]
+        every = int(np.gcd.reduce(np.diff(steps))) if len(steps) > 1 else 0
+        if not 1 < every <= MAX_EVERY or not (here_T == ((iteration_T - steps[0]) % every == 0)).all():
+            raise InputError(
+                f"trace of {name}: a transfer is missing in some steps, but not in turns; allowed: in one of so many "
+                "steps. A longer trace settles it"
+            )
+        if phases.setdefault(every, int(steps[0]) % every) != int(steps[0]) % every:
+            raise InputError(
+                f"trace of {name}: different transfers take turns from step to step; allowed: all in the same steps"
+            )
+        found.append(every)
+    return found

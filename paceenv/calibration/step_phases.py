@@ -1,0 +1,240 @@
+"""A job's step in the words of section ``program`` of a cluster config, with what repeats written once.
+
+Axes: T steps, R ranks, K transfers of a step, L = K + 1 segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.calibration.measurements import MIN_STEPS, slow_workers
+from paceenv.calibration.program_stamps import ProgramStamps
+from paceenv.calibration.step_order import StepOrder
+
+NEGLIGIBLE: Final = 1e-5
+"""Share of a step; shorter compute is left out."""
+ALIKE: Final = 0.02
+"""Computing times of two phases, or of two ranks, that differ by less may be one."""
+DIFFERS: Final = 0.005
+"""Share of a step by which a rank's own phase must differ for it to be more than noise."""
+SURE: Final = 4.0
+"""Standard errors within which two means do not differ."""
+
+Array = NDArray[np.float64]
+
+
+class Phase(NamedTuple):
+    """One phase: what is equal where it repeats, and its computing time with its standard error."""
+
+    what: tuple[Any, ...]
+    seconds: float = 0.0
+    se_s: float = 0.0
+
+    def is_like(self, other: Phase) -> bool:
+        """Whether both may be the same phase, repeated."""
+        apart_s = abs(self.seconds - other.seconds)
+        most_s = max(ALIKE * max(self.seconds, other.seconds), SURE * float(np.hypot(self.se_s, other.se_s)))
+        return self.what == other.what and apart_s <= most_s
+
+    def to_config(self) -> dict[str, Any]:
+        """As a phase of a config."""
+        kind, *given = self.what
+        if kind == "compute":
+            ranks = {"ranks": list(given[0])} if given[0] is not None else {}
+            return {"compute": {"seconds": float(f"{self.seconds:.6g}"), **ranks}}
+        return {"wait": given[0]} if kind == "wait" else {kind: dict(given[0])}
+
+
+@dataclass(frozen=True)
+class StepPhases:
+    """The phases of a step, the ranks' compute that they describe, and whether ranks were told apart.
+
+    ``ratio_TR`` is a rank's compute in a step over its mean. ``by_rank`` is true where ranks differ by more than a
+    factor, so that phases name them; lasting differences are noise otherwise.
+    """
+
+    phases: list[Phase]
+    ratio_TR: Array
+    by_rank: bool
+
+    def to_config(self) -> list[dict[str, Any]]:
+        """As ``step`` of section ``program``, repeated phases once."""
+        return folded(self.phases)
+
+    def by_micro_batch(self) -> list[dict[str, Any]]:
+        """The same with every phase by itself, so that the length of each varies by itself."""
+        found = [_plain(one.to_config()) for one in self.phases]
+        for number, one in enumerate(one["compute"] for one in found if "compute" in one):
+            one["micro_batch"] = number
+        return found
+
+
+def step_phases(stamps: ProgramStamps, order: StepOrder) -> StepPhases:
+    """The phases of a job's step."""
+    mean_RL, se_RL = _compute(stamps, order.compute_TRL)
+    total_TR = np.nansum(order.compute_TRL, axis=2)
+    kinds_T = stamps.full_T
+    ratio_TR = np.ones_like(total_TR)
+    for kind in (True, False):
+        if (kinds_T == kind).any():
+            ratio_TR[kinds_T == kind] = total_TR[kinds_T == kind] / total_TR[kinds_T == kind].mean(axis=0)
+    by_rank = _by_rank(stamps, mean_RL, se_RL)
+    if not by_rank:  # a rank's own mean is a factor, which noise has
+        ratio_TR = ratio_TR * (total_TR.mean(axis=0) / total_TR.mean())
+    healthy_R = np.ones(stamps.ranks, np.bool_)
+    if not by_rank and stamps.ranks > 2:
+        healthy_R = ~slow_workers(total_TR)
+    phases = list(_phases(stamps, order, mean_RL, se_RL, healthy_R, by_rank=by_rank))
+    return StepPhases(phases, ratio_TR, by_rank)
+
+
+def _compute(stamps: ProgramStamps, compute_TRL: Array) -> tuple[Array, Array]:
+    """Mean compute of each rank and segment with its standard error, seconds; not a number where a rank lacks it.
+
+    Where steps lack transfers, the segments up to the next transfer that they have are scaled to their mean over all
+    steps.
+    """
+    full_T, steps = stamps.full_T, len(stamps.step_T)
+    full = compute_TRL[full_T]
+    mean_RL = full.mean(axis=0)
+    spread_RL = full.std(axis=0, ddof=1) if full_T.sum() > 1 else ALIKE * mean_RL
+    se_RL = spread_RL / np.sqrt(full_T.sum())
+    if full_T.all():
+        return mean_RL, se_RL
+    always_L = np.array([one.every == 1 for one in stamps.transfers] + [True])
+    for r in range(stamps.ranks):
+        run = list[int]()
+        for label in np.flatnonzero(np.isfinite(mean_RL[r])).tolist():
+            run.append(label)
+            if always_L[label]:
+                wanted_s = float(np.nansum(compute_TRL[:, r][:, run])) / steps
+                mean_RL[r, run] *= wanted_s / max(float(mean_RL[r, run].sum()), 1e-300)
+                run = []
+    return mean_RL, se_RL
+
+
+def _by_rank(stamps: ProgramStamps, mean_RL: Array, se_RL: Array) -> bool:
+    """Whether ranks differ by more than a factor of their own: other transfers, or compute in other places."""
+    has_RL = np.isfinite(mean_RL)
+    if (has_RL != has_RL[0]).any():
+        return True
+    factor_R1 = (mean_RL.sum(axis=1) / max(mean_RL.sum(axis=1).mean(), 1e-300))[:, None]
+    own_RL = mean_RL / np.maximum(factor_R1, 1e-300)
+    apart_RL = np.abs(own_RL - own_RL.mean(axis=0))
+    doubt_RL = SURE * se_RL if len(stamps.step_T) >= MIN_STEPS else 0.0  # no noise is fitted to fewer steps
+    return bool((apart_RL > np.maximum(DIFFERS * float(stamps.step_T.mean()), doubt_RL)).any())
+
+
+def _phases(
+    stamps: ProgramStamps,
+    order: StepOrder,
+    mean_RL: Array,
+    se_RL: Array,
+    healthy_R: NDArray[np.bool_],
+    *,
+    by_rank: bool,
+) -> Iterator[Phase]:
+    """The phases of a step in order."""
+    K, step_s = len(stamps.transfers), float(stamps.step_T.mean())
+    names = _names(order, K)
+    can_wait_K = order.can_wait([one.op for one in stamps.transfers])
+    for label in range(K + 1):
+        ranks = np.flatnonzero(np.isfinite(mean_RL[:, label]))
+        waits = sorted((float(order.before_K[k]), k) for k in names if order.wait_K[k] == label)
+        done, said = 0.0, set[str]()
+        for share, k in [*waits, (1.0, -1)]:
+            if share > done:
+                parts = [(ranks, healthy_R[ranks])]
+                if by_rank:
+                    by_se = len(stamps.step_T) >= MIN_STEPS
+                    parts = _alike(mean_RL, se_RL, ranks, label, step_s, by_se=by_se)
+                for some, count in parts:
+                    used = some[count] if count.any() else some
+                    seconds = (share - done) * float(mean_RL[used, label].mean())
+                    se_s = (share - done) * float(np.sqrt((se_RL[used, label] ** 2).sum())) / len(used)
+                    named = None if len(some) == stamps.ranks else tuple(some.tolist())
+                    if seconds > NEGLIGIBLE * step_s:
+                        yield Phase(("compute", named), seconds, se_s)
+                done = share
+            if k >= 0 and names[k] not in said:
+                said.add(names[k])
+                yield Phase(("wait", names[k]))
+        if label < K:
+            one = stamps.transfers[label]
+            given: dict[str, Any] = {"bytes": float(f"{one.payload_bytes:.12g}"), "communicator": one.communicator}
+            given |= {"name": names[label]} if label in names else {}
+            given |= {"background": True} if order.background_K[label] else {}
+            given |= {"can_wait": True} if can_wait_K[label] else {}
+            given |= {"every": one.every} if one.every > 1 else {}
+            given |= {"ranks": tuple(one.ranks)} if len(one.ranks) < stamps.ranks else {}
+            yield Phase((one.op, tuple(given.items())))
+
+
+def _names(order: StepOrder, K: int) -> dict[int, str]:
+    """Names of transfers that are awaited before the end of the step: a name is free again after its wait."""
+    found, used = dict[int, str](), dict[str, tuple[float, int]]()
+    for k in range(K):
+        at = float(order.wait_K[k]), float(order.before_K[k])
+        if not order.background_K[k] or at >= (K, 1.0):
+            continue
+        place, number = (at[0] + 0.5 * at[1], 0), 1
+        while (held := used.get(f"t{number}")) is not None and held != place and held[0] > k:
+            number += 1
+        used[f"t{number}"] = place
+        found[k] = f"t{number}"
+    return found
+
+
+def _alike(
+    mean_RL: Array, se_RL: Array, ranks: NDArray[np.int64], label: int, step_s: float, *, by_se: bool
+) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    """Ranks that compute equally long in a segment, together."""
+    order = ranks[np.argsort(mean_RL[ranks, label], kind="stable")]
+    value, se = mean_RL[order, label], se_RL[order, label]
+    doubt = SURE * np.hypot(se[1:], se[:-1]) if by_se else 0.0
+    apart = np.diff(value) > np.maximum(np.maximum(doubt, ALIKE * value[1:]), 0.2 * DIFFERS * step_s)
+    return [(np.sort(part), np.ones(len(part), np.bool_)) for part in np.split(order, np.flatnonzero(apart) + 1)]
+
+
+def folded(phases: Sequence[Phase]) -> list[dict[str, Any]]:
+    """Phases as a config, those that follow each other again and again written once, as ``repeat``."""
+    found = _best_repeat(phases)
+    if found is None:
+        return [_plain(one.to_config()) for one in phases]
+    first, period, count = found
+    body = []
+    for i in range(period):
+        same = [phases[first + i + n * period] for n in range(count)]
+        seconds = float(np.mean([one.seconds for one in same]))
+        se_s = float(np.sqrt(np.sum([one.se_s**2 for one in same]))) / count
+        body.append(Phase(same[0].what, seconds, se_s))
+    repeat = {"repeat": count, "step": folded(body)}
+    return [*folded(phases[:first]), repeat, *folded(phases[first + period * count :])]
+
+
+def _best_repeat(phases: Sequence[Phase]) -> tuple[int, int, int] | None:
+    """First phase, length and count of the repetition that saves most; None where none does."""
+    best, saved = None, 1
+    for period in range(1, len(phases) // 2 + 1):
+        run = 0
+        for i in range(len(phases) - period):
+            run = run + 1 if phases[i].is_like(phases[i + period]) else 0
+            count = run // period + 1
+            if count > 1 and run % period == 0 and (count - 1) * period > saved:
+                best, saved = (i + 1 - run, period, count), (count - 1) * period
+    return best
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """With lists for tuples, as YAML has them."""
+    return {
+        key: {name: list(x) if isinstance(x, tuple) else x for name, x in value.items()}
+        if isinstance(value, dict)
+        else value
+        for key, value in config.items()
+    }

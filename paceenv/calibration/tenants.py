@@ -1,0 +1,296 @@
+"""A tenant on the uplink, seen in the durations of our payload: how often it comes, for how long, where it is now.
+
+There is a tenant if the links leave more than a few per cent of the durations unexplained, and the rest is no white
+noise. The engine's tenant is then followed through the recorded arrivals by a particle filter
+(:func:`paceenv.calibration.link_replay.filter_tenant`), which gives a likelihood of its period and share and of our own
+time alone. Population Monte Carlo (Cappe et al., JCGS 2004) gives their posterior, in which several periods with the
+same beat survive side by side. The prior says that the other job is like ours, within wide bounds; it decides only
+between such periods.
+
+Axes: T iterations, G process groups, N particles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from paceenv.calibration.cluster_builder import AMPLE, GOOD_CV, GOOD_MEAN, ClusterBuilder, simulate
+from paceenv.calibration.job_stamps import JobStamps
+from paceenv.calibration.link_replay import Filtered, filter_tenant
+from paceenv.calibration.parameters import Estimate, estimated, identified, not_identifiable
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.engine.simulator import episode_keys
+
+MIN_SPREAD: Final = 0.04
+"""Durations that vary by less, relative to their mean, are steady."""
+MIN_OF_STEP: Final = 0.01
+"""Nor does it matter what varies by less of a step than this."""
+SIGNIFICANCE: Final = 1e-3
+MIN_EXPLAINED: Final = 0.2
+"""A tenant that explains a smaller share of the durations' variance one iteration ahead is none."""
+MIN_PHASE_SD: Final = 0.15
+_TRUST = 0.03
+"""How far off the modelled duration may be, standard deviation relative to the mean."""
+_EFFECTIVE_ITERATIONS = 25.0
+"""A trace counts as at most so many independent durations: what the model misses is alike in all, and the likelihood
+of a particle filter is noisy (a coarsened posterior, Miller and Dunson, JASA 2019)."""
+_LIKE_US = (0.3, 0.2)
+"""Prior: the other job is like ours, by these standard deviations of the ratio's logarithm and of the share."""
+_MAX_ITERATIONS = 200
+_SCAN_ITERATIONS, _SCAN_PARTICLES, _SCAN_KEPT = 120, 64, 40
+_PARTICLES, _POPULATION, _JUDGED = 96, 64, 16
+_LAST_POPULATION = 160
+"""More points in the last round, whose sample gives the interval."""
+_RATIOS = np.exp(np.linspace(math.log(0.5), math.log(2.0), 47))
+_SHARES = (0.1, 0.2, 0.35, 0.5)
+_ALONE = (0.7, 0.85, 1.0)
+"""Our time alone, relative to the shortest durations, in which the tenant may still have a part."""
+_ROUNDS = (
+    (4.0, np.array([0.010, 0.06, 0.05])),
+    (2.0, np.array([0.007, 0.05, 0.04])),
+    (1.0, np.array([0.005, 0.04, 0.03])),
+)
+"""Temperature of the weights by which points are chosen, and how far new ones lie from them."""
+_PAUSE_RATES = np.array([0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2])
+_PAUSE_PARTICLES, _PAUSE_SEEDS = 384, 4
+_PAUSE_TEMPERATURE = 2.0
+"""Pauses are independent events, unlike the durations in between, but the likelihood is no less noisy."""
+_WIDE = 3.0 * _ROUNDS[-1][1]
+"""Over which the sample's density is smoothed."""
+
+Array = NDArray[np.float64]
+Make = Callable[[float, float, float], Cluster]
+
+
+@dataclass(frozen=True)
+class TenantFit:
+    """Period ratio, share, own time alone, rate of pauses, with the posterior's deviation as error; phase at the end.
+
+    ``explained`` is the share of the durations' variance that the filter expects one iteration ahead. ``phase`` is the
+    share of its period that the tenant has passed since its last transfer ended, ``phase_sd`` its circular spread.
+    ``correlation`` is that of ratio, share and own time alone in the posterior, ``(3, 3)``.
+    """
+
+    period_ratio: Estimate
+    comm_share: Estimate
+    alone_s: Estimate
+    pause_rate: Estimate
+    explained: float
+    phase: float
+    phase_sd: float
+    correlation: Array
+
+
+def is_disturbed(residual_T: Array, mean_s: float, step_s: float) -> tuple[bool, str]:
+    """Whether durations show a tenant that matters, and the numbers behind it in words."""
+    spread, n = float(residual_T.std()) / mean_s, len(residual_T)
+    away_T, lags = residual_T - residual_T.mean(), np.arange(1, min(10, n // 4) + 1)
+    variance = float(away_T @ away_T) or 1.0
+    correlation = np.array([float(away_T[lag:] @ away_T[:-lag]) for lag in lags]) / variance
+    ljung_box = n * (n + 2) * float(np.sum(correlation**2 / (n - lags)))
+    p = float(stats.chi2.sf(ljung_box, len(lags)))
+    said = f"durations vary by {spread:.1%} beside what starts explain, as white noise with p = {p:.2g}"
+    return spread > MIN_SPREAD and spread * mean_s > MIN_OF_STEP * step_s and p < SIGNIFICANCE, said
+
+
+def fit_tenant(
+    make: Make,
+    stamps: JobStamps,
+    alone_s: float,
+    latency_s: float,
+    misfit: Callable[[Cluster], float],
+    seed: int = 0,
+) -> TenantFit:
+    """The tenant that explains the durations of our payloads.
+
+    Two jobs lock into each other by small differences of their periods. So the value is where the posterior is dense
+    and the cluster has little misfit.
+    """
+    lasts_T = stamps.duration_TG.mean(axis=1) - latency_s
+    advance_T = np.append(np.diff(stamps.begin_T), stamps.step_T[-1])
+    spread_s, own_share = _TRUST * float(lasts_T.mean()), alone_s / float(np.median(stamps.step_T))
+    seeds = range(seed, seed + _PAUSE_SEEDS)
+    counts = min(1.0, _EFFECTIVE_ITERATIONS / min(len(lasts_T), _MAX_ITERATIONS))
+
+    def follow(
+        theta: Array,
+        iterations: int = _MAX_ITERATIONS,
+        particles: int = _PARTICLES,
+        first_seed: int = seed,
+        **more: float,
+    ) -> Filtered:
+        last = slice(-iterations, None)
+        return filter_tenant(
+            derive(make(*_natural(theta)), episode_keys([0])),
+            stamps.arrival_TG[last],
+            lasts_T[last],
+            advance_T[last],
+            spread_s=spread_s,
+            particles=particles,
+            seed=first_seed,
+            **more,
+        )
+
+    def pauses(theta: Array) -> Estimate:
+        """How often the tenant is not where it should be, by the likelihood of each rate."""
+        found = [
+            np.mean([follow(theta, particles=_PAUSE_PARTICLES, first_seed=s, jumps=r).log_likelihood for s in seeds])
+            for r in _PAUSE_RATES
+        ]
+        weight = _weights(-2.0 / _PAUSE_TEMPERATURE * np.array(found))
+        mean, below = float(weight @ _PAUSE_RATES), np.cumsum(weight)
+        low, high = (float(_PAUSE_RATES[np.searchsorted(below, edge)]) for edge in (0.025, 0.975))
+        return Estimate(mean, float(np.sqrt(weight @ (_PAUSE_RATES - mean) ** 2)), min(low, mean), max(high, mean))
+
+    def cost(theta: Array) -> float:
+        """Minus twice the logarithm of prior and coarsened likelihood."""
+        inside = abs(theta[0]) < 1.1 and 0.02 < theta[1] < 0.9 and abs(theta[2] - math.log(alone_s)) < 0.7
+        if not inside:
+            return math.inf
+        prior = (theta[0] / _LIKE_US[0]) ** 2 + ((theta[1] - own_share) / _LIKE_US[1]) ** 2
+        return float(prior) - 2.0 * counts * follow(theta).log_likelihood
+
+    grid = np.array(
+        [[math.log(r), share, math.log(alone_s * own)] for r in _RATIOS for share in _SHARES for own in _ALONE]
+    )
+    scanned = [follow(theta, _SCAN_ITERATIONS, _SCAN_PARTICLES).log_likelihood for theta in grid]
+    kept = grid[np.argsort(scanned)[-_SCAN_KEPT:]]
+    sample = _posterior(cost, kept, np.random.default_rng(seed))
+    density = np.log(_near(sample[:_JUDGED], sample, _WIDE).mean(axis=1))
+    judged = [misfit(make(*_natural(theta))) ** 2 for theta in sample[:_JUDGED]]
+    at = sample[int(np.argmin(judged - 2.0 * density))]
+    natural = np.array([_natural(theta) for theta in sample])
+    estimates = [_estimate(value, natural[:, k]) for k, value in enumerate(_natural(at))]
+    best = follow(at)
+    unexplained = lasts_T[-_MAX_ITERATIONS:] - best.expected_T
+    explained = 1.0 - float(np.mean(unexplained**2)) / float(lasts_T[-_MAX_ITERATIONS:].var())
+    turn = np.mean(np.exp(2j * np.pi * best.phase_N))
+    phase_sd = math.sqrt(max(-2.0 * math.log(max(abs(turn), 1e-12)), 0.0)) / (2.0 * math.pi)
+    phase = float(np.angle(turn) / (2.0 * np.pi)) % 1.0
+    correlation = np.nan_to_num(np.corrcoef(natural.T))
+    return TenantFit(estimates[0], estimates[1], estimates[2], pauses(at), explained, phase, phase_sd, correlation)
+
+
+def _natural(theta: Array) -> tuple[float, float, float]:
+    return math.exp(theta[0]), float(theta[1]), math.exp(theta[2])
+
+
+def _posterior(cost: Callable[[Array], float], points: Array, rng: np.random.Generator) -> Array:
+    """An equally weighted sample of the posterior ``(samples, P)``.
+
+    Points around the better ones of those so far, ever closer; the last ones with importance weights. ``cost`` is minus
+    twice the log-likelihood of the logarithm of the ratio, the share, and the logarithm of the time alone.
+    """
+    costs = np.array([cost(theta) for theta in points])
+    for temperature, kernel in _ROUNDS:
+        chance = _weights(costs / temperature)
+        count = _LAST_POPULATION if kernel is _ROUNDS[-1][1] else _POPULATION
+        centre = points[rng.choice(len(points), count, p=chance)]
+        new = centre + kernel * rng.standard_normal(centre.shape)
+        proposal = _near(new, points, kernel) @ chance
+        new_costs = np.array([cost(theta) for theta in new])
+        points, costs = np.concatenate([points, new]), np.concatenate([costs, new_costs])
+    weight = _weights(new_costs + 2.0 * np.log(np.maximum(proposal, 1e-300)))
+    return np.asarray(new[rng.choice(len(new), 1000, p=weight)])
+
+
+def _near(a: Array, b: Array, kernel: Array) -> Array:
+    """The normal kernel between every two points."""
+    away = (a[:, None, :] - b[None, :, :]) / kernel
+    return np.asarray(np.exp(-0.5 * (away**2).sum(axis=2)))
+
+
+def _weights(costs: Array) -> Array:
+    """Normalised ``exp(-costs / 2)``."""
+    weight = np.exp(-(costs - costs.min()) / 2.0)
+    normalised: Array = weight / weight.sum()
+    return normalised
+
+
+def _estimate(at: float, sample: Array) -> Estimate:
+    """A value with the posterior's standard deviation and central 95 %."""
+    low, high = np.quantile(sample, [0.025, 0.975])
+    return Estimate(at, float(sample.std()), float(min(low, at)), float(max(high, at)))
+
+
+def add_tenant(
+    builder: ClusterBuilder, cap: float, unit_alone_s: float, unit_work_s: float, latency_s: float, jitter: float
+) -> bool:
+    """Fit a tenant and take it into the cluster; False if none explains the durations.
+
+    Args:
+        cap: how many times the NICs of a group can fill the uplink's share, from the links alone.
+    """
+    stamps, fabric, groups = builder.stamps, builder.data["fabric"], builder.stamps.groups
+    alone_s = float(np.quantile(stamps.duration_TG.mean(axis=1), 0.02)) - latency_s
+    if alone_s <= 0.0:
+        return False
+
+    def make(ratio: float, share: float, whole_s: float) -> Cluster:
+        """The uplink is what the payload of all groups fills when no tenant transfers, in ``whole_s``."""
+        tenant = {"period_ratio": ratio, "comm_share": share, "ranks": stamps.ranks, "jitter_cv": jitter}
+        data = builder.data | {"tenants": [tenant]}
+        rates = {"uplink_gbps": unit_work_s * groups / whole_s}
+        rates["nic_gbps"] = unit_alone_s / whole_s * (cap if groups > 1 else AMPLE)
+        data["fabric"] = fabric | rates
+        return builder.parse(data)
+
+    def misfit(cluster: Cluster) -> float:
+        """Of mean step and CV, in units of what counts as a good fit and of what one run differs from another."""
+        simulated = simulate(cluster, len(stamps.step_T))
+        mean = (simulated.mean_s - builder.measured.mean_s) / math.hypot(
+            GOOD_MEAN * simulated.mean_s, simulated.mean_sd
+        )
+        return math.hypot(mean, (simulated.cv - builder.measured.cv) / math.hypot(GOOD_CV, simulated.cv_sd))
+
+    found = fit_tenant(make, stamps, alone_s, latency_s, misfit)
+    if found.explained < MIN_EXPLAINED:
+        return False
+    best = make(found.period_ratio.value, found.comm_share.value, found.alone_s.value)
+    builder.data["tenants"] = [t.model_dump() | {"pause_rate": found.pause_rate.value} for t in best.tenants]
+    fabric |= {"nic_gbps": best.fabric.nic_gbps, "uplink_gbps": best.fabric.uplink_gbps}
+    builder.parameters = [p for p in builder.parameters if p.key != "fabric.nic_gbps"]
+    _add_tenant(builder, found, unit_work_s * groups)
+    return True
+
+
+def _add_tenant(builder: ClusterBuilder, found: TenantFit, unit_whole_s: float) -> None:
+    fabric = builder.data["fabric"]
+    said = (
+        f"particle filter through the trace's own arrivals, which expects {found.explained:.0%} of the durations' "
+        "variance one iteration ahead; of the posterior what comes nearest to mean and CV of the step"
+    )
+    alone = found.alone_s
+    rate = unit_whole_s / alone.value
+    scaled = Estimate(rate, rate * alone.se / alone.value, unit_whole_s / alone.hi, unit_whole_s / alone.lo)
+    evidence = f"payload without the tenant takes {alone.value:.4g} s: {said}"
+    builder.add(estimated("fabric.uplink_gbps", scaled, evidence))
+    why = "with a tenant on the uplink, whether a group's own links limit it as well"
+    builder.add(not_identifiable("fabric.nic_gbps", fabric["nic_gbps"], why, "assumed not to limit beyond the uplink"))
+    builder.add(estimated("tenants.0.period_ratio", found.period_ratio, said))
+    builder.add(estimated("tenants.0.comm_share", found.comm_share, said))
+    (_, ratio_share, ratio_alone), (*_, share_alone), _ = found.correlation.tolist()
+    builder.add_correlation("tenants.0.period_ratio", "tenants.0.comm_share", ratio_share)
+    builder.add_correlation(
+        "tenants.0.period_ratio", "fabric.uplink_gbps", -ratio_alone
+    )  # the longer alone, the slower
+    builder.add_correlation("tenants.0.comm_share", "fabric.uplink_gbps", -share_alone)
+    why = "a tenant that takes less of the uplink for longer slows us alike"
+    builder.add(not_identifiable("tenants.0.rate_share", 1.0, why, "assumed to take what it gets"))
+    said = "chance a period, by how often the filter loses sight of it"
+    builder.add(estimated("tenants.0.pause_rate", found.pause_rate, said))
+    key, why = "tenants.0.phase", "the filter leaves open where it is in its period"
+    if found.phase_sd < MIN_PHASE_SD:
+        builder.add(
+            identified(key, found.phase, found.phase_sd, "of its period since its last transfer; not in the config")
+        )
+    else:
+        builder.add(not_identifiable(key, None, why, "not in the config: the simulator draws it"))

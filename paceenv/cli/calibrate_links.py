@@ -1,0 +1,94 @@
+"""``paceenv calibrate`` of nccl-tests output: the law of its links, printed and written as a cluster's fabric."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceenv.calibration.bandwidth import BandwidthFit, fit_bandwidth
+from paceenv.core.errors import InputError
+from paceenv.importers.nccl_tests import Table
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.ui import config_files, output
+
+
+def calibrate_links(
+    tables: Sequence[Table], out: Path | None, json_: str | None, base: str | None, per_node: int | None
+) -> None:
+    """Print the laws of tables, and write the cluster of one; ``base`` gets the links where it is given."""
+    fits = [fit_bandwidth(table) for table in tables]
+    nodes = [fit.nodes(per_node) for fit in fits]
+    for warning in (line for fit in fits for line in fit.warnings(per_node)):
+        output.say(f"warning: {warning}")
+    if out is not None:
+        if len(fits) > 1:
+            named = ", ".join(fit.table.source for fit in fits[:4])
+            raise InputError(f"--out: {len(fits)} tables ({named}); allowed: one, whose law is written")
+        config_files.write_yaml(out, _linked(fits[0], nodes[0], out.stem, base).model_dump(exclude_defaults=True))
+    if json_ is not None:
+        results = [_to_json(*one, per_node) for one in zip(fits, nodes, strict=True)]
+        output.write_json(results[0] if len(results) == 1 else {"tables": results}, json_)
+    if json_ == "-":
+        return
+    for one in zip(fits, nodes, strict=True):
+        _print(*one)
+    if out is not None:
+        if base is None:
+            output.say("the table has no compute: job.compute_s is a stand-in; set yours with --set job.compute_s=...")
+        output.say(f"wrote {out}; next: paceenv simulate {shlex.quote(str(out))}")
+
+
+def _linked(fit: BandwidthFit, nodes: int, name: str, base: str | None) -> Cluster:
+    """A cluster with the measured links: a stand-in of its own, or ``base`` with these keys of its fabric."""
+    if base is None:
+        return fit.to_cluster(name, nodes)
+    values = fit.to_config(nodes == 1).items()
+    return load_cluster(base).changed([f"fabric.{key}={value}" for key, value in values], base)
+
+
+def _to_json(fit: BandwidthFit, nodes: int, per_node: int | None) -> dict[str, Any]:
+    table, law = fit.table, fit.law
+    sizes = zip(table.size_bytes.tolist(), fit.residual.tolist(), strict=True)
+    return {
+        "source": table.source,
+        "op": table.op,
+        "members": table.members,
+        "hop_s": {"value": law.hop_s, "se": fit.hop_se},
+        "bandwidth_Bps": {"value": law.bandwidth_Bps, "se": fit.bandwidth_se},
+        "sqrt_s": {"value": law.sqrt_s, "se": fit.sqrt_se},
+        "nodes": nodes or None,
+        "ranks_per_node": table.members // nodes if nodes else None,
+        "place": "inside" if nodes == 1 else "across",
+        "left_out": list(table.notes),
+        "warnings": list(fit.warnings(per_node)),
+        "misfit": fit.misfit,
+        "misfit_without_sqrt": fit.plain_misfit,
+        "residuals": [{"size_bytes": size, "relative": residual} for size, residual in sizes],
+        "fabric": fit.to_config(nodes == 1),
+    }
+
+
+def _print(fit: BandwidthFit, nodes: int) -> None:
+    table, law = fit.table, fit.law
+    place = "inside a node" if nodes == 1 else f"across {nodes or 'several'} nodes"
+    title = f"{table.op} among {table.members} {place}: fitted to {table.source}"
+    if fit.is_bandwidth_only:
+        rate = f"{law.bandwidth_Bps / 1e9:.4g}", f"{fit.bandwidth_se / 1e9:.2g}"
+        note = f"{len(table.time_s)} runs of too few sizes: latency cannot be identified"
+        output.print_table(title, ("term", "value", "standard error"), [("bandwidth, GB/s", *rate)], note)
+        return
+    rows = [
+        ("latency of a round, us", f"{law.hop_s * 1e6:.4g}", f"{fit.hop_se * 1e6:.2g}"),
+        ("bandwidth, GB/s", f"{law.bandwidth_Bps / 1e9:.4g}", f"{fit.bandwidth_se / 1e9:.2g}"),
+        ("us per square root of a MB", f"{law.sqrt_s * 1e9:.4g}", f"{fit.sqrt_se * 1e9:.2g}"),
+    ]
+    output.print_table(title, ("term", "value", "standard error"), rows)
+    lines = zip(table.size_bytes, table.time_s, fit.residual, fit.plain_residual, strict=True)
+    output.print_table(
+        "Residuals",
+        ("bytes", "measured us", "law", "without square root"),
+        [(f"{size:.0f}", f"{time_s * 1e6:.4g}", f"{a:+.1%}", f"{b:+.1%}") for size, time_s, a, b in lines],
+        f"root mean square {fit.misfit:.1%} with the square root, {fit.plain_misfit:.1%} without",
+    )

@@ -1,0 +1,169 @@
+"""``paceenv demo``: calibrate, train, compare, draw; one folder of results, a few minutes on two cores."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceenv.calibration.noise_fit import NoiseFit, calibrate_noise
+from paceenv.calibration.scaling_table import ScalingTarget
+from paceenv.calibration.scaling_table import compare as compare_scaling
+from paceenv.cli.calibrate_command import noise_cluster
+from paceenv.policies.policy_file import save_policy
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.trainers.evaluation import result_plots, score_table
+from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
+from paceenv.trainers.evaluation.suites import Case, Suite, load_suite
+from paceenv.trainers.sweep.static_search import search_static
+from paceenv.trainers.training import training_run
+from paceenv.trainers.training.train_config import TrainConfig, load_train_config
+from paceenv.ui import config_files, output
+from paceenv.ui.run_directory import prepare_folder
+
+HEALTHY, IMBALANCED = "AR", "SE"
+"""The two production traces: workers that are healthy but for one, and workers with memoryless data imbalance."""
+SCALING = "when-scaling-fails"
+NOISY_JITTER_CV = 0.03
+
+
+def run_demo(out: Path, timesteps: int | None, seed: int) -> SuiteResult:
+    """Run all stages of the demo; returns the result of the main suite.
+
+    Args:
+        timesteps: decisions of the training; None: as configured.
+    """
+    started = time.monotonic()
+    healthy, imbalanced = (_calibrate(name) for name in (HEALTHY, IMBALANCED))
+    config = load_train_config("demo")
+    config = config.model_copy(update={"seed": seed})
+    config = config if timesteps is None else config.model_copy(update={"total_timesteps": timesteps})
+    suite = load_suite("demo")
+    clusters = _clusters(suite, healthy)
+    plain = noise_cluster(imbalanced, load_cluster("null-jitter"), "calibrated-se")
+    for cluster in (*clusters.values(), plain):
+        config_files.write_yaml(out / "clusters" / f"{cluster.name}.yaml", cluster.model_dump(exclude_defaults=True))
+    policy = _train(config, clusters, out)
+    result, static = _compare(suite, clusters, policy)
+    nulls = _compare_nulls(plain, policy, static)
+    text = _tables(out, result, nulls, static, policy)
+    with output.progress("draw"):
+        _pictures(out, result)
+    _record(out, config, suite, healthy, imbalanced, time.monotonic() - started)
+    print(text)
+    output.say(f"All of it, with pictures and the policy file, is in {out}/ ({time.monotonic() - started:.0f} s)")
+    return result
+
+
+def _calibrate(name: str) -> NoiseFit:
+    """The noise of stage 0 of a trace, from its packaged measurements."""
+    path = config_files.packaged("measurements") / f"straggler-{name.lower()}.yaml"
+    with output.progress(f"calibrate {name}"):
+        fit = calibrate_noise(path)[0]
+    worst = max(abs(row.error) for row in fit.held_out)
+    output.say(
+        f"calibrated {name} from {path.name}: {fit.workers} workers, mean compute {fit.mean_compute_s.value:.3g} s, "
+        f"E[max]/mean on held-out steps within {worst:.1%}"
+    )
+    return fit
+
+
+def _clusters(suite: Suite, healthy: NoiseFit) -> dict[str, Cluster]:
+    """The suite's clusters with the noise measured on healthy workers; jitter from that up to a noisy cluster's."""
+    found = healthy.to_config()
+    measured: dict[str, Any] = {key: found["noise"][key] for key in ("common_cv", "persistent_cv")}
+    measured["jitter_cv"] = {"loguniform": [max(found["noise"]["jitter_cv"], 1e-3), NOISY_JITTER_CV]}
+    clusters = {}
+    for case in suite.cases:
+        data = case.load().model_dump()
+        data["noise"] |= measured
+        data["calibration"] = found["calibration"]
+        clusters[case.name] = config_files.parse(Cluster, data, f"{case.name} with calibrated noise")
+    return clusters
+
+
+def _train(config: TrainConfig, clusters: dict[str, Cluster], out: Path) -> Path:
+    output.say(f"training {config.algorithm} on {config.total_timesteps:,} decisions")
+    with output.progress("train", config.total_timesteps) as done:
+        trained = training_run.train(config, clusters, on_progress=done)
+    path = out / "learned.safetensors"
+    digest = save_policy(path, trained.file)
+    config_files.write_text(out / "learning-curve.json", json.dumps(trained.curve))
+    result_plots.learning_curves([trained.curve], out / "learning-curve.png", paired=config.environment.paired)
+    output.say(f"wrote {path}, sha256 {digest[:16]}")
+    return path
+
+
+def _compare(suite: Suite, clusters: dict[str, Cluster], policy: Path) -> tuple[SuiteResult, str]:
+    with output.progress("best static setting", 1) as done:
+        static = search_static(suite, clusters, on_done=done).best()
+    names = [static, "paper", "adaptive", str(policy), "clairvoyant"]
+    with output.progress("compare", len(suite.cases) * (len(names) + 1)) as done:
+        return evaluate(names, suite, clusters, on_done=done), static
+
+
+def _compare_nulls(plain: Cluster, policy: Path, static: str) -> SuiteResult:
+    """Where pacing has nothing to exploit: plain barrier jobs, one with the measured imbalance."""
+    cases = [Case(cluster=name, null_case=True) for name in ("null-jitter", plain.name)]
+    suite = Suite(
+        name="nulls",
+        description="Plain barrier jobs: independent jitter, and the data imbalance calibrated from the SE trace.",
+        cases=cases,
+        seeds=32,
+    )
+    names = [static, "paper", "adaptive", str(policy)]
+    with output.progress("compare where pacing cannot help", len(cases) * (len(names) + 1)) as done:
+        return evaluate(names, suite, {plain.name: plain}, on_done=done)
+
+
+def _tables(out: Path, result: SuiteResult, nulls: SuiteResult, static: str, policy: Path) -> str:
+    said = score_table.verdicts(result, str(policy), static)
+    null_said = score_table.verdicts(nulls, str(policy), static)
+    text = "\n".join(["# Demo", "", score_table.markdown(result, said), score_table.markdown(nulls, null_said)])
+    config_files.write_text(out / "scores.md", text)
+    config_files.write_text(
+        out / "scores.json",
+        json.dumps(
+            {"scores": score_table.as_json(result) + score_table.as_json(nulls), "verdicts": said + null_said},
+            indent=2,
+        ),
+    )
+    return text
+
+
+def _pictures(out: Path, result: SuiteResult) -> None:
+    result_plots.step_distributions(result, result.suite.cases[0].name, out / "step-times.png")
+    result_plots.pareto(result, out / "pareto.png")
+    target = config_files.load(ScalingTarget, "targets", SCALING)
+    rows = list(compare_scaling(target, load_cluster(target.cluster), seeds=8, iterations=5000))
+    result_plots.scaling_curve(rows, out / "scaling.png")
+
+
+def _record(
+    out: Path, config: TrainConfig, suite: Suite, healthy: NoiseFit, imbalanced: NoiseFit, seconds: float
+) -> None:
+    record = {
+        "git_commit": training_run.git_commit(),
+        "seconds": round(seconds, 1),
+        "cores": os.cpu_count(),
+        "train": config.model_dump(),
+        "suite": suite.model_dump(),
+        "calibrated_from": [healthy.source, imbalanced.source],
+    }
+    config_files.write_yaml(out / "run.yaml", record)
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")] = Path("runs/demo"),
+    timesteps: Annotated[int | None, typer.Option(min=1, help="Shorter or longer training, in decisions.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the training.")] = 0,
+) -> None:
+    """The guided tour: calibrate a cluster, train a policy, compare it with its baselines, draw the pictures.
+
+    About four minutes on two cores. Everything it prints is also written to the output folder.
+    """
+    run_demo(prepare_folder(out), timesteps, seed)

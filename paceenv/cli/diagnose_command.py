@@ -1,0 +1,149 @@
+"""``paceenv diagnose`` and the bare ``paceenv PATH``: recognises what a job left behind, and says why it is slow."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceenv.diagnosis.answer import MAX_ROWS, Answer, find_answer
+from paceenv.diagnosis.causes import SLOW_RANK
+from paceenv.importers.inputs import Inputs
+from paceenv.report.answer_text import print_answer
+from paceenv.report.conclusion import POLICIES, Conclusion, conclude_answer
+from paceenv.report.recordings import find_recordings
+from paceenv.report.step_log_output import PATTERN_HELP, from_logs
+from paceenv.ui import output
+
+
+def diagnose(
+    paths: Annotated[
+        list[Path], typer.Argument(help="Files, folders and patterns of any supported format, folders of live runs.")
+    ],
+    pattern: Annotated[str | None, typer.Option(help=PATTERN_HELP)] = None,
+    sizes: Annotated[
+        str | None, typer.Option(help="Text logs of a job at several sizes: the size of each, as 4,8 (nodes or ranks).")
+    ] = None,
+    predict: Annotated[str | None, typer.Option(help="Sizes to predict step times for, as 16,32.")] = None,
+    job: Annotated[str | None, typer.Option(help="Which job, where the trace holds several.")] = None,
+    simulate: Annotated[
+        bool,
+        typer.Option(help="Fit a cluster to the trace and simulate pacing on it; --no-simulate saves its seconds."),
+    ] = True,
+    flops_per_step: Annotated[
+        float | None, typer.Option(help="Floating-point operations of a step of the whole job, to check the MFU.")
+    ] = None,
+    peak_flops: Annotated[
+        float | None, typer.Option(help="What one rank's device can do in a second: 989e12 (H100, bf16).")
+    ] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Find what a job loses against its ideal step, where, and why, whether pacing would gain any of it, what is next.
+
+    Reads traces in Parquet, folders of live runs, profiles of PyTorch and dumps of its Flight Recorder (one file per
+    rank), logs. A file's content decides its format; other files are named and skipped. The bare command does the same:
+    paceenv runs/job-17
+
+    The ideal step: every worker and operation of a kind equal. Slowdown and its attribution to ranks, stages and
+    operations come from replaying the steps' dependencies; causes are named with their share of the lost time, the
+    evidence, and what to do, which is often not pacing. It says so where a trace does not identify the cause.
+
+    The headline comes from the causes and from pacing policies simulated on clusters that are fitted to the trace. A
+    trace cannot show a slowdown of all ranks alike: name nccl-tests output beside it, or give the FLOPs of a step, and
+    the job is compared with what its hardware can do.
+
+    Folders of live runs: their page first. Profiles of GPU jobs: where each device's step went, and why a rank is late:
+    its host (and what it did longer than its peers), its kernels or its copies.
+
+    Dumps of a job that hangs or died: which ranks it waits for in the end, what each of the others waits for, and what
+    the missing ones were last seen doing. Logs of NCCL Inspector: bandwidths, and which rank arrives last. Output of
+    nccl-tests: the law of the links.
+
+    From a text log of a training program (Megatron-LM, torchtitan, nanoGPT, MLPerf, ..., or any with --pattern) it
+    gives what step times alone allow: how they vary, what recurs, and how much there is to win at most.
+
+    Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json - -- paceenv diagnose runs/live --
+    paceenv diagnose trace.parquet all_reduce_perf.log -- paceenv diagnose trace.parquet --flops-per-step 3e15
+    --peak-flops 989e12 -- paceenv diagnose /tmp/nccl_trace_rank_* -- paceenv diagnose log.txt -- paceenv diagnose
+    log.txt --pattern '(?P<step>\\d+) took (?P<ms>[\\d.]+)' -- paceenv diagnose log4.txt log8.txt --sizes 4,8
+    --predict 16
+    """
+    if sizes is not None or predict is not None:
+        from_logs(paths, sizes, predict, pattern, json_)
+        return
+    recordings = find_recordings(paths)
+    pages = recordings.pages()
+    if json_ != "-":
+        sys.stdout.writelines(pages.values())
+    inputs = recordings.read(pattern, MAX_ROWS)
+    links = _links(inputs)
+    answer, conclusion = None, None
+    if inputs.trace is not None or inputs.dumps or inputs.steps or inputs.inspected or not (pages or links):
+        with output.progress("replay the steps"):
+            answer = find_answer(inputs, job)
+        flops = (flops_per_step, peak_flops)
+        conclusion = _conclude(inputs, answer, str(paths[0]), job, POLICIES if simulate else (), flops)
+    for note in inputs.notes if answer is None else answer.notes:
+        output.say(note)
+    steps = _next_steps(paths, answer, conclusion, inputs)
+    if json_ is not None:
+        found: dict[str, Any] = {"notes": list(inputs.notes)} if answer is None else answer.to_json()
+        found |= conclusion.to_json() if conclusion is not None else {}
+        runs = {str(path): page for path, page in pages.items()}
+        output.write_json(found | {"runs": runs, "links": links, "next": steps}, json_)
+    if json_ == "-":
+        return
+    if answer is not None:
+        print_answer(answer, conclusion.verdict if conclusion is not None else None, inputs.activity, str(paths[0]))
+    if links:
+        output.print_table("Links", (), (), "\n".join(f"{source}: {law}" for source, law in links.items()))
+    if steps:
+        output.print_table("Next", (), (), "\n".join(steps))
+
+
+def _conclude(
+    inputs: Inputs,
+    found: Answer,
+    source: str,
+    job: str | None,
+    policies: Sequence[str],
+    flops: tuple[float | None, float | None],
+) -> Conclusion | None:
+    """None where there is no trace that could be diagnosed."""
+    if found.diagnosis is None:
+        return None
+    with output.progress("fit a cluster, simulate pacing", max(len(policies), 1), shown=bool(policies)) as done:
+        conclusion = conclude_answer(found, inputs, source, job, policies=policies, flops=flops, on_done=done)
+    if inputs.tables and not any(check.what.endswith("nccl-tests") for check in conclusion.checks):
+        output.say("not compared with nccl-tests: no collective here is of a table's kind, number of ranks and sizes")
+    return conclusion
+
+
+def _links(inputs: Inputs) -> dict[str, str]:
+    """The law of each bandwidth table."""
+    if not inputs.tables:
+        return {}
+    from paceenv.calibration.bandwidth import fit_bandwidth  # SciPy, which takes a second to import
+
+    return {table.source: fit_bandwidth(table).text for table in inputs.tables}
+
+
+def _next_steps(
+    paths: Sequence[Path], answer: Answer | None, conclusion: Conclusion | None, inputs: Inputs
+) -> list[str]:
+    """Commands that work when typed, the most useful first."""
+    words, steps = shlex.join(map(str, paths)), list[str]()
+    if answer is not None and answer.diagnosis is not None and conclusion is not None:
+        causes, worst = answer.diagnosis.causes, answer.diagnosis.attribution
+        if causes and causes[0].cause == SLOW_RANK and worst is not None and worst.rank:
+            steps.append(f"paceenv whatif {words} --replace-rank {max(worst.rank, key=lambda r: worst.rank[r])}")
+        if conclusion.verdict.claim in {"helps", "is open"} and len(paths) == 1:
+            steps.append(f"paceenv train --job {words} -o runs/mine")
+    if answer is not None and (answer.matrix is not None or len(answer.steps) == 1):
+        steps.append(f"paceenv report {words} -o report.html")
+    tables = [table.source.partition(", table ")[0] for table in inputs.tables[:1]]
+    return [*steps, *(f"paceenv calibrate {shlex.quote(source)} -o links.yaml" for source in tables)]

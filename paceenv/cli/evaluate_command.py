@@ -1,0 +1,124 @@
+"""``paceenv evaluate``: policies compared on suites of clusters."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceenv.core.errors import InputError
+from paceenv.core.files import check_file_name
+from paceenv.core.limits import LIMIT_HELP
+from paceenv.policies.select import POLICY_HELP
+from paceenv.trainers.evaluation import score_table
+from paceenv.trainers.evaluation.comparison import Comparison, is_comparison, load_comparison
+from paceenv.trainers.evaluation.evaluate import SuiteResult
+from paceenv.trainers.evaluation.evaluate import evaluate as compare
+from paceenv.trainers.evaluation.suites import Split, Suite, load_suite
+from paceenv.trainers.sweep.static_search import search_static
+from paceenv.ui import config_files, output
+from paceenv.ui.run_directory import prepare_folder
+
+
+def evaluate(
+    policies: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="POLICY...",
+            help=f"{POLICY_HELP}; or best-static; or a .yaml of policies and suite, such as a sweep's winner.yaml. "
+            "None, with --write: those of SCORES.md.",
+        ),
+    ] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="A suite: a file, a name in configs/suites, or all. Default: demo.")
+    ] = None,
+    split: Annotated[Split | None, typer.Option(help="Only the clusters of this split of the suite.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=2, help="Seeds per cluster, instead of the suite's.")] = None,
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", "-i", min=40, help="Instead of the suite's.")
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help=LIMIT_HELP),
+    ] = None,
+    write: Annotated[str | None, typer.Option(help="Also write the table as Markdown to this file.")] = None,
+    explain: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Draw each policy on each cluster: its settings, a timeline of ranks."),
+    ] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Compare policies on a suite of clusters against passive, paired on the same noise, with 95 % intervals.
+
+    best-static searches the best single static setting for the whole suite, on other seeds.
+
+    Examples: paceenv evaluate paper adaptive -- paceenv evaluate learned best-static --suite all --split validation
+    -- paceenv evaluate mine:Policy agent.zip:mechanisms=slack --explain runs/explain
+    """
+    for path in (write, json_ if json_ != "-" else None):
+        if path is not None:
+            check_file_name(path)
+    given = {"--suite": suite, "--split": split, "--seeds": seeds, "--iterations": iterations, "--write": write}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not policies:
+        if list(given) != ["--write"] or write is None or limit or explain or json_:
+            raise InputError("POLICY: none given; allowed: at least one, or none with --write alone, for SCORES.md")
+        config_files.write_text(write, score_table.committed_page())
+        return
+    update = {k: v for k, v in (("seeds", seeds), ("iterations", iterations)) if v is not None}
+    comparison, names = _comparison(policies)
+    chosen = comparison.chosen() if comparison and not suite else load_suite(suite or "demo")
+    chosen = chosen.model_copy(update={**update, "limits": chosen.limits.changed(limit or [])})
+    chosen = chosen.only([split]) if split else chosen
+    tuned = comparison.tuned_for(chosen) if comparison else {}
+    if explain is not None:
+        prepare_folder(explain)
+    for i, name in enumerate(names):
+        if name == "best-static":
+            with output.progress("best static setting", 1) as done:
+                names[i] = search_static(chosen, on_done=done).best()
+    runs = len(chosen.cases) * (len(set(names)) + 1 + bool(tuned))
+    with output.progress(f"evaluate on {chosen.name}", runs) as done:
+        result = compare(names, chosen, on_done=done, tuned=tuned)
+    for line in result.outside():
+        output.say(line)
+    if json_ is not None:
+        output.write_json(score_table.as_json(result), json_)
+    if write is not None:
+        options = [text for name, value in given.items() for text in (name, str(value))]
+        options += [text for one in limit or [] for text in ("--limit", one)]
+        made_by = shlex.join(["paceenv", "evaluate", *policies, *options])
+        page = [f"# Policies on suite {chosen.name}", "", f"Made by `{made_by}`.", "", score_table.markdown(result)]
+        config_files.write_text(write, "\n".join(page))
+    if json_ != "-":
+        _print(result)
+    if explain is not None:
+        _explain(list(dict.fromkeys(names)), chosen, explain)
+
+
+def _print(result: SuiteResult) -> None:
+    suite, rows = result.suite, score_table.cells(score_table.scores(result))
+    length = f"{suite.seeds} seeds x {suite.iterations} iterations, paired on common random numbers"
+    note = f"Gain: throughput against passive, ours and the tenants'. {length}; {suite.limits}"
+    output.print_table(f"Suite {suite.name}", score_table.COLUMNS, rows, note)
+
+
+def _explain(names: list[str], suite: Suite, folder: Path) -> None:
+    from paceenv.trainers.evaluation.explain import explain  # only here: matplotlib takes a second
+
+    with output.progress("draw", len(names) * len(suite.cases)) as done:
+        for n, (name, case) in enumerate(((name, case) for case in suite.cases for name in names), 1):
+            explain(name, case.load(), suite.limits, suite.first_seed, folder)
+            done(n)
+    output.say(f"drew what each policy does, one seed a cluster, in {folder}")
+
+
+def _comparison(arguments: list[str]) -> tuple[Comparison | None, list[str]]:
+    """The one comparison among the arguments, if there is one, and all policies that they name."""
+    comparisons = [load_comparison(name) for name in arguments if is_comparison(name)]
+    if len(comparisons) > 1:
+        raise InputError("POLICY: several .yaml files; allowed: one, with other policies beside it")
+    inside = comparisons[0].policies if comparisons else []
+    return comparisons[0] if comparisons else None, [*inside, *(name for name in arguments if not is_comparison(name))]

@@ -1,0 +1,161 @@
+"""``paceenv live``: run a job with the agent, see how its ranks are, and change what its agents do."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceenv.core.errors import InputError
+from paceenv.core.wording import count
+from paceenv.live import control_file
+from paceenv.live.inspect_status import (
+    CONDITIONS,
+    FAIL_IF_HELP,
+    chosen_conditions,
+    holding,
+    is_silent,
+    missing,
+    patience_s,
+    print_status,
+    print_worst,
+)
+from paceenv.live.record.findings import find, with_verdicts
+from paceenv.live.record.run_folder import RunFolder
+from paceenv.live.record.snapshot import Snapshot, number, text
+from paceenv.live.start import run_command
+from paceenv.ui import output
+
+WATCH_S = 2.0
+REST = 30.0
+"""With --watch: at least so many times the time that a look takes passes before the next one."""
+
+application = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Run a training script with the agent, see how its ranks are, change what the agents do. "
+    "The run's page: paceenv diagnose FOLDER.",
+)
+
+application.command(
+    name="run", cls=run_command.RunCommand, help=run_command.HELP, context_settings={"allow_interspersed_args": False}
+)(run_command.run)
+
+Folder = Annotated[Path, typer.Argument(help="The folder given to the agent as out.", show_default=False)]
+
+
+@application.command()
+def status(
+    folder: Folder,
+    attempt: Annotated[
+        str | None,
+        typer.Option(
+            help="A start of the job's processes, by the beginning of its name (the time). Default: the latest."
+        ),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Again and again, the ten worst ranks, until all ranks have ended.")
+    ] = False,
+    all_: Annotated[bool, typer.Option("--all", help="With --watch: a line for every rank.")] = False,
+    fail_if: Annotated[str | None, typer.Option(help=f"{FAIL_IF_HELP}.")] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> int:
+    """State, step time, waits, pacing of the ranks, and the age of their last status.
+
+    Examples: paceenv live status runs/mine -- paceenv live status runs/mine --watch -- in a pipeline:
+    paceenv live status runs/mine --json status.json --fail-if hurts,agent-lost
+
+    Exit codes: 0; 2 for a mistake in the command or a folder that is no run; those of --fail-if. With --watch and
+    --fail-if it ends as soon as a condition holds.
+    """
+    if watch and json_ is not None:
+        raise InputError("--watch: prints tables; allowed: without --json")
+    wanted = chosen_conditions(fail_if)
+    run = RunFolder(folder)
+    while True:
+        began_s = time.monotonic()
+        chosen = run.chosen(attempt)
+        snapshots = run.statuses(chosen)
+        if not snapshots and not watch:
+            notes = "".join(f"; {note}" for note in run.notes)
+            raise InputError(f"{folder}: attempt {chosen} has no status of any rank{notes}")
+        findings = find(snapshots) if snapshots else None
+        if findings is not None:
+            snapshots = with_verdicts(snapshots, findings)
+        hold = holding(snapshots, chosen, time.time())
+        if json_ is not None:
+            found = {"attempt": chosen, "attempts": run.attempts(), "ranks": snapshots, "findings": findings}
+            output.write_json(found | {"conditions": hold, "notes": run.notes}, json_)
+        elif watch and not all_:
+            print_worst(run, chosen, snapshots, findings)
+        else:
+            print_status(run, chosen, snapshots, again=watch)
+        failed = next((name for name in wanted if name in hold), None)
+        if failed is not None:
+            output.say(f"{folder}: {failed}: {hold[failed]}")
+            return CONDITIONS[failed][0]
+        if not watch or (snapshots and not missing(snapshots) and all(s.get("final") for s in snapshots)):
+            return 0
+        time.sleep(max(WATCH_S, REST * (time.monotonic() - began_s)))
+
+
+@application.command(name="set")
+def set_(
+    folder: Folder,
+    mode: Annotated[str, typer.Option(help=f"The new mode: one of {', '.join(control_file.MODES)}.")] = "observe",
+    policy: Annotated[str | None, typer.Option(help="Decides in modes shadow, canary and active.")] = None,
+    kill: Annotated[bool, typer.Option("--kill", help="Detach the agents for good; no set brings them back.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until every rank has changed over, or refused.")] = False,
+) -> None:
+    """Change mode and policy of a running job's agents, on all ranks before the same iteration."""
+    run = RunFolder(folder)
+    attempt = run.latest()
+    statuses = [status for status in run.statuses(attempt) if not status.get("final")]
+    if not statuses:
+        raise InputError(f"{folder}: no rank of attempt {attempt} is running")
+    wish = control_file.make_wish(statuses, mode, policy, kill)
+    control_file.write_wish(folder, wish)
+    what = "detach for good" if kill else f"change to mode {mode}" + f", policy {wish.policy}" * bool(wish.policy)
+    when = f"before iteration {count(wish.from_iteration)}" if wish.from_iteration else "at once"
+    output.say(f"asked attempt {attempt} ({len(statuses)} ranks with a status): {what}, {when}")
+    if wait:
+        with output.progress("wait for all ranks to change over"):
+            done = _wait(run, attempt, wish)
+        output.say(f"{done} ranks have changed over")
+
+
+def _wait(run: RunFolder, attempt: str, wish: control_file.Wish) -> int:
+    """The number of ranks, once all have changed over. Raises InputError where one does not."""
+    done, begun_s = 0, time.monotonic()
+    while not done:
+        time.sleep(WATCH_S)
+        statuses = run.statuses(attempt)
+        done, why = _followed(statuses, wish)
+        waited_s, lost = time.monotonic() - begun_s, missing(statuses)
+        if lost and waited_s > patience_s(int(number(statuses[0], "world_size") or 1)):
+            why = f"{lost} ranks have no status"
+        if why:
+            raise InputError(f"{run.path}: {why}")
+    return done
+
+
+def _followed(statuses: list[Snapshot], wish: control_file.Wish) -> tuple[int, str]:
+    """The number of ranks if all have changed over, else 0; and why that will not happen."""
+    followed = 0
+    for snapshot in statuses:
+        taken: dict[str, Any] = snapshot.get("control") or {}
+        state, heard = text(snapshot, "state"), taken.get("id") == wish.id
+        if heard and taken.get("refused"):
+            return 0, f"rank {snapshot['rank']} does not follow: {taken['refused']}"
+        if snapshot.get("final"):
+            return 0, f"rank {snapshot['rank']} has ended"
+        if is_silent(snapshot, time.time()):
+            return 0, f"rank {snapshot['rank']} is silent"
+        stopped = state == "off" and bool(text(snapshot, "reason"))  # for good: it takes nothing in any more
+        changed = heard and (not taken.get("waiting") or (stopped and not wish.kill))
+        if changed and state != ("off" if wish.kill else wish.mode):
+            return 0, f"rank {snapshot['rank']} is in mode {state}: {text(snapshot, 'reason') or 'no reason given'}"
+        followed += changed
+    return (followed if followed == len(statuses) and not missing(statuses) else 0), ""

@@ -1,0 +1,120 @@
+"""``paceenv sweep CONFIG -o FOLDER`` runs a sweep, or goes on with it; ``paceenv sweep FOLDER`` shows one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceenv.core.errors import InputError, needs
+from paceenv.trainers.sweep.sweep_config import SweepConfig
+from paceenv.trainers.sweep.sweep_results import Candidate, Results, cells, columns
+from paceenv.trainers.sweep.sweep_run import Ledger, make_task, open_sweep
+from paceenv.trainers.sweep.trial import Row
+from paceenv.ui import config_files, output
+from paceenv.ui.run_directory import locked
+
+
+def sweep(
+    what: Annotated[
+        str, typer.Argument(help="A sweep's config to run: a file, or a name in configs/sweeps; or a folder to show.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The sweep's folder; shared by all nodes, for training.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="A running Ray cluster: auto, or HOST:PORT. Default: this machine, by itself.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a config value: static.seeds=4")] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Try many settings or hyperparameters on Ray, and resume after an interruption.
+
+    Every trial that has ended is a line in the folder's ledger before the next one begins. After an interruption the
+    same command finishes the sweep, with the same result; no trial is lost or runs twice. In the end the folder holds
+    the winner (policy.safetensors, winner.yaml for paceenv evaluate) and a picture. With a sweep's folder in place of a
+    config its Pareto front is shown, also while it runs.
+
+    Examples: paceenv sweep demo -o runs/sweep -- paceenv sweep runs/sweep -- paceenv sweep ppo-asha -o runs/asha
+    --address auto
+    """
+    if Path(what).is_dir() and what not in config_files.names("sweeps"):
+        for name, value in (("--out", out), ("--address", address), ("--set", set_)):
+            if value:
+                raise InputError(f"{name} with a sweep's folder, {what}; allowed: --json")
+        _show_folder(Path(what), json_)
+        return
+    if out is None:
+        raise InputError(f"{what}: a config to run needs a folder; allowed: --out FOLDER")
+    path = config_files.find("sweeps", what)
+    data = config_files.read_yaml(path)
+    for assignment in set_ or []:
+        config_files.set_value(data, assignment)
+    _run(config_files.parse(SweepConfig, data, str(path)), out, address, json_)
+
+
+def _run(config: SweepConfig, out: Path, address: str | None, json_: str | None) -> None:
+    try:
+        from paceenv.trainers.sweep import ray_trials
+        from paceenv.trainers.sweep.winner import finish
+    except ModuleNotFoundError as error:
+        raise needs("paceenv sweep", error.name, "sweep") from None
+    task = make_task(config, out)
+    with locked(out, "sweep"):
+        begun = open_sweep(config, task, out)
+        if not begun.is_over():
+            total = begun.search.total
+            with ray_trials.connected(address) as cpus, output.progress(f"sweep {config.name}", total) as done:
+
+                def on_row(row: Row) -> None:
+                    if row["status"] != "done":
+                        output.say(f"trial {row['trial']} failed: {row['error']}")
+                    done(len(begun.ledger.rows))
+
+                ray_trials.run_on_ray(begun, cpus, on_row)
+        said = finish(begun.ledger, task)
+    if json_ is not None:
+        output.write_json(said, json_)
+    if said["failed"] and not said["winners"]:
+        first = said["failed"][0]
+        raise InputError(f"{out}: no trial was finished; trial {first['trial']} failed: {first['error']}")
+    if json_ != "-":
+        _show(Results.of(begun.ledger))
+        _show_robustness(said.get("robustness"))
+        output.say(f"winner and picture are in {out}/")
+
+
+def _show_folder(folder: Path, json_: str | None) -> None:
+    results = Results.of(Ledger.read(folder))
+    if json_ is not None:
+        output.write_json(results.as_json(_chosen(results)), json_)
+    if json_ != "-":
+        _show(results)
+
+
+def _chosen(results: Results) -> list[Candidate]:
+    """The front, or each cluster's winner."""
+    if len(results.clusters) < 2:
+        return results.front()
+    return [best for cluster in results.clusters if (best := results.best(cluster)) is not None]
+
+
+def _show(results: Results) -> None:
+    rows = [cells(candidate, results.objectives) for candidate in _chosen(results)]
+    note = f"{len(results.candidates)} candidates, {len(results.failed)} trials failed"
+    what = "winners" if len(results.clusters) > 1 else "front"
+    output.print_table(f"sweep {results.config.name}: {what}", columns(results), rows, note)
+    for row in results.failed:
+        output.say(f"trial {row['trial']} failed: {row['error']}")
+
+
+def _show_robustness(found: dict[str, Any] | None) -> None:
+    if found is None:
+        return
+    rows = [
+        (total["policy"], f"{total['gain']:+.2%}", f"{total['gain_ci95'][0]:+.2%} to {total['gain_ci95'][1]:+.2%}")
+        for total in found["totals"]
+    ]
+    note = f"{found['seeds']} fresh seeds x {found['iterations']} iterations; every cluster in robustness.json"
+    output.print_table(f"the winner again, on {found['suite']}", ("policy", "gain", "95 % interval"), rows, note)

@@ -1,0 +1,181 @@
+"""``paceenv testbed``: real jobs on network namespaces of this machine, once or as a closed loop with the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from paceenv.core.errors import InputError, out_of_range
+from paceenv.live.decide.live_policy import SEPARATOR, find_candidates
+from paceenv.live.options import MODES
+from paceenv.live.testbed import testbed_run
+from paceenv.live.testbed.testbed_run import JobResult, RunResult
+from paceenv.live.testbed.testbed_scenario import Backend, Scenario, load_scenario
+from paceenv.ui import config_files, output
+
+FEWEST = 20
+"""Iterations from which a cluster is calibrated."""
+TUNE_ITERATIONS = 3000
+"""Of a run in mode tune: a search among a few candidates on a quiet machine, and some of what follows."""
+
+
+def run_on_testbed(
+    scenario: Annotated[
+        str | None, typer.Argument(help="A file, or a name in configs/testbed. Without one: the list of these.")
+    ] = None,
+    loop: Annotated[
+        bool, typer.Option("--loop", help="The closed loop: predict the effect of pacing, measure it, compare.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The run's folder. Default: runs/testbed/SCENARIO, runs/loop/SCENARIO."),
+    ] = None,
+    iterations: Annotated[
+        int | None, typer.Option(min=2, help="Of the main job; in the loop those to observe. Default: the scenario's.")
+    ] = None,
+    mode: Annotated[
+        str, typer.Option(help=f"Mode of the agent in the main job: {', '.join(MODES)}. The loop has its own.")
+    ] = "observe",
+    policy: Annotated[
+        str | None,
+        typer.Option(help="For shadow, canary and active: a rule, static:my-cluster.yaml, or a policy file."),
+    ] = None,
+    candidates: Annotated[
+        str | None,
+        typer.Option(
+            help="Several policies, separated by semicolons, for tune, canary, active and the loop; also defaults. In "
+            "the loop also constant (the best static setting of a search), default (the mechanism's rule), tailored "
+            "(trained for this job). The loop's default: those three, adaptive, paper and learned."
+        ),
+    ] = None,
+    pairs: Annotated[
+        int | None, typer.Option(min=2, help="Pairs of blocks of each candidate, instead of the scenario's.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order of the blocks and of the simulated noise.")] = 0,
+    backend: Annotated[
+        Backend | None,
+        typer.Option(help="Of torch.distributed, instead of the scenario's. nccl shares this machine's GPUs."),
+    ] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Run real torchrun jobs on a small cluster on this machine: namespaces as hosts, token buckets as links.
+
+    Needs Linux, root and Debian's iproute2. It touches nothing outside its own namespaces, and the kernel removes all
+    of it, however it ends.
+
+    With --loop the stages are: observe (the real job, watched by the agent), probe (the same with tiny random delays,
+    where the scenario asks for it), calibrate (a cluster with errors from those traces), tailor (the best static
+    setting, and a policy trained for this job), predict (each candidate, simulated), choose (the best one whose
+    predicted effect excludes 0), contest (the real job, on which all candidates take turns in paired blocks with and
+    without pacing), report. The same command resumes a killed loop after its last finished stage.
+
+    Examples: paceenv testbed -- paceenv testbed unequal-slack -o runs/observed
+    -- paceenv testbed incast-shallow --mode canary --policy adaptive -- paceenv testbed unequal-slack --loop
+    """
+    if scenario is None:
+        _list(json_)
+        return
+    chosen = load_scenario(scenario, backend)
+    changes = {name: n for name, n in (("observe_iterations", iterations), ("pairs", pairs)) if n is not None}
+    if loop:
+        if mode != "observe" or policy is not None:
+            raise InputError("--loop: has its own modes and policies; allowed: without --mode and --policy")
+        if iterations is not None and iterations < FEWEST:
+            raise out_of_range("--iterations", iterations, f"at least {FEWEST} with --loop", "testbed")
+        chosen = chosen.model_copy(update={"loop": chosen.loop.model_copy(update=changes)})
+        _loop(chosen, out or Path("runs/loop") / chosen.name, candidates, seed, json_)
+        return
+    plan = chosen.loop
+    several = [*(one.source for one in find_candidates(candidates or "").candidates), *([policy] if policy else [])]
+    usual = {
+        "canary": plan.contest_iterations(list(dict.fromkeys(several)) or ["passive"], pairs or plan.pairs),
+        "tune": TUNE_ITERATIONS,
+    }
+    count = iterations or usual.get(mode, plan.observe_iterations)
+    agent = [*testbed_run.agent_options(plan, mode), "--seed", str(seed)]
+    for option, value in (("--policy", policy), ("--candidates", candidates)):
+        agent += [option, value] if value else []
+    folder = out or Path("runs/testbed") / chosen.name
+    with output.progress(chosen.name, count) as done:
+        result = testbed_run.run_scenario(
+            chosen, folder, agents={} if mode == "off" else {plan.job: agent}, iterations=count, on_progress=done
+        )
+    if json_ is not None:
+        output.write_json({name: _numbers(job) for name, job in result.jobs.items()}, json_)
+    if json_ != "-":
+        _print(chosen, result)
+        output.say(f"logs, step times{'' if mode == 'off' else ' and trace'} are in {folder}/")
+
+
+def _list(json_: str | None) -> None:
+    scenarios = [load_scenario(name) for name in config_files.names("testbed")]
+    if json_ is not None:
+        output.write_json([scenario.model_dump() for scenario in scenarios], json_)
+    if json_ == "-":
+        return
+    rows = [
+        (s.name, s.loop.expect, "+".join(str(job.ranks) for job in s.jobs), s.description.split(". ")[0].strip(" .\n"))
+        for s in scenarios
+    ]
+    output.print_table("Testbed scenarios", ("name", "pacing", "ranks", "about"), rows)
+    if lacking := testbed_run.missing():
+        output.say(f"cannot run here: missing {lacking}")
+
+
+def _loop(scenario: Scenario, folder: Path, candidates: str | None, seed: int, json_: str | None) -> None:
+    from paceenv.calibration.fit_trace import calibrate_trace
+    from paceenv.trainers.closed_loop import sim_to_real_report
+    from paceenv.trainers.closed_loop.closed_loop import CANDIDATES, ClosedLoop, LoopOptions
+
+    names = [part.strip() for part in (candidates or SEPARATOR.join(CANDIDATES)).split(SEPARATOR)]
+    options = LoopOptions(seed=seed, candidates=tuple(names))
+    found = ClosedLoop(scenario, folder, options, run=testbed_run.run_scenario, calibrate=calibrate_trace).go()
+    if json_ is not None:
+        output.write_json(found, json_)
+    if json_ != "-":
+        sim_to_real_report.show(found)
+        output.say(f"report, pictures and all runs are in {folder}/")
+
+
+def _print(scenario: Scenario, result: RunResult) -> None:
+    rows = [
+        (name, *(_cell(_numbers(job)[key]) for key in ("ranks", "iterations", "mean_s", "cv", "p99_s")), _said(job))
+        for name, job in result.jobs.items()
+    ]
+    columns = ("job", "ranks", "steps", "mean step s", "CV", "p99 s", "agent's verdict")
+    output.print_table(f"{scenario.name}: {_network(scenario)}", columns, rows)
+
+
+def _numbers(job: JobResult) -> dict[str, Any]:
+    step_s_T = job.step_s_T
+    some = len(step_s_T) > 0  # a job beside the main one may have made one step
+    return {
+        "ranks": job.steps_s_TR.shape[1],
+        "iterations": len(step_s_T),
+        "mean_s": float(step_s_T.mean()) if some else None,
+        "cv": float(step_s_T.std() / step_s_T.mean()) if some else None,
+        "p99_s": float(np.quantile(step_s_T, 0.99)) if some else None,
+        "agents": [snapshot.get("canary") for snapshot in job.snapshots],
+        "tune": job.snapshots[0].get("tune") if job.snapshots else None,
+    }
+
+
+def _said(job: JobResult) -> str:
+    """The verdict of the job's first rank, or its state."""
+    if not job.snapshots:
+        return "-"
+    canary = job.snapshots[0].get("canary") or job.snapshots[0].get("tune")
+    return str(canary["text"].partition(";")[0]) if canary else str(job.snapshots[0].get("state", "-"))
+
+
+def _cell(value: float | None) -> str:
+    return "–" if value is None else str(value) if isinstance(value, int) else f"{value:.3f}"
+
+
+def _network(scenario: Scenario) -> str:
+    network = scenario.network
+    racks = f" in {network.racks} racks, uplinks {network.uplink_mbps:g}" if network.uplink_mbps else ""
+    return f"{network.hosts} hosts at {network.host_mbps:g}{racks} Mbit/s"

@@ -1,0 +1,133 @@
+"""``paceenv train``: a policy for many clusters, or with ``--job`` for one job; everything it leaves in a folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceenv.calibration.posterior import DRAWS, drawn_clusters
+from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
+from paceenv.importers.inputs import read_inputs
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.trainers.training.train_config import TrainConfig, with_algorithm
+from paceenv.ui import config_files, output
+from paceenv.ui.run_directory import prepare_folder
+from paceenv.whatif.baseline import is_config
+
+
+def train(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for policy.safetensors, curve and resolved config.")],
+    config: Annotated[str | None, typer.Argument(help="A training config: a file, or a name in configs/train.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(help="Train for one job instead: its trace, as paceenv diagnose reads it, or its cluster config."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=10, help="With --job: CPU-seconds of one core to spend, about.")] = 60.0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the config's.")] = None,
+    seeds: Annotated[
+        int,
+        typer.Option(min=1, max=99, help="Train so often, from this seed on, and keep the best on validation."),
+    ] = 1,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(help="What learns, instead of the config's, with hyperparameters of its own: SAC, distill, ..."),
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on from the folder's checkpoints, to the same result.")] = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a config value: total_timesteps=100000")
+    ] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Train a pacing policy on the simulator.
+
+    algorithm: in the config says what learns: a class of Stable-Baselines3 or sb3-contrib (PPO, SAC, TQC, CrossQ, ...),
+    whose arguments stand in section sb3, or distill, which fits the policy to a teacher that knows the future.
+
+    Writes the policy file, the learning curve (JSON and picture), the resolved config, a checkpoint and TensorBoard's
+    event files (tensorboard --logdir). The same config and seed give the same file, digest and all, on one machine,
+    also after an interruption with --resume. A config with a selection is scored on validation clusters while it runs,
+    keeps its best policy and stops when the score no longer improves. Several seeds report median and spread.
+
+    With --job it takes about a minute and says whether pacing helps that job at all. A trace is calibrated first, and
+    clusters are drawn from the errors of the calibration. A policy is distilled on half of them. On the other half it
+    is compared with the best constant setting, with the released policy and with no pacing. The best one is written;
+    where nothing is better than no pacing, no policy is written.
+
+    Examples: paceenv train demo -o runs/mine -- paceenv train --job trace.parquet -o runs/job --
+    paceenv train distilled -o runs/released --seeds 5 --resume -- paceenv train demo -o runs/sac --algorithm SAC
+    """
+    if (config is None) == (job is None):
+        raise InputError("train: a config, or --job with a trace or cluster; allowed: one of the two")
+    if job is not None:
+        others = {"--algorithm": algorithm, "--resume": resume, "--set": set_, "--seeds": seeds > 1}
+        if given := [name for name, value in others.items() if value]:
+            raise InputError(f"{given[0]} with --job; allowed: --seconds, --seed, --out, --json")
+        _train_for_job(job, out, seconds, seed or 0, json_)
+        return
+    path = config_files.find("train", config or "")
+    data = config_files.read_yaml(path)
+    if algorithm is not None:
+        data = with_algorithm(data, algorithm)
+    for assignment in [*([] if seed is None else [f"seed={seed}"]), *(set_ or [])]:
+        config_files.set_value(data, assignment)
+    resolved = config_files.parse(TrainConfig, data, str(path)).beside(path)
+    if seeds > 1 and resolved.selection is None:
+        raise InputError(f"--seeds {seeds}: {path} has no selection to compare seeds; allowed: 1")
+    from paceenv.trainers.training.training_run import train_seeds  # torch, which a refused config need not wait for
+
+    summary = train_seeds(resolved, seeds, prepare_folder(out), resume=resume)
+    if json_ is not None:
+        output.write_json(summary, json_)
+    if json_ != "-":
+        output.print_table(f"trained {resolved.name}", ("", ""), [(k, str(v)) for k, v in summary.items()])
+
+
+def _train_for_job(job: str, out: Path, seconds: float, seed: int, json_: str | None) -> None:
+    begun = time.process_time()
+    clusters = drawn_clusters(_cluster(job), seed=seed, draws=DRAWS)
+    from paceenv.policies.policy_file import save_policy
+    from paceenv.trainers.training.job_training import train_for_job
+    from paceenv.trainers.training.training_run import POLICY
+
+    path = prepare_folder(out) / POLICY
+    left_s = max(seconds - (time.process_time() - begun), 5.0)
+    with output.progress(f"train for {clusters[0].name}", left_s) as done:
+        found = train_for_job(clusters, seconds=left_s, seed=seed, on_progress=done)
+    summary: dict[str, Any] = {"policy": None, "sha256": None, **found.to_json()}
+    path.unlink(missing_ok=True)  # of an earlier run
+    if found.file is not None:
+        summary |= {"policy": str(path), "sha256": save_policy(path, found.file)}
+    if json_ is not None:
+        output.write_json(summary, json_)
+    if json_ == "-":
+        return
+    output.print_table(
+        "gain over no pacing",
+        ("policy", "throughput"),
+        [(name, _percent(gain)) for name, gain in sorted(found.gains.items(), key=lambda x: -x[1].value)],
+        "on drawn clusters that nothing was trained on and episodes that nothing was chosen on; 95 % over clusters",
+    )
+    if found.best is None:
+        output.say("pacing will not help this job: nothing is better than no pacing; no policy was written")
+    else:
+        output.say(f"{found.best} is best; wrote {path}")
+
+
+def _cluster(job: str) -> Cluster:
+    if is_config([job]):
+        return load_cluster(job)
+    from paceenv.calibration.fit_trace import calibrate_trace
+
+    inputs = read_inputs([job])
+    for note in inputs.notes:
+        output.say(note)
+    return calibrate_trace(inputs.require_trace(), name=Path(job).stem).cluster
+
+
+def _percent(gain: Interval) -> str:
+    ends = f" [{100 * gain.low:+.2f}, {100 * gain.high:+.2f}]" if gain.is_bounded else ""
+    return f"{100 * gain.value:+.2f} %{ends}"

@@ -1,0 +1,190 @@
+"""``paceenv whatif``: what a job would do on other nodes, another fabric, without a rank, or paced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceenv.cli.simulate_command import MAX_RANK_ITERATIONS
+from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.intervals import Interval
+from paceenv.diagnosis.answer import MAX_ROWS
+from paceenv.diagnosis.clocks import on_one_clock
+from paceenv.diagnosis.operation_matrix import read_matrix
+from paceenv.diagnosis.rank_scenario import RankScenario
+from paceenv.policies.select import POLICY_HELP
+from paceenv.report.recordings import find_recordings
+from paceenv.ui import figures, output
+from paceenv.whatif import replayed, simulated
+from paceenv.whatif.baseline import Baseline, is_config, of_config, of_trace
+from paceenv.whatif.change import WHERE, Change, combinations
+from paceenv.whatif.predictions import Differences, Prediction, Row, draw
+
+SEEDS = 32
+"""Runs of each row; two or more of each drawn cluster."""
+
+
+def whatif(
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CONFIG_OR_TRACE...",
+            help="A cluster config (a file, or a name in configs/clusters), or a trace as paceenv diagnose reads it: "
+            "files, folders (also of live runs), patterns.",
+        ),
+    ],
+    nodes: Annotated[str | None, typer.Option(help="Nodes of the job in all, instead: 128, or 32,64,128.")] = None,
+    oversubscription: Annotated[
+        str | None, typer.Option(help="Rate of a leaf's nodes over the rate of its uplinks: 1 is non-blocking.")
+    ] = None,
+    remove_rank: Annotated[
+        str | None,
+        typer.Option(
+            help="Remove this rank from the job: 0; 0,3: one row each; 0+3: both; slow: a config's slow ranks."
+        ),
+    ] = None,
+    replace_rank: Annotated[
+        str | None, typer.Option(help="Replace this rank by one like its peers; same spelling.")
+    ] = None,
+    pacing: Annotated[
+        list[str] | None,
+        typer.Option("--pacing", "-p", help=f"Pace with this policy; repeatable, a row each: {POLICY_HELP}."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change any other value of the cluster, in every row: fabric.nic_gbps=400"),
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="With a trace: a cluster config for what the trace does not identify.")
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="With a trace of several jobs: this one.")] = None,
+    iterations: Annotated[int, typer.Option("--iterations", "-i", min=40, help="Iterations of each run.")] = 2000,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw all rows to this file (png, svg, pdf); with several --nodes as scaling curves."),
+    ] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Predict a job after a change: step time, throughput, CV and energy, beside today's, with 95 % intervals.
+
+    Options combine; several values give a row each. Today's job is the job without pacing.
+
+    From a cluster config: simulated, with the same noise for all rows. An interval holds the result of one run. If the
+    config was calibrated from a job's trace, the interval also holds the errors of the calibration.
+
+    From a trace: --remove-rank and --replace-rank alone are answered by a replay of its own operations, for any format
+    and for pipelines. Everything else is simulated on the cluster that the trace calibrates to. A question that depends
+    on something that the trace does not identify is refused.
+
+    Examples: paceenv whatif when-scaling-fails --nodes 32,64,128 -p passive -p static --
+    paceenv whatif trace.parquet --replace-rank 0 -- paceenv whatif trace.parquet --nodes 128 --oversubscription 1
+    --remove-rank 0 --pacing learned --json -
+    """
+    changes = combinations(nodes, oversubscription, remove_rank, replace_rank, pacing or [], set_ or [])
+    if plot is not None:
+        figures.check_path(plot)
+    answer = _answer(source, changes, base, job, iterations)
+    if plot is not None:
+        draw(answer, plot)
+    if json_ is not None:
+        output.write_json(answer.as_dict(), json_)
+    if json_ != "-":
+        _print(answer)
+    for row in answer.changed:
+        if row.outside is not None:
+            output.say(f"{row.change.label}: policy {row.case.policy}: {row.outside}")
+
+
+def _answer(
+    source: Sequence[str], changes: Sequence[Change], base: str | None, job: str | None, iterations: int
+) -> Prediction:
+    if is_config(source):
+        for option, value in (("--base", base), ("--job", job)):
+            if value is not None:
+                raise InputError(f"{option} {value}: {source[0]} is a cluster config; allowed: only with a trace")
+        return _simulate(of_config(source[0]), changes, iterations)
+    by_replay = all(change.only_ranks for change in changes) and base is None
+    found = find_recordings(source).read(max_rows=MAX_ROWS if by_replay else None)
+    for note in found.notes:
+        output.say(note)
+    trace = found.require_trace()
+    if by_replay:
+        matrix, clocks = on_one_clock(read_matrix(trace, job=job))
+        if clocks:
+            output.say(clocks)
+        return replayed.predict(RankScenario(matrix), source[0], changes)
+    with output.progress(f"calibrate {Path(source[0]).name}", 1):
+        baseline = of_trace(trace, source[0], base, job)
+    return _simulate(baseline, changes, iterations)
+
+
+def _simulate(baseline: Baseline, changes: Sequence[Change], iterations: int) -> Prediction:
+    ranks = max([baseline.cluster.ranks, *((c.nodes or 0) * baseline.cluster.job.ranks_per_node for c in changes)])
+    if iterations * SEEDS * ranks * (1 + len(changes)) > MAX_RANK_ITERATIONS:
+        asked = f"{iterations} x {SEEDS} seeds x {ranks} ranks x {1 + len(changes)} rows"
+        raise out_of_range("iterations x seeds x ranks x rows", asked, f"at most {MAX_RANK_ITERATIONS:.0e}", WHERE)
+    with output.progress(f"{baseline.cluster.name}: {len(changes)} changes", 1) as done:
+        return simulated.predict(baseline, changes, seeds=SEEDS, first_seed=0, iterations=iterations, on_done=done)
+
+
+def _print(answer: Prediction) -> None:
+    has_energy = answer.today.energy_j is not None
+    cases = [("today", answer.today), *((row.change.label, row.case) for row in answer.changed)]
+    size = "nodes" if answer.basis == "simulator" else "ranks"
+    columns = ("", size, "step, s", f"{answer.unit}/s", "CV", *(["J/sample"] if has_energy else []))
+    values = [
+        (label, str(c.nodes), *map(_plain, (c.step_s, c.throughput)), _plain(c.cv, ".3f"), *_energy(c.energy_j, ".4g"))
+        for label, c in cases
+    ]
+    output.print_table(f"What if: {answer.source}", columns, values, answer.method)
+    pairs = "run by run, on the same noise" if answer.basis == "simulator" else "step by step"
+    note = f"differences {pairs}; intervals of 95 %"
+    _print_differences("Against today", [(r.change.label, r.against_today) for r in answer.changed], note)
+    paced = [(r.change.label, r.against_unpaced) for r in answer.changed if r.against_unpaced is not None]
+    if paced and any(r.change != Change(pacing=r.change.pacing) for r in answer.changed):
+        _print_differences("Against the same without pacing", paced, note)
+    for line in _remarks(answer):
+        output.say(line)
+
+
+def _print_differences(title: str, rows: Sequence[tuple[str, Differences]], note: str) -> None:
+    has_energy = rows[0][1].energy is not None
+    columns = ("", "step", "throughput", "CV", *(["energy a sample"] if has_energy else []))
+    cells = [
+        (label, _plain(d.step, "+.1%"), _plain(d.throughput, "+.1%"), _plain(d.cv, "+.3f"), *_energy(d.energy, "+.1%"))
+        for label, d in rows
+    ]
+    output.print_table(title, columns, cells, note)
+
+
+def _remarks(answer: Prediction) -> list[str]:
+    lines = []
+    if answer.measured_step_s is not None and answer.measured_cv is not None:
+        lines.append(f"measured: step {_plain(answer.measured_step_s)} s, CV {_plain(answer.measured_cv, '.3f')}")
+    lines += [line for row in answer.changed for line in _interval_from(row)]
+    lines += [f"open, inside the intervals: {line}" for line in answer.left_open]
+    lines += [f"assumed: {line}" for line in answer.assumes]
+    return lines + [f"not identified: {line}" for line in answer.cannot_tell]
+
+
+def _interval_from(row: Row) -> list[str]:
+    """The parts of the interval of a row's step, unless differences between runs are the only one."""
+    found = row.interval_from
+    if found is None or not (found.calibration > 0.0 or found.unknown):
+        return []
+    parts = [f"by {found.runs:.2%} from run to run", f"by {found.calibration:.2%} with the calibration's errors"]
+    parts += [f"from {low:+.1%} to {high:+.1%} with the {name}" for name, (low, high) in found.unknown.items()]
+    return [f"{row.change.label}: the step varies {', '.join(parts)}"]
+
+
+def _energy(estimate: Interval | None, digits: str) -> tuple[str, ...]:
+    return () if estimate is None else (_plain(estimate, digits),)
+
+
+def _plain(estimate: Interval, digits: str = ".4g") -> str:
+    value, low, high = (format(x, digits) for x in (estimate.value, estimate.low, estimate.high))
+    return value if math.isnan(estimate.low) else f"{value} [{low}, {high}]"

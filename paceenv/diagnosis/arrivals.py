@@ -1,0 +1,159 @@
+"""Who arrived last in collectives, and by how much: what a trace shows without any model of the job.
+
+A rank's lateness in a collective is the time between its arrival, as the last one, and that of the rank before it: with
+an arrival beside the others the collective would have begun that much earlier. Time in which several collectives wait
+for the same rank counts once. Axes: R ranks, T steps, K collectives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core.wording import duration, name_ranks
+from paceenv.diagnosis.dependency_graph import Graph
+from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
+
+LEAST_SHARE: Final = 0.02
+"""Share of a mean step; who is late by less in a step is not named."""
+MAX_LISTED: Final = 6
+"""Steps whose lateness is listed one by one; of more the mean is said."""
+
+
+@dataclass(frozen=True)
+class LateRank:
+    """One rank that others wait for."""
+
+    rank: int  # its number
+    iterations: tuple[int, ...]  # the steps in which it was the latest rank by at least LEAST_SHARE of a mean step
+    late_s: tuple[float, ...]  # by how much in each of them, summed over their collectives, seconds
+    op: str  # the collective to which it was late for longest
+
+    @property
+    def mean_s(self) -> float:
+        """Mean lateness in those steps, seconds."""
+        return float(np.mean(self.late_s))
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Where the time of a mean step went, averaged over ranks, and which ranks the others waited for."""
+
+    steps: int  # number of steps
+    step_s: float  # mean step, seconds
+    waiting_s: float  # in collectives before the last member had arrived
+    transfer_s: float  # in collectives after that; part of it may lie beside compute
+    late_RT: Array  # lateness of each rank in each step, summed over collectives, seconds
+    late: tuple[LateRank, ...]  # ranks that were the latest in some step, the one with the largest sum first
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as ``paceenv diagnose --json`` prints it."""
+        late = [
+            {
+                "rank": one.rank,
+                "iterations": list(one.iterations),
+                "late_s": list(one.late_s),
+                "mean_late_s": one.mean_s,
+                "op": one.op,
+            }
+            for one in self.late
+        ]
+        return {"steps": self.steps, "waiting_s": self.waiting_s, "transfer_s": self.transfer_s, "late": late}
+
+    @property
+    def text(self) -> str:
+        """In one sentence."""
+        where = (
+            f"of a mean step of {duration(self.step_s)} a rank spends {duration(self.waiting_s)} waiting for others in "
+            f"collectives and {duration(self.transfer_s)} in their transfers"
+        )
+        if not self.late:
+            return f"{where}; nobody arrives last by as much as {LEAST_SHARE:.0%} of a step"
+        return f"{where}; {_culprits(self)}"
+
+
+def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
+    """Arrivals in the collectives of a job, from its trace."""
+    ranks, steps = len(matrix.ranks), matrix.steps
+    waiting_s, transfer_s = 0.0, 0.0
+    late: list[tuple[NDArray[np.int64], NDArray[np.int64], Array, Array]] = []
+    worst_s_R, op_R = np.zeros(ranks), [""] * ranks
+    collective_N = matrix.is_collective_N & graph.meets_N
+    for k in np.unique(graph.task_of_N[collective_N]):
+        members = graph.member_N[graph.task_K[k] : graph.task_K[k + 1]]
+        start_MT, end_MT = matrix.start_NT[members], matrix.end_NT[members]
+        here_T = np.isfinite(start_MT).sum(axis=0) >= 2
+        if not here_T.any():
+            continue
+        start_MT, end_MT = start_MT[:, here_T], end_MT[:, here_T]
+        arrival_MT = np.nan_to_num(start_MT, nan=-np.inf)
+        last = np.argmax(arrival_MT, axis=0)
+        two = np.partition(arrival_MT, len(members) - 2, axis=0)[-2:]
+        at_R = matrix.rank_N[members][last]
+        late_s = two[1] - two[0]
+        late.append((at_R, np.flatnonzero(here_T), two[0], two[1]))
+        for place in np.unique(at_R):
+            sum_s = float(late_s[at_R == place].sum())
+            if sum_s > worst_s_R[place]:
+                worst_s_R[place], op_R[place] = sum_s, matrix.ops[matrix.op_N[members[0]]]
+        waited_MT = np.clip(two[1] - start_MT, 0.0, np.maximum(end_MT - start_MT, 0.0))
+        waiting_s += float(np.nansum(waited_MT))
+        transfer_s += float(np.nansum(np.maximum(end_MT - start_MT, 0.0) - waited_MT))
+    step_s = float(matrix.step_s_T.mean())
+    late_RT = _united(late, (ranks, steps))
+    return Arrivals(
+        steps=steps,
+        step_s=step_s,
+        waiting_s=waiting_s / (ranks * steps),
+        transfer_s=transfer_s / (ranks * steps),
+        late_RT=late_RT,
+        late=_late(matrix, late_RT, op_R, LEAST_SHARE * step_s),
+    )
+
+
+def _united(late: list[tuple[NDArray[np.int64], NDArray[np.int64], Array, Array]], shape: tuple[int, int]) -> Array:
+    """Seconds that each rank was waited for in each step, from ranks, steps, begins and ends of waiting."""
+    late_RT = np.zeros(shape)
+    if not late:
+        return late_RT
+    rank, step, begin_s, end_s = (np.concatenate(part) for part in zip(*late, strict=True))
+    order = np.lexsort((begin_s, step, rank))
+    rank, step, begin_s, end_s = rank[order], step[order], begin_s[order], end_s[order]
+    # all rank-steps behind each other on one line, so that one running maximum says how far each is covered
+    apart_s = (rank * shape[1] + step) * (2.0 * max(np.abs(begin_s).max(), np.abs(end_s).max()) + 1.0)
+    covered_s = np.concatenate([[-np.inf], np.maximum.accumulate(end_s + apart_s)[:-1]]) - apart_s
+    np.add.at(late_RT, (rank, step), np.maximum(end_s - np.maximum(begin_s, covered_s), 0.0))
+    return late_RT
+
+
+def _late(matrix: OperationMatrix, late_RT: Array, op_R: list[str], least_s: float) -> tuple[LateRank, ...]:
+    latest_T: NDArray[np.int64] = np.argmax(late_RT, axis=0)
+    found = []
+    for r in np.unique(latest_T).tolist():
+        at = np.flatnonzero((latest_T == r) & (late_RT[r] >= least_s))
+        if len(at):
+            late_s = tuple(late_RT[r, at].tolist())
+            found.append(LateRank(matrix.ranks[r], tuple(matrix.iteration_T[at].tolist()), late_s, op_R[r]))
+    return tuple(sorted(found, key=lambda one: -sum(one.late_s)))
+
+
+def _culprits(arrivals: Arrivals) -> str:
+    """Who arrives last, in words: one rank, or another one each time."""
+    first, often = arrivals.late[0], sum(len(one.iterations) for one in arrivals.late)
+    said = _said(first, arrivals.steps)
+    if len(arrivals.late) == 1:
+        return said
+    if len(arrivals.late) > 2 and len(first.iterations) < 0.5 * often:
+        lost_s = sum(sum(one.late_s) for one in arrivals.late) / arrivals.steps
+        ranks = name_ranks([one.rank for one in arrivals.late])
+        return f"ranks take turns to arrive last ({ranks}), by {duration(lost_s)} of a mean step; for longest: {said}"
+    return f"{said}; {_said(arrivals.late[1], arrivals.steps)}"
+
+
+def _said(one: LateRank, steps: int) -> str:
+    listed = [duration(s) for s in one.late_s] if len(one.late_s) <= MAX_LISTED else []
+    by = ", ".join(listed) or f"{duration(one.mean_s)} on average"
+    return f"rank {one.rank} arrives last in {len(one.iterations)} of {steps} steps, by {by} (mostly at {one.op})"

@@ -1,0 +1,196 @@
+"""What NCCL Inspector's logs show without time stamps: bandwidths by collective and size, and who arrives last.
+
+A collective that needs all its members ends everywhere at about the same time, so on the rank that arrives last it
+takes least, and on the others longer by as much as they wait for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.diagnosis.standstill import NEEDS_ALL
+from paceenv.importers.collective_names import op_name
+from paceenv.importers.nccl_inspector import InspectorLog
+
+MIN_SHARED: Final = 20
+"""Collectives that all members of a communicator must have recorded."""
+MIN_SHARE: Final = 0.5
+"""Share of them in which a rank must be the last to be named."""
+MIN_LATE_SHARE: Final = 0.02
+"""Of the time that collectives take: a rank later by less is not named."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of collective of one communicator."""
+
+    communicator: str  # its id and name
+    ranks: int  # ranks that recorded it
+    op: str  # the collective, as NCCL calls it
+    size_bytes: int  # message size as NCCL counts it
+    calls: int  # records of all ranks
+    time_s: float  # median over all records, seconds
+    p99_s: float  # 99th percentile
+    algbw_Bps: float  # median algorithm bandwidth, bytes per second
+    busbw_Bps: float  # median bus bandwidth
+    slowest_rank: int  # the rank (in the communicator) with the largest median time
+    slowest_s: float  # that median
+
+
+@dataclass(frozen=True)
+class LastArrival:
+    """Who arrives last at the collectives of a communicator."""
+
+    communicator: str  # its id and name
+    members: int  # how many ranks it has
+    ranks: int  # how many of them have a log
+    shared: int  # collectives that all of those recorded
+    rank: int  # the rank that is last most often, by its number in the communicator
+    process: str  # its host and process
+    share: float  # share of the shared collectives in which it is
+    late_s: float  # by how much it is the last, seconds, at the median
+    waited_share: float  # share of the others' time in these collectives that they wait for it
+
+    @property
+    def is_late(self) -> bool:
+        """Whether that is more than chance and matters."""
+        return self.share > MIN_SHARE and self.waited_share > MIN_LATE_SHARE and self.ranks > 1
+
+    def text(self) -> str:
+        """One line."""
+        where = f"communicator {self.communicator} ({self.ranks} of {self.members} ranks, {self.shared} collectives)"
+        if not self.is_late:
+            return f"{where}: no rank is usually the last"
+        late = f"in {self.share:.0%}, by {self.late_s * 1e3:.3g} ms at the median"
+        return (
+            f"{where}: rank {self.rank} ({self.process}) arrives last {late}; "
+            f"the others wait for it in {self.waited_share:.0%} of their time there"
+        )
+
+
+@dataclass(frozen=True)
+class CollectiveTimes:
+    """What the logs show."""
+
+    processes: int  # how many logs
+    rows: tuple[Row, ...]  # by communicator, collective and size; those first that take most time
+    arrivals: tuple[LastArrival, ...]  # for each communicator with enough shared collectives
+    notes: tuple[str, ...]  # why something cannot be said
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a sentence or a few."""
+        late = [one.text() for one in self.arrivals if one.is_late]
+        if late:
+            return "; ".join(late[:4])
+        if self.arrivals:
+            shared = sum(one.shared for one in self.arrivals)
+            return (
+                f"no rank is usually the last to arrive in {shared} collectives of {len(self.arrivals)} communicators"
+            )
+        return "; ".join(["who arrives last cannot be determined", *self.notes])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "processes": self.processes,
+            "verdict": self.verdict,
+            "collectives": [vars(row) for row in self.rows],
+            "last_arrivals": [vars(one) | {"is_late": one.is_late} for one in self.arrivals],
+            "notes": list(self.notes),
+        }
+
+
+def measure_times(logs: Sequence[InspectorLog]) -> CollectiveTimes:
+    """What the logs of a job's processes show."""
+    parts: dict[str, list[tuple[int, InspectorLog, NDArray[np.int64]]]] = defaultdict(list)
+    names: dict[str, str] = {}
+    members: dict[str, int] = {}
+    for log in logs:
+        for k, comm in enumerate(log.communicators):
+            parts[comm.id].append((comm.rank, log, np.flatnonzero(log.comm_V == k)))
+            names[comm.id] = f"{comm.id} {comm.name}".strip()
+            members[comm.id] = max(members.get(comm.id, 0), comm.ranks)
+    rows, arrivals, notes = [], [], []
+    for key, records in parts.items():
+        rows += _rows(names[key], records)
+        if len(records) > 1:
+            found = _last(names[key], members[key], records)
+            if isinstance(found, str):
+                notes.append(found)
+            else:
+                arrivals.append(found)
+    if all(len(records) == 1 for records in parts.values()):
+        notes.append("no communicator has logs of two ranks")
+    if not all(log.is_gpu_timed for log in logs):
+        notes.append("some times are those of the host, not of the device")
+    rows.sort(key=lambda row: -row.calls * row.time_s)
+    arrivals.sort(key=lambda one: (not one.is_late, -one.waited_share * one.shared))
+    return CollectiveTimes(len(logs), tuple(rows), tuple(arrivals), tuple(notes))
+
+
+def _rows(name: str, records: list[tuple[int, InspectorLog, NDArray[np.int64]]]) -> list[Row]:
+    by_kind: dict[tuple[str, int], list[tuple[int, InspectorLog, NDArray[np.int64]]]] = defaultdict(list)
+    for rank, log, chosen in records:
+        kinds = np.stack([log.op_V[chosen], log.size_bytes_V[chosen].astype(np.int64)], axis=1)
+        for op, size in np.unique(kinds, axis=0).tolist():
+            here = chosen[(kinds[:, 0] == op) & (kinds[:, 1] == size)]
+            by_kind[log.ops[op], size].append((rank, log, here))
+    found = []
+    for (op, size), parts in by_kind.items():
+        time_s = np.concatenate([log.time_s_V[here] for _, log, here in parts])
+        slowest_s, slowest = max((float(np.median(log.time_s_V[here])), -rank) for rank, log, here in parts)
+        rates = (
+            np.concatenate([getattr(log, key)[here] for _, log, here in parts])
+            for key in ("algbw_Bps_V", "busbw_Bps_V")
+        )
+        algbw, busbw = (float(np.median(rate)) for rate in rates)
+        found.append(
+            Row(
+                name, len(parts), op, size, len(time_s), float(np.median(time_s)), float(np.quantile(time_s, 0.99)),
+                algbw, busbw, -slowest, slowest_s,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _last(name: str, members: int, records: list[tuple[int, InspectorLog, NDArray[np.int64]]]) -> LastArrival | str:
+    """Who arrives last, or why that cannot be said."""
+    ops = sorted({op for _, log, _ in records for op in log.ops if op_name(op) in NEEDS_ALL})
+    time_RC = np.concatenate([np.empty((len(records), 0)), *(_shared_s(op, records) for op in ops)], axis=1)
+    shared = time_RC.shape[1]
+    if shared < MIN_SHARED:
+        few = f"{shared} collectives that all its {len(records)} logs have"
+        return f"communicator {name}: {few}; {MIN_SHARED} are needed"
+    last_C = time_RC.argmin(axis=0)
+    often = np.bincount(last_C, minlength=len(records))
+    k = int(often.argmax())
+    others_RC = np.delete(time_RC, k, axis=0)
+    late_C = others_RC.min(axis=0) - time_RC[k]
+    rank, log = records[k][:2]
+    waited = float(np.maximum(others_RC - time_RC[k], 0.0).sum() / others_RC.sum())
+    return LastArrival(
+        name, members, len(records), shared, rank, log.process, float(often[k] / shared),
+        float(np.median(late_C)), waited,
+    )  # fmt: skip
+
+
+def _shared_s(op: str, records: list[tuple[int, InspectorLog, NDArray[np.int64]]]) -> NDArray[np.float64]:
+    """How long those collectives of an operation took that all ranks recorded, s, ``(ranks, collectives)``.
+
+    NCCL counts each operation of a communicator apart.
+    """
+    kept = []
+    for _, log, chosen in records:
+        mine = chosen[np.array([name == op for name in log.ops], bool)[log.op_V[chosen]]]
+        number, first = np.unique(log.sn_V[mine], return_index=True)
+        kept.append((number, log.time_s_V[mine[first]]))
+    shared = reduce(np.intersect1d, [number for number, _ in kept])
+    return np.stack([time_s[np.searchsorted(number, shared)] for number, time_s in kept])

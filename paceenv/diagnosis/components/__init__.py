@@ -1,1 +1,0 @@
-"""Durations split into components, one per cause, that multiply or add up to the trace."""

@@ -1,0 +1,376 @@
+"""The answer on a job that hangs or died: which ranks it waits for in the end, and what each other rank waits for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from paceenv.diagnosis.standstill import Root, Standstill, Wait
+from paceenv.importers.collective_names import op_name
+from paceenv.importers.flight_recorder import Dump, Entry, Group, Unit, ranks_text
+from paceenv.importers.inputs import split_recordings
+
+NOTHING_HANGS: Final = "nothing hangs: every operation that a dump shows has completed"
+UNDETERMINED: Final = "cannot be determined"
+OLDER_S: Final = 120.0
+"""A dump whose newest entry is older than the others' by more may be of another run."""
+_FRAMES: Final = 3
+"""Stack frames printed."""
+_LIBRARY: Final = ("/torch/", "torch/distributed", "site-packages/torch", "<frozen")
+_SAME_INPUT: Final = frozenset(("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather"))
+"""Collectives in which every member gives as much as the others."""
+
+
+@dataclass(frozen=True)
+class LastSeen:
+    """What a rank was last seen doing."""
+
+    rank: int
+    last: Entry | None  # None if its dump has none
+    last_group: str  # the group of that entry, described
+    blind: int  # collectives that its peers finished and it never saw end
+    behind: int  # collectives of ``next_group`` that others entered and it did not
+    next_op: str  # what it should have entered next, as others did; "" if nothing shows that
+    next_group: str
+    finished: int  # last collective that it finished in that group; -1 if unknown
+
+    @property
+    def frames(self) -> tuple[str, ...]:
+        """Where the program made its last call, library code left out where anything else is left."""
+        frames = () if self.last is None else self.last.frames
+        own = tuple(frame for frame in frames if not any(part in frame for part in _LIBRARY))
+        return (own or frames)[:_FRAMES]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        kept = ("op", "state", "created_s", "collective_seq", "p2p_seq", "frames")
+        return {
+            "rank": self.rank,
+            "last": self.last and {"group": self.last_group} | {key: getattr(self.last, key) for key in kept},
+            "ends_never_seen": self.blind,
+            "behind": self.behind,
+            "last_finished": self.finished if self.finished >= 0 else None,
+            "next": {"op": self.next_op, "group": self.next_group} if self.next_op else None,
+        }
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One collective that its members entered differently, which can never match."""
+
+    group: Group
+    seq: int
+    what: str  # "operation", "type" or "size"
+    variants: tuple[tuple[str, tuple[int, ...]], ...]  # what was entered and by which ranks, most ranks first
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        said = "; ".join(f"{name} on ranks {ranks_text(ranks)}" for name, ranks in self.variants)
+        return f"collective {self.seq} of {self.group.text} does not match in {self.what}: {said}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        variants = [{"entered": name, "ranks": list(ranks)} for name, ranks in self.variants]
+        about = {"group": self.group.name, "description": self.group.description, "seq": self.seq}
+        return about | {"differs_in": self.what, "variants": variants}
+
+
+class Hang:
+    """What the dumps of one incident show; of several dumps of a rank the latest counts."""
+
+    def __init__(self, dumps: Sequence[Dump]) -> None:
+        latest = {dump.rank: dump for dump in sorted(dumps, key=_newest_s)}
+        self.name, self.replaced = str(dumps[0].path.parent), len(dumps) - len(latest)
+        self.job = Standstill([latest[rank] for rank in sorted(latest)])
+        self.waits, self.roots, self.mismatches = self.job.waits, self.job.roots, _mismatches(self.job)
+        self.hangs = bool(self.waits)
+        self.stopped = tuple(sorted(rank for root in self._roots("stopped") for rank in root.ranks))
+        self.blind = tuple(sorted(self.job.blind))
+        """Ranks that never saw the end of collectives which their peers finished."""
+
+    def _roots(self, *kinds: str) -> list[Root]:
+        return [root for root in self.roots if root.kind in kinds]
+
+    @property
+    def suspects(self) -> tuple[int, ...]:
+        """Ranks that something is wrong with, as far as dumps show it: stopped, or blind where few are."""
+        return tuple(sorted({*self.stopped, *(() if self._are_dumps_older() else self.blind)}))
+
+    def _are_dumps_older(self) -> bool:
+        """Whether so many ranks saw no ends that their dumps are rather of an earlier moment."""
+        return len(self.blind) > max(2, len(self.job.dumps) // 4)
+
+    @cached_property
+    def last_seen(self) -> tuple[LastSeen, ...]:
+        """What the ranks were last seen doing that stopped, are stuck or saw no ends."""
+        stuck = {rank for root in self._roots("stuck", "circle") for rank in root.ranks}
+        shown = {*self.stopped, *self.blind, *(stuck if len(stuck) < 9 else ())}
+        return tuple(self._last_seen(rank) for rank in sorted(shown & set(self.job.dumps)))
+
+    def _last_seen(self, rank: int) -> LastSeen:
+        dump, ahead = self.job.dumps[rank], self._first_without(rank)
+        last = dump.entries[-1] if dump.entries else None
+        group = dump.groups[last.group].text if last is not None and last.group in dump.groups else ""
+        blind = self.job.blind.get(rank, 0)
+        if ahead is None:
+            return LastSeen(rank, last, group, blind, 0, "", "", -1)
+        entered, finished = self.job.entered[ahead.group], self.job.finished[ahead.group]
+        behind = 0 if ahead.is_p2p else max(entered.values()) - entered.get(rank, ahead.seq - 1)
+        return LastSeen(rank, last, group, blind, behind, ahead.text, ahead.group.text, finished.get(rank, -1))
+
+    def _first_without(self, rank: int) -> Unit | None:
+        """The first operation that others entered and this rank did not; a collective where there is one."""
+        found = [
+            unit
+            for units in self.job.pending.values()
+            for unit in units
+            if rank != unit.rank
+            and rank in unit.group.ranks
+            and (rank in self.stopped or not unit.is_p2p)
+            and rank in self.job.not_entered(unit)
+        ]
+        return min(found, key=lambda unit: (unit.is_p2p, unit.entries[0].created_s), default=None)
+
+    @cached_property
+    def verdict(self) -> str:
+        """The answer in a few sentences."""
+        silence = f"; {_ranks(self.job.silent)} left no dump" if self.job.silent else ""
+        if not any(self.job.units.values()):
+            return f"{UNDETERMINED}: the {len(self.job.dumps)} dumps have no entries of known groups{silence}"
+        if not self.hangs:
+            return f"{NOTHING_HANGS}{silence}"
+        said = [mismatch.text for mismatch in self.mismatches]
+        said += [text for text in (self._stopped_text(), self._blind_text(), self._no_dump_text()) if text]
+        said += [
+            self._circle_text(r) if r.kind == "circle" else self._stuck_text(r) for r in self._roots("stuck", "circle")
+        ]
+        if len(self.suspects) > len(self.stopped) > 0:
+            said.insert(0, f"{len(self.suspects)} suspects, {_ranks(self.suspects)}")
+        said = said or [f"{UNDETERMINED}: operations are unfinished, and nobody is absent from them"]
+        return "; ".join([*said, *self._doubts()])
+
+    def _doubts(self) -> list[str]:
+        """Why the dumps may not be of the same moment."""
+        doubts = []
+        if self.replaced:
+            doubts.append(f"{self.replaced} older {_plural(self.replaced, 'dump')} of the same ranks left out")
+        newest = {rank: _newest_s(dump) for rank, dump in self.job.dumps.items() if dump.entries}
+        usual_s = median(newest.values()) if newest else 0.0
+        old = [rank for rank, at_s in newest.items() if usual_s - at_s > OLDER_S]
+        if old:
+            age_s = usual_s - max(newest[rank] for rank in old)
+            doubts.append(
+                f"the newest entry of {_ranks(old)} is {age_s:.0f} s older than the others': stopped long before, or "
+                "dumps of another run"
+            )
+        worlds = {group.ranks for group in self.job.groups if group.name == "0"}
+        if len(worlds) > 1:
+            sizes = ", ".join(str(size) for size in sorted({len(ranks) for ranks in worlds}))
+            doubts.append(f"the dumps disagree on the ranks of group 0 (sizes {sizes}): they are of different runs")
+        return doubts
+
+    def _stopped_text(self) -> str:
+        if not self.stopped:
+            return ""
+        waiting = {rank for root in self._roots("stopped") for rank in root.waiting} - set(self.stopped)
+        one = len(self.stopped) == 1
+        alone, whom = ("it waits", "it") if one else ("they wait", "them")
+        text = f"{_ranks(self.stopped)} stopped: {alone} for nobody, and {_count(waiting)} for {whom} in the end"
+        firsts = {rank: self._first_without(rank) for rank in self.stopped[:4]}
+        places = [unit.where + ("" if one else f" without rank {r}") for r, unit in firsts.items() if unit is not None]
+        return text + (f", first in {' and '.join(places)}" if places else "")
+
+    def _blind_text(self) -> str:
+        if not self.blind:
+            return ""
+        most = max(self.job.blind.values())
+        counted = f"{'' if len(self.blind) == 1 else 'up to '}{most} {_plural(most, 'collective')}"
+        text = f"{_ranks(self.blind)} never saw the end of {counted} that others finished"
+        if self._are_dumps_older():
+            return f"{text}: their dumps are probably older than the others'"
+        text += ": a device or link failed there, or the dump is older than the others'"
+        also = [rank for rank in self.blind if rank not in self.stopped]
+        if not also or not self.stopped:
+            return text
+        whom = "it" if len(also) == 1 else "them"
+        return f"{text}; {_ranks(also)} did enter what others entered, so nobody waits for {whom} yet"
+
+    def _no_dump_text(self) -> str:
+        roots = self._roots("no dump")
+        if not roots:
+            return f"{_ranks(self.job.silent)} left no dump" if self.job.silent else ""
+        ranks = tuple(rank for root in roots for rank in root.ranks)
+        named = f"{_ranks(ranks)} left no dump"
+        if self.stopped:
+            return f"{named}: whether they stopped or waited {UNDETERMINED}"
+        whom, why = "it", "it died, or could not write, or its dump is not here"
+        if len(ranks) > 1:
+            why = f"they died, or could not write, or their dumps are not here; which of them wait {UNDETERMINED}"
+            whom = "them"
+        return f"{named}, and {_count({r for root in roots for r in root.waiting})} for {whom} in the end: {why}"
+
+    def _stuck_text(self, root: Root) -> str:
+        unit = self.waits[root.ranks[0]].unit
+        if any(m.group is unit.group and m.seq == unit.seq for m in self.mismatches):
+            return f"{unit.where} cannot end for that reason, and {_count(root.waiting)} behind it"
+        entered = f"all have entered {unit.where}, and"
+        if late := self._not_begun(root):
+            begun = _ranks(set(root.ranks) - set(late))
+            return f"{entered} the devices of {begun} have begun it: {_ranks(late)} did not get there"
+        if blind := [rank for rank in root.ranks if rank in self.job.blind]:
+            return f"{entered} {_ranks(blind)} cannot see it end: a device or link failed there"
+        return (
+            f"{entered} nobody has finished it: a device, the network, or an operation in flight "
+            f"when the dumps were written; which rank is stuck {UNDETERMINED} without TORCH_NCCL_ENABLE_TIMING=1"
+        )
+
+    def _circle_text(self, root: Root) -> str:
+        waits = [self.waits[rank] for rank in root.ranks[:4]]
+        parts = [f"rank {w.unit.rank} in {w.unit.where} for {ranks_text(w.absent or w.busy)}" for w in waits]
+        text = f"ranks {ranks_text(root.ranks)} wait for each other ({'; '.join(parts)}): "
+        if late := self._not_begun(root):
+            return f"{text}the devices of the others are in it, and that of {_ranks(late)} has not begun it"
+        return (
+            f"{text}they entered operations in different orders, or one is stuck on its device, or stopped with an "
+            f"operation posted ahead; which one {UNDETERMINED}"
+        )
+
+    def _not_begun(self, root: Root) -> tuple[int, ...]:
+        """Ranks of a root whose devices were not seen to begin what they wait in, if those of others were."""
+        late = tuple(
+            rank for rank in root.ranks if all(entry.state == "scheduled" for entry in self.waits[rank].unit.entries)
+        )
+        return late if len(late) < len(root.ranks) else ()
+
+    def ends(self) -> dict[int, tuple[int, ...]]:
+        """For each waiting rank the ranks that its chain ends at."""
+        found: dict[int, set[int]] = {rank: set() for rank in self.waits}
+        for root in self.roots:
+            for rank in root.waiting:
+                found.setdefault(rank, set()).update(root.ranks)
+        return {rank: tuple(sorted(ends)) for rank, ends in found.items()}
+
+    def waiting_rows(self) -> list[tuple[str, ...]]:
+        """Ranks, operation, group, whom they wait for, and in the end; what is alike in one row."""
+        alike: dict[tuple[str, str, tuple[int, ...]], list[Wait]] = defaultdict(list)
+        ends = self.ends()
+        for rank, wait in sorted(self.waits.items()):
+            unit = wait.unit
+            op = unit.entries[0].op if unit.is_p2p else unit.text
+            alike[op, unit.group.description or unit.group.text, ends[rank]].append(wait)
+        rows: list[tuple[str, ...]] = []
+        for (op, where, last), waits in alike.items():
+            groups = {wait.unit.group for wait in waits}
+            where = groups.pop().text if len(groups) == 1 else f"{where}, {len(groups)} groups"
+            absent = ranks_text(rank for wait in waits for rank in wait.absent)
+            busy = ranks_text(rank for wait in waits for rank in wait.busy)
+            whom = [f"{absent} (absent)"] * bool(absent) + [f"{busy} (busy before it)"] * bool(busy)
+            ranks = ranks_text(wait.unit.rank for wait in waits)
+            rows.append((ranks, op, where, ", ".join(whom) or "all are in it", ranks_text(last) or "-"))
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as ``paceenv diagnose --json`` prints it."""
+        ends = self.ends()
+        together: dict[object, list[Wait]] = defaultdict(list)
+        for _, wait in sorted(self.waits.items()):
+            together[wait.unit.place].append(wait)
+        return {
+            "folder": self.name,
+            "ranks": len(self.job.dumps) + len(self.job.silent),
+            "dumps": len(self.job.dumps),
+            "hangs": self.hangs,
+            "verdict": self.verdict,
+            "suspects": list(self.suspects),
+            "stopped": list(self.stopped),
+            "never_saw_ends": {str(rank): count for rank, count in self.job.blind.items()},
+            "without_dump": list(self.job.silent),
+            "roots": [
+                {
+                    "kind": root.kind, "ranks": list(root.ranks), "waiting": list(root.waiting),
+                    "not_begun": list(self._not_begun(root)) if root.kind in {"stuck", "circle"} else [],
+                }
+                for root in self.roots
+            ],
+            "mismatches": [mismatch.to_json() for mismatch in self.mismatches],
+            "last_seen": [one.to_json() for one in self.last_seen],
+            "waits": [
+                {
+                    "ranks": [wait.unit.rank for wait in waits], "op": unit.op, "is_p2p": unit.is_p2p, "seq": unit.seq,
+                    "group": unit.group.name, "description": unit.group.description,
+                    "group_ranks": list(unit.group.ranks), "absent": list(waits[0].absent),
+                    "busy": list(waits[0].busy), "in_the_end_for": list(ends[unit.rank]),
+                }
+                for waits in together.values()
+                for unit in [waits[0].unit]
+            ],
+        }  # fmt: skip
+
+
+def find_hangs(dumps: Sequence[Dump]) -> tuple[Hang, ...]:
+    """One answer for each incident; dumps of the same rank in different folders belong to different ones."""
+    parts = split_recordings([(Path(dump.path), dump.rank) for dump in dumps])
+    return tuple(Hang([dumps[i] for i in part]) for part in parts if part)
+
+
+def _mismatches(job: Standstill) -> tuple[Mismatch, ...]:
+    """The first unfinished collective of each group, where its members entered different ones.
+
+    Groups whose sends and receives are coalesced are left out: their collectives' numbers may differ between ranks.
+    """
+    drifting = {unit.group for units in job.units.values() for unit in units if unit.is_p2p and len(unit.entries) > 1}
+    first: dict[Group, dict[int, Unit]] = defaultdict(dict)
+    for rank, units in job.pending.items():
+        for unit in units:
+            if not unit.is_p2p and unit.group not in drifting:
+                first[unit.group].setdefault(rank, unit)
+    found = []
+    for group, units_R in first.items():
+        seq = min(unit.seq for unit in units_R.values())
+        what, said = _compare({rank: unit for rank, unit in units_R.items() if unit.seq == seq})
+        variants = [(name, tuple(sorted(r for r in said if said[r] == name))) for name in dict.fromkeys(said.values())]
+        if what:
+            found.append(Mismatch(group, seq, what, tuple(sorted(variants, key=lambda variant: -len(variant[1])))))
+    return tuple(found)
+
+
+def _compare(units: dict[int, Unit]) -> tuple[str, dict[int, str]]:
+    """In what the members' entries of one collective differ, "" if in nothing, and what each of them entered."""
+    kinds = {op_name(unit.entries[0].op) for unit in units.values()}
+    if len(kinds) > 1:
+        return "operation", {rank: unit.op for rank, unit in units.items()}
+    if kinds <= _SAME_INPUT and all(
+        len(unit.entries) == 1 for unit in units.values()
+    ):  # not the parts of a coalesced one
+        entries = {rank: unit.entries[0] for rank, unit in units.items()}
+        shown = {rank: f"{units[rank].op} of {entry.sizes} {entry.dtypes}" for rank, entry in entries.items()}
+        if len({entry.dtypes for entry in entries.values()}) > 1:
+            return "type", shown
+        sizes = {rank: entry.items[0] for rank, entry in entries.items() if entry.items[0] >= 0}
+        if len(set(sizes.values())) > 1:
+            return "size", {rank: shown[rank] for rank in sizes}
+    return "", {}
+
+
+def _newest_s(dump: Dump) -> float:
+    """When a rank enqueued its last operation; -1 if its dump has none."""
+    return max((entry.created_s for entry in dump.entries), default=-1.0)
+
+
+def _count(ranks: Collection[int]) -> str:
+    n = len(ranks)
+    return f"{n} other {_plural(n, 'rank')} {'waits' if n == 1 else 'wait'}"
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    return f"{_plural(len(ranks), 'rank')} {ranks_text(ranks)}"
+
+
+def _plural(n: int, word: str) -> str:
+    return word if n == 1 else f"{word}s"

@@ -1,0 +1,237 @@
+"""Why a rank arrives late, from what its device and its host did: computing, copying, or waiting for its own host.
+
+A rank's device and the other ranks' devices do the same work between two collectives. What a late rank spent more time
+on than its peers made it late. Where that is waiting for its host, the ranges of the host say what took it longer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from paceenv.core.wording import duration
+from paceenv.importers.timelines import OUTSIDE, CollectiveActivity, RankActivity, union
+
+LEAST_SHARE: Final = 0.01
+"""Share of a mean step: a rank that is last by less, summed over a step, is not named."""
+_MAX_CLOCK_ERROR: Final = 0.05
+"""Share of a mean step: on clocks that are off by more, nobody is named."""
+_LEAST_PART: Final = 0.5
+"""Share of the lateness that a reason must explain."""
+_SAID_RANGES: Final = 3
+_LITTLE_LEAD: Final = 0.25
+"""A host that is ahead of its device by this share of what others are has no reserve."""
+
+Reason = Literal["host", "compute", "copies", "not shown"]
+_CURES: Final[dict[Reason, str]] = {
+    "host": "launch less from the host (CUDA graphs, fewer and larger kernels), or free it: garbage collection, other "
+    "processes and the clock of its CPU",
+    "compute": "look at this device's clock, temperature and share of the work",
+    "copies": "look at pinned memory and the bus of this device",
+    "not shown": "the profile does not show why",
+}
+_LOADER_CURE: Final = "more or faster workers of its data loader, or fetch ahead"
+_LOADER: Final = ("DataLoader", "dataloader_next")
+
+
+@dataclass(frozen=True)
+class LateHost:
+    """One rank that arrives last, and what it spent more time on than its peers; times are means over the steps, s.
+
+    Attributes:
+        late_s: by how much in each of these, summed over their collectives; time in which several waited counts once.
+        worst: the collective to which it was late most: step, operation, place among its like there, and s.
+        extra_s: time beyond its peers' before collectives that it was late to, in those steps, by reason.
+        ranges: what its host did longer than its peers' before these collectives, largest first, by outermost range.
+    """
+
+    rank: int  # its number
+    steps: int  # steps looked at
+    iterations: tuple[int, ...]  # those in which it arrived last by at least LEAST_SHARE of a step
+    late_s: tuple[float, ...]
+    worst: tuple[int, str, int, float]
+    reason: Reason  # what most of its lateness comes from
+    extra_s: dict[Reason, float]
+    ranges: tuple[tuple[str, float], ...]
+    lead_s: tuple[float, float]  # how far its host is ahead of its device (median), and those of its peers
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        step, op, place, late_s = self.worst
+        return {
+            "rank": self.rank,
+            "steps": self.steps,
+            "iterations": list(self.iterations),
+            "late_s": list(self.late_s),
+            "worst": {"iteration": step, "op": op, "place": place, "late_s": late_s},
+            "reason": self.reason,
+            "extra_s": dict(self.extra_s),
+            "ranges": [{"name": name, "extra_s": extra_s} for name, extra_s in self.ranges],
+            "lead_s": self.lead_s[0] if np.isfinite(self.lead_s[0]) else None,
+            "peers_lead_s": self.lead_s[1] if np.isfinite(self.lead_s[1]) else None,
+        }
+
+    @property
+    def text(self) -> str:
+        """In plain language, one line."""
+        usual = " on average" if len(self.late_s) > 1 else ""
+        return (
+            f"rank {self.rank} arrives last in {len(self.iterations)} of {self.steps} steps, by "
+            f"{duration(float(np.mean(self.late_s)))}{usual}; {self._why}"
+        )
+
+    @property
+    def why(self) -> str:
+        """The same where the headline has said already how late the rank is."""
+        return f"rank {self.rank}, why it arrives last: {self._why}"
+
+    @property
+    def _why(self) -> str:
+        step, op, place, worst_s = self.worst
+        said = f"most in one collective at {op} #{place} of step {step} ({duration(worst_s)} after the others)"
+        if self.reason == "not shown":
+            return f"{said}; {_CURES[self.reason]}"
+        extra = duration(self.extra_s[self.reason])
+        if self.reason == "compute":
+            return f"{said}; its kernels take {extra} more than its peers' for the same work: {_CURES['compute']}"
+        if self.reason == "copies":
+            return f"{said}; its copies take {extra} more than its peers': {_CURES['copies']}"
+        loads = bool(self.ranges) and any(word in self.ranges[0][0] for word in _LOADER)
+        cure = _LOADER_CURE if loads else _CURES["host"]
+        return f"{said}; its GPU is idle {extra} a step more than its peers', waiting for its host{self._host}: {cure}"
+
+    @property
+    def _host(self) -> str:
+        """What the host did, and whether it has any reserve."""
+        said = ""
+        if self.ranges:
+            named = ", ".join(f"{_in_words(name)} (+{duration(extra_s)})" for name, extra_s in self.ranges)
+            said = f"; on its host more time than on its peers' goes into {named}"
+        mine_s, peers_s = self.lead_s
+        if np.isfinite(mine_s) and np.isfinite(peers_s) and mine_s < _LITTLE_LEAD * peers_s:
+            said += f"; it is {duration(max(mine_s, 0.0))} ahead of its GPU, its peers {duration(peers_s)}"
+        return said
+
+
+def find_late_hosts(activity: Sequence[RankActivity], *, clock_error_s: float = 0.0) -> tuple[LateHost, ...]:
+    """Ranks that arrive last, and why; the one that costs most first."""
+    if not activity:
+        return ()
+    steps = sorted({one.iteration for one in activity})
+    step_s = float(np.mean([one.end_s - one.start_s for one in activity]))
+    least_s = LEAST_SHARE * step_s
+    if clock_error_s > _MAX_CLOCK_ERROR * step_s:
+        return ()
+    late: dict[int, list[_Late]] = defaultdict(list)
+    for one in _late_arrivals(activity):
+        if one.late_s > clock_error_s:
+            late[one.rank].append(one)
+    found = []
+    for rank, ones in late.items():
+        per_step = {
+            i: _together_s([one for one in ones if one.iteration == i]) for i in {one.iteration for one in ones}
+        }
+        named = {i: s for i, s in per_step.items() if s >= least_s}
+        counted = [one for one in ones if one.iteration in named]
+        if named:
+            found.append(_finding(rank, steps, named, counted, activity))
+    return tuple(sorted(found, key=lambda one: -sum(one.late_s)))
+
+
+@dataclass(frozen=True)
+class _Late:
+    """One collective whose last arrival stood alone."""
+
+    rank: int
+    iteration: int
+    place: int
+    late_s: float
+    mine: CollectiveActivity
+    peers: tuple[CollectiveActivity, ...]
+
+
+def _together_s(late: list[_Late]) -> float:
+    """How long others waited for a rank, s; where several collectives waited at once, once."""
+    ends = np.array([one.mine.start_s for one in late])
+    begins, ends = union(ends - np.array([one.late_s for one in late]), ends)
+    return float((ends - begins).sum())
+
+
+def _late_arrivals(activity: Iterable[RankActivity]) -> list[_Late]:
+    """Who came last to each collective, and by how much."""
+    members: dict[tuple[int, str, str, int], list[tuple[int, CollectiveActivity]]] = defaultdict(list)
+    for one in activity:
+        seen: dict[tuple[str, str], int] = defaultdict(int)
+        for c in one.collectives:
+            if c.group:
+                members[one.iteration, c.group, c.op, seen[c.group, c.op]].append((one.rank, c))
+                seen[c.group, c.op] += 1
+    found = []
+    for (iteration, _, _, place), met in members.items():
+        if len(met) > 1:
+            met.sort(key=lambda entry: entry[1].start_s)
+            (_, before), (rank, mine) = met[-2:]
+            peers = tuple(c for _, c in met[:-1])
+            found.append(_Late(rank, iteration, place, mine.start_s - before.start_s, mine, peers))
+    return found
+
+
+def _finding(
+    rank: int, steps: list[int], named: dict[int, float], late: list[_Late], activity: Sequence[RankActivity]
+) -> LateHost:
+    extra_s: dict[Reason, float] = {"host": 0.0, "compute": 0.0, "copies": 0.0}
+    kinds: tuple[tuple[Reason, str], ...] = (("host", "host_wait_s"), ("compute", "compute_s"), ("copies", "copy_s"))
+    ranges: dict[str, float] = defaultdict(float)
+    for one in late:
+        for kind, attribute in kinds:
+            usual_s = float(np.median([getattr(peer, attribute) for peer in one.peers]))
+            extra_s[kind] += (getattr(one.mine, attribute) - usual_s) / len(named)
+        if one.late_s >= LEAST_SHARE * sum(named.values()) / len(named):
+            mine, peers = _outermost(one.mine), [_outermost(peer) for peer in one.peers]
+            for name in {*mine, *(name for peer in peers for name in peer)}:
+                usual_s = float(np.median([peer.get(name, 0.0) for peer in peers]))
+                ranges[name] += (mine.get(name, 0.0) - usual_s) / len(named)
+    late_s = sum(named.values()) / len(named)
+    best = max(kinds, key=lambda kind: extra_s[kind[0]])[0]
+    reason: Reason = best if extra_s[best] >= _LEAST_PART * late_s else "not shown"
+    largest = sorted(ranges.items(), key=lambda entry: -entry[1])[:_SAID_RANGES]
+    worst = max(late, key=lambda one: one.late_s)
+    return LateHost(
+        rank=rank,
+        steps=len(steps),
+        iterations=tuple(sorted(named)),
+        late_s=tuple(named[i] for i in sorted(named)),
+        worst=(worst.iteration, worst.mine.op, worst.place, worst.late_s),
+        reason=reason,
+        extra_s=extra_s,
+        ranges=tuple((name, s) for name, s in largest if s >= 0.05 * late_s) if reason == "host" else (),
+        lead_s=(_lead(activity, {rank}), _lead(activity, {one.rank for one in activity} - {rank})),
+    )
+
+
+def _outermost(one: CollectiveActivity) -> dict[str, float]:
+    """Time of the host by outermost range."""
+    found: dict[str, float] = defaultdict(float)
+    for name, took_s in one.host_s.items():
+        found[name.partition(" > ")[0]] += took_s
+    return found
+
+
+def _lead(activity: Iterable[RankActivity], ranks: set[int]) -> float:
+    """How long before a collective begins on the device it was launched (median over ranks and collectives), s."""
+    leads = [
+        c.start_s - c.launched_s
+        for one in activity
+        if one.rank in ranks
+        for c in one.collectives
+        if np.isfinite(c.launched_s)
+    ]
+    return float(np.median(leads)) if leads else float("nan")
+
+
+def _in_words(name: str) -> str:
+    return "no recorded operation (Python, or not running)" if name == OUTSIDE else name

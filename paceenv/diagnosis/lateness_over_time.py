@@ -1,0 +1,212 @@
+"""When ranks of a trace turned late, by how much, and how soon a live watch would have named them.
+
+The ranks' own work, step by step, goes through the same watch as a running job would use
+(:mod:`paceenv.core.lateness.watch`). Ranks are compared with those of the same pipeline stage only.
+Axes: N operations, T steps, R ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from paceenv.core.lateness import common_place, patterns
+from paceenv.core.lateness.watch import FIRST_STEPS, LatenessWatch, LateRank, LateSpan
+from paceenv.core.wording import duration, name_ranks
+from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
+
+ALIKE: Final = 0.75
+"""Ranks late by at least this share of the latest one's lateness are told together with it."""
+TOGETHER_STEPS: Final = 8
+"""They began within so many steps."""
+LISTED: Final = 8
+
+
+@dataclass(frozen=True)
+class LateTeam:
+    """Ranks that are late, or were, in the same way.
+
+    ``late_s`` and its standard error ``error_s`` are of the latest rank, ``late_share`` in steps. ``since`` and
+    ``until`` are iterations; ``until`` is None for lateness that lasts to the end. ``named_after_steps`` and
+    ``named_after_s`` are the steps and seconds from ``since`` until the watch was sure; 0 for single steps.
+    """
+
+    ranks: tuple[int, ...]
+    kind: str
+    late_s: float
+    error_s: float
+    late_share: float
+    since: int
+    until: int | None
+    spans: int
+    named_after_steps: int
+    named_after_s: float
+
+
+@dataclass(frozen=True)
+class LatenessOverTime:
+    """What the watch said at the end of the trace; ``why_not`` tells why it could say nothing, else is empty.
+
+    ``lost_s`` is the mean lateness of each step's last rank, ``pattern`` one of ``patterns.PATTERNS``. ``places`` says
+    what all late ranks have in common, ``alone`` are ranks without a peer to compare with.
+    """
+
+    late: tuple[LateTeam, ...]
+    past: tuple[LateTeam, ...]
+    pattern: str
+    lost_s: float
+    step_s: float
+    steps: int
+    places: tuple[str, ...]
+    alone: tuple[int, ...]
+    why_not: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        plain = vars(self) | {"late": [vars(t) for t in self.late], "past": [vars(t) for t in self.past]}
+        return plain | {"text": list(self.text())}
+
+    def text(self) -> tuple[str, ...]:
+        """All of it in words, the most important first."""
+        if self.why_not:
+            return (f"when ranks turned late cannot be determined: {self.why_not}",)
+        lines = [_late_line(team) for team in self.late] + list(self.places)
+        if self.pattern == patterns.IN_TURNS:
+            ranks = sorted({rank for team in (*self.late, *self.past) for rank in team.ranks})
+            lines = [f"the ranks take turns: in different steps another of {name_ranks(ranks)} is late", *self.places]
+        else:
+            lines += [_past_line(team) for team in self.past[:LISTED]]
+            if len(self.past) > LISTED:
+                lines.append(f"{len(self.past) - LISTED} more ranks were late for a while")
+        if self.pattern == patterns.VARIATION:
+            share = self.lost_s / self.step_s
+            lines.append(f"no rank is late for long, but the last one of each step is late by {share:.0%} of it")
+        if self.alone:
+            lines.append(
+                f"{name_ranks(self.alone)}: no other rank has the same stage, so lateness cannot be determined"
+            )
+        return tuple(lines) or ("no rank is late",)
+
+
+def own_work(matrix: OperationMatrix, own_NT: Array | None = None) -> Array:
+    """Each rank's own work in each step ``(R, T)``, seconds: everything but communication and delays of pacing."""
+    duration_NT = matrix.duration_NT if own_NT is None else own_NT
+    mine = np.flatnonzero(~(matrix.is_collective_N | matrix.is_transfer_N | matrix.is_pace_N))
+    own_s_RT = np.zeros((len(matrix.ranks), matrix.steps))
+    np.add.at(own_s_RT, matrix.rank_N[mine], duration_NT[mine])
+    return own_s_RT
+
+
+def find_lateness(matrix: OperationMatrix, *, hosts: Mapping[int, Hashable] | None = None) -> LatenessOverTime:
+    """Watch a trace from its first step to its last."""
+    stage_R = np.zeros(len(matrix.ranks), np.int64)
+    stage_R[matrix.rank_N] = matrix.stage_N
+    alike = [np.flatnonzero(stage_R == stage).tolist() for stage in np.unique(stage_R)]
+    alone = [matrix.ranks[places[0]] for places in alike if len(places) == 1]
+    own_s_RT = own_work(matrix)
+    why_not = _why_not(matrix, len(alone), own_s_RT)
+    watch = LatenessWatch(len(matrix.ranks), alike=alike)
+    if not why_not:
+        for t, own_s_R in enumerate(own_s_RT.T):
+            watch.add(own_s_R, step_s=float(matrix.step_s_T[t]), iteration=int(matrix.iteration_T[t]))
+    found = watch.findings()
+    late = _teams(matrix, found.late, found.step_s)
+    places = {common_place.STAGE: {rank: int(stage_R[r]) for r, rank in enumerate(matrix.ranks)}}
+    if len(alike) < 2:
+        places = {}
+    place = common_place.find_common_place(
+        [rank for team in late for rank in team.ranks],
+        matrix.ranks,
+        places | ({common_place.HOST: hosts} if hosts else {}),
+    )
+    return LatenessOverTime(
+        late=late,
+        past=_teams(matrix, found.past, found.step_s),
+        pattern=found.pattern,
+        lost_s=found.lost_s,
+        step_s=found.step_s,
+        steps=matrix.steps,
+        places=(common_place.describe(place),) if place else (),
+        alone=tuple(alone) if not why_not else (),
+        why_not=why_not,
+    )
+
+
+def _why_not(matrix: OperationMatrix, alone: int, own_s_RT: Array) -> str:
+    if matrix.steps < FIRST_STEPS:
+        return f"{matrix.steps} steps; at least {FIRST_STEPS} are needed"
+    if len(matrix.ranks) < 2:
+        return "one rank, without a peer to compare it with"
+    if alone == len(matrix.ranks):
+        return "each rank is the only one of its pipeline stage"
+    if not own_s_RT.any():
+        return "the trace has no work besides communication"
+    return ""
+
+
+def _teams(matrix: OperationMatrix, rows: Sequence[LateRank], step_s: float) -> tuple[LateTeam, ...]:
+    """Ranks that are late alike, together; the order of ``rows`` stays."""
+    teams: list[list[LateRank]] = []
+    for row in rows:
+        for team in teams:
+            first = team[0]
+            near = abs(_place(matrix, row.spans[-1]) - _place(matrix, first.spans[-1])) <= TOGETHER_STEPS
+            if row.kind == first.kind and near and row.late_s >= ALIKE * first.late_s:
+                team.append(row)
+                break
+        else:
+            teams.append([row])
+    return tuple(_team(matrix, team, step_s) for team in teams)
+
+
+def _place(matrix: OperationMatrix, span: LateSpan) -> int:
+    return int(np.searchsorted(matrix.iteration_T, span.first))
+
+
+def _team(matrix: OperationMatrix, rows: Sequence[LateRank], step_s: float) -> LateTeam:
+    latest = max(rows, key=lambda row: row.late_s)
+    span, begin, named = (
+        latest.spans[-1],
+        *(int(np.searchsorted(matrix.iteration_T, i)) for i in (latest.spans[-1].first, latest.spans[-1].named)),
+    )
+    single = span.first == span.last == span.named
+    return LateTeam(
+        ranks=tuple(sorted(matrix.ranks[row.rank] for row in rows)),
+        kind=latest.kind,
+        late_s=latest.late_s,
+        error_s=latest.error_s,
+        late_share=latest.late_s / step_s if step_s > 0.0 else 0.0,
+        since=latest.spans[0].first if latest.kind == patterns.SOMETIMES else span.first,
+        until=span.last,
+        spans=len(latest.spans),
+        named_after_steps=0 if single else named - begin + 1,
+        named_after_s=0.0 if single else float(matrix.step_s_T[begin : named + 1].sum()),
+    )
+
+
+def _amount(team: LateTeam) -> str:
+    each = " each" if len(team.ranks) > 1 else ""
+    error = f"standard error {duration(team.error_s)}"
+    return f"by {team.late_share:.0%} of the step ({duration(team.late_s)}, {error}){each}"
+
+
+def _late_line(team: LateTeam) -> str:
+    when = {patterns.CHRONIC: "from the first step on", patterns.SINCE: f"since step {team.since}"}.get(
+        team.kind, f"now and then, {team.spans} times since step {team.since}"
+    )
+    soon = f"named after {team.named_after_steps} steps, {duration(team.named_after_s)}"
+    return f"{name_ranks(team.ranks)} {'are' if len(team.ranks) > 1 else 'is'} late {_amount(team)} {when}; {soon}"
+
+
+def _past_line(team: LateTeam) -> str:
+    was = "were" if len(team.ranks) > 1 else "was"
+    amount = f"by {duration(team.late_s)} a step"
+    if team.kind == patterns.ONCE:
+        until = f" to {team.until}" if team.until != team.since else ""
+        return f"{name_ranks(team.ranks)} {was} late once, {amount}, in step{'s' if until else ''} {team.since}{until}"
+    return (
+        f"{name_ranks(team.ranks)} {was} late now and then, {team.spans} times, last {amount}, until step {team.until}"
+    )

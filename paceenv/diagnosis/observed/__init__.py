@@ -1,1 +1,0 @@
-"""What was seen in traces, dumps and profiles, without a model of what caused it."""

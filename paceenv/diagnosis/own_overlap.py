@@ -1,0 +1,124 @@
+"""What a job's own reductions in the background cost collectives that its ranks stand still for.
+
+Both use the links of the same ranks. Where transfers of one kind run now alone and now beside a reduction of another
+communicator, the difference is measured. Where they never run alone, both are taken to get equal shares of a link,
+unless one moves its bytes so much faster that it must use other links, as a group inside a node does.
+
+Axes: N operations, K process groups side by side, T steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
+
+REDUCTIONS: Final = ("all_reduce", "reduce_scatter")
+MIN_BESIDE: Final = 0.2
+"""Share of a collective's time beside a reduction, in the median step, from which on the reduction is its partner."""
+ALONE, BESIDE = 0.05, 0.5
+"""Shares of its time beside a reduction up to which a transfer runs alone, and from which on it does not."""
+MIN_SAMPLES: Final = 8
+EQUAL_SHARES: Final = 0.5
+MIN_LOST: Final = 0.1
+"""Smallest share of the speed that a partner takes."""
+MAX_LOST: Final = 0.9
+ALIKE: Final = 4.0
+"""Factor up to which the rates of two transfers on one link may differ: their operations move different volumes."""
+_BLOCKS: Final = 0.9
+"""A rank stands still for a collective that is through, as to this share of it, before it begins anything else."""
+
+
+@dataclass(frozen=True)
+class Partner:
+    """The job's own reduction beside a class of collectives."""
+
+    op: str  # its name
+    share: float  # how much of the collectives' time it runs beside them
+    factor_KT: Array  # how many times as long each takes as it would alone
+    is_measured: bool  # whether the trace has such collectives without it; else both are taken to get equal shares
+
+
+class OwnOverlaps:
+    """Finds partners of a job's collectives."""
+
+    def __init__(self, matrix: OperationMatrix, classes: list[list[Integers]], own_NT: Array) -> None:
+        """Look at all collectives of a job."""
+        self._matrix, self._own_NT = matrix, own_NT
+        communicates = matrix.is_collective_N & matrix.usual_N
+        reductions = np.flatnonzero(matrix.is_op(*REDUCTIONS) & communicates)
+        behind = [n for n in reductions.tolist() if not self._stands_still(n)]
+        self._behind_R = {r: [n for n in behind if matrix.rank_N[n] == r] for r in set(matrix.rank_N[behind].tolist())}
+        self._found: dict[int, Partner] = {}
+        kinds: dict[tuple[int, int], list[list[Integers]]] = {}
+        for members in classes:
+            first = int(members[0][0])
+            if self._behind_R and communicates[first] and self._is_needed(first):
+                kinds.setdefault((int(matrix.op_N[first]), int(matrix.bytes_N[first])), []).append(members)
+        for alike in kinds.values():
+            self._look(alike)
+
+    def of(self, members: list[Integers]) -> Partner | None:
+        """The partner of a class of collectives, if it has one."""
+        return self._found.get(int(members[0][0]))
+
+    def _is_needed(self, n: int) -> bool:
+        return self._matrix.ops[self._matrix.op_N[n]] not in REDUCTIONS or self._stands_still(n)
+
+    def _stands_still(self, n: int) -> bool:
+        """Whether the rank begins nothing while the operation runs, in most steps."""
+        matrix = self._matrix
+        mine = np.flatnonzero((matrix.rank_N == matrix.rank_N[n]) & (np.arange(len(matrix.rank_N)) != n))
+        start_T, until_T = matrix.start_NT[n], matrix.start_NT[n] + _BLOCKS * (matrix.end_NT[n] - matrix.start_NT[n])
+        begins_NT = (matrix.start_NT[mine] >= start_T) & (matrix.start_NT[mine] < until_T)
+        return bool(begins_NT.any(axis=0).mean() < 0.5)
+
+    def _look(self, alike: list[list[Integers]]) -> None:
+        """Find the partner of transfers of one kind, at all places of a step together."""
+        shares = [np.stack([self._share(m)[0] for m in members]) for members in alike]
+        lasts = [np.stack([self._own_NT[m].max(axis=0) for m in members]) for members in alike]
+        share, lasts_s = np.concatenate([x.ravel() for x in shares]), np.concatenate([x.ravel() for x in lasts])
+        alone, beside = share <= ALONE, share >= BESIDE
+        is_measured = alone.sum() >= MIN_SAMPLES and beside.sum() >= MIN_SAMPLES
+        lost = EQUAL_SHARES
+        if is_measured:
+            longer = float(np.median(lasts_s[alone])) / max(float(np.median(lasts_s[beside])), 1e-12)
+            lost = min((1.0 - longer) / float(np.median(share[beside])), MAX_LOST)
+        if lost < MIN_LOST:
+            return
+        for members, share_KT in zip(alike, shares, strict=True):
+            middle = float(np.median(share_KT))
+            if middle >= MIN_BESIDE:
+                partner = self._share(members[0])[1]
+                if not is_measured and not self._on_one_link(int(members[0][0]), partner):
+                    continue
+                op = self._matrix.ops[self._matrix.op_N[partner]]
+                factor_KT = 1.0 / (1.0 - lost * share_KT)
+                self._found[int(members[0][0])] = Partner(op, middle, factor_KT, bool(is_measured))
+
+    def _on_one_link(self, n: int, other: int) -> bool:
+        """Whether two operations may use the same links, by their rates; true where the trace has no bytes."""
+        rates = [self._matrix.bytes_N[i] / max(float(np.median(self._own_NT[i])), 1e-12) for i in (n, other)]
+        return bool(min(rates) <= 0.0 or max(rates) <= ALIKE * min(rates))
+
+    def _share(self, members: Integers) -> tuple[Array, int]:
+        """Share of a group's collective beside reductions, ``(T,)``, the mean of its ranks; and the longest one."""
+        matrix, total_T = self._matrix, np.zeros(self._matrix.steps)
+        longest, most_s = -1, -1.0
+        for n in members.tolist():
+            end_T = matrix.end_NT[n]
+            begin_T = end_T - self._own_NT[n]
+            seconds_T = np.zeros(matrix.steps)
+            for other in self._behind_R.get(int(matrix.rank_N[n]), []):
+                if matrix.group_N[other] == matrix.group_N[n] or other == n:
+                    continue
+                low_T = np.maximum(begin_T, matrix.start_NT[other])
+                both_T = np.nan_to_num(np.maximum(np.minimum(end_T, matrix.end_NT[other]) - low_T, 0.0))
+                seconds_T += both_T
+                if both_T.mean() > most_s:
+                    longest, most_s = other, float(both_T.mean())
+            total_T += np.minimum(seconds_T / np.maximum(self._own_NT[n], 1e-12), 1.0)
+        return total_T / len(members), longest

@@ -1,0 +1,139 @@
+"""Whether groups contend with each other on an uplink: the engine's fluid uplink under the trace's own arrivals.
+
+The same physics that calibration fits (``paceenv.calibration.links``), here only to find whether and how much.
+Axes: K groups, T steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+
+from paceenv.calibration.link_replay import share_uplink
+from paceenv.core.intervals import Interval
+
+MIN_EXPLAINED: Final = 0.05
+"""Smallest share of the variance of durations that the shared uplink explains where there is contention."""
+MIN_CAP: Final = 1.05
+"""Smallest factor by which groups side by side take longer than alone where there is contention."""
+SURE: Final = 1.645
+"""Standard errors on either side of a 90 % interval."""
+_MAX_STEPS: Final = 400
+_MADS: Final = 6.0
+_BLOCKS: Final = 8
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class UplinkFit:
+    """``contended`` is None where the trace does not identify it; the seconds are those of ``LinkFit``.
+
+    ``cap_se`` is the standard error of ``work_s / alone_s``, the share of the uplink that a group alone can use.
+    """
+
+    contended: bool | None
+    alone_s: float
+    work_s: float
+    cap_se: float = 0.0
+
+    def contention_KT(self, arrival_KT: Array) -> Array:
+        """How many times longer than alone each group takes when they start like this."""
+        return contention(arrival_KT, self.alone_s, self.work_s)
+
+    def mean_contention(self, arrival_KT: Array) -> Interval:
+        """The mean of ``contention_KT`` with a 90 % interval."""
+        cap, groups = self.work_s / self.alone_s, len(arrival_KT)
+        ends = (np.clip(cap + sign * SURE * self.cap_se, 1.0 / groups, 1.0) for sign in (-1.0, 1.0))
+        low, high = (float(contention(arrival_KT, self.work_s / float(end), self.work_s).mean()) for end in ends)
+        return Interval(float(self.contention_KT(arrival_KT).mean()), low, high)
+
+
+def contention(arrival_KT: Array, alone_s: float, work_s: float) -> Array:
+    """How many times longer than alone each group takes, ``(K, T)``, at least 1."""
+    start_TK = np.ascontiguousarray((arrival_KT - arrival_KT.min(axis=0)).T)
+    return np.asarray(np.maximum((share_uplink(start_TK, alone_s, work_s) - start_TK).T / alone_s, 1.0))
+
+
+def fit_uplink(arrival_KT: Array, lasts_KT: Array, use_T: NDArray[np.bool_]) -> UplinkFit:
+    """Fit the time that a group takes alone and its share of the uplink to durations; outliers do not count.
+
+    A group may always take longer because its link is slower, or because it meets the others more often. Both models
+    are fitted; the second parameter set must be worth its number (Schwarz 1978).
+    """
+    groups, typical_s = len(lasts_KT), float(np.median(lasts_KT))
+    away_T = np.abs(lasts_KT - np.median(lasts_KT, axis=1, keepdims=True)).max(axis=0)
+    at = np.flatnonzero(use_T & (away_T <= _MADS * max(float(np.median(away_T)), 1e-9)))[:_MAX_STEPS]
+    unknown = UplinkFit(None, typical_s, typical_s / groups)
+    if len(at) < 8 or typical_s <= 0.0:
+        return unknown
+    start_TK = np.ascontiguousarray((arrival_KT[:, at] - arrival_KT[:, at].min(axis=0)).T)
+    level_K = np.median(lasts_KT[:, at], axis=1)
+    fits = [
+        _Fit(start_TK, lasts_KT[:, at].T / scale, typical_s, fitted)
+        for scale, fitted in ((1.0, 2), (level_K / np.median(level_K), 1 + groups))
+    ]
+    best = min(fits, key=lambda fit: fit.criterion)
+    if best.unexplained < 1e-8:
+        return unknown  # starts and durations never vary: nothing shows what the groups cost each other
+    if best.cap * groups < MIN_CAP:
+        return UplinkFit(False, best.work_s / best.cap, best.work_s)
+    if best.explained < MIN_EXPLAINED:
+        return unknown
+    return UplinkFit(True, best.work_s / best.cap, best.work_s, best.cap_se())
+
+
+class _Fit:
+    """Least squares of durations ``lasts_TK`` under starts ``start_TK``, of the logarithm of the whole and of the cap.
+
+    The cap runs from 1 / K, where a group never feels the others, to 1. ``fitted`` counts the parameters.
+    """
+
+    def __init__(self, start_TK: Array, lasts_TK: Array, typical_s: float, fitted: int) -> None:
+        self._start_TK, self._relative_TK, self._typical_s = start_TK, lasts_TK / typical_s, typical_s
+        self._least: float = 1.0 / lasts_TK.shape[1]
+        everywhere_T = np.ones(len(lasts_TK), np.bool_)
+        caps = (1.2 * self._least, 0.5 * (1.0 + self._least), 0.95)
+        found = [self._solve(everywhere_T, np.array([np.log(typical_s), cap])) for cap in caps]
+        self._theta, cost = min(found, key=lambda one: one[1])
+        self.unexplained = float(((self._relative_TK - self._relative_TK.mean()) ** 2).mean())
+        self.explained = 1.0 - cost / max(self.unexplained, 1e-12)
+        samples = int(self._relative_TK.size)
+        self.criterion = samples * float(np.log(max(cost, 1e-12))) + fitted * float(np.log(samples))
+
+    @property
+    def work_s(self) -> float:
+        return float(np.exp(self._theta[0])) * self._least
+
+    @property
+    def cap(self) -> float:
+        return float(self._theta[1])
+
+    def cap_se(self) -> float:
+        """Standard error of the cap, by a jackknife over eighths of the trace, as noise may last."""
+        block_T = _BLOCKS * np.arange(len(self._start_TK)) // len(self._start_TK)
+        cap_B = np.array([self._solve(block_T != b, self._theta)[0][1] for b in range(_BLOCKS)])
+        return float(np.sqrt((_BLOCKS - 1) / _BLOCKS * ((cap_B - cap_B.mean()) ** 2).sum()))
+
+    def _solve(self, use_T: NDArray[np.bool_], theta: Array) -> tuple[Array, float]:
+        """The solution that is found from ``theta`` on, and its mean square."""
+        start_TK, relative_TK = np.ascontiguousarray(self._start_TK[use_T]), self._relative_TK[use_T]
+
+        def misfit(theta: Array) -> Array:
+            work_s = float(np.exp(theta[0])) * self._least
+            lasts_TK = share_uplink(start_TK, work_s / float(theta[1]), work_s) - start_TK
+            return np.asarray((lasts_TK / self._typical_s - relative_TK).ravel())
+
+        fit = optimize.least_squares(
+            misfit,
+            np.clip(theta, [-np.inf, self._least], [np.inf, 1.0]),
+            bounds=([-np.inf, self._least], [np.inf, 1.0]),
+            diff_step=1e-3,
+            x_scale=0.1,
+            max_nfev=60,
+        )
+        return np.asarray(fit.x), 2.0 * float(fit.cost) / int(relative_TK.size)

@@ -1,0 +1,318 @@
+"""The timelines of all ranks made into one trace on one clock, of the whole steps that all ranks have.
+
+A rank's compute is whatever it does in a step that is not waiting for a collective with nothing else to do. Between the
+begins of two collectives it has two pieces, before and after such a wait, which may be empty: so every step of one kind
+has the same operations in the same order, on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from paceenv.core.errors import InputError
+from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
+from paceenv.core.wording import steps_left_out
+from paceenv.importers.clock_alignment import MOST_OFFSET, Clocks, Steps, align_clocks, name_groups
+from paceenv.importers.collective_names import POINT_TO_POINT
+from paceenv.importers.timelines import UNNAMED_GROUP, Collective, RankActivity, Step, Timeline, union, without
+
+_MIN_WAIT: Final = 0.002
+"""Share of a step: shorter waits are compute."""
+_EMPTY: Final = 1e-4
+"""Share of a step: a piece of compute that is never longer, in no step and on no rank, is left out."""
+_NAMED: Final = 8
+"""Ranks or steps named in a line."""
+_SAME_CLOCK_S: Final = 1e-3
+"""Clocks that differ by less need no line."""
+_LEAST_STEPS: Final = 0.5
+"""Share of the steps that most ranks have: a rank with fewer would take the others' from them."""
+_TOO_FAR: Final = 0.25
+"""Share of a step: collectives that end further apart are not the same ones."""
+_MAX_ERROR: Final = 0.01
+"""Share of a step: ends of collectives that lie further apart are worth a line."""
+
+Signature = tuple[tuple[str, str, int], ...]
+"""Operation, group and bytes of each collective of a step."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A trace, the clocks that were aligned for it, lines on what was left out, and what the ranks did in its steps."""
+
+    trace: Trace
+    clocks: Clocks
+    notes: tuple[str, ...]
+    activity: tuple[RankActivity, ...]
+
+
+def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
+    """One trace of all ranks, on the clock of the lowest rank.
+
+    Raises InputError: two files are of one rank, a rank shares no steps or too few collectives with the others, or
+    nothing is left.
+    """
+    by_rank: dict[int, Timeline] = {}
+    for timeline in timelines:
+        if timeline.rank in by_rank:
+            raise InputError(f"{timeline.path}: rank {timeline.rank} again, after {by_rank[timeline.rank].path}")
+        by_rank[timeline.rank] = timeline
+    if not by_rank:
+        raise InputError(f"{name}: no ranks; allowed: one file per rank")
+    ordered, notes = _belong_together([by_rank[rank] for rank in sorted(by_rank)])
+    clocks = align_clocks(ordered)
+    steps_of = {
+        t.rank: {
+            step.iteration + clocks.renumber[t.rank]: step.shifted(clocks.shift_s[t.rank])
+            for step in t.steps
+            if step.iteration + clocks.renumber[t.rank] >= 0
+        }
+        for t in ordered
+    }
+    notes += [note for t in ordered for note in t.notes]
+    notes += [
+        f"{t.path}: its steps are numbered {clocks.renumber[t.rank]:+d} against those of rank {ordered[0].rank}"
+        for t in ordered
+        if clocks.renumber[t.rank]
+    ]
+    common = sorted(set.intersection(*(set(steps) for steps in steps_of.values())))
+    if not common:
+        named = ", ".join(f"rank {t.rank} has {len(t.steps)}" for t in ordered[:8])
+        raise InputError(f"{name}: no step that all ranks have ({named}); allowed: files of the same steps of one job")
+    notes += _lacking(steps_of, common)
+    _agree(clocks, steps_of, common, name)
+    steps_of = name_groups(steps_of, common)
+    notes += _unknown_members(steps_of, ordered)
+    kept, dropped = _whole(steps_of, common)
+    notes += dropped
+    if not kept:
+        raise InputError(f"{name}: {len(common)} steps that all ranks have, none of them whole; {dropped[0]}")
+    columns = _columns(steps_of, kept)
+    if not columns:
+        raise InputError(f"{name}: steps without any operation")
+    origin_s = min(columns["start_s"])
+    for key in ("start_s", "end_s"):
+        columns[key] = (np.array(columns[key]) - origin_s).tolist()
+    files = list(by_rank.values())
+    notes += _missing(files)
+    notes += _clock_note(clocks, [steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in kept])
+    ranks = tuple({"rank": t.rank, "dp_rank": i, "stage": 0} | t.about for i, t in enumerate(ordered))
+    job = {"name": name, "ranks": _world_size(files), "clock_error_s": clocks.error_s}
+    job["steps_left_out"] = len(set().union(*steps_of.values())) - len(common)
+    trace = Trace.from_columns(
+        {"job": name, **{k: np.array(v) for k, v in columns.items()}}, TraceMetadata(job, ranks, source), name
+    )
+    kept_steps = set(kept)
+    activity = tuple(
+        _named_like(one.moved(t.rank, number, clocks.shift_s[t.rank] - origin_s), steps_of[t.rank][number])
+        for t in ordered
+        for one in t.activity
+        if (number := one.iteration + clocks.renumber[t.rank]) in kept_steps
+    )
+    return Merged(trace, clocks, tuple(notes), activity)
+
+
+def _agree(clocks: Clocks, steps_of: Steps, common: list[int], name: str) -> None:
+    """Raises InputError if collectives of groups that the files name do not end together on any clocks."""
+    found = [c for steps in steps_of.values() for i in common for c in steps[i].collectives]
+    if not any(c.group and not c.group.startswith(UNNAMED_GROUP) for c in found):
+        return
+    step_s = float(np.median([steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in common]))
+    if clocks.error_s > _TOO_FAR * step_s:
+        raise InputError(
+            f"{name}: collectives of the same group and place end up to {clocks.error_s:.3g} s apart on any clocks, "
+            f"{clocks.error_s / step_s:.0%} of a step, so these are not the same collectives; allowed: complete files "
+            "of the same steps of one job"
+        )
+
+
+def _unknown_members(steps_of: Steps, timelines: list[Timeline]) -> list[str]:
+    """A line on collectives of groups that nothing names, and whose ends do not show their members either."""
+    unnamed = sum(c.group.startswith(UNNAMED_GROUP) for t in timelines for s in t.steps for c in s.collectives)
+    found = [c for steps in steps_of.values() for step in steps.values() for c in step.collectives]
+    left = sum(not c.group and c.op not in POINT_TO_POINT for c in found)
+    if not (unnamed and left):
+        return []
+    return [f"{left} of {unnamed} collectives name no process group and end with no other rank's: who waits is unknown"]
+
+
+def _named_like(one: RankActivity, step: Step) -> RankActivity:
+    """The activity with the names that operations and groups have in the trace."""
+    ordered = _in_order(step)
+    if len(ordered) != len(one.collectives):
+        return one
+    pairs = zip(one.collectives, ordered, strict=True)
+    return replace(one, collectives=tuple(replace(a, op=c.op, group=c.group) for a, c in pairs))
+
+
+def _belong_together(timelines: list[Timeline]) -> tuple[list[Timeline], list[str]]:
+    """Ranks that share steps, and lines on those left out: a minority that has few of the steps that most ranks have.
+
+    Ranks that only count otherwise are kept where that may be: their clocks will tell.
+    """
+    empty = [t for t in timelines if not t.steps]
+    if len(empty) == len(timelines):
+        raise InputError(f"{timelines[0].path}: no whole step; allowed: files of at least one step of one job")
+    if empty:
+        rest, notes = _belong_together([t for t in timelines if t.steps])
+        return rest, [*(f"{t.path}: rank {t.rank} left out: it has no whole step" for t in empty), *notes]
+    having = Counter(step.iteration for t in timelines for step in t.steps)
+    usual = {i for i, ranks in having.items() if 2 * ranks > len(timelines)}
+    near = {i + k for i in usual for k in range(-MOST_OFFSET, MOST_OFFSET + 1)}
+    has = {t.rank: sum(step.iteration in near for step in t.steps) for t in timelines}
+    apart = [t for t in timelines if has[t.rank] < _LEAST_STEPS * len(usual)]
+    if not apart or len(apart) * 2 >= len(timelines):
+        return timelines, []
+    notes = [
+        f"{t.path}: rank {t.rank} left out: it has {has[t.rank]} of the {len(usual)} steps that most ranks have"
+        for t in apart
+    ]
+    return [t for t in timelines if t not in apart], notes
+
+
+def _lacking(steps_of: Steps, common: list[int]) -> list[str]:
+    """A line on steps that not all ranks have, and the rank that lacks most of them."""
+    recorded = set().union(*steps_of.values())
+    if len(recorded) == len(common):
+        return []
+    lacks, rank = max((len(recorded) - len(steps), -rank) for rank, steps in steps_of.items())
+    return [steps_left_out(len(recorded) - len(common), len(recorded), -rank, lacks)]
+
+
+def _world_size(timelines: list[Timeline]) -> int:
+    """How many ranks the job has, as far as its files say."""
+    return max(len(timelines), *(int(t.about.get("world_size", 0)) for t in timelines))
+
+
+def _missing(timelines: list[Timeline]) -> list[str]:
+    """A line on ranks of the job that no file is of."""
+    size = _world_size(timelines)
+    missing = size - len(timelines)
+    if missing <= 0:
+        return []
+    known, named = {t.rank for t in timelines}, ""
+    if size < 1 << 16:
+        first = [rank for rank in range(size) if rank not in known][:_NAMED]
+        named = f": rank{'s' if missing > 1 else ''} {', '.join(map(str, first))}" + (
+            "" if missing <= _NAMED else ", ..."
+        )
+    return [f"{missing} of {size} ranks have no file{named}; whoever waits for them seems to wait for a late peer"]
+
+
+def _clock_note(clocks: Clocks, step_s: list[float]) -> list[str]:
+    """What was done to clocks that differ, and a doubt about them."""
+    shift_s = list(clocks.shift_s.values())
+    apart_s = max(shift_s) - min(shift_s)
+    if apart_s < _SAME_CLOCK_S and clocks.error_s < _MAX_ERROR * float(np.median(step_s)):
+        return []
+    return [
+        f"clocks differ by up to {apart_s:.6f} s, removed by the ends of {clocks.shared} collectives, which agree "
+        f"within {clocks.error_s * 1e6:.0f} us (nine in ten)"
+    ]
+
+
+def signature(step: Step) -> Signature:
+    """What a step's collectives are, in the order of their begin."""
+    return tuple((c.op, c.group, c.bytes) for c in _in_order(step))
+
+
+def _in_order(step: Step) -> list[Collective]:
+    return sorted(step.collectives, key=lambda c: (c.start_s, c.end_s))
+
+
+def _whole(steps_of: dict[int, dict[int, Step]], common: list[int]) -> tuple[list[int], list[str]]:
+    """Steps that are whole, and lines on the others.
+
+    A step is not whole if members of one group have not as many collectives of a kind in it; and the first or the last
+    is not if it looks like the end or the begin of another one and its own kind occurs nowhere else.
+    """
+    counts_of = {i: {rank: Counter((c.op, c.group) for c in steps[i].collectives if c.group) for rank, steps in
+                     steps_of.items()} for i in common}  # fmt: skip
+    groups: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for counts in counts_of.values():
+        for rank, of_rank in counts.items():
+            for key in of_rank:
+                groups[key].add(rank)
+    uneven = [
+        i for i in common if any(len({counts_of[i][rank][key] for rank in ranks}) > 1 for key, ranks in groups.items())
+    ]
+    notes = []
+    if uneven:
+        notes.append(f"{_named(uneven)} left out: not all ranks have the same collectives in them")
+    kept = [i for i in common if i not in set(uneven)]
+    kinds = {i: tuple(signature(steps[i]) for steps in steps_of.values()) for i in kept}
+    for place, edge in ((0, "first"), (-1, "last")):
+        if len(kept) < 2:
+            break
+        at = kept[place]
+        others = {kinds[i] for i in kept if i != at}
+        if kinds[at] not in others and any(_part(kinds[at], other, end=place == 0) for other in others):
+            kept = [i for i in kept if i != at]
+            notes.append(f"step {at} left out: the {edge} one, and only part of a step like the others")
+    return kept, notes
+
+
+def _part(one: tuple[Signature, ...], other: tuple[Signature, ...], *, end: bool) -> bool:
+    """Whether a step is on every rank the end of another one, or else its begin."""
+    return all(a == (b[len(b) - len(a) :] if end else b[: len(a)]) for a, b in zip(one, other, strict=True))
+
+
+def _named(steps: list[int]) -> str:
+    text = ", ".join(map(str, steps[:_NAMED])) + (f" and {len(steps) - _NAMED} more" if len(steps) > _NAMED else "")
+    return f"step{'s' if len(steps) > 1 else ''} {text}"
+
+
+def _columns(steps_of: dict[int, dict[int, Step]], kept: list[int]) -> dict[str, list[Any]]:
+    """All rows of the trace. Pieces of compute that are empty in all steps of a kind are left out of all of them."""
+    pieces_of = {(rank, i): _pieces(steps[i]) for rank, steps in steps_of.items() for i in kept}
+    longest: dict[Signature, np.ndarray[Any, Any]] = {}
+    for (rank, i), pieces in pieces_of.items():
+        step = steps_of[rank][i]
+        share = (pieces[:, 1] - pieces[:, 0]) / max(step.end_s - step.start_s, 1e-12)
+        kind = signature(step)
+        longest[kind] = np.maximum(longest.get(kind, 0.0), share)
+    groups: dict[str, int] = {}
+    columns: dict[str, list[Any]] = defaultdict(list)
+    for (rank, i), pieces in pieces_of.items():
+        step = steps_of[rank][i]
+        wanted = longest[signature(step)] > _EMPTY
+        rows: list[tuple[str, int, float, float, int, int]] = []
+        ordered = _in_order(step)
+        for k, (piece, is_wanted) in enumerate(zip(pieces.tolist(), wanted.tolist(), strict=True)):
+            if k % 2:
+                c = ordered[k // 2]
+                group = groups.setdefault(c.group, len(groups)) if c.group else -1
+                rows.append((c.op, group, c.start_s, max(c.end_s, c.start_s), c.bytes, c.peer))
+            if is_wanted:
+                rows.append((COMPUTE_OPS[0], -1, *piece, 0, -1))
+        for seq, (op, group, start_s, end_s, size, peer) in enumerate(rows):
+            for key, value in (
+                ("rank", rank), ("iteration", i), ("seq", seq), ("op", op), ("group", group),
+                ("start_s", start_s), ("end_s", end_s), ("bytes", size), ("peer", peer),
+            ):  # fmt: skip
+                columns[key].append(value)
+    return columns
+
+
+def _pieces(step: Step) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A rank's compute, ``(1 + 2 collectives, 2)``, s: before the first collective, and twice after each begin."""
+    collectives = _in_order(step)
+    spans = union(np.array([c.start_s for c in collectives]), np.array([c.end_s for c in collectives]))
+    waits = without(spans, union(step.busy_start_s, step.busy_end_s))
+    edges = np.clip([step.start_s, *(c.start_s for c in collectives), step.end_s], step.start_s, step.end_s)
+    least_s = _MIN_WAIT * (step.end_s - step.start_s)
+    found = [(edges[0], edges[1])]
+    for begin_s, end_s in pairwise(edges[1:]):
+        first = np.searchsorted(waits[1], begin_s, side="right")
+        last = np.searchsorted(waits[0], end_s, side="left")
+        starts, ends = np.maximum(waits[0][first:last], begin_s), np.minimum(waits[1][first:last], end_s)
+        longest = int(np.argmax(ends - starts)) if last > first else -1
+        if longest >= 0 and ends[longest] - starts[longest] > least_s:
+            found += [(begin_s, starts[longest]), (ends[longest], end_s)]
+        else:
+            found += [(begin_s, end_s), (end_s, end_s)]
+    return np.array(found)

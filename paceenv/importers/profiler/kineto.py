@@ -1,0 +1,179 @@
+"""Importer of PyTorch profiler traces (Kineto's JSON, ``export_chrome_trace``): one file per rank, gzipped or not.
+
+Steps are the profiler's own (``ProfilerStep#n``, so the job calls ``prof.step()``), on the device's timeline where it
+has one. Collectives are NCCL's and RCCL's kernels, or on the CPU what a backend marks (``gloo:all_reduce``). Everything
+else that runs on device or CPU is compute. What the events mean is worked out in ``paceenv.importers.profiler``.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from paceenv.core.errors import InputError
+from paceenv.importers.collective_names import is_number
+from paceenv.importers.dump_steps import steps_of
+from paceenv.importers.json_events import EventFile
+from paceenv.importers.profiler.collective_events import MARKED, device_collectives, host_collectives
+from paceenv.importers.profiler.device_activity import device_activity
+from paceenv.importers.profiler.device_steps import STEP, Device, StepMarks, find_device, host_marks, stepping_processes
+from paceenv.importers.profiler.event_columns import Array, EventColumns, EventTable, decode
+from paceenv.importers.timelines import Collective, RankActivity, Step, Timeline, union
+
+SOURCE: Final = "PyTorch profiler"
+_NO_WORK: Final = ("c10d::", "record_param_comms")
+"""Operations of the CPU that begin like this are a collective's own."""
+_IN_NAME: Final = tuple(
+    re.compile(rf"{word}[_\-]?(\d{{1,6}})(?!\d)", re.IGNORECASE) for word in ("rank", "worker", "(?<![a-z])r")
+)
+"""Where a file's name may say which rank it is of, the best first."""
+
+
+def import_kineto(path: str | Path) -> tuple[Timeline, str]:
+    """One rank's timeline, and a note on damage, or "". Raises InputError if the file is no profile with steps."""
+    with EventFile(path) as file:
+        columns = EventColumns()
+        for events in file.batches(decode):
+            try:
+                columns.take(events)
+            except InputError as error:
+                raise InputError(f"{path}: {error}") from None
+        return _timeline(file, columns.table()), f"{path}: {file.damage}" if file.damage else ""
+
+
+def _timeline(file: EventFile, table: EventTable) -> Timeline:
+    processes = stepping_processes(table)
+    if len(processes) > 1:
+        named = ", ".join(processes[:4])
+        raise InputError(f"{file.path}: steps of {len(processes)} processes ({named}); allowed: one file per rank")
+    device = find_device(table)
+    activity: tuple[RankActivity, ...] = ()
+    if device is None:
+        steps = _host_steps(table)
+    else:
+        collectives = device_collectives(table, device, _only_group(file))
+        if not len(device.number_T):
+            given = _recurring(file, table, device, collectives)
+            device = find_device(table, given) or device
+        steps = _device_steps(table, device, collectives)
+        activity = device_activity(table, device, collectives)
+    if not steps:
+        raise InputError(
+            f"{file.path}: no ProfilerStep# in {file.events} events; allowed: a profile of a job that calls "
+            "prof.step() at the end of every step"
+        )
+    base_ns = file.value("baseTimeNanoseconds")
+    base_s = base_ns * 1e-9 if is_number(base_ns) else 0.0
+    about: dict[str, Any] = {"host": host} if isinstance(host := file.value("host_name"), str) else {}
+    about |= {"world_size": size} if (size := _world_size(file)) else {}
+    rank = _rank(file)
+    return Timeline(
+        rank,
+        file.path,
+        tuple(step.shifted(base_s) for step in steps),
+        about,
+        _notes(file.path, device),
+        tuple(one.moved(rank, one.iteration, base_s) for one in activity),
+    )
+
+
+def _recurring(file: EventFile, table: EventTable, device: Device, collectives: dict[int, Collective]) -> StepMarks:
+    """Steps of a profile that marks none: the shortest sequence of collectives that recurs.
+
+    Raises InputError if none does, or if all collectives are alike.
+    """
+    advice = "allowed: a profile of a job that calls prof.step() at the end of every step"
+    groups = {c.group for c in collectives.values() if c.group}
+    places = sorted((place for place, c in collectives.items() if c.group), key=lambda place: collectives[place].end_s)
+    said = [table.arguments.get(int(device.event_D[place])) for place in places]
+    numbered = len(groups) == 1 and all(one is not None and one.number >= 0 for one in said)
+    placed = []
+    for k, place in enumerate(places):
+        c, arguments = collectives[place], said[k]
+        number = arguments.number if numbered and arguments is not None else k
+        placed.append((number, c, (c.op, c.group, c.bytes)))
+    if not placed:
+        raise InputError(f"{file.path}: no ProfilerStep# in {file.events} events, and no collectives; {advice}")
+    if len({key for _, _, key in placed}) == 1:
+        why = f"no ProfilerStep# in {file.events} events, and its {len(placed)} collectives are all alike"
+        raise InputError(f"{file.path}: {why}; {advice}")
+    steps = steps_of(file.path, placed, advice)
+    numbers = np.array([step.iteration for step in steps], np.int64)
+    return StepMarks(
+        numbers, np.array([step.start_s for step in steps]) * 1e6, np.array([step.end_s for step in steps]) * 1e6
+    )
+
+
+def _notes(path: Path, device: Device | None) -> tuple[str, ...]:
+    if device is None or not device.left_out:
+        return ()
+    return (f"{path}: {device.left_out} operations of other devices left out",)
+
+
+def _device_steps(table: EventTable, device: Device, collectives: dict[int, Collective]) -> list[Step]:
+    work = device.event_D[~device.is_collective_D]
+    busy = union(table.start_us_E[work] * 1e-6, table.end_us_E[work] * 1e-6)
+    inside: list[list[Collective]] = [[] for _ in device.number_T]
+    for place, collective in collectives.items():
+        if device.step_D[place] >= 0:
+            inside[device.step_D[place]].append(collective)
+    return [
+        _step(int(device.number_T[i]), device.begin_us_T[i] * 1e-6, device.end_us_T[i] * 1e-6, inside[i], busy)
+        for i in np.flatnonzero(np.isfinite(device.begin_us_T)).tolist()
+    ]
+
+
+def _host_steps(table: EventTable) -> list[Step]:
+    marks = host_marks(table)
+    is_work = table.in_categories(lambda category: category == "cpu_op")
+    is_work &= table.named(lambda name: not (name.startswith(_NO_WORK) or MARKED.match(name) or STEP.match(name)))
+    busy = union(table.start_us_E[is_work] * 1e-6, table.end_us_E[is_work] * 1e-6)
+    collectives = host_collectives(table)
+    begins = marks.start_us_T * 1e-6
+    ends = np.append(begins[1:], marks.end_us_T[-1:] * 1e-6)
+    at = marks.at(np.array([c.start_s for c in collectives]) * 1e6) if collectives else np.empty(0, np.int64)
+    inside: list[list[Collective]] = [[] for _ in begins]
+    for place, collective in zip(at.tolist(), collectives, strict=True):
+        if place >= 0:
+            inside[place].append(collective)
+    return [
+        _step(int(marks.number_T[i]), begins[i], max(ends[i], begins[i]), inside[i], busy) for i in range(len(marks))
+    ]
+
+
+def _step(number: int, begin_s: float, end_s: float, inside: list[Collective], busy: tuple[Array, Array]) -> Step:
+    """A step with the part of a rank's busy time that lies in it."""
+    first = int(np.searchsorted(busy[1], begin_s, side="right"))
+    last = int(np.searchsorted(busy[0], end_s, side="left"))
+    return Step(number, float(begin_s), float(end_s), tuple(inside), busy[0][first:last], busy[1][first:last])
+
+
+def _only_group(file: EventFile) -> str:
+    """The process group of a job that has no other, as its collectives name it; else ""."""
+    about = file.value("distributedInfo")
+    groups = about.get("pg_config") if isinstance(about, dict) else None
+    if not isinstance(groups, list) or len(groups) != 1 or not isinstance(groups[0], dict):
+        return ""
+    name, ranks = groups[0].get("pg_name"), groups[0].get("ranks")
+    return f"{ranks}/{name}" if isinstance(ranks, list) and isinstance(name, str) and len(ranks) > 1 else ""
+
+
+def _world_size(file: EventFile) -> int:
+    """How many ranks the job has, 0 where unknown."""
+    about = file.value("distributedInfo")
+    size = about.get("world_size") if isinstance(about, dict) else None
+    return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size < 1 << 31 else 0
+
+
+def _rank(file: EventFile) -> int:
+    about = file.value("distributedInfo")
+    rank = about.get("rank") if isinstance(about, dict) else None
+    if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 1 << 31:
+        return rank
+    for pattern in _IN_NAME:
+        if (named := pattern.search(file.path.name)) is not None:
+            return int(named[1])
+    raise InputError(f"{file.path}: neither distributedInfo nor its name says which rank it is; allowed: rank3.json")

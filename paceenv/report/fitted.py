@@ -1,0 +1,208 @@
+"""The cluster behind a trace, and its predictions: the job at other sizes, and under pacing policies.
+
+Both are what-if answers on the same clusters, drawn from the calibration's errors. Other sizes are those of
+``paceenv whatif --nodes``. For a policy the mean effect matters, not that of a single run: its interval is the range in
+which 95 % of such clusters have it.
+
+Legend: D drawn clusters, E seeds, T steps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.calibration.job_fit import JobFit
+from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
+from paceenv.core.trace import Trace
+from paceenv.diagnosis.causes import TENANT
+from paceenv.diagnosis.verdict import NO_DIFFERENCE, word_of
+from paceenv.policies.ranges import Outside
+from paceenv.policies.rollout import run, start
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import Cluster
+from paceenv.whatif.baseline import Baseline, of_trace
+from paceenv.whatif.change import Change
+from paceenv.whatif.estimate import one_more
+from paceenv.whatif.predictions import Prediction
+from paceenv.whatif.simulated import MIN_SEEDS, check, drawn, predict
+
+Array = NDArray[np.float64]
+SEEDS: Final = 4
+SIZES: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""How many times as many nodes as the traced job has."""
+MAX_RANKS: Final = 4096
+SIZE_ITERATIONS, POLICY_ITERATIONS = 300, 800
+MANY_RANKS: Final = 256
+"""From here on a run is long enough to do with one seed a cluster."""
+GOOD_MEAN: Final = 0.1
+"""A fitted cluster whose mean step is further off than this share predicts little."""
+HOLDS: Final = ("static:defer=0/0.02", "static:defer=0/0.1")
+"""Policies that hold back transfers that can wait, for a fixed share of a step."""
+_FIRST_SEED = 5_000_000
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The cluster fitted to a trace, other clusters that may be the real one, and the diagnosed ``causes``."""
+
+    baseline: Baseline
+    clusters: Sequence[Cluster]
+    causes: frozenset[str] = frozenset()
+
+    @property
+    def fit(self) -> JobFit:
+        """The calibration."""
+        assert self.baseline.fit is not None
+        return self.baseline.fit
+
+    @property
+    def tenants(self) -> bool | None:
+        """Whether another job is on the same links; None where one is diagnosed but not in the cluster."""
+        if any(p.is_identified and p.key.startswith("tenants.") for p in self.fit.parameters):
+            return True
+        return None if TENANT in self.causes else False
+
+    @property
+    def short_doubt(self) -> str:
+        """The same as :attr:`doubt`, for a headline."""
+        said = []
+        if abs(self.fit.mean_error) > GOOD_MEAN:
+            said.append(f"the fitted cluster's mean step is {self.fit.mean_error:+.0%} off")
+        if self.tenants is None:
+            said.append("the fitted cluster lacks the other job among the causes")
+        return ", and ".join(said)
+
+    @property
+    def doubt(self) -> str:
+        """A warning where the fit does not reproduce the job; else empty."""
+        said = []
+        if abs(self.fit.mean_error) > GOOD_MEAN:
+            said.append(
+                f"The fitted cluster's mean step is {self.fit.mean_error:+.0%} off the measured one: something in this "
+                "job is not in the model, so read the predictions below as a sketch."
+            )
+        if self.tenants is None:
+            said.append(
+                "The other job among the causes is not in this cluster, as no tenant of one period explains it. The "
+                "predictions below leave it out; only a canary (paceenv live) shows whether a phase shift pays."
+            )
+        return " ".join(said)
+
+
+def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = frozenset()) -> Fitted | str:
+    """The cluster of a trace, or why there is none.
+
+    Args:
+        job: which job, where the trace holds several.
+    """
+    stages = set(trace.metadata.of_ranks("stage", 0).values())
+    if len(stages) > 1:
+        return f"the job has {len(stages)} pipeline stages, and the simulator only knows jobs without"
+    try:
+        baseline = of_trace(trace, source, None, job)
+    except InputError as error:
+        return str(error)
+    return Fitted(baseline, drawn(baseline, 0), causes)
+
+
+def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) -> Prediction | str:
+    """The job at other node counts, as ``paceenv whatif --nodes`` predicts it, or why it cannot be predicted."""
+    today, ranks_per_node = fitted.fit.cluster.job.nodes, fitted.fit.cluster.job.ranks_per_node
+    changes, refused = [], ""
+    for nodes in sorted({max(round(today * factor), 1) for factor in SIZES} - {today}):
+        if not 1 < nodes * ranks_per_node <= MAX_RANKS:
+            continue
+        try:
+            check(fitted.baseline, [Change(nodes=nodes)])
+        except (
+            InputError
+        ) as error:  # an answer that depends on a guess, groups that do not divide, more slow ranks than ranks
+            refused = str(error)
+            continue
+        changes.append(Change(nodes=nodes))
+    if not changes:
+        return refused or f"{today} nodes, and no size to compare with of at most {MAX_RANKS} ranks"
+    seeds = {"seeds": MIN_SEEDS * len(fitted.clusters), "first_seed": 0}
+    return predict(
+        fitted.baseline, changes, iterations=SIZE_ITERATIONS, clusters=fitted.clusters, on_done=on_done, **seeds
+    )
+
+
+@dataclass(frozen=True)
+class _Run:
+    mean_E: Array
+    cv_E: Array
+    delay_share: float
+    outside: Outside | None
+
+
+def _run(policy: str, cluster: Cluster, iterations: int) -> _Run:
+    seeds = _FIRST_SEED + np.arange(SEEDS if cluster.ranks < MANY_RANKS else 1)
+    found = run(select_policy(policy, cluster), start(cluster, seeds, threads=os.cpu_count() or 1), iterations)
+    mean_E = found.step_ET.mean(axis=1)
+    return _Run(mean_E, found.step_ET.std(axis=1) / mean_E, float((found.mean_delay_E / mean_E).mean()), found.outside)
+
+
+@dataclass(frozen=True)
+class Paced:
+    """A policy on the fitted clusters: throughput against no pacing, CV with and without, delay as a share of a step.
+
+    ``outside`` says whether it met conditions outside its calibrated range.
+    """
+
+    policy: str
+    gain: Interval
+    cv: float
+    cv_passive: float
+    delay_share: float
+    outside: str = field(default="")
+
+    @property
+    def verdict(self) -> str:
+        """The interval in words."""
+        word = word_of(self.gain)
+        more = {
+            "makes no difference": f" (less than {NO_DIFFERENCE:.1%})",
+            "is open": "; this trace does not show whether it helps",
+        }
+        return word + more.get(word, "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        numbers = {"cv": self.cv, "cv_passive": self.cv_passive, "delay_share": self.delay_share}
+        gain = {"throughput_gain": dict(zip(("value", "lo", "hi"), self.gain, strict=True))}
+        return {"policy": self.policy} | gain | numbers | {"verdict": self.verdict, "outside": self.outside or None}
+
+
+def compare(
+    fitted: Fitted, policies: Sequence[str], on_done: Callable[[int], None] = lambda done: None
+) -> list[Paced] | str:
+    """Policies on the fitted clusters against no pacing on the same noise, or why they cannot be predicted.
+
+    Where transfers can wait, windows of the rule defer are tried too.
+    """
+    rows, clusters, asked = [], fitted.clusters, len(policies)
+    if fitted.fit.cluster.can_defer:
+        policies = list(dict.fromkeys([*policies, *HOLDS]))
+    try:
+        fitted.baseline.check([Change(pacing=policy) for policy in policies])
+    except InputError as error:
+        return str(error)
+    passive = [_run("passive", cluster, POLICY_ITERATIONS) for cluster in clusters]
+    for i, policy in enumerate(policies):
+        paced = [_run(policy, cluster, POLICY_ITERATIONS) for cluster in clusters]
+        gain_D = np.array([(b.mean_E / a.mean_E).mean() - 1.0 for a, b in zip(paced, passive, strict=True)])
+        cv, cv_passive = (float(np.mean([one.cv_E.mean() for one in runs])) for runs in (paced, passive))
+        met = [one.outside for one in paced if one.outside is not None]
+        outside = str(max(met, key=lambda found: found.share)) if met else ""
+        delay = float(np.mean([one.delay_share for one in paced]))
+        rows.append(Paced(policy, one_more(gain_D), cv, cv_passive, delay, outside))
+        on_done(min(i + 1, asked))
+    return rows

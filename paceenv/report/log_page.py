@@ -1,0 +1,161 @@
+"""The page of a text log: step times in order, their distribution and memory, the ceiling, and what to record next.
+
+Axes: V logged values.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+
+from paceenv.diagnosis.step_times.step_diagnosis import WORTH, StepDiagnosis
+from paceenv.diagnosis.step_times.step_model import WHY_NO_CLUSTER, ModelCheck, check_model
+from paceenv.report.pictures import (
+    BAND,
+    LINE,
+    MARK,
+    Numbers,
+    Picture,
+    Unit,
+    binned_steps,
+    correlogram,
+    drawn,
+    histogram,
+    top_of,
+)  # fmt: skip
+from paceenv.report.step_log_output import rows
+from paceenv.ui import figures, html_page
+from paceenv.ui.output import sentence
+
+MAX_MARKS: Final = 400
+"""Outliers that are marked."""
+_LEVEL, _WARM = "#1f7a8c", "#999999"
+
+
+def page(found: StepDiagnosis, notes: tuple[str, ...]) -> str:
+    """The page; ``notes`` are those of reading the log."""
+    log, top = found.log, found.ceiling
+    unit = Unit.of(found.median_s)
+    read = (
+        f"Read from {log.name} ({log.source}): {len(found.steady_s_V)} step times, steps {log.step_V.min()} to "
+        f"{log.step_V.max()}, {int(found.ordinary.warm_up_V.sum())} values of warm-up left out"
+    )
+    facts = [
+        ("mean step", unit.text(found.mean_s)),
+        ("median", unit.text(found.median_s)),
+        ("99th percentile / median", f"{found.p99_over_median:.3f}"),
+        ("coefficient of variation", f"{found.cv:.2%}"),
+        ("to win at most", "unknown" if top is None else f"{top.gain.value:.1%}"),
+        ("steps a value averages over", f"{found.averaged:.0f}" if found.averaged else "unknown"),
+    ]
+    pictures = [_course(found), _distribution(found)] + ([_ceiling(found)] if top is not None else [])
+    parts = [
+        html_page.paragraph("; ".join([read, *notes, *log.notes]) + ".", "note"),
+        html_page.paragraph(sentence(found.verdict), "verdict"),
+        html_page.facts(facts),
+        *(picture.html() for picture in pictures),
+        html_page.heading("What step times tell"),
+        html_page.table(("what", "value", "meaning"), rows(found)),
+        html_page.heading("What to record next"),
+        html_page.paragraph(sentence(found.next_step)),
+        html_page.paragraph(f"No cause is named here: {WHY_NO_CLUSTER}."),
+    ]
+    return html_page.page(f"Step times of {log.name}", parts)
+
+
+def _course(found: StepDiagnosis) -> Picture:
+    """Step times over the log, with levels, warm-up, restarts and outliers."""
+    log, unit = found.log, Unit.of(found.median_s)
+    at_V, time_V = np.arange(len(log.step_V)), unit.per_s * log.step_s_V
+    steady_V, outlier_V = found.ordinary.steady_V, found.ordinary.outlier_V
+    starts, mean, low, high = binned_steps(time_V)
+    width = -(-len(at_V) // len(starts))
+    figure, (panel,) = figures.stack([3.0])
+    if width > 1:
+        panel.fill_between(starts, low, high, color=BAND, lw=0, step="mid")
+    mean[np.logical_or.reduceat(~steady_V, starts)] = np.nan  # which would draw the picture's edge
+    panel.plot(starts, mean, ".-" if len(at_V) <= 200 else "-", color=LINE, lw=0.9, ms=4, label="step time")
+    warm, top, low_end = np.flatnonzero(~steady_V), top_of(time_V[steady_V]), float(time_V[steady_V].min())
+    if len(warm):
+        panel.plot(warm, np.clip(time_V[warm], low_end, top), "x", color=_WARM, ms=5, label="warm-up, left out")
+    marked = np.flatnonzero(outlier_V)
+    chosen = marked[np.argsort(-time_V[marked], kind="stable")[:MAX_MARKS]]
+    if len(chosen):
+        panel.plot(chosen, np.minimum(time_V[chosen], top), "^", color=MARK, ms=4, label="outlier", alpha=0.8)
+    steady = np.flatnonzero(steady_V)
+    for i, regime in enumerate(found.regimes):
+        ends = steady[regime.start], steady[regime.end - 1]
+        panel.plot(ends, [unit.per_s * regime.level_s] * 2, color=_LEVEL, lw=2.0, label="" if i else "level")
+    for restart in np.flatnonzero(np.diff(log.run_V)) + 1:
+        panel.axvline(float(restart), color=_WARM, ls=":", lw=1.0)
+    panel.set(xlabel="logged value, labelled with its step", ylabel=f"step time, {unit.name}")
+    room = max(0.06 * (top - low_end), 0.01 * low_end)
+    panel.set_ylim(low_end - room, top + room)
+    panel.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    ticks = [int(t) for t in panel.get_xticks() if 0 <= t < len(at_V)]
+    panel.set_xticks(ticks, [str(log.step_V[t]) for t in ticks])
+    panel.margins(x=0.01)
+    panel.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0.0, 1.13), ncols=5)
+    beyond = int((time_V > top).sum())
+    binned = f": mean and range of {width} values at a time" if width > 1 else ""
+    said = [f"Step times in the order of the log{binned}."]
+    said += [f"Longer ones than the picture shows are marked at its edge ({beyond})." if beyond else ""]
+    if len(found.regimes) > 1:
+        said.append(f"The level changes {len(found.regimes) - 1} times (thick lines).")
+    if found.runs > 1:
+        said.append(f"Dotted lines are restarts or further files ({found.runs - 1}).")
+    if found.outlier_period is not None:
+        said.append(f"Outliers come every {found.outlier_period.steps} steps.")
+    classes = np.where(~steady_V, "warm-up", np.where(outlier_V, "outlier", ""))
+    rows = [(str(s), f"{t:.6g}", str(c)) for s, t, c in zip(log.step_V, time_V, classes, strict=True)]
+    numbers = Numbers("step-times", ("step", f"step time, {unit.name}", "class"), rows[:200_000])
+    return drawn("Step times", " ".join(filter(None, said)), figure, numbers)
+
+
+def _distribution(found: StepDiagnosis) -> Picture:
+    """How often a step takes how long, and whether a long step tells of a long one after it."""
+    unit, lags = Unit.of(found.median_s), len(found.autocorrelation)
+    figure, (left, right) = figures.figure(2)
+    figure.set_size_inches(11.2, 3.6)
+    spread = histogram(left, unit.per_s * found.steady_s_V, unit, "values")
+    pairs = np.full(lags, len(found.steady_s_V))
+    memory = correlogram(right, np.arange(1, lags + 1), np.array(found.autocorrelation), pairs, "logged values")
+    check = check_model(found.log)
+    said = "Left: how often a step takes how long. Right: whether a long step tells of a later one; not in the band."
+    if isinstance(check, ModelCheck):
+        said += f" {check.model.text[:1].upper()}{check.model.text[1:]}: held out is {check.held_out}."
+    return drawn("Distribution and memory", said, figure, *([spread, memory] if lags else [spread]))
+
+
+def _ceiling(found: StepDiagnosis) -> Picture:
+    """How much there is to win at most, and what of it comes from outliers or may be hidden."""
+    top = found.ceiling
+    assert top is not None
+    figure, (panel,) = figures.stack([1.5])
+    ordinary = max(top.gain.value - top.from_outliers, 0.0)
+    bars: list[tuple[str, float, str]] = [("ordinary steps", ordinary, _LEVEL), ("outliers", top.from_outliers, MARK)]
+    left = 0.0
+    for name, width, shade in bars:
+        panel.barh([0], [100.0 * width], left=100.0 * left, color=shade, height=0.5, label=f"{name} {width:.2%}")
+        left += width
+    ends = [100.0 * x for x in (top.gain.low, top.gain.high)]
+    panel.plot(ends, [0, 0], color="black", lw=1.5, marker="|", ms=12, label="95 % of the sum")
+    edge = max(ends[1], 100.0 * WORTH)
+    if top.hidden > top.gain.value:
+        panel.plot([100.0 * top.hidden], [0], "D", color=MARK, ms=7, label=f"if averaging hides: {top.hidden:.1%}")
+        edge = max(edge, 100.0 * top.hidden)
+    panel.axvline(100.0 * WORTH, color=_WARM, ls="--", lw=1.2, label=f"worth a second look from {WORTH:.0%}")
+    panel.set(xlim=(0.0, 1.1 * edge), ylim=(-0.6, 0.6), yticks=[], xlabel="throughput that removing variation gains, %")
+    panel.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0.0, 1.35), ncols=5)
+    said = (
+        "If every step took as long as the fastest hundredth: the most that anything which only removes variation can "
+        "gain. Pacing gets a part of it, and does not remove outliers such as checkpoints."
+    )
+    if top.hidden > top.gain.value:
+        said += f" A value averages {found.averaged:.0f} steps, which may hide the variation of single steps (diamond)."
+    names = ("value", "low", "high")
+    rows = [(name, f"{x:.5f}") for name, x in zip(names, top.gain, strict=True)]
+    rows += [("from outliers", f"{top.from_outliers:.5f}"), ("if averaging hides", f"{top.hidden:.5f}")]
+    return drawn("How much there is to win at most", said, figure, Numbers("ceiling", ("what", "gain"), rows))

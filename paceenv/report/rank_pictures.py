@@ -1,0 +1,361 @@
+"""Pictures of ranks: a timeline of a usual and the worst step, who keeps the others waiting; and steps for a viewer.
+
+They show how ranks spend their time: computing, waiting for peers, communicating, other work. An operation that meets
+others waits until the last of them arrives, and communicates from then on.
+
+Axes: N operations, K tasks, R ranks, T steps; B bins of ranks, C bins of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.patches import Patch
+
+from paceenv.core.trace import PACE_OP
+from paceenv.diagnosis.dependency_graph import Graph
+from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
+from paceenv.report.pictures import Numbers, Picture, Unit, drawn
+from paceenv.ui import figures
+from paceenv.ui.chrome_trace import ChromeTraceWriter
+
+WAIT: Final = "wait for peers"
+OTHER: Final = "other work"
+_NAMES: Final = {
+    "compute": "compute",
+    "forward-compute": "forward",
+    "backward-compute": "backward",
+    PACE_OP: "delay",
+    "restart": "restart",
+    "checkpoint": "checkpoint",
+}
+MAX_LINES: Final = 16
+"""Ranks of a timeline."""
+MIN_WIDTH: Final = 1.0 / 1500.0
+"""Of the picture: what is shorter cannot be seen."""
+TRACE_EVENTS: Final = 200_000
+"""About what a viewer takes at once without slowing down."""
+MAX_RANKS: Final = 96
+MAX_STEPS: Final = 160
+"""Cells of the heat map; with more ranks or steps, several share one."""
+_EXTREME = 99.0
+"""Percentile of lateness at which colours end, so that one restart does not make all else pale."""
+_SHADES: Final = ("#f6f1ee", "#f3b48f", "#c9302c", "#67000d")
+"""From pale (on time, or waiting) to dark red (waited for)."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """One kind of time of the operations ``operation_n``; seconds from the begin of a step, not a number where absent.
+
+    ``beside`` says whether it may overlap what the rank computes.
+    """
+
+    name: str
+    operation_n: Integers
+    start_nT: Array
+    end_nT: Array
+    beside: bool
+
+
+def met_s(matrix: OperationMatrix, graph: Graph) -> Array:
+    """When the last of the operations that meet arrives, ``(N, T)``; an operation's own start where it meets none."""
+    last_KT = np.full((len(graph.queued_K), matrix.steps), -np.inf)
+    np.maximum.at(last_KT, graph.task_of_N, np.nan_to_num(matrix.start_NT, nan=-np.inf))
+    met_NT = last_KT[graph.task_of_N]
+    return np.where(np.isfinite(matrix.start_NT), np.minimum(met_NT, matrix.end_NT), np.nan)
+
+
+def spans(matrix: OperationMatrix, graph: Graph) -> list[Spans]:
+    """All kinds of time that the job has."""
+    met_NT = met_s(matrix, graph)
+    communicates = matrix.is_collective_N | matrix.is_transfer_N | graph.meets_N
+    found = []
+    for name, node in (
+        ("collective", np.flatnonzero(communicates & ~matrix.is_transfer_N)),
+        ("send, receive", np.flatnonzero(matrix.is_transfer_N)),
+    ):
+        if len(node):
+            found.append(Spans(WAIT, node, matrix.start_NT[node], met_NT[node], True))
+            found.append(Spans(name, node, met_NT[node], matrix.end_NT[node], True))
+    names = np.array([_NAMES.get(op, OTHER) for op in matrix.ops])[matrix.op_N]
+    for name in (*_NAMES.values(), OTHER):
+        node = np.flatnonzero((names == name) & ~communicates)
+        if len(node):
+            found.append(Spans(name, node, matrix.start_NT[node], matrix.end_NT[node], False))
+    return found
+
+
+def _label(matrix: OperationMatrix, r: int) -> str:
+    """The name of a rank in pictures: in a pipeline by its replica and stage."""
+    if int(matrix.stage_N.max()) == int(matrix.stage_N.min()):
+        return f"rank {matrix.ranks[r]}"
+    node = int(np.argmax(matrix.rank_N == r))
+    return f"dp {matrix.dp_rank_N[node]}, stage {matrix.stage_N[node]}"
+
+
+# --- a timeline -------------------------------------------------------------------------------------------------------
+def usual_and_worst(matrix: OperationMatrix) -> tuple[int, int]:
+    """The step nearest to the median time, and the longest one, by their places."""
+    step_s_T = matrix.step_s_T
+    return int(np.argmin(np.abs(step_s_T - np.median(step_s_T)))), int(np.argmax(step_s_T))
+
+
+def _shown_ranks(matrix: OperationMatrix, slowdown_of: dict[int, float]) -> Integers:
+    """At most MAX_LINES places of ranks, evenly from the cheapest to the most expensive; whole pipelines if any."""
+    dp_rank_R, stage_R = (np.zeros(len(matrix.ranks), np.int64) for _ in range(2))
+    dp_rank_R[matrix.rank_N], stage_R[matrix.rank_N] = matrix.dp_rank_N, matrix.stage_N
+    replicas, per_replica = np.unique(dp_rank_R, return_counts=True)
+    cost = np.array([slowdown_of.get(int(r), 1.0) for r in replicas])
+    chosen = replicas[figures.representative(cost, max(MAX_LINES // int(per_replica.max()), 1))]
+    at = np.flatnonzero(np.isin(dp_rank_R, chosen))
+    at = at[np.lexsort((stage_R[at], dp_rank_R[at]))]
+    return at[figures.representative(np.arange(len(at), dtype=np.float64), MAX_LINES)]
+
+
+def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], slowdown_of: dict[int, float]) -> Picture:
+    """What some ranks did in a usual step and in the worst one, on the same scale.
+
+    Args:
+        slowdown_of: by data-parallel rank, for the choice of those to show.
+    """
+    at_R, steps = _shown_ranks(matrix, slowdown_of), usual_and_worst(matrix)
+    longest_s = float(matrix.step_s_T[list(steps)].max())
+    unit, height = Unit.of(longest_s), 0.6 + 0.21 * len(at_R)
+    figure, panels = figures.stack([height, height])
+    end = unit.per_s * 1.01 * max(longest_s, 1e-9)
+    rows: list[tuple[str, ...]] = []
+    for panel, t, word in zip(panels, steps, ("a usual step", "the worst step"), strict=True):
+        rows += _bars(panel, matrix, kinds, at_R, t, unit, end)
+        panel.axvline(unit.per_s * float(matrix.step_s_T[t]), color="black", lw=0.9)
+        title = f"{word}, iteration {matrix.iteration_T[t]}: {unit.text(float(matrix.step_s_T[t]))}"
+        panel.set_title(title, loc="left", fontsize=10)
+        panel.set(xlim=(0.0, end), ylim=(len(at_R) - 0.5, -0.5), xlabel=f"time from the step's begin, {unit.name}")
+        panel.set_yticks(range(len(at_R)), [_label(matrix, int(r)) for r in at_R], fontsize=8)
+        panel.grid(visible=False)
+    seen = {row[2] for row in rows}
+    handles = [Patch(fc=colour, label=name) for name, colour in figures.PHASE_COLOURS.items() if name in seen]
+    figure.legend(handles=handles, loc="outside lower center", ncols=8, fontsize=9, frameon=False)
+    some = (
+        f" {len(at_R)} of {len(matrix.ranks)} ranks are shown, from the cheapest to the most expensive."
+        if len(at_R) < len(matrix.ranks)
+        else ""
+    )
+    caption = (
+        "Every rank is a row: above what it computes, below what it communicates and how long it waits for others. "
+        f"The black line is the end of the step.{some} White is time without an operation in the trace."
+    )
+    columns = ("iteration", "rank", "what", "operation", f"start, {unit.name}", f"end, {unit.name}")
+    return drawn("Timeline of ranks", caption, figure, Numbers("timeline", columns, rows))
+
+
+def _bars(
+    panel: Axes, matrix: OperationMatrix, kinds: Sequence[Spans], at_R: Integers, t: int, unit: Unit, end: float
+) -> list[tuple[str, ...]]:
+    """Draw one step; the bars as rows of a table."""
+    row_of = np.full(len(matrix.ranks), -1)
+    row_of[at_R] = np.arange(len(at_R))
+    table = []
+    for kind in kinds:
+        row_n, start_n, end_n = row_of[matrix.rank_N[kind.operation_n]], kind.start_nT[:, t], kind.end_nT[:, t]
+        keep = np.flatnonzero((row_n >= 0) & (end_n > start_n))
+        low, high = (0.05, 0.42) if kind.beside else (-0.42, 0.05)
+        for row in np.unique(row_n[keep]):
+            mine = keep[row_n[keep] == row]
+            bars = _merged(unit.per_s * start_n[mine], unit.per_s * end_n[mine], MIN_WIDTH * end)
+            corners = [[(a, row + low), (b, row + low), (b, row + high), (a, row + high)] for a, b in bars]
+            panel.add_collection(PolyCollection(corners, fc=figures.PHASE_COLOURS[kind.name], lw=0))
+        for i in keep:
+            op, rank = matrix.ops[matrix.op_N[kind.operation_n[i]]], matrix.ranks[at_R[row_n[i]]]
+            times = (f"{unit.per_s * float(x[i]):.6g}" for x in (start_n, end_n))
+            table.append((str(matrix.iteration_T[t]), str(rank), kind.name, op, *times))
+    return table
+
+
+def _merged(start: Array, end: Array, least: float) -> list[tuple[float, float]]:
+    """Bars as they are seen: those closer than ``least`` as one, without what is shorter."""
+    bars: list[tuple[float, float]] = []
+    for i in np.argsort(start, kind="stable"):
+        a, b = float(start[i]), float(end[i])
+        if bars and a <= bars[-1][1] + 0.5 * least:
+            bars[-1] = (bars[-1][0], max(bars[-1][1], b))
+        else:
+            bars.append((a, b))
+    return [(a, b) for a, b in bars if b - a >= 0.5 * least]
+
+
+def write_steps(matrix: OperationMatrix, kinds: Sequence[Spans], path: Path) -> tuple[int, int]:
+    """Write steps end to end for a trace viewer, around the worst one where not all fit.
+
+    Returns:
+        The places of the first and the last written step.
+    """
+    per_step = max(sum(len(kind.operation_n) for kind in kinds), 1)
+    count = min(max(TRACE_EVENTS // per_step, 1), matrix.steps)
+    first = min(max(usual_and_worst(matrix)[1] - count // 2, 0), matrix.steps - count)
+    with ChromeTraceWriter(path, {"job": matrix.name, "source": matrix.source}) as writer:
+        writer.process(1, matrix.name, {int(r): f"rank {r}" for r in matrix.ranks})
+        at_s, rank_R = 0.0, np.array(matrix.ranks)
+        for t in range(first, first + count):
+            columns = [_events(matrix, kind, rank_R, t, at_s) for kind in kinds]
+            writer.operations(1, {key: np.concatenate([part[key] for part in columns]) for key in columns[0]})
+            at_s += float(matrix.step_s_T[t])
+    return first, first + count - 1
+
+
+def _events(matrix: OperationMatrix, kind: Spans, rank_R: Integers, t: int, at_s: float) -> dict[str, Array]:
+    present = np.flatnonzero(np.isfinite(kind.start_nT[:, t]))
+    node = kind.operation_n[present]
+    return {
+        "rank": rank_R[matrix.rank_N[node]],
+        "op": np.full(len(node), kind.name),
+        "start_s": at_s + kind.start_nT[present, t],
+        "end_s": at_s + kind.end_nT[present, t],
+        "operation": np.array(matrix.ops)[matrix.op_N[node]],
+        "iteration": np.full(len(node), matrix.iteration_T[t]),
+    }
+
+
+# --- who keeps the others waiting -------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Lateness:
+    """``late_RT``: how long a rank keeps its typical peer waiting in a step, seconds.
+
+    That is its lateness after the median of those it meets, summed over the step's collectives; 0 where it is on time
+    or waits itself. It is not a number where the rank did not take part. ``last_R`` is the share of steps in which no
+    rank keeps others waiting longer. ``op`` is the kind of collective with the most waiting.
+    """
+
+    op: str
+    late_RT: Array
+    last_R: Array
+
+
+def lateness(matrix: OperationMatrix, graph: Graph) -> Lateness | None:
+    """Lateness at all collectives; None where ranks meet in none.
+
+    Ranks of one pipeline stage are compared with each other. Collectives across stages count only where there are no
+    others.
+    """
+    operation = np.flatnonzero(graph.meets_N & ~matrix.is_transfer_N)
+    operation = operation[np.isfinite(matrix.start_NT[operation]).any(axis=1)]
+    if not len(operation):
+        return None
+    low_K, high_K = np.full(len(graph.queued_K), np.iinfo(np.int64).max), np.full(len(graph.queued_K), -1)
+    np.minimum.at(low_K, graph.task_of_N[operation], matrix.stage_N[operation])
+    np.maximum.at(high_K, graph.task_of_N[operation], matrix.stage_N[operation])
+    alike_n = (low_K == high_K)[graph.task_of_N[operation]]
+    operation = operation[alike_n] if alike_n.any() else operation
+    waited_n = np.maximum(np.nansum(met_s(matrix, graph)[operation] - matrix.start_NT[operation], axis=1), 0.0)
+    op = int(np.argmax(np.bincount(matrix.op_N[operation], waited_n + 1e-12)))
+    late_nT = _against_peers(matrix, graph, operation)
+    late_RT, there_RT = np.zeros((2, len(matrix.ranks), matrix.steps))
+    np.add.at(late_RT, matrix.rank_N[operation], np.maximum(np.nan_to_num(late_nT), 0.0))
+    np.add.at(there_RT, matrix.rank_N[operation], np.isfinite(late_nT))
+    longest_T = late_RT.max(axis=0)
+    last_RT = (late_RT >= longest_T) & (longest_T > 0.0)
+    late_RT = np.where(there_RT > 0, late_RT, np.nan)
+    return Lateness(matrix.ops[op], late_RT, last_RT.sum(axis=1) / np.maximum((there_RT > 0).sum(axis=1), 1))
+
+
+def _against_peers(matrix: OperationMatrix, graph: Graph, operation: Integers) -> Array:
+    """How long after the median of those it meets each operation began, seconds, ``(n, T)``."""
+    start_nT = matrix.start_NT[operation]
+    late_nT = np.full_like(start_nT, np.nan)
+    order = np.argsort(graph.task_of_N[operation], kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(graph.task_of_N[operation][order])) + 1):
+        start_mT = start_nT[members]
+        there_T = np.isfinite(start_mT).sum(axis=0) >= 2
+        mine_mT = start_mT[:, there_T]
+        late_nT[np.ix_(members, there_T)] = mine_mT - np.nanmedian(mine_mT, axis=0)
+    return late_nT
+
+
+def heat_map(matrix: OperationMatrix, found: Lateness) -> Picture:
+    """Rank by step: dark where the others wait for the rank, pale where it is on time or waits itself."""
+    R, T = found.late_RT.shape
+    ranks, steps = -(-R // MAX_RANKS), -(-T // MAX_STEPS)
+    shared = f"Binned: a cell is the mean over {steps} steps" if ranks > 1 or steps > 1 else ""
+    shared += f" of the latest of {ranks} ranks." if ranks > 1 else "." * bool(shared)
+    late_BC = binned(found.late_RT, ranks, steps)
+    edge_s = max(float(np.nanpercentile(late_BC, _EXTREME)), 1e-9)
+    unit = Unit.of(edge_s)
+    figure, (panel, beside) = figures.figure(2)
+    figure.set_size_inches(11.2, 1.3 + min(max(0.24 * len(late_BC), 1.6), 5.0))
+    grid = panel.get_gridspec()
+    assert grid is not None
+    grid.set_width_ratios([4.2, 1.0])
+    colours = LinearSegmentedColormap.from_list("lateness", _SHADES)
+    image = panel.imshow(
+        unit.per_s * late_BC, aspect="auto", cmap=colours, vmin=0.0, vmax=unit.per_s * edge_s, interpolation="nearest"
+    )
+    ticks_C = np.unique(np.linspace(0, late_BC.shape[1] - 1, 9).astype(int))
+    ticks_B = np.unique(np.linspace(0, len(late_BC) - 1, min(len(late_BC), 16)).astype(int))
+    panel.set_xticks(ticks_C, [str(matrix.iteration_T[c * steps]) for c in ticks_C])
+    panel.set_yticks(ticks_B, [_label(matrix, int(b) * ranks) for b in ticks_B], fontsize=8)
+    panel.set(xlabel="iteration")
+    panel.grid(visible=False)
+    bar = figure.colorbar(image, ax=panel, pad=0.01)
+    bar.ax.set_title(f"{unit.name} a step", fontsize=8)
+    keys = [Patch(fc=_SHADES[-1], label="the others wait for it"), Patch(fc=_SHADES[0], ec="#999", label="it waits")]
+    figure.legend(handles=keys, loc="outside lower left", ncols=2, fontsize=9, frameon=False)
+    panel.set_title(shared, loc="left", fontsize=9)
+    last_B = np.array([found.last_R[b * ranks : (b + 1) * ranks].max() for b in range(len(late_BC))])
+    height = 1.0 if len(late_BC) > 24 else 0.8
+    beside.barh(range(len(late_BC)), 100.0 * last_B, color=_SHADES[-2], height=height)
+    beside.set(
+        ylim=panel.get_ylim(), yticks=[], xlabel="waited for most, % of steps", xlim=(0.0, max(100.0 * last_B) + 1)
+    )
+    late_R = np.nan_to_num(found.late_RT).mean(axis=1)
+    worst = int(np.argmax(late_R))
+    most = f"Most is waited for {_label(matrix, worst)}." if late_R[worst] > 0.0 else "No rank keeps others waiting."
+    caption = (
+        "Dark red: the others wait for this rank. Pale: it is on time, or waits itself. "
+        f"{most} A cell is a rank's lateness after the median of those it meets, summed over a "
+        "step's collectives: two ranks that are late together are both dark. The text counts only by how much the last "
+        f"one of all comes after the one before it. All ranks together wait longest at {found.op}. {shared} "
+        f"Colours end at the {_EXTREME:.0f}th percentile."
+    )
+    return drawn("Arrival skew", caption, figure, _per_rank(matrix, found, unit), _cells(matrix, late_BC, ranks, steps))
+
+
+def binned(late_RT: Array, ranks: int, steps: int) -> Array:
+    """The latest of neighbouring ranks, in the mean over neighbouring steps; ``(B, C)``."""
+    R, T = late_RT.shape
+    missing = np.isnan(late_RT)
+    latest_BT = np.maximum.reduceat(np.where(missing, -np.inf, late_RT), np.arange(0, R, ranks), axis=0)
+    there_BT = np.isfinite(latest_BT)
+    sum_BC = np.add.reduceat(np.where(there_BT, latest_BT, 0.0), np.arange(0, T, steps), axis=1)
+    count_BC = np.add.reduceat(there_BT.astype(np.float64), np.arange(0, T, steps), axis=1)
+    return np.where(count_BC > 0, sum_BC / np.maximum(count_BC, 1.0), np.nan)
+
+
+def _per_rank(matrix: OperationMatrix, found: Lateness, unit: Unit) -> Numbers:
+    rows = []
+    for r, rank in enumerate(matrix.ranks):
+        late_T = found.late_RT[r][np.isfinite(found.late_RT[r])]
+        if len(late_T):
+            mean, p95 = (f"{unit.per_s * x:.4g}" for x in (late_T.mean(), np.percentile(late_T, 95)))
+            rows.append((str(rank), _label(matrix, r), mean, p95, f"{100.0 * found.last_R[r]:.1f}"))
+    columns = (
+        "rank", "which is", f"others wait for it, mean {unit.name}", f"95th percentile, {unit.name}",
+        "most of all, % of steps",
+    )  # fmt: skip
+    return Numbers("arrivals-by-rank", columns, rows)
+
+
+def _cells(matrix: OperationMatrix, late_BC: Array, ranks: int, steps: int) -> Numbers:
+    rows = [
+        (str(matrix.ranks[b * ranks]), str(matrix.iteration_T[c * steps]), f"{value:.4g}" if np.isfinite(value) else "")
+        for b, row_C in enumerate(late_BC)
+        for c, value in enumerate(row_C.tolist())
+    ]
+    columns = ("from rank", "from iteration", "others wait for it, s")
+    return Numbers("arrivals", columns, rows)

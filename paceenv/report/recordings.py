@@ -1,0 +1,81 @@
+"""What lies under the paths that a user names: recordings of any format, and folders of live runs with their traces."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceenv.core.errors import InputError
+from paceenv.importers.formats import list_files
+from paceenv.importers.inputs import Inputs, read_inputs
+from paceenv.live.record.merge_segments import write_merged
+from paceenv.live.record.run_folder import ATTEMPT, RunFolder
+from paceenv.live.record.snapshot import Snapshot
+from paceenv.live.record.summary import summarise
+
+
+@dataclass(frozen=True)
+class Recordings:
+    """Files whose formats ``read_inputs`` knows, and folders of live runs; of a run its latest attempt."""
+
+    files: tuple[Path, ...]
+    runs: tuple[Path, ...]
+
+    def pages(self) -> dict[Path, str]:
+        """The page of each live run: where the step went, which rank waits for which, what pacing did."""
+        statuses = {path: _statuses(path) for path in self.runs}
+        return {path: summarise(found) for path, found in statuses.items() if found}
+
+    def read(self, pattern: str | None = None, max_rows: int | None = None) -> Inputs:
+        """All that is usable; the ranks' segments of a live run are merged into one trace.
+
+        Args:
+            pattern: for text logs of other programs.
+            max_rows: rows to keep at most of a trace in the project's own format; None: all.
+
+        Raises:
+            InputError: nothing usable is there, with the reason; a live run may have a page alone.
+        """
+        if not self.runs:
+            return read_inputs(self.files, pattern=pattern, max_rows=max_rows)
+        notes: list[str] = []
+        with tempfile.TemporaryDirectory() as folder:
+            merged = []
+            for k, path in enumerate(self.runs):
+                run, trace = RunFolder(path), Path(folder) / str(k) / f"{path.name or 'run'}.parquet"
+                trace.parent.mkdir()
+                try:
+                    write_merged(run, trace)
+                    merged.append(trace)
+                except InputError as error:
+                    notes.append(f"{path}: {error}")
+                notes += run.notes
+            try:
+                found = read_inputs([*self.files, *merged], pattern=pattern, max_rows=max_rows)
+            except InputError as error:
+                why = str(error) if self.files or not notes else notes[0]
+                if not any(map(_statuses, self.runs)):
+                    raise InputError(why) from None
+                found = Inputs(None, why_no_trace=why)
+        return replace(found, notes=(*notes, *found.notes))
+
+
+def find_recordings(paths: Sequence[str | Path]) -> Recordings:
+    """Look at what lies there, unread. Raises InputError if there is no file."""
+    files = list_files(paths)
+    runs = tuple(dict.fromkeys(run for path in files if (run := _run_of(path)) is not None))
+    if not runs:
+        return Recordings(tuple(map(Path, paths)), ())
+    return Recordings(tuple(path for path in files if not set(runs) & set(path.absolute().parents)), runs)
+
+
+def _run_of(path: Path) -> Path | None:
+    """The folder of the live run that a file belongs to."""
+    return next((folder.parent for folder in path.absolute().parents if ATTEMPT.fullmatch(folder.name)), None)
+
+
+def _statuses(path: Path) -> list[Snapshot]:
+    run = RunFolder(path)
+    return run.statuses(run.latest())

@@ -1,0 +1,154 @@
+"""What ``paceenv diagnose`` prints about a text log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from paceenv.core.errors import InputError
+from paceenv.diagnosis.step_times.larger_sizes import predict_sizes
+from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps
+from paceenv.diagnosis.step_times.step_model import PROBABILITIES, WHY_NO_CLUSTER, check_model, fit_model
+from paceenv.importers.inputs import read_inputs
+from paceenv.importers.step_log import StepLog
+from paceenv.ui import output
+
+PATTERN_HELP = (
+    "For text logs of other programs: a regular expression with a named group for the step time, (?P<s>..) or "
+    "(?P<ms>..); or for a speed, (?P<steps_per_s>..); or for a running clock, (?P<elapsed_s>..); beside it "
+    "(?P<step>..)."
+)
+
+
+def from_logs(
+    paths: Sequence[Path], sizes: str | None, wanted: str | None, pattern: str | None, json_: str | None
+) -> None:
+    """Predict step times at other sizes from one log per size, and print them. Raises InputError."""
+    if sizes is None or wanted is None:
+        raise InputError("--sizes or --predict is missing; allowed: both, as --sizes 4,8 --predict 16")
+    known, target = (_sizes(name, text) for name, text in (("--sizes", sizes), ("--predict", wanted)))
+    found = predict_sizes(known, [diagnose_steps(_log_of(path, pattern)) for path in paths], target)
+    if json_ is not None:
+        output.write_json(found.to_json(), json_)
+    if json_ == "-":
+        return
+    rows = []
+    for one in found.sizes:
+        mean = "" if one.mean_s is None else "{} ({} to {})".format(*map(_time, one.mean_s))
+        cv, tail = "{:.2%} ({:.2%} to {:.2%})".format(*one.cv), "{:.3f} ({:.3f} to {:.3f})".format(*one.p99_over_median)
+        rows.append((f"{one.size:g}", mean, cv, tail))
+    columns = ("size", "typical step (range)", "CV (95 %)", "99th percentile / median (95 %)")
+    output.print_table(f"Predicted from sizes {sizes}: {found.law}", columns, rows, "; ".join(found.notes))
+
+
+def _log_of(path: Path, pattern: str | None) -> StepLog:
+    log = read_inputs([path], pattern=pattern).one_log()
+    if log is None:
+        raise InputError(f"{path}: no log with step times; allowed: a log of each size, or a folder with it")
+    return log
+
+
+def _sizes(name: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{name} {text}: allowed: numbers separated by commas, as 4,8") from None
+
+
+def calibrate_log(log: StepLog, json_: str | None) -> None:
+    """Fit a model of step times to a log, and print it with its distance to step times that it has not seen."""
+    model, check = fit_model(log), check_model(log)
+    if json_ is not None:
+        held_out = (
+            {"why_not": check}
+            if isinstance(check, str)
+            else {"held_out": check.held_out, "model": check.model.to_record(), "normal": check.normal.to_record()}
+        )
+        output.write_json(
+            {"model": model.to_json(), "ks": held_out, "cluster": None, "why_no_cluster": WHY_NO_CLUSTER}, json_
+        )
+    if json_ == "-":
+        return
+    level, cv = model.level_s, model.cv
+    p01, p50, p99 = np.interp([0.01, 0.5, 0.99], PROBABILITIES, model.relative_K)
+    rows = [
+        ("mean of ordinary steps", _time(level.value), f"95 %: {_time(level.low)} to {_time(level.high)}"),
+        ("CV of ordinary steps", f"{cv.value:.2%}", f"95 %: {cv.low:.2%} to {cv.high:.2%}"),
+        ("1st, 50th, 99th percentile", f"{p01:.4f}, {p50:.4f}, {p99:.4f}", "of the mean"),
+        ("memory", f"{model.memory:.2f}", "autocorrelation from one value to the next"),
+        ("outliers", f"{model.outlier_share:.2%}", f"{model.outlier_factor:.3g} times the mean"),
+    ]
+    for note in log.notes:
+        output.say(note)
+    title = f"{log.name} ({log.source}): a model of {len(log.step_V)} step times"
+    output.print_table(title, ("parameter", "value", ""), rows)
+    if isinstance(check, str):
+        output.print_table(f"Not compared with unseen step times: {check}", (), ())
+    else:
+        output.print_table(f"Held out: {check.held_out}", (), (), f"{check.model.text}; {check.normal.text}")
+    output.print_table(f"No cluster config: {WHY_NO_CLUSTER}", (), ())
+
+
+def print_steps(found: StepDiagnosis) -> None:
+    """Print a diagnosis from step times alone: numbers, what recurs, the verdict, and what to do next."""
+    log = found.log
+    for note in log.notes:
+        output.say(note)
+    restarts = f", {found.runs - 1} restarts" if found.runs > 1 else ""
+    title = (
+        f"{log.name} ({log.source}): {len(found.steady_s_V)} step times, steps {log.step_V.min()} to "
+        f"{log.step_V.max()}{restarts}; {int(found.ordinary.warm_up_V.sum())} values of warm-up left out"
+    )
+    output.print_table(title, ("what", "value", "meaning"), rows(found))
+    output.print_table(output.sentence(found.verdict), (), (), f"Next: {found.next_step}")
+
+
+def rows(found: StepDiagnosis) -> list[tuple[str, str, str]]:
+    """Name, value and meaning of every number."""
+    outliers, period, top = int(found.ordinary.outlier_V.sum()), found.outlier_period, found.ceiling
+    averages = "the log does not tell; averaging would hide variation"
+    if found.averaged:
+        averages = "single steps" if found.averaged == 1.0 else "averaging hides how single steps vary"
+    recur = "no period" if outliers else ""
+    if period:
+        recur = f"every {period.steps} steps: evaluation or a checkpoint, say"
+    table = [
+        ("steps a value averages over", f"{found.averaged:.0f}" if found.averaged else "unknown", averages),
+        ("mean, median", f"{_time(found.mean_s)}, {_time(found.median_s)}", ""),
+        ("CV", f"{found.cv:.2%}", f"without outliers {found.plain_cv:.2%}"),
+        ("99th percentile / median", f"{found.p99_over_median:.3f}", ""),
+        ("outliers", str(outliers), recur),
+    ]
+    if found.rounding_share > 0.01:
+        table.append(("of the variance, rounding", f"{found.rounding_share:.0%}", "the log has too few digits"))
+    if found.pattern is not None:
+        explains = f"explains {found.pattern.share:.0%} of the variance"
+        table.append(("steps take turns", f"every {found.pattern.steps}", explains))
+    if found.autocorrelation:
+        first, band = found.autocorrelation[0], 1.96 / len(found.steady_s_V) ** 0.5
+        told = "no more than chance" if abs(first) <= band else "they take turns"
+        told = "a long step tells of a long one after it" if first > band else told
+        table.append(("autocorrelation at lag 1", f"{first:.2f}", told))
+    if found.predictable is not None:
+        share, low, high = found.predictable
+        table.append(("predictable from the past", f"{share:.0%}", f"of the variance [{low:.0%} to {high:.0%}]"))
+    if len(found.regimes) > 1:
+        at_v = found.log.step_V[found.ordinary.steady_V]
+        levels = ", ".join(f"{_time(r.level_s)} from step {at_v[r.start]}" for r in found.regimes[:6])
+        more = " ..." if len(found.regimes) > 6 else ""
+        table.append(("changes of level", str(len(found.regimes) - 1), levels + more))
+    if found.drift is not None:
+        table.append(("drift", f"{found.drift.change:+.1%}", f"from beginning to end, +-{found.drift.half_width:.1%}"))
+    if top is not None:
+        meaning = f"95 %: {top.gain.low:.2%} to {top.gain.high:.2%}; of it from outliers {top.from_outliers:.2%}"
+        table.append(("ceiling: all that removing variation gains", f"{top.gain.value:.2%}", meaning))
+        if top.hidden > top.gain.value:
+            hidden = "variation of single, independent steps"
+            table.append(("the same, if averaging hides", f"up to {top.hidden:.1%}", hidden))
+    return table
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.4g} s" if seconds >= 1.0 else f"{1e3 * seconds:.4g} ms"

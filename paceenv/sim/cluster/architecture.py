@@ -1,0 +1,146 @@
+"""Models: how many parameters and FLOPs a transformer has, or one that is known by its totals.
+
+FLOPs count a multiply and an add as two. Sources: Narayanan et al. 2021 (Efficient Large-Scale Language Model Training,
+appendix) and Kaplan et al. 2020.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from paceenv.ui import config_files
+from paceenv.ui.config_files import Config
+
+BACKWARD = 2.0
+"""Backward kernels relative to forward ones: a gradient for the input and one for the weights."""
+TOTAL_TOLERANCE = 0.02
+"""A typed-in number of parameters is a check: it may differ by this much from the derived one."""
+
+
+class Tensor(NamedTuple):
+    """Weights whose gradients are ready together."""
+
+    parameters: float
+    flops: float
+    """Forward and backward of one sample."""
+
+
+class Transformer(Config):
+    """A decoder of equal layers: attention and a two-layer MLP, biases and layer norms as in GPT-2."""
+
+    kind: Literal["transformer"] = Field("transformer", description="says which kind of model this is")
+    name: str = ""
+    description: str = ""
+    layers: int = Field(ge=1, description="layers of the decoder")
+    hidden: int = Field(ge=1, description="width of a layer")
+    heads: int = Field(ge=1, description="attention heads")
+    vocab: int = Field(ge=1, description="tokens of the vocabulary")
+    sequence: int = Field(ge=1, description="tokens of a sample")
+    mlp_hidden: int | None = Field(None, ge=1, description="width of the MLP; empty: four times hidden")
+    positions: int | None = Field(None, ge=0, description="learned position embeddings; empty: sequence")
+    tied_embeddings: bool = Field(True, description="whether the output layer uses the token embedding")
+    parameters_total: float | None = Field(None, gt=0, description="checked against the derived number (2 %)")
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Transformer:
+        if self.hidden % self.heads:
+            raise ValueError(f"heads to divide hidden ({self.heads} and {self.hidden})")
+        total = self.parameters_total
+        if total is not None and abs(self.parameters / total - 1.0) > TOTAL_TOLERANCE:
+            raise ValueError(
+                f"parameters_total within {TOTAL_TOLERANCE:.0%} of the {self.parameters:.4g} that follow from the "
+                f"layers ({total:.4g})"
+            )
+        return self
+
+    @property
+    def mlp(self) -> int:
+        return self.mlp_hidden or 4 * self.hidden
+
+    @property
+    def layer_parameters(self) -> int:
+        """Four attention matrices, two of the MLP, their biases, and two layer norms."""
+        h, m = self.hidden, self.mlp
+        return 4 * h * h + 2 * h * m + 9 * h + m
+
+    @property
+    def embedding_parameters(self) -> int:
+        """The token embedding; the output layer is as large, and the same one if tied."""
+        return self.vocab * self.hidden
+
+    @property
+    def position_parameters(self) -> int:
+        return (self.sequence if self.positions is None else self.positions) * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        embeddings = self.embedding_parameters * (1 if self.tied_embeddings else 2)
+        return self.layers * self.layer_parameters + embeddings + self.position_parameters + 2 * self.hidden
+
+    @property
+    def attention_flops(self) -> float:
+        """Forward FLOPs of a layer's scores and weighted sums for one sample: ``4 s^2 h``, not halved by causality."""
+        return 4.0 * self.sequence**2 * self.hidden
+
+    @property
+    def layer_flops(self) -> float:
+        """Forward FLOPs of one layer for one sample: two per weight and token, and attention."""
+        weights = 4 * self.hidden**2 + 2 * self.hidden * self.mlp
+        return 2.0 * self.sequence * weights + self.attention_flops
+
+    @property
+    def head_flops(self) -> float:
+        """Forward FLOPs of the output layer for one sample."""
+        return 2.0 * self.sequence * self.embedding_parameters
+
+    @property
+    def flops(self) -> float:
+        """Forward and backward of one sample, FLOPs: ``6 N s + 12 L h s^2``, N without embeddings only looked up."""
+        return (1.0 + BACKWARD) * (self.layers * self.layer_flops + self.head_flops)
+
+    def layer_tensors(self) -> list[Tensor]:
+        """Of one layer, from output to input; norms and biases go with their matrices."""
+        h, m, per_weight = self.hidden, self.mlp, 2.0 * (1.0 + BACKWARD) * self.sequence
+        return [
+            Tensor(h * m + h, per_weight * h * m),
+            Tensor(h * m + m + 2 * h, per_weight * h * m),
+            Tensor(h * h + h, per_weight * h * h),
+            Tensor(3 * h * h + 5 * h, per_weight * 3 * h * h + (1.0 + BACKWARD) * self.attention_flops),
+        ]
+
+
+class Generic(Config):
+    """A model known by its totals: it can be replicated or sharded over data-parallel ranks, but not cut."""
+
+    kind: Literal["generic"] = Field(description="says which kind of model this is")
+    name: str = ""
+    description: str = ""
+    layers: int = Field(ge=1, description="equal layers")
+    parameters: float = Field(gt=0, allow_inf_nan=False, description="trained numbers in all")
+    flops: float = Field(gt=0, allow_inf_nan=False, description="forward and backward of one sample, FLOPs")
+    activation_bytes: float = Field(0.0, ge=0, description="kept per sample between forward and backward, bytes")
+    tensors: list[Tensor] = Field([], description="parameters and flops of each, input to output; empty: equal layers")
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Generic:
+        for index, key in enumerate(("parameters", "flops")):
+            total, found = getattr(self, key), sum(tensor[index] for tensor in self.tensors)
+            if self.tensors and abs(found / total - 1.0) > TOTAL_TOLERANCE:
+                raise ValueError(
+                    f"tensors whose {key} add up to {total:.4g} within {TOTAL_TOLERANCE:.0%} ({found:.4g})"
+                )
+        return self
+
+
+Model = Transformer | Generic
+
+
+def model_by_name(value: Any) -> Any:
+    """A model given by name is read from ``configs/workloads``; a section without a kind is a transformer."""
+    if isinstance(value, str):
+        value = config_files.read_yaml(config_files.find("workloads", value))
+    if isinstance(value, dict):
+        return {"kind": "transformer"} | value
+    return value

@@ -1,0 +1,335 @@
+"""What a job is predicted from: its cluster config, or the one that its trace was calibrated to.
+
+A parameter that the calibration could not identify stays a guess. A question that depends on a guess is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from paceenv.calibration import group_growth
+from paceenv.calibration.fit_trace import fit_trace
+from paceenv.calibration.job_fit import JobFit
+from paceenv.calibration.parameters import Parameter
+from paceenv.calibration.posterior import parameters_of
+from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
+from paceenv.core.trace import Trace
+from paceenv.diagnosis.clocks import trace_on_one_clock
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.whatif.change import SLOW, Change
+from paceenv.whatif.estimate import cv, mean, of_steps
+from paceenv.whatif.scenarios import (
+    GROWTH,
+    POST_WORK_S,
+    Scenario,
+    Unknown,
+    unknown_growth,
+    unknown_limit,
+    unknown_rounds,
+)
+
+_FROM_BASE: Final = "from base"
+_NOT_LIMITING: Final = "assumed not to limit"
+_USUAL_STEPS: Final = 400
+"""Steps of a trace whose length is not in its calibration record."""
+_NORMAL_95: Final = 1.96
+_NIC: Final = "fabric.nic_gbps"
+_OPTION: Final = re.compile(r" \(--[^)]*\)")
+"""An option of another command in a note."""
+_RANK: Final = re.compile(r"\brank (\d+)")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Steps of the trace without pacing: mean, seconds, coefficient of variation, and how many they are."""
+
+    step_s: Interval
+    cv: Interval
+    steps: int
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A job as it is today.
+
+    Attributes:
+        source: its name, for messages.
+        cluster: the cluster it is simulated on.
+        slow: ranks known to be slow; None where every run draws which ones are.
+        ranks: numbers of the ranks.
+        parameters: those of a calibration from a trace; empty where the cluster has another origin.
+        measured: steps of the trace; None where nothing was measured.
+        knows_leaves: whether the calibration knew on which leaf each node is.
+        is_trace: whether it comes from a trace.
+        fit: the fit of a trace.
+        notes: assumptions, in words.
+    """
+
+    source: str
+    cluster: Cluster
+    slow: frozenset[int] | None
+    ranks: tuple[int, ...]
+    parameters: tuple[Parameter, ...] = ()
+    measured: Measured | None = None
+    knows_leaves: bool = True
+    is_trace: bool = False
+    fit: JobFit | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def counts_batches(self) -> bool:
+        """Whether throughput counts batches of ranks, as a trace does not say how many samples they are."""
+        job = self.cluster.job
+        return self.is_trace and job.samples_per_node == job.ranks_per_node
+
+    def check(self, changes: Iterable[Change]) -> None:
+        """Raise InputError for a change that depends on a guess."""
+        guessed = self._guessed()
+        if self.parameters and not self.knows_leaves:
+            guessed["fabric.nodes_per_leaf"] = "where nodes sit; assumed to be each on a leaf of its own"
+        for change in changes:
+            for ranks in (change.removed, change.replaced):
+                unknown = [] if ranks == SLOW else sorted(set(ranks) - set(self.ranks))
+                if unknown:
+                    raise InputError(
+                        f"{change.label}: {self.source} has no rank {unknown[0]}; allowed: {_shown(self.ranks)}"
+                    )
+            for key in self._hinges(change):
+                if key in guessed:
+                    raise InputError(
+                        f"{change.label}: depends on {key}, which the calibration of {self.source} cannot identify "
+                        f"({guessed[key]}); allowed: a trace with --base, a cluster that gives it"
+                    )
+
+    def _guessed(self) -> dict[str, str]:
+        """Keys that neither calibration nor base identified, and why."""
+        return {p.key: p.reason for p in self.parameters if _is_guess(p)}
+
+    def _is_bounded(self, change: Change) -> bool:
+        """Whether an oversubscription has two ends instead of a value: for a lone group with an unknown uplink."""
+        lone = self.cluster.groups == 1 and self.cluster.job.collective == "all_reduce" and not self.cluster.has_program
+        return change.oversubscription is not None and lone and "fabric.uplink_gbps" in self._guessed()
+
+    def _has_growth(self, change: Change) -> bool:
+        """Whether post-collective work was measured at one size and is predicted at another."""
+        seen = {p.key for p in self.parameters} & {f"post_collective_work.{key}" for key in POST_WORK_S}
+        fixed = any(isinstance(getattr(self.cluster.post_collective_work, key), float) for key in POST_WORK_S)
+        return bool(seen) and fixed and change.nodes not in (None, self.cluster.job.nodes)
+
+    def scenario(self, change: Change) -> Scenario:
+        """The usual values of what the trace leaves open."""
+        return Scenario(
+            growth=GROWTH[1] if self._has_growth(change) else 0.0,
+            link_factor=1.0 if self._is_bounded(change) else None,
+        )
+
+    def unknowns(self, change: Change) -> list[Unknown]:
+        """Open quantities that the answer may depend on."""
+        found = []
+        latency_us = next((p.value for p in self.parameters if p.key == "fabric.latency_us" and _is_guess(p)), None)
+        if latency_us is not None and self.cluster.fabric.latency_us == latency_us:
+            found.append(unknown_rounds(self.cluster))
+        if self._has_growth(change):
+            found.append(unknown_growth())
+        if change.oversubscription is not None and self._is_bounded(change):
+            found.append(unknown_limit(change.oversubscription))
+        return found
+
+    def _hinges(self, change: Change) -> tuple[str, ...]:
+        """Keys of the cluster that the answer depends on."""
+        if change.oversubscription is not None and not self._is_bounded(change):
+            leaves = (
+                ("fabric.nodes_per_leaf",) if change.oversubscription > 1.0 else ()
+            )  # non-blocking does not depend on it
+            return ("fabric.nic_gbps", "fabric.uplink_gbps", *leaves)
+        nodes = self.cluster.job.nodes if change.nodes is None else change.nodes
+        if self.cluster.has_program:
+            return self._hinges_of_program(change, nodes)
+        if self.cluster.job.collective != "all_reduce" and nodes > self.cluster.job.nodes:
+            return ("fabric.buffer_kb",)  # a few senders may lose nothing where many do
+        if self.cluster.groups > 1 and (change.nodes is not None or change.pacing != "passive"):
+            return ("fabric.uplink_gbps",)
+        return ()
+
+    def _hinges_of_program(self, change: Change, nodes: int) -> tuple[str, ...]:
+        """Keys that the answer for a program depends on: groups that grow, their links, and links without a rate."""
+        free = {p.key for p in self.parameters if _is_guess(p) and _NOT_LIMITING in p.evidence} & {_NIC}
+        set_keys = {setting.partition("=")[0].strip() for setting in change.settings}
+        resized = nodes != self.cluster.job.nodes or change.removed or set_keys & {"job.nodes", "job.ranks_per_node"}
+        keys = [group_growth.KEY] if resized else []
+        if nodes > self.cluster.job.nodes or "job.nodes" in set_keys:
+            keys += ["job.ranks_per_node", *free]
+        return (*keys, *(free & set_keys))
+
+    def assumes(self, changes: Sequence[Change]) -> list[str]:
+        """Assumptions of the answers, in words."""
+        sized = [c for c in changes if c.nodes not in (None, self.cluster.job.nodes)]
+        lines = [*self.notes, *(self._assumes_of_size(sized) if sized else [])]
+        if self.cluster.tenants and any(c != Change(pacing=c.pacing) for c in changes):
+            lines.append("other jobs on the uplink keep their period relative to ours")
+        if any(c.removed for c in changes):
+            lines.append("ranks taken out: the others keep their batch, so a step does less work")
+        if any(self._is_bounded(c) for c in changes):
+            lines.append(
+                "the payload takes as long as today; the interval holds both ends: only the tier above the leaves "
+                "limits it now, or only the NICs do, with all traffic across leaves"
+            )
+        if self.slow:
+            like = sorted({r for c in changes for r in (*c.removed, *c.replaced) if isinstance(r, int)} - self.slow)
+            slow = ", ".join(map(str, sorted(self.slow)))
+            lines += [f"rank {r} is a rank like the others; persistently slow: rank {slow}" for r in like]
+        return lines
+
+    def _assumes_of_size(self, sized: Sequence[Change]) -> list[str]:
+        """Of other node counts."""
+        job, fabric = self.cluster.job, self.cluster.fabric
+        lines = ["other node counts: every rank keeps its batch, so a step on more nodes does more work"]
+        if self.cluster.groups > 1 and self.cluster.workload is None:
+            lines.append(f"process groups keep their {job.group_nodes} nodes and become more or fewer")
+        if fabric.uplink_gbps is not None and any(c.oversubscription is None for c in sized):
+            lines.append(
+                f"the tier above the leaves keeps its {_number(fabric.uplink_gbps)} Gb/s in total at any size; "
+                "--oversubscription gives every leaf uplinks of its own"
+            )
+        if self.cluster.noise.slow_ranks and not all(c.removed or c.replaced for c in sized):
+            lines.append(f"the number of slow ranks stays {self.cluster.noise.slow_ranks}")
+        if any(self._has_growth(c) for c in sized):
+            lines.append(
+                "work after a group's collective is as frequent, and lasts as the square root of the number of "
+                "nodes; the interval holds from as long as today to in proportion to nodes"
+            )
+        grown = next((p.evidence for p in self.parameters if p.key == group_growth.KEY), None)
+        if self.cluster.program is not None:
+            said = "process groups with grows: true or without a size have more members on more ranks, others stay"
+            lines.append(f"the step is a program: {grown or said}; every transfer keeps its bytes")
+        elif self.is_trace:
+            lines.append(
+                f"the {job.collective} goes by the {job.algorithm} algorithm, a round of messages takes "
+                f"{_number(fabric.latency_us)} us"
+            )
+        return lines
+
+    def left_open(self, changes: Sequence[Change]) -> list[str]:
+        """Open quantities inside the intervals: their ends, and the measurement that would identify them."""
+        found = (unknown for change in changes for unknown in self.unknowns(change))
+        return list(dict.fromkeys(f"{u.name}, {u.between}; identified by {u.identified_by}" for u in found))
+
+    def cannot_tell(self, changes: Sequence[Change]) -> list[str]:
+        """Open quantities outside of the intervals, in words."""
+        held = {unknown.key for change in changes for unknown in self.unknowns(change)}
+        lines = [f"{p.key}: {p.reason}" for p in self.parameters if not p.is_identified and p.key not in held]
+        if self.cluster.power.compute_w == 0.0:
+            lines.append("energy: the cluster has no power figures (power.compute_w)")
+        return lines
+
+
+def of_config(name: str, settings: Sequence[str] = ()) -> Baseline:
+    """The job of a cluster config, by file or by name.
+
+    Args:
+        settings: changes, each as ``KEY=VALUE``.
+    """
+    cluster = load_cluster(name).changed(list(settings), name)
+    measured = cluster.calibration.get("measured", {})
+    if "step_mean_s" not in measured:
+        notes = () if not cluster.calibration else (
+            "intervals hold the differences between runs only: the config was not calibrated from a job's trace, so "
+            "the errors of its calibration are unknown",
+        )  # fmt: skip
+        return Baseline(name, cluster, None, tuple(range(cluster.ranks)), notes=notes)
+    parameters = tuple(parameters_of(cluster))
+    ranks = tuple(cluster.calibration.get("ranks", ()))
+    return _calibrated(name, cluster, parameters, _recorded(measured), ranks if len(ranks) == cluster.ranks else None)
+
+
+def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Baseline:
+    """The job of a trace, calibrated.
+
+    Args:
+        base: cluster config that gives what the trace does not identify; None: nothing is known beforehand.
+
+    Raises:
+        InputError: where no cluster can be fitted to the trace.
+    """
+    stages = len(set(trace.metadata.of_ranks("stage", 0).values()))
+    if stages > 1:
+        raise InputError(
+            f"{source}: a pipeline of {stages} stages, for which no cluster can be fitted; allowed: --remove-rank and "
+            "--replace-rank alone, answered from its own operations, or a cluster config"
+        )
+    trace, clocks = trace_on_one_clock(trace, job)
+    found = fit_trace(trace, base=None if base is None else load_cluster(base), job=job, check=False)
+    fit, step_s_T, steps = found.fit, found.step_T, len(found.step_T)
+    measured = Measured(Interval(fit.measured.mean_s), Interval(fit.measured.cv), _USUAL_STEPS)
+    if steps:
+        measured = Measured(of_steps(mean(step_s_T), steps), of_steps(cv(step_s_T), steps, positive=True), steps)
+    baseline = _calibrated(source, fit.cluster, fit.parameters, measured, found.ranks)
+    cluster = baseline.cluster
+    if base is None:  # a batch of each rank
+        cluster = cluster.changed([f"job.samples_per_node={cluster.job.ranks_per_node}"], source)
+    notes = (*baseline.notes, *filter(None, [clocks]), *(_OPTION.sub("", note) for note in found.notes))
+    return replace(baseline, cluster=cluster, is_trace=True, knows_leaves=base is not None, fit=fit, notes=notes)
+
+
+def is_config(sources: Sequence[str]) -> bool:
+    """Whether this is a cluster config: a YAML file, or no file at all (then a config's name)."""
+    if len(sources) != 1:
+        return False
+    path = Path(sources[0])
+    return path.suffix in {".yaml", ".yml"} or not (path.exists() or path.suffix)
+
+
+def _calibrated(
+    source: str,
+    cluster: Cluster,
+    parameters: tuple[Parameter, ...],
+    measured: Measured,
+    ranks: tuple[int, ...] | None = None,
+) -> Baseline:
+    by_key, notes = {p.key: p for p in parameters}, []
+    uplink = by_key.get("fabric.uplink_gbps")
+    if uplink is not None and not uplink.is_identified and _NOT_LIMITING in uplink.evidence:
+        # so it does not limit at other sizes either
+        cluster = cluster.changed(["fabric.oversubscription=1", "fabric.uplink_gbps=null"], source)
+        notes.append("the tier above the leaves is non-blocking, as the trace shows no limit there")
+    named = by_key.get("noise.slow_ranks")
+    slow = frozenset(int(rank) for rank in _RANK.findall(named.evidence)) if named is not None else frozenset()
+    if cluster.noise.fail_slow_share:
+        notes.append("fail-slow episodes may hit any rank: those of a removed or replaced rank go on elsewhere")
+    return Baseline(
+        source,
+        cluster,
+        slow,
+        ranks or tuple(range(cluster.ranks)),
+        parameters,
+        measured,
+        knows_leaves=cluster.fabric.nodes_per_leaf != 1,  # the assumption of a calibration without a base
+        notes=tuple(notes),
+    )
+
+
+def _recorded(measured: Mapping[str, float]) -> Measured:
+    """The steps in a calibration record, with their error if the record has it."""
+    mean_s, se_s = measured["step_mean_s"], measured.get("step_mean_se_s", math.nan)
+    step_s = Interval(mean_s, mean_s - _NORMAL_95 * se_s, mean_s + _NORMAL_95 * se_s)
+    return Measured(step_s, Interval(measured["step_cv"]), _USUAL_STEPS)
+
+
+def _is_guess(parameter: Parameter) -> bool:
+    return not parameter.is_identified and _FROM_BASE not in parameter.evidence
+
+
+def _shown(ranks: tuple[int, ...]) -> str:
+    if ranks == tuple(range(len(ranks))):
+        return f"0 to {len(ranks) - 1}"
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "drawn"

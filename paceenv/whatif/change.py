@@ -1,0 +1,204 @@
+"""A change of a job: nodes, oversubscription, ranks, pacing, settings; and the cluster with that change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final, Literal, TypeVar
+
+from paceenv.core.errors import InputError, out_of_range
+from paceenv.sim.cluster import Cluster
+
+WHERE: Final = "whatif"
+MAX_ROWS: Final = 64
+SLOW: Final = "slow"
+"""The slow ranks of a config, which draws them anew in every run."""
+_Value = TypeVar("_Value")
+Ranks = tuple[int, ...] | Literal["slow"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One row of the answer; a field that is None or empty stays as it is.
+
+    ``removed`` ranks are taken out, ``replaced`` ones become like their peers. ``settings`` are ``key=value`` of the
+    cluster config.
+    """
+
+    nodes: int | None = None
+    oversubscription: float | None = None
+    removed: Ranks = ()
+    replaced: Ranks = ()
+    pacing: str = "passive"
+    settings: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """In words, for tables and legends."""
+        parts = [f"{self.nodes} nodes"] if self.nodes is not None else []
+        if self.oversubscription is not None:
+            parts.append(f"oversubscription {self.oversubscription:g}")
+        if self.removed:
+            parts.append(f"without {_ranks_text(self.removed)}")
+        if self.replaced:
+            parts.append(f"{_ranks_text(self.replaced)} replaced")
+        return ", ".join([*parts, *self.settings, *([] if self.pacing == "passive" else [self.pacing])])
+
+    @property
+    def only_ranks(self) -> bool:
+        """Whether only ranks change, which the replay of a trace can answer."""
+        return self == Change(removed=self.removed, replaced=self.replaced)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The change as plain data."""
+        return {
+            "nodes": self.nodes,
+            "oversubscription": self.oversubscription,
+            "removed_ranks": _plain(self.removed),
+            "replaced_ranks": _plain(self.replaced),
+            "pacing": self.pacing,
+            "settings": list(self.settings),
+        }
+
+
+def _ranks_text(ranks: Ranks) -> str:
+    if ranks == SLOW:
+        return "slow ranks"
+    return f"rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}"
+
+
+def _plain(ranks: Ranks) -> list[int] | str:
+    return ranks if isinstance(ranks, str) else list(ranks)
+
+
+def combinations(
+    nodes: str | None,
+    oversubscription: str | None,
+    removed: str | None,
+    replaced: str | None,
+    pacing: Sequence[str],
+    settings: Sequence[str],
+) -> list[Change]:
+    """Every combination of what the options name, one row each; ``settings`` are applied to every row.
+
+    Args:
+        nodes: node counts with commas between; None: as today.
+        oversubscription: ratios with commas between; None: as today.
+        removed: ranks to take out: ``0,3`` is one row each, ``0+3`` both in one row, ``slow`` a config's slow ranks.
+        pacing: policies; none means without pacing.
+
+    Raises:
+        InputError: for an invalid list, for nothing to change, and for more than MAX_ROWS combinations.
+    """
+    sizes = _listed("--nodes", nodes, _size, "numbers of at least 1, with commas between")
+    ratios = _listed("--oversubscription", oversubscription, _ratio, "positive numbers, with commas between")
+    ranks = "ranks, one row each (0,3), or together (0+3), or slow"
+    without, others = (
+        _listed("--remove-rank", removed, _ranks, ranks),
+        _listed("--replace-rank", replaced, _ranks, ranks),
+    )
+    policies = list(dict.fromkeys(pacing)) or ["passive"]
+    rows = [
+        Change(n, o, gone or (), new or (), policy, tuple(settings))
+        for n, o, gone, new, policy in product(sizes, ratios, without, others, policies)
+    ]
+    if rows == [Change()]:
+        options = "--nodes, --oversubscription, --remove-rank, --replace-rank, --pacing, --set"
+        raise InputError(f"nothing to change; allowed: at least one of {options}")
+    if len(rows) > MAX_ROWS:
+        raise out_of_range("combinations", len(rows), f"at most {MAX_ROWS}", WHERE)
+    for row in rows:
+        if row.removed and (row.removed == row.replaced or set(row.removed) & set(row.replaced)):
+            raise InputError(f"{row.label}: the same rank taken out and replaced; allowed: one of the two")
+    return rows
+
+
+def _listed(
+    option: str, text: str | None, read: Callable[[str], _Value], allowed: str
+) -> Sequence[_Value] | Sequence[None]:
+    if text is None:
+        return (None,)
+    try:
+        return list(dict.fromkeys(read(part.strip()) for part in text.split(",")))
+    except ValueError:
+        raise out_of_range(option, text, allowed, WHERE) from None
+
+
+def _size(text: str) -> int:
+    if not re.fullmatch(r"0*[1-9]\d{0,6}", text, re.ASCII):
+        raise ValueError
+    return int(text)
+
+
+def _ratio(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value < 1e9:
+        raise ValueError
+    return value
+
+
+def _ranks(text: str) -> Ranks:
+    if text == SLOW:
+        return "slow"
+    if not re.fullmatch(r"\d{1,9}(\+\d{1,9})*", text, re.ASCII):
+        raise ValueError
+    return tuple(sorted({int(part) for part in text.split("+")}))
+
+
+def apply(change: Change, cluster: Cluster, slow: Collection[int] | None) -> Cluster:
+    """The changed cluster.
+
+    A job of one process group keeps one. Several groups keep their size and become more, except those of a program
+    that grow. Every rank keeps its batch.
+
+    Args:
+        slow: ranks known to be slow; None where every run draws which ones are.
+
+    Raises:
+        InputError: for a cluster that cannot exist.
+    """
+    job, where = cluster.job, f"{cluster.name}, {change.label}"
+    slow_gone, gone = _counted(change.removed, cluster, slow, "--remove-rank")
+    slow_new, _ = _counted(change.replaced, cluster, slow, "--replace-rank")
+    if (change.removed or change.replaced) and cluster.program is not None and cluster.program.has_own_ranks:
+        raise InputError(
+            f"{where}: ranks differ by phases of the program, so nothing says what the others would do; allowed: of a "
+            "trace alone, which answers from its own operations"
+        )
+    if gone and job.ranks_per_node > 1:
+        raise InputError(f"{where}: a node has {job.ranks_per_node} ranks; allowed: --nodes, which removes whole nodes")
+    if gone and change.nodes is None and job.groups > 1:
+        raise InputError(
+            f"{where}: a process group of {job.group_nodes} nodes would have fewer than the others; allowed: with "
+            f"--nodes, a multiple of {job.group_nodes}, or of a trace alone, which answers from its own operations"
+        )
+    if gone and job.nodes - gone < 2:
+        raise out_of_range("ranks taken out", gone, f"such that two of the {job.nodes} are left", where)
+    assignments: list[str] = []
+    nodes = change.nodes if change.nodes is not None else job.nodes - gone
+    if nodes != job.nodes:
+        assignments.append(f"job.nodes={nodes}")
+        if job.nodes_per_group is not None and job.groups == 1:
+            assignments.append("job.nodes_per_group=null")
+    if slow_gone or slow_new:
+        assignments.append(f"noise.slow_ranks={cluster.noise.slow_ranks - slow_gone - slow_new}")
+    if change.oversubscription is not None:
+        assignments += [f"fabric.oversubscription={change.oversubscription!r}", "fabric.uplink_gbps=null"]
+    assignments += change.settings
+    return cluster.changed(assignments, cluster.name, "--set") if assignments else cluster
+
+
+def _counted(ranks: Ranks, cluster: Cluster, slow: Collection[int] | None, option: str) -> tuple[int, int]:
+    """How many of the ranks are slow, and how many there are in total."""
+    count = cluster.noise.slow_ranks
+    if ranks == SLOW:
+        if not count:
+            raise InputError(f"{option} slow: {cluster.name} has no slow ranks; allowed: numbers of ranks")
+        return count, count
+    if ranks and count and slow is None:
+        raise InputError(
+            f"{option} {ranks[0]}: which ranks of {cluster.name} are slow is drawn anew in every run; allowed: slow"
+        )
+    return len(set(ranks) & set(slow or ())), len(ranks)

@@ -1,0 +1,144 @@
+"""95 % intervals from runs of drawn clusters and from a trace's steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from paceenv.core.intervals import Interval
+from paceenv.core.student_t import student_t_quantile
+
+LEVEL: Final = 0.95
+MAX_BLOCKS: Final = 32
+MIN_STEPS: Final = 16
+"""A shorter trace has no interval."""
+
+Array = NDArray[np.float64]
+Ends = tuple[float, float]
+"""How far the two ends of an unknown move a number."""
+
+
+def as_json(interval: Interval | None) -> dict[str, Any] | None:
+    """An interval as ``paceenv whatif --json`` prints it."""
+    return None if interval is None else {"value": interval.value, "ci95": [interval.low, interval.high]}
+
+
+def widened(interval: Interval, ends: Collection[Ends], *, by_factors: bool) -> Interval:
+    """An interval that also holds what one size leaves open.
+
+    Ends are not errors: the truth may be at one end of each unknown, so the ends add up.
+
+    Args:
+        by_factors: whether ``ends`` are differences of logarithms.
+    """
+    if not ends or not interval.is_bounded:
+        return interval
+    low, high = (math.log(x) if by_factors else x for x in interval[1:])
+    low += sum(min(0.0, *moved) for moved in ends)
+    high += sum(max(0.0, *moved) for moved in ends)
+    return Interval(interval.value, *((math.exp(low), math.exp(high)) if by_factors else (low, high)))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where an interval comes from.
+
+    Attributes:
+        runs: standard deviation from run to run, relative to the mean.
+        calibration: standard deviation from the errors of the calibration, relative to the mean.
+        unknown: for each quantity that the trace leaves open, how far its two ends move the mean, relative to it.
+    """
+
+    runs: float
+    calibration: float
+    unknown: Mapping[str, Ends] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        unknown = {name: list(ends) for name, ends in self.unknown.items()}
+        return {"runs_sd": self.runs, "calibration_sd": self.calibration, "unknown_ends": unknown}
+
+
+def of_runs(value_DS: Array) -> Interval:
+    """What one more run of one more drawn cluster would give: ``value_DS`` are S runs of each of D clusters.
+
+    Positive numbers vary by factors, so their interval is one of logarithms.
+    """
+    value = float(value_DS.mean())
+    if value_DS.size < 2:
+        return Interval(value)
+    by_factors = bool((value_DS > 0.0).all())
+    x_DS = np.log(value_DS) if by_factors else value_DS
+    between, within = _variances(x_DS)
+    draws = len(x_DS)
+    count = draws if draws > 1 else x_DS.size
+    sd = math.sqrt((between + within) * (1.0 + 1.0 / count))
+    half = float(stats.t.ppf(0.5 + 0.5 * LEVEL, count - 1)) * sd
+    low, high = float(x_DS.mean()) - half, float(x_DS.mean()) + half
+    if by_factors:
+        low, high = math.exp(low), math.exp(high)
+    return Interval(value, min(low, value), max(high, value))
+
+
+def one_more(value_N: Array) -> Interval:
+    """The mean of a sample; one more value lies between the ends with a probability of 95 %."""
+    n, average = len(value_N), float(value_N.mean())
+    if n < 2:
+        return Interval(average)
+    half = student_t_quantile(0.5 * (1.0 - LEVEL), n - 1) * float(value_N.std(ddof=1)) * math.sqrt(1.0 + 1.0 / n)
+    return Interval(average, average - half, average + half)
+
+
+def spread(value_DS: Array) -> Spread:
+    """The parts of the variation of positive values: between runs of a cluster, and between clusters."""
+    between, within = _variances(np.log(value_DS))
+    return Spread(math.sqrt(within), math.sqrt(between))
+
+
+def _variances(x_DS: Array) -> tuple[float, float]:
+    """Variance between clusters, without that of their few runs, and variance between runs of one cluster."""
+    draws, runs = x_DS.shape
+    within = float(x_DS.var(axis=1, ddof=1).mean()) if runs > 1 else 0.0
+    between = float(x_DS.mean(axis=1).var(ddof=1)) - within / runs if draws > 1 else 0.0
+    return max(between, 0.0), within
+
+
+def of_steps(statistic: Callable[[Array], Array], steps: int, *, positive: bool = False) -> Interval:
+    """A statistic of a trace's steps, with the interval for its value over many more such steps.
+
+    Delete-one-block jackknife over consecutive steps, so correlation from step to step counts.
+
+    Args:
+        statistic: takes weights ``(..., T)`` that sum to 1 and returns ``(...)``; :func:`mean`, :func:`cv`, or made of
+            them.
+    """
+    value = float(statistic(np.full(steps, 1.0 / steps)))
+    if steps < MIN_STEPS:
+        return Interval(value)
+    blocks = min(max(math.isqrt(steps), 8), MAX_BLOCKS)
+    block_T = np.arange(steps) * blocks // steps
+    weight_BT = (block_T != np.arange(blocks)[:, None]).astype(np.float64)
+    left_B = statistic(weight_BT / weight_BT.sum(axis=1, keepdims=True))
+    se = math.sqrt((blocks - 1) ** 2 / blocks * float(left_B.var(ddof=1)))
+    half = float(stats.t.ppf(0.5 + 0.5 * LEVEL, blocks - 1)) * se
+    return Interval(value, max(value - half, 0.0) if positive else value - half, value + half)
+
+
+def mean(step_s_T: Array) -> Callable[[Array], Array]:
+    """The mean as a statistic for :func:`of_steps`."""
+    return lambda weight_T: np.asarray(weight_T @ step_s_T)
+
+
+def cv(step_s_T: Array) -> Callable[[Array], Array]:
+    """The coefficient of variation as a statistic for :func:`of_steps`."""
+
+    def found(weight_T: Array) -> Array:
+        average = weight_T @ step_s_T
+        return np.asarray(np.sqrt(np.maximum(weight_T @ step_s_T**2 - average**2, 0.0)) / average)
+
+    return found

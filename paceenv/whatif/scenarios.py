@@ -1,0 +1,190 @@
+"""What a trace of one size leaves open and a changed job may depend on, predicted at its usual value and at both ends.
+
+A trace of one size does not show how long a round of messages takes, whether post-collective work grows with the job,
+and whether its own NICs or the tier above them limit a lone group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from paceenv.calibration.parameters import ROUND_US
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.engine.simulator import episode_keys
+from paceenv.whatif.change import Change, apply
+
+GROWTH: Final = (0.0, 0.5, 1.0)
+"""Exponents of post-collective work over nodes: the low end, the prediction, the high end.
+
+The one published scaling table that needs such work was fitted with 0.86 +- 0.35 (``when-scaling-fails``).
+"""
+MIN_PAYLOAD_SHARE: Final = 0.05
+"""The smallest share of a collective's time that is payload, however long a round is."""
+BISECTIONS: Final = 12
+SAME_STEP: Final = 0.001
+"""Relative difference of two steps of a program that count as equal."""
+FREE: Final = 1e3
+"""Links this many times as fast make the time of a payload negligible."""
+POST_WORK_S: Final = ("work_s", "episode_s")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One set of values for what the trace leaves open.
+
+    Attributes:
+        round_us: time of a round of messages; None: as calibrated.
+        growth: exponent of post-collective work over nodes.
+        link_factor: how many times as fast the links of a lone group are on leaves of the asked oversubscription; None
+            where the cluster itself says so.
+    """
+
+    round_us: float | None = None
+    growth: float = 0.0
+    link_factor: float | None = None
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Something that the trace leaves open.
+
+    Attributes:
+        name: for tables.
+        key: key of the cluster config.
+        between: its two ends, in words.
+        identified_by: the measurement that would identify it.
+        low: values of a scenario at its low end.
+        high: values of a scenario at its high end.
+    """
+
+    name: str
+    key: str
+    between: str
+    identified_by: str
+    low: Mapping[str, float]
+    high: Mapping[str, float]
+
+
+def changed(change: Change, cluster: Cluster, slow: Collection[int] | None, scenario: Scenario) -> Cluster:
+    """The changed cluster in a scenario; else as :func:`apply`."""
+    if scenario.round_us is not None:
+        cluster = with_rounds(cluster, scenario.round_us)
+    if scenario.growth and change.nodes is not None:
+        factor = (change.nodes / cluster.job.nodes) ** scenario.growth
+        longer = {key: getattr(cluster.post_collective_work, key) for key in POST_WORK_S}
+        assignments = [
+            f"post_collective_work.{key}={factor * s!r}" for key, s in longer.items() if isinstance(s, float) and s
+        ]
+        cluster = cluster.changed(assignments, cluster.name) if factor != 1.0 and assignments else cluster
+    if scenario.link_factor is not None and change.oversubscription is not None:
+        change = replace(change, oversubscription=1.0)
+        cluster = _with_links(cluster, scenario.link_factor)
+    return apply(change, cluster, slow)
+
+
+def with_rounds(cluster: Cluster, round_us: float) -> Cluster:
+    """The cluster with rounds of this time and less payload, such that collectives take as long as before."""
+    return _with_links(cluster.changed([f"fabric.latency_us={round_us!r}"]), 1.0 / _payload_share(cluster, round_us))
+
+
+def longest_round_us(cluster: Cluster) -> float:
+    """The longest time of a round that leaves a collective's total time as it is."""
+    assert isinstance(cluster.fabric.latency_us, float)
+    now_us, later_us = cluster.fabric.latency_us, ROUND_US[1]
+    if cluster.has_program:
+        return _longest_of_program(cluster, now_us, later_us)
+    lost = 1.0 - _payload_share(cluster, later_us)
+    if lost <= 1.0 - MIN_PAYLOAD_SHARE or later_us <= now_us:
+        return later_us
+    return now_us + (later_us - now_us) * (1.0 - MIN_PAYLOAD_SHARE) / lost
+
+
+def _payload_share(cluster: Cluster, round_us: float) -> float:
+    """The payload's time with rounds of this time, as a share of today's."""
+    if cluster.has_program:
+        return _share_of_program(cluster, round_us)
+    now, then = (_job(one) for one in (cluster, cluster.changed([f"fabric.latency_us={round_us!r}"])))
+    payload_s = max(now["transfer_alone_s"], cluster.groups * now["uplink_work_s"])
+    return 1.0 - (then["latency_s"] - now["latency_s"]) / payload_s if payload_s > 0.0 else 1.0
+
+
+def _program_s(cluster: Cluster, round_us: float, share: float) -> float:
+    """A program's step when no rank is late, seconds."""
+    one = _with_links(cluster.changed([f"fabric.latency_us={round_us!r}"]), 1.0 / share)
+    return float(derive(one, episode_keys([0])).jobs["ideal_step_s"][0])
+
+
+def _share_of_program(cluster: Cluster, round_us: float) -> float:
+    """Share of today's payload time with which a program's step is as long with rounds of this time, roughly."""
+    assert isinstance(cluster.fabric.latency_us, float)
+    wanted_s, low, high = _program_s(cluster, cluster.fabric.latency_us, 1.0), MIN_PAYLOAD_SHARE, 1.0
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if _program_s(cluster, round_us, middle) > wanted_s else (middle, high)
+    return high
+
+
+def _longest_of_program(cluster: Cluster, now_us: float, later_us: float) -> float:
+    """The longest round with which a program's step can be as long as today."""
+    limit_s = (1.0 + SAME_STEP) * _program_s(cluster, now_us, 1.0)
+    if _program_s(cluster, later_us, MIN_PAYLOAD_SHARE) <= limit_s:
+        return later_us
+    low, high = now_us, later_us
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if _program_s(cluster, middle, MIN_PAYLOAD_SHARE) > limit_s else (middle, high)
+    return low
+
+
+def _job(cluster: Cluster) -> Mapping[str, float]:
+    jobs = derive(cluster, episode_keys([0])).jobs
+    return {key: float(jobs[key][0]) for key in ("transfer_alone_s", "uplink_work_s", "latency_s")}
+
+
+def _with_links(cluster: Cluster, factor: float) -> Cluster:
+    """The cluster with NICs, and an uplink of its own rate, this many times as fast."""
+    keys = ("nic_gbps", "uplink_gbps")
+    rates = {key: getattr(cluster.fabric, key) for key in keys}
+    assignments = [f"fabric.{key}={rate * factor!r}" for key, rate in rates.items() if isinstance(rate, int | float)]
+    return cluster.changed(assignments, cluster.name)
+
+
+def unknown_rounds(cluster: Cluster) -> Unknown:
+    """How long a round of messages takes."""
+    longest_us = longest_round_us(cluster)
+    return Unknown(
+        "round of messages",
+        "fabric.latency_us",
+        f"{ROUND_US[0]:g} to {round(longest_us, 1):g} us",
+        "an nccl-tests table of this fabric (paceenv calibrate TABLE), with its latency in the cluster of --base",
+        {"round_us": ROUND_US[0]},
+        {"round_us": longest_us},
+    )
+
+
+def unknown_growth() -> Unknown:
+    """How post-collective work grows with the job."""
+    return Unknown(
+        "growth of post-collective work",
+        "post_collective_work.work_s",
+        "from not at all to in proportion to nodes",
+        "a trace at a second size; then post-collective work as a power law in a cluster config",
+        {"growth": GROWTH[0]},
+        {"growth": GROWTH[-1]},
+    )
+
+
+def unknown_limit(oversubscription: float) -> Unknown:
+    """The limit of a lone group: only the tier above the NICs, or only the NICs, which then meet the asked ratio."""
+    slowest = f"{oversubscription:g} times as long" if oversubscription > 1.0 else "as long as today"
+    return Unknown(
+        "limit of the payload",
+        "fabric.uplink_gbps",
+        f"from no time to {slowest}",
+        "--base with a cluster that gives fabric.nic_gbps, fabric.uplink_gbps and fabric.nodes_per_leaf",
+        {"link_factor": FREE},
+        {"link_factor": 1.0 / max(oversubscription, 1.0)},
+    )

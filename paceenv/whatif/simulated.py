@@ -1,0 +1,238 @@
+"""Predictions by simulating a cluster and the changed one on the same noise, over clusters that may be the real one.
+
+Every drawn cluster and every seed is one run of the job as it is and one of each change; a difference is taken run by
+run. Axes: D drawn clusters, S seeds of each, E episodes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from paceenv.calibration.posterior import DRAWS, drawn_clusters
+from paceenv.core.intervals import Interval
+from paceenv.policies.ranges import Outside
+from paceenv.policies.rollout import run, start
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import Cluster
+from paceenv.whatif.baseline import Baseline
+from paceenv.whatif.change import Change
+from paceenv.whatif.estimate import LEVEL, Array, Ends, of_runs, spread, widened
+from paceenv.whatif.predictions import Case, Differences, Prediction, Row
+from paceenv.whatif.scenarios import Scenario, changed
+
+MIN_SEEDS = 2
+"""Of each drawn cluster, to separate differences between runs from differences between clusters."""
+MEASURED_RUNS = 16
+"""Simulated runs as long as the trace, for the differences between such runs."""
+MAX_MEASURED = 20_000_000
+"""Largest number of rank-iterations in all those runs; for a longer trace the runs are shorter."""
+END_SEEDS = 4
+"""Runs at either end of an open quantity; few are enough, as all share the same noise."""
+MIN_TO_SHARE = 1 << 13
+"""Total number of ranks from which threads gain more than they cost."""
+
+
+@dataclass
+class _Runs:
+    """Results of the runs of one case, ``(D, S)`` each once all are done."""
+
+    step_s: list[Array] = field(default_factory=list)
+    cv: list[Array] = field(default_factory=list)
+    throughput: list[Array] = field(default_factory=list)
+    energy_j: list[Array] = field(default_factory=list)
+    outside: Outside | None = None
+
+    def add(self, cluster: Cluster, policy: str, seeds_S: NDArray[np.int64], iterations: int) -> None:
+        threads = (os.cpu_count() or 1) if len(seeds_S) * cluster.ranks >= MIN_TO_SHARE else 1
+        simulator = start(cluster, seeds_S, threads)
+        found = run(select_policy(policy, cluster), simulator, iterations)
+        mean_S, sd_S, outcome = found.step_ET.mean(axis=1), found.step_ET.std(axis=1), found.outcome
+        can_fail = bool((simulator.batch.jobs["failure_per_s"] > 0.0).any())
+        useful_S = outcome.useful_iterations if can_fail else np.full(len(mean_S), float(iterations))
+        samples_S = cluster.samples_per_step * np.maximum(useful_S, 1.0)
+        self.step_s.append(mean_S)
+        self.cv.append(sd_S / mean_S)
+        self.throughput.append(samples_S / outcome.time_s)
+        if cluster.power.compute_w != 0.0:
+            self.energy_j.append(outcome.energy_j / samples_S)
+        if found.outside is not None and (self.outside is None or found.outside.share > self.outside.share):
+            self.outside = found.outside
+
+
+def predict(
+    baseline: Baseline,
+    changes: Sequence[Change],
+    *,
+    seeds: int,
+    first_seed: int,
+    iterations: int,
+    clusters: Sequence[Cluster] | None = None,
+    on_done: Callable[[float], None] = lambda done: None,
+) -> Prediction:
+    """Simulate the job as it is and after every change.
+
+    Args:
+        seeds: runs of each row, shared out over the drawn clusters; at least MIN_SEEDS of each.
+        clusters: the result of :func:`drawn` if it is known already.
+
+    Raises:
+        InputError: for an impossible change, before anything is simulated.
+    """
+    check(baseline, changes)
+    known = drawn(baseline, first_seed) if clusters is None else clusters
+    per_draw = max(math.ceil(seeds / len(known)), MIN_SEEDS)
+    unpaced = [replace(change, pacing="passive") for change in changes if change.pacing != "passive"]
+    runs = {change: _Runs() for change in [Change(), *changes, *unpaced]}
+    for d, cluster in enumerate(known):
+        seeds_S = np.arange(per_draw) + first_seed + d * per_draw
+        for i, (change, found) in enumerate(runs.items()):
+            found.add(
+                changed(change, cluster, baseline.slow, baseline.scenario(change)), change.pacing, seeds_S, iterations
+            )
+            on_done((d + (i + 1) / len(runs)) / len(known))
+    ends = _Ends(baseline, first_seed + np.arange(END_SEEDS), iterations)
+    text = (
+        f"simulated: {len(known)} clusters drawn from the calibration's errors x " if len(known) > 1 else "simulated: "
+    )
+    measured = baseline.measured
+    return Prediction(
+        source=baseline.source,
+        basis="simulator",
+        method=f"{text}{per_draw} seeds x {iterations} iterations, the same noise for all rows",
+        unit="batches of a rank" if baseline.counts_batches else "samples",
+        today=_case(baseline.cluster, runs[Change()], "passive", {}),
+        changed=[_row(change, baseline, runs, ends) for change in changes],
+        assumes=baseline.assumes(changes),
+        cannot_tell=baseline.cannot_tell(changes),
+        left_open=baseline.left_open(changes),
+        measured_step_s=None if measured is None else measured.step_s,
+        measured_cv=None if measured is None else measured.cv,
+    )
+
+
+def check(baseline: Baseline, changes: Sequence[Change]) -> None:
+    """Raise InputError for a change that depends on a guess or is impossible."""
+    baseline.check(changes)
+    for change in changes:
+        changed(change, baseline.cluster, baseline.slow, baseline.scenario(change))
+        select_policy(change.pacing, baseline.cluster)
+
+
+_Moved = Mapping[str, Mapping[str, Ends]]
+"""By quantity, then by unknown: how far the unknown's ends move the quantity, in logarithms except for the CV."""
+
+
+class _Ends:
+    """Simulates the fitted cluster at both ends of every unknown, before and after a change, on the same noise."""
+
+    def __init__(self, baseline: Baseline, seeds_S: NDArray[np.int64], iterations: int) -> None:
+        self._baseline, self._seeds_S, self._iterations = baseline, seeds_S, iterations
+        self._runs: dict[tuple[Change, Scenario], _Runs] = {}
+
+    def moved(self, before: Change, after: Change) -> _Moved:
+        """How far the ends of every unknown move the difference between two jobs."""
+        usual = self._baseline.scenario(after)
+        found: dict[str, dict[str, Ends]] = {}
+        for unknown in self._baseline.unknowns(after):
+            low, high, taken = (
+                self._difference(before, after, scenario)
+                for scenario in (replace(usual, **unknown.low), replace(usual, **unknown.high), usual)
+            )
+            for name, value in taken.items():
+                found.setdefault(name, {})[unknown.name] = low[name] - value, high[name] - value
+        return found
+
+    def _difference(self, before: Change, after: Change, scenario: Scenario) -> dict[str, float]:
+        one, other = self._run(before, scenario), self._run(after, scenario)
+        found = {
+            name: float(np.log(np.mean(getattr(other, name)) / np.mean(getattr(one, name))))
+            for name in ("step_s", "throughput", "energy_j")
+            if getattr(one, name) and getattr(other, name)
+        }
+        return found | {"cv": float(np.mean(other.cv) - np.mean(one.cv))}
+
+    def _run(self, change: Change, scenario: Scenario) -> _Runs:
+        if change == Change():
+            scenario = Scenario(round_us=scenario.round_us)  # today's job depends on nothing else
+        if (change, scenario) not in self._runs:
+            found = self._runs[change, scenario] = _Runs()
+            cluster = changed(change, self._baseline.cluster, self._baseline.slow, scenario)
+            found.add(cluster, change.pacing, self._seeds_S, self._iterations)
+        return self._runs[change, scenario]
+
+
+def _row(change: Change, baseline: Baseline, runs: Mapping[Change, _Runs], ends: _Ends) -> Row:
+    found, unpaced = runs[change], None
+    if change.pacing != "passive":
+        alike = replace(change, pacing="passive")
+        unpaced = _differences(runs[alike], found, ends.moved(alike, change))
+    moved = ends.moved(Change(), change)
+    from_runs = spread(np.array(found.step_s))
+    relative = {name: (math.expm1(low), math.expm1(high)) for name, (low, high) in moved.get("step_s", {}).items()}
+    return Row(
+        change,
+        _case(changed(change, baseline.cluster, baseline.slow, baseline.scenario(change)), found, change.pacing, moved),
+        _differences(runs[Change()], found, moved),
+        unpaced,
+        replace(from_runs, unknown=relative),
+        found.outside,
+    )
+
+
+def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
+    """Clusters that may be the real one, or the one that is known.
+
+    A run draws the persistent differences between its ranks, and all its steps share them. So the trace gives the
+    mean step of the cluster no better than one run gives that of another.
+    """
+    if not baseline.parameters or baseline.measured is None:
+        return [baseline.cluster]
+    step_s, steps = baseline.measured.step_s, baseline.measured.steps
+    simulator = start(baseline.cluster, np.arange(MEASURED_RUNS) + seed)
+    steps = min(steps, max(MAX_MEASURED // (MEASURED_RUNS * baseline.cluster.ranks), 1))
+    run_s_E = simulator.run(simulator.off(), steps).mean(axis=1)
+    half_s = float(stats.norm.ppf(0.5 + 0.5 * LEVEL)) * float(run_s_E.std(ddof=1))
+    if math.isfinite(step_s.low):
+        half_s = max(half_s, 0.5 * (step_s.high - step_s.low))
+    known = {"mean_s": step_s.value, "low_s": step_s.value - half_s, "high_s": step_s.value + half_s}
+    found = drawn_clusters(baseline.cluster, baseline.parameters, known, seed, DRAWS)
+    return found if any(one is not baseline.cluster for one in found) else [baseline.cluster]
+
+
+def _case(cluster: Cluster, runs: _Runs, policy: str, moved: _Moved) -> Case:
+    return Case(
+        nodes=cluster.job.nodes,
+        ranks=cluster.ranks,
+        policy=policy,
+        step_s=_wider("step_s", of_runs(np.array(runs.step_s)), moved),
+        throughput=_wider("throughput", of_runs(np.array(runs.throughput)), moved),
+        cv=_wider("cv", of_runs(np.array(runs.cv)), moved),
+        energy_j=_wider("energy_j", of_runs(np.array(runs.energy_j)), moved) if runs.energy_j else None,
+    )
+
+
+def _wider(name: str, interval: Interval, moved: _Moved) -> Interval:
+    """The interval with the unknowns in it; a CV has no end below 0."""
+    found = widened(interval, moved.get(name, {}).values(), by_factors=name != "cv")
+    return found._replace(low=max(found.low, 0.0)) if name == "cv" else found
+
+
+def _differences(before: _Runs, after: _Runs, moved: _Moved) -> Differences:
+    def ratio(name: str) -> Interval:
+        found = of_runs(np.array(getattr(after, name)) / np.array(getattr(before, name)))
+        return Interval(*(end - 1.0 for end in _wider(name, found, moved)))
+
+    cv = of_runs(np.array(after.cv) - np.array(before.cv))
+    return Differences(
+        step=ratio("step_s"),
+        throughput=ratio("throughput"),
+        cv=widened(cv, moved.get("cv", {}).values(), by_factors=False),
+        energy=ratio("energy_j") if before.energy_j and after.energy_j else None,
+    )

@@ -1,1 +1,0 @@
-"""``paceenv explain``: what a policy decides, as pictures and as a timeline."""

@@ -1,1 +1,0 @@
-"""Small networks: their forward pass in numpy, and networks of other libraries as policies."""

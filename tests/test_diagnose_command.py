@@ -1,0 +1,128 @@
+"""``paceenv diagnose`` and the bare command: what lies there is recognised, and the next steps work when typed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import log_samples
+import numpy as np
+import pytest
+from importer_samples import TABLE, dump_of
+from live_samples import record, snapshot
+from traced_jobs import job_of
+
+from paceenv.cli import application
+from paceenv.core.errors import InputError
+from paceenv.core.trace import write_trace
+from paceenv.live.record.run_folder import write_status
+
+TRAIN = "paceenv train"
+"""A next step that takes a minute; its own tests run it."""
+
+
+def trace(folder: Path) -> None:
+    write_trace(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (20, 1))), folder / "run.parquet")
+
+
+def log(folder: Path) -> None:
+    step_s = 1.0 + 0.02 * np.random.default_rng(1).gamma(2.0, size=200)
+    (folder / "train.log").write_text(log_samples.nanogpt(step_s, 1))
+
+
+def table(folder: Path) -> None:
+    (folder / "all_reduce_perf.txt").write_text(TABLE)
+
+
+def hang(folder: Path) -> None:
+    for rank in range(2):
+        dump = dump_of(rank, 0.0, timing=False)
+        dump["entries"][-1]["state"] = "started"
+        dump["entries"] = dump["entries"][: len(dump["entries"]) - rank]
+        (folder / f"dump_{rank}").write_text(json.dumps(dump))
+
+
+def live(folder: Path) -> None:
+    for rank in range(2):
+        record(folder / "mine", rank=rank, world_size=2)
+        write_status(folder / "mine", snapshot(rank, world_size=2))
+
+
+def diagnosed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert application.run(["diagnose", *words, "--json", "-"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("make", "said", "steps"),
+    [
+        (trace, "persistent slow rank", ["paceenv whatif {} --replace-rank 3", "paceenv report {} -o report.html"]),
+        (log, "ceiling: all that removing variation gains", ["paceenv report {} -o report.html"]),
+        (table, "all_reduce among", ["paceenv calibrate {}/all_reduce_perf.txt -o links.yaml"]),
+        (hang, "Flight Recorder dumps of 2 of 2 ranks", []),
+        (live, "Where the step went", ["paceenv report {} -o report.html"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_folder_is_recognised_and_the_next_steps_work(
+    make: Any,
+    said: str,
+    steps: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "left behind"
+    folder.mkdir()
+    make(folder)
+    monkeypatch.chdir(tmp_path)
+    assert application.run([str(folder)]) == 0, "the bare command"
+    out = " ".join(capsys.readouterr().out.split())
+    assert said in out
+    found = [shlex.split(line) for line in diagnosed(capsys, str(folder), "--no-simulate")["next"]]
+    assert found == [[word.replace("{}", str(folder)) for word in shlex.split(step)] for step in steps]
+    for words in found:
+        assert shlex.join(words) in out
+        assert application.run(words[1:]) == 0, words
+
+
+def test_everything_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The trace is compared with the table; the dumps are of a hang; the log has a ceiling."""
+    for make in (trace, log, table, hang):
+        make(tmp_path)
+    found = diagnosed(capsys, str(tmp_path))
+    assert found["headline"]["pacing"]["claim"] == "gains nothing"
+    assert "rank 1 stopped" in found["hang"][0]["verdict"]
+    assert found["step_times"][0]["ceiling"]["value"] > 0.0
+    assert "GB/s" in found["links"][str(tmp_path / "all_reduce_perf.txt")]
+
+
+def test_a_live_run_is_a_page_and_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its ranks' segments are one trace, which what-if and a report read as well; without them the page is left."""
+    live(tmp_path)
+    run = tmp_path / "mine"
+    found = diagnosed(capsys, str(run), "--no-simulate")
+    assert found["runs"][str(run)].startswith("paceenv live: job")
+    assert found["step_time_s"] > 0.0
+    assert application.run(["whatif", str(run), "--replace-rank", "1", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["basis"] == "replay"
+    for segment in run.rglob("*.pace"):
+        segment.unlink()
+    left = diagnosed(capsys, str(run))
+    assert left["runs"] == found["runs"]
+    assert left["next"] == []
+    assert any("no" in note for note in left["notes"])
+    for status in run.rglob("*.json"):
+        status.unlink()
+    (run / "note.txt").write_text("x")
+    with pytest.raises(InputError):
+        application.run(["diagnose", str(run)])
+
+
+def test_what_is_no_command_and_no_path_is_refused() -> None:
+    with pytest.raises(InputError, match="no command diagnos; did you mean diagnose"):
+        application.run(["diagnos"])

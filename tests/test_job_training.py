@@ -1,0 +1,157 @@
+"""A policy for one job: better than what it was compared with where pacing helps, and none where it does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceenv.cli import application
+from paceenv.core import pacing
+from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
+from paceenv.core.limits import Limits
+from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
+from paceenv.policies.rollout import run, start
+from paceenv.policies.rules import passive
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.trainers.training import job_training
+from paceenv.trainers.training.job_training import constant_policy, train_for_job
+from paceenv.trainers.training.train_config import load_train_config
+from paceenv.ui import config_files
+
+
+@pytest.mark.slow
+def test_incast_gets_a_policy_that_gains_what_it_says(tmp_path: Path) -> None:
+    cluster = load_cluster("incast-shallow")
+    found = train_for_job([cluster] * 4, seconds=8.0, mechanisms=["stagger"])
+    assert found.best in {"tailored", "constant"}
+    assert set(found.gains) == {"tailored", "constant", "learned"}
+    assert found.file is not None
+    save_policy(tmp_path / "mine.safetensors", found.file)
+    policy, seeds = load_policy(tmp_path / "mine.safetensors").policy, np.arange(40, 48)
+    plain_s, paced_s = (run(p, start(cluster, seeds), 800).useful_step_E for p in (passive(), policy))
+    gain = float((plain_s / paced_s - 1.0).mean())
+    assert gain > 0.3, "retransmission timeouts are most of the step"
+    assert gain == pytest.approx(found.gains[found.best].value, abs=0.15)
+    assert found.file.provenance["tailored"]["best"] == found.best
+
+
+def test_a_job_that_pacing_cannot_help_gets_none() -> None:
+    """On a null, and under limits that allow no delay, so that no setting gains anything."""
+    none = Limits(cap_share=0.0)
+    for cluster, options in (("null-jitter", {}), ("incast-shallow", {"mechanisms": ["stagger"], "limits": none})):
+        found = train_for_job([load_cluster(cluster)] * 4, seconds=5.0, **options)  # type: ignore[arg-type]
+        assert (found.best, found.file, found.student, found.constant) == (None, None, None, None)
+        assert found.gains["learned"].value < job_training.MIN_GAIN
+        assert found.to_json()["pacing_helps"] is False
+
+
+@pytest.mark.slow
+def test_where_transfers_can_wait_holding_them_back_is_tried() -> None:
+    program = {
+        "communicators": {"gradients": {}, "experts": {}},
+        "step": [
+            {
+                "repeat": 3,
+                "step": [
+                    {"compute": {"seconds": 0.02}},
+                    {
+                        "all_reduce": {
+                            "bytes": 1.07e8,
+                            "communicator": "gradients",
+                            "background": True,
+                            "can_wait": True,
+                        }
+                    },
+                    {"all_to_all": {"bytes": 1.43e8, "communicator": "experts"}},
+                ],
+            }
+        ],
+    }
+    fabric = {"nic_gbps": 100, "nodes_per_leaf": 4, "uplink_gbps": 3200}
+    data = {"name": "layers", "job": {"nodes": 4}, "program": program, "fabric": fabric}
+    cluster = config_files.parse(Cluster, data, "test")
+    assert cluster.rank_phases > cluster.ranks
+    found = train_for_job([cluster] * 4, seconds=5.0)
+    assert found.constant is not None
+    assert set(found.constant) == {"defer"}
+    assert found.gains["constant"].low > 0.02
+
+
+def test_a_constant_s_file_is_that_setting_always(tmp_path: Path) -> None:
+    config, setting = load_train_config("distilled"), {"slack": (0.02, 0.4), "phase_shift": (0.1, 0.2)}
+    save_policy(tmp_path / "c.safetensors", PolicyFile(constant_policy(setting, config)))
+    policy = load_policy(tmp_path / "c.safetensors").policy
+    policy.reset(3)
+    views = np.random.default_rng(0).uniform(-1, 1, (20, 3, policy.layers[0][0].shape[1])).astype(np.float32)
+    expected = sum(pacing.one_mechanism(m, *pair) for m, pair in setting.items())
+    for view in views:
+        np.testing.assert_array_equal(policy.act(view), np.broadcast_to(expected, (3, *np.shape(expected))))
+
+
+def test_the_best_on_the_first_episodes_is_kept_and_the_second_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def gains(policies: dict[str, Any], clusters: Any, first: int, seeds: int, limits: Limits) -> dict[str, Interval]:
+        asked.append(first)
+        value = 0.05 if first == job_training.CHOICE_SEED else -0.01
+        return {name: Interval(value, value - 0.01, value + 0.01) for name in policies}
+
+    monkeypatch.setattr(job_training, "_gains", gains)
+    found = train_for_job([load_cluster("null-jitter")] * 4, seconds=5.0)
+    assert asked == [job_training.CHOICE_SEED, job_training.FINAL_SEED]
+    assert found.best == "learned"
+    assert found.gains["learned"].value == -0.01
+    assert found.file is not None
+
+
+def test_the_command_says_that_pacing_will_not_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, summary = tmp_path / "out", tmp_path / "a.json"
+    arguments = ["--job", "null-jitter", "-o", str(out), "--seconds", "10", "--json", str(summary)]
+    assert application.run(["train", *arguments]) == 0
+    assert "pacing will not help this job" in capsys.readouterr().err
+    found = json.loads(summary.read_text())
+    assert (found["best"], found["policy"], list(out.glob("*.safetensors"))) == (None, None, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--job", "nowhere"], "nowhere"),
+        (["--job", "null-jitter", "--seconds", "1"], "--seconds"),
+        (["--job", "null-jitter", "--algorithm", "SAC"], "--algorithm with --job; allowed: --seconds, --seed"),
+        (["demo", "--job", "null-jitter"], "a config, or --job with a trace or cluster; allowed: one of the two"),
+        ([], "a config, or --job with a trace or cluster; allowed: one of the two"),
+    ],
+)
+def test_bad_requests_are_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        application.run(["train", "-o", str(tmp_path / "out"), *arguments])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_clusters_must_be_of_one_size() -> None:
+    clusters = [load_cluster("null-jitter"), load_cluster("null-jitter-64")]
+    with pytest.raises(InputError, match=r"clusters = .*; allowed: at least 4, of one number of ranks"):
+        train_for_job(clusters)
+    with pytest.raises(InputError, match=r"seconds = 1.0; allowed: at least 5"):
+        train_for_job(clusters[:1] * 4, seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("gains", "best"),
+    [
+        ({"learned": 0.1, "tailored": 0.2, "constant": 0.1995}, "constant"),
+        ({"learned": 0.1, "tailored": 0.2, "constant": 0.19}, "tailored"),
+        ({"learned": 0.3, "tailored": 0.2, "constant": 0.19}, "learned"),
+        ({"learned": 0.3}, "learned"),
+    ],
+)
+def test_the_constant_is_kept_where_nothing_is_better(gains: dict[str, float], best: str) -> None:
+    assert job_training._best({name: Interval(gain) for name, gain in gains.items()}) == best

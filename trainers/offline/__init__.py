@@ -1,1 +1,0 @@
-"""Offline reinforcement learning: data sets in Minari's format, and a baseline that learns from one."""

@@ -1,1 +1,0 @@
-"""What a sweep leaves in its folder: winner, front, importance, pictures, page."""

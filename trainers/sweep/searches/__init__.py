@@ -1,1 +1,0 @@
-"""How a sweep chooses its next trials; no file here imports Ray."""

@@ -1,1 +1,0 @@
-"""What learns: one file per family of algorithms, behind the interface in ``learner``."""

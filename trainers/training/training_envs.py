@@ -1,0 +1,268 @@
+"""The environments of a training: a batch for each shape of cluster, all together as one ``VecEnv`` of SB3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import VecEnv
+
+from paceenv.core import signals
+from paceenv.core.errors import out_of_range
+from paceenv.envs.pacing_env import PacingVectorEnv
+from paceenv.policies.networks import ObservationEMA
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import shape_of, typical
+from paceenv.trainers.evaluation.suites import ClusterShare
+from paceenv.trainers.training.train_config import Constraint, Environment, TrainConfig, share_name
+
+
+class NullConstraint:
+    """What pacing may cost where it cannot help, held by one Lagrange multiplier for each of C clusters.
+
+    The cost on a null cluster is the mean step with pacing over that of the same episodes without, less 1. The reward
+    of its rows loses ``multiplier`` times that cost. After every rollout the multiplier grows with the mean cost above
+    the limit and shrinks with the cost below it (dual ascent). The exploring policy pays these costs, so they overstate
+    the cost of the deterministic one.
+    """
+
+    def __init__(self, config: Constraint, names: Sequence[str], is_null: Sequence[bool]) -> None:
+        self.config, self.names = config, list(names)
+        self.is_null_C = np.array(is_null, bool)
+        self.multiplier_C = np.zeros(len(names))
+        self._sum_C, self._count_C = np.zeros(len(names)), np.zeros(len(names), np.int64)
+
+    def penalty(self, cluster_E: NDArray[np.int64], cost_E: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What the reward of each row loses, ``(E,)``; takes the costs into account for the next :meth:`update`."""
+        np.add.at(self._sum_C, cluster_E, cost_E)
+        np.add.at(self._count_C, cluster_E, 1)
+        return np.where(self.is_null_C[cluster_E], self.multiplier_C[cluster_E] * cost_E, 0.0)
+
+    def forget(self) -> None:
+        """Leave out what was seen since the last :meth:`update`."""
+        self._sum_C[:], self._count_C[:] = 0.0, 0
+
+    def update(self) -> dict[str, float]:
+        """Move the multipliers after a rollout; the mean and the worst cost of a null, and the largest multiplier."""
+        seen = self.is_null_C & (self._count_C > 0)
+        mean_C = self._sum_C / np.maximum(self._count_C, 1)
+        step_C = np.where(seen, self.config.rate * (mean_C - self.config.limit), 0.0)
+        self.multiplier_C = np.clip(self.multiplier_C + step_C, 0.0, self.config.most)
+        self.forget()
+        if not seen.any():
+            return {}
+        return {
+            "null_cost": float(mean_C[seen].mean()),
+            "null_cost_worst": float(mean_C[seen].max()),
+            "multiplier": float(self.multiplier_C.max()),
+        }
+
+
+class NativeVecEnv(VecEnv):
+    """Batches of ``PacingVectorEnv`` as one: the rows of all batches in order; a step is one call per batch.
+
+    Episodes are long and of one length, so all rows would end in the same step, and Stable-Baselines3 would ask its
+    critic row by row, all at once. ``reset`` therefore spreads the rows' first ends evenly.
+
+    Args:
+        seed: row ``n`` gets ``seed + n``.
+        constraint: limits the cost of pacing on null clusters; its clusters are those of all batches in order. It
+            needs batches with unpaced twins.
+        memory_intervals: appends to the signals the averages that the policy will keep, over one time scale or
+            several (``paceenv.policies.networks``); 0: none.
+        change_intervals: appends the mean change of the signals over so many control intervals; 0: not.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[PacingVectorEnv],
+        seed: int = 0,
+        constraint: NullConstraint | None = None,
+        *,
+        memory_intervals: int | Sequence[int] = 0,
+        change_intervals: int = 0,
+    ) -> None:
+        other = [env.autoreset_mode for env in envs if env.autoreset_mode is not AutoresetMode.SAME_STEP]
+        if other:
+            raise out_of_range("autoreset_mode", other[0].value, f"{AutoresetMode.SAME_STEP.value}", "NativeVecEnv")
+        self.envs, self.render_mode = list(envs), None  # the base class asks for the mode while it is made
+        rows, first = sum(env.num_envs for env in envs), envs[0]
+        memory, space = ObservationEMA(memory_intervals, change_intervals), first.single_observation_space
+        self._memory = memory if memory.entries else None
+        if self._memory is not None:
+            most = 2.0 if change_intervals else 1.0  # a signal from -1 to 1 changes by 2 at most
+            space = Box(-most, most, ((space.shape or (0,))[0] + memory.entries,), np.float32)
+        super().__init__(rows, space, first.single_action_space)
+        self._seed_base, self._seeded, self.constraint = seed, False, constraint
+        self._ends = np.cumsum([env.num_envs for env in envs])[:-1]
+        self._first_cluster = np.cumsum([0, *(env.clusters for env in envs)])
+        self._actions: NDArray[np.float32] = np.zeros((rows, *(first.single_action_space.shape or ())), np.float32)
+        self._return_E, self._length_E = np.zeros(rows), np.zeros(rows, np.int64)
+
+    def reset(self) -> NDArray[np.float32]:
+        observations, base = [], self._seed_base
+        for env in self.envs:
+            seed = None if self._seeded else base
+            observations.append(env.reset(seed=seed)[0])
+            env.desync_episodes()
+            base += env.num_envs
+        self._seeded = True
+        self._return_E[:], self._length_E[:] = 0.0, 0
+        self.reset_infos = [{} for _ in range(self.num_envs)]
+        observation = np.concatenate(observations)
+        if self._memory is not None:
+            self._memory.update(observation[:, : signals.SIGNALS])
+        return self._remembered(observation, np.arange(self.num_envs))
+
+    def _remembered(self, observation_EO: NDArray[np.float32], started: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Observations with their averages after the signals; the averages of ``started`` begin here."""
+        if self._memory is None:
+            return observation_EO
+        views_EO = observation_EO[:, : signals.SIGNALS]
+        self._memory.start(started, views_EO)
+        return np.concatenate([views_EO, self._memory.mean_BO, observation_EO[:, signals.SIGNALS :]], axis=1)
+
+    def step_async(self, actions: NDArray[np.float32]) -> None:
+        self._actions = actions
+
+    def step_wait(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
+        actions = np.split(self._actions, self._ends)
+        found = [self._step(n, action) for n, action in enumerate(actions)]
+        observation, reward, truncated = (np.concatenate([f[i] for f in found]) for i in range(3))
+        self._return_E += reward
+        self._length_E += 1
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        ended = np.flatnonzero(truncated)
+        last, final = observation.copy(), np.concatenate([f[3] for f in found])
+        for n in ended:
+            last[n] = final[n]
+        if self._memory is not None:
+            self._memory.update(last[:, : signals.SIGNALS])
+        last = self._remembered(last, ended[:0])
+        for n in ended:
+            infos[n] = {
+                "terminal_observation": last[n],
+                "TimeLimit.truncated": True,
+                "episode": {"r": float(self._return_E[n]), "l": int(self._length_E[n]), "t": 0.0},
+            }
+        self._return_E[truncated], self._length_E[truncated] = 0.0, 0
+        return self._remembered(observation, ended), reward.astype(np.float32), truncated, infos
+
+    def _step(self, n: int, action: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
+        """One batch: observations, rewards, truncations, last observations of the episodes that ended."""
+        cluster_E = self._first_cluster[n] + self.envs[n].cluster_E  # before a new episode draws another
+        observation, reward, _, truncated, info = self.envs[n].step(action)
+        if self.constraint is not None:
+            terms = self.envs[n].last_terms  # in info, those of rows whose episode has ended are apart
+            cost_E = terms["step_mean_s"] / terms["passive_step_mean_s"] - 1.0
+            reward = reward - self.constraint.penalty(cluster_E, cost_E)
+        final = info.get("final_obs")
+        return observation, reward, truncated, np.full(len(reward), None, object) if final is None else final
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Take a seed for the next :meth:`reset`; row ``n`` gets ``seed + n``."""
+        if seed is not None:
+            self._seed_base, self._seeded = seed, False
+        return [self._seed_base + n for n in range(self.num_envs)]
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return [getattr(self.envs[0], attr_name) for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        raise NotImplementedError("the rows of a native batch share their attributes")
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+        raise NotImplementedError("the rows of a native batch have no methods of their own")
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        return [False for _ in self._get_indices(indices)]
+
+
+@dataclass(frozen=True)
+class EnvGroup:
+    """One batch and the clusters it draws from, in its own order."""
+
+    env: PacingVectorEnv
+    names: tuple[str, ...]
+    is_null: tuple[bool, ...]
+
+
+def make_groups(
+    config: Environment, clusters: Mapping[str, Cluster] | None = None, *, has_twins: bool = False
+) -> list[EnvGroup]:
+    """One batch for each shape of cluster (ranks, process groups, program).
+
+    Rows are in proportion to the weights of a batch's clusters, with at least one row for each cluster. One environment
+    over all shapes would draw them by chance instead, which is noisier where few rows share many clusters.
+
+    Args:
+        has_twins: whether unpaced twins run although rewards are not paired.
+    """
+    given = clusters or {}
+    shapes: dict[tuple[int, int, str], list[tuple[ClusterShare, Cluster]]] = {}
+    for share in config.shares():
+        cluster = given.get(share_name(share)) or share.load()
+        cluster = cluster if config.randomize else typical(cluster)
+        shapes.setdefault(shape_of(cluster), []).append((share, cluster))
+    weights = [sum(share.weight for share, _ in members) for members in shapes.values()]
+    rows = _apportioned(config.environments, weights, [len(members) for members in shapes.values()])
+    groups = []
+    for members, count in zip(shapes.values(), rows, strict=True):
+        env = PacingVectorEnv(
+            count,
+            [cluster for _, cluster in members],
+            weights=[share.weight for share, _ in members],
+            mechanisms=config.mechanisms,
+            interval_iterations=config.interval_iterations,
+            episode_intervals=config.episode_intervals,
+            cv_weight=config.cv_weight,
+            threads=config.threads,
+            reward="paired" if config.paired else "raw",
+            twin=True if has_twins else None,
+            limits=config.limits,
+            autoreset_mode=AutoresetMode.SAME_STEP,
+            warn_null=False,  # nulls are among the clusters on purpose
+        )
+        if config.pool_segments:
+            env.keep_episodes()
+        names = tuple(share_name(share) for share, _ in members)
+        groups.append(EnvGroup(env, names, tuple(share.null_case for share, _ in members)))
+    return groups
+
+
+def training_envs(config: TrainConfig, clusters: Mapping[str, Cluster] | None = None) -> NativeVecEnv:
+    """The environments of a training, with unpaced twins and a constraint where the config asks for them."""
+    environment, constraint = config.environment, None
+    groups = make_groups(environment, clusters, has_twins=config.constraint is not None)
+    if config.constraint is not None:
+        names, flags = [n for g in groups for n in g.names], [f for g in groups for f in g.is_null]
+        constraint = NullConstraint(config.constraint, names, flags)
+    return NativeVecEnv(
+        [group.env for group in groups],
+        config.seed << 32,
+        constraint,
+        memory_intervals=environment.memory_intervals,
+        change_intervals=environment.change_intervals,
+    )
+
+
+def _apportioned(total: int, weights: Sequence[float], least: Sequence[int]) -> list[int]:
+    """``total`` rows in proportion to ``weights``, by largest remainder, but no part with fewer than its ``least``."""
+    if total <= sum(least):
+        return list(least)
+    spare = total - sum(least)
+    exact = [spare * weight / sum(weights) for weight in weights]
+    rows = [low + int(share) for low, share in zip(least, exact, strict=True)]
+    by_remainder = sorted(range(len(rows)), key=lambda i: int(exact[i]) - exact[i])
+    for i in by_remainder[: total - sum(rows)]:
+        rows[i] += 1
+    return rows
