@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from random_programs import random_program
 
-from benchmarks.programs.random_programs import random_program
 from paceenv.core import pacing, trace
 from paceenv.core.errors import InputError
 from paceenv.policies.rollout import start_engine

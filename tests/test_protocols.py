@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from random_programs import random_program
 
-from benchmarks.programs.random_programs import random_program
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster

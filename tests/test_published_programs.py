@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import published_steps as cases
 import pytest
 from traced_jobs import STRAGGLER_DIR
-
-from benchmarks.programs import _program_cases as cases
 
 DATA = Path(os.environ.get("PACEENV_DATA_DIR") or STRAGGLER_DIR.parent)
 

@@ -226,11 +226,6 @@ def hybrid() -> list[Row]:
     return [Row("FSDP, 32 GPUs", 1160, step_s(_sharded()) * 1e3, "ms", "its batch is not published; transfers only")]
 
 
-def hybrid_share() -> float:
-    """What sharding inside nodes only would take on the same job, as a share of the fully sharded step."""
-    return step_s(_sharded(shard_group=8)) / step_s(_sharded())
-
-
 class Log(NamedTuple):
     """A log of Megatron-LM at steady state, milliseconds."""
 
@@ -316,11 +311,6 @@ class Priority(NamedTuple):
     """With the best window of defer."""
     first: float
     """With exchanges strictly first on every link."""
-
-
-def priorities() -> list[Priority]:
-    """Twelve layers of width 1024 with experts on four nodes of four A100, by experts and tokens of a GPU."""
-    return [priority(count, sequences) for count in (8, 16) for sequences in (1, 2, 4, 8, 16)]
 
 
 def priority(count: int, sequences: int) -> Priority:

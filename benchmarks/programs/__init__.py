@@ -1,1 +1,0 @@
-"""Benchmarks of steps as programs: both engines, an independent simulator, speed, nulls, and published jobs."""
