@@ -77,7 +77,7 @@ def learning_curves(curves: Sequence[Sequence[Mapping[str, float]]], path: Path,
     reward = "mean reward less that of the same\nepisodes without pacing" if paired else "mean reward"
     panels[0].set(ylabel=reward, title="training")
     if scored:
-        panels[1].set(ylabel="gap to the bound closed, %", title="validation clusters", ylim=(None, 100))
+        panels[1].set(ylabel="gap to the best known closed, %", title="validation clusters", ylim=(None, 100))
     if costly:
         panels[-1].axhline(0.5, color="#999999", linestyle=":", linewidth=0.8)
         panels[-1].set(ylabel="mean step time on nulls\nagainst no pacing, %", title="constraint (dotted: limit)")

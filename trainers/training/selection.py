@@ -28,7 +28,7 @@ VALIDATION_METRICS = ("gap_closed", "null_loss", "score")
 
 
 class Validation:
-    """The validation clusters with their episodes without pacing and with the clairvoyant bound, computed once.
+    """The validation clusters with their episodes without pacing and with the look-ahead plan, computed once.
 
     Args:
         threads: of the simulator; None: as many as this process may use.
