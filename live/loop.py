@@ -319,12 +319,6 @@ class Loop:
         """The process groups that were seen, by number."""
         return self._log.groups
 
-    def group(self) -> dict[str, int]:
-        """Number and size of the process group whose ranks wait for each other at the end of the step."""
-        number = self._steps.shape.waiting_group
-        group = self._log.groups.get(number)
-        return {"number": number, "members": group.size if group is not None else 1}
-
     def why_nothing_is_measured(self) -> str:
         """The reason, after many iterations of which none could be measured; otherwise ""."""
         if self.iterations < HOPELESS_ITERATIONS or self.history.count:

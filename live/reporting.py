@@ -26,7 +26,6 @@ from paceenv.live.record.findings import (
     findings_period_s,
     latest,
     read_verdict,
-    with_age,
     with_verdicts,
     write_findings,
 )
@@ -147,7 +146,6 @@ class Output:
             "rank": loop.rank,
             "world_size": loop.world_size,
             "host": self._locality.get("host", ""),
-            "pid": os.getpid(),
             "attempt": loop.attempt,
             "agents": self._agents(),
             "unix_time_s": time.time(),
@@ -177,7 +175,6 @@ class Output:
             "canary": _verdict(loop),
             "tune": _tune(loop),
             "probe": loop.control.probe.snapshot() if loop.control.probe is not None else None,
-            "group": loop.group(),
             "stamps": {"dropped": loop.dropped_stamps},
             "overhead": history.overhead(),
             "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
@@ -304,7 +301,7 @@ class Output:
 
     def judged(self) -> Snapshot:
         """The snapshot with the verdict of the last findings, for metrics; reads no file."""
-        return self.snapshot() | {"arrival": with_age(self._verdict), "latest": self._latest}
+        return self.snapshot() | {"arrival": self._verdict, "latest": self._latest}
 
     def _call(self, final: bool) -> None:
         """Hand the known numbers to the script's function; one that fails is not called again."""

@@ -48,9 +48,7 @@ from paceenv.trainers.closed_loop.paired_blocks import (
     difference,
     effect,
     gain_share,
-    job_steps,
     log_ratios,
-    mean_step,
     other_log_ratios,
 )
 from paceenv.trainers.closed_loop.predict import Predictor, run_in_blocks
@@ -135,21 +133,6 @@ def test_another_job_is_judged_by_its_steps_within_our_blocks() -> None:
     assert other_log_ratios(end_s_T, np.array(ends[::60]), BLOCKS).size == 0  # too slow to fit twice into a block
 
 
-def test_a_step_ends_with_its_last_rank() -> None:
-    end_s_T, step_s_T = job_steps(np.array([[1.0, 1.1], [2.3, 2.0], [3.0, 3.2]]))
-    np.testing.assert_allclose(end_s_T, [1.1, 2.3, 3.2])
-    np.testing.assert_allclose(step_s_T, [1.2, 0.9])
-
-
-def test_the_mean_of_a_run_has_the_interval_of_its_parts() -> None:
-    found = mean_step(np.tile([0.1, 0.3], 100))
-    assert found["mean_s"] == pytest.approx(0.2)
-    assert found["cv"] == pytest.approx(0.5)
-    assert found["high_s"] - found["low_s"] == pytest.approx(0.0, abs=1e-12)  # ten of each in every part
-    drifting = mean_step(np.repeat([0.1, 0.3], 100))
-    assert drifting["high_s"] - drifting["low_s"] > 0.05
-
-
 def test_in_blocks_without_pacing_nothing_is_delayed_and_the_policy_stands_still() -> None:
     """Where pacing is off the steps are those of a job without any; where it is on again, the delay is back at once."""
     cluster, on_T = load_cluster("unequal-slack").changed(["noise.jitter_cv=0"]), np.zeros(160, np.bool_)
@@ -170,26 +153,6 @@ def test_a_policy_that_is_always_on_runs_as_in_every_other_rollout() -> None:
     found, _ = run_in_blocks(Adaptive(), start(cluster, np.arange(3), limits=limits), on_T, 20)
     wanted = run(Adaptive(), start(cluster, np.arange(3), limits=limits), 180, interval_iterations=20)
     np.testing.assert_array_equal(found[:, 20:], wanted.step_ET)
-
-
-def test_predictions_have_the_limits_of_the_plan() -> None:
-    plan = scenario(cap_s=0.004).loop
-    simulator = start(load_cluster("unequal-slack"), np.arange(2), limits=plan.limits)
-    run_in_blocks(Static({"slack": (0.0, 0.4)}), simulator, np.ones(100, np.bool_), 20)
-    assert 0.0 < simulator.mean_delay_s().max() <= 0.004
-
-
-def test_clusters_are_drawn_from_the_errors_of_the_calibration() -> None:
-    """Within their intervals, such that the step comes near to the measured one; not what has no error to draw from."""
-    fitted = load_cluster("null-jitter")
-    alone = Parameter("noise.jitter_cv", 0.05, 0.01, 0.0304, 0.0696, "")
-    below = {"mean_s": 0.24, "low_s": 0.24, "high_s": 0.24}  # them all: those with the least jitter are kept
-    drawn = drawn_clusters(fitted, [alone, *loop_doubles.PARAMETERS[2:]], below, 0, draws=20)
-    jitter = np.array([cluster.noise.jitter_cv for cluster in drawn])
-    assert len(set(jitter)) == 20
-    assert 0.0304 <= jitter.min() < jitter.max() < 0.04
-    assert {(cluster.noise.slow_ranks, cluster.fabric.buffer_kb) for cluster in drawn} == {(0, None)}
-    assert drawn_clusters(fitted, loop_doubles.PARAMETERS[2:], below, 0, draws=3) == [fitted] * 3
 
 
 def test_drawn_clusters_reproduce_the_measured_mean_step() -> None:
@@ -416,13 +379,6 @@ def test_a_loop_goes_on_where_it_was_interrupted_and_refuses_to_be_another(tmp_p
     assert [run["--mode"] for run in second.runs] == ["canary"]
 
 
-def test_no_probe_where_the_scenario_asks_for_none(tmp_path: Path) -> None:
-    testbed = Interrupted("canary")
-    with pytest.raises((AssertionError, InputError)):  # the double calibrates with a probe only
-        _loop(tmp_path / "loop", testbed, options=SHORT, probe_s=0.0).go()
-    assert [run["--mode"] for run in testbed.runs] == ["observe"]
-
-
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(InputError, match="holds something else"):
@@ -439,12 +395,6 @@ def test_a_stage_that_is_run_again_undoes_those_that_rest_on_it(tmp_path: Path) 
     assert all(folder.is_done(stage) for stage in STAGES)
     folder.begin("calibrate")
     assert [stage for stage in STAGES if folder.is_done(stage)] == ["observe", "probe"]
-
-
-def test_only_one_loop_works_in_a_folder(tmp_path: Path) -> None:
-    closed = _loop(tmp_path, SimulatedTestbed())
-    with closed.folder.locked(), pytest.raises(InputError, match="another loop is at work"):
-        closed.go()
 
 
 def test_what_the_agent_would_refuse_is_refused_before_anything_runs(tmp_path: Path) -> None:

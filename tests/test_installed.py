@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[1]
 LIVE_NEVER_NEEDS = ("gymnasium", "matplotlib", "numba", "pydantic", "ray", "scipy", "stable_baselines3")
 DATA = {
     "configs": "configs/**/*.yaml",
-    "dashboards": "live/dashboards/*.json",
     "the released policy": "policies/learned.safetensors",
 }
 

@@ -140,7 +140,7 @@ LOOKS = """
 """
 
 
-@pytest.mark.parametrize("flags", [[], ["-I"], ["-S"], ["-E"]])
+@pytest.mark.parametrize("flags", [[], ["-I"]])
 def test_a_python_child_is_as_before(flags: list[str], tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
@@ -152,7 +152,7 @@ def test_a_python_child_is_as_before(flags: list[str], tmp_path: Path) -> None:
         ended = commands.run([sys.executable, *before, str(path)], cwd=tmp_path, env=variables)
         seen.append((ended.returncode, ended.stdout, ended.stderr))
     assert seen[0] == seen[1]
-    assert ("yes" in seen[0][1]) == (flags in ([], ["-S"]))
+    assert ("yes" in seen[0][1]) == (not flags)
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ LONG_S = 60.0
 """A hold that nobody waits out: who needs the transfer earlier must get it."""
 SOON_S = 20.0
 CALLS = 40
+HOLDING = ("canary", "shadow", "observe")
 BREAKS = ("_can_wait", "_hold", "_check")
 """Functions of ours that are made to raise."""
 METHODS = {"allreduce", "broadcast", "allgather", "all_to_all_single", "alltoall_base"} & set(vars(dist.ProcessGroup))
@@ -122,12 +123,13 @@ def _size(arguments: Any) -> int:
     return int(arguments.numel()) if isinstance(arguments, torch.Tensor) else 0
 
 
+def random_calls_twice() -> list[dict[str, Any]]:
+    return [random_calls(3, hold) for hold in (False, True)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "seed"), [(3, 3)])
-def test_order_and_results_are_those_of_a_job_without_holding(ranks: int, seed: int, tmp_path: Path) -> None:
-    plain = results(run_ranks(random_calls, ranks, tmp_path, seed=seed, hold=False))
-    held = results(run_ranks(random_calls, ranks, tmp_path, seed=seed, hold=True))
-    for without, with_ in zip(plain, held, strict=True):
+def test_order_and_results_are_those_of_a_job_without_holding(tmp_path: Path) -> None:
+    for without, with_ in results(run_ranks(random_calls_twice, 3, tmp_path)):
         assert with_["reason"] == ""
         assert with_["held"] > 5
         assert without["held"] == 0
@@ -279,8 +281,8 @@ def killed(kill_file: str, how: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", ["file", "detach"])
-def test_whatever_ends_the_agent_starts_what_is_held(how: str, tmp_path: Path) -> None:
-    for rank in results(run_ranks(killed, 2, tmp_path, kill_file=str(tmp_path / "kill"), how=how)):
+def test_whatever_ends_the_agent_starts_what_is_held(how: str, together: Together) -> None:
+    for rank in together[how]:
         assert rank["took_s"] < SOON_S
         assert rank["sum"] == [2.0] * 3
         assert rank["after"] == "Work"
@@ -344,9 +346,9 @@ def scattered(met_by: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("met_by", ["itself", "another call"])
-def test_a_reduce_scatter_of_lists_is_held_and_none_counts_as_unseen(met_by: str, tmp_path: Path) -> None:
-    got = [[3.0 * i] * 2 for i in range(1, 4)]
-    for rank in results(run_ranks(scattered, 3, tmp_path, met_by=met_by)):
+def test_a_reduce_scatter_of_lists_is_held_and_none_counts_as_unseen(met_by: str, together: Together) -> None:
+    got = [[2.0 * i] * 2 for i in range(1, 4)]
+    for rank in together[met_by]:
         assert rank == {"kinds": ["HeldWork"] * 3, "got": got, "said": [], "unseen": 0}
 
 
@@ -380,25 +382,26 @@ def test_a_start_by_the_timer_is_not_taken_for_one_by_cpp(together: Together) ->
         assert rank == {"kinds": ["HeldWork", "HeldWork"], "said": []}
 
 
-def leaving(how: str) -> list[float] | None:
-    """Rank 0 ends with a transfer that nobody there waits for; rank 1 needs it."""
-    group, rank = _group(), dist.get_rank()
-    _attached(LONG_S if rank == 0 else 0.0)
-    dist.barrier()
-    tensor, work = _reduced(group)
-    if rank == 1:
-        work.wait()
-        return list(tensor.tolist())
-    del work
-    if how == "destroy":
-        dist.destroy_process_group(group)
-    return None
+def leaving() -> list[float] | None:
+    """Rank 0 destroys a group, and then ends, with a transfer that nobody there waits for; rank 1 needs both."""
+    rank, agent, got = dist.get_rank(), live.attach(defer="gradients"), list[float]()
+    for last in (False, True):
+        group = _group()
+        agent._loop.deferral.hold_s = LONG_S if rank == 0 else 0.0
+        dist.barrier()
+        tensor, work = _reduced(group)
+        if rank == 1:
+            work.wait()
+            got += tensor.tolist()
+        elif not last:
+            del work
+            dist.destroy_process_group(group)
+    return got if rank == 1 else None
 
 
-@pytest.mark.parametrize("how", ["exit", "destroy"])
-def test_a_process_ends_with_something_held_and_the_others_get_it(how: str, tmp_path: Path) -> None:
+def test_a_process_ends_with_something_held_and_the_others_get_it(tmp_path: Path) -> None:
     start_s = time.monotonic()
-    assert results(run_ranks(leaving, 2, tmp_path, how=how))[1] == [2.0] * 3
+    assert results(run_ranks(leaving, 2, tmp_path))[1] == [2.0] * 6
     assert time.monotonic() - start_s < LONG_S
 
 
@@ -505,9 +508,11 @@ def test_the_guard_caps_a_hold_and_leaves_the_budget() -> None:
     assert guard.allowed_hold_s(0.01, iteration=40, step_s=1.0) == 0.01
 
 
-def in_one_job() -> dict[str, Any]:
+def in_one_job(place: str) -> dict[str, Any]:
     """What each of these bodies returns, one after the other in one job."""
     found: dict[str, Any] = {where: broken(where) for where in BREAKS}
+    found |= {met_by: scattered(met_by) for met_by in ("itself", "another call")}
+    found |= {how: killed(f"{place}/kill-{how}", how) for how in ("file", "detach")}
     for body in (asked_for, timed, failing, detached_elsewhere, asked_while_one_starts, not_held):
         found[body.__name__] = body()
     return found | {"without_the_option": without_the_option(), "forking": forking()}
@@ -519,7 +524,8 @@ Together = dict[str, list[Any]]
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Together:
-    ranks = results(run_ranks(in_one_job, 2, tmp_path_factory.mktemp("job")))
+    folder = tmp_path_factory.mktemp("job")
+    ranks = results(run_ranks(in_one_job, 2, folder, place=str(folder)))
     return {name: [rank[name] for rank in ranks] for name in ranks[0]}
 
 
@@ -539,9 +545,9 @@ def test_a_wait_that_blocked_starts_what_made_room_for_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["canary", "shadow", "observe"])
-def test_the_mode_decides_when_transfers_are_held(mode: str, tmp_path: Path) -> None:
-    for rank in results(run_ranks(in_canary, 2, tmp_path, mode=mode)):
+@pytest.mark.parametrize("mode", HOLDING)
+def test_the_mode_decides_when_transfers_are_held(mode: str, in_modes: Together) -> None:
+    for rank in in_modes[mode]:
         held = [seconds > 0.0 for seconds in rank["held"]]
         if mode == "canary":
             assert sum(held) > 10
@@ -576,7 +582,17 @@ def made_room() -> list[bool]:
     return found
 
 
-def in_canary(mode: str) -> dict[str, Any]:
+def in_every_mode() -> dict[str, Any]:
+    return {mode: in_mode(mode) for mode in HOLDING}
+
+
+@pytest.fixture(scope="module")
+def in_modes(tmp_path_factory: pytest.TempPathFactory) -> Together:
+    ranks = results(run_ranks(in_every_mode, 2, tmp_path_factory.mktemp("modes")))
+    return {mode: [rank[mode] for rank in ranks] for mode in HOLDING}
+
+
+def in_mode(mode: str) -> dict[str, Any]:
     """Two steps in three are shorter while transfers are held; what was held, and in which iterations."""
     group, held = _group(), list[float]()
     policy = "static:mechanism=defer,threshold=0.0,window=0.3"

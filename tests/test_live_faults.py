@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from live_jobs import Ended as Rank
 from live_jobs import printed, results, root_and, run_ranks
-from live_troubles import trouble
+from live_troubles import trouble, troubles
 
-from benchmarks.faults.live_faults import UNHARMED, Ended, Run, differences, measure, open_hosts, planned
 from paceenv.live.record.run_folder import RunFolder
 
-RANKS = 2
+RANKS, POLICY = 2, "policy.safetensors"
 
 
 def said(rank: Rank, text: str) -> list[str]:
@@ -30,9 +29,24 @@ def healthy(ended: list[Rank]) -> list[tuple[list[float], str]]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[float], str]]:
+def together(tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
+    """A job without an agent, then with a policy file that is none, then with a metrics port that is taken."""
+    folder = tmp_path_factory.mktemp("together")
+    (folder / POLICY).write_bytes(b"cposix\nsystem\n(S'touch ran'\ntR.")  # a pickle that runs a command
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        runs = [{}, {"mode": "active", "policy": str(folder / POLICY)}, {"mode": "observe", "metrics_port": port}]
+        ended = run_ranks(troubles, RANKS, folder, runs=runs)
+    assert not list(folder.rglob("ran"))
+    return ended
+
+
+@pytest.fixture
+def alone(together: list[Rank]) -> list[tuple[list[float], str]]:
     """What the job computes without an agent."""
-    return healthy(run_ranks(trouble, RANKS, tmp_path_factory.mktemp("alone")))
+    return [(runs[0]["losses"], runs[0]["digest"]) for runs in results(together)]
 
 
 @pytest.mark.slow
@@ -50,17 +64,17 @@ def test_a_policy_that_goes_wrong_is_not_asked_again(
     assert ended[1].result["summary"]["pacing"]["taken"] > 0
 
 
-def test_a_policy_file_that_is_none_means_to_observe(tmp_path: Path, alone: list[tuple[list[float], str]]) -> None:
-    path = tmp_path / "policy.safetensors"
-    path.write_bytes(b"cposix\nsystem\n(S'touch ran'\ntR.")  # a pickle that runs a command
-    ended = run_ranks(trouble, RANKS, tmp_path, mode="active", policy=str(path))
-    assert healthy(ended) == alone
-    for rank in ended:
+def test_a_bad_policy_file_or_a_port_that_is_taken_costs_nothing_else(
+    together: list[Rank], alone: list[tuple[list[float], str]]
+) -> None:
+    for rank, (_, bad_file, taken_port), plain in zip(together, results(together), alone, strict=True):
+        assert [(run["losses"], run["digest"]) for run in (bad_file, taken_port)] == [plain] * 2
         [line] = said(rank, "observes from now on and delays nothing")
-        assert str(path) in line
-        assert rank.result["summary"]["pacing"]["asked"] == 0
-        assert rank.result["summary"]["regular"] > 0
-    assert not list(tmp_path.rglob("ran"))
+        assert POLICY in line
+        assert bad_file["summary"]["pacing"]["asked"] == 0
+        assert bad_file["summary"]["regular"] > 0
+    [line] = said(together[0], "no metrics on")
+    assert "in use" in line
 
 
 def test_a_disk_that_takes_nothing_costs_the_files_only(tmp_path: Path, alone: list[tuple[list[float], str]]) -> None:
@@ -73,19 +87,6 @@ def test_a_disk_that_takes_nothing_costs_the_files_only(tmp_path: Path, alone: l
         assert len(said(rank, "No space left")) >= 1, rank.output
         assert rank.result["summary"]["mode"] == "active"
         assert rank.result["summary"]["pacing"]["asked"] > 0 or rank.rank == 0
-
-
-def test_a_metrics_port_that_is_taken_costs_the_metrics_only(
-    tmp_path: Path, alone: list[tuple[list[float], str]]
-) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        ended = run_ranks(trouble, RANKS, tmp_path, mode="observe", metrics_port=port)
-    assert healthy(ended) == alone
-    [line] = said(ended[0], str(port))
-    assert "in use" in line
 
 
 @pytest.mark.slow
@@ -123,22 +124,3 @@ def test_clocks_that_jump_by_hours_change_nothing(tmp_path: Path, alone: list[tu
     assert healthy(ended) == alone
     for rank in ended:
         assert said(rank, "error") == []
-
-
-@pytest.mark.slow
-def test_a_fault_of_the_catalogue_does_not_harm_a_job(tmp_path: Path) -> None:
-    """One of some hundred faults; ``benchmarks.faults`` runs the others."""
-    run = Run("odd objects in memory", "getattribute", 0)
-    planned()
-    with open_hosts(1) as hosts:
-        found = measure(run, tmp_path, hosts)
-    assert found["verdict"] == UNHARMED, found["why"]
-
-
-def test_a_difference_is_harm() -> None:
-    good = Ended(0, "rank 0: abc\n", "")
-    assert not differences([good], [good], code_only=False)
-    frame = f'  File "{Path(__file__).parents[1]}/live/loop.py", line 1, in tick'
-    traceback = f"Traceback (most recent call last):\n{frame}\n    one\nOops"
-    for other in (Ended(1, good.out, ""), Ended(None, good.out, ""), Ended(0, "", ""), Ended(0, good.out, traceback)):
-        assert differences([good], [other], code_only=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from live_samples import run_python, segment_files
 
 HEAVY = {"pyarrow", "pandas", "prometheus_client", "typer", "rich", "yaml", "numba", "scipy", "matplotlib", "pydantic"}
@@ -45,6 +46,7 @@ print(*sorted({name.split(".")[0] for name in set(sys.modules) - loaded}))
 """
 
 
+@pytest.mark.slow
 def test_the_agent_adds_little(tmp_path: Path) -> None:
     done = run_python(CODE, str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")

@@ -24,6 +24,7 @@ def test_the_jobs_train_alike_with_and_without_the_agent(way: str, tmp_path: Pat
             assert run["summary"]["state"] == run["mode"], run["summary"]["reason"]
 
 
+@pytest.mark.slow
 def test_costs_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [found] = results(run_ranks(gpu_bodies.added_us, 1, tmp_path, way="ddp", turns=2, warm=4, timed=8))
     assert found["without the agent"] > 0.0

@@ -17,13 +17,9 @@ RUNS = (
     Run("no descriptor left", "before_the_agent", 0),
     Run("no new threads", "RuntimeError", 0),
     Run("full disk", "4k", 0),
-    Run("the run's folder is not one", "loop", 0),
     Run("perf_counter is odd", "text", 0),
-    Run("monotonic is odd", "none", 0),
-    Run("odd optimizer", "unhashable", 0),
     Run("broken logging", "factory", 0),
     Run("a handler that raises at random moments", "SIGALRM", 0),
-    Run("bad policy", "exits", 0),
     Run("odd backward passes", "raises", 0),
     Run("others replace the same functions", "out_of_order", 0),
 )

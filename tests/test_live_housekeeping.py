@@ -164,19 +164,6 @@ def test_what_is_to_be_done_once_comes_first_and_may_fail() -> None:
     assert said == ["the endpoint failed: [Errno 98] Address already in use"]
 
 
-@pytest.mark.parametrize("period_s", [0.0, -1.0, float("nan")])
-def test_periods_must_be_positive(period_s: float) -> None:
-    with pytest.raises(ValueError, match=r"status: period_s = .*; allowed: above 0"):
-        Housekeeping(pytest.fail).add("status", period_s, print)
-
-
-def test_tasks_come_before_the_start() -> None:
-    house, _ = started()
-    with pytest.raises(ValueError, match="before the thread starts"):
-        house.add("late", 1.0, print)
-    assert house.stop(DEADLINE_S)
-
-
 def test_the_thread_takes_no_signals() -> None:
     masks: list[str] = []
 
@@ -206,9 +193,8 @@ def test_a_process_may_end_in_the_middle_of_a_task(tmp_path: Path) -> None:
         "house.start()\n"
         "time.sleep(0.05)\n"
     )
-    for _ in range(2):
-        done = run_python(code, str(tmp_path))
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = run_python(code, str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 LIMITED = """
@@ -236,6 +222,7 @@ print(iterations + target.counts["dropped"] == 50 * len(written), iterations > 0
 """
 
 
+@pytest.mark.slow
 def test_without_file_descriptors_nothing_is_harmed_and_all_is_written_later(tmp_path: Path) -> None:
     code = LIMITED + (
         "house.start()\n"
@@ -255,6 +242,7 @@ def test_without_file_descriptors_nothing_is_harmed_and_all_is_written_later(tmp
     assert RunFolder(tmp_path).statuses(ATTEMPT)[0]["final"] is True
 
 
+@pytest.mark.slow
 def test_without_address_space_nothing_is_harmed_and_all_is_written_later(tmp_path: Path) -> None:
     """As under ``ulimit -v``: the thread's allocations fail, wherever they happen to be."""
     code = LIMITED + (

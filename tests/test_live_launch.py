@@ -21,6 +21,7 @@ from live_train import train
 from paceenv.core.errors import InputError
 from paceenv.live.options import OPTIONS, Option, Options
 from paceenv.live.record.run_folder import RunFolder
+from paceenv.live.start.launch import main
 
 TESTS = Path(__file__).parent
 HELPERS = TESTS / "helpers"
@@ -84,7 +85,10 @@ def assert_same(folder: Path, *arguments: str | Path) -> subprocess.CompletedPro
     return plain
 
 
-@pytest.mark.parametrize("form", ["link", "compiled", "archive", "module", "package"])
+@pytest.mark.parametrize(
+    "form",
+    ["link", "module", *(pytest.param(form, marks=pytest.mark.slow) for form in ("compiled", "archive", "package"))],
+)
 def test_a_script_sees_what_it_always_sees(form: str, tmp_path: Path) -> None:
     script = write(tmp_path / "inner" / "train.py", LOOKS_AROUND)
     arguments: Sequence[str | Path] = [script.relative_to(tmp_path)]
@@ -107,7 +111,9 @@ def test_a_script_sees_what_it_always_sees(form: str, tmp_path: Path) -> None:
     assert seen.returncode == 0, seen.stderr
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    "ending", [e if e in ("exception", "own hook") else pytest.param(e, marks=pytest.mark.slow) for e in ENDINGS]
+)
 def test_a_script_ends_as_it_always_ends(ending: str, tmp_path: Path) -> None:
     write(tmp_path / "train.py", ENDINGS[ending])
     assert_same(tmp_path, "train.py")
@@ -132,18 +138,29 @@ def test_a_module_that_is_not_there(tmp_path: Path) -> None:
         ([], ["SCRIPT"]),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], named: list[str], tmp_path: Path) -> None:
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    named: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     write(tmp_path / "train.py", "print('started')")
-    ended = python("-m", "paceenv.live", *arguments, folder=tmp_path)
-    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
-    assert all(name in ended.stderr for name in named), ended.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["paceenv.live", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
+    assert all(name in err for name in named), err
 
 
-def test_help_teaches(tmp_path: Path) -> None:
-    ended = python("-m", "paceenv.live", "--help", folder=tmp_path)
-    assert ended.returncode == 0
-    assert "torchrun --nproc-per-node 8 -m paceenv.live train.py" in ended.stdout
-    words = " ".join(ended.stdout.split())
+def test_help_teaches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["paceenv.live", "--help"])
+    main()
+    out = capsys.readouterr().out
+    assert "torchrun --nproc-per-node 8 -m paceenv.live train.py" in out
+    words = " ".join(out.split())
     for option in OPTIONS:
         assert f"--{option.name.replace('_', '-')} " in words
         assert option.meaning.help in words
@@ -204,6 +221,28 @@ def test_the_agent_comes_with_the_first_optimizer_and_pytorch_is_the_script_s_to
 def test_the_kill_switch_leaves_nothing_of_the_agent(tmp_path: Path) -> None:
     seen, said = probe(tmp_path, "--mode", "active", "--policy", "paper", environ={"PACEENV_LIVE": "off"})
     assert (seen["agent after"], seen["state"], said) == (False, None, "")
+
+
+@pytest.mark.slow
+def test_the_kill_file_is_where_the_job_was_launched_wherever_the_script_goes(tmp_path: Path) -> None:
+    script = """
+        import os, pathlib, time, torch
+        from paceenv.live.agent import attached
+        before = pathlib.Path("stop").absolute()
+        os.chdir("/")
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        until_s = time.monotonic() + 60.0
+        while attached().state != "off" and time.monotonic() < until_s:
+            optimizer.step()
+            before.touch()
+            time.sleep(0.01)
+        print(attached().reason)
+    """
+    write(tmp_path / "train.py", script)
+    for options, environ in ((["--kill-file", "stop"], {}), ([], {"PACEENV_LIVE_KILL_FILE": "stop"})):
+        (tmp_path / "stop").unlink(missing_ok=True)
+        ended = python("-m", "paceenv.live", *options, "train.py", folder=tmp_path, environ=environ)
+        assert ended.stdout == f"stopped by the kill file {tmp_path}/stop\n", ended.stderr
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import distributed
 
-from paceenv.live.observe.batch import Kind
 from paceenv.live.observe.log import EXACT_KINDS, MAX_KINDS, MAX_ROWS, TICK, TOO_MANY, UNKNOWN_WAIT, Log
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.observe.steps import Iterations
@@ -41,14 +40,6 @@ class ProcessGroup:
         if not self.counts:
             raise RuntimeError("not for this backend")
         return self.count
-
-
-def test_a_kind_has_one_number_for_ever(log: Log) -> None:
-    first, second = log.kind("all_reduce", 0, 64), log.kind("all_reduce", 0, 65)
-    assert len({UNKNOWN_WAIT, first, second, log.on_the_side(first)}) == 4
-    assert log.kind("all_reduce", 0, 64) == first
-    assert log.kinds[first] == Kind("all_reduce", 0, 64)
-    assert log.kinds[log.on_the_side(first)] == Kind("all_reduce", 0, 64, side=True)
 
 
 def test_with_many_sizes_kinds_become_coarse_and_at_last_no_more(log: Log) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from live_jobs import results, run_ranks
 from torch._C._distributed_c10d import HashStore, Store
 
+from paceenv import live
+from paceenv.live import store_messages
 from paceenv.live.control_file import ControlReader, Wish, write_wish
 from paceenv.live.decide.live_policy import find_policy, needed_policy
 from paceenv.live.loop import Loop
@@ -198,3 +204,29 @@ def test_without_a_store_nothing_is_said_and_a_store_that_fails_changes_nothing(
     with pytest.raises(Exception, match="gone"):
         Peers(other.loop, broken).look(False)
     assert other.loop.state == "canary"
+
+
+def stopped_on_one() -> str:
+    """A job that goes on until no rank paces any more; rank 1 stops by itself."""
+    store_messages.POLL_S = 0.05
+    agent, pacing, iteration, until_s = (
+        live.attach(policy=POLICY, mode="canary"),
+        torch.ones(1),
+        0,
+        time.monotonic() + 60,
+    )
+    while pacing.item():
+        pacing.fill_(float(agent.state == "canary" and time.monotonic() < until_s))
+        dist.all_reduce(pacing)
+        agent.tick()
+        time.sleep(0.005)
+        iteration += 1
+        if iteration == 100 and dist.get_rank() == 1:
+            agent._loop.downgrade("enough")
+    agent.detach()
+    return agent.reason
+
+
+@pytest.mark.slow
+def test_in_a_real_job_a_stop_on_one_rank_reaches_all(tmp_path: Path) -> None:
+    assert results(run_ranks(stopped_on_one, 2, tmp_path)) == ["on rank 1: enough", "enough"]

@@ -146,20 +146,6 @@ def test_a_rank_without_slack_is_probed_by_the_plan_within_every_limit() -> None
     assert job.said == []
 
 
-def test_head_starts_are_taken_in_full_within_the_budget() -> None:
-    """Three of four groups are delayed for whole holds, at the largest bound that the defaults allow."""
-    job = Job(lambda delay_s: 0.1, members=2)
-    delay_s_T = job.run(3000)
-    probe = job.control.probe
-    assert probe is not None
-    assert probe.snapshot()["unit"] == "group 0"
-    head_start_T = np.array([probe.plan.has_head_start(i, "group 0", 4) for i in range(3000)])
-    assert (delay_s_T[head_start_T] > 0.0).mean() == pytest.approx(0.75, abs=0.1)
-    assert delay_s_T == pytest.approx([0.01 * probe.plan.level(i, "group 0", 4) for i in range(3000)], rel=0.02)
-    assert job.control.delays()["cut"] == {}
-    assert delay_s_T.sum() < 0.03 * job.now_s
-
-
 @pytest.mark.parametrize(
     ("options", "bound_s"),
     [({"probe_s": 0.002}, 0.002), ({"cap_s": 0.001}, 0.001), ({"cap_share": 0.02}, 0.002), ({"probe_s": 0.0}, 0.0)],

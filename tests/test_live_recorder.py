@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,15 +25,11 @@ from live_samples import (
     segment_files,
 )
 
-from paceenv.calibration.measurements import measure_noise
-from paceenv.core.trace import COMPUTE_OPS, Trace, read_trace
-from paceenv.live.observe.batch import Batch, Kind
+from paceenv.live.observe.batch import Kind
 from paceenv.live.record import recorder as module
 from paceenv.live.record.recorder import TraceRecorder
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.segments import read_segment
-from paceenv.sim.engine.recording import RecordingWriter
-from paceenv.sim.engine.simulator import Simulator
 
 FILL = """
 import sys
@@ -132,15 +126,6 @@ def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path, monkeypa
     assert target.counts["dropped"] == 40_000 - kept
 
 
-def test_an_iteration_without_finite_times_is_left_out_and_counted(tmp_path: Path) -> None:
-    target = recorder(tmp_path)
-    good = batch(3)
-    good.start_s_T[1] = np.nan
-    target.add(good)
-    target.write(True)
-    assert target.counts == {"rows": 6, "dropped": 1, "segments": 1}
-
-
 def test_nothing_is_written_before_the_attempt_is_known(tmp_path: Path) -> None:
     target = recorder(tmp_path, attempt="")
     target.add(batch(5))
@@ -193,17 +178,6 @@ def test_the_training_thread_adds_while_another_thread_hangs_in_a_write(
         assert target.counts["dropped"] == 3 * 5
     assert target.flush()
     assert target.counts["dropped"] + target.counts["rows"] // 3 == 12 * 5
-
-
-def test_files_have_the_permissions_that_the_umask_leaves(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        record(tmp_path)
-    finally:
-        os.umask(before)
-    [path] = segment_files(tmp_path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o750
 
 
 @pytest.mark.parametrize("what", ["removed", "a folder removed", "replaced", "cut", "a fifo", "a link"])
@@ -318,37 +292,3 @@ def test_adding_is_safe_while_another_thread_flushes(tmp_path: Path) -> None:
     assert target.counts["dropped"] == 0
     seen = merge_trace(RunFolder(tmp_path)).column("iteration")
     assert sorted(set(seen.tolist())) == list(range(5000))
-
-
-def test_a_simulated_job_that_went_through_the_recorder_measures_the_same(
-    simulator: Callable[..., Simulator], tmp_path: Path
-) -> None:
-    """The live writer and the simulator's mean the same by compute, a step and its collective."""
-    sim = simulator(ranks=4, groups=1, uplink_work_s=0.1, has_barrier=True, barrier_s=0.01, jitter_cv=0.05)
-    with RecordingWriter(tmp_path / "simulated.parquet", sim, "job") as writer:
-        writer.append(sim.record(sim.off(), 60))
-    simulated = read_trace(tmp_path / "simulated.parquet")
-    for rank in range(4):
-        target = recorder(tmp_path, rank=rank, world_size=4)
-        target.add(relived(simulated, rank))
-        target.write(True)
-    live, expected = measure_noise(merge_trace(RunFolder(tmp_path))), measure_noise(simulated)
-    assert live.step_mean_s == pytest.approx(expected.step_mean_s, rel=1e-9)
-    assert live.step_cv == pytest.approx(expected.step_cv, rel=1e-6)
-    for name in ("mean_s", "idiosyncratic_var", "common_var"):
-        assert getattr(live.stages[0].all, name) == pytest.approx(getattr(expected.stages[0].all, name), rel=1e-6)
-
-
-def relived(trace: Trace, rank: int) -> Batch:
-    """A rank's part of a trace as the agent would have seen it, on a clock that started elsewhere."""
-    rows = [row for row in trace.table.to_pylist() if row["rank"] == rank and row["op"] not in COMPUTE_OPS]
-    kinds = [Kind(op, group, 0) for op, group in dict.fromkeys((row["op"], row["group"]) for row in rows)]
-    iterations, operations, start_s = list[tuple[int, float, float, float, float]](), [], 5000.0
-    for row in sorted(rows, key=lambda row: (row["iteration"], row["seq"])):
-        begin_s, end_s = row["start_s"] + 5000.0, row["end_s"] + 5000.0
-        if not iterations or iterations[-1][0] != row["iteration"]:
-            start_s = iterations[-1][2] if iterations else start_s
-            iterations.append((row["iteration"], start_s, end_s, start_s, start_s))
-        iterations[-1] = (row["iteration"], start_s, end_s, start_s, start_s)
-        operations.append((len(iterations) - 1, kinds.index(Kind(row["op"], row["group"], 0)), begin_s, end_s))
-    return make_batch(iterations, operations, kinds=kinds)

@@ -142,14 +142,6 @@ def test_a_request_is_for_one_start_of_the_job_and_the_environment_has_the_last_
     assert not forced.changing
 
 
-def test_another_policy_under_the_same_name_is_not_followed(tmp_path: Path) -> None:
-    write_wish(tmp_path, make_wish([status()], "active", "learned", kill=False)._replace(sha256="0" * 64))
-    watched = loop()
-    (reader := reader_of(tmp_path, watched)).look(False)
-    assert not watched.changing
-    assert "another one here" in (reader.state() or {})["refused"]
-
-
 def test_another_cluster_config_under_the_same_name_is_not_followed(tmp_path: Path) -> None:
     file, watched = tmp_path / "cluster.yaml", loop()
     file.write_text("pacing: {mechanism: slack, threshold: 0.02, window: 0.4}\n")

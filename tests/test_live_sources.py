@@ -96,18 +96,6 @@ def test_detach_restores_everything(group: None) -> None:
     assert len(_global_optimizer_post_hooks) == hooks
 
 
-def test_what_somebody_put_on_top_stays(group: None) -> None:
-    agent, original = live.attach(), torch.save
-    calls = []
-    torch.save = lambda *args, **kwargs: (calls.append(1), original(*args, **kwargs))[1]  # type: ignore[assignment]
-    try:
-        agent.detach()
-        torch.save(torch.ones(1), io.BytesIO())
-        assert calls == [1]
-    finally:
-        torch.save = original.__wrapped__
-
-
 def test_collectives_are_seen_with_kind_and_bytes(agent: Agent) -> None:
     tensor = torch.ones(16)
     distributed.all_reduce(tensor)
@@ -244,41 +232,6 @@ def test_a_check_that_hangs_delays_nothing_and_holds_up_no_other_check(
         agent.detach()
 
 
-def test_outputs_in_containers_are_followed(agent: Agent) -> None:
-    class Dictionary(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 2)
-
-        def forward(self, x: torch.Tensor) -> dict[str, Any]:
-            y = self.layer(x)
-            return {"loss": y.sum(), "more": [y, {"y": y}], "name": "none"}
-
-    model = DistributedDataParallel(Dictionary())
-    _seen(agent)
-    model(torch.ones(3, 8))["loss"].backward()
-    assert [op for op, _ in _seen(agent)] == ["all_reduce"]
-
-
-def test_accumulated_gradients_are_reduced_once(agent: Agent) -> None:
-    model = _model()
-    _seen(agent)
-    with model.no_sync():
-        model(torch.ones(3, 8)).sum().backward()
-    assert _seen(agent) == []
-    model(torch.ones(3, 8)).sum().backward()
-    assert len(_seen(agent)) == 1
-
-
-@pytest.mark.filterwarnings("ignore")  # of the compiler
-def test_a_compiled_model_is_followed(agent: Agent) -> None:
-    model = torch.compile(_model(), backend="eager")
-    _seen(agent)
-    for _ in range(3):
-        model(torch.ones(3, 8)).sum().backward()
-    assert _seen(agent) == 3 * [("all_reduce", GRADIENT_BYTES)]
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_optimizer_ticks_and_a_compiled_model_stays_one_graph(agent: Agent) -> None:
     plain = nn.Linear(8, 2)
@@ -345,13 +298,6 @@ def _steps(agent: Agent, *optimizers: torch.optim.Optimizer, rounds: int = 5) ->
     return _iterations(agent) - before
 
 
-def test_several_optimizers_make_one_tick_an_iteration(agent: Agent) -> None:
-    first, second = (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
-    _steps(agent, first, second)
-    assert _steps(agent, first, second) == 5
-    assert _steps(agent, second, rounds=64) == 50  # the first one has stopped: the other takes over at its 16th
-
-
 def test_the_given_optimizer_makes_the_tick(group: None) -> None:
     first, second = (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
     agent = live.attach(second)
@@ -398,18 +344,6 @@ def test_the_agent_may_end_while_pytorch_walks_through_its_hooks(group: None, en
         later.remove()
         agent.detach()
     assert order == ["later"] * 3
-
-
-def test_a_small_optimizer_that_some_ranks_run_has_no_say(agent: Agent) -> None:
-    probe, main = _optimizer(1), _optimizer(100)
-    probe.step()
-    _steps(agent, main, rounds=2)
-    before = _iterations(agent)
-    for _ in range(10):
-        probe.step()
-        main.step()
-    assert _iterations(agent) - before == 10
-    assert agent._loop._optimizer._owner() is main
 
 
 def test_a_step_before_the_job_is_up_is_not_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,16 +170,6 @@ def test_the_operations_of_ranks_that_hardly_ever_meet_are_bounded(monkeypatch: 
     assert len(ended(rank.run(1, [PAYLOAD]))) == 1
 
 
-def test_collectives_of_another_thread_belong_to_the_step_and_do_not_end_it() -> None:
-    rank = Rank()
-    rank.run(2, [PAYLOAD])
-    before_s = rank.now_s
-    [step] = ended(rank.run(1, [PAYLOAD, SIDE]))
-    assert ops(rank, step) == ["all_reduce", "all_reduce"]
-    assert step.end_s == pytest.approx(before_s + COMPUTE_S + COLLECTIVE_S)
-    assert rank.run(1, [SIDE]) == [None]
-
-
 def test_of_operations_inside_one_another_the_outer_one_counts() -> None:
     rank = Rank()
     rank.run(2, [PAYLOAD])

@@ -46,14 +46,11 @@ def test_the_page_says_what_is_not_measured() -> None:
     none = dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s", "baseline_s", "newest_s"))
     unmeasured = snapshot(1, step=none, unmeasured="no collective was seen")
     page = summarise([unmeasured])
+    assert "a step is 8 iterations: the ranks meet in every 8th" in summarise([snapshot(0, step_iterations=8)])
     assert "1,200 iterations, 0 measured, because no collective was seen" in page
     page = summarise([snapshot(0, agents={"count": 3, "complete": False, "reason": "rank 2 is silent"}), unmeasured])
     assert "3 of 4 ranks have an agent: rank 2 is silent" in page
     assert "nothing measured on rank 1: no collective was seen" in page
-
-
-def test_the_page_says_how_often_the_ranks_meet() -> None:
-    assert "a step is 8 iterations: the ranks meet in every 8th" in summarise([snapshot(0, step_iterations=8)])
 
 
 def test_the_page_says_where_the_step_went_and_what_pacing_did() -> None:
@@ -118,10 +115,6 @@ def test_the_page_is_written_with_what_the_others_wrote(tmp_path: Path) -> None:
     assert "this page is from 4 of them on 2 hosts" in " ".join(page.split())
     assert (tmp_path / SUMMARY).read_text() == page
     assert (tmp_path / str(snapshot(0)["attempt"]) / SUMMARY).read_text() == page
-
-
-def test_the_first_to_write_finds_nobody(tmp_path: Path) -> None:
-    assert "this page is from 1 of them" in write_summary(tmp_path / "new", snapshot(0))
 
 
 def test_a_page_that_cannot_be_written_says_so(tmp_path: Path) -> None:

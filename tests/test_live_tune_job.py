@@ -31,8 +31,11 @@ def _hasten() -> None:
     store_messages.POLL_S, store_messages.LEAD_S, store_messages.WORD_S, store_messages.LEASE_S = 0.2, 1.0, 0.3, 10.0
 
 
-def watched(*, iterations: int, silent_after: int = 0, **options: Any) -> dict[str, Any]:
-    """Whose turn it was in every iteration, as this rank had it; from an iteration on rank 0 says nothing more."""
+def watched(*, iterations: int, silent_after: int = 0, helps_s: float = 0.0, **options: Any) -> dict[str, Any]:
+    """Whose turn it was in every iteration, as this rank had it; from an iteration on rank 0 says nothing more.
+
+    A step is shorter by ``helps_s`` where it is the first candidate's turn.
+    """
     import torch
     import torch.distributed as dist
 
@@ -51,7 +54,7 @@ def watched(*, iterations: int, silent_after: int = 0, **options: Any) -> dict[s
 
     control.apply_delay = noted
     for iteration in range(iterations):
-        time.sleep(0.004)
+        time.sleep(0.004 + helps_s * (not turns or turns[-1][1] != 0))
         dist.all_reduce(tensor)
         if silent_after and iteration == silent_after and dist.get_rank() == 0:
             control.tuner.draft = lambda now, lead, lease: None  # type: ignore[union-attr,method-assign]
@@ -74,3 +77,10 @@ def test_all_ranks_are_of_one_mind_in_every_iteration_and_without_words_nobody_p
     last = ranks[0]["words"][-1][2]
     assert 600 < last < 1450
     assert {one[i] for i in both if i >= last} == {None}
+
+
+@pytest.mark.slow
+def test_the_candidate_that_helps_is_deployed_on_every_rank(tmp_path: Path) -> None:
+    leader, other = results(run_ranks(watched, 2, tmp_path, iterations=1500, helps_s=0.004, **TUNE))
+    assert (leader["tune"]["phase"], leader["tune"]["winner"]) == ("deployed", GOOD), leader["tune"]
+    assert other["tune"] == {"phase": "deployed", "in": [GOOD]}

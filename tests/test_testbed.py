@@ -107,6 +107,7 @@ def test_a_step_ends_before_the_delay_of_the_next(tmp_path: Path) -> None:
     assert np.median(apart_s) < 0.25 * np.median(delays_s)
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_is_one_line_with_its_reason(tmp_path: Path) -> None:
     root_and("ip", "tc", "unshare", "setpriv")
     with pytest.raises(InputError, match=r"job pair failed: .*mode = 'everything'"):

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from paceenv.core.errors import out_of_range
 from paceenv.live.observe.stamps import Stamps
 
 MIN_DELAY_S = 1e-4
@@ -47,11 +46,7 @@ class Delay(NamedTuple):
 
 
 class HostActuator:
-    """Sleeps on the host. On an accelerator this works only while the host does not run ahead.
-
-    Raises:
-        InputError: ``cap_s`` out of range.
-    """
+    """Sleeps on the host. On an accelerator this works only while the host does not run ahead."""
 
     def __init__(
         self,
@@ -63,7 +58,7 @@ class HostActuator:
         problem: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.ineffective = 0
-        self._stamps, self._cap_s, self._sleeper, self._clock = stamps, _checked(cap_s), sleeper, clock
+        self._stamps, self._cap_s, self._sleeper, self._clock = stamps, cap_s, sleeper, clock
         self._problem, self._said = problem, False
         self._vain: deque[bool] = deque(maxlen=WATCHED_DELAYS)
         self._pause, self._pause_left = FIRST_PAUSE, 0
@@ -114,9 +109,6 @@ class DeviceActuator:
     A spin counts cycles. Their rate is learned from the measured delays, so nothing has to wait; the first delays are
     too short rather than too long. Nothing is launched while a CUDA graph is being captured, when no stamp can be
     recorded either: the graph would replay the delay for ever.
-
-    Raises:
-        InputError: ``cap_s`` out of range.
     """
 
     ineffective = 0
@@ -130,7 +122,7 @@ class DeviceActuator:
         device: str = "cuda",
         spin: Callable[[int], None] | None = None,
     ) -> None:
-        self._stamps, self._cap_s, self._rate_hz = stamps, _checked(cap_s), MIN_RATE_HZ
+        self._stamps, self._cap_s, self._rate_hz = stamps, cap_s, MIN_RATE_HZ
         self._spin = spin or functools.partial(_spin, device)
 
     def delay(self, seconds: float) -> Delay | None:
@@ -207,9 +199,3 @@ def _between(stamps: Stamps, delay: Delay) -> float | None:
     before_s, after_s = stamps.seconds_many((delay.before, delay.after))
     seconds = after_s - before_s
     return seconds if 0.0 < seconds < math.inf else 0.0
-
-
-def _checked(cap_s: float) -> float:
-    if not 0.0 <= cap_s <= 10.0:
-        raise out_of_range("cap_s", cap_s, "0 to 10", "actuator")
-    return cap_s

@@ -84,15 +84,6 @@ class Contest:
         return self._drawn[1]
 
 
-class Difference(NamedTuple):
-    """How much more one candidate gains than another: fall of mean step time, paired by rounds, with its interval."""
-
-    candidate: int
-    than: int
-    gain: Interval
-    pairs: int
-
-
 class Comparisons:
     """The paired comparisons of a contest's candidates while the job runs.
 
@@ -131,32 +122,23 @@ class Comparisons:
         """The leader's verdict."""
         return self.of[self.leader].verdict
 
-    def differences(self) -> list[Difference]:
-        """Of every two candidates that have at least two rounds in common."""
-        found = []
-        for a in range(len(self.of)):
-            for b in range(a):
-                if (gain := gain_over(self.of[a].ratios, self.of[b].ratios)) is not None:
-                    found.append(Difference(a, b, *gain))
-        return found
+    def differences(self) -> list[dict[str, Any]]:
+        """How much more one candidate gains than another, of every two with at least two rounds in common."""
+        return [
+            {"name": self.names[a], "than": self.names[b], "gain": gain, "low": low, "high": high, "pairs": pairs}
+            for a in range(len(self.of))
+            for b in range(a)
+            if (found := gain_over(self.of[a].ratios, self.of[b].ratios)) is not None
+            for (gain, low, high), pairs in [found]
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Candidates and differences as plain data for a snapshot."""
-        return {
-            "candidates": [
-                {"name": name, **verdict_dict(one.verdict), "pairs": one.pairs, "stopped": self.out.get(k, "")}
-                for k, (name, one) in enumerate(zip(self.names, self.of, strict=True))
-            ],
-            "differences": [
-                {
-                    "name": self.names[one.candidate],
-                    "than": self.names[one.than],
-                    **dict(zip(("gain", "low", "high"), one.gain, strict=True)),
-                    "pairs": one.pairs,
-                }
-                for one in self.differences()
-            ],
-        }
+        candidates = [
+            {"name": name, **verdict_dict(one.verdict), "pairs": one.pairs, "stopped": self.out.get(k, "")}
+            for k, (name, one) in enumerate(zip(self.names, self.of, strict=True))
+        ]
+        return {"candidates": candidates, "differences": self.differences()}
 
 
 def verdict_dict(verdict: Verdict) -> dict[str, Any]:

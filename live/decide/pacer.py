@@ -41,9 +41,6 @@ class RankPacer:
         interval_iterations: iterations of a control interval, at least 1; by default each policy's own. A policy's
             first interval runs without pacing.
         cap_share: the longest delay as a share of the job's baseline step; the smaller of the two caps counts.
-
-    Raises:
-        ValueError: a value out of range.
     """
 
     def __init__(
@@ -58,17 +55,10 @@ class RankPacer:
         members: int = 1,
         cap_share: float = math.inf,
     ) -> None:
-        for name, value in (("cap_s", cap_s), ("cap_share", cap_share), ("barrier_alone_s", barrier_alone_s)):
-            if not value >= 0.0:
-                raise ValueError(f"{name} = {value!r}; allowed: at least 0")
         policies = [policy] if isinstance(policy, Policy) else policy
         intervals = [
             one.interval_iterations if interval_iterations is None else interval_iterations for one in policies
         ]
-        if not intervals or min(intervals) < 1:
-            raise ValueError(f"interval_iterations = {interval_iterations!r}; allowed: at least 1")
-        if not 0 <= member < members:
-            raise ValueError(f"member = {member!r}; allowed: from 0 to {members - 1} of {members} members")
         self._member, self._members = member, members
         self._cap_s, self._cap_share, self._has_barrier = cap_s, cap_share, has_barrier
         self.barrier_alone_s = barrier_alone_s

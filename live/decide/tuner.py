@@ -478,17 +478,14 @@ class Tuner:
 
     def as_dict(self, tick_s: float | None) -> dict[str, Any]:
         """The state as plain data for a snapshot."""
-        left, verdict = self.left_iterations(), self._deployed[1].verdict if self._deployed else None
+        verdict = self._deployed[1].verdict if self._deployed else None
         return {
             "phase": self.phase,
             "text": self.text(tick_s),
             "winner": self.arms[self.winner].name if self.winner is not None else "none",
             "why": self.why,
-            "searches": self.searches,
             "error": ERROR,
-            "loss_share": self.loss_share,
             "most_loss": self.most_loss,
-            "left_iterations": left,
             "test": verdict.text if verdict is not None else "",
             "candidates": [
                 {

@@ -70,7 +70,7 @@ class Shape:
     """The usual step of this job, learned while it runs.
 
     ``payload_group`` carries the payload, together with groups of the same ranks, as sharded training has for weights
-    and gradients. In the last collective of ``waiting_group`` the ranks wait for each other.
+    and gradients.
     ``barrier_alone_s`` is the shortest barrier seen while learning, seconds.
     """
 
@@ -85,7 +85,7 @@ class Shape:
         self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._usual_s, self._outliers, self._accepted = float("inf"), 0, 0
         self.has_barrier, self.barrier_alone_s = False, 0.0
-        self.payload_group = self.waiting_group = -1
+        self.payload_group = -1
 
     @property
     def known(self) -> bool:
@@ -146,8 +146,6 @@ class Shape:
             # by kind and size and not by times, which differ from rank to rank: the ranks must agree
             last, barrier = payloads[-1], collectives[-1]
             self.has_barrier = barrier.op == "barrier" or self._size(barrier.group) > self._size(last.group)
-        if collectives:
-            self.waiting_group = collectives[-1].group if self.has_barrier else self.payload_group
         self.barrier_alone_s = min(self.barrier_s(o) for kind, o in self._first if kind == self._usual)
         self._first.clear()
         self._carries.clear()

@@ -7,20 +7,10 @@ longer *and* the members of its groups wait for it. Everything else that could e
 attributable, with its reason: collectives that the agents could not see or put aside, ranks without an agent.
 
 Findings are plain JSON data. Times are seconds per step; null means unknown. Fields:
-
-============ =======================================================================================================
-field        holds
-============ =======================================================================================================
-schema       :data:`SCHEMA`; ``job``, ``attempt``, ``world_size``, ``unix_time_s`` of the newest snapshot
-ranks        number of ranks with a snapshot; ``missing``: ranks without one
-verdicts     by rank (as text): the field ``arrival`` of a snapshot (:func:`verdict_of`)
-sets         the sets of ranks that groups connect: ``ranks``, ``iterations`` compared (first, last), ``step_s``,
-             ``late`` (ranks), ``pattern`` (``patterns.PATTERNS``), ``lost_s`` to ranks in turns or to variation,
-             ``complete``: nothing is hidden, else ``reasons``
-places       what late ranks have in common, in words
-unattributed what cannot be seen or attributed: ``text``, ``ranks``, ``seconds``
-text         all of it in words, for the page
-============ =======================================================================================================
+``verdicts`` by rank (as text): the field ``arrival`` of a snapshot (:func:`verdict_of`); ``missing``: ranks without a
+snapshot; ``sets`` of ranks that groups connect: first and last of the compared ``iterations``, ranks that are ``late``,
+``pattern`` (``patterns.PATTERNS``) and ``lost_s`` to ranks in turns or to variation; ``places``: what
+late ranks have in common; ``unattributed``: what cannot be seen or attributed; ``text``: all in words, for the page.
 """
 
 from __future__ import annotations
@@ -29,7 +19,6 @@ import json
 import math
 import os
 import stat
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -44,7 +33,7 @@ from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record import findings_text as words
 from paceenv.live.record.rank_sets import Job, RankSet, judge
 from paceenv.live.record.side_by_side import connected_sets, name_group, used_groups
-from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, entry, finite, number, text
+from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, finite, text
 
 SCHEMA: Final = "paceenv.findings/1"
 TOO_NOISY_SHARE = 0.25
@@ -80,11 +69,6 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
     )
     return {
         "schema": SCHEMA,
-        "job": text(job.newest, "job"),
-        "attempt": entry(job.newest, "attempt"),
-        "world_size": job.world_size,
-        "unix_time_s": number(job.newest, "unix_time_s"),
-        "ranks": len(job.ranks),
         "missing": job.missing,
         "verdicts": verdicts,
         "sets": [_set_data(job, rank_set) for rank_set in sets],
@@ -100,25 +84,10 @@ def verdict_of(
     *,
     early_s: float = 0.0,
     late_s: float = 0.0,
-    share: float | None = None,
     ranks: int = 1,
-    iterations: int = 0,
 ) -> dict[str, Any]:
-    """The field ``arrival`` of a snapshot: a verdict and what it rests on.
-
-    Args:
-        verdict: one of ``snapshot.ARRIVALS``.
-        share: share of the compared blocks in which it is late; None where that says nothing.
-    """
-    return {
-        "verdict": verdict,
-        "early_s": early_s,
-        "late_s": late_s,
-        "share": share,
-        "evidence": evidence,
-        "ranks": ranks,
-        "iterations": iterations,
-    }
+    """The field ``arrival`` of a snapshot: a verdict (of ``snapshot.ARRIVALS``) and what it rests on."""
+    return {"verdict": verdict, "early_s": early_s, "late_s": late_s, "evidence": evidence, "ranks": ranks}
 
 
 ALONE: Final = verdict_of(UNKNOWN, "one rank alone")
@@ -140,37 +109,34 @@ def latest(findings: Findings) -> dict[str, Any]:
 
 def _verdict(job: Job, found: RankSet, place: int) -> dict[str, Any]:
     """The verdict on the rank at ``place``, and its evidence in words."""
-    first, last = found.iterations
-    rests_on = {"ranks": max(len(found.compared), 1), "iterations": last - first + 1 if last else 0}
     if place not in found.compared:
-        why = found.reasons[0] if found.reasons else "not compared"
-        return verdict_of(UNKNOWN, why)
+        return verdict_of(UNKNOWN, found.reasons[0] if found.reasons else "not compared")
+    ranks = len(found.compared)
     sides = found.sides
     margin_s = found.margin_s.get(place, math.inf)
     pattern = found.late.get(place)
     if place in found.named and pattern is not None:
-        share = len(pattern.blocks) / max(found.blocks, 1)
-        return verdict_of(LATE, f"{sides}: its own work takes longer", late_s=pattern.late_s, share=share, **rests_on)
+        return verdict_of(LATE, f"{sides}: its own work takes longer", late_s=pattern.late_s, ranks=ranks)
     early_s = max((_earlier_s(found, place, late) for late in found.named), default=0.0)
     early_s = early_s if early_s > margin_s else _waits_at_least(found, place)
     refused = found.refused.get(place, "") if place in found.late else ""
     if refused and pattern is not None and (early_s <= margin_s or place not in found.not_waited_for):
         return verdict_of(
-            UNKNOWN, f"{sides}: its own work takes {duration(pattern.late_s)} longer, but {refused}", **rests_on
+            UNKNOWN, f"{sides}: its own work takes {duration(pattern.late_s)} longer, but {refused}", ranks=ranks
         )
     if early_s > max(margin_s, FLOOR_S) and math.isfinite(margin_s):
-        return verdict_of(EARLY, f"{sides}: it waits in collectives", early_s=early_s, **rests_on)
+        return verdict_of(EARLY, f"{sides}: it waits in collectives", early_s=early_s, ranks=ranks)
     if refused and not found.complete and pattern is not None:
         why = f"its own work takes {duration(pattern.late_s)} longer, but {refused}"
-        return verdict_of(UNKNOWN, f"{sides}: {why}", **rests_on)
+        return verdict_of(UNKNOWN, f"{sides}: {why}", ranks=ranks)
     if not found.complete:
-        return verdict_of(UNKNOWN, f"{sides}, but {found.reasons[0]}", **rests_on)
+        return verdict_of(UNKNOWN, f"{sides}, but {found.reasons[0]}", ranks=ranks)
     if not margin_s <= TOO_NOISY_SHARE * found.step_s:
-        return verdict_of(UNKNOWN, f"{sides}: too noisy to identify less than {_limit(margin_s)}", **rests_on)
+        return verdict_of(UNKNOWN, f"{sides}: too noisy to identify less than {_limit(margin_s)}", ranks=ranks)
     why = f"{sides}: arrives within {duration(margin_s)}"
     if found.pattern == IN_TURNS and pattern is not None:
         why = f"{sides}: on average; late by {duration(pattern.late_s)} in {len(pattern.blocks)} blocks, in turns"
-    return verdict_of(ON_TIME, why, **rests_on)
+    return verdict_of(ON_TIME, why, ranks=ranks)
 
 
 def _earlier_s(found: RankSet, place: int, late: int) -> float:
@@ -196,70 +162,46 @@ def _waits_at_least(found: RankSet, place: int) -> float:
 
 
 def _set_data(job: Job, found: RankSet) -> dict[str, Any]:
-    late = [
-        {
-            "rank": job.ranks[place],
-            "late_s": found.late[place].late_s,
-            "kind": found.late[place].kind,
-            "iterations": list(job.span(found.late[place])),
-            "named": place in found.named,
-            "why_not": found.refused.get(place),
-        }
-        for place in sorted(found.late)
-    ]
     return {
-        "ranks": job.names(found.places),
-        "compared": len(found.compared),
         "iterations": list(found.iterations),
-        "step_s": found.step_s or None,
-        "late": late,
+        "late": job.names(sorted(found.late)),
         "pattern": found.pattern,
         "lost_s": found.lost_s,
-        "complete": found.complete,
-        "reasons": found.reasons,
     }
 
 
-def _unattributed(job: Job, sets: Sequence[RankSet]) -> list[dict[str, Any]]:
+def _unattributed(job: Job, sets: Sequence[RankSet]) -> list[str]:
     """What cannot be seen or attributed, with the ranks and the seconds per step where they are known."""
-    found: list[dict[str, Any]] = []
-
-    def add(line: str, ranks: Sequence[int], seconds: float | None = None) -> None:
-        found.append({"text": line, "ranks": list(ranks), "seconds": seconds})
-
+    found: list[str] = []
     if job.missing:
         blocked_s = _blocked_beside_missing(job)
         limit = f"; their groups are blocked for up to {duration(blocked_s)} per step" if blocked_s else ""
         have = "has" if len(job.missing) == 1 else "have"
-        add(f"{name_ranks(job.missing)} {have} no snapshot: waits for them are not attributed{limit}", job.missing)
+        found.append(f"{name_ranks(job.missing)} {have} no snapshot: waits for them are not attributed{limit}")
     for group in job.traffic.groups:
         if group.unseen_per_step > 0.0 and group.size > 1:
             why = f" ({group.unseen_why})" if group.unseen_why else ""
             line = f"{group.unseen_per_step:.3g} collectives per step of {name_group(group)} were not seen{why}"
-            add(f"{line}: waits in them count as own work", group.ranks or job.names(group.places))
-    side_s = job.numbers(range(len(job.ranks)), "side", "seconds")
-    beside = np.flatnonzero(side_s > FLOOR_S).tolist()
-    if beside:
-        longest_s = float(side_s.max())
-        line = f"{name_ranks(job.names(beside))}: collectives of {duration(longest_s)} per step were seen and put aside"
-        where = f"they run {job.aside(beside)}, and whether the step waits for them is not known"
-        add(f"{line}: {where}", job.names(beside), longest_s)
+            found.append(f"{line}: waits in them count as own work")
+    every = range(len(job.ranks))
+    side_s = job.numbers(every, "side", "seconds")
+    if beside := np.flatnonzero(side_s > FLOOR_S).tolist():
+        longest = duration(float(side_s.max()))
+        line = f"{name_ranks(job.names(beside))}: collectives of {longest} per step were seen and put aside"
+        found.append(f"{line}: they run {job.aside(beside)}, and whether the step waits for them is not known")
     for rank_set in sets:
         mentioned = ("could not be seen", "no snapshot", "put aside")
-        for reason in rank_set.reasons:
-            if not any(word in reason for word in mentioned):
-                add(f"{name_ranks(job.names(rank_set.places))}: {reason}", job.names(rank_set.places))
-    _add_left_out(job, add)
-    return found
-
-
-def _add_left_out(job: Job, add: Any) -> None:
-    seen, left_out = (job.numbers(range(len(job.ranks)), name) for name in ("iterations", "irregular"))
+        found += [
+            f"{name_ranks(job.names(rank_set.places))}: {reason}"
+            for reason in rank_set.reasons
+            if not any(word in reason for word in mentioned)
+        ]
+    seen, left_out = (job.numbers(every, name) for name in ("iterations", "irregular"))
     share = left_out / np.maximum(seen, 1.0)
-    many = np.flatnonzero((share > LEFT_OUT_SHARE) & (seen > 0)).tolist()
-    if many:
+    if many := np.flatnonzero((share > LEFT_OUT_SHARE) & (seen > 0)).tolist():
         line = f"{name_ranks(job.names(many))}: up to {100.0 * float(share.max()):.0f} % of the iterations"
-        add(f"{line} are unlike the usual or marked, and left out", job.names(many))
+        found.append(f"{line} are unlike the usual or marked, and left out")
+    return found
 
 
 def _blocked_beside_missing(job: Job) -> float:
@@ -291,12 +233,9 @@ def write_findings(folder: Path, findings: Findings) -> None:
 
 
 def read_verdict(folder: Path, rank: int) -> dict[str, Any] | None:
-    """The verdict on ``rank`` from ``findings.json``, with ``unix_time_s`` of the newest snapshot that it rests on.
+    """The verdict on ``rank`` from ``findings.json`` in an attempt's folder; None where none can be read.
 
-    None where there is no such file, or none that can be read; never waits for another process.
-
-    Args:
-        folder: the attempt's folder, ``DIR/<attempt>``.
+    Never waits for another process.
     """
     try:
         descriptor = os.open(folder / FINDINGS, os.O_RDONLY | os.O_NONBLOCK)
@@ -312,10 +251,4 @@ def read_verdict(folder: Path, rank: int) -> dict[str, Any] | None:
     verdict = verdicts.get(str(rank)) if isinstance(verdicts, dict) else None
     if not isinstance(verdict, dict) or verdict.get("verdict") not in ARRIVALS:
         return None
-    return verdict | {"unix_time_s": findings.get("unix_time_s")}
-
-
-def with_age(verdict: dict[str, Any]) -> dict[str, Any]:
-    """A verdict with ``age_s``, the seconds since the snapshots it rests on."""
-    made_s = verdict.get("unix_time_s")
-    return verdict | {"age_s": max(time.time() - made_s, 0.0) if isinstance(made_s, float) else None}
+    return verdict

@@ -26,7 +26,7 @@ def describe(
     sets: Sequence[RankSet],
     verdicts: Mapping[str, Mapping[str, Any]],
     places: Sequence[str],
-    unattributed: Sequence[Mapping[str, Any]],
+    unattributed: Sequence[str],
 ) -> list[str]:
     """All findings as lines of text."""
     lines: list[str] = []
@@ -44,10 +44,9 @@ def describe(
         lines += _set_pattern(job, found)
     lines += _unnamed_waits(job, sets) if not late else []
     lines += _counted(verdicts, late=bool(late), uneven=any(found.pattern in (IN_TURNS, VARIATION) for found in sets))
-    shown = [str(item["text"]) for item in unattributed]
-    lines += [f"not attributable: {line}" for line in shown[:LISTED]]
-    if len(shown) > LISTED:
-        lines.append(f"not attributable: {len(shown) - LISTED} further reasons")
+    lines += [f"not attributable: {line}" for line in unattributed[:LISTED]]
+    if len(unattributed) > LISTED:
+        lines.append(f"not attributable: {len(unattributed) - LISTED} further reasons")
     return lines
 
 

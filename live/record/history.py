@@ -8,6 +8,7 @@ Legend: T iterations of a batch, N operations, K kinds of collectives, B blocks.
 from __future__ import annotations
 
 from collections import deque
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ BLOCKS, BLOCK_ITERATIONS = 32, 16
 """Blocks kept, and the iterations of a block at the start; when all are in use, pairs of them become one."""
 LISTED_COLLECTIVES = 32
 KEPT_COLLECTIVES = 256
-STRETCHES = 8
 NEWEST = 64
 """Steps that tell how fast the job is now."""
 LOW = 0.01
@@ -126,11 +126,8 @@ class History:
         self._first_block //= 2
 
     def overhead(self) -> dict[str, float | None]:
-        """Mean and 99 % quantile of an iteration's cost to the training thread."""
-        took = np.array(self._overhead_s)
-        if not len(took):
-            return dict.fromkeys(("mean_s", "p99_s"))
-        return {"mean_s": float(took.mean()), "p99_s": float(np.quantile(took, 0.99))}
+        """Mean of an iteration's cost to the training thread."""
+        return {"mean_s": fmean(self._overhead_s) if self._overhead_s else None}
 
     def _kept(self) -> Array:
         """The kept steps, the oldest first."""
@@ -165,17 +162,12 @@ class History:
         return dict(zip(names, map(float, self._kept()[:, _OWN:].mean(axis=0)), strict=True))
 
     def own(self) -> dict[str, Any]:
-        """Time outside blocking operations and delays: mean, standard error, quantiles, and the blocks."""
+        """Time outside blocking operations and delays: mean, and the blocks."""
         own = self._kept()[:, _OWN]
         if not len(own):
-            return dict.fromkeys(("mean_s", "error_s", "p50_s", "p95_s", "blocks"))
-        means = [float(stretch.mean()) for stretch in np.array_split(own, STRETCHES) if len(stretch)]
-        p50, p95 = np.quantile(own, (0.5, 0.95))
+            return dict.fromkeys(("mean_s", "blocks"))
         return {
             "mean_s": float(own.mean()),
-            "error_s": float(np.std(means, ddof=1)) / STRETCHES**0.5 if len(own) >= 2 * STRETCHES else None,
-            "p50_s": float(p50),
-            "p95_s": float(p95),
             "blocks": {
                 "iterations": self._block_iterations,
                 "first": self._first_block,
@@ -221,17 +213,15 @@ class History:
         return found
 
     def wait(self) -> dict[str, float | None]:
-        """Time in the barrier, and blocked elsewhere beyond the least of it: mean and quantiles.
+        """Mean time in the barrier, and blocked elsewhere beyond the least of it.
 
         A slow network is in it, and a wait that is the same in every step is not: one rank alone cannot tell them.
         """
         rows = self._kept()
         if not len(rows):
-            return dict.fromkeys(("mean_s", "p50_s", "p95_s", "baseline_s"))
-        baseline_s = float(np.quantile(rows[:, _COLLECTIVE], LOW))
-        wait = np.maximum(rows[:, _COLLECTIVE] - baseline_s, 0.0) + rows[:, _BARRIER]
-        p50, p95 = np.quantile(wait, (0.5, 0.95))
-        return {"mean_s": float(wait.mean()), "p50_s": float(p50), "p95_s": float(p95), "baseline_s": baseline_s}
+            return {"mean_s": None}
+        wait = np.maximum(rows[:, _COLLECTIVE] - float(np.quantile(rows[:, _COLLECTIVE], LOW)), 0.0) + rows[:, _BARRIER]
+        return {"mean_s": float(wait.mean())}
 
     def side(self) -> dict[str, float]:
         """Collectives that do not block the step: how many per step, of them on other CUDA streams, and seconds."""

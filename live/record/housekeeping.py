@@ -58,24 +58,14 @@ class Housekeeping:
         self._process = os.getpid()
 
     def add(self, name: str, period_s: float, run: Callable[[bool], None]) -> None:
-        """Add a periodic task, before :meth:`start`. Tasks due together run in the order they were added.
+        """Add a periodic task, before :meth:`start`; it runs first after one period.
 
-        Args:
-            period_s: seconds between two runs, above 0; the first run is after one period.
-
-        Raises:
-            ValueError: a period that is not positive, or the thread has started.
+        Tasks due together run in the order they were added.
         """
-        if not period_s > 0.0:
-            raise ValueError(f"{name}: period_s = {period_s!r}; allowed: above 0")
-        if self._thread is not None:
-            raise ValueError(f"{name}: tasks must be added before the thread starts")
         self._tasks.append(_Task(name, period_s, run, 0.0))
 
     def once(self, name: str, run: Callable[[], object]) -> None:
         """Run ``run()`` once, as soon as the thread has started. Call it before :meth:`start`."""
-        if self._thread is not None:
-            raise ValueError(f"{name}: tasks must be added before the thread starts")
         self._first.append((name, run))
 
     def start(self) -> bool:

@@ -2,7 +2,7 @@
 
 Metrics are made on request, on a thread of the server; nothing is added to an iteration. The server has its own
 registry, separate from the job's own Prometheus metrics. A port in use is reported once, and the job goes on without.
-Names and units are in :data:`METRICS`; the dashboard in ``live/dashboards`` queries them.
+Names and units are in :data:`QUANTITIES` and :data:`CHOICES`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,18 @@ from typing import Any, Final, TextIO
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import make_wsgi_app
 from prometheus_client.registry import Collector
 
 from paceenv.live.record.housekeeping import background, describe
-from paceenv.live.record.snapshot import ARRIVALS, PARTS, STATES, UNKNOWN, VERDICTS, Snapshot, entry, number, text
+from paceenv.live.record.snapshot import ARRIVALS, STATES, UNKNOWN, VERDICTS, Snapshot, entry, number, text
 
 END_S: Final = 1.0
 """Longest wait for the end of an endpoint."""
 PREFIX: Final = "paceenv_live_"
 LABELS: Final = ("training_job", "rank")
 """Not ``job``: Prometheus uses that label itself, for the name of its scrape configuration."""
-RESTS_ON: Final = ("evidence", "ranks", "iterations", "age_s")
-"""What a verdict on arrival rests on."""
 REQUEST_TIMEOUT_S: Final = 10.0
 """A silent client is disconnected after this time."""
 
@@ -51,27 +49,16 @@ QUANTITIES: Final = (
     Quantity("ranks", "Ranks of the job.", ("world_size",)),
     Quantity("snapshot_timestamp_seconds", "When these numbers were taken, Unix time.", ("unix_time_s",)),
     Quantity("iterations", "Iterations seen.", ("iterations",), True),
-    Quantity("irregular_iterations", "Iterations unlike the usual, not estimated from.", ("irregular",), True),
     Quantity("step_mean_seconds", "Mean step time.", ("step", "mean_s")),
     Quantity("step_p50_seconds", "Median step time.", ("step", "p50_s")),
     Quantity("step_p99_seconds", "99th percentile of step time.", ("step", "p99_s")),
-    Quantity("step_baseline_seconds", "Step time at its best, with long memory.", ("step", "baseline_s")),
     Quantity("step_cv_ratio", "Standard deviation of step time / mean.", ("step", "cv")),
     Quantity("wait_mean_seconds", "Mean wait for other ranks in the step's last collective.", ("wait", "mean_s")),
-    Quantity("wait_p50_seconds", "Median wait for other ranks.", ("wait", "p50_s")),
-    Quantity("wait_p95_seconds", "95th percentile of the wait for other ranks.", ("wait", "p95_s")),
-    Quantity("wait_baseline_seconds", "The last collective's duration without waiting.", ("wait", "baseline_s")),
     Quantity("arrival_early_seconds", "How early this rank arrives.", ("arrival", "early_s")),
     Quantity("arrival_late_seconds", "How late this rank arrives.", ("arrival", "late_s")),
-    Quantity("arrival_share_ratio", "Share of the compared blocks in which it is late.", ("arrival", "share")),
-    Quantity("arrival_ranks", "Ranks that were compared for the verdict on arrival.", ("arrival", "ranks")),
-    Quantity("arrival_iterations", "Iterations that were compared for it.", ("arrival", "iterations")),
-    Quantity("arrival_age_seconds", "Age of the snapshots that it rests on.", ("arrival", "age_s")),
     Quantity("delays_asked", "Delays the policy asked for.", ("pacing", "asked"), True),
     Quantity("delays_taken", "Delays taken.", ("pacing", "taken"), True),
-    Quantity("delays_ineffective", "Delays taken that moved nothing.", ("pacing", "ineffective"), True),
     Quantity("delay_seconds", "Time spent in delays.", ("pacing", "total_s"), True),
-    Quantity("delay_mean_seconds", "Mean delay.", ("pacing", "mean_s")),
     Quantity("delay_max_seconds", "Longest delay.", ("pacing", "max_s")),
     Quantity("transfers_held", "Transfers that rule defer held back.", ("pacing", "held"), True),
     Quantity("hold_seconds", "Time by which held transfers started later, summed.", ("pacing", "held_s"), True),
@@ -79,15 +66,7 @@ QUANTITIES: Final = (
     Quantity("canary_gain_ratio", "Fall of the mean step time by pacing, relative.", ("canary", "gain")),
     Quantity("canary_gain_low_ratio", "Lower end of its interval.", ("canary", "low")),
     Quantity("canary_gain_high_ratio", "Upper end of its interval.", ("canary", "high")),
-    Quantity("canary_pairs", "Pairs of blocks with and without pacing that were compared.", ("canary", "pairs")),
-    Quantity("tune_loss_ratio", "Share of the search's time lost against no pacing.", ("tune", "loss_share")),
-    Quantity("tune_left_iterations", "Iterations that the search lasts at most.", ("tune", "left_iterations")),
-    Quantity("tune_searches", "Searches that have ended.", ("tune", "searches"), True),
     Quantity("overhead_mean_seconds", "The agent's own time on the host per iteration.", ("overhead", "mean_s")),
-    Quantity("overhead_p99_seconds", "99th percentile of the same.", ("overhead", "p99_s")),
-    Quantity("trace_rows", "Rows of the trace written.", ("trace", "rows"), True),
-    Quantity("trace_segments", "Segments of the trace written.", ("trace", "segments"), True),
-    Quantity("trace_dropped_iterations", "Iterations missing from the trace.", ("trace", "dropped"), True),
 )
 
 
@@ -109,23 +88,11 @@ CHOICES: Final = (
         "canary", "Verdict of comparing blocks with and without pacing.", "verdict", ("canary", "verdict"), VERDICTS
     ),
 )
-CANDIDATES: Final = {
-    "gain_ratio": "Fall of the mean step time by a candidate of mode tune, relative.",
-    "gain_low_ratio": "Lower end of its interval.",
-    "gain_high_ratio": "Upper end of its interval.",
-    "pairs": "Pairs of blocks in which it was compared.",
-    "in": "Whether it is still in the search.",
-    "winner": "Whether it is deployed.",
-}
 METRICS: Final = tuple(
     PREFIX + name
     for name in (
         *(quantity.name + ("_total" if quantity.counter else "") for quantity in QUANTITIES),
         *(choice.name for choice in CHOICES),
-        *(f"tune_{name}" for name in CANDIDATES),
-        "part_seconds",
-        "arrival_evidence_info",
-        "agent_info",
     )
 )
 """The names as they are exported."""
@@ -149,13 +116,8 @@ class SnapshotCollector(Collector):
 
 def _without_lone_claims(snapshot: Snapshot) -> Snapshot:
     """A rank's own times cannot show that it is early or late: without a second rank there is no such claim."""
-    if text(snapshot, "arrival", "verdict") == UNKNOWN:
-        kept = {"verdict": UNKNOWN, **{name: entry(snapshot, "arrival", name) for name in RESTS_ON}}
-    elif (number(snapshot, "arrival", "ranks") or 0.0) >= 2.0:
-        return snapshot
-    else:
-        kept = {"verdict": UNKNOWN, "evidence": "one rank alone", "ranks": 1}
-    return snapshot | {"arrival": kept}
+    known = text(snapshot, "arrival", "verdict") != UNKNOWN and (number(snapshot, "arrival", "ranks") or 0.0) >= 2.0
+    return snapshot if known else snapshot | {"arrival": {"verdict": UNKNOWN}}
 
 
 def _families(snapshot: Snapshot) -> Iterator[Metric]:
@@ -167,63 +129,19 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
             family = kind(PREFIX + quantity.name, quantity.help, labels=LABELS)
             family.add_metric(whose, value)
             yield family
-    parts = GaugeMetricFamily(PREFIX + "part_seconds", "Where the mean step went.", labels=(*LABELS, "part"))
-    for part in PARTS:
-        value = number(snapshot, "parts", f"{part}_s")
-        if value is not None:
-            parts.add_metric([*whose, part], value)
-    yield parts
     for choice in CHOICES:
-        word = text(snapshot, *choice.path)
-        if word:
-            words = choice.words if word in choice.words else (*choice.words, word)
+        if word := text(snapshot, *choice.path):
             family = GaugeMetricFamily(PREFIX + choice.name, choice.help, labels=(*LABELS, choice.label))
-            for possible in words:
+            for possible in choice.words:
                 family.add_metric([*whose, possible], float(possible == word))
             yield family
-    yield from _candidates(snapshot, whose)
-    evidence = InfoMetricFamily(PREFIX + "arrival_evidence", "What the verdict on arrival rests on.", labels=LABELS)
-    evidence.add_metric(whose, {"evidence": text(snapshot, "arrival", "evidence")})
-    yield evidence
-    info = InfoMetricFamily(PREFIX + "agent", "Who reports.", labels=LABELS)
-    described = {name: text(snapshot, name) for name in ("host", "attempt", "mode")}
-    info.add_metric(whose, described | {"policy": text(snapshot, "policy", "name")})
-    yield info
-
-
-def _candidates(snapshot: Snapshot, whose: list[str]) -> Iterator[Metric]:
-    """The candidates of mode tune, on rank 0."""
-    candidates = entry(snapshot, "tune", "candidates")
-    if not isinstance(candidates, list):
-        return
-    for name, help_ in CANDIDATES.items():
-        family = GaugeMetricFamily(f"{PREFIX}tune_{name}", help_, labels=(*LABELS, "candidate"))
-        for one in candidates:
-            known: dict[str, float | None] = {
-                "gain_ratio": number(one, "gain"),
-                "gain_low_ratio": number(one, "low"),
-                "gain_high_ratio": number(one, "high"),
-                "pairs": number(one, "pairs"),
-                "in": float(not text(one, "dropped")),
-                "winner": float(text(one, "name") == text(snapshot, "tune", "winner")),
-            }
-            value = known[name]
-            if value is not None:
-                family.add_metric([*whose, text(one, "name")], value)
-        yield family
 
 
 class MetricsServer:
     """Serves the metrics of a snapshot over HTTP until :meth:`close`.
 
     ``start`` may take as long as the system's resolver and belongs on a background thread.
-
-    Args:
-        snapshot: makes the snapshot, or None.
-        problem: called once with one line if the endpoint cannot be started.
-
-    Raises:
-        ValueError: ``port`` out of range.
+    ``problem`` is called once with one line if the endpoint cannot be started.
     """
 
     def __init__(
@@ -234,8 +152,6 @@ class MetricsServer:
         host: str = "127.0.0.1",
         problem: Callable[[str], None],
     ) -> None:
-        if not 0 <= port <= 65535:
-            raise ValueError(f"metrics port = {port!r}; allowed: 0 to 65535")
         self._asked, self._problem = (host, port), problem
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(SnapshotCollector(snapshot))

@@ -7,7 +7,7 @@ field       holds
 =========== ========================================================================================================
 schema      :data:`SCHEMA`
 job         name; ``rank``, ``world_size``, ``attempt`` (start of the job's processes, a text that all ranks share),
-            ``host``, ``pid``
+            ``host``
 unix_time_s when it was made; ``final``: whether the agent has ended
 mode        requested; ``state``: in force; ``reason``: why they differ, or ""
 iterations  seen; ``regular``: steps measured; ``irregular``: unlike the usual; ``unmeasured``: why none could
@@ -15,19 +15,19 @@ iterations  seen; ``regular``: steps measured; ``irregular``: unlike the usual; 
 step        ``mean_s``, ``cv``, ``p50_s``, ``p99_s``, ``baseline_s``, and ``newest_s``, the mean of the newest steps
 parts       where a regular step went, means that add up to it: ``compute_s``, ``collective_s``, ``barrier_s``,
             ``pacing_s``
-own         the step outside all blocking operations and delays: ``mean_s``, its standard error ``error_s``, ``p50_s``,
-            ``p95_s``, and ``blocks``: ``iterations`` of a block (a power of two), number ``first`` of the first kept
-            block (block k is the iterations from ``k * iterations`` on), and for each of at most 32 blocks its means
-            per step, or null: ``own_s``, ``step_s``, ``blocked_s``; and its number of ``steps``
+own         the step outside all blocking operations and delays: ``mean_s``, and ``blocks``: ``iterations`` of a block
+            (a power of 2), number ``first`` of the first kept (block k is the iterations from ``k * iterations``
+            on), and for each of at most 32 blocks its means per step, or null: ``own_s``, ``step_s``, ``blocked_s``;
+            and its number of ``steps``
 collectives at most 32, the longest first, the rest summed as op "other": ``op``, ``group`` (a number), ``bytes``,
             ``per_step``, ``blocked_s`` (mean blocked time per step), ``blocks_s`` (the same in each block)
 groups      by number: ``name``, ``ranks`` (``0-3,8``; null if unknown), ``member`` (this rank's place), ``size``
 unseen      collectives that a group counted and the agent could not see: ``group``, ``per_step``, ``why``
 side        collectives that do not block the step, as they run on other threads or CUDA streams: ``per_step``, of them
             ``streams`` on other CUDA streams, ``seconds`` per step
-wait        in the barrier, and blocked elsewhere beyond ``baseline_s``, the least: ``mean_s``, ``p50_s``, ``p95_s``
-arrival     ``verdict`` (one of :data:`ARRIVALS`), ``early_s``, ``late_s``, ``share``, ``evidence``; a rank alone claims
-            nothing, verdicts come from :mod:`paceenv.live.record.findings`
+wait        ``mean_s`` in the barrier, and blocked elsewhere beyond the least
+arrival     ``verdict`` (one of :data:`ARRIVALS`), ``early_s``, ``late_s``, ``evidence``; a rank alone claims nothing,
+            verdicts come from :mod:`paceenv.live.record.findings`
 agents      ranks with an agent: ``count``, ``complete``, ``reason``
 pacing      delays ``asked`` for and ``taken``, of which ``ineffective``; ``mean_s``, ``p50_s``, ``p95_s``, ``max_s``,
             ``total_s``; ``cut``: how often each limit shortened or forbade one; ``holds``: iterations in which rule
@@ -36,7 +36,6 @@ pacing      delays ``asked`` for and ``taken``, of which ``ineffective``; ``mean
 shadow      null, or in mode shadow the delays that it would have taken within all limits, on the job as it is without
             them: ``count`` in so many regular ``steps``, ``share`` of their time, ``mean_s``, ``p50_s``, ``p95_s``,
             ``max_s``, ``total_s``
-group       the process group whose ranks wait for each other at the end of a step: ``number``, ``members``
 stamps      CUDA events ``dropped``
 canary      null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, ``low``, ``high``, ``pairs``, and
             ``forecast``: ``text`` (the time to a verdict); of several candidates these are the best one's.
@@ -44,12 +43,11 @@ canary      null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, 
             ``stopped`` (why it paces no more, or "").
             ``differences``: ``name`` gains so much more ``than`` another: ``gain``, ``low``, ``high``, ``pairs``
 tune        null, or in mode tune ``phase`` (search, deployed, none); on rank 0 also ``text``, ``winner`` and ``why``,
-            ``searches``, ``error`` (stated probability), ``loss_share`` of the search so far,
-            ``most_loss``, ``left_iterations`` at most, ``test`` (of the deployed winner), and
+            ``error`` (stated probability), ``most_loss``, ``test`` (of the deployed winner), and
             ``candidates``: ``name``, ``pairs``, ``gain``, ``low``, ``high``, ``dropped`` (why, or "")
 probe       null, or in mode probe ``unit`` (the ranks that move together with this one), ``bound_s`` (longest probe),
             ``cost_share`` (relative increase of the mean step; null before the first evaluation)
-overhead    the agent's own time on the host per iteration: ``mean_s``, ``p99_s``
+overhead    the agent's own time on the host per iteration: ``mean_s``
 policy      ``name``, ``source``, ``sha256``
 locality    :func:`paceenv.live.observe.locality.describe`
 trace       ``rows`` and ``segments`` written, iterations ``dropped``

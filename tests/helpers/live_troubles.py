@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import live_bodies
@@ -105,3 +105,8 @@ def trouble(
         "digest": live_bodies.digest(training),
         "summary": None if agent is None else agent.summary(),
     }
+
+
+def troubles(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Several of them, one after the other in one job."""
+    return [trouble(**run) for run in runs]
