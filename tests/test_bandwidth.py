@@ -125,12 +125,6 @@ def test_a_table_of_eight_gpus_in_the_older_format(tmp_path: Path) -> None:
     assert fit.misfit <= fit.plain_misfit
 
 
-def test_the_law_of_a_table_predicts_its_times(tmp_path: Path) -> None:
-    fit = fit_bandwidth(read_table(written(tmp_path, EIGHT_GPUS, "log.txt")))
-    predicted = fit.law.time_s(volume("all_reduce", "ring", 8, fit.table.size_bytes))
-    np.testing.assert_allclose(predicted, fit.table.time_s * (1 + fit.residual))
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -182,21 +176,6 @@ def test_the_command_prints_the_law_and_writes_what_a_fabric_reads(
 def test_only_a_table_of_links_needs_no_file_to_write() -> None:
     with pytest.raises(InputError, match="--out is missing"):
         application.run(["calibrate", "straggler-se"])
-
-
-@pytest.mark.parametrize(
-    ("content", "said"), [(b"", "all_reduce_perf.txt: empty"), (b"\xff\x00", "all_reduce_perf.txt: unknown format")]
-)
-def test_a_damaged_table_is_named_as_such(tmp_path: Path, content: bytes, said: str) -> None:
-    path = tmp_path / "all_reduce_perf.txt"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=said):
-        application.run(["calibrate", str(path)])
-
-
-def test_a_source_that_is_not_there_is_named_as_such() -> None:
-    with pytest.raises(InputError, match="no such file"):
-        application.run(["calibrate", "no/such/table.txt"])
 
 
 LAW = Law(12e-6, 25e9, 1e-7)

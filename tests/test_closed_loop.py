@@ -333,7 +333,7 @@ def test_a_loop_reports_what_its_runs_say(tmp_path: Path, capsys: pytest.Capture
     assert beaten["share"]["high"] < 1.0
     text = (tmp_path / "loop" / "report.md").read_text()
     assert report["verdict"] in text
-    assert "cannot tell from this trace" in text
+    assert "cannot be identified from this trace" in text
     assert "## Against the best constant" in text
     assert json.loads((tmp_path / "loop" / "report.json").read_text()) == report
     for name in ("report.md", "report.json", "effects.png", "steps.png"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.evidence import detection
-from benchmarks.evidence._lateness_jobs import Series, evened, resampled, simulated
+from benchmarks.evidence._lateness_jobs import Series
 from paceenv.core.lateness import patterns
 from paceenv.core.lateness.watch import LateSpan
 
@@ -48,23 +48,6 @@ def test_the_limits_are_those_of_poisson() -> None:
         assert sum(math.exp(-mean) * mean**k / math.factorial(k) for k in range(count + 1)) == pytest.approx(0.05)
         mean = detection.lower(count)
         assert 1.0 - sum(math.exp(-mean) * mean**k / math.factorial(k) for k in range(count)) == pytest.approx(0.05)
-
-
-def test_what_lasts_in_a_simulated_rank_is_its_true_lateness() -> None:
-    assert not simulated("jitter 5 %", 4, 50, 3).true_late_TR.any()
-    drifting = simulated("drift 2 %", 4, 600, 3)
-    away_TR = drifting.own_TR - np.median(drifting.own_TR, axis=1, keepdims=True)
-    assert np.corrcoef(away_TR.ravel(), drifting.true_late_TR.ravel())[0, 1] > 0.2
-
-
-def test_evened_and_resampled_jobs_keep_their_steps() -> None:
-    series = calm()
-    series.own_TR[:, 1] *= 2.0
-    own_TR = evened(series).own_TR
-    assert np.median(own_TR, axis=0) == pytest.approx(np.median(own_TR[:, 0]))
-    longer = resampled(series, 500, np.random.default_rng(0))
-    assert longer.steps == 500
-    assert set(longer.step_s_T) <= set(series.step_s_T)
 
 
 @pytest.mark.parametrize("story", ["nobody", "one step, ten times as long", "from the beginning", "since step 200"])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import signal
-from traced_jobs import STRAGGLER_DIR, job_of, needs_traces
+from traced_jobs import STRAGGLER_DIR, job_of, matrix_in, needs_traces
 
 from benchmarks.evidence import simulated_causes as benchmark
 from benchmarks.evidence._pipeline_jobs import PipelineJob
@@ -20,14 +20,12 @@ from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.diagnosis import causes as names
-from paceenv.diagnosis.answer import read_sources
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import INSUFFICIENT, diagnose, diagnose_matrix
 from paceenv.diagnosis.operation_matrix import read_matrix
-from paceenv.diagnosis.replay import ideal_durations, own_durations, replay
-from paceenv.diagnosis.transfer_attribution import predictability
+from paceenv.diagnosis.replay import own_durations, replay
 from paceenv.diagnosis.verdict import HEALTHY
-from paceenv.sim.cluster.pipeline import pipeline_s
+from paceenv.importers.inputs import read_inputs
 
 CONCLUDED = {"headline", "policies", "not_simulated", "paced_steps"}
 
@@ -45,22 +43,6 @@ def test_a_slow_rank_of_a_barrier_job_in_closed_form() -> None:
     assert cause.lost_s == pytest.approx(1.0), "its peers take one second"
     assert "replace worker 3" in cause.advice
     assert "no cause that delays act on; whether pacing gains anything was not tried" in found.verdict
-
-
-def test_a_rank_with_more_operations_of_a_kind_does_not_speed_the_ideal_up() -> None:
-    """Rank 0 computes its second in two halves: it is as fast as the others, not a third slower than the mean piece."""
-    plain = job_of(np.ones((20, 3)))
-    columns = {key: plain.column(key) for key in ("job", "rank", "iteration", "seq", "op", "group", "start_s", "end_s")}
-    halved = (columns["op"] == "compute") & (columns["rank"] == 0)
-    second = {key: column[halved] for key, column in columns.items()}
-    second["start_s"] = second["start_s"] + 0.5
-    columns["end_s"] = np.where(halved, columns["end_s"] - 0.5, columns["end_s"])
-    columns["seq"] = columns["seq"] * 2
-    second["seq"] = np.ones(halved.sum(), np.int64)
-    both = {key: np.concatenate([columns[key], second[key]]) for key in columns}
-    found = diagnose(Trace.from_columns(both, TraceMetadata({"name": "plain"}, (), "test")))
-    assert found.ideal_step_time_s == pytest.approx(1.5)
-    assert found.attribution.rank == pytest.approx({0: 1.0, 1: 1.0, 2: 1.0})
 
 
 def test_work_that_only_some_ranks_have_is_no_jitter_of_all() -> None:
@@ -128,19 +110,6 @@ def test_the_replay_is_the_job(
     # an order that holds by less than a thousandth of a step may be taken for a dependency
     np.testing.assert_allclose(replay(graph, own_NT), cells.step_s_T, rtol=3e-3)
     assert cells.step_s_T.mean() == pytest.approx(job.step_s(causes))
-
-
-def test_the_ideal_of_a_pipeline_is_that_of_the_schedule() -> None:
-    job = PipelineJob(0, steps=8, stages=4, replicas=2, micro_batches=8, causes={"jitter": 0.1, "slow": 2.0})
-    cells = read_matrix(job.trace())
-    graph = build_graph(cells)
-    ideal_NT = ideal_durations(cells, own_durations(cells, graph))
-    forward_s, backward_s, transfer_s, reduce_s = (
-        float(ideal_NT[cells.is_op(op)].max())
-        for op in ("forward-compute", "backward-compute", "forward-send", "all_reduce")
-    )
-    expected_s = pipeline_s([forward_s] * 4, [backward_s] * 4, 8, transfer_s) + reduce_s
-    np.testing.assert_allclose(replay(graph, ideal_NT), expected_s)
 
 
 @pytest.mark.parametrize("cause", [*benchmark.ENGINE, *benchmark.SURROUNDINGS])
@@ -217,30 +186,6 @@ def test_a_tenant_of_another_period_is_one() -> None:
     assert found.causes[0].lost_s == pytest.approx(float(transfer_T1.mean() - transfer_T1.min()), rel=0.1)
 
 
-@given(first=st.floats(-0.6, 0.6), second=st.floats(-0.6, 0.3), seed=st.integers(0, 1000))
-def test_memory_is_what_an_autoregression_explains(first: float, second: float, seed: int) -> None:
-    """In closed form from its partial autocorrelations; nothing of white noise or of a constant."""
-    noise_T = np.random.default_rng(seed).standard_normal(20_000)
-    x_T = signal.lfilter([1.0], [1.0, -first * (1.0 - second), -second], noise_T)
-    explained = 1.0 - (1.0 - first**2) * (1.0 - second**2)
-    assert predictability(x_T) ** 2 == pytest.approx(explained, abs=0.04)
-    assert predictability(noise_T[:200]) < 0.4
-    assert predictability(np.full(50, 0.3)) == 0.0
-
-
-def test_what_another_cause_hides_is_said_to_save_nothing() -> None:
-    """Jitter of three ranks behind a fourth that is slower than any of them ever is."""
-    rng = np.random.default_rng(4)
-    compute_TR = 1.0 + 0.2 * rng.standard_normal((200, 4))
-    compute_TR[:, 3] = 2.0
-    found = {c.cause: c for c in diagnose(job_of(compute_TR)).causes}
-    assert found[names.AMPLIFICATION].lost_s > 0.05
-    assert "would take 2.5 s instead of 2.5 s (the other causes hide it" in found[names.AMPLIFICATION].evidence
-    said = found[names.SLOW_RANK].evidence.partition("would take ")[2]
-    assert float(said.split()[0]) == pytest.approx(0.5 + compute_TR[:, :3].max(axis=1).mean(), rel=0.03)
-    assert "hide" not in said
-
-
 def test_groups_that_never_vary_leave_contention_open() -> None:
     """Every step alike: nothing shows whether two groups side by side slow each other down."""
     trace = job_of(
@@ -285,11 +230,11 @@ def test_of_a_long_trace_only_blocks_are_read(tmp_path: Path) -> None:
     path = tmp_path / "long.parquet"
     job = PipelineJob(2, stages=1, micro_batches=1, replicas=8, steps=600, causes={"jitter": 0.01, "slow": 1.5})
     write_trace(job.trace(), path)
-    whole, _ = read_sources([path])
-    part, notes = read_sources([path], max_rows=6000)
+    found = read_inputs([path], max_rows=6000)
+    whole, part = read_matrix(job.trace()), read_matrix(found.require_trace())
     assert whole.steps == 600
     assert part.steps * 8 * 3 <= 6000
-    assert "blocks" in notes[0]
+    assert "blocks" in found.notes[0]
     blocks = np.split(part.iteration_T, np.flatnonzero(np.diff(part.iteration_T) > 1) + 1)
     assert (len(blocks), blocks[0][0], blocks[-1][-1]) == (4, 0, 599)
     assert part.step_s_T.mean() == pytest.approx(whole.step_s_T.mean(), rel=0.01)
@@ -312,8 +257,7 @@ def test_of_a_long_trace_only_blocks_are_read(tmp_path: Path) -> None:
 def test_published_slowdowns(
     name: str, slowdown: float, ranks: dict[int, float] | None, stages: dict[int, float], operations: dict[str, float]
 ) -> None:
-    cells, _ = read_sources([STRAGGLER_DIR / f"trace-{name}.parquet"])
-    found = diagnose_matrix(cells)
+    found = diagnose_matrix(matrix_in(STRAGGLER_DIR / f"trace-{name}.parquet"))
     assert abs(found.replay_error) < 0.01
     assert found.slowdown == pytest.approx(slowdown, rel=1e-3)
     for said, measured in ((ranks, found.attribution.rank), (stages, found.attribution.stage)):

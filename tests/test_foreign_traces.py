@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from traced_jobs import job_of
 
 from paceenv.calibration.fit_trace import fit_trace
-from paceenv.calibration.posterior import drawn_clusters
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
@@ -157,36 +156,6 @@ def test_a_larger_transfer_that_is_faster_gives_one_rate() -> None:
     assert not found["fabric.latency_us"].is_identified
 
 
-def test_intervals_of_a_rate_from_two_sizes_hold_the_truth() -> None:
-    """10 % of noise on 1 and 1.6 MB: rate and latency are known badly, and the intervals say so."""
-    inside = {"fabric.nic_gbps": 0, "fabric.latency_us": 0}
-    truth = {"fabric.nic_gbps": 1.0, "fabric.latency_us": 1000.0}
-    seconds = {size: size * 1.5 * 8e-9 + 6e-3 for size in (1e6, 1.6e6)}  # a ring of four: six hops
-    for seed in range(20):
-        noise_KT = 1.0 + 0.1 * np.random.default_rng(seed).standard_normal((2, 20))
-        sizes = [("all_reduce", size, lasts * noise_KT[k]) for k, (size, lasts) in enumerate(seconds.items())]
-        fit = fit_trace(phased(*sizes, steps=20), program=True, check=False).fit
-        for parameter in fit.parameters:
-            if parameter.key in inside:
-                low, high = parameter.lo or 0.0, np.inf if parameter.hi is None else parameter.hi
-                inside[parameter.key] += low <= truth[parameter.key] <= high
-    assert min(inside.values()) >= 0.85 * 20, inside
-
-
-@pytest.mark.parametrize("hosts", ["abab", "aaab"])
-def test_hosts_that_do_not_show_nodes_are_said(hosts: str) -> None:
-    fit = fit_trace(phased(("all_reduce", 1e7, 0.01), ("all_gather", 2e7, 0.02), hosts=hosts), program=True).fit
-    said = next(p for p in fit.parameters if p.key == "job.ranks_per_node")
-    assert "unequal numbers of ranks, or not in their order" in said.reason
-
-
-def test_errors_of_a_fitted_rate_are_drawn_from_the_fit_as_from_its_file(tmp_path: Path) -> None:
-    noise_T = 1.0 + 0.1 * np.random.default_rng(0).standard_normal(STEPS)
-    fit = fit_trace(phased(("all_reduce", 1e7, 0.01 * noise_T)), program=True, check=False).fit
-    drawn = drawn_clusters(fit.cluster, fit.parameters, draws=4)
-    assert len({cluster.fabric.nic_gbps for cluster in drawn}) == 4
-
-
 def test_the_trace_s_numbers_of_ranks_stay_with_the_config(tmp_path: Path) -> None:
     work_TR = compute_TR()
     work_TR[:, 3] *= 1.3
@@ -210,9 +179,3 @@ def test_throughput_of_a_trace_counts_batches_of_ranks() -> None:
     step_s = answer.today.step_s.value
     assert answer.unit == "batches of a rank"
     assert answer.today.throughput.value == pytest.approx(RANKS / step_s, rel=0.02)
-
-
-def test_a_probe_beside_a_program_is_refused() -> None:
-    trace = phased(("all_reduce", 1e7, 0.01))
-    with pytest.raises(InputError, match="probe: not used"):
-        fit_trace(trace, probe=trace, program=True)

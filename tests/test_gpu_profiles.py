@@ -21,12 +21,9 @@ from paceenv.diagnosis.absolute import check_links
 from paceenv.diagnosis.diagnose import UNDETERMINED, diagnose
 from paceenv.diagnosis.host_activity import find_late_hosts
 from paceenv.diagnosis.operation_matrix import read_matrix
-from paceenv.importers import clock_alignment
-from paceenv.importers.clock_alignment import Key
 from paceenv.importers.merge_ranks import Merged, merge_ranks
 from paceenv.importers.nccl_tests import Table
 from paceenv.importers.profiler.kineto import import_kineto
-from paceenv.importers.timelines import Collective, Step, Timeline
 from paceenv.sim.cluster.collectives import Law, volume
 
 
@@ -157,17 +154,6 @@ def test_missing_ranks_and_strangers(tmp_path: Path) -> None:
     assert set(merged.trace.column("rank").tolist()) == {0, 1}
 
 
-def test_a_short_recording_does_not_shorten_the_others(tmp_path: Path) -> None:
-    job = Job(ranks=4, steps=range(10, 30), took_us=slow_rank_1, first_step={2: 25})
-    merged = read(tmp_path, job)
-    assert merged.notes == (
-        f"{tmp_path / 'rank2.json'}: rank 2 left out: it has 5 of the 20 steps that most ranks have",
-    )
-    found = diagnose(merged.trace)
-    assert "rank 1 arrives last in 20 of 20 steps" in found.arrivals.text
-    assert found.refused == f"{UNDETERMINED}: rank 2 is missing, and the others may wait for them"
-
-
 @pytest.mark.parametrize("missing", [(0,), (3,), (0, 2), (1, 3)])
 def test_whoever_has_no_file_may_be_the_one_that_all_wait_for(tmp_path: Path, missing: tuple[int, ...]) -> None:
     """Also the first or the last rank, or every other one."""
@@ -175,35 +161,6 @@ def test_whoever_has_no_file_may_be_the_one_that_all_wait_for(tmp_path: Path, mi
     merged = read(tmp_path, Job(), [profile for rank, profile in enumerate(made) if rank not in missing])
     named = f"rank {missing[0]} is missing" if len(missing) == 1 else f"ranks {missing[0]}, {missing[1]} are missing"
     assert diagnose(merged.trace).refused == f"{UNDETERMINED}: {named}, and the others may wait for them"
-
-
-@pytest.mark.parametrize("key", ["correlation", "External id", "Seq", "In msg nelems", "Src Rank"])
-def test_whole_numbers_that_fit_no_column_are_unknown(tmp_path: Path, key: str) -> None:
-    made = profiles(Job())
-    kernel = next(event for event in made[0]["traceEvents"] if "AllReduce" in event["name"])
-    kernel["args"][key] = -(1 << 70)
-    trace = read(tmp_path, Job(), made).trace
-    assert len(np.unique(trace.column("iteration"))) >= 5, "a kernel without its launch may cost its step"
-
-
-def test_only_ranks_that_share_collectives_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two stages without a common group: all counts of steps were tried with every pair, only to refuse."""
-    compared = []
-
-    def compare(mine: dict[Key, float], other: dict[Key, float], agrees_s: float) -> tuple[float, float, int] | None:
-        compared.append({key[1:3] for key in mine} & {key[1:3] for key in other})
-        return (0.0, 0.0, 0)
-
-    monkeypatch.setattr(clock_alignment, "_compare", compare)
-    nothing, timelines = np.empty(0), []
-    for rank in range(16):
-        met = [Collective("all_reduce", name, 0.5, 0.6, 1) for name in (f"t{rank // 4}", f"d{rank // 8} {rank % 4}")]
-        steps = tuple(Step(k, 0.0, 1.0, tuple(met), nothing, nothing) for k in range(4))
-        timelines.append(Timeline(rank, Path(f"rank{rank}.json"), steps))
-    with pytest.raises(InputError, match=r"rank8.json: rank 8 shares fewer than 3 collectives"):
-        clock_alignment.align_clocks(timelines)
-    assert all(compared)
-    assert len(compared) == 7
 
 
 def test_bytes_of_an_all_gather_are_those_of_all_ranks(tmp_path: Path) -> None:
@@ -288,13 +245,6 @@ def test_a_slow_device_is_not_blamed_on_its_host(tmp_path: Path) -> None:
     assert not found.ranges
 
 
-def test_time_in_which_two_collectives_wait_counts_once(tmp_path: Path) -> None:
-    program: list[Kernel | Meeting] = [Kernel(4000.0), Meeting(beside=True), Meeting(stream=40, group="1")]
-    (found,) = find_late_hosts(read(tmp_path, Job(program=lambda _: program, took_us=slow_rank_1)).activity)
-    assert found.rank == 1
-    assert np.median(found.late_s) * 1e6 == pytest.approx(2000.0, abs=100.0)
-
-
 _PROGRAM: list[Kernel | Meeting] = [Kernel(300.0), Meeting("all_to_all"), Kernel(90.0), Meeting(beside=True)]
 _ODD = st.sampled_from([None, -1, 0, 1, 1e300, "7", [], {}, "ncclKernel", "ProfilerStep#11", "kernel", "cuda_runtime"])
 _CHANGE = st.tuples(
@@ -374,15 +324,6 @@ def test_a_profile_without_steps_is_refused(tmp_path: Path, program: list[Kernel
     job = Job(marks=False, steps=range(9), program=lambda step: [Kernel(10.0), Meeting(elements=step + 1)])
     with pytest.raises(InputError, match="9 collectives, in which no sequence recurs"):
         read(tmp_path, job)
-
-
-def test_a_device_beside_the_job_is_left_out(tmp_path: Path) -> None:
-    made = profiles(Job())
-    stray = {"ph": "X", "cat": "gpu_memset", "name": "Memset (Device)", "pid": 5, "tid": 7, "ts": 1e6, "dur": 9.0}
-    made[1]["traceEvents"].append(stray)
-    merged = read(tmp_path, Job(), made)
-    assert merged.notes == (f"{tmp_path}/rank1.json: 1 operations of other devices left out",)
-    assert merged.trace.table == read(tmp_path, Job()).trace.table
 
 
 def test_a_file_of_several_ranks_is_refused(tmp_path: Path) -> None:

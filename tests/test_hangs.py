@@ -6,7 +6,6 @@ import gzip
 import json
 import pickle
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from importer_samples import dump_of
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
-from paceenv.diagnosis.hang import NOTHING_HANGS, UNDETERMINED, Hang, find_hangs
+from paceenv.diagnosis.hang import NOTHING_HANGS, Hang, find_hangs
 from paceenv.importers.flight_recorder import read_dump
 from paceenv.importers.inputs import read_inputs
-from paceenv.importers.plain_pickle import read_plain_pickle
 
 REAL = Path(__file__).parents[2] / "shared" / "data" / "nvrx-flight-recorder"
 
@@ -45,19 +43,6 @@ def test_a_rank_that_stops_is_named_with_what_it_did_last(tmp_path: Path, how: d
         assert last.last is not None
         assert (last.last.op, last.last.collective_seq, last.last.state) == ("_all_gather_base", 3, "completed")
         assert last.frames == ("step__all_gather_base at /job/train.py:12",)
-
-
-def test_a_short_log_does_not_take_the_answer_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = data_parallel(4, host_stops={2: 3}).run().write(tmp_path)
-    log = folder / "train.log"
-    log.write_text("".join(f"iter {i}: loss 3.0, time {ms}ms, mfu 1%\n" for i, ms in enumerate((5000, 500, 501, 500))))
-    why = "train.log: 3 step times after the warm-up"
-    assert application.run(["diagnose", str(folder)]) == 0
-    out, err = capsys.readouterr()
-    assert "rank 2 stopped" in out.replace("\n", " ").lower()
-    assert why in err.replace("\n", " ")
-    with pytest.raises(InputError, match=why):
-        application.run(["diagnose", str(log)])
 
 
 def test_ranks_that_wait_for_a_waiting_rank_are_victims(tmp_path: Path) -> None:
@@ -200,19 +185,6 @@ def test_parts_of_a_coalesced_operation_have_its_state(tmp_path: Path, left_out:
     assert not found.hangs
 
 
-def test_a_batch_that_one_side_never_posts(tmp_path: Path) -> None:
-    job = data_parallel(2).run()
-    for rank in range(2):
-        dump = job.dump(rank, status=False)
-        dump["pg_config"]["7"] = {"name": "7", "desc": "PIPE", "ranks": "[0, 1]"}
-        if rank == 0:
-            _batch(dump, [("send 0->1", ""), ("recv 0<-1", "")], closed="scheduled")
-        (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump, 2))
-    (found,) = find_hangs(read_inputs([tmp_path]).dumps)
-    assert found.stopped == (1,)
-    assert "first in send to 1 + recv from 1 of PIPE (ranks 0, 1)" in found.verdict
-
-
 def test_the_content_says_which_rank_it_is(tmp_path: Path) -> None:
     folder = parallel(host_stops={5: 4}).run().write(tmp_path)
     for rank in range(8):
@@ -301,14 +273,6 @@ def test_dumps_that_show_steps_and_a_hang_give_both(tmp_path: Path, capsys: pyte
     assert "worker 1" in result["causes"][0]["advice"]
 
 
-def test_dumps_that_show_neither_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data_parallel(2).run().write(tmp_path)
-    assert application.run(["diagnose", str(tmp_path)]) == 0
-    out, err = capsys.readouterr()
-    assert NOTHING_HANGS[1:] in " ".join(out.split())
-    assert "no steps: " in err
-
-
 @pytest.mark.skipif(not REAL.is_dir(), reason="the data folder is not here")
 def test_real_incidents(capsys: pytest.CaptureFixture[str]) -> None:
     """Injected faults: the log beside the dumps names the ranks."""
@@ -322,51 +286,6 @@ def test_real_incidents(capsys: pytest.CaptureFixture[str]) -> None:
         assert sum(len(wait["ranks"]) for wait in answer["waits"]) == 16 - len(answer["stopped"])
 
 
-def _without(dumps: dict[int, dict[str, Any]], key: str) -> None:
-    for dump in dumps.values():
-        del dump[key]
-
-
-def _drop(dumps: dict[int, dict[str, Any]], *ranks: int) -> None:
-    for rank in ranks:
-        dumps.pop(rank, None)
-
-
-def _cut(dumps: dict[int, dict[str, Any]], first: int, last: int, *ranks: int) -> None:
-    for rank in ranks or dumps:
-        entries = dumps[rank]["entries"]
-        dumps[rank]["entries"] = entries[-first:] if first else entries[: max(len(entries) - last, 1)]
-
-
-@pytest.mark.skipif(not REAL.is_dir(), reason="the data folder is not here")
-@pytest.mark.parametrize("incident", ["gpu_error_1st", "lock_gil_2nd"])
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda dumps: _without(dumps, "pg_status"),
-        lambda dumps: _drop(dumps, 0, 5, 13),
-        lambda dumps: _drop(dumps, 12, 10),
-        lambda dumps: _drop(dumps, *range(8)),
-        lambda dumps: _drop(dumps, *range(1, 16, 2)),
-        lambda dumps: _cut(dumps, 5, 0),
-        lambda dumps: _cut(dumps, 0, 6, 1, 4, 8, 13),
-    ],
-)
-def test_real_incidents_damaged(tmp_path: Path, incident: str, change: Callable[[Any], None]) -> None:
-    """Whatever is missing, no rank is named that had no fault."""
-    faulty = set(
-        map(int, re.findall(r"^Rank (\d+)", (REAL / incident / "fault_injection.log").read_text(), re.MULTILINE))
-    )
-    dumps = {rank: read_plain_pickle((REAL / incident / f"_dump_{rank}").read_bytes())[0] for rank in range(16)}
-    change(dumps)
-    for rank, dump in dumps.items():
-        (tmp_path / f"_dump_{rank}").write_bytes(pickle.dumps(dump, 2))
-    (found,) = find_hangs(read_inputs([tmp_path]).dumps)
-    silent = {rank for root in found.roots if root.kind == "no dump" for rank in root.ranks}
-    assert {*found.stopped, *found.blind} <= faulty
-    assert {*found.stopped, *found.blind, *silent} & faulty or UNDETERMINED in found.verdict
-
-
 @pytest.mark.skipif(not REAL.is_dir(), reason="the data folder is not here")
 @pytest.mark.parametrize("incident", ["gpu_error_1st", "lock_gil_2nd"])
 def test_real_incidents_have_their_faulty_ranks_as_suspects(incident: str) -> None:
@@ -376,13 +295,6 @@ def test_real_incidents_have_their_faulty_ranks_as_suspects(incident: str) -> No
     assert found.suspects == tuple(sorted(map(int, faulty)))
     assert ", ".join(map(str, found.suspects)) in found.verdict.partition(";")[0]
     assert found.to_json()["suspects"] == list(found.suspects)
-
-
-def test_a_report_on_dumps_of_a_job_that_hangs_says_who_reads_them(tmp_path: Path) -> None:
-    data_parallel(4, host_stops={2: 3}).run().write(tmp_path)
-    with pytest.raises(InputError, match=f"if the job hangs or died: paceenv diagnose {re.escape(str(tmp_path))}$"):
-        application.run(["report", str(tmp_path), "-o", str(tmp_path / "report.html")])
-    assert not (tmp_path / "report.html").exists()
 
 
 def why_refused(path: Path) -> str:

@@ -12,7 +12,6 @@ from importer_samples import TABLE
 from numpy.typing import NDArray
 
 from benchmarks._common import recorded
-from paceenv.calibration.distances import Distance
 from paceenv.calibration.heldout import HeldOutCheck, Line, check_job, check_stage
 from paceenv.calibration.job_stamps import JobStamps, read_job
 from paceenv.calibration.measurements import StageTimes
@@ -20,7 +19,6 @@ from paceenv.calibration.noise_fit import NoiseFit
 from paceenv.calibration.posterior import measured_step
 from paceenv.cli import application
 from paceenv.cli.calibrate_command import noise_cluster, print_check
-from paceenv.core import metrics
 from paceenv.core.errors import InputError
 from paceenv.core.trace import write_trace
 from paceenv.sim.cluster import Cluster, load_cluster
@@ -149,12 +147,3 @@ def test_the_distribution_of_steps_is_compared(stamps: JobStamps, capsys: pytest
     assert changed.distances[0].distance > max(changed.distances[0].chance, 0.3)
     print_check(check)
     assert "Kolmogorov-Smirnov distance of the step" in " ".join(capsys.readouterr().out.split())
-
-
-def test_values_of_one_rank_are_alike() -> None:
-    random = np.random.default_rng(3)
-    rank_R, noise_TR = random.normal(0.0, 1.0, 4), random.normal(0.0, 0.1, (50, 4))
-    ranks = Distance.between("x", 10.0 + rank_R + noise_TR, [noise_TR])
-    none = Distance.between("x", 10.0 + noise_TR, [noise_TR])
-    assert none.chance == pytest.approx(metrics.ks_chance(200), rel=0.15)
-    assert ranks.chance == pytest.approx(metrics.ks_chance(4), rel=0.15)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -30,15 +29,6 @@ def test_files_folders_and_patterns_give_the_same_trace(tmp_path: Path) -> None:
     assert read_inputs([tmp_path]).require_trace() == expected
     assert read_inputs([tmp_path / "run" / "*" / "rank?.json.gz"]).require_trace() == expected
     assert read_inputs([f"{tmp_path}/**/*.gz", tmp_path, *files]).require_trace() == expected, "each file once"
-
-
-def test_the_name_of_a_file_says_nothing(tmp_path: Path) -> None:
-    expected = read_inputs(profiles(tmp_path / "named")).require_trace()
-    (tmp_path / "other").mkdir()
-    for rank in range(3):
-        (tmp_path / "named" / f"rank{rank}.json.gz").rename(tmp_path / "other" / f"{rank}.parquet")
-    found = read_inputs([tmp_path / "other"]).require_trace()
-    assert found.table.drop_columns("job") == expected.table.drop_columns("job")
 
 
 def test_foreign_files_are_named_in_one_line_a_reason(tmp_path: Path) -> None:
@@ -118,13 +108,6 @@ def test_folders_are_split_while_a_rank_stands_twice(
     assert split_recordings([(tmp_path / path, rank) for path, rank in files]) == expected
 
 
-def test_numbers_in_names_have_their_order(tmp_path: Path) -> None:
-    for rank in (10, 9, 2):
-        (tmp_path / f"r{rank}").write_text("x")
-    assert [path.name for path in list_files([tmp_path])] == ["r2", "r9", "r10"]
-    assert [path.name for path in list_files([tmp_path / "r*"])] == ["r2", "r9", "r10"]
-
-
 def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, message in (
@@ -150,14 +133,6 @@ def test_links_that_lead_in_circles_end(tmp_path: Path) -> None:
     assert len(list_files([tmp_path])) == 3
 
 
-def test_calibrate_takes_profiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    profiles(tmp_path / "run")
-    out = tmp_path / "mine.yaml"
-    assert application.run(["calibrate", str(tmp_path / "run" / "rank*.json.gz"), "-o", str(out), "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["cluster"]["job"]["nodes"] == 3
-    assert out.exists()
-
-
 def test_a_table_beside_a_trace_is_named(tmp_path: Path) -> None:
     profiles(tmp_path)
     rows = "".join(f"{2**k} 1 float sum -1 {9 + k} 1 1.75 0 {9 + k} 1 1.75 0\n" for k in range(10, 16))
@@ -166,13 +141,3 @@ def test_a_table_beside_a_trace_is_named(tmp_path: Path) -> None:
     assert len(found.tables) == 1
     said = "a bandwidth table, for paceenv calibrate and an absolute check of a trace"
     assert f"{tmp_path}/log.txt: {said}" in found.notes
-
-
-def test_a_table_is_no_trace(tmp_path: Path) -> None:
-    path = tmp_path / "log.txt"
-    header = "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
-    rows = "".join(f"{2**k} 1 float sum -1 {9 + k} 1 1.75 0 {9 + k} 1 1.75 0\n" for k in range(10, 16))
-    path.write_text(header + rows)
-    assert len(read_inputs([tmp_path]).tables) == 1
-    with pytest.raises(InputError, match=r"log\.txt: a bandwidth table, no trace; allowed: paceenv calibrate "):
-        read_inputs([tmp_path]).require_trace()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -176,34 +175,6 @@ def test_unequal_shares_of_a_link_are_told(simulated: Any) -> None:
     assert abs(fit.cv_error) < 0.004, "without it a fit would be calmer than the job"
 
 
-def test_a_fabric_noisier_than_any_that_can_be_simulated_is_capped(simulated: Any) -> None:
-    """A collective's time is anything between next to nothing and many times its mean: gamma, CV 1.6."""
-    cluster = load_cluster("sockets-null-jitter")
-    trace = with_bytes(simulated(cluster), cluster)
-    factor_T = np.random.default_rng(0).gamma(0.4, 2.5, ITERATIONS)
-    fit = calibrate_trace(_stretched(trace, cluster.job.collective, factor_T), program=False)
-    found = next(p for p in fit.parameters if p.key == "noise.transfer_cv")
-    assert fit.cluster.noise.transfer_cv == found.value == 1.0
-    assert "of which the simulator has 1 at most" in found.evidence
-
-
-def _stretched(trace: Trace, op: str, factor_T: NDArray[np.float64]) -> Trace:
-    """The trace with the collectives of every iteration so many times as long, and all that follows later by that."""
-    iteration, start_s, end_s = (trace.column(name) for name in ("iteration", "start_s", "end_s"))
-    is_op, at_T = trace.isin("op", op), np.unique(iteration, return_inverse=True)[1]
-    last_T, end_T = np.full(len(factor_T), -np.inf), np.full(len(factor_T), -np.inf)
-    np.maximum.at(last_T, at_T[is_op], start_s[is_op])
-    np.maximum.at(end_T, at_T[is_op], end_s[is_op])
-    longer_T = (end_T - last_T) * (factor_T - 1.0)
-    before_T = np.concatenate([[0.0], np.cumsum(longer_T)[:-1]])
-    later_s = before_T[at_T]
-    return _changed(
-        trace,
-        start_s=pa.array(start_s + later_s),
-        end_s=pa.array(end_s + later_s + np.where(is_op, longer_T[at_T], 0.0)),
-    )
-
-
 def test_a_slow_rank_is_named(simulated: Any) -> None:
     cluster = load_cluster("sockets-null-jitter").changed(["noise.slow_ranks=1", "noise.slow_factor=2"])
     trace = simulated(cluster)
@@ -241,25 +212,6 @@ def test_post_work_work_in_episodes(simulated: Any) -> None:
     assert fit.cluster.post_collective_work.groups == 0
 
 
-def test_random_delays_tell_the_cap_that_noise_hides(simulated: Any) -> None:
-    """What the network adds to every payload hides the cap in passive data, and random delays bring it out."""
-    cluster = load_cluster("equal-slack")
-    rng = np.random.default_rng(0)
-
-    def disturbed(longest_s: float) -> Any:
-        stamps = read_job(simulated(cluster, longest_s=longest_s))
-        noise_TG = 0.006 * (rng.standard_normal((len(stamps.step_T), 1)) + rng.standard_normal(stamps.finish_TG.shape))
-        return fit_links(dataclasses.replace(stamps, finish_TG=stamps.finish_TG + noise_TG), 1e-3)
-
-    passive, probed = disturbed(0.0), disturbed(0.03)
-    assert math.isinf(passive.alone_se) or passive.alone_se > 3.0 * probed.alone_se
-    assert probed.probed
-    assert not passive.probed
-    alone_s = 8e-9 * cluster.job.gradient_bytes / cluster.fabric.nic_gbps
-    assert abs(probed.alone_s - alone_s) < 3.0 * probed.alone_se < 0.02
-    assert abs(probed.work_s - 0.04) < 3.0 * probed.work_se
-
-
 def test_what_delays_starts_and_transfers_alike_does_not_bias_a_probe(simulated: Any) -> None:
     """A busy host that starts late and then transfers longer: least squares would call it contention the wrong way."""
     stamps = read_job(simulated(load_cluster("equal-slack"), longest_s=0.02, iterations=600))
@@ -294,19 +246,6 @@ def test_a_tenant_of_another_period(simulated: Any) -> None:
     fit = calibrate_trace(with_bytes(simulated(cluster), cluster), base=_without_tenants(cluster), program=False)
     assert not missed(fit, cluster, ["tenants.0.period_ratio", "tenants.0.comm_share", "fabric.uplink_gbps"])
     assert_good(fit)
-
-
-@pytest.mark.slow
-def test_a_tenant_that_pauses_now_and_then(simulated: Any) -> None:
-    """What decides how long a shift of phase lasts: within a factor of two, and never quite none.
-
-    The filter loses sight of a tenant that is not quite the fitted one, too.
-    """
-    cluster = load_cluster("sockets-two-jobs").changed(["tenants.0.pause_rate=0.1", "noise.transfer_cv=0.02"])
-    found = by_key(
-        calibrate_trace(with_bytes(simulated(cluster, seed=3), cluster), base=_without_tenants(cluster), program=False)
-    )
-    assert 0.05 <= found["tenants.0.pause_rate"].value <= 0.2  # type: ignore[operator]
 
 
 def _without_tenants(cluster: Cluster) -> Cluster:

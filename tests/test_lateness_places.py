@@ -39,13 +39,6 @@ def test_hosts_racks_and_local_ranks_are_found(late: list[int], expected: str) -
     assert describe(found) == expected
 
 
-def test_the_host_is_preferred_to_a_rack_that_is_no_larger() -> None:
-    places = {HOST: {r: r // 4 for r in range(8)}, RACK: {r: r // 4 for r in range(8)}}
-    found = find_common_place(range(4), range(8), places)
-    assert found is not None
-    assert found.key == HOST
-
-
 @pytest.mark.parametrize("late", [[], [5], [5, 40], [1, 9, 18, 40], range(64)])
 def test_ranks_without_anything_in_common_are_just_ranks(late: list[int]) -> None:
     assert find_common_place(late, RANKS, PLACES) is None
@@ -58,11 +51,6 @@ def test_without_hosts_numbers_can_say_it() -> None:
     every = find_common_place(range(3, 64, 8), RANKS, {})
     assert every == CommonPlace(REMAINDER, (8, 3), 8, 8)
     assert "remainder 3 modulo 8" in describe(every)
-
-
-def test_on_a_single_host_numbers_can_say_it() -> None:
-    found = find_common_place(range(8, 16), range(16), {HOST: dict.fromkeys(range(16), "node0")})
-    assert found == CommonPlace(NEIGHBOURS, (8, 15), 8, 8)
 
 
 def test_a_stage_is_found_and_a_property_that_a_rank_lacks_is_left_out() -> None:

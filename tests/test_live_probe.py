@@ -77,8 +77,7 @@ def test_in_a_head_start_all_groups_but_one_or_so_are_delayed_alike(units: int) 
 
 def test_draws_are_those_of_the_traces_that_exist() -> None:
     """Who reads a trace draws again: another hash would make noise of all traces that were taken before."""
-    plan = Plan.of_job({"probe": {"seed": 7, "probe_s": 0.01, "first_iteration": 10}})
-    assert plan is not None
+    plan = Plan(7, 0.01, 10, head_start_share=0.0)
     found = {unit: [plan.level(i * HOLD_ITERATIONS, unit, 4) for i in range(16)] for unit in ("group 1", "rank 1")}
     assert {unit: {i: level for i, level in enumerate(levels) if level} for unit, levels in found.items()} == {
         "group 1": {11: 0.25},
@@ -90,14 +89,6 @@ def test_what_moves_together_is_a_group_or_else_a_rank() -> None:
     assert unit_of(5, 3, 2, 8) == ("group 3", 4)
     assert unit_of(5, 0, 8, 8) == ("rank 5", 8)  # one group has all: to delay it would only shift the job
     assert unit_of(5, -1, 1, 8) == ("rank 5", 8)
-
-
-def test_a_plan_survives_a_trace_s_metadata() -> None:
-    plan = Plan(2**64 - 1, 0.005, 50)
-    assert Plan.of_job({"probe": plan.to_json()}) == plan
-    broken: dict[str, Any] = plan.to_json() | {"head_start_share": "often"}
-    for job in ({}, {"probe": 3}, {"probe": {"seed": "x", "probe_s": 0.1, "first_iteration": 1}}, {"probe": broken}):
-        assert Plan.of_job(job) is None
 
 
 class Job:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,19 +39,6 @@ def test_the_last_rank_is_named_whatever_the_version(tmp_path: Path, version: st
     assert row.time_s == pytest.approx(0.004, rel=0.05)
     assert row.busbw_Bps == pytest.approx(1.75 * row.algbw_Bps)
     assert row.slowest_rank != 2
-
-
-def test_nobody_is_named_where_ranks_take_turns(tmp_path: Path) -> None:
-    found = measure_times(read_inputs([write_logs(tmp_path, late={})]).inspected)
-    assert not found.arrivals[0].is_late
-    assert found.verdict.startswith("no rank is usually the last to arrive in 90 collectives")
-
-
-def test_one_log_tells_nothing_of_others(tmp_path: Path) -> None:
-    write_logs(tmp_path, late={2: 0.003})
-    found = measure_times(read_inputs([tmp_path / "n0-pid1001.log"]).inspected)
-    assert found.verdict == "who arrives last cannot be determined; no communicator has logs of two ranks"
-    assert found.rows
 
 
 def test_each_operation_of_a_communicator_is_numbered_apart(tmp_path: Path) -> None:
@@ -116,35 +102,6 @@ def test_a_torn_and_a_packed_log_are_read_as_far_as_they_go(tmp_path: Path) -> N
         log = read_inspector(tmp_path / name)
         assert 20 < len(log.sn_V) < 90
         assert log.notes
-
-
-def test_what_the_plugin_dropped_is_said(tmp_path: Path) -> None:
-    records = log_of(0, 2, late={}, version="v4.1")
-    records[0]["dump_stats"]["coll_dropped_since_last_dump"] = 12
-    path = tmp_path / "n0-pid1.log"
-    path.write_text("\n".join(map(json.dumps, records)))
-    assert read_inspector(path).notes == (f"{path}: the plugin dropped 12 collectives",)
-
-
-def test_sends_and_receives_are_rows_only(tmp_path: Path) -> None:
-    for rank in range(2):
-        records: list[dict[str, Any]] = log_of(rank, 2, late={})
-        perf = {"p2p": "Send", "p2p_sn": 1, "p2p_peer": 1, "p2p_msg_size_bytes": 512, "p2p_exec_time_us": 50}
-        perf |= {"p2p_timing_source": "kernel_cpu", "p2p_algobw_gbs": 30.0, "p2p_busbw_gbs": 30.0}
-        records.append(records[0] | {"p2p_perf": perf})
-        del records[-1]["coll_perf"]
-        (tmp_path / f"pid{rank}.log").write_text("\n".join(map(json.dumps, records)))
-    found = measure_times(read_inputs([tmp_path]).inspected)
-    assert found.arrivals[0].shared == 90
-    assert [row.calls for row in found.rows if row.op == "Send"] == [2]
-    assert "some times are those of the host, not of the device" in found.notes
-
-
-def test_a_log_without_records_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.log"
-    path.write_text('{"header": {"id": 1}, "coll_perf": {"coll": "AllReduce", "coll_sn": "x"}}\n')
-    with pytest.raises(InputError, match=r"no collective of NCCL Inspector in it \(1 records that cannot be read\)"):
-        read_inputs([path])
 
 
 _RECORDS = log_of(0, 2, late={}, steps=8, verbose=True, version="v4.1")

@@ -74,10 +74,6 @@ def test_subset_max_is_the_mean_over_all_subsets(width: int) -> None:
     np.testing.assert_allclose(subset_max(values_TR, width), brute_T, rtol=1e-12)
 
 
-def test_subset_max_of_many_ranks_does_not_overflow() -> None:
-    assert subset_max(np.arange(10_000.0)[None], 1024)[0] == pytest.approx(1024 * 10_001 / 1025 - 1)
-
-
 def test_expected_max_of_exponentials_is_the_harmonic_number() -> None:
     harmonic = np.array([np.sum(1.0 / np.arange(1, width + 1)) for width in WIDTHS])
     model = WorkerDistribution(persistent_cv=0.0, residual_cv=0.1, skew=2.0)
@@ -93,10 +89,6 @@ def test_expected_max_of_two_normals(persistent_cv: float, residual_cv: float) -
     skewness = 6.0 * (persistent_cv * residual_cv) ** 2 / cv**3
     median = 0.5 + skewness / (6.0 * np.sqrt(2.0 * np.pi))
     np.testing.assert_allclose(model.cdf(np.array([0.5, 1.0, 1.5])), [0.0, median, 1.0], atol=1e-5)
-
-
-def test_expected_max_of_constants_is_their_value() -> None:
-    np.testing.assert_array_equal(WorkerDistribution(0.0, 0.0, 0.0).expected_max((2, 8)), [1.0, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -121,9 +113,8 @@ def test_expected_max_agrees_with_sampling(persistent_cv: float, residual_cv: fl
         {"jitter_cv": 0.005, "common_cv": 0.01, "slow_factor": 2.35},
     ],
 )
-@pytest.mark.parametrize("seed", [0, 1])
-def test_known_parameters_are_inside_their_intervals(truth: dict[str, float], seed: int) -> None:
-    fitted = fit(compute_times(150, 16, seed, **truth))
+def test_known_parameters_are_inside_their_intervals(truth: dict[str, float]) -> None:
+    fitted = fit(compute_times(150, 16, **truth))
     assert len(fitted.slow_workers) == ("slow_factor" in truth)
     for name in PARAMETERS:
         estimate: Estimate | None = getattr(fitted, name)
@@ -135,24 +126,22 @@ def test_known_parameters_are_inside_their_intervals(truth: dict[str, float], se
         assert estimate.se < {"persistent_cv": 0.01, "common_cv": 0.01, "imbalance_skew": 0.2}.get(
             name, 0.1 * estimate.value
         )
-    assert fitted.good
+    assert max(abs(row.error) for row in fitted.held_out) < TOLERANCE
     # 16 workers are a small sample of the persistent part
     assert fitted.distance < (0.08 if "persistent_cv" in truth else 0.03)
 
 
 def test_error_bars_shrink_with_the_number_of_steps() -> None:
-    short, long = (fit(compute_times(steps, 16, imbalance_cv=0.1, imbalance_skew=1.0)) for steps in (50, 800))
+    short, long = (fit(compute_times(steps, 16, imbalance_cv=0.1, imbalance_skew=1.0)) for steps in (50, 400))
     for name in ("imbalance_cv", "imbalance_skew"):  # of the mean, workers are part of the error
-        assert 2.5 < getattr(short, name).se / getattr(long, name).se < 6.5  # expected 4
+        assert 1.7 < getattr(short, name).se / getattr(long, name).se < 6.5  # expected 2.8
 
 
-def test_noise_of_another_form_is_not_called_good() -> None:
+def test_noise_of_another_form_misses_unseen_steps() -> None:
     """Rare long steps: three moments of a gamma cannot give their maxima."""
     rng = np.random.default_rng(0)
     times_TR = 4.0 * (1.0 + 0.01 * rng.standard_normal((2000, 32)) + 1.0 * (rng.random((2000, 32)) < 0.01))
-    fitted = fit(times_TR)
-    assert not fitted.good
-    assert max(abs(row.error) for row in fitted.held_out) > TOLERANCE
+    assert max(abs(row.error) for row in fit(times_TR).held_out) > TOLERANCE
 
 
 def test_a_slow_worker_is_taken_out_before_the_rest_is_fitted() -> None:
@@ -201,25 +190,19 @@ def test_few_workers_that_are_alike_do_not_make_a_mean_certain() -> None:
     assert 0.01 < few.slow_factor.hi / few.slow_factor.value - 1.0 < 0.06
 
 
-def test_trace_file_and_packaged_summary_give_the_same_fit(tmp_path: Path) -> None:
+def test_a_trace_file_gives_the_fit_of_its_times(tmp_path: Path) -> None:
     times_TR = compute_times(40, 8, imbalance_cv=0.1, imbalance_skew=1.2, persistent_cv=0.02, common_cv=0.01)
     trace = trace_of(times_TR)
     write_trace(trace, tmp_path / "t.parquet")
     measured = measure_noise(trace)
-    measured.save(tmp_path / "m.yaml")
     assert measured.steps == 40
     assert measured.step_mean_s == pytest.approx(times_TR.max(axis=1).mean())
-    direct, from_trace, from_summary = (
-        fit(times_TR),
-        *(calibrate_noise(tmp_path / f)[0] for f in ("t.parquet", "m.yaml")),
-    )
-    assert from_trace.source == from_summary.source == "derived statistics of synthetic (test)"
-    assert dataclasses.asdict(from_trace.imbalance_cv or Estimate(0, 0, 0, 0)) == pytest.approx(
-        dataclasses.asdict(direct.imbalance_cv or Estimate(0, 0, 0, 0)), rel=1e-6
-    )
-    for name in ("mean_compute_s", "persistent_cv", "common_cv", "imbalance_cv", "imbalance_skew"):
-        ours, theirs = (dataclasses.asdict(getattr(fitted, name)) for fitted in (from_trace, from_summary))
-        assert ours == pytest.approx(theirs, rel=2e-3, abs=1e-6), name
+    direct, (from_trace,) = fit(times_TR), calibrate_noise(tmp_path / "t.parquet")
+    assert from_trace.source == "derived statistics of synthetic (test)"
+    assert direct.imbalance_cv is not None
+    assert from_trace.imbalance_cv is not None
+    ours, theirs = (dataclasses.astuple(one.imbalance_cv) for one in (from_trace, direct))
+    assert ours == pytest.approx(theirs, rel=1e-6)
 
 
 def test_steps_that_a_worker_missed_are_left_out() -> None:
@@ -252,16 +235,6 @@ def test_too_little_to_measure(times_TR: Array, message: str) -> None:
         measure_stage(times_TR)
 
 
-def test_traces_with_nothing_to_measure() -> None:
-    empty = Trace(trace_of(np.ones((8, 2))).table.slice(0, 0), TraceMetadata({}, (), "test"))
-    with pytest.raises(InputError, match=r"allowed: one of \[\]"):
-        measure_noise(empty)
-    idle = trace_of(np.ones((8, 2)))
-    idle = Trace(idle.table.filter(idle.isin("op", "all_reduce")), idle.metadata)
-    with pytest.raises(InputError, match="0 complete steps"):
-        measure_noise(idle)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -273,33 +246,18 @@ def test_traces_with_nothing_to_measure() -> None:
         (lambda content: content.pop("stages"), "malformed"),
         (lambda content: content["stages"][0]["all"].update(idiosyncratic_var=-1.0), "idiosyncratic_var = -1.0"),
         (lambda content: content["stages"][0]["replicates"]["mean_s"].pop(), "malformed"),
-        (lambda content: content["stages"][0]["even"]["max_over_mean"].pop(), "needs 2 max_over_mean each"),
+        (lambda content: content["stages"][0]["even"]["max_over_mean"].pop(), "needs 5 max_over_mean each"),
     ],
 )
 def test_damaged_summaries_are_refused(tmp_path: Path, change: Any, message: str) -> None:
     path = tmp_path / "m.yaml"
-    measure_noise(trace_of(compute_times(30, 4, jitter_cv=0.1))).save(path)
-    content = yaml.safe_load(path.read_text())
+    content = yaml.safe_load((PACKAGED / "straggler-se.yaml").read_text())
     change(content)
     path.write_text(yaml.safe_dump(content))
     with pytest.raises(InputError, match=message) as caught:
         calibrate_noise(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "binary").write_bytes(b"\xff\x00\xfe")
-    with pytest.raises(InputError, match="binary: unknown format"):
-        calibrate_noise(tmp_path / "binary")
-    (tmp_path / "empty").touch()
-    with pytest.raises(InputError, match="empty: empty"):
-        calibrate_noise(tmp_path / "empty")
-    for name in ("none", ""):
-        with pytest.raises(InputError, match=r"No such file|directory"):
-            calibrate_noise(tmp_path / name)
-    with pytest.raises(InputError, match=r"stage = 9; allowed: one of \[0, 1\]"):
-        fit_noise(NoiseMeasurements.load(PACKAGED / "straggler-se.yaml"), stage=9)
 
 
 # Reference values: "Understanding Stragglers in Large Model Training Using What-if Analysis", sample traces SE and AR.
@@ -316,7 +274,6 @@ def test_packaged_se_has_the_published_numbers_and_its_fit_predicts_unseen_steps
         assert abs(stage.lag1 or 0.0) < 0.02
         # the reference divides by the mean of the subset, which matters at small widths, by 0.2 %
         assert stage.all.max_over_mean == pytest.approx(MAX_OVER_MEAN_SE[stage.stage], rel=2.1e-3)
-        assert fitted.good
         assert [row.width for row in fitted.held_out] == [2, 4, 8, 16, 32]
         assert max(abs(row.error) for row in fitted.held_out) < TOLERANCE
         assert fitted.jitter_cv is None
@@ -338,18 +295,18 @@ def test_packaged_ar_has_one_slow_worker_and_quiet_peers() -> None:
         assert idiosyncratic is not None
         assert 0.003 < idiosyncratic.value < 0.005
         assert 0.006 < fitted.common_cv.value < 0.026
-        assert fitted.good
 
 
 @needs_traces
 @pytest.mark.parametrize("name", ["SE", "AR"])
-def test_packaged_summaries_are_those_of_the_traces(tmp_path: Path, name: str) -> None:
-    measure_noise(import_straggler(STRAGGLER_DIR / f"trace-{name}.parquet")).save(tmp_path / "m.yaml")
-    fresh, packaged = (
-        yaml.safe_load(p.read_text()) for p in (tmp_path / "m.yaml", PACKAGED / f"straggler-{name.lower()}.yaml")
-    )
-    for ours, theirs in zip(fresh.pop("stages"), packaged.pop("stages"), strict=True):
+def test_packaged_summaries_are_those_of_the_traces(name: str) -> None:
+    packaged = NoiseMeasurements.load(PACKAGED / f"straggler-{name.lower()}.yaml")
+    fresh = measure_noise(import_straggler(STRAGGLER_DIR / f"trace-{name}.parquet"))
+    assert (fresh.source, fresh.steps) == (packaged.source, packaged.steps)
+    assert (fresh.step_mean_s, fresh.step_cv) == pytest.approx((packaged.step_mean_s, packaged.step_cv), rel=1e-5)
+    for ours, theirs in zip(fresh.stages, packaged.stages, strict=True):
+        assert ours.slow_workers == theirs.slow_workers
         for part in ("all", "even", "odd"):
-            assert ours[part].pop("max_over_mean") == pytest.approx(theirs[part].pop("max_over_mean"), rel=1e-5)
-            assert ours[part] == pytest.approx(theirs[part], rel=1e-4)
-    assert fresh == packaged
+            mine, known = (dataclasses.asdict(getattr(one, part)) for one in (ours, theirs))
+            assert mine.pop("max_over_mean") == pytest.approx(known.pop("max_over_mean"), rel=1e-5)
+            assert mine == pytest.approx(known, rel=1e-4)

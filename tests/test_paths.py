@@ -21,7 +21,6 @@ COMMANDS = {
     "calibrate with a base": ["calibrate", "{trace}", "--base", "{}", "-o", "{out}/c.yaml"],
     "calibrate with a probe": ["calibrate", "{trace}", "--probe", "{}", "-o", "{out}/c.yaml"],
     "diagnose": ["diagnose", "{}", "--no-simulate"],
-    "diagnose sizes": ["diagnose", "{}", "{}", "--sizes", "4,8", "--predict", "16"],
     "the bare command": ["{}"],
     "whatif": ["whatif", "{}", "--replace-rank", "1"],
     "report": ["report", "{}", "-o", "{out}/r.html"],

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import drawn_clusters, parameters_of, write_posterior
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
@@ -50,17 +49,6 @@ def test_draws_have_the_errors_and_the_correlation_on_record(correlation: float)
     assert {c.post_collective_work.work_s for c in drawn} == {0.12}
 
 
-def test_of_few_episodes_as_many_draws_lie_below_the_value_as_above() -> None:
-    """One episode bounds its share by 0.002 and 0.9: a normal as wide as that would hardly ever give 0.02 or less."""
-    share = Parameter("post_collective_work.share", 0.02, 0.23, 0.002, 0.9, "")
-    drawn = np.array(
-        [c.post_collective_work.share for c in drawn_clusters(calibrated(), [share], draws=300)], np.float64
-    )
-    assert 0.4 < np.mean(drawn < 0.02) < 0.6
-    assert drawn.min() >= 0.002
-    assert drawn.max() > 0.5
-
-
 def test_the_config_alone_is_enough_and_its_mean_step_is_kept(tmp_path: Path) -> None:
     """The measured mean step, on record with its error, narrows what vague rates would make of it."""
     free = drawn_clusters(calibrated(0.0), draws=16)
@@ -87,13 +75,6 @@ def test_a_rate_that_the_trace_leaves_open_is_drawn_and_not_chosen_by_the_step()
     assert [np.mean(rates < edge) for edge in (0.175, 0.25, 0.325)] == pytest.approx([0.25, 0.5, 0.75], abs=0.2)
     simulated = np.mean([mean_step_s(c) for c in drawn])
     assert simulated == pytest.approx(0.36, rel=0.01), "what else is vague still follows the measured step"
-
-
-def test_a_rate_that_is_bounded_on_one_side_only_stays() -> None:
-    bounded = {"value": 0.13, "se": None, "lo": 0.1, "hi": None, "evidence": "cannot be identified: test"}
-    record = {"source": "test", "fitted": {}, "cannot_tell": {ALONE: bounded}}
-    cluster = load_cluster("unequal-slack").model_copy(update={"calibration": record})
-    assert {c.fabric.nic_gbps for c in drawn_clusters(cluster, draws=4)} == {cluster.fabric.nic_gbps}
 
 
 @pytest.mark.parametrize("name", ["when-scaling-fails", "straggler-se", "nano-cluster"])

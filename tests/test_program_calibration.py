@@ -21,7 +21,6 @@ from paceenv.importers.inputs import read_inputs
 from paceenv.policies.rollout import run as rollout
 from paceenv.policies.rollout import start
 from paceenv.policies.select import select_policy
-from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.step_program import StepProgram, flat
@@ -268,19 +267,6 @@ def test_a_known_program_takes_its_times_from_a_trace(tmp_path: Path) -> None:
     assert compute_s(program_of(fit)) == pytest.approx(compute_s(EXPERTS.program), rel=0.02)
     assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.03)
     assert abs(fit.mean_error) < 0.01
-
-
-@pytest.mark.slow
-def test_the_page_s_program_simulates_and_is_fitted_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path(__file__).parents[1] / "docs" / "how-to" / "program.md"
-    (block,) = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
-    (tmp_path / "experts.yaml").write_text(block)
-    names = [str(tmp_path / name) for name in ("experts.yaml", "experts.parquet", "fitted.yaml")]
-    assert not application.run(["simulate", names[0], "-i", "60", "--seeds", "2", "--trace", names[1]])
-    assert not application.run(["diagnose", names[1]])
-    assert not application.run(["calibrate", names[1], "-o", names[2]])
-    assert load_cluster(names[2]).program is not None
-    assert not application.run(["simulate", names[2], "-i", "60", "--seeds", "2", "--policy", "static:defer=0/0.05"])
 
 
 @pytest.mark.slow

@@ -28,16 +28,6 @@ def test_missing_data_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @needs_mlperf
-def test_systems_of_mlperf_and_what_their_values_are() -> None:
-    """Time stamps tell that NeMo's values, 32 steps apart, are of single steps; and which systems log blocks."""
-    found = list(systems(DATA))
-    assert len(found) > 40
-    averaged = {(s.system, s.benchmark): float(np.median(pooled(s).steps_V)) for s in found}
-    assert {m for (_, benchmark), m in averaged.items() if benchmark.startswith("llama31")} == {1.0}
-    assert min(m for (_, benchmark), m in averaged.items() if benchmark == "flux1") > 50.0
-
-
-@needs_mlperf
 def test_tuned_clusters_have_little_to_win() -> None:
     gain = [
         one.ceiling.gain.value

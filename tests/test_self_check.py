@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from traced_jobs import SOCKET_RUNS_DIR, STRAGGLER_DIR, job_of, needs_socket_runs, needs_traces
+from traced_jobs import SOCKET_RUNS_DIR, STRAGGLER_DIR, job_of, matrix_in, needs_socket_runs, needs_traces
 
 from benchmarks.evidence import mutated_traces
 from paceenv.core.trace import Trace, TraceMetadata
 from paceenv.diagnosis import causes as names
-from paceenv.diagnosis.answer import read_sources
 from paceenv.diagnosis.arrivals import measure_arrivals
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import UNDETERMINED, Diagnosis, diagnose, diagnose_matrix
@@ -53,15 +52,6 @@ def test_who_arrives_last_is_seen_without_a_model() -> None:
     assert arrivals.waiting_s == pytest.approx(0.75 * 0.5, abs=0.02)
     assert arrivals.transfer_s == pytest.approx(0.5)
     assert "rank 2 arrives last in 40 of 40 steps, by 4" in arrivals.text
-
-
-def test_two_collectives_that_wait_for_one_rank_at_once_count_once() -> None:
-    columns = _columns(_late())
-    second = {key: column[columns["op"] == "all_reduce"].copy() for key, column in columns.items()}
-    second["op"], second["seq"] = np.full(len(second["seq"]), "all_gather"), second["seq"] + 1
-    matrix = read_matrix(_trace({key: np.concatenate([columns[key], second[key]]) for key in columns}))
-    (late,) = measure_arrivals(matrix, build_graph(matrix)).late
-    assert late.mean_s == pytest.approx(0.49, abs=0.02)
 
 
 def test_ranks_that_take_turns_are_no_culprit() -> None:
@@ -156,8 +146,7 @@ def test_too_few_steps_of_a_kind_still_show_who_is_late() -> None:
 @needs_socket_runs
 def test_real_jobs_are_replayed_also_where_delays_come_and_go() -> None:
     for path in sorted(SOCKET_RUNS_DIR.glob("*.parquet")):
-        matrix, _ = read_sources([path])
-        found = diagnose_matrix(matrix)
+        found = diagnose_matrix(matrix_in(path))
         assert abs(found.replay_error) < 0.02, path.name
         assert (found.slowdown or 0.0) > 1.05, path.name
         if path.name.startswith("incast"):

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceenv.core import pacing, signals, standing, timing
-from paceenv.core.errors import InputError
+from paceenv.core import signals, standing, timing
 from paceenv.live.decide.canary import PHASE_ITERATIONS, RAMP_ITERATIONS, Schedule, block_plan
 from paceenv.live.decide.live_policy import at_interval, find_policy
 from paceenv.live.decide.pacer import RankPacer
@@ -150,15 +149,6 @@ def test_another_interval_than_in_training_is_refused_and_a_rule_takes_it(tmp_pa
     assert at_interval(find_policy("paper"), 10).policy.interval_iterations == 10
 
 
-@pytest.mark.parametrize("wrong", [0, "20", 10_001])
-def test_an_impossible_interval_in_a_file_is_refused(wrong: Any, tmp_path: Path) -> None:
-    policy = network()
-    policy.interval_iterations = wrong
-    save_policy(tmp_path / "p.safetensors", PolicyFile(policy, {}, {}))
-    with pytest.raises(InputError, match=r"interval_iterations = .*; allowed: an integer from 1"):
-        load_policy(tmp_path / "p.safetensors")
-
-
 def test_blocks_follow_from_the_policys_time_constants() -> None:
     slack = block_plan([named("static:slack=0.02/0.4")])
     assert slack == (60, RAMP_ITERATIONS, 20 + RAMP_ITERATIONS, 40)
@@ -182,9 +172,3 @@ def test_the_first_compared_block_comes_after_the_memory_is_full() -> None:
         assert changes == 1
         assert schedule.slot(schedule.after(1) - 1).pair == 0
         assert schedule.slot(schedule.after(1)).pair == 1
-
-
-def test_a_rules_mechanisms_are_those_with_a_window() -> None:
-    assert named("passive").mechanisms == ()
-    assert named("static:slack=0.1/0.2,stagger=0.1/0").mechanisms == ("slack",)
-    assert set(named("adaptive").mechanisms) < set(pacing.MECHANISMS)

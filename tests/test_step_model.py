@@ -1,25 +1,21 @@
-"""A model of step times, distances of distributions, and larger sizes, on series whose truth is known."""
+"""A model of step times and distances of distributions, on series whose truth is known."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import log_samples
 import numpy as np
 import pytest
 from scipy import stats
-from traced_jobs import JEAN_ZAY_DIR, needs_jean_zay
 
 from paceenv.calibration.distances import Distance
 from paceenv.cli import application
 from paceenv.core import metrics
 from paceenv.core.errors import InputError
-from paceenv.diagnosis.step_times.larger_sizes import predict_sizes
-from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps
 from paceenv.diagnosis.step_times.step_model import ModelCheck, check_model, fit_model
-from paceenv.importers.step_log import StepLog, read_step_log
+from paceenv.importers.step_log import StepLog
 
 
 def log_of(step_s: np.ndarray, runs: int = 1) -> StepLog:
@@ -125,72 +121,3 @@ def test_diagnose_takes_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "50 step times" in capsys.readouterr().out
     with pytest.raises(InputError, match="no regular expression"):
         application.run(["diagnose", str(tmp_path / "own.log"), "--pattern", "("])
-
-
-def sized(step_s: float, cv: float, seed: int, **settings: str) -> StepDiagnosis:
-    values = step_s * (1.0 + cv * np.random.default_rng(seed).normal(size=400))
-    return diagnose_steps(replace(log_of(values), settings=settings))
-
-
-def test_a_power_law_goes_on_as_before() -> None:
-    found = predict_sizes([4, 8], [sized(1.0, 0.01, 1), sized(1.2, 0.01, 2)], [16, 8])
-    larger, known = found.sizes
-    assert "power law" in found.law
-    assert larger.mean_s is not None
-    assert larger.mean_s.value == pytest.approx(1.44, rel=0.01)
-    assert larger.mean_s.low == pytest.approx(1.2, rel=0.01)
-    assert known.mean_s is not None
-    assert known.mean_s.value == pytest.approx(1.2, rel=0.01)
-    assert known.mean_s.high == pytest.approx(known.mean_s.low)
-    assert larger.cv.value == pytest.approx(0.01, rel=0.1)
-    assert larger.cv.low < 0.004 < 0.03 < larger.cv.high
-    assert any("two sizes do not identify a law" in note for note in found.notes)
-
-
-def test_a_pipeline_that_grows_has_its_own_law() -> None:
-    """Four micro-batches through 4, 8 and 16 stages of 0.2 s."""
-    settings = {"micro_batch_size": "1", "global_batch_size": "4", "data_parallel_size": "1", "hidden_size": "6144"}
-    logs = [sized(0.2 * (4 + p - 1), 0.01, p, pipeline_model_parallel_size=str(p), **settings) for p in (4, 8)]
-    found = predict_sizes([4, 8], logs, [16])
-    assert found.law.startswith("pipeline: step = (4 micro-batches + stages - 1)")
-    (at16,) = found.sizes
-    assert at16.mean_s is not None
-    assert at16.mean_s.value == pytest.approx(0.2 * 19, rel=0.01)
-    other = [
-        logs[0],
-        sized(0.2 * 11, 0.01, 8, pipeline_model_parallel_size="8", **(settings | {"hidden_size": "8192"})),
-    ]
-    assert any("different models (hidden_size 6144, 8192)" in note for note in predict_sizes([4, 8], other, [16]).notes)
-
-
-def test_one_size_tells_no_mean() -> None:
-    found = predict_sizes([8], [sized(1.0, 0.02, 3)], [16])
-    assert found.sizes[0].mean_s is None
-    assert "cannot be determined from one size" in found.law
-    assert found.to_json()["predicted"][0]["mean_s"] is None
-
-
-def test_sizes_must_fit_the_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InputError, match="one positive size per log, all different"):
-        predict_sizes([4, 4], [sized(1.0, 0.01, 1), sized(1.2, 0.01, 2)], [16])
-    paths = []
-    for n in (4, 8):
-        paths.append(str(tmp_path / f"log{n}"))
-        Path(paths[-1]).write_text(log_samples.nanogpt(np.full(100, 0.1 * n) + 0.001 * np.arange(100) % 3, 1))
-    application.run(["diagnose", *paths, "--sizes", "4,8", "--predict", "16"])
-    assert "Predicted from sizes 4,8" in " ".join(capsys.readouterr().out.split())
-    for options in (["--sizes", "4,8"], ["--sizes", "4,x", "--predict", "16"], ["--sizes", "4", "--predict", "16"]):
-        with pytest.raises(InputError, match="allowed"):
-            application.run(["diagnose", *paths, *options])
-
-
-@needs_jean_zay
-def test_jean_zay_at_16_nodes_from_4_and_8() -> None:
-    """The log of 16 nodes was known when the law was chosen: the prediction is not blind."""
-    logs = {n: diagnose_steps(read_step_log(next(JEAN_ZAY_DIR.glob(f"*_n{n}_*.out")))) for n in (4, 8, 16)}
-    (found,) = predict_sizes([4, 8], [logs[4], logs[8]], [16]).sizes
-    plain_s = logs[16].log.step_s_V[logs[16].ordinary.plain_V]
-    assert found.mean_s is not None
-    assert found.mean_s.value == pytest.approx(float(np.median(plain_s)), rel=0.05)
-    assert logs[16].plain_cv in found.cv
-    assert float(np.quantile(plain_s, 0.99) / np.median(plain_s)) in found.p99_over_median

@@ -157,15 +157,6 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path, changed: dict[str, Any
     assert not list(tmp_path.iterdir())
 
 
-def test_missing_column_and_missing_directory_are_named(tmp_path: Path) -> None:
-    columns = rows(0)
-    del columns["seq"]
-    with pytest.raises(InputError, match=r"missing \['seq'\]"), TraceWriter(tmp_path / "t.parquet", METADATA) as writer:
-        writer.append(columns)
-    with pytest.raises(InputError, match="cannot write here"), TraceWriter(tmp_path / "no" / "t.parquet", METADATA):
-        pass
-
-
 @pytest.mark.parametrize("kept", [10, 0.3, 0.9, -1])
 def test_truncated_file(tmp_path: Path, kept: float) -> None:
     path = write(tmp_path / "t.parquet")

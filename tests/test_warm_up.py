@@ -89,15 +89,6 @@ def test_what_interrupts_an_iteration_now_and_then_is_no_warm_up(op: str) -> Non
     assert without_warm_up(with_rows(trace, op, np.arange(120) % 8 == 7))[1] == 0
 
 
-def test_long_steps_that_return_are_no_warm_up() -> None:
-    assert without_warm_up(job_of(with_stops(*range(7, 120, 8))))[1] == 0
-
-
-def test_a_trace_that_begins_later_has_no_warm_up() -> None:
-    later = np.tile(np.repeat(np.arange(120) + 1000, 4), 2)
-    assert without_warm_up(job_of(with_stops(3), iteration=later))[1] == 0
-
-
 def test_other_jobs_keep_their_rows() -> None:
     mine, other = job_of(with_stops(5), name="mine"), job_of(with_stops(5), name="other")
     both = Trace(pa.concat_tables([mine.table, other.table]).unify_dictionaries(), mine.metadata)

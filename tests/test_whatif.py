@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from traced_jobs import STRAGGLER_DIR, job_of, needs_traces
+from traced_jobs import STRAGGLER_DIR, job_of, matrix_in, needs_traces
 
 from benchmarks._common import recorded
 from paceenv.calibration.fit_trace import calibrate_trace
@@ -20,7 +20,6 @@ from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace, write_trace
 from paceenv.diagnosis import causes as names
-from paceenv.diagnosis.answer import read_sources
 from paceenv.diagnosis.diagnose import diagnose_matrix
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.rank_scenario import RankScenario
@@ -94,7 +93,7 @@ def test_what_a_trace_cannot_answer(asked: dict[str, list[int]], said: str) -> N
 
 @needs_traces
 def test_replacing_the_slow_worker_of_a_production_trace_gives_back_what_it_costs() -> None:
-    cells, _ = read_sources([STRAGGLER_DIR / "trace-AR.parquet"])
+    cells = matrix_in(STRAGGLER_DIR / "trace-AR.parquet")
     scenario, diagnosis = RankScenario(cells), diagnose_matrix(cells)
     saved_s = cells.step_s_T.mean() - scenario.steps(replaced=[0]).mean()
     (slow,) = [cause for cause in diagnosis.causes if cause.cause == names.SLOW_RANK]

@@ -21,7 +21,7 @@ from scipy import stats
 from benchmarks._common import put, recorded
 from paceenv.calibration.fit_trace import calibrate_trace
 from paceenv.calibration.job_fit import JobFit
-from paceenv.calibration.parameters import Parameter
+from paceenv.calibration.parameters import NORMAL_95, Parameter
 from paceenv.core.trace import Trace
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import output
@@ -229,10 +229,20 @@ def compare(mechanism: str, fit: JobFit, cluster: Cluster) -> list[Recovered]:
             true = None  # what is not there has no true value: see ``Case.seen``
         if not true or p.value is None or p.se == 0.0 or (p.se or math.inf) < ROUNDING * abs(true):
             continue
-        edges = [p.interval(level) for level in LEVELS] if p.is_identified else []
+        edges = [_interval(p, level) for level in LEVELS] if p.is_identified else []
         inside = tuple(low <= true <= high for low, high in edges)
         found.append(Recovered(mechanism, p.key, true, p.value, _away(p, true), inside, p.is_identified))
     return found
+
+
+def _interval(parameter: Parameter, level: float) -> tuple[float, float]:
+    """An interval of another level than 95 %, by the normal's quantiles on either side of the value."""
+    value, low, high = parameter.value, parameter.lo, parameter.hi
+    assert value is not None
+    assert low is not None
+    assert high is not None
+    shrink = float(stats.norm.ppf(0.5 + 0.5 * level)) / NORMAL_95
+    return value + shrink * (low - value), value + shrink * (high - value)
 
 
 def _away(parameter: Parameter, true: float) -> float:
@@ -240,7 +250,7 @@ def _away(parameter: Parameter, true: float) -> float:
     if not parameter.is_identified or parameter.value is None:
         return math.nan
     error = parameter.value - true
-    edge = parameter.interval(SIGMA)[0 if error > 0.0 else 1]
+    edge = _interval(parameter, SIGMA)[0 if error > 0.0 else 1]
     return error / max(abs(parameter.value - edge), ROUNDING * abs(true))
 
 

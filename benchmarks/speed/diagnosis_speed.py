@@ -21,9 +21,9 @@ RANKS, ITERATIONS, BATCH = 1000, 6000, 500
 EVENTS = 1_000_000
 ROWS_TARGET = 1e6
 _DIAGNOSE = """
-from paceenv.diagnosis.diagnose import diagnose_matrix
-from paceenv.diagnosis.answer import read_sources
-diagnose_matrix(read_sources([Path(sys.argv[1])])[0])
+from paceenv.diagnosis.diagnose import diagnose
+from paceenv.importers.inputs import read_inputs
+diagnose(read_inputs([Path(sys.argv[1])]).require_trace())
 """
 _IMPORT = """
 from paceenv.importers.profiler.kineto import import_kineto

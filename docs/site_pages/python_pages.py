@@ -25,7 +25,6 @@ PUBLIC = {
         "paceenv.core.lateness.watch",
         "paceenv.importers.inputs",
         "paceenv.diagnosis.diagnose",
-        "paceenv.calibration.response",
         "paceenv.calibration.posterior",
     ),
     "Live jobs": (

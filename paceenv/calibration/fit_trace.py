@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,21 +45,9 @@ class TraceFit:
     ranks: tuple[int, ...] = ()
 
 
-def calibrate_trace(
-    trace: Trace,
-    *,
-    base: Cluster | None = None,
-    name: str = "calibrated",
-    probe: Trace | None = None,
-    job: str | None = None,
-    program: bool | None = None,
-) -> JobFit:
-    """Fit a cluster to a trace, without a check on unseen steps.
-
-    Raises:
-        InputError: the trace holds no job that can be described.
-    """
-    return fit_trace(trace, base=base, name=name, probe=probe, job=job, program=program, check=False).fit
+def calibrate_trace(trace: Trace, **options: Any) -> JobFit:
+    """A cluster fitted to a trace, as by :func:`fit_trace`, without a check on unseen steps."""
+    return fit_trace(trace, **options, check=False).fit
 
 
 def fit_trace(
@@ -72,7 +60,7 @@ def fit_trace(
     program: bool | None = None,
     check: bool = True,
 ) -> TraceFit:
-    """As :func:`calibrate_trace`, with a check on unseen steps.
+    """Fit a cluster to a trace: one collective a step, or a program.
 
     Raises:
         InputError: the trace holds no job that can be described.
@@ -116,7 +104,10 @@ def fit_trace(
         if isinstance(better, TraceFit):
             return replace(better, notes=(*notes, *better.notes, *unused))
         notes += (better,)
-    return _of_job(fit, job_stamps, probed, base, (*notes, *left_out), check=check)
+    step_T = job_stamps.step_T[job_stamps.unpaced_T] if job_stamps.unpaced_T.any() else job_stamps.step_T
+    ranks = tuple(sorted(job_stamps.order_R))
+    verdict = check_job(job_stamps, probed, base) if check else NOT_ASKED
+    return TraceFit(_with_ranks(fit, ranks), verdict, (*notes, *left_out), step_T, ranks)
 
 
 def _left_out(trace: Trace, stamps: JobStamps) -> tuple[str, ...]:
@@ -177,21 +168,6 @@ def _better(
     if abs(found.fit.mean_error) >= abs(fit.mean_error):
         return f"{off}, and a program {found.fit.mean_error:+.1%} (--program takes it)"
     return replace(found, notes=(f"{off}: the step is described as a program (--no-program)",))
-
-
-def _of_job(
-    fit: JobFit,
-    stamps: JobStamps,
-    probed: JobStamps | None,
-    base: Cluster | None,
-    notes: tuple[str, ...],
-    *,
-    check: bool,
-) -> TraceFit:
-    step_T = stamps.step_T[stamps.unpaced_T] if stamps.unpaced_T.any() else stamps.step_T
-    verdict = check_job(stamps, probed, base) if check else NOT_ASKED
-    ranks = tuple(sorted(stamps.order_R))
-    return TraceFit(_with_ranks(fit, ranks), verdict, notes, step_T, ranks)
 
 
 def _with_ranks(fit: JobFit, ranks: tuple[int, ...]) -> JobFit:

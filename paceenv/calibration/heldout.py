@@ -8,9 +8,9 @@ errors of the fit and the differences between runs. Axes: T iterations, R ranks,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,35 +123,14 @@ def check_job(stamps: JobStamps, probed: JobStamps | None = None, base: Cluster 
     if first.unpaced_T.sum() < MIN_UNPACED:
         return f"{int(first.unpaced_T.sum())} of the first {cut} steps are without pacing; needed: {MIN_UNPACED}"
     fit = calibrate_stamps(first, probed, base, "held-out check")
-    drawn = drawn_clusters(fit.cluster, draws=DRAWS)
     measured = _describe("step", rest.step_T, rest.compute_TR, rest.entry_TR, rest.groups)
-
-    steps: list[Array] = []
-
-    def simulated(cluster: Cluster, seeds: list[int]) -> list[dict[str, float]]:
-        step_ET, entry_ETR = _run(cluster, seeds, len(rest.step_T))
-        steps.append(step_ET)
-        found = zip(step_ET, entry_ETR, strict=True)
-        return [_describe("step", step_T, entry_TR, entry_TR, rest.groups) for step_T, entry_TR in found]
-
-    check = _check(cut, len(rest.step_T), stamps.ranks, measured, drawn, simulated)
-    return replace(check, distances=(Distance.between("step", rest.step_T[:, None], steps),))
+    return _check("step", cut, rest.step_T, measured, fit.cluster, stamps.ranks, groups=rest.groups)[0]
 
 
 def check_steps(fitted: int, held_out_T: Array, cluster: Cluster) -> HeldOutCheck:
     """Compare step times alone with those of clusters drawn from the errors of a fit."""
-    steps: list[Array] = []
-
-    def described(step_T: Array) -> dict[str, float]:
-        return _describe("step", step_T, step_T[:, None], step_T[:, None], 1)
-
-    def simulated(one: Cluster, seeds: list[int]) -> list[dict[str, float]]:
-        steps.append(_run(one, seeds, len(held_out_T))[0])
-        return [described(step_T) for step_T in steps[-1]]
-
-    drawn = drawn_clusters(cluster, draws=DRAWS)
-    check = _check(fitted, len(held_out_T), cluster.ranks, described(held_out_T), drawn, simulated)
-    return replace(check, distances=(Distance.between("step", held_out_T[:, None], steps),))
+    measured = _describe("step", held_out_T, held_out_T[:, None], held_out_T[:, None], 1)
+    return _check("step", fitted, held_out_T, measured, cluster, cluster.ranks, knows="steps")[0]
 
 
 def check_stage(times: StageTimes, make: Callable[[NoiseFit], Cluster]) -> HeldOutCheck | str:
@@ -165,29 +144,15 @@ def check_stage(times: StageTimes, make: Callable[[NoiseFit], Cluster]) -> HeldO
         return f"{steps} complete steps of {workers} workers; needed: {3 * MIN_STEPS} and 2"
     first, rest_TR = measure_stage(times.compute_s_TR[:cut], stage=times.stage), times.compute_s_TR[cut:]
     fit = fit_noise(NoiseMeasurements("held-out check", cut, first.all.mean_s, 0.0, (first,)), stage=times.stage)
-    drawn = drawn_clusters(make(fit), draws=DRAWS)
-
-    def described(compute_TR: Array) -> dict[str, float]:
-        return _describe("slowest worker", compute_TR.max(axis=1), compute_TR, compute_TR, 1)
-
-    slowest: list[Array] = []
-    single: list[Array] = []
-
-    def simulated(cluster: Cluster, seeds: list[int]) -> list[dict[str, float]]:
-        entry_ETR = _run(cluster, seeds, len(rest_TR))[1]
-        slowest.append(entry_ETR.max(axis=2))
-        single.append(entry_ETR[:1])  # of one run a cluster: there are many workers
-        return [described(entry_TR) for entry_TR in entry_ETR]
-
-    check = _check(cut, len(rest_TR), workers, described(rest_TR), drawn, simulated)
-    distances = (
-        Distance.between("slowest worker", rest_TR.max(axis=1)[:, None], slowest),
+    slowest_T, what = rest_TR.max(axis=1), "slowest worker"
+    measured = _describe(what, slowest_T, rest_TR, rest_TR, 1)
+    check, single = _check(what, cut, slowest_T, measured, make(fit), workers, knows="compute")
+    relative = "compute of a worker over the mean of its step"
+    of_workers = (
         Distance.between("compute of a worker", rest_TR, single),
-        Distance.between(
-            "compute of a worker over the mean of its step", _over_mean(rest_TR), [_over_mean(one) for one in single]
-        ),
+        Distance.between(relative, _over_mean(rest_TR), [_over_mean(one) for one in single]),
     )
-    return replace(check, distances=distances)
+    return replace(check, distances=(*check.distances, *of_workers))
 
 
 def _over_mean(compute_TR: Array) -> Array:
@@ -222,15 +187,26 @@ def _run(cluster: Cluster, seeds: list[int], iterations: int) -> tuple[Array, Ar
 
 
 def _check(
+    what: str,
     fitted: int,
-    held_out: int,
-    ranks: int,
+    held_out_T: Array,
     measured: dict[str, float],
-    drawn: Sequence[Cluster],
-    simulated: Callable[[Cluster, list[int]], list[dict[str, float]]],
-) -> HeldOutCheck:
-    runs = int(np.clip(_MAX_CELLS / (held_out * ranks * len(drawn)), 1, RUNS))
-    found = [one for d, cluster in enumerate(drawn) for one in simulated(cluster, [*range(d * runs, (d + 1) * runs)])]
+    cluster: Cluster,
+    ranks: int,
+    *,
+    groups: int = 1,
+    knows: Literal["ranks", "steps", "compute"] = "ranks",
+) -> tuple[HeldOutCheck, list[Array]]:
+    """Every quantity of the held-out steps against runs of drawn clusters; and arrivals in one run of each."""
+    drawn = drawn_clusters(cluster, draws=DRAWS)
+    runs = int(np.clip(_MAX_CELLS / (len(held_out_T) * ranks * len(drawn)), 1, RUNS))
+    found, steps, single = list[dict[str, float]](), list[Array](), list[Array]()
+    for d, one in enumerate(drawn):
+        step_ET, entry_ETR = _run(one, [*range(d * runs, (d + 1) * runs)], len(held_out_T))
+        steps.append(entry_ETR.max(axis=2) if knows == "compute" else step_ET)
+        single.append(entry_ETR[:1])  # there are many ranks
+        of_ranks = steps[-1][:, :, None] if knows == "steps" else entry_ETR
+        found += [_describe(what, *run, run[1], groups) for run in zip(steps[-1], of_ranks, strict=True)]
     lines, step_s = [], next(iter(measured.values()))
     for quantity, value in measured.items():
         values = np.array([one[quantity] for one in found])
@@ -239,7 +215,8 @@ def _check(
         rounding = ROUNDING * (step_s if unit else 1.0)
         interval = Interval(float(values.mean()), low - rounding, high + rounding)
         lines.append(Line(quantity, unit, value, interval, _tolerance(quantity)))
-    return HeldOutCheck(fitted, held_out, tuple(lines))
+    distance = Distance.between(what, held_out_T[:, None], steps)
+    return HeldOutCheck(fitted, len(held_out_T), tuple(lines), (distance,)), single
 
 
 def _tolerance(quantity: str) -> float:

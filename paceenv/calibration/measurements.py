@@ -12,10 +12,9 @@ subset of n workers without replacement, from order statistics, divided by the m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import numpy as np
 import pydantic
@@ -41,9 +40,6 @@ _ROUNDING_VAR: Final = 1e-24  # relative variance below which equal times differ
 _STRICT = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
 _Positive = Annotated[float, pydantic.Field(gt=0)]
 _NotNegative = Annotated[float, pydantic.Field(ge=0)]
-_HEADER = (
-    "# Compute noise measured on a trace. Written by paceenv.calibration.measurements, which explains the fields.\n"
-)
 
 Array = NDArray[np.float64]
 
@@ -117,18 +113,12 @@ class NoiseMeasurements:
 
     __pydantic_config__ = _STRICT
 
-    def save(self, path: str | Path) -> None:
-        """Write as YAML, six significant digits."""
-        content = {FORMAT_KEY: FORMAT_VERSION, **_rounded(asdict(self))}
-        for stage in content["stages"]:
-            # one list per moment instead of one mapping per replicate: a third of the size
-            stage["replicates"] = {name: [r[name] for r in stage["replicates"]] for name in stage["all"]}
-        text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)
-        config_files.write_text(path, _HEADER + text)
-
     @classmethod
     def load(cls, path: str | Path) -> NoiseMeasurements:
-        """Read :meth:`save`'s YAML. Raises InputError that names the first thing wrong."""
+        """Read a packaged summary (YAML). Raises InputError that names the first thing wrong.
+
+        Each moment of the replicates is one list there: a third of the size.
+        """
         try:
             content = config_files.parse_yaml(Path(path).read_text())
         except OSError as error:
@@ -320,14 +310,3 @@ def _lag1(residual_TR: Array, step_T: NDArray[np.integer]) -> tuple[float | None
     if not len(follows) or variance <= _ROUNDING_VAR:
         return None, len(follows)
     return float(np.mean(residual_TR[follows] * residual_TR[follows + 1])) / variance, len(follows)
-
-
-def _rounded(value: Any) -> Any:
-    """``value`` with every float at six significant digits and tuples as lists, ready for YAML."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {name: _rounded(item) for name, item in value.items()}
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return [_rounded(item) for item in value]
-    return value

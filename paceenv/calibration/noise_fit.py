@@ -142,15 +142,6 @@ class NoiseFit:
     held_out: tuple[HeldOut, ...]
     distance: float
 
-    @property
-    def good(self) -> bool:
-        """Within TOLERANCE on held-out steps; a single direction may exceed it by two of its standard errors."""
-        return all(
-            abs(row.error) <= TOLERANCE
-            and max(abs(row.error_even_to_odd), abs(row.error_odd_to_even)) <= TOLERANCE + 2.0 * row.direction_se
-            for row in self.held_out
-        )
-
     def to_config(self) -> dict[str, Any]:
         """``mean_compute_s``, the ``noise`` section of a cluster config, and where it comes from in ``calibration``."""
         noise: dict[str, float] = {"jitter_cv": 0.0, "common_cv": 0.0, "persistent_cv": 0.0}

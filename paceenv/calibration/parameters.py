@@ -6,13 +6,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from scipy import stats
-
-from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 
-_NOT_IDENTIFIED: Final = ("cannot be identified from this trace: ", "cannot tell from this trace: ")
-"""How evidence begins where the trace does not identify a parameter; configs of earlier versions have the second."""
+_NOT_IDENTIFIED: Final = "cannot be identified from this trace: "
+"""How evidence begins where the trace does not identify a parameter."""
 NORMAL_95: Final = 1.96
 ROUND_US: Final = (2.0, 1000.0)
 """Where 95 % of rounds of messages lie: between what a switched RDMA network and what loaded sockets take."""
@@ -62,17 +59,7 @@ class Parameter:
     @property
     def reason(self) -> str:
         """The evidence, without its beginning where the trace does not identify the parameter."""
-        return self.evidence.removeprefix(_NOT_IDENTIFIED[0]).removeprefix(_NOT_IDENTIFIED[1])
-
-    def interval(self, level: float) -> tuple[float, float]:
-        """An interval of another level than 95 %, by the normal's quantiles on either side of the value.
-
-        Raises InputError where the trace does not identify the parameter.
-        """
-        if not self.is_identified or self.value is None or self.lo is None or self.hi is None:
-            raise InputError(f"{self.key}: has no interval; allowed: a parameter that the trace identifies")
-        shrink = float(stats.norm.ppf(0.5 + 0.5 * level)) / NORMAL_95
-        return self.value + shrink * (self.lo - self.value), self.value + shrink * (self.hi - self.value)
+        return self.evidence.removeprefix(_NOT_IDENTIFIED)
 
     def to_record(self) -> dict[str, Any]:
         """As plain data, to four digits."""
@@ -107,4 +94,4 @@ def not_identifiable(
     key: str, value: float | None, why: str, source: str, *, lo: float | None = None, hi: float | None = None
 ) -> Parameter:
     """A parameter that the trace does not identify."""
-    return Parameter(key, value, None, lo, hi, f"{_NOT_IDENTIFIED[0]}{why}; {source}")
+    return Parameter(key, value, None, lo, hi, f"{_NOT_IDENTIFIED}{why}; {source}")

@@ -44,9 +44,6 @@ _KEYS = {"mean_compute_s": "job.compute_s"}
 def parameters_of(cluster: Cluster) -> list[Parameter]:
     """The parameters that a calibration wrote into a cluster config, also those that are not identified.
 
-    Args:
-        cluster: a config, with or without a calibration on record.
-
     Raises:
         InputError: a record is not whole.
     """
@@ -66,9 +63,6 @@ def measured_step(cluster: Cluster) -> dict[str, float] | None:
     """The measured mean step in a cluster's record, seconds: ``mean_s`` and its 95 % interval ``low_s``, ``high_s``.
 
     None where the record has none, as after a fit of compute noise alone.
-
-    Args:
-        cluster: a config, with or without a calibration on record.
     """
     measured = cluster.calibration.get("measured", {})
     if "step_mean_s" not in measured or "step_mean_se_s" not in measured:
@@ -90,11 +84,8 @@ def drawn_clusters(
     times as many clusters are drawn. For each wanted one a mean step is drawn from the interval of the measured one,
     and the candidate with the nearest mean step is taken. Without a measured mean step the first candidates are taken.
     A rate that the trace leaves open (``OPEN``) is drawn once for each wanted cluster and its candidates, so that the
-    mean step, which any fit misses by a little, does not choose it.
-
-    Args:
-        parameters: parameters to draw; those of the cluster's own record if None.
-        measured: ``mean_s``, ``low_s`` and ``high_s`` of the mean step, seconds; from the record if None.
+    mean step, which any fit misses by a little, does not choose it. Parameters and mean step that are not given are
+    those on record.
     """
     random = np.random.default_rng(seed)
     given = parameters_of(cluster) if parameters is None else parameters
@@ -134,9 +125,6 @@ def write_posterior(folder: Path, cluster: Cluster, draws: int = DRAWS) -> list[
     """Write drawn clusters as configs, a suite of them, and a training config that draws its episodes from the suite.
 
     The suite names the clusters beside it. Returns the written files, the clusters first.
-
-    Args:
-        folder: where to write.
     """
     drawn, source = drawn_clusters(cluster, draws=draws), cluster.calibration.get("source", cluster.name)
     kept = [split for split, count in _SPLITS for _ in range(count)]

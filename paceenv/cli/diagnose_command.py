@@ -16,7 +16,7 @@ from paceenv.importers.inputs import Inputs
 from paceenv.report.answer_text import print_answer
 from paceenv.report.conclusion import POLICIES, Conclusion, conclude_answer
 from paceenv.report.recordings import find_recordings
-from paceenv.report.step_log_output import PATTERN_HELP, from_logs
+from paceenv.report.step_log_output import PATTERN_HELP
 from paceenv.ui import output
 
 
@@ -25,10 +25,6 @@ def diagnose(
         list[Path], typer.Argument(help="Files, folders and patterns of any supported format, folders of live runs.")
     ],
     pattern: Annotated[str | None, typer.Option(help=PATTERN_HELP)] = None,
-    sizes: Annotated[
-        str | None, typer.Option(help="Text logs of a job at several sizes: the size of each, as 4,8 (nodes or ranks).")
-    ] = None,
-    predict: Annotated[str | None, typer.Option(help="Sizes to predict step times for, as 16,32.")] = None,
     job: Annotated[str | None, typer.Option(help="Which job, where the trace holds several.")] = None,
     simulate: Annotated[
         bool,
@@ -69,12 +65,8 @@ def diagnose(
     Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json - -- paceenv diagnose runs/live --
     paceenv diagnose trace.parquet all_reduce_perf.log -- paceenv diagnose trace.parquet --flops-per-step 3e15
     --peak-flops 989e12 -- paceenv diagnose /tmp/nccl_trace_rank_* -- paceenv diagnose log.txt -- paceenv diagnose
-    log.txt --pattern '(?P<step>\\d+) took (?P<ms>[\\d.]+)' -- paceenv diagnose log4.txt log8.txt --sizes 4,8
-    --predict 16
+    log.txt --pattern '(?P<step>\\d+) took (?P<ms>[\\d.]+)'
     """
-    if sizes is not None or predict is not None:
-        from_logs(paths, sizes, predict, pattern, json_)
-        return
     recordings = find_recordings(paths)
     pages = recordings.pages()
     if json_ != "-":

@@ -14,11 +14,7 @@ _MAX_PARTS: Final = 100
 
 
 class InputError(ValueError):
-    """Bad input: the message names the value, what is allowed, and where the value came from, in one line.
-
-    Args:
-        message: becomes one line, and is cut where it is very long.
-    """
+    """Bad input: the message names the value, what is allowed, and where the value came from, in one line."""
 
     def __init__(self, message: str) -> None:
         line = " ".join(str(message).split())
@@ -31,11 +27,7 @@ def out_of_range(name: str, value: Any, allowed: str, where: str) -> InputError:
 
 
 def needs(what: str, module: str | None, extra: str) -> InputError:
-    """An :class:`InputError` that says which extra of paceenv has a module that is not there.
-
-    Args:
-        extra: the extra in ``pyproject.toml``.
-    """
+    """An :class:`InputError` that says which extra of paceenv has a module that is not there."""
     return InputError(f"{what} needs {module}; install it: pip install '/path/to/checkout[{extra}]'")
 
 

@@ -103,9 +103,6 @@ def find(kind: str, name: str | os.PathLike[str]) -> Path:
     """The file of a config: a path, the only config of a folder or pattern, or a name in ``configs/<kind>``.
 
     Raises InputError if it is missing, or if several are there.
-
-    Args:
-        kind: folder in ``configs``, such as ``clusters``.
     """
     path = Path(name)
     is_name = os.sep not in str(name) and packaged(kind).joinpath(f"{name}.yaml").is_file()

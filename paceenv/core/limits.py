@@ -71,11 +71,7 @@ class Limits:
         return [f"{name} = {own:g} ({others:g})" for name, own, others in pairs if own < others]
 
     def changed(self, texts: Iterable[str]) -> Limits:
-        """These limits with others in place, each as ``name=number``; raises InputError.
-
-        Args:
-            texts: such as ``cap_share=0.1``.
-        """
+        """These limits with others in place, each as ``name=number``; raises InputError."""
         values: dict[str, Any] = asdict(self)
         for text in texts:
             name, _, value = text.partition("=")
@@ -101,11 +97,7 @@ OPEN = Limits(MAX_CAP_S, 1.0, MAX_BUDGET_S, 0)
 
 
 def capped_s(cap_s: float, cap_share: float, step_s: float) -> float:
-    """The longest delay, seconds: the smaller cap.
-
-    Args:
-        cap_share: the same as a share of ``step_s``.
-    """
+    """The longest delay, seconds: the smaller cap."""
     return min(cap_s, cap_share * step_s)
 
 
@@ -113,8 +105,5 @@ def refilled(left_s: float, gain_s: float, burst_s: float) -> float:
     """What is left of a rank's budget after some time, seconds.
 
     The budget is a bucket of ``burst_s`` that fills steadily. So no minute exceeds the budget, wherever it starts.
-
-    Args:
-        left_s: what was left, seconds; negative is a debt.
     """
     return left_s + gain_s if left_s + gain_s < burst_s else burst_s

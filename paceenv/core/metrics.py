@@ -12,11 +12,7 @@ from paceenv.core.student_t import student_t_quantile
 
 
 def step_statistics(step_s: NDArray[np.float64]) -> dict[str, float]:
-    """Mean, standard deviation, coefficient of variation and percentiles of step times of any shape, pooled.
-
-    Args:
-        step_s: seconds, at least one.
-    """
+    """Mean, standard deviation, coefficient of variation and percentiles of step times of any shape, pooled."""
     flat = np.ravel(step_s)
     mean, sd = float(flat.mean()), float(flat.std())
     p50, p95, p99 = (float(p) for p in np.percentile(flat, [50, 95, 99]))
@@ -28,10 +24,6 @@ def reward(step_mean_s: float, step_sd_s: float, reference_s: float, cv_weight: 
 
     ``reference/mean - cv_weight * sd/reference``. The variation is not relative to the policy's own mean, so slowing
     every step down lowers the reward although it lowers the CV.
-
-    Args:
-        step_mean_s: mean step time of the interval, seconds; this and the rest may be arrays of one shape.
-        cv_weight: weight of the variation, at least 0.
     """
     return reference_s / step_mean_s - cv_weight * step_sd_s / reference_s
 
@@ -44,9 +36,6 @@ def bootstrap_interval(
     Plain percentiles are too narrow for few units: with 8 they hold the truth in 9 of 10 samples only. Their levels are
     therefore those of Student's t, with the spread that ``N - 1`` degrees of freedom stand for.
     Source: Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69 (2015), 371-386.
-
-    Args:
-        samples_N: one value of each independent unit (seed).
 
     Returns:
         The mean with its interval; without an interval for fewer than two units.
@@ -62,12 +51,7 @@ def bootstrap_interval(
 
 
 def ks_distance(sample_N: NDArray[np.float64], other_M: NDArray[np.float64]) -> float:
-    """Kolmogorov-Smirnov distance: the largest difference between two samples' distribution functions, 0 to 1.
-
-    Args:
-        sample_N: one sample, ``(N,)``.
-        other_M: another, ``(M,)``.
-    """
+    """Kolmogorov-Smirnov distance: the largest difference between two samples' distribution functions, 0 to 1."""
     first, second = np.sort(sample_N), np.sort(other_M)
     at = np.concatenate([first, second])
     below = np.searchsorted(first, at, side="right") / len(first)
@@ -79,9 +63,6 @@ def ks_chance(independent: float, other: float = math.inf) -> float:
     """Kolmogorov-Smirnov distance that two samples of one distribution exceed in 5 % of cases, at most 1.
 
     So many independent values cannot show a smaller difference. Source: Smirnov 1948, the limit for large samples.
-
-    Args:
-        independent: independent values of one sample; fewer than it has where neighbours are alike.
     """
     return min(1.3581 * math.sqrt(1.0 / independent + 1.0 / other), 1.0)
 
@@ -90,9 +71,6 @@ def correlation_length(values: NDArray[np.float64]) -> float:
     """Values after which a series has forgotten, at least 1: so many of them tell as much as one independent value.
 
     One plus twice its autocorrelations, up to the first that may be chance.
-
-    Args:
-        values: a series in order, ``(N,)``.
     """
     centred = values - values.mean()
     variance = float((centred**2).mean())

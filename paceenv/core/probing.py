@@ -1,16 +1,15 @@
 """The plan of probes: which units are delayed when and by how much. It is random, but every rank draws the same from
 the seed.
 
-A live rank delays itself by it (``paceenv.live.decide.probe``) and calibration reads a trace by it
-(``paceenv.calibration.response``). The *intended* delays are a pure function of seed, iteration and unit. The effect of
-a delay can therefore be separated from all other causes that made a rank late. A *unit* is delayed as a whole: a
-process group where the job has several, else each rank by itself. Standard library only.
+A live rank delays itself by it (``paceenv.live.decide.probe``). The *intended* delays are a pure function of seed,
+iteration and unit. The effect of a delay can therefore be separated from all other causes that made a rank late. A
+*unit* is delayed as a whole: a process group where the job has several, else each rank by itself. Standard library
+only.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -90,15 +89,3 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Plain data for a trace's metadata."""
         return asdict(self)
-
-    @classmethod
-    def of_job(cls, job: Mapping[str, Any]) -> Plan | None:
-        """The plan in a trace's job description; None where it has no plan that can be read."""
-        found = job.get(METADATA_KEY)
-        if not isinstance(found, Mapping):
-            return None
-        seed, probe_s, first = (found.get(name) for name in ("seed", "probe_s", "first_iteration"))
-        if type(seed) is not int or not isinstance(probe_s, (int, float)) or type(first) is not int:
-            return None
-        share = found.get("head_start_share", 0.0)
-        return cls(seed, float(probe_s), first, float(share)) if isinstance(share, (int, float)) else None

@@ -44,31 +44,17 @@ class Left(NamedTuple):
 
 
 def leave(rank: NDArray[np.float32], tick: NDArray[np.float64]) -> Left:
-    """Pacing is interrupted: remember the estimator ``(rank[..., F, R], tick[..., K])``.
-
-    Args:
-        rank: each rank's own fields, ``(..., F, R)``.
-        tick: what all ranks see alike, ``(..., K)``.
-    """
+    """Pacing is interrupted: remember the estimator ``(rank[..., F, R], tick[..., K])``."""
     return Left(rank.copy(), tick.copy())
 
 
 def begin(rank: NDArray[np.float32], tick: NDArray[np.float64]) -> Left:
-    """The estimator with which a policy acts for the first time: the job as observed so far, with no sum begun.
-
-    Args:
-        rank: each rank's own fields, ``(..., F, R)``.
-        tick: what all ranks see alike, ``(..., K)``.
-    """
+    """The estimator with which a policy acts for the first time: the job as observed so far, with no sum begun."""
     return Left(rank.copy(), when_pacing_begins(tick))
 
 
 def when_pacing_begins(tick: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What all ranks see alike when pacing begins: nothing but the baselines ``tick[..., K]`` is known.
-
-    Args:
-        tick: what all ranks see alike, ``(..., K)``.
-    """
+    """What all ranks see alike when pacing begins: nothing but the baselines ``tick[..., K]`` is known."""
     fresh = np.empty(timing.TICK_FIELDS)
     timing.reset_tick(fresh)
     begun = np.broadcast_to(fresh, tick.shape).copy()
@@ -77,12 +63,7 @@ def when_pacing_begins(tick: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def resume(rank: NDArray[np.float32], tick: NDArray[np.float64], left: Left) -> None:
-    """Pacing goes on: the estimator, in place, is as it was ``left``, but for the baselines.
-
-    Args:
-        rank: each rank's own fields, ``(..., F, R)``.
-        tick: what all ranks see alike, ``(..., K)``.
-    """
+    """Pacing goes on: the estimator, in place, is as it was ``left``, but for the baselines."""
     baselines, clock = rank[..., RANK_BASELINES, :].copy(), tick[..., TICK_BASELINES].copy()
     rank[...], tick[...] = left
     rank[..., RANK_BASELINES, :], tick[..., TICK_BASELINES] = baselines, clock

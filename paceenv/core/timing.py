@@ -87,11 +87,7 @@ TICK_FIELDS = slack_turns.END
 
 
 def reset_rank(rank: NDArray[np.float32], r: int) -> None:
-    """Forget everything about column ``r``.
-
-    Args:
-        rank: the ranks' own fields, ``(F, R)``; changed in place.
-    """
+    """Forget everything about column ``r``."""
     for field in range(RANK_FIELDS):
         rank[field, r] = 0.0
     rank[COMM_BASELINE_S, r] = rank[COMM_PAIR_LOW_S, r] = rank[SLACK_PAIR_LOW_S, r] = math.inf
@@ -99,11 +95,7 @@ def reset_rank(rank: NDArray[np.float32], r: int) -> None:
 
 
 def reset_tick(tick: NDArray[np.float64]) -> None:
-    """Forget everything the ranks see alike.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``; changed in place.
-    """
+    """Forget everything the ranks see alike."""
     for field in range(TICK_FIELDS):
         tick[field] = 0.0
     tick[STEP_FIRST_S] = tick[STEP_SECOND_S] = tick[STEP_THIRD_S] = tick[STEP_BASELINE_S] = math.inf
@@ -122,11 +114,7 @@ def new_state(ranks: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float64]]
 
 
 def observe_step(tick: NDArray[np.float64], step_s: float) -> None:
-    """Take in one step time (exit of the last collective to exit of the last collective), before the ranks' own.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``; changed in place.
-    """
+    """Take in one step time (exit of the last collective to exit of the last collective), before the ranks' own."""
     tick[ITERATIONS] += 1.0
     larger_s = max(tick[STEP_FIRST_S], step_s)
     tick[STEP_FIRST_S] = min(tick[STEP_FIRST_S], step_s)
@@ -152,28 +140,17 @@ def smallest(tick: NDArray[np.float64], first: int) -> int:
     """Which of the three smallest values from field ``first`` on a first block's baseline is: the third, if it exists.
 
     So a baseline is finite from the first iteration on, and what is lucky in it is forgotten with the third.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``.
     """
     return first + min(int(tick[ITERATIONS]), 3) - 1
 
 
 def block_ends(tick: NDArray[np.float64]) -> bool:
-    """Whether this iteration closes a block of the baselines.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``.
-    """
+    """Whether this iteration closes a block of the baselines."""
     return int(tick[ITERATIONS]) % BLOCK_ITERATIONS == 0
 
 
 def pair_ends(tick: NDArray[np.float64]) -> bool:
-    """Whether this iteration closes a pair of the recent lows.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``.
-    """
+    """Whether this iteration closes a pair of the recent lows."""
     return int(tick[ITERATIONS]) % RECENT_ITERATIONS == 0
 
 
@@ -223,12 +200,7 @@ def observe_ranks(
 
 
 def follow_comm(rank: NDArray[np.float32], tick: NDArray[np.float64], comm_R: NDArray[np.float32]) -> None:
-    """Every rank's baseline of its payload collective takes in an iteration, as that of the step does.
-
-    Args:
-        rank: the ranks' own fields, ``(F, R)``; changed in place.
-        tick: what all ranks see alike, ``(K,)``.
-    """
+    """Every rank's baseline of its payload collective takes in an iteration, as that of the step does."""
     ranks, baseline_R = comm_R.shape[0], rank[COMM_BASELINE_S]
     first_R, second_R, third_R = rank[COMM_FIRST_S], rank[COMM_SECOND_S], rank[COMM_THIRD_S]
     for r in range(ranks):
@@ -263,9 +235,6 @@ def slack_low_s(rank: NDArray[np.float32], r: int) -> float:
     the step would grow by a multiple of it, because the delay of each rank is slack of the others. The margin uses
     changes from one step to the next; the start of a persistent episode would widen the spread as well. Zero until a
     first pair is complete.
-
-    Args:
-        rank: the ranks' own fields, ``(F, R)``.
     """
     now_s, before_s = np.float64(rank[SLACK_S, r]), np.float64(rank[SLACK_PAIR_LOW_S, r])
     low_s = now_s if now_s < before_s else before_s
@@ -279,9 +248,6 @@ def comm_low_s(rank: NDArray[np.float32], r: int) -> float:
     It is never below the rank's baseline; the rest is what contention adds to every iteration. The low rises only when
     contention persists and falls at once when a shift has worked, so a job stops shifting where it stops colliding. A
     mean would not. Without the margin, waits for late peers would count as contention and feed on each other's delays.
-
-    Args:
-        rank: the ranks' own fields, ``(F, R)``.
     """
     now_s, before_s = np.float64(rank[COMM_S, r]), np.float64(rank[COMM_PAIR_LOW_S, r])
     low_s = now_s if now_s < before_s else before_s
@@ -294,9 +260,6 @@ def window_s(settings_M2: NDArray[np.float64], mechanism: int, step_s: float, ca
     """The delay window of a mechanism in seconds: its share of the baseline step, at most the cap.
 
     The result is a hair smaller, so that a delay that is cut to it stays within it when stored as float32.
-
-    Args:
-        settings_M2: (threshold, window) of each mechanism, ratios.
     """
     return float(min(settings_M2[mechanism, WINDOW] * step_s, cap_s)) * _ROUNDED_DOWN
 

@@ -27,11 +27,7 @@ Flags = NDArray[np.bool_]
 
 
 def unlike_values(step_s_V: Array, first: int) -> Flags:
-    """Which step times are unlike those that follow the ``first`` ones, ``(V,)``.
-
-    Args:
-        step_s_V: step times of one run, seconds; more than ``first``.
-    """
+    """Which step times are unlike those that follow the ``first`` ones, ``(V,)``."""
     after = step_s_V[first : first + COMPARED]
     usual = float(np.median(after))
     # Of all values after: in a small sample the quantiles of their spread are themselves uncertain.
@@ -45,9 +41,6 @@ def without_warm_up(trace: Trace, job: str | None = None) -> tuple[Trace, int]:
 
     Only iterations before the first one with pacing are compared, and none that a checkpoint or the like interrupts.
     A trace that does not begin with the job has no warm-up.
-
-    Args:
-        job: which job; must be named where the trace holds several.
     """
     mine = trace.isin("job", trace.job_name(job))
     iteration, start_s, end_s = (trace.column(name)[mine] for name in ("iteration", "start_s", "end_s"))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from paceenv.core.errors import InputError
@@ -14,7 +12,7 @@ from paceenv.diagnosis.host_activity import LateHost, find_late_hosts
 from paceenv.diagnosis.lateness_over_time import LatenessOverTime, find_lateness
 from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
 from paceenv.diagnosis.verdict import Diagnosis
-from paceenv.importers.inputs import Inputs, read_inputs
+from paceenv.importers.inputs import Inputs
 
 if TYPE_CHECKING:
     from paceenv.diagnosis.collective_times import CollectiveTimes
@@ -106,15 +104,3 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
 
 MAX_ROWS: Final = 2_000_000
 """Rows of a trace in memory; with everything computed from them less than a gigabyte."""
-
-
-def read_sources(
-    paths: Sequence[Path], job: str | None = None, *, max_rows: int = MAX_ROWS
-) -> tuple[OperationMatrix, tuple[str, ...]]:
-    """The matrix of a job, and notes on what was left out, skipped or is damaged.
-
-    Raises InputError: no trace is there, or it holds no such job.
-    """
-    found = read_inputs(paths, max_rows=max_rows)
-    matrix, note = on_one_clock(read_matrix(found.require_trace(), job=job))
-    return matrix, (*found.notes, note) if note else found.notes

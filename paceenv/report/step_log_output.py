@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import numpy as np
 
-from paceenv.core.errors import InputError
-from paceenv.diagnosis.step_times.larger_sizes import predict_sizes
-from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps
+from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
 from paceenv.diagnosis.step_times.step_model import PROBABILITIES, WHY_NO_CLUSTER, check_model, fit_model
-from paceenv.importers.inputs import read_inputs
 from paceenv.importers.step_log import StepLog
 from paceenv.ui import output
 
@@ -20,41 +14,6 @@ PATTERN_HELP = (
     "(?P<ms>..); or for a speed, (?P<steps_per_s>..); or for a running clock, (?P<elapsed_s>..); beside it "
     "(?P<step>..)."
 )
-
-
-def from_logs(
-    paths: Sequence[Path], sizes: str | None, wanted: str | None, pattern: str | None, json_: str | None
-) -> None:
-    """Predict step times at other sizes from one log per size, and print them. Raises InputError."""
-    if sizes is None or wanted is None:
-        raise InputError("--sizes or --predict is missing; allowed: both, as --sizes 4,8 --predict 16")
-    known, target = (_sizes(name, text) for name, text in (("--sizes", sizes), ("--predict", wanted)))
-    found = predict_sizes(known, [diagnose_steps(_log_of(path, pattern)) for path in paths], target)
-    if json_ is not None:
-        output.write_json(found.to_json(), json_)
-    if json_ == "-":
-        return
-    rows = []
-    for one in found.sizes:
-        mean = "" if one.mean_s is None else "{} ({} to {})".format(*map(_time, one.mean_s))
-        cv, tail = "{:.2%} ({:.2%} to {:.2%})".format(*one.cv), "{:.3f} ({:.3f} to {:.3f})".format(*one.p99_over_median)
-        rows.append((f"{one.size:g}", mean, cv, tail))
-    columns = ("size", "typical step (range)", "CV (95 %)", "99th percentile / median (95 %)")
-    output.print_table(f"Predicted from sizes {sizes}: {found.law}", columns, rows, "; ".join(found.notes))
-
-
-def _log_of(path: Path, pattern: str | None) -> StepLog:
-    log = read_inputs([path], pattern=pattern).one_log()
-    if log is None:
-        raise InputError(f"{path}: no log with step times; allowed: a log of each size, or a folder with it")
-    return log
-
-
-def _sizes(name: str, text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"{name} {text}: allowed: numbers separated by commas, as 4,8") from None
 
 
 def calibrate_log(log: StepLog, json_: str | None) -> None:

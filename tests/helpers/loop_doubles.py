@@ -66,7 +66,7 @@ PARAMETERS = (
     Parameter("job.compute_s", 0.06, 0.0005, 0.059, 0.061, "compute rows"),
     Parameter("fabric.uplink_gbps", 0.4, 0.004, 0.392, 0.408, "collectives together and alone"),
     Parameter("noise.slow_ranks", 0.0, 0.1, 0.0, 0.2, "nobody computes longer"),
-    Parameter("fabric.buffer_kb", None, None, None, None, "cannot tell from this trace: nothing collapses"),
+    Parameter("fabric.buffer_kb", None, None, None, None, "cannot be identified from this trace: nothing collapses"),
 )
 
 

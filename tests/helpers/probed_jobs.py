@@ -1,8 +1,8 @@
-"""Traces of jobs under probes whose response is known: a linear one, made up, and the simulator's, moved by hand."""
+"""Traces of simulated jobs whose ranks hold back by a plan of probes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from paceenv.sim.engine.phases import joined
 from paceenv.sim.engine.recording import RecordingWriter
 
 Array = NDArray[np.float64]
-STEP_S = 0.2
 
 
 def metadata(plan: Plan | None, ranks: int) -> TraceMetadata:
@@ -32,57 +31,6 @@ def levels(plan: Plan, iterations: int, ranks: int, per_group: int) -> Array:
     """The shares that are drawn for every rank, ``(T, R)``, where each ``per_group`` ranks are a process group."""
     units = [unit_of(rank, rank // per_group, per_group, ranks) for rank in range(ranks)]
     return np.array([[plan.level(i, *unit) for unit in units] for i in range(iterations)])
-
-
-def linear_job(
-    response_G: Sequence[float],
-    *,
-    seed: int = 0,
-    iterations: int = 800,
-    per_group: int = 2,
-    bound_s: float = 0.01,
-    noise: Callable[[np.random.Generator, int], Array] = lambda random, n: random.normal(0.0, 0.05, n),
-    oversleep: float = 0.0,
-    after: float = 0.0,
-    collective: tuple[float, float] = (0.0, 0.0),
-    plan: Plan | None = None,
-    with_plan: bool = True,
-) -> Trace:
-    """A job of groups of ranks whose step grows by ``response_G[g]`` seconds per second of delay of group g.
-
-    ``noise`` is relative to the step. ``oversleep``: how much longer a delay gets, relatively, per relative excess of
-    the step. ``after`` is per second of all delays of the last hold, by way of the mean. ``collective``: seconds of a
-    group's collective per second of its own delay, and of one of another group.
-    """
-    random, groups = np.random.default_rng(seed), len(response_G)
-    ranks, plan = groups * per_group, plan or Plan(seed, bound_s, 50)
-    drawn_TR = levels(plan, iterations, ranks, per_group)
-    excess_T = noise(random, iterations)
-    delay_TR = bound_s * drawn_TR * np.maximum(1.0 + oversleep * excess_T, 0.0)[:, None]
-    delay_TG = delay_TR[:, ::per_group]
-    held_TG = np.concatenate([np.zeros((5, groups)), delay_TG[:-5]])
-    step_T = STEP_S * (1.0 + excess_T) + delay_TG @ np.array(response_G) + after * held_TG.mean(axis=1)
-    start_T = np.cumsum(step_T) - step_T
-    own, others = collective
-    comm_TG = 0.05 + own * delay_TG + others * (delay_TG.sum(axis=1, keepdims=True) - delay_TG)
-    begin = np.broadcast_to(start_T[:, None], delay_TR.shape)
-    end = np.broadcast_to((start_T + step_T)[:, None], delay_TR.shape)
-    entry = begin + delay_TR + 0.08
-    done = entry + np.repeat(comm_TG, per_group, axis=1)
-    rows = [("pace", -1, begin, begin + delay_TR), ("compute", -1, begin + delay_TR, entry)]
-    rows += [("all_reduce", 1, entry, done), ("barrier", -1, done, np.maximum(end, done))]
-    iteration, rank = np.indices(delay_TR.shape)
-    columns: dict[str, list[Any]] = {
-        name: [] for name in ("op", "group", "rank", "iteration", "seq", "start_s", "end_s")
-    }
-    for seq, (op, grouped, first, last) in enumerate(rows):
-        keep = last > first
-        group = rank // per_group if grouped == 1 else np.full_like(rank, -1)
-        values = (np.full(keep.sum(), op, object), group[keep], rank[keep], iteration[keep], np.full(keep.sum(), seq))
-        for name, value in zip(columns, (*values, first[keep], last[keep]), strict=True):
-            columns[name].append(value)
-    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
-    return Trace.from_columns(joined | {"job": "job"}, metadata(plan if with_plan else None, ranks))
 
 
 def simulated(

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from paceenv.core.trace import Trace, TraceMetadata
+from paceenv.diagnosis.clocks import on_one_clock
+from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
+from paceenv.importers.inputs import read_inputs
 
 STRAGGLER_DIR = Path(
     os.environ.get("PACEENV_STRAGGLER_DIR")
@@ -60,6 +63,11 @@ def job_of(compute_TR: Any, transfer_s: Any = 0.5, name: str = "plain", **change
     }
     ranks = tuple({"rank": r} for r in range(compute_TR.shape[1]))
     return Trace.from_columns(columns | changed, TraceMetadata({"name": name}, ranks, "test"))
+
+
+def matrix_in(path: Path) -> OperationMatrix:
+    """The matrix of the one job in a file, on one clock."""
+    return on_one_clock(read_matrix(read_inputs([path]).require_trace()))[0]
 
 
 def awaited(trace: Trace, op: str = "all_reduce") -> Trace:

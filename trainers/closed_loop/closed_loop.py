@@ -20,7 +20,6 @@ from pydantic import Field
 from paceenv.calibration.job_fit import JobFit
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
-from paceenv.calibration.response import measure_response
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.trace import Trace, read_trace
 from paceenv.live.decide.canary import BLOCK_ITERATIONS
@@ -149,8 +148,7 @@ class ClosedLoop:
         if not plan.probe_s:
             return {"skipped": "the scenario asks for no probe (loop.probe_s)"}
         result = self._real(place, "probe", plan.probe_iterations, "--probe-s", f"{plan.probe_s!r}")
-        trace = read_trace(place / RUN / plan.job / "trace.parquet")
-        return {"jobs": _settled(result), "response": measure_response(trace).to_json()}
+        return {"jobs": _settled(result)}
 
     def _calibrate(self, place: Path) -> Found:
         observed = read_trace(self._run_of("observe") / "trace.parquet")

@@ -43,7 +43,7 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
         "expect": plan.expect,
         "observed": {"job": plan.job, **observed},
         "others": {name: steps for name, steps in found["observe"]["jobs"].items() if name != plan.job},
-        "probe": found["probe"].get("response"),
+        "probe": found["probe"].get("jobs", {}).get(plan.job),
         "simulated": passive,
         "fit": fit(observed, passive),
         "held_out": fit(found["contest"]["unpaced"], passive),
@@ -260,7 +260,7 @@ def tables(report: Found) -> list[Table]:
             f"Calibrated {probe}",
             ("parameter", "value", "standard error", "95 % low", "high", "evidence"),
             [_parameter(p) for p in report["calibration"]],
-            f"the probe: {report['probe']['text']}" if report["probe"] else "",
+            "",
         ),
         (
             "Predicted",

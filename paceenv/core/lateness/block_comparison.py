@@ -44,11 +44,7 @@ class Lateness(NamedTuple):
 
 
 def compare(own_s_RK: Times, step_s: float) -> Lateness:
-    """Each rank's own time against the median of the others, in every block that most of the ranks have.
-
-    Args:
-        own_s_RK: own times, seconds per step, of at least two ranks.
-    """
+    """Each rank's own time against the median of the others, in every block that most of the ranks have."""
     known_K = (~np.isnan(own_s_RK)).sum(axis=0)
     own_s_RK = np.where(known_K >= 0.75 * max(known_K.max(initial=0), 2), own_s_RK, math.nan)
     late_s_RK = own_s_RK - others_median(own_s_RK)

@@ -43,22 +43,13 @@ def kind_of(spans: Sequence[tuple[int, int]], begin: int, end: int) -> str:
 
 
 def kind_of_past(spans: Sequence[tuple[int, int]], observed: int) -> str:
-    """The kind of lateness that is over: once, or now and then.
-
-    Args:
-        spans: first and last step or block of each span; at least one.
-    """
+    """The kind of lateness that is over: once, or now and then."""
     lasted = spans[-1][1] - spans[0][0] + 1
     return ONCE if len(spans) == 1 and lasted <= max(1, int(ONCE_SHARE * observed)) else SOMETIMES
 
 
 def pattern_of_all(named: Collection[str], turns: int, covered_share: float, lost_share: float) -> str:
-    """The pattern of a set of ranks that wait for each other, one of :data:`PATTERNS`.
-
-    Args:
-        covered_share: share of what was observed in which one of those was late, 0 to 1.
-        lost_share: time that every rank loses to variation, share of the step.
-    """
+    """The pattern of a set of ranks that wait for each other, one of :data:`PATTERNS`."""
     if named:
         return SINCE if set(named) == {SINCE} else CHRONIC
     if turns > 1 and covered_share >= TURNS_SHARE:

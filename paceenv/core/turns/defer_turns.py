@@ -27,11 +27,7 @@ without holding back from the mean of such steps."""
 
 
 def reset(tick: NDArray[np.float64]) -> None:
-    """Set what does not begin at 0.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``; changed in place.
-    """
+    """Set what does not begin at 0."""
     tick[LENGTH], tick[BACKOFF], tick[LEFT] = TRIAL_ITERATIONS, FREE_ITERATIONS, -FREE_ITERATIONS
 
 
@@ -44,9 +40,6 @@ def watch(tick: NDArray[np.float64], step_s: float) -> None:
     nothing is to be gained is tried in one of forty iterations. A trial whose first steps are clearly longer ends at
     once, and the pause after it is longer still. All ranks see the same steps and act alike. Only steps in which
     something was really held count as a hold; a trial waits until the settings ask for it.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``; updated.
     """
     held, left = tick[NOW] > 0.0, tick[LEFT]
     tick[NOW] = 0.0
@@ -73,11 +66,7 @@ def watch(tick: NDArray[np.float64], step_s: float) -> None:
 
 
 def clearly_hurts(tick: NDArray[np.float64]) -> bool:
-    """Whether the first steps of a trial are so much longer than those without holding that its rest need not be seen.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``.
-    """
+    """Whether the first steps of a trial are so much longer than those without holding that it may end."""
     seen = tick[LENGTH] - tick[LEFT]
     is_trial = tick[LENGTH] == TRIAL_ITERATIONS and seen >= HURT_ITERATIONS
     noise_s = HURT_SPREADS * tick[SPREAD_S] * math.sqrt(max(seen, 0.0))
@@ -85,11 +74,7 @@ def clearly_hurts(tick: NDArray[np.float64]) -> bool:
 
 
 def end_hold(tick: NDArray[np.float64], helped: bool) -> None:
-    """Stop holding back; the next hold is longer if this one helped, the pause before it is if it did not.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``; updated.
-    """
+    """Stop holding back; the next hold is longer if this one helped, the pause before it is if it did not."""
     if helped:
         tick[BACKOFF] = FREE_ITERATIONS
         tick[LENGTH] = min(2.0 * tick[LENGTH], MAX_HOLD_ITERATIONS)
@@ -100,11 +85,7 @@ def end_hold(tick: NDArray[np.float64], helped: bool) -> None:
 
 
 def gain(tick: NDArray[np.float64]) -> float:
-    """Mean step without holding back over the mean step with it, less 1; 0 while unknown, endless in a first hold.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``.
-    """
+    """Mean step without holding back over the mean step with it, less 1; 0 while unknown, endless in a first hold."""
     if tick[LEFT] <= 0.0:
         return 0.0
     if tick[LENGTH] == TRIAL_ITERATIONS:

@@ -57,20 +57,12 @@ not."""
 
 
 def reset(tick: NDArray[np.float64]) -> None:
-    """Set what does not begin at 0.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``; changed in place.
-    """
+    """Set what does not begin at 0."""
     tick[TURN], tick[CLOSED_NEXT] = TURN_ITERATIONS, CLOSED_ITERATIONS
 
 
 def watch(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> None:
-    """Take in one step time.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``; changed in place.
-    """
+    """Take in one step time."""
     step_s = without_outlier_s(tick, step_s, baseline_s)
     was_paused = tick[PAUSE_S] > 0.0 and tick[AFTER_S] == 0.0
     paused = pauses(tick)
@@ -91,11 +83,7 @@ def watch(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> None:
 
 
 def without_outlier_s(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> float:
-    """A step as it counts in a comparison, seconds; the mean change from step to step takes it in.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``; changed in place.
-    """
+    """A step as it counts in a comparison, seconds; the mean change from step to step takes it in."""
     most_s = OUTLIER * max(tick[CHANGE_S], LEAST_CHANGE * baseline_s)
     change_s = min(abs(step_s - tick[STEP_S]), most_s) if tick[STEP_S] > 0.0 else 0.0
     tick[CHANGE_S] += CHANGE_SMOOTHING * (change_s - tick[CHANGE_S])
@@ -109,9 +97,6 @@ def pauses(tick: NDArray[np.float64]) -> bool:
     """Whether no rank uses its slack in the iteration that follows: a pause, or the rule is off.
 
     A pause is begun at its first iteration or not at all.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``.
     """
     if tick[CLOSED] > 0.0:
         return True
@@ -123,11 +108,7 @@ def pauses(tick: NDArray[np.float64]) -> bool:
 
 
 def compare(tick: NDArray[np.float64], baseline_s: float) -> None:
-    """Judge the rule after a pause: steps without it against those before and after, with earlier comparisons.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``; changed in place.
-    """
+    """Judge the rule after a pause: steps without it against those before and after, with earlier comparisons."""
     gain_s = tick[PAUSE_S] - 0.5 * (tick[BEFORE_S] + tick[AFTER_S])
     tick[WEIGHT] = FORGET * tick[WEIGHT] + 1.0
     tick[GAINS_S] = FORGET * tick[GAINS_S] + gain_s

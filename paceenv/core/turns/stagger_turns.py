@@ -39,11 +39,7 @@ next one."""
 
 
 def reset(tick: NDArray[np.float64]) -> None:
-    """Set what does not begin at 0.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``; changed in place.
-    """
+    """Set what does not begin at 0."""
     tick[HOLD] = tick[BACKOFF] = MIN_HOLD_ITERATIONS
     tick[TRIAL_AFTER] = FIRST_TRIAL_ITERATIONS
 
@@ -58,9 +54,6 @@ def watch(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> None:
 
     Where every step collapses, none stands out. So where none has collapsed for long, places are tried for a few
     iterations, whatever the threshold of a rank; after a trial that does not help the next one comes much later.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``; changed in place.
     """
     left = tick[LEFT]
     mean, count = (HELD_MEAN_S, HELD_COUNT) if left > 0.0 else (FREE_MEAN_S, FREE_COUNT)
@@ -94,11 +87,7 @@ def watch(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> None:
 
 
 def trial_costs(tick: NDArray[np.float64]) -> bool:
-    """Whether the first steps of a trial were longer than those without.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``.
-    """
+    """Whether the first steps of a trial were longer than those without."""
     is_trial = tick[TRIAL] > 0.0 and tick[HOLD] == TRIAL_ITERATIONS
     held = tick[HOLD] - tick[LEFT]
     return bool(is_trial and held == SHORTEST_TRIAL_ITERATIONS and tick[SUM_S] > held * tick[FREE_S])
@@ -109,30 +98,19 @@ def holds_cost(tick: NDArray[np.float64]) -> bool:
 
     A hold is judged against the slow steps that led to it, and slow steps are followed by faster ones of themselves
     where they are chance. All held against all free steps show that.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``.
     """
     known = min(tick[HELD_COUNT], tick[FREE_COUNT]) >= MEAN_ITERATIONS
     return bool(known and tick[HELD_MEAN_S] > tick[FREE_MEAN_S])
 
 
 def hold(tick: NDArray[np.float64]) -> None:
-    """Begin to hold places, for ``HOLD`` iterations.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``; changed in place.
-    """
+    """Begin to hold places, for ``HOLD`` iterations."""
     tick[LEFT] = tick[HOLD]
     tick[SUM_S] = tick[COLLAPSED] = tick[WATCHED] = 0.0
 
 
 def judge_hold(tick: NDArray[np.float64]) -> None:
-    """Go on to a hold after a trial that helped; back off after a hold that did not shorten the mean step.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``; changed in place.
-    """
+    """Go on to a hold after a trial that helped; back off after a hold that did not shorten the mean step."""
     was_trial, tick[TRIAL] = tick[TRIAL] * (tick[HOLD] == TRIAL_ITERATIONS), 0.0
     if was_trial > 0.0:
         helped = tick[SUM_S] < (1.0 - TRIAL_GAIN) * tick[FREE_S] * tick[HOLD]
