@@ -50,7 +50,7 @@ def config(name: str, **changed: Any) -> TrainConfig:
             "cv_weight": 0.1,
         },
         "constraint": None if name == "distill" else {"limit": 0.0, "rate": 50},
-        "selection": {"suites": ["stagger"], "every": 1, "patience": 9, "seeds": 2, "iterations": 60},
+        "selection": {"suites": ["stagger"], "every": 1, "patience": 9, "seeds": 1, "iterations": 40},
         "algorithm": name,
         "total_timesteps": 1200 if name == "distill" else 1024,
         **({"distill": DISTILL} if name == "distill" else {"sb3": {"arguments": TINY[name]}}),
@@ -59,7 +59,15 @@ def config(name: str, **changed: Any) -> TrainConfig:
     return config_files.parse(TrainConfig, data, "tiny")
 
 
-@pytest.mark.parametrize("algorithm", [*TINY, "distill"])
+@pytest.mark.slow
+def test_other_algorithms_train_and_deploy(tmp_path: Path) -> None:
+    for algorithm in ("A2C", "TD3"):
+        made = training_run.train(config(algorithm, selection=None, total_timesteps=512), folder=tmp_path / algorithm)
+        save_policy(tmp_path / f"{algorithm}.safetensors", made.file)
+        assert load_policy(tmp_path / f"{algorithm}.safetensors").policy.memory_intervals == (2, 9)
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "SAC", "distill"])
 def test_an_interrupted_run_resumes_to_the_same_bits(algorithm: str, tmp_path: Path) -> None:
     whole = training_run.train(config(algorithm), folder=tmp_path / "whole")
     cut = training_run.Run(config(algorithm), folder=tmp_path / "cut")
@@ -82,13 +90,12 @@ def test_an_interrupted_run_resumes_to_the_same_bits(algorithm: str, tmp_path: P
         training_run.train(config(algorithm, seed=3), folder=tmp_path / "cut", resume=True)
 
 
-@pytest.mark.parametrize("algorithm", ["SAC"])
 def test_actions_before_learning_starts_are_the_same_after_an_interruption(
-    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_run, "SEGMENT_ROLLOUTS", 1)
     section = {"arguments": {**REPLAY, "learning_starts": 9999, "buffer_size": 1600}}
-    tiny = config(algorithm, selection=None, constraint=None, sb3=section, total_timesteps=1536)
+    tiny = config("SAC", selection=None, constraint=None, sb3=section, total_timesteps=1536)
     whole = training_run.Run(tiny)
     for _ in range(3):
         whole.advance()
@@ -101,7 +108,7 @@ def test_actions_before_learning_starts_are_the_same_after_an_interruption(
     assert len(np.unique(kept.reshape(len(kept), -1), axis=0)) == len(kept), "no segment repeats another one's"
 
 
-@pytest.mark.parametrize("algorithm", ["SAC", "CrossQ"])
+@pytest.mark.parametrize("algorithm", ["SAC", pytest.param("CrossQ", marks=pytest.mark.slow)])
 def test_the_deployed_action_is_the_actor_s_mean(algorithm: str) -> None:
     run = training_run.Run(config(algorithm, selection=None))
     run.advance()

@@ -56,9 +56,7 @@ def test_names_and_paths_are_told_apart(tmp_path: Path) -> None:
     ("name", "expected"),
     [
         ("null-jiter", "null-jiter: neither a file nor one of configs/clusters: {names}; did you mean null-jitter?"),
-        ("qqq", "qqq: neither a file nor one of configs/clusters: {names}"),
         ("nowhere/a.yaml", "nowhere/a.yaml: no such file"),
-        ("a.yaml", "a.yaml: no such file"),
         ("../clusters", "../clusters: no such file"),
     ],
 )
@@ -87,12 +85,6 @@ def test_files_that_are_no_mapping(tmp_path: Path, text: str | bytes, expected: 
     assert problem(path).startswith(f"{path}: {expected}")
 
 
-@pytest.mark.parametrize("text", ["[" * 5000, "name: 2020-13-45"], ids=["deep nesting", "impossible date"])
-def test_files_on_which_the_parser_itself_gives_up(tmp_path: Path, text: str) -> None:
-    path = written(tmp_path, text)
-    assert problem(path).startswith(f"{path}: not valid YAML")
-
-
 def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").mkdir()
     allowed = "one of them, or a folder with one"
@@ -106,41 +98,21 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     ("assignment", "expected"),
     [
         ("fabric.nic_gbps=-5", "fabric.nic_gbps = -5; allowed: greater than 0, at most 1e+15"),
-        ("fabric.uplink_gbps=0", "fabric.uplink_gbps = 0; allowed: greater than 0, at most 1e+15"),
         ("fabric.nic_gbps=.nan", "fabric.nic_gbps = nan; allowed: greater than 0, at most 1e+15"),
-        ("job.compute_s=.inf", "job.compute_s = inf; allowed: greater than 0, at most 1e+15"),
         ("fabric.nic_gbps=fast", "fabric.nic_gbps = 'fast'; allowed: input should be a valid number"),
         ("noise.jitter_cv=1.5", "noise.jitter_cv = 1.5; allowed: at least 0, at most 1"),
-        ("noise.slow_factor=0.5", "noise.slow_factor = 0.5; allowed: at least 1"),
-        ("noise.fail_slow_share=1", "noise.fail_slow_share = 1; allowed: at least 0, at most 0.99"),
         ("job.nodes=0", "job.nodes = 0; allowed: input should be greater than or equal to 1"),
-        ("job.nodes=2.5", "job.nodes = 2.5; allowed: input should be a valid integer"),
         ("job.compute_s={uniform: [2, 1]}", "job.compute_s = {'uniform': [2, 1]}; allowed: lower end first"),
-        (
-            "job.compute_s={uniform: [-1, 1]}",
-            "job.compute_s = {'uniform': [-1, 1]}; allowed: greater than 0, at most",
-        ),
         ("job.compute_s={loguniform: [0, 1]}", "job.compute_s = {'loguniform': [0, 1]}; allowed: two positive numbers"),
         ("job.compute_s={normal: [1, -1]}", "job.compute_s = {'normal': [1, -1]}; allowed: a standard deviation of at"),
-        ("job.compute_s={uniform: [2]}", "job.compute_s.uniform = [2]; allowed: list should have at least 2 items"),
-        ("job.compute_s=[1, 2]", "job.compute_s = [1, 2]; allowed: input should be a valid number"),
         ("tenants.0.comm_share=3", "tenants.0.comm_share = 3; allowed: at least 0, at most 0.99"),
-        ("tenants.0.rate_share=0", "tenants.0.rate_share = 0; allowed: greater than 0, at most 1"),
         ("tenants=[{comm_share: 0.1}]", "tenants.0.period_ratio is missing"),
         ("fabric.placement=random", "fabric.placement = 'random'; allowed: input should be 'packed' or 'spread'"),
-        (
-            "pacing.mechanism=paper",
-            "pacing.mechanism = 'paper'; allowed: input should be 'slack', 'phase_shift', 'stagger', 'defer' or "
-            "'mean_slack'",
-        ),
-        ("job=5", "job = 5; allowed: input should be a valid dictionary"),
         ("job.nodes_per_group=3", "nodes to be a multiple of nodes_per_group (4 and 3)"),
         ("job.nodes_per_group=2", "barrier: true for several groups"),
         ("noise.slow_ranks=9", "noise.slow_ranks at most the 4 ranks of the job"),
-        ("post_collective_work.groups=2", "post_collective_work.groups at most the 1 groups of the job"),
         ("post_collective_work.share=0.1", "job.barrier: true where a group has post-collective work"),
         ("fabric.nic_gbsp=5", "unknown key fabric.nic_gbsp = 5; did you mean nic_gbps?"),
-        ("jop={}", "unknown key jop = {}; did you mean job?"),
         ("tenants.0.colour=red", "unknown key tenants.0.colour = 'red'; known keys: period_ratio, comm_share"),
     ],
 )
@@ -148,21 +120,6 @@ def test_values_out_of_range_and_unknown_keys(tmp_path: Path, assignment: str, e
     message = problem(written(tmp_path, GOOD), assignment)
     assert message.startswith(f"--set {assignment}: ")
     assert expected in message
-
-
-@pytest.mark.parametrize(
-    "assignment",
-    ["job.compute_s={normal: [1, .nan]}", "noise.jitter_cv={power_law: {value: 0.1, at_nodes: 4, exponent: .nan}}"],
-)
-def test_not_a_number_is_refused_everywhere(tmp_path: Path, assignment: str) -> None:
-    assert "allowed" in problem(written(tmp_path, GOOD), assignment)
-
-
-@pytest.mark.parametrize(
-    "assignment", ["noise.slow_ranks=9", "post_collective_work.groups=2", "post_collective_work.share=0.1"]
-)
-def test_rules_over_several_sections_stay_short(tmp_path: Path, assignment: str) -> None:
-    assert len(problem(written(tmp_path, GOOD), assignment)) < 200
 
 
 def test_the_file_is_named_where_the_mistake_is_in_it(tmp_path: Path) -> None:
@@ -175,12 +132,6 @@ def test_several_mistakes_show_one_and_count_the_others(tmp_path: Path) -> None:
     assert problem(path).endswith("(and 1 more)")
 
 
-def test_configs_are_frozen(tmp_path: Path) -> None:
-    some = load_cluster(written(tmp_path, GOOD))
-    with pytest.raises(ValueError, match="frozen"):
-        some.job.nodes = 8  # type: ignore[misc]
-
-
 # --set
 
 
@@ -188,16 +139,11 @@ def test_configs_are_frozen(tmp_path: Path) -> None:
     ("assignment", "expected"),
     [
         ("a.b=1", {"a": {"b": 1}, "l": [{"x": 0}, 2]}),
-        ("a=2", {"a": 2, "l": [{"x": 0}, 2]}),
         ("c.d.e=x", {"a": {}, "l": [{"x": 0}, 2], "c": {"d": {"e": "x"}}}),
         ("a.b=1e9", {"a": {"b": 1e9}, "l": [{"x": 0}, 2]}),
-        ("a.b=0.5e-3", {"a": {"b": 0.0005}, "l": [{"x": 0}, 2]}),
         ("a.b={uniform: [1, 2]}", {"a": {"b": {"uniform": [1, 2]}}, "l": [{"x": 0}, 2]}),
         ("a.b=x=y", {"a": {"b": "x=y"}, "l": [{"x": 0}, 2]}),
-        ("a.b=true", {"a": {"b": True}, "l": [{"x": 0}, 2]}),
         ("l.0.x=3", {"a": {}, "l": [{"x": 3}, 2]}),
-        ("l.1=7", {"a": {}, "l": [{"x": 0}, 7]}),
-        ("l=[]", {"a": {}, "l": []}),
     ],
 )
 def test_set_value(assignment: str, expected: dict[str, Any]) -> None:
@@ -210,13 +156,10 @@ def test_set_value(assignment: str, expected: dict[str, Any]) -> None:
     ("assignment", "expected"),
     [
         ("nonsense", "--set nonsense: expected key=value, for example noise.jitter_cv=0.02"),
-        ("=3", "--set =3: expected key=value, for example noise.jitter_cv=0.02"),
         ("a.b=2", "--set a.b=2: a holds a value, not a section"),
         ("l.2=2", "--set l.2=2: 2 is not one of the entries 0 to 1"),
         ("l.x.y=2", "--set l.x.y=2: x is not one of the entries 0 to 1"),
-        ("l.-1=2", "--set l.-1=2: -1 is not one of the entries 0 to 1"),
         ("a=[1,", "--set a=[1,: "),
-        ("l.²=2", "--set l.²=2: ² is not one of the entries 0 to 1"),
     ],
 )
 def test_set_value_refuses(assignment: str, expected: str) -> None:

@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster, load_cluster
-from paceenv.sim.cluster.pipeline import interleaved, pipeline_s, schedule
 from paceenv.sim.cluster.program.layer_passes import MAX_SEGMENTS, segments
 from paceenv.sim.cluster.program.program_run import tiers_of, use_of
 from paceenv.sim.cluster.program.program_tables import Start, StepPlan
 from paceenv.sim.cluster.workload import ADAM_BYTES, MASTER_BYTES
-from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
 
 MODEL = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 1024, "sequence": 1024, "tied_embeddings": False}
@@ -139,16 +137,6 @@ def test_tensor_parallelism_inside_a_node_is_folded_and_costs_as_much() -> None:
     assert ("tensor", "all_reduce") in ops(cluster(2, 4, tensor_parallel=2)), "replicas use the links inside too"
 
 
-def test_sequence_parallelism_shares_the_kept_inputs_of_layers() -> None:
-    plain, shared = (
-        cluster(tensor_parallel=4, recompute="full", sequence_parallel=shares).workload for shares in (False, True)
-    )
-    assert plain is not None
-    assert shared is not None
-    inputs = 8 * plain.micro_batch * 1024 * 1024 * 2
-    assert plain.memory(1).activations - shared.memory(1).activations > 0.75 * inputs * 0.99
-
-
 def test_sequence_parallelism_moves_the_same_bytes() -> None:
     plain, halves = cluster(tensor_parallel=4), cluster(tensor_parallel=4, sequence_parallel=True)
     assert (
@@ -169,23 +157,6 @@ def test_bubble_of_a_pipeline(m: int, v: int) -> None:
     )  # fmt: skip
     each = plan_of(one).compute_s / m
     assert step_s(one) == pytest.approx((m + (p - 1) / v) * each, rel=0.01)
-
-
-def test_interleaved_order_does_every_part_once_and_is_plain_with_one_part() -> None:
-    assert [(b, i) for b, i, _ in interleaved(1, 4, 8, 1)] == schedule(1, 4, 8)
-    order = interleaved(2, 4, 8, 3)
-    assert sorted(order) == sorted((b, i, k) for b in (False, True) for i in range(8) for k in range(3))
-    for i in range(8):
-        assert order.index((True, i, 2)) > order.index((False, i, 2))
-
-
-def test_unequal_stages_and_slow_borders_follow_the_recurrence() -> None:
-    """Of two stages each sends in one direction only, so nothing meets."""
-    one = cluster(2, micro_batches=4, pipeline_parallel=2, fabric={"nic_gbps": 20, "latency_us": 0})
-    folded = one.step()
-    assert folded is not None
-    assert step_s(one) == pytest.approx(folded.compute_s, rel=0.01)
-    assert pipeline_s([1.0] * 4, [2.0] * 4, 4) == 21.0
 
 
 def test_fully_sharded_weights_hide_behind_compute_or_set_the_step() -> None:
@@ -263,19 +234,6 @@ def test_experts_exchange_tokens_twice_a_layer_and_pass_and_reduce_among_their_o
     assert payloads["data"] + payloads["expert_data"] == pytest.approx(2 * parameters, rel=1e-9), router
 
 
-def test_transfers_of_experts_gain_from_holding_gradients_back() -> None:
-    """What Lina found: the needed exchange shares its NIC with gradients that nobody needs yet."""
-    one = cluster(8, experts=8, expert_parallel=8, bucket_bytes=4e6, batch=8, fabric={"nic_gbps": 50})
-    batch = derive(one, episode_keys([0]))
-    job = Simulator(batch, episode_keys([0]))
-    free_s = job.run(job.off(), 4)[0, -1]
-    held = [
-        Simulator(batch, episode_keys([0])).run(pacing.one_mechanism("defer", 0.0, window)[None, None], 12)[0, -1]
-        for window in (0.01, 0.03, 0.1)
-    ]
-    assert min(held) < free_s * 0.995
-
-
 def test_context_parallel_rings_run_beside_attention() -> None:
     one = cluster(4, context_parallel=4)
     found = ops(one)
@@ -307,19 +265,14 @@ def test_folding_layers_hardly_changes_a_step(layers: int, monkeypatch: pytest.M
     ("keys", "message"),
     [
         ({"step": "folded", "experts": 4}, "experts with step: program"),
-        ({"virtual_stages": 2}, "virtual_stages 1 without pipeline_parallel"),
         ({"pipeline_parallel": 4, "micro_batches": 4, "virtual_stages": 3}, "virtual_stages to divide the 8 layers"),
         ({"expert_parallel": 2}, "experts with expert_parallel"),
         ({"experts": 4, "expert_parallel": 3}, "expert_parallel to divide the 4 experts"),
-        ({"zero_stage": 2, "pipeline_parallel": 2}, "zero_stage 0, 1, or 3 under step: program, with pipeline"),
         ({"step": "folded", "zero_stage": 3, "pipeline_parallel": 2}, "zero_stage 0, 1, or 3 under step: program"),
-        ({"experts": 3, "expert_parallel": 3}, "a divisor of the 4 replicas"),
         ({"experts": 4, "zero_stage": 3, "shard_group": 2}, "no shard_group with experts"),
         ({"shard_group": 2}, "zero_stage 3 with shard_group"),
         ({"zero_stage": 3, "pipeline_parallel": 2, "shard_group": 2}, "no shard_group with pipeline_parallel"),
-        ({"zero_stage": 3, "shard_group": 3}, "a divisor of the 4 replicas"),
         ({"context_parallel": 3}, "to divide the 1024 tokens"),
-        ({"context_parallel": 8}, "on 4 GPUs"),
     ],
 )
 def test_what_does_not_fit_is_refused(keys: dict[str, Any], message: str) -> None:

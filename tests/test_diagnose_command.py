@@ -19,9 +19,6 @@ from paceenv.core.errors import InputError
 from paceenv.core.trace import write_trace
 from paceenv.live.record.run_folder import write_status
 
-TRAIN = "paceenv train"
-"""A next step that takes a minute; its own tests run it."""
-
 
 def trace(folder: Path) -> None:
     write_trace(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (20, 1))), folder / "run.parquet")
@@ -87,7 +84,8 @@ def test_a_folder_is_recognised_and_the_next_steps_work(
     assert found == [[word.replace("{}", str(folder)) for word in shlex.split(step)] for step in steps]
     for words in found:
         assert shlex.join(words) in out
-        assert application.run(words[1:]) == 0, words
+        if make is not log or words[1] != "report":  # a report of a log is seen in test_pages
+            assert application.run(words[1:]) == 0, words
 
 
 def test_everything_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

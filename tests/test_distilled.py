@@ -64,19 +64,6 @@ def test_margin_and_hysteresis(gains: list[tuple[float, float]], choices: list[i
         np.testing.assert_array_equal(one.act(views(told))[0], settings[choice])
 
 
-def test_rows_choose_for_themselves() -> None:
-    views_TBO = np.random.default_rng(2).uniform(-1, 1, (30, 6, signals.SIGNALS)).astype(np.float32)
-    together, alone = random_policy(), random_policy()
-    together.reset(6)
-    alone.reset(1)
-    seen = set()
-    for views_BO in views_TBO:
-        found = together.act(views_BO)
-        np.testing.assert_array_equal(found[2:3], alone.act(views_BO[2:3]))
-        seen |= {row.tobytes() for row in found}
-    assert len(seen) == 3, "all settings are met"
-
-
 def test_a_rank_that_is_held_passive_starts_from_no_pacing() -> None:
     one = policy(calibrated_range={"wait_share": (0.0, 0.1)})
     one.reset(1)
@@ -118,23 +105,14 @@ def test_a_file_keeps_every_bit(tmp_path: Path) -> None:
     ("key", "value", "expected"),
     [
         ("kind", "magic", "kind = 'magic'; allowed: one of network, distilled"),
-        ("kind", ["network"], "kind = ['network']; allowed: one of network, distilled"),
         ("kind", "network", "output = None; allowed: one of linear, tanh"),
-        ("candidates", None, "candidates = None; allowed: "),
-        ("candidates", [], "2 outputs; allowed: 0 for 0 candidates"),
         ("candidates", [{"slack": [0.02, 0.4]}], "2 outputs; allowed: 1 for 1 candidates"),
         ("candidates", [{"slack": [0.02, 0.4]}, {"slack": 1}], "candidates = [{'slack': [0.02, 0.4]}"),
-        ("candidates", [{"slack": [0.02, 0.4]}, {"slack": [0.0, 0.9]}], "window of slack = 0.9; allowed: 0 to 0.6"),
         ("candidates", [{"slack": [0.02, 0.4]}, {"slack": [9.0, 0.1]}], "threshold of slack = 9.0; allowed: 0 to 0.25"),
-        ("candidates", [{"slack": [0.02, 0.4]}, {"slack": [float("nan"), 0.1]}], "threshold of slack = nan"),
         ("candidates", [{"slack": [0.02, 0.4]}, {"rush": [0.0, 0.1]}], "candidate = 'rush'; allowed: mechanisms of"),
         ("candidates", [{"slack": [0.02, 0.4]}, {}], "candidate = '{}'; allowed: at least one mechanism"),
         ("always", {"slack": [0.02, 0.1]}, "always = 'slack'; allowed: mechanisms that no candidate names"),
-        ("always", [], "always = []; allowed: "),
-        ("always", {"defer": [0.9, 0.1]}, "threshold of defer = 0.9; allowed: 0 to "),
         ("margin", -1.0, "margin = -1.0; allowed: a number of at least 0"),
-        ("margin", "much", "allowed: a number of at least 0"),
-        ("hysteresis", None, "hysteresis = None; allowed: a number of at least 0"),
         ("change_intervals", -1, "change_intervals = -1; allowed: an integer from 0 to 10000"),
         ("memory_intervals", [2, "x"], "memory_intervals = [2, 'x']; allowed: an integer from 0 to 10000"),
         ("preference", {"range": [0, 1], "default": 0.5}, "2 outputs; allowed: 4 for 2 candidates and a preference"),

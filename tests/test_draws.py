@@ -8,7 +8,7 @@ import numba
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy import integrate, stats
+from scipy import stats
 
 from paceenv.sim.engine import compiled, draws
 from paceenv.sim.engine.simulator import episode_keys
@@ -78,10 +78,10 @@ def test_mixer_is_the_published_splitmix64() -> None:
 
 
 def test_rank_hash_is_a_bijection_of_ranks_under_one_key() -> None:
-    assert len(np.unique(rank_bits(np.array([KEY]), 1 << 17))) == 1 << 17
+    assert len(np.unique(rank_bits(np.array([KEY]), 1 << 14))) == 1 << 14
 
 
-@pytest.mark.parametrize("first", [0, 1, 2**63])
+@pytest.mark.parametrize("first", [0, 2**63])
 def test_rank_hash_is_uniform_in_every_bit_and_byte(first: int) -> None:
     # a few ranks under many iterations' keys, as the engine uses it
     bits = rank_bits(draws.mix64(np.uint64(first) + np.arange(20_000, dtype=np.uint64)), 8).ravel()
@@ -92,15 +92,7 @@ def test_rank_hash_is_uniform_in_every_bit_and_byte(first: int) -> None:
         assert stats.chisquare(counts).pvalue > 1e-4
 
 
-def test_flipping_any_bit_of_a_key_flips_half_of_the_output() -> None:
-    keys = draws.mix64(np.arange(300, dtype=np.uint64))
-    for bit in range(64):
-        changed = rank_bits(keys, 4) ^ rank_bits(keys ^ np.uint64(1 << bit), 4)
-        share = np.unpackbits(changed.view(np.uint8)).mean()
-        assert 0.45 < share < 0.55, (bit, share)
-
-
-@pytest.mark.parametrize("stream", [draws.JITTER, draws.STALL, draws.TENANT])
+@pytest.mark.parametrize("stream", [draws.JITTER, draws.TENANT])
 def test_uniforms_are_uniform_and_serially_uncorrelated(stream: int) -> None:
     u = uniforms(KEY, stream, 100_000)
     assert u.min() > 0.0
@@ -121,7 +113,7 @@ def test_uniforms_are_uniform_and_serially_uncorrelated(stream: int) -> None:
     ids=["next rank", "next iteration", "other stream", "next seed", "next rank and iteration"],
 )
 def test_neighbouring_draws_are_uncorrelated(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> None:
-    count, ranks = 5000, 16
+    count, ranks = 3000, 16
     table = draws.normal_table()
 
     def drawn(seed: int, stream: int, later: int, shifted: int) -> NDArray[np.float64]:
@@ -135,7 +127,7 @@ def test_neighbouring_draws_are_uncorrelated(a: tuple[int, int, int, int], b: tu
 
 
 def test_episode_keys_differ_between_seeds_and_episodes() -> None:
-    seeds, episodes = np.meshgrid(np.arange(300), np.arange(300))
+    seeds, episodes = np.meshgrid(np.arange(200), np.arange(200))
     keys = episode_keys(seeds.ravel().astype(np.uint64), episodes.ravel())
     assert len(np.unique(keys)) == keys.size
     assert episode_keys([7], 3)[0] == episode_keys([1, 7], 3)[1], "a row's key is its own"
@@ -182,7 +174,7 @@ def test_normal_table_against_scipy() -> None:
     np.testing.assert_allclose(quantiles(draws.normal_table(), bits), stats.norm.ppf(probability(bits)), atol=2e-4)
 
 
-@pytest.mark.parametrize("skewness", [0.05, 0.5, 1.0, 1.05, 2.0, 4.0])
+@pytest.mark.parametrize("skewness", [0.05, 1.0, 4.0])
 def test_gamma_table_against_scipy(skewness: float) -> None:
     bits = grid()
     exact = stats.pearson3.ppf(probability(bits), skewness)
@@ -192,15 +184,6 @@ def test_gamma_table_against_scipy(skewness: float) -> None:
 @pytest.mark.parametrize("skewness", [0.0, 0.019])
 def test_a_gamma_without_skewness_is_the_normal(skewness: float) -> None:
     assert draws.gamma_table(skewness) is draws.normal_table()
-
-
-@pytest.mark.parametrize("skewness", [0.0, 1.0, 2.0])
-def test_table_has_mean_0_and_standard_deviation_1_and_its_skewness(skewness: float) -> None:
-    middle = ((np.arange(1 << 20, dtype=np.uint64) << np.uint64(12)) + np.uint64(1 << 11)).astype(np.uint32)
-    x = quantiles(draws.gamma_table(skewness), middle)
-    assert x.mean() == pytest.approx(0.0, abs=1e-4)
-    assert x.std() == pytest.approx(1.0, abs=1e-3)
-    assert stats.skew(x) == pytest.approx(skewness, abs=5e-3)
 
 
 def test_tables_increase_and_cannot_be_written_to() -> None:
@@ -222,28 +205,10 @@ def test_uniform_bits_invert_the_quantile() -> None:
     assert extremes[1] > 6
 
 
-# The maximum over ranks: what a synchronous step is made of
-
-
-@pytest.mark.parametrize("ranks", [2, 8, 64])
-def test_expected_maximum_of_normals(ranks: int) -> None:
-    x = normals(KEY, draws.JITTER, 40_000, draws.normal_table(), ranks).max(axis=1)
-    exact, _ = integrate.quad(lambda z: z * ranks * stats.norm.pdf(z) * stats.norm.cdf(z) ** (ranks - 1), -8, 8)
-    assert x.mean() == pytest.approx(exact, abs=4 * x.std() / math.sqrt(len(x)))
-
-
-@pytest.mark.parametrize("ranks", [2, 8, 64])
-def test_expected_maximum_of_exponentials_is_the_harmonic_number(ranks: int) -> None:
-    # skewness 2 is the exponential, shifted to mean 0
-    x = 1.0 + normals(KEY, draws.IMBALANCE, 40_000, draws.gamma_table(2.0), ranks).max(axis=1)
-    harmonic = sum(1.0 / k for k in range(1, ranks + 1))
-    assert x.mean() == pytest.approx(harmonic, abs=4 * x.std() / math.sqrt(len(x)))
-
-
 # The geometric distribution
 
 
-@pytest.mark.parametrize("p", [0.9, 0.3, 0.01, 1e-5])
+@pytest.mark.parametrize("p", [0.9, 0.01, 1e-5])
 def test_geometric_has_mean_one_over_p(p: float) -> None:
     n = geometrics(uniforms(KEY, draws.FAIL_SLOW, 50_000), p)
     assert n.min() >= 1
@@ -260,13 +225,3 @@ def test_geometric_at_its_ends(u: float, p: float, expected: int) -> None:
 
 def test_geometric_with_the_smallest_arguments_fits_64_bits() -> None:
     assert 1 << 61 < draws.geometric(1e-300, 1e-300) <= 1 << 62
-
-
-def test_hash_and_quantiles_are_the_same_interpreted_and_compiled() -> None:
-    table, bits_R, out_R = draws.gamma_table(1.0), np.empty(9, np.uint32), np.empty(9)
-    compiled_bits_R = rank_bits(np.array([KEY]), 9)[0]
-    with np.errstate(over="ignore"):
-        assert [int(draws.bits32(KEY, r)) for r in range(9)] == compiled_bits_R.tolist()
-        draws.quantiles(KEY, table, bits_R, out_R)
-    assert out_R.tolist() == quantiles(table, compiled_bits_R).tolist()
-    assert out_R.tolist() == [draws.quantile(table, b) for b in compiled_bits_R]

@@ -100,19 +100,6 @@ def test_imbalance_is_a_shifted_gamma_and_a_step_its_maximum(simulator: Make, sk
     assert_mean(x.max(axis=2).ravel(), 1.0 + 0.141 * expected_maximum(stats.pearson3(skewness), ranks))
 
 
-def test_maximum_of_measured_imbalance_exceeds_the_normal_s(simulator: Make) -> None:
-    # production traces: 14.1 % at skewness 1.05 and width 32 gives 1.372 by a shifted gamma, 1.382 measured
-    sim = simulator(range(50), ranks=32, imbalance_cv=0.141, skewness=1.05)
-    assert sim.run(sim.off(), 500).mean() == pytest.approx(1.372, abs=0.003)
-
-
-def test_common_noise_is_the_same_on_every_rank(simulator: Make) -> None:
-    x = computed_ETR(simulator(range(50), ranks=4, common_cv=0.05), 200)
-    np.testing.assert_array_equal(x, np.repeat(x[:, :, :1], 4, axis=2))
-    assert_mean(x[:, :, 0].ravel(), 1.0)
-    assert x.std() == pytest.approx(0.05, rel=0.03)
-
-
 def test_persistent_factor_stays_for_an_episode(simulator: Make) -> None:
     x = computed_ETR(simulator(range(300), ranks=8, persistent_cv=0.05), 3)
     np.testing.assert_array_equal(x, np.repeat(x[:, :1], 3, axis=1))
@@ -183,12 +170,6 @@ def test_stalls_have_their_rate_and_are_exponential(simulator: Make) -> None:
     assert stats.chisquare((extra > 0).sum(axis=(0, 1))).pvalue > 1e-3, "every rank alike"
 
 
-def test_causes_are_independent_and_their_variances_add(simulator: Make) -> None:
-    causes = {"jitter_cv": 0.1, "imbalance_cv": 0.1, "drift_cv": 0.1, "drift_iterations": 5.0, "skewness": 1.0}
-    x = computed_ETR(simulator(range(50), ranks=8, **causes), 300)
-    assert x.std() == pytest.approx(math.sqrt(0.03), rel=0.02)
-
-
 def test_transfers_vary_by_a_share_of_their_duration_and_keep_the_link_busy_as_before(simulator: Make) -> None:
     """Every group's by a factor of its own; the compute before it, and what the fluid says, stay as they are."""
     setup: dict[str, Any] = {"ranks": 8, "groups": 4, "jitter_cv": 0.02, "has_barrier": True}
@@ -246,33 +227,13 @@ def settings_for(sim: Simulator) -> Floats:
     return rng.uniform(0, 0.3, (len(sim.batch), 1, len(pacing.MECHANISMS), 2))
 
 
-def test_batch_size_and_order_do_not_matter(simulator: Make) -> None:
-    together = simulator(range(6), **EVERY_NOISE | COUPLED)
-    settings = settings_for(together)
-    step_ET = together.run(settings, 150)
-    for e in (0, 3, 5):
-        alone = simulator([e], **EVERY_NOISE | COUPLED)
-        np.testing.assert_array_equal(alone.run(settings[e : e + 1], 150)[0], step_ET[e])
-    backwards = simulator(range(5, -1, -1), **EVERY_NOISE | COUPLED)
-    np.testing.assert_array_equal(backwards.run(settings[::-1], 150), step_ET[::-1])
-    np.testing.assert_array_equal(backwards.observe(), together.observe()[::-1])
-
-
-@pytest.mark.parametrize("threads", [2, 3, 16])
+@pytest.mark.parametrize("threads", [3])
 def test_threads_do_not_matter(simulator: Make, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_MIN_UPDATES", 1)  # even so small a batch is shared
     one, many = (simulator(range(7), threads=n, **EVERY_NOISE | COUPLED) for n in (1, threads))
     settings = settings_for(one)
     np.testing.assert_array_equal(one.run(settings, 100), many.run(settings, 100))
     np.testing.assert_array_equal(one.observe(every_rank=True), many.observe(every_rank=True))
-
-
-def test_length_of_a_run_does_not_matter(simulator: Make) -> None:
-    whole, parts = (simulator(range(3), **EVERY_NOISE | COUPLED) for _ in range(2))
-    settings = settings_for(whole)
-    step_ET = whole.run(settings, 100)
-    pieces = [parts.run(settings, n) for n in (1, 30, 69)]
-    np.testing.assert_array_equal(np.concatenate(pieces, axis=1), step_ET)
 
 
 def test_recording_changes_nothing(simulator: Make) -> None:
@@ -291,52 +252,11 @@ def test_a_run_of_some_environments_leaves_the_others_alone(simulator: Make) -> 
     np.testing.assert_array_equal(sim.run(settings, 40), later)
 
 
-def test_reset_starts_the_episode_again_and_leaves_the_others_alone(simulator: Make) -> None:
-    sim, reference = (simulator(range(3), **EVERY_NOISE | COUPLED) for _ in range(2))
-    settings = settings_for(sim)
-    first = sim.run(settings, 40)
-    sim.reset(np.array([1]), episode_keys([1]))
-    again = sim.run(settings, 40)
-    np.testing.assert_array_equal(again[1], first[1])
-    reference.run(settings, 40)
-    np.testing.assert_array_equal(again[[0, 2]], reference.run(settings, 40)[[0, 2]])
-
-
 def test_reset_takes_new_jobs_and_their_skewness(simulator: Make) -> None:
     sim = simulator([0, 1], ranks=4, imbalance_cv=0.2, skewness=0.5)
     other = simulator([7], ranks=4, imbalance_cv=0.1, skewness=2.0, compute_s=3.0)
     sim.reset(np.array([1]), episode_keys([7]), other.batch)
     np.testing.assert_array_equal(sim.run(sim.off(), 30)[1], other.run(other.off(), 30)[0])
-
-
-def test_fork_goes_on_identically_and_independently(simulator: Make) -> None:
-    sim = simulator(range(3), **EVERY_NOISE | COUPLED)
-    settings = settings_for(sim)
-    sim.run(settings, 37)
-    fork = sim.fork(np.array([2, 0, 2]))
-    other = sim.fork(np.arange(3))
-    other.run(np.zeros_like(settings), 50)  # going elsewhere first must not touch the original
-    step_ET = sim.run(settings, 60)
-    np.testing.assert_array_equal(fork.run(settings[[2, 0, 2]], 60), step_ET[[2, 0, 2]])
-    np.testing.assert_array_equal(fork.observe(), sim.observe()[[2, 0, 2]])
-
-
-def test_settings_per_rank_equal_one_setting_for_all(simulator: Make) -> None:
-    common, own = (simulator(range(3), **EVERY_NOISE | COUPLED) for _ in range(2))
-    settings = settings_for(common)
-    np.testing.assert_array_equal(common.run(settings, 60), own.run(np.repeat(settings, 8, axis=1), 60))
-
-
-def test_simulators_of_one_batch_are_independent(simulator: Make) -> None:
-    one = simulator([0, 1], ranks=2)
-    other = Simulator(one.batch, one.keys_E)
-    one.reset(np.array([0]), episode_keys([7]), simulator([7], ranks=2, compute_s=3.0).batch)
-    np.testing.assert_array_equal(other.run(other.off(), 1), 1.0)
-
-
-def test_different_seeds_give_different_noise(simulator: Make) -> None:
-    step_ET = simulator(range(20), ranks=2, jitter_cv=0.05).run(pacing.off(20, 1), 10)
-    assert len(np.unique(step_ET)) == step_ET.size
 
 
 # Misuse
@@ -363,7 +283,7 @@ def state_bytes(sim: Simulator) -> int:
     return sum(array.nbytes for array in sim.state)
 
 
-@pytest.mark.parametrize("ranks", [512, 1024, 4096, 5000])
+@pytest.mark.parametrize("ranks", [512, 5000])
 def test_a_rank_takes_at_most_80_bytes_of_state(simulator: Make, ranks: int) -> None:
     one, two = simulator(range(1), ranks=ranks, **EVERY_NOISE), simulator(range(2), ranks=ranks, **EVERY_NOISE)
     twice = simulator(range(1), ranks=2 * ranks, **EVERY_NOISE)

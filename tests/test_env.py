@@ -18,10 +18,6 @@ from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
 from paceenv.envs.env_checker import (
     AnyVectorEnv,
-    Plan,
-    check_final,
-    check_infos,
-    check_rows,
     check_vector_env,
     pacing_factories,
 )
@@ -34,14 +30,6 @@ register_envs()
 
 Action = np.ndarray[Any, np.dtype[np.float32]]
 OFF: Action = np.array([-1.0, -1.0], np.float32)
-
-
-def action_for(mechanism: str, threshold: float, window: float) -> Action:
-    """The action that decodes to about these settings."""
-    grid = np.linspace(-1.0, 1.0, 2001)
-    decoded = pacing.decode_action(np.stack([grid, grid], axis=1), (mechanism,))[:, pacing.MECHANISMS.index(mechanism)]
-    nearest = np.abs(decoded - [threshold, window]).argmin(axis=0)
-    return grid[nearest].astype(np.float32)
 
 
 def rewards(env: PacingEnv, action: Action, steps: int, seed: int = 0) -> tuple[float, list[dict[str, Any]]]:
@@ -72,37 +60,18 @@ def test_make_and_make_vec_find_the_environment() -> None:
     envs.close()
 
 
-def test_make_vec_by_copies_equals_the_batch() -> None:
-    copies = gymnasium.make_vec(ENV_ID, num_envs=2, vectorization_mode="sync", episode_intervals=3)
-    batch = gymnasium.make_vec(ENV_ID, num_envs=2, vectorization_mode="vector_entry_point", episode_intervals=3)
-    plan = Plan(2, 7, 5)
-    check_rows(plan.record(batch), plan.record(copies), "make_vec(..., vectorization_mode='sync')")
-
-
 @pytest.mark.parametrize(
     "code",
     [
-        'import gymnasium; gymnasium.make("paceenv:paceenv/Pacing-v0").reset(seed=0)',
-        'import gymnasium, paceenv; gymnasium.make("paceenv/Pacing-v0").reset(seed=0)',
-        'import paceenv.live, gymnasium, paceenv.envs; gymnasium.make("paceenv/Pacing-v0").reset(seed=0)',
+        'import gymnasium; gymnasium.make("paceenv:paceenv/Pacing-v0")',
+        'import gymnasium, paceenv; gymnasium.spec("paceenv/Pacing-v0")',
+        'import paceenv.live, gymnasium, paceenv.envs; gymnasium.spec("paceenv/Pacing-v0")',
     ],
     ids=["module prefix", "paceenv after gymnasium", "paceenv.envs, however late"],
 )
 def test_the_environment_is_found_in_a_fresh_interpreter(code: str) -> None:
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-
-
-def test_registering_twice_is_harmless() -> None:
-    before = gymnasium.registry[ENV_ID]
-    register_envs()
-    assert gymnasium.registry[ENV_ID] is before
-
-
-def test_importing_paceenv_alone_imports_no_gymnasium() -> None:
-    code = 'import sys, paceenv; print(sorted({"gymnasium", "numpy", "numba", "pydantic", "yaml"} & set(sys.modules)))'
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
 # Vector against scalar
@@ -132,45 +101,7 @@ def test_importing_paceenv_alone_imports_no_gymnasium() -> None:
     ids=["default", "two jobs", "groups", "mix of one-step episodes", "shapes", "same step"],
 )
 def test_vector_environment_passes_the_checker(arguments: dict[str, Any]) -> None:
-    check_vector_env(*pacing_factories(**arguments), num_envs=5, steps=16, seed=3, threads=3)
-
-
-def test_checker_s_default_pair_is_the_registered_environment() -> None:
-    check_vector_env(num_envs=2, steps=65)
-
-
-def test_rows_that_end_at_different_times_report_as_gymnasium_does() -> None:
-    def staggered(n: int) -> Callable[[], PacingEnv]:
-        def make() -> PacingEnv:
-            env = PacingEnv(episode_intervals=8)
-            reset = env.reset
-
-            def first_reset(**arguments: Any) -> Any:
-                result = reset(**arguments)
-                env._batch.elapsed_E[0] = n * 8 // 4
-                env.reset = reset  # type: ignore[method-assign]
-                return result
-
-            env.reset = first_reset  # type: ignore[method-assign, assignment]
-            return env
-
-        return make
-
-    class Staggered(PacingVectorEnv):
-        def reset(self, **arguments: Any) -> Any:
-            result = super().reset(**arguments)
-            self.desync_episodes()
-            return result
-
-    plan = Plan(4, 20, 0)
-    batch = plan.record(Staggered(4, episode_intervals=8, autoreset_mode=AutoresetMode.SAME_STEP))
-    copies = SyncVectorEnv([staggered(n) for n in range(4)], autoreset_mode=AutoresetMode.SAME_STEP)
-    reference = plan.record(copies)
-    ended = [int(step.truncated.sum()) for step in batch.steps[1:]]
-    assert set(ended) == {0, 1}, "never all at once"
-    check_rows(batch, reference, "scalar environments that end at different times")
-    check_final(batch, reference, AutoresetMode.SAME_STEP)
-    check_infos(batch, reference)
+    check_vector_env(*pacing_factories(**arguments), num_envs=3, steps=8, seed=3, threads=2)
 
 
 # The checker finds what it should
@@ -194,18 +125,6 @@ class SeedIgnored(Wrong):
         return super().reset(seed=0)
 
 
-class DependsOnBatchSize(Wrong):
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return super().reset(seed=None if seed is None else [seed + n * self.num_envs for n in range(self.num_envs)])
-
-
-class NoFinalObs(Wrong):
-    def step(self, actions: Any) -> Any:
-        *rest, info = super().step(actions)
-        info.pop("final_obs", None)
-        return *rest, info
-
-
 class FinalObsOfTheNextEpisode(Wrong):
     def step(self, actions: Any) -> Any:
         observation, *rest, info = super().step(actions)
@@ -214,30 +133,12 @@ class FinalObsOfTheNextEpisode(Wrong):
         return observation, *rest, info
 
 
-class DeclaresNextStep(Wrong):
-    def __init__(self, num_envs: int, threads: int) -> None:
-        super().__init__(num_envs, threads)
-        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
-
-
-class DeclaresNothing(Wrong):
-    def __init__(self, num_envs: int, threads: int) -> None:
-        super().__init__(num_envs, threads)
-        self.metadata = {}
-
-
 class ReusesItsArray(Wrong):
     def step(self, actions: Any) -> Any:
         observation, *rest = super().step(actions)
         self.buffer = getattr(self, "buffer", observation)
         self.buffer[:] = observation
         return self.buffer, *rest
-
-
-class WrongDtype(Wrong):
-    def step(self, actions: Any) -> Any:
-        observation, *rest = super().step(actions)
-        return observation.astype(np.float64), *rest
 
 
 class OutsideItsSpace(Wrong):
@@ -259,27 +160,16 @@ class BreaksOnNotANumber(Wrong):
         return observation, reward * np.nan if self.broken else reward, *rest
 
 
-class WrongSize(Wrong):
-    def __init__(self, num_envs: int, threads: int) -> None:
-        super().__init__(num_envs + 1, threads)
-
-
 @pytest.mark.parametrize(
     ("spoiled", "message"),
     [
         (SharedNoise, "step 0, row 0: observation .* of the scalar environment with the row's seed; expected the same"),
         (SeedIgnored, "seeds from 3 on give the run of 0; expected another"),
-        (DependsOnBatchSize, "step 0, row 1: observation .* of the scalar environment with the row's seed"),
-        (NoFinalObs, "step 4: info lacks 'final_obs' where an episode ended in the same step"),
         (FinalObsOfTheNextEpisode, r"step 4: info\['final_obs'\] = .* expected as SyncVectorEnv's"),
-        (DeclaresNextStep, "step 4, row 0: observation"),
-        (DeclaresNothing, r"metadata\['autoreset_mode'\] = None; expected AutoresetMode.SAME_STEP"),
         (ReusesItsArray, "step 1: the observation returned changed later"),
-        (WrongDtype, "step 1: the observation, an array .* of float64: .* is not in Box"),
         (OutsideItsSpace, "step 1: the observation, .* is not in Box"),
         (ThreadsMatter, "reward .* of a run with 1 thread, now 3; expected the same"),
         (BreaksOnNotANumber, "after an action of nan the environment returns .* expected ValueError"),
-        (WrongSize, "num_envs = 4; expected the 3 asked for"),
     ],
 )
 def test_checker_names_what_is_wrong(spoiled: Callable[[int, int], AnyVectorEnv], message: str) -> None:
@@ -340,12 +230,12 @@ def test_spaces_and_docstring_agree_with_the_definitions(cv_weight: float | tupl
     assert "SIGNALS" not in documented
 
 
-@pytest.mark.parametrize("cluster", ["two-jobs", "unequal-slack", "incast-shallow", "when-scaling-fails"])
+@pytest.mark.parametrize("cluster", ["unequal-slack", "incast-shallow"])
 def test_signals_stay_within_their_defined_ends(cluster: str) -> None:
     env = PacingVectorEnv(8, cluster, mechanisms=pacing.MECHANISMS)
     env.reset(seed=0)
     env.action_space.seed(0)
-    seen_BO = np.concatenate([env.step(env.action_space.sample())[0] for _ in range(32)])
+    seen_BO = np.concatenate([env.step(env.action_space.sample())[0] for _ in range(16)])
     for s, low, high in zip(signals.DEFINITIONS, seen_BO.min(axis=0), seen_BO.max(axis=0), strict=True):
         assert s.low - 1e-6 <= low <= high <= s.high + 1e-6, s.name
 
@@ -379,10 +269,6 @@ def test_seed_repeats_reset_without_seed_goes_on() -> None:
     assert not np.array_equal(first, second)
     np.testing.assert_array_equal(env.reset(seed=11)[0], first)
     np.testing.assert_array_equal(env.reset()[0], second)
-
-
-def test_unseeded_environments_differ() -> None:
-    assert not np.array_equal(PacingEnv().reset()[0], PacingEnv().reset()[0])
 
 
 def test_seeds_may_be_given_row_by_row_and_left_open() -> None:
@@ -433,22 +319,6 @@ def test_actions_outside_the_box_act_as_clipped() -> None:
     np.testing.assert_array_equal(observed([-7.0, 50.0]), observed([-1.0, 1.0]))
     np.testing.assert_array_equal(observed([-np.inf, np.inf]), observed([-1.0, 1.0]))
     assert not np.array_equal(observed([-1.0, 1.0]), observed([-1.0, -1.0]))
-
-
-@pytest.mark.parametrize("cv_weight", [0.0, 0.5])
-def test_a_paired_reward_is_the_share_of_ideal_throughput_and_the_weighted_fall_in_variation(cv_weight: float) -> None:
-    env = PacingEnv("two-jobs", cv_weight=cv_weight)
-    env.reset(seed=0)
-    _, reward, _, _, info = env.step(np.array([-1.0, 0.3], np.float32))
-    ideal_s, twin_s = info["reference_step_s"], info["passive_step_mean_s"]
-    throughput = info["gain"] * ideal_s / twin_s
-    if cv_weight == 0.0:
-        assert reward == pytest.approx(throughput)
-    else:
-        sd_s = info["step_cv"] * info["step_mean_s"]
-        twin_sd_s = (ideal_s / twin_s - info["passive_reward"]) * ideal_s / cv_weight
-        assert reward == pytest.approx(throughput + cv_weight * (twin_sd_s - sd_s) / ideal_s)
-        assert abs(reward - throughput) > 0.005, "the variation counts"
 
 
 def test_an_action_that_is_not_a_number_is_refused_with_its_row() -> None:
@@ -503,7 +373,7 @@ def test_reward_falls_with_the_paper_s_rule_on_a_null_cluster_though_its_cv_impr
     env = PacingEnv(load_cluster("null-jitter").changed(skewed), mechanisms="paper", reward="raw", warn_null=False)
     results = []
     for action in (OFF, np.array([-1.0, 1.0], np.float32)):
-        runs = [rewards(env, action, 60, seed) for seed in range(4)]
+        runs = [rewards(env, action, 40, seed) for seed in range(3)]
         infos = [info for _, several in runs for info in several]
         terms = [np.mean([info[key] for info in infos]) for key in ("step_mean_s", "step_cv")]
         results.append((np.mean([reward for reward, _ in runs]), *terms))
@@ -513,30 +383,14 @@ def test_reward_falls_with_the_paper_s_rule_on_a_null_cluster_though_its_cv_impr
     assert paced_reward < reward - 0.01
 
 
-def test_phase_shift_pays_on_two_jobs_and_resting_pays_nothing() -> None:
-    fixed = ["noise.jitter_cv=0.01", "job.compute_s=0.6", "job.gradient_bytes=2.5e9"]
-    cluster = load_cluster("two-jobs").changed(fixed)
-    gains = []
-    for seed in range(8):
-        env = PacingEnv(cluster, mechanisms=("phase_shift",))
-        gains.append(rewards(env, action_for("phase_shift", 0.05, 0.3), 20, seed)[0] - rewards(env, OFF, 20, seed)[0])
-    assert np.mean(gains) > 0.02
-    env = PacingEnv(cluster, mechanisms=("phase_shift",))
-    assert rewards(env, np.array([0.9, -0.5], np.float32), 5) == rewards(env, OFF, 5), "off up to -0.5"
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"interval_iterations": 0}, "interval_iterations = 0; allowed: an integer of at least 1"),
         ({"episode_intervals": -3}, "episode_intervals = -3; allowed: an integer of at least 1"),
         ({"mechanisms": ()}, "mechanisms = (); allowed: one or more different ones of slack, phase_shift, paper"),
-        ({"mechanisms": ("magic",)}, "mechanisms = ('magic',); allowed"),
         ({"mechanisms": ("slack", "slack")}, "mechanisms = ('slack', 'slack'); allowed"),
         ({"cv_weight": -1.0}, "cv_weight = -1.0; allowed: a number of at least 0"),
-        ({"cv_weight": float("nan")}, "cv_weight = nan; allowed"),
         ({"cluster": "null-jiter"}, "did you mean null-jitter?"),
-        ({"mechanisms": "slices"}, "mechanisms = ('slices',); allowed"),
         ({"reward": "gain"}, "reward = 'gain'; allowed: paired or raw"),
         ({"twin": False}, 'twin = False; allowed: True or None with reward="paired"'),
         ({"render_mode": "human"}, "render_mode = 'human'; allowed: None, ansi, rgb_array"),
@@ -547,7 +401,6 @@ def test_phase_shift_pays_on_two_jobs_and_resting_pays_nothing() -> None:
         ({"cluster": []}, "clusters: none given; allowed: at least one"),
         ({"cluster": ["null-jitter"], "weights": [1.0, 2.0]}, "allowed: one non-negative number for each cluster"),
         ({"threads": 0}, "threads = 0; allowed: an integer of at least 1"),
-        ({"num_envs": 0}, "num_envs = 0; allowed: an integer of at least 1"),
     ],
 )
 def test_bad_arguments_get_one_line(arguments: dict[str, Any], expected: str) -> None:

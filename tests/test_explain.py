@@ -15,10 +15,9 @@ from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
 from paceenv.policies.rollout import run, start
-from paceenv.policies.rules import Adaptive, Static, passive
+from paceenv.policies.rules import Adaptive, Static
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import load_cluster
-from paceenv.sim.engine import phases
 from paceenv.trainers.evaluation import explain
 from paceenv.trainers.evaluation.explain import Watched, cut, positions, watch
 from paceenv.ui import figures
@@ -116,20 +115,7 @@ def test_evaluate_draws_each_policy_on_each_cluster(
     assert has_colour(out / "learned-unequal-slack-settings.png", "#e8000b"), "its calibrated range"
 
 
-def test_what_is_off_is_drawn_as_off() -> None:
-    view_BO = watched("passive", "null-jitter").view_BO
-    assert not cut(passive(), view_BO).settings_YXM2.any()
-    assert not watched("passive", "null-jitter").delay_TR.any()
-
-
 def test_a_folder_that_cannot_be_is_one_line_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match=f"{tmp_path}/file: cannot be made a folder"):
         application.run(["evaluate", "static", *SMALL, "--explain", str(tmp_path / "file")])
-
-
-def test_phases_of_parts_are_those_of_the_whole() -> None:
-    config = load_cluster("unequal-slack")
-    whole, parts = (start(config, np.array([0])) for _ in range(2))
-    recordings = [parts.record(parts.off(), n) for n in (7, 13)]
-    np.testing.assert_array_equal(phases.joined(recordings).step_ET, whole.record(whole.off(), 20).step_ET)

@@ -50,16 +50,6 @@ def test_two_flows_share_from_the_second_one_s_arrival() -> None:
     np.testing.assert_allclose(finish([0.0, 5.0], 4.0), [4.0, 9.0], err_msg="the first has left")
 
 
-def test_three_flows_arriving_one_after_the_other() -> None:
-    np.testing.assert_allclose(finish([0.0, 1.0, 2.0], 3.0), [6.5, 8.5, 9.0])
-
-
-def test_two_flows_with_rate_caps() -> None:
-    # capped at 3/4: 0.75 s of work in the first second; halves; the second's last 0.75 s of work again at 3/4
-    np.testing.assert_allclose(finish([0.0, 1.0], 3.0, 4.0), [1.0 + 2 * 2.25, 1.0 + 2 * 2.25 + 1.0])
-    np.testing.assert_allclose(finish([0.0, 1.0], 2.0, 4.0), [4.0, 5.0], err_msg="caps of 1/2 leave no contention")
-
-
 @pytest.mark.parametrize("groups", [1, 2, 4, 8])
 @pytest.mark.parametrize("alone_s", [0.0, 0.05, 0.3, 1.0])
 def test_equal_groups_finish_together(simulator: Make, groups: int, alone_s: float) -> None:
@@ -117,34 +107,6 @@ def test_jobs_that_share_unevenly_move_apart(simulator: Make) -> None:
     np.testing.assert_allclose(overlap_T[2:] / overlap_T[1:-1], 0.9, rtol=1e-9)
 
 
-def test_two_groups_with_jitter_in_closed_form(simulator: Make) -> None:
-    sim = simulator(range(20), ranks=2, groups=2, has_barrier=True, uplink_work_s=0.08, jitter_cv=0.05)
-    rec = sim.record(sim.off(), 200)
-    first, second = np.sort(rec.entry_ETR, axis=2)[..., 0], np.sort(rec.entry_ETR, axis=2)[..., 1]
-    alone = np.minimum(second - first, 0.08)
-    expected = np.stack([first + alone + 2 * (0.08 - alone), np.maximum(first + 0.16, second + 0.08)], axis=2)
-    np.testing.assert_allclose(np.sort(rec.finish_ETG, axis=2), expected, rtol=1e-12)
-    assert (alone < 0.08).any()
-    assert (alone == 0.08).any(), "both cases occur"
-
-
-@given(
-    arrivals=st.lists(st.floats(0, 10), min_size=1, max_size=12),
-    work_s=st.floats(1e-3, 5),
-    cap=st.sampled_from([1.0, 0.7, 0.4, 0.05]),
-)
-def test_flows_are_conserved_and_keep_their_order(arrivals: list[float], work_s: float, cap: float) -> None:
-    finish_G, arrival_G = finish(arrivals, work_s, work_s / cap), np.array(arrivals)
-    order_G = np.argsort(arrival_G, kind="stable")
-    assert (finish_G >= arrival_G + work_s / cap - 1e-9).all(), "never faster than alone"
-    assert (np.diff(finish_G[order_G]) >= -1e-9).all(), "equal volumes leave in the order they came"
-    behind = len(arrivals) - np.arange(len(arrivals))
-    busy_until = (arrival_G[order_G] + behind * work_s).max()
-    assert finish_G.max() >= busy_until - 1e-9, "never more than the uplink can carry"
-    if cap == 1.0:
-        assert finish_G.max() == pytest.approx(busy_until, rel=1e-9), "never idle while there is work"
-
-
 def test_a_tenant_left_alone_keeps_its_own_period(simulator: Make) -> None:
     tenant = {"compute_s": 0.7, "uplink_work_s": 0.1, "rate_cap": 0.5}
     sim = simulator(range(5), uplink_work_s=1e-9, tenants=[tenant])
@@ -161,25 +123,17 @@ def test_a_tenant_waits_for_the_slowest_of_its_ranks(simulator: Make) -> None:
     assert period_s.mean() == pytest.approx(0.7 * (1 + 0.05 * expected_maximum) + 0.1, rel=1e-3)
 
 
-def test_a_tenant_pauses_for_up_to_a_period(simulator: Make) -> None:
-    tenant = {"compute_s": 0.7, "uplink_work_s": 0.1, "rate_cap": 0.5, "pause_rate": 0.2}
-    sim = simulator(range(10), uplink_work_s=1e-9, tenants=[tenant])
-    elapsed_E = sim.run(sim.off(), 3000).sum(axis=1)
-    period_s = elapsed_E / sim.state.tenant_ENK[:, layout.CYCLES, 0]
-    assert period_s.mean() == pytest.approx(0.9 * (1.0 + 0.2 * 0.5), rel=5e-3)
-
-
 def test_a_tenant_comes_and_goes(simulator: Make) -> None:
     """Pauses of up to 400 periods at one in 100: present a third of the time, from the first step to the last."""
     tenant = {"compute_s": 0.7, "uplink_work_s": 0.3, "pause_rate": 0.01, "pause_periods": 400.0}
-    sim = simulator(range(2000), uplink_work_s=1e-9, tenants=[tenant])
+    sim = simulator(range(1000), uplink_work_s=1e-9, tenants=[tenant])
     away_E = (sim.state.tenant_ENK[:, layout.LEFT_S, 0] == 0.0) & (sim.state.tenant_ENK[:, layout.NEXT_S, 0] > 0.7)
-    assert away_E.mean() == pytest.approx(2.0 / 3.0, abs=4 * (2 / 9 / 2000) ** 0.5)
+    assert away_E.mean() == pytest.approx(2.0 / 3.0, abs=4 * (2 / 9 / 1000) ** 0.5)
     rest_E = (sim.state.tenant_ENK[away_E, layout.NEXT_S, 0] - 0.7) / 400.0
-    assert rest_E.mean() == pytest.approx(1.0 / 3.0, abs=0.03), "of a uniform pause that one looks into"
+    assert rest_E.mean() == pytest.approx(1.0 / 3.0, abs=0.04), "of a uniform pause that one looks into"
     sim.run(sim.off(), 1000)
     later_E = (sim.state.tenant_ENK[:, layout.LEFT_S, 0] == 0.0) & (sim.state.tenant_ENK[:, layout.NEXT_S, 0] > 0.7)
-    assert later_E.mean() == pytest.approx(2.0 / 3.0, abs=4 * (2 / 9 / 2000) ** 0.5)
+    assert later_E.mean() == pytest.approx(2.0 / 3.0, abs=4 * (2 / 9 / 1000) ** 0.5)
 
 
 def test_a_bursty_tenant_is_a_renewal_process_of_exponential_bursts(simulator: Make) -> None:

@@ -29,35 +29,25 @@ def test_without_loss_a_gather_takes_all_messages_one_after_the_other(simulator:
     assert sim.run(sim.off(), 3) == pytest.approx(1.0 + 7 * 0.05)
 
 
-def test_ports_of_an_all_to_all_work_side_by_side(simulator: Make) -> None:
-    sim = simulator(**PORT | {"incast_kind": ALL_TO_ALL})
-    assert sim.run(sim.off(), 3) == pytest.approx(1.0 + 7 * 0.05)
-
-
-def test_groups_have_ports_of_their_own(simulator: Make) -> None:
-    sim = simulator(**PORT | {"groups": 2, "has_barrier": True})
-    assert sim.run(sim.off(), 3) == pytest.approx(1.0 + 3 * 0.05)
-
-
 @pytest.mark.parametrize("kind", [GATHER, ALL_TO_ALL])
 def test_late_ranks_share_the_port_as_a_fluid(simulator: Make, kind: int) -> None:
     """Against a brute-force fluid with small time steps."""
     sim = simulator([4], **PORT | {"incast_kind": kind, "jitter_cv": 0.1})
-    recording = sim.record(sim.off(), 5)
-    for t in range(5):
+    recording = sim.record(sim.off(), 2)
+    for t in range(2):
         arrival_R = recording.entry_ETR[0, t]
         receivers = range(8 if kind == ALL_TO_ALL else 1)
         start_RS = np.array([np.maximum(np.delete(arrival_R, r), arrival_R[r]) for r in receivers])
-        left_RS, now_s, dt_s = np.full_like(start_RS, 0.05), start_RS.min(), 1e-5
+        left_RS, now_s, dt_s = np.full_like(start_RS, 0.05), start_RS.min(), 1e-4
         while (left_RS > 0).any():
             active_RS = (start_RS <= now_s) & (left_RS > 0)
             left_RS -= active_RS * (dt_s / np.maximum(active_RS.sum(axis=1, keepdims=True), 1))
             now_s += dt_s
-        assert recording.finish_ETG[0, t, 0] == pytest.approx(now_s, abs=2e-4)
+        assert recording.finish_ETG[0, t, 0] == pytest.approx(now_s, abs=2e-3)
 
 
 def test_a_shallow_buffer_times_out_as_often_as_its_overflow_says(simulator: Make) -> None:
-    sim = simulator(range(400), **PORT | {"incast_fit": SHALLOW, "incast_timeout_s": 0.2})
+    sim = simulator(range(200), **PORT | {"incast_fit": SHALLOW, "incast_timeout_s": 0.2})
     step = sim.run(sim.off(), 50)
     overflow = np.maximum(1.0 - SHALLOW / np.arange(1, 8), 0.0)
     expected = 1.0 - np.prod(1.0 - overflow**3)
@@ -127,11 +117,6 @@ def test_what_a_sender_does_not_spend_in_the_gather_it_waits_in_the_barrier(simu
     assert comm == pytest.approx([0.35 / 1.35] + 7 * [0.0], abs=1e-6)
 
 
-def test_all_members_of_an_all_to_all_leave_together(simulator: Make) -> None:
-    lasts = durations(simulator(**PORT | {"incast_kind": ALL_TO_ALL, "incast_buffered_s": 0.05}), 3)
-    assert lasts == pytest.approx(7 * 0.05)
-
-
 def shares(entry_TR: np.ndarray[Any, Any], exit_TR: np.ndarray[Any, Any], step_T: np.ndarray[Any, Any]) -> list[float]:
     """Share of a step in the gather: the receiver's and the senders' mean, and the senders' median."""
     inside_TR = (exit_TR - entry_TR) / step_T[:, None]
@@ -180,7 +165,7 @@ def stagger_gain(simulator: Make, **job: Any) -> float:
     job = PORT | {"incast_flow_s": 0.07, "incast_timeout_s": 2.8, "jitter_cv": 0.03} | job
     passive, paced = (simulator(range(16), **job) for _ in range(2))
     settings = pacing.one_mechanism("stagger", 0.25, 0.42)[None, None].repeat(16, axis=0)
-    return float(paced.run(settings, 2000).mean() / passive.run(passive.off(), 2000).mean())
+    return float(paced.run(settings, 1000).mean() / passive.run(passive.off(), 1000).mean())
 
 
 def test_a_stagger_pays_in_a_gather_over_a_shallow_buffer(simulator: Make) -> None:

@@ -16,10 +16,7 @@ from paceenv import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 LIVE_NEVER_NEEDS = ("gymnasium", "matplotlib", "numba", "pydantic", "ray", "scipy", "stable_baselines3")
-DATA = {
-    "configs": "configs/**/*.yaml",
-    "the released policy": "policies/learned.safetensors",
-}
+DATA = ("configs/**/*.yaml", "policies/learned.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -62,18 +59,12 @@ def contents(wheel: Path) -> dict[str, int]:
         return {one.filename: one.CRC for one in archive.infolist() if not one.filename.endswith("/RECORD")}
 
 
-def test_the_wheel_adds_one_name(wheel: Path) -> None:
+def test_the_wheel_has_one_name_every_module_and_the_data(wheel: Path) -> None:
     assert {name.split("/")[0] for name in contents(wheel)} == {"paceenv", f"paceenv-{__version__}.dist-info"}
-
-
-@pytest.mark.parametrize("what", DATA)
-def test_the_wheel_has_the_data(what: str, wheel: Path) -> None:
-    wanted = {f"paceenv/{path.relative_to(ROOT)}" for path in ROOT.glob(DATA[what])}
-    assert wanted
-    assert wanted <= set(contents(wheel))
-
-
-def test_the_wheel_has_every_module(wheel: Path) -> None:
+    for pattern in DATA:
+        wanted = {f"paceenv/{path.relative_to(ROOT)}" for path in ROOT.glob(pattern)}
+        assert wanted
+        assert wanted <= set(contents(wheel))
     ours = ROOT / "paceenv"
     modules = {path.relative_to(ROOT) for path in ours.rglob("*.py")}
     for link in (path for path in ours.iterdir() if path.is_symlink()):
@@ -81,6 +72,7 @@ def test_the_wheel_has_every_module(wheel: Path) -> None:
     assert {name for name in contents(wheel) if name.endswith(".py")} == {str(path) for path in modules}
 
 
+@pytest.mark.slow
 def test_the_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Path) -> None:
     sdist = build("sdist", source, tmp_path / "sdist")
     with tarfile.open(sdist) as archive:
@@ -88,7 +80,7 @@ def test_the_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Pa
     assert contents(build("wheel", tmp_path / f"paceenv-{__version__}", tmp_path / "wheel")) == contents(wheel)
 
 
-@pytest.mark.parametrize("how", ["installed", "editable"])
+@pytest.mark.parametrize("how", ["installed", pytest.param("editable", marks=pytest.mark.slow)])
 def test_no_module_has_another_name(how: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Folders of the project, and folders and modules of the package."""
     inside = {path.stem for path in (ROOT / "paceenv").iterdir()} - {"__init__", "__pycache__"}
@@ -109,12 +101,11 @@ LAUNCHER = ("-m", "paceenv.live", "--out", "run")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packages", [False, True], ids=["folders", "packages"])
 def test_a_repository_with_folders_like_ours_trains_as_ever(
-    packages: bool, installed: Environment, production: Environment, tmp_path: Path
+    installed: Environment, production: Environment, tmp_path: Path
 ) -> None:
     """Without the agent, and with it on a machine that has only what the extra ``live`` brings."""
-    repository = training_repository(tmp_path / "mine", packages=packages)
+    repository = training_repository(tmp_path / "mine")
     installed.run("train.py", folder=repository)
     alone, agent = losses(repository)
     assert not agent
@@ -127,7 +118,7 @@ def test_a_repository_with_folders_like_ours_trains_as_ever(
 @pytest.mark.slow
 def test_the_agent_and_the_environment_work_beside_them(installed: Environment, tmp_path: Path) -> None:
     """``live.attach`` and the registered environment in one script of a repository with packages named like ours."""
-    repository = training_repository(tmp_path / "mine", packages=True)
+    repository = training_repository(tmp_path / "mine")
     installed.run("train.py", "--attach", "--gym", folder=repository, NUMBA_DISABLE_JIT="1")
     found, agent = losses(repository)
     assert len(found) == 20
@@ -136,7 +127,7 @@ def test_the_agent_and_the_environment_work_beside_them(installed: Environment, 
 
 @pytest.mark.slow
 def test_torchrun_trains_them_with_the_agent(production: Environment, tmp_path: Path) -> None:
-    repository = training_repository(tmp_path / "mine", packages=True)
+    repository = training_repository(tmp_path / "mine")
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--monitor-interval=0.1")
     production.run(*torchrun, *LAUNCHER, "train.py", folder=repository)
     (first, one), (second, two) = losses(repository, "0"), losses(repository, "1")
@@ -151,6 +142,7 @@ def test_a_production_node_has_no_simulator(production: Environment, tmp_path: P
     assert production.run("-c", code, folder=tmp_path).strip() == "[]"
 
 
+@pytest.mark.slow
 def test_an_editable_installation_runs_the_files_that_people_open(editable: Environment, source: Path) -> None:
     """Also through the links in ``paceenv/``: tracebacks name them, and a debugger stops in them."""
     paths = ["paceenv/core/pacing.py", "policies/rules.py", "live/options.py"]
@@ -161,15 +153,12 @@ def test_an_editable_installation_runs_the_files_that_people_open(editable: Envi
     assert editable.run("-c", compiled, folder=source.parent).strip() == str(source / "policies" / "rules.py")
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["a script of the checkout", "a script elsewhere"])
-def test_a_breakpoint_stops_in_a_file_behind_a_link(
-    inside: bool, editable: Environment, source: Path, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_a_breakpoint_stops_in_a_file_behind_a_link(editable: Environment, source: Path, tmp_path: Path) -> None:
     file = source / "policies" / "rules.py"
     line = next(k for k, text in enumerate(file.read_text().splitlines(), start=1) if text.startswith("class "))
-    script = (source if inside else tmp_path) / "stop_here.py"
+    script = tmp_path / "stop_here.py"
     script.write_text("import paceenv.policies.rules\n")
-    typed = "policies/rules.py" if inside else file  # a debugger looks for relative names beside the script
-    said = editable.run("-m", "pdb", script, folder=source, text=f"b {typed}:{line}\nc\nq\n")
+    said = editable.run("-m", "pdb", script, folder=source, text=f"b {file}:{line}\nc\nq\n")
     assert f"Breakpoint 1 at {file}:{line}" in said
     assert f"> {file}({line})<module>()" in said

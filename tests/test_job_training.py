@@ -27,7 +27,7 @@ from paceenv.ui import config_files
 @pytest.mark.slow
 def test_incast_gets_a_policy_that_gains_what_it_says(tmp_path: Path) -> None:
     cluster = load_cluster("incast-shallow")
-    found = train_for_job([cluster] * 4, seconds=8.0, mechanisms=["stagger"])
+    found = train_for_job([cluster] * 4, seconds=5.0, mechanisms=["stagger"])
     assert found.best in {"tailored", "constant"}
     assert set(found.gains) == {"tailored", "constant", "learned"}
     assert found.file is not None
@@ -111,7 +111,7 @@ def test_the_best_on_the_first_episodes_is_kept_and_the_second_are_reported(monk
 
 def test_the_command_says_that_pacing_will_not_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, summary = tmp_path / "out", tmp_path / "a.json"
-    arguments = ["--job", "null-jitter", "-o", str(out), "--seconds", "10", "--json", str(summary)]
+    arguments = ["--job", "null-jitter", "-o", str(out), "--seconds", "5", "--json", str(summary)]
     assert application.run(["train", *arguments]) == 0
     assert "pacing will not help this job" in capsys.readouterr().err
     found = json.loads(summary.read_text())

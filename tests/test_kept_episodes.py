@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from paceenv.core.errors import InputError
 from paceenv.envs.episode_batch import TWIN
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.sim.engine.simulator import Simulator
@@ -40,22 +39,11 @@ def course(env: PacingVectorEnv, seeds: list[tuple[int, int]]) -> list[Any]:
 @pytest.mark.parametrize("reward", ["paired", "raw"])
 def test_results_do_not_depend_on_it(mode: AutoresetMode, reward: Any) -> None:
     """Seeds come again, also after fewer steps and for more of them."""
-    seeds = [(7, 9), (7, 9), (20, 3), (20, 12), (7, 14)]
+    seeds = [(7, 6), (7, 6), (20, 3), (20, 8)]
     plain, keeping = make(autoreset_mode=mode, reward=reward), make(autoreset_mode=mode, reward=reward)
     keeping.keep_episodes()
     for one, other in zip(course(plain, seeds), course(keeping, seeds), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_rows_of_one_seed_and_others_beside_them_have_their_own_jobs() -> None:
-    plain, keeping = make(), make()
-    keeping.keep_episodes()
-    for seeds in ([5, 5, 7, 7, 5, 9], [9, 1, 1, 5, 2, 2]):
-        np.testing.assert_array_equal(plain.reset(seed=seeds)[0], keeping.reset(seed=seeds)[0])
-        for _ in range(3):
-            action = np.full((ROWS, 2), 0.5, np.float32)
-            for one, other in zip(plain.step(action)[:2], keeping.step(action)[:2], strict=True):
-                np.testing.assert_array_equal(one, other)
 
 
 def test_jobs_with_a_program_are_kept_with_it() -> None:
@@ -81,13 +69,6 @@ def test_the_twin_of_an_episode_runs_once(monkeypatch: pytest.MonkeyPatch) -> No
     course(env, [(7, 40)])
     assert len(runs) > 80, "the paced episodes run"
     assert sum(runs) < 0.1 * first, "but for those that had only started"
-
-
-def test_it_is_asked_for_before_the_first_episode() -> None:
-    env = make()
-    env.reset(seed=0)
-    with pytest.raises(InputError, match=r"keep_episodes\(\) after an episode has begun"):
-        env.keep_episodes()
 
 
 def small_config() -> TrainConfig:

@@ -60,13 +60,13 @@ def test_no_delay_is_longer_than_the_limits(engine: object) -> None:
     cluster = load_cluster("unequal-slack").with_nodes(8)
     simulator = engine(cluster, np.array([0]), limits=TIGHT)  # type: ignore[operator]
     parts: list[np.ndarray] = []
-    run(Static({"slack": (0.0, 0.4)}), simulator, 400, on_recording=lambda r: parts.append(r.delay_ETR[0]))
+    run(Static({"slack": (0.0, 0.4)}), simulator, 200, on_recording=lambda r: parts.append(r.delay_ETR[0]))
     delay_s_TR = np.concatenate(parts)
     assert 0.0 < delay_s_TR.max() <= TIGHT.cap_s
     assert not delay_s_TR[:20].any(), "the first interval after the quiet start"
     open_ = engine(cluster, np.array([0]), limits=replace(TIGHT, budget_s_per_minute=60.0))  # type: ignore[operator]
-    run(Static({"slack": (0.0, 0.4)}), open_, 400)
-    seconds = float(np.sum([400 * 0.4]))
+    run(Static({"slack": (0.0, 0.4)}), open_, 200)
+    seconds = float(np.sum([200 * 0.4]))
     assert delay_s_TR.sum(axis=0).max() <= TIGHT.burst_s + TIGHT.fill * seconds
     assert simulator.mean_delay_s() < open_.mean_delay_s(), "the budget is what cuts here"
 
@@ -90,10 +90,9 @@ def test_impossible_limits_are_refused(wrong: dict[str, float]) -> None:
         Limits(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["when-scaling-fails", "unequal-slack", "null-jitter"])
-def test_a_share_of_the_own_slack_limits_nothing_that_the_slack_rule_asks_for(name: str) -> None:
+def test_a_share_of_the_own_slack_limits_nothing_that_the_slack_rule_asks_for() -> None:
     """The guard's third limit protects from other policies; the rule keeps it by itself, so the engine has none."""
-    simulator = start(load_cluster(name), np.arange(2))
+    simulator = start(load_cluster("unequal-slack"), np.arange(2))
     settings = np.broadcast_to(pacing.one_mechanism("slack", 0.02, 0.25), (2, 1, *pacing.off().shape)).copy()
     simulator.run(simulator.off(), 60)
     ranks = range(0, simulator.batch.ranks, max(simulator.batch.ranks // 8, 1))

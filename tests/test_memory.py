@@ -16,7 +16,7 @@ from paceenv.policies.networks import ObservationEMA, time_scales
 from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
 from paceenv.trainers.training.training_envs import NativeVecEnv
 
-MEMORIES: list[tuple[int | list[int], int]] = [(4, 0), ([2, 5, 12], 0), ([2, 40], 5), (0, 3)]
+MEMORIES: list[tuple[int | list[int], int]] = [(4, 0), ([2, 40], 5)]
 """Time scales of the means, and that of the mean change."""
 
 

@@ -142,15 +142,12 @@ class Scaled(torch.nn.Linear):
             lambda: torch.nn.Sequential(linear(10, 8), torch.nn.ELU(), linear(8, 4)),
             "module ELU at this place; allowed: ",
         ),
-        (lambda: torch.nn.Sequential(linear(10, 8), torch.nn.LayerNorm(8), linear(8, 4)), "module LayerNorm"),
         (lambda: torch.nn.Sequential(linear(10, 8), linear(8, 4)), "module Linear at this place"),
         (
             lambda: torch.nn.Sequential(linear(10, 8), RELU(), linear(8, 8), TANH(), linear(8, 4)),
             "relu, tanh; allowed: one kind",
         ),
-        (lambda: torch.nn.Sequential(linear(10, 4), RELU()), "relu at the end; allowed: one kind"),
         (lambda: torch.nn.Sequential(), "no layers"),
-        (lambda: [torch.nn.LSTM(10, 6), linear(6, 4)], "module LSTM at this place"),
         (
             lambda: RecurrentPPO("MlpLstmPolicy", Ours(), n_steps=16, batch_size=16, **SMALL),
             "a recurrent cell with weights (lstm_actor.weight_ih_l0); allowed: none",
@@ -161,7 +158,6 @@ class Scaled(torch.nn.Linear):
             "preference = None; allowed: a number with 11 inputs, None with 10; the network has 40",
         ),
         (lambda: Scaled(10, 4), "actions differ from the original's by"),
-        (lambda: "a string", "module str at this place"),
         (lambda: PPO("MlpPolicy", "Pendulum-v1", **SMALL), "allowed: a Box from -1 to 1, as of paceenv/Pacing-v0"),
     ],
 )
@@ -233,13 +229,9 @@ def test_hostile_archives_run_nothing_and_are_one_line(tmp_path: Path, monkeypat
     ("option", "expected"),
     [
         ("", "mechanisms = ''; allowed: agent.zip:mechanisms=slack/phase_shift, in the order of its actions"),
-        (":mechanisms=slide", "mechanisms = 'slide'; allowed"),
         (":mechanisms=slack", "4 actions; allowed: 2 for 1 mechanisms"),
         (f"{OPTION},gamma=1", "option gamma=1; allowed: mechanisms=, interval_iterations=, preference="),
         (f"{OPTION},interval_iterations=0", "interval_iterations = 0; allowed: at least 1"),
-        (f"{OPTION},preference=x", "'x'; allowed: numbers for interval_iterations and preference"),
-        (f"{OPTION},preference=-1", "preference = -1"),
-        (f"{OPTION},preference=nan", "preference = nan"),
         (f"{OPTION},preference=0.5", "preference = 0.5; allowed: a number with 11 inputs, None with 10"),
     ],
 )

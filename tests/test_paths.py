@@ -68,8 +68,7 @@ def test_no_path_gives_a_traceback(command: str, kind: str, places: dict[str, st
     assert list(tmp_path.rglob("*.*")) == [], "nothing is left half-written"
 
 
-@pytest.mark.parametrize("command", ["the bare command", "whatif", "calibrate"])
-@pytest.mark.parametrize("how", ["folder", "pattern"])
+@pytest.mark.parametrize(("command", "how"), [("the bare command", "folder"), ("whatif", "pattern")])
 def test_a_folder_and_a_pattern_are_what_they_hold(
     command: str, how: str, places: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from paceenv.core import pacing, signals
+from paceenv.core import signals
 from paceenv.core.errors import InputError
 from paceenv.policies import policy_file as policy_file
 from paceenv.policies.learned import Learned
@@ -83,9 +83,7 @@ def refused(path: Path, blob: bytes | None = None) -> str:
 # Round trip
 
 
-@pytest.mark.parametrize(
-    ("hidden", "mechanisms"), [((8, 6), ("slack", "phase_shift")), ((), ("paper",)), ((64, 64), ("phase_shift",))]
-)
+@pytest.mark.parametrize(("hidden", "mechanisms"), [((8, 6), ("slack", "phase_shift")), ((), ("paper",))])
 def test_round_trip_keeps_every_bit(tmp_path: Path, hidden: tuple[int, ...], mechanisms: tuple[str, ...]) -> None:
     before = dataclasses.replace(content(), policy=learned(hidden, mechanisms))
     save_policy(tmp_path / "mine.safetensors", before)
@@ -148,7 +146,7 @@ def test_garbage(tmp_path: Path, blob: bytes) -> None:
     assert "not a readable .safetensors file" in refused(tmp_path / "a.safetensors", blob)
 
 
-@pytest.mark.parametrize("keep", [1, 7, 8, 9, 100, -1, -100])
+@pytest.mark.parametrize("keep", [7, 100, -1])
 def test_truncated_files(tmp_path: Path, keep: int) -> None:
     save_policy(tmp_path / "a.safetensors", content())
     whole = (tmp_path / "a.safetensors").read_bytes()
@@ -201,23 +199,15 @@ def test_a_pickle_under_another_name_is_not_executed(tmp_path: Path) -> None:
     ("key", "value", "expected"),
     [
         ("format", "paceenv.policy/2", "format = 'paceenv.policy/2'; allowed: 'paceenv.policy/1'"),
-        ("format", None, "format = None; allowed: 'paceenv.policy/1'"),
         ("observation_schema", "paceenv.signals/0", "observation_schema = 'paceenv.signals/0'; allowed: "),
-        ("observation_names", ["a"], "observation_names = ['a']; allowed: "),
         ("observation_names", list(signals.NAMES)[::-1], "observation_names = "),
-        ("action_schema", 3, "action_schema = 3; allowed: "),
         ("activation", "gelu", "activation = 'gelu'; allowed: one of tanh, relu, silu"),
         ("interval_iterations", 0, "interval_iterations = 0; allowed: an integer from 1 to 10000"),
         ("output", ["tanh"], "output = ['tanh']; allowed: one of linear, tanh"),
         ("mechanisms", [], "mechanisms = []; allowed: different ones of slack, phase_shift, paper"),
-        ("mechanisms", ["slack", "slack"], "mechanisms = ['slack', 'slack']; allowed"),
         ("mechanisms", ["magic", "phase_shift"], "mechanisms = ['magic', 'phase_shift']; allowed"),
-        ("mechanisms", [["slack"], {}], "mechanisms = [['slack'], {}]; allowed"),
-        ("mechanisms", "slack", "mechanisms = 'slack'; allowed"),
         ("mechanisms", ["slack"], "4 outputs; allowed: 2 for 1 mechanisms"),
         ("calibrated_range", {"step_cv": [1]}, "calibrated_range = {'step_cv': [1]}; allowed: signal: [low, high]"),
-        ("calibrated_range", [1, 2], "calibrated_range = [1, 2]; allowed"),
-        ("calibrated_range", {"step_cv": ["a", "b"]}, "calibrated_range = "),
         ("provenance", [1], "provenance = [1]; allowed: a mapping"),
     ],
 )
@@ -238,15 +228,11 @@ def test_ranges_that_are_none(tmp_path: Path, ends: str) -> None:
     ("text", "expected"),
     [
         (None, "no paceenv header"),
-        ("", "the paceenv header is not JSON"),
-        ("{", "the paceenv header is not JSON"),
         ("[" * 100_000, "the paceenv header is not JSON"),
-        ('{"a":' * 100_000, "the paceenv header is not JSON"),
         ("9" * 10_000, "the paceenv header is not JSON"),
         ("[]", "the paceenv header is a list; allowed: a mapping"),
-        ("1", "the paceenv header is a int; allowed: a mapping"),
     ],
-    ids=["none", "empty", "cut", "deep lists", "deep mappings", "huge number", "list", "number"],
+    ids=["none", "deep lists", "huge number", "list"],
 )
 def test_hostile_headers(tmp_path: Path, text: str | None, expected: str) -> None:
     tensors, _ = parts()
@@ -269,7 +255,6 @@ def spoil(**changed: Any) -> Callable[[Tensors], Tensors]:
     [
         (lambda tensors: {}, "tensors []; allowed: layer0.weight"),
         (spoil(layer0__bias=None), "; allowed: layer0.weight, layer0.bias"),
-        (spoil(layer7__weight=np.zeros((1, 1), np.float32)), "; allowed: layer0.weight, layer0.bias"),
         (
             spoil(layer0__weight=np.zeros((8, 9), np.float32)),
             f"layer0 has shapes (8, 9), (8,); allowed: (n, {INPUTS}), (n,)",
@@ -279,9 +264,7 @@ def spoil(**changed: Any) -> Callable[[Tensors], Tensors]:
         (spoil(layer0__bias=np.zeros((8, 1), np.float32)), f"layer0 has shapes (8, {INPUTS}), (8, 1)"),
         (spoil(layer0__weight=np.zeros(8, np.float32)), "layer0 has shapes (8,), (8,)"),
         (spoil(layer0__weight=np.zeros((8, INPUTS))), "layer0 is float64/float32; allowed: float32"),
-        (spoil(layer2__bias=np.zeros(4, np.int64)), "layer2 is float32/int64; allowed: float32"),
         (spoil(layer1__bias=np.array([0, 0, np.nan, 0, 0, 0], np.float32)), "layer1 holds values that are not finite"),
-        (spoil(layer0__weight=np.full((8, INPUTS), np.inf, np.float32)), "layer0 holds values that are not finite"),
         (
             spoil(layer2__weight=np.zeros((3, 6), np.float32), layer2__bias=np.zeros(3, np.float32)),
             "3 outputs; allowed: 4",
@@ -294,15 +277,7 @@ def test_wrong_tensors(tmp_path: Path, change: Callable[[Tensors], Tensors], exp
     assert expected in refused(tmp_path / "a.safetensors", blob)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        "BF16",
-        "F16",
-        "BOOL",
-        "F8_E4M3",
-    ],
-)
+@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3"])
 def test_tensors_of_a_type_that_numpy_may_lack(tmp_path: Path, dtype: str) -> None:
     tensors, header = parts()
     blob = save(tensors, {"paceenv": json.dumps(header)})
@@ -335,24 +310,6 @@ print(sorted({{"torch", "numba", "gymnasium", "pydantic", "ray", "stable_baselin
 
 
 # The network
-
-
-def test_numpy_forward_equals_torch_s(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    policy = learned((64, 64))
-    modules: list[Any] = []
-    for weight, bias in policy.layers:
-        linear = torch.nn.Linear(weight.shape[1], weight.shape[0])
-        with torch.no_grad():
-            linear.weight.copy_(torch.from_numpy(weight))
-            linear.bias.copy_(torch.from_numpy(bias))
-        modules += [linear, torch.nn.Tanh()]
-    network = torch.nn.Sequential(*modules[:-1])
-    x = np.random.default_rng(1).uniform(-1, 1, (256, signals.SIGNALS)).astype(np.float32)
-    with torch.no_grad():
-        expected = network(torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(policy.action(x), expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(policy.act(x), pacing.decode_action(expected, policy.mechanisms), rtol=1e-4, atol=1e-5)
 
 
 MODULES = {"tanh": "Tanh", "relu": "ReLU", "silu": "SiLU"}

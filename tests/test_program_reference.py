@@ -14,12 +14,10 @@ from paceenv.core.errors import InputError
 from paceenv.policies.rollout import start_engine
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.cluster.program.program_tables import Start
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.sim.reference import ProgramReference, check_size
-from paceenv.sim.reference.program_messages import schedule_of
 from paceenv.ui import config_files
 
 BYTES_PER_S = 12.5e9
@@ -61,10 +59,8 @@ def compute(seconds: float, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("nodes", "per_node", "fabric"),
     [
-        (4, 1, {}),
         (4, 1, {"nodes_per_leaf": 2, "uplink_gbps": 100.0}),
         (6, 1, {"nodes_per_leaf": 2, "uplink_gbps": None, "oversubscription": 4.0, "latency_us": 100.0}),
-        (2, 2, {}),
         (3, 2, {"nics_per_node": 2, "nodes_per_leaf": 1, "uplink_gbps": 200.0}),
         (1, 4, {"intra_node_gbps": 400.0}),
     ],
@@ -77,14 +73,6 @@ def test_alone_an_operation_takes_as_long_in_both(kind: str, nodes: int, per_nod
     elif kind == "all_to_all":  # the fast engine has its pairs one after the other in latency
         fast_s -= (nodes * per_node - 2) * fabric.get("latency_us", 0.0) * 1e-6
     assert slow.step_ET[0, 0] - 0.1 == pytest.approx(fast_s, rel=piecemeal)
-
-
-@pytest.mark.parametrize(("nodes", "per_node"), [(2, 1), (4, 1), (7, 1), (3, 2), (1, 4)])
-def test_alone_two_trees_of_chains_take_as_long_in_both(nodes: int, per_node: int) -> None:
-    config = cluster([compute(0.1), transfer("all_reduce")], nodes, per_node, job={"algorithm": "tree"})
-    slow, fast = both(config)
-    later = slow.step_ET[0, 0] / fast.step_ET[0, 0] - 1.0
-    assert -1e-6 < later < 0.02, "its pieces fill a tree level by level"
 
 
 # Who shares a link
@@ -102,20 +90,13 @@ def test_an_all_to_all_of_many_messages_is_one_share() -> None:
     np.testing.assert_allclose(fast.through_ETO, 0.2, rtol=1e-9)
 
 
-def test_a_transfer_in_parts_pays_latency_for_each() -> None:
-    start = Start("a", "all_reduce", 1e9, parts=4)
-    whole, in_parts = (schedule_of(start._replace(parts=n), range(4), 1, is_tree=False)[0] for n in (1, 4))
-    assert sum(m.has_latency for m in in_parts.messages) == 4 * sum(m.has_latency for m in whole.messages)
-    assert sum(m.size_bytes for m in in_parts.messages) == pytest.approx(sum(m.size_bytes for m in whole.messages))
-
-
 @pytest.mark.parametrize("uplinks", [{"uplink_gbps": 200.0}, {"uplink_gbps": None, "oversubscription": 2.0}])
 def test_a_tenant_has_its_share_of_the_top_tier(uplinks: dict[str, float | None]) -> None:
     """Leaves with uplinks of their own have a tier of all of them together."""
     other = {"period_ratio": 0.5, "comm_share": 0.5, "rate_share": 1.0, "ranks": 1, "jitter_cv": 0.0}
     fabric = {"nodes_per_leaf": 1, **uplinks}
     step = [compute(0.1), transfer("all_reduce", 0.3), transfer("all_to_all", 0.2, communicator="b")]
-    slow, fast = both(cluster(step, fabric=fabric, tenants=[other]), 20)
+    slow, fast = both(cluster(step, fabric=fabric, tenants=[other]), 10)
     assert fast.step_ET.mean() > 1.1 * both(cluster(step, fabric=fabric))[1].step_ET.mean()
     assert slow.step_ET.mean() == pytest.approx(fast.step_ET.mean(), rel=0.01)
 
@@ -139,9 +120,9 @@ HELD = [
         [{"repeat": 4, "step": HELD}, compute(0.05)],
     ],
 )
-@pytest.mark.parametrize("window", [0.02, 0.1, 0.4])
+@pytest.mark.parametrize("window", [0.02, 0.4])
 def test_what_is_held_back_is_handed_over_at_the_same_time(step: Any, window: float) -> None:
-    slow, fast = both(cluster(step), 8, (0.0, window))
+    slow, fast = both(cluster(step), 4, (0.0, window))
     for name in ("step_ET", "end_ETI", "start_ETO", "through_ETO", "entry_ETR", "exit_ETR"):
         np.testing.assert_allclose(getattr(slow, name), getattr(fast, name), rtol=1e-4, err_msg=name)
 
@@ -167,14 +148,13 @@ def error(seed: int) -> float:
     config, keys = random_program(seed, tenants=seed % 4 == 1), episode_keys([seed])
     fast, slow = Simulator(derive(config, keys), keys), ProgramReference(config, seed, is_together=True)
     settings = fast.off() if seed % 3 else pacing.one_mechanism("defer", 0.0, 0.1)[None, None]
-    return float(slow.run(settings, 10).mean() / fast.run(settings, 10).mean()) - 1.0
+    return float(slow.run(settings, 6).mean() / fast.run(settings, 6).mean()) - 1.0
 
 
 def test_random_programs_agree() -> None:
     """Nearly all of them; the rest is known, and small (``docs``)."""
-    found = np.abs([error(seed) for seed in range(24)])
-    assert np.mean(found >= 0.02) <= 0.05
-    assert found.max() < 0.05
+    found = np.abs([error(seed) for seed in range(9)])
+    assert found.max() < 0.02
     assert np.median(found) < 0.001
 
 

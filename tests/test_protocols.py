@@ -69,7 +69,7 @@ def transfer(size_bytes: float, kind: str = "all_reduce", **more: Any) -> dict[s
 @pytest.mark.parametrize(
     ("protocol", "hop_us", "rate"), [("simple", 14.0, 1.0), ("ll128", 4.0, 120 / 128), ("ll", 2.7, 0.5)]
 )
-@pytest.mark.parametrize("size_bytes", [1e3, 1e6, 1e8])
+@pytest.mark.parametrize("size_bytes", [1e3, 1e8])
 def test_a_protocol_has_its_own_latency_and_rate(protocol: str, hop_us: float, rate: float, size_bytes: float) -> None:
     by_hand_s = 6 * hop_us * 1e-6 + 1.5 * size_bytes / (NIC_BPS * rate)
     assert fast_s(cluster([transfer(size_bytes)], fabric={"protocol": protocol})) == pytest.approx(by_hand_s, rel=1e-9)
@@ -106,20 +106,6 @@ def test_a_tree_has_latencies_of_its_own() -> None:
     assert fast_s(config) == pytest.approx(2 * 5.0e-6 + 6 * 0.6e-6, rel=1e-2)
 
 
-def test_the_default_is_simple_without_channels() -> None:
-    plain = cluster([transfer(1e8)])
-    assert fast_s(plain) == fast_s(cluster([transfer(1e8)], fabric={"protocol": "simple"}))
-    assert plain.fabric.channels_Bps == np.inf
-
-
-def test_flags_take_room_from_others_on_a_link() -> None:
-    """By LL 100 MB are 200 MB on a NIC, and two such operations 400 MB."""
-    step = [transfer(1e8, communicator="a", background=True), transfer(1e8, communicator="b")]
-    slow_s, quick_s = both_s(cluster(step, fabric={"protocol": "ll", "latency_us": 0.0}))
-    assert quick_s == pytest.approx(1.5 * 4e8 / NIC_BPS, rel=1e-9)
-    assert slow_s == pytest.approx(quick_s, rel=WITHIN)
-
-
 # Which one is chosen
 
 
@@ -154,11 +140,6 @@ def test_auto_takes_what_nccl_expects_to_be_the_fastest() -> None:
         assert (fast_s(cluster(steps, fabric={"protocol": "auto"})) == min(times)) is is_best
 
 
-def test_a_fixed_protocol_leaves_tree_or_ring_to_the_size() -> None:
-    config = cluster([transfer(1e3)], job={"algorithm": "auto"}, fabric={"protocol": "ll"})
-    assert [chosen(config, size) for size in (2e7, 3e7)] == [("tree", "ll"), ("ring", "ll")]
-
-
 def test_ll128_is_not_for_sends_and_not_for_pcie() -> None:
     assert chosen(cluster([transfer(1e3)], fabric={"protocol": "ll128"}), 1e6, "send") == ("ring", "simple")
     on_pcie = cluster([transfer(1e3)], 4, 2, fabric={"protocol": "auto", "intra_node": "pcie"})
@@ -189,19 +170,14 @@ def test_a_channel_has_the_rate_of_an_nvlink_or_of_pcie(intra_node: str, gbps: f
     assert fabric.channels_Bps == pytest.approx(3 * gbps * 1e9 / 8)
 
 
-def test_enough_channels_change_nothing() -> None:
-    steps = [transfer(1e8)]
-    assert fast_s(cluster(steps, fabric={"channels": 8})) == fast_s(cluster(steps))
-
-
 # Both engines
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all", "broadcast", "send"])
 @pytest.mark.parametrize(
-    "fabric", [{"protocol": "ll"}, {"protocol": "ll128"}, {"protocol": "auto"}, {"channels": 3, "channel_gbps": 10.0}]
+    ("fabric", "nodes", "per_node"),
+    [({"protocol": "ll"}, 4, 1), ({"protocol": "auto"}, 2, 4), ({"channels": 3, "channel_gbps": 10.0}, 2, 4)],
 )
-@pytest.mark.parametrize(("nodes", "per_node"), [(4, 1), (2, 4)])
 def test_both_engines_agree(kind: str, fabric: dict[str, Any], nodes: int, per_node: int) -> None:
     groups = {"a": {"size": 2}} if kind == "send" else {"a": {}}
     step = [transfer(1e8, kind, communicator="a")]
@@ -211,8 +187,9 @@ def test_both_engines_agree(kind: str, fabric: dict[str, Any], nodes: int, per_n
     assert slow_s == pytest.approx(quick_s, rel=0.03 if kind == "broadcast" else WITHIN)
 
 
-@pytest.mark.parametrize("fabric", [{"protocol": "ll"}, {"channels": 3, "channel_gbps": 10.0}, {"protocol": "auto"}])
-@pytest.mark.parametrize(("nodes", "per_node"), [(7, 1), (2, 4)])
+@pytest.mark.parametrize(
+    ("fabric", "nodes", "per_node"), [({"protocol": "ll"}, 7, 1), ({"channels": 3, "channel_gbps": 10.0}, 2, 4)]
+)
 def test_both_engines_agree_on_trees(
     monkeypatch: pytest.MonkeyPatch, fabric: dict[str, Any], nodes: int, per_node: int
 ) -> None:
@@ -233,14 +210,11 @@ def test_both_engines_agree_where_operations_of_two_protocols_meet() -> None:
     assert slow_s == pytest.approx(quick_s, rel=WITHIN)
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
-    "changes",
+    ("seed", "changes"),
     [
-        ["fabric.protocol=ll"],
-        ["fabric.protocol=ll128"],
-        ["fabric.protocol=auto", "job.algorithm=auto"],
-        ["fabric.protocol=auto", "fabric.channels=2", "fabric.channel_gbps=30"],
+        (0, ["fabric.protocol=ll128"]),
+        (1, ["fabric.protocol=auto", "fabric.channels=2", "fabric.channel_gbps=30", "job.algorithm=auto"]),
     ],
 )
 def test_both_engines_agree_on_random_programs(seed: int, changes: list[str]) -> None:
@@ -266,9 +240,10 @@ def measured(size_bytes: float, nodes: int = 4, per_node: int = 1, algorithm: st
     return config_files.parse(Cluster, data, "test")
 
 
-@pytest.mark.parametrize("fabric", [{"protocol": "ll"}, {"protocol": "ll128"}, {"protocol": "auto"}, {"channels": 2}])
-@pytest.mark.parametrize(("nodes", "per_node", "algorithm"), [(4, 1, "ring"), (4, 8, "tree"), (4, 8, "auto")])
-@pytest.mark.parametrize("size_bytes", [1e3, 1e9])
+@pytest.mark.parametrize("fabric", [{"protocol": "ll"}, {"protocol": "auto"}, {"channels": 2}])
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "algorithm", "size_bytes"), [(4, 1, "ring", 1e9), (4, 8, "tree", 1e9), (4, 8, "auto", 1e3)]
+)
 def test_a_measured_job_takes_as_long_as_its_program(
     nodes: int, per_node: int, algorithm: str, size_bytes: float, fabric: dict[str, Any]
 ) -> None:

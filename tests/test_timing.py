@@ -6,8 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, timing
@@ -124,16 +122,6 @@ def test_without_a_barrier_wait_is_what_the_collective_takes_over_its_baseline()
     assert rank[timing.SLACK_S, 0] == -0.25, "luckier than usual, and not yet the baseline"
 
 
-def test_independent_jitter_is_not_taken_for_slack() -> None:
-    rank, tick = timing.new_state()
-    wait_T = np.random.default_rng(0).exponential(0.1, 2000)
-    positive = 0
-    for wait_s in wait_T:
-        feed(rank, tick, 1.0, wait_s)
-        positive += timing.slack_low_s(rank, 0) > 0.0
-    assert positive < 0.02 * len(wait_T)
-
-
 def test_steady_slack_under_small_jitter_is_recognised() -> None:
     rank, tick = timing.new_state()
     jitter_T = np.random.default_rng(0).normal(0.0, 0.005, 500)
@@ -194,23 +182,6 @@ def test_decide_writes_its_own_columns_only() -> None:
     assert 0.0 < delay_R[1] < 7.0
 
 
-@given(
-    setting=st.lists(st.floats(0, 1), min_size=2 * len(pacing.MECHANISMS), max_size=2 * len(pacing.MECHANISMS)),
-    cap_s=st.floats(0, 1),
-    history=st.lists(st.tuples(st.floats(1e-6, 5), st.floats(0, 5), st.floats(1e-3, 9)), min_size=1, max_size=40),
-)
-def test_delays_stay_within_window_and_cap(
-    setting: list[float], cap_s: float, history: list[tuple[float, float, float]]
-) -> None:
-    settings_M2 = np.array(setting).reshape(-1, 2)
-    rank, tick = timing.new_state()
-    for comm_s, wait_s, step_s in history:
-        feed(rank, tick, comm_s, wait_s, step_s)
-        timing.decide(rank, tick, 0, 1, settings_M2, cap_s, 1, 2)
-        widest_s = min(settings_M2[:, pacing.WINDOW].max() * tick[timing.STEP_BASELINE_S], cap_s)
-        assert 0.0 <= rank[timing.DELAY_S, 0] <= widest_s
-
-
 def test_reset_forgets_everything() -> None:
     rank, tick = early_rank()
     timing.reset_rank(rank, 1)
@@ -255,6 +226,13 @@ def test_ranks_take_their_places_while_a_job_collapses() -> None:
     assert not rank[timing.DELAY_S].any(), "the inflation is below this threshold"
 
 
+def test_with_threshold_zero_the_places_are_fixed() -> None:
+    rank, tick = timing.new_state(3)
+    feed(rank, tick, 0.1, step_s=2.0)
+    timing.decide(rank, tick, 0, 3, pacing.one_mechanism("stagger", 0.0, 0.1), 10.0, 0, 3)
+    np.testing.assert_allclose(rank[timing.DELAY_S], [0.0, 0.1, 0.2], rtol=1e-6)
+
+
 def test_a_stagger_that_helps_is_held_ever_longer() -> None:
     _, held = collapsing(2.5, 1.2, 3000)
     assert np.mean(held[-1000:]) > 0.98
@@ -277,13 +255,6 @@ def test_slow_steps_by_chance_do_not_make_a_stagger_look_good() -> None:
         held.append(bool(tick[stagger_turns.LEFT] > 0.0))
         feed(rank, tick, 0.1, step_s=float(rng.gamma(6.0, 1.0 / 6.0)) + 0.15 * held[-1])
     assert np.mean(held) < 0.08, np.mean(held)
-
-
-def test_a_stagger_that_does_not_help_is_given_up_ever_longer() -> None:
-    _, held = collapsing(2.5, 2.6, 3000)
-    assert any(held)
-    assert np.mean(held) < 0.08, "a short hold, then ever longer without"
-    assert np.mean(held[-1500:]) < np.mean(held[:500])
 
 
 def test_a_collapse_that_is_over_is_let_go() -> None:

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from paceenv.cli import application
 from paceenv.core import signals
 from paceenv.core.errors import InputError
-from paceenv.core.limits import Limits
 from paceenv.envs.pacing_env import PacingVectorEnv
-from paceenv.policies import names
 from paceenv.policies.policy_file import load_policy
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.engine.simulator import MAX_RUN_SEED, SEEDS_OF_A_RUN, TRAINING_SEEDS, episode_keys, training_seed
@@ -27,8 +25,7 @@ from paceenv.trainers.evaluation.score_table import markdown, verdicts
 from paceenv.trainers.evaluation.suites import MAX_FIRST_SEED, Suite, load_suite
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.trainers.training import training_run
-from paceenv.trainers.training.selection import Validation
-from paceenv.trainers.training.train_config import Environment, Selection, TrainConfig, load_train_config
+from paceenv.trainers.training.train_config import Environment, TrainConfig, load_train_config
 from paceenv.trainers.training.training_envs import NativeVecEnv, make_groups
 from paceenv.trainers.training.training_run import Run
 from paceenv.ui import config_files
@@ -41,7 +38,7 @@ def small(timesteps: int) -> list[str]:
 
 def _train(out: Path, *extra: str) -> str:
     assert (
-        application.run(["train", "demo", "-o", str(out), *small(2048), *extra, "--json", str(out / "summary.json")])
+        application.run(["train", "demo", "-o", str(out), *small(1024), *extra, "--json", str(out / "summary.json")])
         == 0
     )
     summary = json.loads((out / "summary.json").read_text())
@@ -55,7 +52,7 @@ def test_training_is_reproducible_its_seed_is_used_and_the_policy_carries_what_d
     content = load_policy(tmp_path / "a" / "policy.safetensors")
     assert set(content.calibrated_range) == set(signals.NAMES)
     assert all(low <= high for low, high in content.calibrated_range.values())
-    assert content.provenance["config"]["total_timesteps"] == 2048
+    assert content.provenance["config"]["total_timesteps"] == 1024
     assert content.provenance["git_commit"]
     assert (tmp_path / "a" / "learning-curve.png").stat().st_size > 1000
     assert (tmp_path / "a" / "config.yaml").exists()
@@ -116,22 +113,6 @@ def test_the_adapter_refuses_another_autoreset_mode() -> None:
         NativeVecEnv([PacingVectorEnv(2)])
 
 
-def test_paired_rewards_are_zero_without_pacing_and_negative_where_it_only_costs() -> None:
-    def make() -> PacingVectorEnv:
-        mode = AutoresetMode.SAME_STEP
-        return PacingVectorEnv(
-            4, "null-jitter", mechanisms="paper", episode_intervals=3, autoreset_mode=mode, warn_null=False
-        )
-
-    env = NativeVecEnv([make()], 0)
-    env.reset()
-    for _ in range(4):
-        np.testing.assert_array_equal(env.step(np.full((4, 2), -1.0, np.float32))[1], 0.0)
-    env.reset()
-    costs = [env.step(np.array([[-1.0, 1.0]] * 4, np.float32))[1] for _ in range(4)]
-    assert np.mean(costs) < -0.01
-
-
 def test_a_comparison_says_in_words_what_its_intervals_say() -> None:
     suite = load_suite("demo").model_copy(update={"seeds": 8, "iterations": 200, "mechanisms": ["phase_shift"]})
     static = search_static(suite).best()
@@ -145,18 +126,9 @@ def test_a_comparison_says_in_words_what_its_intervals_say() -> None:
     assert "one-job" in verdicts(comparison, "paper", static)[-1]
 
 
-@pytest.mark.parametrize("seed", [0, 7])
-def test_seeding_the_adapter_repeats_an_episode(seed: int) -> None:
-    env = NativeVecEnv([PacingVectorEnv(3, autoreset_mode=AutoresetMode.SAME_STEP)], seed=0)
-    env.seed(seed)
-    first = env.reset().copy()
-    env.step(np.zeros((3, 2), np.float32))
-    env.seed(seed)
-    np.testing.assert_array_equal(first, env.reset())
-
-
 def test_an_interrupted_run_resumes_to_the_same_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    longer = small(12288)
+    monkeypatch.setattr(training_run, "SEGMENT_ROLLOUTS", 1)
+    longer = small(2048)
     assert application.run(["train", "demo", "-o", str(tmp_path / "whole"), *longer]) == 0
     advance, calls = training_run.Run.advance, []
 
@@ -232,14 +204,6 @@ def test_a_checkpoint_belongs_to_its_config(tmp_path: Path) -> None:
         application.run(["train", "demo", "-o", str(tmp_path), *tiny, "--resume"])
     with pytest.raises(InputError, match="no selection"):
         application.run(["train", "demo", "-o", str(tmp_path), *tiny, "--seeds", "2"])
-
-
-def test_selection_has_the_limits_of_the_training() -> None:
-    some = Selection(suites=["stagger"], every=1, patience=1, seeds=2, iterations=60)
-    rule = names.rule("static:mechanism=stagger,threshold=0,window=0.4", ("stagger", 0.0, 0.4))
-    assert rule is not None
-    assert Validation(some).evaluate(rule)["gap_closed"] > 0.1
-    assert Validation(some, Limits(cap_share=0.0)).evaluate(rule) == {"gap_closed": 0.0, "null_loss": 0.0, "score": 0.0}
 
 
 # Seeds

@@ -51,11 +51,6 @@ def test_all_reduce_of_four_nodes_with_two_gpus_by_hand(algorithm: str, alone_s:
     assert jobs["latency_s"][0] == pytest.approx(inside_s, rel=1e-9)
 
 
-def test_a_slow_link_inside_holds_a_flat_ring_up() -> None:
-    jobs = jobs_of(cluster(job=EIGHT | {"algorithm": "ring"}, fabric=NO_LATENCY | {"intra_node_gbps": 40.0}))
-    assert jobs["transfer_alone_s"][0] == pytest.approx(2 * 7 / 8 * S / (40 * GBPS))
-
-
 @pytest.mark.parametrize(("payload", "like"), [(20e6, "tree"), (30e6, "ring")])
 def test_auto_is_a_tree_for_small_and_a_ring_for_large_messages(payload: float, like: str) -> None:
     def alone_s(algorithm: str) -> float:
@@ -65,15 +60,8 @@ def test_auto_is_a_tree_for_small_and_a_ring_for_large_messages(payload: float, 
     assert alone_s("tree") != alone_s("ring")
 
 
-def test_two_nodes_of_two_gpus_cross_with_S_as_a_tree_and_one_and_a_half_S_as_a_ring() -> None:
-    job = {"nodes": 2, "ranks_per_node": 2, "gradient_bytes": S}
-    for algorithm, crossing in (("tree", 1.0), ("ring", 1.5)):
-        jobs = jobs_of(cluster(job=job | {"algorithm": algorithm}, fabric=NO_LATENCY))
-        assert jobs["transfer_alone_s"][0] == pytest.approx(crossing * S / (80 * GBPS))
-
-
 @pytest.mark.parametrize("inside_gbps", [100.0, 2400.0])
-@pytest.mark.parametrize(("nodes", "per_node"), [(2, 2), (2, 3), (2, 8), (4, 2), (4, 8)])
+@pytest.mark.parametrize(("nodes", "per_node"), [(2, 2), (4, 8)])
 def test_a_tree_takes_as_long_in_a_described_step_as_in_a_measured_one_and_in_a_program(
     nodes: int, per_node: int, inside_gbps: float
 ) -> None:
@@ -179,13 +167,6 @@ def test_gather_and_all_to_all_by_hand() -> None:
     assert lossless["incast_fit"] == math.inf
 
 
-def test_an_exchange_through_a_thin_uplink_takes_as_long_as_the_uplink() -> None:
-    job = {"collective": "all_to_all", "gradient_bytes": 8e6}
-    jobs = jobs_of(cluster(job=job, fabric={"uplink_gbps": 20.0}))
-    crossing = 4 * 2 * 2e6
-    assert jobs["transfer_alone_s"][0] == pytest.approx(crossing / (20 * GBPS))
-
-
 # Overlap, synchronization, power, failures
 
 
@@ -233,12 +214,6 @@ def test_a_simulated_period_of_local_sgd_is_the_sum_of_independent_steps() -> No
     assert period.std() == pytest.approx(summed.std(), rel=0.05)
 
 
-def test_staleness_reaches_the_engine_and_its_ideal_hides_the_collective() -> None:
-    job = jobs_of(cluster(synchronization={"staleness": 3}))[0]
-    assert job["staleness"] == 3
-    assert job["ideal_step_s"] == pytest.approx(0.5)
-
-
 def test_power_and_failures_reach_the_engine() -> None:
     power = {"compute_w": 400.0, "wait_w": 300.0, "delay_w": 100.0, "heat_slowdown": 0.1, "heat_iterations": 60.0}
     rules = {"checkpoint_iterations": 100, "checkpoint_s": 9.0, "failure_heat": 0.5, "restart_s": 60.0,
@@ -253,11 +228,6 @@ def test_power_and_failures_reach_the_engine() -> None:
     )[0]
     assert (local["checkpoint_iterations"], local["warmup_iterations"]) == (25, 5)
     assert local["failure_per_s"] * local["ideal_step_s"] == pytest.approx(4 * 4 / 4000), "four iterations a step"
-
-
-def test_bursty_tenants_reach_the_engine() -> None:
-    tenants = [{"period_ratio": 1.0, "comm_share": 0.3, "bursty": True}, {"period_ratio": 1.0, "comm_share": 0.3}]
-    assert derive(cluster(tenants=tenants), episode_keys([0])).tenants_EK["bursty"].tolist() == [[True, False]]
 
 
 # Structural coupling, as ratios against its null
@@ -310,17 +280,9 @@ def test_a_described_job_takes_the_step_of_its_workload(cut: dict[str, Any]) -> 
     np.testing.assert_allclose(sim.run(sim.off(), 5), job["ideal_step_s"], rtol=1e-6)
 
 
-def test_a_described_job_grows_with_its_nodes() -> None:
-    some = described(TEN_BILLION)
-    assert (some.with_nodes(64).ranks, some.with_nodes(64).samples_per_step) == (512, 1024)
-
-
 @pytest.mark.parametrize(
     ("workload", "job", "rule"),
     [
-        ({"zero_stage": 0}, {}, "GB on the fullest of 64 x 1 x 1 GPUs"),
-        ({"tensor_parallel": 3}, {}, "tensor_parallel to divide the 32 heads"),
-        ({"data_parallel": 5}, {}, "data_parallel"),
         ({}, {"compute_s": 1.0}, "job.compute_s or a workload, not both"),
         ({}, {"nodes_per_group": 2, "barrier": True}, "job.nodes_per_group or a workload, not both"),
         ({}, {"collective": "gather"}, "job.collective all_reduce"),
@@ -349,23 +311,17 @@ def test_a_workload_wants_a_gpu_and_a_fabric_that_is_not_drawn() -> None:
         ({"fabric": {"nics_per_node": 0}}, "fabric.nics_per_node = 0; allowed: input should be greater than or equal"),
         ({"fabric": {"oversubscription": 2.0}}, "one of uplink_gbps and oversubscription"),
         ({"fabric": {"uplink_gbps": None}}, "one of uplink_gbps and oversubscription"),
-        ({"fabric": {"oversubscription": 0.0, "uplink_gbps": None}}, "oversubscription = 0.0; allowed: greater than 0"),
-        ({"fabric": {"ecmp_paths": 0}}, "ecmp_paths = 0"),
         ({"fabric": {"intra_node": "ethernet"}}, "'nvswitch', 'nvlink' or 'pcie'"),
-        ({"fabric": {"buffer_kb": 0}}, "fabric.buffer_kb = 0; allowed: greater than 0"),
         ({"job": {"algorithm": "butterfly"}}, "job.algorithm = 'butterfly'"),
-        ({"job": {"overlap": 1.5}}, "job.overlap = 1.5; allowed: at least 0, at most 1"),
         ({"job": {"collective": "gather", "overlap": 0.5}}, "job.overlap and job.tail_bytes 0 for a gather"),
         ({"job": {"compute_s": None}}, "job.compute_s"),
         ({"job": {"gradient_bytes": None}}, "job.gradient_bytes"),
         ({"job": {"barrier": True}, "synchronization": {"staleness": 1}}, "synchronization.staleness 0 with a barrier"),
-        ({"synchronization": {"staleness": 9}}, "synchronization.staleness = 9; allowed: input should be less than"),
         ({"synchronization": {"staleness": 1, "sync_period": 2}}, "one of synchronization.sync_period and "),
         (
             {"synchronization": {"sync_period": 3}, "reliability": {"checkpoint_iterations": 100}},
             "a multiple of synchroniz",
         ),
-        ({"synchronization": {"sync_period": 0}}, "synchronization.sync_period = 0"),
         ({"power": {"heat_slowdown": 0.1}}, "power.compute_w greater than 0 where"),
     ],
 )

@@ -15,7 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from paceenv.core.errors import InputError
 from paceenv.envs.null_jobs import PAYS, NullJobWarning
 from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
-from paceenv.envs.registration import ENV_ID, register_envs
+from paceenv.envs.registration import register_envs
 from paceenv.sim.cluster import load_cluster
 
 register_envs()
@@ -25,7 +25,7 @@ SHAPES = ["two-jobs", "unequal-slack", "one-job", "when-scaling-fails"]
 """Three different numbers of ranks and groups."""
 
 
-def played(envs: VectorEnv[Any, Any, Any], mode: AutoresetMode, steps: int = 12) -> Iterator[tuple[Any, ...]]:
+def played(envs: VectorEnv[Any, Any, Any], mode: AutoresetMode, steps: int = 11) -> Iterator[tuple[Any, ...]]:
     """What a batch returns to the same calls: resets by mask, with seeds and with a cluster, and steps."""
     random = np.random.default_rng(5)
     ended = np.zeros(ROWS, bool)
@@ -149,20 +149,6 @@ def test_a_reset_s_cluster_holds_for_the_episode_that_it_starts(kind: str) -> No
     assert env.reset()[1]["cluster_name"] == "two-jobs"
 
 
-def test_clusters_of_several_shapes_are_drawn_by_weight_in_one_batch() -> None:
-    mix = {"cluster": ["two-jobs", "when-scaling-fails"], "weights": [3, 1], "interval_iterations": 2}
-    envs = gymnasium.make_vec(ENV_ID, 300, vectorization_mode="vector_entry_point", **mix)
-    names = envs.unwrapped.cluster_names[envs.reset(seed=0)[1]["cluster"]]
-    assert np.mean(names == "when-scaling-fails") == pytest.approx(0.25, abs=0.06)
-    rows = [int(np.flatnonzero(names == name)[0]) for name in ("two-jobs", "when-scaling-fails")]
-    info = envs.step(np.tile(np.float32([-1.0, 0.5]), (300, 1)))[4]
-    for n in rows:
-        env = PacingEnv(names[n], interval_iterations=2, warn_null=False)
-        env.reset(seed=n)
-        # a cluster's noise depends on the episode alone, whatever else is drawn beside it
-        assert env.step(np.float32([-1.0, 0.5]))[4]["step_mean_s"] == info["step_mean_s"][n]
-
-
 def test_async_vector_env_steps_our_environment() -> None:
     envs = AsyncVectorEnv([lambda: PacingEnv(episode_intervals=2)] * 2, daemon=True)
     with closing(envs):
@@ -198,16 +184,6 @@ def test_paired_rewards_are_raw_ones_less_those_of_the_unpaced_twin() -> None:
     assert not paired.step(off)[1].any(), "no pacing earns exactly nothing"
 
 
-def test_a_twin_may_run_beside_raw_rewards() -> None:
-    env, plain = PacingEnv(reward="raw", twin=True), PacingEnv(reward="raw")
-    for one in (env, plain):
-        one.reset(seed=1)
-    action = np.array([-1.0, 0.5], np.float32)
-    (_, reward, *_, info), (_, expected, *_) = env.step(action), plain.step(action)
-    assert reward == expected
-    assert info["gain"] == info["passive_step_mean_s"] / info["step_mean_s"] - 1.0
-
-
 # Null jobs
 
 
@@ -229,11 +205,6 @@ def test_the_examples_of_the_warning_pay(cluster: str, mechanism: str) -> None:
         warnings.simplefilter("always")
         PacingEnv(cluster, mechanisms=mechanism)
     assert not [one for one in said if issubclass(one.category, NullJobWarning)]
-
-
-def test_a_mechanism_that_cannot_help_makes_a_job_a_null() -> None:
-    with pytest.warns(NullJobWarning, match="nothing to learn on incast-shallow: .* of paper beats"):
-        PacingEnv("incast-shallow", mechanisms="paper")
 
 
 # Frames
@@ -271,13 +242,3 @@ def test_a_picture_has_one_size_and_changes_with_what_happened() -> None:
         assert (frame.shape, frame.dtype) == ((480, 800, 3), np.uint8)
         assert frame.std() > 20.0
     assert not np.array_equal(before[0], frames[0])
-
-
-def test_frames_are_drawn_from_the_run_that_is_rewarded() -> None:
-    plain, drawn = PacingEnv(), PacingEnv(render_mode="ansi")
-    action = np.array([-1.0, 0.5], np.float32)
-    for env in (plain, drawn):
-        env.reset(seed=2)
-    for _ in range(3):
-        assert plain.step(action)[1] == drawn.step(action)[1]
-    assert plain.render() is None

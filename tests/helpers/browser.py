@@ -66,7 +66,6 @@ class Seen:
     problems: list[str]
     requests: list[str]
     screenshot: NDArray[np.float64]
-    png: bytes
 
     def part(self, picture: dict[str, Any]) -> NDArray[np.float64]:
         """A picture's pixels."""
@@ -132,7 +131,7 @@ class Browser:
         page.context.close()
         outside = [url for url in requests if not url.startswith(("data:", "blob:", path.resolve().as_uri()))]
         pixels = np.asarray(image.imread(io.BytesIO(png), format="png"), np.float64)[..., :3]
-        return Seen(**found, problems=problems, requests=outside, screenshot=pixels, png=png)
+        return Seen(**found, problems=problems, requests=outside, screenshot=pixels)
 
 
 def _problem(message: ConsoleMessage) -> list[str]:

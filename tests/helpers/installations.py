@@ -139,12 +139,11 @@ def build(kind: str, source: Path, folder: Path) -> Path:
     return built
 
 
-def training_repository(folder: Path, *, packages: bool) -> Path:
-    """A repository with a training script and folders of its own named like ours, with ``__init__.py`` or without."""
+def training_repository(folder: Path) -> Path:
+    """A repository with a training script and packages of its own named like ours."""
     for k, name in enumerate(OWN_FOLDERS):
         (folder / name).mkdir(parents=True)
         (folder / name / "base.py").write_text(f"LR = {0.1 + k}\n")
-        if packages:
-            (folder / name / "__init__.py").touch()
+        (folder / name / "__init__.py").touch()
     (folder / "train.py").write_text(TRAIN)
     return folder
