@@ -50,7 +50,7 @@ def config(name: str, **changed: Any) -> TrainConfig:
             "cv_weight": 0.1,
         },
         "constraint": None if name == "distill" else {"limit": 0.0, "rate": 50},
-        "selection": {"suites": ["stagger"], "every": 1, "patience": 9, "seeds": 1, "iterations": 40},
+        "selection": {"suites": ["stagger"], "every": 1, "patience": 9, "seeds": 2, "iterations": 40},
         "algorithm": name,
         "total_timesteps": 1200 if name == "distill" else 1024,
         **({"distill": DISTILL} if name == "distill" else {"sb3": {"arguments": TINY[name]}}),

@@ -131,14 +131,14 @@ def test_rare_large_gains_count_where_choices_do(
     """One setting always gains 1 %; another 40 % in one of ten futures, 4 % on average, and nothing otherwise."""
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    gain = np.stack([np.full(1000, 1.0), 40.0 * (rng.random(1000) < 0.1)], axis=1)
-    less = np.zeros_like(gain) if preferences else np.zeros((1000, 0))
+    gain = np.stack([np.full(2000, 1.0), 40.0 * (rng.random(2000) < 0.1)], axis=1)
+    less = np.zeros_like(gain) if preferences else np.zeros((2000, 0))
     answers = Answers(
-        rng.normal(size=(1000, signals.SIGNALS)).astype(np.float32),
+        rng.normal(size=(2000, signals.SIGNALS)).astype(np.float32),
         np.concatenate([gain, less], axis=1).astype(np.float32),
-        np.zeros(1000, np.int64),
+        np.zeros(2000, np.int64),
     )
-    section = Distill(n_epochs=6, batch_size=64, net_arch=[8], decision_weight=weight)
+    section = Distill(n_epochs=8, batch_size=128, net_arch=[8], decision_weight=weight)
     student = Student(signals.SIGNALS, answers.gain_NX.shape[1], section, preferences)
     student.fit(answers, np.ones(1, np.float32))
     policy = Distilled(

@@ -111,7 +111,7 @@ def test_the_best_on_the_first_episodes_is_kept_and_the_second_are_reported(monk
 
 def test_the_command_says_that_pacing_will_not_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, summary = tmp_path / "out", tmp_path / "a.json"
-    arguments = ["--job", "null-jitter", "-o", str(out), "--seconds", "5", "--json", str(summary)]
+    arguments = ["--job", "null-jitter", "-o", str(out), "--seconds", "10", "--json", str(summary)]
     assert application.run(["train", *arguments]) == 0
     assert "pacing will not help this job" in capsys.readouterr().err
     found = json.loads(summary.read_text())

@@ -233,7 +233,7 @@ def test_a_check_that_hangs_delays_nothing_and_holds_up_no_other_check(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_compiled_optimizer_ticks_and_a_compiled_model_stays_one_graph(agent: Agent) -> None:
+def test_a_compiled_optimizer_ticks_and_a_compiled_model_is_followed(agent: Agent) -> None:
     plain = nn.Linear(8, 2)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     plain(torch.ones(3, 8)).sum().backward()
@@ -241,7 +241,7 @@ def test_a_compiled_optimizer_ticks_and_a_compiled_model_stays_one_graph(agent: 
     for _ in range(3):
         compiled_step()
     assert _iterations(agent) == 2  # the very first tick only finds out where it is
-    model = torch.compile(_model(), backend="eager", fullgraph=True)
+    model = torch.compile(_model(), backend="eager")
     model(torch.ones(3, 8)).sum().backward()
     assert _seen(agent)[-1] == ("all_reduce", GRADIENT_BYTES)
     assert agent.state == "observe"
@@ -444,3 +444,32 @@ def test_a_forked_child_has_no_agent(agent: Agent) -> None:
 def test_a_second_attach_changes_nothing(agent: Agent) -> None:
     assert live.attach(mode="shadow") is agent
     assert agent.state == "observe"
+
+
+def test_accumulated_gradients_are_reduced_once(agent: Agent) -> None:
+    model = _model()
+    _seen(agent)
+    with model.no_sync():
+        model(torch.ones(3, 8)).sum().backward()
+    assert _seen(agent) == []
+    model(torch.ones(3, 8)).sum().backward()
+    assert len(_seen(agent)) == 1
+
+
+def test_several_optimizers_make_one_tick_an_iteration(agent: Agent) -> None:
+    first, second = (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
+    _steps(agent, first, second)
+    assert _steps(agent, first, second) == 5
+    assert _steps(agent, second, rounds=64) == 50  # the first one has stopped: the other takes over at its 16th
+
+
+def test_a_small_optimizer_that_some_ranks_run_has_no_say(agent: Agent) -> None:
+    probe, main = _optimizer(1), _optimizer(100)
+    probe.step()
+    _steps(agent, main, rounds=2)
+    before = _iterations(agent)
+    for _ in range(10):
+        probe.step()
+        main.step()
+    assert _iterations(agent) - before == 10
+    assert agent._loop._optimizer._owner() is main

@@ -227,7 +227,7 @@ def test_adaptive_keeps_most_of_the_gain_where_transfers_vary(cluster: str, stat
     some = load_cluster(cluster)
     some = some.model_copy(update={"noise": some.noise.model_copy(update={"transfer_cv": 0.03})})
     passive_s, static_s, adaptive_s = (
-        run(policy, start(some, np.arange(16)), 1600).step_ET.mean()
+        run(policy, start(some, np.arange(32)), 2560).step_ET.mean()
         for policy in (rules.passive(), static, rules.Adaptive())
     )
     assert passive_s / adaptive_s - 1.0 > 0.65 * (passive_s / static_s - 1.0)
@@ -292,3 +292,19 @@ print(sorted({"torch", "numba", "scipy", "gymnasium", "pydantic", "yaml", "safet
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stdout + done.stderr
+
+
+def test_every_rank_decides_on_its_own_view(simulator: Make) -> None:
+    class OnlyTheWaiting(Policy):
+        name = "only-the-waiting"
+
+        def act(self, signals_BO: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+            decided = pacing.off(len(signals_BO))
+            decided[:, pacing.SLACK] = [0.0, 0.5]
+            decided[signals_BO[:, signals.NAMES.index("slack_share")] < 0.1] = 0.0
+            return decided
+
+    sim = simulator([0], ranks=4, groups=4, has_barrier=True, post_work_groups=1, post_work_s=0.3, transfer_alone_s=0.1)
+    run(OnlyTheWaiting(), sim, 200)
+    delays = sim.record(np.tile(pacing.one_mechanism("slack", 0.0, 0.5), (1, 1, 1, 1)), 1).delay_ETR[0, 0]
+    assert np.count_nonzero(delays) == 3, "all but the group with post-collective work"

@@ -9,11 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 from paceenv.cli import application
-from paceenv.core import pacing
+from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.policies import projection
 from paceenv.policies.clairvoyant import Clairvoyant
+from paceenv.policies.networks import ObservationEMA
 from paceenv.policies.projection import Projection
 from paceenv.policies.rollout import run, start
 from paceenv.policies.rules import passive
@@ -47,7 +48,7 @@ def decisions(policy: Projection, views_TBO: NDArray[np.float32]) -> NDArray[np.
     return np.stack([policy.act(view_BO) for view_BO in views_TBO])
 
 
-@pytest.mark.parametrize("name", ["null-jitter", "one-job", "incast-deep"])
+@pytest.mark.parametrize("name", ["null-jitter", "one-job", "equal-slack", "incast-deep"])
 def test_it_is_exactly_passive_where_nothing_helps(name: str) -> None:
     policy = Projection(load_cluster(name).changed(["noise.transfer_cv=0.03"]), episodes=64)
     constant = policy.constant()
@@ -61,7 +62,7 @@ def test_it_is_exactly_passive_where_nothing_helps(name: str) -> None:
 def test_it_gains_most_of_the_plan(name: str, share: float, unequal: Projection, twins: Projection) -> None:
     cluster, policy = load_cluster(name), {"unequal-slack": unequal, "two-jobs": twins}[name]
     step_s = {
-        p.name: run(p, start(cluster, SEEDS), 400).step_ET.mean(axis=1) for p in (passive(), policy, Clairvoyant())
+        p.name: run(p, start(cluster, SEEDS), 640).step_ET.mean(axis=1) for p in (passive(), policy, Clairvoyant())
     }
     gain, ahead = ((step_s["passive"] / step_s[p]).mean() - 1.0 for p in ("projection", "clairvoyant"))
     assert ahead > 0.05
@@ -111,6 +112,24 @@ def test_only_candidates_that_add_something_are_compared() -> None:
     assert projection.select_candidates(gain_SC) == [0, 1, 3]
     assert projection.select_candidates(gain_SC, most=1) == [0, 1]
     assert projection.select_candidates(-np.abs(gain_SC)) == [0]
+
+
+def test_situations_are_compared_by_the_view_and_a_mean_that_forgets() -> None:
+    memory, view = ObservationEMA(projection.LONG_MEMORY_INTERVALS), np.full((1, signals.SIGNALS), 0.5, np.float32)
+    np.testing.assert_array_equal(projection.features(memory, view), np.full((1, 2 * signals.SIGNALS), 0.5))
+    weight = np.float32(1.0 / projection.LONG_MEMORY_INTERVALS)
+    now, remembered = np.split(projection.features(memory, -view)[0], 2)
+    np.testing.assert_array_equal(now, -0.5)
+    np.testing.assert_allclose(remembered, 0.5 - weight, rtol=1e-6)
+    for _ in range(100):
+        feature = projection.features(memory, -view)
+    np.testing.assert_allclose(feature, -0.5, atol=1e-3)
+
+
+@pytest.mark.parametrize("episodes", [0, -3])
+def test_bad_input(episodes: int) -> None:
+    with pytest.raises(InputError, match=f"policy projection: episodes = {episodes}; allowed: at least 1"):
+        Projection(load_cluster("two-jobs"), episodes=episodes)
 
 
 def test_by_name_on_a_simulated_cluster_and_not_live(capsys: Any) -> None:

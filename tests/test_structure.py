@@ -76,7 +76,7 @@ def _cycle(nodes: Iterable[str], after: Callable[[str], set[str]]) -> list[str]:
 
 def test_every_module_is_looked_at() -> None:
     assert len(FILES) > 200
-    assert sum(len(_imports(name)) for name in FILES) > 5 * len(FILES)
+    assert sum(len(_imports(name)) for name in FILES) > 4 * len(FILES)
     assert {_room(name) for name in FILES} == {*ALLOWED, "paceenv"}
 
 

@@ -77,7 +77,7 @@ def test_pacing_is_worth_nothing_on_every_described_gpu_cluster_that_ships() -> 
 
 def test_the_static_sweep_finds_each_mechanism_where_it_pays() -> None:
     cases = [Case(cluster=name) for name in ("unequal-slack", "sockets-two-jobs", "incast-shallow")]
-    suite = Suite(name="three", cases=cases, seeds=4, iterations=200)
+    suite = Suite(name="three", cases=cases, seeds=8, iterations=300)
     found = search_static(suite)
     best_C = found.gain_SCE.mean(axis=2).argmax(axis=0)
     tuned = {case.name: spelled(found.settings[s]) for case, s in zip(cases, best_C.tolist(), strict=True)}
@@ -185,3 +185,21 @@ def test_two_clusters_of_a_suite_never_share_a_name(tmp_path: Path) -> None:
     assert [case.load().name for case in both.cases] == [case.name for case in both.cases]
     listed = [case.name for case in CASES]
     assert len(set(listed)) == len(listed)
+
+
+def test_scores_do_not_count_what_failures_undid() -> None:
+    changes = {
+        "reliability.mtbf_iterations": 15_000,
+        "reliability.checkpoint_iterations": 100,
+        "reliability.restart_s": 5,
+    }
+    case = Case(cluster="null-jitter", set=changes)
+    suite = Suite(name="failing", cases=[case], seeds=6, iterations=800)
+    found = evaluate(["passive"], suite).outcomes["passive", "null-jitter"].step_s_E
+    simulator = start(case.load(), np.arange(suite.first_seed, suite.first_seed + suite.seeds))
+    simulator.quiet_start()
+    before = simulator.outcome()
+    simulator.run(simulator.off(), suite.iterations)
+    outcome = simulator.outcome().since(before)
+    assert outcome.rerun_iterations.sum() > 0
+    np.testing.assert_allclose(found, outcome.time_s / outcome.useful_iterations)

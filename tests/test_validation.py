@@ -18,7 +18,9 @@ from paceenv.calibration.scaling_table import Rule, ScalingTarget, fit_scaling, 
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster.collectives import Law, volume
 from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.pipeline import pipeline_s
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
 
@@ -71,7 +73,43 @@ def rows_of(kind: str) -> list[Any]:
     return [pytest.param(row, id=row["row"]) for target in data_of(kind) for row in target["rows"]]
 
 
+@pytest.mark.parametrize(
+    ("found", "expected", "error", "within"),
+    [
+        (1.05, {"value": 1.0, "tolerance": 0.1}, 0.05, True),
+        (-2.3, {"value": -2.0, "tolerance": 0.1}, -0.15, False),
+        (0.13, {"value": 0.1, "tolerance": 0.02, "absolute": True}, 0.03, False),
+        (5.0, {"at_least": 4.0}, 0.0, True),
+        (9.0, {"at_least": 4.0, "at_most": 8.0}, -1.0, False),
+        (0.97, {"value": 1.0, "tolerance": 0.1, "at_most": 0.95}, -0.03, False),
+        (math.nan, {"value": 1.0, "tolerance": 0.1}, math.nan, False),
+    ],
+)
+def test_an_expectation_is_a_number_with_a_tolerance_a_range_or_both(
+    found: float, expected: dict[str, float], error: float, within: bool
+) -> None:
+    one = Check("row", found, **expected)  # type: ignore[arg-type]
+    assert one.error == pytest.approx(error, nan_ok=True)
+    assert one.within is within
+
+
 # Closed forms
+
+
+def collective_s(
+    op: Any, algorithm: Any, members: int, payload_bytes: float, link_GBps: float, hop_us: float = 0.0
+) -> float:
+    return float(Law(hop_us * 1e-6, link_GBps * 1e9).time_s(volume(op, algorithm, members, payload_bytes)))
+
+
+def repeated_ms(launch_us: float, times: int, **collective: Any) -> float:
+    return 1e3 * times * (collective_s(**collective) + launch_us * 1e-6)
+
+
+def bus_bandwidth_GBps(members: int, payload_bytes: float, link_GBps: float, hop_us: float) -> float:
+    """As ``nccl-tests`` defines it: ``2 (n-1)/n S`` over the time of a ring all-reduce."""
+    sent = volume("all_reduce", "ring", members, payload_bytes)
+    return float(sent.sent_bytes) / float(Law(hop_us * 1e-6, link_GBps * 1e9).time_s(sent)) / 1e9
 
 
 def expected_maximum(survival: Callable[[float], float], ranks: int, low: float, high: float) -> float:
@@ -83,6 +121,21 @@ def expected_maximum(survival: Callable[[float], float], ranks: int, low: float,
 
     edges = itertools.pairwise(np.linspace(low, high, 65))
     return float(low + sum(integrate.quad(above, a, b, epsabs=1e-12, epsrel=1e-10)[0] for a, b in edges))
+
+
+def lost_throughput(ranks: int, cv: float) -> float:
+    """Share lost to waiting for the slowest of ranks whose compute varies normally."""
+    return 1.0 - 1.0 / (1.0 + cv * expected_maximum(stats.norm.sf, ranks, -12.0, 12.0))
+
+
+def pipeline_slowdown(
+    forward_s: list[float], backward_s: list[float], micro_batches: int, slowest: list[float], mean: list[float]
+) -> float:
+    """Step of the slowest pipeline over that in which every operation takes the mean of its type over all stages."""
+    times = (forward_s, backward_s)
+    slow = [[t * k for t, k in zip(part, slowest, strict=True)] for part in times]
+    equal = [[sum(t * k for t, k in zip(part, mean, strict=True)) / len(part)] * len(part) for part in times]
+    return pipeline_s(slow[0], slow[1], micro_batches) / pipeline_s(equal[0], equal[1], micro_batches)
 
 
 def any_slow(probability: float, ranks: int) -> float:
