@@ -390,6 +390,9 @@ def test_reward_falls_with_the_paper_s_rule_on_a_null_cluster_though_its_cv_impr
         ({"mechanisms": ()}, "mechanisms = (); allowed: one or more different ones of slack, phase_shift, paper"),
         ({"mechanisms": ("slack", "slack")}, "mechanisms = ('slack', 'slack'); allowed"),
         ({"cv_weight": -1.0}, "cv_weight = -1.0; allowed: a number of at least 0"),
+        ({"cv_weight": None}, "cv_weight = None; allowed: a number of at least 0"),
+        ({"interval_iterations": 2.5}, "interval_iterations = 2.5; allowed: an integer of at least 1"),
+        ({"limits": None}, "limits = None; allowed: a paceenv.core.limits.Limits"),
         ({"cluster": "null-jiter"}, "did you mean null-jitter?"),
         ({"reward": "gain"}, "reward = 'gain'; allowed: paired or raw"),
         ({"twin": False}, 'twin = False; allowed: True or None with reward="paired"'),
@@ -413,3 +416,8 @@ def test_bad_arguments_get_one_line(arguments: dict[str, Any], expected: str) ->
         with pytest.raises(InputError) as caught:
             kind(**arguments)
         assert expected in str(caught.value)
+
+
+def test_mechanisms_may_come_from_a_generator() -> None:
+    made = PacingEnv(mechanisms=(name for name in ("slack", "stagger")))  # type: ignore[arg-type]
+    assert made.action_space == PacingEnv(mechanisms=["slack", "stagger"]).action_space

@@ -113,6 +113,20 @@ def test_the_adapter_refuses_another_autoreset_mode() -> None:
         NativeVecEnv([PacingVectorEnv(2)])
 
 
+def test_a_row_has_the_attributes_and_methods_of_its_batch() -> None:
+    mode = AutoresetMode.SAME_STEP
+    env = NativeVecEnv(
+        [
+            PacingVectorEnv(2, "unequal-slack", mechanisms="slack", autoreset_mode=mode),
+            PacingVectorEnv(1, mechanisms="slack", autoreset_mode=mode, warn_null=False),
+        ]
+    )
+    assert env.get_attr("num_envs") == [2, 2, 1]
+    env.set_attr("note", "here", indices=[0, 2])
+    assert env.get_attr("note") == ["here"] * 3
+    assert env.env_method("render", indices=[1, 2]) == [None, None]
+
+
 def test_a_comparison_says_in_words_what_its_intervals_say() -> None:
     suite = load_suite("demo").model_copy(update={"seeds": 8, "iterations": 200, "mechanisms": ["phase_shift"]})
     static = search_static(suite).best()

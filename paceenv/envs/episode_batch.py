@@ -51,8 +51,12 @@ class Rules:
     names_in_info: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.mechanisms, str):
+            object.__setattr__(self, "mechanisms", tuple(self.mechanisms))
         for name in ("interval_iterations", "episode_intervals"):
             at_least_1(name, getattr(self, name))
+        if not isinstance(self.limits, Limits):
+            raise out_of_range("limits", self.limits, "a paceenv.core.limits.Limits", WHERE)
         if self.reward not in get_args(Reward):
             raise out_of_range("reward", self.reward, " or ".join(get_args(Reward)), WHERE)
         if self.twin is False and self.reward == "paired":
@@ -86,8 +90,8 @@ def loaded(cluster: ClusterLike) -> Cluster:
 
 
 def at_least_1(name: str, value: int) -> None:
-    """Refuse a count below 1."""
-    if value < 1:
+    """Refuse what is not a count of at least 1."""
+    if not isinstance(value, (int, np.integer)) or value < 1:
         raise out_of_range(name, value, "an integer of at least 1", WHERE)
 
 
@@ -95,8 +99,11 @@ class _Preference:
     """The weight of variation in the reward: one number, or drawn for each episode from a range."""
 
     def __init__(self, cv_weight: float | Sequence[float], environments: int) -> None:
-        ends = [float(end) for end in np.ravel(cv_weight)]
         self.is_drawn = np.ndim(cv_weight) > 0
+        try:
+            ends = [float(end) for end in np.ravel(cv_weight)]
+        except (TypeError, ValueError):
+            ends = []
         if len(ends) != 1 + self.is_drawn or not (ends[0] >= 0.0 and ends[-1] < np.inf) or ends != sorted(set(ends)):
             raise out_of_range("cv_weight", cv_weight, "a number of at least 0, or two, the lower one first", WHERE)
         # uniform as the agent sees it: a weight of 0 is possible, and every part of the input is met equally often
@@ -150,21 +157,22 @@ class _Shape:
         if not self.simulators:
             jobs, limits = self.mix.derive(keys_E, cluster_E), self._rules.limits
             self.simulators = [Simulator(jobs, keys_E, self._threads, limits) for _ in range(1 + self._rules.has_twin)]
-        for k in range(len(self.simulators)):
-            self.start_one(k, rows if k == PACED or needs_twin is None else rows[needs_twin], keys_E, cluster_E)
+        jobs = self.jobs(keys_E[rows], cluster_E[rows])
+        self.start_one(PACED, rows, keys_E[rows], jobs)
+        if len(self.simulators) > 1:
+            mine = np.arange(len(rows)) if needs_twin is None else np.flatnonzero(needs_twin)
+            self.start_one(TWIN, rows[mine], keys_E[rows[mine]], jobs.take(mine))
 
-    def start_one(
-        self, k: int, rows: NDArray[np.int64], keys_E: NDArray[np.uint64], cluster_E: NDArray[np.int64]
-    ) -> None:
+    def start_one(self, k: int, rows: NDArray[np.int64], keys: NDArray[np.uint64], jobs: JobBatch) -> None:
         """As :meth:`start`, of simulator ``k``."""
         if len(rows):
             simulator = self.simulators[k]
-            simulator.reset(rows, keys_E[rows], self._jobs(keys_E[rows], cluster_E[rows]))
+            simulator.reset(rows, keys, jobs)
             simulator.quiet_start(rows)
             self.run(k, simulator.off(), rows)
 
-    def _jobs(self, keys: NDArray[np.uint64], cluster: NDArray[np.int64]) -> JobBatch:
-        """The jobs of episodes."""
+    def jobs(self, keys: NDArray[np.uint64], cluster: NDArray[np.int64]) -> JobBatch:
+        """The jobs of episodes with these keys, each on its cluster."""
         if self.kept is None:
             return self.mix.derive(keys, cluster)
         new = self.kept.missing(keys, cluster)
@@ -393,8 +401,9 @@ class EpisodeBatch:
         missing_E, behind = self._kept.missing(running)
         for row in behind.tolist():
             shape, place = self._place_C2[self.cluster_E[row]]
-            only, cluster_E = np.array([row]), np.full(len(off), place)
-            self._shapes[shape].start_one(TWIN, only, self.keys_E, cluster_E)
+            only = np.array([row])
+            jobs = self._shapes[shape].jobs(self.keys_E[only], np.array([place]))
+            self._shapes[shape].start_one(TWIN, only, self.keys_E[only], jobs)
             for _ in range(self._kept.bring_up(row)):
                 self._shapes[shape].run(TWIN, off, only)
         if missing_E.any():

@@ -90,7 +90,8 @@ class NativeVecEnv(VecEnv):
         other = [env.autoreset_mode for env in envs if env.autoreset_mode is not AutoresetMode.SAME_STEP]
         if other:
             raise out_of_range("autoreset_mode", other[0].value, f"{AutoresetMode.SAME_STEP.value}", "NativeVecEnv")
-        self.envs, self.render_mode = list(envs), None  # the base class asks for the mode while it is made
+        self.envs, self.render_mode = list(envs), None
+        self._ends = np.cumsum([env.num_envs for env in envs])[:-1]
         rows, first = sum(env.num_envs for env in envs), envs[0]
         memory, space = ObservationEMA(memory_intervals, change_intervals), first.single_observation_space
         self._memory = memory if memory.entries else None
@@ -99,7 +100,6 @@ class NativeVecEnv(VecEnv):
             space = Box(-most, most, ((space.shape or (0,))[0] + memory.entries,), np.float32)
         super().__init__(rows, space, first.single_action_space)
         self._seed_base, self._seeded, self.constraint = seed, False, constraint
-        self._ends = np.cumsum([env.num_envs for env in envs])[:-1]
         self._first_cluster = np.cumsum([0, *(env.clusters for env in envs)])
         self._actions: NDArray[np.float32] = np.zeros((rows, *(first.single_action_space.shape or ())), np.float32)
         self._return_E, self._length_E = np.zeros(rows), np.zeros(rows, np.int64)
@@ -175,13 +175,25 @@ class NativeVecEnv(VecEnv):
         return [self._seed_base + n for n in range(self.num_envs)]
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        return [getattr(self.envs[0], attr_name) for _ in self._get_indices(indices)]
+        """An attribute of the batch of each row."""
+        return [getattr(self._batch_of(n), attr_name) for n in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        raise NotImplementedError("the rows of a native batch share their attributes")
+        """Set an attribute of the batches of these rows, which all rows of a batch share."""
+        for env in {id(env): env for env in map(self._batch_of, self._get_indices(indices))}.values():
+            setattr(env, attr_name, value)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        raise NotImplementedError("the rows of a native batch have no methods of their own")
+        """Call a method once for each batch that has one of these rows; every row gets its batch's answer."""
+        rows = [self._batch_of(n) for n in self._get_indices(indices)]
+        found = {
+            id(env): getattr(env, method_name)(*method_args, **method_kwargs)
+            for env in {id(e): e for e in rows}.values()
+        }
+        return [found[id(env)] for env in rows]
+
+    def _batch_of(self, row: int) -> PacingVectorEnv:
+        return self.envs[int(np.searchsorted(self._ends, row, side="right"))]
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
         return [False for _ in self._get_indices(indices)]
