@@ -67,7 +67,9 @@ def test_other_algorithms_train_and_deploy(tmp_path: Path) -> None:
         assert load_policy(tmp_path / f"{algorithm}.safetensors").policy.memory_intervals == (2, 9)
 
 
-@pytest.mark.parametrize("algorithm", ["PPO", "SAC", "distill"])
+@pytest.mark.parametrize(
+    "algorithm", ["SAC", *(pytest.param(name, marks=pytest.mark.slow) for name in ("PPO", "distill"))]
+)
 def test_an_interrupted_run_resumes_to_the_same_bits(algorithm: str, tmp_path: Path) -> None:
     whole = training_run.train(config(algorithm), folder=tmp_path / "whole")
     cut = training_run.Run(config(algorithm), folder=tmp_path / "cut")

@@ -340,6 +340,7 @@ def test_a_loop_reports_what_its_runs_say(tmp_path: Path, capsys: pytest.Capture
         assert (tmp_path / "loop" / name).stat().st_size > 500
 
 
+@pytest.mark.slow
 def test_a_policy_that_was_trained_for_the_job_competes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ClosedLoop, "_train", lambda self, clusters: load_policy(released()))
     options = LoopOptions(seeds=1, candidates=("default", "tailored"))

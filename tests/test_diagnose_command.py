@@ -88,6 +88,7 @@ def test_a_folder_is_recognised_and_the_next_steps_work(
             assert application.run(words[1:]) == 0, words
 
 
+@pytest.mark.slow
 def test_everything_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The trace is compared with the table; the dumps are of a hang; the log has a ceiling."""
     for make in (trace, log, table, hang):

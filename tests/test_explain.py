@@ -96,6 +96,7 @@ def test_representative_ranks_reach_from_the_critical_to_the_idle() -> None:
     assert figures.representative(wait_s_R[:16], 16).tolist() == list(range(16))
 
 
+@pytest.mark.slow
 def test_evaluate_draws_each_policy_on_each_cluster(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

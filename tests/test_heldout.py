@@ -12,6 +12,7 @@ from importer_samples import TABLE
 from numpy.typing import NDArray
 
 from benchmarks._common import recorded
+from paceenv.calibration.fit_trace import calibrate_trace
 from paceenv.calibration.heldout import HeldOutCheck, Line, check_job, check_stage
 from paceenv.calibration.job_stamps import JobStamps, read_job
 from paceenv.calibration.measurements import StageTimes
@@ -147,3 +148,19 @@ def test_the_distribution_of_steps_is_compared(stamps: JobStamps, capsys: pytest
     assert changed.distances[0].distance > max(changed.distances[0].chance, 0.3)
     print_check(check)
     assert "Kolmogorov-Smirnov distance of the step" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_fit_whose_steps_lie_elsewhere_is_not_good(tmp_path: Path) -> None:
+    """Each number is within its tolerance, and hardly a simulated step is where the measured ones are."""
+    write_trace(recorded(load_cluster("expert-layers"), 0, 300), tmp_path / "layers.parquet")
+    application.run(["calibrate", str(tmp_path / "layers.parquet"), "-o", str(tmp_path / "fit.yaml")])
+    check = load_cluster(tmp_path / "fit.yaml").calibration["held_out_steps"]
+    assert {line["verdict"] for line in check["lines"]} == {"close"}
+    assert [one["verdict"] for one in check["ks_distances"]] == ["off"]
+    assert not check["good"]
+
+
+def test_noise_that_is_rounding_is_none() -> None:
+    quiet = load_cluster("null-jitter").changed(["noise.transfer_cv=0"])
+    (found,) = [p for p in calibrate_trace(recorded(quiet, 0, 240)).parameters if p.key == "noise.transfer_cv"]
+    assert found.value == 0.0

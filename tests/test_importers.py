@@ -146,6 +146,7 @@ def test_pickled_dumps_are_read_as_data(tmp_path: Path, protocol: int) -> None:
     assert rows(torn, 0, 5) == rows(expected, 0, 5)
 
 
+@pytest.mark.slow
 def test_dumps_that_pytorch_writes(tmp_path: Path) -> None:
     """Its own writer, in C++; gloo times nothing, so that is as far as it goes without a GPU."""
     code = (

@@ -109,6 +109,7 @@ def test_the_best_on_the_first_episodes_is_kept_and_the_second_are_reported(monk
     assert found.file is not None
 
 
+@pytest.mark.slow
 def test_the_command_says_that_pacing_will_not_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, summary = tmp_path / "out", tmp_path / "a.json"
     arguments = ["--job", "null-jitter", "-o", str(out), "--seconds", "10", "--json", str(summary)]

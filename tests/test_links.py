@@ -106,6 +106,7 @@ def _uncapped(seed: int) -> JobStamps:
     )
 
 
+@pytest.mark.slow
 def test_a_group_that_goes_first_shows_what_its_own_links_carry(probed: Jobs) -> None:
     """Where one in four is delayed three share the uplink, and none is limited by its own links."""
     single, head_start = (

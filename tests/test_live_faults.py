@@ -64,6 +64,7 @@ def test_a_policy_that_goes_wrong_is_not_asked_again(
     assert ended[1].result["summary"]["pacing"]["taken"] > 0
 
 
+@pytest.mark.slow
 def test_a_bad_policy_file_or_a_port_that_is_taken_costs_nothing_else(
     together: list[Rank], alone: list[tuple[list[float], str]]
 ) -> None:

@@ -107,6 +107,7 @@ def test_children_of_the_job_do_not_end_it(tmp_path: Path) -> None:
     assert (process.returncode, output) == (0, "{-15} -15 -15\n")
 
 
+@pytest.mark.slow
 def test_after_detach_everything_is_as_before(tmp_path: Path) -> None:
     looks = (
         "from paceenv.live.agent import attached; inside = callable(signal.getsignal(signal.SIGTERM)); "

@@ -263,6 +263,7 @@ def test_an_agent_that_cannot_be_attached_does_not_stop_the_script(tmp_path: Pat
     assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_script_without_an_optimizer_is_told_why_nothing_was_seen(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "import torch")
     ended = python("-m", "paceenv.live", "train.py", folder=tmp_path)

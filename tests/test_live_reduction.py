@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from paceenv import live
 from paceenv.live.agent import Agent
 
-LASTS_S = 0.05
+LASTS_S = 0.15
 BACKWARD_S = 0.03
 
 

@@ -137,6 +137,7 @@ def test_error_bars_shrink_with_the_number_of_steps() -> None:
         assert 1.7 < getattr(short, name).se / getattr(long, name).se < 6.5  # expected 2.8
 
 
+@pytest.mark.slow
 def test_noise_of_another_form_misses_unseen_steps() -> None:
     """Rare long steps: three moments of a gamma cannot give their maxima."""
     rng = np.random.default_rng(0)

@@ -55,6 +55,7 @@ def test_axe_finds_nothing(browser: Browser, pages: dict[str, Path], kind: str, 
     assert browser.violations(pages[kind], width, dark=dark) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_phone_shows_every_column(browser: Browser, pages: dict[str, Path], kind: str) -> None:
     seen = browser.look(pages[kind], NARROW)
@@ -80,6 +81,7 @@ def test_names_from_a_file_are_text_and_a_dark_page_keeps_its_pictures(
         np.testing.assert_allclose(light.part(before).mean(), dark.part(after).mean(), atol=0.02)
 
 
+@pytest.mark.slow
 def test_the_keyboard_reaches_everything(browser: Browser, pages: dict[str, Path]) -> None:
     """The link past the beginning first; then every picture, its box to enlarge it, and every table of numbers."""
     stops = browser.tab_stops(pages["report"])
@@ -90,6 +92,7 @@ def test_the_keyboard_reaches_everything(browser: Browser, pages: dict[str, Path
     assert all(visible for _, visible in stops)
 
 
+@pytest.mark.slow
 def test_the_page_of_a_log(browser: Browser, pages: dict[str, Path]) -> None:
     wide = browser.look(pages["log"])
     check_shown(wide, OF_LOG)

@@ -61,6 +61,7 @@ def test_the_config_alone_is_enough_and_its_mean_step_is_kept(tmp_path: Path) ->
     assert np.std([c.fabric.nic_gbps for c in kept]) > 0.003  # of which the step says little
 
 
+@pytest.mark.slow
 def test_a_rate_that_the_trace_leaves_open_is_drawn_and_not_chosen_by_the_step() -> None:
     """Whether groups hold each other up decides what pacing gains. By how much a fit misses the step does not tell."""
     opened = {"value": 0.13, "se": None, "lo": None, "hi": None, "top": 0.4, "evidence": "cannot be identified: test"}

@@ -147,6 +147,7 @@ def refused(baseline: Baseline, change: Change) -> str:
     return str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_size_is_refused_where_nothing_says_what_grows(tmp_path: Path) -> None:
     step: list[dict[str, Any]] = [
         {"compute": {"seconds": 0.02}},

@@ -19,6 +19,7 @@ def test_pipelines_of_a_university_cluster_follow_from_their_first_stage() -> No
     assert all(abs(row.error) < cases.TOLERANCE for row in rows)
 
 
+@pytest.mark.slow
 def test_fully_sharded_steps_follow_from_one_node_or_one_gather() -> None:
     sharded = [row for row in cases.torchtitan() if "128 GPUs" in row.case]
     assert len(sharded) == 3

@@ -27,6 +27,7 @@ def test_missing_data_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "skipped: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @needs_mlperf
 def test_tuned_clusters_have_little_to_win() -> None:
     gain = [

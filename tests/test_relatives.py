@@ -20,6 +20,7 @@ def test_the_same_seed_draws_the_same_relatives_and_another_draws_others() -> No
     assert len({case.name for case in first}) == 10
 
 
+@pytest.mark.slow
 def test_every_relative_runs_and_nulls_stay_nulls_of_their_size() -> None:
     suite = load_suite("relatives")
     sizes = {case.name: case.load().ranks for case in load_suite("all").cases}

@@ -120,6 +120,7 @@ def test_what_a_viewer_gets_is_the_trace(tmp_path: Path) -> None:
     assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(20 * 2.5e6)
 
 
+@pytest.mark.slow
 def test_a_job_of_1000_ranks_and_2000_steps_stays_small() -> None:
     few = read_matrix(job_of(1.0 + 0.1 * np.random.default_rng(0).random((4, 1000))))
     steps = 2000
@@ -177,6 +178,7 @@ def fitted_to(tmp_path: Path) -> Callable[..., Fitted]:
     return make
 
 
+@pytest.mark.slow
 def test_other_sizes_are_those_of_what_if(fitted_to: Callable[..., Fitted]) -> None:
     """A barrier job with jitter, seen at 16 nodes: what-if's answer, and at 4 to 128 nodes what the true one takes."""
     changes = ["noise.jitter_cv=0.08", "fabric.uplink_gbps=1e6"]
@@ -203,6 +205,7 @@ def test_sizes_that_hang_on_a_guess_are_not_foretold(fitted_to: Callable[..., Fi
     assert all(isinstance(one, str) and "depends on fabric." in one for one in said)
 
 
+@pytest.mark.slow
 def test_another_job_that_no_cluster_has_is_said_to_be_left_out(fitted_to: Callable[..., Fitted]) -> None:
     """The causes may name a tenant that the calibration cannot describe; the page must not deny it."""
     fitted = fitted_to("null-jitter")

@@ -127,6 +127,7 @@ def test_intervals_of_a_gap_hold_the_mean_of_all_clusters_that_there_could_be() 
 # Clusters of calibrations
 
 
+@pytest.mark.slow
 def test_a_suite_draws_clusters_from_the_errors_of_calibrations() -> None:
     suite = load_suite("measured")
     train, validation = suite.only(["train"]).cases, suite.only(["validation"]).cases

@@ -75,6 +75,7 @@ def test_only_a_collective_runs_in_the_background() -> None:
         scenario(jobs=[job])
 
 
+@pytest.mark.slow
 def test_a_thin_link_takes_the_time_it_must(tmp_path: Path) -> None:
     root_and("ip", "tc", "unshare", "setpriv")
     chosen = scenario(jobs=[{"name": "pair", "hosts": [0, 1], "iteration": [{"all_reduce": {"bytes": 1e5}}]}])

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.calibration.measurements import ROUNDING
 from paceenv.core import metrics
 
 Array = NDArray[np.float64]
+CLOSE: Final = 0.1
+"""A distance that exceeds what chance gives by no more is close."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +42,21 @@ class Distance:
     def to_record(self) -> dict[str, Any]:
         """As plain data, to four digits."""
         numbers = {"distance": self.distance, "chance": self.chance}
-        return {"quantity": self.quantity, "values": self.values} | {k: float(f"{x:.4g}") for k, x in numbers.items()}
+        rounded = {k: float(f"{x:.4g}") for k, x in numbers.items()}
+        return {"quantity": self.quantity, "values": self.values, **rounded, "verdict": self.verdict}
+
+    @property
+    def verdict(self) -> str:
+        """``agrees`` up to what chance gives, ``close`` up to ``CLOSE`` beyond it, else ``off``."""
+        beyond = self.distance - self.chance
+        return "agrees" if beyond <= 0.0 else "close" if beyond <= CLOSE else "off"
 
     @property
     def text(self) -> str:
         """For people."""
-        verdict = "no more than chance" if self.distance <= self.chance else "more than chance"
         return (
-            f"Kolmogorov-Smirnov distance of the {self.quantity}: {self.distance:.1%}, {verdict} (up to "
-            f"{self.chance:.1%} with {self.values} values)"
+            f"Kolmogorov-Smirnov distance of the {self.quantity}: {self.distance:.1%}, {self.verdict} (chance alone: "
+            f"up to {self.chance:.1%} with {self.values} values)"
         )
 
 
@@ -58,6 +67,8 @@ def _alike(values_TR: Array) -> float:
     that between ranks (Kish, *Survey Sampling*, 1965, section 5.4, for each).
     """
     steps, ranks = values_TR.shape
+    if np.ptp(values_TR) <= ROUNDING * abs(float(values_TR.mean())):
+        return float(steps * ranks)
     if steps < 2 or ranks < 2:
         return 1.0
     step_T, rank_R = values_TR.mean(axis=1), values_TR.mean(axis=0)
@@ -66,6 +77,4 @@ def _alike(values_TR: Array) -> float:
     between_steps = max(float(step_T.var(ddof=1)) - own / ranks, 0.0)
     between_ranks = max(float(rank_R.var(ddof=1)) - own / steps, 0.0)
     total = own + between_steps + between_ranks
-    if not total > 0.0:
-        return float(steps * ranks)
     return float(1.0 + ((ranks - 1) * between_steps + (steps - 1) * between_ranks) / total)

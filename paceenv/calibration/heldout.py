@@ -19,7 +19,15 @@ from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, MIN_UNPACED
 from paceenv.calibration.distances import Distance
 from paceenv.calibration.job_fit import calibrate_stamps
 from paceenv.calibration.job_stamps import MIN_ITERATIONS, JobStamps
-from paceenv.calibration.measurements import MIN_STEPS, NoiseMeasurements, StageTimes, measure_stage, subset_max, widths
+from paceenv.calibration.measurements import (
+    MIN_STEPS,
+    ROUNDING,
+    NoiseMeasurements,
+    StageTimes,
+    measure_stage,
+    subset_max,
+    widths,
+)
 from paceenv.calibration.noise_fit import TOLERANCE, NoiseFit, fit_noise
 from paceenv.calibration.posterior import drawn_clusters
 from paceenv.core.intervals import Interval
@@ -33,8 +41,6 @@ DRAWS, RUNS = 16, 12
 """Clusters drawn from the errors of the fit, and simulated runs of each."""
 _MAX_CELLS = 1e8
 """Rank-iterations simulated at most, beyond one run a cluster."""
-ROUNDING: Final = 1e-6
-"""Of a step, or of what has no unit: stamps that differ by less do not differ."""
 _LEAD_IN = 100
 """Iterations before a simulated run counts, as the held-out part does not begin a job either."""
 _GOOD_P99, _GOOD_SKEW = 0.1, 0.1
@@ -87,8 +93,8 @@ class HeldOutCheck:
 
     @property
     def good(self) -> bool:
-        """Whether no line is off."""
-        return all(line.verdict != "off" for line in self.lines)
+        """Whether nothing is off, neither a line nor a distribution."""
+        return all(one.verdict != "off" for one in (*self.lines, *self.distances))
 
     def to_record(self) -> dict[str, Any]:
         """As plain data, to four digits."""

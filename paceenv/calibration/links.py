@@ -29,6 +29,7 @@ from scipy import optimize
 from paceenv.calibration.cluster_builder import AMPLE, ClusterBuilder
 from paceenv.calibration.job_stamps import JobStamps
 from paceenv.calibration.link_replay import share_uplink
+from paceenv.calibration.measurements import ROUNDING
 from paceenv.calibration.parameters import identified, not_identifiable
 from paceenv.calibration.tenants import add_tenant, is_disturbed
 from paceenv.core.probing import HOLD_ITERATIONS
@@ -103,7 +104,7 @@ def fit_links(stamps: JobStamps, latency_s: float, *, known_alone_s: float | Non
 def transfer_cv(links: LinkFit, duration_TG: Array, where_T: NDArray[np.bool_]) -> tuple[float, float]:
     """How much a group's duration differs from the model's, relative to it, per iteration; and its standard error.
 
-    A constant difference between groups is not noise, and outliers do not count.
+    A constant difference between groups is not noise, outliers do not count, and less than ``ROUNDING`` is none.
     """
     relative_TG = (links.residual_TG / (duration_TG - links.residual_TG))[where_T]
     away_T = np.abs(relative_TG - np.median(relative_TG, axis=0)).max(axis=1)
@@ -111,6 +112,7 @@ def transfer_cv(links: LinkFit, duration_TG: Array, where_T: NDArray[np.bool_]) 
     T = len(relative_TG)
     square_T = ((relative_TG - relative_TG.mean(axis=0)) ** 2).mean(axis=1) * T / (T - 1)
     cv = float(np.sqrt(square_T.mean()))
+    cv = cv if cv > ROUNDING else 0.0
     return cv, float(square_T.std(ddof=1) / np.sqrt(T)) / (2.0 * cv) if cv > 0.0 else 0.0
 
 

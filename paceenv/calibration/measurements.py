@@ -36,6 +36,8 @@ SLOW_FACTOR: Final = 1.2
 SLOW_MADS: Final = 6.0
 """A worker is slow if its median step is SLOW_FACTOR x its peers' median or more, and SLOW_MADS deviations above it."""
 
+ROUNDING: Final = 1e-6
+"""Of a step, or of what has no unit: stamps that differ by less do not differ."""
 _ROUNDING_VAR: Final = 1e-24  # relative variance below which equal times differ by rounding alone
 _STRICT = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
 _Positive = Annotated[float, pydantic.Field(gt=0)]
