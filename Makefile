@@ -67,7 +67,7 @@ dist: $(STAMP) ## sdist and wheel into dist/, the wheel tried in empty environme
 bench: $(STAMP) ## timings, as ratios within one run
 	@$(BIN)/python -m benchmarks
 
-tuned: $(STAMP) ## find static settings for the clusters of SCORES.md by sweep, into configs/contests (about 15 minutes; goes on where it was)
+tuned: $(STAMP) ## find static settings for the clusters of SCORES.md by sweep, into configs/contests (about 20 minutes; goes on where it was)
 	@for sweep in $(TUNED); do $(BIN)/paceenv sweep $$sweep -o runs/sweeps/$$sweep || exit 1; done
 	@mkdir -p configs/contests
 	@for sweep in $(TUNED); do cp runs/sweeps/$$sweep/winner.yaml configs/contests/$$sweep.yaml; done

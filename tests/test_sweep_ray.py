@@ -1,26 +1,24 @@
-"""Sweeps on a real Ray: a driver that is killed, a disk that is full, nodes that die, trials that raise."""
+"""Sweeps on a real Ray: a driver that is killed, a node that dies, schedulers, a Tuner that is not ours."""
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sweeps import begun, ended, run_here
 
 from paceenv.cli import application
+from paceenv.core.errors import InputError
 from paceenv.policies.policy_file import load_policy
 from paceenv.trainers.sweep.sweep_config import SweepConfig
-from paceenv.trainers.sweep.sweep_results import Results
-from paceenv.trainers.sweep.sweep_run import LEDGER, Ledger
+from paceenv.trainers.sweep.sweep_results import Results, last_result
 from paceenv.ui import config_files
 
 PATIENCE_S = 300.0
@@ -31,26 +29,21 @@ static:
   suite: demo
   splits: [held-out]
   mechanisms: [phase_shift]
-  optuna: {candidates: 48, first_random: 12, open: 3}
-  candidates_per_trial: 6
-  seeds: 4
-  iterations: 2400
+  optuna: {num_samples: 40, n_startup_trials: 12}
+  seeds: 8
+  iterations: 1600
 robustness: {suite: demo, seeds: 2, iterations: 60}
 """
 
 
-@pytest.fixture(scope="module")
-def static(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Any]]:
-    """The config's file, and what its sweep comes to without Ray and without trouble."""
-    place = tmp_path_factory.mktemp("static")
-    (place / "small.yaml").write_text(STATIC)
-    run_here(begun(config_files.load(SweepConfig, "sweeps", place / "small.yaml"), place / "here"))
-    return place / "small.yaml", ended(place / "here")
+@pytest.fixture
+def static(tmp_path: Path) -> Path:
+    (tmp_path / "small.yaml").write_text(STATIC)
+    return tmp_path / "small.yaml"
 
 
-def _drive(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from paceenv.cli.application import main; main()", "sweep", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def _results(folder: Path) -> list[Path]:
+    return sorted(folder.glob("tune/all/[0-9]*/result.json"))
 
 
 def _wait(condition: Callable[[], bool], driver: subprocess.Popen[str]) -> None:
@@ -61,80 +54,74 @@ def _wait(condition: Callable[[], bool], driver: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
-def _lines(ledger: Path) -> list[str]:
-    return ledger.read_text().splitlines() if ledger.exists() else []
-
-
 @pytest.mark.slow
-def test_killed_and_out_of_space_and_resumed_it_finishes_the_same(
-    static: tuple[Path, dict[int, Any]], tmp_path: Path
-) -> None:
-    """The driver is killed outright, then cannot write, then goes on to the end: no trial is lost or run twice."""
-    config, expected = static
-    out, ledger = tmp_path / "out", tmp_path / "out" / LEDGER
-    command = [str(config), "-o", str(out)]
-
-    driver = _drive(*command)
-    _wait(lambda: len(_lines(ledger)) >= 3, driver)
+def test_killed_and_restored_it_has_every_trial_once_and_a_winner(static: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    start = "from paceenv.cli.application import main; main()"
+    command = [sys.executable, "-c", start, "sweep", str(static), "-o", str(out), "--json", str(tmp_path / "said.json")]
+    often = {**os.environ, "TUNE_GLOBAL_CHECKPOINT_S": "0.1"}  # seconds between two of Tune's records
+    driver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=often)
+    _wait(lambda: len(_results(out)) >= 5, driver)
     driver.send_signal(signal.SIGKILL)
     driver.communicate(timeout=PATIENCE_S)
-    killed_at = _lines(ledger)
-    assert 2 <= len(killed_at) - 1 < len(expected)
+    at_kill = {path: last_result(path) for path in _results(out)}
+    before = {path: result for path, result in at_kill.items() if result}
+    assert 1 <= len(before) < 40
+    assert Results.read(out).best() is not None, "also while it runs"
 
-    driver = _drive(*command)
-    _wait(lambda: len(_lines(ledger)) > len(killed_at), driver)
-    resource.prlimit(driver.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))  # every write fails from now on
-    said = driver.communicate(timeout=PATIENCE_S)[1]
-    assert driver.returncode == 2
-    assert said.splitlines()[-1] == f"paceenv: error: {ledger}: cannot be written: File too large"
-    assert "Traceback" not in said
-    full_at = _lines(ledger)
-    assert full_at[: len(killed_at)] == killed_at
-    assert len(full_at) - 1 < len(expected)
-
-    driver = _drive(*command, "--json", str(tmp_path / "said.json"))
-    said = driver.communicate(timeout=PATIENCE_S)[1]
-    assert driver.returncode == 0, said
-    assert _lines(ledger)[: len(full_at)] == full_at
-    assert len(_lines(ledger)) == 1 + len(expected), "no trial twice"
-    assert ended(out) == expected
-    assert json.loads((tmp_path / "said.json").read_text())["failed"] == []
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+    said = json.loads((tmp_path / "said.json").read_text())
+    assert (said["trials"], said["failed"]) == (40, [])
+    assert [path.parent.name for path in _results(out)] == [f"{n:05d}" for n in range(1, 41)]
+    results = Results.read(out)
+    assert results.candidates[0].label == "passive", "no winner is worse than no pacing"
+    values = [c.result["throughput"] for c in results.candidates]
+    assert said["winners"][0]["throughput"] == max(values) > 0.0
+    kept = [last_result(path)["trial_id"] == result["trial_id"] for path, result in before.items()]
+    assert sum(kept) >= len(kept) - 4, "but for those that were not on Tune's record yet, trials do not run again"
     assert {"winner.yaml", "policy.safetensors", "robustness.json", "pareto.png"} <= set(os.listdir(out))
-    assert not (out / ".tune").exists(), "Ray's own files are not kept"
 
 
 @pytest.mark.slow
-def test_three_nodes_of_which_one_is_killed_come_to_the_same(
-    static: tuple[Path, dict[int, Any]], tmp_path: Path
+def test_three_nodes_of_which_one_is_killed_finish(
+    static: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
     from ray.cluster_utils import Cluster
 
-    from paceenv.trainers.sweep import ray_trials
+    from paceenv.trainers.sweep import ray_tuner
+    from paceenv.trainers.sweep.trainables import make_task
 
-    sweep = begun(config_files.load(SweepConfig, "sweeps", static[0]), tmp_path / "out")
+    config = config_files.load(SweepConfig, "sweeps", static)
+    out, task = tmp_path / "out", make_task(config)
+    config_files.write_yaml(out / "config.yaml", {"config": config.model_dump(mode="json")})
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    killed_after = []
     try:
         nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
-        killed_after = []
 
-        def kill_one(row: Any) -> None:
-            if not killed_after and row["status"] == "done":
+        def kill_one(self: object, iteration: int, trials: list[Any], **info: Any) -> None:
+            ended = sum(trial.is_finished() for trial in trials)
+            if ended >= 6 and not killed_after:
+                killed_after.append(ended)
                 cluster.remove_node(nodes.pop(), allow_graceful=False)
-                killed_after.append(len(ended(tmp_path / "out")))
 
-        with ray_trials.connected(cluster.address) as cpus:
+        monkeypatch.setattr(ray_tuner.Progress, "on_step_end", kill_one)
+        with ray_tuner.connected(cluster.address) as cpus:
             assert cpus == 3
             path = ray.get(ray.remote(lambda: __import__("sys").path).remote())
             assert any(
                 "runtime_resources" in one and (Path(one) / "paceenv" / "trainers" / "sweep").is_dir() for one in path
             ), "code travels"
-            ray_trials.run_on_ray(sweep, cpus, kill_one)
+            ray_tuner.tune_all(config, task, out, cpus)
     finally:
         cluster.shutdown()
-    assert len(killed_after) == 1
-    assert killed_after[0] < len(static[1]), "in the middle"
-    assert ended(tmp_path / "out") == static[1]
+    assert killed_after
+    assert killed_after[0] < 40, "in the middle"
+    results = Results.read(out)
+    assert len(results.candidates) == 40
+    assert not results.failed
 
 
 TRAIN = """
@@ -144,65 +131,102 @@ environment:
   mechanisms: [phase_shift]
   episode_intervals: 8
   environments: 16
-selection: {suites: [stagger], every: 2, patience: 9, seeds: 2, iterations: 60}
+selection: {suites: [mine.yaml], every: 2, patience: 9, seeds: 2, iterations: 60}
 total_timesteps: 1024
 sb3: {arguments: {n_steps: 8, batch_size: 64, n_epochs: 1}}
 """
 """A training run of four looks."""
 
 
-def _training(place: Path, **search: Any) -> SweepConfig:
-    (place / "tiny.yaml").write_text(TRAIN)
-    training = {
-        "train": str(place / "tiny.yaml"),
-        "hyperparameters": {
-            "sb3.learning_rate": {"choice": [1e-3, 3e-3, 2.0]},
-            "sb3.arguments.gamma": {"uniform": [0.85, 0.95]},
-        },
-        "seeds": 2,
-        **search,
-    }
-    robustness = {"suite": "demo", "seeds": 2, "iterations": 60}
-    return SweepConfig.model_validate({"name": "tiny", "training": training, "robustness": robustness, "seed": 6})
+def _training(folder: Path, rates: dict[str, Any], **search: Any) -> SweepConfig:
+    (folder / "tiny.yaml").write_text(TRAIN)
+    (folder / "mine.yaml").write_text("name: mine\ncases: [{cluster: two-jobs, split: validation}]\n")
+    ranges = {"sb3.learning_rate": rates, "sb3.arguments.gamma": {"uniform": [0.85, 0.95]}}
+    training = {"train": str(folder / "tiny.yaml"), "hyperparameters": ranges, "seeds": 2, **search}
+    return SweepConfig.model_validate({"name": "tiny", "training": training, "robustness": None, "seed": 1})
+
+
+@pytest.fixture(scope="module")
+def cpus() -> Iterator[int]:
+    """Of a Ray that the tests below share."""
+    from paceenv.trainers.sweep import ray_tuner
+
+    with ray_tuner.connected(None) as count:
+        yield count
+
+
+def _tuned(config: SweepConfig, out: Path, cpus: int) -> Results:
+    from paceenv.trainers.sweep import ray_tuner
+    from paceenv.trainers.sweep.trainables import make_task
+    from paceenv.trainers.sweep.winner import finish
+
+    task = make_task(config)
+    config_files.write_yaml(out / "config.yaml", {"config": config.model_dump(mode="json")})
+    ray_tuner.tune_all(config, task, out, cpus)
+    finish(out, task)
+    return Results.read(out)
 
 
 @pytest.mark.slow
-def test_hyperparameters_are_searched_and_trials_that_raise_do_not_end_it(tmp_path: Path) -> None:
-    """ASHA on Ray; a learning rate of 2 is an error of the trials that have it, and on record."""
-    config = _training(tmp_path, asha={"configs": 4, "reduction": 2, "rungs": 2, "workers": 2})
-    (tmp_path / "asha.yaml").write_text(config.model_dump_json())
-    out = tmp_path / "out"
-    assert application.run(["sweep", str(tmp_path / "asha.yaml"), "-o", str(out)]) == 0
-    ledger = Ledger.read(out)
-    raised = [row for row in ledger.rows.values() if row["status"] == "failed"]
-    assert raised
-    assert all(
-        "sb3.learning_rate = 2.0; allowed: input should be less than or equal to 1" in row["error"] for row in raised
-    )
-    assert all(row["work"]["hyperparameters"]["sb3.learning_rate"] == 2.0 for row in raised)
-    done = {n: row for n, row in ledger.rows.items() if row["status"] == "done"}
-    last = [row for row in done.values() if row["work"]["rung"] == 1]
-    assert last, "the best went on"
-    for row in last:
-        first = done[row["work"]["from"]]["result"]
-        assert row["result"]["decisions"] == [1024, 1024]
-        assert first["decisions"] == [512, 512]
-        assert row["result"]["score"] >= first["score"], "of the best look so far"
-    best = Results.of(ledger).best()
+def test_hyperparameters_are_searched_and_one_that_is_not_allowed_does_not_end_it(tmp_path: Path, cpus: int) -> None:
+    asha = {"grace_period": 512, "reduction_factor": 2}
+    config = _training(tmp_path, {"choice": [1e-3, 3e-3, 2.0]}, num_samples=5, asha=asha)
+    results = _tuned(config, tmp_path / "out", cpus)
+    assert len(results.failed) == 2
+    assert all("sb3.learning_rate = 2.0; allowed: input should be less" in one["error"] for one in results.failed)
+    assert {c.result["decisions"] for c in results.candidates} == {512, 1024}, "some stopped early"
+    best = results.best()
     assert best is not None
-    assert best.values["score"] == max(row["result"]["score"] for row in last)
-    policy = load_policy(out / "policy.safetensors")
-    scores = ledger.rows[best.trial]["result"]["scores"]
-    assert policy.provenance["validation"]["score"] == pytest.approx(max(scores), abs=1e-4)
-    assert policy.provenance["validation_of_seeds"]["scores"] == scores
-    assert list((out / "trials").rglob("events.out.tfevents*")), "TensorBoard follows every trial"
+    assert best.result["score"] == max(c.result["score"] for c in results.candidates)
+    provenance = load_policy(tmp_path / "out" / "policy.safetensors").provenance
+    assert provenance["validation"]["score"] == pytest.approx(max(best.result["scores"]), abs=1e-4)
+    assert provenance["validation_of_seeds"]["scores"] == best.result["scores"]
+    assert (tmp_path / "out" / "winner-train.yaml").is_file()
+    assert list(best.folder.glob("events.out.tfevents*")), "TensorBoard follows every trial"
+
+
+@pytest.mark.slow
+def test_populations_copy_checkpoints_and_change_hyperparameters(tmp_path: Path, cpus: int) -> None:
+    pbt = {"perturbation_interval": 256}
+    config = _training(tmp_path, {"loguniform": [1e-3, 1e-1]}, num_samples=4, pbt=pbt)
+    results = _tuned(config, tmp_path / "out", cpus)
+    assert len(results.candidates) == 4
+    pieces = [json.loads((max(c.folder.glob("checkpoint_*")) / "pieces.json").read_text()) for c in results.candidates]
+    changed = [of_trial for of_trial in pieces if len(of_trial) > 1]
+    assert changed, "somebody copied"
+    for of_trial in changed:
+        rates = [piece["hyperparameters"]["sb3.learning_rate"] for piece in of_trial]
+        assert all(1e-3 <= rate <= 1e-1 for rate in rates)
+        assert len(set(rates)) > 1
+        assert [piece["decisions"] for piece in of_trial] == sorted(piece["decisions"] for piece in of_trial)
+    assert load_policy(tmp_path / "out" / "policy.safetensors").provenance["pieces"] in pieces
+
+
+@pytest.mark.slow
+def test_our_trainable_and_space_fit_a_tuner_of_others(tmp_path: Path, cpus: int) -> None:
+    from ray import tune
+
+    from paceenv.trainers.sweep.sweep_config import Static
+    from paceenv.trainers.sweep.trainables import StaticTask, StaticTrial, static_space
+
+    grid = {"slack": {"threshold": [0.05], "window": [0.1, 0.3]}}
+    static = Static.model_validate({"suite": "demo", "splits": ["held-out"], "mechanisms": ["slack"], "grid": grid})
+    found = tune.Tuner(
+        tune.with_parameters(StaticTrial, task=StaticTask.of(static)),
+        param_space=static_space(static),
+        tune_config=tune.TuneConfig(metric="throughput", mode="max"),
+        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    assert {one.metrics["policy"] for one in found} == {"static:slack=0.05/0.1", "static:slack=0.05/0.3"}
+    assert found.get_best_result().metrics["throughput"] == max(one.metrics["throughput"] for one in found)
 
 
 def test_nothing_else_imports_ray() -> None:
     rooms = (
         "cli.evaluate_command",
+        "cli.sweep_command",
         "trainers.sweep.static_search",
-        "trainers.sweep.sweep_run",
+        "trainers.sweep.sweep_results",
         "live",
         "policies.select",
     )
@@ -212,8 +236,6 @@ def test_nothing_else_imports_ray() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_an_address_where_nothing_runs_is_one_line(static: tuple[Path, dict[int, Any]], tmp_path: Path) -> None:
-    from paceenv.core.errors import InputError
-
+def test_an_address_where_nothing_runs_is_one_line(static: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--address .*allowed: auto, or HOST:PORT of a running cluster"):
-        application.run(["sweep", str(static[0]), "-o", str(tmp_path / "out"), "--address", "127.0.0.1:1"])
+        application.run(["sweep", str(static), "-o", str(tmp_path / "out"), "--address", "127.0.0.1:1"])

@@ -94,7 +94,7 @@ class HeldOutCheck:
     @property
     def good(self) -> bool:
         """Whether nothing is off, neither a line nor a distribution."""
-        return all(one.verdict != "off" for one in (*self.lines, *self.distances))
+        return "off" not in [*(line.verdict for line in self.lines), *(d.verdict for d in self.distances)]
 
     def to_record(self) -> dict[str, Any]:
         """As plain data, to four digits."""

@@ -9,11 +9,9 @@ import typer
 
 from paceenv.core.errors import InputError, needs
 from paceenv.trainers.sweep.sweep_config import SweepConfig
-from paceenv.trainers.sweep.sweep_results import Candidate, Results, cells, columns
-from paceenv.trainers.sweep.sweep_run import Ledger, make_task, open_sweep
-from paceenv.trainers.sweep.trial import Row
+from paceenv.trainers.sweep.sweep_results import CONFIG, Candidate, Results, cells, columns
 from paceenv.ui import config_files, output
-from paceenv.ui.run_directory import locked
+from paceenv.ui.run_directory import first_difference, locked
 
 
 def sweep(
@@ -31,10 +29,9 @@ def sweep(
 ) -> None:
     """Try many settings or hyperparameters on Ray, and resume after an interruption.
 
-    Every trial that has ended is a line in the folder's ledger before the next one begins. After an interruption the
-    same command finishes the sweep, with the same result; no trial is lost or runs twice. In the end the folder holds
-    the winner (policy.safetensors, winner.yaml for paceenv evaluate) and a picture. With a sweep's folder in place of a
-    config its Pareto front is shown, also while it runs.
+    Ray Tune searches, and keeps its state in the folder: after an interruption the same command finishes the sweep. In
+    the end the folder holds the winner (policy.safetensors, winner.yaml for paceenv evaluate) and a picture. With a
+    sweep's folder in place of a config its Pareto front is shown, also while it runs.
 
     Examples: paceenv sweep demo -o runs/sweep -- paceenv sweep runs/sweep -- paceenv sweep ppo-asha -o runs/asha
     --address auto
@@ -56,37 +53,39 @@ def sweep(
 
 def _run(config: SweepConfig, out: Path, address: str | None, json_: str | None) -> None:
     try:
-        from paceenv.trainers.sweep import ray_trials
+        from paceenv.trainers.sweep import ray_tuner
+        from paceenv.trainers.sweep.trainables import make_task
         from paceenv.trainers.sweep.winner import finish
     except ModuleNotFoundError as error:
         raise needs("paceenv sweep", error.name, "sweep") from None
-    task = make_task(config, out)
+    task = make_task(config)
     with locked(out, "sweep"):
-        begun = open_sweep(config, task, out)
-        if not begun.is_over():
-            total = begun.search.total
-            with ray_trials.connected(address) as cpus, output.progress(f"sweep {config.name}", total) as done:
-
-                def on_row(row: Row) -> None:
-                    if row["status"] != "done":
-                        output.say(f"trial {row['trial']} failed: {row['error']}")
-                    done(len(begun.ledger.rows))
-
-                ray_trials.run_on_ray(begun, cpus, on_row)
-        said = finish(begun.ledger, task)
+        _begin(out, {"config": config.model_dump(mode="json"), "inputs": task.inputs()})
+        with ray_tuner.connected(address) as cpus:
+            ray_tuner.tune_all(config, task, out, cpus)
+        said = finish(out, task)
     if json_ is not None:
         output.write_json(said, json_)
     if said["failed"] and not said["winners"]:
         first = said["failed"][0]
         raise InputError(f"{out}: no trial was finished; trial {first['trial']} failed: {first['error']}")
     if json_ != "-":
-        _show(Results.of(begun.ledger))
+        _show(Results.read(out))
         _show_robustness(said.get("robustness"))
         output.say(f"winner and picture are in {out}/")
 
 
+def _begin(out: Path, asked: dict[str, Any]) -> None:
+    """Put on record what the folder's sweep is. Raises InputError where it was begun with something else."""
+    if (out / CONFIG).exists():
+        if changed := first_difference(config_files.read_yaml(out / CONFIG), asked):
+            raise InputError(f"{out}: begun with {changed}; allowed: the same, or another folder")
+    else:
+        config_files.write_yaml(out / CONFIG, asked)
+
+
 def _show_folder(folder: Path, json_: str | None) -> None:
-    results = Results.of(Ledger.read(folder))
+    results = Results.read(folder)
     if json_ is not None:
         output.write_json(results.as_json(_chosen(results)), json_)
     if json_ != "-":

@@ -1,1 +1,1 @@
-"""Sweeps: settings or hyperparameters tried on Ray, every trial on record. Only ``ray_trials`` imports Ray."""
+"""Sweeps: Ray Tune searches settings or hyperparameters. Only ``trainables`` and ``ray_tuner`` import Ray."""

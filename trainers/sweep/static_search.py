@@ -20,7 +20,7 @@ from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.rollout import start, useful_step_s
 from paceenv.sim.cluster import Cluster
 from paceenv.trainers.evaluation.suites import Case, Suite
-from paceenv.trainers.sweep.sweep_config import Grid, GridOf
+from paceenv.trainers.sweep.sweep_config import DEFAULT_GRID
 from paceenv.ui.config_files import Mechanism
 
 Array = NDArray[np.float64]
@@ -133,9 +133,10 @@ def _run(
     return np.stack([useful_step_s(step_ET, outcome), sd_E / mean_E, energy_E]).reshape(3, len(settings), -1)
 
 
-def singles(mechanisms: Sequence[Mechanism], grid: Callable[[Mechanism], GridOf]) -> list[Setting]:
-    """One mechanism at a time."""
-    return [((m, t, w),) for m in mechanisms for t, w in itertools.product(grid(m).threshold, grid(m).window)]
+def singles(mechanisms: Sequence[Mechanism]) -> list[Setting]:
+    """One mechanism at a time, on its default grid."""
+    grids = [(m, DEFAULT_GRID[m]) for m in mechanisms]
+    return [((m, t, w),) for m, grid in grids for t, w in itertools.product(grid.threshold, grid.window)]
 
 
 def joint(settings: Sequence[Setting], value_S: NDArray[np.float64], combine: int) -> list[Setting]:
@@ -150,7 +151,8 @@ def joint(settings: Sequence[Setting], value_S: NDArray[np.float64], combine: in
     ]
 
 
-SEEDS_SHARE = 4
+SEEDS_SHARE, COMBINE = 4, 3
+"""One seed in so many of a suite's; best settings of each mechanism that are tried together."""
 
 
 @dataclass(frozen=True)
@@ -180,13 +182,13 @@ def search_static(
     """
     loaded = [(clusters or {}).get(case.name) or case.load() for case in suite.cases]
     seeds = np.arange(max(suite.seeds // SEEDS_SHARE, 2)) + suite.first_seed + 10 * suite.seeds
-    threads, grid = os.cpu_count() or 1, Grid()
+    threads = os.cpu_count() or 1
     problem = Problem.of(loaded, seeds, suite.iterations, threads=threads, limits=suite.limits)
     weights = np.array([case.weight for case in suite.cases])
-    settings = singles(suite.mechanisms, grid.of)
+    settings = singles(suite.mechanisms)
     alone = problem.score(settings, threads=threads, on_share=lambda share: on_done(0.5 * share))
     gain_SCE, cv_SCE = alone.gain_SCE, alone.cv_SCE
-    together = joint(settings, gain_SCE.mean(axis=2) @ weights, grid.combine)
+    together = joint(settings, gain_SCE.mean(axis=2) @ weights, COMBINE)
     if together:
         more = problem.score(together, threads=threads, on_share=lambda share: on_done(0.5 + 0.5 * share))
         settings = [*settings, *together]

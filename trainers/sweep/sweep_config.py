@@ -18,6 +18,8 @@ FIRST_SEED, ROBUSTNESS_SEED = 4_000_000, 5_000_000
 """First episodes of a search and of the second evaluation; the score table uses others."""
 SIGNIFICANT = 4
 """Digits of a setting that a search draws, as many as its spelling shows."""
+MAX_GRID = 4096
+"""Settings of a grid; more are a mistake: the default grids of four mechanisms have 69,120."""
 
 
 class GridOf(Config):
@@ -26,7 +28,9 @@ class GridOf(Config):
     threshold: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
         min_length=1, description="values to try"
     )
-    window: list[Annotated[float, Field(gt=0, le=pacing.MAX_WINDOW)]] = Field(min_length=1, description="values to try")
+    window: list[Annotated[float, Field(ge=0, le=pacing.MAX_WINDOW)]] = Field(
+        min_length=1, description="values to try; at 0 the mechanism is off"
+    )
 
 
 DEFAULT_GRID: dict[Mechanism, GridOf] = {
@@ -39,38 +43,16 @@ DEFAULT_GRID: dict[Mechanism, GridOf] = {
 """Thresholds and windows that are tried, by mechanism."""
 
 
-class Grid(Config):
-    """Every mechanism alone on its grid, then the best settings of each together with the others'."""
-
-    values: dict[Mechanism, GridOf] = Field(DEFAULT_GRID, description="those of mechanisms not named are the default's")
-    combine: int = Field(
-        3, ge=0, description="best settings of each mechanism that are tried together; 0: do not combine"
-    )
-
-    @model_validator(mode="after")
-    def _can_be_set(self) -> Grid:
-        for mechanism, grid in self.values.items():
-            most = min(pacing.MAX_THRESHOLD[pacing.MECHANISMS.index(mechanism)], MAX_STATIC_THRESHOLD)
-            if max(grid.threshold) > most:
-                raise ValueError(f"threshold of {mechanism} = {max(grid.threshold):g}; allowed: 0 to {most:g}")
-        return self
-
-    def of(self, mechanism: Mechanism) -> GridOf:
-        """The grid of one mechanism."""
-        return self.values.get(mechanism, DEFAULT_GRID[mechanism])
-
-
 class Optuna(Config):
-    """Settings that Optuna asks for, over the whole range that a policy can set."""
+    """Settings that Ray's OptunaSearch asks for, over the whole range that a policy can set."""
 
-    candidates: int = Field(256, ge=1, description="settings tried; on each cluster, where it is searched by itself")
+    num_samples: int = Field(256, ge=1, description="settings tried; on each cluster, where it is searched by itself")
     sampler: Literal["tpe", "nsga2"] = Field("tpe", description="Optuna's own name")
-    first_random: int = Field(48, ge=0, description="settings drawn at random before the sampler learns")
-    open: int = Field(2, ge=1, description="trials that may be open at once; more run side by side")
+    n_startup_trials: int = Field(48, ge=0, description="settings drawn at random before the sampler learns")
 
 
 class Static(Config):
-    """Thresholds and windows of pacing mechanisms, many of them side by side in a trial, on the clusters of a suite."""
+    """Thresholds and windows of pacing mechanisms on the clusters of a suite; one setting is one trial."""
 
     suite: str = Field(ALL, description="a suite: a file, a name in configs/suites, or all")
     splits: list[Split] = Field(["train", "validation"], min_length=1, description="splits of the suite to search on")
@@ -80,12 +62,13 @@ class Static(Config):
         description="rules whose settings are searched",
     )
     scope: Literal["suite", "each"] = Field("suite", description="one setting for all clusters, or for each its own")
-    grid: Grid | None = Field(None, description="the search, unless it is optuna")
+    grid: dict[Mechanism, GridOf] = Field(
+        {}, description="without optuna, each combination of these is tried; mechanisms not named have a default"
+    )
     optuna: Optuna | None = None
     objectives: list[Objective] = Field(
         ["throughput", "cv"], min_length=1, description="the first one names the winner"
     )
-    candidates_per_trial: int = Field(32, ge=1, le=4096, description="rows of the batch are these times the seeds")
     seeds: int = Field(8, ge=1, description="episodes on each cluster")
     average: Literal["median", "mean"] = Field("median", description="over seeds; mean where others report means")
     iterations: int = Field(1600, ge=40, description="length of each episode, iterations")
@@ -96,18 +79,26 @@ class Static(Config):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} = {values}; allowed: each once")
-        if self.grid is not None and self.optuna is not None:
+        if self.grid and self.optuna is not None:
             raise ValueError("grid or optuna, one of the two")
-        if self.scope == "each" and isinstance(self.search, Grid) and self.search.combine:
-            raise ValueError(
-                f"grid.combine = {self.search.combine} with scope: each; allowed: 0, as all clusters share a grid"
-            )
+        for mechanism, grid in self.grids().items():
+            most = min(pacing.MAX_THRESHOLD[pacing.MECHANISMS.index(mechanism)], MAX_STATIC_THRESHOLD)
+            if max(grid.threshold) > most:
+                raise ValueError(f"threshold of {mechanism} = {max(grid.threshold):g}; allowed: 0 to {most:g}")
+        if self.optuna is None and self.num_samples > MAX_GRID:
+            raise ValueError(f"a grid of {self.num_samples} settings; allowed: at most {MAX_GRID}, or optuna")
         return self
 
+    def grids(self) -> dict[Mechanism, GridOf]:
+        """The values of each mechanism that a grid search tries."""
+        return {mechanism: self.grid.get(mechanism, DEFAULT_GRID[mechanism]) for mechanism in self.mechanisms}
+
     @property
-    def search(self) -> Grid | Optuna:
-        """How settings are searched."""
-        return self.optuna or self.grid or Grid()
+    def num_samples(self) -> int:
+        """Settings tried in one search."""
+        if self.optuna is not None:
+            return self.optuna.num_samples
+        return math.prod(len(grid.threshold) * len(grid.window) for grid in self.grids().values())
 
 
 class Range(Config):
@@ -133,19 +124,18 @@ class Range(Config):
 
 
 class Asha(Config):
-    """Asynchronous successive halving: many configs are begun, and the best of those that got as far go on."""
+    """Arguments of Ray's ASHAScheduler; time is counted in decisions, and ends with the training config's."""
 
-    configs: int = Field(9, ge=1, description="hyperparameters drawn")
-    reduction: int = Field(3, ge=2, description="one in so many goes on to the next rung")
-    rungs: int = Field(3, ge=1, description="the last one ends at the training config's decisions")
-    workers: int = Field(4, ge=1, description="trials side by side that decisions are made for, however many there are")
+    grace_period: int = Field(ge=1, description="decisions before a trial may be stopped")
+    reduction_factor: float = Field(4.0, gt=1, description="of the trials that got as far, one in so many goes on")
 
 
 class Pbt(Config):
-    """Population-based training: a population learns in rounds, and after each the worst continue the best, changed."""
+    """Arguments of Ray's PopulationBasedTraining; time is counted in decisions."""
 
-    population: int = Field(6, ge=2, description="trainings side by side")
-    rounds: int = Field(6, ge=1, description="of equal length; the last one ends at the training config's decisions")
+    perturbation_interval: int = Field(ge=1, description="decisions between two comparisons of the population")
+    quantile_fraction: float = Field(0.25, gt=0, le=0.5, description="share that is replaced by as many of the best")
+    resample_probability: float = Field(0.25, ge=0, le=1, description="that a hyperparameter is drawn anew")
 
 
 def _checked_key(key: str) -> str:
@@ -167,8 +157,9 @@ class TrainingSweep(Config):
     train: str = Field(description="a training config: a file, or a name in configs/train")
     set: dict[str, Any] = Field({}, description="values that differ from it in every trial: total_timesteps: 100000")
     hyperparameters: dict[_Key, Range] = Field(min_length=1, description="range of each hyperparameter, by its name")
-    asha: Asha | None = Field(None, description="the search, unless it is pbt")
-    pbt: Pbt | None = None
+    num_samples: int = Field(9, ge=1, description="trials; with pbt the population")
+    asha: Asha | None = Field(None, description="stops trials early; without asha and pbt each runs to its end")
+    pbt: Pbt | None = Field(None, description="changes hyperparameters during the training")
     seeds: int = Field(3, ge=1, le=99, description="of each trial, whose score is their median")
 
     @model_validator(mode="after")
@@ -178,11 +169,6 @@ class TrainingSweep(Config):
         if self.pbt is not None and (fixed := sorted(self.hyperparameters.keys() - set(PBT_KEYS))):
             raise ValueError(f"hyperparameter {fixed[0]} with PBT; allowed: {', '.join(PBT_KEYS)}")
         return self
-
-    @property
-    def search(self) -> Asha | Pbt:
-        """How hyperparameters are searched."""
-        return self.pbt or self.asha or Asha()
 
 
 class Robustness(Config):

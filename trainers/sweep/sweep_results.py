@@ -1,72 +1,80 @@
-"""The results of a sweep, from the ledger alone: its candidates, the Pareto front, the winner."""
+"""The results of a sweep, read from its config and from the JSON and text that Tune writes: no pickle, no Ray."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from paceenv.trainers.sweep.searches import QUANTITIES, SIGN, settings_of, values
-from paceenv.trainers.sweep.static_search import spelled
+from paceenv.core.errors import InputError
 from paceenv.trainers.sweep.sweep_config import SweepConfig
-from paceenv.trainers.sweep.sweep_run import Ledger
-from paceenv.trainers.sweep.trial import Row
 from paceenv.ui import config_files
 
-SCORE, UNTIL = "score", "decisions"
-MORE_IS_BETTER: Mapping[str, bool] = {**{name: sign > 0 for name, sign in SIGN.items()}, SCORE: True}
+CONFIG, TUNE = "config.yaml", "tune"
+"""Files of a sweep: its config with what results depend on beside it, and the folder of Tune's experiments."""
+SCORE, DECISIONS = "score", "decisions"
+MODES: Mapping[str, str] = {"throughput": "max", "cv": "min", "energy": "min", SCORE: "max"}
+"""Ray's name for which end of an objective is good."""
 COLUMNS: Mapping[str, str] = {
     "throughput": "throughput against passive",
     "cv": "CV of step time",
     "energy": "energy against passive",
     SCORE: "validation score",
-    UNTIL: "decisions",
+    DECISIONS: "decisions",
 }
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting, or a trial of training.
+    """A trial with its last result.
 
     Attributes:
-        trial: its number in the ledger.
+        trial: its number, and the name of its folder.
         label: how it is spelled: a policy's name, or hyperparameters.
         cluster: the one it was tried on; empty for all of them.
-        parameters: how many numbers it consists of.
-        values: results by quantity, whether it is an objective or not; for training, score and decisions.
+        result: metrics as the trainable reports them, and the trial's ``config``.
+        folder: Tune's of this trial.
     """
 
     trial: int
     label: str
     cluster: str
-    parameters: int
-    values: Mapping[str, float]
+    result: Mapping[str, Any]
+    folder: Path
 
 
 @dataclass(frozen=True)
 class Results:
-    """A sweep's candidates in the order of their trials, and what failed; the first of ``objectives`` leads."""
+    """A sweep's candidates, and what failed; the first of ``objectives`` leads."""
 
     config: SweepConfig
+    inputs: Mapping[str, Any]
     objectives: Sequence[str]
     candidates: Sequence[Candidate]
-    failed: Sequence[Row]
+    failed: Sequence[Mapping[str, Any]]
 
     @classmethod
-    def of(cls, ledger: Ledger) -> Results:
-        """What a ledger holds."""
-        config = config_files.parse(SweepConfig, ledger.header["config"], str(ledger.path))
-        rows = [ledger.rows[number] for number in sorted(ledger.rows)]
-        done = [row for row in rows if row["status"] == "done"]
-        failed = [row for row in rows if row["status"] != "done"]
-        if config.static is None:
-            return cls(config, (SCORE,), [_trained(row) for row in done], failed)
-        weights = {case["name"]: case["weight"] for case in ledger.header["inputs"]["cases"]}
-        each = config.static.scope == "each"
-        found = [one for row in done for one in _tried(row, weights, each=each)]
-        return cls(config, tuple(config.static.objectives), found, failed)
+    def read(cls, folder: Path) -> Results:
+        """What a folder holds, also while the sweep runs. Raises InputError where it is none of a sweep."""
+        path = folder / CONFIG
+        if not path.is_file():
+            raise InputError(f"{folder}: holds no sweep; allowed: the folder of one")
+        asked = config_files.read_yaml(path)
+        config = config_files.parse(SweepConfig, asked.get("config", {}), str(path))
+        each = config.static is not None and config.static.scope == "each"
+        candidates, failed = [], []
+        for place in sorted((folder / TUNE).glob("*/[0-9]*")):
+            cluster = place.parent.name if each else ""
+            result = last_result(place / "result.json")
+            error = result.get("error") if result.get("done") else last_line(place / "error.txt")
+            if error:
+                failed.append({"trial": int(place.name), "cluster": cluster, "error": error})
+            elif result:
+                candidates.append(Candidate(int(place.name), _label(result), cluster, result, place))
+        objectives = (SCORE,) if config.static is None else tuple(config.static.objectives)
+        return cls(config, asked.get("inputs", {}), objectives, candidates, failed)
 
     @property
     def clusters(self) -> list[str]:
@@ -74,14 +82,8 @@ class Results:
         return list(dict.fromkeys(candidate.cluster for candidate in self.candidates))
 
     def best(self, cluster: str = "") -> Candidate | None:
-        """The winner: best in the first objective, then in the others, then with the fewest parameters.
-
-        Of training, among those that got farthest.
-        """
+        """The winner: best in the first objective, then in the others, then with the fewest parameters."""
         found = [candidate for candidate in self.candidates if candidate.cluster == cluster]
-        if found and UNTIL in found[0].values:
-            farthest = max(one.values[UNTIL] for one in found)
-            found = [one for one in found if one.values[UNTIL] == farthest]
         return min(found, key=self._place, default=None)
 
     def front(self, cluster: str = "") -> list[Candidate]:
@@ -95,20 +97,46 @@ class Results:
         return kept
 
     def _place(self, candidate: Candidate) -> tuple[float, ...]:
-        return *(-value for value in self.goodness(candidate)), candidate.parameters
+        return *(-value for value in self.goodness(candidate)), candidate.label.count("=")
 
     def goodness(self, candidate: Candidate) -> tuple[float, ...]:
         """A candidate's objectives, each so that more is better."""
-        return tuple(
-            candidate.values[name] if MORE_IS_BETTER[name] else -candidate.values[name] for name in self.objectives
-        )
+        return tuple((1.0 if MODES[name] == "max" else -1.0) * candidate.result[name] for name in self.objectives)
 
     def as_json(self, candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
         """Candidates as plain data."""
         return [
-            {"trial": c.trial, "candidate": c.label, **({"cluster": c.cluster} if c.cluster else {}), **c.values}
+            {"trial": c.trial, "candidate": c.label, **({"cluster": c.cluster} if c.cluster else {}), **values_of(c)}
             for c in candidates
         ]
+
+
+def values_of(candidate: Candidate) -> dict[str, float]:
+    """The quantities that a candidate has, whether they are objectives or not."""
+    return {name: candidate.result[name] for name in COLUMNS if name in candidate.result}
+
+
+def last_result(path: Path) -> dict[str, Any]:
+    """The last whole line of Tune's ``result.json``; empty where there is none."""
+    for line in reversed(path.read_text().splitlines() if path.is_file() else []):
+        try:
+            return dict(json.loads(line))
+        except ValueError:
+            continue  # cut short by a kill
+    return {}
+
+
+def last_line(path: Path) -> str:
+    """The last line of Tune's ``error.txt``, which is the error itself; empty where there is none."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+
+
+def _label(result: Mapping[str, Any]) -> str:
+    if "policy" in result:
+        return str(result["policy"])
+    given = {key.rpartition(".")[2]: value for key, value in result["config"].items()}
+    return ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in given.items())
 
 
 def columns(results: Results) -> list[str]:
@@ -119,7 +147,7 @@ def columns(results: Results) -> list[str]:
 
 def cells(candidate: Candidate, objectives: Sequence[str]) -> tuple[str, ...]:
     """A row of a table: candidate, trial, cluster, and objectives."""
-    text = [_cell(name, candidate.values[name]) for name in objectives]
+    text = [_cell(name, candidate.result[name]) for name in objectives]
     return (candidate.label, str(candidate.trial), *([candidate.cluster] if candidate.cluster else []), *text)
 
 
@@ -127,26 +155,3 @@ def _cell(name: str, value: float) -> str:
     if name == "energy":
         return f"{value - 1.0:+.2%}"
     return f"{value:+.2%}" if name == "throughput" else f"{value:.4f}"
-
-
-def _tried(row: Row, weights: Mapping[str, float], *, each: bool) -> list[Candidate]:
-    settings, clusters, result = settings_of(row["work"]), row["work"]["clusters"], row["result"]
-    groups = [[c] for c in range(len(clusters))] if each else [list(range(len(clusters)))]
-    found = []
-    for group in groups:
-        names = [clusters[c] for c in group]
-        part = {name: [[of_one[c] for c in group] for of_one in result[name]] for name in QUANTITIES.values()}
-        weight_C = np.array([weights[name] for name in names])
-        known = [o for o, name in QUANTITIES.items() if any(v is not None for v in part[name][0])]
-        value_OS = {o: SIGN[o] * values(part, o, weight_C) for o in known}
-        for s, setting in enumerate(settings):
-            came_to: dict[str, float] = {name: float(value_S[s]) for name, value_S in value_OS.items()}
-            found.append(Candidate(row["trial"], spelled(setting), names[0] if each else "", 2 * len(setting), came_to))
-    return found
-
-
-def _trained(row: Row) -> Candidate:
-    given, result = row["work"]["hyperparameters"], row["result"]
-    label = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in given.items())
-    numbers = sum(isinstance(value, (int, float)) for value in given.values())
-    return Candidate(row["trial"], label, "", numbers, {SCORE: result["score"], UNTIL: float(row["work"]["until"])})

@@ -155,7 +155,7 @@ class Run:
         if self.config.selection is not None:
             self.curve.rows[-1]["cpu_s"] = round(self.cpu_s, 3)
         if self.folder is not None:
-            self._save(self.folder / CHECKPOINT)
+            self.save(self.folder / CHECKPOINT)
 
     def _evaluate(self, validation: Validation) -> None:
         policy = self.learner.policy()
@@ -187,7 +187,8 @@ class Run:
             record["validation"] = {name: round(best[name], 4) for name in VALIDATION_METRICS}
         return Trained(PolicyFile(policy, self.learner.calibrated_range(policy), record), self.curve.rows, self.cpu_s)
 
-    def _save(self, path: Path) -> None:
+    def save(self, path: Path) -> None:
+        """Write a checkpoint, as :meth:`restore` reads it."""
         saved = self.learner.state()
         arrays = {f"learner.{name}": value for name, value in saved.arrays.items()}
         best = None
@@ -230,7 +231,7 @@ class Run:
         if changed:
             self.evaluations_since = 0
             if self.folder is not None:
-                self._save(self.folder / CHECKPOINT)
+                self.save(self.folder / CHECKPOINT)
 
 
 def _load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

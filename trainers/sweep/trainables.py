@@ -1,0 +1,309 @@
+"""What Ray Tune runs: :class:`StaticTrial` and :class:`TrainingTrial`, and the spaces that it draws them from.
+
+They fit into any ``tune.Tuner``::
+
+    task = StaticTask.of(Static(suite="demo", mechanisms=["slack"]))
+    tune.Tuner(tune.with_parameters(StaticTrial, task=task), param_space=static_space(task.static))
+
+A task is what all trials share; it is loaded on the driver, so that it needs no file on the nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from ray import tune
+
+from paceenv.core import pacing
+from paceenv.core.errors import InputError
+from paceenv.trainers.evaluation.comparison import digest
+from paceenv.trainers.evaluation.suites import Case, load_suite, load_suites
+from paceenv.trainers.sweep.static_search import Problem, Setting, encoded, spelled
+from paceenv.trainers.sweep.sweep_config import (
+    FIRST_SEED,
+    MAX_STATIC_THRESHOLD,
+    SIGNIFICANT,
+    Range,
+    Static,
+    SweepConfig,
+    TrainingSweep,
+)
+from paceenv.trainers.training.selection import Validation
+from paceenv.trainers.training.train_config import TrainConfig, load_train_config, share_name
+from paceenv.ui import config_files
+
+if TYPE_CHECKING:
+    from paceenv.trainers.training.training_run import Run
+
+PIECES = "pieces.json"
+"""In a checkpoint: with which hyperparameters the trial was trained, up to how many decisions."""
+
+
+@dataclass(frozen=True)
+class StaticTask:
+    """Clusters of a suite, their weights, and the same episodes without pacing."""
+
+    static: Static
+    cases: tuple[Case, ...]
+    problem: Problem
+
+    @classmethod
+    def of(cls, static: Static) -> StaticTask:
+        """Load the clusters and simulate them without pacing. Raises InputError for energy where none is known."""
+        suite = load_suite(static.suite).only(static.splits)
+        seeds = FIRST_SEED + np.arange(static.seeds)
+        problem = Problem.of([case.load() for case in suite.cases], seeds, static.iterations, limits=suite.limits)
+        unknown = [bool(np.isnan(passive[2]).any()) for passive in problem.passive]
+        if "energy" in static.objectives and (any(unknown) if static.scope == "each" else all(unknown)):
+            which = "not every" if static.scope == "each" else "no"
+            raise InputError(
+                f"objectives: energy on suite {suite.name}: {which} cluster has power figures; allowed: others"
+            )
+        return cls(static, tuple(suite.cases), problem)
+
+    def each(self) -> dict[str, StaticTask]:
+        """The tasks to search one after the other, by the name of their folder."""
+        if self.static.scope == "suite":
+            return {"all": self}
+        parts = zip(self.cases, self.problem.clusters, self.problem.passive, strict=True)
+        return {
+            case.name: StaticTask(
+                self.static, (case,), dataclasses.replace(self.problem, clusters=(cluster,), passive=(passive,))
+            )
+            for case, cluster, passive in parts
+        }
+
+    def inputs(self) -> dict[str, Any]:
+        """What results depend on beside the config: the cases, and a digest of every resolved cluster."""
+        return {
+            "cases": [case.model_dump(mode="json") for case in self.cases],
+            "clusters": {c.name: digest(k) for c, k in zip(self.cases, self.problem.clusters, strict=True)},
+            "limits": dataclasses.asdict(self.problem.limits),
+        }
+
+    def setting(self, config: Mapping[str, float]) -> Setting:
+        """The setting that normalised actions stand for."""
+        action_1A = np.array([[config[key] for key in _keys(self.static)]])
+        decoded = pacing.decode_action(action_1A, self.static.mechanisms)[0]
+        found = []
+        for mechanism in self.static.mechanisms:
+            threshold, window = (float(f"{v:.{SIGNIFICANT}g}") for v in decoded[pacing.MECHANISMS.index(mechanism)])
+            if window > 0.0:
+                found.append((str(mechanism), min(threshold, MAX_STATIC_THRESHOLD), window))
+        return tuple(found)
+
+    def score(self, config: Mapping[str, float], threads: int = 1) -> dict[str, Any]:
+        """A setting's name and its values: averages over seeds, then weighted means over clusters.
+
+        ``energy`` leaves out clusters without power figures, and is missing where none has any.
+        """
+        setting = self.setting(config)
+        scores = self.problem.score([setting], threads=threads)
+        average = np.mean if self.static.average == "mean" else np.median
+        weight_C = np.array([case.weight for case in self.cases])
+        found: dict[str, Any] = {"policy": spelled(setting)}
+        for name, value_SCE in (("throughput", scores.gain_SCE), ("cv", scores.cv_SCE), ("energy", scores.energy_SCE)):
+            value_C = average(value_SCE[0], axis=1)
+            share_C = np.where(np.isnan(value_C), 0.0, weight_C)
+            if share_C.any():
+                found[name] = float(share_C @ np.nan_to_num(value_C) / share_C.sum())
+        return found
+
+
+class StaticTrial(tune.Trainable):  # type: ignore[misc]
+    """One static setting, in the normalised actions of a policy, on all clusters of a task: one step."""
+
+    def setup(self, config: dict[str, Any], task: StaticTask, threads: int = 1) -> None:
+        self._task, self._threads = task, threads
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        return True  # an actor that is used again has loaded and compiled code
+
+    def step(self) -> dict[str, Any]:
+        return {**self._task.score(self.config, self._threads), "done": True}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Nothing: a step is the whole trial."""
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Nothing."""
+
+
+def _keys(static: Static) -> list[str]:
+    return [f"{mechanism}.{what}" for mechanism in static.mechanisms for what in ("threshold", "window")]
+
+
+def static_space(static: Static) -> dict[str, Any]:
+    """Actions in [-1, 1] for Optuna, or the grid's."""
+    if static.optuna is not None:
+        return {key: tune.uniform(-1.0, 1.0) for key in _keys(static)}
+    found: dict[str, Any] = {}
+    for m, grid in static.grids().items():
+        found[f"{m}.threshold"] = tune.grid_search([encoded(m, value, 0.0)[0] for value in grid.threshold])
+        found[f"{m}.window"] = tune.grid_search([encoded(m, 0.0, value)[1] for value in grid.window])
+    return found
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    """A training config and the seeds that each trial trains with."""
+
+    train: TrainConfig
+    count: int
+
+    @classmethod
+    def of(cls, sweep: TrainingSweep) -> TrainingTask:
+        """Resolve the training config. Raises InputError where its trials could not be scored, or would all fail."""
+        base = load_train_config(config_files.find("train", sweep.train).absolute())  # Ray's workers change folders
+        data = base.model_dump(mode="json")
+        for key, value in sweep.set.items():
+            config_files.set_value(data, f"{key}={json.dumps(value)}", "set")
+        train = config_files.parse(TrainConfig, data, f"{sweep.train}, set")
+        if train.selection is None:
+            raise InputError(f"{sweep.train}: has no selection to score trials; allowed: a training config with one")
+        if sweep.asha is not None and sweep.asha.grace_period > train.total_timesteps:
+            asked, most = sweep.asha.grace_period, train.total_timesteps
+            raise InputError(f"asha.grace_period = {asked}; allowed: at most {most}, the decisions of a training")
+        for key in sweep.hyperparameters:
+            section, _, name = key.partition(".")
+            if section == "constraint" or key.startswith("sb3.arguments."):
+                continue
+            if name not in (known := sorted(train.model_dump(mode="json")[section] or {})):
+                allowed = ", ".join(f"{section}.{one}" for one in known) or f"keys of {train.algorithm}"
+                raise InputError(f"hyperparameter {key}; allowed: {allowed}")
+        return cls(train, sweep.seeds)
+
+    def inputs(self) -> dict[str, Any]:
+        """What results depend on beside the config: the resolved config and the clusters of training and validation."""
+        shares, selection = self.train.environment.shares(), self.train.selection
+        assert selection is not None  # as :meth:`of` has checked
+        cases = load_suites(selection.suites, "validation").only(["validation"]).cases
+        return {
+            "train": self.train.model_dump(mode="json"),
+            "clusters": {share_name(share): digest(share.load()) for share in shares},
+            "validation": {case.name: digest(case.load()) for case in cases},
+        }
+
+    @property
+    def seeds(self) -> range:
+        """Those of every trial."""
+        return range(self.train.seed, self.train.seed + self.count)
+
+    def config(self, hyperparameters: Mapping[str, Any], seed: int, threads: int = 1) -> TrainConfig:
+        """The training config of one seed of a trial. Raises InputError for a value that it does not allow."""
+        data = self.train.model_dump(mode="json")
+        for key, value in hyperparameters.items():
+            config_files.set_value(data, f"{key}={json.dumps(value)}", "hyperparameters")
+        data["seed"], data["environment"]["threads"] = seed, threads
+        return config_files.parse(TrainConfig, data, "hyperparameters")
+
+
+def make_task(config: SweepConfig) -> StaticTask | TrainingTask:
+    """What the trials of a config share. Raises InputError for a suite or training config that cannot be used."""
+    if config.static is not None:
+        return StaticTask.of(config.static)
+    assert config.training is not None  # one of the two, as the config has checked
+    return TrainingTask.of(config.training)
+
+
+class TrainingTrial(tune.Trainable):  # type: ignore[misc]
+    """One training with several seeds; a step is a segment of each.
+
+    Reports ``score`` and ``latest``, the medians over seeds of the best and the latest validation score, ``decisions``,
+    and the ``scores`` themselves; ``error`` for hyperparameters that the training config does not allow. Goes on from a
+    checkpoint of other hyperparameters, as populations do.
+    """
+
+    def setup(self, config: dict[str, Any], task: TrainingTask, threads: int = 1) -> None:
+        self._task, self._threads = task, threads
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._runs: list[Run] = []
+        self._pieces = [{"hyperparameters": dict(new_config), "decisions": 0}]
+        return True
+
+    def _begun(self) -> list[Run]:
+        if not self._runs:
+            from paceenv.trainers.training.training_run import Run  # PyTorch, which static settings do not need
+
+            validation = _validation(self._task.train.model_dump_json(), self._threads)
+            configs = [self._task.config(self.config, seed, self._threads) for seed in self._task.seeds]
+            self._runs = [Run(config, validation=validation) for config in configs]
+        return self._runs
+
+    def step(self) -> dict[str, Any]:
+        try:
+            runs = self._begun()
+        except InputError as error:  # no failure, which Tune would repeat
+            return {"error": str(error), "score": math.nan, "latest": math.nan, "decisions": 0, "done": True}
+        for run in runs:
+            if run.goes_on():
+                run.advance()
+        self._pieces[-1]["decisions"] = max(run.timesteps for run in runs)
+        scores = [float(run.best_score) for run in runs]
+        return {
+            "score": float(np.median(scores)),
+            "latest": float(np.median([run.latest_score for run in runs])),
+            "decisions": self._pieces[-1]["decisions"],
+            "scores": scores,
+            "done": not any(run.goes_on() for run in runs),
+        }
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        for seed, run in zip(self._task.seeds, self._runs, strict=False):  # none of a trial that has an error
+            run.save(checkpoint_of(Path(checkpoint_dir), seed))
+        config_files.write_text(Path(checkpoint_dir) / PIECES, json.dumps(self._pieces))
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        pieces = json.loads((Path(checkpoint) / PIECES).read_text())
+        changed = pieces[-1]["hyperparameters"] != self.config
+        self._pieces = [*pieces, *self._pieces] if changed else pieces
+        for seed, run in zip(self._task.seeds, self._begun(), strict=True):
+            run.restore(checkpoint_of(Path(checkpoint), seed), changed=changed)
+
+
+def checkpoint_of(folder: Path, seed: int) -> Path:
+    """Where a checkpoint of a trial keeps that of a seed."""
+    return folder / f"seed-{seed}.safetensors"
+
+
+@functools.cache
+def _validation(train_json: str, threads: int) -> Validation:
+    """Of a training config's selection; once in a process, as bounds take seconds to find."""
+    config = TrainConfig.model_validate_json(train_json)
+    assert config.selection is not None  # as the task has checked
+    return Validation(config.selection, config.environment.limits, threads)
+
+
+def training_space(ranges: Mapping[str, Range]) -> dict[str, Any]:
+    """Ray's name for each range."""
+    return {key: _domain(one) for key, one in ranges.items()}
+
+
+def _domain(one: Range) -> Any:
+    if one.choice is not None:
+        return tune.choice(one.choice)
+    return tune.uniform(*one.uniform) if one.uniform is not None else tune.loguniform(*(one.loguniform or ()))
+
+
+def mutations(ranges: Mapping[str, Range]) -> dict[str, Any]:
+    """As PopulationBasedTraining takes them: it goes to the next one of a list, and would multiply a ``choice``."""
+    return {key: one.choice or _domain(one) for key, one in ranges.items()}
+
+
+def within(config: dict[str, Any], ranges: Mapping[str, Range]) -> dict[str, Any]:
+    """Hyperparameters in their ranges, which PopulationBasedTraining's factors leave."""
+    found = dict(config)
+    for key, one in ranges.items():
+        if ends := one.uniform or one.loguniform:
+            found[key] = min(max(found[key], ends[0]), ends[1])
+    return found
