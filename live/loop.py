@@ -127,7 +127,9 @@ class Loop:
     @property
     def reason(self) -> str:
         """Why it is not the requested mode."""
-        return self.control.reason if not self._off_reason else self._off_reason * (self.options.mode != "off")
+        if not self._off_reason:
+            return self.control.reason
+        return "" if self.options.mode == "off" else self._off_reason
 
     def install(self) -> None:
         """Start to watch."""

@@ -249,5 +249,5 @@ def absolute_policy(text: str | None) -> str | None:
     for file, option in ((name, ""), name.rpartition(":")[::2]):
         named = "." in file or os.sep in file  # else it is the name of a rule, which goes before a file of that name
         if named and os.path.isfile(file):
-            return f"{prefix}{absolute('policy', file)}{':' * bool(option)}{option}"
+            return f"{prefix}{absolute('policy', file)}{option and ':'}{option}"
     return text

@@ -150,6 +150,7 @@ def test_the_distribution_of_steps_is_compared(stamps: JobStamps, capsys: pytest
     assert "Kolmogorov-Smirnov distance of the step" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_fit_whose_steps_lie_elsewhere_is_not_good(tmp_path: Path) -> None:
     """Each number is within its tolerance, and hardly a simulated step is where the measured ones are."""
     write_trace(recorded(load_cluster("expert-layers"), 0, 300), tmp_path / "layers.parquet")

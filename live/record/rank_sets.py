@@ -120,8 +120,10 @@ class Job:
     def aside(self, places: Sequence[int]) -> str:
         """Where those collectives of these ranks run that are no part of the step's own work; "" without any."""
         every, streams = (self.numbers(places, "side", name) for name in ("per_step", "streams"))
-        on = ["on other CUDA streams than the compute"] * bool(streams.any())
-        return " and ".join([*on, *["on other threads"] * bool((every > streams).any())])
+        on = ["on other CUDA streams than the compute"] if streams.any() else []
+        if (every > streams).any():
+            on.append("on other threads")
+        return " and ".join(on)
 
     def span(self, pattern: Pattern) -> tuple[int, int]:
         """First and last iteration of a pattern's blocks."""

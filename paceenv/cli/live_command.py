@@ -117,7 +117,8 @@ def set_(
         raise InputError(f"{folder}: no rank of attempt {attempt} is running")
     wish = control_file.make_wish(statuses, mode, policy, kill)
     control_file.write_wish(folder, wish)
-    what = "detach for good" if kill else f"change to mode {mode}" + f", policy {wish.policy}" * bool(wish.policy)
+    with_policy = f", policy {wish.policy}" if wish.policy else ""
+    what = "detach for good" if kill else f"change to mode {mode}{with_policy}"
     when = f"before iteration {count(wish.from_iteration)}" if wish.from_iteration else "at once"
     output.say(f"asked attempt {attempt} ({len(statuses)} ranks with a status): {what}, {when}")
     if wait:

@@ -270,7 +270,8 @@ class Hang:
             where = groups.pop().text if len(groups) == 1 else f"{where}, {len(groups)} groups"
             absent = ranks_text(rank for wait in waits for rank in wait.absent)
             busy = ranks_text(rank for wait in waits for rank in wait.busy)
-            whom = [f"{absent} (absent)"] * bool(absent) + [f"{busy} (busy before it)"] * bool(busy)
+            both = (f"{absent} (absent)" if absent else "", f"{busy} (busy before it)" if busy else "")
+            whom = [said for said in both if said]
             ranks = ranks_text(wait.unit.rank for wait in waits)
             rows.append((ranks, op, where, ", ".join(whom) or "all are in it", ranks_text(last) or "-"))
         return rows

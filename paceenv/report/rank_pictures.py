@@ -283,7 +283,8 @@ def heat_map(matrix: OperationMatrix, found: Lateness) -> Picture:
     R, T = found.late_RT.shape
     ranks, steps = -(-R // MAX_RANKS), -(-T // MAX_STEPS)
     shared = f"Binned: a cell is the mean over {steps} steps" if ranks > 1 or steps > 1 else ""
-    shared += f" of the latest of {ranks} ranks." if ranks > 1 else "." * bool(shared)
+    if shared:
+        shared += f" of the latest of {ranks} ranks." if ranks > 1 else "."
     late_BC = binned(found.late_RT, ranks, steps)
     edge_s = max(float(np.nanpercentile(late_BC, _EXTREME)), 1e-9)
     unit = Unit.of(edge_s)
