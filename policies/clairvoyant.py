@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import metrics, pacing
 from paceenv.core.errors import out_of_range
+from paceenv.policies.look_ahead import roll_ahead
 from paceenv.sim.engine.simulator import Simulator
 
 _THRESHOLDS = {"slack": (0.0, 0.02), "phase_shift": (0.0, 0.1), "mean_slack": (0.01,), "stagger": (0.0,)}
@@ -63,11 +64,8 @@ class Clairvoyant:
     def plan(self, simulator: Simulator, interval_iterations: int) -> NDArray[np.float64]:
         """The best candidate for each environment's next interval, ``(E, 1, M, 2)``; the simulator is not changed."""
         tried = candidates(can_defer=bool(simulator.batch.program.can_wait_O.any()))
-        E, C = len(simulator.batch), len(tried)
-        future = simulator.fork(np.repeat(np.arange(E), C))
-        settings = np.tile(tried, (E, 1, 1))[:, None]
-        step_ET = future.run(settings, self._horizon * interval_iterations)
-        ideal_A = future.batch.jobs["ideal_step_s"]
-        value_A = metrics.reward(step_ET.mean(axis=1), step_ET.std(axis=1), ideal_A, self._preference)  # type: ignore[arg-type]
-        best_E = np.reshape(value_A, (E, C)).argmax(axis=1)
-        return np.asarray(tried[best_E][:, None])
+        step_s_ECT = roll_ahead(simulator, np.arange(len(simulator.batch)), tried, self._horizon * interval_iterations)
+        ideal_s_E1 = simulator.batch.jobs["ideal_step_s"][:, None]
+        mean_s_EC, sd_s_EC = step_s_ECT.mean(axis=2), step_s_ECT.std(axis=2)
+        value_EC = metrics.reward(mean_s_EC, sd_s_EC, ideal_s_E1, self._preference)  # type: ignore[arg-type]
+        return np.asarray(tried[np.asarray(value_EC).argmax(axis=1)][:, None])

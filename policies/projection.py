@@ -28,6 +28,7 @@ from paceenv.core.errors import out_of_range
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.core.signals import SIGNALS
 from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
+from paceenv.policies.look_ahead import Exploration, roll_ahead, select_candidates
 from paceenv.policies.networks import ObservationEMA
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster
@@ -47,23 +48,14 @@ TOGETHER = ((0.02, (0.1, 0.4)), (0.1, (0.05, 0.2)))
 """Threshold and windows of slack and of phase_shift where both are on."""
 MAX_CANDIDATES = 6
 """Settings besides off that a bank compares."""
-MIN_GAIN = 0.0005
-"""The gain that one more candidate must add, if the best were always known."""
 LONG_MEMORY_INTERVALS = 12
 """Control intervals that a rank's mean view reaches back: it separates lasting effects from short ones."""
 PILOT_EPISODES, PILOT_INTERVALS = 96, 10
 EPISODE_INTERVALS, EVERY_INTERVALS = 24, 5
 """Length of an episode and distance of its snapshots."""
-CHANGE_RATES = (1.0 / 3.0, 1.0 / 12.0, 0.0)
-"""How often an episode changes the setting that drives it, one rate an episode: the bank must contain short trials and
-settings that have been on for long."""
-OFF_SHARE = 0.4
-"""Share of that time without pacing."""
 WATCHED_RANKS = 2
 """Ranks whose views are remembered in each episode: views of early and of critical ranks differ."""
 MIN_EPISODES, MAX_EPISODES, MAX_RANK_EPISODES = 64, 512, 512 * 64
-MAX_FORKED_RANKS = 2**20
-"""Ranks that are rolled ahead at once, for memory: about 100 bytes each."""
 PILOT_SEED, BANK_SEED = 700_000_000, 800_000_000
 """First seeds: far from those of evaluation, searches and training."""
 NEIGHBOURS = 50
@@ -195,54 +187,14 @@ def spread_of_settings(cluster: Cluster) -> NDArray[np.float64]:
     return np.stack(rows)
 
 
-def roll_ahead_steps(
-    simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[np.float64], iterations: int
-) -> NDArray[np.float64]:
-    """Every step ``(len(at), C, T)`` in seconds, if each setting is held from now on; all meet the same noise.
-
-    The simulator is forked, not changed.
-    """
-    C, parts = len(settings_CM2), 1 + len(at) * len(settings_CM2) * simulator.batch.ranks // MAX_FORKED_RANKS
-    step_s = []
-    for part in np.array_split(at, parts):
-        future = simulator.fork(np.repeat(part, C))
-        settings = np.tile(settings_CM2, (len(part), 1, 1))[:, None]
-        step_s.append(future.run(settings, iterations).reshape(len(part), C, iterations))
-    return np.concatenate(step_s)
-
-
-def roll_ahead(
-    simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[np.float64], iterations: int
-) -> NDArray[np.float64]:
-    """As :func:`roll_ahead_steps`, the mean step ``(len(at), C)``."""
-    return np.asarray(roll_ahead_steps(simulator, at, settings_CM2, iterations).mean(axis=2))
-
-
 def project(simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[np.float64]) -> NDArray[np.float64]:
     """The gain of every candidate over the first one, ``(len(at), C)``, if it is held over the horizon from now on.
 
     Gains are of throughput, as a share of the ideal; all candidates meet the same noise.
     """
-    step_s_SC = roll_ahead(simulator, at, settings_CM2, HORIZON_INTERVALS * INTERVAL_ITERATIONS)
+    step_s_SC = roll_ahead(simulator, at, settings_CM2, HORIZON_INTERVALS * INTERVAL_ITERATIONS).mean(axis=2)
     throughput_SC = simulator.batch.jobs["ideal_step_s"][at][:, None] / step_s_SC
     return np.asarray(throughput_SC - throughput_SC[:, :1])
-
-
-def select_candidates(gain_SC: NDArray[np.float64], most: int = MAX_CANDIDATES) -> list[int]:
-    """The candidates that add most to the gain if the best were always known; one after the other, off first.
-
-    Args:
-        gain_SC: gain of each candidate in each situation, ``(S, C)``.
-    """
-    chosen, best_S = [0], gain_SC[:, 0]
-    while len(chosen) <= most:
-        value_C = np.maximum(gain_SC, best_S[:, None]).mean(axis=0)
-        c = int(value_C.argmax())
-        if value_C[c] < best_S.mean() + MIN_GAIN:
-            break
-        chosen.append(c)
-        best_S = np.maximum(best_S, gain_SC[:, c])
-    return chosen
 
 
 def drive(
@@ -253,22 +205,18 @@ def drive(
     Returns:
         Features ``(N, F)`` and gains ``(N, C)`` of the snapshots.
     """
-    E, C, R = len(simulator.batch), len(settings_CM2), simulator.batch.ranks
-    J = min(R, WATCHED_RANKS)
-    watched_EJ = rng.permuted(np.tile(np.arange(R), (E, 1)), axis=1)[:, :J]
-    memory, phase_E = ObservationEMA(LONG_MEMORY_INTERVALS), rng.integers(0, EVERY_INTERVALS, E)
-    rate_E, choice_E = rng.choice(CHANGE_RATES, E), np.zeros(E, np.int64)
-    seen, gains = [], []
+    E, R = len(simulator.batch), simulator.batch.ranks
+    exploration = Exploration(E, R, len(settings_CM2), WATCHED_RANKS, EVERY_INTERVALS, rng)
+    watched_EJ, memory = exploration.watched_EJ, ObservationEMA(LONG_MEMORY_INTERVALS)
+    J, seen, gains = watched_EJ.shape[1], [], []
     for t in range(EPISODE_INTERVALS):
-        simulator.run(settings_CM2[choice_E][:, None], INTERVAL_ITERATIONS)
+        simulator.run(settings_CM2[exploration.choice_E][:, None], INTERVAL_ITERATIONS)
         view_EJO = np.take_along_axis(simulator.observe(every_rank=True), watched_EJ[:, :, None], axis=1)
         feature_EJF = features(memory, view_EJO.reshape(E * J, -1)).reshape(E, J, -1)
-        at = np.flatnonzero((t + phase_E) % EVERY_INTERVALS == 0)
+        at = exploration.at(t)
         seen.append(feature_EJF[at].reshape(len(at) * J, -1))
         gains.append(np.repeat(project(simulator, at, settings_CM2), J, axis=0))
-        changes_E = rng.random(E) < (rate_E if t else 1.0)
-        drawn_E = np.where(rng.random(E) < OFF_SHARE, 0, rng.integers(0, C, E))
-        choice_E = np.where(changes_E, drawn_E, choice_E)
+        exploration.change(t)
     return np.concatenate(seen), np.concatenate(gains)
 
 
@@ -284,7 +232,7 @@ def build(cluster: Cluster, episodes: int, threads: int = 1, limits: Limits = LI
     every = spread_of_settings(cluster)
     pilot = start(cluster, np.arange(PILOT_SEED, PILOT_SEED + PILOT_EPISODES), threads, limits)
     pilot.run(pilot.off(), PILOT_INTERVALS * INTERVAL_ITERATIONS)
-    chosen = select_candidates(project(pilot, np.arange(PILOT_EPISODES), every))
+    chosen = select_candidates(project(pilot, np.arange(PILOT_EPISODES), every), MAX_CANDIDATES)
     if len(chosen) == 1:
         return RolloutBank(np.zeros((1, 2 * SIGNALS)), np.zeros((1, 1)), every[:1], 1)
     simulator = start(cluster, np.arange(BANK_SEED, BANK_SEED + episodes), threads, limits)

@@ -12,7 +12,7 @@ from paceenv.cli import application
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
 from paceenv.live.decide.live_policy import find_policy
-from paceenv.policies import projection
+from paceenv.policies import look_ahead, projection
 from paceenv.policies.clairvoyant import Clairvoyant
 from paceenv.policies.networks import ObservationEMA
 from paceenv.policies.projection import Projection
@@ -109,9 +109,9 @@ def test_a_projection_is_what_holding_the_candidate_brings() -> None:
 
 def test_only_candidates_that_add_something_are_compared() -> None:
     gain_SC = np.array([[0.0, 0.1, 0.09, -0.3, 0.0], [0.0, 0.1, 0.09, 0.2, 0.0]])
-    assert projection.select_candidates(gain_SC) == [0, 1, 3]
-    assert projection.select_candidates(gain_SC, most=1) == [0, 1]
-    assert projection.select_candidates(-np.abs(gain_SC)) == [0]
+    assert look_ahead.select_candidates(gain_SC, 6) == [0, 1, 3]
+    assert look_ahead.select_candidates(gain_SC, 1) == [0, 1]
+    assert look_ahead.select_candidates(-np.abs(gain_SC), 6) == [0]
 
 
 def test_situations_are_compared_by_the_view_and_a_mean_that_forgets() -> None:

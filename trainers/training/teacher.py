@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing
 from paceenv.policies.distilled import Candidate, Distilled
-from paceenv.policies.projection import CHANGE_RATES, OFF_SHARE, roll_ahead, roll_ahead_steps, select_candidates
+from paceenv.policies.look_ahead import Exploration, roll_ahead, select_candidates
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator, training_seeds
@@ -94,12 +94,10 @@ def gains(
         simulator: its state is forked, not changed.
         interval_iterations: of a control interval, a part of ``iterations``; None: only throughput.
     """
-    if interval_iterations is None:
-        step_s_SC = roll_ahead(simulator, at, settings, iterations)
-        less_SX = np.zeros((len(at), 0))
-    else:
-        step_s_SCT = roll_ahead_steps(simulator, at, settings, iterations)
-        step_s_SC, ideal_s_S = step_s_SCT.mean(axis=2), simulator.batch.jobs["ideal_step_s"][at]
+    step_s_SCT = roll_ahead(simulator, at, settings, iterations)
+    step_s_SC, less_SX = step_s_SCT.mean(axis=2), np.zeros((len(at), 0))
+    if interval_iterations is not None:
+        ideal_s_S = simulator.batch.jobs["ideal_step_s"][at]
         sd_s_SC = step_s_SCT.reshape(*step_s_SC.shape, -1, interval_iterations).std(axis=3).mean(axis=2)
         less_SX = 100.0 * (sd_s_SC[:, :1] - sd_s_SC[:, 1:]) * (step_s_SC[:, :1] / ideal_s_S[:, None] ** 2)
     gain_SX = np.concatenate([100.0 * (step_s_SC[:, :1] / step_s_SC[:, 1:] - 1.0), less_SX], axis=1)
@@ -190,11 +188,9 @@ def ask(
     simulator = start(cluster, seeds, environment.threads, environment.limits)
     settings = settings_of(student.candidates)
     interval, horizon = environment.interval_iterations, section.horizon_intervals * environment.interval_iterations
-    E, R, C = len(seeds), simulator.batch.ranks, len(settings)
-    J = min(R, section.watched_ranks)
-    watched_EJ = rng.permuted(np.tile(np.arange(R), (E, 1)), axis=1)[:, :J]
-    phase_E, rate_E = rng.integers(0, section.every_intervals, E), rng.choice(CHANGE_RATES, E)
-    explores_E, drawn_E = rng.random(E) < explore_share, np.zeros(E, np.int64)
+    E, R = len(seeds), simulator.batch.ranks
+    exploration = Exploration(E, R, len(settings), section.watched_ranks, section.every_intervals, rng)
+    explores_E, J = rng.random(E) < explore_share, exploration.watched_EJ.shape[1]
     variation = interval if environment.preference_range is not None else None
     inputs, found = [], []
     student.reset(E * R)
@@ -202,15 +198,13 @@ def ask(
     simulator.run(simulator.off(), interval)
     for t in range(section.episode_intervals):
         x_BI = student.inputs(simulator.observe(every_rank=True).reshape(E * R, -1))
-        at = np.flatnonzero((t + phase_E) % section.every_intervals == 0)
+        at = exploration.at(t)
         if len(at):
-            kept_SJ = at[:, None] * R + watched_EJ[at]
+            kept_SJ = at[:, None] * R + exploration.watched_EJ[at]
             inputs.append(x_BI[kept_SJ.ravel()])
             found.append(np.repeat(gains(simulator, at, settings, horizon, variation), J, axis=0))
-        changes_E = rng.random(E) < (rate_E if t else 1.0)
-        new_E = np.where(rng.random(E) < OFF_SHARE, 0, rng.integers(0, C, E))
-        drawn_E = np.where(changes_E, new_E, drawn_E)
-        choice_ER = np.repeat(drawn_E[:, None], R, axis=1)
+        exploration.change(t)
+        choice_ER = np.repeat(exploration.choice_E[:, None], R, axis=1)
         if not explores_E.all():
             own_ER = student.choose(_outputs(student, x_BI)).reshape(E, R)
             choice_ER = np.where(explores_E[:, None], choice_ER, own_ER)
