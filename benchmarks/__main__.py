@@ -56,7 +56,7 @@ def main(
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
     write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/benchmarks.md from this run.")] = False,
 ) -> None:
-    """Run every benchmark and print its tables; takes about four minutes."""
+    """Run every benchmark and print its tables; takes about ten minutes."""
     reports = {}
     for name, run in BENCHMARKS.items():
         start = time.perf_counter()
