@@ -54,9 +54,10 @@ class Distance:
     @property
     def text(self) -> str:
         """For people."""
+        said = "no more than chance" if self.verdict == "agrees" else f"more than chance, {self.verdict}"
         return (
-            f"Kolmogorov-Smirnov distance of the {self.quantity}: {self.distance:.1%}, {self.verdict} (chance alone: "
-            f"up to {self.chance:.1%} with {self.values} values)"
+            f"Kolmogorov-Smirnov distance of the {self.quantity}: {self.distance:.1%}, {said} (chance: up to "
+            f"{self.chance:.1%} with {self.values} values)"
         )
 
 
