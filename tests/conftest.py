@@ -80,12 +80,18 @@ def build_simulator(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest file comes first and then those of real jobs, so that two workers end at about the same time.
+    """First what compiles the engine for one collective, what needs none, and what compiles it for programs.
 
-    The first one needs the engine at once, the others do not: it is compiled once, not by every worker. Steps as
-    programs are compiled apart, by every worker that meets the first of them at the same time.
+    So each of two workers compiles one half, not both the whole. Long files follow, so that they end together.
     """
-    first = ("test_sweep_ray", "test_installed", "test_live_launch", "test_live_identity", "test_live_faults")
+    first = (
+        "test_engine",
+        "test_live_launch",
+        "test_program",
+        "test_sweep_ray",
+        "test_documentation",
+        "test_installed",
+    )
     items.sort(key=lambda item: first.index(item.path.stem) if item.path.stem in first else len(first))
     for item in items:
         if not _STARTS_PROCESSES.isdisjoint(vars(item.module)):  # type: ignore[attr-defined]

@@ -24,6 +24,7 @@ from paceenv.envs.env_checker import (
 from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
 from paceenv.envs.registration import ENV_ID, register_envs
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import ClusterMix
 from paceenv.ui.config_files import AnyMechanism
 
 register_envs()
@@ -421,3 +422,11 @@ def test_bad_arguments_get_one_line(arguments: dict[str, Any], expected: str) ->
 def test_mechanisms_may_come_from_a_generator() -> None:
     made = PacingEnv(mechanisms=(name for name in ("slack", "stagger")))  # type: ignore[arg-type]
     assert made.action_space == PacingEnv(mechanisms=["slack", "stagger"]).action_space
+
+
+def test_an_episode_and_its_unpaced_twin_share_their_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, derived, derive = PacingVectorEnv(3), [], ClusterMix.derive
+    env.reset(seed=0)
+    monkeypatch.setattr(ClusterMix, "derive", lambda *given: (derived.append(1), derive(*given))[1])
+    env.reset()
+    assert len(derived) == 1
