@@ -60,7 +60,7 @@ def _run(config: SweepConfig, out: Path, address: str | None, json_: str | None)
         raise needs("paceenv sweep", error.name, "sweep") from None
     task = make_task(config)
     with locked(out, "sweep"):
-        _begin(out, {"config": config.model_dump(mode="json"), "inputs": task.inputs()})
+        _begin(out, {"config": config.model_dump(mode="json", exclude={"description"}), "inputs": task.inputs()})
         with ray_tuner.connected(address) as cpus:
             ray_tuner.tune_all(config, task, out, cpus)
         said = finish(out, task)
