@@ -41,7 +41,7 @@ def lines(reports: Sequence[Report]) -> list[str]:
     ]
     found = markdown_table(("what", "target", "measured", "", "remark"), rows)
     for report in reports:
-        found += ["", f"### {report.title}", "", re.sub(r"(?<=[.:]) (?=[A-Z*`])", "\n", report.text)]
+        found += ["", f"## {report.title}", "", re.sub(r"(?<=[.:]) (?=[A-Z*`])", "\n", report.text)]
         for table in report.tables:
             found += [
                 "",
