@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from typing import Any
@@ -14,8 +13,9 @@ from scipy import stats
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, crossing_hops
+from paceenv.sim.cluster.collectives import BYTES_PER_GBIT
 from paceenv.sim.cluster.derive import ClusterMix, derive
+from paceenv.sim.cluster.program.footprint import Topology, laid
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
 
@@ -48,21 +48,9 @@ def test_ten_billion_parameters_at_50_gigabytes_per_second_take_400_ms_or_more(n
     assert alone_s >= 0.4
 
 
-@pytest.mark.parametrize(
-    ("members", "total", "per_leaf", "expected"),
-    [(4, 8, 4, 0), (8, 8, 4, 2), (6, 12, 4, 2), (16, 16, 4, 4), (8, 8, 8, 0), (8, 4, 8, 0), (1, 64, 4, 0)],
-)
-def test_packed_rings_leave_each_of_their_leaves_once(members: int, total: int, per_leaf: int, expected: int) -> None:
-    assert crossing_hops(members, total, per_leaf, "packed") == expected
-    leaf = [node // per_leaf for node in range(members)]
-    counted = sum(a != b for a, b in zip(leaf, leaf[1:] + leaf[:1], strict=True))
-    if total > per_leaf:
-        assert counted == expected
-
-
-def test_spread_over_two_nodes_is_exact() -> None:
-    crossing = [a // 2 != b // 2 for a, b in itertools.permutations(range(4), 2)]
-    assert crossing_hops(2, 4, 2, "spread") == pytest.approx(2 * np.mean(crossing))
+@pytest.mark.parametrize(("members", "per_leaf", "expected"), [(4, 4, 0), (8, 4, 2), (6, 4, 2), (16, 4, 4), (8, 8, 0)])
+def test_packed_rings_leave_each_of_their_leaves_once(members: int, per_leaf: int, expected: int) -> None:
+    assert laid(Topology(16, 1, per_leaf, 1), "all_reduce", range(members), 1.0, "ring").hops_above == expected
 
 
 # From config to parameters

@@ -1,19 +1,19 @@
-"""Described workloads as programs: closed forms, bytes against the folded step, and what each cut of a model adds."""
+"""Described workloads as programs: by hand, folded against event by event, and what each cut of a model adds."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster, load_cluster
 from paceenv.sim.cluster.program.layer_passes import MAX_SEGMENTS, segments
-from paceenv.sim.cluster.program.program_run import tiers_of, use_of
-from paceenv.sim.cluster.program.program_tables import Start, StepPlan
+from paceenv.sim.cluster.program.program_run import program_alone_s
+from paceenv.sim.cluster.program.program_tables import Start, tables
+from paceenv.sim.cluster.transfers import node_bytes, use_of
 from paceenv.sim.cluster.workload import ADAM_BYTES, MASTER_BYTES
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
@@ -27,7 +27,7 @@ def cluster(nodes: int = 4, ranks_per_node: int = 1, **more: Any) -> Cluster:
     data: dict[str, Any] = {
         "name": "described",
         "job": {"nodes": nodes, "ranks_per_node": ranks_per_node, "algorithm": "ring"},
-        "workload": {"model": MODEL, "batch": 4, "step": "program", **more},
+        "workload": {"model": MODEL, "batch": 4, **more},
         "gpu": {"peak_tflops": 100, "achievable_tflops": 100, "memory_gb": 80, **sections.get("gpu", {})},
         "fabric": {
             "nic_gbps": 100,
@@ -46,95 +46,43 @@ def step_s(one: Cluster) -> float:
     return float(derive(one, episode_keys([0])).jobs["ideal_step_s"][0])
 
 
-def plan_of(one: Cluster) -> StepPlan:
-    found = one.program_plan()
-    assert found is not None
-    return found
+def alone_s(one: Cluster) -> float:
+    """The step event by event, whether it folds or not."""
+    plan = one.plan()
+    program = tables(plan, use_of(one.fabric, one.job), has_tenants=False)
+    return program_alone_s(program, plan.compute_s)
 
 
 def ops(one: Cluster, role: int = 0) -> Counter[tuple[str, str]]:
-    return Counter((s.communicator, s.op) for s in plan_of(one).roles[role] if isinstance(s, Start))
+    return Counter((s.communicator, s.op) for s in one.plan().roles[role] if isinstance(s, Start))
 
 
 def nic_bytes(one: Cluster) -> float:
-    """What the busiest node sends through its NICs in a step, bytes."""
-    plan, tiers, use = plan_of(one), tiers_of(one.fabric, one.job), use_of(one.fabric, one.job)
-    rates = tiers.rates_Bps()
-    sent = np.zeros(tiers.nodes)
-    for name, groups in plan.communicators.items():
-        for members in groups:
-            for start in plan.roles[plan.role_R[members[0]]]:
-                if isinstance(start, Start) and start.communicator == name:
-                    found = use(start, members)
-                    load = np.zeros(tiers.links)
-                    load[found.link_U] = found.share_U * found.alone_s * rates[found.link_U]
-                    for node in range(tiers.nodes):
-                        first = node * tiers.nics_per_node
-                        sent[node] += sum(
-                            load[tiers.nic_link(first + k, into=False)] for k in range(tiers.nics_per_node)
-                        )
-    return float(sent.max())
+    return node_bytes(one.plan(), one.fabric, one.job)
 
 
-SAME_STEP = [
-    pytest.param({"bucket_bytes": 4e6}, id="buckets that overlap"),
-    pytest.param({"overlap": False}, id="buckets at the end"),
-    pytest.param({"zero_stage": 1, "micro_batches": 2}, id="ZeRO-1"),
-    pytest.param({"zero_stage": 2, "recompute": "full"}, id="ZeRO-2"),
-    pytest.param({"zero_stage": 3, "micro_batches": 2}, id="ZeRO-3"),
-    pytest.param({"tensor_parallel": 4}, id="tensor parallel across nodes"),
-    pytest.param({"tensor_parallel": 2, "recompute": "full"}, id="tensor and data parallel across nodes"),
-    pytest.param({"pipeline_parallel": 4, "micro_batches": 4}, id="pipeline"),
-    pytest.param({"pipeline_parallel": 2, "micro_batches": 4, "zero_stage": 1}, id="pipeline and data parallel"),
-]
-
-MEETS = {"tensor_parallel", "pipeline_parallel"}
-
-
-@pytest.mark.parametrize("keys", SAME_STEP)
 @pytest.mark.parametrize("nic_gbps", [10, 400])
-def test_the_step_is_that_of_the_closed_form(keys: dict[str, Any], nic_gbps: float) -> None:
-    """Within 3 %: the folded step prefetches and overlaps by slightly other rules at the seams of passes."""
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pytest.param({"bucket_bytes": 4e6}, id="buckets that overlap"),
+        pytest.param({"overlap": False}, id="buckets at the end"),
+        pytest.param({"zero_stage": 1, "micro_batches": 2}, id="ZeRO-1"),
+        pytest.param({"zero_stage": 2, "recompute": "full", "gpu": {"memory_bytes_per_s": 5e11}}, id="ZeRO-2"),
+    ],
+)
+def test_a_folded_step_is_as_long_as_event_by_event(keys: dict[str, Any], nic_gbps: float) -> None:
     one = cluster(fabric={"nic_gbps": nic_gbps}, **keys)
-    folded = one.step()
-    assert folded is not None
-    found = step_s(one)
-    if nic_gbps > 100 or not MEETS & {key for key, value in keys.items() if value not in (False, 1)}:
-        assert found == pytest.approx(folded.step_s, rel=0.03)
-    else:  # both directions of a border, or replicas and tensor-parallel groups, share a NIC
-        assert folded.step_s * 0.999 <= found <= folded.step_s * 1.25
+    assert one.folded is not None
+    assert step_s(one) == pytest.approx(alone_s(one), rel=2e-3)
 
 
-@pytest.mark.parametrize("keys", SAME_STEP)
-def test_bytes_in_memory_take_as_long_as_in_the_closed_form(keys: dict[str, Any]) -> None:
-    fast, slow = (cluster(fabric={"nic_gbps": 400}, gpu=gpu, **keys) for gpu in ({}, {"memory_bytes_per_s": 5e11}))
-    folded = slow.step()
-    assert folded is not None
-    assert step_s(slow) == pytest.approx(folded.step_s, rel=0.03)
-    assert step_s(slow) > 1.2 * step_s(fast)
-
-
-@pytest.mark.parametrize("keys", SAME_STEP)
-def test_bytes_are_those_of_the_folded_step(keys: dict[str, Any]) -> None:
-    one = cluster(**keys)
-    folded = one.step()
-    assert folded is not None
-    expected = folded.traffic.total
-    if keys.get("pipeline_parallel", 1) * keys.get("tensor_parallel", 1) > 1:
-        # the folded step adds the busiest node of each kind, though they are not the same one
-        assert nic_bytes(one) <= expected * 1.001
-        assert nic_bytes(one) >= 0.6 * expected
-    else:
-        assert nic_bytes(one) == pytest.approx(expected, rel=1e-6)
-
-
-def test_tensor_parallelism_inside_a_node_is_folded_and_costs_as_much() -> None:
-    one = cluster(2, 4, tensor_parallel=4)
-    assert {name for name, _ in ops(one)} == {"data"}
-    folded = one.step()
-    assert folded is not None
-    assert step_s(one) == pytest.approx(folded.step_s, rel=0.01)
-    assert ("tensor", "all_reduce") in ops(cluster(2, 4, tensor_parallel=2)), "replicas use the links inside too"
+def test_only_plain_data_parallelism_folds() -> None:
+    for keys in ({"zero_stage": 3}, {"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"experts": 2}):
+        assert cluster(**keys).has_program, keys
+    inside = cluster(2, 4, tensor_parallel=4)
+    assert {name for name, _ in ops(inside)} == {"data"}
+    assert (inside.has_program, inside.groups) == (False, 4), "tensor parallelism inside a node only costs time"
 
 
 def test_sequence_parallelism_moves_the_same_bytes() -> None:
@@ -155,13 +103,13 @@ def test_bubble_of_a_pipeline(m: int, v: int) -> None:
         4, model=model, batch=m, micro_batches=m, pipeline_parallel=p, virtual_stages=v,
         fabric={"nic_gbps": 1e6, "latency_us": 0},
     )  # fmt: skip
-    each = plan_of(one).compute_s / m
+    each = one.plan().compute_s / m
     assert step_s(one) == pytest.approx((m + (p - 1) / v) * each, rel=0.01)
 
 
 def test_fully_sharded_weights_hide_behind_compute_or_set_the_step() -> None:
     fast, slow = (cluster(zero_stage=3, fabric={"nic_gbps": gbps, "latency_us": 0}) for gbps in (800, 2))
-    compute_s, gradients = plan_of(fast).compute_s, slow.workload.stage_parameters(0) * 2  # type: ignore[union-attr]
+    compute_s, gradients = fast.plan().compute_s, slow.workload.stage_parameters(0) * 2  # type: ignore[union-attr]
     assert step_s(fast) == pytest.approx(compute_s, rel=0.05)
     moved_s = 3.0 * 0.75 * gradients / (2e9 / 8.0)
     assert step_s(slow) == pytest.approx(moved_s, rel=0.1)
@@ -172,7 +120,7 @@ def test_hybrid_sharding_reduces_shards_between_replicas() -> None:
     found = ops(one)
     assert found["shards", "all_gather"] == 16
     assert found["replicas", "all_reduce"] == 8
-    groups = plan_of(one).communicators
+    groups = one.plan().communicators
     assert groups["shards"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert groups["replicas"] == [[0, 4], [1, 5], [2, 6], [3, 7]]
     whole = cluster(2, 4, zero_stage=3)
@@ -189,7 +137,7 @@ def test_experts_under_zero_3_are_gathered_from_their_own_replicas() -> None:
     workload = one.workload
     assert workload is not None
     bytes_of = {name: 0.0 for name in ("data", "expert_data")}
-    for start in plan_of(one).roles[0]:
+    for start in one.plan().roles[0]:
         if isinstance(start, Start) and start.op == "reduce_scatter":
             bytes_of[start.communicator] += start.payload_bytes
     assert sum(bytes_of.values()) == pytest.approx(2 * workload.stage_parameters(0))
@@ -206,7 +154,7 @@ def test_weights_of_a_sharded_pipeline_are_gathered_once_a_step() -> None:
     one = cluster(8, pipeline_parallel=2, micro_batches=4, zero_stage=3)
     workload = one.workload
     assert workload is not None
-    for stage, role in enumerate(plan_of(one).roles):
+    for stage, role in enumerate(one.plan().roles):
         bytes_of = {"all_gather": 0.0, "reduce_scatter": 0.0}
         for start in role:
             if isinstance(start, Start) and start.communicator == "data":
@@ -225,10 +173,10 @@ def test_experts_exchange_tokens_twice_a_layer_and_pass_and_reduce_among_their_o
     found = ops(one)
     assert found["experts", "all_to_all"] == 4 * MODEL["layers"]
     assert found["data", "all_reduce"] == found["expert_data", "all_reduce"] == 1
-    groups = plan_of(one).communicators
+    groups = one.plan().communicators
     assert groups["experts"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert groups["expert_data"] == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    payloads = {s.communicator: s.payload_bytes for s in plan_of(one).roles[0] if isinstance(s, Start)}
+    payloads = {s.communicator: s.payload_bytes for s in one.plan().roles[0] if isinstance(s, Start)}
     parameters = one.workload.stage_parameters(0)  # type: ignore[union-attr]
     router = 8 * 8 * MODEL["hidden"]
     assert payloads["data"] + payloads["expert_data"] == pytest.approx(2 * parameters, rel=1e-9), router
@@ -238,7 +186,7 @@ def test_context_parallel_rings_run_beside_attention() -> None:
     one = cluster(4, context_parallel=4)
     found = ops(one)
     assert found["context", "all_gather"] == 2 * MODEL["layers"]
-    assert plan_of(one).compute_s == pytest.approx(plan_of(cluster(1)).compute_s / 4, rel=1e-6)
+    assert one.plan().compute_s == pytest.approx(cluster(1).plan().compute_s / 4, rel=1e-6)
     assert one.samples_per_step == 4
 
 
@@ -264,11 +212,9 @@ def test_folding_layers_hardly_changes_a_step(layers: int, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"step": "folded", "experts": 4}, "experts with step: program"),
         ({"pipeline_parallel": 4, "micro_batches": 4, "virtual_stages": 3}, "virtual_stages to divide the 8 layers"),
         ({"expert_parallel": 2}, "experts with expert_parallel"),
         ({"experts": 4, "expert_parallel": 3}, "expert_parallel to divide the 4 experts"),
-        ({"step": "folded", "zero_stage": 3, "pipeline_parallel": 2}, "zero_stage 0, 1, or 3 under step: program"),
         ({"experts": 4, "zero_stage": 3, "shard_group": 2}, "no shard_group with experts"),
         ({"shard_group": 2}, "zero_stage 3 with shard_group"),
         ({"zero_stage": 3, "pipeline_parallel": 2, "shard_group": 2}, "no shard_group with pipeline_parallel"),
@@ -280,10 +226,7 @@ def test_what_does_not_fit_is_refused(keys: dict[str, Any], message: str) -> Non
         cluster(**keys)
 
 
-@pytest.mark.parametrize("name", ["gpus-512-200g", "superpod-a100", "nano-cluster"])
-def test_shipped_descriptions_take_as_long_as_programs(name: str) -> None:
-    """No numbers of a shipped description change by more than 0.1 % where it becomes a program."""
+@pytest.mark.parametrize("name", ["gpus-512-200g", "nano-cluster"])
+def test_shipped_descriptions_take_as_long_folded_as_event_by_event(name: str) -> None:
     one = load_cluster(name)
-    if name == "superpod-a100":
-        one = one.with_nodes(10)
-    assert step_s(one.changed(["workload.step=program"])) == pytest.approx(step_s(one), rel=1e-3)
+    assert step_s(one) == pytest.approx(alone_s(one), rel=1e-3)

@@ -327,7 +327,7 @@ def test_many_flows_fill_hashed_paths_more_evenly_than_few() -> None:
 def test_a_wait_for_a_name_that_no_transfer_has_is_refused() -> None:
     step = [all_reduce(0.1, communicator="a", background=True, name="gradients"), {"wait": "gradiants"}, compute(1.0)]
     with pytest.raises(InputError, match="wait gradiants: the name of a transfer in the background: gradients"):
-        cluster(step).program_plan()
+        cluster(step).plan()
 
 
 @pytest.mark.parametrize("engine", ["fast", "reference"])
@@ -354,8 +354,7 @@ def test_a_rank_counts_the_payload_as_the_live_agent_does() -> None:
     job = simulator(one)
     job.record(job.off(), 3)
     np.testing.assert_allclose(job.state.rank_EFR[0, timing.COMM_S, :4], 0.13, rtol=1e-5)
-    plan = one.program_plan()
-    assert plan is not None
+    plan = one.plan()
     assert payload_R(plan) == [frozenset(range(4))] * 4
     members = {"pairs": "0-1", "a": "0-3", "b": "0-3", "world": "0-3"}
     groups = {n: Group(n, name, 0, 2, None, object) for n, name in enumerate(members)}

@@ -54,9 +54,7 @@ STAGES = typed(
 
 
 def plan_of(cluster: Cluster) -> StepPlan:
-    plan = cluster.program_plan()
-    assert plan is not None
-    return plan
+    return cluster.plan()
 
 
 def mean_step_s(cluster: Cluster) -> float:

@@ -11,8 +11,8 @@ from random_programs import random_program
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.cluster.program.program_run import choice_of, tiers_of
 from paceenv.sim.cluster.program.program_tables import Start
+from paceenv.sim.cluster.transfers import choice_of, tiers_of
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.sim.reference import ProgramReference, program_messages
 from paceenv.sim.reference.setup import Setup
@@ -20,7 +20,7 @@ from paceenv.ui import config_files
 
 NIC_BPS = 12.5e9
 MODEL = {"kind": "transformer", "layers": 4, "hidden": 1024, "heads": 16, "vocab": 32000, "sequence": 512}
-WORKLOAD = {"model": MODEL, "batch": 8, "tensor_parallel": 8, "step": "program"}
+WORKLOAD = {"model": MODEL, "batch": 8, "tensor_parallel": 8}
 GPU = {"peak_tflops": 300.0, "achievable_tflops": 150.0, "memory_gb": 80.0}
 WITHIN = 0.02
 
@@ -270,9 +270,7 @@ def test_tensor_groups_that_cost_only_time_have_the_protocol_too() -> None:
         data = without_program(2, 8, protocol=protocol)
         data |= {"workload": WORKLOAD, "gpu": GPU}
         one = config_files.parse(Cluster, data, "test")
-        plan = one.program_plan()
-        assert plan is not None
-        times.append(plan.compute_s)
+        times.append(one.plan().compute_s)
     assert times[1] > times[0] >= times[2]
 
 
@@ -292,9 +290,6 @@ def test_keys_that_do_not_fit_are_refused(change: dict[str, Any], expected: str)
 def test_what_has_no_protocols_says_so() -> None:
     with pytest.raises(InputError, match="ring, tree or auto, or a program, with"):
         measured(1e6, algorithm="hierarchical", protocol="ll")
-    folded = without_program(2, 8, protocol="ll") | {"gpu": GPU, "workload": WORKLOAD | {"step": "folded"}}
-    with pytest.raises(InputError, match="step program with"):
-        config_files.parse(Cluster, folded, "test")
     with pytest.raises(InputError, match="protocol or channels without a program is set"):
         Setup.of(measured(1e6, protocol="ll"))
 

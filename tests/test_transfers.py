@@ -12,12 +12,10 @@ from test_cluster import cluster, jobs_of
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, crossing_bytes
+from paceenv.sim.cluster.collectives import BYTES_PER_GBIT
 from paceenv.sim.cluster.derive import derive
-from paceenv.sim.cluster.placement import Group, Links
-from paceenv.sim.cluster.program.program_run import use_of
 from paceenv.sim.cluster.program.program_tables import Start
-from paceenv.sim.cluster.transfers import link_laws
+from paceenv.sim.cluster.transfers import use_of
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
@@ -62,9 +60,7 @@ def test_auto_is_a_tree_for_small_and_a_ring_for_large_messages(payload: float, 
 
 @pytest.mark.parametrize("inside_gbps", [100.0, 2400.0])
 @pytest.mark.parametrize(("nodes", "per_node"), [(2, 2), (4, 8)])
-def test_a_tree_takes_as_long_in_a_described_step_as_in_a_measured_one_and_in_a_program(
-    nodes: int, per_node: int, inside_gbps: float
-) -> None:
+def test_a_tree_takes_as_long_in_a_measured_step_as_in_a_program(nodes: int, per_node: int, inside_gbps: float) -> None:
     """By hand: bytes pass NICs and chains at once, an inner GPU sends S up and S down, and the latencies add."""
     rates = {"nic_gbps": 100.0, "nics_per_node": per_node, "intra_node_gbps": inside_gbps, "uplink_gbps": 1e6}
     one = cluster(
@@ -76,10 +72,7 @@ def test_a_tree_takes_as_long_in_a_described_step_as_in_a_measured_one_and_in_a_
     by_hand_s = max(across_s, chain_s) + 2 * math.log2(nodes) * 100e-6 + 2 * (per_node - 1) * 30e-6
     jobs = jobs_of(one)
     assert jobs["transfer_alone_s"][0] + jobs["latency_s"][0] == pytest.approx(by_hand_s)
-    inside, across = link_laws(one.fabric, one.job)
-    links, ranks = Links(inside, across, per_node, "tree"), nodes * per_node
-    assert links.collective("all_reduce", Group(ranks, per_node), S).time_s == pytest.approx(by_hand_s)
-    used = use_of(one.fabric, one.job)(Start("world", "all_reduce", S), list(range(ranks)))
+    used = use_of(one.fabric, one.job)(Start("world", "all_reduce", S), range(nodes * per_node))
     assert used.alone_s + used.latency_s == pytest.approx(by_hand_s)
 
 
@@ -91,15 +84,17 @@ def test_latency_and_square_root_by_hand() -> None:
 
 
 @pytest.mark.parametrize("placement", ["packed", "spread"])
-def test_crossing_bytes_by_hand(placement: Any) -> None:
-    packed = placement == "packed"
+def test_bytes_above_the_leaves_by_hand(placement: str) -> None:
+    fabric = NO_LATENCY | {"nodes_per_leaf": 2, "placement": placement, "uplink_gbps": 1.0}
+
+    def above_bytes(key: str, times: float, **job: Any) -> float:
+        one = cluster(job={"nodes": 4, "gradient_bytes": S, **job}, fabric=fabric)
+        return float(jobs_of(one)[key][0]) * times * GBPS
+
     # two leaves of two: of two trees over four nodes, 0-2, 2-1, 2-3 and its mirror image, two edges each cross
-    assert crossing_bytes("all_reduce", "tree", 4, 4, 2, placement, S) == pytest.approx(
-        (4 if packed else 6 * 2 / 3) * S
-    )
-    assert crossing_bytes("gather", "ring", 4, 4, 2, placement, S) == pytest.approx(2 * S)
-    assert crossing_bytes("all_to_all", "ring", 4, 4, 2, placement, S) == pytest.approx(4 * 2 * S / 4)
-    assert crossing_bytes("all_to_all", "ring", 4, 4, 4, placement, S) == 0.0
+    assert above_bytes("uplink_work_s", 1, algorithm="tree") == pytest.approx(4 * S)
+    assert above_bytes("incast_flow_s", 3, collective="gather") == pytest.approx(2 * S)
+    assert above_bytes("incast_flow_s", 3, collective="all_to_all") == pytest.approx(4 * 2 * S / 4)
 
 
 def test_a_flat_ring_over_ranks_crosses_with_its_smaller_parts() -> None:
@@ -261,23 +256,14 @@ def described(workload: dict[str, Any], job: dict[str, Any] | None = None, **fab
     return config_files.parse(Cluster, data | {"job": {"nodes": 8, "ranks_per_node": 8} | (job or {})}, "test")
 
 
-@pytest.mark.parametrize(
-    "cut",
-    [{}, {"tensor_parallel": 8, "zero_stage": 0}, {"tensor_parallel": 4, "pipeline_parallel": 2, "micro_batches": 2}],
-)
-def test_a_described_job_takes_the_step_of_its_workload(cut: dict[str, Any]) -> None:
+@pytest.mark.parametrize("cut", [{}, {"tensor_parallel": 8, "zero_stage": 0}])
+def test_a_described_job_that_folds_takes_its_step(cut: dict[str, Any]) -> None:
     some = described(TEN_BILLION | cut)
-    step, batch = some.step(), derive(some, episode_keys([0]))
-    assert step is not None
-    job = batch.jobs[0]
-    assert (batch.ranks, batch.groups) == (64, step.groups)
-    assert job["has_barrier"] == (step.groups > 1)
-    assert job["compute_s"] == step.compute_s
-    assert job["transfer_alone_s"] >= step.reduce_s
-    assert job["ideal_step_s"] == pytest.approx(step.step_s, rel=0.02), "buckets against one collective and its tail"
-    assert some.samples_per_step == step.samples
-    sim = Simulator(batch, episode_keys([0]))
-    np.testing.assert_allclose(sim.run(sim.off(), 5), job["ideal_step_s"], rtol=1e-6)
+    keys = episode_keys([0])
+    batch = derive(some, keys)
+    assert (batch.ranks, batch.groups) == (64, cut.get("tensor_parallel", 1))
+    sim = Simulator(batch, keys)
+    np.testing.assert_allclose(sim.run(sim.off(), 5), batch.jobs[0]["ideal_step_s"], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.collectives import Law, volume
 from paceenv.sim.cluster.derive import derive
-from paceenv.sim.cluster.pipeline import pipeline_s
+from paceenv.sim.cluster.pipeline import interleaved
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
 
@@ -128,6 +128,25 @@ def lost_throughput(ranks: int, cv: float) -> float:
     return 1.0 - 1.0 / (1.0 + cv * expected_maximum(stats.norm.sf, ranks, -12.0, 12.0))
 
 
+def pipeline_s(forward_s: list[float], backward_s: list[float], micro_batches: int) -> float:
+    """From the first forward to the last backward of any stage, when transfers take no time."""
+    p, done = len(forward_s), dict[tuple[int, bool, int], float]()
+    orders = [interleaved(stage, p, micro_batches, 1) for stage in range(p)]
+    free_s = [0.0] * p
+    while any(orders):
+        for s, order in enumerate(orders):
+            while order:
+                backward, i, _ = order[0]
+                source = s + 1 if backward else s - 1
+                there = done.get((source, backward, i)) if 0 <= source < p else 0.0
+                if there is None:
+                    break
+                free_s[s] = max(free_s[s], there) + (backward_s if backward else forward_s)[s]
+                done[s, backward, i] = free_s[s]
+                order.pop(0)
+    return max(free_s)
+
+
 def pipeline_slowdown(
     forward_s: list[float], backward_s: list[float], micro_batches: int, slowest: list[float], mean: list[float]
 ) -> float:
@@ -178,15 +197,15 @@ def test_the_engine_amplifies_as_the_closed_forms_say(simulator: Callable[..., S
 
 def described(quantity: str, cluster: Cluster, run_samples: float) -> float:
     step = throughput_fit.step_of(cluster)
-    tflops = throughput_fit.efficiency(cluster) * step.kernel_flops / step.kernel_s / 1e12
+    tflops = step.efficiency * step.kernel_flops / step.kernel_s / 1e12
     assert cluster.gpu is not None
     return {
-        "efficiency": throughput_fit.efficiency(cluster),
+        "efficiency": step.efficiency,
         "samples_per_s": step.samples_per_s,
         "samples_per_s_and_gpu": step.samples_per_s / step.gpus,
         "tflops_per_gpu": tflops,
         "share_of_peak": tflops / cluster.gpu.peak_tflops,
-        "volume_GB": 2e-9 * step.traffic.total * run_samples / step.samples,
+        "volume_GB": 2e-9 * step.nic_bytes * run_samples / step.samples,
     }[quantity]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -10,18 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceenv.calibration.throughput_fit import Step, step_of
 from paceenv.core.errors import InputError
+from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.architecture import Tensor, Transformer
-from paceenv.sim.cluster.collectives import Algorithm, Law
-from paceenv.sim.cluster.pipeline import in_flight, interleaved, pipeline_s, schedule
-from paceenv.sim.cluster.placement import Group, Links
-from paceenv.sim.cluster.step_time import Step, buckets, last_finish_s, plan
-from paceenv.sim.cluster.workload import Gpu, Workload
+from paceenv.sim.cluster.collectives import Algorithm
+from paceenv.sim.cluster.pipeline import in_flight, interleaved
+from paceenv.sim.cluster.program.footprint import Topology, laid
+from paceenv.sim.cluster.program.layer_passes import buckets
+from paceenv.sim.cluster.workload import Workload
 from paceenv.ui import config_files
 
-A100 = Gpu(peak_tflops=312, achievable_tflops=200, memory_gb=80)
-BIG = Gpu(peak_tflops=312, achievable_tflops=200, memory_gb=1e6)
-FREE = Law(0.0, 1e18)
+A100 = {"peak_tflops": 312, "achievable_tflops": 200, "memory_gb": 80}
+BIG = A100 | {"memory_gb": 1e6}
+WAYS: tuple[Algorithm, ...] = ("ring", "tree", "hierarchical")
 SMALL = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 1000, "sequence": 32}
 
 
@@ -30,8 +31,14 @@ def workload(**changes: Any) -> Workload:
     return config_files.parse(Workload, data | changes, "test")
 
 
-def step(gpus: int, per_node: int, *, across: Law = FREE, algorithm: Algorithm = "auto", **changes: Any) -> Step:
-    return plan(workload(**changes), BIG, gpus, per_node, FREE, across, algorithm=algorithm)
+def step(gpus: int, per_node: int, *, gpu: dict[str, Any] = BIG, node_Bps: float = 1e14, **changes: Any) -> Step:
+    """Of GPUs with fast links inside their nodes, latency nowhere."""
+    fabric = {"nic_gbps": node_Bps * 8e-9, "nodes_per_leaf": 1000, "oversubscription": 1, "latency_us": 0}
+    inside = {"intra_node_gbps": changes.pop("inside_Bps", 1e14) * 8e-9}
+    job = {"nodes": gpus // per_node, "ranks_per_node": per_node, "algorithm": changes.pop("algorithm", "auto")}
+    data = {"name": "x", "job": job, "fabric": fabric | inside, "gpu": gpu}
+    data["workload"] = {"model": SMALL, "batch": 8} | changes
+    return step_of(config_files.parse(Cluster, data, "test"))
 
 
 # Models
@@ -69,11 +76,11 @@ def test_stages_have_all_parameters_and_a_tied_embedding_twice(stages: int) -> N
 
 
 def test_recomputed_flops_are_narayanan_2021_equation_3() -> None:
-    opt = plan(workload(model="opt-175b", recompute="full", tensor_parallel=8), BIG, 8, 8, FREE, FREE)
+    opt = step(8, 8, model="opt-175b", recompute="full", tensor_parallel=8)
     layers, h, s, vocab, batch = 96, 12288, 2048, 50272, 8
     expected = 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
     assert opt.kernel_s * 8 * 200e12 == pytest.approx(expected, rel=1e-6)
-    assert opt.efficiency == pytest.approx(1.0)
+    assert opt.efficiency == pytest.approx(1.0, rel=1e-3)
 
 
 # Operations other than matrix products
@@ -98,7 +105,7 @@ def test_bytes_of_a_layer_in_memory_are_those_of_its_operations() -> None:
 def test_only_sequence_parallelism_cuts_norms_and_only_a_fused_kernel_spares_scores() -> None:
     whole, cut = (workload(tensor_parallel=t).moved(backward=True) for t in (1, 4))
     assert cut == (whole.outer, whole.scores / 4, whole.inner / 4)
-    sequence = workload(tensor_parallel=4, sequence_parallel=True, step="program").moved(backward=True)
+    sequence = workload(tensor_parallel=4, sequence_parallel=True).moved(backward=True)
     assert sequence == (whole.outer / 4, whole.scores / 4, whole.inner / 4)
     assert workload(recompute="selective").moved(backward=True) == (whole.outer, 0.0, whole.inner)
 
@@ -106,14 +113,12 @@ def test_only_sequence_parallelism_cuts_norms_and_only_a_fused_kernel_spares_sco
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_memory_adds_its_time_to_that_of_products(recompute: str) -> None:
     some, rate = workload(recompute=recompute), 1e9
-    slow = BIG.model_copy(update={"memory_bytes_per_s": rate})
-    fast, own = plan(some, BIG, 1, 1, FREE, FREE), plan(some, slow, 1, 1, FREE, FREE)
+    fast, own = (step(1, 1, recompute=recompute, gpu=BIG | more) for more in ({}, {"memory_bytes_per_s": rate}))
     forward, backward = (sum(some.moved(backward=b)) for b in (False, True))
     layer = forward + backward + (forward if recompute == "full" else 0.0)
     tokens, adam = 8 * 32, some.stage_parameters(0) * (2 + 2 * 8 + 2 * 4 + 2)
     moved_s = (tokens * (4 * layer + 20 * 1000) + adam) / rate
     assert own.step_s - fast.step_s == pytest.approx(moved_s)
-    assert own.kernel_s - fast.kernel_s == pytest.approx(moved_s)
     assert own.kernel_flops == fast.kernel_flops
 
 
@@ -140,7 +145,7 @@ def test_activation_memory_is_korthikanti_2022() -> None:
 
 def kept_bytes(**changes: Any) -> float:
     """Activations of all layers, almost without an output layer."""
-    return workload(**{"model": SMALL | {"vocab": 1}, "step": "program"} | changes).memory(1).activations
+    return workload(**{"model": SMALL | {"vocab": 1}} | changes).memory(1).activations
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
@@ -175,9 +180,9 @@ def test_kept_activations_follow_the_width_of_the_mlp_and_the_experts_of_a_token
         inner = 4 * mlp / h * top_k
         layer = tokens * h * (10 / split + (8 + inner + attention) / t)
         keys = {"experts": experts, "top_k": top_k, "model": SMALL | {"mlp_hidden": mlp}}
-        some = workload(**keys, step="program", tensor_parallel=t, sequence_parallel=sequence_parallel)
+        some = workload(**keys, tensor_parallel=t, sequence_parallel=sequence_parallel)
         assert some.memory(1).activations == pytest.approx(4 * layer + tokens * 1000 / t * 10)
-    full = workload(**keys, step="program", tensor_parallel=t, sequence_parallel=sequence_parallel, recompute="full")
+    full = workload(**keys, tensor_parallel=t, sequence_parallel=sequence_parallel, recompute="full")
     widest = tokens * h * (10 / split + (8 + 16 * 3 + attention) / t)
     assert full.memory(1).activations == pytest.approx(4 * 2 * tokens * h / split + widest + tokens * 1000 / t * 10), (
         "one layer with experts is whole at a time"
@@ -189,9 +194,8 @@ def test_memory_holds_what_was_measured_to_fit() -> None:
 
     def fits(model: str, batch: int, gpus: int = 1, **changes: Any) -> bool:
         data = {"model": model, "batch": batch, "parameter_dtype": "fp32", "gradient_dtype": "fp32"} | changes
-        a40 = Gpu(peak_tflops=150, achievable_tflops=30, memory_gb=48)
         try:
-            plan(workload(**data), a40, gpus, gpus, FREE, FREE)
+            step(gpus, gpus, gpu={"peak_tflops": 150, "achievable_tflops": 30, "memory_gb": 48}, **data)
         except InputError as error:
             return "allowed: at most gpu.memory_gb = 48" not in str(error)
         return True
@@ -214,7 +218,7 @@ def test_memory_holds_what_was_measured_to_fit() -> None:
         ({"pipeline_parallel": 3}, "pipeline_parallel to divide the 4 layers (3)"),
         ({"tensor_parallel": 3}, "tensor_parallel to divide the 4 heads"),
         ({"micro_batches": 3}, "micro_batches to divide the batch (3 and 8)"),
-        ({"pipeline_parallel": 2, "zero_stage": 2}, "zero_stage 0, 1, or 3 under step: program"),
+        ({"pipeline_parallel": 2, "zero_stage": 2}, "zero_stage 0, 1 or 3 with pipeline_parallel"),
         ({"zero_stage": 3, "overlap": False}, "overlap: true"),
     ],
 )
@@ -234,12 +238,11 @@ def test_generic_tensors_must_add_up() -> None:
 @pytest.mark.parametrize(
     ("gpus", "per_node", "changes", "expected"),
     [
-        (6, 4, {}, "6 GPUs on nodes of 4; allowed: whole nodes"),
         (8, 8, {"data_parallel": 3}, "3 x 1 x 1 on 8 GPUs; allowed: a product of exactly that many"),
         (
             8,
             8,
-            {"data_parallel": 4, "context_parallel": 2, "step": "program"},
+            {"data_parallel": 4, "context_parallel": 2},
             "4 x 1 x 1 on 8 GPUs, where data_parallel counts the 2 GPUs of context_parallel one by one; allowed: a",
         ),
         (8, 4, {"tensor_parallel": 4, "pipeline_parallel": 4}, "4 x 4 on 8 GPUs; allowed: a product that divides"),
@@ -254,7 +257,7 @@ def test_impossible_placements_are_refused(gpus: int, per_node: int, changes: di
 
 def test_a_model_that_does_not_fit_says_what_takes_the_space() -> None:
     with pytest.raises(InputError, match=r"GB on the fullest of 64 x 1 x 1 GPUs \(weights 20.6, gradients 20.6, opt"):
-        plan(workload(model="gpt-10b"), A100, 64, 8, FREE, FREE)
+        step(64, 8, gpu=A100, model="gpt-10b")
 
 
 # Buckets
@@ -266,57 +269,6 @@ def test_buckets_close_when_full_and_keep_tensors_whole() -> None:
     assert found == [(5, 0.1), (110, 0.6), (233, 1.0)]
 
 
-@given(st.lists(st.tuples(st.integers(0, 100), st.integers(1, 30)), min_size=1, max_size=12))
-def test_last_finish_is_a_queue_run_tick_by_tick(jobs: list[tuple[int, int]]) -> None:
-    ready, lengths = sorted(r for r, _ in jobs), [t for _, t in jobs]
-    tick, i, left = 0, 0, lengths[0]
-    while i < len(jobs):
-        if ready[i] <= tick:
-            left -= 1
-            if left == 0:
-                i += 1
-                left = lengths[i] if i < len(jobs) else 0
-        tick += 1
-    assert last_finish_s(ready, lengths) == tick
-
-
-# Pipeline
-
-
-@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 1), (4, 4), (4, 32), (7, 3), (8, 100)])
-def test_equal_stages_have_the_closed_form(stages: int, micro_batches: int) -> None:
-    expected = (micro_batches + stages - 1) * (1.5 + 2.5)
-    assert pipeline_s([1.5] * stages, [2.5] * stages, micro_batches) == pytest.approx(expected)
-
-
-@given(st.data(), st.integers(1, 5), st.integers(1, 8))
-def test_pipeline_is_the_longest_path_through_its_operations(data: st.DataObject, p: int, m: int) -> None:
-    seconds = st.floats(0.01, 10.0)
-    f = data.draw(st.lists(seconds, min_size=p, max_size=p))
-    b = data.draw(st.lists(seconds, min_size=p, max_size=p))
-    x = data.draw(st.lists(st.floats(0.0, 10.0), min_size=p - 1, max_size=p - 1))
-    orders = [schedule(s, p, m) for s in range(p)]
-
-    @functools.cache
-    def done(s: int, backward: bool, i: int) -> float:
-        place = orders[s].index((backward, i))
-        before = done(s, *orders[s][place - 1]) if place else 0.0
-        return max(before, arrived(s, backward, i)) + (b if backward else f)[s]
-
-    @functools.cache
-    def arrived(s: int, backward: bool, i: int) -> float:
-        source = s + 1 if backward else s - 1
-        if not 0 <= source < p:
-            return 0.0
-        link_free = arrived(s, backward, i - 1) if i else 0.0
-        return max(done(source, backward, i), link_free) + x[min(s, source)]
-
-    found = pipeline_s(f, b, m, x)
-    assert found == pytest.approx(max(done(s, True, m - 1) for s in range(p)))
-    assert found >= max(m * (f[s] + b[s]) for s in range(p)) - 1e-9
-    assert found >= sum(f) + sum(b) + 2 * sum(x) - 1e-9
-
-
 # Volumes
 
 
@@ -326,47 +278,31 @@ def test_zero_volumes(nodes: int, zero_stage: int, micro_batches: int) -> None:
     some = step(nodes, 1, algorithm="ring", zero_stage=zero_stage, micro_batches=micro_batches)
     size = 2.0 * workload().model.parameters
     passes = 3.0 * micro_batches if zero_stage == 3 else 2.0
-    assert some.traffic.data == pytest.approx(passes * (nodes - 1) / nodes * size)
-    assert some.payload_bytes == pytest.approx(size)
+    assert some.nic_bytes == pytest.approx(passes * (nodes - 1) / nodes * size)
 
 
 def test_zero_3_is_hidden_while_gathers_are_shorter_than_layers() -> None:
-    model = "opt-175b"
-    inside = Law(0.0, 280e9)
-
     def run(node_Bps: float) -> Step:
-        some = workload(model=model, tensor_parallel=8, zero_stage=3, recompute="full")
-        return plan(some, A100, 128, 8, inside, Law(0.0, node_Bps))
+        keys = {"model": "opt-175b", "tensor_parallel": 8, "zero_stage": 3, "recompute": "full"}
+        return step(128, 8, gpu=A100, node_Bps=node_Bps, inside_Bps=280e9, **keys)
 
     layer_bytes = 2 * 174.6e9 / 8 / 96 * 15 / 16
-    fast, slow = run(200e9), run(2e9)
-    hidden_s = layer_bytes / 25e9
-    assert fast.step_s - fast.compute_s == pytest.approx(hidden_s, rel=0.01)  # the last layer's gradients
-    assert fast.compute_s == pytest.approx(fast.kernel_s + fast.tensor_s + hidden_s, rel=0.01)  # the first gather
+    fast, faster, slow = run(200e9), run(1e14), run(2e9)
+    ends_s = 2 * layer_bytes / 25e9  # the first gather, the last layer's gradients; and a gather of three layers, which
+    assert ends_s < fast.step_s - faster.step_s < 1.2 * ends_s  # are folded, is longer than the layer it hides behind
     assert slow.step_s == pytest.approx(3 * 96 * layer_bytes / 0.25e9, rel=0.02)
 
 
 def test_tensor_parallelism_reduces_activations_four_times_per_layer() -> None:
     some = step(4, 1, tensor_parallel=4, algorithm="ring")
     message = 8 * 32 * 64 * 2
-    assert some.traffic.tensor == pytest.approx((4 * 4 + 2) * message * 2 * 3 / 4)
+    assert some.nic_bytes == pytest.approx((4 * 4 + 2) * message * 2 * 3 / 4)
     again = step(4, 1, tensor_parallel=4, algorithm="ring", recompute="full")
-    assert again.traffic.tensor == pytest.approx((6 * 4 + 2) * message * 2 * 3 / 4)
+    assert again.nic_bytes == pytest.approx((6 * 4 + 2) * message * 2 * 3 / 4)
 
 
 def test_what_a_node_sends_depends_on_the_way_through_it() -> None:
-    """2 nodes of 2: a ring of four crosses with 1.5 S, a tree and a hierarchy with S; groups side by side share it."""
-    across = Law(0.0, 1e9)
-    sent = {}
-    for algorithm in ("ring", "tree", "hierarchical"):
-        links = Links(FREE, across, 2, algorithm)
-        cost = links.collective("all_reduce", Group(4, 2), 100e6)
-        sent[algorithm] = cost.nic_bytes
-        assert cost.time_s == pytest.approx(cost.nic_bytes / 1e9)
+    """2 nodes of 2: a ring of four crosses with 1.5 S, a tree and a hierarchy with S."""
+    place = Topology(2, 2, 2, 1)
+    sent = {way: laid(place, "all_reduce", range(4), 100e6, way).load[place.nic_links].max() for way in WAYS}
     assert sent == pytest.approx({"ring": 150e6, "tree": 100e6, "hierarchical": 100e6})
-    links = Links(FREE, across, 2, "ring")
-    assert links.data_group(2, tensor=2) == Group(2, 1, 2)
-    assert links.collective("all_reduce", Group(2, 1, 2), 100e6) == pytest.approx((0.2, 200e6))
-    auto = Links(FREE, across, 2)
-    assert auto.collective("all_reduce", Group(4, 2), 26e6).nic_bytes == 26e6
-    assert auto.collective("all_reduce", Group(4, 2), 27e6).nic_bytes == 40.5e6

@@ -21,7 +21,7 @@ from paceenv.calibration.parameters import Estimate
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.cluster.step_time import Step
+from paceenv.sim.cluster.transfers import node_bytes
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
 from paceenv.ui.config_files import Config
@@ -68,6 +68,32 @@ class ThroughputTarget(Config):
 
 
 @dataclass(frozen=True)
+class Step:
+    """A step of a described cluster when no rank is late and nobody else is on its links."""
+
+    step_s: float
+    gpus: int
+    samples: float
+    """Of the whole job."""
+    kernel_flops: float
+    """Of one GPU on average, also what backward computes anew."""
+    kernel_s: float
+    """Those FLOPs at the rate of its kernels."""
+    nic_bytes: float
+    """That the busiest node sends through its NICs."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of the whole job."""
+        return self.samples / self.step_s
+
+    @property
+    def efficiency(self) -> float:
+        """Kernel time as a share of the step."""
+        return self.kernel_s / self.step_s
+
+
+@dataclass(frozen=True)
 class Prediction:
     """A row beside what the described cluster does."""
 
@@ -87,17 +113,15 @@ class Prediction:
 
 def step_of(cluster: Cluster, *settings: Set) -> Step:
     """The ideal step of a described cluster with ``key.sub: value`` settings applied."""
-    changed = cluster.changed([f"{key}={value}" for setting in settings for key, value in setting.items()])
-    step = changed.step()
-    if step is None:
-        raise InputError(f"{cluster.name}: no workload; allowed: a cluster that describes its workload and GPU")
-    return step
-
-
-def efficiency(cluster: Cluster) -> float:
-    """Kernel time as a share of the step that the engine takes without noise, the tier above the leaves included."""
-    ideal_s = derive(cluster, episode_keys([0])).jobs["ideal_step_s"]
-    return step_of(cluster).kernel_s / float(ideal_s[0])
+    one = cluster.changed([f"{key}={value}" for setting in settings for key, value in setting.items()])
+    workload, gpu = one.workload, one.gpu
+    if workload is None or gpu is None:
+        raise InputError(f"{one.name}: no workload; allowed: a cluster that describes its workload and GPU")
+    samples = one.samples_per_step
+    flops = samples * (workload.sample_flops + workload.recomputed_flops) / one.ranks
+    step_s = float(derive(one, episode_keys([0])).jobs["ideal_step_s"][0])
+    kernel_s = flops / (gpu.achievable_tflops * 1e12)
+    return Step(step_s, one.ranks, samples, flops, kernel_s, node_bytes(one.plan(), one.fabric, one.job))
 
 
 def predict(target: ThroughputTarget, cluster: Cluster, values: Set | None = None) -> list[Prediction]:
@@ -108,7 +132,7 @@ def predict(target: ThroughputTarget, cluster: Cluster, values: Set | None = Non
 
 
 def _prediction(target: ThroughputTarget, row: Row, step: Step, single: float) -> Prediction:
-    both_ways = 2.0 * step.traffic.total
+    both_ways = 2.0 * step.nic_bytes
     return Prediction(
         row,
         step,

@@ -113,7 +113,7 @@ class Baseline:
 
     def _is_bounded(self, change: Change) -> bool:
         """Whether an oversubscription has two ends instead of a value: for a lone group with an unknown uplink."""
-        lone = self.cluster.groups == 1 and self.cluster.job.collective == "all_reduce" and not self.cluster.has_program
+        lone = self.cluster.groups == 1 and self.cluster.job.collective == "all_reduce" and self.cluster.is_measured
         return change.oversubscription is not None and lone and "fabric.uplink_gbps" in self._guessed()
 
     def _has_growth(self, change: Change) -> bool:
@@ -149,7 +149,7 @@ class Baseline:
             )  # non-blocking does not depend on it
             return ("fabric.nic_gbps", "fabric.uplink_gbps", *leaves)
         nodes = self.cluster.job.nodes if change.nodes is None else change.nodes
-        if self.cluster.has_program:
+        if not self.cluster.is_measured:
             return self._hinges_of_program(change, nodes)
         if self.cluster.job.collective != "all_reduce" and nodes > self.cluster.job.nodes:
             return ("fabric.buffer_kb",)  # a few senders may lose nothing where many do

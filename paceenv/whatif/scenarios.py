@@ -94,7 +94,7 @@ def longest_round_us(cluster: Cluster) -> float:
     """The longest time of a round that leaves a collective's total time as it is."""
     assert isinstance(cluster.fabric.latency_us, float)
     now_us, later_us = cluster.fabric.latency_us, ROUND_US[1]
-    if cluster.has_program:
+    if not cluster.is_measured:
         return _longest_of_program(cluster, now_us, later_us)
     lost = 1.0 - _payload_share(cluster, later_us)
     if lost <= 1.0 - MIN_PAYLOAD_SHARE or later_us <= now_us:
@@ -104,7 +104,7 @@ def longest_round_us(cluster: Cluster) -> float:
 
 def _payload_share(cluster: Cluster, round_us: float) -> float:
     """The payload's time with rounds of this time, as a share of today's."""
-    if cluster.has_program:
+    if not cluster.is_measured:
         return _share_of_program(cluster, round_us)
     now, then = (_job(one) for one in (cluster, cluster.changed([f"fabric.latency_us={round_us!r}"])))
     payload_s = max(now["transfer_alone_s"], cluster.groups * now["uplink_work_s"])

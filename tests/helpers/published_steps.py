@@ -47,7 +47,7 @@ def described(
     data = {
         "name": "published",
         "job": {"nodes": nodes, "ranks_per_node": ranks_per_node, "algorithm": "auto"},
-        "workload": {"step": "program", **workload},
+        "workload": workload,
         "gpu": {"memory_gb": 1e4, **gpu},
         "fabric": {
             "nodes_per_leaf": 1024,
@@ -291,8 +291,7 @@ def _pipeline_ms(log: Log) -> float:
         return described(log.stages, 4, workload, {"peak_tflops": 125, "achievable_tflops": rate}, fabric)
 
     def first_ms(rate: float) -> float:
-        plan = made(rate).program_plan()
-        assert plan is not None
+        plan = made(rate).plan()
         return 1e3 * sum(one.seconds for one in plan.roles[0] if isinstance(one, Compute))
 
     kernels = (first_ms(50) - first_ms(100)) * 100.0

@@ -1,7 +1,7 @@
-"""Closed forms of collectives: what each algorithm sends in how many rounds, and how long that takes on a kind of link.
+"""Closed forms of collectives: what each algorithm sends, in how many rounds.
 
-Sizes in bytes, times in seconds, rates in bytes per second. A member is whatever has its own link: a GPU inside a node,
-or a node behind its NICs. Sources are named at each algorithm; the tests execute them chunk by chunk.
+Sizes in bytes. A member is whatever has its own link: a GPU inside a node, or a node behind its NICs. Sources are named
+at each algorithm; the tests execute them chunk by chunk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TREE_BELOW_BYTES = 25 * 2.0**20
 inferred from a 2 x 2 GPU cluster: its 25.2 MB messages crossed as by a tree and larger ones as by a ring. It is also
 the default cap of a gradient bucket."""
 
-Op = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send"]
+Op = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send", "gather"]
 Way = Literal["ring", "tree"]
 Algorithm = Literal[Way, "hierarchical", "auto"]
 Placement = Literal["packed", "spread"]
@@ -59,12 +59,12 @@ def volume(op: Op, way: Way, members: int, payload_bytes: Bytes) -> Volume:
 
     Args:
         payload_bytes: number or array. All-reduce, reduce-scatter and all-gather: the full tensor. All-to-all: what one
-            member holds. Broadcast and send: the message.
+            member holds. Broadcast, send and gather: the message.
     """
     n, S = members, payload_bytes
     if n < 2:
         return Volume(0.0, 0.0 * S)
-    if op == "send":
+    if op in ("send", "gather"):
         return Volume(1.0, 1.0 * S)
     return _ring(op, n, S) if way == "ring" or op == "all_to_all" else _tree(op, n, S)
 
@@ -90,59 +90,6 @@ def _tree(op: Op, n: int, S: Bytes) -> Volume:
     if op == "all_reduce":
         return Volume(2.0 * rounds, min(n, 4) / 2.0 * S)
     return Volume(rounds, 1.0 * S if op == "broadcast" else (n - 1) / n * S)
-
-
-def crossing_hops(members: int, total_nodes: int, nodes_per_leaf: int, placement: Placement) -> float:
-    """How many hops of a ring lead from one leaf switch to another.
-
-    Packed: the ring passes its leaves one after the other, one hop out of each. Spread: the nodes of the job are in
-    random order, so the next member shares the leaf with probability ``(L-1)/(N-1)``. The expectation is returned.
-    """
-    if members < 2 or total_nodes <= nodes_per_leaf:
-        return 0.0
-    if placement == "packed":
-        leaves = -(-members // nodes_per_leaf)
-        return float(leaves) if leaves > 1 else 0.0
-    return members * (total_nodes - nodes_per_leaf) / (total_nodes - 1)
-
-
-def crossing_bytes(
-    op: Literal["all_reduce", "gather", "all_to_all"],
-    algorithm: Algorithm,
-    nodes: int,
-    total_nodes: int,
-    nodes_per_leaf: int,
-    placement: Placement,
-    payload_bytes: Bytes,
-    *,
-    per_node: int = 1,
-) -> Bytes:
-    """Bytes of one collective that leave a leaf switch, all nodes together: packed by message, spread as expected.
-
-    Args:
-        per_node: members on a node. A flat ``ring`` passes all of them one after the other. It crosses as often as a
-            ring of nodes but cuts its payload into more parts.
-    """
-    n, S = nodes, payload_bytes
-    if n < 2 or total_nodes <= nodes_per_leaf:
-        return 0.0 * S
-    if op == "all_reduce" and algorithm != "tree":
-        members = n * per_node if algorithm == "ring" else n
-        passed = volume("all_reduce", "ring", members, S).sent_bytes
-        return crossing_hops(n, total_nodes, nodes_per_leaf, placement) * passed
-    source, target, share = (np.array(column) for column in zip(*_messages(op, n), strict=True))
-    if placement == "spread":
-        return float(share.sum()) * (total_nodes - nodes_per_leaf) / (total_nodes - 1) * S
-    return float(share[source // nodes_per_leaf != target // nodes_per_leaf].sum()) * S
-
-
-def _messages(op: Literal["all_reduce", "gather", "all_to_all"], n: int) -> list[tuple[int, int, float]]:
-    """Bytes that each member sends to each other in all, as a share of the payload; an all-reduce goes by trees."""
-    if op == "gather":
-        return [(i, 0, 1.0) for i in range(1, n)]
-    if op == "all_to_all":
-        return [(i, j, 1.0 / n) for i in range(n) for j in range(n) if i != j]
-    return [(a, b, 0.5) for a, b in tree_messages(n)]
 
 
 def tree_messages(n: int) -> list[tuple[int, int]]:

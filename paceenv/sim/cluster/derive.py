@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from paceenv.core.errors import InputError
-from paceenv.sim.cluster import transfers
 from paceenv.sim.cluster.fabric import BURST_KB, SEND_BUFFER_KB, Fabric
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_run import program_alone_s, program_key, program_of
 from paceenv.sim.cluster.quantity import Draw, LogUniform, Normal, Uniform
+from paceenv.sim.cluster.transfers import AllReduce, message_s, tiers_of
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.program_layout import Program
 from paceenv.sim.engine.simulator import JobBatch, episode_keys
@@ -131,39 +131,32 @@ _NOISE = (
 
 def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_bytes: Any) -> None:
     """What a group's collective costs, into the records."""
-    job, fabric = cluster.job, cluster.fabric
-    plan = cluster.program_plan()
-    if plan is not None:
-        jobs["has_program"], jobs["has_barrier"] = True, True
-        jobs["compute_s"], jobs["length_cv"] = plan.compute_s, cluster.length_cv
+    job, fabric, folded = cluster.job, cluster.fabric, cluster.folded
+    jobs["has_barrier"] = cluster.barrier
+    if cluster.has_program:
+        jobs["has_program"], jobs["compute_s"], jobs["length_cv"] = True, cluster.plan().compute_s, cluster.length_cv
         jobs["incast_fit"], jobs["incast_timeout_s"] = _lossy(fabric, draw)
         return
-    place = transfers.Layout(job.group_nodes, job.ranks_per_node, job.groups, job.nodes, job.ranks_per_node)
-    step = cluster.step()
-    if step is not None:
-        place = transfers.described_place(job, step)
-    links = transfers.draw_links(fabric, place, draw)
-    jobs["has_barrier"] = cluster.barrier
-    if step is not None:
-        jobs["compute_s"] = step.compute_s
-        times = transfers.described_times(job.algorithm, fabric, step, place, links)
-        jobs["transfer_alone_s"], jobs["uplink_work_s"], jobs["latency_s"] = times
-        jobs["overlap_share"], jobs["tail_s"] = min(step.overlap_s / step.compute_s, 1.0), step.tail_s
+    if folded is not None:
+        jobs["compute_s"], jobs["tail_s"] = folded.compute_s, folded.tail_s
+        jobs["transfer_alone_s"], jobs["uplink_work_s"] = folded.reduce_s, folded.uplink_work_s
+        jobs["overlap_share"] = folded.overlap_s / folded.compute_s
         return
+    tiers = tiers_of(fabric, job, draw, has_tenants=True)
     if job.collective == "all_reduce":
-        times = transfers.sent_times(job.algorithm, fabric, place, links, payload_bytes)
-        jobs["transfer_alone_s"], jobs["uplink_work_s"], jobs["latency_s"] = times
+        all_reduce = AllReduce(job, fabric, tiers, draw)
+        jobs["transfer_alone_s"], jobs["uplink_work_s"], jobs["latency_s"] = all_reduce.times(payload_bytes)
         jobs["overlap_share"] = draw.named("job.overlap", job.overlap)
         tail_bytes = np.minimum(draw.named("job.tail_bytes", job.tail_bytes), payload_bytes)
-        tail = transfers.sent_times(job.algorithm, fabric, place, links, tail_bytes)
+        tail = all_reduce.times(tail_bytes)
         tail_s = np.maximum(tail.alone_s, tail.uplink_work_s) + tail.latency_s
         jobs["tail_s"] = np.where(tail_bytes > 0.0, tail_s, 0.0)
         return
-    members = place.nodes * place.per_node
+    members = job.group_nodes * job.ranks_per_node
     jobs["incast_kind"] = layout.GATHER if job.collective == "gather" else layout.ALL_TO_ALL
-    jobs["incast_flow_s"] = transfers.message_s(job.collective, fabric, place, links, payload_bytes)
+    jobs["incast_flow_s"] = message_s(job.collective, job, fabric, tiers, payload_bytes)
     jobs["transfer_alone_s"] = (members - 1) * jobs["incast_flow_s"]
-    jobs["latency_s"] = links.hop_s
+    jobs["latency_s"] = tiers.hop_s
     jobs["incast_fit"], jobs["incast_timeout_s"] = _lossy(fabric, draw)
     if job.collective == "gather":
         buffered = np.minimum(SEND_BUFFER_KB * 1e3 / np.maximum(payload_bytes, 1.0), 1.0)

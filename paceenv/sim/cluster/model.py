@@ -7,6 +7,7 @@ Frozen and validated; units are in the names. A quantity is a number, a distribu
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -23,11 +24,12 @@ from paceenv.sim.cluster.environment import (
 )
 from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.program.described_steps import described_plan
+from paceenv.sim.cluster.program.fold import Folded, fold
+from paceenv.sim.cluster.program.measured_steps import measured_plan
 from paceenv.sim.cluster.program.program_tables import StepPlan
 from paceenv.sim.cluster.program.step_program import StepProgram, resized
 from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
-from paceenv.sim.cluster.step_time import Step
-from paceenv.sim.cluster.transfers import plan_step
+from paceenv.sim.cluster.transfers import use_of
 from paceenv.sim.cluster.workload import Gpu, Workload
 from paceenv.ui import config_files
 from paceenv.ui.config_files import Config
@@ -96,7 +98,7 @@ class Cluster(Config):
             return
         if (self.workload is None) != (self.gpu is None):
             raise ValueError("workload and gpu together, or neither")
-        if self.fabric.set_for_programs and not self.has_program:
+        if self.fabric.set_for_programs and self.is_measured:
             raise ValueError(f"fabric.{self.fabric.set_for_programs[0]} by default without a program")
         if self.workload is None:
             for key in ("compute_s", "gradient_bytes"):
@@ -104,18 +106,15 @@ class Cluster(Config):
                     raise ValueError(f"job.{key} given, or a workload and a gpu")
             return
         self._check_nothing_measured("a workload")
-        self._check_fixed("a workload")
-        self.step()  # raises for invalid values
-        if self.workload.step == "program":
-            self._check_beside_program()
-            self.program_plan()
+        self._check_beside_program("a workload")
+        self.plan()  # raises for invalid values
 
     def _check_program(self, program: StepProgram) -> None:
         """A program stands for itself: nothing that describes one collective stands beside it."""
         if self.workload is not None or self.gpu is not None:
             raise ValueError("program or workload, not both")
         self._check_nothing_measured("a program")
-        self._check_beside_program()
+        self._check_beside_program("a program")
         program.plan(self.job.ranks)
 
     def _check_nothing_measured(self, beside: str) -> None:
@@ -127,29 +126,24 @@ class Cluster(Config):
         if job.collective != "all_reduce" or job.overlap != 0.0 or job.tail_bytes != 0.0:
             raise ValueError(f"job.collective all_reduce, overlap 0 and tail_bytes 0 with {beside}, which has its own")
 
-    def _check_beside_program(self) -> None:
-        """What neither kind of program can have beside it."""
-        self._check_fixed("a program")
-        if self.fabric.late_share != 1.0:
-            raise ValueError("fabric.late_share 1 with a program, whose transfers share links evenly")
-        if self.fabric.placement != "packed":
-            raise ValueError("fabric.placement packed with a program, whose nodes fill leaves in their order")
-        if self.post_collective_work.groups or self.post_collective_work.share != 0.0:
-            raise ValueError("post_collective_work by default with a program, which has compute phases of its own")
-        if self.synchronization.sync_period > 1 or self.synchronization.staleness:
-            raise ValueError("synchronization by default with a program, which says every of each transfer")
-
-    def _check_fixed(self, beside: str) -> None:
+    def _check_beside_program(self, beside: str) -> None:
+        """What only a job that is described by times can have."""
         drawn = [key for key, value in self.fabric if isinstance(value, Uniform | LogUniform | Normal)]
         if drawn:
             raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with {beside}")
+        if self.fabric.late_share != 1.0:
+            raise ValueError(f"fabric.late_share 1 with {beside}, whose transfers share links evenly")
+        if self.fabric.placement != "packed":
+            raise ValueError(f"fabric.placement packed with {beside}, whose nodes fill leaves in their order")
+        if self.post_collective_work.groups or self.post_collective_work.share != 0.0:
+            raise ValueError(f"post_collective_work by default with {beside}, which has compute phases of its own")
+        if self.synchronization.sync_period > 1 or self.synchronization.staleness:
+            raise ValueError(f"synchronization by default with {beside}, which says every of each transfer")
 
     def _check_sending(self) -> None:
         """NCCL's protocols and channels: in programs, and in a measured all-reduce by ring or tree."""
-        if self.has_program or self.fabric.sends_as_given:
+        if not self.is_measured or self.fabric.sends_as_given:
             return
-        if self.workload is not None:
-            raise ValueError("workload.step program with fabric.protocol, fabric.operation_us or fabric.channels")
         if self.job.collective != "all_reduce" or self.job.algorithm not in ("ring", "tree", "auto"):
             raise ValueError(
                 "job.collective all_reduce and job.algorithm ring, tree or auto, or a program, with fabric.protocol, "
@@ -183,8 +177,8 @@ class Cluster(Config):
     @property
     def groups(self) -> int:
         """Process groups that run their collectives side by side."""
-        if self.workload is not None and not self.has_program:
-            return self.workload.tensor_parallel * self.workload.pipeline_parallel
+        if self.folded is not None:
+            return self.folded.groups
         return self.job.groups
 
     @property
@@ -197,15 +191,16 @@ class Cluster(Config):
 
     @property
     def can_defer(self) -> bool:
-        """Whether the job has transfers that can wait, so that the rule ``defer`` can do something."""
-        plan = self.program_plan()
-        return plan is not None and plan.can_defer
+        """Whether the job has transfers that can wait for others, so that the rule ``defer`` can do something."""
+        return self.has_program and self.plan().can_defer
 
     @property
     def rank_phases(self) -> int:
-        """Phases that all ranks go through in a step, one a rank without a program: what simulating it costs, about."""
-        plan = self.program_plan()
-        return self.ranks if plan is None else sum(len(plan.roles[role]) for role in plan.role_R)
+        """Phases that all ranks go through in a step, one a rank of the simple kind: what a step costs, about."""
+        if not self.has_program:
+            return self.ranks
+        plan = self.plan()
+        return sum(len(plan.roles[role]) for role in plan.role_R)
 
     @property
     def samples_per_step(self) -> float:
@@ -218,9 +213,21 @@ class Cluster(Config):
         return samples * self.synchronization.sync_period
 
     @property
+    def is_measured(self) -> bool:
+        """Whether the step is described by times: ``job.compute_s`` and one collective."""
+        return self.program is None and self.workload is None
+
+    @cached_property
+    def folded(self) -> Folded | None:
+        """The step of a program of the simple kind; None for others, and for a job described by times, which is one."""
+        if self.is_measured or self.length_cv != 0.0:
+            return None
+        return fold(self.plan(), use_of(self.fabric, self.job, has_tenants=True))
+
+    @property
     def has_program(self) -> bool:
-        """Whether a step is a program, typed by hand or made from the workload."""
-        return self.program is not None or (self.workload is not None and self.workload.step == "program")
+        """Whether a step is more than the simple kind, so that the engine runs it event by event."""
+        return not self.is_measured and self.folded is None
 
     @property
     def length_cv(self) -> float:
@@ -229,19 +236,17 @@ class Cluster(Config):
             return self.program.length_cv
         return 0.0
 
-    def program_plan(self) -> StepPlan | None:
-        """What every rank does in a step, typed by hand or made from the workload; None without a program."""
+    def plan(self) -> StepPlan:
+        """What every rank does in a step: as typed by hand, as the workload says, or compute and one collective.
+
+        Raises:
+            ValueError: for a job described by times whose times are drawn (:func:`~.derive.drawn`).
+        """
         if self.program is not None:
             return self.program.plan(self.job.ranks)
-        if self.workload is None or self.gpu is None or self.workload.step == "folded":
-            return None
-        return described_plan(self.workload, self.gpu, self.fabric, self.job)
-
-    def step(self) -> Step | None:
-        """The step of the workload when no rank is late and nothing is shared; None for a job described by times."""
         if self.workload is None or self.gpu is None:
-            return None
-        return plan_step(self.workload, self.gpu, self.fabric, self.job)
+            return measured_plan(self.job, self.post_collective_work)
+        return described_plan(self.workload, self.gpu, self.fabric, self.job)
 
     def changed(self, assignments: list[str], where: str = "--set", option: str = "--set") -> Cluster:
         """This cluster with some values changed, checked anew; on other ranks a program is that of a job of that size.

@@ -1,69 +1,110 @@
-"""The cost of a step's collective on the fabric of a cluster: alone, on the shared uplink, in latency, and as incast.
-
-Between the closed forms of :mod:`paceenv.sim.cluster.collectives` and the engine's records
-(:mod:`paceenv.sim.cluster.derive`).
-"""
+"""What transfers take of a cluster's fabric: of a program's on rates that are numbers, and of the one collective of a
+job that is described by times, on rates that each episode may draw."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.sim.cluster.collectives import (
-    BYTES_PER_GBIT,
-    TREE_BELOW_BYTES,
-    Algorithm,
-    Law,
-    Way,
-    crossing_bytes,
-    crossing_hops,
-    volume,
-)
+from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, TREE_BELOW_BYTES, Algorithm
 from paceenv.sim.cluster.environment import Job
 from paceenv.sim.cluster.fabric import INTRA_NODE_GBPS, Fabric
-from paceenv.sim.cluster.protocols import Choice, choices
+from paceenv.sim.cluster.program.footprint import Tiers, Topology, Use, Values, laid, use
+from paceenv.sim.cluster.program.program_tables import Start, StepPlan
+from paceenv.sim.cluster.protocols import AS_GIVEN, Choice, choices
 from paceenv.sim.cluster.quantity import Draw
-from paceenv.sim.cluster.step_time import Step, plan
-from paceenv.sim.cluster.workload import Gpu, Workload
-
-Values = float | NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where the members of a process group sit: ``per_node`` on each of ``nodes``; ``sharing`` groups share a node."""
+def tiers_of(fabric: Fabric, job: Job, draw: Draw | None = None, *, has_tenants: bool = False) -> Tiers:
+    """The links of a fabric for the nodes of a job.
 
-    nodes: int
-    per_node: int
-    groups: int
-    total_nodes: int
-    ranks_per_node: int
-    sharing: int = 1
+    Where leaves have uplinks of their own, the top tier carries what all of them do. That alone limits no job, so it is
+    left out unless tenants share it.
+
+    Args:
+        draw: of the episodes, for rates that are drawn; the order of the counted draws is part of every config's
+            results. Default: rates are numbers.
+    """
+    draw = Draw(np.zeros(1, np.uint64), job.nodes) if draw is None else draw
+    nic_gbps, inside_gbps = draw(fabric.nic_gbps), draw(fabric.intra_node_gbps)
+    if fabric.intra_node_gbps is None:
+        inside_gbps = INTRA_NODE_GBPS[fabric.intra_node]
+    uplink_Bps = draw(fabric.uplink_gbps) * BYTES_PER_GBIT
+    hop_s = draw(fabric.latency_us) * 1e-6
+    rank_Bps = nic_gbps * fabric.nics_per_node / job.ranks_per_node * BYTES_PER_GBIT
+    leaf_Bps: Values = math.inf
+    if fabric.oversubscription is not None:
+        ratio = draw.named("fabric.oversubscription", fabric.oversubscription)
+        leaf_Bps = fabric.nodes_per_leaf * rank_Bps * job.ranks_per_node / ratio
+        uplink_Bps = -(-job.nodes // fabric.nodes_per_leaf) * leaf_Bps if has_tenants else math.inf
+    inside_us = draw.named("fabric.intra_node_latency_us", fabric.intra_node_latency_us)
+    return Tiers(
+        job.nodes,
+        job.ranks_per_node,
+        fabric.nodes_per_leaf,
+        fabric.nics_per_node,
+        inside_gbps * BYTES_PER_GBIT,
+        rank_Bps * job.ranks_per_node / fabric.nics_per_node,
+        leaf_Bps,
+        uplink_Bps,
+        hop_s if fabric.intra_node_latency_us is None else inside_us * 1e-6,
+        hop_s,
+        draw.named("fabric.sqrt", fabric.sqrt_us_per_sqrt_mb) * 1e-9,
+        draw.named("fabric.intra_node_sqrt", fabric.intra_node_sqrt_us_per_sqrt_mb) * 1e-9,
+        fabric.ecmp_paths,
+    )
 
 
-@dataclass(frozen=True)
-class Links:
-    """Rates (bytes per second, one direction) and costs of what a group's collective passes; drawn for E episodes."""
+def choice_of(fabric: Fabric, job: Job, tiers: Tiers) -> Callable[[Start, Sequence[int]], Choice]:
+    """How a transfer of some ranks is sent: where NCCL may choose, what it expects to take least time alone."""
 
-    rank_Bps: Values
-    """A rank's share of its node's NICs."""
-    inside_Bps: Values
-    hop_s: Values
-    inside_hop_s: Values
-    sqrt_s: Values
-    inside_sqrt_s: Values
-    uplink_Bps: Values
-    leaf_Bps: Values
-    """What one leaf can send up; infinite where a single shared tier is given."""
-    own_imbalance: Values
-    """Load of the busiest equal-cost path over the mean, of one group's flows."""
-    imbalance: Values
-    """The same of the flows of all groups."""
+    def found(start: Start, members: Sequence[int]) -> Choice:
+        size = start.payload_bytes / start.parts
+        nodes = len({rank // tiers.ranks_per_node for rank in members})
+        ways = choices(fabric, start.op, job.algorithm, size, nodes=nodes)
+
+        def time_s(choice: Choice) -> float:
+            one = use(tiers, start.op, members, size, choice)
+            return one.alone_s / choice.expected + one.latency_s
+
+        return min(ways, key=time_s) if len(ways) > 1 else ways[0]
+
+    return found
+
+
+def use_of(fabric: Fabric, job: Job, *, has_tenants: bool = False) -> Callable[[Start, Sequence[int]], Use]:
+    """What a transfer of some ranks of a job takes of the links of a fabric."""
+    tiers = tiers_of(fabric, job, has_tenants=has_tenants)
+    choose = choice_of(fabric, job, tiers)
+
+    def found(start: Start, members: Sequence[int]) -> Use:
+        choice, size = choose(start, members), start.payload_bytes / start.parts
+        efficiency, is_lost = fabric.efficiency.get(start.op, 1.0), fabric.unused_rate == "lost"
+        groups = max(job.ranks // len(members), 1)
+        one = use(tiers, start.op, members, size, choice, efficiency=efficiency, is_lost=is_lost, groups=groups)
+        weight = float(one.flows) if fabric.sharing == "flows" else 1.0
+        return one._replace(alone_s=one.alone_s * start.parts, latency_s=one.latency_s * start.parts, weight=weight)
+
+    return found
+
+
+def node_bytes(plan: StepPlan, fabric: Fabric, job: Job) -> float:
+    """What the busiest node sends through its NICs in a step of a program, bytes."""
+    tiers, sent_N = tiers_of(fabric, job), np.zeros(job.nodes)
+    choose = choice_of(fabric, job, tiers)
+    for name, groups in plan.communicators.items():
+        for members in groups:
+            for start in plan.roles[plan.role_R[members[0]]]:
+                if isinstance(start, Start) and start.communicator == name:
+                    choice = choose(start, members)
+                    one = laid(tiers, start.op, members, start.payload_bytes / choice.data_share, choice.algorithm)
+                    sent_N += one.load[tiers.nic_links][::2].reshape(job.nodes, -1).sum(axis=1)
+    return float(sent_N.max())
 
 
 class Times(NamedTuple):
@@ -74,228 +115,118 @@ class Times(NamedTuple):
     latency_s: Values
 
 
-def draw_links(fabric: Fabric, place: Layout, draw: Draw) -> Links:
-    """The links that the members of a group use. The order of the counted draws is part of every config's results."""
-    nic_gbps, inside_gbps = draw(fabric.nic_gbps), draw(fabric.intra_node_gbps)
-    if fabric.intra_node_gbps is None:
-        inside_gbps = INTRA_NODE_GBPS[fabric.intra_node]
-    uplink_Bps = np.asarray(draw(fabric.uplink_gbps)) * BYTES_PER_GBIT
-    hop_s = np.asarray(draw(fabric.latency_us)) * 1e-6
-    rank_Bps: Values = np.asarray(nic_gbps) * fabric.nics_per_node / place.ranks_per_node * BYTES_PER_GBIT
-    leaf_Bps: Values = math.inf
-    if fabric.oversubscription is not None:
-        ratio = np.asarray(draw.named("fabric.oversubscription", fabric.oversubscription))
-        leaf_Bps = fabric.nodes_per_leaf * rank_Bps * place.ranks_per_node / ratio
-        uplink_Bps = np.asarray(_leaves(place.total_nodes, fabric) * leaf_Bps)
-    own, every = _path_imbalance(fabric, place, draw)
-    inside_us = draw.named("fabric.intra_node_latency_us", fabric.intra_node_latency_us)
-    return Links(
-        rank_Bps,
-        np.asarray(inside_gbps) * BYTES_PER_GBIT,
-        hop_s,
-        hop_s if fabric.intra_node_latency_us is None else np.asarray(inside_us) * 1e-6,
-        np.asarray(draw.named("fabric.sqrt", fabric.sqrt_us_per_sqrt_mb)) * 1e-9,
-        np.asarray(draw.named("fabric.intra_node_sqrt", fabric.intra_node_sqrt_us_per_sqrt_mb)) * 1e-9,
-        uplink_Bps,
-        leaf_Bps,
-        own,
-        every,
-    )
+class _Peaks(NamedTuple):
+    """An all-reduce of one byte by the first ranks of a job, as in :class:`~.footprint.Laid`; of loads the largest."""
+
+    inside: float
+    nic: float
+    sent: float
+    first: float
+    rounds: float
+    chain_rounds: float
+    hop_bytes: float
+    hops: int
+    hops_above: int
+    nodes: int
+    per_node: int
 
 
-def plan_step(workload: Workload, gpu: Gpu, fabric: Fabric, job: Job) -> Step:
-    """The step of a workload on the GPUs of a job, over the laws of its fabric.
-
-    Raises:
-        InputError: where the workload does not fit or does not divide.
-    """
-    inside, across = link_laws(fabric, job)
-    return plan(workload, gpu, job.ranks, job.ranks_per_node, inside, across, algorithm=job.algorithm)
-
-
-def link_laws(fabric: Fabric, job: Job) -> tuple[Law, Law]:
-    """The laws of a rank's link inside its node, and of all NICs of a node together."""
-    place = Layout(job.nodes, job.ranks_per_node, 1, job.nodes, job.ranks_per_node)
-    links = draw_links(fabric, place, Draw(np.zeros(1, np.uint64), job.nodes))
-    node_Bps = float(np.ravel(links.rank_Bps)[0]) * job.ranks_per_node
-    inside = Law(float(links.inside_hop_s), float(links.inside_Bps), float(links.inside_sqrt_s))
-    return inside, Law(float(links.hop_s), node_Bps, float(links.sqrt_s))
+@lru_cache(256)
+def _peaks(place: Topology, members: int, algorithm: Algorithm) -> _Peaks:
+    one = laid(place, "all_reduce", range(members), 1.0, algorithm)
+    inside, nic = (float(one.load[links].max()) for links in (place.inside_links, place.nic_links))
+    sizes = len(one.per_node), max(map(len, one.per_node.values()))
+    return _Peaks(
+        inside, nic, one.sent_bytes, one.first_bytes, one.rounds, one.chain_rounds, one.hop_bytes, one.hops,
+        one.hops_above, *sizes,
+    )  # fmt: skip
 
 
-def described_place(job: Job, step: Step) -> Layout:
-    """Where a workload's data-parallel groups sit."""
-    group = step.group
-    nodes = max(group.members // group.per_node, 1)
-    return Layout(nodes, group.per_node, step.groups, job.nodes, job.ranks_per_node, group.sharing)
+class AllReduce:
+    """The all-reduce of a group of a job that is described by times, with the fabric to itself."""
 
+    def __init__(self, job: Job, fabric: Fabric, tiers: Tiers, draw: Draw) -> None:
+        self._fabric, self._tiers, self._algorithm = fabric, tiers, job.algorithm
+        self._nodes, self._members = job.group_nodes, job.group_nodes * job.ranks_per_node
+        self._place = Topology(tiers.nodes, tiers.ranks_per_node, tiers.nodes_per_leaf, tiers.nics_per_node)
+        self._own_imbalance, self._imbalance = self._path_imbalance(job.groups, draw)
 
-def described_times(algorithm: Algorithm, fabric: Fabric, step: Step, place: Layout, links: Links) -> Times:
-    """The data-parallel collectives of a workload: alone as its step says, on the uplink by bytes across leaves."""
-    if place.nodes < 2:
-        return Times(step.reduce_s, 0.0, 0.0)
-    work_s, own_s = _uplink_times(algorithm, fabric, place, links, np.asarray(step.payload_bytes))
-    return Times(np.maximum(step.reduce_s, own_s), work_s, 0.0)
+    def times(self, payload_bytes: Values) -> Times:
+        """Of a payload, number or ``(E,)``, by NCCL's protocols and channels where the fabric has any."""
+        return self._sent(self._algorithm, np.asarray(payload_bytes, np.float64))
 
+    def _sent(self, algorithm: Algorithm, S: NDArray[np.float64]) -> Times:
+        fabric = self._fabric
+        if algorithm == "auto" and fabric.protocol != "auto":  # a tree for small payloads, a ring for others
+            ways = self._sent("tree", S), self._sent("ring", S)
+            return Times(*(np.where(TREE_BELOW_BYTES > S, a, b) for a, b in zip(*ways, strict=True)))
+        if fabric.sends_as_given:
+            return self._by(algorithm, AS_GIVEN, S)
+        ways = choices(fabric, "all_reduce", algorithm, 0.0, nodes=self._nodes)
+        times = [self._by(one.algorithm, one, S) for one in ways]
+        expected_s = [
+            np.maximum(found.alone_s, found.uplink_work_s) / one.expected + found.latency_s
+            for one, found in zip(ways, times, strict=True)
+        ]
+        best = np.argmin(np.broadcast_arrays(*expected_s), axis=0)
+        return Times(*(np.choose(best, column) for column in zip(*times, strict=True)))
 
-def sent_times(algorithm: Algorithm, fabric: Fabric, place: Layout, links: Links, payload_bytes: Values) -> Times:
-    """An all-reduce of one group with the fabric to itself, by NCCL's protocols and channels where the fabric has any.
-
-    Args:
-        payload_bytes: the full tensor; number or ``(E,)``.
-    """
-    S = np.asarray(payload_bytes)
-    if fabric.sends_as_given:
-        return all_reduce_times(algorithm, fabric, place, links, S)
-    if algorithm == "auto" and fabric.protocol != "auto":
-        return _by_size(S, [sent_times(way, fabric, place, links, S) for way in ("tree", "ring")])
-    ways = choices(fabric, "all_reduce", algorithm, 0.0, nodes=place.nodes)
-    times = [
-        all_reduce_times(one.algorithm, fabric, place, _as_chosen(links, one, place), S / one.data_share)
-        for one in ways
-    ]
-    times = [a._replace(latency_s=a.latency_s + one.operation_s) for a, one in zip(times, ways, strict=True)]
-    expected_s = [
-        np.maximum(found.alone_s, found.uplink_work_s) / one.expected + found.latency_s
-        for one, found in zip(ways, times, strict=True)
-    ]
-    best = np.argmin(np.broadcast_arrays(*expected_s), axis=0)
-    return Times(*(np.choose(best, column) for column in zip(*times, strict=True)))
-
-
-def _by_size(S: NDArray[np.float64], ways: Sequence[Times]) -> Times:
-    """The first of two ways for small payloads, the second for the others."""
-    small = TREE_BELOW_BYTES > S
-    return Times(*(np.where(small, a, b) for a, b in zip(*ways, strict=True)))
-
-
-def _as_chosen(links: Links, choice: Choice, place: Layout) -> Links:
-    """Links as an operation finds them that has latencies and channels of its own; a node has its channels once."""
-    return replace(
-        links,
-        rank_Bps=np.minimum(links.rank_Bps, choice.channels_Bps / place.per_node),
-        inside_Bps=np.minimum(links.inside_Bps, choice.channels_Bps),
-        hop_s=links.hop_s * choice.hop_share,
-        inside_hop_s=links.inside_hop_s * choice.inside_hop_share,
-    )
-
-
-def all_reduce_times(algorithm: Algorithm, fabric: Fabric, place: Layout, links: Links, payload_bytes: Values) -> Times:
-    """An all-reduce of one group with the fabric to itself.
-
-    Args:
-        algorithm: ``ring`` is one flat ring over all ranks, whose bytes cross the NICs and the links inside at the same
-            time. ``tree`` has the nodes as members, each a chain inside. The others reduce inside first, then across,
-            then inside.
-        payload_bytes: the full tensor; number or ``(E,)``.
-    """
-    S, k, nodes = np.asarray(payload_bytes), place.per_node, place.nodes
-    if algorithm == "auto":
-        return _by_size(S, [all_reduce_times(way, fabric, place, links, S) for way in ("tree", "ring")])
-    alone_s: Values
-    if algorithm in ("ring", "tree") and k > 1:
-        if algorithm == "ring":
-            flat = volume("all_reduce", "ring", nodes * k, S)
-            inside_bytes, node_bytes = flat.sent_bytes, flat.sent_bytes if nodes > 1 else 0.0 * S
-            latency_s = flat.rounds * (links.hop_s if nodes > 1 else links.inside_hop_s)
+    def _by(self, algorithm: Algorithm, choice: Choice, payload_bytes: NDArray[np.float64]) -> Times:
+        """By one algorithm: bytes cross NICs and links inside at once, hierarchical ones one after the other."""
+        tiers, one, S = self._tiers, _peaks(self._place, self._members, algorithm), payload_bytes / choice.data_share
+        hop_s, inside_hop_s = tiers.hop_s * choice.hop_share, tiers.inside_hop_s * choice.inside_hop_share
+        alone_s = np.maximum(one.inside * S / tiers.inside_Bps, one.nic * S / tiers.nic_Bps)
+        alone_s = np.maximum(alone_s, max(one.sent, one.inside) * S / choice.channels_Bps)
+        first_s, sqrt_s = one.first * S / tiers.inside_Bps, tiers.inside_sqrt_s * np.sqrt(one.first * S)
+        hops_s = one.rounds * (hop_s if one.nodes > 1 else inside_hop_s) + one.chain_rounds * inside_hop_s
+        if one.nodes > 1:
+            sqrt_s = sqrt_s + tiers.sqrt_s * np.sqrt(one.sent * S / one.per_node)
         else:
-            tree = volume("all_reduce", "tree", nodes, S)
-            inside_bytes, node_bytes = (min(k, 3) - 1.0) * S, tree.sent_bytes
-            latency_s = tree.rounds * links.hop_s + 2.0 * (k - 1) * links.inside_hop_s
-        alone_s = np.maximum(inside_bytes / links.inside_Bps, node_bytes / k / _share_Bps(links, place))
-        sqrt_bytes = np.maximum(inside_bytes if nodes == 1 else 0.0 * S, node_bytes / k)
-        sqrt_s: Values = (links.inside_sqrt_s if nodes == 1 else links.sqrt_s) * sqrt_bytes**0.5
-    else:
-        way: Way = "tree" if algorithm == "tree" else "ring"
-        inside, across = volume("all_reduce", way, k, S), volume("all_reduce", way, nodes, S)
-        alone_s = across.sent_bytes / k / _share_Bps(links, place)
-        inside_s = inside.sent_bytes / links.inside_Bps
-        latency_s = inside_s + (across.rounds * links.hop_s + inside.rounds * links.inside_hop_s)
-        sqrt_s = links.inside_sqrt_s * inside.sent_bytes**0.5 + links.sqrt_s * (across.sent_bytes / k) ** 0.5
-    work_s, own_s = _uplink_times(algorithm, fabric, place, links, S)
-    return Times(np.maximum(alone_s, own_s), work_s, latency_s + sqrt_s)
+            sqrt_s = sqrt_s + tiers.inside_sqrt_s * np.sqrt(one.sent * S)
+        work_s = self._hops_above(one) * (one.hop_bytes * S) / tiers.uplink_Bps
+        leaf_s = work_s
+        if self._fabric.oversubscription is not None:  # it can use no other's leaves
+            leaf_s = self._hops_above(one) * (one.hop_bytes * S) / self._own_leaves / tiers.leaf_Bps
+        if tiers.paths is not None or self._fabric.oversubscription is not None:
+            alone_s = np.maximum(alone_s, leaf_s * self._own_imbalance)
+            work_s = work_s * self._imbalance
+        return Times(alone_s, work_s, first_s + hops_s + sqrt_s + choice.operation_s)
 
+    def _hops_above(self, one: _Peaks) -> float:
+        """Messages that leave their leaf; of nodes in random order the expected number."""
+        nodes, per_leaf = self._tiers.nodes, self._tiers.nodes_per_leaf
+        if self._fabric.placement == "packed" or nodes <= per_leaf:
+            return float(one.hops_above)
+        return one.hops * (nodes - per_leaf) / (nodes - 1)
 
-def message_s(
-    op: Literal["gather", "all_to_all"], fabric: Fabric, place: Layout, links: Links, payload_bytes: Values
-) -> Values:
-    """How long one sender's message of a gather or an all-to-all takes alone at the port of its receiver, seconds.
+    @property
+    def _own_leaves(self) -> int:
+        """On how many leaves the group sits."""
+        if self._fabric.placement == "packed":
+            return -(-self._nodes // self._tiers.nodes_per_leaf)
+        return min(self._nodes, self._tiers.leaves)
 
-    Where the tier above the leaves is slower than the ports for all groups together, its share counts instead.
+    def _path_imbalance(self, groups: int, draw: Draw) -> tuple[Values, Values]:
+        """Load of the busiest equal-cost path over the mean load, for one group and for all groups together.
 
-    Args:
-        payload_bytes: of a sender to a gather, or of a member of an all-to-all; number or ``(E,)``.
-    """
-    members = place.nodes * place.per_node
-    port_s = payload_bytes / (1.0 if op == "gather" else float(members)) / _share_Bps(links, place)
-    crossing = crossing_bytes(
-        op,
-        "ring",
-        place.nodes,
-        place.total_nodes,
-        fabric.nodes_per_leaf,
-        fabric.placement,
-        place.per_node * np.asarray(payload_bytes),
-    )
-    above_s = place.groups * crossing / links.uplink_Bps * links.imbalance
-    return np.maximum(port_s, above_s / max(members - 1, 1))
-
-
-def _share_Bps(links: Links, place: Layout) -> Values:
-    """A rank's rate across nodes; groups that share a node leave each other the NICs of the ranks they have there."""
-    if place.sharing == 1:
-        return links.rank_Bps
-    return links.rank_Bps * (place.ranks_per_node / place.per_node / place.sharing)
-
-
-def _uplink_times(
-    algorithm: Algorithm, fabric: Fabric, place: Layout, links: Links, S: NDArray[np.float64]
-) -> tuple[Values, Values]:
-    """Seconds of the whole uplink that a group's collective takes, and how long its own leaves or paths make it."""
-    where = place.nodes, place.total_nodes, fabric.nodes_per_leaf, fabric.placement
-    crossing = crossing_bytes("all_reduce", algorithm, *where, S, per_node=place.per_node)
-    work_s = crossing / links.uplink_Bps
-    if fabric.ecmp_paths is None and fabric.oversubscription is None:
-        return work_s, 0.0
-    # with leaves of their own, a group that sits on a few of them can use no other's uplinks
-    used, own_Bps = _group_leaves(fabric, place), links.leaf_Bps
-    own_s = crossing / used / own_Bps if fabric.oversubscription is not None else work_s
-    return work_s * links.imbalance, own_s * links.own_imbalance
-
-
-def _leaves(nodes: int, fabric: Fabric) -> int:
-    return -(-nodes // fabric.nodes_per_leaf)
-
-
-def _group_leaves(fabric: Fabric, place: Layout) -> int:
-    """On how many leaves a group sits."""
-    if fabric.placement == "packed":
-        return _leaves(place.nodes, fabric)
-    return min(place.nodes, _leaves(place.total_nodes, fabric))
-
-
-def _path_imbalance(fabric: Fabric, place: Layout, draw: Draw) -> tuple[Values, Values]:
-    """Load of the busiest equal-cost path over the mean load, for one group and for all groups together.
-
-    Every crossing hop of a ring is one flow per NIC. Each flow is hashed onto one of a leaf's paths, drawn for each
-    episode (a hash of addresses stays as it is while a job runs). One flow cannot use more than its path: with fewer
-    flows than paths the rest stays idle.
-    """
-    if fabric.ecmp_paths is None:
-        return 1.0, 1.0
-    hops = crossing_hops(place.nodes, place.total_nodes, fabric.nodes_per_leaf, fabric.placement)
-    if hops == 0.0:
-        return 1.0, 1.0
-    own_leaves, leaves = _group_leaves(fabric, place), _leaves(place.total_nodes, fabric)
-    if fabric.oversubscription is None:
-        own_leaves = leaves = 1
-    own_flows = max(1, round(hops / own_leaves)) * fabric.nics_per_node
-    flows = max(own_flows, round(own_flows * place.groups * own_leaves / leaves))
-    paths = fabric.ecmp_paths
-    path_ELF = draw.integers("fabric.ecmp_paths", paths, leaves * flows).reshape(-1, leaves, flows)
-    return (
-        _busiest(path_ELF[:, :own_leaves, :own_flows], paths) * paths / own_flows,
-        _busiest(path_ELF, paths) * paths / flows,
-    )
+        Every crossing hop of a ring is one flow per NIC. Each flow is hashed onto one of a leaf's paths, drawn for each
+        episode (a hash of addresses stays as it is while a job runs). One flow cannot use more than its path: with
+        fewer flows than paths the rest stays idle.
+        """
+        tiers, paths = self._tiers, self._tiers.paths
+        hops = self._hops_above(_peaks(self._place, self._members, "ring"))
+        if paths is None or hops == 0.0:
+            return 1.0, 1.0
+        own_leaves, leaves = self._own_leaves, tiers.leaves
+        if self._fabric.oversubscription is None:  # paths of one tier that all leaves share
+            own_leaves = leaves = 1
+        own_flows = max(1, round(hops / own_leaves)) * tiers.nics_per_node
+        flows = max(own_flows, round(own_flows * groups * own_leaves / leaves))
+        path_ELF = draw.integers("fabric.ecmp_paths", paths, leaves * flows).reshape(-1, leaves, flows)
+        return (
+            _busiest(path_ELF[:, :own_leaves, :own_flows], paths) * paths / own_flows,
+            _busiest(path_ELF, paths) * paths / flows,
+        )
 
 
 def _busiest(path_ELF: NDArray[np.int64], paths: int) -> NDArray[np.float64]:
@@ -304,3 +235,24 @@ def _busiest(path_ELF: NDArray[np.int64], paths: int) -> NDArray[np.float64]:
     at = path_ELF + paths * np.arange(E * leaves).reshape(E, leaves, 1)
     counts = np.bincount(at.ravel(), minlength=E * leaves * paths)
     return np.asarray(counts.reshape(E, leaves * paths).max(axis=1), dtype=np.float64)
+
+
+def message_s(
+    op: Literal["gather", "all_to_all"], job: Job, fabric: Fabric, tiers: Tiers, payload_bytes: Values
+) -> Values:
+    """How long one sender's message of a gather or an all-to-all takes alone at the port of its receiver, seconds.
+
+    Where the tier above the leaves is slower than the ports for all groups together, its share counts instead.
+
+    Args:
+        payload_bytes: of a sender to a gather, or of a member of an all-to-all; number or ``(E,)``.
+    """
+    n, L, N = job.group_nodes, fabric.nodes_per_leaf, job.nodes
+    members = n * job.ranks_per_node
+    rank_Bps = tiers.nic_Bps * tiers.nics_per_node / job.ranks_per_node
+    port_s = payload_bytes / (1.0 if op == "gather" else float(members)) / rank_Bps
+    apart = n - min(n, L) if op == "gather" else (n * n - sum(min(L, n - k) ** 2 for k in range(0, n, L))) / n
+    if fabric.placement == "spread" and N > L:
+        apart = (n - 1) * (N - L) / (N - 1)
+    above_s = job.groups * apart * job.ranks_per_node * np.asarray(payload_bytes) / tiers.uplink_Bps
+    return np.maximum(port_s, above_s / max(members - 1, 1))

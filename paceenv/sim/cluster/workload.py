@@ -1,6 +1,6 @@
 """A model, its GPUs, and how it is split: the ``workload`` and ``gpu`` sections of a cluster config.
 
-Payloads and memory are derived from the description; :mod:`paceenv.sim.cluster.step_time` makes a step of them.
+Payloads and memory are derived from the description; :mod:`~.program.described_steps` makes a step of them.
 
 Sources: activation memory, Korthikanti et al. 2022 (Reducing Activation Recomputation), with
 their tensor and sequence parallelism; optimizer memory and ZeRO stages, Rajbhandari et al. 2020. That operations other
@@ -28,10 +28,6 @@ ADAM_BYTES, MASTER_BYTES = 8, 4
 
 RESERVED_GB = 1.0
 """Memory of a GPU for context, communication buffers and workspace."""
-PROGRAM_KEYS = (
-    *("virtual_stages", "sequence_parallel", "context_parallel", "experts", "expert_parallel", "top_k", "shard_group"),
-)
-"""Keys of a workload that need ``step: program``."""
 
 
 class Gpu(Config):
@@ -114,15 +110,10 @@ class Workload(Config):
     host_overhead_s: float = Field(
         0.0, ge=0, allow_inf_nan=False, description="per layer and micro-batch, forward and backward, no kernel running"
     )
-    step: Literal["folded", "program"] = Field(
-        "folded", description="folded: one collective ends the step; program: every collective where it happens"
-    )
-    virtual_stages: int = Field(1, ge=1, le=64, description="parts of each stage, interleaved; needs step: program")
-    sequence_parallel: bool = Field(
-        False, description="tensor parallelism by reduce-scatter and all-gather; needs step: program"
-    )
-    context_parallel: int = Field(1, ge=1, description="GPUs that share each sequence; needs step: program")
-    experts: int = Field(1, ge=1, le=65_536, description="experts of every MLP; needs step: program")
+    virtual_stages: int = Field(1, ge=1, le=64, description="parts of each stage, interleaved")
+    sequence_parallel: bool = Field(False, description="tensor parallelism by reduce-scatter and all-gather")
+    context_parallel: int = Field(1, ge=1, description="GPUs that share each sequence")
+    experts: int = Field(1, ge=1, le=65_536, description="experts of every MLP")
     expert_parallel: int = Field(1, ge=1, description="replicas that share the experts of a layer")
     top_k: int = Field(1, ge=1, description="experts that a token goes to")
     shard_group: int | None = Field(
@@ -134,11 +125,8 @@ class Workload(Config):
         model, t, p = self.model, self.tensor_parallel, self.pipeline_parallel
         if self.batch % self.micro_batches:
             raise ValueError(f"micro_batches to divide the batch ({self.micro_batches} and {self.batch})")
-        if p > 1 and (self.zero_stage == 2 or (self.zero_stage == 3 and self.step == "folded")):
-            raise ValueError(
-                "zero_stage 0, 1, or 3 under step: program, with pipeline_parallel, whose micro-batches accumulate "
-                "gradients"
-            )
+        if p > 1 and self.zero_stage == 2:
+            raise ValueError("zero_stage 0, 1 or 3 with pipeline_parallel, whose micro-batches accumulate gradients")
         if self.zero_stage == 3 and not self.overlap:
             raise ValueError("overlap: true with zero_stage 3, which prefetches weights")
         if model.layers % p:
@@ -148,16 +136,11 @@ class Workload(Config):
                 raise ValueError("tensor_parallel 1, pipeline_parallel 1 and recompute none for a generic model")
         elif model.heads % t or model.mlp % t:
             raise ValueError(f"tensor_parallel to divide the {model.heads} heads and the MLP's {model.mlp} ({t})")
-        self._check_program_keys()
+        self._check_parts()
         return self
 
-    def _check_program_keys(self) -> None:
-        """Keys that only a program knows, and what fits together."""
-        if self.step == "folded":
-            for key in PROGRAM_KEYS:
-                if getattr(self, key) != type(self).model_fields[key].default:
-                    raise ValueError(f"{key} with step: program, and only with it")
-            return
+    def _check_parts(self) -> None:
+        """Virtual stages, parts of sequences, experts and shards."""
         model, p, v = self.model, self.pipeline_parallel, self.virtual_stages
         if model.kind == "generic" and (self.experts > 1 or self.context_parallel > 1):
             raise ValueError("experts 1 and context_parallel 1 for a generic model")
@@ -228,6 +211,15 @@ class Workload(Config):
         """Forward and backward of one sample, FLOPs, with as many experts as a token goes to."""
         model = self.model
         return model.flops + (1.0 + BACKWARD) * model.layers * self.expert_flops
+
+    @property
+    def recomputed_flops(self) -> float:
+        """Forward of one sample that backward repeats, FLOPs."""
+        model = self.model
+        if isinstance(model, Generic):
+            return 0.0
+        again = {"none": 0.0, "selective": model.attention_flops, "full": model.layer_flops}
+        return model.layers * again[self.recompute]
 
     @property
     def expert_flops(self) -> float:

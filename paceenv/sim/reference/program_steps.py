@@ -29,8 +29,8 @@ from paceenv.core import pacing, timing
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster.derive import drawn
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.cluster.program.program_run import choice_of, tiers_of
 from paceenv.sim.cluster.program.program_tables import Compute, Start, StepPlan, payload_R
+from paceenv.sim.cluster.transfers import choice_of, tiers_of
 from paceenv.sim.engine import draws
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import episode_keys
@@ -181,7 +181,7 @@ class Laid:
     def __init__(self, cluster: Cluster, *, is_together: bool = False) -> None:
         self.is_together = is_together
         refuse_what_is_unknown(cluster)
-        plan = cluster.program_plan()
+        plan = cluster.plan()
         assert plan is not None
         self.plan: StepPlan = plan
         self._payload_R = payload_R(plan)

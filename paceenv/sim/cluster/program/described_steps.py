@@ -1,7 +1,8 @@
 """From a described workload to a step as a program: every collective where it happens, on the communicator that has it.
 
-Ranks are numbered as :mod:`paceenv.sim.cluster.placement` does: tensor-parallel neighbours first, then context-parallel
-ones, then replicas, pipeline stages outermost. Ranks of a stage do the same, so a stage is a role.
+Ranks are numbered node by node: tensor-parallel neighbours first, then context-parallel ones, then replicas, pipeline
+stages outermost (Megatron-LM's order), so that what communicates most stays inside a node. Ranks of a stage do the
+same, so a stage is a role.
 
 What the next piece of work needs is waited for at once. What nobody needs until the optimizer may be held back
 (``can_wait``): gradient buckets, reduce-scatters, all-reduces between shards.
@@ -22,7 +23,6 @@ from paceenv.sim.cluster.collectives import Op
 from paceenv.sim.cluster.environment import Job
 from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.pipeline import interleaved
-from paceenv.sim.cluster.placement import Links
 from paceenv.sim.cluster.program.layer_passes import (
     CONTEXT,
     DATA,
@@ -39,8 +39,8 @@ from paceenv.sim.cluster.program.layer_passes import (
     seconds_of,
 )
 from paceenv.sim.cluster.program.program_tables import Compute, Instruction, Start, StepPlan, Wait
-from paceenv.sim.cluster.transfers import link_laws
-from paceenv.sim.cluster.workload import BYTES, Gpu, Workload
+from paceenv.sim.cluster.transfers import use_of
+from paceenv.sim.cluster.workload import BYTES, RESERVED_GB, Gpu, Workload
 
 SHARDS, REPLICAS, EMBEDDING = "shards", "replicas", "embedding"
 """Names of communicators."""
@@ -51,12 +51,8 @@ class Places:
 
     def __init__(self, workload: Workload, job: Job) -> None:
         self._workload, self._job = workload, job
-        t, p, c = workload.tensor_parallel, workload.pipeline_parallel, workload.context_parallel
-        if job.ranks % (t * p * c):
-            raise InputError(
-                f"workload.tensor_parallel x context_parallel x pipeline_parallel = {t} x {c} x {p} on {job.ranks} "
-                "GPUs; allowed: a product that divides them"
-            )
+        t, p = workload.tensor_parallel, workload.pipeline_parallel
+        self._check(job.ranks, job.ranks_per_node)
         self.replicas = job.ranks // (t * p)
         """Of every gradient; context-parallel ranks count, as each has a part of the tokens."""
         self.block = t * self.replicas
@@ -64,6 +60,22 @@ class Places:
             size = getattr(workload, key) or 1
             if self.replicas % size:
                 raise InputError(f"workload.{key} = {size}; allowed: a divisor of the {self.replicas} replicas")
+
+    def _check(self, ranks: int, ranks_per_node: int) -> None:
+        one, node = self._workload, min(ranks, ranks_per_node)
+        t, p, d, c = one.tensor_parallel, one.pipeline_parallel, one.data_parallel, one.context_parallel
+        if node % t and t % node:
+            raise InputError(
+                f"workload.tensor_parallel = {t}; allowed: a divisor or a multiple of the {node} GPUs of a node"
+            )
+        if ranks % (t * p * c) or (d is not None and d * t * p != ranks):
+            ways = f"{d} x {t} x {p}" if d is not None else f"{t} x {p}" + (f" x {c}" if c > 1 else "")
+            shared = f", where data_parallel counts the {c} GPUs of context_parallel one by one" if c > 1 else ""
+            allowed = "a product of exactly that many" if d is not None else "a product that divides them"
+            raise InputError(
+                f"workload.data_parallel x tensor_parallel x pipeline_parallel = {ways} on {ranks} GPUs{shared}; "
+                f"allowed: {allowed}"
+            )
 
     @property
     def folds_tensor(self) -> bool:
@@ -123,9 +135,14 @@ def described_plan(workload: Workload, gpu: Gpu, fabric: Fabric, job: Job) -> St
         InputError: where the workload does not divide the ranks.
     """
     places = Places(workload, job)
-    inside, across = link_laws(fabric, job)
-    links = Links(inside, across, min(job.ranks_per_node, job.ranks), job.algorithm, fabric=fabric)
-    passes = Passes(workload, gpu, links, places.folds_tensor)
+    _check_memory(workload, gpu, places.replicas)
+    use, tensor = use_of(fabric, job), list(range(workload.tensor_parallel))
+
+    def tensor_s(op: Op, payload_bytes: float) -> float:
+        one = use(Start(TENSOR, op, payload_bytes), tensor)
+        return one.alone_s + one.latency_s
+
+    passes = Passes(workload, gpu, tensor_s if places.folds_tensor else None)
     roles = [_Role(workload, passes, places.replicas, s).instructions() for s in range(workload.pipeline_parallel)]
     used = {one.communicator for role in roles for one in role if isinstance(one, Start)}
     every = {name: groups for name, groups in places.communicators().items() if name in used}
@@ -133,6 +150,17 @@ def described_plan(workload: Workload, gpu: Gpu, fabric: Fabric, job: Job) -> St
     role_R = [rank // block for rank in range(job.ranks)]
     wide = workload.tensor_parallel * workload.context_parallel
     return StepPlan(role_R, roles, every, [rank % block // wide for rank in range(job.ranks)])
+
+
+def _check_memory(workload: Workload, gpu: Gpu, replicas: int) -> None:
+    memory, gb = workload.memory(replicas), 1e9
+    if memory.total / gb + RESERVED_GB > gpu.memory_gb:
+        parts = ", ".join(f"{name} {value / gb:.3g}" for name, value in memory._asdict().items())
+        raise InputError(
+            f"workload: {memory.total / gb + RESERVED_GB:.1f} GB on the fullest of {replicas} x "
+            f"{workload.tensor_parallel} x {workload.pipeline_parallel} GPUs ({parts}, reserved {RESERVED_GB:g}); "
+            f"allowed: at most gpu.memory_gb = {gpu.memory_gb:g}"
+        )
 
 
 @dataclass

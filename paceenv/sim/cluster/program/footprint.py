@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.sim.cluster.collectives import Op, Way, tree_messages, volume
+from paceenv.sim.cluster.collectives import Algorithm, Op, Way, tree_messages, volume
 from paceenv.sim.cluster.protocols import AS_GIVEN, Choice
 
 UPLINK = 0
@@ -45,30 +45,18 @@ class Use(NamedTuple):
     """Its share of a link where it meets others, relative to theirs."""
 
 
+Values = float | NDArray[np.float64]
+"""One number, or one for each episode, ``(E,)``."""
+
+
 @dataclass(frozen=True)
-class Tiers:
-    """The links of a fabric of ``nodes``, rates in bytes per second and direction."""
+class Topology:
+    """Where the links of a fabric are; a link is one direction of a port."""
 
     nodes: int
     ranks_per_node: int
     nodes_per_leaf: int
     nics_per_node: int
-    inside_Bps: float
-    """Of one rank's link to its node's switch."""
-    nic_Bps: float
-    """Of one NIC."""
-    leaf_Bps: float
-    """Of all uplinks of a leaf; infinite without a limit of their own."""
-    uplink_Bps: float
-    """Of all that passes above the leaves."""
-    inside_hop_s: float
-    hop_s: float
-    sqrt_s: float = 0.0
-    """Seconds per square root of a byte that a node sends, between nodes."""
-    inside_sqrt_s: float = 0.0
-    """The same inside a node."""
-    paths: int | None = None
-    """Equal-cost paths of a leaf, or of the top tier without leaves' own rates, that flows are hashed onto."""
 
     @property
     def leaves(self) -> int:
@@ -80,17 +68,15 @@ class Tiers:
         """How many links there are: the top tier, ranks' links, NICs and leaves in both directions."""
         return 1 + 2 * (self.nodes * self.ranks_per_node + self.nodes * self.nics_per_node + self.leaves)
 
-    def rates_Bps(self) -> NDArray[np.float64]:
-        """Of every link, bytes per second."""
-        ranks, nics = self.nodes * self.ranks_per_node, self.nodes * self.nics_per_node
-        return np.concatenate(
-            [
-                [self.uplink_Bps],
-                np.full(2 * ranks, self.inside_Bps),
-                np.full(2 * nics, self.nic_Bps),
-                np.full(2 * self.leaves, self.leaf_Bps),
-            ]
-        )
+    @property
+    def inside_links(self) -> slice:
+        """All links of ranks inside their nodes."""
+        return slice(1, 1 + 2 * self.nodes * self.ranks_per_node)
+
+    @property
+    def nic_links(self) -> slice:
+        """All links of NICs."""
+        return slice(self.inside_links.stop, self.inside_links.stop + 2 * self.nodes * self.nics_per_node)
 
     def inside_link(self, rank: int, *, into: bool) -> int:
         """The link of a rank inside its node."""
@@ -130,6 +116,40 @@ class Tiers:
         return sorted({first + i * self.nics_per_node // self.ranks_per_node for i in locals_})
 
 
+@dataclass(frozen=True)
+class Tiers(Topology):
+    """The links of a fabric, rates in bytes per second and direction."""
+
+    inside_Bps: Values
+    """Of one rank's link to its node's switch."""
+    nic_Bps: Values
+    """Of one NIC."""
+    leaf_Bps: Values
+    """Of all uplinks of a leaf; infinite without a limit of their own."""
+    uplink_Bps: Values
+    """Of all that passes above the leaves."""
+    inside_hop_s: Values
+    hop_s: Values
+    sqrt_s: Values = 0.0
+    """Seconds per square root of a byte that a NIC sends, between nodes."""
+    inside_sqrt_s: Values = 0.0
+    """The same inside a node."""
+    paths: int | None = None
+    """Equal-cost paths of a leaf, or of the top tier without leaves' own rates, that flows are hashed onto."""
+
+    def rates_Bps(self) -> NDArray[np.float64]:
+        """Of every link, bytes per second."""
+        ranks, nics = self.nodes * self.ranks_per_node, self.nodes * self.nics_per_node
+        return np.concatenate(
+            [
+                [self.uplink_Bps],
+                np.full(2 * ranks, self.inside_Bps),
+                np.full(2 * nics, self.nic_Bps),
+                np.full(2 * self.leaves, self.leaf_Bps),
+            ]
+        )
+
+
 def messages(op: Op, way: Way, members: int, payload_bytes: float) -> list[tuple[int, int, float]]:
     """All bytes that an operation moves, as (sender, receiver, bytes) between places of its group.
 
@@ -141,12 +161,91 @@ def messages(op: Op, way: Way, members: int, payload_bytes: float) -> list[tuple
         return []
     if op == "send":
         return [(0, 1, S)]
+    if op == "gather":
+        return [(i, 0, S) for i in range(1, n)]
     if op == "all_to_all":
         return [(i, j, S / n) for i in range(n) for j in range(n) if i != j]
     if way == "tree":
         return [(a, b, 0.5 * S) for a, b in tree_messages(n)]
     sent_bytes = float(volume(op, "ring", n, S).sent_bytes)
     return [(i, (i + 1) % n, sent_bytes) for i in range(n - 1 if op == "broadcast" else n)]
+
+
+class Laid(NamedTuple):
+    """The bytes of an operation on the links of a fabric, whatever their rates."""
+
+    load: NDArray[np.float64]
+    """Of every link."""
+    sent_bytes: float
+    """That the busiest member sends, one after the other."""
+    rounds: float
+    """Message rounds one after the other; between nodes if there are several."""
+    chain_rounds: float
+    """Rounds inside a node besides."""
+    first_bytes: float
+    """That a member sends inside its node before and after all others (hierarchical)."""
+    hop_bytes: float
+    """Of one message between nodes."""
+    hops: int
+    """Messages between nodes."""
+    hops_above: int
+    """Those of them that leave their leaf."""
+    crossing: Counter[int]
+    """Flows that leave each leaf: one for each pair of ranks that exchange, or for each NIC if there are more."""
+    per_node: dict[int, list[int]]
+    """The members on each node."""
+    flows: int
+    """Pairs of ranks that exchange through the busiest port, in one direction."""
+
+
+def laid(place: Topology, op: Op, members: Sequence[int], payload_bytes: float, algorithm: Algorithm) -> Laid:
+    """Lay an operation of some ranks, in the order of their group, on the links.
+
+    A flat ring passes all members one after the other. The members of a tree are nodes, each of them a chain inside.
+    ``hierarchical`` reduces inside first, then by a ring of nodes, then inside.
+    """
+    per_node: dict[int, list[int]] = {}
+    for rank in members:
+        per_node.setdefault(rank // place.ranks_per_node, []).append(rank)
+    nodes, most = list(per_node), max(map(len, per_node.values()))
+    load, ports, crossing = np.zeros(place.links), Counter[tuple[int, bool]](), Counter[int]()
+    by_nodes = len(nodes) > 1 and (algorithm == "tree" or (algorithm == "hierarchical" and most > 1))
+    hops, chain_rounds, first_bytes = list[tuple[int, int, float, int]](), 0.0, 0.0
+    if by_nodes:
+        way: Way = "tree" if algorithm == "tree" else "ring"
+        hops = [(nodes[i], nodes[j], size, 1) for i, j, size in messages(op, way, len(nodes), payload_bytes)]
+        ports.update(port for here, there, _, _ in hops for port in ((here, False), (there, True)))
+        found = volume(op, way, len(nodes), payload_bytes)
+        if way == "tree":
+            chain_rounds = 2.0 * (most - 1)
+            for ranks in per_node.values():
+                for a, b in itertools.pairwise(ranks):
+                    for sender, receiver in ((a, b), (b, a)):
+                        _inside(place, load, sender, receiver, payload_bytes)
+        else:
+            within = volume(op, "ring", most, payload_bytes)
+            chain_rounds, first_bytes = within.rounds, float(within.sent_bytes)
+    else:
+        between: dict[tuple[int, int], list[float]] = {}
+        for i, j, size in messages(op, "ring", len(members), payload_bytes):
+            here, there = (members[k] // place.ranks_per_node for k in (i, j))
+            if here == there:
+                _inside(place, load, members[i], members[j], size)
+            if len(nodes) == 1:
+                ports.update(((members[i], False), (members[j], True)))
+            elif here != there:
+                ports.update(((here, False), (there, True)))
+                between.setdefault((here, there), []).append(size)
+        hops = [(here, there, sum(sizes), len(sizes)) for (here, there), sizes in between.items()]
+        found = volume(op, "ring", len(members), payload_bytes)
+    above = 0
+    for here, there, size, pairs in hops:
+        above += _cross(place, load, per_node[here], per_node[there], size, crossing, pairs)
+    hop_bytes = max((size for _, _, size, _ in hops), default=0.0)
+    return Laid(
+        load, float(found.sent_bytes), found.rounds, chain_rounds, first_bytes, hop_bytes, len(hops), above, crossing,
+        per_node, max(ports.values(), default=1),
+    )  # fmt: skip
 
 
 def use(
@@ -160,71 +259,40 @@ def use(
     is_lost: bool = False,
     groups: int = 1,
 ) -> Use:
-    """What an operation of some ranks takes of the links.
+    """What an operation of some ranks takes of the links of a fabric whose rates are numbers.
 
     Args:
         members: its ranks, in the order of their group.
         efficiency: the share of its slowest link that one operation alone can use.
         groups: how many process groups do the same beside it, this one included; flows of all are hashed onto paths.
     """
-    payload_bytes /= choice.data_share  # flags pass the links like data
+    sent_bytes = payload_bytes / choice.data_share  # flags pass the links like data
+    one = laid(tiers, op, members, sent_bytes, choice.algorithm)
+    load, crossing, is_inside = one.load, one.crossing, len(one.per_node) == 1
     hop_s, inside_hop_s = tiers.hop_s * choice.hop_share, tiers.inside_hop_s * choice.inside_hop_share
-    per_node: dict[int, list[int]] = {}
-    for rank in members:
-        per_node.setdefault(rank // tiers.ranks_per_node, []).append(rank)
-    load = np.zeros(tiers.links)
-    ports, crossing = Counter[tuple[int, bool]](), Counter[int]()
-    if choice.algorithm == "tree" and len(per_node) > 1:
-        nodes = list(per_node)
-        for i, j, size in messages(op, "tree", len(nodes), payload_bytes):
-            _cross(tiers, load, per_node[nodes[i]], per_node[nodes[j]], size, crossing)
-            ports.update(((nodes[i], False), (nodes[j], True)))
-        for ranks in per_node.values():  # a chain inside
-            for a, b in itertools.pairwise(ranks):
-                for sender, receiver in ((a, b), (b, a)):
-                    _inside(tiers, load, sender, receiver, payload_bytes)
-        found = volume(op, "tree", len(nodes), payload_bytes)
-        chain = 2.0 * (max(map(len, per_node.values())) - 1) * inside_hop_s
-        latency_s = float(found.rounds) * hop_s + chain
-    else:
-        between: dict[tuple[int, int], list[float]] = {}
-        for i, j, size in messages(op, "ring", len(members), payload_bytes):
-            here, there = (members[place] // tiers.ranks_per_node for place in (i, j))
-            if here == there:
-                _inside(tiers, load, members[i], members[j], size)
-            if len(per_node) == 1:
-                ports.update(((members[i], False), (members[j], True)))
-            elif here != there:
-                ports.update(((here, False), (there, True)))
-                between.setdefault((here, there), []).append(size)
-        for (here, there), sizes in between.items():
-            _cross(tiers, load, per_node[here], per_node[there], sum(sizes), crossing, len(sizes))
-        found = volume(op, "ring", len(members), payload_bytes)
-        latency_s = float(found.rounds) * (hop_s if len(per_node) > 1 else inside_hop_s)
+    latency_s = one.rounds * (inside_hop_s if is_inside else hop_s) + one.chain_rounds * inside_hop_s
     seconds, own_paths_s = load / tiers.rates_Bps(), 0.0
     if tiers.paths is not None and crossing:
         above = [UPLINK, *range(tiers.leaf_link(0, into=False), tiers.links)]
         own_paths_s = float(seconds[above].max()) * hashed_imbalance(crossing, tiers)
         seconds[above] *= hashed_imbalance({leaf: flows * groups for leaf, flows in crossing.items()}, tiers)
     slowest_s = max(float(seconds.max(initial=0.0)), own_paths_s)
-    sqrt_s = (tiers.sqrt_s if len(per_node) > 1 else tiers.inside_sqrt_s) * math.sqrt(float(load.max(initial=0.0)))
-    inside_bytes = float(load[1 : 1 + 2 * tiers.nodes * tiers.ranks_per_node].max())
-    channels_s = max(float(found.sent_bytes), inside_bytes) / choice.channels_Bps
+    sqrt_s = (tiers.inside_sqrt_s if is_inside else tiers.sqrt_s) * math.sqrt(float(load.max(initial=0.0)))
+    inside_bytes = float(load[tiers.inside_links].max())
+    channels_s = max(one.sent_bytes, inside_bytes) / choice.channels_Bps
     busy_s, alone_s = max(slowest_s, channels_s), max(slowest_s / efficiency, channels_s)
     links = np.flatnonzero(seconds > 0.0)
     taken_s = (busy_s if is_lost else alone_s) or 1.0
-    flows, nics = max(ports.values(), default=1), 0
-    if len(per_node) > 1:
-        nics = len({nic for ranks in per_node.values() for nic in tiers.nics_of(ranks)})
-    fan_in = (flows if op == "all_to_all" else 1) if nics else 0  # in a ring, a tree and a send one sends to one
-    fixed_s = latency_s + sqrt_s + choice.operation_s
-    return Use(alone_s, fixed_s, links, seconds[links] / taken_s, flows, fan_in, nics)
+    nics = 0 if is_inside else len({nic for ranks in one.per_node.values() for nic in tiers.nics_of(ranks)})
+    fan_in = (one.flows if op == "all_to_all" else 1) if nics else 0  # in a ring, a tree and a send one sends to one
+    fixed_s = float(latency_s + sqrt_s + choice.operation_s)
+    return Use(alone_s, fixed_s, links, seconds[links] / taken_s, one.flows, fan_in, nics)
 
 
-def _inside(tiers: Tiers, load: NDArray[np.float64], sender: int, receiver: int, size: float) -> None:
+def _inside(place: Topology, load: NDArray[np.float64], sender: int, receiver: int, size: float) -> None:
     """Lay bytes from one rank to another of its node on their links."""
-    load[tiers.inside_link(sender, into=False)] += size
-    load[tiers.inside_link(receiver, into=True)] += size
+    load[place.inside_link(sender, into=False)] += size
+    load[place.inside_link(receiver, into=True)] += size
 
 
 def hashed_imbalance(crossing: Mapping[int, int], tiers: Tiers) -> float:
@@ -241,22 +309,20 @@ def hashed_imbalance(crossing: Mapping[int, int], tiers: Tiers) -> float:
 
 
 def _cross(
-    tiers: Tiers,
+    place: Topology,
     load: NDArray[np.float64],
     senders: list[int],
     receivers: list[int],
     size: float,
     crossing: Counter[int],
-    pairs_of_ranks: int = 1,
-) -> None:
-    """Lay bytes from one node to another on NICs, leaves and the top tier.
-
-    Counts the flows that leave each leaf: one for each pair of ranks that exchange, or for each NIC if there are more.
-    """
-    pairs = tiers.nic_pairs(senders, receivers)
+    pairs_of_ranks: int,
+) -> bool:
+    """Lay bytes from one node to another on NICs, leaves and the top tier; whether they leave their leaf."""
+    pairs = place.nic_pairs(senders, receivers)
     for out, into in pairs:
-        part, above = size / len(pairs), tiers.above(out, into)
-        load[[tiers.nic_link(out, into=False), tiers.nic_link(into, into=True)]] += part
+        part, above = size / len(pairs), place.above(out, into)
+        load[[place.nic_link(out, into=False), place.nic_link(into, into=True)]] += part
         load[above] += part
     if above:
         crossing[above[0]] += max(len(pairs), pairs_of_ranks)
+    return bool(above)

@@ -9,13 +9,12 @@ how finely other traffic lies between them.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from paceenv.sim.cluster.architecture import BACKWARD, Generic, Tensor
 from paceenv.sim.cluster.collectives import Op
-from paceenv.sim.cluster.placement import Links
-from paceenv.sim.cluster.step_time import Bucket, buckets
 from paceenv.sim.cluster.workload import BYTES, Gpu, Moved, Workload
 
 MAX_SEGMENTS = 32
@@ -72,10 +71,9 @@ class Passes:
 
     workload: Workload
     gpu: Gpu
-    links: Links
-    """For what is folded into compute."""
-    folds_tensor: bool
-    """Whether tensor-parallel collectives lie inside a node and meet nobody, and so cost only time."""
+    tensor_s: Callable[[Op, float], float] | None
+    """Seconds of a tensor-parallel collective of so many bytes, where it lies inside a node and meets nobody, and so
+    costs only time."""
 
     @property
     def _rate(self) -> float:
@@ -113,7 +111,7 @@ class Passes:
 
     @property
     def _explicit_tensor(self) -> bool:
-        return self.workload.tensor_parallel > 1 and not self.folds_tensor
+        return self.workload.tensor_parallel > 1 and self.tensor_s is None
 
     def forward(self, layers: int) -> list[Piece]:
         """Of so many layers."""
@@ -144,10 +142,9 @@ class Passes:
         one = self.workload
         if one.tensor_parallel == 1 or one.sequence_parallel:
             return []
-        if self._explicit_tensor:
+        if self.tensor_s is None:
             return [Transfer(TENSOR, "all_gather", one.activation_bytes, 1)]
-        group = self.links.tensor_group(one.tensor_parallel)
-        return [Work(self.links.collective("all_gather", group, one.activation_bytes).time_s)]
+        return [Work(self.tensor_s("all_gather", one.activation_bytes))]
 
     def _forward(self, layers: int, *, host: bool = True) -> list[Piece]:
         one, model = self.workload, self.workload.model
@@ -204,9 +201,8 @@ class Passes:
         if one.tensor_parallel == 1:
             return []
         ops: tuple[Op, ...] = ("reduce_scatter", "all_gather") if one.sequence_parallel else ("all_reduce",)
-        if self.folds_tensor:
-            group = self.links.tensor_group(one.tensor_parallel)
-            return [Work(layers * sum(self.links.collective(op, group, size).time_s for op in ops))]
+        if self.tensor_s is not None:
+            return [Work(layers * sum(self.tensor_s(op, size) for op in ops))]
         return [Transfer(TENSOR, op, layers * size, layers) for op in ops]
 
     def _exchange(self, layers: int) -> list[Piece]:
@@ -242,6 +238,29 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
 def seconds_of(pieces: list[Piece]) -> float:
     """Computing in some pieces."""
     return sum(one.seconds for one in pieces if not isinstance(one, Transfer))
+
+
+class Bucket(NamedTuple):
+    """Gradients that are reduced together."""
+
+    payload_bytes: float
+    ready: float
+    """Share of backward after which its last tensor is complete."""
+
+
+def buckets(gradients: Sequence[Tensor], bytes_each: int, first_bytes: float, cap_bytes: float) -> list[Bucket]:
+    """Whole tensors in the order in which they are ready; a bucket that has reached its cap is closed.
+
+    PyTorch's rule for ``DistributedDataParallel`` (``compute_bucket_assignment_by_size``).
+    """
+    total = sum(t.flops for t in gradients)
+    found, payload, flops, limit = [], 0.0, 0.0, first_bytes
+    for i, tensor in enumerate(gradients):
+        payload, flops = payload + tensor.parameters * bytes_each, flops + tensor.flops
+        if payload >= limit or i == len(gradients) - 1:
+            found.append(Bucket(payload, min(flops / total, 1.0)))
+            payload, limit = 0.0, cap_bytes
+    return found
 
 
 class Reduced(NamedTuple):
