@@ -70,7 +70,7 @@ def _replaced(value: Any, replace: Callable[[Any], float | None]) -> Any:
     if number is not None:
         return number
     if isinstance(value, BaseModel):
-        return {name: _replaced(part, replace) for name, part in value}
+        return {name: _replaced(getattr(value, name), replace) for name in type(value).model_fields}
     return [_replaced(part, replace) for part in value] if isinstance(value, list) else value
 
 
@@ -103,7 +103,7 @@ def _derive(cluster: Cluster, program: Program, draw: Draw, E: int, tenants: int
     jobs["staleness"] = cluster.synchronization.staleness
     skewness = _synchronize(jobs, skewness, cluster.synchronization.sync_period)
     if not cluster.has_program:
-        jobs["ideal_step_s"] = ideal_step_s(jobs)
+        jobs["ideal_step_s"] = ideal_step_s(jobs, cluster.groups)
     else:
         jobs["ideal_step_s"] = program_alone_s(program, float(jobs["compute_s"][0])) + jobs["barrier_s"]
     _fail(cluster, draw, jobs)
@@ -206,15 +206,17 @@ def _fail(cluster: Cluster, draw: Draw, jobs: NDArray[np.void]) -> None:
         jobs["failure_per_s"] = cluster.job.nodes / (steps * jobs["ideal_step_s"])
 
 
-def ideal_step_s(jobs: NDArray[np.void]) -> Any:
-    """Step time with every rank equal and every link free, seconds: compute, one collective alone, latency, barrier.
+def ideal_step_s(jobs: NDArray[np.void], groups: int = 1) -> Any:
+    """Step time with every rank equal and no other job, seconds, as of a program: the job's own groups share the uplink,
+    and work that some always have after their collective is part of the step.
 
     A collective that overlaps starts with the first gradients and ends no earlier than the last ones alone let it.
     """
-    alone_s = np.maximum(jobs["transfer_alone_s"], jobs["uplink_work_s"])
+    alone_s = np.maximum(jobs["transfer_alone_s"], groups * jobs["uplink_work_s"])
     early_s = (1.0 - jobs["overlap_share"]) * jobs["compute_s"] + alone_s + jobs["latency_s"]
     late_s = np.where(jobs["overlap_share"] > 0.0, jobs["compute_s"] + jobs["tail_s"], 0.0)
-    step_s = np.maximum(early_s, late_s) + jobs["barrier_s"]
+    after_s = np.where(jobs["post_work_groups"] > 0, jobs["post_work_s"], 0.0) + jobs["barrier_s"]
+    step_s = np.maximum(early_s, late_s) + after_s
     # running ahead hides the collective, up to as many steps as it may take
     ahead_s = np.maximum(np.maximum(jobs["compute_s"], alone_s), step_s / (jobs["staleness"] + 1.0))
     return np.where(jobs["staleness"] > 0, ahead_s, step_s)

@@ -219,8 +219,12 @@ class Cluster(Config):
 
     @cached_property
     def folded(self) -> Folded | None:
-        """The step of a program of the simple kind; None for others, and for a job described by times, which is one."""
-        if self.is_measured or self.length_cv != 0.0:
+        """The step of a workload of the simple kind; None for others, and for a job described by times, which is one.
+
+        A program typed by hand runs as it is typed, so that its trace has every transfer; so do those whose transfers
+        share links in their own way or may lose messages.
+        """
+        if self.workload is None or self.fabric.set_for_programs or self.fabric.buffer_kb:
             return None
         return fold(self.plan(), use_of(self.fabric, self.job, has_tenants=True))
 

@@ -158,8 +158,8 @@ class AllReduce:
     def _sent(self, algorithm: Algorithm, S: NDArray[np.float64]) -> Times:
         fabric = self._fabric
         if algorithm == "auto" and fabric.protocol != "auto":  # a tree for small payloads, a ring for others
-            ways = self._sent("tree", S), self._sent("ring", S)
-            return Times(*(np.where(TREE_BELOW_BYTES > S, a, b) for a, b in zip(*ways, strict=True)))
+            tree, ring = self._sent("tree", S), self._sent("ring", S)
+            return Times(*(np.where(TREE_BELOW_BYTES > S, a, b) for a, b in zip(tree, ring, strict=True)))
         if fabric.sends_as_given:
             return self._by(algorithm, AS_GIVEN, S)
         ways = choices(fabric, "all_reduce", algorithm, 0.0, nodes=self._nodes)

@@ -78,8 +78,8 @@ JOB = np.dtype(
 """Parameters of one job. ``transfer_alone_s`` is the time of a group's collective on its own links. ``uplink_work_s``
 is the part of it that occupies the shared uplink, in seconds of the whole uplink. A random factor with coefficient of
 variation ``transfer_cv``, drawn for each group and iteration, stretches the time of the fluid. ``imbalance_table``
-indexes the quantile tables. ``ideal_step_s`` is the closed-form step without noise and contention: the reference of
-reward and reports.
+indexes the quantile tables. ``ideal_step_s`` is the step without noise and other jobs: the
+reference of reward and reports.
 
 A delay lasts longer than decided by an exponential time of mean ``late_wake_s``. What a rank measures has a normal
 error of ``stamp_noise_s``. A rank cannot measure a step with probability ``missing_share``.

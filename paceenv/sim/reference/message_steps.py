@@ -217,7 +217,7 @@ class Reference(PacedJob):
 
 def reference_of(cluster: Cluster, seed: int, limits: Limits = LIMITS) -> PacedJob:
     """A job in simulation, message by message, whatever its step is: one collective or a program."""
-    if cluster.has_program:
+    if not cluster.is_measured:
         return ProgramReference(cluster, seed, limits)
     return Reference(cluster, seed, limits=limits)
 
@@ -234,7 +234,7 @@ def check_size(cluster: Cluster, iterations: int, seeds: int) -> None:
     Raises:
         InputError: with the allowed size.
     """
-    messages = program_messages(cluster) if cluster.has_program else Setup.of(cluster).messages
+    messages = program_messages(cluster) if not cluster.is_measured else Setup.of(cluster).messages
     if messages * cluster.ranks * iterations * seeds > MAX_WORK:
         raise InputError(
             f"{cluster.name}: messages x ranks x iterations x seeds = {messages} x {cluster.ranks} x {iterations} "

@@ -43,13 +43,13 @@ def refuse_what_is_unknown(cluster: Cluster) -> None:
     fabric, power, reliability, noise = cluster.fabric, cluster.power, cluster.reliability, cluster.noise
     imperfect = any(quantity != 0.0 for quantity in (noise.late_wake_s, noise.missing_share))
     unknown = {
-        "workload without a program": cluster.workload is not None and not cluster.has_program,
-        "fabric.oversubscription without a program": fabric.oversubscription is not None and not cluster.has_program,
+        "workload without a program": cluster.workload is not None and cluster.is_measured,
+        "fabric.oversubscription without a program": fabric.oversubscription is not None and cluster.is_measured,
         "fabric.ecmp_paths": fabric.ecmp_paths is not None,
-        "fabric.protocol or channels without a program": not (fabric.sends_as_given or cluster.has_program),
+        "fabric.protocol or channels without a program": not (fabric.sends_as_given or not cluster.is_measured),
         "fabric.sqrt_us_per_sqrt_mb": fabric.sqrt_us_per_sqrt_mb != 0.0,
         "fabric.intra_node_sqrt_us_per_sqrt_mb": fabric.intra_node_sqrt_us_per_sqrt_mb != 0.0,
-        "noise.transfer_cv without a program": noise.transfer_cv != 0.0 and not cluster.has_program,
+        "noise.transfer_cv without a program": noise.transfer_cv != 0.0 and cluster.is_measured,
         "synchronization.staleness with late or missing ranks": cluster.synchronization.staleness > 0 and imperfect,
         "power.heat_slowdown": power.heat_slowdown != 0.0,
         "reliability.checkpoint_iterations": reliability.checkpoint_iterations > 0,

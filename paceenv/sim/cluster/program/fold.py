@@ -47,6 +47,8 @@ def fold(plan: StepPlan, use: Callable[[Start, Sequence[int]], Use]) -> Folded |
         return None
     first_wait = next((k for k, one in enumerate(role) if isinstance(one, Wait)), len(role))
     backward = [k for k in range(first_wait) if isinstance(role[k], Compute)]
+    if not backward or first_wait == len(role):
+        return None
     ahead = [one for one in role[:first_wait] if isinstance(one, Start)]
     if len({one.can_wait for one in ahead}) > 1 or any(one.can_wait for one in starts[len(ahead) :]):
         return None
