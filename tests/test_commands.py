@@ -62,7 +62,7 @@ def test_simulate_prints_what_it_promises(capsys: pytest.CaptureFixture[str]) ->
     assert summary["throughput_samples_per_s"] == pytest.approx(256 * 8 / step["mean"])
     assert (summary["nodes"], summary["policy"], summary["iterations"], summary["seeds"]) == (8, "passive", 400, 2)
     assert summary["mean_delay_s"] == 0.0
-    assert step["mean"] > summary["ideal_step_time_s"]
+    assert step["mean"] == pytest.approx(summary["ideal_step_time_s"], rel=0.02), "noise keeps its groups apart, too"
 
 
 def test_simulate_on_either_engine_is_the_same_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

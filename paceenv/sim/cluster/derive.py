@@ -207,8 +207,9 @@ def _fail(cluster: Cluster, draw: Draw, jobs: NDArray[np.void]) -> None:
 
 
 def ideal_step_s(jobs: NDArray[np.void], groups: int = 1) -> Any:
-    """Step time with every rank equal and no other job, seconds, as of a program: the job's own groups share the uplink,
-    and work that some always have after their collective is part of the step.
+    """Step time with every rank equal and no other job, seconds, as of a program.
+
+    The job's own groups share the uplink, and work that some always have after their collective is part of the step.
 
     A collective that overlaps starts with the first gradients and ends no earlier than the last ones alone let it.
     """
