@@ -5,10 +5,13 @@ Legend: E environments (rows), C clusters, T iterations, A numbers of an action.
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, ParamSpec, TypeAlias, get_args
 
 import gymnasium
 import numpy as np
@@ -26,6 +29,7 @@ from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
 
 ClusterLike: TypeAlias = str | os.PathLike[str] | Cluster
 Reward: TypeAlias = Literal["paired", "raw"]
+P = ParamSpec("P")
 
 WHERE = "paceenv/Pacing-v0"
 """What messages name as the place of a wrong value."""
@@ -82,6 +86,35 @@ class Rules:
         one = isinstance(self.cluster, (str, os.PathLike, Cluster))
         given: list[ClusterLike] = [self.cluster] if one else list(self.cluster)  # type: ignore[list-item, arg-type]
         return [loaded(cluster) for cluster in given]
+
+
+def takes_rules(*besides: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """An ``__init__`` whose ``**rules`` are fields of :class:`Rules`, with InputError for an argument that is neither.
+
+    Args:
+        besides: fields that it does not take.
+    """
+
+    def decorate(init: Callable[P, None]) -> Callable[P, None]:
+        own = [one for one in inspect.signature(init).parameters.values() if one.kind is not one.VAR_KEYWORD]
+        taken = {one.name for one in own} | set(besides)
+        more = [one for name, one in inspect.signature(Rules).parameters.items() if name not in taken]
+        keywords = [one.replace(kind=one.KEYWORD_ONLY) for one in more]
+        known = [one.name for one in (*own[1:], *keywords)]
+
+        @functools.wraps(init)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+            for name, value in kwargs.items():
+                if name not in known:
+                    near = difflib.get_close_matches(name, known, 1)
+                    hint = f" (did you mean {near[0]}?)" if near else ""
+                    raise out_of_range(f"argument {name}", value, f"the arguments {', '.join(known)}{hint}", WHERE)
+            init(*args, **kwargs)
+
+        checked.__signature__ = inspect.Signature([*own, *keywords])  # type: ignore[attr-defined]
+        return checked
+
+    return decorate
 
 
 def loaded(cluster: ClusterLike) -> Cluster:

@@ -10,18 +10,15 @@ from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
 from paceenv.core.errors import InputError, out_of_range
-from paceenv.core.limits import LIMITS, Limits
 from paceenv.envs.episode_batch import (
     DEFAULT_CLUSTER,
-    DEFAULT_MECHANISMS,
     WHERE,
     ClusterLike,
     EpisodeBatch,
-    Reward,
     Rules,
+    takes_rules,
 )
 from paceenv.envs.null_jobs import warn_of_nulls
-from paceenv.envs.registration import lists_arguments
 
 Array = NDArray[np.float32]
 
@@ -53,37 +50,22 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
 
     metadata: dict[str, Any] = {"name": "paceenv/Pacing-v0", "render_modes": [], "is_parallelizable": True}
 
-    @lists_arguments
+    @takes_rules("twin", "names_in_info")
     def __init__(
         self,
         cluster: ClusterLike | Sequence[ClusterLike] = DEFAULT_CLUSTER,
         *,
-        weights: Sequence[float] | None = None,
-        mechanisms: str | Sequence[str] = DEFAULT_MECHANISMS,
-        interval_iterations: int = 20,
-        episode_intervals: int = 64,
-        cv_weight: float | Sequence[float] = 0.5,
-        reward: Reward = "paired",
-        limits: Limits = LIMITS,
         warn_null: bool = True,
         render_mode: None = None,
+        **rules: Any,
     ) -> None:
-        rules = Rules(
-            cluster,
-            weights,
-            mechanisms,
-            interval_iterations,
-            episode_intervals,
-            cv_weight,
-            reward=reward,
-            limits=limits,
-        )
-        self._batch, self.render_mode = EpisodeBatch(1, rules), render_mode
+        given = Rules(cluster, **rules)
+        self._batch, self.render_mode = EpisodeBatch(1, given), render_mode
         ranks = sorted({one.ranks for one in self._batch.clusters})
         if len(ranks) > 1:
             raise out_of_range("cluster", f"clusters of {ranks} ranks", "one number of ranks, as of agents", WHERE)
         if warn_null:
-            warn_of_nulls(self._batch.clusters, rules)
+            warn_of_nulls(self._batch.clusters, given)
         self.possible_agents = [f"rank_{rank}" for rank in range(ranks[0])]
         self.agents: list[str] = []
         # a space of its own for each agent, and always the same one, as each samples from its own seed

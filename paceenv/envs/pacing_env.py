@@ -15,20 +15,18 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError, out_of_range
-from paceenv.core.limits import LIMITS, Limits
 from paceenv.envs import environment_tables
 from paceenv.envs.episode_batch import (
     DEFAULT_CLUSTER,
-    DEFAULT_MECHANISMS,
     WHERE,
     ClusterLike,
     EpisodeBatch,
-    Reward,
     Rules,
+    takes_rules,
 )
 from paceenv.envs.frames import RENDER_MODES, Frame, RenderMode, frame
 from paceenv.envs.null_jobs import warn_of_nulls
-from paceenv.envs.registration import lists_arguments, register_envs
+from paceenv.envs.registration import register_envs
 
 METADATA: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 4}
 """What both environments tell wrappers; a frame is one step of the environment."""
@@ -149,40 +147,21 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     metadata: dict[str, Any] = METADATA
 
-    @lists_arguments
+    @takes_rules()
     def __init__(
         self,
         cluster: ClusterLike | Sequence[ClusterLike] = DEFAULT_CLUSTER,
         *,
-        weights: Sequence[float] | None = None,
-        mechanisms: str | Sequence[str] = DEFAULT_MECHANISMS,
-        interval_iterations: int = 20,
-        episode_intervals: int = 64,
-        cv_weight: float | Sequence[float] = 0.5,
-        reward: Reward = "paired",
-        twin: bool | None = None,
-        limits: Limits = LIMITS,
-        names_in_info: bool = False,
         warn_null: bool = True,
         render_mode: RenderMode | None = None,
+        **rules: Any,
     ) -> None:
-        rules = Rules(
-            cluster,
-            weights,
-            mechanisms,
-            interval_iterations,
-            episode_intervals,
-            cv_weight,
-            reward,
-            twin,
-            limits,
-            names_in_info,
-        )
+        given = Rules(cluster, **rules)
         self.render_mode = _checked_mode(render_mode)
-        self._batch = EpisodeBatch(1, rules, keeps_stamps=render_mode is not None)
+        self._batch = EpisodeBatch(1, given, keeps_stamps=render_mode is not None)
         self.observation_space, self.action_space = self._batch.observation_space, self._batch.action_space
         if warn_null:
-            warn_of_nulls(self._batch.clusters, rules)
+            warn_of_nulls(self._batch.clusters, given)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -272,38 +251,19 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
 
     metadata: dict[str, Any] = METADATA | {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
-    @lists_arguments
+    @takes_rules()
     def __init__(
         self,
         num_envs: int = 1,
         cluster: ClusterLike | Sequence[ClusterLike] = DEFAULT_CLUSTER,
         *,
-        weights: Sequence[float] | None = None,
-        mechanisms: str | Sequence[str] = DEFAULT_MECHANISMS,
-        interval_iterations: int = 20,
-        episode_intervals: int = 64,
-        cv_weight: float | Sequence[float] = 0.5,
-        reward: Reward = "paired",
-        twin: bool | None = None,
-        limits: Limits = LIMITS,
-        names_in_info: bool = False,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         threads: int = 1,
         warn_null: bool = True,
         render_mode: RenderMode | None = None,
+        **rules: Any,
     ) -> None:
-        rules = Rules(
-            cluster,
-            weights,
-            mechanisms,
-            interval_iterations,
-            episode_intervals,
-            cv_weight,
-            reward,
-            twin,
-            limits,
-            names_in_info,
-        )
+        given = Rules(cluster, **rules)
         try:
             self.autoreset_mode = AutoresetMode(autoreset_mode)
         except ValueError:
@@ -311,14 +271,14 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
             raise out_of_range("autoreset_mode", autoreset_mode, allowed, WHERE) from None
         self.render_mode = _checked_mode(render_mode)
         self.metadata = METADATA | {"autoreset_mode": self.autoreset_mode}
-        self._batch = EpisodeBatch(num_envs, rules, threads, keeps_stamps=render_mode is not None)
+        self._batch = EpisodeBatch(num_envs, given, threads, keeps_stamps=render_mode is not None)
         self.num_envs, self._ended = num_envs, np.zeros(num_envs, np.bool_)
         self.single_observation_space = self._batch.observation_space
         self.single_action_space = self._batch.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         if warn_null:
-            warn_of_nulls(self._batch.clusters, rules)
+            warn_of_nulls(self._batch.clusters, given)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
