@@ -110,4 +110,4 @@ def test_actions_are_clipped_and_invalid_ones_refused() -> None:
     with pytest.raises(InputError, match=r"the action of rank_0 has shape \(3,\); allowed: \(2,\)"):
         rewards([0.0, 0.0, 0.0])
     with pytest.raises(InputError, match=r"argument foo = 1; allowed: the arguments cluster, weights"):
-        PacingParallelEnv("two-jobs", foo=1)  # type: ignore[call-arg]
+        PacingParallelEnv("two-jobs", foo=1)

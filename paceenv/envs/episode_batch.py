@@ -99,8 +99,9 @@ def takes_rules(*besides: str) -> Callable[[Callable[P, None]], Callable[P, None
         own = [one for one in inspect.signature(init).parameters.values() if one.kind is not one.VAR_KEYWORD]
         taken = {one.name for one in own} | set(besides)
         more = [one for name, one in inspect.signature(Rules).parameters.items() if name not in taken]
-        keywords = [one.replace(kind=one.KEYWORD_ONLY) for one in more]
-        known = [one.name for one in (*own[1:], *keywords)]
+        first, last = ([one for one in own if (one.kind is one.KEYWORD_ONLY) is k] for k in (False, True))
+        every = [*first, *(one.replace(kind=one.KEYWORD_ONLY) for one in more), *last]
+        known = [one.name for one in every[1:]]
 
         @functools.wraps(init)
         def checked(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -111,7 +112,7 @@ def takes_rules(*besides: str) -> Callable[[Callable[P, None]], Callable[P, None
                     raise out_of_range(f"argument {name}", value, f"the arguments {', '.join(known)}{hint}", WHERE)
             init(*args, **kwargs)
 
-        checked.__signature__ = inspect.Signature([*own, *keywords])  # type: ignore[attr-defined]
+        checked.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         return checked
 
     return decorate
