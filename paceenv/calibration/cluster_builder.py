@@ -1,107 +1,107 @@
-"""A cluster while it is calibrated: its data, its parameters with their evidence, and correlated errors.
+"""A cluster while it is fitted: its data, its parameters with their evidence, and correlated errors.
 
-Each fit adds its part of a job here, under the keys of a cluster config. :mod:`paceenv.calibration.job_fit` makes the
-config from it.
+Each stage of a fit adds its part of a job here, under the keys of a cluster config; :meth:`ClusterBuilder.fit` compares
+the cluster with the trace and writes the record.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.job_stamps import JobStamps
-from paceenv.calibration.parameters import Parameter, exact, not_identifiable
-from paceenv.sim.cluster import Cluster
+from paceenv.calibration.heldout import HeldOutCheck
+from paceenv.calibration.job_steps import Steps, StepStamps, of_trace, simulate
+from paceenv.calibration.parameters import Parameter, not_identifiable
+from paceenv.sim.cluster import STAND_INS, Cluster
 from paceenv.sim.cluster.derive import derive
-from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
 
 AMPLE: Final = 10.0
 """A link that shows no limit is assumed to be this many times as fast as the one that limits."""
-MIN_UNPACED: Final = 16
-"""Steps without pacing from which on only those count as what the job does by itself."""
-GOOD_MEAN, GOOD_CV = 0.05, 0.03
-"""How far a good fit may be off: of the mean step relative to it, of its coefficient of variation."""
-_EPISODES = 32
-_BLOCKS = 8
-"""Blocks of consecutive steps, whose means give the error of the mean."""
+NOT_ASKED: Final = "not asked for"
 
 Array = NDArray[np.float64]
+Stamps = TypeVar("Stamps", bound=StepStamps)
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Mean step of a job in seconds, and its coefficient of variation.
+class JobFit:
+    """A calibrated cluster, its parameters with evidence, and how well it does what the job did.
 
-    For simulated runs, as long as the trace, these are means over runs, and ``_sd`` is the standard deviation between
-    runs: a job that locks into a tenant's phase differs from run to run. For a trace ``mean_sd`` comes from blocks.
+    ``measured`` are the trace's steps without pacing (all, where too few), ``simulated`` those of the cluster.
+    ``check`` is the one on unseen steps, or why there is none; ``notes`` say which description was taken and what was
+    left out. ``step_T`` are the steps that it was fitted to, seconds; ``ranks`` the trace's numbers of the ranks.
     """
 
-    mean_s: float
-    cv: float
-    mean_sd: float = 0.0
-    cv_sd: float = 0.0
+    cluster: Cluster
+    parameters: tuple[Parameter, ...]
+    measured: Steps
+    simulated: Steps
+    step_T: Array = field(default_factory=lambda: np.empty(0))
+    ranks: tuple[int, ...] = ()
+    check: HeldOutCheck | str = NOT_ASKED
+    notes: tuple[str, ...] = ()
 
-
-def of_trace(step_T: Array) -> Steps:
-    """Statistics of a trace's steps ``(T,)``, seconds; blocks give the error of the mean, as near steps are alike."""
-    blocks = np.array([block.mean() for block in np.array_split(step_T, min(_BLOCKS, len(step_T)))])
-    mean_s = float(step_T.mean())
-    se = float(blocks.std(ddof=1)) / math.sqrt(len(blocks))
-    return Steps(mean_s, float(step_T.std(ddof=1)) / mean_s, se)
-
-
-def simulator_of(cluster: Cluster, runs: int = 1, first: int = 0) -> Simulator:
-    """Runs of a cluster with seeds from ``first`` on."""
-    keys_E = episode_keys(list(range(first, first + runs)))
-    return Simulator(derive(cluster, keys_E), keys_E)
-
-
-def simulate(cluster: Cluster, iterations: int) -> Steps:
-    """Statistics of runs of a cluster without pacing, each ``iterations`` long."""
-    simulator = simulator_of(cluster, _EPISODES)
-    step_ET = simulator.run(simulator.off(), iterations)
-    mean_E = step_ET.mean(axis=1)
-    cv_E = step_ET.std(axis=1, ddof=1) / mean_E
-    return Steps(float(mean_E.mean()), float(cv_E.mean()), float(mean_E.std()), float(cv_E.std()))
-
-
-class ClusterBuilder:
-    """The cluster so far. Links are fitted to the stamps ``probed``; ``base`` is what the operator knows.
-
-    ``measured`` describes the trace's steps without pacing, or all steps where too few are without.
-    """
-
-    def __init__(self, stamps: JobStamps, probed: JobStamps, base: Cluster | None, name: str) -> None:
-        self.stamps, self.probed, self.base = stamps, probed, base
-        step_T = stamps.step_T[stamps.unpaced_T]
-        self.measured = of_trace(step_T if len(step_T) >= MIN_UNPACED else stamps.step_T)
-        self.parameters: list[Parameter] = []
-        self.correlations: dict[str, dict[str, float]] = {}
-        self.data: dict[str, Any] = {"fabric": {"nodes_per_leaf": 1, "nic_gbps": 1.0, "uplink_gbps": 1.0}, "job": {}}
-        if base is not None:
-            self.data = base.model_dump()
-            self.data["fabric"] |= {"oversubscription": None, "ecmp_paths": None}
-            for section in ("noise", "post_collective_work", "tenants"):
-                del self.data[section]
-        self.data |= {"name": name, "description": f"Fitted to a trace of {stamps.name} ({stamps.source})."}
+    def to_json(self) -> dict[str, Any]:
+        """Every parameter, and how well the cluster does what the job did, as plain data."""
+        return {
+            "parameters": [{"key": p.key, "told": p.is_identified} | p.to_record() for p in self.parameters],
+            "measured": {"step_mean_s": self.measured.mean_s, "step_cv": self.measured.cv},
+            "simulated": {"step_mean_s": self.simulated.mean_s, "step_cv": self.simulated.cv},
+        }
 
     @property
-    def steady_T(self) -> NDArray[np.bool_]:
-        """Iterations that show the job by itself: those without pacing, or all where too few are without."""
-        unpaced_T = self.stamps.unpaced_T
-        return unpaced_T if unpaced_T.sum() >= MIN_UNPACED else np.ones_like(unpaced_T)
+    def mean_error(self) -> float:
+        """Of the mean step, relative."""
+        return self.simulated.mean_s / self.measured.mean_s - 1.0
+
+    @property
+    def cv_error(self) -> float:
+        """Of the coefficient of variation."""
+        return self.simulated.cv - self.measured.cv
+
+
+class ClusterBuilder(Generic[Stamps]):
+    """The cluster so far; ``base`` is what the operator knows.
+
+    ``measured`` describes the trace's steps without pacing, or all steps where too few are without. ``stand_ins`` are
+    keys that nobody measured.
+    """
+
+    def __init__(self, stamps: Stamps, base: Cluster | None, data: dict[str, Any]) -> None:
+        self.stamps, self.base, self.data = stamps, base, data
+        self.measured = of_trace(stamps.step_T[stamps.steady_T])
+        self.parameters: list[Parameter] = []
+        self.correlations: dict[str, dict[str, float]] = {}
+        self.stand_ins: dict[str, float] = {}
+
+    def copy(self) -> ClusterBuilder[Stamps]:
+        """Another builder that has come as far, to try a change on."""
+        found = ClusterBuilder(self.stamps, self.base, deepcopy(self.data))
+        found.parameters, found.correlations = list(self.parameters), deepcopy(self.correlations)
+        found.stand_ins = dict(self.stand_ins)
+        return found
 
     def add(self, *parameters: Parameter) -> None:
+        """Add evidence alone, of what the config does not have or has already."""
         self.parameters += parameters
 
-    def add_exact(self, key: str, value: float, evidence: str) -> None:
-        """Add a parameter that has no error."""
-        self.add(exact(key, float(value), evidence))
+    def put(self, *parameters: Parameter) -> None:
+        """Add parameters with their evidence, and their values to the config."""
+        self.parameters += parameters
+        for one in parameters:
+            section, _, key = one.key.partition(".")
+            self.data.setdefault(section, {})[key] = one.value
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Take back the evidence of some keys, which a later stage knows better."""
+        self.parameters = [one for one in self.parameters if one.key not in set(keys)]
 
     def add_correlation(self, one: str, other: str, correlation: float) -> None:
         """Record that the errors of two parameters are correlated; 0 is not recorded."""
@@ -117,7 +117,7 @@ class ClusterBuilder:
         """Where a number that limits nothing comes from."""
         return "assumed not to limit" if self.known(section, key) is None else "from base"
 
-    def cluster(self, **fabric: float) -> Cluster:
+    def cluster(self, **fabric: Any) -> Cluster:
         """The cluster as it is now, with other keys of its fabric if given."""
         return self.parse(self.data | {"fabric": self.data["fabric"] | fabric})
 
@@ -132,5 +132,30 @@ class ClusterBuilder:
         """Rates that limit nothing, where payloads take no time to speak of."""
         why = "its payload takes no longer than a round of messages"
         for key in ("nic_gbps", "uplink_gbps"):
-            self.data["fabric"][key] = self.known("fabric", key) or AMPLE
-            self.add(not_identifiable(f"fabric.{key}", self.data["fabric"][key], why, self.source("fabric", key)))
+            value = self.known("fabric", key) or AMPLE
+            self.put(not_identifiable(f"fabric.{key}", value, why, self.source("fabric", key)))
+
+    def fit(self) -> JobFit:
+        """The cluster, compared with the trace, and where each of its numbers comes from."""
+        stamps, cluster = self.stamps, self.cluster()
+        simulated = simulate(cluster, max(len(stamps.step_T), 2))
+        record = {
+            "source": f"{stamps.described}, {len(stamps.step_T)} iterations",
+            "fitted": {p.key: p.to_record() for p in self.parameters if p.is_identified},
+            "cannot_tell": {p.key: p.to_record() for p in self.parameters if not p.is_identified},
+            "correlations": self.correlations,
+            "measured": {
+                "step_mean_s": self.measured.mean_s,
+                "step_mean_se_s": self.measured.mean_sd,
+                "step_cv": self.measured.cv,
+            },
+            "simulated": {"step_mean_s": simulated.mean_s, "step_cv": simulated.cv},
+        }
+        ranks = tuple(sorted(stamps.names))
+        if cluster.program is not None:
+            record[STAND_INS] = self.stand_ins
+        if ranks != tuple(range(len(ranks))):
+            record["ranks"] = list(ranks)
+        cluster = cluster.model_copy(update={"calibration": record})
+        step_T = stamps.step_T[stamps.unpaced_T] if stamps.unpaced_T.any() else stamps.step_T
+        return JobFit(cluster, tuple(self.parameters), self.measured, simulated, step_T, ranks)

@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, MIN_UNPACED
 from paceenv.calibration.distances import Distance
-from paceenv.calibration.job_fit import calibrate_stamps
 from paceenv.calibration.job_stamps import MIN_ITERATIONS, JobStamps
+from paceenv.calibration.job_steps import GOOD_CV, GOOD_MEAN, MIN_UNPACED, StepStamps
 from paceenv.calibration.measurements import (
     MIN_STEPS,
     ROUNDING,
@@ -46,6 +45,7 @@ _LEAD_IN = 100
 _GOOD_P99, _GOOD_SKEW = 0.1, 0.1
 
 Array = NDArray[np.float64]
+Stamps = TypeVar("Stamps", bound=StepStamps)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class HeldOutCheck:
         }
 
 
-def check_job(stamps: JobStamps, probed: JobStamps | None = None, base: Cluster | None = None) -> HeldOutCheck | str:
+def check_fit(stamps: Stamps, fit: Callable[[Stamps], Cluster]) -> HeldOutCheck | str:
     """Fit a job's first steps and compare the fitted cluster with the rest, or say in words why not.
 
     Only steps without pacing are held out, as the fitted cluster is simulated without.
@@ -128,15 +128,12 @@ def check_job(stamps: JobStamps, probed: JobStamps | None = None, base: Cluster 
         return f"{T} steps, {len(rest.step_T)} of them held out and without pacing; needed: {least} and {MIN_STEPS}"
     if first.unpaced_T.sum() < MIN_UNPACED:
         return f"{int(first.unpaced_T.sum())} of the first {cut} steps are without pacing; needed: {MIN_UNPACED}"
-    fit = calibrate_stamps(first, probed, base, "held-out check")
-    measured = _describe("step", rest.step_T, rest.compute_TR, rest.entry_TR, rest.groups)
-    return _check("step", cut, rest.step_T, measured, fit.cluster, stamps.ranks, groups=rest.groups)[0]
-
-
-def check_steps(fitted: int, held_out_T: Array, cluster: Cluster) -> HeldOutCheck:
-    """Compare step times alone with those of clusters drawn from the errors of a fit."""
-    measured = _describe("step", held_out_T, held_out_T[:, None], held_out_T[:, None], 1)
-    return _check("step", fitted, held_out_T, measured, cluster, cluster.ranks, knows="steps")[0]
+    cluster, what = fit(first), "step"
+    if isinstance(rest, JobStamps):
+        measured = _describe(what, rest.step_T, rest.compute_TR, rest.entry_TR, rest.groups)
+        return _check(what, cut, rest.step_T, measured, cluster, rest.ranks, groups=rest.groups)[0]
+    measured = _describe(what, rest.step_T, rest.step_T[:, None], rest.step_T[:, None], 1)
+    return _check(what, cut, rest.step_T, measured, cluster, rest.ranks, knows="steps")[0]
 
 
 def check_stage(times: StageTimes, make: Callable[[NoiseFit], Cluster]) -> HeldOutCheck | str:

@@ -10,29 +10,24 @@ Axes: T steps, R ranks, J anchors of a rank: rows in the order of the program, a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import of_trace, simulate
-from paceenv.calibration.compute_noise import fit_ratios, length_cv, noise_of_compute
-from paceenv.calibration.job_fit import JobFit, record_of
+from paceenv.calibration.cluster_builder import ClusterBuilder, JobFit
+from paceenv.calibration.compute_noise import add_noise, fit_ratios, length_cv, put_length
+from paceenv.calibration.job_steps import StepStamps
 from paceenv.calibration.measurements import MIN_STEPS
 from paceenv.calibration.operation_speeds import fit_speeds
-from paceenv.calibration.parameters import Parameter, exact, identified, not_identifiable
+from paceenv.calibration.parameters import exact, identified, not_identifiable
+from paceenv.calibration.program_links import Matched, match_step
 from paceenv.calibration.program_stamps import plain_op, usual_iterations
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.sim.cluster import Cluster
-from paceenv.sim.cluster.model import STAND_INS
 from paceenv.sim.cluster.program.step_program import ProgramPhase, StepProgram, Work, flat
-from paceenv.ui import config_files
-
-BISECTIONS: Final = 12
-LEAST, MOST = 0.3, 2.0
-"""Rates that are tried, as shares of the known one."""
-_RUNS_T: Final = 300
 
 Array = NDArray[np.float64]
 
@@ -45,63 +40,42 @@ class _Anchor(NamedTuple):
     work: tuple[int, ...]
 
 
-class _Times(NamedTuple):
-    """Measured steps: number, length, and compute before each anchor of each rank ``(T, J)``, seconds."""
+@dataclass(frozen=True)
+class AnchorStamps(StepStamps):
+    """The steps of a job whose program is known: compute before each anchor of each rank ``(T, J)``, seconds.
 
-    iteration_T: NDArray[np.int64]
-    step_T: Array
+    ``rows_R`` are begin and end of each anchor but the last; those in the background begin where a rank handed the
+    transfer over if ``handed_over``, or where it began to wait.
+    """
+
     compute_R: list[Array]
     anchors_R: list[list[_Anchor]]
     rows_R: list[tuple[Array, Array]]
-    """Begin and end of each anchor but the last."""
     handed_over: bool
-    """Whether rows in the background begin where a rank handed the transfer over."""
 
 
-def fit_known(trace: Trace, base: Cluster, name: str, *, job: str | None = None) -> JobFit:
-    """Fit compute, noise and the NICs' rate of a known program to a trace.
-
-    Raises:
-        InputError: the trace's transfers are not those of the program.
-    """
+def fit_known(stamps: AnchorStamps, base: Cluster, name: str = "calibrated") -> JobFit:
+    """Fit compute, noise and the NICs' rate of a known program to a trace."""
     assert base.program is not None
-    name_of_job = trace.job_name(job)
-    times = _read(trace, name_of_job, base)
     works = [phase.compute for phase in flat(base.program.step) if phase.compute is not None]
     by_rank = any(one.ranks is not None for one in works)  # phases of their own say how ranks differ
-    seconds, ratio_TR, relative = _scaled(times, works, by_rank=by_rank)
-    noise = fit_ratios(name_of_job, trace.metadata.source, times.iteration_T, times.step_T, ratio_TR)
+    seconds, ratio_TR, relative = _scaled(stamps, works, by_rank=by_rank)
+    said = f"Program of {base.name}, fitted to a trace of {stamps.name}."
+    builder = ClusterBuilder(stamps, base, base.model_dump() | {"name": name, "description": said})
+    builder.add(exact("job.nodes", base.job.nodes, "from base"))
     length = length_cv(relative)
-    data = base.model_dump()
-    data |= {"name": name, "description": f"Program of {base.name}, fitted to a trace of {name_of_job}."}
-    parameters = [exact("job.nodes", base.job.nodes, "from base")]
-    if noise is None:
-        why = f"{len(times.step_T)} steps of {base.ranks} ranks"
-        parameters.append(not_identifiable("noise.jitter_cv", 0.0, why, f"from base; {MIN_STEPS} steps settle it"))
-    else:
-        names = np.unique(trace.column("rank")[trace.isin("job", name_of_job)]).tolist()
-        keys = ("common_cv", "persistent_cv", "imbalance_cv")
-        values, found = noise_of_compute(noise, names, by_rank=by_rank, keys=keys)
-        parameters += found
+    compute = fit_ratios(builder, ratio_TR, "from base")
+    if compute is not None:
+        builder.data["noise"] = {}
+        add_noise(builder, compute, ("common_cv", "persistent_cv", "imbalance_cv"), by_rank=by_rank)
         if not by_rank:
-            seconds = seconds * noise.mean_compute_s.value  # of healthy ranks
-        values["jitter_cv"] = _less_length(values["jitter_cv"], length, seconds)
-        data["noise"] = values
-    data["program"] = _with_seconds(base.program, seconds, length).model_dump(exclude_defaults=True)
+            seconds = seconds * compute.noise.mean_compute_s.value  # of healthy ranks
     if length:
-        count = sum(len(one) for one in relative)
-        said = "variation of single phases beyond that of whole steps"
-        parameters.append(identified("program.length_cv", length, length / (2.0 * count) ** 0.5, said))
-    measured = of_trace(times.step_T)
-    efficiency, speeds = _speeds(data, base, times, measured.mean_s)
-    data["fabric"] = data["fabric"] | {"efficiency": dict(base.fabric.efficiency) | efficiency}
-    parameters += speeds
-    cluster, rate = _rate(data, base, measured.mean_s, measured.mean_sd)
-    parameters.append(rate)
-    simulated = simulate(cluster, len(times.step_T))
-    source = f"{name_of_job} ({trace.metadata.source}), {len(times.step_T)} iterations"
-    record = record_of(source, parameters, measured, simulated) | {STAND_INS: {}}
-    return JobFit(cluster.model_copy(update={"calibration": record}), tuple(parameters), measured, simulated)
+        put_length(builder, length, seconds, relative)
+    builder.data["program"] = _with_seconds(base.program, seconds, length).model_dump(exclude_defaults=True)
+    _put_speeds(builder)
+    _put_rate(builder)
+    return builder.fit()
 
 
 def _events(program: StepProgram, rank: int) -> Iterator[tuple[str, int, str, bool]]:
@@ -142,9 +116,14 @@ def _anchors(program: StepProgram, rank: int, *, handed_over: bool) -> list[_Anc
     return [*found, _Anchor("", True, tuple(work))]
 
 
-def _read(trace: Trace, job: str, base: Cluster) -> _Times:
-    """Steps whose rows are those of the program."""
+def read_known(trace: Trace, base: Cluster, *, job: str | None = None) -> AnchorStamps:
+    """Steps whose rows are those of a known program.
+
+    Raises:
+        InputError: the trace's transfers are not those of the program.
+    """
     assert base.program is not None
+    job = trace.job_name(job)
     mine = np.flatnonzero(trace.isin("job", job))
     columns = {key: trace.column(key)[mine] for key in ("rank", "iteration", "seq", "op", "start_s", "end_s")}
     names, rank = np.unique(columns["rank"], return_inverse=True)
@@ -195,9 +174,20 @@ def _read(trace: Trace, job: str, base: Cluster) -> _Times:
                 cursor_s = max(end_s if anchor.blocks else start_s, cursor_s)
             compute_TJ[i, -1] = max(worked_TR[t, r] - cursor_s, 0.0)
         compute_R.append(compute_TJ)
-    step_T = np.array([last_T[t] - last_T[t - 1] for t in kept])
-    iteration_T = np.array([iterations[t] for t in kept], np.int64)
-    return _Times(iteration_T, step_T, compute_R, anchors_R, rows_R, handed_over)
+    begin_T = np.array([last_T[t - 1] for t in kept])
+    return AnchorStamps(
+        name=job,
+        source=trace.metadata.source,
+        names=tuple(names.tolist()),
+        iteration_T=np.array([iterations[t] for t in kept], np.int64),
+        begin_T=begin_T,
+        step_T=np.array([last_T[t] for t in kept]) - begin_T,
+        dropped=len(np.unique(columns["iteration"])) - len(kept),
+        compute_R=compute_R,
+        anchors_R=anchors_R,
+        rows_R=rows_R,
+        handed_over=handed_over,
+    )
 
 
 def _ops(rows: Sequence[tuple[str, float, float]], anchors: Sequence[_Anchor]) -> bool:
@@ -206,12 +196,12 @@ def _ops(rows: Sequence[tuple[str, float, float]], anchors: Sequence[_Anchor]) -
     return seen[: len(wanted)] == wanted and seen[len(wanted) :] in ([], ["all_reduce"])
 
 
-def _scaled(times: _Times, works: Sequence[Work], *, by_rank: bool) -> tuple[Array, Array, list[Array]]:
+def _scaled(stamps: AnchorStamps, works: Sequence[Work], *, by_rank: bool) -> tuple[Array, Array, list[Array]]:
     """Seconds of each compute phase; a rank's compute over a mean ``(T, R)``; compute of each anchor over its mean."""
     nominal = np.array([one.seconds for one in works])
     ratios: list[list[float]] = [[] for _ in works]
     total_R, relative = list[Array](), list[Array]()
-    for anchors, compute_TJ in zip(times.anchors_R, times.compute_R, strict=True):
+    for anchors, compute_TJ in zip(stamps.anchors_R, stamps.compute_R, strict=True):
         used = [j for j, anchor in enumerate(anchors) if nominal[list(anchor.work)].sum() > 0.0]
         for j in used:
             ratio = float(compute_TJ[:, j].mean() / nominal[list(anchors[j].work)].sum())
@@ -250,53 +240,29 @@ def _with_seconds(program: StepProgram, seconds: Array, length: float) -> StepPr
     return StepProgram.model_validate(data | ({"length_cv": float(f"{length:.4g}")} if length else {}))
 
 
-def _less_length(jitter_cv: float, length: float, seconds: Array) -> float:
-    """The jitter of whole steps without what single phases add to it."""
-    share = seconds / max(float(seconds.sum()), 1e-300)
-    return float(max(jitter_cv**2 - length**2 * float((share**2).sum()), 0.0) ** 0.5)
-
-
-def _speeds(
-    data: dict[str, Any], base: Cluster, times: _Times, mean_s: float
-) -> tuple[dict[str, float], list[Parameter]]:
+def _put_speeds(builder: ClusterBuilder[AnchorStamps]) -> None:
     """Efficiencies of operations; none where the base has them or the trace does not show them."""
-    if base.fabric.efficiency:
-        return {}, []
-    known = data["fabric"]["nic_gbps"]
+    stamps, fabric = builder.stamps, builder.data["fabric"]
+    if fabric["efficiency"]:
+        return
 
     def made(speeds: dict[str, float]) -> Cluster:
         fastest = max(speeds.values(), default=1.0)
         shares = {kind: speed / fastest for kind, speed in speeds.items()}
-        fabric = data["fabric"] | {"nic_gbps": known * fastest, "efficiency": shares}
-        return config_files.parse(Cluster, data | {"fabric": fabric, "noise": {}}, f"calibration of {base.name}")
+        changed = fabric | {"nic_gbps": fabric["nic_gbps"] * fastest, "efficiency": shares}
+        return builder.parse(builder.data | {"fabric": changed, "noise": {}})
 
-    return fit_speeds(made, times.rows_R, mean_s, handed_over=times.handed_over)
+    efficiency, found = fit_speeds(made, stamps.rows_R, builder.measured.mean_s, handed_over=stamps.handed_over)
+    fabric["efficiency"] = efficiency
+    builder.add(*found)
 
 
-def _rate(data: dict[str, Any], base: Cluster, mean_s: float, se_s: float) -> tuple[Cluster, Parameter]:
-    """The cluster with the NICs' rate that makes the simulated step as long as the measured one."""
-    assert isinstance(base.fabric.nic_gbps, int | float)
-    known = float(base.fabric.nic_gbps)
-
-    def made(gbps: float) -> Cluster:
-        fabric = data["fabric"] | {"nic_gbps": float(f"{gbps:.6g}")}
-        return config_files.parse(Cluster, data | {"fabric": fabric}, f"calibration of {base.name}")
-
-    def step_s(gbps: float) -> float:
-        return simulate(made(gbps), _RUNS_T).mean_s
-
-    low, high = LEAST * known, MOST * known
-    slow_s, fast_s = step_s(low), step_s(high)
-    if slow_s - fast_s < 0.01 * mean_s:
-        return made(known), not_identifiable("fabric.nic_gbps", known, "the step does not depend on it", "from base")
-    if not fast_s < mean_s < slow_s:
-        why = f"the simulated step is {fast_s:.4g} to {slow_s:.4g} s at any rate near it, the measured one {mean_s:.4g}"
-        return made(known), not_identifiable("fabric.nic_gbps", known, why, "from base")
-    for _ in range(BISECTIONS):
-        gbps = (low * high) ** 0.5
-        low, high = (gbps, high) if step_s(gbps) > mean_s else (low, gbps)
-    gbps = (low * high) ** 0.5
-    slope = abs(step_s(1.1 * gbps) - step_s(gbps)) / (0.1 * gbps)
-    se = min(se_s / max(slope, 1e-12), 0.5 * gbps)
-    said = "the rate with which the simulated step is as long as the measured one; latency is in it"
-    return made(gbps), identified("fabric.nic_gbps", float(f"{gbps:.6g}"), max(se, 0.01 * gbps), said)
+def _put_rate(builder: ClusterBuilder[AnchorStamps]) -> None:
+    """The NICs' rate that makes the simulated step as long as the measured one."""
+    key = "fabric.nic_gbps"
+    found = match_step(builder, [key])
+    if isinstance(found, Matched):
+        said = "the rate with which the simulated step is as long as the measured one; latency is in it"
+        builder.put(identified(key, found.gbps[key], found.gbps[key] * found.relative_se, said))
+    else:
+        builder.add(not_identifiable(key, builder.data["fabric"]["nic_gbps"], found, "from base"))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from paceenv.calibration.cluster_builder import simulator_of
+from paceenv.calibration.job_steps import simulator_of
 from paceenv.calibration.parameters import Parameter, identified
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.program_layout import OPS, START, WAIT, Program

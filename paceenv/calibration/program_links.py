@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
+from paceenv.calibration.cluster_builder import ClusterBuilder
+from paceenv.calibration.job_steps import simulate
 from paceenv.calibration.operation_speeds import ALIKE
 from paceenv.calibration.parameters import Parameter, identified
 from paceenv.calibration.program_stamps import ProgramStamps, Transfer
@@ -38,6 +40,10 @@ ROUNDS: Final = 6
 MEDIAN_VARIANCE: Final = np.pi / 2.0
 """Of a median of normal values, over that of their mean."""
 _TOLERANCE = 0.002
+LEAST, MOST = 0.3, 2.0
+"""Rates that are tried for the measured step, as shares of those known before."""
+BISECTIONS, MATCHED_T = 12, 300
+"""Of that search, and the steps that are simulated in each."""
 BETTER: Final = 0.02
 """By so much, in logarithms of durations, a choice must be better than one before it."""
 MEETS: Final = 0.5
@@ -260,6 +266,41 @@ def _of_contended(
             break
         low, high = (gbps, high) if simulated > sum(seconds) else (low, gbps)
     return LinkRate(place, (low * high) ** 0.5, 0.0, None, 0, 0, 0.0)
+
+
+class Matched(NamedTuple):
+    """Rates by key, and the standard error of their common factor, relative to it."""
+
+    gbps: dict[str, float]
+    relative_se: float
+
+
+def match_step(builder: ClusterBuilder[Any], keys: Sequence[str]) -> Matched | str:
+    """The rates, all changed alike, with which the simulated step is as long as the measured one; or why none are."""
+    known = {key: float(builder.data["fabric"][key.partition(".")[2]]) for key in keys}
+    mean_s, se_s = builder.measured.mean_s, builder.measured.mean_sd
+
+    def rates(factor: float) -> dict[str, float]:
+        return {key: float(f"{factor * gbps:.6g}") for key, gbps in known.items()}
+
+    def step_s(factor: float) -> float:
+        fabric = {key.partition(".")[2]: gbps for key, gbps in rates(factor).items()}
+        return simulate(builder.cluster(**fabric), MATCHED_T).mean_s
+
+    low, high = LEAST, MOST
+    slow_s, fast_s = step_s(low), step_s(high)
+    if slow_s - fast_s < 0.01 * mean_s:
+        return "the step does not depend on it"
+    if not fast_s < mean_s < slow_s:
+        return (
+            f"the simulated step is {fast_s:.4g} to {slow_s:.4g} s at any rate near it, the measured one {mean_s:.4g}"
+        )
+    for _ in range(BISECTIONS):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if step_s(middle) > mean_s else (low, middle)
+    factor = (low * high) ** 0.5
+    slope = abs(step_s(1.1 * factor) - step_s(factor)) / 0.1
+    return Matched(rates(factor), max(min(se_s / max(slope, 1e-12), 0.5), 0.01))
 
 
 class Sharing(NamedTuple):

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.calibration.job_steps import StepStamps
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, INTERRUPTIONS, OTHER_OPS, PACE_OP, Trace
 from paceenv.sim.cluster.collectives import Op
@@ -70,30 +71,19 @@ class Transfer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ProgramStamps:
+class ProgramStamps(StepStamps):
     """The steps of a job; times in seconds on the trace's clock, not a number where a rank lacks a transfer.
 
-    ``names`` are the trace's numbers of the ranks. ``begin_T`` is when the last rank ended the step before.
-    ``compute`` are all other rows of a rank: step, start and end ``(3, N)`` each.
+    ``begin_T`` is when the last rank ended the step before. ``compute`` are all other rows of a rank: step, start and
+    end ``(3, N)`` each.
     """
 
-    name: str
-    source: str
-    names: tuple[int, ...]
     hosts: tuple[str, ...]
     communicators: Mapping[str, Communicator]
     transfers: tuple[Transfer, ...]
-    iteration_T: Integers
-    begin_T: Array
-    step_T: Array
     start_TRK: Array
     end_TRK: Array
     compute: tuple[Array, ...]
-    dropped: int
-
-    @property
-    def ranks(self) -> int:
-        return len(self.names)
 
     @property
     def full_T(self) -> NDArray[np.bool_]:
@@ -101,12 +91,12 @@ class ProgramStamps:
         some_TK = np.isfinite(self.start_TRK).max(axis=1)
         return np.asarray(some_TK.min(axis=1), np.bool_)
 
-    def part(self, first: int) -> ProgramStamps:
-        """The first steps only."""
-        kept = {name: getattr(self, name)[:first] for name in ("iteration_T", "begin_T", "step_T")}
-        kept |= {name: getattr(self, name)[:first] for name in ("start_TRK", "end_TRK")}
-        rows = tuple(one[:, one[0] < first] for one in self.compute)
-        return replace(self, **kept, compute=rows)
+    def part(self, use_T: NDArray[np.bool_]) -> ProgramStamps:
+        """The stamps of some steps."""
+        place_T = np.cumsum(use_T) - 1
+        rows = tuple(one[:, use_T[one[0].astype(np.int64)]] for one in self.compute)
+        moved = tuple(np.stack([place_T[t.astype(np.int64)], start, end]) for t, start, end in rows)
+        return replace(super().part(use_T), compute=moved)
 
 
 def plain_op(op: str) -> Op | None:

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from paceenv.calibration.cluster_builder import AMPLE, GOOD_CV, GOOD_MEAN, ClusterBuilder, simulate
+from paceenv.calibration.cluster_builder import AMPLE, ClusterBuilder
 from paceenv.calibration.job_stamps import JobStamps
+from paceenv.calibration.job_steps import GOOD_CV, GOOD_MEAN, simulate
 from paceenv.calibration.link_replay import Filtered, filter_tenant
 from paceenv.calibration.parameters import Estimate, estimated, identified, not_identifiable
 from paceenv.sim.cluster import Cluster
@@ -222,7 +223,12 @@ def _estimate(at: float, sample: Array) -> Estimate:
 
 
 def add_tenant(
-    builder: ClusterBuilder, cap: float, unit_alone_s: float, unit_work_s: float, latency_s: float, jitter: float
+    builder: ClusterBuilder[JobStamps],
+    cap: float,
+    unit_alone_s: float,
+    unit_work_s: float,
+    latency_s: float,
+    jitter: float,
 ) -> bool:
     """Fit a tenant and take it into the cluster; False if none explains the durations.
 
@@ -257,12 +263,12 @@ def add_tenant(
     best = make(found.period_ratio.value, found.comm_share.value, found.alone_s.value)
     builder.data["tenants"] = [t.model_dump() | {"pause_rate": found.pause_rate.value} for t in best.tenants]
     fabric |= {"nic_gbps": best.fabric.nic_gbps, "uplink_gbps": best.fabric.uplink_gbps}
-    builder.parameters = [p for p in builder.parameters if p.key != "fabric.nic_gbps"]
+    builder.drop(["fabric.nic_gbps"])
     _add_tenant(builder, found, unit_work_s * groups)
     return True
 
 
-def _add_tenant(builder: ClusterBuilder, found: TenantFit, unit_whole_s: float) -> None:
+def _add_tenant(builder: ClusterBuilder[JobStamps], found: TenantFit, unit_whole_s: float) -> None:
     fabric = builder.data["fabric"]
     said = (
         f"particle filter through the trace's own arrivals, which expects {found.explained:.0%} of the durations' "

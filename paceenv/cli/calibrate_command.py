@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from paceenv.calibration.cluster_builder import JobFit
 from paceenv.calibration.fit_trace import fit_trace
 from paceenv.calibration.heldout import HeldOutCheck, check_stage
-from paceenv.calibration.job_fit import JobFit
 from paceenv.calibration.measurements import NoiseMeasurements, measure_noise, stage_times
 from paceenv.calibration.noise_fit import NoiseFit, fit_noise
 from paceenv.calibration.parameters import Parameter
@@ -229,12 +229,12 @@ def _fit_job(
     trace, clocks = trace_on_one_clock(trace)
     probed = None if probe is None else trace_on_one_clock(find_recordings([probe]).read().require_trace())[0]
     with output.progress(f"fit {out.stem}, then compare with unseen steps", 1) as done:
-        found = fit_trace(trace, base=known, name=out.stem, probe=probed, program=program)
+        found = fit_trace(trace, base=known, name=out.stem, probe=probed, program=program, check=True)
         done(1)
     notes = [*filter(None, [clocks]), *found.notes]
     for note in notes:
         output.say(note)
-    fit = replace(found.fit, cluster=_with_check(found.fit.cluster, found.check))
+    fit = replace(found, cluster=_with_check(found.cluster, found.check))
     config = fit.cluster.model_dump(exclude_defaults=True)
     config_files.write_yaml(out, config)
     if json_ is not None:
