@@ -20,6 +20,8 @@ from paceenv.calibration.noise_fit import NoiseFit, fit_noise
 from paceenv.calibration.parameters import bounded, estimated, exact, identified, not_identifiable
 from paceenv.calibration.two_state_fit import Episodes, find_episodes, fit_two_states
 from paceenv.core.errors import InputError
+from paceenv.sim.cluster import Cluster
+from paceenv.ui import config_files
 
 VARIES: Final = {
     "jitter_cv": "compute varies from step to step",
@@ -100,6 +102,16 @@ def add_noise(builder: ClusterBuilder[Any], compute: ComputeFit, keys: Sequence[
         builder.put(identified("noise.fail_slow_factor", compute.factor, compute.factor_se, said))
         most = {"fail_slow_share": min(episodes.share.value, 0.99), "fail_slow_factor": max(compute.factor, 1.0)}
         builder.data["noise"] |= most
+
+
+def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:
+    """``base`` with the measured compute time and noise, one node per measured worker."""
+    found, data = fit.to_config(), base.model_dump()
+    data["name"], data["description"] = name, f"Noise of compute fitted to {fit.source}, stage {fit.stage}."
+    data["job"] |= {"nodes": fit.workers, "compute_s": found["mean_compute_s"]}
+    data["noise"] |= found["noise"]
+    data["calibration"] = found["calibration"]
+    return config_files.parse(Cluster, data, f"calibration of {fit.source}")
 
 
 def fit_ratios(builder: ClusterBuilder[Any], ratio_TR: Array, otherwise: str) -> ComputeFit | None:

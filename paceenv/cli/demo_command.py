@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from paceenv.calibration.compute_noise import noise_cluster
 from paceenv.calibration.noise_fit import NoiseFit, calibrate_noise
 from paceenv.calibration.scaling_table import ScalingTarget
 from paceenv.calibration.scaling_table import compare as compare_scaling
-from paceenv.cli.calibrate_command import noise_cluster
 from paceenv.policies.policy_file import save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.evaluation import result_plots, score_table
