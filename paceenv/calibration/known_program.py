@@ -260,7 +260,7 @@ def _put_speeds(builder: ClusterBuilder[AnchorStamps]) -> None:
 def _put_rate(builder: ClusterBuilder[AnchorStamps]) -> None:
     """The NICs' rate that makes the simulated step as long as the measured one."""
     key = "fabric.nic_gbps"
-    found = match_step(builder, [key])
+    found = match_step(builder, [key], 0.3, 2.0)
     if isinstance(found, Matched):
         said = "the rate with which the simulated step is as long as the measured one; latency is in it"
         builder.put(identified(key, found.gbps[key], found.gbps[key] * found.relative_se, said))

@@ -56,7 +56,7 @@ def fit_program(stamps: ProgramStamps, base: Cluster | None = None, name: str = 
     builder.add(growth.parameter)
     found = durations(stamps)
     contended = partial(_simulated_s, builder)
-    rates = fit_rates(stamps, found, contended)
+    rates = fit_rates(stamps, found)
     sharing = fit_sharing(stamps, found, rates, contended, is_known=base is not None)
     _put_rates(builder, sharing.rates, found)
     builder.add(*sharing.parameters)
@@ -71,7 +71,7 @@ def fit_program(stamps: ProgramStamps, base: Cluster | None = None, name: str = 
         if varied is not None and abs(other.mean_error) < abs(fit.mean_error):
             builder, fit = varied, other
     unmeasured = [rate.key for rate in sharing.rates if not rate.alone and rate.key in builder.stand_ins]
-    if not unmeasured or not isinstance(matched := match_step(builder, unmeasured), Matched):
+    if not unmeasured or not isinstance(matched := match_step(builder, unmeasured, 0.5, 8.0), Matched):
         return fit
     for key in unmeasured:
         builder.drop([key])
@@ -174,7 +174,7 @@ def _put_rates(builder: ClusterBuilder[ProgramStamps], rates: list[LinkRate], fo
         if not rate.alone:
             known = builder.known(*rate.key.split("."))
             why = NONE_ALONE
-            source = "from base" if known is not None else f"put so that transfers take as long as measured; {SETTLES}"
+            source = "from base" if known is not None else f"that of the transfer that got most of it; {SETTLES}"
             _put_unknown(builder, rate.key, gbps if known is None else known, why, source, is_known=known is not None)
             if builder.base is None:
                 _put_unknown(builder, rate.latency_key, 0.0, why, "none; the rate has it")
