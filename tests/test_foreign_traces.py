@@ -131,7 +131,7 @@ def test_a_slow_rank_is_no_slow_link_of_a_known_program() -> None:
     """Where phases do not name ranks, what one rank computes longer is its own."""
     sizes = (("all_reduce", 1e7, 0.012), ("all_gather", 4e7, 0.012))
     base = fit_trace(phased(*sizes), program=True).cluster
-    healthy, slow = (fit_trace(phased(*sizes, slow=by), base=base).fit for by in (1.0, 1.2))
+    healthy, slow = (fit_trace(phased(*sizes, slow=by), base=base) for by in (1.0, 1.2))
     assert slow.cluster.fabric.nic_gbps == pytest.approx(healthy.cluster.fabric.nic_gbps, rel=0.05)
     named = {p.key: p for p in slow.parameters}
     assert named["noise.slow_factor"].value == pytest.approx(1.2, rel=0.03)
@@ -145,12 +145,12 @@ def test_transfers_that_take_no_time_are_refused_as_a_program() -> None:
 
 
 def test_one_transfer_that_takes_no_time_is_left_out() -> None:
-    fit = fit_trace(phased(("all_reduce", 1e8, 0.01), ("all_gather", 1e6, 0.0)), program=True).fit
+    fit = fit_trace(phased(("all_reduce", 1e8, 0.01), ("all_gather", 1e6, 0.0)), program=True)
     assert next(p for p in fit.parameters if p.key == "fabric.nic_gbps").is_identified
 
 
 def test_a_larger_transfer_that_is_faster_gives_one_rate() -> None:
-    fit = fit_trace(phased(("all_reduce", 1e8, 0.004), ("all_reduce", 4e7, 0.01)), program=True).fit
+    fit = fit_trace(phased(("all_reduce", 1e8, 0.004), ("all_reduce", 4e7, 0.01)), program=True)
     found = {p.key: p for p in fit.parameters}
     assert np.isfinite(found["fabric.nic_gbps"].value or np.inf)
     assert not found["fabric.latency_us"].is_identified

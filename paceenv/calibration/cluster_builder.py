@@ -139,7 +139,7 @@ class ClusterBuilder(Generic[Stamps]):
         """The cluster, compared with the trace, and where each of its numbers comes from."""
         stamps, cluster = self.stamps, self.cluster()
         simulated = simulate(cluster, max(len(stamps.step_T), 2))
-        record = {
+        record: dict[str, Any] = {
             "source": f"{stamps.described}, {len(stamps.step_T)} iterations",
             "fitted": {p.key: p.to_record() for p in self.parameters if p.is_identified},
             "cannot_tell": {p.key: p.to_record() for p in self.parameters if not p.is_identified},

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final, TypeVar
 
 import numpy as np
@@ -80,7 +81,7 @@ def fit_trace(
     if isinstance(transfers, ProgramStamps) and overlapping(transfers):
         said = "transfers of several communicators overlap: the step is described as a program (--no-program)"
         return as_program(transfers, said)
-    if UNKNOWN_PEERS in str(transfers):
+    if isinstance(transfers, str) and UNKNOWN_PEERS in transfers:
         notes.append(f"sends and receives count as compute: {UNKNOWN_PEERS} (--base with a typed program settles it)")
     try:
         stamps = read_job(trace, job=job)
@@ -92,13 +93,14 @@ def fit_trace(
     fit = fit_collective(stamps, base, name, probed)
     if program is None and abs(fit.mean_error) > OFF:
         off = f"one collective a step leaves the mean step {fit.mean_error:+.1%} off"
-        other = transfers if isinstance(transfers, str) else _or_why(lambda: fit_program(transfers, base, name))
+        said = f"{off}: the step is described as a program (--no-program)"
+        other = transfers if isinstance(transfers, str) else _or_why(partial(as_program, transfers, said))
         if isinstance(other, str):
             notes.append(f"{off}; as a program it cannot be described: {other}")
-        elif abs(other.mean_error) >= abs(fit.mean_error):
-            notes.append(f"{off}, and a program {other.mean_error:+.1%} (--program takes it)")
+        elif abs(other.mean_error) < abs(fit.mean_error):
+            return other
         else:
-            return as_program(transfers, f"{off}: the step is described as a program (--no-program)")
+            notes.append(f"{off}, and a program {other.mean_error:+.1%} (--program takes it)")
     fit = _checked(stamps, lambda part: fit_collective(part, base, name, probed), check=check, fit=fit)
     return replace(fit, notes=(*notes, *_left_out(trace, stamps)))
 

@@ -23,7 +23,7 @@ from paceenv.calibration.measurements import MIN_STEPS
 from paceenv.calibration.operation_speeds import fit_speeds
 from paceenv.calibration.parameters import exact, identified, not_identifiable
 from paceenv.calibration.program_links import Matched, match_step
-from paceenv.calibration.program_stamps import plain_op, usual_iterations
+from paceenv.calibration.program_stamps import Row, plain_op, read_rows
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.sim.cluster import Cluster
@@ -123,66 +123,53 @@ def read_known(trace: Trace, base: Cluster, *, job: str | None = None) -> Anchor
         InputError: the trace's transfers are not those of the program.
     """
     assert base.program is not None
-    job = trace.job_name(job)
-    mine = np.flatnonzero(trace.isin("job", job))
-    columns = {key: trace.column(key)[mine] for key in ("rank", "iteration", "seq", "op", "start_s", "end_s")}
-    names, rank = np.unique(columns["rank"], return_inverse=True)
-    if len(names) != base.ranks:
-        raise InputError(f"trace of {job}: {len(names)} ranks; allowed: the {base.ranks} of {base.name}")
-    iterations = usual_iterations(columns, len(names))
-    place = {iteration: t for t, iteration in enumerate(iterations)}
-    rows: list[list[list[tuple[str, float, float]]]] = [[[] for _ in names] for _ in iterations]
-    end_TR, worked_TR = (np.full((len(iterations), len(names)), -np.inf) for _ in range(2))
-    order = np.lexsort((columns["seq"], columns["start_s"], columns["iteration"], rank))
-    listed = [columns[key][order].tolist() for key in ("iteration", "op", "start_s", "end_s")]
-    for r, iteration, op, start_s, end_s in zip(rank[order].tolist(), *listed, strict=True):
-        t = place.get(iteration)
-        if t is None:
-            continue
-        end_TR[t, r] = max(end_TR[t, r], end_s)
-        if (plain := plain_op(op)) is not None:
-            rows[t][r].append((plain, start_s, end_s))
-        else:
+    found = read_rows(trace, job)
+    iterations, last_T, ranks = found.iterations, found.end_T, len(found.names)
+    if ranks != base.ranks:
+        raise InputError(f"trace of {found.name}: {ranks} ranks; allowed: the {base.ranks} of {base.name}")
+    rows = [[[row for row in mine if plain_op(row.op)] for mine in step] for step in found.transfers]
+    worked_TR = np.full((len(iterations), ranks), -np.inf)
+    for r, others in enumerate(found.others):
+        for t, _, end_s in others:
             worked_TR[t, r] = max(worked_TR[t, r], end_s)
     for handed_over in (False, True):
-        anchors_R = [_anchors(base.program, r, handed_over=handed_over) for r in range(len(names))]
+        anchors_R = [_anchors(base.program, r, handed_over=handed_over) for r in range(ranks)]
         kept = [
             t
             for t in range(1, len(iterations))
-            if iterations[t] - iterations[t - 1] == 1 and all(_ops(rows[t][r], anchors_R[r]) for r in range(len(names)))
+            if iterations[t] - iterations[t - 1] == 1 and all(_ops(rows[t][r], anchors_R[r]) for r in range(ranks))
         ]
         if len(kept) >= MIN_STEPS:
             break
     else:
-        seen = ", ".join(op for op, _, _ in rows[-1][0]) if rows else "nothing"
+        seen = ", ".join(str(plain_op(row.op)) for row in rows[-1][0]) if rows else "nothing"
         wanted = ", ".join(one.op for one in anchors_R[0][:-1])
         raise InputError(
-            f"trace of {job}: rank {names[0]} has {seen} in a step; allowed: {wanted}, as the program of {base.name} "
-            f"has, in at least {MIN_STEPS} steps"
+            f"trace of {found.name}: rank {found.names[0]} has {seen} in a step; allowed: {wanted}, as the program of "
+            f"{base.name} has, in at least {MIN_STEPS} steps"
         )
-    last_T = end_TR.max(axis=1)
     compute_R, rows_R = list[Array](), list[tuple[Array, Array]]()
     for r, anchors in enumerate(anchors_R):
-        stamps_TJ2 = np.array([[one[1:] for one in rows[t][r][: len(anchors) - 1]] for t in kept])
+        stamps_TJ2 = np.array([[(one.start_s, one.end_s) for one in rows[t][r][: len(anchors) - 1]] for t in kept])
         rows_R.append((stamps_TJ2[..., 0], stamps_TJ2[..., 1]))
         compute_TJ = np.empty((len(kept), len(anchors)))
         for i, t in enumerate(kept):
             cursor_s = float(last_T[t - 1])
             for j, anchor in enumerate(anchors[:-1]):
-                _, start_s, end_s = rows[t][r][j]
-                compute_TJ[i, j] = max(start_s - cursor_s, 0.0)
-                cursor_s = max(end_s if anchor.blocks else start_s, cursor_s)
+                row = rows[t][r][j]
+                compute_TJ[i, j] = max(row.start_s - cursor_s, 0.0)
+                cursor_s = max(row.end_s if anchor.blocks else row.start_s, cursor_s)
             compute_TJ[i, -1] = max(worked_TR[t, r] - cursor_s, 0.0)
         compute_R.append(compute_TJ)
-    begin_T = np.array([last_T[t - 1] for t in kept])
+    begin_T = last_T[np.array(kept) - 1]
     return AnchorStamps(
-        name=job,
+        name=found.name,
         source=trace.metadata.source,
-        names=tuple(names.tolist()),
+        names=found.names,
         iteration_T=np.array([iterations[t] for t in kept], np.int64),
         begin_T=begin_T,
-        step_T=np.array([last_T[t] for t in kept]) - begin_T,
-        dropped=len(np.unique(columns["iteration"])) - len(kept),
+        step_T=last_T[kept] - begin_T,
+        dropped=found.iterations_seen - len(kept),
         compute_R=compute_R,
         anchors_R=anchors_R,
         rows_R=rows_R,
@@ -190,9 +177,9 @@ def read_known(trace: Trace, base: Cluster, *, job: str | None = None) -> Anchor
     )
 
 
-def _ops(rows: Sequence[tuple[str, float, float]], anchors: Sequence[_Anchor]) -> bool:
+def _ops(rows: Sequence[Row], anchors: Sequence[_Anchor]) -> bool:
     """Whether the rows of a rank are the anchors, but for a barrier at the end."""
-    seen, wanted = [op for op, _, _ in rows], [one.op for one in anchors[:-1]]
+    seen, wanted = [plain_op(row.op) for row in rows], [one.op for one in anchors[:-1]]
     return seen[: len(wanted)] == wanted and seen[len(wanted) :] in ([], ["all_reduce"])
 
 

@@ -38,7 +38,7 @@ NO_LIMIT: Final = 1e4
 """Rate of the tier above the NICs over that of all of them: it limits nothing."""
 MEDIAN_VARIANCE: Final = np.pi / 2.0
 """Of a median of normal values, over that of their mean."""
-MATCHED, MATCHED_T = 5e-4, 300
+MATCHED, MATCHED_T = 5e-4, 100
 """Relative precision of a rate that gives the measured step, and the steps that are simulated for it."""
 BETTER: Final = 0.02
 """By so much, in logarithms of durations, a choice must be better than one before it."""
