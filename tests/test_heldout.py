@@ -17,7 +17,6 @@ from paceenv.calibration.compute_noise import noise_cluster
 from paceenv.calibration.fit_trace import fit_trace
 from paceenv.calibration.heldout import HeldOutCheck, Line, check_fit, check_stage
 from paceenv.calibration.job_stamps import JobStamps, read_job
-from paceenv.calibration.measurements import StageTimes
 from paceenv.calibration.noise_fit import NoiseFit
 from paceenv.calibration.posterior import measured_step
 from paceenv.cli import application
@@ -102,7 +101,7 @@ def test_intervals_hold_what_is_held_out_as_often_as_they_say() -> None:
     """An interval over runs of the fitted cluster alone, as if its parameters were known, holds it too seldom."""
     rng, inside = np.random.default_rng(0), []
     for _ in range(10):
-        check = check_stage(StageTimes(0, np.arange(150, dtype=np.int32), stage(rng)), as_cluster)
+        check = check_stage(stage(rng), as_cluster)
         inside += [line.verdict == "agrees" for line in checked(check).values()]
     assert 0.85 <= np.mean(inside) <= 0.995
 

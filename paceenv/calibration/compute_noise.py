@@ -63,7 +63,7 @@ def fit_compute(stamps: StepStamps, compute_TR: Array) -> ComputeFit:
         factor = float(np.mean([ratio for ratio, _ in ratios]))
         between = np.std([r for r, _ in ratios], ddof=1) if len(ratios) > 1 else 0.0
         factor_se = float(np.hypot(between, factor * max(se for _, se in ratios)) / math.sqrt(len(ratios)))
-    stage = measure_stage(compute_TR, step_T=stamps.iteration_T)
+    stage = measure_stage(compute_TR)
     mean_s = float(stamps.step_T.mean())
     cv = float(stamps.step_T.std(ddof=1)) / mean_s
     measured = NoiseMeasurements(stamps.described, len(compute_TR), mean_s, cv, (stage,))

@@ -22,7 +22,6 @@ from paceenv.calibration.measurements import (
     MIN_STEPS,
     ROUNDING,
     NoiseMeasurements,
-    StageTimes,
     measure_stage,
     subset_max,
     widths,
@@ -136,17 +135,17 @@ def check_fit(stamps: Stamps, fit: Callable[[Stamps], Cluster]) -> HeldOutCheck 
     return _check(what, cut, rest.step_T, measured, cluster, rest.ranks, knows="steps")[0]
 
 
-def check_stage(times: StageTimes, make: Callable[[NoiseFit], Cluster]) -> HeldOutCheck | str:
+def check_stage(compute_s_TR: Array, make: Callable[[NoiseFit], Cluster]) -> HeldOutCheck | str:
     """Fit the compute of a stage's first steps and compare it with the rest, or say in words why not.
 
     Only compute is known of a stage, so its step is that of the slowest worker.
     """
-    steps, workers = times.compute_s_TR.shape
+    steps, workers = compute_s_TR.shape
     cut = int(FITTED_SHARE * steps)
     if min(cut, steps - cut) < MIN_STEPS or workers < 2:
         return f"{steps} complete steps of {workers} workers; needed: {3 * MIN_STEPS} and 2"
-    first, rest_TR = measure_stage(times.compute_s_TR[:cut], stage=times.stage), times.compute_s_TR[cut:]
-    fit = fit_noise(NoiseMeasurements("held-out check", cut, first.all.mean_s, 0.0, (first,)), stage=times.stage)
+    first, rest_TR = measure_stage(compute_s_TR[:cut]), compute_s_TR[cut:]
+    fit = fit_noise(NoiseMeasurements("held-out check", cut, first.all.mean_s, 0.0, (first,)))
     slowest_T, what = rest_TR.max(axis=1), "slowest worker"
     measured = _describe(what, slowest_T, rest_TR, rest_TR, 1)
     check, single = _check(what, cut, slowest_T, measured, make(fit), workers, knows="compute")

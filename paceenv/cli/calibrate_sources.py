@@ -135,8 +135,7 @@ def _fit_stage(trace: Trace, stage: int, base: Cluster, name: str) -> Cluster:
     """``base`` with the noise of one stage; a fit to its first steps is compared with the others."""
     with output.progress(f"fit the noise of {name}"):
         fit, stages = fit_noise(measure_noise(trace), stage=stage), stage_times(trace)
-        mine = next(one for one in stages if one.stage == stage)
-        check = check_stage(mine, lambda part: noise_cluster(part, base, name))
+        check = check_stage(stages[stage], lambda part: noise_cluster(part, base, name))
     if len(stages) > 1:
         said = "only the noise of compute is fitted; sends and receives between stages are not"
         output.say(f"a pipeline of {len(stages)} stages: {said}")
