@@ -38,6 +38,8 @@ from paceenv.sim.cluster import Cluster
 
 OFF: Final = 0.05
 """Error of the mean step from which on one collective a step does not describe a job."""
+RUNS_APART: Final = 2.0
+"""Unless runs differ by more than half as much: beside a tenant each run locks into a phase of its own."""
 
 Array = NDArray[np.float64]
 Stamps = TypeVar("Stamps", bound=StepStamps)
@@ -91,7 +93,7 @@ def fit_trace(
         raise InputError(f"{error}; --program describes its step as a program, which {MIN_STEPS} steps allow") from None
     probed = None if probe is None else read_job(without_warm_up(probe, job)[0], job=job)
     fit = fit_collective(stamps, base, name, probed)
-    if program is None and abs(fit.mean_error) > OFF:
+    if program is None and abs(fit.mean_error) > max(OFF, RUNS_APART * fit.simulated.mean_sd / fit.simulated.mean_s):
         off = f"one collective a step leaves the mean step {fit.mean_error:+.1%} off"
         said = f"{off}: the step is described as a program (--no-program)"
         other = transfers if isinstance(transfers, str) else _or_why(partial(as_program, transfers, said))

@@ -19,10 +19,8 @@ from scipy import optimize
 
 from paceenv.calibration.parameters import Estimate
 from paceenv.core.errors import InputError
-from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.step_time import Step
-from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
 from paceenv.ui.config_files import Config
 
@@ -92,12 +90,6 @@ def step_of(cluster: Cluster, *settings: Set) -> Step:
     if step is None:
         raise InputError(f"{cluster.name}: no workload; allowed: a cluster that describes its workload and GPU")
     return step
-
-
-def efficiency(cluster: Cluster) -> float:
-    """Kernel time as a share of the step that the engine takes without noise, the tier above the leaves included."""
-    ideal_s = derive(cluster, episode_keys([0])).jobs["ideal_step_s"]
-    return step_of(cluster).kernel_s / float(ideal_s[0])
 
 
 def predict(target: ThroughputTarget, cluster: Cluster, values: Set | None = None) -> list[Prediction]:
