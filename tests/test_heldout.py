@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from benchmarks._common import recorded
 from paceenv.calibration.collective_fit import fit_collective
 from paceenv.calibration.compute_noise import noise_cluster
+from paceenv.calibration.distances import HeldOutCheck, Line
 from paceenv.calibration.fit_trace import fit_trace
-from paceenv.calibration.heldout import HeldOutCheck, Line, check_fit, check_stage
+from paceenv.calibration.heldout import check_fit, check_stage
 from paceenv.calibration.job_stamps import JobStamps, read_job
 from paceenv.calibration.noise_fit import NoiseFit
 from paceenv.calibration.posterior import measured_step

@@ -12,10 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from traced_jobs import job_of
 
-from paceenv.calibration.cluster_builder import JobFit
+from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, JobFit
 from paceenv.calibration.fit_trace import fit_trace
 from paceenv.calibration.job_stamps import read_job
-from paceenv.calibration.job_steps import GOOD_CV, GOOD_MEAN
 from paceenv.calibration.link_replay import share_uplink
 from paceenv.calibration.links import fit_links
 from paceenv.calibration.parameters import Parameter

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from paceenv.calibration.collective_fit import fit_collective
+from paceenv.calibration.distances import HeldOutCheck
 from paceenv.calibration.fit_trace import fit_trace
-from paceenv.calibration.heldout import HeldOutCheck, check_fit
+from paceenv.calibration.heldout import check_fit
 from paceenv.calibration.job_stamps import read_job
 from paceenv.calibration.measurements import measure_noise
 from paceenv.calibration.noise_fit import fit_noise

@@ -10,7 +10,7 @@ import pytest
 from helpers.traced_jobs import H100_DIR, needs_h100
 from test_program_calibration import EXPERTS, traced, typed
 
-from paceenv.calibration import group_growth
+from paceenv.calibration import step_phases
 from paceenv.calibration.fit_trace import fit_trace
 from paceenv.core.errors import InputError
 from paceenv.importers.inputs import read_inputs
@@ -160,7 +160,7 @@ def test_a_size_is_refused_where_nothing_says_what_grows(tmp_path: Path) -> None
     path = tmp_path / "trace.parquet"
     baseline = of_trace(traced(typed(step, communicators), path), path.name, None, None)
     said = refused(baseline, Change(nodes=16))
-    assert f"depends on {group_growth.KEY}" in said
+    assert f"depends on {step_phases.KEY}" in said
     assert "all_gather: of gradients or of activations" in said
     check(baseline, [Change(settings=("fabric.nic_gbps=400",))])
     # a typed program says it

@@ -13,8 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import ClusterBuilder
-from paceenv.calibration.job_steps import StepStamps
+from paceenv.calibration.cluster_builder import ClusterBuilder, StepStamps
 from paceenv.calibration.measurements import MIN_STEPS, NoiseMeasurements, measure_stage
 from paceenv.calibration.noise_fit import NoiseFit, fit_noise
 from paceenv.calibration.parameters import bounded, estimated, exact, identified, not_identifiable

@@ -4,9 +4,9 @@
 | --- | --- | --- |
 | stamps | ``job_stamps`` | ``program_stamps``, ``known_program`` |
 | noise | ``compute_noise`` | the same |
-| links | ``links``, ``incast_fit`` | ``program_links``, ``operation_speeds`` |
+| links | ``links``, ``incast_fit`` | ``program_links`` |
 | tenants | ``tenants`` | |
-| program | ``collective_fit`` | ``step_order``, ``step_phases``, ``group_growth``, ``program_fit`` |
+| program | ``collective_fit`` | ``step_order``, ``step_phases``, ``program_fit`` |
 | errors | ``parameters``, ``heldout``, ``posterior`` | the same |
 
 Where nobody says otherwise, the trace decides between one collective a step and a program.
@@ -22,11 +22,10 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import JobFit
+from paceenv.calibration.cluster_builder import JobFit, StepStamps
 from paceenv.calibration.collective_fit import fit_collective
 from paceenv.calibration.heldout import check_fit
 from paceenv.calibration.job_stamps import JobStamps, read_job
-from paceenv.calibration.job_steps import StepStamps
 from paceenv.calibration.known_program import fit_known, read_known
 from paceenv.calibration.program_fit import fit_program
 from paceenv.calibration.program_stamps import MIN_STEPS, UNKNOWN_PEERS, ProgramStamps, read_program

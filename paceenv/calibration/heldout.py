@@ -7,17 +7,16 @@ errors of the fit and the differences between runs. Axes: T iterations, R ranks,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeVar
+from dataclasses import replace
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.distances import Distance
+from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, MIN_UNPACED, StepStamps
+from paceenv.calibration.distances import Distance, HeldOutCheck, Line
 from paceenv.calibration.job_stamps import MIN_ITERATIONS, JobStamps
-from paceenv.calibration.job_steps import GOOD_CV, GOOD_MEAN, MIN_UNPACED, StepStamps
 from paceenv.calibration.measurements import (
     MIN_STEPS,
     ROUNDING,
@@ -45,73 +44,6 @@ _GOOD_P99, _GOOD_SKEW = 0.1, 0.1
 
 Array = NDArray[np.float64]
 Stamps = TypeVar("Stamps", bound=StepStamps)
-
-
-@dataclass(frozen=True)
-class Line:
-    """One quantity: its value on held-out steps, and the mean and the central 95 % of simulated runs.
-
-    ``tolerance`` is how far off still counts as close: relative, or for the CV absolute. ``unit`` is "s" or empty.
-    """
-
-    quantity: str
-    unit: str
-    held_out: float
-    simulated: Interval
-    tolerance: float
-
-    @property
-    def is_absolute(self) -> bool:
-        """Whether error and tolerance are differences: a CV is relative already."""
-        return self.quantity.startswith("CV")
-
-    @property
-    def error(self) -> float:
-        """Relative, or for the CV absolute; 0 where both are 0."""
-        difference = self.simulated.value - self.held_out
-        if self.is_absolute or not difference:
-            return difference
-        return difference / self.held_out if self.held_out else math.inf
-
-    @property
-    def verdict(self) -> str:
-        """``agrees`` inside the interval, ``close`` outside of it but within the tolerance, else ``off``."""
-        if self.held_out in self.simulated:
-            return "agrees"
-        return "close" if abs(self.error) <= self.tolerance else "off"
-
-
-@dataclass(frozen=True)
-class HeldOutCheck:
-    """The lines, how many steps the fit behind them saw and did not see, and distances of whole distributions."""
-
-    fitted_steps: int
-    held_out_steps: int
-    lines: tuple[Line, ...]
-    distances: tuple[Distance, ...] = ()
-
-    @property
-    def good(self) -> bool:
-        """Whether nothing is off, neither a line nor a distribution."""
-        return "off" not in [*(line.verdict for line in self.lines), *(d.verdict for d in self.distances)]
-
-    def to_record(self) -> dict[str, Any]:
-        """As plain data, to four digits."""
-        names = ("held_out", "simulated", "low", "high")
-        lines = [
-            {"quantity": line.quantity, "unit": line.unit}
-            | {n: float(f"{x:.4g}") for n, x in zip(names, (line.held_out, *line.simulated), strict=True)}
-            | {"verdict": line.verdict}
-            for line in self.lines
-        ]
-        return {
-            "split": "fitted to the first steps, held against the rest; the cluster itself is fitted to all steps",
-            "fitted_steps": self.fitted_steps,
-            "held_out_steps": self.held_out_steps,
-            "good": self.good,
-            "lines": lines,
-            "ks_distances": [distance.to_record() for distance in self.distances],
-        }
 
 
 def check_fit(stamps: Stamps, fit: Callable[[Stamps], Cluster]) -> HeldOutCheck | str:

@@ -17,7 +17,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.job_steps import StepStamps
+from paceenv.calibration.cluster_builder import StepStamps
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COLLECTIVE_OPS, COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.job_steps import simulator_of
+from paceenv.calibration.cluster_builder import simulator_of
 from paceenv.calibration.parameters import NORMAL_95, Parameter
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster

@@ -8,10 +8,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import ClusterBuilder, JobFit
+from paceenv.calibration.cluster_builder import ClusterBuilder, JobFit, simulator_of
 from paceenv.calibration.compute_noise import MIN_CV, add_noise, fit_ratios, length_cv, put_length
-from paceenv.calibration.group_growth import group_growth
-from paceenv.calibration.job_steps import simulator_of
 from paceenv.calibration.measurements import MIN_STEPS
 from paceenv.calibration.parameters import exact, identified, not_identifiable
 from paceenv.calibration.program_links import (
@@ -27,7 +25,7 @@ from paceenv.calibration.program_links import (
 )
 from paceenv.calibration.program_stamps import ProgramStamps
 from paceenv.calibration.step_order import StepOrder, read_order
-from paceenv.calibration.step_phases import StepPhases, step_phases
+from paceenv.calibration.step_phases import StepPhases, group_growth, step_phases
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.program_layout import START

@@ -21,15 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from paceenv.calibration.cluster_builder import ClusterBuilder
-from paceenv.calibration.job_steps import simulate
-from paceenv.calibration.operation_speeds import ALIKE
+from paceenv.calibration.cluster_builder import ClusterBuilder, simulate
 from paceenv.calibration.parameters import Parameter, identified
 from paceenv.calibration.program_stamps import ProgramStamps, Transfer
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT
 from paceenv.sim.cluster.program.footprint import Tiers, use
 
+ALIKE: Final = 0.05
+"""Efficiencies that differ by less are the same."""
 MIN_ALONE: Final = 8
 """So many transfers alone identify a rate."""
 MIN_SPREAD: Final = 1.5

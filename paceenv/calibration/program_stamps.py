@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.job_steps import StepStamps
+from paceenv.calibration.cluster_builder import StepStamps
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, INTERRUPTIONS, OTHER_OPS, PACE_OP, Trace
 from paceenv.sim.cluster.collectives import Op

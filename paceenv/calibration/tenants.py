@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from paceenv.calibration.cluster_builder import AMPLE, ClusterBuilder
+from paceenv.calibration.cluster_builder import AMPLE, GOOD_CV, GOOD_MEAN, ClusterBuilder, simulate
 from paceenv.calibration.job_stamps import JobStamps
-from paceenv.calibration.job_steps import GOOD_CV, GOOD_MEAN, simulate
 from paceenv.calibration.link_replay import Filtered, filter_tenant
 from paceenv.calibration.parameters import Estimate, estimated, not_identifiable
 from paceenv.sim.cluster import Cluster

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceenv.calibration.compute_noise import noise_cluster
+from paceenv.calibration.distances import HeldOutCheck
 from paceenv.calibration.fit_trace import fit_trace
-from paceenv.calibration.heldout import HeldOutCheck, check_stage
+from paceenv.calibration.heldout import check_stage
 from paceenv.calibration.measurements import NoiseMeasurements, measure_noise, stage_times
 from paceenv.calibration.noise_fit import fit_noise
 from paceenv.calibration.scaling_table import ScalingTarget, fit_scaling

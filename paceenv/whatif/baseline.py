@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from paceenv.calibration import group_growth
+from paceenv.calibration import step_phases
 from paceenv.calibration.cluster_builder import JobFit
 from paceenv.calibration.fit_trace import fit_trace
 from paceenv.calibration.parameters import Parameter
@@ -162,7 +162,7 @@ class Baseline:
         free = {p.key for p in self.parameters if _is_guess(p) and _NOT_LIMITING in p.evidence} & {_NIC}
         set_keys = {setting.partition("=")[0].strip() for setting in change.settings}
         resized = nodes != self.cluster.job.nodes or change.removed or set_keys & {"job.nodes", "job.ranks_per_node"}
-        keys = [group_growth.KEY] if resized else []
+        keys = [step_phases.KEY] if resized else []
         if nodes > self.cluster.job.nodes or "job.nodes" in set_keys:
             keys += ["job.ranks_per_node", *free]
         return (*keys, *(free & set_keys))
@@ -204,7 +204,7 @@ class Baseline:
                 "work after a group's collective is as frequent, and lasts as the square root of the number of "
                 "nodes; the interval holds from as long as today to in proportion to nodes"
             )
-        grown = next((p.evidence for p in self.parameters if p.key == group_growth.KEY), None)
+        grown = next((p.evidence for p in self.parameters if p.key == step_phases.KEY), None)
         if self.cluster.program is not None:
             said = "process groups with grows: true or without a size have more members on more ranks, others stay"
             lines.append(f"the step is a program: {grown or said}; every transfer keeps its bytes")
