@@ -202,5 +202,5 @@ def test_options_that_a_log_cannot_use_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=f"{option} .*: .*log.txt holds step times alone; allowed: with a trace"):
             application.run(["report", str(log), "-o", str(tmp_path / "page.html"), option, value])
     for option, value in (("--stage", "2"), ("--probe", str(log))):
-        with pytest.raises(InputError, match=f"{option} .*: .*log.txt is no trace; allowed: only with one"):
+        with pytest.raises(InputError, match=f"{option} .*: .*log.txt is a text log, .*; allowed: --pattern"):
             application.run(["calibrate", str(log), option, value])

@@ -64,7 +64,7 @@ def phased(
 )
 def test_payloads_that_take_next_to_no_time_limit_nothing(lasts_T: NDArray[np.float64]) -> None:
     trace = job_of(compute_TR(len(lasts_T), 8, cv=0.001), lasts_T[:, None])
-    assert fit_trace(trace, check=False).fit.cluster.fabric.nic_gbps is not None
+    assert fit_trace(trace).cluster.fabric.nic_gbps is not None
 
 
 def test_an_operation_of_an_unknown_name_is_no_collective() -> None:
@@ -72,10 +72,10 @@ def test_an_operation_of_an_unknown_name_is_no_collective() -> None:
     trace = phased(("all_reduce", 1e8, 0.01), ("dataloader", 0, 0.02))
     columns = {name: trace.column(name) for name in trace.table.column_names}
     columns["group"] = np.where(trace.isin("op", "dataloader"), -1, columns["group"])
-    found = fit_trace(Trace.from_columns(columns, trace.metadata), program=False, check=False)
-    assert "all_reduce" in next(p.evidence for p in found.fit.parameters if p.key == "job.barrier")
-    assert "dataloader" not in next(p.evidence for p in found.fit.parameters if p.key == "job.barrier")
-    assert found.fit.cluster.job.gradient_bytes == 1e8
+    found = fit_trace(Trace.from_columns(columns, trace.metadata), program=False)
+    assert "all_reduce" in next(p.evidence for p in found.parameters if p.key == "job.barrier")
+    assert "dataloader" not in next(p.evidence for p in found.parameters if p.key == "job.barrier")
+    assert found.cluster.job.gradient_bytes == 1e8
 
 
 def with_clock(trace: Trace, rank: int, ahead_s: float) -> Trace:
@@ -130,8 +130,8 @@ def test_a_rank_that_comes_late_to_a_bucket_that_is_through_has_no_other_clock(s
 def test_a_slow_rank_is_no_slow_link_of_a_known_program() -> None:
     """Where phases do not name ranks, what one rank computes longer is its own."""
     sizes = (("all_reduce", 1e7, 0.012), ("all_gather", 4e7, 0.012))
-    base = fit_trace(phased(*sizes), program=True, check=False).fit.cluster
-    healthy, slow = (fit_trace(phased(*sizes, slow=by), base=base).fit for by in (1.0, 1.2))
+    base = fit_trace(phased(*sizes), program=True).cluster
+    healthy, slow = (fit_trace(phased(*sizes, slow=by), base=base) for by in (1.0, 1.2))
     assert slow.cluster.fabric.nic_gbps == pytest.approx(healthy.cluster.fabric.nic_gbps, rel=0.05)
     named = {p.key: p for p in slow.parameters}
     assert named["noise.slow_factor"].value == pytest.approx(1.2, rel=0.03)
@@ -145,12 +145,12 @@ def test_transfers_that_take_no_time_are_refused_as_a_program() -> None:
 
 
 def test_one_transfer_that_takes_no_time_is_left_out() -> None:
-    fit = fit_trace(phased(("all_reduce", 1e8, 0.01), ("all_gather", 1e6, 0.0)), program=True, check=False).fit
+    fit = fit_trace(phased(("all_reduce", 1e8, 0.01), ("all_gather", 1e6, 0.0)), program=True)
     assert next(p for p in fit.parameters if p.key == "fabric.nic_gbps").is_identified
 
 
 def test_a_larger_transfer_that_is_faster_gives_one_rate() -> None:
-    fit = fit_trace(phased(("all_reduce", 1e8, 0.004), ("all_reduce", 4e7, 0.01)), program=True, check=False).fit
+    fit = fit_trace(phased(("all_reduce", 1e8, 0.004), ("all_reduce", 4e7, 0.01)), program=True)
     found = {p.key: p for p in fit.parameters}
     assert np.isfinite(found["fabric.nic_gbps"].value or np.inf)
     assert not found["fabric.latency_us"].is_identified
@@ -160,8 +160,8 @@ def test_the_trace_s_numbers_of_ranks_stay_with_the_config(tmp_path: Path) -> No
     work_TR = compute_TR()
     work_TR[:, 3] *= 1.3
     numbers = np.tile(np.arange(RANKS) + 1000, 2 * STEPS)
-    found = fit_trace(job_of(work_TR, 0.02, rank=numbers), check=False)
-    config_files.write_yaml(tmp_path / "c.yaml", found.fit.cluster.model_dump(exclude_defaults=True))
+    found = fit_trace(job_of(work_TR, 0.02, rank=numbers))
+    config_files.write_yaml(tmp_path / "c.yaml", found.cluster.model_dump(exclude_defaults=True))
     baseline = of_config(str(tmp_path / "c.yaml"))
     assert baseline.ranks == (1000, 1001, 1002, 1003)
     assert baseline.slow == {1003}

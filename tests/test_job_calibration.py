@@ -12,9 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from traced_jobs import job_of
 
-from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN
-from paceenv.calibration.fit_trace import calibrate_trace
-from paceenv.calibration.job_fit import JobFit
+from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, JobFit
+from paceenv.calibration.fit_trace import fit_trace
 from paceenv.calibration.job_stamps import read_job
 from paceenv.calibration.link_replay import share_uplink
 from paceenv.calibration.links import fit_links
@@ -129,7 +128,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_simulated_job_gives_its_cluster_back(name: str, simulated: Any) -> None:
     cluster = load_cluster(name)
-    fit = calibrate_trace(with_bytes(simulated(cluster), cluster), base=_latency_of(cluster), program=False)
+    fit = fit_trace(with_bytes(simulated(cluster), cluster), base=_latency_of(cluster), program=False)
     assert not missed(fit, cluster, CASES[name])
     assert (fit.cluster.ranks, fit.cluster.groups) == (cluster.ranks, cluster.groups)
     assert fit.cluster.job.collective == cluster.job.collective
@@ -159,7 +158,7 @@ def test_noise_of_the_stamps(sd_s: float, probe_s: float, simulated: Any) -> Non
     cluster = load_cluster("unequal-slack")
     trace = noisy(with_bytes(simulated(cluster), cluster), sd_s)
     probe = noisy(with_bytes(simulated(cluster, longest_s=probe_s), cluster), sd_s, 1) if probe_s else None
-    fit = calibrate_trace(trace, base=_latency_of(cluster), probe=probe, program=False)
+    fit = fit_trace(trace, base=_latency_of(cluster), probe=probe, program=False)
     assert fit.cluster.fabric.uplink_gbps == pytest.approx(0.4, rel=0.02)
     assert fit.cluster.post_collective_work.groups == 1
     assert fit.cluster.post_collective_work.work_s == pytest.approx(0.12, rel=0.02)
@@ -169,7 +168,7 @@ def test_noise_of_the_stamps(sd_s: float, probe_s: float, simulated: Any) -> Non
 
 def test_unequal_shares_of_a_link_are_told(simulated: Any) -> None:
     cluster = load_cluster("sockets-null-jitter").changed(["noise.transfer_cv=0.3"], "test")
-    fit = calibrate_trace(with_bytes(simulated(cluster), cluster), program=False)
+    fit = fit_trace(with_bytes(simulated(cluster), cluster), program=False)
     assert not missed(fit, cluster, ["noise.transfer_cv"])
     assert_good(fit)
     assert abs(fit.cv_error) < 0.004, "without it a fit would be calmer than the job"
@@ -178,9 +177,9 @@ def test_unequal_shares_of_a_link_are_told(simulated: Any) -> None:
 def test_a_slow_rank_is_named(simulated: Any) -> None:
     cluster = load_cluster("sockets-null-jitter").changed(["noise.slow_ranks=1", "noise.slow_factor=2"])
     trace = simulated(cluster)
-    fit = calibrate_trace(trace, program=False)
+    fit = fit_trace(trace, program=False)
     stamps = read_job(trace)
-    slowest = stamps.order_R[int(np.argmax(stamps.compute_TR.mean(axis=0)))]
+    slowest = stamps.names[int(np.argmax(stamps.compute_TR.mean(axis=0)))]
     assert by_key(fit)["noise.slow_ranks"].evidence.endswith(f"rank {slowest}")
     assert not missed(fit, cluster, ["noise.slow_ranks", "noise.slow_factor", "job.compute_s"])
     assert_good(fit)
@@ -189,7 +188,7 @@ def test_a_slow_rank_is_named(simulated: Any) -> None:
 def test_fail_slow_episodes_are_not_jitter(simulated: Any) -> None:
     settings = ["noise.fail_slow_share=0.1", "noise.fail_slow_mean_iterations=40", "noise.fail_slow_factor=1.6"]
     cluster = load_cluster("equal-slack").changed(settings)
-    fit = calibrate_trace(simulated(cluster, iterations=1000), program=False)
+    fit = fit_trace(simulated(cluster, iterations=1000), program=False)
     keys = ["noise.fail_slow_share", "noise.fail_slow_mean_iterations", "noise.fail_slow_factor"]
     assert not missed(fit, cluster, keys)
     assert fit.cluster.noise.jitter_cv == pytest.approx(0.03, rel=0.1)
@@ -203,7 +202,7 @@ def test_post_work_work_in_episodes(simulated: Any) -> None:
         "post_collective_work.episode_spread=0.3",
     ]
     cluster = load_cluster("equal-slack").changed(settings)
-    fit = calibrate_trace(simulated(cluster, iterations=1000), program=False)
+    fit = fit_trace(simulated(cluster, iterations=1000), program=False)
     assert not missed(
         fit,
         cluster,
@@ -230,7 +229,7 @@ def test_what_delays_starts_and_transfers_alike_does_not_bias_a_probe(simulated:
 def test_every_step_collapsing_needs_a_known_link(simulated: Any) -> None:
     cluster = load_cluster("all-to-all-shallow")
     trace = with_bytes(simulated(cluster), cluster)
-    blind, known = calibrate_trace(trace, program=False), calibrate_trace(trace, base=cluster, program=False)
+    blind, known = fit_trace(trace, program=False), fit_trace(trace, base=cluster, program=False)
     assert not by_key(blind)["fabric.buffer_kb"].is_identified
     assert blind.cluster.fabric.buffer_kb is None
     assert by_key(known)["fabric.timeout_ms"].value == pytest.approx(200.0, rel=0.01)
@@ -243,7 +242,7 @@ def test_every_step_collapsing_needs_a_known_link(simulated: Any) -> None:
 def test_a_tenant_of_another_period(simulated: Any) -> None:
     settings = ["tenants.0.period_ratio=1.1", "tenants.0.comm_share=0.3"]
     cluster = load_cluster("sockets-two-jobs").changed(settings)
-    fit = calibrate_trace(with_bytes(simulated(cluster), cluster), base=_without_tenants(cluster), program=False)
+    fit = fit_trace(with_bytes(simulated(cluster), cluster), base=_without_tenants(cluster), program=False)
     assert not missed(fit, cluster, ["tenants.0.period_ratio", "tenants.0.comm_share", "fabric.uplink_gbps"])
     assert_good(fit)
 
@@ -254,14 +253,14 @@ def _without_tenants(cluster: Cluster) -> Cluster:
 
 def test_no_tenant_is_no_tenant(simulated: Any) -> None:
     cluster = _without_tenants(load_cluster("sockets-two-jobs"))
-    fit = calibrate_trace(noisy(simulated(cluster), 2e-3), program=False)
+    fit = fit_trace(noisy(simulated(cluster), 2e-3), program=False)
     assert fit.cluster.tenants == []
     assert not by_key(fit)["tenants"].is_identified
 
 
 def test_what_a_trace_cannot_tell_keeps_the_base_and_says_why(simulated: Any) -> None:
     cluster = load_cluster("sockets-null-jitter")
-    fit = calibrate_trace(simulated(cluster), base=cluster, name="mine", program=False)
+    fit = fit_trace(simulated(cluster), base=cluster, name="mine", program=False)
     uplink, payload = by_key(fit)["fabric.uplink_gbps"], by_key(fit)["job.gradient_bytes"]
     assert not uplink.is_identified
     assert "one process group" in uplink.evidence
@@ -279,7 +278,7 @@ def test_links_that_a_trace_leaves_open_are_known_to_where_they_stop_to_matter(n
     noise = {"jitter": 0.01, "common": 0.0, "transfer": 0.06}
     settings = [f"fabric.nic_gbps={nic_gbps}", *(f"noise.{name}_cv={cv}" for name, cv in noise.items())]
     cluster = load_cluster("unequal-slack").changed(settings)
-    nic = by_key(calibrate_trace(with_bytes(simulated(cluster), cluster), program=False))["fabric.nic_gbps"]
+    nic = by_key(fit_trace(with_bytes(simulated(cluster), cluster), program=False))["fabric.nic_gbps"]
     assert nic.se is None
     assert nic.hi is None, "a rate has no upper bound"
     assert nic.top == pytest.approx(0.2, rel=0.02)  # half of the uplink's: the bytes of two ranks cross it
@@ -307,7 +306,7 @@ def test_the_payload_of_a_group_of_one_rank_is_its_compute() -> None:
     stamps = read_job(alone)
     assert stamps.members == ((0,), (1,), (2,), (3,))
     np.testing.assert_allclose(stamps.compute_TR, 0.05, atol=1e-9)
-    assert calibrate_trace(alone, program=False).mean_error == pytest.approx(0.0, abs=1e-3)
+    assert fit_trace(alone, program=False).mean_error == pytest.approx(0.0, abs=1e-3)
 
 
 @pytest.mark.parametrize(("at", "left"), [(range(40), 38), (range(7, 8), 37)])
@@ -355,13 +354,13 @@ def test_a_trace_that_is_no_job_is_refused(drop: tuple[str, ...], said: str, sim
     trace = simulated(load_cluster("equal-slack"), iterations=12)
     keep: NDArray[np.bool_] = ~trace.isin("op", *drop) if drop else np.ones(trace.table.num_rows, np.bool_)
     with pytest.raises(InputError, match=said):
-        calibrate_trace(Trace(trace.table.filter(pa.array(keep)), trace.metadata), program=False)
+        fit_trace(Trace(trace.table.filter(pa.array(keep)), trace.metadata), program=False)
 
 
 def test_a_probe_of_another_job_is_refused(simulated: Any) -> None:
     trace, other = simulated(load_cluster("equal-slack")), simulated(load_cluster("null-jitter"))
     with pytest.raises(InputError, match="another job"):
-        calibrate_trace(trace, probe=other, program=False)
+        fit_trace(trace, probe=other, program=False)
 
 
 def test_a_rank_that_left_the_barrier_too_late_costs_its_iteration(simulated: Any) -> None:
@@ -377,4 +376,4 @@ def test_ranks_that_differ_by_more_than_the_simulator_knows_are_refused_in_words
     """Four ranks of 1, 2, 8 and 20 s: a coefficient of variation above 1, which a reader does not know by its key."""
     noise_TR = 1.0 + 0.01 * np.random.default_rng(0).standard_normal((40, 4))
     with pytest.raises(InputError, match=r"compute differs lastingly by 1..%; allowed: at most 100 %"):
-        calibrate_trace(job_of(np.array([1.0, 2.0, 8.0, 20.0]) * noise_TR), name="unequal", program=False)
+        fit_trace(job_of(np.array([1.0, 2.0, 8.0, 20.0]) * noise_TR), name="unequal", program=False)

@@ -90,6 +90,7 @@ def _uncapped(seed: int) -> JobStamps:
     return JobStamps(
         name="known",
         source="test",
+        names=(0, 1, 2),
         members=((0,), (1,), (2,)),
         collective="all_reduce",
         ops=("all_reduce",),

@@ -19,11 +19,10 @@ from paceenv.calibration.noise_fit import (
     Estimate,
     NoiseFit,
     WorkerDistribution,
-    calibrate_noise,
     fit_noise,
 )
 from paceenv.core.errors import InputError
-from paceenv.core.trace import Trace, TraceMetadata, write_trace
+from paceenv.core.trace import Trace, TraceMetadata
 from paceenv.importers.straggler import import_straggler
 
 PACKAGED = Path(__file__).resolve().parents[1] / "configs" / "measurements"
@@ -191,14 +190,13 @@ def test_few_workers_that_are_alike_do_not_make_a_mean_certain() -> None:
     assert 0.01 < few.slow_factor.hi / few.slow_factor.value - 1.0 < 0.06
 
 
-def test_a_trace_file_gives_the_fit_of_its_times(tmp_path: Path) -> None:
+def test_a_trace_gives_the_fit_of_its_times() -> None:
     times_TR = compute_times(40, 8, imbalance_cv=0.1, imbalance_skew=1.2, persistent_cv=0.02, common_cv=0.01)
     trace = trace_of(times_TR)
-    write_trace(trace, tmp_path / "t.parquet")
     measured = measure_noise(trace)
     assert measured.steps == 40
     assert measured.step_mean_s == pytest.approx(times_TR.max(axis=1).mean())
-    direct, (from_trace,) = fit(times_TR), calibrate_noise(tmp_path / "t.parquet")
+    direct, from_trace = fit(times_TR), fit_noise(measured)
     assert from_trace.source == "derived statistics of synthetic (test)"
     assert direct.imbalance_cv is not None
     assert from_trace.imbalance_cv is not None
@@ -211,16 +209,6 @@ def test_steps_that_a_worker_missed_are_left_out() -> None:
     missed = (trace.column("iteration") == 7) & (trace.column("rank") == 2)
     cut = Trace(trace.table.filter(~missed), trace.metadata)
     assert measure_noise(cut).stages[0].steps == 29
-
-
-def test_lag1_uses_only_consecutive_steps() -> None:
-    rng = np.random.default_rng(0)
-    slow_TR = np.repeat(rng.standard_normal((30, 8)), 2, axis=0)  # steps 2k and 2k + 1 alike
-    times_TR = 1.0 + 0.1 * slow_TR
-    pairs = measure_stage(times_TR, step_T=np.arange(60) + 10 * (np.arange(60) // 2))
-    assert pairs.lag1_pairs == 30
-    assert pairs.lag1 == pytest.approx(1.0, abs=0.02)
-    assert measure_stage(times_TR, step_T=np.arange(60) * 2).lag1 is None
 
 
 @pytest.mark.parametrize(
@@ -256,7 +244,7 @@ def test_damaged_summaries_are_refused(tmp_path: Path, change: Any, message: str
     change(content)
     path.write_text(yaml.safe_dump(content))
     with pytest.raises(InputError, match=message) as caught:
-        calibrate_noise(path)
+        NoiseMeasurements.load(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
 
@@ -270,9 +258,8 @@ def test_packaged_se_has_the_published_numbers_and_its_fit_predicts_unseen_steps
     assert measured.step_mean_s == pytest.approx(9.11, abs=0.005)
     assert measured.step_cv == pytest.approx(0.0715, abs=5e-5)
     assert [stage.across_worker_cv for stage in measured.stages] == pytest.approx([0.141, 0.096], abs=5e-4)
-    for stage, fitted in zip(measured.stages, calibrate_noise(PACKAGED / "straggler-se.yaml"), strict=True):
+    for stage, fitted in ((one, fit_noise(measured, stage=one.stage)) for one in measured.stages):
         assert stage.skewness == pytest.approx(1.05, abs=0.01)
-        assert abs(stage.lag1 or 0.0) < 0.02
         # the reference divides by the mean of the subset, which matters at small widths, by 0.2 %
         assert stage.all.max_over_mean == pytest.approx(MAX_OVER_MEAN_SE[stage.stage], rel=2.1e-3)
         assert [row.width for row in fitted.held_out] == [2, 4, 8, 16, 32]
@@ -287,7 +274,7 @@ def test_packaged_ar_has_one_slow_worker_and_quiet_peers() -> None:
     measured = NoiseMeasurements.load(PACKAGED / "straggler-ar.yaml")
     assert measured.step_mean_s == pytest.approx(46.65, abs=0.005)
     assert measured.step_cv == pytest.approx(0.0045, abs=5e-5)
-    fits = calibrate_noise(PACKAGED / "straggler-ar.yaml")
+    fits = [fit_noise(measured, stage=one.stage) for one in measured.stages]
     assert [fitted.slow_workers for fitted in fits] == [(0,), (), (), ()]
     assert fits[0].slow_factor is not None
     assert fits[0].slow_factor.value == pytest.approx(2.35, abs=0.01)

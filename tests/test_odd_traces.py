@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceenv.calibration.fit_trace import calibrate_trace
-from paceenv.calibration.heldout import HeldOutCheck, check_job
+from paceenv.calibration.collective_fit import fit_collective
+from paceenv.calibration.distances import HeldOutCheck
+from paceenv.calibration.fit_trace import fit_trace
+from paceenv.calibration.heldout import check_fit
 from paceenv.calibration.job_stamps import read_job
 from paceenv.calibration.measurements import measure_noise
 from paceenv.calibration.noise_fit import fit_noise
@@ -67,7 +69,7 @@ def odd_traces(draw: st.DrawFn) -> Trace:
 def test_no_shape_of_a_trace_crashes_calibration(trace: Trace) -> None:
     """Any other error than a refusal, and any warning, fails."""
     with contextlib.suppress(InputError):
-        fit = calibrate_trace(trace, program=False)
+        fit = fit_trace(trace, program=False)
         assert np.isfinite([fit.simulated.mean_s, fit.simulated.cv]).all()
     with contextlib.suppress(InputError):
         found = fit_noise(measure_noise(trace))
@@ -77,15 +79,14 @@ def test_no_shape_of_a_trace_crashes_calibration(trace: Trace) -> None:
 @pytest.mark.parametrize("op", ["all_reduce", "gather"])
 def test_a_payload_that_takes_no_time_limits_nothing(op: str) -> None:
     rng = np.random.default_rng(0)
-    fit = calibrate_trace(
-        trace_of(0.1 * (1.0 + 0.05 * rng.standard_normal((40, 4))), np.zeros(40), op=op), program=False
-    )
+    fit = fit_trace(trace_of(0.1 * (1.0 + 0.05 * rng.standard_normal((40, 4))), np.zeros(40), op=op), program=False)
     why = {p.key: p.evidence for p in fit.parameters if not p.is_identified}
     assert "no longer than a round of messages" in why["fabric.nic_gbps"]
     assert abs(fit.mean_error) < 0.01
 
 
 def test_stamps_that_never_vary_agree_with_themselves() -> None:
-    check = check_job(read_job(trace_of(np.full((60, 4), 0.1), np.full(60, 0.02))))
+    stamps = read_job(trace_of(np.full((60, 4), 0.1), np.full(60, 0.02)))
+    check = check_fit(stamps, lambda part: fit_collective(part).cluster)
     assert isinstance(check, HeldOutCheck)
     assert check.good

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.traced_jobs import awaited
 
-from paceenv.calibration.fit_trace import calibrate_trace
+from paceenv.calibration.fit_trace import fit_trace
 from paceenv.core.trace import Trace, read_trace
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
@@ -73,7 +73,7 @@ def test_an_efficiency_is_found_again(
     truth = layers(order, efficiency=efficiency, **fabric)
     base = layers(order, noise=0.0, **fabric, nic_gbps=0.12)
     trace = traced(truth, tmp_path / "trace.parquet")
-    fit = calibrate_trace(awaited(trace) if is_live else trace, base=base)
+    fit = fit_trace(awaited(trace) if is_live else trace, base=base)
     assert dict(fit.cluster.fabric.efficiency) == pytest.approx(efficiency, rel=0.05)
     assert fit.cluster.fabric.nic_gbps == pytest.approx(0.1, rel=0.03)
     assert abs(fit.mean_error) < 0.01
@@ -94,7 +94,7 @@ def test_no_efficiency_is_claimed_where_the_trace_does_not_show_it(
     truth = layers(order, **fabric)
     known = {key: value for key, value in fabric.items() if key != "efficiency"}
     base = layers(order, noise=0.0, **known)
-    fit = calibrate_trace(awaited(traced(truth, tmp_path / "trace.parquet")), base=base)
+    fit = fit_trace(awaited(traced(truth, tmp_path / "trace.parquet")), base=base)
     assert not fit.cluster.fabric.efficiency
 
 
@@ -117,7 +117,7 @@ def test_how_links_are_shared_is_found_where_operations_run_alone_and_together(
     data = layers(efficiency=efficiency, **fabric).model_dump(exclude_defaults=True)
     data["program"]["step"] = steps
     truth = config_files.parse(Cluster, data, "test")
-    fit = calibrate_trace(traced(truth, tmp_path / "trace.parquet"), program=True)
+    fit = fit_trace(traced(truth, tmp_path / "trace.parquet"), program=True)
     found = fit.cluster.fabric
     assert dict(found.efficiency) == pytest.approx(efficiency, rel=0.05)
     assert found.nic_gbps == pytest.approx(0.1, rel=0.03)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from helpers.traced_jobs import H100_DIR, awaited, needs_h100
 
-from paceenv.calibration.fit_trace import calibrate_trace, fit_trace
-from paceenv.calibration.job_fit import JobFit
+from paceenv.calibration.cluster_builder import JobFit
+from paceenv.calibration.fit_trace import fit_trace
 from paceenv.calibration.program_fit import fit_program
 from paceenv.calibration.program_stamps import read_program
 from paceenv.cli import application
@@ -135,7 +135,7 @@ def program_of(fit: JobFit) -> StepProgram:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_typed_program_is_found_again(name: str, tmp_path: Path) -> None:
     wanted = PROGRAMS[name]
-    fit = calibrate_trace(traced(wanted, tmp_path / "trace.parquet"), program=True)
+    fit = fit_trace(traced(wanted, tmp_path / "trace.parquet"), program=True)
     assert wanted.program is not None
     found = program_of(fit)
     assert abs(fit.mean_error) < 0.01
@@ -160,17 +160,17 @@ def test_phases_that_vary_by_themselves_are_told_from_steps_that_do(tmp_path: Pa
         for phase in ({"compute": {"seconds": 0.02, "micro_batch": k}}, {"all_reduce": {"bytes": 1e7}})
     ]
     wanted = typed(step, {}).changed(["program.length_cv=0.1"], "test")
-    fit = calibrate_trace(traced(wanted, tmp_path / "trace.parquet"), program=True)
+    fit = fit_trace(traced(wanted, tmp_path / "trace.parquet"), program=True)
     assert program_of(fit).length_cv == pytest.approx(0.1, rel=0.1)
     assert abs(fit.mean_error) < 0.01
 
 
 def test_the_rate_is_a_stand_in_where_nothing_runs_alone(tmp_path: Path) -> None:
-    fit = calibrate_trace(traced(EXPERTS, tmp_path / "experts.parquet"), program=True)
+    fit = fit_trace(traced(EXPERTS, tmp_path / "experts.parquet"), program=True)
     assert "fabric.nic_gbps" in fit.cluster.stand_ins
     (rate,) = [one for one in fit.parameters if one.key == "fabric.nic_gbps"]
     assert "nccl-tests output of the same links, settles it" in rate.reason
-    told = calibrate_trace(traced(BUCKETS, tmp_path / "buckets.parquet"), program=True)
+    told = fit_trace(traced(BUCKETS, tmp_path / "buckets.parquet"), program=True)
     assert "fabric.nic_gbps" not in told.cluster.stand_ins
 
 
@@ -180,7 +180,7 @@ def test_latency_is_told_apart_by_sizes(tmp_path: Path) -> None:
         {"all_reduce": {"bytes": 1e8}},
         {"all_reduce": {"bytes": 1e4, "communicator": "b"}},
     ]
-    fit = calibrate_trace(traced(typed(step, {"b": {}}, latency_us=50.0), tmp_path / "trace.parquet"), program=True)
+    fit = fit_trace(traced(typed(step, {"b": {}}, latency_us=50.0), tmp_path / "trace.parquet"), program=True)
     assert fit.cluster.fabric.latency_us == pytest.approx(50.0, rel=0.02)
     assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.01)
 
@@ -203,9 +203,7 @@ def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
         {"compute": {"seconds": 0.04}},
         {"all_reduce": {"bytes": 1e8, "every": 2}},
     ]
-    fit = calibrate_trace(
-        traced(typed(step, {"pairs": {"size": 2}}, nodes=4), tmp_path / "trace.parquet"), program=True
-    )
+    fit = fit_trace(traced(typed(step, {"pairs": {"size": 2}}, nodes=4), tmp_path / "trace.parquet"), program=True)
     assert abs(fit.mean_error) < 0.01
     phases = program_of(fit).step
     pairs = next(one.all_reduce for one in phases if one.all_reduce and one.all_reduce.ranks)
@@ -218,17 +216,17 @@ def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_program_is_chosen_where_communicators_overlap(tmp_path: Path) -> None:
     trace = traced(EXPERTS, tmp_path / "experts.parquet")
-    found = fit_trace(trace, name="chosen")
-    assert found.fit.cluster.program is not None
+    found = fit_trace(trace, name="chosen", check=True)
+    assert found.cluster.program is not None
     assert "transfers of several communicators overlap" in found.notes[0]
     assert not isinstance(found.check, str)
     assert {line.quantity: line.verdict for line in found.check.lines}["mean step"] != "off"
-    assert calibrate_trace(trace, program=False).cluster.program is None
+    assert fit_trace(trace, program=False).cluster.program is None
 
 
 def test_one_collective_stays_one_collective(tmp_path: Path) -> None:
     step = [{"compute": {"seconds": 0.05}}, {"all_reduce": {"bytes": 1e8}}]
-    assert calibrate_trace(traced(typed(step, {}), tmp_path / "trace.parquet")).cluster.program is None
+    assert fit_trace(traced(typed(step, {}), tmp_path / "trace.parquet")).cluster.program is None
 
 
 def test_what_cannot_be_told_says_what_would_settle_it(tmp_path: Path) -> None:
@@ -241,15 +239,15 @@ def test_what_cannot_be_told_says_what_would_settle_it(tmp_path: Path) -> None:
 
     missing = changed(rank != 1)
     with pytest.raises(InputError, match="A trace of all ranks settles it"):
-        calibrate_trace(missing, program=True)
+        fit_trace(missing, program=True)
     iteration, seq, op = columns["iteration"], columns["seq"], columns["op"]
     irregular = changed(~((group >= 0) & (iteration % 7 == seq % 7) & (seq > 3)))
     with pytest.raises(InputError, match="transfers differ from step to step"):
-        calibrate_trace(irregular, program=True)
+        fit_trace(irregular, program=True)
     is_send = op == "all_to_all"
     sends = changed(op=np.where(is_send, "send", op), group=np.where(is_send, -1, group))
     with pytest.raises(InputError, match="does not say who is at the other end"):
-        calibrate_trace(sends, program=True)
+        fit_trace(sends, program=True)
 
 
 @pytest.mark.slow
@@ -262,7 +260,7 @@ def test_a_known_program_takes_its_times_from_a_trace(tmp_path: Path) -> None:
     guess["fabric"]["nic_gbps"] = 120.0
     del guess["noise"]
     base = config_files.parse(Cluster, guess, "guess")
-    fit = calibrate_trace(trace, base=base)
+    fit = fit_trace(trace, base=base)
     assert EXPERTS.program is not None
     assert compute_s(program_of(fit)) == pytest.approx(compute_s(EXPERTS.program), rel=0.02)
     assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.03)
@@ -296,7 +294,7 @@ def test_a_diagnosis_tries_to_hold_transfers_back(tmp_path: Path, capsys: pytest
 @needs_h100
 def test_a_real_profile_replays_within_five_percent() -> None:
     trace = read_inputs(sorted(H100_DIR.glob("*.json.gz"))).require_trace()
-    fit = calibrate_trace(trace, program=True)
+    fit = fit_trace(trace, program=True)
     assert abs(fit.mean_error) < 0.05
     found = transfers(program_of(fit))
     assert len(found) == 22 - 2

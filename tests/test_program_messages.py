@@ -11,7 +11,7 @@ import pytest
 from importer_samples import profile_of
 from test_program_calibration import traced, typed
 
-from paceenv.calibration.fit_trace import calibrate_trace
+from paceenv.calibration.fit_trace import fit_trace
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import SCHEMA, Trace, write_trace
@@ -64,7 +64,7 @@ def ideal_s(cluster: Cluster) -> float:
 def test_messages_are_fitted_between_their_ranks(background: bool, is_grouped: bool, tmp_path: Path) -> None:
     cluster = pipeline(background=background)
     trace = traced(cluster, tmp_path / "trace.parquet", 40)
-    fit = calibrate_trace(trace if is_grouped else without_groups(trace, peers=True), program=True)
+    fit = fit_trace(trace if is_grouped else without_groups(trace, peers=True), program=True)
     assert abs(fit.mean_error) < 0.01
     assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.01)
     program = fit.cluster.program
@@ -81,7 +81,7 @@ def test_messages_without_a_known_end_are_named(tmp_path: Path, capsys: pytest.C
     cluster = typed(step, {"pairs": {"pairs": [[0, 1], [2, 3]]}}, nodes=4)
     trace = without_groups(traced(cluster, tmp_path / "trace.parquet", 40), peers=False)
     with pytest.raises(InputError, match=r"does not say who is at the other end of a (send|recv)"):
-        calibrate_trace(trace, program=True)
+        fit_trace(trace, program=True)
     path = tmp_path / "unknown.parquet"
     write_trace(trace, path)
     assert not application.run(["calibrate", str(path), "-o", str(tmp_path / "fitted.yaml")])

@@ -10,8 +10,8 @@ import pytest
 from helpers.traced_jobs import H100_DIR, needs_h100
 from test_program_calibration import EXPERTS, traced, typed
 
-from paceenv.calibration import group_growth
-from paceenv.calibration.fit_trace import calibrate_trace
+from paceenv.calibration import step_phases
+from paceenv.calibration.fit_trace import fit_trace
 from paceenv.core.errors import InputError
 from paceenv.importers.inputs import read_inputs
 from paceenv.policies.rollout import run, start
@@ -103,7 +103,7 @@ def test_sizes_that_no_whole_replicas_make_are_refused(cluster: Cluster, nodes: 
 
 
 def test_a_fitted_program_knows_which_groups_grow(tmp_path: Path) -> None:
-    program = calibrate_trace(traced(TENSOR, tmp_path / "trace.parquet"), program=True).cluster.program
+    program = fit_trace(traced(TENSOR, tmp_path / "trace.parquet"), program=True).cluster.program
     assert program is not None
     found = {(one.size, one.stride, one.grows) for one in program.communicators.values()}
     assert found == {(2, 1, False), (4, 2, True)}
@@ -158,7 +158,7 @@ def test_a_size_is_refused_where_nothing_says_what_grows(tmp_path: Path) -> None
     path = tmp_path / "trace.parquet"
     baseline = of_trace(traced(typed(step, communicators), path), path.name, None, None)
     said = refused(baseline, Change(nodes=16))
-    assert f"depends on {group_growth.KEY}" in said
+    assert f"depends on {step_phases.KEY}" in said
     assert "all_gather: of gradients or of activations" in said
     check(baseline, [Change(settings=("fabric.nic_gbps=400",))])
     # a typed program says it
@@ -175,7 +175,7 @@ def test_a_rank_with_phases_of_its_own_is_not_replaced_in_silence(tmp_path: Path
 
 @needs_h100
 def test_a_real_profile_without_hosts_predicts_no_size() -> None:
-    fitted = calibrate_trace(read_inputs(sorted(H100_DIR.glob("*.json.gz"))).require_trace(), program=True)
+    fitted = fit_trace(read_inputs(sorted(H100_DIR.glob("*.json.gz"))).require_trace(), program=True)
     baseline = Baseline("profile", fitted.cluster, None, tuple(range(8)), fitted.parameters, is_trace=True)
     assert "the trace names no hosts" in refused(baseline, Change(nodes=16))
 

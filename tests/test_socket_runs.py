@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from traced_jobs import STRAGGLER_DIR
 
-from paceenv.calibration.fit_trace import calibrate_trace
+from paceenv.calibration.fit_trace import fit_trace
 from paceenv.core import pacing, timing
 from paceenv.core.trace import PACE_OP, read_trace
 from paceenv.live.decide.pacer import RankPacer
@@ -119,7 +119,7 @@ class Windows(Policy):
 def test_a_recorded_job_in_closed_loop_has_the_window_of_the_recording() -> None:
     """Fitted to the recording and simulated with the policy's own delays, which it may not take for something else."""
     job = recorded("my-slack-static")  # skips without recordings
-    cluster = calibrate_trace(read_trace(FOLDER / "my-slack-static.parquet"), name="recorded", program=False).cluster
+    cluster = fit_trace(read_trace(FOLDER / "my-slack-static.parquet"), name="recorded", program=False).cluster
     policy = select_policy("learned", cluster)
     assert isinstance(policy, Policy)
     watched, episodes = Windows(policy), 4

@@ -58,20 +58,20 @@ def test_what_is_left_out(at: tuple[int, ...], iterations: int, left_out: int) -
 @pytest.mark.parametrize("at", [1, 3, 9])
 def test_one_long_iteration_of_the_beginning_is_no_noise(at: int) -> None:
     """On an H100 a stop of 60 ms in the fourth of 117 steps of a job doubled the noise that was fitted."""
-    found = fit_trace(job_of(with_stops(at)), check=False)
+    found = fit_trace(job_of(with_stops(at)))
     assert found.notes == (f"the first {at + 1} iterations are left out as warm-up",)
-    assert found.fit.cluster.noise.jitter_cv == pytest.approx(JITTER, rel=0.15)
-    assert found.fit.cluster.noise.common_cv == pytest.approx(0.0, abs=0.02)
+    assert found.cluster.noise.jitter_cv == pytest.approx(JITTER, rel=0.15)
+    assert found.cluster.noise.common_cv == pytest.approx(0.0, abs=0.02)
 
 
 def test_a_program_is_fitted_without_it() -> None:
-    found, plain = (fit_trace(job_of(with_stops(*at)), program=True, check=False) for at in ((3,), ()))
+    found, plain = (fit_trace(job_of(with_stops(*at)), program=True) for at in ((3,), ()))
     assert found.notes == ("the first 4 iterations are left out as warm-up",)
     assert not plain.notes
-    assert found.fit.measured.cv == pytest.approx(plain.fit.measured.cv, rel=0.1)
-    known = fit_trace(job_of(with_stops(3)), base=plain.fit.cluster)
+    assert found.measured.cv == pytest.approx(plain.measured.cv, rel=0.1)
+    known = fit_trace(job_of(with_stops(3)), base=plain.cluster)
     assert known.notes == found.notes
-    assert known.fit.measured.cv == pytest.approx(plain.fit.measured.cv, rel=0.1)
+    assert known.measured.cv == pytest.approx(plain.measured.cv, rel=0.1)
 
 
 def test_iterations_before_pacing_began_are_no_warm_up() -> None:

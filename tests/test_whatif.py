@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from traced_jobs import STRAGGLER_DIR, job_of, matrix_in, needs_traces
 
 from benchmarks._common import recorded
-from paceenv.calibration.fit_trace import calibrate_trace
+from paceenv.calibration.fit_trace import fit_trace
 from paceenv.calibration.parameters import ROUND_US
 from paceenv.cli import application
 from paceenv.core.errors import InputError
@@ -264,10 +264,10 @@ def test_a_lone_group_has_ends_of_an_oversubscription(one_group: tuple[Cluster, 
 def test_rounds_of_another_length_leave_the_job_as_it_was_traced(name: str) -> None:
     """What a round takes more the payload takes less: as a calibration finds that was told so."""
     trace = recorded(load_cluster(name).changed(["fabric.latency_us=100"]), 0, 200)
-    fit = calibrate_trace(trace, program=False)
+    fit = fit_trace(trace, program=False)
     round_us = 300.0
     found = with_rounds(fit.cluster, round_us)
-    told = calibrate_trace(trace, base=fit.cluster.changed([f"fabric.latency_us={round_us}"]), program=False).cluster
+    told = fit_trace(trace, base=fit.cluster.changed([f"fabric.latency_us={round_us}"]), program=False).cluster
     assert found.fabric.latency_us == round_us
     assert mean_step_s(found) == pytest.approx(mean_step_s(fit.cluster), rel=2e-3)
     wider = [mean_step_s(apply(Change(nodes=16), one, None)) for one in (found, told)]

@@ -19,8 +19,8 @@ import typer
 from scipy import stats
 
 from benchmarks._common import put, recorded
-from paceenv.calibration.fit_trace import calibrate_trace
-from paceenv.calibration.job_fit import JobFit
+from paceenv.calibration.cluster_builder import JobFit
+from paceenv.calibration.fit_trace import fit_trace
 from paceenv.calibration.parameters import NORMAL_95, Parameter
 from paceenv.core.trace import Trace
 from paceenv.sim.cluster import Cluster, load_cluster
@@ -210,7 +210,7 @@ def recover(mechanism: str, seed: int) -> Case:
     cluster = random_cluster(mechanism, rng)
     iterations = round(float(_between(*LENGTHS)(rng)))
     trace = with_bytes(recorded(cluster, int(rng.integers(1 << 31)), iterations), cluster)
-    fit = calibrate_trace(trace, base=cluster.changed(list(UNKNOWN)), program=False)
+    fit = fit_trace(trace, base=cluster.changed(list(UNKNOWN)), program=False)
     switches = [*dict.fromkeys(SWITCHES.values()), "tenants"]
     there, seen = ([s for s in switches if _is_on(one, s)] for one in (cluster, fit.cluster))
     return Case(mechanism, tuple(compare(mechanism, fit, cluster)), tuple(there), tuple(seen), fit.mean_error)

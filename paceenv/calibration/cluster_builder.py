@@ -1,27 +1,31 @@
-"""A cluster while it is calibrated: its data, its parameters with their evidence, and correlated errors.
+"""What every fit has: the steps of a job, measured and simulated, and a cluster to which stages add their keys.
 
-Each fit adds its part of a job here, under the keys of a cluster config. :mod:`paceenv.calibration.job_fit` makes the
-config from it.
+Each stage of a fit adds its part of a job here, under the keys of a cluster config; :meth:`ClusterBuilder.fit` compares
+the cluster with the trace and writes the record. Axes: T steps, R ranks, E simulated runs.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.job_stamps import JobStamps
-from paceenv.calibration.parameters import Parameter, exact, not_identifiable
-from paceenv.sim.cluster import Cluster
+from paceenv.calibration.distances import HeldOutCheck
+from paceenv.calibration.parameters import Parameter, not_identifiable
+from paceenv.sim.cluster import STAND_INS, Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
 
 AMPLE: Final = 10.0
 """A link that shows no limit is assumed to be this many times as fast as the one that limits."""
+NOT_ASKED: Final = "not asked for"
+
 MIN_UNPACED: Final = 16
 """Steps without pacing from which on only those count as what the job does by itself."""
 GOOD_MEAN, GOOD_CV = 0.05, 0.03
@@ -31,6 +35,50 @@ _BLOCKS = 8
 """Blocks of consecutive steps, whose means give the error of the mean."""
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepStamps:
+    """What the stamps of a job have, however its step is described.
+
+    ``names`` are the trace's numbers of the ranks, in the order of axis R. ``begin_T`` is when an iteration began on
+    the trace's clock, seconds, ``iteration_T`` its number, ``step_T`` how long it took. ``dropped`` counts the
+    iterations left out: incomplete, unlike the usual ones, or with a checkpoint.
+    """
+
+    name: str
+    source: str
+    names: tuple[int, ...]
+    iteration_T: NDArray[np.int64]
+    begin_T: Array
+    step_T: Array
+    dropped: int
+
+    @property
+    def ranks(self) -> int:
+        return len(self.names)
+
+    @property
+    def unpaced_T(self) -> NDArray[np.bool_]:
+        """Iterations without any delay."""
+        return np.ones(len(self.step_T), np.bool_)
+
+    @property
+    def steady_T(self) -> NDArray[np.bool_]:
+        """Iterations that show the job by itself: those without pacing, or all where too few are without."""
+        unpaced_T = self.unpaced_T
+        return unpaced_T if unpaced_T.sum() >= MIN_UNPACED else np.ones_like(unpaced_T)
+
+    @property
+    def described(self) -> str:
+        """The job and its trace, in words."""
+        return f"{self.name} ({self.source})"
+
+    def part(self, use_T: NDArray[np.bool_]) -> Self:
+        """The stamps of some iterations: of every field whose first axis is T."""
+        names = [one.name for one in fields(self) if one.name.rpartition("_")[2].startswith("T")]
+        parts: dict[str, Any] = {name: getattr(self, name)[use_T] for name in names}
+        return replace(self, **parts)
 
 
 @dataclass(frozen=True)
@@ -70,38 +118,81 @@ def simulate(cluster: Cluster, iterations: int) -> Steps:
     return Steps(float(mean_E.mean()), float(cv_E.mean()), float(mean_E.std()), float(cv_E.std()))
 
 
-class ClusterBuilder:
-    """The cluster so far. Links are fitted to the stamps ``probed``; ``base`` is what the operator knows.
+Stamps = TypeVar("Stamps", bound=StepStamps)
 
-    ``measured`` describes the trace's steps without pacing, or all steps where too few are without.
+
+@dataclass(frozen=True)
+class JobFit:
+    """A calibrated cluster, its parameters with evidence, and how well it does what the job did.
+
+    ``measured`` are the trace's steps without pacing (all, where too few), ``simulated`` those of the cluster.
+    ``check`` is the one on unseen steps, or why there is none; ``notes`` say which description was taken and what was
+    left out. ``step_T`` are the steps that it was fitted to, seconds; ``ranks`` the trace's numbers of the ranks.
     """
 
-    def __init__(self, stamps: JobStamps, probed: JobStamps, base: Cluster | None, name: str) -> None:
-        self.stamps, self.probed, self.base = stamps, probed, base
-        step_T = stamps.step_T[stamps.unpaced_T]
-        self.measured = of_trace(step_T if len(step_T) >= MIN_UNPACED else stamps.step_T)
-        self.parameters: list[Parameter] = []
-        self.correlations: dict[str, dict[str, float]] = {}
-        self.data: dict[str, Any] = {"fabric": {"nodes_per_leaf": 1, "nic_gbps": 1.0, "uplink_gbps": 1.0}, "job": {}}
-        if base is not None:
-            self.data = base.model_dump()
-            self.data["fabric"] |= {"oversubscription": None, "ecmp_paths": None}
-            for section in ("noise", "post_collective_work", "tenants"):
-                del self.data[section]
-        self.data |= {"name": name, "description": f"Fitted to a trace of {stamps.name} ({stamps.source})."}
+    cluster: Cluster
+    parameters: tuple[Parameter, ...]
+    measured: Steps
+    simulated: Steps
+    step_T: Array = field(default_factory=lambda: np.empty(0))
+    ranks: tuple[int, ...] = ()
+    check: HeldOutCheck | str = NOT_ASKED
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Every parameter, and how well the cluster does what the job did, as plain data."""
+        return {
+            "parameters": [{"key": p.key, "told": p.is_identified} | p.to_record() for p in self.parameters],
+            "measured": {"step_mean_s": self.measured.mean_s, "step_cv": self.measured.cv},
+            "simulated": {"step_mean_s": self.simulated.mean_s, "step_cv": self.simulated.cv},
+        }
 
     @property
-    def steady_T(self) -> NDArray[np.bool_]:
-        """Iterations that show the job by itself: those without pacing, or all where too few are without."""
-        unpaced_T = self.stamps.unpaced_T
-        return unpaced_T if unpaced_T.sum() >= MIN_UNPACED else np.ones_like(unpaced_T)
+    def mean_error(self) -> float:
+        """Of the mean step, relative."""
+        return self.simulated.mean_s / self.measured.mean_s - 1.0
+
+    @property
+    def cv_error(self) -> float:
+        """Of the coefficient of variation."""
+        return self.simulated.cv - self.measured.cv
+
+
+class ClusterBuilder(Generic[Stamps]):
+    """The cluster so far; ``base`` is what the operator knows.
+
+    ``measured`` describes the trace's steps without pacing, or all steps where too few are without. ``stand_ins`` are
+    keys that nobody measured.
+    """
+
+    def __init__(self, stamps: Stamps, base: Cluster | None, data: dict[str, Any]) -> None:
+        self.stamps, self.base, self.data = stamps, base, data
+        self.measured = of_trace(stamps.step_T[stamps.steady_T])
+        self.parameters: list[Parameter] = []
+        self.correlations: dict[str, dict[str, float]] = {}
+        self.stand_ins: dict[str, float] = {}
+
+    def copy(self) -> ClusterBuilder[Stamps]:
+        """Another builder that has come as far, to try a change on."""
+        found = ClusterBuilder(self.stamps, self.base, deepcopy(self.data))
+        found.parameters, found.correlations = list(self.parameters), deepcopy(self.correlations)
+        found.stand_ins = dict(self.stand_ins)
+        return found
 
     def add(self, *parameters: Parameter) -> None:
+        """Add evidence alone, of what the config does not have or has already."""
         self.parameters += parameters
 
-    def add_exact(self, key: str, value: float, evidence: str) -> None:
-        """Add a parameter that has no error."""
-        self.add(exact(key, float(value), evidence))
+    def put(self, *parameters: Parameter) -> None:
+        """Add parameters with their evidence, and their values to the config."""
+        self.parameters += parameters
+        for one in parameters:
+            section, _, key = one.key.partition(".")
+            self.data.setdefault(section, {})[key] = one.value
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Take back the evidence of some keys, which a later stage knows better."""
+        self.parameters = [one for one in self.parameters if one.key not in set(keys)]
 
     def add_correlation(self, one: str, other: str, correlation: float) -> None:
         """Record that the errors of two parameters are correlated; 0 is not recorded."""
@@ -117,7 +208,7 @@ class ClusterBuilder:
         """Where a number that limits nothing comes from."""
         return "assumed not to limit" if self.known(section, key) is None else "from base"
 
-    def cluster(self, **fabric: float) -> Cluster:
+    def cluster(self, **fabric: Any) -> Cluster:
         """The cluster as it is now, with other keys of its fabric if given."""
         return self.parse(self.data | {"fabric": self.data["fabric"] | fabric})
 
@@ -132,5 +223,30 @@ class ClusterBuilder:
         """Rates that limit nothing, where payloads take no time to speak of."""
         why = "its payload takes no longer than a round of messages"
         for key in ("nic_gbps", "uplink_gbps"):
-            self.data["fabric"][key] = self.known("fabric", key) or AMPLE
-            self.add(not_identifiable(f"fabric.{key}", self.data["fabric"][key], why, self.source("fabric", key)))
+            value = self.known("fabric", key) or AMPLE
+            self.put(not_identifiable(f"fabric.{key}", value, why, self.source("fabric", key)))
+
+    def fit(self) -> JobFit:
+        """The cluster, compared with the trace, and where each of its numbers comes from."""
+        stamps, cluster = self.stamps, self.cluster()
+        simulated = simulate(cluster, max(len(stamps.step_T), 2))
+        record: dict[str, Any] = {
+            "source": f"{stamps.described}, {len(stamps.step_T)} iterations",
+            "fitted": {p.key: p.to_record() for p in self.parameters if p.is_identified},
+            "cannot_tell": {p.key: p.to_record() for p in self.parameters if not p.is_identified},
+            "correlations": self.correlations,
+            "measured": {
+                "step_mean_s": self.measured.mean_s,
+                "step_mean_se_s": self.measured.mean_sd,
+                "step_cv": self.measured.cv,
+            },
+            "simulated": {"step_mean_s": simulated.mean_s, "step_cv": simulated.cv},
+        }
+        ranks = tuple(sorted(stamps.names))
+        if cluster.program is not None:
+            record[STAND_INS] = self.stand_ins
+        if ranks != tuple(range(len(ranks))):
+            record["ranks"] = list(ranks)
+        cluster = cluster.model_copy(update={"calibration": record})
+        step_T = stamps.step_T[stamps.unpaced_T] if stamps.unpaced_T.any() else stamps.step_T
+        return JobFit(cluster, tuple(self.parameters), self.measured, simulated, step_T, ranks)

@@ -1,4 +1,4 @@
-"""Noise of a job's compute: of one collective a step with fail-slow episodes, of a program, and of its phases.
+"""Noise of what ranks compute in a step, with fail-slow episodes, and of single phases of a step.
 
 Axes: T steps, R ranks, J phases of a rank.
 """
@@ -13,13 +13,23 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.job_stamps import JobStamps
+from paceenv.calibration.cluster_builder import ClusterBuilder, StepStamps
 from paceenv.calibration.measurements import MIN_STEPS, NoiseMeasurements, measure_stage
 from paceenv.calibration.noise_fit import NoiseFit, fit_noise
-from paceenv.calibration.parameters import Parameter, estimated, exact
+from paceenv.calibration.parameters import bounded, estimated, exact, identified, not_identifiable
 from paceenv.calibration.two_state_fit import Episodes, find_episodes, fit_two_states
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster import Cluster
+from paceenv.ui import config_files
 
-NOISE: Final = ("jitter_cv", "common_cv", "persistent_cv", "imbalance_cv", "imbalance_skew")
+VARIES: Final = {
+    "jitter_cv": "compute varies from step to step",
+    "common_cv": "compute of all ranks together varies",
+    "persistent_cv": "the ranks' compute differs lastingly",
+    "imbalance_cv": "compute varies with the data",
+}
+"""Coefficients of variation, in words."""
+NOISE: Final = (*VARIES, "imbalance_skew")
 MIN_CV: Final = 0.005
 """Smaller variations are left out."""
 MIN_FAIL_SLOW: Final = 0.1
@@ -28,40 +38,89 @@ MIN_FAIL_SLOW: Final = 0.1
 Array = NDArray[np.float64]
 
 
-def fit_ratios(
-    name: str, source: str, iteration_T: NDArray[np.int64], step_T: Array, ratio_TR: Array
-) -> NoiseFit | None:
-    """The noise of what ranks compute in a step; None where steps or ranks are too few."""
-    steps, ranks = ratio_TR.shape
-    if steps < MIN_STEPS or ranks < 2 or not (ratio_TR > 0.0).all():
-        return None
-    stage = measure_stage(ratio_TR, step_T=iteration_T)
-    if stage.workers - len(stage.slow_workers) < 2:
-        return None
-    mean_s = float(step_T.mean())
-    cv = float(step_T.std(ddof=1)) / mean_s
-    return fit_noise(NoiseMeasurements(f"{name} ({source})", steps, mean_s, cv, (stage,)))
+@dataclass(frozen=True)
+class ComputeFit:
+    """``noise`` of what is left when ``episodes`` are divided by ``factor``; None and 1 where no rank had any."""
+
+    noise: NoiseFit
+    episodes: Episodes | None
+    factor: float
+    factor_se: float
 
 
-def noise_of_compute(
-    noise: NoiseFit, names: Sequence[int], *, by_rank: bool, keys: Sequence[str] = NOISE
-) -> tuple[dict[str, Any], list[Parameter]]:
-    """Section ``noise`` of a cluster config, and its parameters with their evidence."""
-    values = noise.to_config()["noise"]
+def fit_compute(stamps: StepStamps, compute_TR: Array) -> ComputeFit:
+    """Fit what ranks compute in a step, in seconds or relative to a mean."""
+    on_TR = np.stack([fit_two_states(x, MIN_FAIL_SLOW * float(np.median(x))) for x in compute_TR.T], axis=1)
+    episodes, factor, factor_se = find_episodes(on_TR), 1.0, 0.0
+    if episodes is not None:
+        compute_TR = compute_TR.copy()
+        ratios = []
+        for r in np.flatnonzero(on_TR.any(axis=0)):
+            slow, healthy = compute_TR[on_TR[:, r], r], compute_TR[~on_TR[:, r], r]
+            ratios.append((float(slow.mean() / healthy.mean()), slow.std() / slow.mean() / math.sqrt(len(slow))))
+            compute_TR[on_TR[:, r], r] /= ratios[-1][0]
+        factor = float(np.mean([ratio for ratio, _ in ratios]))
+        between = np.std([r for r, _ in ratios], ddof=1) if len(ratios) > 1 else 0.0
+        factor_se = float(np.hypot(between, factor * max(se for _, se in ratios)) / math.sqrt(len(ratios)))
+    stage = measure_stage(compute_TR)
+    mean_s = float(stamps.step_T.mean())
+    cv = float(stamps.step_T.std(ddof=1)) / mean_s
+    measured = NoiseMeasurements(stamps.described, len(compute_TR), mean_s, cv, (stage,))
+    return ComputeFit(fit_noise(measured), episodes, factor, factor_se)
+
+
+def add_noise(builder: ClusterBuilder[Any], compute: ComputeFit, keys: Sequence[str] = NOISE, *, by_rank: bool) -> None:
+    """Take the noise into the cluster; ``by_rank``: phases say how ranks differ lastingly, so that noise does not."""
+    found, names = compute.noise, builder.stamps.names
+    noise = found.to_config()["noise"]
     if by_rank:
-        values |= {"persistent_cv": 0.0, "slow_ranks": 0, "slow_factor": 1.0}
-    found = []
+        noise |= {"persistent_cv": 0.0, "slow_ranks": 0, "slow_factor": 1.0}
+    for key, said in VARIES.items():
+        if noise[key] > 1.0:
+            raise InputError(
+                f"trace of {builder.stamps.name}: {said} by {noise[key]:.0%}; "
+                "allowed: at most 100 %, the simulator's limit"
+            )
+    builder.data["noise"] = builder.data.get("noise", {}) | noise
     for key in keys:
-        estimate = getattr(noise, key)
+        estimate = getattr(found, key)
         if estimate is not None and not (by_rank and key == "persistent_cv"):
             said = "variance components of a rank's compute in a step, jackknife over steps"
-            found.append(estimated(f"noise.{key}", estimate, said))
-    if noise.slow_factor is not None and not by_rank:
-        slow, count = ", ".join(f"rank {names[r]}" for r in noise.slow_workers), float(len(noise.slow_workers))
+            builder.put(estimated(f"noise.{key}", estimate, said))
+    if found.slow_factor is not None and not by_rank:
+        slow = ", ".join(f"rank {names[r]}" for r in found.slow_workers)
         said = f"persistently slower than their peers: {slow}"
-        found.append(exact("noise.slow_ranks", count, said))
-        found.append(estimated("noise.slow_factor", noise.slow_factor, said))
-    return values, found
+        builder.put(exact("noise.slow_ranks", len(found.slow_workers), said))
+        builder.put(estimated("noise.slow_factor", found.slow_factor, said))
+    episodes = compute.episodes
+    if episodes is not None:
+        ranks = ", ".join(f"rank {names[r]}" for r in np.flatnonzero(episodes.on_TN.any(axis=0)))
+        said = f"{episodes.count} episodes on {ranks}"
+        builder.put(bounded("noise.fail_slow_share", episodes.share, said))
+        builder.put(bounded("noise.fail_slow_mean_iterations", episodes.mean_iterations, said))
+        builder.put(identified("noise.fail_slow_factor", compute.factor, compute.factor_se, said))
+        most = {"fail_slow_share": min(episodes.share.value, 0.99), "fail_slow_factor": max(compute.factor, 1.0)}
+        builder.data["noise"] |= most
+
+
+def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:
+    """``base`` with the measured compute time and noise, one node per measured worker."""
+    found, data = fit.to_config(), base.model_dump()
+    data["name"], data["description"] = name, f"Noise of compute fitted to {fit.source}, stage {fit.stage}."
+    data["job"] |= {"nodes": fit.workers, "compute_s": found["mean_compute_s"]}
+    data["noise"] |= found["noise"]
+    data["calibration"] = found["calibration"]
+    return config_files.parse(Cluster, data, f"calibration of {fit.source}")
+
+
+def fit_ratios(builder: ClusterBuilder[Any], ratio_TR: Array, otherwise: str) -> ComputeFit | None:
+    """The noise of a program's compute; ``otherwise`` is there where steps or ranks are too few."""
+    steps, ranks = ratio_TR.shape
+    if steps >= MIN_STEPS and ranks >= 2 and (ratio_TR > 0.0).all():
+        return fit_compute(builder.stamps, ratio_TR)
+    source = f"{otherwise}; {MIN_STEPS} steps of two ranks settle it"
+    builder.add(not_identifiable("noise.jitter_cv", 0.0, f"{steps} steps of {ranks} ranks", source))
+    return None
 
 
 def length_cv(relative: Sequence[Array]) -> float:
@@ -76,37 +135,14 @@ def length_cv(relative: Sequence[Array]) -> float:
     if not own:
         return 0.0
     found = max(float(np.mean(own) - np.mean(shared)), 0.0) ** 0.5
-    return float(min(found, 1.0)) if found > MIN_CV else 0.0
+    return float(f"{min(found, 1.0):.4g}") if found > MIN_CV else 0.0
 
 
-@dataclass(frozen=True)
-class ComputeFit:
-    """``noise`` of what is left when ``episodes`` are divided by ``factor``; None and 1 where no rank had any."""
-
-    noise: NoiseFit
-    episodes: Episodes | None
-    factor: float
-    factor_se: float
-
-
-def fit_compute(stamps: JobStamps) -> ComputeFit:
-    """Fit the compute of a job."""
-    compute_s_TR = stamps.compute_TR
-    on_TR = np.stack([fit_two_states(x, MIN_FAIL_SLOW * float(np.median(x))) for x in compute_s_TR.T], axis=1)
-    episodes, factor, factor_se = find_episodes(on_TR), 1.0, 0.0
-    if episodes is not None:
-        compute_s_TR = compute_s_TR.copy()
-        ratios = []
-        for r in np.flatnonzero(on_TR.any(axis=0)):
-            slow, healthy = compute_s_TR[on_TR[:, r], r], compute_s_TR[~on_TR[:, r], r]
-            ratios.append((float(slow.mean() / healthy.mean()), slow.std() / slow.mean() / math.sqrt(len(slow))))
-            compute_s_TR[on_TR[:, r], r] /= ratios[-1][0]
-        factor = float(np.mean([ratio for ratio, _ in ratios]))
-        between = np.std([r for r, _ in ratios], ddof=1) if len(ratios) > 1 else 0.0
-        factor_se = float(np.hypot(between, factor * max(se for _, se in ratios)) / math.sqrt(len(ratios)))
-    stage = measure_stage(compute_s_TR, step_T=stamps.iteration_T)
-    mean_s = float(stamps.step_T.mean())
-    source = f"{stamps.name} ({stamps.source})"
-    cv = float(stamps.step_T.std(ddof=1)) / mean_s
-    measured = NoiseMeasurements(source, len(compute_s_TR), mean_s, cv, (stage,))
-    return ComputeFit(fit_noise(measured), episodes, factor, factor_se)
+def put_length(builder: ClusterBuilder[Any], length: float, seconds: Array, relative: Sequence[Array]) -> None:
+    """Let phases of these ``seconds`` vary each by itself; what that adds to whole steps is no jitter of steps."""
+    count = sum(len(one) for one in relative)
+    said = "variation of single phases beyond that of whole steps"
+    builder.put(identified("program.length_cv", length, length / (2.0 * count) ** 0.5, said))
+    share = seconds / max(float(seconds.sum()), 1e-300)
+    left = builder.data["noise"].get("jitter_cv", 0.0) ** 2 - length**2 * float((share**2).sum())
+    builder.data["noise"] |= {"jitter_cv": max(left, 0.0) ** 0.5}

@@ -1,10 +1,11 @@
-"""Distances between distributions of held-out and of predicted values, with what chance alone would give.
+"""How near predicted values are to held-out ones: single numbers, and whole distributions beside what chance gives.
 
 Axes: T steps, R ranks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from paceenv.calibration.measurements import ROUNDING
 from paceenv.core import metrics
+from paceenv.core.intervals import Interval
 
 Array = NDArray[np.float64]
 CLOSE: Final = 0.1
@@ -79,3 +81,70 @@ def _alike(values_TR: Array) -> float:
     between_ranks = max(float(rank_R.var(ddof=1)) - own / steps, 0.0)
     total = own + between_steps + between_ranks
     return float(1.0 + ((ranks - 1) * between_steps + (steps - 1) * between_ranks) / total)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One quantity: its value on held-out steps, and the mean and the central 95 % of simulated runs.
+
+    ``tolerance`` is how far off still counts as close: relative, or for the CV absolute. ``unit`` is "s" or empty.
+    """
+
+    quantity: str
+    unit: str
+    held_out: float
+    simulated: Interval
+    tolerance: float
+
+    @property
+    def is_absolute(self) -> bool:
+        """Whether error and tolerance are differences: a CV is relative already."""
+        return self.quantity.startswith("CV")
+
+    @property
+    def error(self) -> float:
+        """Relative, or for the CV absolute; 0 where both are 0."""
+        difference = self.simulated.value - self.held_out
+        if self.is_absolute or not difference:
+            return difference
+        return difference / self.held_out if self.held_out else math.inf
+
+    @property
+    def verdict(self) -> str:
+        """``agrees`` inside the interval, ``close`` outside of it but within the tolerance, else ``off``."""
+        if self.held_out in self.simulated:
+            return "agrees"
+        return "close" if abs(self.error) <= self.tolerance else "off"
+
+
+@dataclass(frozen=True)
+class HeldOutCheck:
+    """The lines, how many steps the fit behind them saw and did not see, and distances of whole distributions."""
+
+    fitted_steps: int
+    held_out_steps: int
+    lines: tuple[Line, ...]
+    distances: tuple[Distance, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is off, neither a line nor a distribution."""
+        return "off" not in [*(line.verdict for line in self.lines), *(d.verdict for d in self.distances)]
+
+    def to_record(self) -> dict[str, Any]:
+        """As plain data, to four digits."""
+        names = ("held_out", "simulated", "low", "high")
+        lines = [
+            {"quantity": line.quantity, "unit": line.unit}
+            | {n: float(f"{x:.4g}") for n, x in zip(names, (line.held_out, *line.simulated), strict=True)}
+            | {"verdict": line.verdict}
+            for line in self.lines
+        ]
+        return {
+            "split": "fitted to the first steps, held against the rest; the cluster itself is fitted to all steps",
+            "fitted_steps": self.fitted_steps,
+            "held_out_steps": self.held_out_steps,
+            "good": self.good,
+            "lines": lines,
+            "ks_distances": [distance.to_record() for distance in self.distances],
+        }

@@ -1,17 +1,32 @@
-"""Which description fits the trace of a job: one collective a step, or a step as a program."""
+"""A cluster from the trace of a job, in stages, each of which adds its keys and their evidence to one builder.
+
+| stage | one collective a step | a program |
+| --- | --- | --- |
+| stamps | ``job_stamps`` | ``program_stamps``, ``known_program`` |
+| noise | ``compute_noise`` | the same |
+| links | ``links``, ``incast_fit`` | ``program_links`` |
+| tenants | ``tenants`` | |
+| program | ``collective_fit`` | ``step_order``, ``step_phases``, ``program_fit`` |
+| errors | ``parameters``, ``heldout``, ``posterior`` | the same |
+
+Where nobody says otherwise, the trace decides between one collective a step and a program.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.heldout import HeldOutCheck, check_job, check_steps
-from paceenv.calibration.job_fit import JobFit, calibrate_stamps
+from paceenv.calibration.cluster_builder import JobFit, StepStamps
+from paceenv.calibration.collective_fit import fit_collective
+from paceenv.calibration.heldout import check_fit
 from paceenv.calibration.job_stamps import JobStamps, read_job
-from paceenv.calibration.known_program import fit_known
+from paceenv.calibration.known_program import fit_known, read_known
 from paceenv.calibration.program_fit import fit_program
 from paceenv.calibration.program_stamps import MIN_STEPS, UNKNOWN_PEERS, ProgramStamps, read_program
 from paceenv.calibration.step_order import OVERLAPS
@@ -22,32 +37,12 @@ from paceenv.sim.cluster import Cluster
 
 OFF: Final = 0.05
 """Error of the mean step from which on one collective a step does not describe a job."""
-FITTED_SHARE: Final = 2.0 / 3.0
-MIN_PART: Final = 16
-"""Steps that a part of a trace must have for a check on unseen steps."""
-NOT_ASKED: Final = "not asked for"
+RUNS_APART: Final = 2.0
+"""Unless runs differ by more than half as much: beside a tenant each run locks into a phase of its own."""
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class TraceFit:
-    """A fit, its check on unseen steps or why there is none, and notes on which description was taken.
-
-    ``step_T`` are the steps that it was fitted to, seconds, empty where the program was known; ``ranks`` the trace's
-    numbers of the ranks.
-    """
-
-    fit: JobFit
-    check: HeldOutCheck | str
-    notes: tuple[str, ...] = ()
-    step_T: Array = field(default_factory=lambda: np.empty(0))
-    ranks: tuple[int, ...] = ()
-
-
-def calibrate_trace(trace: Trace, **options: Any) -> JobFit:
-    """A cluster fitted to a trace, as by :func:`fit_trace`, without a check on unseen steps."""
-    return fit_trace(trace, **options, check=False).fit
+Stamps = TypeVar("Stamps", bound=StepStamps)
+Made = TypeVar("Made")
 
 
 def fit_trace(
@@ -58,56 +53,73 @@ def fit_trace(
     probe: Trace | None = None,
     job: str | None = None,
     program: bool | None = None,
-    check: bool = True,
-) -> TraceFit:
-    """Fit a cluster to a trace: one collective a step, or a program.
+    check: bool = False,
+) -> JobFit:
+    """Fit a cluster to a trace: one collective a step, or a program; ``check`` compares it with unseen steps.
 
     Raises:
         InputError: the trace holds no job that can be described.
     """
     trace, warm_up = without_warm_up(trace, job)
-    notes: tuple[str, ...] = (f"the first {warm_up} iterations are left out as warm-up",) if warm_up else ()
-    if base is not None and base.program is not None:
-        if program is False:
-            raise InputError(f"base: {base.name} has a program; allowed: a base without one where none is wanted")
-        if probe is not None:
-            raise InputError(f"probe: not used with a program, which {base.name} has; allowed: a base without one")
-        ranks = tuple(np.unique(trace.column("rank")[trace.isin("job", trace.job_name(job))]).tolist())
-        fit = _with_ranks(fit_known(trace, base, name, job=job), ranks)
-        return TraceFit(fit, "the step is that of --base", notes, ranks=ranks)
+    notes = [f"the first {warm_up} iterations are left out as warm-up"] if warm_up else []
+    unused = ["the probe is not used: the step is described as a program"] if probe is not None else []
+    known = base if base is not None and base.program is not None else None
+    if probe is not None and (program or known is not None):
+        raise InputError("probe: not used where the step is described as a program; allowed: no probe, or no program")
+    if known is not None and program is False:
+        raise InputError(f"base: {known.name} has a program; allowed: a base without one where none is wanted")
+    if known is not None:
+        fit = fit_known(read_known(trace, known, job=job), known, name)
+        return replace(fit, check="the step is that of --base", notes=tuple(notes))
+
+    def as_program(stamps: ProgramStamps, *more: str) -> JobFit:
+        fit = _checked(stamps, lambda part: fit_program(part, base, name), check=check)
+        return replace(fit, notes=(*notes, *more, *unused))
+
     if program:
-        if probe is not None:
-            raise InputError(
-                "probe: not used where the step is described as a program; allowed: no probe, or no program"
-            )
-        return replace(_of_program(read_program(trace, job=job), base, name, check=check), notes=notes)
-    unused = ("the probe is not used: the step is described as a program",) if probe is not None else ()
-    stamps: ProgramStamps | None = None
-    if program is None:
-        stamps, unknown = _program_stamps(trace, job)
-        notes += unknown
-        if stamps is not None and overlapping(stamps):
-            note = "transfers of several communicators overlap: the step is described as a program (--no-program)"
-            found = _of_program(stamps, base, name, check=check)
-            return replace(found, notes=(*notes, note, *unused))
+        return as_program(read_program(trace, job=job))
+    transfers = _or_why(lambda: read_program(trace, job=job)) if program is None else ""
+    if isinstance(transfers, ProgramStamps) and overlapping(transfers):
+        said = "transfers of several communicators overlap: the step is described as a program (--no-program)"
+        return as_program(transfers, said)
+    if isinstance(transfers, str) and UNKNOWN_PEERS in transfers:
+        notes.append(f"sends and receives count as compute: {UNKNOWN_PEERS} (--base with a typed program settles it)")
     try:
-        job_stamps = read_job(trace, job=job)
+        stamps = read_job(trace, job=job)
     except InputError as error:
-        if stamps is None:
+        if not isinstance(transfers, ProgramStamps):
             raise
         raise InputError(f"{error}; --program describes its step as a program, which {MIN_STEPS} steps allow") from None
     probed = None if probe is None else read_job(without_warm_up(probe, job)[0], job=job)
-    left_out = _left_out(trace, job_stamps)
-    fit = calibrate_stamps(job_stamps, probed, base, name)
-    if program is None and abs(fit.mean_error) > OFF:
-        better = _better(trace, fit, base, name, job, check=check)
-        if isinstance(better, TraceFit):
-            return replace(better, notes=(*notes, *better.notes, *unused))
-        notes += (better,)
-    step_T = job_stamps.step_T[job_stamps.unpaced_T] if job_stamps.unpaced_T.any() else job_stamps.step_T
-    ranks = tuple(sorted(job_stamps.order_R))
-    verdict = check_job(job_stamps, probed, base) if check else NOT_ASKED
-    return TraceFit(_with_ranks(fit, ranks), verdict, (*notes, *left_out), step_T, ranks)
+    fit = fit_collective(stamps, base, name, probed)
+    if program is None and abs(fit.mean_error) > max(OFF, RUNS_APART * fit.simulated.mean_sd / fit.simulated.mean_s):
+        off = f"one collective a step leaves the mean step {fit.mean_error:+.1%} off"
+        said = f"{off}: the step is described as a program (--no-program)"
+        other = transfers if isinstance(transfers, str) else _or_why(partial(as_program, transfers, said))
+        if isinstance(other, str):
+            notes.append(f"{off}; as a program it cannot be described: {other}")
+        elif abs(other.mean_error) < abs(fit.mean_error):
+            return other
+        else:
+            notes.append(f"{off}, and a program {other.mean_error:+.1%} (--program takes it)")
+    fit = _checked(stamps, lambda part: fit_collective(part, base, name, probed), check=check, fit=fit)
+    return replace(fit, notes=(*notes, *_left_out(trace, stamps)))
+
+
+def _checked(
+    stamps: Stamps, fit_stamps: Callable[[Stamps], JobFit], *, check: bool, fit: JobFit | None = None
+) -> JobFit:
+    """The fit to all steps, with a second fit to the first of them held against the others."""
+    fit = fit_stamps(stamps) if fit is None else fit
+    return replace(fit, check=check_fit(stamps, lambda part: fit_stamps(part).cluster)) if check else fit
+
+
+def _or_why(made: Callable[[], Made]) -> Made | str:
+    """What is made, or why it cannot be."""
+    try:
+        return made()
+    except InputError as error:
+        return str(error)
 
 
 def _left_out(trace: Trace, stamps: JobStamps) -> tuple[str, ...]:
@@ -143,49 +155,3 @@ def overlapping(stamps: ProgramStamps) -> bool:
             if meet_T.mean() > OVERLAPS:
                 return True
     return False
-
-
-def _program_stamps(trace: Trace, job: str | None) -> tuple[ProgramStamps | None, tuple[str, ...]]:
-    """The trace's transfers as those of a program, where they are, and a note on messages that have no known end."""
-    try:
-        return read_program(trace, job=job), ()
-    except InputError as error:
-        if UNKNOWN_PEERS not in str(error):
-            return None, ()
-        note = f"sends and receives count as compute: {UNKNOWN_PEERS} (--base with a typed program settles it)"
-        return None, (note,)
-
-
-def _better(
-    trace: Trace, fit: JobFit, base: Cluster | None, name: str, job: str | None, *, check: bool
-) -> TraceFit | str:
-    """The fit of a program where that is nearer to the measured step, or in words why there is none."""
-    off = f"one collective a step leaves the mean step {fit.mean_error:+.1%} off"
-    try:
-        found = _of_program(read_program(trace, job=job), base, name, check=check)
-    except InputError as error:
-        return f"{off}; as a program it cannot be described: {error}"
-    if abs(found.fit.mean_error) >= abs(fit.mean_error):
-        return f"{off}, and a program {found.fit.mean_error:+.1%} (--program takes it)"
-    return replace(found, notes=(f"{off}: the step is described as a program (--no-program)",))
-
-
-def _with_ranks(fit: JobFit, ranks: tuple[int, ...]) -> JobFit:
-    """The fit with the trace's numbers of the ranks in its record, where they are not 0, 1, 2 and so on."""
-    if ranks == tuple(range(len(ranks))):
-        return fit
-    record = fit.cluster.calibration | {"ranks": list(ranks)}
-    return replace(fit, cluster=fit.cluster.model_copy(update={"calibration": record}))
-
-
-def _of_program(stamps: ProgramStamps, base: Cluster | None, name: str, *, check: bool) -> TraceFit:
-    fit = _with_ranks(fit_program(stamps, base, name), stamps.names)
-    found = TraceFit(fit, NOT_ASKED, (), stamps.step_T, stamps.names)
-    if not check:
-        return found
-    steps = len(stamps.step_T)
-    cut = int(FITTED_SHARE * steps)
-    if steps - cut < MIN_PART:
-        return replace(found, check=f"{steps} steps, {steps - cut} of them held out; needed: {3 * MIN_PART}")
-    first = fit_program(stamps.part(cut), base, "held-out check")
-    return replace(found, check=check_steps(cut, stamps.step_T[cut:], first.cluster))

@@ -7,23 +7,20 @@ errors of the fit and the differences between runs. Axes: T iterations, R ranks,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import replace
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, MIN_UNPACED
-from paceenv.calibration.distances import Distance
-from paceenv.calibration.job_fit import calibrate_stamps
+from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, MIN_UNPACED, StepStamps
+from paceenv.calibration.distances import Distance, HeldOutCheck, Line
 from paceenv.calibration.job_stamps import MIN_ITERATIONS, JobStamps
 from paceenv.calibration.measurements import (
     MIN_STEPS,
     ROUNDING,
     NoiseMeasurements,
-    StageTimes,
     measure_stage,
     subset_max,
     widths,
@@ -46,76 +43,10 @@ _LEAD_IN = 100
 _GOOD_P99, _GOOD_SKEW = 0.1, 0.1
 
 Array = NDArray[np.float64]
+Stamps = TypeVar("Stamps", bound=StepStamps)
 
 
-@dataclass(frozen=True)
-class Line:
-    """One quantity: its value on held-out steps, and the mean and the central 95 % of simulated runs.
-
-    ``tolerance`` is how far off still counts as close: relative, or for the CV absolute. ``unit`` is "s" or empty.
-    """
-
-    quantity: str
-    unit: str
-    held_out: float
-    simulated: Interval
-    tolerance: float
-
-    @property
-    def is_absolute(self) -> bool:
-        """Whether error and tolerance are differences: a CV is relative already."""
-        return self.quantity.startswith("CV")
-
-    @property
-    def error(self) -> float:
-        """Relative, or for the CV absolute; 0 where both are 0."""
-        difference = self.simulated.value - self.held_out
-        if self.is_absolute or not difference:
-            return difference
-        return difference / self.held_out if self.held_out else math.inf
-
-    @property
-    def verdict(self) -> str:
-        """``agrees`` inside the interval, ``close`` outside of it but within the tolerance, else ``off``."""
-        if self.held_out in self.simulated:
-            return "agrees"
-        return "close" if abs(self.error) <= self.tolerance else "off"
-
-
-@dataclass(frozen=True)
-class HeldOutCheck:
-    """The lines, how many steps the fit behind them saw and did not see, and distances of whole distributions."""
-
-    fitted_steps: int
-    held_out_steps: int
-    lines: tuple[Line, ...]
-    distances: tuple[Distance, ...] = ()
-
-    @property
-    def good(self) -> bool:
-        """Whether nothing is off, neither a line nor a distribution."""
-        return "off" not in [*(line.verdict for line in self.lines), *(d.verdict for d in self.distances)]
-
-    def to_record(self) -> dict[str, Any]:
-        """As plain data, to four digits."""
-        names = ("held_out", "simulated", "low", "high")
-        lines = [
-            {"quantity": line.quantity, "unit": line.unit}
-            | {n: float(f"{x:.4g}") for n, x in zip(names, (line.held_out, *line.simulated), strict=True)}
-            | {"verdict": line.verdict}
-            for line in self.lines
-        ]
-        return {
-            "split": "fitted to the first steps, held against the rest; the cluster itself is fitted to all steps",
-            "fitted_steps": self.fitted_steps,
-            "held_out_steps": self.held_out_steps,
-            "good": self.good,
-            "lines": lines,
-            "ks_distances": [distance.to_record() for distance in self.distances],
-        }
-
-
-def check_job(stamps: JobStamps, probed: JobStamps | None = None, base: Cluster | None = None) -> HeldOutCheck | str:
+def check_fit(stamps: Stamps, fit: Callable[[Stamps], Cluster]) -> HeldOutCheck | str:
     """Fit a job's first steps and compare the fitted cluster with the rest, or say in words why not.
 
     Only steps without pacing are held out, as the fitted cluster is simulated without.
@@ -128,28 +59,25 @@ def check_job(stamps: JobStamps, probed: JobStamps | None = None, base: Cluster 
         return f"{T} steps, {len(rest.step_T)} of them held out and without pacing; needed: {least} and {MIN_STEPS}"
     if first.unpaced_T.sum() < MIN_UNPACED:
         return f"{int(first.unpaced_T.sum())} of the first {cut} steps are without pacing; needed: {MIN_UNPACED}"
-    fit = calibrate_stamps(first, probed, base, "held-out check")
-    measured = _describe("step", rest.step_T, rest.compute_TR, rest.entry_TR, rest.groups)
-    return _check("step", cut, rest.step_T, measured, fit.cluster, stamps.ranks, groups=rest.groups)[0]
+    cluster, what = fit(first), "step"
+    if isinstance(rest, JobStamps):
+        measured = _describe(what, rest.step_T, rest.compute_TR, rest.entry_TR, rest.groups)
+        return _check(what, cut, rest.step_T, measured, cluster, rest.ranks, groups=rest.groups)[0]
+    measured = _describe(what, rest.step_T, rest.step_T[:, None], rest.step_T[:, None], 1)
+    return _check(what, cut, rest.step_T, measured, cluster, rest.ranks, knows="steps")[0]
 
 
-def check_steps(fitted: int, held_out_T: Array, cluster: Cluster) -> HeldOutCheck:
-    """Compare step times alone with those of clusters drawn from the errors of a fit."""
-    measured = _describe("step", held_out_T, held_out_T[:, None], held_out_T[:, None], 1)
-    return _check("step", fitted, held_out_T, measured, cluster, cluster.ranks, knows="steps")[0]
-
-
-def check_stage(times: StageTimes, make: Callable[[NoiseFit], Cluster]) -> HeldOutCheck | str:
+def check_stage(compute_s_TR: Array, make: Callable[[NoiseFit], Cluster]) -> HeldOutCheck | str:
     """Fit the compute of a stage's first steps and compare it with the rest, or say in words why not.
 
     Only compute is known of a stage, so its step is that of the slowest worker.
     """
-    steps, workers = times.compute_s_TR.shape
+    steps, workers = compute_s_TR.shape
     cut = int(FITTED_SHARE * steps)
     if min(cut, steps - cut) < MIN_STEPS or workers < 2:
         return f"{steps} complete steps of {workers} workers; needed: {3 * MIN_STEPS} and 2"
-    first, rest_TR = measure_stage(times.compute_s_TR[:cut], stage=times.stage), times.compute_s_TR[cut:]
-    fit = fit_noise(NoiseMeasurements("held-out check", cut, first.all.mean_s, 0.0, (first,)), stage=times.stage)
+    first, rest_TR = measure_stage(compute_s_TR[:cut]), compute_s_TR[cut:]
+    fit = fit_noise(NoiseMeasurements("held-out check", cut, first.all.mean_s, 0.0, (first,)))
     slowest_T, what = rest_TR.max(axis=1), "slowest worker"
     measured = _describe(what, slowest_T, rest_TR, rest_TR, 1)
     check, single = _check(what, cut, slowest_T, measured, make(fit), workers, knows="compute")

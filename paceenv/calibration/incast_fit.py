@@ -165,10 +165,9 @@ def _binomial_interval(k: int, n: int) -> Interval:
     return Interval(k / n, low, high)
 
 
-def add_incast(builder: ClusterBuilder) -> None:
+def add_incast(builder: ClusterBuilder[JobStamps]) -> None:
     """The rate of a port, its buffer and the timeout, with their evidence."""
-    stamps, fabric = builder.stamps, builder.data["fabric"]
-    latency_s = builder.seconds("latency_s")
+    stamps, latency_s = builder.stamps, builder.seconds("latency_s")
     unit_s = builder.seconds("incast_flow_s", nic_gbps=1.0, uplink_gbps=1e9)
     known = builder.known("fabric", "nic_gbps")
     found = None
@@ -177,48 +176,37 @@ def add_incast(builder: ClusterBuilder) -> None:
     if found is None:
         builder.ample()
         return
-    nic = unit_s / found.message_s
-    fabric["nic_gbps"], fabric["uplink_gbps"] = (
-        nic,
-        builder.known("fabric", "uplink_gbps") or AMPLE * stamps.ranks * nic,
-    )
+    nic_gbps = unit_s / found.message_s
     if found.share.value < 1.0:
         said = "messages through a port, one after the other, in steps that do not collapse"
-        builder.add(identified("fabric.nic_gbps", nic, nic * found.message_se / found.message_s, said))
+        builder.put(identified("fabric.nic_gbps", nic_gbps, nic_gbps * found.message_se / found.message_s, said))
     else:
-        builder.add(not_identifiable("fabric.nic_gbps", nic, "every step collapses", "from base"))
-    why = "incast hides it"
-    builder.add(
-        not_identifiable("fabric.uplink_gbps", fabric["uplink_gbps"], why, builder.source("fabric", "uplink_gbps"))
-    )
+        builder.put(not_identifiable("fabric.nic_gbps", nic_gbps, "every step collapses", "from base"))
+    uplink_gbps = builder.known("fabric", "uplink_gbps") or AMPLE * stamps.ranks * nic_gbps
+    source = builder.source("fabric", "uplink_gbps")
+    builder.put(not_identifiable("fabric.uplink_gbps", uplink_gbps, "incast hides it", source))
     why = "a tenant and incast are not modelled together"
     builder.add(not_identifiable("tenants", 0.0, why, "none assumed"))
-    _add_buffer(builder, found)
+    _put_buffer(builder, found)
 
 
-def _add_buffer(builder: ClusterBuilder, found: IncastFit) -> None:
-    fabric = builder.data["fabric"]
+def _put_buffer(builder: ClusterBuilder[JobStamps], found: IncastFit) -> None:
     low, high = (edge * BURST_KB for edge in found.fit_interval)
     share = f"{found.share.value:.1%} of steps collapse [{found.share.low:.1%}, {found.share.high:.1%}]"
+    known = builder.known("fabric", "buffer_kb")
     if found.timeout_s is None:
         why = f"no step took a timeout longer than the others: either none collapses, or all do; {share}"
-        known = builder.known("fabric", "buffer_kb")
-        fabric["buffer_kb"] = known if known is not None and known >= low else None
-        source = "from base" if fabric["buffer_kb"] is not None else "assumed lossless"
-        builder.add(not_identifiable("fabric.buffer_kb", fabric["buffer_kb"], why, source, lo=low))
-        timeout = float(fabric.get("timeout_ms", 200.0))
+        known = known if known is not None and known >= low else None
+        source = "from base" if known is not None else "assumed lossless"
+        builder.put(not_identifiable("fabric.buffer_kb", known, why, source, lo=low))
+        timeout = float(builder.data["fabric"].get("timeout_ms", 200.0))
         builder.add(not_identifiable("fabric.timeout_ms", timeout, "no step collapses", "from base or the usual 200"))
         return
-    fabric["timeout_ms"] = found.timeout_s * 1e3
     said = f"what collapsed steps take longer than replayed without loss; {share}"
-    builder.add(identified("fabric.timeout_ms", found.timeout_s * 1e3, found.timeout_se * 1e3, said))
+    builder.put(identified("fabric.timeout_ms", found.timeout_s * 1e3, found.timeout_se * 1e3, said))
     if found.fit is None:
-        known = builder.known("fabric", "buffer_kb")
-        fabric["buffer_kb"] = known if known is not None and known <= high else high
-        builder.add(
-            not_identifiable("fabric.buffer_kb", fabric["buffer_kb"], share, "from base or the upper bound", hi=high)
-        )
+        known = known if known is not None and known <= high else high
+        builder.put(not_identifiable("fabric.buffer_kb", known, share, "from base or the upper bound", hi=high))
         return
-    fabric["buffer_kb"] = found.fit * BURST_KB
     said = f"opening windows of {BURST_KB:g} kB that fit if {share}, under the trace's own arrivals"
-    builder.add(bounded("fabric.buffer_kb", Interval(fabric["buffer_kb"], low, high), said))
+    builder.put(bounded("fabric.buffer_kb", Interval(found.fit * BURST_KB, low, high), said))

@@ -11,12 +11,13 @@ Axes: T iterations, R ranks in the order of their groups, G process groups.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.calibration.cluster_builder import StepStamps
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COLLECTIVE_OPS, COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
 
@@ -35,43 +36,27 @@ _KINDS: Final[dict[str, Collective]] = {"gather": "gather", "all_to_all": "all_t
 
 
 @dataclass(frozen=True)
-class JobStamps:
-    """A job's stamps, seconds from the end of the iteration before, and what they belong to.
+class JobStamps(StepStamps):
+    """The stamps of a job with one collective a step, seconds from the end of the iteration before.
 
-    ``members`` are the ranks of each process group, ``order_R`` all of them in that order. ``entry_TR`` is a rank's
-    start of the payload, ``delay_TR`` what it held back by its own choice before, ``finish_TG`` the end of a group's
-    payload, ``ready_TG`` when its last rank reached the barrier (or ``finish_TG`` without one), ``step_T`` the end.
-    ``begin_T`` is when an iteration began on the trace's clock, ``iteration_T`` its number. ``dropped`` counts the
-    iterations left out: incomplete, unlike the usual one, or with a checkpoint.
+    ``members`` are the ranks of each process group, ``names`` all of them in that order. ``entry_TR`` is a rank's start
+    of the payload, ``delay_TR`` what it held back by its own choice before, ``finish_TG`` the end of a group's payload,
+    ``ready_TG`` when its last rank reached the barrier (or ``finish_TG`` without one).
     """
 
-    name: str
-    source: str
     members: tuple[tuple[int, ...], ...]
     collective: Collective
     ops: tuple[str, ...]
     payload_bytes: int
     barrier: bool
-    iteration_T: NDArray[np.int64]
-    begin_T: Array
     entry_TR: Array
     delay_TR: Array
     finish_TG: Array
     ready_TG: Array
-    step_T: Array
-    dropped: int
 
     @property
     def groups(self) -> int:
         return len(self.members)
-
-    @property
-    def order_R(self) -> tuple[int, ...]:
-        return tuple(rank for group in self.members for rank in group)
-
-    @property
-    def ranks(self) -> int:
-        return len(self.order_R)
 
     @property
     def compute_TR(self) -> Array:
@@ -97,11 +82,6 @@ class JobStamps:
     def unpaced_T(self) -> NDArray[np.bool_]:
         """Iterations without any delay."""
         return np.asarray((self.delay_TR <= 0.0).all(axis=1))
-
-    def part(self, use_T: NDArray[np.bool_]) -> JobStamps:
-        """The stamps of some iterations."""
-        by_iteration = ("iteration_T", "begin_T", "entry_TR", "delay_TR", "finish_TG", "ready_TG", "step_T")
-        return replace(self, **{name: getattr(self, name)[use_T] for name in by_iteration})
 
     def of_groups(self, value_TR: Array) -> Array:
         """The largest value of any member, ``(T, G)``."""
@@ -256,6 +236,7 @@ def _stamps(
     return JobStamps(
         name=name,
         source=source,
+        names=tuple(order),
         members=members,
         collective=_KINDS.get(chosen[0].payload_op, "all_reduce"),
         ops=chosen[0].ops,

@@ -4,37 +4,49 @@ A trace need not show when a transfer in the background was handed over: the liv
 its rows are matched with the program, and what lies between them is compute. The rate of the NICs is the one with which
 the simulated step is as long as the measured one.
 
-Axes: T steps, R ranks, J anchors of a rank: rows in the order of the program, and the end of its step.
+Efficiencies of operations come from how long ranks see each: from when the last of its group entered it, or began to
+wait for it, until the last one went on. Speeds are those with which the simulated step shows every operation as long as
+the trace does. Only the product of the NICs' rate and an efficiency shows, so the fastest operation has 1.
+
+Axes: T steps, R ranks, J anchors of a rank: rows in the order of the program, and the end of its step; O operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import optimize
 
-from paceenv.calibration.cluster_builder import of_trace, simulate
-from paceenv.calibration.compute_noise import fit_ratios, length_cv, noise_of_compute
-from paceenv.calibration.job_fit import JobFit, record_of
+from paceenv.calibration.cluster_builder import ClusterBuilder, JobFit, StepStamps, simulator_of
+from paceenv.calibration.compute_noise import add_noise, fit_ratios, length_cv, put_length
 from paceenv.calibration.measurements import MIN_STEPS
-from paceenv.calibration.operation_speeds import fit_speeds
 from paceenv.calibration.parameters import Parameter, exact, identified, not_identifiable
-from paceenv.calibration.program_stamps import plain_op, usual_iterations
+from paceenv.calibration.program_links import ALIKE, Matched, match_step
+from paceenv.calibration.program_stamps import Row, plain_op, read_rows
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.sim.cluster import Cluster
-from paceenv.sim.cluster.model import STAND_INS
 from paceenv.sim.cluster.program.step_program import ProgramPhase, StepProgram, Work, flat
-from paceenv.ui import config_files
+from paceenv.sim.engine.program_layout import OPS, START, WAIT, Program
 
-BISECTIONS: Final = 12
-LEAST, MOST = 0.3, 2.0
-"""Rates that are tried, as shares of the known one."""
-_RUNS_T: Final = 300
+MIN_SEEN: Final = 0.02
+"""Share of the step that ranks must see of an operation."""
+MISFIT: Final = 0.01
+"""Error, as a share of the step, above which no speeds explain what is seen."""
+MIN_SLOPE: Final = 0.02
+"""What is seen, as a share of the step, must change by so much with the logarithm of any mix of speeds."""
+SLOW_START: Final = 0.4
+"""Speed of one operation, as a share of the others', from which a second search starts."""
+SLOWEST, FASTEST = 0.1, 2.0
+"""Speeds that are tried, as shares of the known rate of the NICs."""
 
 Array = NDArray[np.float64]
+Rows = Sequence[tuple[Array, Array]]
+"""Begin and end of the rows of each rank, ``(T, J)``, seconds."""
 
 
 class _Anchor(NamedTuple):
@@ -45,63 +57,42 @@ class _Anchor(NamedTuple):
     work: tuple[int, ...]
 
 
-class _Times(NamedTuple):
-    """Measured steps: number, length, and compute before each anchor of each rank ``(T, J)``, seconds."""
+@dataclass(frozen=True)
+class AnchorStamps(StepStamps):
+    """The steps of a job whose program is known: compute before each anchor of each rank ``(T, J)``, seconds.
 
-    iteration_T: NDArray[np.int64]
-    step_T: Array
+    ``rows_R`` are begin and end of each anchor but the last; those in the background begin where a rank handed the
+    transfer over if ``handed_over``, or where it began to wait.
+    """
+
     compute_R: list[Array]
     anchors_R: list[list[_Anchor]]
     rows_R: list[tuple[Array, Array]]
-    """Begin and end of each anchor but the last."""
     handed_over: bool
-    """Whether rows in the background begin where a rank handed the transfer over."""
 
 
-def fit_known(trace: Trace, base: Cluster, name: str, *, job: str | None = None) -> JobFit:
-    """Fit compute, noise and the NICs' rate of a known program to a trace.
-
-    Raises:
-        InputError: the trace's transfers are not those of the program.
-    """
+def fit_known(stamps: AnchorStamps, base: Cluster, name: str = "calibrated") -> JobFit:
+    """Fit compute, noise and the NICs' rate of a known program to a trace."""
     assert base.program is not None
-    name_of_job = trace.job_name(job)
-    times = _read(trace, name_of_job, base)
     works = [phase.compute for phase in flat(base.program.step) if phase.compute is not None]
     by_rank = any(one.ranks is not None for one in works)  # phases of their own say how ranks differ
-    seconds, ratio_TR, relative = _scaled(times, works, by_rank=by_rank)
-    noise = fit_ratios(name_of_job, trace.metadata.source, times.iteration_T, times.step_T, ratio_TR)
+    seconds, ratio_TR, relative = _scaled(stamps, works, by_rank=by_rank)
+    said = f"Program of {base.name}, fitted to a trace of {stamps.name}."
+    builder = ClusterBuilder(stamps, base, base.model_dump() | {"name": name, "description": said})
+    builder.add(exact("job.nodes", base.job.nodes, "from base"))
     length = length_cv(relative)
-    data = base.model_dump()
-    data |= {"name": name, "description": f"Program of {base.name}, fitted to a trace of {name_of_job}."}
-    parameters = [exact("job.nodes", base.job.nodes, "from base")]
-    if noise is None:
-        why = f"{len(times.step_T)} steps of {base.ranks} ranks"
-        parameters.append(not_identifiable("noise.jitter_cv", 0.0, why, f"from base; {MIN_STEPS} steps settle it"))
-    else:
-        names = np.unique(trace.column("rank")[trace.isin("job", name_of_job)]).tolist()
-        keys = ("common_cv", "persistent_cv", "imbalance_cv")
-        values, found = noise_of_compute(noise, names, by_rank=by_rank, keys=keys)
-        parameters += found
+    compute = fit_ratios(builder, ratio_TR, "from base")
+    if compute is not None:
+        builder.data["noise"] = {}
+        add_noise(builder, compute, ("common_cv", "persistent_cv", "imbalance_cv"), by_rank=by_rank)
         if not by_rank:
-            seconds = seconds * noise.mean_compute_s.value  # of healthy ranks
-        values["jitter_cv"] = _less_length(values["jitter_cv"], length, seconds)
-        data["noise"] = values
-    data["program"] = _with_seconds(base.program, seconds, length).model_dump(exclude_defaults=True)
+            seconds = seconds * compute.noise.mean_compute_s.value  # of healthy ranks
     if length:
-        count = sum(len(one) for one in relative)
-        said = "variation of single phases beyond that of whole steps"
-        parameters.append(identified("program.length_cv", length, length / (2.0 * count) ** 0.5, said))
-    measured = of_trace(times.step_T)
-    efficiency, speeds = _speeds(data, base, times, measured.mean_s)
-    data["fabric"] = data["fabric"] | {"efficiency": dict(base.fabric.efficiency) | efficiency}
-    parameters += speeds
-    cluster, rate = _rate(data, base, measured.mean_s, measured.mean_sd)
-    parameters.append(rate)
-    simulated = simulate(cluster, len(times.step_T))
-    source = f"{name_of_job} ({trace.metadata.source}), {len(times.step_T)} iterations"
-    record = record_of(source, parameters, measured, simulated) | {STAND_INS: {}}
-    return JobFit(cluster.model_copy(update={"calibration": record}), tuple(parameters), measured, simulated)
+        put_length(builder, length, seconds, relative)
+    builder.data["program"] = _with_seconds(base.program, seconds, length).model_dump(exclude_defaults=True)
+    _put_speeds(builder)
+    _put_rate(builder)
+    return builder.fit()
 
 
 def _events(program: StepProgram, rank: int) -> Iterator[tuple[str, int, str, bool]]:
@@ -142,76 +133,79 @@ def _anchors(program: StepProgram, rank: int, *, handed_over: bool) -> list[_Anc
     return [*found, _Anchor("", True, tuple(work))]
 
 
-def _read(trace: Trace, job: str, base: Cluster) -> _Times:
-    """Steps whose rows are those of the program."""
+def read_known(trace: Trace, base: Cluster, *, job: str | None = None) -> AnchorStamps:
+    """Steps whose rows are those of a known program.
+
+    Raises:
+        InputError: the trace's transfers are not those of the program.
+    """
     assert base.program is not None
-    mine = np.flatnonzero(trace.isin("job", job))
-    columns = {key: trace.column(key)[mine] for key in ("rank", "iteration", "seq", "op", "start_s", "end_s")}
-    names, rank = np.unique(columns["rank"], return_inverse=True)
-    if len(names) != base.ranks:
-        raise InputError(f"trace of {job}: {len(names)} ranks; allowed: the {base.ranks} of {base.name}")
-    iterations = usual_iterations(columns, len(names))
-    place = {iteration: t for t, iteration in enumerate(iterations)}
-    rows: list[list[list[tuple[str, float, float]]]] = [[[] for _ in names] for _ in iterations]
-    end_TR, worked_TR = (np.full((len(iterations), len(names)), -np.inf) for _ in range(2))
-    order = np.lexsort((columns["seq"], columns["start_s"], columns["iteration"], rank))
-    listed = [columns[key][order].tolist() for key in ("iteration", "op", "start_s", "end_s")]
-    for r, iteration, op, start_s, end_s in zip(rank[order].tolist(), *listed, strict=True):
-        t = place.get(iteration)
-        if t is None:
-            continue
-        end_TR[t, r] = max(end_TR[t, r], end_s)
-        if (plain := plain_op(op)) is not None:
-            rows[t][r].append((plain, start_s, end_s))
-        else:
+    found = read_rows(trace, job)
+    iterations, last_T, ranks = found.iterations, found.end_T, len(found.names)
+    if ranks != base.ranks:
+        raise InputError(f"trace of {found.name}: {ranks} ranks; allowed: the {base.ranks} of {base.name}")
+    rows = [[[row for row in mine if plain_op(row.op)] for mine in step] for step in found.transfers]
+    worked_TR = np.full((len(iterations), ranks), -np.inf)
+    for r, others in enumerate(found.others):
+        for t, _, end_s in others:
             worked_TR[t, r] = max(worked_TR[t, r], end_s)
     for handed_over in (False, True):
-        anchors_R = [_anchors(base.program, r, handed_over=handed_over) for r in range(len(names))]
+        anchors_R = [_anchors(base.program, r, handed_over=handed_over) for r in range(ranks)]
         kept = [
             t
             for t in range(1, len(iterations))
-            if iterations[t] - iterations[t - 1] == 1 and all(_ops(rows[t][r], anchors_R[r]) for r in range(len(names)))
+            if iterations[t] - iterations[t - 1] == 1 and all(_ops(rows[t][r], anchors_R[r]) for r in range(ranks))
         ]
         if len(kept) >= MIN_STEPS:
             break
     else:
-        seen = ", ".join(op for op, _, _ in rows[-1][0]) if rows else "nothing"
+        seen = ", ".join(str(plain_op(row.op)) for row in rows[-1][0]) if rows else "nothing"
         wanted = ", ".join(one.op for one in anchors_R[0][:-1])
         raise InputError(
-            f"trace of {job}: rank {names[0]} has {seen} in a step; allowed: {wanted}, as the program of {base.name} "
-            f"has, in at least {MIN_STEPS} steps"
+            f"trace of {found.name}: rank {found.names[0]} has {seen} in a step; allowed: {wanted}, as the program of "
+            f"{base.name} has, in at least {MIN_STEPS} steps"
         )
-    last_T = end_TR.max(axis=1)
     compute_R, rows_R = list[Array](), list[tuple[Array, Array]]()
     for r, anchors in enumerate(anchors_R):
-        stamps_TJ2 = np.array([[one[1:] for one in rows[t][r][: len(anchors) - 1]] for t in kept])
+        stamps_TJ2 = np.array([[(one.start_s, one.end_s) for one in rows[t][r][: len(anchors) - 1]] for t in kept])
         rows_R.append((stamps_TJ2[..., 0], stamps_TJ2[..., 1]))
         compute_TJ = np.empty((len(kept), len(anchors)))
         for i, t in enumerate(kept):
             cursor_s = float(last_T[t - 1])
             for j, anchor in enumerate(anchors[:-1]):
-                _, start_s, end_s = rows[t][r][j]
-                compute_TJ[i, j] = max(start_s - cursor_s, 0.0)
-                cursor_s = max(end_s if anchor.blocks else start_s, cursor_s)
+                row = rows[t][r][j]
+                compute_TJ[i, j] = max(row.start_s - cursor_s, 0.0)
+                cursor_s = max(row.end_s if anchor.blocks else row.start_s, cursor_s)
             compute_TJ[i, -1] = max(worked_TR[t, r] - cursor_s, 0.0)
         compute_R.append(compute_TJ)
-    step_T = np.array([last_T[t] - last_T[t - 1] for t in kept])
-    iteration_T = np.array([iterations[t] for t in kept], np.int64)
-    return _Times(iteration_T, step_T, compute_R, anchors_R, rows_R, handed_over)
+    begin_T = last_T[np.array(kept) - 1]
+    return AnchorStamps(
+        name=found.name,
+        source=trace.metadata.source,
+        names=found.names,
+        iteration_T=np.array([iterations[t] for t in kept], np.int64),
+        begin_T=begin_T,
+        step_T=last_T[kept] - begin_T,
+        dropped=found.iterations_seen - len(kept),
+        compute_R=compute_R,
+        anchors_R=anchors_R,
+        rows_R=rows_R,
+        handed_over=handed_over,
+    )
 
 
-def _ops(rows: Sequence[tuple[str, float, float]], anchors: Sequence[_Anchor]) -> bool:
+def _ops(rows: Sequence[Row], anchors: Sequence[_Anchor]) -> bool:
     """Whether the rows of a rank are the anchors, but for a barrier at the end."""
-    seen, wanted = [op for op, _, _ in rows], [one.op for one in anchors[:-1]]
+    seen, wanted = [plain_op(row.op) for row in rows], [one.op for one in anchors[:-1]]
     return seen[: len(wanted)] == wanted and seen[len(wanted) :] in ([], ["all_reduce"])
 
 
-def _scaled(times: _Times, works: Sequence[Work], *, by_rank: bool) -> tuple[Array, Array, list[Array]]:
+def _scaled(stamps: AnchorStamps, works: Sequence[Work], *, by_rank: bool) -> tuple[Array, Array, list[Array]]:
     """Seconds of each compute phase; a rank's compute over a mean ``(T, R)``; compute of each anchor over its mean."""
     nominal = np.array([one.seconds for one in works])
     ratios: list[list[float]] = [[] for _ in works]
     total_R, relative = list[Array](), list[Array]()
-    for anchors, compute_TJ in zip(times.anchors_R, times.compute_R, strict=True):
+    for anchors, compute_TJ in zip(stamps.anchors_R, stamps.compute_R, strict=True):
         used = [j for j, anchor in enumerate(anchors) if nominal[list(anchor.work)].sum() > 0.0]
         for j in used:
             ratio = float(compute_TJ[:, j].mean() / nominal[list(anchors[j].work)].sum())
@@ -250,53 +244,124 @@ def _with_seconds(program: StepProgram, seconds: Array, length: float) -> StepPr
     return StepProgram.model_validate(data | ({"length_cv": float(f"{length:.4g}")} if length else {}))
 
 
-def _less_length(jitter_cv: float, length: float, seconds: Array) -> float:
-    """The jitter of whole steps without what single phases add to it."""
-    share = seconds / max(float(seconds.sum()), 1e-300)
-    return float(max(jitter_cv**2 - length**2 * float((share**2).sum()), 0.0) ** 0.5)
-
-
-def _speeds(
-    data: dict[str, Any], base: Cluster, times: _Times, mean_s: float
-) -> tuple[dict[str, float], list[Parameter]]:
+def _put_speeds(builder: ClusterBuilder[AnchorStamps]) -> None:
     """Efficiencies of operations; none where the base has them or the trace does not show them."""
-    if base.fabric.efficiency:
-        return {}, []
-    known = data["fabric"]["nic_gbps"]
+    stamps, fabric = builder.stamps, builder.data["fabric"]
+    if fabric["efficiency"]:
+        return
 
     def made(speeds: dict[str, float]) -> Cluster:
         fastest = max(speeds.values(), default=1.0)
         shares = {kind: speed / fastest for kind, speed in speeds.items()}
-        fabric = data["fabric"] | {"nic_gbps": known * fastest, "efficiency": shares}
-        return config_files.parse(Cluster, data | {"fabric": fabric, "noise": {}}, f"calibration of {base.name}")
+        changed = fabric | {"nic_gbps": fabric["nic_gbps"] * fastest, "efficiency": shares}
+        return builder.parse(builder.data | {"fabric": changed, "noise": {}})
 
-    return fit_speeds(made, times.rows_R, mean_s, handed_over=times.handed_over)
+    efficiency, found = fit_speeds(made, stamps.rows_R, builder.measured.mean_s, handed_over=stamps.handed_over)
+    fabric["efficiency"] = efficiency
+    builder.add(*found)
 
 
-def _rate(data: dict[str, Any], base: Cluster, mean_s: float, se_s: float) -> tuple[Cluster, Parameter]:
-    """The cluster with the NICs' rate that makes the simulated step as long as the measured one."""
-    assert isinstance(base.fabric.nic_gbps, int | float)
-    known = float(base.fabric.nic_gbps)
+def _put_rate(builder: ClusterBuilder[AnchorStamps]) -> None:
+    """The NICs' rate that makes the simulated step as long as the measured one."""
+    key = "fabric.nic_gbps"
+    found = match_step(builder, [key], 0.3, 2.0)
+    if isinstance(found, Matched):
+        said = "the rate with which the simulated step is as long as the measured one; latency is in it"
+        builder.put(identified(key, found.gbps[key], found.gbps[key] * found.relative_se, said))
+    else:
+        builder.add(not_identifiable(key, builder.data["fabric"]["nic_gbps"], found, "from base"))
 
-    def made(gbps: float) -> Cluster:
-        fabric = data["fabric"] | {"nic_gbps": float(f"{gbps:.6g}")}
-        return config_files.parse(Cluster, data | {"fabric": fabric}, f"calibration of {base.name}")
 
-    def step_s(gbps: float) -> float:
-        return simulate(made(gbps), _RUNS_T).mean_s
+def fit_speeds(
+    made: Callable[[dict[str, float]], Cluster], rows_R: Rows, step_s: float, *, handed_over: bool
+) -> tuple[dict[str, float], list[Parameter]]:
+    """Efficiencies of operations below 1, by operation; none where the trace does not tell them apart.
 
-    low, high = LEAST * known, MOST * known
-    slow_s, fast_s = step_s(low), step_s(high)
-    if slow_s - fast_s < 0.01 * mean_s:
-        return made(known), not_identifiable("fabric.nic_gbps", known, "the step does not depend on it", "from base")
-    if not fast_s < mean_s < slow_s:
-        why = f"the simulated step is {fast_s:.4g} to {slow_s:.4g} s at any rate near it, the measured one {mean_s:.4g}"
-        return made(known), not_identifiable("fabric.nic_gbps", known, why, "from base")
-    for _ in range(BISECTIONS):
-        gbps = (low * high) ** 0.5
-        low, high = (gbps, high) if step_s(gbps) > mean_s else (low, gbps)
-    gbps = (low * high) ** 0.5
-    slope = abs(step_s(1.1 * gbps) - step_s(gbps)) / (0.1 * gbps)
-    se = min(se_s / max(slope, 1e-12), 0.5 * gbps)
-    said = "the rate with which the simulated step is as long as the measured one; latency is in it"
-    return made(gbps), identified("fabric.nic_gbps", float(f"{gbps:.6g}"), max(se, 0.01 * gbps), said)
+    Args:
+        handed_over: whether a row in the background begins where the rank handed the transfer over.
+    """
+    cluster = made({})
+    simulator = simulator_of(cluster)
+    program = simulator.batch.program
+    kinds = sorted({OPS[op] for op, size in zip(program.op_O, program.bytes_O, strict=True) if size > 0.0})
+    if len(kinds) < 2:
+        return {}, []
+    seen_TK = _seen(program, rows_R, kinds, handed_over=handed_over)
+    wanted_K = seen_TK.mean(axis=0)
+    if wanted_K.min() < MIN_SEEN * step_s:
+        return {}, []
+
+    def error_K(log_speed_K: Array) -> Array:
+        speeds = dict(zip(kinds, np.exp(log_speed_K).tolist(), strict=True))
+        error: Array = (_simulated_K(made(speeds), kinds, handed_over=handed_over) - wanted_K) / step_s
+        return error
+
+    limits = np.log(SLOWEST), np.log(FASTEST)
+    starts = [*np.log(np.where(np.eye(len(kinds)) > 0.0, SLOW_START, 1.0)), np.zeros(len(kinds))]
+    for start_K in reversed(starts):  # an operation that only others slow down does not show its own speed
+        found = optimize.least_squares(error_K, start_K - 0.1, bounds=limits, diff_step=0.02, xtol=1e-4)
+        if np.abs(found.fun).max() <= MISFIT:
+            break
+    least_slope = np.linalg.svd(found.jac, compute_uv=False).min()
+    if np.abs(found.fun).max() > MISFIT or least_slope < MIN_SLOPE:
+        return {}, []
+    speed_K = np.exp(found.x)
+    ratio_K = speed_K / speed_K.max()
+    se_K = _relative_se(found.jac, seen_TK / step_s)
+    efficiency, parameters = dict[str, float](), list[Parameter]()
+    for kind, ratio, se in zip(kinds, ratio_K.tolist(), se_K.tolist(), strict=True):
+        if ratio < 1.0 - ALIKE:
+            efficiency[kind] = float(f"{ratio:.4g}")
+            said = f"how long ranks see it beside {kinds[int(speed_K.argmax())]}, which is the fastest"
+            parameters.append(identified(f"fabric.efficiency.{kind}", efficiency[kind], ratio * se, said))
+    return efficiency, parameters
+
+
+def _relative_se(slope_KK: Array, seen_TK: Array) -> Array:
+    """Standard errors of logarithms of speeds."""
+    inverse_KK = np.linalg.pinv(slope_KK)
+    covariance_KK = np.atleast_2d(np.cov(seen_TK, rowvar=False)) / len(seen_TK)
+    se_K: Array = np.sqrt(np.diag(inverse_KK @ covariance_KK @ inverse_KK.T))
+    return se_K
+
+
+def _simulated_K(cluster: Cluster, kinds: Sequence[str], *, handed_over: bool) -> Array:
+    """What ranks see of each operation in a simulated step, seconds."""
+    simulator = simulator_of(cluster)
+    program, recording = simulator.batch.program, simulator.record(simulator.off(), 1)
+    end_I, through_O = recording.end_ETI[0, 0], recording.through_ETO[0, 0]
+    rows: list[tuple[Array, Array]] = []
+    for first, last in zip(program.first_R[:-1].tolist(), program.first_R[1:].tolist(), strict=True):
+        begin, end = list[float](), list[float]()
+        for i in range(first, last):
+            o = program.operation_I[i]
+            if handed_over and program.kind_I[i] == START:
+                begin.append(end_I[i])
+                end.append(through_O[o])
+            elif not handed_over and program.kind_I[i] == WAIT:
+                begin.append(end_I[i - 1])
+                end.append(end_I[i])
+        rows.append((np.array([begin]), np.array([end])))
+    seen_K: Array = _seen(program, rows, kinds, handed_over=handed_over)[0]
+    return seen_K
+
+
+def _seen(program: Program, rows_R: Rows, kinds: Sequence[str], *, handed_over: bool) -> Array:
+    """What ranks see of each kind of operation in each step, seconds ``(T, K)``, the mean over ranks."""
+    steps, ranks = rows_R[0][0].shape[0], len(rows_R)
+    count = len(program.op_O)
+    begin_TO, end_TO = np.full((steps, count), -np.inf), np.full((steps, count), -np.inf)
+    members_O = np.zeros(count)
+    for r, (begin_TJ, end_TJ) in enumerate(rows_R):
+        mine = slice(int(program.first_R[r]), int(program.first_R[r + 1]))
+        chosen = program.kind_I[mine] == (START if handed_over else WAIT)
+        for j, o in enumerate(program.operation_I[mine][chosen].tolist()):
+            begin_TO[:, o] = np.maximum(begin_TO[:, o], begin_TJ[:, j])
+            end_TO[:, o] = np.maximum(end_TO[:, o], end_TJ[:, j])
+            members_O[o] += 1.0
+    for o in range(1, count):  # it cannot run before the one before it on its communicator is through
+        if program.group_O[o] == program.group_O[o - 1]:
+            begin_TO[:, o] = np.maximum(begin_TO[:, o], end_TO[:, o - 1])
+    share_O = np.where(members_O > 0.0, members_O / ranks, 0.0)
+    seen_TO = np.maximum(np.where(members_O > 0.0, end_TO - begin_TO, 0.0), 0.0) * share_O
+    return np.stack([seen_TO[:, program.op_O == OPS.index(kind)].sum(axis=1) for kind in kinds], axis=1)

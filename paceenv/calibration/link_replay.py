@@ -6,8 +6,7 @@ calibration and simulation share their physics. Axes: T iterations, R ranks, G g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numba
 import numpy as np
@@ -141,17 +140,11 @@ def receive(
     return finish_TG
 
 
-@dataclass(frozen=True)
-class Filtered:
-    """A tenant followed through a trace: log-likelihood, durations expected one iteration ahead ``(T,)``, last states.
-
-    ``phase_N`` is the share of its period that the tenant has passed since the end of its last transfer when the trace
-    ends, of every particle.
-    """
+class Filtered(NamedTuple):
+    """A tenant followed through a trace: log-likelihood, and durations expected one iteration ahead ``(T,)``."""
 
     log_likelihood: float
     expected_T: Array
-    phase_N: Array
 
 
 def filter_tenant(
@@ -181,13 +174,5 @@ def filter_tenant(
     parameters = (batch.jobs, clocks, batch.tenants_EK, tenant_NFK, normal_table())
     stamps = (np.ascontiguousarray(arrival_TG), lasts_T, advance_T, uniform_TN)
     total = _filter_compiled(*parameters, *stamps, spread_s, OUTLIERS, jumps, expected_T)
-    tenant = batch.tenants_EK[0, 0]
-    compute_s, transfer_s = tenant["compute_s"], tenant["uplink_work_s"] / tenant["rate_cap"]
-    left_s, next_s = tenant_NFK[:, layout.LEFT_S, 0], tenant_NFK[:, layout.NEXT_S, 0]
-    passed_s = np.where(
-        left_s > 0.0,
-        compute_s + transfer_s - left_s / tenant["rate_cap"],
-        compute_s - np.clip(next_s - clocks["link_s"], 0.0, compute_s),
-    )
     assert total is not None
-    return Filtered(float(total), expected_T, passed_s / (compute_s + transfer_s))
+    return Filtered(float(total), expected_T)

@@ -257,69 +257,64 @@ def _jackknife(scores_TP: Array, bread_TPP: Array, block_T: NDArray[np.int64]) -
     return np.asarray((blocks - 1) / blocks * moved_BP.T @ moved_BP)
 
 
-def add_links(builder: ClusterBuilder) -> None:
-    """Rates of the NICs and of the shared uplink, with a tenant on it or noise of transfers, and their evidence."""
-    stamps, fabric = builder.stamps, builder.data["fabric"]
+def add_links(builder: ClusterBuilder[JobStamps], probed: JobStamps) -> None:
+    """Rates of the NICs and of the shared uplink, with a tenant on it or noise of transfers, and their evidence.
+
+    Links are fitted to the stamps ``probed``.
+    """
+    stamps = builder.stamps
     if stamps.groups > 1 and builder.seconds("uplink_work_s", **_UNIT) <= 0.0:
-        fabric["nodes_per_leaf"] = 1  # groups inside a leaf could not meet, and these may
+        builder.data["fabric"]["nodes_per_leaf"] = 1  # groups inside a leaf could not meet, and these may
     unit_alone_s, unit_work_s = (builder.seconds(key, **_UNIT) for key in ("transfer_alone_s", "uplink_work_s"))
     latency_s = builder.seconds("latency_s")
     duration_T = stamps.duration_TG.mean(axis=1)
-    links = fit_links(builder.probed, latency_s)
+    links = fit_links(probed, latency_s)
     if unit_alone_s <= 0.0 or duration_T.mean() <= latency_s or not links.alone_s > 0.0:
         builder.ample()
         return
-    own = links if builder.probed is stamps else fit_links(stamps, latency_s)
+    own = links if probed is stamps else fit_links(stamps, latency_s)
     known_nic = builder.known("fabric", "nic_gbps")
     if not math.isfinite(links.alone_se) and known_nic is not None and links.alone_most_s is None:
-        links = fit_links(builder.probed, latency_s, known_alone_s=unit_alone_s / known_nic)
+        links = fit_links(probed, latency_s, known_alone_s=unit_alone_s / known_nic)
         links = replace(links, alone_se=math.inf, why_not="", work_most_s=None)
-    _nic(builder, links, unit_alone_s, known_nic)
+    _put_nic(builder, links, unit_alone_s, known_nic)
     mean_s, residual_T = float(duration_T.mean()), own.residual_TG.mean(axis=1)
-    disturbed, said = is_disturbed(residual_T[builder.steady_T], mean_s, builder.measured.mean_s)
+    disturbed, said = is_disturbed(residual_T[stamps.steady_T], mean_s, builder.measured.mean_s)
     if disturbed and unit_work_s > 0.0:
         jitter = max(builder.data["noise"]["jitter_cv"], builder.data["noise"]["imbalance_cv"], MIN_JITTER)
         cap = links.work_s * stamps.groups / links.alone_s if stamps.groups > 1 else 1.0
         if add_tenant(builder, cap, unit_alone_s, unit_work_s, latency_s, jitter):
             return
         said = "durations vary in a way that no one periodic tenant explains"
-    _uplink(builder, links, unit_work_s)
+    _put_uplink(builder, links, unit_work_s)
     builder.add(not_identifiable("tenants", 0.0, said, "none assumed"))
-    cv, se = transfer_cv(own, stamps.duration_TG, builder.steady_T)
+    cv, se = transfer_cv(own, stamps.duration_TG, stamps.steady_T)
     said = "what each group's payloads differ from the links' model"
     if cv > MAX_TRANSFER_CV:
         said += f": {cv:.3g}, of which the simulator has {MAX_TRANSFER_CV:g} at most"
-    builder.data["noise"]["transfer_cv"] = min(cv, MAX_TRANSFER_CV)
-    builder.add(identified("noise.transfer_cv", min(cv, MAX_TRANSFER_CV), se, said))
+    builder.put(identified("noise.transfer_cv", min(cv, MAX_TRANSFER_CV), se, said))
 
 
-def _nic(builder: ClusterBuilder, links: LinkFit, unit_alone_s: float, known: float | None) -> None:
-    fabric, how = builder.data["fabric"], _how(links)
+def _put_nic(builder: ClusterBuilder[JobStamps], links: LinkFit, unit_alone_s: float, known: float | None) -> None:
+    gbps = unit_alone_s / links.alone_s
     if math.isfinite(links.alone_se):
-        fabric["nic_gbps"] = unit_alone_s / links.alone_s
-        relative = links.alone_se / links.alone_s
-        builder.add(identified("fabric.nic_gbps", fabric["nic_gbps"], fabric["nic_gbps"] * relative, how))
+        builder.put(identified("fabric.nic_gbps", gbps, gbps * (links.alone_se / links.alone_s), _how(links)))
         return
     why = links.why_not or "starts vary too little to separate a group's own cap from the uplink's share"
     least = None if links.alone_most_s is None else unit_alone_s / links.alone_most_s
     if known is not None and least is not None and known < least:
         known = None
-    fabric["nic_gbps"] = known if known is not None else unit_alone_s / links.alone_s
-    source = "from base" if known is not None else "the best fit"
-    found = not_identifiable("fabric.nic_gbps", fabric["nic_gbps"], why, source, lo=least)
+    gbps, source = (gbps, "the best fit") if known is None else (known, "from base")
+    found = not_identifiable("fabric.nic_gbps", gbps, why, source, lo=least)
     if known is None and builder.stamps.groups > 1:  # from there on the uplink alone limits a group
         found = replace(found, top=unit_alone_s / links.work_s)
-    builder.add(found)
+    builder.put(found)
 
 
-def _uplink(builder: ClusterBuilder, links: LinkFit, unit_work_s: float) -> None:
-    fabric, known = builder.data["fabric"], builder.known("fabric", "uplink_gbps")
+def _put_uplink(builder: ClusterBuilder[JobStamps], links: LinkFit, unit_work_s: float) -> None:
+    gbps, known = unit_work_s / links.work_s, builder.known("fabric", "uplink_gbps")
     if math.isfinite(links.work_se):
-        fabric["uplink_gbps"] = unit_work_s / links.work_s
-        relative = links.work_se / links.work_s
-        builder.add(
-            identified("fabric.uplink_gbps", fabric["uplink_gbps"], fabric["uplink_gbps"] * relative, _how(links))
-        )
+        builder.put(identified("fabric.uplink_gbps", gbps, gbps * (links.work_se / links.work_s), _how(links)))
         builder.add_correlation("fabric.nic_gbps", "fabric.uplink_gbps", links.correlation)
         return
     limits = builder.stamps.groups > 1
@@ -327,11 +322,10 @@ def _uplink(builder: ClusterBuilder, links: LinkFit, unit_work_s: float) -> None
     least = None if most_s is None or unit_work_s <= 0.0 else unit_work_s / most_s
     if known is not None and least is not None and (known < least or links.alone_most_s is not None):
         known = None  # the trace shows more, or that this or a group's own links limit it
-    value = unit_work_s / links.work_s if limits else AMPLE * max(fabric["nic_gbps"], least or 0.0)
-    fabric["uplink_gbps"] = known if known is not None else value
     source = "from base" if known is not None else "the best fit" if limits else "assumed not to limit"
-    why = links.why_not
-    builder.add(not_identifiable("fabric.uplink_gbps", fabric["uplink_gbps"], why, source, lo=least))
+    gbps = gbps if limits else AMPLE * max(builder.data["fabric"]["nic_gbps"], least or 0.0)
+    gbps = gbps if known is None else known
+    builder.put(not_identifiable("fabric.uplink_gbps", gbps, links.why_not, source, lo=least))
 
 
 def _how(links: LinkFit) -> str:

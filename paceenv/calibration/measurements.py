@@ -72,7 +72,6 @@ class StageMeasurements:
     ``slow_workers`` are positions among the stage's workers in ascending order of rank.
     ``across_worker_cv`` and ``skewness`` pool compute time over its step's mean, the usual way to quote them;
     ``quantiles`` (at :data:`QUANTILES`) are of the same minus 1, times sqrt(R / (R - 1)) to undo the centring.
-    ``lag1`` is the residual's autocorrelation over the ``lag1_pairs`` sampled pairs of consecutive steps, None without.
     ``even`` and ``odd`` are every second step. ``replicates`` leave out one of :data:`REPLICATES` blocks of consecutive
     steps each: the spread of any function of them gives its jackknife error.
     """
@@ -83,8 +82,6 @@ class StageMeasurements:
     slow_workers: tuple[int, ...]
     across_worker_cv: float
     skewness: float
-    lag1: float | None
-    lag1_pairs: int
     quantiles: tuple[float, ...]
     all: Moments
     even: Moments
@@ -193,9 +190,7 @@ def slow_workers(compute_s_TR: Array) -> NDArray[np.bool_]:
     return slow
 
 
-def measure_stage(
-    compute_s_TR: Array, *, stage: int = 0, step_T: NDArray[np.integer] | None = None
-) -> StageMeasurements:
+def measure_stage(compute_s_TR: Array, *, stage: int = 0) -> StageMeasurements:
     """Measure one pipeline stage.
 
     Raises:
@@ -211,7 +206,6 @@ def measure_stage(
     x_TR = healthy_s_TR / healthy_s_TR.mean(axis=1, keepdims=True) - 1.0
     ranks = x_TR.shape[1]
     blocks = np.array_split(np.arange(steps), min(steps, REPLICATES))
-    lag1, pairs = _lag1(_residual(x_TR), np.arange(steps) if step_T is None else step_T)
     return StageMeasurements(
         stage=stage,
         steps=steps,
@@ -219,8 +213,6 @@ def measure_stage(
         slow_workers=tuple(int(r) for r in np.flatnonzero(slow_R)),
         across_worker_cv=float(x_TR.std()),
         skewness=_skewness(float(np.mean(x_TR**3)), float(x_TR.var())),
-        lag1=lag1,
-        lag1_pairs=pairs,
         quantiles=tuple(float(q) for q in np.quantile(x_TR * np.sqrt(ranks / (ranks - 1)), QUANTILES)),
         all=moments(compute_s_TR, slow_R),
         even=moments(compute_s_TR[::2], slow_R),
@@ -229,30 +221,21 @@ def measure_stage(
     )
 
 
-@dataclass(frozen=True)
-class StageTimes:
-    """Compute times of one stage's workers, ``(T, R)``, seconds, in the steps that all completed: ``step_T``."""
+def stage_times(trace: Trace, *, job: str | None = None) -> dict[int, Array]:
+    """Compute times ``(T, R)``, seconds, of the workers of every stage of one job, in the steps that all completed.
 
-    stage: int
-    step_T: NDArray[np.int32]
-    compute_s_TR: Array
-
-
-def stage_times(trace: Trace, *, job: str | None = None) -> tuple[StageTimes, ...]:
-    """The compute of every stage of one job of a trace; ``job`` must be named where the trace holds several.
-
-    Steps that not all workers of a stage completed are left out. Raises InputError if there is no such job.
+    ``job`` must be named where the trace holds several. Raises InputError if there is no such job.
     """
     mine = trace.isin("job", trace.job_name(job))
     rank, iteration, start_s, end_s = (trace.column(n)[mine] for n in ("rank", "iteration", "start_s", "end_s"))
     is_compute = trace.isin("op", *COMPUTE_OPS)[mine]
     stage_of = trace.metadata.of_ranks("stage", 0)
     stage = np.array([stage_of.get(int(r), 0) for r in np.unique(rank)])[np.unique(rank, return_inverse=True)[1]]
-    found = []
-    for number in np.unique(stage):
+    found = {}
+    for number in np.unique(stage).tolist():
         rows = is_compute & (stage == number)
-        found.append(StageTimes(int(number), *_compute_matrix(rank[rows], iteration[rows], (end_s - start_s)[rows])))
-    return tuple(found)
+        found[number] = _compute_matrix(rank[rows], iteration[rows], (end_s - start_s)[rows])
+    return found
 
 
 def measure_noise(trace: Trace, *, job: str | None = None) -> NoiseMeasurements:
@@ -262,7 +245,7 @@ def measure_noise(trace: Trace, *, job: str | None = None) -> NoiseMeasurements:
     """
     job = trace.job_name(job)
     mine = trace.isin("job", job)
-    stages = [measure_stage(s.compute_s_TR, stage=s.stage, step_T=s.step_T) for s in stage_times(trace, job=job)]
+    stages = [measure_stage(times_TR, stage=stage) for stage, times_TR in stage_times(trace, job=job).items()]
     step_s_T = _step_times(*(trace.column(name)[mine] for name in ("iteration", "start_s", "end_s")))
     return NoiseMeasurements(
         source=f"derived statistics of {job} ({trace.metadata.source})",
@@ -273,17 +256,15 @@ def measure_noise(trace: Trace, *, job: str | None = None) -> NoiseMeasurements:
     )
 
 
-def _compute_matrix(
-    rank: NDArray[np.int32], iteration: NDArray[np.int32], duration_s: Array
-) -> tuple[NDArray[np.int32], Array]:
-    """Step numbers ``(T,)`` and compute time per step and worker ``(T, R)`` of the steps every worker took part in."""
+def _compute_matrix(rank: NDArray[np.int32], iteration: NDArray[np.int32], duration_s: Array) -> Array:
+    """Compute time per step and worker ``(T, R)`` of the steps every worker took part in."""
     steps, t = np.unique(iteration, return_inverse=True)
     ranks, r = np.unique(rank, return_inverse=True)
     shape = (len(steps), len(ranks))
     cell = t * len(ranks) + r
     total_s_TR: Array = np.bincount(cell, duration_s, len(steps) * len(ranks)).reshape(shape).astype(np.float64)
     complete_T = np.bincount(cell, minlength=total_s_TR.size).reshape(shape).all(axis=1)
-    return steps[complete_T], total_s_TR[complete_T]
+    return total_s_TR[complete_T]
 
 
 def _step_times(iteration: NDArray[np.int32], start_s: Array, end_s: Array) -> Array:
@@ -304,11 +285,3 @@ def _residual(y_TR: Array) -> Array:
 def _skewness(third_moment: float, variance: float) -> float:
     """Skewness of relative times; 0 where the variance is nothing but rounding."""
     return third_moment / variance**1.5 if variance > _ROUNDING_VAR else 0.0
-
-
-def _lag1(residual_TR: Array, step_T: NDArray[np.integer]) -> tuple[float | None, int]:
-    follows = np.flatnonzero(np.diff(step_T) == 1)
-    variance = float(np.mean(residual_TR**2))
-    if not len(follows) or variance <= _ROUNDING_VAR:
-        return None, len(follows)
-    return float(np.mean(residual_TR[follows] * residual_TR[follows + 1])) / variance, len(follows)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -31,12 +30,9 @@ from paceenv.calibration.measurements import (
     Moments,
     NoiseMeasurements,
     StageMeasurements,
-    measure_noise,
 )
 from paceenv.calibration.parameters import Estimate
 from paceenv.core.errors import InputError
-from paceenv.importers.formats import find_format
-from paceenv.importers.inputs import read_inputs
 
 TOLERANCE: Final = 0.02
 """Largest relative error of E[max]/mean on held-out steps for a fit that counts as good."""
@@ -207,13 +203,6 @@ def fit_noise(measurements: NoiseMeasurements, *, stage: int = 0) -> NoiseFit:
         held_out=_held_out(m, skewed, target_se),
         distance=float(np.max(np.abs(model.cdf(1.0 + np.array(m.quantiles)) - QUANTILES))),
     )
-
-
-def calibrate_noise(path: str | Path) -> list[NoiseFit]:
-    """Fit every stage of a file: a trace of any known format, or measurements saved as YAML; its content decides."""
-    is_yaml = find_format(path) == "text"
-    measurements = NoiseMeasurements.load(path) if is_yaml else measure_noise(read_inputs([path]).require_trace())
-    return [fit_noise(measurements, stage=measured.stage) for measured in measurements.stages]
 
 
 def _targets(moments: Moments) -> Array:

@@ -21,23 +21,25 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from paceenv.calibration.operation_speeds import ALIKE
+from paceenv.calibration.cluster_builder import ClusterBuilder, simulate
 from paceenv.calibration.parameters import Parameter, identified
 from paceenv.calibration.program_stamps import ProgramStamps, Transfer
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT
 from paceenv.sim.cluster.program.footprint import Tiers, use
 
+ALIKE: Final = 0.05
+"""Efficiencies that differ by less are the same."""
 MIN_ALONE: Final = 8
 """So many transfers alone identify a rate."""
 MIN_SPREAD: Final = 1.5
 """The largest time on the links over the smallest, from which on latency and rate can be told apart."""
 NO_LIMIT: Final = 1e4
 """Rate of the tier above the NICs over that of all of them: it limits nothing."""
-ROUNDS: Final = 6
 MEDIAN_VARIANCE: Final = np.pi / 2.0
 """Of a median of normal values, over that of their mean."""
-_TOLERANCE = 0.002
+MATCHED, MATCHED_T = 5e-4, 100
+"""Relative precision of a rate that gives the measured step, and the steps that are simulated for it."""
 BETTER: Final = 0.02
 """By so much, in logarithms of durations, a choice must be better than one before it."""
 MEETS: Final = 0.5
@@ -157,9 +159,7 @@ def link_bytes(stamps: ProgramStamps, one: Transfer) -> float:
     return use(_unit_tiers(*nodes_of(stamps), hop=False), one.op, one.groups[0], one.payload_bytes).alone_s
 
 
-def fit_rates(
-    stamps: ProgramStamps, found: Durations, contended: Callable[[dict[str, float]], Array]
-) -> list[LinkRate]:
+def fit_rates(stamps: ProgramStamps, found: Durations) -> list[LinkRate]:
     """Rates of the links that the transfers use."""
     nodes, each = nodes_of(stamps)
     by_place: dict[Place, list[int]] = {}
@@ -173,10 +173,8 @@ def fit_rates(
         alone = [k for k in alone if np.median(found.seconds_TK[found.alone_TK[:, k], k]) > 0.0]
         if alone:
             rates.append(_of_alone(stamps, found, alone, place, nodes, each))
-    known = {rate.key: rate.gbps for rate in rates} | {rate.latency_key: rate.latency_us or 0.0 for rate in rates}
-    for place, used in by_place.items():
-        if place not in {rate.place for rate in rates}:
-            rates.append(_of_contended(stamps, found, used, place, (nodes, each), known, contended))
+        else:
+            rates.append(_of_fastest(stamps, found, used, place))
     return rates
 
 
@@ -231,35 +229,48 @@ def _errors(
     return np.sqrt((solve**2) @ (variance_A * wanted**2) + misfit2 * shared2), kinds
 
 
-def _of_contended(
-    stamps: ProgramStamps,
-    found: Durations,
-    used: Sequence[int],
-    place: Place,
-    size: tuple[int, int],
-    known: dict[str, float],
-    contended: Callable[[dict[str, float]], Array],
-) -> LinkRate:
-    """A stand-in: the rate with which the simulated transfers together take as long as the measured ones."""
-    flat = _unit_tiers(*size, hop=False)
-    moved = []
-    for k in used:
-        one = stamps.transfers[k]
-        moved.append(use(flat, one.op, one.groups[0], one.payload_bytes))
+def _of_fastest(stamps: ProgramStamps, found: Durations, used: Sequence[int], place: Place) -> LinkRate:
+    """A stand-in: the rate of the transfer that got most of its links; they are no slower than that."""
     seconds = [float(np.nanmean(found.seconds_TK[:, k])) for k in used]
     if sum(seconds) <= 0.0:
         raise InputError(f"trace of {stamps.name}: its transfers take no time; allowed: transfers that do")
-    fastest = max(alone.alone_s / max(s, 1e-9) for alone, s in zip(moved, seconds, strict=True))
-    rate = LinkRate(place, fastest / BYTES_PER_GBIT, 0.0, None, 0, 0, 0.0)
-    low, high = rate.gbps / 4.0, rate.gbps * 8.0
-    for _ in range(ROUNDS * 2):  # more bandwidth, shorter transfers
-        gbps = (low * high) ** 0.5
-        simulated = float(np.sum(contended({**known, rate.key: gbps, rate.latency_key: 0.0})[used]))
-        if abs(simulated / sum(seconds) - 1.0) < _TOLERANCE:
-            low = high = gbps
-            break
-        low, high = (gbps, high) if simulated > sum(seconds) else (low, gbps)
-    return LinkRate(place, (low * high) ** 0.5, 0.0, None, 0, 0, 0.0)
+    speeds = [link_bytes(stamps, stamps.transfers[k]) / max(s, 1e-9) for k, s in zip(used, seconds, strict=True)]
+    return LinkRate(place, max(speeds) / BYTES_PER_GBIT, 0.0, None, 0, 0, 0.0)
+
+
+class Matched(NamedTuple):
+    """Rates by key, and the standard error of their common factor, relative to it."""
+
+    gbps: dict[str, float]
+    relative_se: float
+
+
+def match_step(builder: ClusterBuilder[Any], keys: Sequence[str], low: float, high: float) -> Matched | str:
+    """The rates, all changed alike, with which the simulated step is as long as the measured one; or why none are.
+
+    Rates from ``low`` to ``high`` times those known before are tried.
+    """
+    known = {key: float(builder.data["fabric"][key.partition(".")[2]]) for key in keys}
+    mean_s, se_s = builder.measured.mean_s, builder.measured.mean_sd
+
+    def rates(factor: float) -> dict[str, float]:
+        return {key: float(f"{factor * gbps:.6g}") for key, gbps in known.items()}
+
+    def step_s(factor: float) -> float:
+        fabric = {key.partition(".")[2]: gbps for key, gbps in rates(factor).items()}
+        return simulate(builder.cluster(**fabric), MATCHED_T).mean_s
+
+    slow_s, fast_s = step_s(low), step_s(high)
+    if slow_s - fast_s < 0.01 * mean_s:
+        return "the step does not depend on it"
+    if not fast_s < mean_s < slow_s:
+        return (
+            f"the simulated step is {fast_s:.4g} to {slow_s:.4g} s at any rate near it, the measured one {mean_s:.4g}"
+        )
+    found = optimize.brentq(lambda x: step_s(float(np.exp(x))) - mean_s, np.log(low), np.log(high), xtol=MATCHED)
+    factor = float(np.exp(found))
+    slope = abs(step_s(1.1 * factor) - step_s(factor)) / 0.1
+    return Matched(rates(factor), max(min(se_s / max(slope, 1e-12), 0.5), 0.01))
 
 
 class Sharing(NamedTuple):
@@ -268,7 +279,6 @@ class Sharing(NamedTuple):
     keys: dict[str, Any]
     rates: list[LinkRate]
     parameters: list[Parameter]
-    said: str
 
 
 def fit_sharing(
@@ -280,7 +290,7 @@ def fit_sharing(
     is_known: bool,
 ) -> Sharing:
     """How transfers between nodes share their links; the rates as they are where the trace does not show it."""
-    nothing = Sharing({}, rates, [], "")
+    nothing = Sharing({}, rates, [])
     across = [rate for rate in rates if rate.place == "across" and rate.alone]
     if not across:
         return nothing
@@ -291,7 +301,7 @@ def fit_sharing(
     meets = [k for k, one in enumerate(stamps.transfers) if one.payload_bytes > 0.0 and _meets(found, k)]
     meets = [k for k in meets if np.nanmean(found.seconds_TK[:, k]) > 0.0]
     if is_known or not meets:
-        return Sharing(keys, rates, parameters, "")
+        return Sharing(keys, rates, parameters)
     known = {rate.key: rate.gbps for rate in rates} | {rate.latency_key: rate.latency_us or 0.0 for rate in rates}
     wanted_K = np.log(np.nanmean(found.seconds_TK[:, meets], axis=0))
     errors = []
@@ -299,10 +309,8 @@ def fit_sharing(
         seconds_K = contended({**known, **keys, **{f"fabric.{key}": value for key, value in choice.items()}})[meets]
         errors.append(float(np.sqrt(np.mean((np.log(np.maximum(seconds_K, 1e-12)) - wanted_K) ** 2))))
     taken = next(n for n, error in enumerate(errors) if error < min(errors) + BETTER)
-    said = f"durations of {len(meets)} transfers that met others: {errors[taken]:.1%} off, by default {errors[0]:.1%}"
-    if not taken:
-        return Sharing(keys, rates, parameters, "")
-    return Sharing(keys | {f"fabric.{k}": v for k, v in CHOICES[taken].items()}, rates, parameters, said)
+    chosen = {f"fabric.{key}": value for key, value in CHOICES[taken].items()} if taken else {}
+    return Sharing(keys | chosen, rates, parameters)
 
 
 def _meets(found: Durations, k: int) -> bool:

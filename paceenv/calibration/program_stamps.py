@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.calibration.cluster_builder import StepStamps
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, INTERRUPTIONS, OTHER_OPS, PACE_OP, Trace
 from paceenv.sim.cluster.collectives import Op
@@ -70,30 +71,19 @@ class Transfer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ProgramStamps:
+class ProgramStamps(StepStamps):
     """The steps of a job; times in seconds on the trace's clock, not a number where a rank lacks a transfer.
 
-    ``names`` are the trace's numbers of the ranks. ``begin_T`` is when the last rank ended the step before.
-    ``compute`` are all other rows of a rank: step, start and end ``(3, N)`` each.
+    ``begin_T`` is when the last rank ended the step before. ``compute`` are all other rows of a rank: step, start and
+    end ``(3, N)`` each.
     """
 
-    name: str
-    source: str
-    names: tuple[int, ...]
     hosts: tuple[str, ...]
     communicators: Mapping[str, Communicator]
     transfers: tuple[Transfer, ...]
-    iteration_T: Integers
-    begin_T: Array
-    step_T: Array
     start_TRK: Array
     end_TRK: Array
     compute: tuple[Array, ...]
-    dropped: int
-
-    @property
-    def ranks(self) -> int:
-        return len(self.names)
 
     @property
     def full_T(self) -> NDArray[np.bool_]:
@@ -101,12 +91,12 @@ class ProgramStamps:
         some_TK = np.isfinite(self.start_TRK).max(axis=1)
         return np.asarray(some_TK.min(axis=1), np.bool_)
 
-    def part(self, first: int) -> ProgramStamps:
-        """The first steps only."""
-        kept = {name: getattr(self, name)[:first] for name in ("iteration_T", "begin_T", "step_T")}
-        kept |= {name: getattr(self, name)[:first] for name in ("start_TRK", "end_TRK")}
-        rows = tuple(one[:, one[0] < first] for one in self.compute)
-        return replace(self, **kept, compute=rows)
+    def part(self, use_T: NDArray[np.bool_]) -> ProgramStamps:
+        """The stamps of some steps."""
+        place_T = np.cumsum(use_T) - 1
+        rows = tuple(one[:, use_T[one[0].astype(np.int64)]] for one in self.compute)
+        moved = tuple(np.stack([place_T[t.astype(np.int64)], start, end]) for t, start, end in rows)
+        return replace(super().part(use_T), compute=moved)
 
 
 def plain_op(op: str) -> Op | None:
@@ -114,7 +104,7 @@ def plain_op(op: str) -> Op | None:
     return _OPS.get(op)
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """A transfer of one rank in one step."""
 
     op: str
@@ -124,12 +114,24 @@ class _Row(NamedTuple):
     end_s: float
 
 
-def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
-    """The transfers of one job of a trace; ``job`` must be named where the trace holds several.
+class JobRows(NamedTuple):
+    """The rows of a job in the steps that can be used: transfers by step and rank, all else by rank.
 
-    Raises InputError where they are no program: irregular process groups, transfers that differ from step to step,
-    too few steps, sends whose receiver is not known.
+    ``others`` are number of the step, start and end; ``first_T`` and ``end_T`` those of each step.
     """
+
+    name: str
+    names: tuple[int, ...]
+    iterations: list[int]
+    transfers: list[list[list[Row]]]
+    others: list[list[tuple[int, float, float]]]
+    first_T: Array
+    end_T: Array
+    iterations_seen: int
+
+
+def read_rows(trace: Trace, job: str | None) -> JobRows:
+    """The rows of one job of a trace; ``job`` must be named where the trace holds several."""
     name = trace.job_name(job)
     mine = np.flatnonzero(trace.isin("job", name))
     columns = {
@@ -137,31 +139,41 @@ def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
     }
     columns["group"] = _with_pairs(columns, trace.column("peer")[mine])
     names, rank = np.unique(columns["rank"], return_inverse=True)
-    iterations = usual_iterations(columns, len(names))
+    iterations = _usual_iterations(columns, len(names))
     place = {iteration: t for t, iteration in enumerate(iterations)}
-    rows: list[list[list[_Row]]] = [[[] for _ in names] for _ in iterations]
-    computes: list[list[tuple[float, float, float]]] = [[] for _ in names]
+    transfers: list[list[list[Row]]] = [[[] for _ in names] for _ in iterations]
+    others: list[list[tuple[int, float, float]]] = [[] for _ in names]
+    end_T, first_T = np.full(len(iterations), -np.inf), np.full(len(iterations), np.inf)
     order = np.lexsort((columns["seq"], columns["start_s"], columns["iteration"], rank))
     listed = [columns[key][order].tolist() for key in ("iteration", "op", "group", "bytes", "start_s", "end_s")]
     for r, iteration, op, group, size, start_s, end_s in zip(rank[order].tolist(), *listed, strict=True):
         t = place.get(iteration)
         if t is None:
             continue
+        first_T[t], end_T[t] = min(first_T[t], start_s), max(end_T[t], end_s)
         if op in _NOT_TRANSFERS or (group < 0 and op not in _OPS):
-            computes[r].append((t, start_s, end_s))
+            others[r].append((t, start_s, end_s))
         else:
-            rows[t][r].append(_Row(op, group, size, start_s, end_s))
-    at = np.array([place.get(int(i), -1) for i in columns["iteration"]])
-    end_T, first_T = np.full(len(iterations), -np.inf), np.full(len(iterations), np.inf)
-    np.maximum.at(end_T, at[at >= 0], columns["end_s"][at >= 0])
-    np.minimum.at(first_T, at[at >= 0], columns["start_s"][at >= 0])
+            transfers[t][r].append(Row(op, group, size, start_s, end_s))
+    seen = len(np.unique(columns["iteration"]))
+    return JobRows(name, tuple(names.tolist()), iterations, transfers, others, first_T, end_T, seen)
+
+
+def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
+    """The transfers of one job of a trace; ``job`` must be named where the trace holds several.
+
+    Raises InputError where they are no program: irregular process groups, transfers that differ from step to step,
+    too few steps, sends whose receiver is not known.
+    """
+    found = read_rows(trace, job)
+    name, iterations, rows = found.name, found.iterations, found.transfers
     _without_last_barriers(rows)
     _check_ops(name, rows)
     kept, full = _kinds_of_steps(name, iterations, rows)
     groups = _members(rows[full])
     pairs = _message_pairs(groups, rows[full])
     others = {group: tuple(sorted(members)) for group, members in groups.items() if group not in pairs}
-    communicators, communicator_of = _communicators(name, others, len(names))
+    communicators, communicator_of = _communicators(name, others, len(found.names))
     for label in dict.fromkeys(pairs.values()):
         members = [list(groups[group]) for group, of in pairs.items() if of == label]
         communicators[label] = Communicator(pairs=sorted(members))
@@ -169,17 +181,17 @@ def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
     groups = others | {group: groups[group] for group in pairs}
     rows = [[[row for row in mine if row.group in communicator_of] for mine in step] for step in rows]
     transfers, number = _ordered(name, rows[full], communicator_of, groups)
-    shape = len(kept), len(names), len(transfers)
+    shape = len(kept), len(found.names), len(transfers)
     start_TRK, end_TRK, size_TRK = (np.full(shape, np.nan) for _ in range(3))
     for i, t in enumerate(kept):
         for r, own in enumerate(rows[t]):
             for k, row in zip(_places(own, rows[full][r], number[r]), own, strict=True):
                 start_TRK[i, r, k], end_TRK[i, r, k] = row.start_s, row.end_s
                 size_TRK[i, r, k] = row.size
-    before = {t: end_T[t - 1] for t in range(1, len(iterations)) if iterations[t] - iterations[t - 1] == 1}
-    begin_T = np.array([before.get(t, first_T[t]) for t in kept])
+    before = {t: found.end_T[t - 1] for t in range(1, len(iterations)) if iterations[t] - iterations[t - 1] == 1}
+    begin_T = np.array([before.get(t, found.first_T[t]) for t in kept])
     moved = {t: i for i, t in enumerate(kept)}
-    parts = [np.array(one, np.float64).reshape(-1, 3).T for one in computes]
+    parts = [np.array(one, np.float64).reshape(-1, 3).T for one in found.others]
     for part in parts:
         part[0] = [moved.get(int(t), -1) for t in part[0]]
     hosts = trace.metadata.of_ranks("host", "")
@@ -188,8 +200,8 @@ def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
     return ProgramStamps(
         name=name,
         source=trace.metadata.source,
-        names=tuple(names.tolist()),
-        hosts=tuple(str(hosts.get(r, "") or "") for r in names.tolist()),
+        names=found.names,
+        hosts=tuple(str(hosts.get(r, "") or "") for r in found.names),
         communicators=communicators,
         transfers=tuple(
             one._replace(payload_bytes=size, every=every)
@@ -197,11 +209,11 @@ def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
         ),
         iteration_T=np.array([iterations[t] for t in kept], np.int64),
         begin_T=begin_T,
-        step_T=np.array([end_T[t] for t in kept]) - begin_T,
+        step_T=found.end_T[kept] - begin_T,
         start_TRK=start_TRK,
         end_TRK=end_TRK,
         compute=tuple(part[:, part[0] >= 0] for part in parts),
-        dropped=len(np.unique(columns["iteration"])) - len(kept),
+        dropped=found.iterations_seen - len(kept),
     )
 
 
@@ -217,7 +229,7 @@ def _with_pairs(columns: Mapping[str, NDArray[Any]], peer_N: NDArray[Any]) -> ND
     return group_N
 
 
-def usual_iterations(columns: Mapping[str, NDArray[Any]], ranks: int) -> list[int]:
+def _usual_iterations(columns: Mapping[str, NDArray[Any]], ranks: int) -> list[int]:
     """Steps that all ranks have, without a delay of pacing, a checkpoint or the like."""
     iteration, rank = columns["iteration"], columns["rank"]
     seen = Counter(i for i, _ in set(zip(iteration.tolist(), rank.tolist(), strict=True)))
@@ -227,7 +239,7 @@ def usual_iterations(columns: Mapping[str, NDArray[Any]], ranks: int) -> list[in
     return sorted(i for i, count in seen.items() if count == ranks and i not in unusual)
 
 
-def _without_last_barriers(rows: list[list[list[_Row]]]) -> None:
+def _without_last_barriers(rows: list[list[list[Row]]]) -> None:
     """Take away, in place, a barrier that ends the step of every rank: a program's step ends for all together."""
     for step in rows:
         while all(mine and mine[-1].op == _BARRIER for mine in step):
@@ -235,7 +247,7 @@ def _without_last_barriers(rows: list[list[list[_Row]]]) -> None:
                 mine.pop()
 
 
-def _check_ops(name: str, rows: list[list[list[_Row]]]) -> None:
+def _check_ops(name: str, rows: list[list[list[Row]]]) -> None:
     for row in {(row.op, row.group >= 0) for step in rows for mine in step for row in mine}:
         op, is_known = row
         if op not in _OPS:
@@ -250,7 +262,7 @@ def _check_ops(name: str, rows: list[list[list[_Row]]]) -> None:
 _Signature = tuple[tuple[tuple[str, int], ...], ...]
 
 
-def _kinds_of_steps(name: str, iterations: list[int], rows: list[list[list[_Row]]]) -> tuple[list[int], int]:
+def _kinds_of_steps(name: str, iterations: list[int], rows: list[list[list[Row]]]) -> tuple[list[int], int]:
     """Places of the steps to use, and of one that has all transfers; others may lack some of them."""
     kinds = Counter[_Signature]()
     of_step: list[_Signature] = []
@@ -280,7 +292,7 @@ def _is_part(few: Sequence[tuple[str, int]], many: Sequence[tuple[str, int]]) ->
     return all(one in rest for one in few)
 
 
-def _members(step: list[list[_Row]]) -> dict[int, tuple[int, ...]]:
+def _members(step: list[list[Row]]) -> dict[int, tuple[int, ...]]:
     """Ranks of each process group, of messages the sender first; a group without a number is that of all."""
     found: dict[int, set[int]] = {}
     sends: dict[int, set[int]] = {}
@@ -294,7 +306,7 @@ def _members(step: list[list[_Row]]) -> dict[int, tuple[int, ...]]:
     }
 
 
-def _message_pairs(groups: Mapping[int, tuple[int, ...]], step: list[list[_Row]]) -> dict[int, str]:
+def _message_pairs(groups: Mapping[int, tuple[int, ...]], step: list[list[Row]]) -> dict[int, str]:
     """Communicators of groups that have messages in one direction only: those of equal distance, a stage together."""
     ops: dict[int, set[tuple[int, str]]] = {}
     for r, mine in enumerate(step):
@@ -354,7 +366,7 @@ def _communicators(
 
 def _ordered(
     name: str,
-    step: list[list[_Row]],
+    step: list[list[Row]],
     communicator_of: Mapping[int, str],
     groups: Mapping[int, tuple[int, ...]],
 ) -> tuple[list[Transfer], list[list[int]]]:
@@ -400,7 +412,7 @@ def _ordered(
     return transfers, [[place[key] for key in own] for own in keys]
 
 
-def _places(mine: list[_Row], full: list[_Row], number: list[int]) -> list[int]:
+def _places(mine: list[Row], full: list[Row], number: list[int]) -> list[int]:
     """Places of a rank's transfers in a step that may lack some: by operation, group and, where it tells, bytes."""
     if len(mine) == len(full):
         return number

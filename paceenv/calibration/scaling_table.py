@@ -82,7 +82,6 @@ class ScalingTarget(Config):
     name: str
     cluster: str
     rows: list[Row]
-    rules: dict[str, Rule] = Field({}, description="rules beside the cluster's own, held to the coordination column")
     structure: Structure | None = None
     notes: list[str] = []
     free: dict[str, tuple[float, float]] = {}

@@ -24,7 +24,7 @@ from scipy import stats
 from paceenv.calibration.cluster_builder import AMPLE, GOOD_CV, GOOD_MEAN, ClusterBuilder, simulate
 from paceenv.calibration.job_stamps import JobStamps
 from paceenv.calibration.link_replay import Filtered, filter_tenant
-from paceenv.calibration.parameters import Estimate, estimated, identified, not_identifiable
+from paceenv.calibration.parameters import Estimate, estimated, not_identifiable
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import episode_keys
@@ -36,7 +36,6 @@ MIN_OF_STEP: Final = 0.01
 SIGNIFICANCE: Final = 1e-3
 MIN_EXPLAINED: Final = 0.2
 """A tenant that explains a smaller share of the durations' variance one iteration ahead is none."""
-MIN_PHASE_SD: Final = 0.15
 _TRUST = 0.03
 """How far off the modelled duration may be, standard deviation relative to the mean."""
 _EFFECTIVE_ITERATIONS = 25.0
@@ -72,10 +71,9 @@ Make = Callable[[float, float, float], Cluster]
 
 @dataclass(frozen=True)
 class TenantFit:
-    """Period ratio, share, own time alone, rate of pauses, with the posterior's deviation as error; phase at the end.
+    """Period ratio, share, own time alone, rate of pauses, with the posterior's deviation as error.
 
-    ``explained`` is the share of the durations' variance that the filter expects one iteration ahead. ``phase`` is the
-    share of its period that the tenant has passed since its last transfer ended, ``phase_sd`` its circular spread.
+    ``explained`` is the share of the durations' variance that the filter expects one iteration ahead.
     ``correlation`` is that of ratio, share and own time alone in the posterior, ``(3, 3)``.
     """
 
@@ -84,8 +82,6 @@ class TenantFit:
     alone_s: Estimate
     pause_rate: Estimate
     explained: float
-    phase: float
-    phase_sd: float
     correlation: Array
 
 
@@ -172,11 +168,8 @@ def fit_tenant(
     best = follow(at)
     unexplained = lasts_T[-_MAX_ITERATIONS:] - best.expected_T
     explained = 1.0 - float(np.mean(unexplained**2)) / float(lasts_T[-_MAX_ITERATIONS:].var())
-    turn = np.mean(np.exp(2j * np.pi * best.phase_N))
-    phase_sd = math.sqrt(max(-2.0 * math.log(max(abs(turn), 1e-12)), 0.0)) / (2.0 * math.pi)
-    phase = float(np.angle(turn) / (2.0 * np.pi)) % 1.0
     correlation = np.nan_to_num(np.corrcoef(natural.T))
-    return TenantFit(estimates[0], estimates[1], estimates[2], pauses(at), explained, phase, phase_sd, correlation)
+    return TenantFit(estimates[0], estimates[1], estimates[2], pauses(at), explained, correlation)
 
 
 def _natural(theta: Array) -> tuple[float, float, float]:
@@ -222,7 +215,12 @@ def _estimate(at: float, sample: Array) -> Estimate:
 
 
 def add_tenant(
-    builder: ClusterBuilder, cap: float, unit_alone_s: float, unit_work_s: float, latency_s: float, jitter: float
+    builder: ClusterBuilder[JobStamps],
+    cap: float,
+    unit_alone_s: float,
+    unit_work_s: float,
+    latency_s: float,
+    jitter: float,
 ) -> bool:
     """Fit a tenant and take it into the cluster; False if none explains the durations.
 
@@ -257,12 +255,12 @@ def add_tenant(
     best = make(found.period_ratio.value, found.comm_share.value, found.alone_s.value)
     builder.data["tenants"] = [t.model_dump() | {"pause_rate": found.pause_rate.value} for t in best.tenants]
     fabric |= {"nic_gbps": best.fabric.nic_gbps, "uplink_gbps": best.fabric.uplink_gbps}
-    builder.parameters = [p for p in builder.parameters if p.key != "fabric.nic_gbps"]
+    builder.drop(["fabric.nic_gbps"])
     _add_tenant(builder, found, unit_work_s * groups)
     return True
 
 
-def _add_tenant(builder: ClusterBuilder, found: TenantFit, unit_whole_s: float) -> None:
+def _add_tenant(builder: ClusterBuilder[JobStamps], found: TenantFit, unit_whole_s: float) -> None:
     fabric = builder.data["fabric"]
     said = (
         f"particle filter through the trace's own arrivals, which expects {found.explained:.0%} of the durations' "
@@ -287,10 +285,3 @@ def _add_tenant(builder: ClusterBuilder, found: TenantFit, unit_whole_s: float) 
     builder.add(not_identifiable("tenants.0.rate_share", 1.0, why, "assumed to take what it gets"))
     said = "chance a period, by how often the filter loses sight of it"
     builder.add(estimated("tenants.0.pause_rate", found.pause_rate, said))
-    key, why = "tenants.0.phase", "the filter leaves open where it is in its period"
-    if found.phase_sd < MIN_PHASE_SD:
-        builder.add(
-            identified(key, found.phase, found.phase_sd, "of its period since its last transfer; not in the config")
-        )
-    else:
-        builder.add(not_identifiable(key, None, why, "not in the config: the simulator draws it"))

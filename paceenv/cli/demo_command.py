@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from paceenv.calibration.noise_fit import NoiseFit, calibrate_noise
+from paceenv.calibration.compute_noise import noise_cluster
+from paceenv.calibration.measurements import NoiseMeasurements
+from paceenv.calibration.noise_fit import NoiseFit, fit_noise
 from paceenv.calibration.scaling_table import ScalingTarget
 from paceenv.calibration.scaling_table import compare as compare_scaling
-from paceenv.cli.calibrate_command import noise_cluster
 from paceenv.policies.policy_file import save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.evaluation import result_plots, score_table
@@ -63,7 +64,7 @@ def _calibrate(name: str) -> NoiseFit:
     """The noise of stage 0 of a trace, from its packaged measurements."""
     path = config_files.packaged("measurements") / f"straggler-{name.lower()}.yaml"
     with output.progress(f"calibrate {name}"):
-        fit = calibrate_noise(path)[0]
+        fit = fit_noise(NoiseMeasurements.load(path))
     worst = max(abs(row.error) for row in fit.held_out)
     output.say(
         f"calibrated {name} from {path.name}: {fit.workers} workers, mean compute {fit.mean_compute_s.value:.3g} s, "

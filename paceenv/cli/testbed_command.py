@@ -126,13 +126,13 @@ def _list(json_: str | None) -> None:
 
 
 def _loop(scenario: Scenario, folder: Path, candidates: str | None, seed: int, json_: str | None) -> None:
-    from paceenv.calibration.fit_trace import calibrate_trace
+    from paceenv.calibration.fit_trace import fit_trace
     from paceenv.trainers.closed_loop import sim_to_real_report
     from paceenv.trainers.closed_loop.closed_loop import CANDIDATES, ClosedLoop, LoopOptions
 
     names = [part.strip() for part in (candidates or SEPARATOR.join(CANDIDATES)).split(SEPARATOR)]
     options = LoopOptions(seed=seed, candidates=tuple(names))
-    found = ClosedLoop(scenario, folder, options, run=testbed_run.run_scenario, calibrate=calibrate_trace).go()
+    found = ClosedLoop(scenario, folder, options, run=testbed_run.run_scenario, calibrate=fit_trace).go()
     if json_ is not None:
         output.write_json(found, json_)
     if json_ != "-":

@@ -120,12 +120,12 @@ def _train_for_job(job: str, out: Path, seconds: float, seed: int, json_: str | 
 def _cluster(job: str) -> Cluster:
     if is_config([job]):
         return load_cluster(job)
-    from paceenv.calibration.fit_trace import calibrate_trace
+    from paceenv.calibration.fit_trace import fit_trace
 
     inputs = read_inputs([job])
     for note in inputs.notes:
         output.say(note)
-    return calibrate_trace(inputs.require_trace(), name=Path(job).stem).cluster
+    return fit_trace(inputs.require_trace(), name=Path(job).stem).cluster
 
 
 def _percent(gain: Interval) -> str:

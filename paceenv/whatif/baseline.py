@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from paceenv.calibration import group_growth
+from paceenv.calibration import step_phases
+from paceenv.calibration.cluster_builder import JobFit
 from paceenv.calibration.fit_trace import fit_trace
-from paceenv.calibration.job_fit import JobFit
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import parameters_of
 from paceenv.core.errors import InputError
@@ -162,7 +162,7 @@ class Baseline:
         free = {p.key for p in self.parameters if _is_guess(p) and _NOT_LIMITING in p.evidence} & {_NIC}
         set_keys = {setting.partition("=")[0].strip() for setting in change.settings}
         resized = nodes != self.cluster.job.nodes or change.removed or set_keys & {"job.nodes", "job.ranks_per_node"}
-        keys = [group_growth.KEY] if resized else []
+        keys = [step_phases.KEY] if resized else []
         if nodes > self.cluster.job.nodes or "job.nodes" in set_keys:
             keys += ["job.ranks_per_node", *free]
         return (*keys, *(free & set_keys))
@@ -204,7 +204,7 @@ class Baseline:
                 "work after a group's collective is as frequent, and lasts as the square root of the number of "
                 "nodes; the interval holds from as long as today to in proportion to nodes"
             )
-        grown = next((p.evidence for p in self.parameters if p.key == group_growth.KEY), None)
+        grown = next((p.evidence for p in self.parameters if p.key == step_phases.KEY), None)
         if self.cluster.program is not None:
             said = "process groups with grows: true or without a size have more members on more ranks, others stay"
             lines.append(f"the step is a program: {grown or said}; every transfer keeps its bytes")
@@ -264,16 +264,16 @@ def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Ba
             "--replace-rank alone, answered from its own operations, or a cluster config"
         )
     trace, clocks = trace_on_one_clock(trace, job)
-    found = fit_trace(trace, base=None if base is None else load_cluster(base), job=job, check=False)
-    fit, step_s_T, steps = found.fit, found.step_T, len(found.step_T)
+    fit = fit_trace(trace, base=None if base is None else load_cluster(base), job=job)
+    step_s_T, steps = fit.step_T, len(fit.step_T)
     measured = Measured(Interval(fit.measured.mean_s), Interval(fit.measured.cv), _USUAL_STEPS)
     if steps:
         measured = Measured(of_steps(mean(step_s_T), steps), of_steps(cv(step_s_T), steps, positive=True), steps)
-    baseline = _calibrated(source, fit.cluster, fit.parameters, measured, found.ranks)
+    baseline = _calibrated(source, fit.cluster, fit.parameters, measured, fit.ranks)
     cluster = baseline.cluster
     if base is None:  # a batch of each rank
         cluster = cluster.changed([f"job.samples_per_node={cluster.job.ranks_per_node}"], source)
-    notes = (*baseline.notes, *filter(None, [clocks]), *(_OPTION.sub("", note) for note in found.notes))
+    notes = (*baseline.notes, *filter(None, [clocks]), *(_OPTION.sub("", note) for note in fit.notes))
     return replace(baseline, cluster=cluster, is_trace=True, knows_leaves=base is not None, fit=fit, notes=notes)
 
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from paceenv.calibration.cluster_builder import Steps
-from paceenv.calibration.job_fit import JobFit
+from paceenv.calibration.cluster_builder import JobFit, Steps
 from paceenv.calibration.parameters import Parameter
 from paceenv.live.decide.contest import Comparisons
 from paceenv.live.decide.live_policy import SEPARATOR

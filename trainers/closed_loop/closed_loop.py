@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from pydantic import Field
 
-from paceenv.calibration.job_fit import JobFit
+from paceenv.calibration.cluster_builder import JobFit
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.core.errors import InputError, out_of_range
@@ -68,7 +68,7 @@ class Runner(Protocol):
 
 
 class Calibrator(Protocol):
-    """``paceenv.calibration.fit_trace.calibrate_trace``, or what stands in for it."""
+    """``paceenv.calibration.fit_trace.fit_trace``, or what stands in for it."""
 
     def __call__(self, trace: Trace, *, base: Cluster | None, name: str, probe: Trace | None) -> JobFit: ...
 

@@ -1,0 +1,85 @@
+"""What ``paceenv calibrate`` prints of a fit: the record in the written cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceenv.calibration.distances import Distance
+from paceenv.calibration.posterior import parameters_of
+from paceenv.sim.cluster import Cluster
+from paceenv.ui import output
+
+NUMBERS = ("value", "se", "lo", "hi")
+DISTANCE = ("quantity", "values", "distance", "chance")
+
+
+def print_record(cluster: Cluster) -> None:
+    """Print the parameters that the source tells, why it does not tell the others, and checks on unseen steps."""
+    record = cluster.calibration
+    measured, simulated, note = record.get("measured"), record.get("simulated"), ""
+    if measured and simulated:
+        step_s, again_s = measured["step_mean_s"], simulated["step_mean_s"]
+        note = f"mean step {step_s:.4g} s, simulated {again_s:.4g} s ({again_s / step_s - 1.0:+.1%}); "
+        note += f"CV {measured['step_cv']:.3f}, simulated {simulated['step_cv']:.3f}"
+    fitted = [(key, *_numbers(p, *NUMBERS), p.get("evidence", "")) for key, p in record["fitted"].items()]
+    columns = ("parameter", "value", "standard error", "95 % low", "high", "evidence")
+    output.print_table(f"{cluster.name}: fitted to {record['source']}", columns, fitted, note)
+    rows = [
+        (p.key, *_numbers(p.to_record(), "value"), _bounds(p.to_record()), p.reason)
+        for p in parameters_of(cluster)
+        if not p.is_identified
+    ]
+    if rows:
+        title = "Cannot be identified from this trace"
+        output.print_table(title, ("parameter", "value used", "bounds", "why"), rows)
+    if "held_out_steps" in record:
+        _print_check(record["held_out_steps"])
+    elif "held_out" in record:
+        _print_halves(record["held_out"])
+
+
+def _print_check(check: dict[str, Any]) -> None:
+    """A check on held-out steps, or the reason why there is none."""
+    if "cannot_tell" in check:
+        output.say(f"not compared with unseen steps: {check['cannot_tell']}")
+        return
+    rows = []
+    for x in check["lines"]:
+        error, is_cv = x["simulated"] - x["held_out"], x["quantity"].startswith("CV")  # which is relative already
+        said = f"{error:+.3f}" if is_cv or not x["held_out"] else f"{error / x['held_out']:+.1%}"
+        unit = x["unit"] and f", {x['unit']}"
+        numbers = _numbers(x, "held_out", "simulated", "low", "high")
+        rows.append((f"{x['quantity']}{unit}", *numbers, said, x["verdict"]))
+    output.print_table(
+        f"Steps not seen: {check['held_out_steps']} held out, fitted to the {check['fitted_steps']} before",
+        ("quantity", "held out", "simulated", "95 % low", "high", "error", "verdict"),
+        rows,
+        "the interval holds single simulated runs of that length, of clusters drawn from the errors of that fit; "
+        "close: outside of it but not by much. The written cluster is fitted to all steps.",
+    )
+    for distance in check["ks_distances"]:
+        output.print_table(Distance(*(distance[name] for name in DISTANCE)).text, (), ())
+
+
+def _print_halves(rows: list[dict[str, float]]) -> None:
+    """How each half of the steps predicts the other."""
+    shown = []
+    for h in rows:
+        ways = f"{h['error_even_to_odd']:+.1%} / {h['error_odd_to_even']:+.1%}"
+        shown.append((f"{h['width']}", f"{h['measured']:.3f}", f"{h['predicted']:.3f}", f"{h['error']:+.2%}", ways))
+    output.print_table(
+        "E[max]/mean of compute on held-out steps",
+        ("workers", "measured", "predicted", "error", "each direction"),
+        shown,
+        "half of the steps predicts the other half, both ways averaged; a single direction also carries the "
+        "difference between the halves",
+    )
+
+
+def _numbers(record: dict[str, Any], *names: str) -> tuple[str, ...]:
+    return tuple("" if record[name] is None else f"{record[name]:.4g}" for name in names)
+
+
+def _bounds(record: dict[str, Any]) -> str:
+    said = {"at least": record["lo"], "at most": record["hi"]}
+    return " ".join(f"{word} {edge:.4g}" for word, edge in said.items() if edge is not None)

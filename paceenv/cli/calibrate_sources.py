@@ -1,0 +1,149 @@
+"""What ``paceenv calibrate`` was given, by its content; which options act on it; and the cluster fitted to it."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from paceenv.calibration.compute_noise import noise_cluster
+from paceenv.calibration.distances import HeldOutCheck
+from paceenv.calibration.fit_trace import fit_trace
+from paceenv.calibration.heldout import check_stage
+from paceenv.calibration.measurements import NoiseMeasurements, measure_noise, stage_times
+from paceenv.calibration.noise_fit import fit_noise
+from paceenv.calibration.scaling_table import ScalingTarget, fit_scaling
+from paceenv.calibration.throughput_fit import ThroughputTarget, fit_throughput
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace
+from paceenv.diagnosis.clocks import trace_on_one_clock
+from paceenv.report.recordings import find_recordings
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.ui import config_files, output
+
+BASE: Final = "null-jitter"
+GENERATIONS: Final = 40
+"""Length of the search that fits a scaling table."""
+LINKS: Final = "nccl-tests output, which tells links, not a cluster"
+LOG: Final = "a text log, which tells step times, not a cluster"
+JOB: Final = "the trace of a job"
+STAGE: Final = "a trace of which the compute of a stage is fitted"
+NOISE, SCALING, THROUGHPUT = "measurements of noise", "a scaling table", "a table of throughputs"
+_CLUSTER = ("--out", "--base", "--posterior")
+ACT_ON: Final = {
+    JOB: (*_CLUSTER, "--probe", "--program"),
+    STAGE: (*_CLUSTER, "--stage"),
+    NOISE: (*_CLUSTER, "--stage"),
+    SCALING: _CLUSTER,
+    THROUGHPUT: _CLUSTER,
+    LINKS: ("--out", "--base", "--ranks-per-node"),
+    LOG: ("--pattern",),
+}
+"""The options that act on each kind of source."""
+
+Options = Mapping[str, Any]
+"""By their names on the command line; None where not given."""
+
+
+def recognise(names: Sequence[str], options: Options) -> tuple[str, Any]:
+    """What lies there, by its content, with options that all act on it.
+
+    Raises:
+        InputError: nothing usable is there, or an option does not act on it.
+    """
+    kind, content = _recognised(names, options)
+    for option, value in options.items():
+        if value is not None and option not in ACT_ON[kind]:
+            raise InputError(f"{option} {value}: {names[0]} is {kind}; allowed: {', '.join(ACT_ON[kind])}")
+    folder = options["--posterior"]
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise InputError(f"--posterior {folder}: is a file; allowed: a folder")
+    if options["--out"] is None and kind not in {LINKS, LOG}:
+        raise InputError("--out is missing; allowed: the file to write the cluster config to")
+    return kind, content
+
+
+def _recognised(names: Sequence[str], options: Options) -> tuple[str, Any]:
+    path = _config(names)
+    if path is not None:
+        content = config_files.read_yaml(path)
+        if content.get("kind") == "throughput":
+            return THROUGHPUT, config_files.load(ThroughputTarget, "targets", str(path))
+        if "rows" in content:
+            return SCALING, config_files.load(ScalingTarget, "targets", str(path))
+        return NOISE, NoiseMeasurements.load(path)
+    inputs = find_recordings(names).read(options["--pattern"])
+    for note in inputs.notes:
+        output.say(note)
+    if inputs.trace is None and inputs.tables:
+        return LINKS, inputs.tables
+    if inputs.trace is None and (log := inputs.one_log()) is not None:
+        return LOG, log
+    trace = inputs.require_trace()
+    has_stages = options["--stage"] is not None or len(set(trace.metadata.of_ranks("stage", 0).values())) > 1
+    return STAGE if has_stages else JOB, trace
+
+
+def _config(names: Sequence[str]) -> Path | None:
+    """The YAML file that is named, by itself or as a packaged source; None for anything that was recorded."""
+    path = Path(names[0])
+    if len(names) > 1 or path.exists() or path.suffix or glob.has_magic(names[0]):
+        return path if len(names) == 1 and path.suffix in {".yaml", ".yml"} else None
+    for kind in ("measurements", "targets"):
+        if names[0] in config_files.names(kind):
+            return config_files.packaged(kind) / f"{names[0]}.yaml"
+    known = [*config_files.names("measurements"), *config_files.names("targets")]
+    raise InputError(f"{names[0]}: neither a file nor one of the packaged sources {', '.join(known)}")
+
+
+def fit_source(kind: str, content: Any, options: Options) -> tuple[Cluster, dict[str, Any]]:
+    """The cluster fitted to a source, and what else belongs into the JSON."""
+    name, base = options["--out"].stem, options["--base"]
+    if kind == JOB:
+        return _fit_job(content, options, name)
+    if kind == STAGE:
+        return _fit_stage(content, options["--stage"] or 0, load_cluster(base or BASE), name), {}
+    if kind == SCALING:
+        with output.progress(f"fit {content.name}", GENERATIONS) as done:
+            start = load_cluster(base or content.cluster)
+            return fit_scaling(content, start, generations=GENERATIONS, on_generation=lambda n, cost: done(n)), {}
+    with output.progress(f"fit {name}"):
+        if kind == THROUGHPUT:
+            return fit_throughput(content, load_cluster(base or content.cluster)), {}
+        fit = fit_noise(content, stage=options["--stage"] or 0)
+        return noise_cluster(fit, load_cluster(base or BASE), name), {}
+
+
+def _fit_job(trace: Trace, options: Options, name: str) -> tuple[Cluster, dict[str, Any]]:
+    trace, clocks = trace_on_one_clock(trace)
+    base = None if options["--base"] is None else load_cluster(options["--base"])
+    probe = None
+    if options["--probe"] is not None:
+        probe = trace_on_one_clock(find_recordings([options["--probe"]]).read().require_trace())[0]
+    with output.progress(f"fit {name}, then compare with unseen steps", 1) as done:
+        fit = fit_trace(trace, base=base, name=name, probe=probe, program=options["--program"], check=True)
+        done(1)
+    notes = [*filter(None, [clocks]), *fit.notes]
+    for note in notes:
+        output.say(note)
+    cluster = _with_check(fit.cluster, fit.check)
+    held_out = {"held_out_steps": cluster.calibration["held_out_steps"]}
+    return cluster, fit.to_json() | held_out | {"notes": notes}
+
+
+def _fit_stage(trace: Trace, stage: int, base: Cluster, name: str) -> Cluster:
+    """``base`` with the noise of one stage; a fit to its first steps is compared with the others."""
+    with output.progress(f"fit the noise of {name}"):
+        fit, stages = fit_noise(measure_noise(trace), stage=stage), stage_times(trace)
+        check = check_stage(stages[stage], lambda part: noise_cluster(part, base, name))
+    if len(stages) > 1:
+        said = "only the noise of compute is fitted; sends and receives between stages are not"
+        output.say(f"a pipeline of {len(stages)} stages: {said}")
+    return _with_check(noise_cluster(fit, base, name), check)
+
+
+def _with_check(cluster: Cluster, check: HeldOutCheck | str) -> Cluster:
+    """The cluster with a check on held-out steps in its record, or the reason why there is none."""
+    record = {"cannot_tell": check} if isinstance(check, str) else check.to_record()
+    return cluster.model_copy(update={"calibration": cluster.calibration | {"held_out_steps": record}})
