@@ -16,7 +16,9 @@ from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
 from paceenv.core.turns import slack_turns
 from paceenv.live.decide.control import Control
+from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import NamedPolicy, find_policy
+from paceenv.live.decide.modes import Switchback
 from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.options import make_options
@@ -26,6 +28,12 @@ from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.policies.rules import Static
 
 STEP_S = 0.1
+
+
+def in_blocks(job: Job) -> Experiment:
+    """The experiment of a job in mode canary or active."""
+    assert isinstance(job.control.chosen, Switchback)
+    return job.control.chosen.experiment
 
 
 class Job:
@@ -78,8 +86,7 @@ def test_shadow_decides_and_never_delays() -> None:
 def test_canary_finds_that_pacing_pays() -> None:
     job = Job("static:mechanism=slack", "canary", _noisy(-1.0), seed=1)
     job.run(50 + 120 * 6)
-    verdict = job.control.verdict
-    assert verdict is not None
+    verdict = in_blocks(job).verdict
     assert verdict.kind == "helps", verdict
     assert job.control.mode == "canary"
     assert not any(job.delays_s[:50])
