@@ -11,10 +11,9 @@ import pytest
 from live_operations import Shaped
 from numpy.typing import NDArray
 
-from paceenv.core import pacing, signals
+from paceenv.core import pacing, signals, switchback
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
-from paceenv.core.turns import slack_turns
 from paceenv.live.decide.control import Control
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import NamedPolicy, find_policy
@@ -128,7 +127,7 @@ def test_what_was_learned_of_parts_of_a_step_is_forgotten_with_the_whole() -> No
 def test_active_paces_nine_blocks_of_ten() -> None:
     job = Job("static:mechanism=slack", "active", _noisy(0.0), seed=1)
     job.run(50 + 120 + 6000)
-    paced = 1.0 - slack_turns.PAUSE_ITERATIONS / slack_turns.UNSURE_TURN_ITERATIONS
+    paced = 1.0 - switchback.SLACK_PAUSE / switchback.SLACK_UNSURE_TURN
     assert np.mean(np.array(job.delays_s[170:]) > 0.0) == pytest.approx(0.9 * paced, abs=0.02)
 
 
