@@ -16,7 +16,7 @@ from paceenv.live.decide.actuator import MIN_DELAY_S, Delay, DelayLengths, Devic
 from paceenv.live.decide.blocks import shared_seed
 from paceenv.live.decide.guard import Guard, GuardedPolicy, OutOfRange, PolicyFault
 from paceenv.live.decide.live_policy import NamedPolicy
-from paceenv.live.decide.modes import Observe, Shadow, make_mode
+from paceenv.live.decide.modes import Mode, Shadow, make_mode
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.observe.iteration import Iteration, Shape
 from paceenv.live.observe.stamps import Clock, Stamps
@@ -111,7 +111,7 @@ class Control:
     @property
     def decides(self) -> bool:
         """Whether the mode decides on delays; otherwise iterations only teach the baselines."""
-        return self._in_force.decides
+        return self.mode != "observe"
 
     def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
         """Make the actuator, now that the rank and its timeline are known."""
@@ -135,7 +135,7 @@ class Control:
         """Only observe from now on, and log the reason."""
         if self.mode == "observe":
             return
-        self.mode, self.reason, self._in_force = "observe", reason, Observe()
+        self.mode, self.reason, self._in_force = "observe", reason, Mode()
         if self.pacer is not None:
             self.pacer.follow(passive())
         self._log_once(f"observes from now on and delays nothing: {reason}")

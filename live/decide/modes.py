@@ -31,9 +31,7 @@ Stop = tuple[int | None, str]
 class Mode:
     """Mode observe; and what the other modes do where they say nothing else."""
 
-    decides = True
-    """Whether it decides on delays; otherwise iterations only teach the baselines."""
-    follows = True
+    follows = False
     """Whether it follows a policy."""
 
     def __init__(self) -> None:
@@ -73,16 +71,8 @@ class Mode:
         return {}
 
 
-class Observe(Mode):
-    """Nothing is decided."""
-
-    decides = follows = False
-
-
 class Probing(Mode):
     """Mode probe: delays are drawn."""
-
-    follows = False
 
     def __init__(self, options: Options, seed: int, begin: int) -> None:
         super().__init__()
@@ -110,6 +100,8 @@ class Probing(Mode):
 class Shadow(Mode):
     """Mode shadow: it decides, and nothing is delayed."""
 
+    follows = True
+
     def __init__(self, begin: int) -> None:
         super().__init__()
         self.foregone = DelayLengths()
@@ -134,6 +126,8 @@ class Shadow(Mode):
 class Paced(Mode):
     """What canary, active and tune have in common: candidates take turns by a plan that all ranks share."""
 
+    follows = True
+
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         self.plan = plan
@@ -150,10 +144,9 @@ class Paced(Mode):
 class Switchback(Paced):
     """Modes canary and active: every rank compares blocks with and without pacing, and stops what hurts."""
 
-    def __init__(
-        self, plan: Plan, names: Sequence[str], *, memory_pairs: int | None, begin: int, inform: Callable[[str], None]
-    ) -> None:
+    def __init__(self, plan: Plan, names: Sequence[str], begin: int, inform: Callable[[str], None]) -> None:
         super().__init__(plan)
+        memory_pairs = MEMORY_PAIRS if plan.words[-1].phase == "deployed" else None
         self.experiment = Experiment(names, plan, self.out, min_gain=MIN_GAIN, memory_pairs=memory_pairs)
         self._begin, self._inform, self._said, self._ticks = begin, inform, False, 1
         self._quiet_steps_s: deque[float] = deque(maxlen=QUIET_STEPS)
@@ -241,10 +234,7 @@ def make_mode(
         return Shadow(begin)
     if options.mode == "tune":
         return Tune(Plan(seed, blocks), names)
-    if options.mode == "canary":
-        plan = Plan.fixed(seed, blocks, begin=begin)
-        return Switchback(plan, names, memory_pairs=None, begin=begin, inform=inform)
-    if options.mode == "active":
-        plan = Plan.fixed(seed, blocks, begin=begin, phase="deployed")
-        return Switchback(plan, names, memory_pairs=MEMORY_PAIRS, begin=begin, inform=inform)
-    return Observe()
+    if options.mode in ("canary", "active"):
+        plan = Plan.fixed(seed, blocks, begin=begin, phase="canary" if options.mode == "canary" else "deployed")
+        return Switchback(plan, names, begin, inform)
+    return Mode()

@@ -249,41 +249,26 @@ class Search:
     # ----------------------------------------------------------------------------------------- the bound of the loss
 
     def _mind_the_loss(self) -> None:
-        """Drop candidates that have used up their share of the bound, and the worst while a round would pass it."""
+        """Drop candidates that surely pass their share of the bound with their next block, and all that cost for the sum."""
         if not self.searched_s:
             return
         step_s, noise = self.searched_s / self._iterations, self._pair_noise()
-        every_s = step_s * self.plan.round_iterations(range(len(self.arms)))
-        why = f"more than {100 * self.most_loss:g} % of the search's time would be lost"
-        errors_s = [self._loss_error_s(k, noise) for k in range(len(self.arms))]
+        first_s = FIRST_ROUNDS * step_s * self.plan.round_iterations(range(len(self.arms)))
+        allowed_s, errors_s = self.most_loss * max(self.searched_s, first_s), list[float]()
+        passes = list[int]()
+        for k, arm in enumerate(self.arms):
+            block_s = step_s * self.plan.blocks[k].block_iterations
+            blocks, error_s = max(arm.lost_from_s / block_s, 1e-9), math.sqrt(arm.variance_s2)
+            if blocks >= 1.0 and noise < math.inf:  # from pair to pair, if that is more than within blocks
+                error_s = max(error_s, noise * block_s * math.sqrt(blocks))
+            errors_s.append(error_s)
+            sure_s = max(arm.loss_s - SURE_ERRORS * error_s, 0.0)
+            if sure_s * (1.0 + 1.0 / blocks) > allowed_s / len(self.arms):
+                passes.append(k)
+        sum_passes = self.loss_s - SURE_ERRORS * math.hypot(*errors_s) > allowed_s
         for k in self._in():
-            allowed_s = self.most_loss * max(self.searched_s, FIRST_ROUNDS * every_s) / len(self.arms)
-            if self.arms[k].loss_s - SURE_ERRORS * errors_s[k] > allowed_s:
-                self.arms[k].dropped = why
-        while left := self._in():
-            more_s = {k: self._round_loss_s(k, errors_s[k], step_s) for k in left}
-            round_s = step_s * self.plan.round_iterations(left)
-            sure_s = self.loss_s - SURE_ERRORS * math.hypot(*errors_s)
-            worst = max(left, key=lambda k: more_s[k])
-            allowed_s = self.most_loss * max(self.searched_s + round_s, FIRST_ROUNDS * every_s)
-            if more_s[worst] <= 0.0 or sure_s + sum(more_s.values()) <= allowed_s:
-                return
-            self.arms[worst].dropped = why
-
-    def _loss_error_s(self, k: int, noise: float) -> float:
-        """Standard error of a candidate's loss, seconds: within its blocks, or from pair to pair if that is more."""
-        arm, block_s = self.arms[k], self.plan.blocks[k].block_iterations * self.searched_s / self._iterations
-        pairs = arm.lost_from_s / max(block_s, 1e-12)
-        between_s = noise * arm.lost_from_s / math.sqrt(pairs) if pairs >= 1.0 and noise < math.inf else 0.0
-        return max(math.sqrt(arm.variance_s2), between_s)
-
-    def _round_loss_s(self, k: int, error_s: float, step_s: float) -> float:
-        """The loss that a candidate surely adds in a round, seconds; below 0 where it surely helps."""
-        arm = self.arms[k]
-        if not arm.lost_from_s or not math.isfinite(error_s):
-            return 0.0
-        sure_s = math.copysign(max(abs(arm.loss_s) - SURE_ERRORS * error_s, 0.0), arm.loss_s)
-        return sure_s / arm.lost_from_s * step_s * self.plan.blocks[k].block_iterations
+            if k in passes or (sum_passes and self.arms[k].loss_s > 0.0):
+                self.arms[k].dropped = f"more than {100 * self.most_loss:g} % of the search's time would be lost"
 
     def _pair_noise(self) -> float:
         """Standard deviation of a pair's log ratio, over all candidates; infinite while unknown."""
