@@ -9,6 +9,7 @@ evaluates alone, without communication. Uses ``paceenv.core.differences`` for th
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -67,20 +68,20 @@ class Pairs:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._key: tuple[int, int, int] | None = None
-        self._rows = list[tuple[float, ...]]()
+        self._rows = array("d")  # five numbers a step, in little memory
 
     def add(self, turn: Turn, step_s: float, ticks: int = 1, delay_s: float = 0.0) -> Pair | None:
         """Take in a regular step; a step time that is not a positive number is left out. The pair that it ended."""
         closed = self.close() if turn.pair != self._key else None
         self._key = turn.pair
         if turn.pair is not None and 0.0 < step_s < math.inf:
-            self._rows.append((turn.arm is not None, turn.counted, step_s / ticks, ticks, delay_s))
+            self._rows.extend((turn.arm is not None, turn.counted, step_s / ticks, ticks, delay_s))
         return closed
 
     def close(self) -> Pair | None:
         """The pair under way, as if it ended here; None where a block has no step."""
-        key, (on, counts, each_s, ticks, delay_s) = self._key, np.array(self._rows, float).reshape(-1, 5).T
-        self._key, self._rows = None, []
+        key, (on, counts, each_s, ticks, delay_s) = self._key, np.array(self._rows).reshape(-1, 5).T
+        self._key, self._rows = None, array("d")
         paced, counted = on > 0.0, counts > 0.0
         if key is None or paced.all() or not paced.any():
             return None

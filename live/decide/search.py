@@ -249,7 +249,10 @@ class Search:
     # ----------------------------------------------------------------------------------------- the bound of the loss
 
     def _mind_the_loss(self) -> None:
-        """Drop candidates that surely pass their share of the bound with their next block, and all that cost for the sum."""
+        """Drop candidates that surely pass their share of the bound with their next block.
+
+        Where all of them together have surely passed it, drop all that cost time.
+        """
         if not self.searched_s:
             return
         step_s, noise = self.searched_s / self._iterations, self._pair_noise()
