@@ -14,7 +14,6 @@ from scipy import stats
 from test_live_control import STEP_S as JOB_STEP_S
 from test_live_control import Job, in_blocks
 
-from paceenv.core.errors import InputError
 from paceenv.core.student_t import student_t_quantile, student_t_tail
 from paceenv.live.decide.blocks import BlockPlan, Phase, Plan
 from paceenv.live.decide.experiment import ALPHA, NEGLIGIBLE_DELAY_SHARE, Comparison, Experiment
@@ -31,12 +30,6 @@ def test_quantiles_of_student_are_those_of_scipy(degrees: int, tail: float) -> N
     t = student_t_quantile(tail, degrees)
     assert t == pytest.approx(stats.t.isf(tail, degrees), rel=1e-9, abs=1e-9)
     assert student_t_tail(t, degrees) == pytest.approx(tail, rel=1e-9)
-
-
-@pytest.mark.parametrize(("tail", "degrees"), [(0.0, 3), (0.1, float("nan"))])
-def test_what_is_no_tail_is_refused(tail: float, degrees: float) -> None:
-    with pytest.raises(InputError, match="allowed"):
-        student_t_quantile(tail, degrees)
 
 
 def _noise(seed: int, iterations: int, sd: float, memory: float) -> np.ndarray:
@@ -70,13 +63,11 @@ def _final(*given: Any, **more: Any) -> Any:
     return experiment.verdict
 
 
-@pytest.mark.parametrize("memory", [0.9])
-def test_false_alarms_are_no_more_frequent_than_alpha(memory: float) -> None:
-    """Looks at 4, 8 and 16 pairs and at the end, noise with a memory shorter, alike and longer than a block."""
-    jobs = 100
-    kinds = []
+def test_false_alarms_are_no_more_frequent_than_alpha() -> None:
+    """Looks at 4, 8 and 16 pairs and at the end, noise with a memory of about a block."""
+    jobs, kinds = 100, list[str]()
     for seed in range(jobs):
-        experiment = _compared(seed, 18, 0.0, memory=memory)
+        experiment = _compared(seed, 18, 0.0, memory=0.9)
         kinds.append(experiment.verdict.kind)
         experiment.final()
         kinds.append(experiment.verdict.kind)
@@ -110,12 +101,6 @@ def test_a_rank_that_is_never_delayed_has_no_help_to_report() -> None:
     assert "almost no delay" in quiet.text
     assert _final(3, 8, 0.2, delay_s=0.0).kind == "helps"
     assert _final(3, 8, -0.2, delay_s=0.0).kind == "hurts"
-
-
-def test_before_four_pairs_there_is_no_evidence() -> None:
-    verdict = _final(0, 3, 0.5, sd=0.001)
-    assert (verdict.kind, verdict.gain) == ("insufficient evidence", None)
-    assert verdict.text == "insufficient evidence: 3 of at least 4 pairs of blocks"
 
 
 @pytest.mark.parametrize("ticks", [1, 3, 30])

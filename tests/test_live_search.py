@@ -67,24 +67,20 @@ class Job:
         return self.run(200_000, lambda search: search.state.searches > 0)
 
 
-@pytest.mark.parametrize("best", [1])
-def test_the_best_candidate_wins_and_is_deployed(best: int) -> None:
-    gains = [0.02, 0.01, -0.03]
-    gains[best] = 0.12
-    job = Job(gains, seed=best)
+def test_the_best_candidate_wins_and_is_deployed() -> None:
+    job = Job([0.02, 0.12, -0.03], seed=1)
     search = job.decided()
-    assert search.state.winner == best
-    assert (job.words[-1].phase, job.words[-1].arms) == ("deployed", (best,))
-    found = search.arms[best].verdict.gain
+    assert search.state.winner == 1
+    assert (job.words[-1].phase, job.words[-1].arms) == ("deployed", (1,))
+    found = search.arms[1].verdict.gain
     assert found is not None
     assert 0.12 in found
-    assert all(arm.dropped for k, arm in enumerate(search.arms) if k != best)
-    assert f"winner: c{best} helps by 1" in search.text(STEP_S)
+    assert all(arm.dropped for k, arm in enumerate(search.arms) if k != 1)
+    assert "winner: c1 helps by 1" in search.text(STEP_S)
 
 
-@pytest.mark.parametrize("ticks", [5])
-def test_a_search_among_steps_of_several_iterations_ends_likewise(ticks: int) -> None:
-    job = Job((0.0, 0.1), noise=0.01, blocks=[BlockPlan(24, 8, 24, 12)] * 2, ticks=ticks)
+def test_a_search_among_steps_of_several_iterations_ends_likewise() -> None:
+    job = Job((0.0, 0.1), noise=0.01, blocks=[BlockPlan(24, 8, 24, 12)] * 2, ticks=5)
     job.run(20_000, lambda search: search.state.winner is not None)
     assert job.search.state.winner == 1
     assert job.search.arms[1].value == pytest.approx(0.1, abs=0.02)
@@ -190,18 +186,9 @@ def test_a_winner_that_stops_paying_is_rolled_back_and_a_later_search_finds_the_
 
 
 def test_a_search_without_a_verdict_ends() -> None:
-    job = Job([0.02, 0.0], noise=0.5, most_pairs=8)
-    search = job.decided()
+    search = Job([0.02, 0.0], noise=0.5, most_pairs=8).decided()
     assert search.state.winner is None
     assert "after 8 pairs no candidate surely helps" in search.state.why
-
-
-def test_a_deployed_candidate_that_fails_is_rolled_back() -> None:
-    job = Job([0.1, 0.0], noise=0.01)
-    assert job.decided().state.winner == 0
-    job.search.give_up(0, "policy c0 raised")
-    job.run(1000, lambda search: search.phase == "none")
-    assert job.search.state.why == "policy c0 raised"
 
 
 def test_a_word_is_prolonged_in_time_and_nothing_else_is_said() -> None:
