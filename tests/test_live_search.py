@@ -131,7 +131,7 @@ def test_a_block_of_few_steps_does_not_hide_what_candidates_cost() -> None:
     whole, short = (Job([-0.5, -0.5], noise=0.01) for _ in range(2))
     add, begin = short.search.add, short.plan.round_iterations((0, 1), "taste") + LEAD
 
-    def interrupted(turn: Turn, step_s: float, ticks: int) -> None:
+    def interrupted(turn: Turn, step_s: float, ticks: int = 1) -> None:
         if turn.pair is None or short.iteration > begin or turn.arm is None or short.iteration % 4 == 1:
             add(turn, step_s, ticks)
 

@@ -53,7 +53,7 @@ def watched(*, iterations: int, silent_after: int = 0, helps_s: float = 0.0, **o
         turns.append([iteration, tune.plan.turn(iteration).arm])
         return apply_delay(iteration)
 
-    control.apply_delay = noted
+    control.apply_delay = noted  # type: ignore[method-assign]
     for iteration in range(iterations):
         time.sleep(0.004 + helps_s * (not turns or turns[-1][1] != 0))
         dist.all_reduce(tensor)
