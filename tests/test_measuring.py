@@ -10,7 +10,7 @@ import pytest
 from conftest import EVERY_NOISE
 from reference_jobs import NIC_GBPS, cluster
 
-from paceenv.core import pacing, slots, timing
+from paceenv.core import pacing, timing
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
@@ -61,7 +61,7 @@ def test_a_delay_lasts_longer_by_an_exponential_time_and_the_rank_measures_the_r
     # the slack of an early group is its wait plus the real delay
     ready_ER = np.repeat(record.ready_ETG[:, 0], 4, axis=1)
     wait_ER = record.step_ET[:, :1] - ready_ER
-    slack_ER = late.state.rank_EFR[:, slots.SLACK_S, :8]
+    slack_ER = late.state.rank_EFR[:, timing.SLACK_S, :8]
     np.testing.assert_allclose(slack_ER, wait_ER + real_ER, atol=1e-6)
 
 
@@ -83,7 +83,7 @@ def test_noise_of_stamps_is_in_what_a_rank_measures_and_in_no_step(simulator: Ma
     seen = []
     for _ in range(200):
         sim.run(sim.off(), 1)
-        seen.append(sim.state.rank_EFR[:, [slots.COMM_S, slots.SLACK_S], :4].copy())
+        seen.append(sim.state.rank_EFR[:, [timing.COMM_S, timing.SLACK_S], :4].copy())
     comm, wait = np.moveaxis(np.array(seen), 2, 0)
     assert comm.mean() == pytest.approx(0.1, abs=1e-4)
     assert comm.std() == pytest.approx(1e-3, rel=0.05)
@@ -122,9 +122,9 @@ def test_which_steps_are_missing_does_not_depend_on_the_policy(simulator: Make) 
         sim = simulator(range(4), ranks=8, groups=2, **UNEQUAL, missing_share=0.1, stamp_noise_s=1e-3)
         rows = []
         for _ in range(120):
-            before = sim.state.rank_EFR[:, slots.COMM_S, :8].copy()
+            before = sim.state.rank_EFR[:, timing.COMM_S, :8].copy()
             sim.run(np.tile(settings_M2, (4, 1, 1, 1)), 1)
-            rows.append(before == sim.state.rank_EFR[:, slots.COMM_S, :8])
+            rows.append(before == sim.state.rank_EFR[:, timing.COMM_S, :8])
         return np.array(rows)
 
     off, slack = frozen(pacing.off()), frozen(SLACK_M2)

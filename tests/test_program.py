@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceenv.core import pacing, slots
+from paceenv.core import pacing, timing
 from paceenv.core.errors import InputError
 from paceenv.core.trace import read_trace
 from paceenv.envs.pacing_env import PacingVectorEnv
@@ -353,7 +353,7 @@ def test_a_rank_counts_the_payload_as_the_live_agent_does() -> None:
     one = cluster(step)
     job = simulator(one)
     job.record(job.off(), 3)
-    np.testing.assert_allclose(job.state.rank_EFR[0, slots.COMM_S, :4], 0.13, rtol=1e-5)
+    np.testing.assert_allclose(job.state.rank_EFR[0, timing.COMM_S, :4], 0.13, rtol=1e-5)
     plan = one.program_plan()
     assert plan is not None
     assert payload_R(plan) == [frozenset(range(4))] * 4

@@ -53,7 +53,7 @@ from paceenv.core.pacing import (
 )
 
 DELAY_S, DEFER_S, BUDGET_S, STEP_BASELINE_S = slots.DELAY_S, slots.DEFER_S, slots.BUDGET_S, slots.STEP_BASELINE_S
-RANK_FIELDS, TICK_FIELDS = slots.RANK_FIELDS, slots.TICK_FIELDS
+COMM_S, SLACK_S, RANK_FIELDS, TICK_FIELDS = slots.COMM_S, slots.SLACK_S, slots.RANK_FIELDS, slots.TICK_FIELDS
 """Of the state those that others read; :mod:`paceenv.core.slots` has them all."""
 BARRIER_BYTES = 4096
 """A collective of at most this size only synchronises."""
