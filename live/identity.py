@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import paceenv
-from paceenv.live.decide.canary import shared_seed
+from paceenv.live.decide.blocks import shared_seed
 from paceenv.live.native_calls import native
 from paceenv.live.options import Options
 from paceenv.live.record.housekeeping import background, describe

@@ -12,12 +12,14 @@ from statistics import fmean
 
 from paceenv.core.errors import out_of_range
 from paceenv.core.wording import count, duration, name_ranks, percent
-from paceenv.live.decide.canary import BLOCK_ITERATIONS, Schedule
-from paceenv.live.decide.verdict_time import Forecast, outlook
+from paceenv.live.decide.blocks import Plan, block_plan
+from paceenv.live.decide.experiment import Comparison
+from paceenv.live.decide.verdict_time import Forecast, forecast, noise_of
 from paceenv.live.record.findings import Findings
 from paceenv.live.record.run_folder import RunFolder, status_period_s
 from paceenv.live.record.snapshot import EARLY, LATE, Snapshot, entry, number, text
 from paceenv.live.record.summary import held, shadowed, tuned
+from paceenv.policies.rules import passive
 from paceenv.ui import output
 
 SILENT_S, SILENT_PERIODS = 30.0, 5.0
@@ -290,11 +292,10 @@ def canary_outlook(snapshots: Sequence[Snapshot]) -> tuple[Forecast, float] | No
     step_s, cv = number(own, "step", "mean_s"), number(own, "step", "cv")
     if not step_s or cv is None:
         return None
-    schedule, ticks = Schedule(0, block_iterations=BLOCK_ITERATIONS), max(number(own, "step_iterations") or 1.0, 1.0)
-    noise = max(
-        cv * math.sqrt(2.0 * ticks / schedule.counted_iterations), _between_blocks(own, schedule.counted_iterations)
-    )
-    return (outlook(noise, schedule), step_s / ticks) if noise > 0.0 else None
+    blocks, ticks = block_plan(passive()), max(number(own, "step_iterations") or 1.0, 1.0)
+    noise = max(noise_of(cv, blocks, ticks), _between_blocks(own, blocks.counted_iterations))
+    found = forecast(Plan.fixed(0, [blocks]), Comparison("a rule on slack"), noise=noise)
+    return (found, step_s / ticks) if found is not None and noise > 0.0 else None
 
 
 def _between_blocks(own: Snapshot, counted: int) -> float:

@@ -14,8 +14,8 @@ from typing import Any, Final
 from paceenv.core import probing
 from paceenv.core.errors import InputError
 from paceenv.live.control_file import ControlReader
-from paceenv.live.decide.contest import verdict_dict
 from paceenv.live.decide.live_policy import SEPARATOR
+from paceenv.live.decide.modes import Probing
 from paceenv.live.identity import Identity, Rendezvous, job_store, settings_digest
 from paceenv.live.last_words import LastWords
 from paceenv.live.log_once import described
@@ -171,10 +171,7 @@ class Output:
             "wait": history.wait(),
             "arrival": ALONE,
             "pacing": loop.control.delays() | loop.deferral.counts(),
-            "shadow": loop.control.foregone(),
-            "canary": _verdict(loop),
-            "tune": _tune(loop),
-            "probe": loop.control.probe.snapshot() if loop.control.probe is not None else None,
+            **loop.control.snapshot(),
             "stamps": {"dropped": loop.dropped_stamps},
             "overhead": history.overhead(),
             "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
@@ -258,10 +255,10 @@ class Output:
     def _record(self, out: Path) -> None:
         from paceenv.live.record.recorder import TraceRecorder, rank_header
 
-        loop, probe = self._loop, self._loop.control.probe
+        loop, mode = self._loop, self._loop.control.chosen
         header = rank_header(
             self._options.job,
-            {probing.METADATA_KEY: probe.plan.to_json()} if probe is not None else {},
+            {probing.METADATA_KEY: mode.probe.plan.to_json()} if isinstance(mode, Probing) else {},
             rank=loop.rank,
             world_size=loop.world_size,
             attempt=loop.attempt,
@@ -350,28 +347,3 @@ class Output:
         if loop.policy.candidates:
             by = f"candidates {loop.policy.source.replace(SEPARATOR, ', ')}"
         return f"mode {loop.state}, {by}, {where}{files}"
-
-
-def _tune(loop: Loop) -> dict[str, Any] | None:
-    """The search, on rank 0; on the others what was heard of it."""
-    plan, tuner = loop.control.tune_plan, loop.control.tuner
-    if plan is None:
-        return None
-    if tuner is not None:
-        return tuner.as_dict(loop.control.tick_s)
-    word = plan.word(loop.iterations)
-    names = [one.source for one in loop.policy.candidates]
-    return {"phase": word.phase if word else "none", "in": [names[arm] for arm in word.arms] if word else []}
-
-
-def _verdict(loop: Loop) -> dict[str, Any] | None:
-    v, comparisons = loop.control.verdict, loop.control.comparisons
-    if v is None:
-        return None
-    found = verdict_dict(v) | comparisons.as_dict()
-    if len(comparisons.names) > 1:
-        found["text"] = f"{comparisons.names[comparisons.leader]}: {v.text}"
-    until, tick_s = loop.control.forecast(), loop.control.tick_s
-    if until is not None and v.kind == "insufficient evidence":
-        found["text"] = "; ".join(filter(None, (found["text"], until.more_text(tick_s))))
-    return found | {"forecast": until and {"text": until.text(tick_s)}}

@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from paceenv.live.decide.blocks import Plan, Word
 from paceenv.live.decide.control import BARRIER_ALONE_S, PACED
-from paceenv.live.decide.tune_plan import TunePlan, Word
-from paceenv.live.decide.tuner import Tuner
+from paceenv.live.decide.modes import Tune
+from paceenv.live.decide.search import Search, State
 from paceenv.live.identity import Words
 from paceenv.live.loop import Loop
 
@@ -154,47 +155,46 @@ class TuneWords:
     def __init__(self, loop: Loop, store: Any) -> None:
         self._loop, self._store = loop, store
         self._words: Words | None = None
-        self._unsent: Word | None = None
+        self._unsent: tuple[Word, State] | None = None
         self._next_s, self._send_by, self._said = 0.0, 0, ""
 
     def look(self, final: bool) -> None:
         """Decide and write on rank 0, read on the others. Raises whatever the store raises."""
-        loop, control = self._loop, self._loop.control
-        if final or not loop.permitted or control.mode != "tune" or control.tune_plan is None:
+        loop, mode = self._loop, self._loop.control.chosen
+        if final or not loop.permitted or loop.control.mode != "tune" or not isinstance(mode, Tune):
             return
         if self._store is None and loop.world_size > 1:
             loop.downgrade("mode tune needs the job's store, and there is none")
             return
         if self._words is None and loop.world_size > 1:
             self._words = Words(self._store, f"paceenv.tune/{loop.attempt}")
-        if control.tuner is not None:
-            self._lead(control.tuner)
+        if mode.search is not None:
+            self._lead(mode.search)
         elif self._words is not None:
-            self._follow(control.tune_plan, self._words)
+            self._follow(mode.plan, self._words)
 
-    def _lead(self, tuner: Tuner) -> None:
+    def _lead(self, search: Search) -> None:
         control, now, tick_s = self._loop.control, self._loop.iterations, self._loop.control.tick_s
         if self._unsent is None and tick_s > 0.0 and now >= control.quiet_until and time.monotonic() >= self._next_s:
             lead = math.ceil(lead_s(self._loop.world_size) / tick_s)
-            blocks = max(plan.block_iterations for plan in tuner.plan.blocks)
+            blocks = max(plan.block_iterations for plan in search.plan.blocks)
             lease = max(math.ceil(LEASE_S / tick_s), 4 * (lead + 2 * blocks))
-            self._said, self._send_by = tuner.text(tick_s), now + lead // 2
-            self._unsent = tuner.draft(now, lead, lease)
-        word = self._unsent
-        if word is None:
+            self._said, self._send_by = search.text(tick_s), now + lead // 2
+            self._unsent = search.next(now, lead, lease)
+        if self._unsent is None:
             return
+        word, state = self._unsent
         if self._words is not None and now <= self._send_by:
             self._words.write(str(word.number), word.text())
         elif self._words is not None and not self._words.read(str(word.number)):  # it might be there all the same
-            self._unsent = None
-            tuner.abandon()  # others would hear it too late
+            self._unsent = None  # others would hear it too late
             return
-        tuner.plan.hear(word)  # only now: this rank must not pace by a word that no other can hear
+        search.follow(word, state)  # only now: this rank must not pace by a word that no other can hear
         self._unsent, self._next_s = None, time.monotonic() + WORD_S
-        if tuner.text(tick_s) != self._said:
-            self._loop.messages.log_once(tuner.text(tick_s), level=20)
+        if search.text(tick_s) != self._said:
+            self._loop.messages.log_once(search.text(tick_s), level=20)
 
-    def _follow(self, plan: TunePlan, words: Words) -> None:
+    def _follow(self, plan: Plan, words: Words) -> None:
         while text := words.read(str(plan.words[-1].number + 1 if plan.words else 1)):
             word = Word.parse(text, len(plan.blocks))
             if word is None:
@@ -221,7 +221,7 @@ class BarrierWords:
     def look(self, final: bool) -> None:
         """Say what this rank measured, and hear the answer. Raises whatever the store raises."""
         loop, control = self._loop, self._loop.control
-        mark = control.barrier_mark
+        mark = control.barriers.mark
         if final or not loop.permitted or control.mode not in PACED or mark is None or mark == self._done:
             return
         words = self._peers.words()
@@ -229,7 +229,7 @@ class BarrierWords:
             return
         place = f"barrier/{control.begins_at}/{mark}"
         if self._said != mark:
-            words.write(f"{place}/{loop.rank}", said(control.barriers_s))
+            words.write(f"{place}/{loop.rank}", said(control.barriers.compared_s))
             words.count(f"{place}/said", 1)
             self._said = mark
         if loop.rank == 0 and words.count(f"{place}/said") >= loop.world_size:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, signals
+from paceenv.core.differences import Gains, Levels
 from paceenv.core.errors import out_of_range
 from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.learned import Learned
@@ -219,10 +220,10 @@ class SelfCheck:
         self._age_B = np.zeros(rows, np.int64)
         self._left_B, self._every_B = np.full((2, rows), self.FIRST)
         self._closed_B = np.full(rows, self.CLOSED_FIRST)
-        self._level_5B = np.zeros((5, rows))
+        self._levels = Levels(5, rows)
         self._before_B, self._off_B = np.zeros((2, rows))
         self._before_n_B = np.ones(rows)
-        self._gain_B, self._weight_B = np.zeros((2, rows))
+        self._gains_B = Gains(self.FORGET, rows)
         self._trends_2B, self._contrasts_2B = np.zeros((2, 2, rows))
         self._square_cv_B = np.zeros(rows)
 
@@ -252,9 +253,10 @@ class SelfCheck:
         """Clocks, levels, and the noise of a measurement as seen within phases."""
         self._age_B += 1
         self._left_B -= 1
-        self._level_5B = np.concatenate([self._level_5B[:1] + trend_B, self._level_5B[:-1]])
+        self._levels.add(trend_B)
         self._trends_2B += (self._age_B > 2) * np.stack([trend_B**2, np.ones_like(trend_B)])
-        contrast_B = self._level_5B[:2].mean(axis=0) - self._level_5B[2:].mean(axis=0)
+        newest_5B = self._levels.newest_KB
+        contrast_B = newest_5B[:2].mean(axis=0) - newest_5B[2:].mean(axis=0)
         inner_B = self._age_B >= 6
         kept_2B = self.REMEMBER * self._contrasts_2B + np.stack([contrast_B**2, np.ones_like(trend_B)])
         self._contrasts_2B = np.where(inner_B, kept_2B, self._contrasts_2B)
@@ -262,8 +264,7 @@ class SelfCheck:
     def _now(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Mean of the newest levels of the present phase, and of how many."""
         n_B = np.minimum(self._age_B, self.WINDOW)
-        sums_3B = self._level_5B[: self.WINDOW].cumsum(axis=0)
-        return sums_3B[np.maximum(n_B, 1) - 1, np.arange(len(n_B))] / np.maximum(n_B, 1), n_B
+        return self._levels.mean_B(n_B), n_B
 
     def _error_B(self) -> NDArray[np.float64]:
         """Standard error of a measurement, a ratio of step time."""
@@ -289,8 +290,7 @@ class SelfCheck:
         short_B = open_B & (self._age_B <= 2 * self.WINDOW)
         self._measure(rest_B, now_B - self._before_B, n_B)
         self._measure(short_B | trial_B, self._before_B - now_B, n_B)
-        mean_B = self._gain_B / np.maximum(self._weight_B, 1e-9)
-        of_mean_B = error_B / np.sqrt(np.maximum(self._weight_B, 1e-9))
+        mean_B, of_mean_B = self._gains_B.mean, error_B / np.sqrt(np.maximum(self._gains_B.weight, 1e-9))
         bad_B, sure_B = mean_B < -self.LOSS_ERRORS * of_mean_B, mean_B > self.SURE_ERRORS * of_mean_B
 
         ahead_B = self._beyond(self._off_B - now_B, error_B, self.AHEAD_ERRORS)
@@ -318,5 +318,4 @@ class SelfCheck:
     def _measure(self, rows_B: NDArray[np.bool_], gain_B: NDArray[np.float64], n_B: NDArray[np.int64]) -> None:
         """Add what pacing gains as seen at a switch, in the rows where it was seen."""
         weight_B = 1.0 / (self.CONTRAST * (1.0 / self._before_n_B + 1.0 / np.maximum(n_B, 1)))
-        self._gain_B = np.where(rows_B, self.FORGET * self._gain_B + weight_B * gain_B, self._gain_B)
-        self._weight_B = np.where(rows_B, self.FORGET * self._weight_B + weight_B, self._weight_B)
+        self._gains_B.add(rows_B, gain_B[rows_B], weight_B[rows_B])

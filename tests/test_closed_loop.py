@@ -22,8 +22,8 @@ from paceenv.calibration.posterior import drawn_clusters
 from paceenv.cli.application import run as paceenv
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
-from paceenv.live.decide.canary import BlockPlan, PairedComparison, Schedule
-from paceenv.live.decide.contest import Contest
+from paceenv.live.decide.blocks import BlockPlan, Plan
+from paceenv.live.decide.experiment import Experiment
 from paceenv.live.testbed.testbed_run import agent_options
 from paceenv.policies.names import released
 from paceenv.policies.policy_file import load_policy
@@ -55,9 +55,8 @@ from paceenv.trainers.closed_loop.predict import Predictor, run_in_blocks
 from paceenv.ui import config_files
 
 BLOCK, QUIET, PAIRS = 12, 5, 8
-ITERATIONS = QUIET + 2 * BLOCK * (1 + PAIRS)
-SCHEDULE = Schedule(3, block_iterations=BLOCK, first_iteration=QUIET)
-CONTEST = Contest(3, [BlockPlan(BLOCK, BLOCK // 3, 0, BLOCK)], first_iteration=QUIET)
+ITERATIONS = QUIET + BLOCK * (1 + 2 * PAIRS)
+CONTEST = Plan.fixed(3, [BlockPlan(BLOCK, BLOCK // 3, 0, BLOCK)], begin=QUIET)
 BLOCKS = PairedBlocks.of(CONTEST, ITERATIONS)
 
 
@@ -71,8 +70,10 @@ def test_the_paired_effect_is_students_interval_of_the_pairs_log_ratios() -> Non
     step_s_T = _steps(0, -0.1)
     by_hand = []
     for pair in range(PAIRS):
-        off, on = ([i for i in range(ITERATIONS) if SCHEDULE.slot(i) == (paced, pair, True)] for paced in (False, True))
-        assert len(off) == len(on) == SCHEDULE.counted_iterations
+        off, on = (
+            [i for i in range(ITERATIONS) if CONTEST.turn(i) == (arm, (QUIET, pair, 0), True)] for arm in (None, 0)
+        )
+        assert len(off) == len(on) == BLOCK - BLOCK // 3
         by_hand.append(math.log(step_s_T[on].mean() / step_s_T[off].mean()))
     wanted = stats.ttest_1samp(by_hand, 0.0).confidence_interval(0.95)
     found = effect(log_ratios(step_s_T[None], BLOCKS)[0])
@@ -85,11 +86,12 @@ def test_the_paired_effect_is_students_interval_of_the_pairs_log_ratios() -> Non
 def test_the_measure_is_the_agents_own() -> None:
     """On the same steps the live comparison finds the same change; a stall is clipped by both alike."""
     step_s_T = _steps(1, -0.05)
-    step_s_T[QUIET + 2 * BLOCK + BLOCK - 1] = 30.0
-    comparison = PairedComparison(SCHEDULE)
+    step_s_T[QUIET + 2 * BLOCK - 1] = 30.0
+    experiment = Experiment(["one"], CONTEST, {})
     for i, step_s in enumerate(step_s_T.tolist()):
-        comparison.add(i, step_s)
-    verdict, found = comparison.final(), effect(log_ratios(step_s_T[None], BLOCKS)[0])
+        experiment.add(i, step_s)
+    experiment.final()
+    verdict, found = experiment.verdict, effect(log_ratios(step_s_T[None], BLOCKS)[0])
     assert verdict.pairs == found.units == PAIRS
     assert verdict.gain is not None
     assert verdict.gain.value == pytest.approx(-found.change)
@@ -106,12 +108,10 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
 
 def test_pairs_that_are_cut_off_do_not_count() -> None:
     assert len(PairedBlocks.of(CONTEST, ITERATIONS - 1).counted()) == PAIRS - 1
-    assert len(PairedBlocks.of(CONTEST, QUIET + 3 * BLOCK).counted()) == 0
+    assert len(PairedBlocks.of(CONTEST, QUIET + 2 * BLOCK).counted()) == 0
     assert len(BLOCKS.first(3).counted()) == 3
     assert BLOCKS.first(0).counted() == []
-    assert (
-        PairedBlocks.of(CONTEST, QUIET + 2 * BLOCK + 1).counted() == []
-    )  # ends before anything of its first pair counts
+    assert PairedBlocks.of(CONTEST, QUIET + BLOCK + 1).counted() == []  # ends before anything of its first pair counts
     nothing = effect(log_ratios(np.ones((1, QUIET)), PairedBlocks.of(CONTEST, QUIET))[0])
     assert nothing.units == 0
     assert math.isnan(nothing.change)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceenv.core import pacing, timing
-from paceenv.core.turns import defer_turns
+from paceenv.core import pacing, switchback, timing
 
 
 def holds(held_s: float, free_s: float, iterations: int, threshold: float = 0.02) -> list[float]:
@@ -41,9 +40,9 @@ def test_a_hold_that_does_not_shorten_steps_is_tried_in_one_of_forty_iterations(
 
 def test_a_hold_that_clearly_hurts_ends_at_once() -> None:
     found = np.array(holds(1.05, 1.0, 500)) > 0.0
-    assert found.sum() == 2 * (defer_turns.HURT_ITERATIONS), "two trials, each as short as can be"
+    assert found.sum() == 2 * (switchback.HURT_ITERATIONS), "two trials, each as short as can be"
     neutral = np.array(holds(1.01, 1.0, 500)) > 0.0
-    assert neutral.sum() >= 3 * defer_turns.TRIAL_ITERATIONS
+    assert neutral.sum() >= 3 * switchback.DEFER_TRIAL
 
 
 @pytest.mark.parametrize(("gain", "least"), [(0.08, 0.05)])
@@ -80,7 +79,7 @@ def test_a_trial_waits_for_settings_that_ask_for_it() -> None:
         timing.observe_ranks(rank, tick, comm, wait, True)
         timing.decide(rank, tick, 0, 1, setting, 10.0)
     assert rank[timing.DEFER_S, 0] > 0.0
-    assert defer_turns.gain(tick) == pytest.approx(0.25, abs=0.03)
+    assert switchback.defer_gain(tick) == pytest.approx(0.25, abs=0.03)
 
 
 def test_threshold_zero_holds_always_and_window_zero_never() -> None:

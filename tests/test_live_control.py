@@ -11,12 +11,13 @@ import pytest
 from live_operations import Shaped
 from numpy.typing import NDArray
 
-from paceenv.core import pacing, signals
+from paceenv.core import pacing, signals, switchback
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
-from paceenv.core.turns import slack_turns
 from paceenv.live.decide.control import Control
+from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import NamedPolicy, find_policy
+from paceenv.live.decide.modes import Switchback
 from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.options import make_options
@@ -26,6 +27,12 @@ from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.policies.rules import Static
 
 STEP_S = 0.1
+
+
+def in_blocks(job: Job) -> Experiment:
+    """The experiment of a job in mode canary or active."""
+    assert isinstance(job.control.chosen, Switchback)
+    return job.control.chosen.experiment
 
 
 class Job:
@@ -78,8 +85,7 @@ def test_shadow_decides_and_never_delays() -> None:
 def test_canary_finds_that_pacing_pays() -> None:
     job = Job("static:mechanism=slack", "canary", _noisy(-1.0), seed=1)
     job.run(50 + 120 * 6)
-    verdict = job.control.verdict
-    assert verdict is not None
+    verdict = in_blocks(job).verdict
     assert verdict.kind == "helps", verdict
     assert job.control.mode == "canary"
     assert not any(job.delays_s[:50])
@@ -121,7 +127,7 @@ def test_what_was_learned_of_parts_of_a_step_is_forgotten_with_the_whole() -> No
 def test_active_paces_nine_blocks_of_ten() -> None:
     job = Job("static:mechanism=slack", "active", _noisy(0.0), seed=1)
     job.run(50 + 120 + 6000)
-    paced = 1.0 - slack_turns.PAUSE_ITERATIONS / slack_turns.UNSURE_TURN_ITERATIONS
+    paced = 1.0 - switchback.SLACK_PAUSE / switchback.SLACK_UNSURE_TURN
     assert np.mean(np.array(job.delays_s[170:]) > 0.0) == pytest.approx(0.9 * paced, abs=0.02)
 
 

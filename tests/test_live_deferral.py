@@ -609,8 +609,8 @@ def in_mode(mode: str) -> dict[str, Any]:
         agent.tick()
         held.append(deferral.hold_s)
     pacing, step_s = agent.summary()["pacing"], agent._loop.control.tick_s
-    contest, quiet = agent._loop.control._contest, agent._loop.control.quiet_until
+    plan, quiet = getattr(agent._loop.control.chosen, "plan", None), agent._loop.control.quiet_until
     first = agent._loop.iterations - len(held) + 1
-    paced = [i + first >= quiet and contest.place(i + first).slot.on for i in range(len(held))]
+    paced = [i + first >= quiet and plan is not None and plan.turn(i + first).arm is not None for i in range(len(held))]
     agent.detach()
     return {"held": held, "paced": paced, "pacing": pacing, "step_s": step_s}

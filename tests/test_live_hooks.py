@@ -37,10 +37,12 @@ INSIDE = (
     "observe.stamps",
     "observe.steps",
     "decide.actuator",
-    "decide.canary",
+    "decide.blocks",
     "decide.control",
     "decide.deferral",
+    "decide.experiment",
     "decide.guard",
+    "decide.modes",
     "decide.pacer",
     "record.history",
 )

@@ -37,8 +37,9 @@ def skewed_job(out: str) -> dict[str, Any]:
 
     def listen(*arguments: Any) -> None:
         observe(*arguments)
-        decided.append(loop.control._decided_s)
-        views.append(loop.control.pacer.view().tolist() if loop.control.pacer is not None else [])
+        assert loop.control.pacer is not None
+        decided.append(loop.control.pacer.delay_s())
+        views.append(loop.control.pacer.view().tolist())
 
     loop.control.observe = listen  # type: ignore[method-assign]
     tensor = torch.ones(1 << 14)

@@ -16,7 +16,7 @@ from live_jobs import results, run_ranks
 from live_link import limited_link, pairs
 
 from paceenv.core.limits import LIMITS
-from paceenv.live.decide.canary import Schedule
+from paceenv.live.decide.blocks import Plan, block_plan
 from paceenv.live.decide.live_policy import at_interval, find_policy
 
 pytestmark = pytest.mark.alone
@@ -32,8 +32,8 @@ CANARY: dict[str, Any] = {
     "seed": 7,
 }
 POLICY = at_interval(find_policy(SLACK), CANARY["interval_iterations"]).policy
-SCHEDULE = Schedule.of(CANARY["seed"], POLICY, block_iterations=BLOCK, first_iteration=QUIET)
-ITERATIONS = 1 + SCHEDULE.after(PAIRS_OF_BLOCKS) + 5
+PLAN = Plan.fixed(CANARY["seed"], [block_plan(POLICY, BLOCK)], begin=QUIET)
+ITERATIONS = 1 + PLAN.after(PAIRS_OF_BLOCKS) + 5
 """The tick that begins, the quiet time, blocks to warm up, the judged pairs, and a few to take them in."""
 
 TRIES, MOST_TRIES, NOISY = 1, 4, 0.2
@@ -44,9 +44,9 @@ def _measured_gain(steps_s: Sequence[float]) -> float:
     """The fall of mean step time by this rank's own clock, outside the agent: judged blocks with pacing and without."""
     blocks: dict[bool, list[float]] = {True: [], False: []}
     for iteration, step_s in enumerate(steps_s, start=-1):  # the agent counts from its second tick
-        slot = SCHEDULE.slot(iteration)
-        if slot.counted:
-            blocks[slot.on].append(step_s)
+        turn = PLAN.turn(iteration)
+        if turn.counted:
+            blocks[turn.arm is not None].append(step_s)
     return float(1.0 - np.mean(blocks[True]) / np.mean(blocks[False]))
 
 

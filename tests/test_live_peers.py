@@ -18,7 +18,9 @@ from torch._C._distributed_c10d import HashStore, Store
 from paceenv import live
 from paceenv.live import store_messages
 from paceenv.live.control_file import ControlReader, Wish, write_wish
+from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import find_policy, needed_policy
+from paceenv.live.decide.modes import Switchback
 from paceenv.live.loop import Loop
 from paceenv.live.options import make_options
 from paceenv.live.store_messages import Peers
@@ -50,6 +52,11 @@ class Rank:
         if self.loop._downgrade_reason:
             self.loop.control.downgrade(self.loop._downgrade_reason)
         self.loop.control.apply_delay(iteration)
+
+
+def in_blocks(rank: Rank) -> Experiment:
+    assert isinstance(rank.loop.control.chosen, Switchback)
+    return rank.loop.control.chosen.experiment
 
 
 def job(ranks: int, folder: Path | None = None, **options: Any) -> list[Rank]:
@@ -90,15 +97,15 @@ def test_all_ranks_end_where_only_one_sees_the_checkpoints() -> None:
         ranks, noise = job(2, seed=seed), random.Random(seed)
         ended: dict[int, int] = {}
         for i in range(4200):
-            paced = ranks[0].loop.control._contest.place(i).slot.on
+            paced = in_blocks(ranks[0]).plan.turn(i).arm is not None
             saves = i % 100 == 99
             step_s = STEP_S * (1.0 + 0.01 * paced) * noise.gauss(1.0, 0.03) + 0.6 * saves
             for k, rank in enumerate(ranks):
                 control = rank.loop.control
                 if control.mode == "observe":
                     ended.setdefault(k, i)
-                elif not (saves and k == 0) and control.comparisons.add(i, step_s, 0.01 * paced) is not None:
-                    control.downgrade(f"rolled back, as pacing {control.verdict}")
+                elif not (saves and k == 0) and in_blocks(rank).add(i, step_s, 0.01 * paced) is not None:
+                    control.downgrade(f"rolled back, as pacing {in_blocks(rank).verdict}")
             if i % 10 == 0:
                 pass_by(ranks, i)
         assert ended.keys() == {0, 1}
@@ -111,7 +118,7 @@ def test_a_candidate_that_stops_on_one_rank_stops_on_all_and_the_others_go_on() 
         rank.loop.control.pacer = SimpleNamespace(follow=lambda *given: None)  # type: ignore[assignment]
     ranks[0].loop.control._give_up(1, "raised RuntimeError")
     assert pass_by(ranks, 10) == ["canary"] * 2
-    assert ranks[1].loop.control.comparisons.out == {1: "on rank 0: raised RuntimeError"}
+    assert in_blocks(ranks[1]).out == {1: "on rank 0: raised RuntimeError"}
     ranks[1].loop.control._give_up(0, "raised ValueError")
     assert pass_by(ranks, 11) == ["observe"] * 2
 

@@ -126,8 +126,8 @@ class Job:
 def test_a_rank_without_slack_is_probed_by_the_plan_within_every_limit() -> None:
     job = Job(lambda delay_s: 0.1 + delay_s, probe_s=0.005)
     delay_s_T = job.run(1500)
-    probe = job.control.probe
-    assert probe is not None
+    mode: Any = job.control.chosen
+    probe = mode.probe
     bound_s = 0.005
     level_T = np.array([probe.plan.level(i, "rank 2", 8) for i in range(1500)])
     assert not delay_s_T[:50].any()

@@ -24,9 +24,9 @@ TUNE: dict[str, Any] = {
 def _hasten() -> None:
     """Words as often as the job's own pace allows: a test cannot wait for minutes."""
     from paceenv.live import store_messages
-    from paceenv.live.decide import control
+    from paceenv.live.decide import modes
 
-    control.MIN_GAIN = 0.03  # this machine's noise is more than a real job's
+    modes.MIN_GAIN = 0.03  # this machine's noise is more than a real job's
 
     store_messages.POLL_S, store_messages.LEAD_S, store_messages.WORD_S, store_messages.LEASE_S = 0.2, 1.0, 0.3, 10.0
 
@@ -46,20 +46,21 @@ def watched(*, iterations: int, silent_after: int = 0, helps_s: float = 0.0, **o
     store_messages.LEASE_S = 1.0
     agent = live.attach(None, **options)
     control, tensor, turns = agent._loop.control, torch.ones(1 << 12), []
+    tune: Any = control.chosen
     apply_delay = control.apply_delay
 
     def noted(iteration: int) -> Any:
-        turns.append([iteration, control.tune_plan.turn(iteration).arm])
+        turns.append([iteration, tune.plan.turn(iteration).arm])
         return apply_delay(iteration)
 
-    control.apply_delay = noted
+    control.apply_delay = noted  # type: ignore[method-assign]
     for iteration in range(iterations):
         time.sleep(0.004 + helps_s * (not turns or turns[-1][1] != 0))
         dist.all_reduce(tensor)
         if silent_after and iteration == silent_after and dist.get_rank() == 0:
-            control.tuner.draft = lambda now, lead, lease: None  # type: ignore[union-attr,method-assign]
+            tune.search.next = lambda now, lead, lease: None
         agent.tick()
-    words = [list(word) for word in control.tune_plan.words]
+    words = [list(word) for word in tune.plan.words]
     found = {"turns": turns, "words": words, "state": agent.state, "tune": agent.summary()["tune"]}
     agent.detach()
     return found | {"reason": agent.reason}

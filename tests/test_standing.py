@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from paceenv.core import signals, standing, timing
-from paceenv.live.decide.canary import PHASE_ITERATIONS, RAMP_ITERATIONS, Schedule, block_plan
+from paceenv.live.decide.blocks import PHASE_ITERATIONS, RAMP_ITERATIONS, Plan, block_plan
 from paceenv.live.decide.live_policy import at_interval, find_policy
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.loop import Loop
@@ -150,25 +149,20 @@ def test_another_interval_than_in_training_is_refused_and_a_rule_takes_it(tmp_pa
 
 
 def test_blocks_follow_from_the_policys_time_constants() -> None:
-    slack = block_plan([named("static:slack=0.02/0.4")])
+    slack = block_plan(named("static:slack=0.02/0.4"))
     assert slack == (60, RAMP_ITERATIONS, 20 + RAMP_ITERATIONS, 40)
-    shift = block_plan([named("static:phase_shift=0.02/0.4")])
+    shift = block_plan(named("static:phase_shift=0.02/0.4"))
     assert shift == (240, PHASE_ITERATIONS, 20 + PHASE_ITERATIONS, 40)
-    slow = block_plan([network(interval_iterations=50, memory_intervals=8)])
+    slow = block_plan(network(interval_iterations=50, memory_intervals=8))
     assert slow == (150, RAMP_ITERATIONS, 50 + RAMP_ITERATIONS + 400, 70)
-    assert block_plan([named("adaptive"), network(interval_iterations=50)]).block_iterations == 250
-    assert block_plan([named("adaptive")], 30).settle_iterations == 10
+    assert block_plan(named("adaptive"), 30).settle_iterations == 10
 
 
 def test_the_first_compared_block_comes_after_the_memory_is_full() -> None:
-    policy = network(memory_intervals=12)
-    for seed in range(6):
-        schedule = Schedule.of(seed, policy, first_iteration=7)
-        slots = [schedule.slot(i) for i in range(schedule.after(1))]
-        first = next(i for i, slot in enumerate(slots) if slot.pair == 0)
-        assert sum(slot.on for slot in slots[:first]) == 300
-        assert sum(not slot.on for slot in slots[7:first]) == 60
-        changes = sum(a.on != b.on for a, b in itertools.pairwise(slots[7:first]))
-        assert changes == 1
-        assert schedule.slot(schedule.after(1) - 1).pair == 0
-        assert schedule.slot(schedule.after(1)).pair == 1
+    blocks = block_plan(network(memory_intervals=12))
+    plan = Plan.fixed(3, [blocks], begin=7)
+    turns = [plan.turn(i) for i in range(plan.after(1) + 1)]
+    first = next(i for i, turn in enumerate(turns) if turn.pair == (7, 0, 0))
+    assert [turn.arm for turn in turns[:first]] == 7 * [None] + 300 * [0]
+    assert turns[plan.after(1) - 1].pair == (7, 0, 0)
+    assert turns[plan.after(1)].pair == (7, 1, 0)

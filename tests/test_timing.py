@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceenv.core import pacing, timing
-from paceenv.core.turns import stagger_turns
+from paceenv.core import pacing, slots, switchback, timing
 
 Floats = NDArray[np.floating]
 
@@ -33,10 +32,10 @@ def test_first_iteration_sets_means_and_baselines_at_once() -> None:
     rank, tick = timing.new_state()
     feed(rank, tick, 0.25, 0.125, step_s=2.0)
     assert tick[timing.STEP_BASELINE_S] == 2.0
-    assert rank[timing.COMM_BASELINE_S, 0] == 0.25
-    assert rank[timing.COMM_MEAN_S, 0] == 0.25
-    assert rank[timing.WAIT_MEAN_S, 0] == rank[timing.SLACK_S, 0] == 0.125
-    assert rank[timing.WAIT_VARIANCE_S2, 0] == pytest.approx(0.0, abs=1e-12)
+    assert rank[slots.COMM_BASELINE_S, 0] == 0.25
+    assert rank[slots.COMM_MEAN_S, 0] == 0.25
+    assert rank[slots.WAIT_MEAN_S, 0] == rank[slots.SLACK_S, 0] == 0.125
+    assert rank[slots.WAIT_VARIANCE_S2, 0] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_exponential_mean_closes_a_gap_geometrically() -> None:
@@ -45,8 +44,8 @@ def test_exponential_mean_closes_a_gap_geometrically() -> None:
     for _ in range(20):
         feed(rank, tick, 2.0, 2.0)
     left = (1.0 - float(timing.SMOOTHING)) ** 20
-    assert rank[timing.COMM_MEAN_S, 0] == pytest.approx(2.0 - left)
-    assert math.sqrt(rank[timing.WAIT_VARIANCE_S2, 0]) == pytest.approx(math.sqrt(left * (1.0 - left)), rel=1e-5)
+    assert rank[slots.COMM_MEAN_S, 0] == pytest.approx(2.0 - left)
+    assert math.sqrt(rank[slots.WAIT_VARIANCE_S2, 0]) == pytest.approx(math.sqrt(left * (1.0 - left)), rel=1e-5)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 10])
@@ -57,14 +56,14 @@ def test_baselines_remember_the_uncontended_time_for_many_blocks(blocks: int) ->
     for _ in range(blocks * timing.BLOCK_ITERATIONS):
         feed(rank, tick, 2.0, step_s=5.0)
     left = (1.0 - float(timing.BASELINE_RISE)) ** blocks
-    assert rank[timing.COMM_BASELINE_S, 0] == pytest.approx(2.0 - left)
+    assert rank[slots.COMM_BASELINE_S, 0] == pytest.approx(2.0 - left)
     assert tick[timing.STEP_BASELINE_S] == pytest.approx(5.0 - 2.0 * left)
     before_s = tick[timing.STEP_BASELINE_S]
     for _ in range(2):
         feed(rank, tick, 0.5, step_s=2.5)
         assert tick[timing.STEP_BASELINE_S] == before_s, "two lucky iterations are noise"
     feed(rank, tick, 0.5, step_s=2.5)
-    assert rank[timing.COMM_BASELINE_S, 0] == 0.5, "three in a block count at once"
+    assert rank[slots.COMM_BASELINE_S, 0] == 0.5, "three in a block count at once"
     assert tick[timing.STEP_BASELINE_S] == 2.5
 
 
@@ -74,7 +73,7 @@ def test_a_baseline_is_the_third_smallest_of_its_first_block_and_starts_at_once(
     for n, value in enumerate(values, 1):
         feed(rank, tick, value, step_s=value)
         expected = np.sort(values[:n])[min(n, 3) - 1]
-        assert rank[timing.COMM_BASELINE_S, 0] == pytest.approx(expected, rel=1e-6)
+        assert rank[slots.COMM_BASELINE_S, 0] == pytest.approx(expected, rel=1e-6)
         assert tick[timing.STEP_BASELINE_S] == expected
 
 
@@ -85,13 +84,13 @@ def test_recent_low_falls_at_once_forgets_within_its_windows_and_keeps_its_margi
     for _ in range(200):
         feed(rank, tick, 7.0)
     assert timing.comm_low_s(rank, 0) == pytest.approx(7.0), "the 4 has passed, though the baseline still remembers it"
-    assert rank[timing.COMM_BASELINE_S, 0] < 7.0
+    assert rank[slots.COMM_BASELINE_S, 0] < 7.0
     feed(rank, tick, 6.5)
-    assert rank[timing.COMM_CHANGE_S, 0] == pytest.approx(timing.SMOOTHING * 0.5)
+    assert rank[slots.COMM_CHANGE_S, 0] == pytest.approx(timing.SMOOTHING * 0.5)
     assert timing.comm_low_s(rank, 0) == pytest.approx(6.5 - timing.CHANGE_MARGIN * timing.SMOOTHING * 0.5)
     for _ in range(3):
         feed(rank, tick, 4.0)
-    assert timing.comm_low_s(rank, 0) == rank[timing.COMM_BASELINE_S, 0] == 4.0, "never below the baseline"
+    assert timing.comm_low_s(rank, 0) == rank[slots.COMM_BASELINE_S, 0] == 4.0, "never below the baseline"
     lows = []
     for _ in range(200):
         feed(rank, tick, 7.0)
@@ -113,13 +112,13 @@ def test_without_a_barrier_wait_is_what_the_collective_takes_over_its_baseline()
     rank, tick = timing.new_state()
     for _ in range(3):
         feed(rank, tick, 0.5, 99.0, barrier=False)
-    assert rank[timing.SLACK_S, 0] == 0.0
+    assert rank[slots.SLACK_S, 0] == 0.0
     feed(rank, tick, 0.75, 99.0, barrier=False)
-    assert rank[timing.SLACK_S, 0] == 0.25
+    assert rank[slots.SLACK_S, 0] == 0.25
     feed(rank, tick, 0.5, 99.0, barrier=False)
-    assert rank[timing.SLACK_S, 0] == 0.0
+    assert rank[slots.SLACK_S, 0] == 0.0
     feed(rank, tick, 0.25, 99.0, barrier=False)
-    assert rank[timing.SLACK_S, 0] == -0.25, "luckier than usual, and not yet the baseline"
+    assert rank[slots.SLACK_S, 0] == -0.25, "luckier than usual, and not yet the baseline"
 
 
 def test_steady_slack_under_small_jitter_is_recognised() -> None:
@@ -189,7 +188,7 @@ def test_reset_forgets_everything() -> None:
     fresh_rank, fresh_tick = timing.new_state()
     np.testing.assert_array_equal(rank[:, 1], fresh_rank[:, 0])
     np.testing.assert_array_equal(tick, fresh_tick)
-    assert rank[timing.COMM_MEAN_S, 0] > 0.0, "the neighbour remembers"
+    assert rank[slots.COMM_MEAN_S, 0] > 0.0, "the neighbour remembers"
 
 
 # Stagger: hold, probe, back off
@@ -242,7 +241,7 @@ def test_a_stagger_that_helps_is_held_ever_longer() -> None:
 def test_a_job_that_collapses_in_every_step_tries_places() -> None:
     """None of its steps stands out, so its baseline is a collapsed step, until a trial."""
     steps, held = collapsing(2.5, 1.2, 1000, good_at_first=0)
-    assert not any(held[: stagger_turns.FIRST_TRIAL_ITERATIONS])
+    assert not any(held[: switchback.STAGGER_FIRST_TRIAL])
     assert np.mean(held[-500:]) > 0.95
     assert np.mean(steps[-500:]) < 1.3
 
@@ -252,7 +251,7 @@ def test_slow_steps_by_chance_do_not_make_a_stagger_look_good() -> None:
     rng, held = np.random.default_rng(0), []
     rank, tick = timing.new_state(2)
     for _ in range(3000):
-        held.append(bool(tick[stagger_turns.LEFT] > 0.0))
+        held.append(bool(tick[slots.STAGGER_LEFT] > 0.0))
         feed(rank, tick, 0.1, step_s=float(rng.gamma(6.0, 1.0 / 6.0)) + 0.15 * held[-1])
     assert np.mean(held) < 0.08, np.mean(held)
 

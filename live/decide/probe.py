@@ -11,8 +11,8 @@ from collections import deque
 from statistics import fmean, median, variance
 from typing import Any, Final
 
+from paceenv.core.differences import CLIP_MEDIANS
 from paceenv.core.probing import HOLD_ITERATIONS, Plan, unit_of
-from paceenv.live.decide.canary import CLIP_MEDIANS
 
 EVALUATION_HOLDS, KEPT_HOLDS = 60, 600
 """The cost of probing is evaluated after every EVALUATION_HOLDS holds, over the last KEPT_HOLDS."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, stdev
 from typing import NamedTuple
 
+from paceenv.core.differences import Mean
 from paceenv.core.student_t import student_t_quantile
 from paceenv.core.wording import hours
-from paceenv.live.decide.canary import ALPHA, FIRST_EVALUATION_PAIRS, PairedComparison, Schedule
-from paceenv.live.decide.contest import Contest
+from paceenv.live.decide.blocks import BlockPlan, Plan
+from paceenv.live.decide.experiment import ALPHA, FIRST_EVALUATION_PAIRS, Comparison
 
 EFFECTS = (0.01, 0.02, 0.05)
 """Relative effects for which the time to a verdict is given."""
@@ -30,21 +30,15 @@ class Forecast(NamedTuple):
         measured: whether that is from compared pairs; otherwise from the steps of the quiet start.
         pairs: for each of :data:`EFFECTS` the pairs that its verdict takes; None: more than :data:`MOST_PAIRS`.
         iterations: the same in iterations from the start of the blocks.
-        done_pairs: pairs compared so far.
-        waits: whether the evidence was insufficient so far.
-        more_pairs: pairs that are still needed where the evidence was insufficient so far; None: no such case, or more
-            than :data:`MOST_PAIRS`.
-        more_iterations: iterations that these take from now on; None as for the pairs.
+        more: what is missing where the evidence was insufficient so far: pairs done, pairs still needed and the
+            iterations that these take from now on, None for more than :data:`MOST_PAIRS`; None: no such case.
     """
 
     pair_noise: float
     measured: bool
     pairs: tuple[int | None, ...]
     iterations: tuple[int | None, ...]
-    done_pairs: int
-    waits: bool
-    more_pairs: int | None
-    more_iterations: int | None
+    more: tuple[int, int | None, int | None] | None
 
     def text(self, step_s: float | None) -> str:
         """The forecast in one line."""
@@ -56,64 +50,59 @@ class Forecast(NamedTuple):
 
     def more_text(self, step_s: float | None) -> str:
         """What is missing to a verdict at the present spread; "" where nothing is known to be."""
-        if not self.waits:
+        if self.more is None:
             return ""
-        so_far = f"{self.done_pairs} pair{'s' * (self.done_pairs != 1)} so far"
-        if self.more_pairs is None:
+        done, pairs, iterations = self.more
+        so_far = f"{done} pair{'s' * (done != 1)} so far"
+        if pairs is None:
             return f"{so_far}, needs more than {MOST_PAIRS:,} at this noise ({self._noise()})"
-        takes = _long(self.more_iterations, step_s)
-        return f"{so_far}, needs about {self.more_pairs} more pairs, {takes} ({self._noise()})"
+        return f"{so_far}, needs about {pairs} more pairs, {_long(iterations, step_s)} ({self._noise()})"
 
     def _noise(self) -> str:
         by = "measured" if self.measured else "estimated from steps without pacing"
         return f"noise of a pair {100 * self.pair_noise:.2g} %, {by}"
 
 
+def noise_of(step_cv: float, blocks: BlockPlan, ticks: float = 1.0) -> float:
+    """The noise of a pair if steps of that coefficient of variation, ``ticks`` iterations each, are independent."""
+    return step_cv * math.sqrt(2.0 * ticks / blocks.counted_iterations)
+
+
 def forecast(
-    schedule: Schedule,
-    comparison: PairedComparison,
-    quiet_steps_s: Sequence[float],
-    contest: Contest | None = None,
+    plan: Plan,
+    comparison: Comparison,
+    arm: int = 0,
+    quiet_steps_s: Sequence[float] = (),
     *,
+    noise: float | None = None,
     iteration: int = 0,
     ticks: int = 1,
 ) -> Forecast | None:
     """The time to a verdict of ``comparison``; None while nothing is known about the noise.
 
     Args:
+        arm: number of the candidate that it is of.
         quiet_steps_s: regular steps without pacing, seconds; used until two pairs are compared.
-        contest: in which the blocks of several candidates take turns; None: nobody else has blocks.
+        noise: of a pair, in place of these steps.
     """
-    noise, measured = comparison.pair_noise, True
+    measured = comparison.pairs > 1
+    if measured:
+        noise = comparison.mean.deviation
+    elif noise is None and len(quiet_steps_s) > 1:
+        steps = Mean(quiet_steps_s)
+        noise = noise_of(steps.deviation / steps.value, plan.blocks[arm], ticks)
     if noise is None:
-        if len(quiet_steps_s) < 2:
-            return None
-        step_noise = stdev(quiet_steps_s) / fmean(quiet_steps_s)
-        noise, measured = step_noise * math.sqrt(2.0 * ticks / schedule.counted_iterations), False
-    return _forecast(noise, measured, contest or schedule, comparison, iteration)
-
-
-def outlook(pair_noise: float, schedule: Schedule) -> Forecast:
-    """The time to a verdict of a comparison that has not begun."""
-    begun = PairedComparison(schedule)
-    return _forecast(pair_noise, False, schedule, begun, schedule.first_iteration)
-
-
-def _forecast(
-    noise: float, measured: bool, whole: Schedule | Contest, comparison: PairedComparison, iteration: int
-) -> Forecast:
+        return None
     pairs = tuple(pairs_for(-math.log1p(-effect), noise) for effect in EFFECTS)
-    begin, each = whole.after(0) - whole.first_iteration, whole.after(1) - whole.after(0)
-    waits, more = comparison.verdict.kind == "insufficient evidence", None
-    if waits:
-        ratio = comparison.mean_log_ratio
-        gain = 0.0 if ratio is None else -math.expm1(ratio)  # before the first pair: as if it did nothing
+    first, begin, more = plan.words[-1].begin, plan.after(0), None
+    each = plan.after(1) - begin
+    if comparison.verdict.kind == "insufficient evidence":
+        gain = comparison.value  # before the first pair: as if it did nothing
         half = max(abs(gain), comparison.min_gain - gain)  # it helps, it hurts, or it does not help enough
         needed = pairs_for(half, noise, comparison.pairs)
-        more = None if needed is None else needed - comparison.pairs
-    left = None if more is None else max(whole.after(0) - iteration, 0) + more * each
-    takes = tuple(n and begin + n * each for n in pairs)
-    return Forecast(noise, measured, pairs, takes, comparison.pairs, waits, more, left)
+        missing = None if needed is None else needed - comparison.pairs
+        more = comparison.pairs, missing, missing and max(begin - iteration, 0) + missing * each
+    return Forecast(noise, measured, pairs, tuple(n and begin - first + n * each for n in pairs), more)
 
 
 def pairs_for(half_width: float, pair_noise: float, after: int = 0) -> int | None:

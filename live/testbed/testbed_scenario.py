@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from paceenv.core.limits import LIMITS, MAX_BUDGET_S, MAX_CAP_S, Limits
-from paceenv.live.decide.canary import block_plan
-from paceenv.live.decide.contest import Contest
+from paceenv.live.decide.blocks import Plan, block_plan
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.ui import config_files
 from paceenv.ui.config_files import Config, Mechanism
@@ -188,10 +187,10 @@ class LoopPlan(Config):
         """Of every delay, in the job and in its simulation."""
         return Limits(self.cap_s, self.cap_share, self.budget_s_per_minute, self.quiet_first)
 
-    def contest(self, policies: Sequence[str], seed: int = 0) -> Contest:
+    def contest(self, policies: Sequence[str], seed: int = 0) -> Plan:
         """The blocks by which an agent with those candidates paces, ``seed`` being its option."""
-        plans = [block_plan([find_policy(policy).policy], self.block_iterations) for policy in policies]
-        return Contest(seed, plans, first_iteration=self.quiet_first)
+        blocks = [block_plan(find_policy(policy).policy, self.block_iterations) for policy in policies]
+        return Plan.fixed(seed, blocks, begin=self.quiet_first)
 
     def contest_iterations(self, policies: Sequence[str], pairs: int) -> int:
         """Iterations of such a run: the first tick, the quiet start, warming up, the pairs, a few to be taken in."""

@@ -198,7 +198,7 @@ def stagger_delay_s(inflation: float, place: float, threshold: float, window_s: 
     """Delay of a rank that takes its place in a stagger while its job holds one, in seconds.
 
     Many senders that start at once overflow a shallow buffer; the windows of a few fit.
-    ``paceenv.core.turns.stagger_turns`` decides when to hold.
+    ``paceenv.core.switchback`` decides when to hold.
 
     Args:
         inflation: mean step without stagger over the baseline step, less 1.
@@ -213,7 +213,7 @@ def defer_hold_s(gain: float, threshold: float, window_s: float) -> float:
     """How long a rank holds back each of its transfers that can wait, in seconds.
 
     Transfers that can wait (gradient reductions, early prefetches) take the link from those that are needed now. The
-    rule does not delay the rank. ``paceenv.core.turns.defer_turns`` decides when to hold and measures the gain.
+    rule does not delay the rank. ``paceenv.core.switchback`` decides when to hold and measures the gain.
     What is held goes earlier where :func:`releases` says so.
 
     Args:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paceenv.core.timing import (
+from paceenv.core.slots import (
     COMM_BASELINE_S,
     COMM_CHANGE_S,
     COMM_MEAN_S,
@@ -28,9 +28,8 @@ from paceenv.core.timing import (
     SUM_STEPS,
     WAIT_MEAN_S,
     WAIT_VARIANCE_S2,
-    slack_low_s,
-    spread_s,
 )
+from paceenv.core.timing import slack_low_s, spread_s
 
 SCHEMA = "paceenv.signals/3"
 """Name and version; a policy file carries it and is refused where it differs."""

@@ -16,22 +16,22 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core import timing
+from paceenv.core import slots, timing
 
 RANK_BASELINES = (
-    timing.COMM_BASELINE_S,
-    timing.COMM_FIRST_S,
-    timing.COMM_SECOND_S,
-    timing.COMM_THIRD_S,
-    timing.BUDGET_S,
+    slots.COMM_BASELINE_S,
+    slots.COMM_FIRST_S,
+    slots.COMM_SECOND_S,
+    slots.COMM_THIRD_S,
+    slots.BUDGET_S,
 )
 """Fields of ``rank[..., F, R]`` that go on while pacing stands: the baseline learns, the budget of delays fills."""
 TICK_BASELINES = (
-    timing.ITERATIONS,
-    timing.STEP_FIRST_S,
-    timing.STEP_SECOND_S,
-    timing.STEP_THIRD_S,
-    timing.STEP_BASELINE_S,
+    slots.ITERATIONS,
+    slots.STEP_FIRST_S,
+    slots.STEP_SECOND_S,
+    slots.STEP_THIRD_S,
+    slots.STEP_BASELINE_S,
 )
 """The same of ``tick[..., K]``: the baseline step, and the clock of its blocks."""
 

@@ -34,6 +34,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core import slots, switchback
 from paceenv.core.limits import refilled
 from paceenv.core.pacing import (
     DEFER,
@@ -50,8 +51,10 @@ from paceenv.core.pacing import (
     slack_delay_s,
     stagger_delay_s,
 )
-from paceenv.core.turns import defer_turns, slack_turns, stagger_turns
 
+DELAY_S, DEFER_S, BUDGET_S, STEP_BASELINE_S = slots.DELAY_S, slots.DEFER_S, slots.BUDGET_S, slots.STEP_BASELINE_S
+COMM_S, SLACK_S, RANK_FIELDS, TICK_FIELDS = slots.COMM_S, slots.SLACK_S, slots.RANK_FIELDS, slots.TICK_FIELDS
+"""Of the state those that others read; :mod:`paceenv.core.slots` has them all."""
 BARRIER_BYTES = 4096
 """A collective of at most this size only synchronises."""
 BLOCK_ITERATIONS = 32
@@ -71,37 +74,23 @@ CHANGE_MARGIN = 2.0
 _ZERO, _ONE, _NONE_YET = np.float32(0.0), np.float32(1.0), np.float32(math.inf)
 _ROUNDED_DOWN = 1.0 - 2.0**-23
 
-# rank[F, r]
-DELAY_S, COMM_BASELINE_S, COMM_MEAN_S, COMM_S, COMM_CHANGE_S, COMM_PAIR_LOW_S = 0, 1, 2, 3, 4, 5
-SLACK_S, SLACK_CHANGE_S, SLACK_PAIR_LOW_S, WAIT_MEAN_S, WAIT_VARIANCE_S2 = 6, 7, 8, 9, 10
-SLACK_DELAY_S, COMM_FIRST_S, COMM_SECOND_S, COMM_THIRD_S = 11, 12, 13, 14  # the smallest of the running block
-BUDGET_S = 15  # what is left of the budget of delays; in a live job the guard keeps it by the clock
-DEFER_S = 16  # how long each transfer that can wait is held back in the next iteration
-RANK_FIELDS = 17
-
-# tick[K]
-ITERATIONS, STEP_FIRST_S, STEP_SECOND_S, STEP_THIRD_S, STEP_BASELINE_S = 0, 1, 2, 3, 4
-SUM_STEPS, SUM_STEP_S, SUM_STEP_S2, STEP_MEAN_BEFORE_S = 5, 6, 7, 8
-# then come the fields of paceenv.core.turns
-TICK_FIELDS = slack_turns.END
-
 
 def reset_rank(rank: NDArray[np.float32], r: int) -> None:
     """Forget everything about column ``r``."""
     for field in range(RANK_FIELDS):
         rank[field, r] = 0.0
-    rank[COMM_BASELINE_S, r] = rank[COMM_PAIR_LOW_S, r] = rank[SLACK_PAIR_LOW_S, r] = math.inf
-    rank[COMM_FIRST_S, r] = rank[COMM_SECOND_S, r] = rank[COMM_THIRD_S, r] = rank[BUDGET_S, r] = math.inf
+    rank[slots.COMM_BASELINE_S, r] = rank[slots.COMM_PAIR_LOW_S, r] = rank[slots.SLACK_PAIR_LOW_S, r] = math.inf
+    rank[slots.COMM_FIRST_S, r] = rank[slots.COMM_SECOND_S, r] = rank[slots.COMM_THIRD_S, r] = rank[BUDGET_S, r] = (
+        math.inf
+    )
 
 
 def reset_tick(tick: NDArray[np.float64]) -> None:
     """Forget everything the ranks see alike."""
     for field in range(TICK_FIELDS):
         tick[field] = 0.0
-    tick[STEP_FIRST_S] = tick[STEP_SECOND_S] = tick[STEP_THIRD_S] = tick[STEP_BASELINE_S] = math.inf
-    stagger_turns.reset(tick)
-    defer_turns.reset(tick)
-    slack_turns.reset(tick)
+    tick[slots.STEP_FIRST_S] = tick[slots.STEP_SECOND_S] = tick[slots.STEP_THIRD_S] = tick[STEP_BASELINE_S] = math.inf
+    switchback.reset(tick)
 
 
 def new_state(ranks: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
@@ -115,25 +104,25 @@ def new_state(ranks: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float64]]
 
 def observe_step(tick: NDArray[np.float64], step_s: float) -> None:
     """Take in one step time (exit of the last collective to exit of the last collective), before the ranks' own."""
-    tick[ITERATIONS] += 1.0
-    larger_s = max(tick[STEP_FIRST_S], step_s)
-    tick[STEP_FIRST_S] = min(tick[STEP_FIRST_S], step_s)
-    largest_s = max(tick[STEP_SECOND_S], larger_s)
-    tick[STEP_SECOND_S] = min(tick[STEP_SECOND_S], larger_s)
-    tick[STEP_THIRD_S] = min(tick[STEP_THIRD_S], largest_s)
-    if tick[ITERATIONS] <= BLOCK_ITERATIONS:
-        tick[STEP_BASELINE_S] = tick[smallest(tick, STEP_FIRST_S)]
+    tick[slots.ITERATIONS] += 1.0
+    larger_s = max(tick[slots.STEP_FIRST_S], step_s)
+    tick[slots.STEP_FIRST_S] = min(tick[slots.STEP_FIRST_S], step_s)
+    largest_s = max(tick[slots.STEP_SECOND_S], larger_s)
+    tick[slots.STEP_SECOND_S] = min(tick[slots.STEP_SECOND_S], larger_s)
+    tick[slots.STEP_THIRD_S] = min(tick[slots.STEP_THIRD_S], largest_s)
+    if tick[slots.ITERATIONS] <= BLOCK_ITERATIONS:
+        tick[STEP_BASELINE_S] = tick[smallest(tick, slots.STEP_FIRST_S)]
     else:
-        tick[STEP_BASELINE_S] = min(tick[STEP_BASELINE_S], tick[STEP_THIRD_S])
+        tick[STEP_BASELINE_S] = min(tick[STEP_BASELINE_S], tick[slots.STEP_THIRD_S])
     if block_ends(tick):
-        tick[STEP_BASELINE_S] += BASELINE_RISE * (tick[STEP_THIRD_S] - tick[STEP_BASELINE_S])
-        tick[STEP_FIRST_S] = tick[STEP_SECOND_S] = tick[STEP_THIRD_S] = math.inf
-    tick[SUM_STEPS] += 1.0
-    tick[SUM_STEP_S] += step_s
-    tick[SUM_STEP_S2] += step_s * step_s
-    stagger_turns.watch(tick, step_s, tick[STEP_BASELINE_S])
-    slack_turns.watch(tick, step_s, tick[STEP_BASELINE_S])
-    defer_turns.watch(tick, step_s)
+        tick[STEP_BASELINE_S] += BASELINE_RISE * (tick[slots.STEP_THIRD_S] - tick[STEP_BASELINE_S])
+        tick[slots.STEP_FIRST_S] = tick[slots.STEP_SECOND_S] = tick[slots.STEP_THIRD_S] = math.inf
+    tick[slots.SUM_STEPS] += 1.0
+    tick[slots.SUM_STEP_S] += step_s
+    tick[slots.SUM_STEP_S2] += step_s * step_s
+    switchback.watch_stagger(tick, step_s, tick[STEP_BASELINE_S])
+    switchback.watch_slack(tick, step_s, tick[STEP_BASELINE_S])
+    switchback.watch_defer(tick, step_s)
 
 
 def smallest(tick: NDArray[np.float64], first: int) -> int:
@@ -141,17 +130,17 @@ def smallest(tick: NDArray[np.float64], first: int) -> int:
 
     So a baseline is finite from the first iteration on, and what is lucky in it is forgotten with the third.
     """
-    return first + min(int(tick[ITERATIONS]), 3) - 1
+    return first + min(int(tick[slots.ITERATIONS]), 3) - 1
 
 
 def block_ends(tick: NDArray[np.float64]) -> bool:
     """Whether this iteration closes a block of the baselines."""
-    return int(tick[ITERATIONS]) % BLOCK_ITERATIONS == 0
+    return int(tick[slots.ITERATIONS]) % BLOCK_ITERATIONS == 0
 
 
 def pair_ends(tick: NDArray[np.float64]) -> bool:
     """Whether this iteration closes a pair of the recent lows."""
-    return int(tick[ITERATIONS]) % RECENT_ITERATIONS == 0
+    return int(tick[slots.ITERATIONS]) % RECENT_ITERATIONS == 0
 
 
 def observe_ranks(
@@ -169,12 +158,16 @@ def observe_ranks(
         tick: what all ranks see alike, ``(TICK_FIELDS,)``.
         wait_R: time in the barrier, seconds; without a barrier overwritten with the wait in the collective.
     """
-    ranks, alpha = comm_R.shape[0], _ONE if tick[ITERATIONS] == 1.0 else SMOOTHING
-    beta = alpha if tick[slack_turns.EDGE] == 0.0 else _ZERO  # what a pause changes is no noise
-    baseline_R, comm_low_R, slack_low_R = rank[COMM_BASELINE_S], rank[COMM_PAIR_LOW_S], rank[SLACK_PAIR_LOW_S]
-    last_comm_R, comm_change_R, comm_mean_R = rank[COMM_S], rank[COMM_CHANGE_S], rank[COMM_MEAN_S]
-    slack_R, slack_change_R, delay_R = rank[SLACK_S], rank[SLACK_CHANGE_S], rank[DELAY_S]
-    mean_R, variance_R = rank[WAIT_MEAN_S], rank[WAIT_VARIANCE_S2]
+    ranks, alpha = comm_R.shape[0], _ONE if tick[slots.ITERATIONS] == 1.0 else SMOOTHING
+    beta = alpha if tick[slots.SLACK_EDGE] == 0.0 else _ZERO  # what a pause changes is no noise
+    baseline_R, comm_low_R, slack_low_R = (
+        rank[slots.COMM_BASELINE_S],
+        rank[slots.COMM_PAIR_LOW_S],
+        rank[slots.SLACK_PAIR_LOW_S],
+    )
+    last_comm_R, comm_change_R, comm_mean_R = rank[slots.COMM_S], rank[slots.COMM_CHANGE_S], rank[slots.COMM_MEAN_S]
+    slack_R, slack_change_R, delay_R = rank[slots.SLACK_S], rank[slots.SLACK_CHANGE_S], rank[DELAY_S]
+    mean_R, variance_R = rank[slots.WAIT_MEAN_S], rank[slots.WAIT_VARIANCE_S2]
     follow_comm(rank, tick, comm_R)
     if not has_barrier:
         for r in range(ranks):
@@ -201,16 +194,16 @@ def observe_ranks(
 
 def follow_comm(rank: NDArray[np.float32], tick: NDArray[np.float64], comm_R: NDArray[np.float32]) -> None:
     """Every rank's baseline of its payload collective takes in an iteration, as that of the step does."""
-    ranks, baseline_R = comm_R.shape[0], rank[COMM_BASELINE_S]
-    first_R, second_R, third_R = rank[COMM_FIRST_S], rank[COMM_SECOND_S], rank[COMM_THIRD_S]
+    ranks, baseline_R = comm_R.shape[0], rank[slots.COMM_BASELINE_S]
+    first_R, second_R, third_R = rank[slots.COMM_FIRST_S], rank[slots.COMM_SECOND_S], rank[slots.COMM_THIRD_S]
     for r in range(ranks):
         larger_s = comm_R[r] if comm_R[r] > first_R[r] else first_R[r]
         first_R[r] = comm_R[r] if comm_R[r] < first_R[r] else first_R[r]
         largest_s = larger_s if larger_s > second_R[r] else second_R[r]
         second_R[r] = larger_s if larger_s < second_R[r] else second_R[r]
         third_R[r] = largest_s if largest_s < third_R[r] else third_R[r]
-    if tick[ITERATIONS] <= BLOCK_ITERATIONS:
-        so_far_R = rank[smallest(tick, COMM_FIRST_S)]
+    if tick[slots.ITERATIONS] <= BLOCK_ITERATIONS:
+        so_far_R = rank[smallest(tick, slots.COMM_FIRST_S)]
         for r in range(ranks):
             baseline_R[r] = so_far_R[r]
     else:
@@ -236,9 +229,9 @@ def slack_low_s(rank: NDArray[np.float32], r: int) -> float:
     changes from one step to the next; the start of a persistent episode would widen the spread as well. Zero until a
     first pair is complete.
     """
-    now_s, before_s = np.float64(rank[SLACK_S, r]), np.float64(rank[SLACK_PAIR_LOW_S, r])
+    now_s, before_s = np.float64(rank[slots.SLACK_S, r]), np.float64(rank[slots.SLACK_PAIR_LOW_S, r])
     low_s = now_s if now_s < before_s else before_s
-    safe_s = low_s - CHANGE_MARGIN * np.float64(rank[SLACK_CHANGE_S, r])
+    safe_s = low_s - CHANGE_MARGIN * np.float64(rank[slots.SLACK_CHANGE_S, r])
     return safe_s if before_s < math.inf and safe_s > 0.0 else 0.0
 
 
@@ -249,10 +242,10 @@ def comm_low_s(rank: NDArray[np.float32], r: int) -> float:
     contention persists and falls at once when a shift has worked, so a job stops shifting where it stops colliding. A
     mean would not. Without the margin, waits for late peers would count as contention and feed on each other's delays.
     """
-    now_s, before_s = np.float64(rank[COMM_S, r]), np.float64(rank[COMM_PAIR_LOW_S, r])
+    now_s, before_s = np.float64(rank[slots.COMM_S, r]), np.float64(rank[slots.COMM_PAIR_LOW_S, r])
     low_s = now_s if now_s < before_s else before_s
-    safe_s = low_s - CHANGE_MARGIN * np.float64(rank[COMM_CHANGE_S, r])
-    baseline_s = np.float64(rank[COMM_BASELINE_S, r])
+    safe_s = low_s - CHANGE_MARGIN * np.float64(rank[slots.COMM_CHANGE_S, r])
+    baseline_s = np.float64(rank[slots.COMM_BASELINE_S, r])
     return safe_s if before_s < math.inf and safe_s > baseline_s else baseline_s
 
 
@@ -288,13 +281,18 @@ def decide(
     step_s, delay_R = tick[STEP_BASELINE_S], rank[DELAY_S]
     first, end = np.uint64(low), np.uint64(high)  # unsigned: no test for counting from the end at every access
     paper_s, threshold = window_s(settings_M2, PAPER, step_s, cap_s), settings_M2[PAPER, THRESHOLD]
-    mean_slack_s = 0.0 if slack_turns.pauses(tick) else window_s(settings_M2, MEAN_SLACK, step_s, cap_s)
+    mean_slack_s = 0.0 if switchback.slack_pauses(tick) else window_s(settings_M2, MEAN_SLACK, step_s, cap_s)
     if mean_slack_s > paper_s:
         paper_s, threshold = mean_slack_s, settings_M2[MEAN_SLACK, THRESHOLD]
     if paper_s > 0.0:
         for r in range(first, end):
-            mean_s, sd_s = np.float64(rank[WAIT_MEAN_S, r]), math.sqrt(np.float64(rank[WAIT_VARIANCE_S2, r]))
-            wait_s = np.float64(rank[SLACK_S, r]) - np.float64(delay_R[r])  # the delay that this iteration started with
+            mean_s, sd_s = (
+                np.float64(rank[slots.WAIT_MEAN_S, r]),
+                math.sqrt(np.float64(rank[slots.WAIT_VARIANCE_S2, r])),
+            )
+            wait_s = np.float64(rank[slots.SLACK_S, r]) - np.float64(
+                delay_R[r]
+            )  # the delay that this iteration started with
             delay_R[r] = paper_delay_s(wait_s, mean_s, sd_s, step_s, threshold, paper_s)
     else:
         for r in range(first, end):
@@ -305,13 +303,13 @@ def decide(
         threshold = settings_M2[PHASE_SHIFT, THRESHOLD]
         for r in range(first, end):
             asked_s = phase_shift_delay_s(
-                comm_low_s(rank, r), np.float64(rank[COMM_BASELINE_S, r]), threshold, phase_shift_s
+                comm_low_s(rank, r), np.float64(rank[slots.COMM_BASELINE_S, r]), threshold, phase_shift_s
             )
             delay_R[r] = max(np.float64(delay_R[r]), asked_s)
     stagger_s = window_s(settings_M2, STAGGER, step_s, cap_s)
-    inflation, threshold = tick[stagger_turns.FREE_S] / step_s - 1.0, settings_M2[STAGGER, THRESHOLD]
-    if stagger_s > 0.0 and (tick[stagger_turns.LEFT] > 0.0 or threshold == 0.0):
-        least = 0.0 if tick[stagger_turns.TRIAL] > 0.0 else threshold
+    inflation, threshold = tick[slots.STAGGER_FREE_S] / step_s - 1.0, settings_M2[STAGGER, THRESHOLD]
+    if stagger_s > 0.0 and (tick[slots.STAGGER_LEFT] > 0.0 or threshold == 0.0):
+        least = 0.0 if tick[slots.STAGGER_TRIAL] > 0.0 else threshold
         for r in range(first, end):
             place = float((first_member + r) % np.uint64(members)) / max(members - 1, 1)
             asked_s = stagger_delay_s(inflation, place, least, stagger_s)
@@ -331,14 +329,14 @@ def use_slack(
     cap_s: float,
 ) -> None:
     """Delay ranks by what their slack allows, but in pauses of the rule; what it asks for is kept over a pause."""
-    step_s, delay_R, slack_delay_R = tick[STEP_BASELINE_S], rank[DELAY_S], rank[SLACK_DELAY_S]
+    step_s, delay_R, slack_delay_R = tick[STEP_BASELINE_S], rank[DELAY_S], rank[slots.SLACK_DELAY_S]
     most_s, threshold = window_s(settings_M2, SLACK, step_s, cap_s), settings_M2[SLACK, THRESHOLD]
     first, end = np.uint64(low), np.uint64(high)
-    if most_s == 0.0 or tick[slack_turns.CLOSED] > 0.0:
+    if most_s == 0.0 or tick[slots.SLACK_CLOSED] > 0.0:
         for r in range(first, end):
             slack_delay_R[r] = 0.0
         return
-    if slack_turns.pauses(tick):
+    if switchback.slack_pauses(tick):
         return
     for r in range(first, end):
         before_s = np.float64(slack_delay_R[r])
@@ -366,9 +364,9 @@ def hold_transfers(
 ) -> None:
     """Set how long ranks hold back each transfer that can wait in their next iteration, ``rank[DEFER_S]``, seconds."""
     hold_R, most_s = rank[DEFER_S], window_s(settings_M2, DEFER, tick[STEP_BASELINE_S], cap_s)
-    hold_s = defer_hold_s(defer_turns.gain(tick), settings_M2[DEFER, THRESHOLD], most_s) if most_s > 0.0 else 0.0
+    hold_s = defer_hold_s(switchback.defer_gain(tick), settings_M2[DEFER, THRESHOLD], most_s) if most_s > 0.0 else 0.0
     if hold_s > 0.0:
-        tick[defer_turns.NOW] = 1.0
+        tick[slots.DEFER_NOW] = 1.0
     if hold_s > 0.0 or (high > low and hold_R[low] > 0.0):
         for r in range(np.uint64(low), np.uint64(high)):
             hold_R[r] = hold_s

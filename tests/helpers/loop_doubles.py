@@ -18,7 +18,7 @@ import numpy as np
 
 from paceenv.calibration.cluster_builder import JobFit, Steps
 from paceenv.calibration.parameters import Parameter
-from paceenv.live.decide.contest import Comparisons
+from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import SEPARATOR
 from paceenv.live.testbed.testbed_run import JobResult, RunResult
 from paceenv.live.testbed.testbed_scenario import Scenario
@@ -141,18 +141,19 @@ def _contest(
     """Every candidate on a simulator of its own, on the same noise; its turns are taken from that run."""
     names = options["--candidates"].split(SEPARATOR)
     contest = scenario.loop.contest(names, int(options["--seed"]))
-    turn_T, step_s_T = np.array([contest.place(i).candidate for i in range(iterations)]), np.empty(iterations)
+    step_s_T = np.empty(iterations)
     for k, name in enumerate(names):
         policy, simulator = select_policy(name, cluster), _limited(scenario, cluster, options)
         assert isinstance(policy, Policy)
-        on_T = PairedBlocks.of(contest, iterations, k).on_T
-        step_s_T[turn_T == k] = run_in_blocks(policy, simulator, on_T, scenario.loop.quiet_first)[0][0][turn_T == k]
-    comparisons = Comparisons(names, contest, min_gain=0.01, memory_pairs=None)
+        blocks = PairedBlocks.of(contest, iterations, k)
+        own_T = blocks.on_T | (blocks.pair_T >= 0) | (k == 0)  # the first has what is left
+        step_s_T[own_T] = run_in_blocks(policy, simulator, blocks.on_T, scenario.loop.quiet_first)[0][0][own_T]
+    experiment = Experiment(names, contest, {})
     for i, step_s in enumerate(step_s_T.tolist()):
-        comparisons.add(i, step_s, 0.01 * contest.place(i).slot.on)
-    comparisons.final()
+        experiment.add(i, step_s, 0.01 * (contest.turn(i).arm is not None))
+    experiment.final()
     pacing = {"taken": 10, "total_s": 0.1, "cut": {"cap": 1}}
-    return step_s_T, [{"state": options["--mode"], "canary": comparisons.as_dict(), "pacing": pacing, "reason": ""}] * 8
+    return step_s_T, [{"state": options["--mode"], "canary": experiment.as_dict(), "pacing": pacing, "reason": ""}] * 8
 
 
 def main(folder: str, *kills: str) -> None:

@@ -20,9 +20,10 @@ from pydantic import Field
 from paceenv.calibration.cluster_builder import JobFit
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
+from paceenv.core.differences import Array
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.trace import Trace, read_trace
-from paceenv.live.decide.canary import BLOCK_ITERATIONS
+from paceenv.live.decide.blocks import BLOCK_ITERATIONS
 from paceenv.live.decide.live_policy import SEPARATOR, find_policy
 from paceenv.live.testbed.testbed_run import RunResult, agent_options
 from paceenv.live.testbed.testbed_scenario import Scenario
@@ -32,7 +33,7 @@ from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.closed_loop import sim_to_real_report
 from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
-from paceenv.trainers.closed_loop.paired_blocks import Array, Effect, Found, contest_results, job_steps, mean_step
+from paceenv.trainers.closed_loop.paired_blocks import Effect, Found, contest_results, job_steps, mean_step
 from paceenv.trainers.closed_loop.predict import Prediction, Predictor, predicted_differences
 from paceenv.trainers.closed_loop.scenario_program import needs_program, program_base
 from paceenv.trainers.evaluation.suites import Case, Suite

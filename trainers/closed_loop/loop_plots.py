@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from paceenv.live.decide.contest import Contest
-from paceenv.trainers.closed_loop.paired_blocks import Array, Effect, PairedBlocks, job_steps
+from paceenv.core.differences import Array
+from paceenv.live.decide.blocks import Plan
+from paceenv.trainers.closed_loop.paired_blocks import Effect, PairedBlocks, job_steps
 from paceenv.trainers.evaluation import score_table
 from paceenv.ui import figures
 
@@ -61,7 +62,7 @@ def label(policy: str) -> str:
     return f"{given['mechanism']} {' / '.join(shown)}"
 
 
-def steps(steps_s_TR: Array, contest: Contest, names: Sequence[str], path: Path) -> None:
+def steps(steps_s_TR: Array, contest: Plan, names: Sequence[str], path: Path) -> None:
     """Step time over the contest's run, a panel for each candidate, with its paced blocks shaded.
 
     Args:

@@ -1,10 +1,8 @@
 """What a finished run with paired blocks shows: each policy's A-B effect on mean step time, and how policies compare.
 
-The measure is that of ``paceenv.live.decide.canary``, which evaluates while a job runs: the logarithm of the ratio of
-a pair's block means, with the same clipping, and Student's t over the pairs. Here the schedule is applied to the steps
+The measure is that of the running job (``paceenv.core.differences``). Here the plan of blocks is applied to the steps
 that the job itself recorded, so the result does not depend on the agents' reports. Those only say for how many pairs a
-candidate paced on every rank. Legend: E episodes, P pairs, T
-iterations, R ranks, U steps of another job.
+candidate paced on every rank. Legend: E episodes, P pairs, T iterations, R ranks, U steps of another job.
 """
 
 from __future__ import annotations
@@ -19,21 +17,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core.differences import Array, Mean, log_ratio
 from paceenv.core.intervals import Interval
 from paceenv.core.student_t import student_t_quantile
-from paceenv.live.decide.canary import CLIP_MEDIANS, Slot
-from paceenv.live.decide.contest import Contest
+from paceenv.live.decide.blocks import Plan
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 from paceenv.live.testbed.testbed_run import RunResult
 
-Array = NDArray[np.float64]
 Found = dict[str, Any]
 
-LEVEL = 0.95
+ERROR = 0.05
+"""Share of intervals that may miss the truth."""
 PACED_STATES = ("canary", "active")
 MIN_STEPS = 2
 """Whole steps of another job that a block must contain to count for that job."""
-_OTHERS = Slot(False, -1, False)
 PARTS = 20
 """Parts of a run whose means give the error of its mean, also for correlated steps."""
 
@@ -94,12 +91,12 @@ class PairedBlocks:
     counted_T: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, contest: Contest, iterations: int, candidate: int = 0) -> PairedBlocks:
-        """The blocks of one candidate of a contest; in those of the others it neither paces nor counts."""
-        places = [contest.place(i) for i in range(iterations)]
-        slots = [place.slot if place.candidate == candidate else _OTHERS for place in places]
-        on_T, pair_T, counted_T = (np.array(values) for values in zip(*slots, strict=True))
-        return cls(on_T, pair_T, counted_T)
+    def of(cls, plan: Plan, iterations: int, candidate: int = 0) -> PairedBlocks:
+        """The blocks of one candidate; in those of the others it neither paces nor counts."""
+        turns = [plan.turn(i) for i in range(iterations)]
+        on_T = np.array([turn.arm == candidate for turn in turns])
+        pair_T = np.array([turn.pair[1] if turn.pair and turn.pair[2] == candidate else -1 for turn in turns])
+        return cls(on_T, pair_T, np.array([turn.counted for turn in turns]) & (pair_T >= 0))
 
     def first(self, pairs: int | None) -> PairedBlocks:
         """Only so many of the pairs; None for all."""
@@ -126,16 +123,8 @@ class PairedBlocks:
 
 def log_ratios(step_s_ET: Array, blocks: PairedBlocks) -> Array:
     """Logarithm of the mean step with pacing over that without, ``(E, P)``, pair by pair."""
-    pairs = [_log_ratio(step_s_ET[:, off], step_s_ET[:, on]) for off, on in blocks.counted()]
+    pairs = [log_ratio(step_s_ET[:, off], step_s_ET[:, on]) for off, on in blocks.counted()]
     return np.stack(pairs, axis=1) if pairs else np.empty((len(step_s_ET), 0))
-
-
-def _log_ratio(off_EN: Array, on_EN: Array) -> Array:
-    """Of one pair; a step counts with at most ``CLIP_MEDIANS`` medians of the pair, as in ``live.decide.canary``."""
-    both_EN = np.sort(np.concatenate([off_EN, on_EN], axis=1), axis=1)
-    clip_E1 = CLIP_MEDIANS * both_EN[:, both_EN.shape[1] // 2, None]
-    ratio_E = np.minimum(on_EN, clip_E1).mean(axis=1) / np.minimum(off_EN, clip_E1).mean(axis=1)
-    return np.asarray(np.log(ratio_E))
 
 
 def other_log_ratios(end_s_T: Array, other_end_s_U: Array, blocks: PairedBlocks) -> Array:
@@ -147,9 +136,9 @@ def other_log_ratios(end_s_T: Array, other_end_s_U: Array, blocks: PairedBlocks)
     """
     found = []
     for off, on in blocks.counted():
-        steps = [_steps_within(other_end_s_U, end_s_T[at[0]], end_s_T[at[-1] + 1])[None] for at in (off, on)]
+        steps = [_steps_within(other_end_s_U, end_s_T[at[0]], end_s_T[at[-1] + 1]) for at in (off, on)]
         if min(step.size for step in steps) >= MIN_STEPS:
-            found.append(_log_ratio(*steps)[0])
+            found.append(log_ratio(*steps))
     return np.array(found)
 
 
@@ -160,7 +149,7 @@ def _steps_within(end_s_U: Array, begin_s: float, until_s: float) -> Array:
 
 def effect(log_ratio_P: Array) -> Effect:
     """The mean of independent log ratios as a relative change, with Student's interval."""
-    return Effect.of_logs(_student(log_ratio_P), len(log_ratio_P))
+    return Effect.of_logs(Mean(log_ratio_P.tolist()).interval(ERROR), len(log_ratio_P))
 
 
 def difference(log_ratio_P: Array, other_P: Array) -> Effect:
@@ -180,7 +169,7 @@ def gain_share(log_ratio_P: Array, other_P: Array) -> Interval:
         return Interval(math.nan)
     gains = -np.expm1(np.stack([log_ratio_P[:n], other_P[:n]]))
     (mine, other), cov = gains.mean(axis=1), np.cov(gains) / n
-    t2 = student_t_quantile(0.5 * (1.0 - LEVEL), n - 1) ** 2
+    t2 = student_t_quantile(0.5 * ERROR, n - 1) ** 2
     square, middle, rest = other**2 - t2 * cov[1, 1], mine * other - t2 * cov[0, 1], mine**2 - t2 * cov[0, 0]
     if square <= 0.0 or other <= 0.0:
         return Interval(float(mine / other) if other else math.nan)
@@ -198,9 +187,10 @@ def mean_step(step_s_T: Array) -> dict[str, float]:
     """Mean, its 95 % interval and CV of a run's steps; the interval from the means of its parts one after the other."""
     if not len(step_s_T):
         return step_summary(Interval(math.nan), math.nan)
-    mean = float(step_s_T.mean())
-    part_s = np.array([part.mean() for part in np.array_split(step_s_T, min(PARTS, len(step_s_T)))])
-    return step_summary(_student(part_s, mean), float(step_s_T.std() / mean))
+    mean, parts = float(step_s_T.mean()), np.array_split(step_s_T, min(PARTS, len(step_s_T)))
+    of_parts = Mean(float(part.mean()) for part in parts).interval(ERROR)
+    moved = (x - of_parts.value + mean for x in of_parts)  # all steps know the mean better than the parts
+    return step_summary(Interval(*moved), float(step_s_T.std() / mean))
 
 
 def step_summary(step_s: Interval, cv: float) -> dict[str, float]:
@@ -208,17 +198,7 @@ def step_summary(step_s: Interval, cv: float) -> dict[str, float]:
     return {"mean_s": step_s.value, "low_s": step_s.low, "high_s": step_s.high, "cv": cv}
 
 
-def _student(sample_N: Array, mean: float | None = None) -> Interval:
-    """The mean of a sample with Student's 95 % interval, around ``mean`` where that is known better."""
-    n = len(sample_N)
-    if n < 2:
-        return Interval(float(sample_N[0]) if n else math.nan)
-    half = student_t_quantile(0.5 * (1.0 - LEVEL), n - 1) * float(sample_N.std(ddof=1)) / math.sqrt(n)
-    mean = float(sample_N.mean()) if mean is None else mean
-    return Interval(mean, mean - half, mean + half)
-
-
-def contest_results(result: RunResult, job: str, contest: Contest, policies: Sequence[str], ranks: int) -> Found:
+def contest_results(result: RunResult, job: str, contest: Plan, policies: Sequence[str], ranks: int) -> Found:
     """The measured effects of a contest's candidates and the differences between them, as plain data."""
     mine = result.jobs[job]
     end_s_T, step_s_T = job_steps(mine.steps_s_TR)

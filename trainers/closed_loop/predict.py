@@ -23,16 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, standing, timing
+from paceenv.core.differences import Array
 from paceenv.core.errors import InputError
-from paceenv.live.decide.canary import BLOCK_ITERATIONS
-from paceenv.live.decide.contest import Contest
+from paceenv.live.decide.blocks import BLOCK_ITERATIONS, Plan
 from paceenv.live.testbed.testbed_scenario import LoopPlan
 from paceenv.policies.base import Policy
 from paceenv.policies.rollout import start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator
-from paceenv.trainers.closed_loop.paired_blocks import Array, Effect, PairedBlocks, log_ratios, step_summary
+from paceenv.trainers.closed_loop.paired_blocks import Effect, PairedBlocks, log_ratios, step_summary
 from paceenv.whatif.estimate import one_more
 
 
@@ -85,7 +85,7 @@ class Predictor:
         mean_s_N = step_s_NT.mean(axis=1)
         return step_summary(one_more(mean_s_N), float((step_s_NT.std(axis=1) / mean_s_N).mean()))
 
-    def predict(self, policy: str, contest: Contest) -> Prediction:
+    def predict(self, policy: str, contest: Plan) -> Prediction:
         """One policy, by name or file, always on and in the blocks of the first candidate of ``contest``."""
         in_blocks = PairedBlocks.of(contest, len(self._always_T))
         always_D, blocks_D, cv_D, delay_D = [], [], [], []

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import paceenv
+from paceenv.core.differences import Array
 from paceenv.core.intervals import Interval
-from paceenv.live.decide.contest import Contest
+from paceenv.live.decide.blocks import Plan
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.trainers.closed_loop import loop_plots
 from paceenv.trainers.closed_loop.loop_plots import label
-from paceenv.trainers.closed_loop.paired_blocks import Array, Effect
+from paceenv.trainers.closed_loop.paired_blocks import Effect
 from paceenv.trainers.closed_loop.scenario_program import left_out
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
 from paceenv.ui import config_files, output
@@ -186,7 +187,7 @@ def _stopped(run: Found) -> list[str]:
     return found
 
 
-def write(report: Found, steps_s_TR: Array, contest: Contest, out: Path) -> None:
+def write(report: Found, steps_s_TR: Array, contest: Plan, out: Path) -> None:
     """Write the report and its pictures.
 
     Args:

@@ -17,8 +17,7 @@ from typing import Any
 import numba
 from numba.extending import register_jitable
 
-from paceenv.core import limits, pacing, signals, timing
-from paceenv.core.turns import defer_turns, slack_turns, stagger_turns
+from paceenv.core import limits, pacing, signals, slots, switchback, timing
 from paceenv.sim.engine import (
     coupling,
     draws,
@@ -37,9 +36,8 @@ from paceenv.sim.engine.code_cache import base_directory, numba_cache
 _MODULES: tuple[ModuleType, ...] = (
     pacing,
     limits,
-    slack_turns,
-    stagger_turns,
-    defer_turns,
+    slots,
+    switchback,
     timing,
     signals,
     draws,

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceenv.core import pacing, timing
-from paceenv.core.turns import slack_turns
+from paceenv.core import pacing, switchback, timing
 from paceenv.policies.names import rule
 from paceenv.policies.rollout import run, start
 from paceenv.policies.rules import passive
@@ -50,8 +49,8 @@ def test_a_delay_is_the_same_after_a_pause() -> None:
     delay_T = delays_s(lambda t: -0.1, noise=0.0)
     (paused,) = np.nonzero((delay_T[60:] == 0.0) & (delay_T[59:-1] > 0.0))
     for t in 60 + paused:
-        assert not delay_T[t : t + slack_turns.PAUSE_ITERATIONS].any()
-        assert delay_T[t + slack_turns.PAUSE_ITERATIONS] == pytest.approx(delay_T[t - 1], rel=0.05)
+        assert not delay_T[t : t + switchback.SLACK_PAUSE].any()
+        assert delay_T[t + switchback.SLACK_PAUSE] == pytest.approx(delay_T[t - 1], rel=0.05)
     assert len(paused) > 0
 
 

@@ -1,0 +1,281 @@
+"""The experiment of a live job: verdicts that err no more often than they say, of one or more candidates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from test_live_control import STEP_S as JOB_STEP_S
+from test_live_control import Job, in_blocks
+
+from paceenv.core.student_t import student_t_quantile, student_t_tail
+from paceenv.live.decide.blocks import BlockPlan, Phase, Plan
+from paceenv.live.decide.experiment import ALPHA, NEGLIGIBLE_DELAY_SHARE, Comparison, Experiment
+from paceenv.live.decide.live_policy import find_candidates, find_policy
+from paceenv.live.decide.verdict_time import EFFECTS, MOST_PAIRS, forecast, pairs_for
+
+STEP_S, BLOCK = 0.2, 12
+SMALL = BlockPlan(BLOCK, 2, 12, 12)
+
+
+@pytest.mark.parametrize("degrees", [1, 15])
+@pytest.mark.parametrize("tail", [0.025, 1e-9])
+def test_quantiles_of_student_are_those_of_scipy(degrees: int, tail: float) -> None:
+    t = student_t_quantile(tail, degrees)
+    assert t == pytest.approx(stats.t.isf(tail, degrees), rel=1e-9, abs=1e-9)
+    assert student_t_tail(t, degrees) == pytest.approx(tail, rel=1e-9)
+
+
+def _noise(seed: int, iterations: int, sd: float, memory: float) -> np.ndarray:
+    """Logarithm of step time over its level: AR(1) with standard deviation ``sd``."""
+    draws = np.random.default_rng(seed).normal(0.0, sd * math.sqrt(1.0 - memory**2), iterations)
+    draws[0] = sd
+    for i in range(1, iterations):
+        draws[i] += memory * draws[i - 1]
+    return draws
+
+
+def _of(seed: int, phase: Phase = "canary", **options: Any) -> Experiment:
+    return Experiment(["one"], Plan.fixed(seed, [SMALL], phase=phase), {}, **options)
+
+
+def _compared(
+    seed: int, pairs: int, gain: float, *, sd: float = 0.05, memory: float = 0.5, delay_s: float = 0.002, begin: int = 0
+) -> Experiment:
+    """An experiment that has followed a job whose mean step falls by ``gain`` where it is paced."""
+    experiment = Experiment(["one"], Plan.fixed(seed, [SMALL], begin=begin), {})
+    iterations = experiment.plan.after(pairs) + 1
+    for i, noise in enumerate(_noise(seed, iterations, sd, memory).tolist()):
+        on = experiment.plan.turn(i).arm is not None
+        experiment.add(i, STEP_S * math.exp(noise) * (1.0 - gain * on), delay_s * on)
+    return experiment
+
+
+def _final(*given: Any, **more: Any) -> Any:
+    experiment = _compared(*given, **more)
+    experiment.final()
+    return experiment.verdict
+
+
+def test_false_alarms_are_no_more_frequent_than_alpha() -> None:
+    """Looks at 4, 8 and 16 pairs and at the end, noise with a memory of about a block."""
+    jobs, kinds = 100, list[str]()
+    for seed in range(jobs):
+        experiment = _compared(seed, 18, 0.0, memory=0.9)
+        kinds.append(experiment.verdict.kind)
+        experiment.final()
+        kinds.append(experiment.verdict.kind)
+    alarms = sum(kind in ("helps", "hurts") for kind in kinds) / 2 / jobs
+    assert alarms <= ALPHA + 2.0 * math.sqrt(ALPHA / jobs)
+
+
+def test_a_trend_is_no_gain() -> None:
+    for seed in range(20):
+        experiment = _of(seed)
+        for i in range(experiment.plan.after(8) + 1):
+            experiment.add(i, STEP_S * math.exp(0.001 * i), 0.01)
+        assert experiment.verdict.kind == "insufficient evidence"
+        assert experiment.verdict.gain is not None
+        assert experiment.verdict.gain.value == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_gain_is_found_and_bracketed() -> None:
+    verdicts = [_final(seed, 16, 0.08) for seed in range(60)]
+    assert sum(v.kind == "helps" for v in verdicts) >= 57
+    covered = [0.08 in v.gain for v in verdicts if v.gain is not None]
+    assert len(covered) == 60
+    assert sum(covered) >= 55
+
+
+def test_a_rank_that_is_never_delayed_has_no_help_to_report() -> None:
+    """Even where the noise would leave it open; but not where the job gains, which others may bring about."""
+    assert _final(3, 4, 0.0).kind == "insufficient evidence"
+    quiet = _final(3, 4, 0.0, delay_s=0.5 * NEGLIGIBLE_DELAY_SHARE * STEP_S)
+    assert quiet.kind == "does not help"
+    assert "almost no delay" in quiet.text
+    assert _final(3, 8, 0.2, delay_s=0.0).kind == "helps"
+    assert _final(3, 8, -0.2, delay_s=0.0).kind == "hurts"
+
+
+@pytest.mark.parametrize("ticks", [1, 3, 30])
+def test_steps_of_several_iterations_are_compared_and_weigh_as_many(ticks: int) -> None:
+    plan, irregular = Plan.fixed(7, [BlockPlan(60, 20, 60, 60)], begin=50), iter(range(10**6))
+    experiment = Experiment(["one"], plan, {})
+    for i in range(ticks - 1, plan.after(8) + ticks, ticks):
+        if next(irregular) % (10 * 60 // ticks):  # one step in ten blocks is irregular
+            on = plan.turn(i - ticks + 1).arm is not None
+            experiment.add(i, ticks * STEP_S * (1.0 + 0.3 * on), 0.03, ticks)
+    assert experiment.candidates[0].pairs >= 7
+    assert experiment.verdict.kind == "hurts"
+    assert experiment.verdict.gain is not None
+    assert experiment.verdict.gain.value == pytest.approx(-0.3)  # no step across two blocks counts
+
+
+def test_a_block_with_too_few_iterations_drops_its_pair() -> None:
+    experiment = _of(0)
+    for i in range(experiment.plan.after(5)):
+        pair = experiment.plan.turn(i).pair
+        if pair is None or pair[1] != 2 or i % BLOCK < 6:  # of the 10 counted iterations of pair 2, 4 are regular
+            experiment.add(i, STEP_S)
+    experiment.final()
+    assert experiment.verdict.pairs == 4
+
+
+@given(odd=st.sampled_from([float("nan"), float("inf"), 0.0, -1.0]), at=st.integers(0, 200))
+def test_what_is_no_step_time_is_left_out(odd: float, at: int) -> None:
+    experiment = _of(0)
+    for i in range(experiment.plan.after(8)):
+        experiment.add(i, odd if i == at else STEP_S)
+    experiment.final()
+    assert experiment.verdict.gain is not None
+    assert experiment.verdict.gain.value == pytest.approx(0.0, abs=1e-12)
+
+
+def test_one_stall_does_not_decide_a_comparison() -> None:
+    """It counts as a few medians; without the limit this comparison could say nothing for days."""
+    experiment, noise = _of(0), _noise(0, 24 * 33, 0.01, 0.5)
+    for i in range(24 * 33):
+        on = experiment.plan.turn(i).arm is not None
+        experiment.add(i, 30.0 if i == 24 * 5 + 8 else STEP_S * math.exp(noise[i]) * (1.0 - 0.1 * on), 0.01)
+    assert experiment.verdict.pairs == 32
+    assert experiment.verdict.kind == "helps"
+
+
+def test_a_comparison_that_forgets_finds_out_when_pacing_no_longer_pays() -> None:
+    experiment, kinds = _of(5, "deployed", memory_pairs=8), []
+    noise = _noise(5, experiment.plan.after(17), 0.01, 0.5)
+    for i in range(experiment.plan.after(16)):
+        gain = 0.1 if i < experiment.plan.after(8) else -0.1
+        on = experiment.plan.turn(i).arm is not None
+        evaluations = experiment.candidates[0].evaluations
+        experiment.add(i, STEP_S * math.exp(noise[i]) * (1.0 - gain * on), 0.01)
+        if experiment.candidates[0].evaluations != evaluations:
+            kinds.append(experiment.verdict.kind)
+    assert kinds == ["helps", "helps", "hurts", "hurts"]
+
+
+# ------------------------------------------------------------------------------------------------ several candidates
+
+
+def _several(gains: tuple[float, ...], rounds: int) -> Experiment:
+    plan = Plan.fixed(3, [BlockPlan(60, 20, 40, 40)] * len(gains))
+    experiment, random = Experiment([f"p{k}" for k in range(len(gains))], plan, {}), np.random.default_rng(0)
+    for i in range(plan.after(rounds) + 1):
+        arm = plan.turn(i).arm
+        gain = gains[arm] if arm is not None else 0.0
+        experiment.add(i, STEP_S * (1.0 - gain) * math.exp(random.normal(0.0, 0.02) + 1e-5 * i), 0.01 * (arm is None))
+    experiment.final()
+    return experiment
+
+
+def test_each_candidate_has_its_verdict_and_differences_have_students_interval() -> None:
+    found = _several((0.0, 0.2, 0.1), 8)
+    assert [one.pairs for one in found.candidates] == [8, 8, 8]
+    assert [one.verdict.kind for one in found.candidates][1:] == ["helps", "helps"]
+    assert found.leader == 1
+    assert found.verdict is found.candidates[1].verdict
+    told = found.as_dict()
+    one = next(d for d in told["differences"] if (d["name"], d["than"]) == ("p2", "p1"))
+    by_round = [found.candidates[2].ratios[r] - found.candidates[1].ratios[r] for r in range(8)]
+    wanted = stats.ttest_1samp(by_round, 0.0).confidence_interval(0.95)
+    assert (one["low"], one["high"]) == pytest.approx((-math.expm1(wanted.high), -math.expm1(wanted.low)))
+    assert one["low"] < 1.0 - 0.9 / 0.8 < one["high"] < 0.0
+    assert told["candidates"][1]["name"] == "p1"
+    assert len(told["differences"]) == 3
+    assert _several((0.1,), 4).as_dict()["differences"] == []
+
+
+def test_a_candidate_that_hurts_stops_and_the_others_go_on() -> None:
+    holder: list[Job] = []
+    random = np.random.default_rng(3)
+
+    def step_s(delay_s: float) -> float:
+        arm = in_blocks(holder[0]).plan.turn(len(holder[0].delays_s) - 1).arm
+        effect = (2.0, -1.0)[arm] if arm is not None else 0.0
+        return JOB_STEP_S * (1.0 + random.normal(0.0, 0.005)) + effect * delay_s
+
+    job = Job(find_candidates("static:stagger=0/0.4;static:stagger=0/0.3"), "canary", step_s, seed=1)
+    holder.append(job)
+    found = in_blocks(job)
+    job.run(found.plan.after(9))
+    assert job.control.mode == "canary"
+    assert found.out.keys() == {0}
+    assert "hurts" in found.out[0]
+    assert found.candidates[1].verdict.kind == "helps"
+    paced = [found.plan.turn(i).arm for i, delay_s in enumerate(job.delays_s) if delay_s and i > found.plan.after(6)]
+    assert set(paced) == {1}
+    assert job.control.snapshot()["canary"]["text"].startswith("static:stagger=0/0.3: helps")
+
+
+def test_one_candidate_is_the_policy_and_a_fault_in_one_is_a_fault() -> None:
+    assert find_candidates("adaptive").candidates[0].source == find_policy("adaptive").source
+    assert "no such file" in find_candidates("adaptive;nothing-like-this").fault
+
+
+# ---------------------------------------------------------------------------------------------- how long it will take
+
+
+@pytest.mark.parametrize("noise", [0.001, 0.05])
+def test_the_pairs_are_those_whose_interval_is_as_narrow(noise: float) -> None:
+    found = pairs_for(0.02, noise)
+    assert found is not None
+
+    def half(pairs: int) -> float:
+        share = ALPHA / 2.0 ** (math.log2(pairs) - 1.0)
+        return float(stats.t.isf(0.5 * share, pairs - 1) * noise / math.sqrt(pairs))
+
+    assert half(found) <= 0.02
+    assert found == 4 or half(found // 2) > 0.02
+    assert pairs_for(0.02, noise, after=found) == 2 * found
+    assert pairs_for(1e-6, 1.0) is None
+    assert (pairs_for(0.01, 0.1) or 0) <= MOST_PAIRS
+
+
+def test_before_the_first_pair_the_noise_is_that_of_the_quiet_start() -> None:
+    plan, steps_s = Plan.fixed(0, [SMALL], begin=100), np.random.default_rng(0).normal(STEP_S, 0.01, 100).tolist()
+    told: Callable[..., Any] = lambda *given, **more: forecast(plan, Comparison("one"), 0, *given, **more)  # noqa: E731
+    found = told(steps_s)
+    assert not found.measured
+    assert found.pair_noise == pytest.approx(0.05 * math.sqrt(2.0 / 10), rel=0.2)
+    text = found.text(STEP_S)
+    assert "1 %: 64 pairs, 1,548 iterations, about 5 min" in text
+    assert "estimated from steps without pacing" in text
+    assert found.more_text(STEP_S).startswith(
+        "0 pairs so far, needs about 64 more pairs, 1,648 iterations, about 5 min"
+    )
+    assert told([]) is None
+    assert told(steps_s, ticks=4).pair_noise == pytest.approx(2.0 * found.pair_noise)  # a quarter of the steps
+
+
+@pytest.mark.parametrize("effect", [0.02, 0.05])
+def test_the_promise_is_kept(effect: float) -> None:
+    """Of jobs with that effect and noise most have their verdict after that many pairs, and few after a quarter."""
+    experiment = _compared(0, 8, 0.0, sd=0.03, memory=0.0, delay_s=0.01)
+    found = forecast(experiment.plan, experiment.candidates[0])
+    assert found is not None
+    assert found.measured
+    pairs = found.pairs[EFFECTS.index(effect)]
+    assert pairs is not None
+    verdicts = [_compared(seed, pairs, effect, sd=0.03, memory=0.0).verdict.kind for seed in range(20)]
+    assert verdicts.count("helps") >= 10
+    assert found.iterations[EFFECTS.index(effect)] == BLOCK * (1 + 2 * pairs)
+
+
+def test_insufficient_evidence_says_how_much_is_missing() -> None:
+    experiment = _compared(3, 4, 0.03, memory=0.0)
+    assert experiment.verdict.kind == "insufficient evidence"
+    found = forecast(experiment.plan, experiment.candidates[0])
+    assert found is not None
+    assert found.more is not None
+    done, pairs, iterations = found.more
+    assert done == 4
+    assert pairs is not None
+    assert pairs + 4 in (8, 16, 32, 64, 128, 256)
+    assert iterations == (pairs * 2 + 1) * BLOCK  # from iteration 0: with the warm-up
+    assert found.more_text(STEP_S).startswith(f"4 pairs so far, needs about {pairs} more pairs, ")
