@@ -9,7 +9,7 @@ attributable, with its reason: collectives that the agents could not see or put 
 Findings are plain JSON data. Times are seconds per step; null means unknown. Fields:
 ``verdicts`` by rank (as text): the field ``arrival`` of a snapshot (:func:`verdict_of`); ``missing``: ranks without a
 snapshot; ``sets`` of ranks that groups connect: first and last of the compared ``iterations``, ranks that are ``late``,
-``pattern`` (``patterns.PATTERNS``) and ``lost_s`` to ranks in turns or to variation; ``places``: what
+``pattern`` (``watch.PATTERNS``) and ``lost_s`` to ranks in turns or to variation; ``places``: what
 late ranks have in common; ``unattributed``: what cannot be seen or attributed; ``text``: all in words, for the page.
 """
 
@@ -26,13 +26,11 @@ from typing import Any, Final
 import numpy as np
 
 from paceenv.core.files import atomic_write
-from paceenv.core.lateness.block_comparison import FLOOR_S
-from paceenv.core.lateness.medians import row_medians
-from paceenv.core.lateness.patterns import IN_TURNS
+from paceenv.core.lateness.watch import IN_TURNS
 from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record import findings_text as words
 from paceenv.live.record.rank_sets import Job, RankSet, judge
-from paceenv.live.record.side_by_side import connected_sets, name_group, used_groups
+from paceenv.live.record.side_by_side import FLOOR_S, connected_sets, medians, name_group, used_groups
 from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, finite, text
 
 SCHEMA: Final = "paceenv.findings/1"
@@ -135,7 +133,7 @@ def _verdict(job: Job, found: RankSet, place: int) -> dict[str, Any]:
         return verdict_of(UNKNOWN, f"{sides}: too noisy to identify less than {_limit(margin_s)}", ranks=ranks)
     why = f"{sides}: arrives within {duration(margin_s)}"
     if found.pattern == IN_TURNS and pattern is not None:
-        why = f"{sides}: on average; late by {duration(pattern.late_s)} in {len(pattern.blocks)} blocks, in turns"
+        why = f"{sides}: on average; late by {duration(pattern.late_s)} {len(pattern.spans)} times, in turns"
     return verdict_of(ON_TIME, why, ranks=ranks)
 
 
@@ -208,7 +206,7 @@ def _blocked_beside_missing(job: Job) -> float:
     """The longest blocked time in groups that have a missing member: the most that is waited for it, seconds."""
     lost = set(job.missing)
     times = [
-        float(row_medians(operation.blocked_s_EK).max())
+        float(medians(operation.blocked_s_EK).max())
         for operation in job.traffic.operations
         if lost & set(operation.group.ranks or ())
     ]

@@ -18,7 +18,7 @@ from paceenv.live.observe.batch import STREAM, Batch
 from paceenv.live.observe.log import Group
 
 KEPT_ITERATIONS = 4096
-BLOCKS, BLOCK_ITERATIONS = 32, 16
+BLOCKS, BLOCK_ITERATIONS = 64, 1
 """Blocks kept, and the iterations of a block at the start; when all are in use, pairs of them become one."""
 LISTED_COLLECTIVES = 32
 KEPT_COLLECTIVES = 256
@@ -184,7 +184,7 @@ class History:
 
     def _means(self, row: int) -> list[float | None]:
         blocks = self._used_blocks()
-        return [float(s / n) if n else None for s, n in zip(blocks[row], blocks[_STEPS], strict=True)]
+        return [round(float(s / n), 9) if n else None for s, n in zip(blocks[row], blocks[_STEPS], strict=True)]
 
     def collectives(self) -> list[dict[str, Any]]:
         """The collectives with the most blocked time: kind, group, mean bytes, and seconds per step, also by block."""

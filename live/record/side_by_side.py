@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.lateness.medians import Times, others_median
+from paceenv.core.lateness.watch import lateness_of
 from paceenv.core.wording import name_ranks
 from paceenv.live.observe.locality import parse_list
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 
+FLOOR_S = 0.5e-3
+"""A shorter wait is not told apart from none, seconds."""
 WHOLE_SHARE = 0.9
 """A rank's block with a smaller share of the steps that another rank has in it is left out."""
 MAX_BLOCKS = 128
@@ -38,6 +40,7 @@ MAX_OPERATIONS = 64
 MAX_RANKS = 1_000_000
 _RANKS = re.compile(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")
 Key = tuple[Any, ...]
+Times = NDArray[np.float64]
 
 
 class Blocks(NamedTuple):
@@ -291,8 +294,15 @@ def waited_for(ranks: int, waits: Iterable[Wait]) -> Times:
     found = np.zeros(ranks)
     for wait in waits:
         if len(wait.places) > 1:
-            others = others_median(wait.wait_s_E[:, None])[:, 0]
-            found[wait.places] += np.maximum(others - wait.wait_s_E, 0.0)
+            found[wait.places] += np.maximum(-lateness_of(wait.wait_s_E), 0.0)
+    return found
+
+
+def medians(table_RK: Times) -> Times:
+    """The median of what is known in each row, ``(R,)``; unknown where nothing is."""
+    found = np.full(len(table_RK), math.nan)
+    known = ~np.isnan(table_RK).all(axis=1)
+    found[known] = np.nanmedian(table_RK[known], axis=1)
     return found
 
 
