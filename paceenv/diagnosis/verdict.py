@@ -50,7 +50,7 @@ class Diagnosis:
     """
 
     slowdown: float | None
-    ideal_step_time_s: float | None  # of the replay with all workers equal
+    ideal_step_time_s: float | None  # of the replay with all ranks equal
     attribution: SlowdownAttribution | None  # the slowdown by rank, stage and operation
     step_time_s: float  # the measured mean step
     replay_error: float  # by how much the replayed mean step exceeds the measured one, as a share of it
