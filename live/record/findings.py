@@ -31,7 +31,7 @@ from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record import findings_text as words
 from paceenv.live.record.rank_sets import Job, RankSet, judge
 from paceenv.live.record.side_by_side import FLOOR_S, connected_sets, medians, name_group, used_groups
-from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, finite, text
+from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, finite, number, text
 
 SCHEMA: Final = "paceenv.findings/1"
 TOO_NOISY_SHARE = 0.25
@@ -74,6 +74,19 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
         "unattributed": unattributed,
         "text": words.describe(job, sets, verdicts, places, unattributed),
     }
+
+
+def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+    """What the page leads with, for the metadata of a trace: ``text``, the ``late`` ranks, and ``aside_s``.
+
+    The last is the most time of a rank in collectives that were put aside, seconds per step. Empty without a snapshot.
+    """
+    if not snapshots:
+        return {}
+    findings = find(snapshots)
+    late = [int(rank) for rank, verdict in findings["verdicts"].items() if verdict["verdict"] == LATE]
+    aside_s = max(number(snapshot, "side", "seconds") or 0.0 for snapshot in snapshots)
+    return {"text": findings["text"][0] if findings["text"] else "", "late": late, "aside_s": aside_s}
 
 
 def verdict_of(

@@ -177,7 +177,7 @@ class Scores:
 
 def _medians_R(first_s_BR: Times) -> Times:
     """The median of what is known of each rank; 0 where nothing is."""
-    known_R = ~np.isnan(first_s_BR).all(axis=0)
-    centre_s_R = np.zeros(len(known_R))
+    known_R = np.asarray(~np.isnan(first_s_BR).all(axis=0))
+    centre_s_R = np.zeros(first_s_BR.shape[1])
     centre_s_R[known_R] = np.nanmedian(first_s_BR[:, known_R], axis=0)
     return centre_s_R
