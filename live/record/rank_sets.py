@@ -67,7 +67,6 @@ class RankSet:
     compared: list[int] = field(default_factory=list)
     step_s: float = 0.0
     iterations: tuple[int, int] = (0, 0)
-    blocks: int = 0
     sides: str = ""
     """Which ranks were compared over how many iterations, in words."""
     stages: dict[int, int] = field(default_factory=dict)
@@ -106,9 +105,7 @@ class Job:
         by_rank = {s["rank"]: s for s in snapshots if type(s.get("rank")) is int and s["rank"] >= 0}
         self.ranks = sorted(by_rank)
         self.snapshots = [by_rank[rank] for rank in self.ranks]
-        self.place = {rank: place for place, rank in enumerate(self.ranks)}
         newest = max(self.snapshots, key=lambda s: number(s, "unix_time_s") or 0.0)
-        self.newest = newest
         self.world_size = int(number(newest, "world_size") or len(self.ranks))
         self.missing = sorted(set(range(min(self.world_size, 1 << 20))) - set(self.ranks))
         grid = find_grid(self.snapshots)
@@ -154,8 +151,7 @@ def judge(job: Job, places: list[int]) -> RankSet:
         return found
     own_s_RK = blocks.own_s_RK[found.compared]
     known = np.flatnonzero(~np.isnan(own_s_RK).all(axis=0))
-    found.iterations, found.blocks = blocks.span(int(known[0]), int(known[-1])), len(known)
-    first, last = found.iterations
+    found.iterations = first, last = blocks.span(int(known[0]), int(known[-1]))
     found.sides = f"{name_ranks(job.names(found.compared))} side by side over {last - first + 1} iterations"
     found.stages = _stages(job, found)
     watched = _watch(job, found, own_s_RK, blocks.iterations)
