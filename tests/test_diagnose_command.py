@@ -106,6 +106,8 @@ def test_a_live_run_is_a_page_and_a_trace(tmp_path: Path, capsys: pytest.Capture
     run = tmp_path / "mine"
     found = diagnosed(capsys, str(run), "--no-simulate")
     assert found["runs"][str(run)].startswith("paceenv live: job")
+    [lead] = [line for line in found["runs"][str(run)].splitlines() if "insufficient evidence: ranks" in line]
+    assert found["verdict"].startswith(" ".join(lead.split())), "the verdict leads with what the page says"
     assert found["step_time_s"] > 0.0
     assert application.run(["whatif", str(run), "--replace-rank", "1", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["basis"] == "replay"

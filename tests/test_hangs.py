@@ -270,7 +270,7 @@ def test_dumps_that_show_steps_and_a_hang_give_both(tmp_path: Path, capsys: pyte
     assert application.run(["diagnose", str(tmp_path), "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["hang"][0]["stopped"] == [1]
-    assert "worker 1" in result["causes"][0]["advice"]
+    assert "rank 1" in result["causes"][0]["advice"]
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the data folder is not here")

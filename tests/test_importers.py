@@ -68,7 +68,7 @@ def test_profiles_of_a_gpu_job_on_clocks_that_differ(tmp_path: Path) -> None:
     assert first[4] == pytest.approx(first[3] + 0.7 * FORWARD_S), "cut where the first bucket begins"
     diagnosis = diagnose(trace)
     assert diagnosis.causes[0].cause == names.SLOW_RANK
-    assert "worker 2" in diagnosis.causes[0].advice
+    assert "rank 2" in diagnosis.causes[0].advice
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_real_profiles_of_a_real_job(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert result["verdict"].startswith("cannot be determined")
         return
     named = {cause["cause"]: cause["advice"] for cause in result["causes"]}
-    assert "worker 1" in named[names.SLOW_RANK], "besides, a busy machine may stall"
+    assert "rank 1" in named[names.SLOW_RANK], "besides, a busy machine may stall"
     assert max(result["attribution"]["rank"], key=result["attribution"]["rank"].get) == "1"
 
 
@@ -122,7 +122,7 @@ def test_flight_recorder_dumps(tmp_path: Path) -> None:
     assert [row[2] for row in found if row[0] != "compute"] == [8192, 4096], "of both ranks, and of each"
     diagnosis = diagnose(trace)
     assert diagnosis.causes[0].cause == names.SLOW_RANK
-    assert "worker 1" in diagnosis.causes[0].advice
+    assert "rank 1" in diagnosis.causes[0].advice
     alone, _ = load_traces(files[:1])
     assert read_matrix(alone).world_size == 2, "its group has a second rank"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from traced_jobs import SOCKET_RUNS_DIR, job_of, needs_socket_runs
 
-from paceenv.core.lateness import patterns
+from paceenv.core.lateness import watch
 from paceenv.core.trace import Trace, TraceMetadata, read_trace
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.lateness_over_time import find_lateness, own_work
@@ -42,7 +42,7 @@ def test_a_rank_that_turned_late_is_told_with_step_amount_and_delay() -> None:
     matrix = read_matrix(trace(own_TR))
     found = find_lateness(matrix)
     [team] = found.late
-    assert (team.ranks, team.kind, found.pattern) == ((5,), patterns.SINCE, patterns.SINCE)
+    assert (team.ranks, team.kind, found.pattern) == ((5,), watch.SINCE, watch.SINCE)
     assert abs(team.since - 120) <= 1
     assert team.until is None
     assert team.late_s == pytest.approx(0.06, abs=0.005)
@@ -50,8 +50,8 @@ def test_a_rank_that_turned_late_is_told_with_step_amount_and_delay() -> None:
     assert 4 <= team.named_after_steps <= 12
     assert team.named_after_s == pytest.approx(matrix.step_s_T[team.since : named].sum())
     [line] = found.text()
-    assert re.match(r"rank 5 is late by 2\d% of the step \((5[5-9]|6\d)[.\d]* ms, standard error", line)
-    assert f"since step {team.since}; named after {team.named_after_steps} steps" in line
+    assert re.match(rf"rank 5 is late by (5[5-9]|6\d)[.\d]* ms since iteration {team.since}, 2\d% of the step", line)
+    assert f"named after {team.named_after_steps} steps" in line
     json.dumps(found.to_json(), allow_nan=False)
 
 
@@ -61,7 +61,7 @@ def test_a_late_host_is_one_line_and_its_name() -> None:
     made = trace(own_TR)
     found = find_lateness(read_matrix(made), hosts=made.metadata.of_ranks("host"))
     assert [team.ranks for team in found.late] == [(4, 5, 6, 7)]
-    assert found.late[0].kind == patterns.CHRONIC
+    assert found.late[0].kind == watch.CHRONIC
     assert found.text()[1] == "all late ranks are on host node1: 4 of its 4 ranks"
 
 
@@ -95,15 +95,15 @@ def test_once_and_in_turns_are_told_apart() -> None:
     once[60:80, 2] *= 1.5
     found = find_lateness(read_matrix(trace(once)))
     assert found.late == ()
-    assert found.past[0].kind == patterns.ONCE
+    assert found.past[0].kind == watch.ONCE
     assert found.past[0].late_s == pytest.approx(0.1, rel=0.1)
-    assert found.text()[0].endswith("ms a step, in steps 60 to 79")
+    assert found.text()[0].endswith("ms a step, in iterations 60 to 79")
     turns = work(640, 4)
     for t in range(640):
         turns[t, t // 40 % 4] *= 1.5
     found = find_lateness(read_matrix(trace(turns)))
-    assert found.pattern == patterns.IN_TURNS
-    assert "another of ranks 0-3 is late" in found.text()[0]
+    assert found.pattern == watch.IN_TURNS
+    assert "another of ranks 0-3 comes last" in found.text()[0]
 
 
 @needs_socket_runs
@@ -114,5 +114,5 @@ def test_recorded_socket_jobs(name: str, ranks: set[int]) -> None:
     """Two hosts of the first job have 100 ms more work; the others have none that differ."""
     found = find_lateness(read_matrix(read_trace(SOCKET_RUNS_DIR / f"{name}.parquet")))
     assert {rank for team in found.late for rank in team.ranks} == ranks
-    assert all(team.kind == patterns.CHRONIC for team in found.late)
+    assert all(team.kind == watch.CHRONIC for team in found.late)
     assert found.late == () or found.late[0].late_s == pytest.approx(0.1, rel=0.03)

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceenv.core.errors import InputError
-from paceenv.core.lateness import patterns
-from paceenv.core.lateness.medians import lateness_of, others_median
-from paceenv.core.lateness.watch import LatenessWatch, LateSpan
+from paceenv.core.lateness import watch
+from paceenv.core.lateness.watch import Findings, LateSpan, find_late_ranks, lateness_of
 
 Array = np.ndarray[Any, Any]
 
@@ -25,53 +24,54 @@ def steps(count: int, ranks: int, cv: float, seed: int = 0) -> Array:
     return (1.0 + cv * rng.normal(size=(count, ranks))) * (1.0 + 0.05 * rng.normal(size=(count, 1)))
 
 
-def watched(own_TR: Array, **options: Any) -> tuple[LatenessWatch, list[LateSpan]]:
-    watch = LatenessWatch(own_TR.shape[1], **options)
-    return watch, [span for own_R in own_TR for span in watch.add(own_R)]
+def watched(own_TR: Array, **options: Any) -> Findings:
+    return find_late_ranks(own_TR, np.median(own_TR, axis=1), **options)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7, 8])
 def test_lateness_is_the_difference_to_the_median_of_the_others(ranks: int) -> None:
     rng = np.random.default_rng(ranks)
-    for own_R in (rng.normal(size=ranks), rng.integers(0, 2, ranks).astype(float), np.full(ranks, 3.0)):
-        own_R[-1] = own_R[0]
-        for unknown in ([], [0], [0, 1]):
-            own_R[unknown] = math.nan
-            expected = own_R - others_median(own_R[:, None])[:, 0]
-            np.testing.assert_allclose(lateness_of(own_R), expected)
+    own_TR = np.concatenate([rng.normal(size=(20, ranks)), rng.integers(0, 2, (20, ranks)), np.full((1, ranks), 3.0)])
+    own_TR[:, -1] = own_TR[:, 0]
+    own_TR[10:30:2, :2] = math.nan
+    for own_R, late_R in zip(own_TR, lateness_of(own_TR), strict=True):
+        for rank in range(ranks):
+            others = np.delete(own_R, rank)
+            known = others[~np.isnan(others)]
+            np.testing.assert_allclose(late_R[rank], own_R[rank] - np.median(known) if len(known) else math.nan)
 
 
 @pytest.mark.parametrize(("ranks", "slow", "cv"), [(2, 0.5, 0.1), (8, 0.2, 0.05), (64, 0.1, 0.02)])
 def test_a_rank_that_turns_slow_is_named_with_its_begin_and_amount(ranks: int, slow: float, cv: float) -> None:
     own_TR = steps(400, ranks, cv)
     own_TR[200:, 1] *= 1.0 + slow
-    watch, named = watched(own_TR)
+    found = watched(own_TR)
+    named = found.named
     assert [span.rank for span in named] == [1]
     assert abs(named[0].first - 200) <= 3
-    [late] = watch.findings().late
-    assert late.kind == patterns.SINCE
+    [late] = found.late
+    assert late.kind == watch.SINCE
     assert abs(late.late_s - slow) <= 4.0 * late.error_s + 0.005
     assert named[0].steps == named[0].named - named[0].first + 1
-    assert watch.findings().pattern == patterns.SINCE
+    assert found.pattern == watch.SINCE
 
 
 def test_a_rank_that_is_late_from_the_first_step_on_is_chronic() -> None:
     own_TR = steps(300, 8, 0.05)
     own_TR[:, 6] *= 1.1
-    watch, _ = watched(own_TR)
-    [late] = watch.findings().late
-    assert (late.rank, late.kind, late.spans[0].first) == (6, patterns.CHRONIC, 0)
-    assert watch.findings().pattern == patterns.CHRONIC
+    found = watched(own_TR)
+    [late] = found.late
+    assert (late.rank, late.kind, late.spans[0].first) == (6, watch.CHRONIC, 0)
+    assert found.pattern == watch.CHRONIC
 
 
 def test_a_rank_that_recovers_was_late_once() -> None:
     own_TR = steps(800, 8, 0.03)
     own_TR[300:340, 2] *= 1.4
-    watch, _ = watched(own_TR)
-    found = watch.findings()
+    found = watched(own_TR)
     assert not found.late
     [past] = found.past
-    assert (past.rank, past.kind) == (2, patterns.ONCE)
+    assert (past.rank, past.kind) == (2, watch.ONCE)
     assert abs(past.spans[0].first - 300) <= 2
     assert past.spans[0].last is not None
     assert abs(past.spans[0].last - 339) <= 2
@@ -80,10 +80,10 @@ def test_a_rank_that_recovers_was_late_once() -> None:
 def test_a_single_huge_step_is_told_as_once_and_never_named() -> None:
     own_TR = steps(500, 8, 0.03)
     own_TR[300, 5] += 20.0
-    watch, named = watched(own_TR)
-    assert named == []
-    [past] = watch.findings().past
-    assert (past.rank, past.kind, past.spans[0].first) == (5, patterns.ONCE, 300)
+    found = watched(own_TR)
+    assert found.named == ()
+    [past] = found.past
+    assert (past.rank, past.kind, past.spans[0].first) == (5, watch.ONCE, 300)
     assert past.late_s == pytest.approx(20.0, rel=0.02)
 
 
@@ -91,25 +91,23 @@ def test_a_rank_that_comes_and_goes_is_late_now_and_then() -> None:
     own_TR = steps(900, 8, 0.03)
     for first in (100, 400, 700):
         own_TR[first : first + 60, 4] *= 1.4
-    watch, _ = watched(own_TR)
-    [past] = watch.findings().past
-    assert (past.rank, past.kind, len(past.spans)) == (4, patterns.SOMETIMES, 3)
+    [past] = watched(own_TR).past
+    assert (past.rank, past.kind, len(past.spans)) == (4, watch.SOMETIMES, 3)
 
 
 def test_ranks_that_are_late_one_after_the_other_take_turns() -> None:
     own_TR = steps(960, 4, 0.03)
     for t in range(960):
         own_TR[t, t // 60 % 4] *= 1.5
-    found = watched(own_TR)[0].findings()
-    assert found.pattern == patterns.IN_TURNS
+    found = watched(own_TR)
+    assert found.pattern == watch.IN_TURNS
     assert {row.rank for row in (*found.late, *found.past)} == {0, 1, 2, 3}
 
 
 def test_variation_of_all_ranks_names_nobody() -> None:
-    watch, named = watched(steps(600, 16, 0.15))
-    assert named == []
-    found = watch.findings()
-    assert found.pattern == patterns.VARIATION
+    found = watched(steps(600, 16, 0.15))
+    assert found.named == ()
+    assert found.pattern == watch.VARIATION
     assert found.lost_s == pytest.approx(0.15 * 1.77, rel=0.15)  # mean of the largest of 16 normal variables
 
 
@@ -118,8 +116,8 @@ def test_ranks_are_compared_with_their_like_only() -> None:
     own_TR[:, 4:] *= 3.0
     own_TR[:, 7] *= 1.2
     alike = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert {row.rank for row in watched(own_TR, alike=alike)[0].findings().late} == {7}
-    assert {span.rank for span in watched(own_TR, alike=[[0, 1, 2, 3], [4]])[1]} == set()
+    assert {row.rank for row in watched(own_TR, alike=alike).late} == {7}
+    assert {span.rank for span in watched(own_TR, alike=[[0, 1, 2, 3], [4]]).named} == set()
 
 
 NOISE: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
@@ -143,11 +141,11 @@ def test_false_alarms_stay_below_the_stated_rate(kind: str) -> None:
     alarms = 0
     for seed in range(2):
         noise_TR = NOISE[kind](np.random.default_rng(seed), (800, 6))
-        alarms += len(watched(10.0 + 0.5 * noise_TR, least_share=0.0, steps_per_false_alarm=200.0)[1])
+        alarms += len(watched(10.0 + 0.5 * noise_TR, least_share=0.0, steps_per_false_alarm=200.0).named)
     assert alarms <= 15
 
 
-def _story(named: list[LateSpan]) -> list[tuple[int, int, int]]:
+def _story(named: tuple[LateSpan, ...]) -> list[tuple[int, int, int]]:
     return sorted((span.rank, span.first, span.named) for span in named)
 
 
@@ -159,8 +157,7 @@ def test_order_scale_and_what_all_share_do_not_matter(order: list[int], power: i
     step_s = 2.0
 
     def story(table_TR: Array, unit: float) -> list[tuple[int, int, int]]:
-        watch = LatenessWatch(6)
-        return _story([s for own_R in table_TR for s in watch.add(own_R, step_s=unit * step_s)])
+        return _story(find_late_ranks(table_TR, unit * step_s).named)
 
     first = story(own_TR, 1.0)
     assert [rank for rank, _, _ in first] == [2]
@@ -181,11 +178,8 @@ def test_order_scale_and_what_all_share_do_not_matter(order: list[int], power: i
     ),
 )
 def test_no_step_breaks_the_watch(ranks: int, table: list[list[float]]) -> None:
-    watch = LatenessWatch(ranks)
-    for row in table:
-        watch.add(row[:ranks], step_s=row[-1])
-        found = watch.findings()
-        assert all(0 <= row.rank < ranks for row in (*found.late, *found.past))
+    found = find_late_ranks([row[:ranks] for row in table], [row[-1] for row in table])
+    assert all(0 <= row.rank < ranks for row in (*found.late, *found.past))
 
 
 def test_a_rank_that_is_missing_for_a_while_is_judged_on_what_is_known() -> None:
@@ -193,28 +187,43 @@ def test_a_rank_that_is_missing_for_a_while_is_judged_on_what_is_known() -> None
     own_TR[100:, 3] *= 1.3
     own_TR[50:200, 3] = math.nan
     own_TR[20:, 6] = math.nan
-    _, named = watched(own_TR)
-    assert [(span.rank, span.first >= 200) for span in named] == [(3, True)]
+    assert [(span.rank, span.first >= 200) for span in find_late_ranks(own_TR, 1.0).named] == [(3, True)]
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_the_least_lateness_that_is_named_is_named(ranks: int) -> None:
+    own_TR = steps(100, ranks, 0.05)
+    least_s = float(watched(own_TR).least_s_R[1])
+    for share, named in ((1.3, {1}), (0.5, set[int]())):
+        late_TR = own_TR + share * least_s * (np.arange(ranks) == 1)
+        assert {late.rank for late in find_late_ranks(late_TR, 1.0).late} == named
+
+
+def test_arrivals_and_times_of_collectives_say_the_same_as_own_work() -> None:
+    """All leave a collective together: who works longer arrives later, and its collective is shorter by as much."""
+    own_TR = steps(200, 4, 0.03)
+    own_TR[100:, 2] += 0.3
+    end_T = own_TR.max(axis=1, keepdims=True) + 0.1
+    arrival_TR = own_TR + np.arange(200)[:, None]
+    expected = [(span.rank, span.first, span.named) for span in find_late_ranks(own_TR, 1.5).named]
+    assert expected[0][0] == 2
+    for late_TR in (arrival_TR, own_TR - end_T):
+        assert [(s.rank, s.first, s.named) for s in find_late_ranks(late_TR, 1.5).named] == expected
+
+
+def test_means_of_steps_find_a_rank_that_single_steps_find() -> None:
+    own_TR = steps(512, 4, 0.05)
+    own_TR[320:, 2] += 0.2
+    [late] = find_late_ranks(own_TR.reshape(64, 8, 4).mean(axis=1), 1.0, steps_per_row=8).late
+    assert (late.rank, late.kind, late.spans[0].first) == (2, watch.SINCE, 40)
 
 
 def test_iterations_may_have_gaps_but_must_ascend() -> None:
-    watch = LatenessWatch(2)
-    watch.add([1.0, 1.0], iteration=10)
-    watch.add([1.0, 1.0], iteration=15)
-    with pytest.raises(InputError, match="iteration = 15; allowed: above 15"):
-        watch.add([1.0, 1.0], iteration=15)
-    with pytest.raises(InputError, match="allowed"):
-        watch.add([1.0, 1.0, 1.0])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"ranks": 0}, "ranks = 0; allowed: at least 1"),
-        ({"ranks": 2, "least_share": 2.0}, "least_share = 2.0; allowed: 0 to 1"),
-        ({"ranks": 2, "steps_per_false_alarm": math.nan}, "steps_per_false_alarm = nan; allowed: at least 1"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        LatenessWatch(**options)
+    own_TR = steps(60, 4, 0.02)
+    own_TR[40:, 1] += 0.5
+    assert find_late_ranks(own_TR, 1.0, 10 + 2 * np.arange(60)).named[0].first == 90
+    for wrong in (np.zeros(60), np.arange(59)):
+        with pytest.raises(InputError, match="iterations that ascend"):
+            find_late_ranks(own_TR, 1.0, wrong)
+    with pytest.raises(InputError, match="allowed: \\(steps, ranks\\)"):
+        find_late_ranks(own_TR[0], 1.0)

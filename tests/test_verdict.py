@@ -24,7 +24,7 @@ from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.paced_steps import PacedSteps, measure_pacing
 from paceenv.diagnosis.verdict import BLIND_SPOT, HEALTHY, Diagnosis, Pacing, Verdict, conclude, word_of
-from paceenv.importers.inputs import read_inputs
+from paceenv.importers.inputs import Inputs, read_inputs
 from paceenv.importers.nccl_tests import Table
 from paceenv.report.answer_text import headline
 from paceenv.report.conclusion import conclude_answer
@@ -240,3 +240,18 @@ def test_collectives_against_nccl_tests(times: float) -> None:
     assert found.value == pytest.approx(times, rel=1e-3)
     assert found.is_low == (times > 1.5)
     assert check_links(matrix, [replace(table, members=8)]) == [], "another number of ranks"
+
+
+@pytest.mark.parametrize(("aside_s", "causes"), [(0.0, True), (0.5, False)])
+def test_what_the_agent_of_the_job_says_leads(aside_s: float, causes: bool) -> None:
+    """Where collectives run beside the compute, its rows contain waiting, and no cause is named from them."""
+    made = job_of(np.tile([1.0, 1.0, 1.0, 2.0], (20, 1)))
+    agent = {"text": "rank 3 is late by 1.0 s", "late": [3], "aside_s": aside_s}
+    trace = Trace(made.table, TraceMetadata({**made.metadata.job, "agent": agent}, made.metadata.ranks, "test"))
+    found = find_answer(Inputs(trace))
+    assert found.diagnosis is not None
+    assert found.diagnosis.verdict.startswith("rank 3 is late by 1.0 s; ")
+    assert bool(found.diagnosis.causes) == causes
+    assert found.lateness is not None
+    assert bool(found.lateness.why_not) != causes
+    assert ("collectives of 500 ms a step run beside the compute" in found.diagnosis.verdict) != causes

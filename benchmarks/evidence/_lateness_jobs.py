@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks._common import NOISE
 from paceenv.core.errors import InputError
-from paceenv.core.lateness.medians import others_median
+from paceenv.core.lateness.watch import lateness_of
 from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.lateness_over_time import own_work
@@ -92,7 +92,7 @@ def simulated(name: str, ranks: int, steps: int, seed: int) -> Series:
     own_TR, step_s_T = _simulate(noise, ranks, steps, seed)
     lasting = {key: value for key, value in noise.items() if key not in MEMORYLESS}
     lasting_TR = _simulate(lasting, ranks, steps, seed)[0] if lasting.keys() - {"imbalance_skew"} else 0.0 * own_TR
-    true_TR = lasting_TR - others_median(lasting_TR.T).T
+    true_TR = lateness_of(lasting_TR)
     return Series(f"simulated, {name}, {ranks} ranks", own_TR, step_s_T, (tuple(range(ranks)),), true_TR)
 
 

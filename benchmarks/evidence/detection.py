@@ -22,8 +22,20 @@ from scipy import stats
 from benchmarks._common import put
 from benchmarks.evidence import _lateness_jobs as jobs
 from benchmarks.evidence._lateness_jobs import Series
-from paceenv.core.lateness import patterns
-from paceenv.core.lateness.watch import LEAST_SHARE, STEPS_PER_FALSE_ALARM, Findings, LatenessWatch, LateSpan
+from paceenv.core.lateness.watch import (
+    CHRONIC,
+    IN_TURNS,
+    LEAST_SHARE,
+    NONE,
+    ONCE,
+    SINCE,
+    SOMETIMES,
+    STEPS_PER_FALSE_ALARM,
+    VARIATION,
+    Findings,
+    LateSpan,
+    find_late_ranks,
+)
 from paceenv.ui import output
 from paceenv.ui.output import markdown_table
 
@@ -74,14 +86,9 @@ class Delay:
     wrong: int
 
 
-def watch(series: Series, **options: float) -> tuple[list[LateSpan], Findings]:
-    """The names that a watch of a job gives, as they were when given, and its findings at the end."""
-    watching = LatenessWatch(series.own_TR.shape[1], alike=series.alike, **options)
-    named = []
-    for t in range(series.steps):
-        for span in watching.add(series.own_TR[t], step_s=float(series.step_s_T[t]), iteration=t):
-            named.append(LateSpan(**asdict(span)))
-    return named, watching.findings()
+def watch(series: Series) -> Findings:
+    """What the detector says of a job, with the names as they were when they were given."""
+    return find_late_ranks(series.own_TR, series.step_s_T, alike=series.alike)
 
 
 def is_true(series: Series, span: LateSpan) -> bool:
@@ -95,7 +102,7 @@ def healthy(kind: str, found: Iterable[Series]) -> Healthy:
     count = steps = wrong = true = 0
     hours = 0.0
     for series in found:
-        named, _ = watch(series)
+        named = watch(series).named
         right = sum(is_true(series, span) for span in named)
         count, steps, hours = count + 1, steps + series.steps, hours + series.hours
         wrong, true = wrong + len(named) - right, true + right
@@ -124,7 +131,7 @@ def _simulated(noise: str, ranks: int, seed: int) -> Series:
 def delay(kind: str, series: Series, rank: int, begin: int, slower: float) -> Delay:
     """Slow a rank down from a step on, and see when it is named."""
     slowed = series.slowed(rank, slice(begin, None), slower)
-    named, _ = watch(slowed)
+    named = watch(slowed).named
     right = [span for span in named if span.rank == rank and span.named >= begin and is_true(slowed, span)]
     wrong = sum(not is_true(slowed, span) for span in named)
     ranks = series.own_TR.shape[1]
@@ -173,31 +180,31 @@ def _put(*spans: tuple[int, int, int], slower: float = 0.3) -> Callable[[Series]
 
 
 STORIES: Final[dict[str, tuple[str, Callable[[Series], Series]]]] = {
-    "nobody": (patterns.NONE, lambda series: series),
-    "one step, ten times as long": (patterns.ONCE, _put((3, 200, 201), slower=9.0)),
-    "30 steps, once": (patterns.ONCE, _put((3, 200, 230))),
-    "from the beginning": (patterns.CHRONIC, _put((3, 0, STORY_STEPS))),
-    "since step 200": (patterns.SINCE, _put((3, 200, STORY_STEPS))),
-    "three times 40 steps": (patterns.SOMETIMES, _put((3, 80, 120), (3, 200, 240), (3, 320, 360))),
+    "nobody": (NONE, lambda series: series),
+    "one step, ten times as long": (ONCE, _put((3, 200, 201), slower=9.0)),
+    "30 steps, once": (ONCE, _put((3, 200, 230))),
+    "from the beginning": (CHRONIC, _put((3, 0, STORY_STEPS))),
+    "since step 200": (SINCE, _put((3, 200, STORY_STEPS))),
+    "three times 40 steps": (SOMETIMES, _put((3, 80, 120), (3, 200, 240), (3, 320, 360))),
     "ranks in turns, 40 steps each": (
-        patterns.IN_TURNS,
+        IN_TURNS,
         _put(*[(k % 8, 40 * k, 40 * k + 40) for k in range(STORY_STEPS // 40)]),
     ),
     "every rank in turns, 10 steps each": (
-        patterns.IN_TURNS,
+        IN_TURNS,
         _put(*[(k % 8, 10 * k, 10 * k + 10) for k in range(STORY_STEPS // 10)]),
     ),
-    "all vary by 15 %": (patterns.VARIATION, lambda series: series),
+    "all vary by 15 %": (VARIATION, lambda series: series),
 }
 """What was put in, by name: the right answer, and how."""
-ANSWERS: Final = (*(patterns.NONE, patterns.ONCE, patterns.CHRONIC, patterns.SINCE, patterns.SOMETIMES),
-                  *(patterns.IN_TURNS, patterns.VARIATION))  # fmt: skip
+ANSWERS: Final = (*(NONE, ONCE, CHRONIC, SINCE, SOMETIMES),
+                  *(IN_TURNS, VARIATION))  # fmt: skip
 
 
 def answer(found: Findings) -> str:
     """The watch's answer in one word: the pattern of all, or the kind of the rank that is or was late."""
-    if found.pattern == patterns.IN_TURNS:
-        return patterns.IN_TURNS
+    if found.pattern == IN_TURNS:
+        return IN_TURNS
     if found.late:
         return found.late[0].kind
     if found.past:
@@ -210,11 +217,11 @@ def confusion(seed: int, repeats: int) -> dict[str, dict[str, int]]:
     counts = {name: dict.fromkeys(ANSWERS, 0) for name in STORIES}
     for k in range(repeats):
         for n, (name, (right, change)) in enumerate(STORIES.items()):
-            cv = {patterns.VARIATION: 0.15, patterns.NONE: 0.02}.get(right, (0.02, 0.08)[k % 2])
+            cv = {VARIATION: 0.15, NONE: 0.02}.get(right, (0.02, 0.08)[k % 2])
             rng = np.random.default_rng([seed, 2, k, n])
             own_TR = 1.0 + cv * rng.normal(size=(STORY_STEPS, 8))
             calm = Series(name, own_TR, own_TR.max(axis=1) + 0.04, (tuple(range(8)),), 0.0 * own_TR)
-            counts[name][answer(watch(change(calm))[1])] += 1
+            counts[name][answer(watch(change(calm)))] += 1
     return counts
 
 
@@ -223,10 +230,8 @@ def cost_us() -> dict[int, float]:
     found = {}
     for ranks in (8, 512):
         own_TR = 1.0 + 0.05 * np.random.default_rng(0).normal(size=(2000, ranks))
-        watching = LatenessWatch(ranks)
         begin = time.process_time()
-        for own_R in own_TR:
-            watching.add(own_R)
+        find_late_ranks(own_TR, 1.0)
         found[ranks] = 1e6 * (time.process_time() - begin) / len(own_TR)
     return found
 

@@ -9,7 +9,7 @@ attributable, with its reason: collectives that the agents could not see or put 
 Findings are plain JSON data. Times are seconds per step; null means unknown. Fields:
 ``verdicts`` by rank (as text): the field ``arrival`` of a snapshot (:func:`verdict_of`); ``missing``: ranks without a
 snapshot; ``sets`` of ranks that groups connect: first and last of the compared ``iterations``, ranks that are ``late``,
-``pattern`` (``patterns.PATTERNS``) and ``lost_s`` to ranks in turns or to variation; ``places``: what
+``pattern`` (``watch.PATTERNS``) and ``lost_s`` to ranks in turns or to variation; ``places``: what
 late ranks have in common; ``unattributed``: what cannot be seen or attributed; ``text``: all in words, for the page.
 """
 
@@ -26,14 +26,12 @@ from typing import Any, Final
 import numpy as np
 
 from paceenv.core.files import atomic_write
-from paceenv.core.lateness.block_comparison import FLOOR_S
-from paceenv.core.lateness.medians import row_medians
-from paceenv.core.lateness.patterns import IN_TURNS
+from paceenv.core.lateness.watch import IN_TURNS
 from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record import findings_text as words
 from paceenv.live.record.rank_sets import Job, RankSet, judge
-from paceenv.live.record.side_by_side import connected_sets, name_group, used_groups
-from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, finite, text
+from paceenv.live.record.side_by_side import FLOOR_S, connected_sets, medians, name_group, used_groups
+from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, finite, number, text
 
 SCHEMA: Final = "paceenv.findings/1"
 TOO_NOISY_SHARE = 0.25
@@ -78,6 +76,19 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
     }
 
 
+def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+    """What the page leads with, for the metadata of a trace: ``text``, the ``late`` ranks, and ``aside_s``.
+
+    The last is the most time of a rank in collectives that were put aside, seconds per step. Empty without a snapshot.
+    """
+    if not snapshots:
+        return {}
+    findings = find(snapshots)
+    late = [int(rank) for rank, verdict in findings["verdicts"].items() if verdict["verdict"] == LATE]
+    aside_s = max(number(snapshot, "side", "seconds") or 0.0 for snapshot in snapshots)
+    return {"text": findings["text"][0] if findings["text"] else "", "late": late, "aside_s": aside_s}
+
+
 def verdict_of(
     verdict: str,
     evidence: str,
@@ -111,32 +122,31 @@ def _verdict(job: Job, found: RankSet, place: int) -> dict[str, Any]:
     """The verdict on the rank at ``place``, and its evidence in words."""
     if place not in found.compared:
         return verdict_of(UNKNOWN, found.reasons[0] if found.reasons else "not compared")
-    ranks = len(found.compared)
-    sides = found.sides
     margin_s = found.margin_s.get(place, math.inf)
     pattern = found.late.get(place)
+
+    def because(verdict: str, why: str, **times_s: float) -> dict[str, Any]:
+        return verdict_of(verdict, f"{found.sides}{why}", ranks=len(found.compared), **times_s)
+
     if place in found.named and pattern is not None:
-        return verdict_of(LATE, f"{sides}: its own work takes longer", late_s=pattern.late_s, ranks=ranks)
+        return because(LATE, ": its own work takes longer", late_s=pattern.late_s)
     early_s = max((_earlier_s(found, place, late) for late in found.named), default=0.0)
     early_s = early_s if early_s > margin_s else _waits_at_least(found, place)
-    refused = found.refused.get(place, "") if place in found.late else ""
-    if refused and pattern is not None and (early_s <= margin_s or place not in found.not_waited_for):
-        return verdict_of(
-            UNKNOWN, f"{sides}: its own work takes {duration(pattern.late_s)} longer, but {refused}", ranks=ranks
-        )
-    if early_s > max(margin_s, FLOOR_S) and math.isfinite(margin_s):
-        return verdict_of(EARLY, f"{sides}: it waits in collectives", early_s=early_s, ranks=ranks)
-    if refused and not found.complete and pattern is not None:
-        why = f"its own work takes {duration(pattern.late_s)} longer, but {refused}"
-        return verdict_of(UNKNOWN, f"{sides}: {why}", ranks=ranks)
+    refused = found.refused.get(place, "") if pattern is not None else ""
+    is_early = early_s > max(margin_s, FLOOR_S) and math.isfinite(margin_s)
+    if refused and pattern is not None and not (is_early and place in found.not_waited_for):
+        return because(UNKNOWN, f": its own work takes {duration(pattern.late_s)} longer, but {refused}")
+    if is_early:
+        return because(EARLY, ": it waits in collectives", early_s=early_s)
     if not found.complete:
-        return verdict_of(UNKNOWN, f"{sides}, but {found.reasons[0]}", ranks=ranks)
+        return because(UNKNOWN, f", but {found.reasons[0]}")
     if not margin_s <= TOO_NOISY_SHARE * found.step_s:
-        return verdict_of(UNKNOWN, f"{sides}: too noisy to identify less than {_limit(margin_s)}", ranks=ranks)
-    why = f"{sides}: arrives within {duration(margin_s)}"
+        limit = duration(margin_s) if math.isfinite(margin_s) else "any difference"
+        return because(UNKNOWN, f": too noisy to identify less than {limit}")
     if found.pattern == IN_TURNS and pattern is not None:
-        why = f"{sides}: on average; late by {duration(pattern.late_s)} in {len(pattern.blocks)} blocks, in turns"
-    return verdict_of(ON_TIME, why, ranks=ranks)
+        often = f"late by {duration(pattern.late_s)} {len(pattern.spans)} times, in turns"
+        return because(ON_TIME, f": on average; {often}")
+    return because(ON_TIME, f": arrives within {duration(margin_s)}")
 
 
 def _earlier_s(found: RankSet, place: int, late: int) -> float:
@@ -144,10 +154,6 @@ def _earlier_s(found: RankSet, place: int, late: int) -> float:
     if found.stages.get(place) != found.stages.get(late):
         return found.late[late].late_s
     return found.own_s[late] - found.own_s[place]
-
-
-def _limit(margin_s: float) -> str:
-    return duration(margin_s) if math.isfinite(margin_s) else "any difference"
 
 
 def _waits_at_least(found: RankSet, place: int) -> float:
@@ -208,7 +214,7 @@ def _blocked_beside_missing(job: Job) -> float:
     """The longest blocked time in groups that have a missing member: the most that is waited for it, seconds."""
     lost = set(job.missing)
     times = [
-        float(row_medians(operation.blocked_s_EK).max())
+        float(medians(operation.blocked_s_EK).max())
         for operation in job.traffic.operations
         if lost & set(operation.group.ranks or ())
     ]

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from paceenv.core.lateness import common_place
-from paceenv.core.lateness.patterns import CHRONIC, IN_TURNS, ONCE, SINCE, SOMETIMES, VARIATION
-from paceenv.core.wording import count, duration, name_ranks, percent
+from paceenv.core.lateness.watch import IN_TURNS, VARIATION
+from paceenv.core.lateness.words import late_line, past_line, share_of, teams, turns_line
+from paceenv.core.wording import count, duration, name_ranks
 from paceenv.live.record.rank_sets import Job, RankSet
 from paceenv.live.record.side_by_side import Wait, name_group
 from paceenv.live.record.snapshot import EARLY, ON_TIME, UNKNOWN, text
 
-ALIKE = 0.75
-"""Ranks whose lateness is at least this share of the latest one's are told in one line."""
 LISTED = 4
 """Ranks, groups and reasons that are listed; further ones are counted."""
 
@@ -52,27 +51,15 @@ def describe(
 
 def _teams(found: RankSet) -> list[list[int]]:
     """The late ranks, those that are late alike together; the latest first."""
-    teams: list[list[int]] = []
-    for place in sorted(found.named, key=lambda place: -found.late[place].late_s):
-        pattern = found.late[place]
-        for team in teams:
-            first = found.late[team[0]]
-            same = pattern.kind == first.kind and (pattern.kind != SINCE or pattern.blocks[0] == first.blocks[0])
-            if same and pattern.late_s >= ALIKE * first.late_s:
-                team.append(place)
-                break
-        else:
-            teams.append([place])
-    return teams
+    rows = sorted((found.late[place] for place in found.named), key=lambda late: -late.late_s)
+    return [[found.compared[late.rank] for late in team] for team in teams(rows, 0)]
 
 
 def _late_line(job: Job, found: RankSet, team: list[int]) -> str:
-    pattern = found.late[team[0]]
+    late = found.late[team[0]]
     hosts = sorted({text(job.snapshots[place], "host") for place in team} - {""})
     on = f" ({hosts[0]})" if len(hosts) == 1 else f" (on {len(hosts)} hosts)" if hosts else ""
-    since = f" since iteration {count(job.span(pattern)[0])}" if pattern.kind == SINCE else ""
-    verb, each = ("is", "") if len(team) == 1 else ("are", " each")
-    head = f"{name_ranks(job.names(team))}{on} {verb} late by {duration(pattern.late_s)}{each}{since}"
+    head = late_line(job.names(team), late, job.span(late)[0], on)
     clauses = _clauses(job, found, team)
     missing = "; ranks without a snapshot may be later" if job.missing else ""
     return head + (f": {', '.join(clauses)}" if clauses else "") + missing
@@ -170,8 +157,7 @@ def _refused(job: Job, found: RankSet) -> list[str]:
     """Longer work that is not called late, and why; ranks with the same reason in one line."""
     reasons: dict[str, list[int]] = {}
     for place in found.late:
-        kind = found.late[place].kind
-        if place in found.refused and place not in found.named and kind in (CHRONIC, SINCE):
+        if place in found.refused and place not in found.named and found.late[place].spans[-1].last is None:
             reasons.setdefault(found.refused[place], []).append(place)
     lines = []
     for why, places in reasons.items():
@@ -187,29 +173,19 @@ def _refused(job: Job, found: RankSet) -> list[str]:
 
 def _set_pattern(job: Job, found: RankSet) -> list[str]:
     """Lateness that comes and goes, and time that is lost although nobody is late on average."""
-    lines = []
-    step = f", {percent(found.lost_s / found.step_s)} of the step" if found.step_s else ""
     if found.pattern == IN_TURNS:
-        turns = sorted(found.late)
-        lines.append(
-            f"the ranks take turns: in different iterations another of {name_ranks(job.names(turns))} comes last, "
-            f"{duration(found.lost_s)} lost per step{step}"
-        )
-        return lines
+        return [turns_line(job.names(sorted(found.late)), found.lost_s, found.step_s)]
+    lines = []
     if found.pattern == VARIATION:
+        waits = f"waits at least {duration(found.lost_s)} per step{share_of(found.lost_s, found.step_s)}"
         lines.append(
-            f"each of {name_ranks(job.names(found.compared))} waits at least {duration(found.lost_s)} per step{step}, "
+            f"each of {name_ranks(job.names(found.compared))} {waits}, "
             "and none comes last on average: lost to variation of the ranks' work or of the network"
         )
     for place in sorted(found.late):
-        pattern = found.late[place]
-        if pattern.kind in (ONCE, SOMETIMES):
-            first, last = job.span(pattern)
-            when = f"in iterations {first} to {last}"
-            if pattern.kind == SOMETIMES:
-                when = f"in {len(pattern.blocks)} of {found.blocks} blocks, iterations {first} to {last}"
-            once = "once " if pattern.kind == ONCE else ""
-            lines.append(f"rank {job.ranks[place]} was late {once}by {duration(pattern.late_s)} per step {when}")
+        late = found.late[place]
+        if late.spans[-1].last is not None:
+            lines.append(past_line([job.ranks[place]], late, *job.span(late, 0)))
     if len(lines) > LISTED:
         lines = [*lines[: LISTED - 1], f"{len(lines) - LISTED + 1} more ranks were late for a while"]
     return lines

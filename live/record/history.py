@@ -18,7 +18,7 @@ from paceenv.live.observe.batch import STREAM, Batch
 from paceenv.live.observe.log import Group
 
 KEPT_ITERATIONS = 4096
-BLOCKS, BLOCK_ITERATIONS = 32, 16
+BLOCKS, BLOCK_ITERATIONS = 64, 1
 """Blocks kept, and the iterations of a block at the start; when all are in use, pairs of them become one."""
 LISTED_COLLECTIVES = 32
 KEPT_COLLECTIVES = 256
@@ -184,7 +184,8 @@ class History:
 
     def _means(self, row: int) -> list[float | None]:
         blocks = self._used_blocks()
-        return [float(s / n) if n else None for s, n in zip(blocks[row], blocks[_STEPS], strict=True)]
+        means_s = np.round(blocks[row] / np.maximum(blocks[_STEPS], 1.0), 9).tolist()  # to the nanosecond: short JSON
+        return [mean_s if steps else None for mean_s, steps in zip(means_s, blocks[_STEPS], strict=True)]
 
     def collectives(self) -> list[dict[str, Any]]:
         """The collectives with the most blocked time: kind, group, mean bytes, and seconds per step, also by block."""

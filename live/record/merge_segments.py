@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, TraceMetadata, TraceWriter
+from paceenv.live.record.findings import in_short
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.segments import Segment, read_header, read_segment
 
@@ -186,7 +187,8 @@ class _Merger:
         self.shifts = self._shifts(ticks)
         lowest = ticks[min(self.shifts)].metadata
         entries = tuple(entry for rank in self.shifts for entry in ticks[rank].metadata.ranks)
-        self.metadata = TraceMetadata(lowest.job, entries, lowest.source)
+        says = in_short(folder.statuses(attempt))
+        self.metadata = TraceMetadata({**lowest.job, **({"agent": says} if says else {})}, entries, lowest.source)
         self._origin_s = min(
             float(shift.at(np.array([ticks[rank].first_iteration]))[0]) + ticks[rank].first_start_s
             for rank, shift in self.shifts.items()

@@ -12,28 +12,30 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceenv.core.lateness.block_comparison import FLOOR_S, MIN_BLOCKS, compare, find_pattern
-from paceenv.core.lateness.medians import Times, others_median, row_medians
-from paceenv.core.lateness.patterns import (
+from paceenv.core.lateness.watch import (
     CHRONIC,
+    FIRST_STEPS,
     IN_TURNS,
     NONE,
-    ONCE,
-    SINCE,
-    SOMETIMES,
     VARIATION,
-    Pattern,
+    Findings,
+    LateRank,
+    find_late_ranks,
+    lateness_of,
     pattern_of_all,
 )
 from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record.side_by_side import (
+    FLOOR_S,
     POINT_TO_POINT,
     Blocks,
+    Times,
     Traffic,
     Wait,
     connected_sets,
     find_grid,
     measure_wait,
+    medians,
     name_group,
     read_traffic,
     side_by_side,
@@ -44,6 +46,8 @@ from paceenv.live.record.snapshot import Snapshot, number
 
 CONFIRMED_SHARE = 0.5
 """A rank is named only if the members of its groups wait for at least this share of its longer work."""
+MOST_RANKS = 0.75
+"""A block counts if at least this share of the ranks that are compared have it."""
 SECOND_SHARE = 0.5
 """Further ranks are named down to this share of the latest one's lateness; those below wait for longer than they are
 late."""
@@ -63,17 +67,18 @@ class RankSet:
     compared: list[int] = field(default_factory=list)
     step_s: float = 0.0
     iterations: tuple[int, int] = (0, 0)
-    blocks: int = 0
     sides: str = ""
     """Which ranks were compared over how many iterations, in words."""
     stages: dict[int, int] = field(default_factory=dict)
     """Each rank's stage of a pipeline; empty without one."""
-    late: dict[int, Pattern] = field(default_factory=dict)
+    late: dict[int, LateRank] = field(default_factory=dict)
+    """By place; spans are numbers of blocks."""
     named: list[int] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
     """Ranks whose work takes longer, but who are not named, and why."""
     not_waited_for: list[int] = field(default_factory=list)
     margin_s: dict[int, float] = field(default_factory=dict)
+    """The least lateness that would have been named."""
     own_s: dict[int, float] = field(default_factory=dict)
     """Own time over the blocks in which the latest rank is late."""
     waits: list[Wait] = field(default_factory=list)
@@ -100,9 +105,7 @@ class Job:
         by_rank = {s["rank"]: s for s in snapshots if type(s.get("rank")) is int and s["rank"] >= 0}
         self.ranks = sorted(by_rank)
         self.snapshots = [by_rank[rank] for rank in self.ranks]
-        self.place = {rank: place for place, rank in enumerate(self.ranks)}
         newest = max(self.snapshots, key=lambda s: number(s, "unix_time_s") or 0.0)
-        self.newest = newest
         self.world_size = int(number(newest, "world_size") or len(self.ranks))
         self.missing = sorted(set(range(min(self.world_size, 1 << 20))) - set(self.ranks))
         grid = find_grid(self.snapshots)
@@ -125,10 +128,11 @@ class Job:
             on.append("on other threads")
         return " and ".join(on)
 
-    def span(self, pattern: Pattern) -> tuple[int, int]:
-        """First and last iteration of a pattern's blocks."""
+    def span(self, late: LateRank, of: int = -1) -> tuple[int, int]:
+        """First iteration of a lateness (of its last span, or of span ``of``), and its last iteration."""
         assert self.blocks is not None
-        return self.blocks.span(pattern.blocks[0], pattern.blocks[-1])
+        last = late.spans[-1].last
+        return self.blocks.span(late.spans[of].first, self.blocks.own_s_RK.shape[1] - 1 if last is None else last)
 
 
 def judge(job: Job, places: list[int]) -> RankSet:
@@ -143,18 +147,17 @@ def judge(job: Job, places: list[int]) -> RankSet:
         return found
     _choose_compared(job, blocks, found)
     if len(found.compared) < 2:
-        found.reasons.append(f"fewer than two ranks have {MIN_BLOCKS} blocks of iterations in common")
+        found.reasons.append(f"fewer than two ranks have {FIRST_STEPS} blocks of iterations in common")
         return found
     own_s_RK = blocks.own_s_RK[found.compared]
     known = np.flatnonzero(~np.isnan(own_s_RK).all(axis=0))
-    found.iterations, found.blocks = blocks.span(int(known[0]), int(known[-1])), len(known)
-    first, last = found.iterations
+    found.iterations = first, last = blocks.span(int(known[0]), int(known[-1]))
     found.sides = f"{name_ranks(job.names(found.compared))} side by side over {last - first + 1} iterations"
     found.stages = _stages(job, found)
-    patterns, late_s_RK = _patterns(job, found, own_s_RK)
+    watched = _watch(job, found, own_s_RK, blocks.iterations)
     _hidden(job, found, blocks.iterations)
-    _name(job, found, patterns, own_s_RK)
-    _set_pattern(job, found, patterns, late_s_RK)
+    _name(job, found, watched, own_s_RK)
+    _set_pattern(job, found, watched)
     return found
 
 
@@ -173,14 +176,14 @@ def _why_alone(job: Job, place: int) -> str:
 def _choose_compared(job: Job, blocks: Blocks, found: RankSet) -> None:
     """The ranks with enough blocks and the same steps as the others."""
     own, step = blocks.own_s_RK[found.places], blocks.step_s_RK[found.places]
-    enough = (~np.isnan(own)).sum(axis=1) >= MIN_BLOCKS
+    enough = (~np.isnan(own)).sum(axis=1) >= FIRST_STEPS
     short = [place for place, is_enough in zip(found.places, enough, strict=True) if not is_enough]
     if short:
         found.reasons.append(f"{name_ranks(job.names(short))} measured too few iterations")
     if not enough.any():
         return
     common = ~np.isnan(step[enough]).any(axis=0)
-    step_s_R = row_medians(np.where(common[None, :], step, math.nan) if common.any() else step)
+    step_s_R = medians(np.where(common[None, :], step, math.nan) if common.any() else step)
     found.step_s = float(np.nanmedian(step_s_R[enough])) if not np.isnan(step_s_R[enough]).all() else 0.0
     others = np.abs(step_s_R - found.step_s) > OTHER_STEP_SHARE * found.step_s + 2.0 * FLOOR_S
     apart = [place for place, is_other in zip(found.places, others & enough, strict=True) if is_other]
@@ -201,7 +204,7 @@ def _stages(job: Job, found: RankSet) -> dict[int, int]:
     return stages
 
 
-def _patterns(job: Job, found: RankSet, own_s_RK: Times) -> tuple[dict[int, Pattern], Times]:
+def _watch(job: Job, found: RankSet, own_s_RK: Times, block_iterations: int) -> Findings:
     """When which rank's own work takes longer than that of its like. In a pipeline a rank's like has the same stage."""
     stages = found.stages
     alike: list[list[int]] = [list(range(len(found.compared)))]
@@ -214,30 +217,23 @@ def _patterns(job: Job, found: RankSet, own_s_RK: Times) -> tuple[dict[int, Patt
         single = [found.compared[rows[0]] for rows in by_stage.values() if len(rows) == 1] if replicas else []
         if single:
             found.reasons.append(f"{name_ranks(job.names(single))} have no rank of the same pipeline stage beside them")
-    patterns: dict[int, Pattern] = {}
-    late_s_RK = np.full(own_s_RK.shape, math.nan)
-    for rows in alike:
-        lateness = compare(own_s_RK[rows], found.step_s)
-        late_s_RK[rows] = lateness.late_s_RK
-        for i, row in enumerate(rows):
-            place = found.compared[row]
-            margin_s = float(lateness.margin_s_R[i])
-            found.margin_s[place] = margin_s
-            pattern = find_pattern(lateness.late_s_RK[i], margin_s, lateness.block_margin_s)
-            if pattern is not None:
-                patterns[place] = pattern
+    known_K = (~np.isnan(own_s_RK)).sum(axis=0)
+    own_s_RK = np.where(known_K >= MOST_RANKS * known_K.max(initial=0), own_s_RK, math.nan)
+    watched = find_late_ranks(own_s_RK.T, found.step_s, alike=alike, steps_per_row=block_iterations)
+    found.margin_s = dict(zip(found.compared, watched.least_s_R.tolist(), strict=True))
     if len(alike[0]) == len(found.compared) and len(set(stages.values())) > 1:
-        _refuse_unlike_stages(found, patterns, own_s_RK)
-    return patterns, late_s_RK
+        _refuse_unlike_stages(found, watched, own_s_RK)
+    return watched
 
 
-def _refuse_unlike_stages(found: RankSet, patterns: dict[int, Pattern], own_s_RK: Times) -> None:
+def _refuse_unlike_stages(found: RankSet, watched: Findings, own_s_RK: Times) -> None:
     """Without a second rank of the same stage, longer work may be the model's: layers are not spread evenly."""
-    middle = row_medians(own_s_RK)
-    for place, pattern in patterns.items():
-        others = np.delete(middle, found.compared.index(place))
-        alike = len(others) > 1 and float(np.ptp(others)) <= ALIKE_STAGES * pattern.late_s
-        if pattern.kind == CHRONIC and not alike:
+    middle_s_R = medians(own_s_RK)
+    for late in watched.late:
+        others = np.delete(middle_s_R, late.rank)
+        alike = len(others) > 1 and float(np.ptp(others)) <= ALIKE_STAGES * late.late_s
+        if late.kind == CHRONIC and not alike:
+            place = found.compared[late.rank]
             found.refused[place] = "pipeline stages differ in their work, and no other rank has the same stage"
 
 
@@ -279,28 +275,27 @@ def _hidden_times(job: Job, found: RankSet) -> None:
         found.reasons.append(f"up to {longest} in collectives that were put aside: they run {where}")
 
 
-def _name(job: Job, found: RankSet, patterns: dict[int, Pattern], own_s_RK: Times) -> None:
+def _name(job: Job, found: RankSet, watched: Findings, own_s_RK: Times) -> None:
     """The late ranks: longer work, that the members of their groups wait for, and that nothing hidden can explain."""
-    late = {place: p for place, p in patterns.items() if p.kind in (CHRONIC, SINCE)}
-    largest_s = max((p.late_s for p in late.values()), default=0.0)
-    found.late = {place: p for place, p in late.items() if p.late_s >= SECOND_SHARE * largest_s}
-    latest = max(found.late, key=lambda place: found.late[place].late_s, default=None)
-    known = np.flatnonzero(~np.isnan(own_s_RK).all(axis=0)).tolist()
-    chosen = found.late[latest].blocks if latest is not None else known
-    found.own_s = dict(zip(found.compared, row_medians(own_s_RK[:, chosen]).tolist(), strict=True))
+    largest_s = max((late.late_s for late in watched.late), default=0.0)
+    found.late = {found.compared[r.rank]: r for r in watched.late if r.late_s >= SECOND_SHARE * largest_s}
+    first = watched.late[0].spans[-1].first if watched.late else 0
+    known_K = ~np.isnan(own_s_RK).all(axis=0)
+    chosen = [k for k in np.flatnonzero(known_K).tolist() if k >= first]
+    found.own_s = dict(zip(found.compared, medians(own_s_RK[:, chosen]).tolist(), strict=True))
     found.waits = _waits(job, found, chosen)
     waited_s_R = waited_for(len(job.ranks), found.waits)[found.compared]
     paced_s_R = job.numbers(found.compared, "parts", "pacing_s")  # early ranks that are delayed wait for less
-    waited_s_R += np.maximum(others_median(paced_s_R[:, None])[:, 0] - paced_s_R, 0.0)
+    waited_s_R += np.maximum(-lateness_of(paced_s_R), 0.0)
     waited_s = dict(zip(found.compared, waited_s_R.tolist(), strict=True))
-    for place, pattern in found.late.items():
+    for place, late in found.late.items():
         side_s = number(job.snapshots[place], "side", "seconds") or 0.0
         if place in found.refused:
             continue
-        if waited_s[place] < max(CONFIRMED_SHARE * pattern.late_s, found.floor_s):
+        if waited_s[place] < max(CONFIRMED_SHARE * late.late_s, FLOOR_S):
             found.not_waited_for.append(place)
             found.refused[place] = "no member of its groups was seen to wait for it"
-        elif pattern.late_s - side_s < SECOND_SHARE * pattern.late_s:
+        elif late.late_s - side_s < SECOND_SHARE * late.late_s:
             found.refused[place] = f"it may be waiting for collectives that run {job.aside([place])}"
         else:
             found.named.append(place)
@@ -318,21 +313,19 @@ def _waits(job: Job, found: RankSet, chosen: list[int]) -> list[Wait]:
     return waits
 
 
-def _set_pattern(job: Job, found: RankSet, patterns: dict[int, Pattern], late_s_RK: Times) -> None:
-    turns = {place: p for place, p in patterns.items() if p.kind in (SOMETIMES, ONCE)}
-    known_K = ~np.isnan(late_s_RK).all(axis=0)
-    covered = {block for pattern in turns.values() for block in pattern.blocks}
+def _set_pattern(job: Job, found: RankSet, watched: Findings) -> None:
+    turns = {found.compared[late.rank]: late for late in watched.past}
     wait_s = float(job.numbers(found.compared, "wait", "mean_s").min())
     certain = found.complete and not found.refused and wait_s > found.floor_s and found.step_s > 0.0
-    found.pattern = pattern_of_all(
-        [found.late[place].kind for place in found.named],
-        len(turns),
-        len(covered) / max(int(known_K.sum()), 1),
-        wait_s / found.step_s if certain else 0.0,
+    found.pattern = (
+        IN_TURNS
+        if watched.pattern == IN_TURNS and not found.named
+        else pattern_of_all(
+            [found.late[place].kind for place in found.named], 0, 0.0, wait_s / found.step_s if certain else 0.0
+        )
     )
     if found.pattern == IN_TURNS:
-        found.late = turns
-        found.lost_s = float(np.maximum(np.nanmax(late_s_RK[:, known_K], axis=0), 0.0).mean())
+        found.late, found.lost_s = turns, watched.lost_s
     elif not found.named:
         found.late |= turns
         found.lost_s = wait_s if found.pattern == VARIATION else 0.0

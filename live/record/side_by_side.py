@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.lateness.medians import Times, others_median
+from paceenv.core.lateness.watch import lateness_of
 from paceenv.core.wording import name_ranks
 from paceenv.live.observe.locality import parse_list
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 
+FLOOR_S = 0.5e-3
+"""A shorter wait is not told apart from none, seconds."""
 WHOLE_SHARE = 0.9
 """A rank's block with a smaller share of the steps that another rank has in it is left out."""
 MAX_BLOCKS = 128
@@ -38,6 +40,7 @@ MAX_OPERATIONS = 64
 MAX_RANKS = 1_000_000
 _RANKS = re.compile(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")
 Key = tuple[Any, ...]
+Times = NDArray[np.float64]
 
 
 class Blocks(NamedTuple):
@@ -142,7 +145,6 @@ class Operation(NamedTuple):
     group: Group
     places: NDArray[np.int64]
     blocked_s_EK: Times
-    per_step: float
 
     @property
     def common_end(self) -> bool:
@@ -179,7 +181,7 @@ def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
         grid: the blocks that all ranks are compared on; None where there is none.
     """
     groups: dict[Key, Group] = {}
-    rows: dict[tuple[Key, str], list[tuple[int, Times, float]]] = {}
+    rows: dict[tuple[Key, str], list[tuple[int, Times]]] = {}
     other_s_R, ungrouped_s_R = np.zeros(len(snapshots)), np.zeros(len(snapshots))
     grid = grid or Grid(1, 0, 1)
     for place, snapshot in enumerate(snapshots):
@@ -197,7 +199,7 @@ def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
             else:
                 blocked_s_K = on_grid(grid, snapshot, item.get("blocks_s"))
                 blocked_s_K = np.where(np.isnan(blocked_s_K), blocked_s, blocked_s_K)
-                rows.setdefault((key, op), []).append((place, blocked_s_K, number(item, "per_step") or 0.0))
+                rows.setdefault((key, op), []).append((place, blocked_s_K))
     operations = [_operation(op, groups[key], entries) for (key, op), entries in rows.items()]
     return Traffic(list(groups.values()), operations, other_s_R, ungrouped_s_R)
 
@@ -243,14 +245,14 @@ def _read_unseen(snapshot: Snapshot, keys: dict[float | None, Key], groups: dict
             group.unseen_why = group.unseen_why or text(item, "why")
 
 
-def _operation(op: str, group: Group, entries: list[tuple[int, Times, float]]) -> Operation:
+def _operation(op: str, group: Group, entries: list[tuple[int, Times]]) -> Operation:
     """Entries of the same rank (several sizes of payload) are summed."""
-    places = sorted({place for place, _, _ in entries})
+    places = sorted({place for place, _ in entries})
     index = {place: e for e, place in enumerate(places)}
     blocked_s_EK = np.zeros((len(places), len(entries[0][1])))
-    for place, blocked_s_K, _ in entries:
+    for place, blocked_s_K in entries:
         blocked_s_EK[index[place]] += blocked_s_K
-    return Operation(op, group, np.array(places), blocked_s_EK, max(per_step for _, _, per_step in entries))
+    return Operation(op, group, np.array(places), blocked_s_EK)
 
 
 def connected_sets(ranks: int, groups: Iterable[Group]) -> list[list[int]]:
@@ -291,8 +293,15 @@ def waited_for(ranks: int, waits: Iterable[Wait]) -> Times:
     found = np.zeros(ranks)
     for wait in waits:
         if len(wait.places) > 1:
-            others = others_median(wait.wait_s_E[:, None])[:, 0]
-            found[wait.places] += np.maximum(others - wait.wait_s_E, 0.0)
+            found[wait.places] += np.maximum(-lateness_of(wait.wait_s_E), 0.0)
+    return found
+
+
+def medians(table_RK: Times) -> Times:
+    """The median of what is known in each row, ``(R,)``; unknown where nothing is."""
+    found = np.full(len(table_RK), math.nan)
+    known = ~np.isnan(table_RK).all(axis=1)
+    found[known] = np.nanmedian(table_RK[known], axis=1)
     return found
 
 

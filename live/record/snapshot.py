@@ -17,7 +17,7 @@ parts       where a regular step went, means that add up to it: ``compute_s``, `
             ``pacing_s``
 own         the step outside all blocking operations and delays: ``mean_s``, and ``blocks``: ``iterations`` of a block
             (a power of 2), number ``first`` of the first kept (block k is the iterations from ``k * iterations``
-            on), and for each of at most 32 blocks its means per step, or null: ``own_s``, ``step_s``, ``blocked_s``;
+            on), and for each of at most 64 blocks its means per step, or null: ``own_s``, ``step_s``, ``blocked_s``;
             and its number of ``steps``
 collectives at most 32, the longest first, the rest summed as op "other": ``op``, ``group`` (a number), ``bytes``,
             ``per_step``, ``blocked_s`` (mean blocked time per step), ``blocks_s`` (the same in each block)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.clocks import on_one_clock
-from paceenv.diagnosis.diagnose import diagnose_matrix
+from paceenv.diagnosis.diagnose import diagnose_matrix, with_agent
 from paceenv.diagnosis.host_activity import LateHost, find_late_hosts
 from paceenv.diagnosis.lateness_over_time import LatenessOverTime, find_lateness
 from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
@@ -88,8 +88,10 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
             failed.append(error)
         else:
             notes = (*notes, clocks) if clocks else notes
-            diagnosis = diagnose_matrix(matrix)
-            lateness = find_lateness(matrix, hosts=inputs.trace.metadata.of_ranks("host"))
+            diagnosis = with_agent(diagnose_matrix(matrix), inputs.trace.metadata.job)
+            lateness = find_lateness(
+                matrix, hosts=inputs.trace.metadata.of_ranks("host"), own_contains_waiting=diagnosis.aside
+            )
             error_s = inputs.trace.metadata.job.get("clock_error_s", 0.0)
             late_hosts = tuple(find_late_hosts(inputs.activity, clock_error_s=error_s))
     elif inputs.why_no_trace and not any(hang.hangs for hang in hangs):

@@ -29,6 +29,17 @@ TRANSFER_COMPONENTS: Final = ("link", "contention", "tenant")
 
 
 @dataclass(frozen=True)
+class Component:
+    """What one cause adds to durations: its name, and for other work than compute and transfers the operation."""
+
+    name: str
+    operation: str = ""
+
+
+GAP: Final = Component("gap")
+
+
+@dataclass(frozen=True)
 class TimeAttribution:
     """What each component costs of a mean step.
 
@@ -36,23 +47,27 @@ class TimeAttribution:
 
     ``base_s`` is the mean step without any component, ``measured_s`` with all. Components of compute and of transfers
     have the names above, with ``stall``, ``timeout``, ``hiccup`` and ``transfer`` (the rest of transfers). Each kind of
-    other work has two: ``work:<operation>`` is fixed per rank, ``varies:<operation>`` is not. Each operation that only
-    some steps have has one, ``extra:<operation>``, and ``present`` counts these steps. ``stack`` replays any selection
+    other work has two: ``work`` is fixed per rank, ``varies`` is not. Each operation that only some steps have has one,
+    ``extra``, and ``present`` counts these steps. ``stack`` replays any selection
     of components.
     """
 
-    cost_s: dict[str, float]
+    cost_s: dict[Component, float]
     base_s: float
     measured_s: float
     compute: ComputeAttribution
     transfers: TransferAttribution
-    present: dict[str, int]
+    present: dict[Component, int]
     stack: _Stack
 
-    def saved_s(self, names: frozenset[str]) -> float:
+    def of(self, name: str) -> float:
+        """What a component of compute or of transfers costs, seconds."""
+        return self.cost_s.get(Component(name), 0.0)
+
+    def saved_s(self, components: frozenset[Component]) -> float:
         """Seconds by which a mean step is shorter without these components while all others stay."""
-        gap_s = self.cost_s["gap"]
-        return self.measured_s - gap_s - self.stack.without_s(names) + (gap_s if "gap" in names else 0.0)
+        gap_s = self.cost_s[GAP]
+        return self.measured_s - gap_s - self.stack.without_s(components) + (gap_s if GAP in components else 0.0)
 
 
 def split(matrix: OperationMatrix, graph: Graph, own_NT: Array) -> TimeAttribution:
@@ -62,30 +77,30 @@ def split(matrix: OperationMatrix, graph: Graph, own_NT: Array) -> TimeAttributi
     other = _other(matrix, compute, transfers, own_NT)
     stack = _Stack(matrix, graph, compute, transfers, other, own_NT)
     cost_s, base_s, whole_s = stack.costs()
-    cost_s["gap"] = measured_s - whole_s
+    cost_s[GAP] = measured_s - whole_s
     present = {name: int((own_NT[operations].sum(axis=0) > 0.0).sum()) for name, (operations, _) in other.items()}
     return TimeAttribution(cost_s, base_s, measured_s, compute, transfers, present, stack)
 
 
 def _other(
     matrix: OperationMatrix, compute: ComputeAttribution, transfers: TransferAttribution, own_NT: Array
-) -> dict[str, tuple[Integers, Array]]:
+) -> dict[Component, tuple[Integers, Array]]:
     """Operations that neither compute nor meet, by component, and what they take beyond the ideal, seconds."""
     described = np.zeros(len(matrix.op_N), np.bool_)
     described[compute.operation] = described[transfers.operation] = True
     communicates = matrix.is_collective_N | matrix.is_transfer_N
-    found: dict[str, tuple[Integers, Array]] = {}
+    found: dict[Component, tuple[Integers, Array]] = {}
     ideal_NT, usual = ideal_durations(matrix, own_NT), matrix.usual_N
     for op, name in enumerate(matrix.ops):
         operations = np.flatnonzero((matrix.op_N == op) & ~described & ~communicates)
         rare, often = operations[~usual[operations]], operations[usual[operations]]
         if name == PACE_OP or len(rare):
             taken = operations if name == PACE_OP else rare
-            found[f"extra:{name}"] = (taken, own_NT[taken])
+            found[Component("extra", name)] = (taken, own_NT[taken])
         if name != PACE_OP and len(often):
             fixed = np.broadcast_to(own_NT[often].mean(axis=1, keepdims=True), own_NT[often].shape)
-            found[f"work:{name}"] = (often, fixed - ideal_NT[often])
-            found[f"varies:{name}"] = (often, own_NT[often] - fixed)
+            found[Component("work", name)] = (often, fixed - ideal_NT[often])
+            found[Component("varies", name)] = (often, own_NT[often] - fixed)
     return found
 
 
@@ -98,13 +113,13 @@ class _Stack:
         graph: Graph,
         compute: ComputeAttribution,
         transfers: TransferAttribution,
-        other: dict[str, tuple[Integers, Array]],
+        other: dict[Component, tuple[Integers, Array]],
         own_NT: Array,
     ) -> None:
         self._graph, self._own_NT = graph, own_NT
         self._compute, self._transfers, self._other = compute, transfers, other
         names = [*COMPUTE_COMPONENTS, "stall", *TRANSFER_COMPONENTS, "timeout", "hiccup", "transfer"]
-        self._names = [name for name in names if self._differs(name)] + list(other)
+        self._components = [Component(name) for name in names if self._differs(name)] + list(other)
 
     def _differs(self, name: str) -> bool:
         if name in COMPUTE_COMPONENTS:
@@ -119,31 +134,32 @@ class _Stack:
         }
         return bool((np.abs(values[name]) > 1e-12).any())
 
-    def mean_s(self, on: frozenset[str], every: int = 1) -> float:
+    def mean_s(self, on: frozenset[Component], every: int = 1) -> float:
         """Mean step of the replay with only the components ``on``, of every so many-th step."""
         d_NT = self._own_NT[:, ::every].copy()
         c, t = self._compute, self._transfers
+        names = {component.name for component in on}
 
-        def product(part: ComputeAttribution | TransferAttribution, names: tuple[str, ...]) -> Array:
+        def product(part: ComputeAttribution | TransferAttribution, factors: tuple[str, ...]) -> Array:
             out = np.broadcast_to(part.base_s, (len(part.operation), self._own_NT.shape[1]))[:, ::every].copy()
-            for name in names:
-                if name in on:
+            for name in factors:
+                if name in names:
                     factor = getattr(part, name)
                     out *= factor[:, ::every] if factor.shape[1] > 1 else factor
             return out
 
-        d_NT[c.operation] = product(c, COMPUTE_COMPONENTS) + (c.stall_s[:, ::every] if "stall" in on else 0.0)
+        d_NT[c.operation] = product(c, COMPUTE_COMPONENTS) + (c.stall_s[:, ::every] if "stall" in names else 0.0)
         transfer = product(t, ("link", "tenant"))
-        if "transfer" in on:
+        if "transfer" in names:
             transfer *= t.rest[:, ::every]
-        late_s = t.timeout_s[:, ::every] if "timeout" in on else 0.0
-        if "hiccup" in on:
+        late_s = t.timeout_s[:, ::every] if "timeout" in names else 0.0
+        if "hiccup" in names:
             late_s = late_s + t.hiccup_s[:, ::every]
-        for name, (operations, excess) in self._other.items():
-            if name not in on:
+        for component, (operations, excess) in self._other.items():
+            if component not in on:
                 d_NT[operations] -= excess[:, ::every]
         d_NT[t.operation] = np.maximum(transfer + late_s, 0.0)
-        if "contention" in on:
+        if "contention" in names:
             transfer *= t.beside[:, ::every]
             # which groups meet on the uplink depends on the other components
             for shared in t.uplinks:
@@ -158,22 +174,22 @@ class _Stack:
             d_NT[t.operation] = np.maximum(transfer + late_s, 0.0)
         return float(replay(self._graph, np.maximum(d_NT, 0.0)).mean())
 
-    def without_s(self, names: frozenset[str]) -> float:
+    def without_s(self, components: frozenset[Component]) -> float:
         """Mean step of the replay with all components but these."""
-        return self.mean_s(frozenset(self._names) - names)
+        return self.mean_s(frozenset(self._components) - components)
 
-    def costs(self) -> tuple[dict[str, float], float, float]:
+    def costs(self) -> tuple[dict[Component, float], float, float]:
         """Shapley cost of every component, seconds; the mean step without any, and with all."""
-        every_component, none = frozenset(self._names), frozenset[str]()
+        every_component, none = frozenset(self._components), frozenset[Component]()
         whole_s, bare_s = self.mean_s(every_component), self.mean_s(none)
         effect = {
-            name: max(
-                abs(whole_s - self.mean_s(every_component - {name})), abs(self.mean_s(frozenset({name})) - bare_s)
-            )
-            for name in self._names
+            one: max(abs(whole_s - self.mean_s(every_component - {one})), abs(self.mean_s(frozenset({one})) - bare_s))
+            for one in self._components
         }
         least = MIN_COMPONENT * whole_s
-        chosen = sorted((n for n in self._names if effect[n] > least), key=lambda n: -effect[n])[:MAX_COMPONENTS]
+        chosen = sorted((one for one in self._components if effect[one] > least), key=lambda one: -effect[one])[
+            :MAX_COMPONENTS
+        ]
         fixed = every_component - set(chosen)
         every = max(1, math.ceil(self._own_NT.size * 2.0 ** len(chosen) / (8.0 * MAX_WORK)))
         value = {
@@ -182,11 +198,11 @@ class _Stack:
             for part in combinations(chosen, size)
         }
         n = len(chosen)
-        costs = dict.fromkeys(self._names, 0.0)
-        for name in chosen:
+        costs = dict.fromkeys(self._components, 0.0)
+        for one in chosen:
             for part, value_s in value.items():
-                if name not in part:
+                if one not in part:
                     k = len(part)
                     weight = math.factorial(k) * math.factorial(n - k - 1) / math.factorial(n)
-                    costs[name] += weight * (value[part | {name}] - value_s)
+                    costs[one] += weight * (value[part | {one}] - value_s)
         return costs, value[none], whole_s

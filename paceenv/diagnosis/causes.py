@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from paceenv.diagnosis.attribution import TimeAttribution
+from paceenv.diagnosis.attribution import Component, TimeAttribution
 from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.diagnosis.own_overlap import Partner
 from paceenv.diagnosis.transfer_attribution import TransferClass
@@ -67,7 +67,7 @@ class Cause:
 
 def name_causes(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[Cause, ...]:
     """The causes of a job's lost time, the largest first; those that cost next to nothing are left out."""
-    parts: dict[str, list[tuple[str, float]]] = {cause: [] for cause in CAUSES}
+    parts: dict[str, list[tuple[Component, float]]] = {cause: [] for cause in CAUSES}
     for cause, component, share in _parts(attribution):
         parts[cause].append((component, share))
     costs = {
@@ -100,10 +100,10 @@ def _pacing(cause: str, attribution: TimeAttribution) -> str:
 
 def _is_between_groups(attribution: TimeAttribution) -> bool:
     """Whether the job's own groups contend, and not some traffic without memory, which no delay can anticipate."""
-    return attribution.cost_s.get("contention", 0.0) >= attribution.cost_s.get("transfer", 0.0)
+    return attribution.of("contention") >= attribution.of("transfer")
 
 
-def _saved(attribution: TimeAttribution, cost_s: float, parts: Sequence[tuple[str, float]]) -> str:
+def _saved(attribution: TimeAttribution, cost_s: float, parts: Sequence[tuple[Component, float]]) -> str:
     """The step time without a cause while all others stay; these may hide that it is gone."""
     saved_s = attribution.saved_s(frozenset(component for component, share in parts if share == 1.0))
     saved_s += sum(share * attribution.saved_s(frozenset({component})) for component, share in parts if share != 1.0)
@@ -113,33 +113,38 @@ def _saved(attribution: TimeAttribution, cost_s: float, parts: Sequence[tuple[st
     return said + (" (the other causes hide it: fix them first)" if saved_s < HIDDEN * cost_s else "")
 
 
-def _parts(attribution: TimeAttribution) -> Iterator[tuple[str, str, float]]:
+_OF_COMPONENT: Final = {
+    "stage": STAGE,
+    "rank": SLOW_RANK,
+    "episode": FAIL_SLOW,
+    "drift": DRIFT,
+    "data": DATA,
+    "stall": STALLS,
+    "link": LOCALITY,
+    "contention": CONTENTION,
+    "tenant": TENANT,
+    "timeout": INCAST,
+    "hiccup": STALLS,
+    "transfer": CONTENTION,
+    "gap": STALLS,
+    "work": SLOW_RANK,
+    "varies": STALLS,
+}
+_OF_EXTRA: Final = {"restart": RESTART, "pace": PACING, "gc": STALLS}
+"""Other work that only some steps have is a checkpoint."""
+
+
+def _parts(attribution: TimeAttribution) -> Iterator[tuple[str, Component, float]]:
     """The causes that a component goes to, as cause, component and share of the component."""
-    of_component = {
-        "stage": STAGE,
-        "rank": SLOW_RANK,
-        "episode": FAIL_SLOW,
-        "drift": DRIFT,
-        "data": DATA,
-        "stall": STALLS,
-    }
-    of_component |= {"link": LOCALITY, "contention": CONTENTION, "tenant": TENANT, "timeout": INCAST, "hiccup": STALLS}
-    of_component |= {"transfer": CONTENTION, "gap": STALLS}
-    of_extra = {"restart": RESTART, "pace": PACING, "gc": STALLS}
     for component in attribution.cost_s:
-        kind, _, operation = component.partition(":")
-        if component == "rest":
+        if component.name == "rest":
             skewed = _skewed_share(attribution)
             yield DATA if attribution.compute.skewness <= MAX_DATA_SKEWNESS else STALLS, component, skewed
             yield AMPLIFICATION, component, 1.0 - skewed
-        elif kind == "work":
-            yield SLOW_RANK, component, 1.0
-        elif kind == "varies":
-            yield STALLS, component, 1.0
-        elif kind == "extra":
-            yield of_extra.get(operation, CHECKPOINT), component, 1.0
+        elif component.name == "extra":
+            yield _OF_EXTRA.get(component.operation, CHECKPOINT), component, 1.0
         else:
-            yield of_component[component], component, 1.0
+            yield _OF_COMPONENT[component.name], component, 1.0
 
 
 def _skewed_share(attribution: TimeAttribution) -> float:
@@ -165,8 +170,8 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
     c = attribution.compute
     at = np.flatnonzero(c.slow_R)
     at = at[np.argsort(-c.rank_R[at], kind="stable")]
-    work = {k.partition(":")[2]: v for k, v in attribution.cost_s.items() if k.startswith("work:")}
-    if max(work.values(), default=0.0) > attribution.cost_s.get("rank", 0.0):
+    work = {one.operation: cost_s for one, cost_s in attribution.cost_s.items() if one.name == "work"}
+    if max(work.values(), default=0.0) > attribution.of("rank"):
         op = max(work, key=lambda name: work[name])
         operations = np.flatnonzero(matrix.is_op(op))
         own_R = np.bincount(matrix.rank_N[operations], matrix.duration_NT[operations].mean(axis=1), len(matrix.ranks))
@@ -186,8 +191,9 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
     # ranks far above the others are broken; many ranks a little above them are a mixed fleet
     clear = [int(r) for r in at if c.rank_R[r] - 1.0 > 0.5 * (c.rank_R[worst] - 1.0)]
     if len(clear) <= max(1, len(matrix.ranks) // 8):
-        word = "worker" if len(clear) == 1 else "workers"
-        return evidence, f"replace {word} {_ranks(matrix, clear, 8)}"
+        word, it, them = ("rank", "it has", "it") if len(clear) == 1 else ("ranks", "they have", "them")
+        find = f"find out why {word} {_ranks(matrix, clear, 8)} took longer: clocks, its host, or work that only {it}"
+        return evidence, f"{find}; replace {them} if nothing else is found"
     return evidence, "ranks are unequal: give slower ones less work, or pair like with like"
 
 
@@ -354,7 +360,7 @@ def _locality(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[st
 
 def _stalls(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
     c, t = attribution.compute, attribution.transfers
-    parts = {name: attribution.cost_s.get(name, 0.0) for name in ("stall", "hiccup", "gap", "rest")}
+    parts = {name: attribution.of(name) for name in ("stall", "hiccup", "gap", "rest")}
     parts["rest"] *= _skewed_share(attribution) * (c.skewness > MAX_DATA_SKEWNESS)
     most = max(parts, key=lambda name: parts[name])
     if most == "gap":
@@ -381,18 +387,18 @@ def _stalls(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str,
 
 
 def _checkpoint(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
-    steps = max(
-        (n for k, n in attribution.present.items() if k.startswith("extra:") and k not in _OTHER_EXTRAS), default=0
-    )
-    names = sorted(
-        k.partition(":")[2] for k in attribution.present if k.startswith("extra:") and k not in _OTHER_EXTRAS
-    )
+    written = {
+        one.operation: steps
+        for one, steps in attribution.present.items()
+        if one.name == "extra" and one.operation not in _OF_EXTRA
+    }
+    names, steps = sorted(written), max(written.values(), default=0)
     evidence = f"{' and '.join(names)} in {steps} of {matrix.steps} steps"
     return evidence, "write checkpoints asynchronously, or less often (Young's interval)"
 
 
 def _restart(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
-    steps = attribution.present.get("extra:restart", 0)
+    steps = attribution.present.get(Component("extra", "restart"), 0)
     return f"{steps} restarts in {matrix.steps} steps", "find the failing node; restart warm"
 
 
@@ -409,7 +415,6 @@ def _own_pacing(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[
     return "ranks hold themselves back", "compare with pacing off (canary): this pacing costs more than it may gain"
 
 
-_OTHER_EXTRAS = {"extra:restart", "extra:pace", "extra:gc"}
 _WORDS: Final[dict[str, Callable[[OperationMatrix, TimeAttribution], tuple[str, str]]]] = {
     AMPLIFICATION: _amplification,
     SLOW_RANK: _slow,

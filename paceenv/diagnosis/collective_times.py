@@ -15,16 +15,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core.lateness.watch import find_late_ranks
 from paceenv.diagnosis.standstill import NEEDS_ALL
 from paceenv.importers.collective_names import op_name
 from paceenv.importers.nccl_inspector import InspectorLog
 
 MIN_SHARED: Final = 20
 """Collectives that all members of a communicator must have recorded."""
-MIN_SHARE: Final = 0.5
-"""Share of them in which a rank must be the last to be named."""
-MIN_LATE_SHARE: Final = 0.02
-"""Of the time that collectives take: a rank later by less is not named."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +49,12 @@ class LastArrival:
     members: int  # how many ranks it has
     ranks: int  # how many of them have a log
     shared: int  # collectives that all of those recorded
-    rank: int  # the rank that is last most often, by its number in the communicator
+    rank: int  # the late rank, else the one that is last most often, by its number in the communicator
     process: str  # its host and process
     share: float  # share of the shared collectives in which it is
     late_s: float  # by how much it is the last, seconds, at the median
     waited_share: float  # share of the others' time in these collectives that they wait for it
-
-    @property
-    def is_late(self) -> bool:
-        """Whether that is more than chance and matters."""
-        return self.share > MIN_SHARE and self.waited_share > MIN_LATE_SHARE and self.ranks > 1
+    is_late: bool  # whether the detector of late ranks names it
 
     def text(self) -> str:
         """One line."""
@@ -103,7 +96,7 @@ class CollectiveTimes:
             "processes": self.processes,
             "verdict": self.verdict,
             "collectives": [vars(row) for row in self.rows],
-            "last_arrivals": [vars(one) | {"is_late": one.is_late} for one in self.arrivals],
+            "last_arrivals": [vars(one) for one in self.arrivals],
             "notes": list(self.notes),
         }
 
@@ -164,21 +157,24 @@ def _rows(name: str, records: list[tuple[int, InspectorLog, NDArray[np.int64]]])
 def _last(name: str, members: int, records: list[tuple[int, InspectorLog, NDArray[np.int64]]]) -> LastArrival | str:
     """Who arrives last, or why that cannot be said."""
     ops = sorted({op for _, log, _ in records for op in log.ops if op_name(op) in NEEDS_ALL})
-    time_RC = np.concatenate([np.empty((len(records), 0)), *(_shared_s(op, records) for op in ops)], axis=1)
+    tables = [_shared_s(op, records) for op in ops]
+    time_RC = np.concatenate([np.empty((len(records), 0)), *tables], axis=1)
+    order = np.concatenate([np.empty(0), *((np.arange(t.shape[1]) + 0.5) / max(t.shape[1], 1) for t in tables)])
+    time_RC = time_RC[:, np.argsort(order, kind="stable")]  # the operations take turns, as they do in a step
     shared = time_RC.shape[1]
     if shared < MIN_SHARED:
         few = f"{shared} collectives that all its {len(records)} logs have"
         return f"communicator {name}: {few}; {MIN_SHARED} are needed"
-    last_C = time_RC.argmin(axis=0)
-    often = np.bincount(last_C, minlength=len(records))
-    k = int(often.argmax())
+    often = np.bincount(time_RC.argmin(axis=0), minlength=len(records))
+    late = find_late_ranks(-time_RC.T, np.median(time_RC, axis=0)).late
+    k = late[0].rank if late else int(often.argmax())
     others_RC = np.delete(time_RC, k, axis=0)
     late_C = others_RC.min(axis=0) - time_RC[k]
     rank, log = records[k][:2]
     waited = float(np.maximum(others_RC - time_RC[k], 0.0).sum() / others_RC.sum())
     return LastArrival(
         name, members, len(records), shared, rank, log.process, float(often[k] / shared),
-        float(np.median(late_C)), waited,
+        float(np.median(late_C)), waited, bool(late),
     )  # fmt: skip
 
 

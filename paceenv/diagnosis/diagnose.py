@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,6 +26,8 @@ MIN_STEPS: Final = 3
 """With fewer steps nothing that lasts or recurs is visible."""
 MIN_OPERATIONS: Final = 8
 """Compute operations of a rank in all steps together; fewer do not show what is usual."""
+MAX_ASIDE: Final = 0.02
+"""Share of a step in collectives beside it; with more, own work cannot be told from waiting."""
 INSUFFICIENT: Final = "insufficient evidence"
 UNDETERMINED: Final = "cannot be determined"
 
@@ -35,8 +38,28 @@ def diagnose(trace: Trace, *, job: str | None = None) -> Diagnosis:
     Raises InputError: the trace holds several jobs and none is named, or no such job.
     """
     matrix, note = on_one_clock(read_matrix(trace, job=job))
-    found = diagnose_matrix(matrix)
+    found = with_agent(diagnose_matrix(matrix), trace.metadata.job)
     return replace(found, notes=(note, *found.notes)) if note else found
+
+
+def with_agent(found: Diagnosis, job: Mapping[str, Any]) -> Diagnosis:
+    """The diagnosis of a live job's trace, led by what the job's own agent says of late ranks.
+
+    Args:
+        job: of the trace's metadata; the diagnosis is returned as it is where no agent wrote into it.
+    """
+    agent = job.get("agent")
+    if not isinstance(agent, Mapping) or not isinstance(agent.get("text"), str):
+        return found
+    found = replace(found, agent=agent["text"], late=bool(agent.get("late")))
+    aside_s = agent.get("aside_s")
+    if not isinstance(aside_s, (int, float)) or not aside_s > MAX_ASIDE * found.step_time_s:
+        return found
+    why = f"collectives of {duration(aside_s)} a step run beside the compute, whose rows contain the waiting for them"
+    return replace(
+        found, refused=f"{UNDETERMINED}: {why}", causes=(), slowdown=None, ideal_step_time_s=None, attribution=None,
+        bare_step_s=None, doubt="", aside=why,
+    )  # fmt: skip
 
 
 def diagnose_matrix(matrix: OperationMatrix) -> Diagnosis:

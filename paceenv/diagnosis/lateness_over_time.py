@@ -1,6 +1,6 @@
 """When ranks of a trace turned late, by how much, and how soon a live watch would have named them.
 
-The ranks' own work, step by step, goes through the same watch as a running job would use
+The ranks' own work, step by step, goes through the detector that a running job uses, too
 (:mod:`paceenv.core.lateness.watch`). Ranks are compared with those of the same pipeline stage only.
 Axes: N operations, T steps, R ranks.
 """
@@ -13,15 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from paceenv.core.lateness import common_place, patterns
-from paceenv.core.lateness.watch import FIRST_STEPS, LatenessWatch, LateRank, LateSpan
+from paceenv.core.lateness import common_place, words
+from paceenv.core.lateness.watch import FIRST_STEPS, IN_TURNS, SOMETIMES, VARIATION, LateRank, find_late_ranks
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
 
-ALIKE: Final = 0.75
-"""Ranks late by at least this share of the latest one's lateness are told together with it."""
 TOGETHER_STEPS: Final = 8
-"""They began within so many steps."""
+"""Ranks that began within so many steps are told together."""
 LISTED: Final = 8
 
 
@@ -32,6 +30,7 @@ class LateTeam:
     ``late_s`` and its standard error ``error_s`` are of the latest rank, ``late_share`` in steps. ``since`` and
     ``until`` are iterations; ``until`` is None for lateness that lasts to the end. ``named_after_steps`` and
     ``named_after_s`` are the steps and seconds from ``since`` until the watch was sure; 0 for single steps.
+    ``text`` says it in words.
     """
 
     ranks: tuple[int, ...]
@@ -44,13 +43,14 @@ class LateTeam:
     spans: int
     named_after_steps: int
     named_after_s: float
+    text: str
 
 
 @dataclass(frozen=True)
 class LatenessOverTime:
     """What the watch said at the end of the trace; ``why_not`` tells why it could say nothing, else is empty.
 
-    ``lost_s`` is the mean lateness of each step's last rank, ``pattern`` one of ``patterns.PATTERNS``. ``places`` says
+    ``lost_s`` is the mean lateness of each step's last rank, ``pattern`` one of ``watch.PATTERNS``. ``places`` says
     what all late ranks have in common, ``alone`` are ranks without a peer to compare with.
     """
 
@@ -73,15 +73,14 @@ class LatenessOverTime:
         """All of it in words, the most important first."""
         if self.why_not:
             return (f"when ranks turned late cannot be determined: {self.why_not}",)
-        lines = [_late_line(team) for team in self.late] + list(self.places)
-        if self.pattern == patterns.IN_TURNS:
+        if self.pattern == IN_TURNS:
             ranks = sorted({rank for team in (*self.late, *self.past) for rank in team.ranks})
-            lines = [f"the ranks take turns: in different steps another of {name_ranks(ranks)} is late", *self.places]
+            lines = [words.turns_line(ranks, self.lost_s, self.step_s), *self.places]
         else:
-            lines += [_past_line(team) for team in self.past[:LISTED]]
+            lines = [*(team.text for team in self.late), *self.places, *(team.text for team in self.past[:LISTED])]
             if len(self.past) > LISTED:
                 lines.append(f"{len(self.past) - LISTED} more ranks were late for a while")
-        if self.pattern == patterns.VARIATION:
+        if self.pattern == VARIATION:
             share = self.lost_s / self.step_s
             lines.append(f"no rank is late for long, but the last one of each step is late by {share:.0%} of it")
         if self.alone:
@@ -100,28 +99,32 @@ def own_work(matrix: OperationMatrix, own_NT: Array | None = None) -> Array:
     return own_s_RT
 
 
-def find_lateness(matrix: OperationMatrix, *, hosts: Mapping[int, Hashable] | None = None) -> LatenessOverTime:
-    """Watch a trace from its first step to its last."""
+def find_lateness(
+    matrix: OperationMatrix, *, hosts: Mapping[int, Hashable] | None = None, own_contains_waiting: str = ""
+) -> LatenessOverTime:
+    """Watch a trace from its first step to its last.
+
+    Args:
+        hosts: of the ranks, where they are known.
+        own_contains_waiting: why nothing can be said; "" where the rows of own work are that.
+    """
     stage_R = np.zeros(len(matrix.ranks), np.int64)
     stage_R[matrix.rank_N] = matrix.stage_N
     alike = [np.flatnonzero(stage_R == stage).tolist() for stage in np.unique(stage_R)]
     alone = [matrix.ranks[places[0]] for places in alike if len(places) == 1]
     own_s_RT = own_work(matrix)
-    why_not = _why_not(matrix, len(alone), own_s_RT)
-    watch = LatenessWatch(len(matrix.ranks), alike=alike)
-    if not why_not:
-        for t, own_s_R in enumerate(own_s_RT.T):
-            watch.add(own_s_R, step_s=float(matrix.step_s_T[t]), iteration=int(matrix.iteration_T[t]))
-    found = watch.findings()
-    late = _teams(matrix, found.late, found.step_s)
-    places = {common_place.STAGE: {rank: int(stage_R[r]) for r, rank in enumerate(matrix.ranks)}}
-    if len(alike) < 2:
-        places = {}
-    place = common_place.find_common_place(
-        [rank for team in late for rank in team.ranks],
-        matrix.ranks,
-        places | ({common_place.HOST: hosts} if hosts else {}),
+    why_not = own_contains_waiting or _why_not(matrix, len(alone), own_s_RT)
+    watched = slice(0, 0 if why_not else None)
+    found = find_late_ranks(
+        own_s_RT.T[watched], matrix.step_s_T[watched], matrix.iteration_T[watched].astype(np.int64), alike=alike
     )
+    late = _teams(matrix, found.late, found.step_s)
+    places: dict[str, Mapping[int, Hashable]] = {}
+    if len(alike) > 1:
+        places[common_place.STAGE] = {rank: int(stage_R[r]) for r, rank in enumerate(matrix.ranks)}
+    if hosts:
+        places[common_place.HOST] = hosts
+    place = common_place.find_common_place([rank for team in late for rank in team.ranks], matrix.ranks, places)
     return LatenessOverTime(
         late=late,
         past=_teams(matrix, found.past, found.step_s),
@@ -148,65 +151,33 @@ def _why_not(matrix: OperationMatrix, alone: int, own_s_RT: Array) -> str:
 
 
 def _teams(matrix: OperationMatrix, rows: Sequence[LateRank], step_s: float) -> tuple[LateTeam, ...]:
-    """Ranks that are late alike, together; the order of ``rows`` stays."""
-    teams: list[list[LateRank]] = []
-    for row in rows:
-        for team in teams:
-            first = team[0]
-            near = abs(_place(matrix, row.spans[-1]) - _place(matrix, first.spans[-1])) <= TOGETHER_STEPS
-            if row.kind == first.kind and near and row.late_s >= ALIKE * first.late_s:
-                team.append(row)
-                break
-        else:
-            teams.append([row])
-    return tuple(_team(matrix, team, step_s) for team in teams)
-
-
-def _place(matrix: OperationMatrix, span: LateSpan) -> int:
-    return int(np.searchsorted(matrix.iteration_T, span.first))
+    return tuple(_team(matrix, team, step_s) for team in words.teams(rows, TOGETHER_STEPS))
 
 
 def _team(matrix: OperationMatrix, rows: Sequence[LateRank], step_s: float) -> LateTeam:
     latest = max(rows, key=lambda row: row.late_s)
-    span, begin, named = (
-        latest.spans[-1],
-        *(int(np.searchsorted(matrix.iteration_T, i)) for i in (latest.spans[-1].first, latest.spans[-1].named)),
-    )
-    single = span.first == span.last == span.named
+    span, ranks = latest.spans[-1], sorted(matrix.ranks[row.rank] for row in rows)
+    begin, named = (int(np.searchsorted(matrix.iteration_T, i)) for i in (span.first, span.named))
+    took = slice(begin, begin if span.first == span.last == span.named else named + 1)
+    took_s = float(matrix.step_s_T[took].sum())
+    since = latest.spans[0].first if latest.kind == SOMETIMES else span.first
+    late_share = latest.late_s / step_s if step_s > 0.0 else 0.0
+    if span.last is None:
+        soon = f"named after {took.stop - took.start} steps, {duration(took_s)}"
+        error = f"standard error {duration(latest.error_s)}"
+        text = f"{words.late_line(ranks, latest, span.first)}, {late_share:.0%} of the step ({error}; {soon})"
+    else:
+        text = words.past_line(ranks, latest, since, span.last)
     return LateTeam(
-        ranks=tuple(sorted(matrix.ranks[row.rank] for row in rows)),
+        ranks=tuple(ranks),
         kind=latest.kind,
         late_s=latest.late_s,
         error_s=latest.error_s,
-        late_share=latest.late_s / step_s if step_s > 0.0 else 0.0,
-        since=latest.spans[0].first if latest.kind == patterns.SOMETIMES else span.first,
+        late_share=late_share,
+        since=since,
         until=span.last,
         spans=len(latest.spans),
-        named_after_steps=0 if single else named - begin + 1,
-        named_after_s=0.0 if single else float(matrix.step_s_T[begin : named + 1].sum()),
-    )
-
-
-def _amount(team: LateTeam) -> str:
-    each = " each" if len(team.ranks) > 1 else ""
-    error = f"standard error {duration(team.error_s)}"
-    return f"by {team.late_share:.0%} of the step ({duration(team.late_s)}, {error}){each}"
-
-
-def _late_line(team: LateTeam) -> str:
-    when = {patterns.CHRONIC: "from the first step on", patterns.SINCE: f"since step {team.since}"}.get(
-        team.kind, f"now and then, {team.spans} times since step {team.since}"
-    )
-    soon = f"named after {team.named_after_steps} steps, {duration(team.named_after_s)}"
-    return f"{name_ranks(team.ranks)} {'are' if len(team.ranks) > 1 else 'is'} late {_amount(team)} {when}; {soon}"
-
-
-def _past_line(team: LateTeam) -> str:
-    was = "were" if len(team.ranks) > 1 else "was"
-    amount = f"by {duration(team.late_s)} a step"
-    if team.kind == patterns.ONCE:
-        until = f" to {team.until}" if team.until != team.since else ""
-        return f"{name_ranks(team.ranks)} {was} late once, {amount}, in step{'s' if until else ''} {team.since}{until}"
-    return (
-        f"{name_ranks(team.ranks)} {was} late now and then, {team.spans} times, last {amount}, until step {team.until}"
+        named_after_steps=took.stop - took.start,
+        named_after_s=took_s,
+        text=text,
     )

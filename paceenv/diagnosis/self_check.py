@@ -24,7 +24,7 @@ TOLERANCE: Final = 0.05
 Lin et al. (OSDI 2025) leave out jobs beyond as well. Whole traces of real jobs are replayed within 0.02.
 """
 IDEAL_TOLERANCE: Final = 0.02
-"""Share by which a step of equal workers may exceed the replayed one: medians of few values are no exact ideals."""
+"""Share by which a step of equal ranks may exceed the replayed one: medians of few values are no exact ideals."""
 EARLY_SHARE: Final = 0.02
 """Share of a mean step by which a rank may seem to leave a collective before the last one has entered."""
 MAX_EARLY: Final = 0.05
@@ -42,7 +42,7 @@ MAX_UNKNOWN: Final = 0.1
 MAX_BARRIER: Final = 0.05
 """Share of the step that a barrier, which moves nothing, may take once its last known member has entered."""
 MAX_UNEXPLAINED: Final = 0.05
-"""Share by which a step may exceed that of equal workers without a cause for it."""
+"""Share by which a step may exceed that of equal ranks without a cause for it."""
 UNLIKE_SHARE: Final = 0.1
 """Share of all compute and communication that may be in operations that only some steps have."""
 
@@ -82,7 +82,7 @@ def why_not(matrix: OperationMatrix, graph: Graph, own_NT: Array, replayed_T: Ar
         )
     if ideal_s > (1.0 + IDEAL_TOLERANCE) * float(replayed_T.mean()):
         return (
-            f"with all workers equal a step would be longer ({duration(ideal_s)}) than it is "
+            f"with all ranks equal a step would be longer ({duration(ideal_s)}) than it is "
             f"({duration(float(replayed_T.mean()))}), so operations of one name are not the same work"
         )
     return ""
@@ -103,9 +103,7 @@ def why_not_healthy(slowdown: float) -> str:
     """Why a job without any cause found is not healthy, "" if it is."""
     if slowdown <= 1.0 + MAX_UNEXPLAINED:
         return ""
-    return (
-        f"a step takes {slowdown - 1.0:.0%} longer than one of equal workers, and none of the known causes explains it"
-    )
+    return f"a step takes {slowdown - 1.0:.0%} longer than one of equal ranks, and none of the known causes explains it"
 
 
 def _missing(matrix: OperationMatrix) -> str:

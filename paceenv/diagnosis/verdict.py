@@ -50,7 +50,7 @@ class Diagnosis:
     """
 
     slowdown: float | None
-    ideal_step_time_s: float | None  # of the replay with all workers equal
+    ideal_step_time_s: float | None  # of the replay with all ranks equal
     attribution: SlowdownAttribution | None  # the slowdown by rank, stage and operation
     step_time_s: float  # the measured mean step
     replay_error: float  # by how much the replayed mean step exceeds the measured one, as a share of it
@@ -60,6 +60,9 @@ class Diagnosis:
     arrivals: Arrivals  # who arrived last where, seen without any model
     doubt: str = ""  # what the trace leaves open, "" if nothing
     notes: tuple[str, ...] = ()  # what else is to be known of it, a line each
+    agent: str = ""  # what the agent of a live job says of late ranks; leads the verdict
+    late: bool = False  # whether it names one
+    aside: str = ""  # why own work contains waiting; "" where it does not
     paced: PacedSteps | None = None  # what delays in the trace did; None without enough steps with and without
 
     @property
@@ -151,10 +154,11 @@ def conclude(found: Diagnosis, pacing: Pacing | None = None, checks: Sequence[Ab
     elif found.causes:
         lost = _costs(found)
     else:
-        is_healthy = not is_paying and not any(check.is_low for check in checks)
+        is_healthy = not is_paying and not found.late and not any(check.is_low for check in checks)
         lost = f"no cause costs as much as {100 * MIN_LOST:.0f} % of a step{found.doubt}"
         lost = f"{HEALTHY} as far as a trace shows: {lost}" if is_healthy else lost
         said = said or [BLIND_SPOT]
+    lost = f"{found.agent}; {lost}" if found.agent else lost
     return Verdict(lost, claim, _said(found, pacing, claim, best), best, tuple(said), measured)
 
 

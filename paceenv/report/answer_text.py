@@ -96,7 +96,7 @@ def _print_diagnosis(found: Diagnosis, verdict: Verdict, name: str) -> None:
     ideal = ""
     if found.ideal_step_time_s is not None:
         ideal = (
-            f"{bare}, with all workers equal {found.ideal_step_time_s:.4g} s (slowdown {found.slowdown:.3f}; "
+            f"{bare}, with all ranks equal {found.ideal_step_time_s:.4g} s (slowdown {found.slowdown:.3f}; "
             f"replayed within {max(abs(found.replay_error), 1e-3):.1%})"
         )
     for note in found.notes:

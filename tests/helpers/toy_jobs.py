@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from paceenv.core.wording import format_list
 
-BLOCK = 16
+BLOCKS = 64
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ def _snapshots(
     per_host: int,
 ) -> list[dict[str, Any]]:
     iterations, ranks = own.shape
-    size = BLOCK
-    while iterations // size > 32:
+    size = 1
+    while iterations // size > BLOCKS:
         size *= 2
     kept = iterations // size * size
 

@@ -1,44 +1,62 @@
-"""Watches ranks step by step: which are late, since when, by how much, and whether once, always, or in turns.
+"""The one detector of late ranks: which are late, since when, by how much, and whether once, always, or in turns.
 
-Of each step it takes the ranks' own work, without waiting, and compares each rank with the median of the others. For
-every rank it then tests one statement: "given the past, this rank is on average not later than the middle rank by more
-than ``least_share`` of the step". (Where noise has a long tail, every rank's mean lies above the others' median.)
+It takes one table: how late each rank was in each step, in seconds, up to what all ranks of the step share. The steps
+of a trace feed it, the blocks of iterations that live ranks report, and the times of collectives. Each rank is compared
+with the median of the others, so that what slows all of them cancels. For every rank one statement is then tested:
+"given the past, this rank is on average not later than the middle rank by more than ``least_share`` of the step".
+(Where noise has a long tail, every rank's mean lies above the others' median.)
 
 A score sums the evidence against it and begins again from zero where there is none (Page's CUSUM). Its increments are
 ``weight * noise - price`` where the price makes ``exp(increment)`` at most 1 on average. Such a score passes ``log(n)``
 at most once in n steps on average, whatever the distribution (Shin, Ramdas & Rinaldo, "E-detectors: a nonparametric
 framework for sequential change detection", 2022). With four weights and R ranks the threshold is
 ``log(4 * R * steps_per_false_alarm)``; looking at every step is part of that count. The price is measured on the ranks
-themselves (``usual_noise``), so the count is an estimate: it supposes noise as in the last thousand steps.
+themselves (``sequential_test``), so the count is an estimate: it supposes noise as in the last thousand steps.
 
 A rank is named only if, besides, it was late in clearly more than half of the steps since its score began. So a few
 steps of a garbage collector or of a checkpoint are not a late rank; they are told as late once.
 
-Suffixes: R ranks, J weights, H remembered steps. Memory and time of a step are O(R).
+Suffixes: T steps, R ranks, J weights, H remembered steps. Memory and time of a step are O(R).
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paceenv.core.errors import InputError, out_of_range
-from paceenv.core.lateness import patterns
-from paceenv.core.lateness.medians import Times, lateness_of
-from paceenv.core.lateness.usual_noise import CLIP, LEAST_SCALE_S, MEMORY, STRETCHES, WEIGHTS, UsualNoise
+from paceenv.core.errors import InputError
+from paceenv.core.lateness.sequential_test import (
+    CLIP,
+    LEAST_SCALE_S,
+    MEMORY,
+    STRETCHES,
+    WEIGHTS,
+    Scores,
+    Times,
+    UsualNoise,
+)
 
+CHRONIC, SINCE, SOMETIMES, ONCE = "chronic", "since", "now and then", "once"
+IN_TURNS, VARIATION, NONE = "in turns", "variation", "none"
+PATTERNS: Final = (CHRONIC, SINCE, IN_TURNS, VARIATION, NONE)
 LEAST_SHARE: Final = 0.02
 """A rank that is late by less than this share of the step is not named; ``diagnose`` names no smaller cause either."""
 STEPS_PER_FALSE_ALARM: Final = 1e7
 """One wrong name in so many steps of a job: with steps of a second, one in 2,800 hours."""
 FIRST_STEPS: Final = 8
 """Steps from which the noise is first learned. They are judged, too, once they are all there."""
+ONCE_SHARE: Final = 0.1
+"""Lateness that is over, and lasted for at most this share of what was observed, happened once."""
+TURNS_SHARE: Final = 0.5
+"""Ranks take turns where one of them is late in at least this share of what was observed."""
+VARIATION_SHARE: Final = 0.05
+"""Time lost to the last rank of each step, below this share of the step, is not worth a line."""
 LAG, MOST_LAG = 8, 56
 """The noise is learned from older steps, so that a rank that just turns late does not count as noise: half as old as
 the watch, within these limits."""
@@ -50,17 +68,13 @@ KEPT_SPANS: Final = 256
 ONE_OFF_STEPS: Final = 16
 """A single step is told if it costs as much as so many of a rank that is just late enough to be named."""
 MAX_S: Final = 1e12
-_SIGNS: Final = 2.0
-"""Standard deviations by which late steps must outnumber the others."""
-
-Flags = NDArray[np.bool_]
 
 
 @dataclass
 class LateSpan:
     """A rank's lateness from one iteration to another.
 
-    ``rank`` is the place in the steps, ``last`` None while it lasts, ``named`` the iteration that settled it,
+    ``rank`` is the column of the table, ``last`` None while it lasts, ``named`` the iteration that settled it,
     ``steps`` how many that took since ``first``. ``late_s`` is per step, ``error_s`` its standard error.
     """
 
@@ -84,9 +98,11 @@ class LateRank(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """The ranks that are late now (largest first), those that were, the pattern of all, and what variation costs.
+    """The ranks that are late at the end (largest first), those that were, and the pattern of all.
 
     ``lost_s`` is by how much the last rank of a step is later than the middle one, on average over the last steps.
+    ``least_s_R`` is the smallest constant lateness that would have been named by now, infinite where none would.
+    ``named`` are the names as they were when they were given.
     """
 
     late: tuple[LateRank, ...]
@@ -94,85 +110,107 @@ class Findings(NamedTuple):
     pattern: str
     lost_s: float
     step_s: float
+    least_s_R: Times
+    named: tuple[LateSpan, ...]
 
 
-class _Scores:
-    """Scores of R ranks with J weights, and what happened since each of them began."""
+def find_late_ranks(
+    late_s_TR: ArrayLike,
+    step_s: ArrayLike,
+    iteration_T: ArrayLike | None = None,
+    *,
+    alike: Sequence[Sequence[int]] | None = None,
+    least_share: float = LEAST_SHARE,
+    steps_per_row: int = 1,
+    steps_per_false_alarm: float = STEPS_PER_FALSE_ALARM,
+) -> Findings:
+    """Which ranks are late, from how late each of them was in every step.
 
-    def __init__(self, ranks: int, threshold: float) -> None:
-        shape = (len(WEIGHTS), ranks)
-        self._threshold = threshold
-        self.height_JR = np.zeros(shape)
-        self.steps_JR, self.signs_JR, self.sum_JR = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-        self.first_JR = np.zeros(shape, np.int64)
+    Args:
+        late_s_TR: seconds ``(T, R)``, up to what all ranks of a step share, so any of: own work without waiting,
+            arrivals on one clock, or minus the time that a collective took (the last to arrive waits least). Unknown
+            where it is not finite, or not within MAX_S.
+        step_s: the whole step, seconds: one for all, or ``(T,)``.
+        iteration_T: numbers of the steps, ascending; default: counted from 0.
+        alike: columns of ranks that do the same work, such as those of a pipeline stage; default: all. Ranks in no
+            list, and alone in theirs, are not judged.
+        least_share: smallest lateness that is worth a name, share of the step.
+        steps_per_row: a row is the mean of so many steps.
+        steps_per_false_alarm: steps of the job after which one wrong name is accepted.
 
-    def add(self, noise_R: Times, price_J: Times, value_R: Times, known_R: Flags, iteration: int) -> Flags:
-        """Add a step; returns which ranks have passed the threshold, ``(R,)``."""
-        fresh_JR = (self.height_JR <= 0.0) & known_R
-        self.first_JR[fresh_JR] = iteration
-        for table_JR in (self.steps_JR, self.signs_JR, self.sum_JR):
-            table_JR[fresh_JR] = 0.0
-        self.steps_JR += known_R
-        self.signs_JR += np.where(known_R, np.sign(noise_R), 0.0)
-        self.sum_JR += np.where(known_R, value_R, 0.0)
-        gain_JR = WEIGHTS[:, None] * np.where(known_R, noise_R, 0.0) - price_J[:, None] * known_R
-        self.height_JR = np.minimum(np.maximum(self.height_JR, 0.0) + gain_JR, self._threshold)
-        if self.height_JR.max() < self._threshold:
-            return np.zeros(len(known_R), np.bool_)
-        return np.asarray(self._passed().any(axis=0) & known_R)
-
-    def _passed(self) -> Flags:
-        clear = self.signs_JR >= _SIGNS * np.sqrt(np.maximum(self.steps_JR, 1.0))
-        return np.asarray((self.height_JR >= self._threshold) & clear)
-
-    def begin_of(self, rank: int) -> tuple[int, int, float]:
-        """When the score that passed began: iteration, steps since, and their sum; of several the latest."""
-        j = max(np.flatnonzero(self._passed()[:, rank]).tolist(), key=lambda j: int(self.first_JR[j, rank]))
-        return int(self.first_JR[j, rank]), int(self.steps_JR[j, rank]), float(self.sum_JR[j, rank])
-
-    def clear(self, rank: int) -> None:
-        """Begin anew with a rank."""
-        self.height_JR[:, rank] = 0.0
+    Raises:
+        InputError: no table, or iterations that do not ascend.
+    """
+    table_TR = np.array(late_s_TR, np.float64)
+    iterations = np.arange(len(table_TR)) if iteration_T is None else np.asarray(iteration_T, np.int64)
+    if table_TR.ndim != 2 or iterations.shape != table_TR.shape[:1] or (np.diff(iterations) <= 0).any():
+        shape = f"{table_TR.shape} with {iterations.size} iterations"
+        raise InputError(f"lateness of {shape}; allowed: (steps, ranks), and iterations that ascend, one per step")
+    table_TR[~(np.abs(table_TR) < MAX_S)] = math.nan
+    groups = [np.array(places, np.int64) for places in alike or [range(table_TR.shape[1])]]
+    late_TR = np.full(table_TR.shape, math.nan)
+    for places in groups:
+        late_TR[:, places] = lateness_of(table_TR[:, places])
+    step_s_T = np.broadcast_to(np.asarray(step_s, np.float64), len(table_TR))
+    threshold = math.log(len(WEIGHTS) * max(table_TR.shape[1], 1) * max(steps_per_false_alarm / steps_per_row, 1.0))
+    watch = _Watch(groups, table_TR.shape[1], least_share, threshold, steps_per_row)
+    named = [
+        replace(span)
+        for t in np.flatnonzero(~np.isnan(table_TR).all(axis=1)).tolist()
+        for span in watch.add(late_TR[t], float(step_s_T[t]), int(iterations[t]))
+    ]
+    return watch.findings(tuple(named), int(iterations[-1]) if len(iterations) else 0)
 
 
-class LatenessWatch:
+def lateness_of(own_s: Times) -> Times:
+    """How much later each rank is than the median of the others, seconds; ranks are the last axis.
+
+    Unknown where no other rank is known.
+    """
+    ordered = np.sort(own_s, axis=-1)
+    known = np.count_nonzero(~np.isnan(own_s), axis=-1, keepdims=True)
+    half = known // 2
+
+    def at(place: NDArray[np.int64]) -> Times:
+        return np.take_along_axis(ordered, np.clip(place, 0, np.maximum(known - 1, 0)), axis=-1)
+
+    low, middle, high = at(half - 1), at(half), at(half + 1)
+    of_even = np.where(own_s <= low, middle, low)
+    below, above = 0.5 * (middle + high), 0.5 * (low + middle)
+    of_odd = np.where(own_s < middle, below, np.where(own_s > middle, above, 0.5 * (low + high)))
+    return np.where(known < 2, math.nan, own_s - np.where(known % 2 == 0, of_even, of_odd))
+
+
+def pattern_of_all(named: Collection[str], turns: int, covered_share: float, lost_share: float) -> str:
+    """The pattern of ranks that wait for each other, one of :data:`PATTERNS`.
+
+    Args:
+        named: kinds of the ranks that are late.
+        turns: ranks that come and go.
+        covered_share: share of what was observed in which one of these was late.
+        lost_share: share of the step that is lost to its last rank.
+    """
+    if named:
+        return SINCE if set(named) == {SINCE} else CHRONIC
+    if turns > 1 and covered_share >= TURNS_SHARE:
+        return IN_TURNS
+    return VARIATION if lost_share > VARIATION_SHARE else NONE
+
+
+class _Watch:
     """Takes in one step after the other; says at any moment which ranks are late."""
 
     def __init__(
-        self,
-        ranks: int,
-        *,
-        alike: Sequence[Sequence[int]] | None = None,
-        least_share: float = LEAST_SHARE,
-        steps_per_false_alarm: float = STEPS_PER_FALSE_ALARM,
+        self, alike: Sequence[NDArray[np.int64]], ranks: int, least_share: float, threshold: float, steps_per_row: int
     ) -> None:
-        """Begin to watch.
-
-        Args:
-            ranks: number of ranks, at least 1; with one nobody is ever late.
-            alike: places of ranks that do the same work, such as those of a pipeline stage; default: all. Ranks in no
-                list, and alone in theirs, are not judged.
-            least_share: smallest lateness that is worth a name, share of the step, 0 to 1.
-            steps_per_false_alarm: steps of the job after which one wrong name is accepted, at least 1.
-
-        Raises:
-            InputError: a value out of range.
-        """
-        if ranks < 1:
-            raise out_of_range("ranks", ranks, "at least 1", "lateness watch")
-        if not 0.0 <= least_share <= 1.0:
-            raise out_of_range("least_share", least_share, "0 to 1", "lateness watch")
-        if not steps_per_false_alarm >= 1.0:
-            raise out_of_range("steps_per_false_alarm", steps_per_false_alarm, "at least 1", "lateness watch")
-        self.ranks, self._least_share = ranks, least_share
-        self._alike = [np.array(places, np.int64) for places in alike] if alike is not None else None
-        threshold = math.log(len(WEIGHTS) * ranks * steps_per_false_alarm)
-        self._rising, self._falling = _Scores(ranks, threshold), _Scores(ranks, threshold)
+        self._alike, self._ranks, self._least_share, self._threshold = alike, ranks, least_share, threshold
+        self._steps_per_row = steps_per_row
+        self._rising, self._falling = Scores(ranks, threshold), Scores(ranks, threshold)
         self._noise: UsualNoise | None = None
         self._waiting: list[tuple[Times, int]] = []
         self._begin: int | None = None
         self._end = -1
-        self._steps = 0
+        self._steps, self._known_R = 0, np.zeros(ranks)
         self._step_s = self._lost_s = 0.0
         self._recent_HR, self._recent_H = np.full((KEPT_STEPS, ranks), math.nan), np.full(KEPT_STEPS, -1, np.int64)
         self._off_HR, self._off_steps_R = np.zeros((KEPT_STEPS, ranks), np.bool_), np.zeros(ranks)
@@ -187,51 +225,31 @@ class LatenessWatch:
         self._closed: deque[LateSpan] = deque(maxlen=KEPT_SPANS)
         self._single: deque[LateSpan] = deque(maxlen=KEPT_SPANS)
 
-    def add(
-        self, own_s_R: ArrayLike, *, step_s: float | None = None, iteration: int | None = None
-    ) -> tuple[LateSpan, ...]:
-        """Take in a step; returns the lateness that it settles.
-
-        Args:
-            own_s_R: each rank's own work in the step, without waiting, seconds; unknown where it is not finite, or not
-                within MAX_S.
-            step_s: the whole step, seconds; default: the median of the ranks' own work.
-            iteration: number of the step, larger than that before; default: counted from 0.
-
-        Raises:
-            InputError: another number of ranks, or an iteration that does not follow.
-        """
-        own = np.array(own_s_R, np.float64)
-        if own.shape != (self.ranks,):
-            raise InputError(f"lateness watch: a step of {own.shape} times; allowed: ({self.ranks},), one per rank")
-        iteration = self._end + 1 if iteration is None else int(iteration)
-        if iteration <= self._end:
-            raise out_of_range("iteration", iteration, f"above {self._end}, the last one", "lateness watch")
-        own[~(np.abs(own) < MAX_S)] = math.nan
+    def add(self, late_s_R: Times, step_s: float, iteration: int) -> tuple[LateSpan, ...]:
+        """Take in how much later each rank was than its like; returns the lateness that the step settles."""
         self._end = iteration
-        if np.isnan(own).all():
-            return ()
         if self._begin is None:
             self._begin = iteration
             self._calm_since_R[:] = iteration
         self._steps += 1
-        late_s_R = self._differences(own)
-        self._account(own, late_s_R, step_s)
+        self._known_R += ~np.isnan(late_s_R)
+        self._account(late_s_R, step_s)
         if self._noise is not None:
             return tuple(self._judge(late_s_R, iteration))
         self._waiting.append((late_s_R, iteration))
         if len(self._waiting) < FIRST_STEPS:
             return ()
-        self._noise = UsualNoise(np.array([late for late, _ in self._waiting]))
+        self._noise = UsualNoise(np.array([late for late, _ in self._waiting]), self._steps_per_row)
         found = [span for late, when in self._waiting for span in self._judge(late, when, learned=True)]
         for span in found:  # they were judged afterwards, so none was named before this step
             span.named, span.steps = iteration, sum(when >= span.first for _, when in self._waiting)
         self._waiting = []
         return tuple(found)
 
-    def findings(self) -> Findings:
+    def findings(self, named: tuple[LateSpan, ...], end: int) -> Findings:
         """What is known so far."""
         begin = self._begin if self._begin is not None else 0
+        self._end = max(self._end, end)
         spans: dict[int, list[LateSpan]] = {}
         for rank in self._open:
             self._update(rank)
@@ -246,25 +264,34 @@ class LatenessWatch:
             joined = _joined(edges)
             now = mine[-1].last is None
             if not now:
-                kind = patterns.kind_of_past(joined, self._end - begin + 1)
+                kind = _kind_of_past(joined, self._end - begin + 1)
             elif len(joined) == 1 and len(edges) > 1:
-                kind = patterns.SINCE  # late before, and by much more since
+                kind = SINCE  # late before, and by much more since
             else:
-                kind = patterns.kind_of(joined, begin, self._end)
+                kind = _kind_of(joined, begin, self._end)
             row = LateRank(rank, kind, mine[-1].late_s, mine[-1].error_s, tuple(mine))
             (late if now else past).append(row)
         late.sort(key=lambda row: (-row.late_s, row.rank))
         past.sort(key=lambda row: (row.spans[0].first, row.rank))
-        changing = [row for row in (*late, *past) if row.kind in (patterns.SOMETIMES, patterns.ONCE)]
-        pattern = patterns.pattern_of_all(
+        changing = [row for row in (*late, *past) if row.kind in (SOMETIMES, ONCE)]
+        pattern = pattern_of_all(
             [row.kind for row in late if row not in changing],
             len(changing),
             self._covered_share(changing, begin),
             self._lost_s / self._step_s if self._step_s > 0.0 and not late else 0.0,
         )
-        if late and pattern in (patterns.NONE, patterns.VARIATION):
-            pattern = patterns.SINCE  # one rank comes and goes, and is late now
-        return Findings(tuple(late), tuple(past), pattern, self._lost_s, self._step_s)
+        if late and pattern in (NONE, VARIATION):
+            pattern = SINCE  # one rank comes and goes, and is late now
+        return Findings(tuple(late), tuple(past), pattern, self._lost_s, self._step_s, self._least_s_R(), named)
+
+    def _least_s_R(self) -> Times:
+        """The smallest lateness that as many steps as these would have settled, with the noise as it is now."""
+        if self._noise is None:
+            return np.full(self._ranks, math.inf)
+        earned_R = self._threshold / np.maximum(self._known_R, 1.0)
+        needed_R = ((earned_R + self._noise.price_J[:, None]) / WEIGHTS[:, None]).min(axis=0)
+        least_s_R = self._usual_s_R + self._least_share * self._step_s + needed_R * self._noise.scale_s_R
+        return np.where((needed_R <= CLIP) & (self._known_R > 0), least_s_R, math.inf)
 
     def _covered_share(self, rows: Sequence[LateRank], begin: int) -> float:
         """Share of the iterations in which one of these ranks was late."""
@@ -275,18 +302,9 @@ class LatenessWatch:
             reached = max(reached, last)
         return covered / max(self._end - begin + 1, 1)
 
-    def _differences(self, own_s_R: Times) -> Times:
-        if self._alike is None:
-            return lateness_of(own_s_R)
-        late_s_R = np.full(self.ranks, math.nan)
-        for places in self._alike:
-            late_s_R[places] = lateness_of(own_s_R[places])
-        return late_s_R
-
-    def _account(self, own_s_R: Times, late_s_R: Times, step_s: float | None) -> None:
+    def _account(self, late_s_R: Times, step_s: float) -> None:
         """The usual step, and what the last rank of a step costs; a single huge step moves neither by much."""
-        known = own_s_R[~np.isnan(own_s_R)]
-        value_s = float(step_s) if step_s is not None and 0.0 <= step_s < MAX_S else float(np.median(known))
+        value_s = step_s if 0.0 <= step_s < MAX_S else self._step_s
         gain = 1.0 / min(self._steps, KEPT_STEPS)
         value_s = min(value_s, 3.0 * self._step_s) if self._step_s > 0.0 else value_s
         self._step_s += gain * (value_s - self._step_s)
@@ -316,7 +334,7 @@ class LatenessWatch:
         self._off_HR[h] = known_R & (np.abs(late_s_R - noise.centre_s_R) > OFF * scale_s_R)
         self._judged += 1
         risen_R = self._rising.add(up_R, price_J, near_s_R, known_R, iteration)
-        fallen_R = np.zeros(self.ranks, np.bool_)
+        fallen_R = np.zeros(self._ranks, np.bool_)
         if self._open:
             low_s_R = np.maximum(0.5 * self._level_s_R, self._usual_s_R + least_s)
             down_R = np.clip((low_s_R - late_s_R) / scale_s_R, -CLIP, CLIP)
@@ -351,7 +369,7 @@ class LatenessWatch:
 
     def _learn_usual(self, noise: UsualNoise) -> None:
         """The mean difference of the middle rank to the median of its others: above 0 where noise has a long tail."""
-        for places in self._alike if self._alike is not None else [np.arange(self.ranks)]:
+        for places in self._alike:
             if len(places):
                 self._usual_s_R[places] = np.median(noise.centre_s_R[places])
 
@@ -439,3 +457,16 @@ def _joined(edges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             joined.append((first, last))
     return joined
+
+
+def _kind_of(spans: Sequence[tuple[int, int]], begin: int, end: int) -> str:
+    """The kind of a rank's lateness from its spans in ascending order, the last of which goes on."""
+    if len(spans) > 1:
+        return SOMETIMES
+    return CHRONIC if spans[0][0] <= begin else SINCE
+
+
+def _kind_of_past(spans: Sequence[tuple[int, int]], observed: int) -> str:
+    """The kind of lateness that is over: once, or now and then."""
+    lasted = spans[-1][1] - spans[0][0] + 1
+    return ONCE if len(spans) == 1 and lasted <= max(1, int(ONCE_SHARE * observed)) else SOMETIMES

@@ -1,7 +1,8 @@
-"""The usual noise of ranks against each other, learned while they run: how wide, how heavy tails, how long it lasts.
+"""The sequential test of :mod:`paceenv.core.lateness.watch`: scores, and the usual noise that sets their price.
 
-From it comes the price of a step in the sequential test of :mod:`paceenv.core.lateness.watch`: the logarithm of the
-mean of ``exp(weight * noise)``. It is measured on the ranks themselves, so no distribution is assumed.
+The noise of ranks against each other is learned while they run: how wide, how heavy tails, how long it lasts. The price
+of a step is the logarithm of the mean of ``exp(weight * noise)``, measured on the ranks themselves, so no distribution
+is assumed.
 Suffixes: R ranks, J weights, B steps. Noise is in units of a rank's own standard deviation, limited to ``CLIP``.
 """
 
@@ -11,8 +12,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-
-from paceenv.core.lateness.medians import Times, row_medians
 
 WEIGHTS: Final = np.array([2.4, 1.2, 0.6, 0.3])
 """Of the test's scores. A large one finds large differences within a few steps, a small one small ones in hundreds."""
@@ -30,12 +29,17 @@ _UNSEEN: Final = 3.0
 """Rule of three: noise as large as CLIP that was not seen in N values has, with 95 %, a share below 3 / N."""
 _EFFICIENCY: Final = 0.64
 """Of a median against a mean."""
+_SIGNS: Final = 2.0
+"""Standard deviations by which late steps must outnumber the others."""
+
+Times = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 
 class UsualNoise:
     """Running estimates from steps of R ranks; each step costs O(R)."""
 
-    def __init__(self, first_s_BR: Times) -> None:
+    def __init__(self, first_s_BR: Times, steps_per_row: int = 1) -> None:
         """Learn from the first steps.
 
         Args:
@@ -43,7 +47,7 @@ class UsualNoise:
         """
         known_BR = ~np.isnan(first_s_BR)
         ranks = first_s_BR.shape[1]
-        self.centre_s_R = np.nan_to_num(row_medians(first_s_BR.T))
+        self.centre_s_R = _medians_R(first_s_BR)
         """Each rank's usual difference to the others, seconds."""
         away_BR = np.where(known_BR, first_s_BR - self.centre_s_R, 0.0)
         size = np.abs(away_BR[known_BR])
@@ -54,7 +58,7 @@ class UsualNoise:
         self._variance_R = np.full(ranks, variance)
         self._steps_R = np.zeros(ranks)
         self._steps = 0
-        self._values = 0.0
+        self._values, self._steps_per_row = 0.0, steps_per_row
         self._moments_2J = np.ones((2, len(WEIGHTS)))
         self._square = 1.0
         self._sums_JR, self._counts_JR = np.zeros((len(WEIGHTS), ranks)), np.zeros((len(WEIGHTS), ranks))
@@ -93,7 +97,7 @@ class UsualNoise:
         unseen = _UNSEEN * np.exp(WEIGHTS * CLIP)
         return np.asarray(np.log((seen + unseen) / (self._values + _UNSEEN)) * self.persistence_J)
 
-    def add(self, late_s_R: Times, usual_R: NDArray[np.bool_]) -> None:
+    def add(self, late_s_R: Times, usual_R: Flags) -> None:
         """Learn from one more step."""
         self._learn(np.where(usual_R, late_s_R - self.centre_s_R, 0.0), usual_R)
 
@@ -101,7 +105,7 @@ class UsualNoise:
         """A rank's usual difference to the others is another one from now on."""
         self.centre_s_R[rank] = centre_s
 
-    def _learn(self, away_s_R: Times, usual_R: NDArray[np.bool_]) -> None:
+    def _learn(self, away_s_R: Times, usual_R: Flags) -> None:
         ranks = int(np.count_nonzero(usual_R))
         if not ranks:
             return
@@ -114,7 +118,7 @@ class UsualNoise:
         self._variance_R += gain_R * ((noise_R * scale_s_R) ** 2 - self._variance_R)
         self.scale_s_R = self._scale_s_R()
         gain = 1.0 / min(self._steps, MEMORY)
-        self._values = min(self._values + ranks, float(MEMORY * len(self._steps_R)))
+        self._values = min(self._values + ranks * self._steps_per_row, float(MEMORY * len(self._steps_R)))
         used = noise_R[usual_R]
         powers = np.exp(WEIGHTS[:, None] * used)
         moments_2J = np.stack([powers.mean(axis=1), (1.0 / powers).mean(axis=1)])
@@ -130,3 +134,50 @@ class UsualNoise:
                 self._sums_JR[j] = self._counts_JR[j] = 0.0
         if self._steps % STRETCHES[0] == 0:
             self.persistence_J = self._persistence_J()
+
+
+class Scores:
+    """Scores of R ranks with J weights, and what happened since each of them began."""
+
+    def __init__(self, ranks: int, threshold: float) -> None:
+        shape = (len(WEIGHTS), ranks)
+        self._threshold = threshold
+        self.height_JR = np.zeros(shape)
+        self.steps_JR, self.signs_JR, self.sum_JR = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self.first_JR = np.zeros(shape, np.int64)
+
+    def add(self, noise_R: Times, price_J: Times, value_R: Times, known_R: Flags, iteration: int) -> Flags:
+        """Add a step; returns which ranks have passed the threshold, ``(R,)``."""
+        fresh_JR = (self.height_JR <= 0.0) & known_R
+        self.first_JR[fresh_JR] = iteration
+        for table_JR in (self.steps_JR, self.signs_JR, self.sum_JR):
+            table_JR[fresh_JR] = 0.0
+        self.steps_JR += known_R
+        self.signs_JR += np.where(known_R, np.sign(noise_R), 0.0)
+        self.sum_JR += np.where(known_R, value_R, 0.0)
+        gain_JR = WEIGHTS[:, None] * np.where(known_R, noise_R, 0.0) - price_J[:, None] * known_R
+        self.height_JR = np.minimum(np.maximum(self.height_JR, 0.0) + gain_JR, self._threshold)
+        if self.height_JR.max() < self._threshold:
+            return np.zeros(len(known_R), np.bool_)
+        return np.asarray(self._passed().any(axis=0) & known_R)
+
+    def _passed(self) -> Flags:
+        clear = self.signs_JR >= _SIGNS * np.sqrt(np.maximum(self.steps_JR, 1.0))
+        return np.asarray((self.height_JR >= self._threshold) & clear)
+
+    def begin_of(self, rank: int) -> tuple[int, int, float]:
+        """When the score that passed began: iteration, steps since, and their sum; of several the latest."""
+        j = max(np.flatnonzero(self._passed()[:, rank]).tolist(), key=lambda j: int(self.first_JR[j, rank]))
+        return int(self.first_JR[j, rank]), int(self.steps_JR[j, rank]), float(self.sum_JR[j, rank])
+
+    def clear(self, rank: int) -> None:
+        """Begin anew with a rank."""
+        self.height_JR[:, rank] = 0.0
+
+
+def _medians_R(first_s_BR: Times) -> Times:
+    """The median of what is known of each rank; 0 where nothing is."""
+    known_R = np.asarray(~np.isnan(first_s_BR).all(axis=0))
+    centre_s_R = np.zeros(first_s_BR.shape[1])
+    centre_s_R[known_R] = np.nanmedian(first_s_BR[:, known_R], axis=0)
+    return centre_s_R
