@@ -74,7 +74,14 @@ def diagnose(
     inputs = recordings.read(pattern, MAX_ROWS)
     links = _links(inputs)
     answer, conclusion = None, None
-    if inputs.trace is not None or inputs.dumps or inputs.steps or inputs.inspected or not (pages or links):
+    if (
+        inputs.trace is not None
+        or inputs.dumps
+        or inputs.ended
+        or inputs.steps
+        or inputs.inspected
+        or not (pages or links)
+    ):
         with output.progress("replay the steps"):
             answer = find_answer(inputs, job)
         flops = (flops_per_step, peak_flops)

@@ -31,11 +31,12 @@ class Answer:
     late_hosts: tuple[LateHost, ...]  # what late ranks' hosts did; of profiles
     hangs: tuple[Hang, ...]  # jobs that hang, or dumps of which nothing hangs
     times: CollectiveTimes | None  # of collectives, where no trace can be made of them
+    ended: tuple[str, ...]  # how the job died or stands still, as texts say it, a sentence each
     steps: tuple[StepDiagnosis, ...]  # what step times alone allow; of text logs, one per job
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as ``paceenv diagnose --json`` prints it; that of a log alone is that of its step times."""
-        if self.diagnosis is None and len(self.steps) == 1 and not self.hangs:
+        if self.diagnosis is None and len(self.steps) == 1 and not (self.hangs or self.ended):
             return self.steps[0].to_json()
         found = self.diagnosis.to_json() if self.diagnosis is not None else {}
         found["notes"] = [*self.notes, *found.get("notes", ())]
@@ -45,6 +46,8 @@ class Answer:
             found["late_hosts"] = [one.to_json() for one in self.late_hosts]
         if self.hangs:
             found["hang"] = [one.to_json() for one in self.hangs]
+        if self.ended:
+            found["ended"] = list(self.ended)
         if self.times is not None:
             found["nccl_inspector"] = self.times.to_json()
         if self.steps:
@@ -94,12 +97,15 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
             late_hosts = tuple(find_late_hosts(inputs.activity, clock_error_s=error_s))
     elif inputs.why_no_trace and not any(hang.hangs for hang in hangs):
         notes = (*notes, f"no steps: {inputs.why_no_trace}")
-    if not (hangs or times or steps or diagnosis):
+    ended = inputs.ended
+    if steps and (ended or any(hang.hangs for hang in hangs)):
+        ended = (*ended, *(f"the last step in {one.log.name} is {one.log.step_V.max()}" for one in steps))
+    if not (hangs or times or steps or diagnosis or ended):
         if failed:
             raise failed[0]
         inputs.require_trace()
     notes = (*notes, *map(str, failed))
-    return Answer(matrix, notes, diagnosis, lateness, late_hosts, hangs, times, tuple(steps))
+    return Answer(matrix, notes, diagnosis, lateness, late_hosts, hangs, times, ended, tuple(steps))
 
 
 MAX_ROWS: Final = 2_000_000

@@ -22,6 +22,7 @@ from paceenv.importers import flight_recorder, nccl_inspector
 from paceenv.importers.dump_steps import timeline_of
 from paceenv.importers.flight_recorder import Dump, read_dump
 from paceenv.importers.formats import find_format, list_files
+from paceenv.importers.hang_text import HangText
 from paceenv.importers.merge_ranks import merge_ranks
 from paceenv.importers.nccl_inspector import InspectorLog, ranks_of, read_inspector, timeline_of_log
 from paceenv.importers.nccl_tests import Table, is_table, read_tables
@@ -49,6 +50,7 @@ class Inputs:
     steps: tuple[StepLog, ...] = ()  # step times alone, of text logs, one per job
     tables: tuple[Table, ...] = ()  # bandwidth tables, one per program run
     inspected: tuple[InspectorLog, ...] = ()  # NCCL Inspector's records, one log per process
+    ended: tuple[str, ...] = ()  # what texts say of how the job died or stands still, a sentence each
     why_no_trace: str = ""  # why files that could have held a trace do not; "" without any
 
     def one_log(self) -> StepLog | None:
@@ -101,6 +103,7 @@ class _Found:
         self._inspected: list[InspectorLog] = []
         self._dumps: list[Dump] = []
         self._tables: list[Table] = []
+        self._hang = HangText()
         self._notes: list[str] = []
         self._activity: tuple[RankActivity, ...] = ()
         self._refused: dict[Path, str] = {}
@@ -131,7 +134,12 @@ class _Found:
             self._tables += tables
             self._notes += [note for table in tables for note in table.notes]
         else:
-            self._logs.append(read_step_log(path, pattern=self._pattern, on_bytes=on_bytes))
+            says_end = self._hang.read(path)
+            try:
+                self._logs.append(read_step_log(path, pattern=self._pattern, on_bytes=on_bytes))
+            except InputError:
+                if not says_end:
+                    raise
 
     def _note(self, text: str) -> None:
         if text:
@@ -140,7 +148,8 @@ class _Found:
     def inputs(self) -> Inputs:
         """All of it. Raises InputError if nothing is usable."""
         trace, why = self._trace()
-        if trace is None and not (self._dumps or self._tables or self._logs or self._inspected):
+        dumps, ended = tuple(self._dumps) or self._hang.dumps, self._hang.said
+        if trace is None and not (dumps or ended or self._tables or self._logs or self._inspected):
             reasons = [why] if why else list(self._refused.values())
             more = 0 if why else len(self._refused) - 1
             also = f" ({more} more {'file' if more == 1 else 'files'} cannot be used either)" if more > 0 else ""
@@ -155,10 +164,11 @@ class _Found:
             trace,
             (*self._notes, *_skipped(self._refused)),
             activity=self._activity,
-            dumps=tuple(self._dumps),
+            dumps=dumps,
             steps=steps,
             tables=tuple(self._tables),
             inspected=tuple(self._inspected),
+            ended=ended,
             why_no_trace=why if trace is None else "",
         )
 

@@ -34,15 +34,17 @@ _SMOOTH: Final = 5
 """Values of a running median before cutting: single long steps are no levels."""
 MIN_LENGTH: Final = 4
 """Values of a level."""
+FEW: Final = 20
+"""Values that a level lasts at least unless the change is large."""
 MIN_CHANGE: Final = 0.01
 """Of the level; smaller changes are no levels."""
-LARGE_CHANGE: Final = 0.2
+LARGE_CHANGE: Final = 0.1
 MAX_LEVELS: Final = 24
 MIN_MEMORIES: Final = 5.0
 """Times the memory of what is left that a level lasts at least, unless the change is large."""
 _OF_MEDIANS: Final = 0.5 * math.pi
 """Variance of a median over that of a mean."""
-THRESHOLD: Final = 4.5
+THRESHOLD: Final = 5.0
 """Standard errors, with memory counted, that two levels differ by: one false change in some thousand logs."""
 
 Array = NDArray[np.float64]
@@ -191,7 +193,7 @@ def _merged(values: Array, cuts: list[int]) -> list[int]:
         for a, b, c in zip(cuts, cuts[1:], cuts[2:], strict=False):
             change, shorter = abs(float(np.median(values[a:b]) - np.median(values[b:c]))), min(b - a, c - b)
             large = change >= LARGE_CHANGE and change**2 > 2.0 * OUTLIER**2 * variance / length
-            clear = change >= MIN_CHANGE and (large or shorter >= max(MIN_MEMORIES * length, 2 * MIN_LENGTH))
+            clear = change >= MIN_CHANGE and (large or shorter >= max(MIN_MEMORIES * length, FEW))
             scores.append(change / math.sqrt(variance * (1.0 / (b - a) + 1.0 / (c - b))) if clear else 0.0)
         worst = int(np.argmin(scores))
         if scores[worst] >= THRESHOLD:
