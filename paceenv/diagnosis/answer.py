@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.diagnose import diagnose_matrix
-from paceenv.diagnosis.host_activity import LateHost, find_late_hosts
+from paceenv.diagnosis.host_activity import LateHost, find_late_hosts, one_rank
 from paceenv.diagnosis.lateness_over_time import LatenessOverTime, find_lateness
 from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
 from paceenv.diagnosis.verdict import Diagnosis
@@ -84,7 +84,7 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
     late_hosts: tuple[LateHost, ...] = ()
     if inputs.trace is not None:
         try:
-            matrix, clocks = on_one_clock(read_matrix(inputs.trace, job=job))
+            matrix, clocks = on_one_clock(read_matrix(inputs.trace, job=job, least=1))
         except InputError as error:
             if job is not None:
                 raise
@@ -92,7 +92,10 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
         else:
             notes = (*notes, clocks) if clocks else notes
             diagnosis = diagnose_matrix(matrix)
-            lateness = find_lateness(matrix, hosts=inputs.trace.metadata.of_ranks("host"))
+            if len(matrix.ranks) < 2 and inputs.activity:
+                diagnosis = replace(diagnosis, refused=f"{diagnosis.refused}; {one_rank(inputs.activity)}")
+            if matrix.steps > 1:
+                lateness = find_lateness(matrix, hosts=inputs.trace.metadata.of_ranks("host"))
             error_s = inputs.trace.metadata.job.get("clock_error_s", 0.0)
             late_hosts = tuple(find_late_hosts(inputs.activity, clock_error_s=error_s))
     elif inputs.why_no_trace and not any(hang.hangs for hang in hangs):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, iter_batches, open_parquet, read_metadata, read_trace
+from paceenv.core.wording import duration
 from paceenv.importers import flight_recorder, nccl_inspector
 from paceenv.importers.dump_steps import timeline_of
 from paceenv.importers.flight_recorder import Dump, read_dump
@@ -27,7 +28,7 @@ from paceenv.importers.merge_ranks import merge_ranks
 from paceenv.importers.nccl_inspector import InspectorLog, ranks_of, read_inspector, timeline_of_log
 from paceenv.importers.nccl_tests import Table, is_table, read_tables
 from paceenv.importers.profiler import kineto
-from paceenv.importers.profiler.kineto import import_kineto
+from paceenv.importers.profiler.kineto import UNKNOWN_RANK, import_kineto
 from paceenv.importers.step_log import StepLog, jobs_of, read_step_log
 from paceenv.importers.straggler import import_straggler
 from paceenv.importers.timelines import RankActivity, Timeline
@@ -223,16 +224,75 @@ class _Found:
         timelines = self._timelines[source]
         if not timelines:
             return None
+        if len(timelines) > 1:
+            for timeline in timelines:
+                if UNKNOWN_RANK in timeline.about:
+                    raise InputError(str(timeline.about[UNKNOWN_RANK]))
+        runs = split_runs(timelines)
+        if len(runs) > 1:
+            self._note(_different_runs(runs))
+        timelines = max(runs, key=lambda run: (len({t.rank for t in run}), _span(run)[1]))
         recordings = split_recordings([(t.path, t.rank) for t in timelines])
         chosen = max(recordings, key=len)
         for other in recordings:
             if other is not chosen:
                 self._note(f"{timelines[other[0]].path.parent}: another recording of the same ranks; skipped")
-        kept = [timelines[i] for i in chosen]
+        kept = _latest([timelines[i] for i in chosen])
+        if len(kept) < len(chosen):
+            self._note(f"{kept[0].path.parent}: several recordings of the same ranks; the latest of each is looked at")
         merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job", source)
         self._notes += merged.notes
         self._activity = merged.activity
         return merged.trace
+
+
+_HOURS_APART_S: Final = 3600.0
+_EPOCH_S: Final = 1e9
+"""Clocks that count from 1970 are above; others begin with the machine and tell nothing across hosts."""
+
+
+def _span(timelines: Sequence[Timeline]) -> tuple[float, float]:
+    steps = [step for t in timelines for step in t.steps]
+    return (min(s.start_s for s in steps), max(s.end_s for s in steps)) if steps else (0.0, 0.0)
+
+
+def split_runs(timelines: Sequence[Timeline]) -> list[list[Timeline]]:
+    """Recordings of different runs apart: of other world sizes, or hours from each other on clocks from 1970."""
+    runs: list[list[Timeline]] = []
+    for timeline in sorted(timelines, key=lambda one: _span([one])[0]):
+        size, (start_s, _) = timeline.about.get("world_size"), _span([timeline])
+        for run in runs:
+            sizes, end_s = {t.about.get("world_size") for t in run} - {None}, _span(run)[1]
+            apart = start_s > _EPOCH_S and start_s - end_s > _HOURS_APART_S
+            if not apart and (size is None or not sizes or size in sizes):
+                run.append(timeline)
+                break
+        else:
+            runs.append([timeline])
+    place = {id(timeline): i for i, timeline in enumerate(timelines)}
+    return [sorted(run, key=lambda one: place[id(one)]) for run in runs]
+
+
+def _different_runs(runs: Sequence[Sequence[Timeline]]) -> str:
+    """What the runs are, and which one is looked at."""
+    said = []
+    for run in runs:
+        size = max((int(t.about.get("world_size", 0)) for t in run), default=0)
+        steps = [step.end_s - step.start_s for t in run for step in t.steps]
+        step = f"{duration(float(np.median(steps)))} a step" if steps else "no step"
+        said.append(f"{run[0].path.name}{f' of {size} ranks' if size else ''}: {step}")
+    apart_s = _span(runs[-1])[0] - _span(runs[0])[1]
+    when = f", {duration(apart_s)} apart" if apart_s > _HOURS_APART_S else ""
+    return (
+        f"{len(runs)} different runs{when}, not one job ({'; '.join(said)}); the largest, or the latest, is looked at"
+    )
+
+
+def _latest(timelines: Sequence[Timeline]) -> list[Timeline]:
+    """Of several recordings of a rank the latest one."""
+    ordered = sorted(timelines, key=lambda one: _span([one])[0])
+    latest = {one.rank: one for one in ordered}
+    return [one for one in timelines if latest[one.rank] is one]
 
 
 def split_recordings(files: Sequence[tuple[Path, int]]) -> list[list[int]]:
