@@ -15,6 +15,7 @@ from typing import Final
 
 from paceenv.importers.flight_recorder import MAX_FRAMES, Dump, Entry, Group, ranks_text
 from paceenv.importers.log_text.log_lines import read_lines
+from paceenv.importers.nccl_info import MARK, say_network
 
 _RANK: Final = re.compile(r"\b[Rr]ank (\d{1,7})\]")
 _GROUP: Final = re.compile(r"\[PG (?:ID )?(\w{1,20})(?: PG GUID (\w{0,40})(?:\(([^)]{0,60})\))?)? Rank \d")
@@ -62,11 +63,12 @@ class HangText:
         self.frames: dict[int, list[str]] = {}
         self.exits: dict[str, None] = {}
         self._ras: list[str] = []
+        self._info: list[str] = []
         self._path = Path()
 
     def read(self, path: Path) -> bool:
         """Look at all lines of a file; whether they say anything."""
-        before, in_ras = (len(self.ranks), len(self.exits), len(self._ras)), False
+        before, in_ras = (len(self.ranks), len(self.exits), len(self._ras), len(self._info)), False
         for line in read_lines(path):
             text = line.text
             if "ProcessGroupNCCL" in text or "Watchdog caught" in text:
@@ -77,10 +79,12 @@ class HangText:
                 del frames[MAX_FRAMES:]
             elif any(word in text for word in _DIED) and not _ENDED.search(text):
                 _death(text, line.rank, self)
+            elif MARK in text and len(self._info) < MAX_RAS:
+                self._info.append(text)
             in_ras = in_ras or text.startswith(_RAS)
             if in_ras and len(self._ras) < MAX_RAS:
                 self._ras.append(text)
-        found = (len(self.ranks), len(self.exits), len(self._ras)) != before
+        found = (len(self.ranks), len(self.exits), len(self._ras), len(self._info)) != before
         self._path = path if found else self._path
         return found
 
@@ -88,6 +92,11 @@ class HangText:
     def dumps(self) -> tuple[Dump, ...]:
         """The watchdog's lines."""
         return _dumps(self._path, self)
+
+    @property
+    def network(self) -> str:
+        """What the lines of NCCL say that the job uses, "" if nothing."""
+        return say_network(self._info)
 
     @property
     def said(self) -> tuple[str, ...]:

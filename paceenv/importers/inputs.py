@@ -131,6 +131,7 @@ class _Found:
             self._timelines[kineto.SOURCE].append(timeline)
             self._note(damage)
         elif is_table(path):
+            self._hang.read(path)
             tables = read_tables(path)
             self._tables += tables
             self._notes += [note for table in tables for note in table.notes]
@@ -149,8 +150,11 @@ class _Found:
     def inputs(self) -> Inputs:
         """All of it. Raises InputError if nothing is usable."""
         trace, why = self._trace()
+        self._note(self._hang.network)
         dumps, ended = tuple(self._dumps) or self._hang.dumps, self._hang.said
-        if trace is None and not (dumps or ended or self._tables or self._logs or self._inspected):
+        if trace is None and not (
+            dumps or ended or self._hang.network or self._tables or self._logs or self._inspected
+        ):
             reasons = [why] if why else list(self._refused.values())
             more = 0 if why else len(self._refused) - 1
             also = f" ({more} more {'file' if more == 1 else 'files'} cannot be used either)" if more > 0 else ""

@@ -12,6 +12,8 @@ import numpy as np
 from paceenv.core.wording import duration
 from paceenv.diagnosis.answer import Answer
 from paceenv.diagnosis.host_activity import LateHost
+from paceenv.diagnosis.two_runs import Change
+from paceenv.diagnosis.two_runs import headline as say_changes
 from paceenv.diagnosis.verdict import Diagnosis, Verdict
 from paceenv.importers.timelines import RankActivity
 from paceenv.report.step_log_output import print_steps
@@ -48,7 +50,7 @@ def print_answer(found: Answer, verdict: Verdict | None, activity: Sequence[Rank
     for hang in found.hangs:
         _print_hang(hang)
     if found.ended:
-        output.print_table("How the job ended", (), (), "\n".join(map(sentence, found.ended)))
+        output.print_table("What else the logs say", (), (), "\n".join(map(sentence, found.ended)))
     if found.times is not None:
         _print_times(found.times)
     if found.diagnosis is not None and verdict is not None:
@@ -62,6 +64,12 @@ def print_answer(found: Answer, verdict: Verdict | None, activity: Sequence[Rank
         output.print_table(ACTIVITY, columns, rows[:_MOST_ROWS], f"{more}{why}".strip())
     for steps in found.steps:
         print_steps(steps)
+
+
+def print_changes(changes: tuple[Change, ...], before: str, after: str) -> None:
+    """Two runs side by side."""
+    columns = ("what", "before", "after", "change", "")
+    output.print_table(f"{before} and {after}", columns, [one.row() for one in changes], sentence(say_changes(changes)))
 
 
 def headline(verdict: Verdict) -> str:

@@ -18,7 +18,6 @@ from scipy import stats
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.metrics import correlation_length
-from paceenv.core.wording import duration
 from paceenv.diagnosis.step_times.findings import Finding, find_all
 from paceenv.diagnosis.step_times.ordinary import Level, Ordinary, clipped, split
 from paceenv.diagnosis.step_times.step_patterns import (
@@ -336,11 +335,16 @@ def _verdict(found: dict[str, Any]) -> tuple[str, str]:
 
 
 def _percent(share: float) -> str:
-    return f"{100.0 * share:.2g} %" if share < 0.1 else f"{share:.0%}".replace("%", " %")
+    return f"{_digits(share)} %"
 
 
 def _bounds(interval: Interval) -> str:
-    return f"{100.0 * interval.low:.2g} to {100.0 * interval.high:.2g} %"
+    return f"{_digits(interval.low)} to {_digits(interval.high)} %"
+
+
+def _digits(share: float) -> str:
+    """Two digits of a percentage, never in powers of ten."""
+    return f"{100.0 * share:.2g}" if share < 0.995 else f"{100.0 * share:.0f}"
 
 
 def _interval(interval: Interval | None) -> dict[str, float] | None:

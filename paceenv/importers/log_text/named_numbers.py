@@ -123,26 +123,170 @@ _STEP: Final = re.compile(
     r"global step max steps|current steps)"
 )
 _LEADING: Final = frozenset(
-    "info debug warning trainer root main log logger at in for end of after finished done".split()
+    [
+        "info",
+        "debug",
+        "warning",
+        "trainer",
+        "root",
+        "main",
+        "log",
+        "logger",
+        "at",
+        "in",
+        "for",
+        "end",
+        "of",
+        "after",
+        "finished",
+        "done",
+    ]
 )
-_UNITS_BEHIND: Final = frozenset("s sec secs seconds ms msec msecs milliseconds us usec microseconds ns".split())
+_UNITS_BEHIND: Final = frozenset(
+    ["s", "sec", "secs", "seconds", "ms", "msec", "msecs", "milliseconds", "us", "usec", "microseconds", "ns"]
+)
 _COUNTED: Final = frozenset(
-    "step steps iter iters iteration iterations it batches updates samples sample token tokens tok images image imgs "
-    "img words sequences examples".split()
+    [
+        "step",
+        "steps",
+        "iter",
+        "iters",
+        "iteration",
+        "iterations",
+        "it",
+        "batches",
+        "updates",
+        "samples",
+        "sample",
+        "token",
+        "tokens",
+        "tok",
+        "images",
+        "image",
+        "imgs",
+        "img",
+        "words",
+        "sequences",
+        "examples",
+    ]
 )
 _BAD: Final = frozenset(
-    "eta remaining left eval valid validation val test inference compile compilation checkpoint ckpt save saving "
-    "timeout warmup max peak lr startup init initialization setup memory mem epoch".split()
+    [
+        "eta",
+        "remaining",
+        "left",
+        "eval",
+        "valid",
+        "validation",
+        "val",
+        "test",
+        "inference",
+        "compile",
+        "compilation",
+        "checkpoint",
+        "ckpt",
+        "save",
+        "saving",
+        "timeout",
+        "warmup",
+        "max",
+        "peak",
+        "lr",
+        "startup",
+        "init",
+        "initialization",
+        "setup",
+        "memory",
+        "mem",
+        "epoch",
+    ]
 )
-_TIMES: Final = frozenset("time timing times duration latency cost took elapsed dt seconds sec secs ms t took".split())
-_STEPS: Final = frozenset("step steps iter iters iteration iterations batch update it".split())
-_CLOCKS: Final = frozenset("elapsed total wall train training running runtime clock since start so far".split())
-_PLAIN: Final = _TIMES | frozenset("last current cur avg average mean per this in for the took full val".split())
+_TIMES: Final = frozenset(
+    [
+        "time",
+        "timing",
+        "times",
+        "duration",
+        "latency",
+        "cost",
+        "took",
+        "elapsed",
+        "dt",
+        "seconds",
+        "sec",
+        "secs",
+        "ms",
+        "t",
+        "took",
+    ]
+)
+_STEPS: Final = frozenset(["step", "steps", "iter", "iters", "iteration", "iterations", "batch", "update", "it"])
+_CLOCKS: Final = frozenset(
+    ["elapsed", "total", "wall", "train", "training", "running", "runtime", "clock", "since", "start", "so", "far"]
+)
+_PLAIN: Final = _TIMES | frozenset(
+    ["last", "current", "cur", "avg", "average", "mean", "per", "this", "in", "for", "the", "took", "full", "val"]
+)
 _PHASES: Final = frozenset(
-    "data dataloader dataload loader loading load reader read fetch prefetch forward fwd backward bwd optimizer optim "
-    "opt allreduce reduce comm communication sync gather scatter h2d device copy clip clipping loss scheduler rest inner "
-    "microstep gen generate generation rollout actor critic ref reward adv preprocess postprocess model compute gpu cpu "
-    "host wait params grads generator batch-generator log logging".split()
+    [
+        "data",
+        "dataloader",
+        "dataload",
+        "loader",
+        "loading",
+        "load",
+        "reader",
+        "read",
+        "fetch",
+        "prefetch",
+        "forward",
+        "fwd",
+        "backward",
+        "bwd",
+        "optimizer",
+        "optim",
+        "opt",
+        "allreduce",
+        "reduce",
+        "comm",
+        "communication",
+        "sync",
+        "gather",
+        "scatter",
+        "h2d",
+        "device",
+        "copy",
+        "clip",
+        "clipping",
+        "loss",
+        "scheduler",
+        "rest",
+        "inner",
+        "microstep",
+        "gen",
+        "generate",
+        "generation",
+        "rollout",
+        "actor",
+        "critic",
+        "ref",
+        "reward",
+        "adv",
+        "preprocess",
+        "postprocess",
+        "model",
+        "compute",
+        "gpu",
+        "cpu",
+        "host",
+        "wait",
+        "params",
+        "grads",
+        "generator",
+        "batch-generator",
+        "log",
+        "logging",
+    ]
 )
 
 
@@ -207,7 +351,7 @@ def _speed(name: str, unit: str) -> Role | None:
 
 def _time(name: str, words: frozenset[str], unit_s: float | None, *, said: bool = True) -> Role | None:
     """A name that says a time."""
-    if not (words & _TIMES or (said and unit_s)) or words & _BAD or "per" in words and not words & _STEPS:
+    if not (words & _TIMES or (said and unit_s)) or words & _BAD or ("per" in words and not words & _STEPS):
         return None
     if not words:
         return Role("value", name, "step time", unit_s, 5)
