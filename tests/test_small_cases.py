@@ -1,4 +1,4 @@
-"""What people post: small inputs with their right answers, and 300 logs made from a seed, of which none is answered wrong."""
+"""What people post: small inputs with their right answers, and 300 made logs of which none is answered wrong."""
 
 from __future__ import annotations
 

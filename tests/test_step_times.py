@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, ceiling, diagnose_steps, single_step_cv
+from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps, single_step_cv
 from paceenv.importers.step_log import StepLog
 from paceenv.report.step_log_output import rows
 

@@ -89,8 +89,8 @@ class BandwidthFit:
             return f"no law describes the table: it misses by {self.misfit:.0%}"
         after = rate_S[at + 1 :] / 1e9
         return (
-            f"bus bandwidth falls from {rate_S[: at + 1].max() / 1e9:.3g} GB/s up to {mib(size_S[at])} to {after.min():.3g} "
-            f"to {after.max():.3g} GB/s from {mib(size_S[at + 1])} on; a law holds for neither"
+            f"bus bandwidth falls from {rate_S[: at + 1].max() / 1e9:.3g} GB/s up to {mib(size_S[at])} to "
+            f"{after.min():.3g} to {after.max():.3g} GB/s from {mib(size_S[at + 1])} on; a law holds for neither"
         )
 
     def warnings(self, ranks_per_node: int | None = None) -> tuple[str, ...]:

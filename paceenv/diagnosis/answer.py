@@ -100,15 +100,20 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
             late_hosts = tuple(find_late_hosts(inputs.activity, clock_error_s=error_s))
     elif inputs.why_no_trace and not any(hang.hangs for hang in hangs):
         notes = (*notes, f"no steps: {inputs.why_no_trace}")
-    ended = inputs.ended
-    if steps and (ended or any(hang.hangs for hang in hangs)):
-        ended = (*ended, *(f"the last step in {one.log.name} is {one.log.step_V.max()}" for one in steps))
+    ended = _ended(inputs, hangs, steps)
     if not (hangs or times or steps or diagnosis or ended):
         if failed:
             raise failed[0]
         inputs.require_trace()
     notes = (*notes, *map(str, failed))
     return Answer(matrix, notes, diagnosis, lateness, late_hosts, hangs, times, ended, tuple(steps))
+
+
+def _ended(inputs: Inputs, hangs: tuple[Hang, ...], steps: list[StepDiagnosis]) -> tuple[str, ...]:
+    """How the job ended, and after which step."""
+    if not steps or not (inputs.ended or any(hang.hangs for hang in hangs)):
+        return inputs.ended
+    return *inputs.ended, *(f"the last step in {one.log.name} is {one.log.step_V.max()}" for one in steps)
 
 
 MAX_ROWS: Final = 2_000_000

@@ -125,9 +125,9 @@ def _agree(clocks: Clocks, steps_of: Steps, common: list[int], name: str) -> Non
     step_s = float(np.median([steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in common]))
     if clocks.error_s > (_TOO_FAR if named else _NEVER) * step_s:
         raise InputError(
-            f"{name}: collectives of the same group and place end up to {duration(clocks.error_s)} apart on any clocks, "
-            f"{clocks.error_s / step_s:.0%} of a step, so these are not the same collectives; allowed: complete files "
-            "of the same steps of one job"
+            f"{name}: collectives of the same group and place end up to {duration(clocks.error_s)} apart on any "
+            f"clocks, {clocks.error_s / step_s:.0%} of a step, so these are not the same collectives; allowed: "
+            "complete files of the same steps of one job"
         )
 
 

@@ -229,23 +229,29 @@ class _Lines:
             return
         if _NO_TRAINING.search(text):
             return
+        if self._is_special(text, line.rank):
+            return
+        if any(map(str.isdecimal, text)):
+            self._add_numbers(numbers_in(without_dates(text)), stamp_in(text), line.rank, text)
+
+    def _is_special(self, text: str, rank: int | None) -> bool:
+        """Read a progress bar, a timer of Megatron-LM, or a setting; whether the line was one."""
         if "<" in text and (bar := _BAR_LINE.search(text)) is not None:
             value = number(bar["s"], "elapsed")
             if value is not None:
-                self._keep((_BARS, _BAR), (line.rank, bar["total"]), float(bar["step"]), value, None, "interval")
-            return
+                self._keep((_BARS, _BAR), (rank, bar["total"]), float(bar["step"]), value, None, "interval")
+            return True
         if " ...." in text:
             if (timer := _TIMER.match(text)) is not None:
                 for name, value_ms in ((timer[1], timer[3]), (timer[1] + _FASTEST, timer[2])):
-                    self._add_phase(line.rank, name.replace("-", " "), 1e-3 * float(value_ms))
-                return
+                    self._add_phase(rank, name.replace("-", " "), 1e-3 * float(value_ms))
+                return True
             if (setting := _SETTING.search(text)) is not None and setting[1] in SETTINGS:
                 self.settings[setting[1]] = setting[2]
         if "train_batch_size" in text and (batch := _SAMPLES_PER_STEP.search(text)) is not None:
             self._batch = float(batch[1])
-            return
-        if any(map(str.isdecimal, text)):
-            self._add_numbers(numbers_in(without_dates(text)), stamp_in(text), line.rank, text)
+            return True
+        return False
 
     def add_row(self, row: Mapping[Any, Any], source: str, rank: int | None = None) -> None:
         """A row of a table."""

@@ -103,7 +103,8 @@ def _growth(x: Array, slope: Drift | None, ordinary: Ordinary) -> Finding | None
         return None
     begin_s, end_s = slope.ends_s
     if slope.change > 0.0:
-        text = f"steps grow steadily from {duration(begin_s)} to {duration(end_s)}: a leak or growing work on the host, not ranks"
+        text = f"steps grow steadily from {duration(begin_s)} to {duration(end_s)}"
+        text += ": a leak or growing work on the host, not ranks"
     else:
         text = f"steps get steadily shorter, from {duration(begin_s)} to {duration(end_s)}"
     next_step = "compare a host profile (py-spy) of the beginning with one of the end: lists, caches, logs that grow"
@@ -128,8 +129,8 @@ def _long_steps(x: Array, outlier_v: NDArray[np.bool_], period: Period | None) -
     when = f", every {period.steps} steps" if period is not None else ""
     count = int(outlier_v.sum())
     text = (
-        f"{count} rare long step{'s' * (count > 1)}{when}, of {duration(long_s)} where {duration(usual_s)} is usual, which pacing "
-        "does not remove: look at evaluation, checkpoints, the data loader and garbage collection instead"
+        f"{count} rare long step{'s' * (count > 1)}{when}, of {duration(long_s)} where {duration(usual_s)} is usual, "
+        "which pacing does not remove: look at evaluation, checkpoints, the data loader and garbage collection instead"
     )
     return Finding("long steps", text, _explained(x, np.where(outlier_v, long_s, usual_s)))
 
@@ -142,7 +143,8 @@ def _part(name: str, part: Array, x: Array) -> Finding | None:
     explains = _explained(x, np.median(x - part) + part, 4.0 * _VARIES)
     if not (waited and share >= LONG_PART) and explains < 0.5:
         return None
-    text = f"{name!r} takes {share:.0%} of all time ({duration(usual_s)} of {duration(float(np.median(x)))} in the median step)"
+    median_s = float(np.median(x))
+    text = f"{name!r} takes {share:.0%} of all time ({duration(usual_s)} of {duration(median_s)} in the median step)"
     text += f" and makes {explains:.0%} of the variation" if explains >= LEAST else ""
     return Finding(
         "part", text, max(explains, LEAST if waited else 0.0), f"look into {name!r}: it comes with the step times"

@@ -229,7 +229,8 @@ def diagnose_steps(log: StepLog) -> StepDiagnosis:
     longest = max(ordinary.levels, key=lambda r: r.end - r.start)
     slope = drift(plain) if len(ordinary.levels) == 1 else drift(x[longest.start : longest.end])
     if slope is not None and len(ordinary.levels) == 1:
-        flat = flat / np.linspace(*(max(end_s, 1e-3 * mean_s) for end_s in slope.ends_s), len(x)) * mean_s
+        begin_s, end_s = (max(one_s, 1e-3 * mean_s) for one_s in slope.ends_s)
+        flat = flat / np.linspace(begin_s, end_s, len(x))
         flat /= np.median(flat)
     calm = clipped(flat)
     gap = max(int(np.median(np.diff(step_v))), 1)

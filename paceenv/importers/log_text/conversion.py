@@ -59,7 +59,8 @@ class Column:
     """Numbers of one format and one writer: ``step`` and ``clock_s`` are not-a-number where a line has none.
 
     ``epoch`` is 0 where a line names none, ``total`` the number of steps that a line gives behind a slash, or 0.
-    ``unit_said`` tells whether a unit stands anywhere. ``digit`` is the unit of the last digit of ``value``, and ``clock_digit_s`` that of the time stamps, seconds.
+    ``unit_said`` tells whether a unit stands anywhere. ``digit`` is the unit of the last digit of ``value``, and
+    ``clock_digit_s`` that of the time stamps, seconds.
     ``other`` are the values at ``other_at`` if the comma in them is a decimal one; ``decimal`` says that it is.
     """
 

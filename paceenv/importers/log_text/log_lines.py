@@ -27,7 +27,8 @@ _TAG: Final = re.compile(
 )
 _DATE: Final = re.compile(
     r"(?:(?P<y>\d{4})[-/](?P<m>\d\d)[-/](?P<d>\d\d)|(?<!\d)(?P<m2>\d\d?)/(?P<d2>\d\d?)(?:/(?P<y2>\d{4}))?"
-    r"|\b[IWEF](?P<m3>\d\d?)(?P<d3>\d\d))[ T_,-](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d)?"
+    r"|\b[IWEF](?P<m3>\d\d?)(?P<d3>\d\d))[ T_,-](?P<clock>\d\d:\d\d:\d\d)"
+    r"(?:[.,](?P<part>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d)?"
 )
 """Year first; month first with or without a year (mmengine, detectron2); or as glog has it."""
 _EPOCH: Final = re.compile(
