@@ -141,20 +141,16 @@ def find_cuts(step_s_V: Array) -> list[int]:
         if gain <= 0.0:
             break
         cuts = sorted([*cuts, at])
-    cuts = _merged(np.log(step_s_V), _moved(np.log(step_s_V), cuts))
+    raw = np.log(step_s_V)
+    cuts = _moved(raw, _merged(raw, _moved(raw, cuts)))
     return [0, len(values)] if len(cuts) > 2 and _is_line(values, cuts) else cuts
 
 
 def _moved(values: Array, cuts: list[int]) -> list[int]:
-    """Cuts of smoothed values moved to where the raw ones change."""
+    """Cuts moved to where raw values change most between the two beside each."""
     for k in range(1, len(cuts) - 1):
-        a, b, c = cuts[k - 1 : k + 2]
-        left, right = float(np.median(values[a:b])), float(np.median(values[b:c]))
-        near = range(max(b - _SMOOTH, a + 1), min(b + _SMOOTH, c - 1) + 1)
-        wrong = np.abs(values - left) - np.abs(values - right)  # below 0 where a value is more like those on the left
-        cuts[k] = min(
-            near, key=lambda at: float(np.sign(wrong[near[0] : at]).sum() - np.sign(wrong[at : near[-1]]).sum())
-        )
+        gain, at = _best_cut(values, cuts[k - 1], cuts[k + 1])
+        cuts[k] = at if gain > 0.0 else cuts[k]
     return cuts
 
 
