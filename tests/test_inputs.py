@@ -80,8 +80,8 @@ def test_a_part_that_cannot_be_diagnosed_is_a_note_beside_the_others(tmp_path: P
     first = trace.table.filter(pc.equal(trace.table["iteration"], trace.column("iteration")[0]))
     answer = find_answer(replace(found, trace=replace(trace, table=first)))
     assert answer.steps
-    assert answer.diagnosis is None
-    assert "1 steps that all ranks have" in answer.notes[-1]
+    assert answer.diagnosis is not None
+    assert "one step does not show whether it lasts" in answer.diagnosis.refused
 
 
 def test_of_two_recordings_of_the_same_ranks_one_is_read(tmp_path: Path) -> None:

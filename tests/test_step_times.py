@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, ceiling, diagnose_steps, single_step_cv
+from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps, single_step_cv
 from paceenv.importers.step_log import StepLog
 from paceenv.report.step_log_output import rows
 
@@ -48,18 +48,17 @@ def test_the_ceiling_of_normal_steps_is_known() -> None:
     assert found.ceiling.gain.value == pytest.approx(truth, rel=0.08)
     assert found.cv == pytest.approx(0.02, rel=0.05)
     assert found.ceiling.from_outliers == 0.0
-    assert (found.outlier_period, found.pattern, found.drift, len(found.regimes)) == (None, None, None, 1)
+    assert (found.outlier_period, found.pattern, found.drift, len(found.levels)) == (None, None, None, 1)
 
 
 @pytest.mark.parametrize("n", [12, 100])
-@pytest.mark.parametrize("memory", [0.0, 0.5])
-def test_the_upper_end_of_the_ceiling_holds_for_few_values(n: int, memory: float) -> None:
-    """It is an upper limit, so its upper end must not lie below the truth more often than it says."""
-    random = np.random.default_rng(n)
-    truth = 1.0 / (1.0 - 0.02 * NORMAL_P1) - 1.0
-    found = [ceiling(ar1(random, n, memory, 0.02), np.ones(n, bool), 1.0) for _ in range(40)]
-    above = np.mean([one is not None and one.gain.high >= truth for one in found])
-    assert above >= (0.85 if n >= 30 or memory == 0.0 else 0.75)
+@pytest.mark.parametrize("spread", [0.02, 0.5])
+def test_the_ceiling_never_exceeds_what_the_fastest_step_gives(n: int, spread: float) -> None:
+    step_s = 1.0 + spread * np.random.default_rng(n).gamma(1.0, size=n)
+    found = diagnosed(step_s, averaged=10, every=10)
+    assert found.ceiling is not None
+    most = found.steady_s_V.mean() / found.steady_s_V.min() - 1.0
+    assert found.ceiling.gain.low <= found.ceiling.gain.value <= found.ceiling.gain.high <= most + 1e-9
 
 
 def test_averaging_hides_what_single_steps_vary() -> None:
@@ -110,15 +109,15 @@ def test_changes_of_level_and_when() -> None:
     step_s = 1.0 + 0.02 * np.random.default_rng(8).normal(size=2000)
     step_s[800:1500] *= 1.1
     found = diagnosed(step_s)
-    assert [r.start for r in found.regimes] == [0, pytest.approx(800, abs=5), pytest.approx(1500, abs=5)]
-    assert [r.level_s for r in found.regimes] == [pytest.approx(x, rel=0.01) for x in (1.0, 1.1, 1.0)]
+    assert [r.start for r in found.levels] == [0, pytest.approx(800, abs=5), pytest.approx(1500, abs=5)]
+    assert [r.level_s for r in found.levels] == [pytest.approx(x, rel=0.01) for x in (1.0, 1.1, 1.0)]
     assert max(map(abs, found.autocorrelation)) < 0.15  # a change of level is no memory
 
 
 def test_drift_is_no_change_of_level() -> None:
     step_s = (1.0 + 0.02 * np.random.default_rng(9).normal(size=2000)) * np.linspace(1.0, 1.05, 2000)
     found = diagnosed(step_s)
-    assert len(found.regimes) == 1
+    assert len(found.levels) == 1
     assert found.drift is not None
     assert abs(found.drift.change - 0.05) <= 2.0 * found.drift.half_width
 
@@ -129,7 +128,7 @@ def test_memory_and_what_the_past_predicts(memory: float) -> None:
     assert found.autocorrelation[0] == pytest.approx(memory, abs=0.06)
     assert found.predictable is not None
     assert found.predictable.value == pytest.approx(memory**2, abs=0.08)
-    assert len(found.regimes) == 1
+    assert len(found.levels) == 1
 
 
 def test_false_alarms_are_rare() -> None:
@@ -138,7 +137,7 @@ def test_false_alarms_are_rare() -> None:
         diagnosed(ar1(random, int(random.choice([40, 300, 1500])), float(random.choice([0.0, 0.5, 0.9])), 0.02))
         for _ in range(20)
     ]
-    assert sum(len(one.regimes) > 1 for one in found) <= 3
+    assert sum(len(one.levels) > 1 for one in found) <= 3
     assert sum(one.drift is not None for one in found) <= 3
     assert sum(one.pattern is not None for one in found) <= 2
     assert sum(one.outlier_period is not None for one in found) == 0
@@ -173,7 +172,7 @@ def test_a_noisy_job_is_worth_a_second_look() -> None:
 def test_rare_long_steps_are_not_for_pacing() -> None:
     step_s = 1.0 + 0.003 * np.random.default_rng(17).normal(size=2000)
     step_s[99::100] += 5.0
-    assert "rare long steps, every 100 steps, which pacing does not remove" in diagnosed(step_s).verdict
+    assert "19 rare long steps, every 100 steps, of 6 s where 1 s is usual" in diagnosed(step_s).verdict
 
 
 def test_plain_data_and_the_table_are_whole() -> None:
@@ -184,7 +183,7 @@ def test_plain_data_and_the_table_are_whole() -> None:
     data = json.loads(json.dumps(found.to_json()))
     assert data["verdict"]
     assert data["next"]
-    assert len(data["regimes"]) == 2
+    assert len(data["levels"]) == 2
     assert data["outliers"]["period_steps"] == 90
     names = [name for name, _, _ in rows(found)]
     assert {"CV", "outliers", "changes of level", "predictable from the past"} <= set(names)

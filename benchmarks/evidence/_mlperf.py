@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.importers.log_text.conversion import convert
+from paceenv.importers.log_text.conversion import Number, convert
 from paceenv.importers.log_text.log_lines import Stamp
 from paceenv.importers.log_text.tables import Mllog
 from paceenv.importers.step_log import StepLog
@@ -77,9 +77,9 @@ def _log(key: tuple[Any, ...], run: int, rows: list[tuple[Any, ...]], about: dic
     for step, samples, seconds, time_ms in rows:
         stamp = Stamp(time_ms / 1e3, 1e-3)
         if step is not None:
-            mine.timed.add(float(step), seconds, stamp, 1e-9)
+            mine.timed.add(float(step), Number("step time", seconds, 1e-9), stamp)
         elif samples is not None:
-            mine.summary.add(float(samples), seconds, stamp, 1e-9)
+            mine.summary.add(float(samples), Number("step time", seconds, 1e-9), stamp)
     column = mine.timed if len(mine.timed.value) >= 4 else mine.summary
     try:
         steps = convert(mine.in_steps(column), " ".join(key))
@@ -87,7 +87,7 @@ def _log(key: tuple[Any, ...], run: int, rows: list[tuple[Any, ...]], about: dic
         return None
     if len(steps.step_V) < MIN_IN_RUN:
         return None
-    return StepLog(f"{' '.join(key)} run {run}", "MLPerf", *steps[:-1], notes=steps.notes)
+    return StepLog(f"{' '.join(key)} run {run}", "MLPerf", *steps[:6], notes=steps.notes)
 
 
 def _nodes(about: dict[str, Any]) -> int:

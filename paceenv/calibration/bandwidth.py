@@ -24,6 +24,10 @@ FEWEST_SIZES: Final = 4
 """A law of three terms needs one size more than that to have a residual."""
 POOR: Final = 0.1
 """Misfit beyond which a law is no description of its table."""
+NO_LAW: Final = 0.4
+"""Misfit beyond which nothing is written: the table has a cliff, and the law holds on neither side of it."""
+_CLIFF: Final = 2.0
+"""Times by which the bandwidth falls from one size to the next larger one, where larger sizes should be faster."""
 _NO_LIMIT_INSIDE: Final = {"fabric.intra_node_gbps": 1e6, "fabric.intra_node_latency_us": 0.0}
 """Links inside a node that take no time: that of a table across nodes is all in its law."""
 LARGEST_NODE: Final = 8
@@ -64,15 +68,37 @@ class BandwidthFit:
     def text(self) -> str:
         """The law in a sentence."""
         law, table = self.law, self.table
+        if self.refused:
+            return f"{table.op} among {table.members} ranks: {self.refused}."
         said = f"{table.op} among {table.members} ranks: {law.bandwidth_Bps / 1e9:.4g} GB/s"
         if not self.is_bandwidth_only:
             said += f", {law.hop_s * 1e6:.4g} us a round; the law misses the table by {self.misfit:.1%}"
         return said + "."
 
+    @property
+    def refused(self) -> str:
+        """Why no law describes the table, "" if one does: the cliff, where there is one."""
+        if self.misfit <= NO_LAW:
+            return ""
+        size_S = np.unique(self.table.size_bytes)
+        time_S = np.array([np.median(self.table.time_s[self.table.size_bytes == size]) for size in size_S])
+        rate_S = bus_bandwidth(self.table, size_S, time_S)
+        fall_S = rate_S[:-1] / rate_S[1:]
+        at = int(np.argmax(fall_S))
+        if fall_S[at] < _CLIFF:
+            return f"no law describes the table: it misses by {self.misfit:.0%}"
+        after = rate_S[at + 1 :] / 1e9
+        return (
+            f"bus bandwidth falls from {rate_S[: at + 1].max() / 1e9:.3g} GB/s up to {mib(size_S[at])} to "
+            f"{after.min():.3g} to {after.max():.3g} GB/s from {mib(size_S[at + 1])} on; a law holds for neither"
+        )
+
     def warnings(self, ranks_per_node: int | None = None) -> tuple[str, ...]:
         """What to know before the law is used, a line each; ``ranks_per_node`` is what the user says."""
         table, said = self.table, []
-        if self.misfit > POOR:
+        if self.refused:
+            said.append(f"{table.source}: {self.refused}")
+        elif self.misfit > POOR:
             worst = int(np.argmax(np.abs(self.residual)))
             said.append(
                 f"{table.source}: the law misses the table by {self.misfit:.0%} (root mean square; "
@@ -146,6 +172,20 @@ class BandwidthFit:
             f"{prefix}latency_us": float(f"{latency_us:.4g}"),
             f"{prefix}sqrt_us_per_sqrt_mb": float(f"{self.law.sqrt_s * 1e9:.4g}"),
         }
+
+
+def bus_bandwidth(table: Table, size_bytes: NDArray[np.float64], time_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Bytes a second as nccl-tests counts them on the bus: what a ring's slowest link carries."""
+    sent = volume(table.op, "ring", table.members, size_bytes).sent_bytes
+    return np.asarray(sent / time_s, np.float64)
+
+
+def mib(size_bytes: float) -> str:
+    """A size as people write it."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.4g} {name}"
+    return f"{size_bytes:.0f} B"
 
 
 def fit_bandwidth(table: Table) -> BandwidthFit:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceenv.calibration.bandwidth import BandwidthFit, fit_bandwidth
+import numpy as np
+
+from paceenv.calibration.bandwidth import BandwidthFit, fit_bandwidth, mib
 from paceenv.core.errors import InputError
 from paceenv.importers.nccl_tests import Table
 from paceenv.sim.cluster import Cluster, load_cluster
@@ -26,6 +28,8 @@ def calibrate_links(
         if len(fits) > 1:
             named = ", ".join(fit.table.source for fit in fits[:4])
             raise InputError(f"--out: {len(fits)} tables ({named}); allowed: one, whose law is written")
+        if fits[0].refused:
+            raise InputError(f"{fits[0].table.source}: {fits[0].refused}, so no config is written")
         config_files.write_yaml(out, _linked(fits[0], nodes[0], out.stem, base).model_dump(exclude_defaults=True))
     if json_ is not None:
         results = [_to_json(*one, per_node) for one in zip(fits, nodes, strict=True)]
@@ -34,6 +38,8 @@ def calibrate_links(
         return
     for one in zip(fits, nodes, strict=True):
         _print(*one)
+    if len(fits) == 2:
+        output.print_table("Side by side", ("bytes", "first us", "second us", "ratio"), side_by_side(*fits))
     if out is not None:
         if base is None:
             output.say("the table has no compute: job.compute_s is a stand-in; set yours with --set job.compute_s=...")
@@ -70,10 +76,26 @@ def _to_json(fit: BandwidthFit, nodes: int, per_node: int | None) -> dict[str, A
     }
 
 
+def side_by_side(first: BandwidthFit, second: BandwidthFit) -> list[tuple[str, ...]]:
+    """Times of two tables at the sizes that both have."""
+    times = []
+    for table in (first.table, second.table):
+        sizes = np.unique(table.size_bytes).tolist()
+        times.append({size: float(np.median(table.time_s[table.size_bytes == size])) for size in sizes})
+    return [
+        (mib(size), f"{time_s * 1e6:.4g}", f"{times[1][size] * 1e6:.4g}", f"{times[1][size] / time_s:.3g}")
+        for size, time_s in times[0].items()
+        if size in times[1]
+    ]
+
+
 def _print(fit: BandwidthFit, nodes: int) -> None:
     table, law = fit.table, fit.law
     place = "inside a node" if nodes == 1 else f"across {nodes or 'several'} nodes"
     title = f"{table.op} among {table.members} {place}: fitted to {table.source}"
+    if fit.refused:
+        output.print_table(title, (), (), fit.refused)
+        return
     if fit.is_bandwidth_only:
         rate = f"{law.bandwidth_Bps / 1e9:.4g}", f"{fit.bandwidth_se / 1e9:.2g}"
         note = f"{len(table.time_s)} runs of too few sizes: latency cannot be identified"

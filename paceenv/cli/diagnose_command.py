@@ -6,18 +6,22 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceenv.core.errors import InputError
 from paceenv.diagnosis.answer import MAX_ROWS, Answer, find_answer
 from paceenv.diagnosis.causes import SLOW_RANK
-from paceenv.importers.inputs import Inputs
-from paceenv.report.answer_text import print_answer
+from paceenv.importers.inputs import Inputs, read_inputs
+from paceenv.report.answer_text import print_answer, print_changes
 from paceenv.report.conclusion import POLICIES, Conclusion, conclude_answer
 from paceenv.report.recordings import find_recordings
 from paceenv.report.step_log_output import PATTERN_HELP
 from paceenv.ui import output
+
+if TYPE_CHECKING:
+    from paceenv.diagnosis.two_runs import Change
 
 
 def diagnose(
@@ -25,6 +29,9 @@ def diagnose(
         list[Path], typer.Argument(help="Files, folders and patterns of any supported format, folders of live runs.")
     ],
     pattern: Annotated[str | None, typer.Option(help=PATTERN_HELP)] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="An earlier run to compare with: what changed, and whether it is noise.")
+    ] = None,
     job: Annotated[str | None, typer.Option(help="Which job, where the trace holds several.")] = None,
     simulate: Annotated[
         bool,
@@ -74,23 +81,39 @@ def diagnose(
     inputs = recordings.read(pattern, MAX_ROWS)
     links = _links(inputs)
     answer, conclusion = None, None
-    if inputs.trace is not None or inputs.dumps or inputs.steps or inputs.inspected or not (pages or links):
+    if (
+        inputs.trace is not None
+        or inputs.dumps
+        or inputs.ended
+        or inputs.steps
+        or inputs.inspected
+        or not (pages or links)
+    ):
         with output.progress("replay the steps"):
             answer = find_answer(inputs, job)
         flops = (flops_per_step, peak_flops)
         conclusion = _conclude(inputs, answer, str(paths[0]), job, POLICIES if simulate else (), flops)
+    changes = _changes(inputs, answer, against, pattern)
     for note in inputs.notes if answer is None else answer.notes:
         output.say(note)
-    steps = _next_steps(paths, answer, conclusion, inputs)
+    steps = _next_steps(paths, answer, conclusion, links)
     if json_ is not None:
         found: dict[str, Any] = {"notes": list(inputs.notes)} if answer is None else answer.to_json()
         found |= conclusion.to_json() if conclusion is not None else {}
         runs = {str(path): page for path, page in pages.items()}
-        output.write_json(found | {"runs": runs, "links": links, "next": steps}, json_)
+        output.write_json(
+            found
+            | {"runs": runs, "links": links, "next": steps}
+            | ({"changes": [one.to_json() for one in changes]} if changes else {}),
+            json_,
+        )
     if json_ == "-":
         return
     if answer is not None:
         print_answer(answer, conclusion.verdict if conclusion is not None else None, inputs.activity, str(paths[0]))
+    if changes:
+        named = [one.log.name for one in answer.steps] if answer is not None and against is None else []
+        print_changes(changes, *(named or (str(against), str(paths[0]))))
     if links:
         output.print_table("Links", (), (), "\n".join(f"{source}: {law}" for source, law in links.items()))
     if steps:
@@ -115,6 +138,25 @@ def _conclude(
     return conclusion
 
 
+def _changes(inputs: Inputs, answer: Answer | None, against: Path | None, pattern: str | None) -> tuple[Change, ...]:
+    """Against an earlier run, or between the two logs that were given."""
+    if answer is None or (against is None and len(answer.steps) != 2):
+        return ()
+    from paceenv.diagnosis.two_runs import compare, of_log, of_trace
+
+    if against is None:
+        first, second = answer.steps
+        return compare(of_log(first.log), of_log(second.log))
+    earlier = read_inputs([against], pattern=pattern, max_rows=MAX_ROWS)
+    before = find_answer(earlier)
+    if before.matrix is not None and answer.matrix is not None:
+        return compare(of_trace(before.matrix, earlier.activity), of_trace(answer.matrix, inputs.activity))
+    logs = earlier.one_log(), inputs.one_log()
+    if logs[0] is None or logs[1] is None:
+        raise InputError(f"--against {against}: not of the kind of the other run; allowed: two logs, or two traces")
+    return compare(of_log(logs[0]), of_log(logs[1]))
+
+
 def _links(inputs: Inputs) -> dict[str, str]:
     """The law of each bandwidth table."""
     if not inputs.tables:
@@ -125,7 +167,7 @@ def _links(inputs: Inputs) -> dict[str, str]:
 
 
 def _next_steps(
-    paths: Sequence[Path], answer: Answer | None, conclusion: Conclusion | None, inputs: Inputs
+    paths: Sequence[Path], answer: Answer | None, conclusion: Conclusion | None, links: dict[str, str]
 ) -> list[str]:
     """Commands that work when typed, the most useful first."""
     words, steps = shlex.join(map(str, paths)), list[str]()
@@ -133,9 +175,12 @@ def _next_steps(
         causes, worst = answer.diagnosis.causes, answer.diagnosis.attribution
         if causes and causes[0].cause == SLOW_RANK and worst is not None and worst.rank:
             steps.append(f"paceenv whatif {words} --replace-rank {max(worst.rank, key=lambda r: worst.rank[r])}")
-        if conclusion.verdict.claim in {"helps", "is open"} and len(paths) == 1:
+        stands = bool(answer.ended) or any(hang.hangs for hang in answer.hangs) or bool(answer.diagnosis.refused)
+        if conclusion.verdict.claim in {"helps", "is open"} and len(paths) == 1 and not stands:
             steps.append(f"paceenv train --job {words} -o runs/mine")
     if answer is not None and (answer.matrix is not None or len(answer.steps) == 1):
         steps.append(f"paceenv report {words} -o report.html")
-    tables = [table.source.partition(", table ")[0] for table in inputs.tables[:1]]
+    tables = [
+        source.partition(", table ")[0] for source in list(links)[:1] if "law holds for neither" not in links[source]
+    ]
     return [*steps, *(f"paceenv calibrate {shlex.quote(source)} -o links.yaml" for source in tables)]

@@ -14,8 +14,10 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     size = abs(seconds)
+    if size < 1e-9:
+        return "0 µs"  # what is left of sums that cancel
     for limit, factor, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (600.0, 1.0, "s"), (36000.0, 1 / 60, "min")):
-        if size < limit:
+        if size < 0.9995 * limit:
             return f"{seconds * factor:.3g} {unit}" if size * factor < 99.95 else f"{seconds * factor:.0f} {unit}"
     return f"{seconds / 3600:.1f} h"
 

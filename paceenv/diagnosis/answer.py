@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.diagnose import diagnose_matrix, with_agent
-from paceenv.diagnosis.host_activity import LateHost, find_late_hosts
+from paceenv.diagnosis.host_activity import LateHost, find_late_hosts, one_rank
 from paceenv.diagnosis.lateness_over_time import LatenessOverTime, find_lateness
 from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
 from paceenv.diagnosis.verdict import Diagnosis
@@ -31,11 +31,12 @@ class Answer:
     late_hosts: tuple[LateHost, ...]  # what late ranks' hosts did; of profiles
     hangs: tuple[Hang, ...]  # jobs that hang, or dumps of which nothing hangs
     times: CollectiveTimes | None  # of collectives, where no trace can be made of them
+    ended: tuple[str, ...]  # how the job died or stands still, as texts say it, a sentence each
     steps: tuple[StepDiagnosis, ...]  # what step times alone allow; of text logs, one per job
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as ``paceenv diagnose --json`` prints it; that of a log alone is that of its step times."""
-        if self.diagnosis is None and len(self.steps) == 1 and not self.hangs:
+        if self.diagnosis is None and len(self.steps) == 1 and not (self.hangs or self.ended):
             return self.steps[0].to_json()
         found = self.diagnosis.to_json() if self.diagnosis is not None else {}
         found["notes"] = [*self.notes, *found.get("notes", ())]
@@ -45,6 +46,8 @@ class Answer:
             found["late_hosts"] = [one.to_json() for one in self.late_hosts]
         if self.hangs:
             found["hang"] = [one.to_json() for one in self.hangs]
+        if self.ended:
+            found["ended"] = list(self.ended)
         if self.times is not None:
             found["nccl_inspector"] = self.times.to_json()
         if self.steps:
@@ -81,7 +84,7 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
     late_hosts: tuple[LateHost, ...] = ()
     if inputs.trace is not None:
         try:
-            matrix, clocks = on_one_clock(read_matrix(inputs.trace, job=job))
+            matrix, clocks = on_one_clock(read_matrix(inputs.trace, job=job, least=1))
         except InputError as error:
             if job is not None:
                 raise
@@ -89,19 +92,29 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
         else:
             notes = (*notes, clocks) if clocks else notes
             diagnosis = with_agent(diagnose_matrix(matrix), inputs.trace.metadata.job)
-            lateness = find_lateness(
-                matrix, hosts=inputs.trace.metadata.of_ranks("host"), own_contains_waiting=diagnosis.aside
-            )
+            if len(matrix.ranks) < 2 and inputs.activity:
+                diagnosis = replace(diagnosis, refused=f"{diagnosis.refused}; {one_rank(inputs.activity)}")
+            if matrix.steps > 1:
+                hosts = inputs.trace.metadata.of_ranks("host")
+                lateness = find_lateness(matrix, hosts=hosts, own_contains_waiting=diagnosis.aside)
             error_s = inputs.trace.metadata.job.get("clock_error_s", 0.0)
             late_hosts = tuple(find_late_hosts(inputs.activity, clock_error_s=error_s))
     elif inputs.why_no_trace and not any(hang.hangs for hang in hangs):
         notes = (*notes, f"no steps: {inputs.why_no_trace}")
-    if not (hangs or times or steps or diagnosis):
+    ended = _ended(inputs, hangs, steps)
+    if not (hangs or times or steps or diagnosis or ended):
         if failed:
             raise failed[0]
         inputs.require_trace()
     notes = (*notes, *map(str, failed))
-    return Answer(matrix, notes, diagnosis, lateness, late_hosts, hangs, times, tuple(steps))
+    return Answer(matrix, notes, diagnosis, lateness, late_hosts, hangs, times, ended, tuple(steps))
+
+
+def _ended(inputs: Inputs, hangs: tuple[Hang, ...], steps: list[StepDiagnosis]) -> tuple[str, ...]:
+    """How the job ended, and after which step."""
+    if not steps or not (inputs.ended or any(hang.hangs for hang in hangs)):
+        return inputs.ended
+    return *inputs.ended, *(f"the last step in {one.log.name} is {one.log.step_V.max()}" for one in steps)
 
 
 MAX_ROWS: Final = 2_000_000

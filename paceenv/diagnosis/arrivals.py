@@ -44,8 +44,8 @@ class Arrivals:
 
     steps: int  # number of steps
     step_s: float  # mean step, seconds
-    waiting_s: float  # in collectives before the last member had arrived
-    transfer_s: float  # in collectives after that; part of it may lie beside compute
+    waiting_s: float | None  # in collectives before the last member had arrived; None with one rank
+    transfer_s: float | None  # in collectives after that; part of it may lie beside compute
     late_RT: Array  # lateness of each rank in each step, summed over collectives, seconds
     late: tuple[LateRank, ...]  # ranks that were the latest in some step, the one with the largest sum first
 
@@ -66,6 +66,11 @@ class Arrivals:
     @property
     def text(self) -> str:
         """In one sentence."""
+        if self.waiting_s is None:
+            return (
+                f"of a mean step of {duration(self.step_s)} waiting for others and transfers cannot be told apart with "
+                "one rank"
+            )
         where = (
             f"of a mean step of {duration(self.step_s)} a rank spends {duration(self.waiting_s)} waiting for others in "
             f"collectives and {duration(self.transfer_s)} in their transfers"
@@ -107,8 +112,8 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
     return Arrivals(
         steps=steps,
         step_s=step_s,
-        waiting_s=waiting_s / (ranks * steps),
-        transfer_s=transfer_s / (ranks * steps),
+        waiting_s=waiting_s / (ranks * steps) if ranks > 1 else None,
+        transfer_s=transfer_s / (ranks * steps) if ranks > 1 else None,
         late_RT=late_RT,
         late=_late(matrix, late_RT, op_R, LEAST_SHARE * step_s),
     )

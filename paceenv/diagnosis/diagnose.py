@@ -167,13 +167,15 @@ def _add_causes(parts: list[tuple[float, Diagnosis]]) -> tuple[Cause, ...]:
 
 
 def _insufficient(matrix: OperationMatrix, graph: Graph, of: str) -> str:
+    if len(matrix.ranks) < 2:
+        return "one rank, without a peer to compare it with; give the traces of all ranks"
+    if matrix.steps == 1 and not of:
+        return "one step does not show whether it lasts"
     if matrix.steps < MIN_STEPS:
         return f"{matrix.steps} steps{of} are too few to see anything lasting; at least {MIN_STEPS} are needed"
     computes = int((matrix.is_compute_N & matrix.usual_N).sum()) * matrix.steps // len(matrix.ranks)
     if 0 < computes < MIN_OPERATIONS:
         return f"{computes} compute operations of a rank in {matrix.steps} steps; at least {MIN_OPERATIONS} are needed"
-    if len(matrix.ranks) < 2:
-        return "one rank, without a peer to compare it with; give the traces of all ranks"
     if not (matrix.is_compute_N & matrix.usual_N & (matrix.duration_NT > 0.0).any(axis=1)).any():
         return "no compute operation takes any time, so no rank can be late"
     if not (matrix.is_collective_N | matrix.is_transfer_N).any():

@@ -90,6 +90,8 @@ class Hang:
         self.job = Standstill([latest[rank] for rank in sorted(latest)])
         self.waits, self.roots, self.mismatches = self.job.waits, self.job.roots, _mismatches(self.job)
         self.hangs = bool(self.waits)
+        self.of_watchdog = all(dump.of_watchdog for dump in dumps)
+        self.apart = _apart(self.job) if self.of_watchdog else ""
         self.stopped = tuple(sorted(rank for root in self._roots("stopped") for rank in root.ranks))
         self.blind = tuple(sorted(self.job.blind))
         """Ranks that never saw the end of collectives which their peers finished."""
@@ -145,6 +147,8 @@ class Hang:
             return f"{UNDETERMINED}: the {len(self.job.dumps)} dumps have no entries of known groups{silence}"
         if not self.hangs:
             return f"{NOTHING_HANGS}{silence}"
+        if self.apart:
+            return self.apart
         said = [mismatch.text for mismatch in self.mismatches]
         said += [text for text in (self._stopped_text(), self._blind_text(), self._no_dump_text()) if text]
         said += [
@@ -153,7 +157,8 @@ class Hang:
         if len(self.suspects) > len(self.stopped) > 0:
             said.insert(0, f"{len(self.suspects)} suspects, {_ranks(self.suspects)}")
         said = said or [f"{UNDETERMINED}: operations are unfinished, and nobody is absent from them"]
-        return "; ".join([*said, *self._doubts()])
+        text = "; ".join([*said, *self._doubts()])
+        return text.replace("left no dump", "left no line of the watchdog") if self.of_watchdog else text
 
     def _doubts(self) -> list[str]:
         """Why the dumps may not be of the same moment."""
@@ -339,6 +344,29 @@ def _mismatches(job: Standstill) -> tuple[Mismatch, ...]:
         if what:
             found.append(Mismatch(group, seq, what, tuple(sorted(variants, key=lambda variant: -len(variant[1])))))
     return tuple(found)
+
+
+def _apart(job: Standstill) -> str:
+    """That ranks time out in collectives of one group of which some finished what others are in; "" if none do.
+
+    All that the watchdog says is the number: the programs called a different number of collectives, or other ones.
+    """
+    stuck = {
+        rank: unit for rank, units in job.units.items() for unit in units[:1] if not unit.is_done and not unit.is_p2p
+    }
+    for group in {unit.group: None for unit in stuck.values()}:
+        in_it: dict[tuple[int, str], list[int]] = defaultdict(list)
+        for rank, unit in stuck.items():
+            if unit.group is group:
+                items = unit.entries[0].items[0]
+                of = f" ({items} element{'' if items == 1 else 's'})" if items >= 0 else ""
+                in_it[unit.seq, f"{unit.op.upper()} {unit.seq}{of}"].append(rank)
+        seqs = [seq for seq, _ in in_it]
+        behind = [rank for rank in stuck if rank in job.blind]
+        if len(set(seqs)) > 1 and behind:
+            said = "; ".join(f"{_ranks(ranks)} in {name}" for (_, name), ranks in sorted(in_it.items()))
+            return f"the ranks are in different collectives of {group.text}: {said}"
+    return ""
 
 
 def _compare(units: dict[int, Unit]) -> tuple[str, dict[int, str]]:

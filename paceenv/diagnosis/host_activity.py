@@ -142,6 +142,18 @@ def find_late_hosts(activity: Sequence[RankActivity], *, clock_error_s: float = 
     return tuple(sorted(found, key=lambda one: -sum(one.late_s)))
 
 
+def one_rank(activity: Sequence[RankActivity]) -> str:
+    """What one rank shows by itself: where a mean step's time went that is not computing, the largest first."""
+    parts = (
+        ("in its data loader", "loader_s"), ("in collectives with nothing else to do", "exposed_s"),
+        ("waiting for its host", "host_wait_s"), ("idle", "idle_s"),
+    )  # fmt: skip
+    step_s = float(np.mean([one.end_s - one.start_s for one in activity]))
+    costs = [(float(np.mean([getattr(one, name) for one in activity])), words) for words, name in parts]
+    said = [f"{duration(cost_s)} {words}" for cost_s, words in sorted(costs, reverse=True) if cost_s > 1e-3 * step_s]
+    return f"of its mean step of {duration(step_s)}: {', '.join(said) or 'all of it is computing'}"
+
+
 @dataclass(frozen=True)
 class _Late:
     """One collective whose last arrival stood alone."""

@@ -134,10 +134,10 @@ class OperationMatrix:
         return self.is_op(PACE_OP)
 
 
-def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
+def read_matrix(trace: Trace, *, job: str | None = None, least: int = MIN_STEPS) -> OperationMatrix:
     """The matrix of one job of a trace; ``job`` must be named where the trace holds several.
 
-    Raises InputError without such a job, with fewer than MIN_STEPS steps that all ranks have, or if the matrix would
+    Raises InputError without such a job, with fewer than ``least`` steps that all ranks have, or if the matrix would
     have more than MAX_CELLS matrix because operations differ from step to step.
     """
     name, rows = _rows_of(trace, job)
@@ -152,8 +152,8 @@ def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
     columns = {key: column[kept] for key, column in columns.items()}
     ranks, columns["rank"] = np.unique(columns["rank"], return_inverse=True)
     iterations, at_T = np.unique(columns["iteration"], return_inverse=True)
-    if len(iterations) < MIN_STEPS:
-        raise InputError(f"trace of {name}: {len(iterations)} steps that all ranks have; allowed: at least {MIN_STEPS}")
+    if len(iterations) < least:
+        raise InputError(f"trace of {name}: {len(iterations)} steps that all ranks have; allowed: at least {least}")
     operation, first = _operations(columns, at_T)
     operations, steps = len(first), len(iterations)
     if operations * steps > MAX_CELLS:

@@ -109,6 +109,7 @@ class Dump:
     groups: dict[str, Group]  # the rank's process groups by name; empty in dumps of older versions
     status: dict[int, tuple[int, int]]  # last number enqueued and completed by group number; -1 for nothing
     notes: tuple[str, ...] = ()  # what is damaged or contradictory, one line each
+    of_watchdog: bool = False  # whether it comes from lines of a log: the last collective of each group only
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,17 @@ from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, iter_batches, open_parquet, read_metadata, read_trace
+from paceenv.core.wording import duration
 from paceenv.importers import flight_recorder, nccl_inspector
 from paceenv.importers.dump_steps import timeline_of
 from paceenv.importers.flight_recorder import Dump, read_dump
 from paceenv.importers.formats import find_format, list_files
+from paceenv.importers.hang_text import HangText
 from paceenv.importers.merge_ranks import merge_ranks
 from paceenv.importers.nccl_inspector import InspectorLog, ranks_of, read_inspector, timeline_of_log
 from paceenv.importers.nccl_tests import Table, is_table, read_tables
 from paceenv.importers.profiler import kineto
-from paceenv.importers.profiler.kineto import import_kineto
+from paceenv.importers.profiler.kineto import UNKNOWN_RANK, import_kineto
 from paceenv.importers.step_log import StepLog, jobs_of, read_step_log
 from paceenv.importers.straggler import import_straggler
 from paceenv.importers.timelines import RankActivity, Timeline
@@ -49,6 +51,7 @@ class Inputs:
     steps: tuple[StepLog, ...] = ()  # step times alone, of text logs, one per job
     tables: tuple[Table, ...] = ()  # bandwidth tables, one per program run
     inspected: tuple[InspectorLog, ...] = ()  # NCCL Inspector's records, one log per process
+    ended: tuple[str, ...] = ()  # what texts say of how the job died or stands still, a sentence each
     why_no_trace: str = ""  # why files that could have held a trace do not; "" without any
 
     def one_log(self) -> StepLog | None:
@@ -101,6 +104,7 @@ class _Found:
         self._inspected: list[InspectorLog] = []
         self._dumps: list[Dump] = []
         self._tables: list[Table] = []
+        self._hang = HangText()
         self._notes: list[str] = []
         self._activity: tuple[RankActivity, ...] = ()
         self._refused: dict[Path, str] = {}
@@ -127,11 +131,17 @@ class _Found:
             self._timelines[kineto.SOURCE].append(timeline)
             self._note(damage)
         elif is_table(path):
+            self._hang.read(path)
             tables = read_tables(path)
             self._tables += tables
             self._notes += [note for table in tables for note in table.notes]
         else:
-            self._logs.append(read_step_log(path, pattern=self._pattern, on_bytes=on_bytes))
+            says_end = self._hang.read(path)
+            try:
+                self._logs.append(read_step_log(path, pattern=self._pattern, on_bytes=on_bytes))
+            except InputError:
+                if not says_end:
+                    raise
 
     def _note(self, text: str) -> None:
         if text:
@@ -140,7 +150,11 @@ class _Found:
     def inputs(self) -> Inputs:
         """All of it. Raises InputError if nothing is usable."""
         trace, why = self._trace()
-        if trace is None and not (self._dumps or self._tables or self._logs or self._inspected):
+        self._note(self._hang.network)
+        dumps, ended = tuple(self._dumps) or self._hang.dumps, self._hang.said
+        if trace is None and not (
+            dumps or ended or self._hang.network or self._tables or self._logs or self._inspected
+        ):
             reasons = [why] if why else list(self._refused.values())
             more = 0 if why else len(self._refused) - 1
             also = f" ({more} more {'file' if more == 1 else 'files'} cannot be used either)" if more > 0 else ""
@@ -155,10 +169,11 @@ class _Found:
             trace,
             (*self._notes, *_skipped(self._refused)),
             activity=self._activity,
-            dumps=tuple(self._dumps),
+            dumps=dumps,
             steps=steps,
             tables=tuple(self._tables),
             inspected=tuple(self._inspected),
+            ended=ended,
             why_no_trace=why if trace is None else "",
         )
 
@@ -213,16 +228,75 @@ class _Found:
         timelines = self._timelines[source]
         if not timelines:
             return None
+        if len(timelines) > 1:
+            for timeline in timelines:
+                if UNKNOWN_RANK in timeline.about:
+                    raise InputError(str(timeline.about[UNKNOWN_RANK]))
+        runs = split_runs(timelines)
+        if len(runs) > 1:
+            self._note(_different_runs(runs))
+        timelines = max(runs, key=lambda run: (len({t.rank for t in run}), _span(run)[1]))
         recordings = split_recordings([(t.path, t.rank) for t in timelines])
         chosen = max(recordings, key=len)
         for other in recordings:
             if other is not chosen:
                 self._note(f"{timelines[other[0]].path.parent}: another recording of the same ranks; skipped")
-        kept = [timelines[i] for i in chosen]
+        kept = _latest([timelines[i] for i in chosen])
+        if len(kept) < len(chosen):
+            self._note(f"{kept[0].path.parent}: several recordings of the same ranks; the latest of each is looked at")
         merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job", source)
         self._notes += merged.notes
         self._activity = merged.activity
         return merged.trace
+
+
+_HOURS_APART_S: Final = 3600.0
+_EPOCH_S: Final = 1e9
+"""Clocks that count from 1970 are above; others begin with the machine and tell nothing across hosts."""
+
+
+def _span(timelines: Sequence[Timeline]) -> tuple[float, float]:
+    steps = [step for t in timelines for step in t.steps]
+    return (min(s.start_s for s in steps), max(s.end_s for s in steps)) if steps else (0.0, 0.0)
+
+
+def split_runs(timelines: Sequence[Timeline]) -> list[list[Timeline]]:
+    """Recordings of different runs apart: of other world sizes, or hours from each other on clocks from 1970."""
+    runs: list[list[Timeline]] = []
+    for timeline in sorted(timelines, key=lambda one: _span([one])[0]):
+        size, (start_s, _) = timeline.about.get("world_size"), _span([timeline])
+        for run in runs:
+            sizes, end_s = {t.about.get("world_size") for t in run} - {None}, _span(run)[1]
+            apart = start_s > _EPOCH_S and start_s - end_s > _HOURS_APART_S
+            if not apart and (size is None or not sizes or size in sizes):
+                run.append(timeline)
+                break
+        else:
+            runs.append([timeline])
+    place = {id(timeline): i for i, timeline in enumerate(timelines)}
+    return [sorted(run, key=lambda one: place[id(one)]) for run in runs]
+
+
+def _different_runs(runs: Sequence[Sequence[Timeline]]) -> str:
+    """What the runs are, and which one is looked at."""
+    said = []
+    for run in runs:
+        size = max((int(t.about.get("world_size", 0)) for t in run), default=0)
+        steps = [step.end_s - step.start_s for t in run for step in t.steps]
+        step = f"{duration(float(np.median(steps)))} a step" if steps else "no step"
+        said.append(f"{run[0].path.name}{f' of {size} ranks' if size else ''}: {step}")
+    apart_s = _span(runs[-1])[0] - _span(runs[0])[1]
+    when = f", {duration(apart_s)} apart" if apart_s > _HOURS_APART_S else ""
+    return (
+        f"{len(runs)} different runs{when}, not one job ({'; '.join(said)}); the largest, or the latest, is looked at"
+    )
+
+
+def _latest(timelines: Sequence[Timeline]) -> list[Timeline]:
+    """Of several recordings of a rank the latest one."""
+    ordered = sorted(timelines, key=lambda one: _span([one])[0])
+    latest = {one.rank: one for one in ordered}
+    return [one for one in timelines if latest[one.rank] is one]
 
 
 def split_recordings(files: Sequence[tuple[Path, int]]) -> list[list[int]]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
-from paceenv.core.wording import steps_left_out
+from paceenv.core.wording import duration, steps_left_out
 from paceenv.importers.clock_alignment import MOST_OFFSET, Clocks, Steps, align_clocks, name_groups
 from paceenv.importers.collective_names import POINT_TO_POINT
 from paceenv.importers.timelines import UNNAMED_GROUP, Collective, RankActivity, Step, Timeline, union, without
@@ -33,6 +33,8 @@ _LEAST_STEPS: Final = 0.5
 """Share of the steps that most ranks have: a rank with fewer would take the others' from them."""
 _TOO_FAR: Final = 0.25
 """Share of a step: collectives that end further apart are not the same ones."""
+_NEVER: Final = 10.0
+"""Steps: the same of collectives whose group nothing names."""
 _MAX_ERROR: Final = 0.01
 """Share of a step: ends of collectives that lie further apart are worth a line."""
 
@@ -119,14 +121,13 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
 def _agree(clocks: Clocks, steps_of: Steps, common: list[int], name: str) -> None:
     """Raises InputError if collectives of groups that the files name do not end together on any clocks."""
     found = [c for steps in steps_of.values() for i in common for c in steps[i].collectives]
-    if not any(c.group and not c.group.startswith(UNNAMED_GROUP) for c in found):
-        return
+    named = any(c.group and not c.group.startswith(UNNAMED_GROUP) for c in found)
     step_s = float(np.median([steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in common]))
-    if clocks.error_s > _TOO_FAR * step_s:
+    if clocks.error_s > (_TOO_FAR if named else _NEVER) * step_s:
         raise InputError(
-            f"{name}: collectives of the same group and place end up to {clocks.error_s:.3g} s apart on any clocks, "
-            f"{clocks.error_s / step_s:.0%} of a step, so these are not the same collectives; allowed: complete files "
-            "of the same steps of one job"
+            f"{name}: collectives of the same group and place end up to {duration(clocks.error_s)} apart on any "
+            f"clocks, {clocks.error_s / step_s:.0%} of a step, so these are not the same collectives; allowed: "
+            "complete files of the same steps of one job"
         )
 
 
@@ -211,7 +212,7 @@ def _clock_note(clocks: Clocks, step_s: list[float]) -> list[str]:
         return []
     return [
         f"clocks differ by up to {apart_s:.6f} s, removed by the ends of {clocks.shared} collectives, which agree "
-        f"within {clocks.error_s * 1e6:.0f} us (nine in ten)"
+        f"within {duration(clocks.error_s)} (nine in ten)"
     ]
 
 

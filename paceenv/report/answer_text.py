@@ -12,6 +12,8 @@ import numpy as np
 from paceenv.core.wording import duration
 from paceenv.diagnosis.answer import Answer
 from paceenv.diagnosis.host_activity import LateHost
+from paceenv.diagnosis.two_runs import Change
+from paceenv.diagnosis.two_runs import headline as say_changes
 from paceenv.diagnosis.verdict import Diagnosis, Verdict
 from paceenv.importers.timelines import RankActivity
 from paceenv.report.step_log_output import print_steps
@@ -47,6 +49,8 @@ def print_answer(found: Answer, verdict: Verdict | None, activity: Sequence[Rank
     """
     for hang in found.hangs:
         _print_hang(hang)
+    if found.ended:
+        output.print_table("What else the logs say", (), (), "\n".join(map(sentence, found.ended)))
     if found.times is not None:
         _print_times(found.times)
     if found.diagnosis is not None and verdict is not None:
@@ -60,6 +64,12 @@ def print_answer(found: Answer, verdict: Verdict | None, activity: Sequence[Rank
         output.print_table(ACTIVITY, columns, rows[:_MOST_ROWS], f"{more}{why}".strip())
     for steps in found.steps:
         print_steps(steps)
+
+
+def print_changes(changes: tuple[Change, ...], before: str, after: str) -> None:
+    """Two runs side by side."""
+    columns = ("what", "before", "after", "change", "")
+    output.print_table(f"{before} and {after}", columns, [one.row() for one in changes], sentence(say_changes(changes)))
 
 
 def headline(verdict: Verdict) -> str:
@@ -114,9 +124,10 @@ def _print_diagnosis(found: Diagnosis, verdict: Verdict, name: str) -> None:
 def _print_hang(hang: Hang) -> None:
     """The verdict, what each rank waits for, and what the ranks behind it were last seen doing."""
     dumps, silent = len(hang.job.dumps), len(hang.job.silent)
-    title = f"{hang.name}: Flight Recorder dumps of {dumps} of {dumps + silent} ranks"
+    what = "lines of the watchdog" if hang.of_watchdog else "Flight Recorder dumps"
+    title = f"{hang.name}: {what} of {dumps} of {dumps + silent} ranks"
     output.print_table(title, (), (), sentence(hang.verdict))
-    if not hang.hangs:
+    if not hang.hangs or hang.apart:
         return
     rows, most = hang.waiting_rows(), _MOST_RANKS_HUNG
     more = f"{len(rows) - most} more rows; --json has all ranks" if len(rows) > most else ""
@@ -132,9 +143,9 @@ def _last_seen(seen: LastSeen) -> tuple[str, ...]:
     if last is None:
         did = "nothing unfinished" + (f"; {seen.finished} was its last collective there" if seen.finished >= 0 else "")
     else:
-        at = time.strftime("%H:%M:%S", time.gmtime(last.created_s)) if last.created_s > 0.0 else "?"
+        at = time.strftime(", at %H:%M:%S UTC", time.gmtime(last.created_s)) if last.created_s > 0.0 else ""
         number = last.p2p_seq if last.is_p2p else last.collective_seq
-        did = f"{last.op} {number} of {seen.last_group}, {last.state}, at {at} UTC"
+        did = f"{last.op} {number} of {seen.last_group}, {last.state}{at}"
     if seen.blind:
         did += f"; {seen.blind} ends never seen"
     behind = f"{seen.behind} collectives" if seen.behind else "-"

@@ -85,9 +85,9 @@ def _course(found: StepDiagnosis) -> Picture:
     if len(chosen):
         panel.plot(chosen, np.minimum(time_V[chosen], top), "^", color=MARK, ms=4, label="outlier", alpha=0.8)
     steady = np.flatnonzero(steady_V)
-    for i, regime in enumerate(found.regimes):
-        ends = steady[regime.start], steady[regime.end - 1]
-        panel.plot(ends, [unit.per_s * regime.level_s] * 2, color=_LEVEL, lw=2.0, label="" if i else "level")
+    for i, level in enumerate(found.levels):
+        ends = steady[level.start], steady[level.end - 1]
+        panel.plot(ends, [unit.per_s * level.level_s] * 2, color=_LEVEL, lw=2.0, label="" if i else "level")
     for restart in np.flatnonzero(np.diff(log.run_V)) + 1:
         panel.axvline(float(restart), color=_WARM, ls=":", lw=1.0)
     panel.set(xlabel="logged value, labelled with its step", ylabel=f"step time, {unit.name}")
@@ -102,8 +102,8 @@ def _course(found: StepDiagnosis) -> Picture:
     binned = f": mean and range of {width} values at a time" if width > 1 else ""
     said = [f"Step times in the order of the log{binned}."]
     said += [f"Longer ones than the picture shows are marked at its edge ({beyond})." if beyond else ""]
-    if len(found.regimes) > 1:
-        said.append(f"The level changes {len(found.regimes) - 1} times (thick lines).")
+    if len(found.levels) > 1:
+        said.append(f"The level changes {len(found.levels) - 1} times (thick lines).")
     if found.runs > 1:
         said.append(f"Dotted lines are restarts or further files ({found.runs - 1}).")
     if found.outlier_period is not None:

@@ -93,11 +93,11 @@ def rows(found: StepDiagnosis) -> list[tuple[str, str, str]]:
     if found.predictable is not None:
         share, low, high = found.predictable
         table.append(("predictable from the past", f"{share:.0%}", f"of the variance [{low:.0%} to {high:.0%}]"))
-    if len(found.regimes) > 1:
+    if len(found.levels) > 1:
         at_v = found.log.step_V[found.ordinary.steady_V]
-        levels = ", ".join(f"{_time(r.level_s)} from step {at_v[r.start]}" for r in found.regimes[:6])
-        more = " ..." if len(found.regimes) > 6 else ""
-        table.append(("changes of level", str(len(found.regimes) - 1), levels + more))
+        levels = ", ".join(f"{_time(r.level_s)} from step {at_v[r.start]}" for r in found.levels[:6])
+        more = " ..." if len(found.levels) > 6 else ""
+        table.append(("changes of level", str(len(found.levels) - 1), levels + more))
     if found.drift is not None:
         table.append(("drift", f"{found.drift.change:+.1%}", f"from beginning to end, +-{found.drift.half_width:.1%}"))
     if top is not None:
@@ -106,6 +106,14 @@ def rows(found: StepDiagnosis) -> list[tuple[str, str, str]]:
         if top.hidden > top.gain.value:
             hidden = "variation of single, independent steps"
             table.append(("the same, if averaging hides", f"up to {top.hidden:.1%}", hidden))
+    table += [(one.kind, f"explains {one.explains:.0%}", one.text) for one in found.findings[1:]]
+    for name, part_V in list(found.log.phases.items())[:12]:
+        part_s = float(np.nanmedian(part_V[found.ordinary.steady_V]))
+        table.append((f"part {name!r}", _time(part_s), f"{part_s / found.median_s:.0%} of a step"))
+    if found.log.others:
+        logs = sorted((found.log, *found.log.others), key=lambda one: -float(np.median(one.step_s_V)))
+        said = ", ".join(f"{one.rank}: {_time(float(np.median(one.step_s_V)))}" for one in logs[:8])
+        table.append(("ranks, slowest first", str(len(logs)), said + (" ..." if len(logs) > 8 else "")))
     return table
 
 

@@ -1,8 +1,8 @@
-"""The ceiling: at most this much throughput could be won by removing all variation of step times.
+"""What a log's step times tell: named findings, the headline from the one that explains most, and the ceiling.
 
-It is the mean over the first percentile, less one: if every step took as long as the fastest hundredth. Nothing that
-only makes steps more even gives more. Contention or a late rank in every step is no part of it: the fastest steps have
-it, too. Axes: V values in order.
+The ceiling is what removing all variation could gain at most: the mean over the first percentile, less one, within a
+kind of step where kinds take turns. Nothing that only makes steps more even gives more. Contention or a late rank in
+every step is no part of it: the fastest steps have it, too. Axes: V values in order.
 """
 
 from __future__ import annotations
@@ -18,27 +18,25 @@ from scipy import stats
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.metrics import correlation_length
-from paceenv.diagnosis.outliers import Ordinary, split
+from paceenv.diagnosis.step_times.findings import Finding, find_all
+from paceenv.diagnosis.step_times.ordinary import Level, Ordinary, clipped, split
 from paceenv.diagnosis.step_times.step_patterns import (
     Drift,
     Period,
-    Regime,
     autocorrelation,
     drift,
     outlier_period,
     pattern_period,
     predictable,
-    regimes,
-    tamed,
 )
 from paceenv.importers.step_log import StepLog
 
 MIN_VALUES: Final = 8
 """Values that an interval needs."""
 PERCENTILE: Final = 0.01
-MANY: Final = 300
-"""Values from which on their own first percentile counts; of fewer, it is extrapolated from the lower half."""
 _Z: Final = -float(stats.norm.ppf(PERCENTILE))
+_MOST_HIDDEN: Final = 0.5
+"""Of the mean: where the first percentile of single steps would lie further below it, they are not normal."""
 _ROUNDING: Final = 1e-12
 _RESAMPLES: Final = 200
 _MAX_CELLS: Final = 1_000_000
@@ -46,6 +44,8 @@ _MAX_VALUES: Final = 50_000
 """Values of a resample; of more, evenly spread blocks are taken."""
 
 Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -61,19 +61,30 @@ class Ceiling:
     hidden: float
 
 
-def ceiling(step_s_V: Array, plain_V: NDArray[np.bool_], averaged: float) -> Ceiling | None:
-    """The ceiling of values after the warm-up; None for fewer than :data:`MIN_VALUES`."""
+def ceiling(step_s_V: Array, plain_V: Flags, averaged: float, kind_V: Integers, left_V: Array) -> Ceiling | None:
+    """The ceiling of values after the warm-up; None for fewer than :data:`MIN_VALUES`.
+
+    Args:
+        kind_V: of steps that take turns, which kind each is, from 0.
+        left_V: values without what is found to recur; what single steps vary is estimated from them.
+    """
     if len(step_s_V) < MIN_VALUES or plain_V.sum() < MIN_VALUES:
         return None
-    gain = float(_gain(step_s_V))
-    low, high = _resampled(step_s_V, gain)
-    mean_s, plain_mean_s = float(step_s_V.mean()), float(step_s_V[plain_V].mean())
-    from_outliers = max((mean_s - plain_mean_s) * (1.0 + gain) / mean_s, 0.0)
+    fastest_V, least_V = np.zeros(len(step_s_V)), np.zeros(len(step_s_V))
+    for kind in range(int(kind_V.max()) + 1):
+        fastest_V[kind_V == kind] = np.quantile(step_s_V[kind_V == kind], PERCENTILE)
+        least_V[kind_V == kind] = step_s_V[kind_V == kind].min()
+    mean_s = float(step_s_V.mean())
+    most = mean_s / float(least_V.mean()) - 1.0
+    gain = mean_s / float(fastest_V.mean()) - 1.0
+    gain = gain if gain > _ROUNDING else 0.0
+    low, high = _resampled(step_s_V, fastest_V)
+    from_outliers = max((mean_s - float(step_s_V[plain_V].mean())) * (1.0 + gain) / mean_s, 0.0)
     hidden = math.nan if averaged <= 0.0 else gain
     if averaged > 1.0:
-        single_cv = single_step_cv(step_s_V[plain_V], averaged)
-        hidden = max(gain, 1.0 / max(1.0 - _Z * single_cv, 0.05) - 1.0 + from_outliers)
-    return Ceiling(Interval(gain, low, high), from_outliers, hidden)
+        spread = _Z * single_step_cv(left_V[plain_V], averaged)
+        hidden = max(gain, spread / (1.0 - spread) + from_outliers) if spread < _MOST_HIDDEN else math.nan
+    return Ceiling(Interval(gain, min(max(low, 0.0), gain), max(min(high, most), gain)), from_outliers, hidden)
 
 
 def single_step_cv(step_s_V: Array, averaged: float) -> float:
@@ -86,50 +97,32 @@ def single_step_cv(step_s_V: Array, averaged: float) -> float:
     return math.sqrt(remembered + averaged * (variance - remembered)) / float(step_s_V.mean())
 
 
-def _first_percentile(step_s_V: Array) -> Array:
-    """Along the last axis."""
-    quantile = np.quantile(step_s_V, PERCENTILE, axis=-1)
-    if step_s_V.shape[-1] >= MANY:
-        return np.asarray(quantile)
-    # The least of few values lies above the first percentile of what they were drawn from.
-    lower, middle = np.quantile(step_s_V, [0.16, 0.5], axis=-1)
-    extrapolated = middle - _Z * (middle - lower) / 0.9945
-    return np.asarray(np.maximum(np.minimum(quantile, extrapolated), 0.05 * middle))
-
-
-def _gain(step_s_V: Array) -> Array:
-    """Along the last axis."""
-    gain = step_s_V.mean(axis=-1) / _first_percentile(step_s_V) - 1.0
-    return np.where(gain > _ROUNDING, gain, 0.0)
-
-
-def _resampled(step_s_V: Array, gain: float) -> tuple[float, float]:
+def _resampled(step_s_V: Array, fastest_V: Array) -> tuple[float, float]:
     """Ends of the 95 % interval, from resampled blocks of neighbours, whose length follows the autocorrelation."""
     if len(step_s_V) > _MAX_VALUES:
         starts = np.linspace(0, len(step_s_V) - 500, _MAX_VALUES // 500).astype(np.int64)
-        step_s_V = np.concatenate([step_s_V[s : s + 500] for s in starts])
+        kept = np.concatenate([np.arange(start, start + 500) for start in starts])
+        step_s_V, fastest_V = step_s_V[kept], fastest_V[kept]
     n = len(step_s_V)
     length = int(min(max(round(correlation_length(step_s_V)) * 2, round(n ** (1 / 3)), 1), max(n // 5, 1)))
     random = np.random.default_rng(0)
-    around = np.concatenate([step_s_V, step_s_V[: length - 1]])  # blocks go around the end, so that all count alike
     resamples = _RESAMPLES if n <= 5000 else _RESAMPLES // 2
-    lows, highs = np.zeros(resamples), np.zeros(resamples)
+    gains = np.zeros(resamples)
     for part in np.array_split(np.arange(resamples), max(resamples * n // _MAX_CELLS, 1)):
         starts = random.integers(0, n, (len(part), -(-n // length)))
-        drawn = around[(starts[:, :, None] + np.arange(length)).reshape(len(part), -1)[:, :n]]
-        lows[part] = drawn.mean(axis=1) / np.quantile(drawn, PERCENTILE, axis=1) - 1.0
-        highs[part] = _gain(drawn)
-    low, high = float(np.quantile(lows, 0.025)), float(np.quantile(highs, 0.975))
-    independent = max(n / correlation_length(step_s_V), 3.0)
-    if independent < MANY:
-        # Quantiles of few values vary more than resampling shows; the chi-square law of a spread, for the upper end.
-        high = max(high, gain * math.sqrt((independent - 1.0) / float(stats.chi2.ppf(0.025, independent - 1.0))))
-    return min(max(low, 0.0), gain), max(high, gain)
+        # Blocks go around the end, so that all count alike.
+        drawn = (starts[:, :, None] + np.arange(length)).reshape(len(part), -1)[:, :n] % n
+        fastest = np.quantile(step_s_V[drawn] / fastest_V[drawn], PERCENTILE, axis=1) * fastest_V[drawn].mean(axis=1)
+        gains[part] = step_s_V[drawn].mean(axis=1) / fastest - 1.0
+    low, high = np.quantile(gains, [0.025, 0.975]).tolist()
+    return low, high
 
 
 WORTH: Final = 0.02
 """A ceiling below it is not worth a second look: any cure of variation gets a part of it. What slows all steps alike
 is not in it."""
+_COARSE: Final = 2e-3
+"""Share of a step: a coarser last digit hides variation."""
 _ROUNDED: Final = 0.3
 """Share of the variance that rounding may make before it is said."""
 RECORD: Final = "paceenv live run --nproc-per-node 8 --out runs/live train.py"
@@ -157,8 +150,9 @@ class StepDiagnosis:
     pattern: Period | None
     autocorrelation: tuple[float, ...]  # at lags from 1, of values without outliers
     predictable: Interval | None  # share of the variance that the past predicts; None with too few values
-    regimes: tuple[Regime, ...]  # levels, as positions in the values after the warm-up
-    drift: Drift | None  # within the longest regime
+    levels: tuple[Level, ...]  # as positions in the values after the warm-up
+    drift: Drift | None  # within the longest level
+    findings: tuple[Finding, ...]  # what explains the variation, and which rank or part of a step takes long
     ceiling: Ceiling | None  # None with too few values
     verdict: str  # one sentence
     next_step: str  # what to record or do next, and the command
@@ -200,10 +194,13 @@ class StepDiagnosis:
             "pattern_period_steps": self.pattern.steps if self.pattern else None,
             "autocorrelation": list(self.autocorrelation),
             "predictable_share": _interval(self.predictable),
-            "regimes": [
+            "levels": [
                 {"from_step": int(at_v[r.start]), "to_step": int(at_v[r.end - 1]), "level_s": r.level_s}
-                for r in self.regimes
+                for r in self.levels
             ],
+            "findings": [vars(one) for one in self.findings],
+            "phases_s": {name: float(np.nanmedian(part_V[steady_V])) for name, part_V in log.phases.items()},
+            "ranks": {str(one.rank): float(np.median(one.step_s_V)) for one in (log, *log.others) if log.others},
             "drift": {"change": self.drift.change, "half_width": self.drift.half_width} if self.drift else None,
             "ceiling": None
             if ceil is None
@@ -224,16 +221,23 @@ def diagnose_steps(log: StepLog) -> StepDiagnosis:
     run_v, step_v = log.run_V[steady_V], log.step_V[steady_V]
     if len(x) < 4:
         raise InputError(f"{log.name}: {len(x)} step times after the warm-up; allowed: at least 4")
-    calm = tamed(x, outlier_v)
-    averaged = _averaged(log)
-    mean_s, plain = float(x.mean()), x[~outlier_v]
+    averaged, mean_s, plain = _averaged(log), float(x.mean()), x[~outlier_v]
     variance = float(x.var())
-    levels = regimes(calm)
-    longest = max(levels, key=lambda r: r.end - r.start)
-    within = calm[longest.start : longest.end]
-    level_of_v = np.concatenate([np.full(r.end - r.start, r.level_s) for r in levels])
-    flat = calm - level_of_v + calm.mean()  # a change of level is no memory of steps
+    level_of_v = np.concatenate([np.full(r.end - r.start, r.level_s) for r in ordinary.levels])
+    # A change of level is no memory of steps, and single long steps are no pattern.
+    flat = np.where(outlier_v, 1.0, x / level_of_v)
+    longest = max(ordinary.levels, key=lambda r: r.end - r.start)
+    slope = drift(plain) if len(ordinary.levels) == 1 else drift(x[longest.start : longest.end])
+    if slope is not None and len(ordinary.levels) == 1:
+        begin_s, end_s = (max(one_s, 1e-3 * mean_s) for one_s in slope.ends_s)
+        flat = flat / np.linspace(begin_s, end_s, len(x))
+        flat /= np.median(flat)
+    calm = clipped(flat)
     gap = max(int(np.median(np.diff(step_v))), 1)
+    pattern = pattern_period(calm, gap)
+    kind_v = (np.arange(len(x)) % (pattern.steps // gap)) if pattern else np.zeros(len(x), np.int64)
+    kind_s = np.array([np.median(flat[kind_v == kind]) for kind in range(int(kind_v.max()) + 1)])
+    period = outlier_period(step_v, outlier_v)
     found: dict[str, Any] = {
         "log": log,
         "ordinary": ordinary,
@@ -243,18 +247,28 @@ def diagnose_steps(log: StepLog) -> StepDiagnosis:
         "median_s": float(np.median(x)),
         "p99_over_median": float(np.quantile(x, 0.99) / np.median(x)),
         "plain_cv": float(plain.std(ddof=1)) / float(plain.mean()) if len(plain) > 1 else 0.0,
-        # Rounding errors are uniform; those of a clock's differences, two of which make one value, count twice.
-        "rounding_share": min(log.rounding_s**2 / 12.0 / variance, 1.0) if variance > 0.0 else 0.0,
-        "outlier_period": outlier_period(step_v, outlier_v),
-        "pattern": pattern_period(flat, gap),
-        "autocorrelation": tuple(autocorrelation(flat, run_v).tolist()),
-        "predictable": predictable(calm),
-        "regimes": levels,
-        "drift": drift(within),
-        "ceiling": ceiling(x, ~outlier_v, averaged),
+        "rounding_share": _rounding_share(log.rounding_s, variance, mean_s),
+        "outlier_period": period,
+        "pattern": pattern,
+        "autocorrelation": tuple(autocorrelation(calm, run_v).tolist()),
+        "predictable": predictable(clipped(np.where(outlier_v, np.median(x), x))),
+        "levels": ordinary.levels,
+        "drift": slope,
+        "findings": find_all(log, ordinary, slope, pattern, period, kind_v),
+        "ceiling": ceiling(x, ~outlier_v, averaged, kind_v, flat / kind_s[kind_v]),
     }
     verdict, next_step = _verdict(found)
     return StepDiagnosis(**found, verdict=verdict, next_step=next_step)
+
+
+def _rounding_share(rounding_s: float, variance: float, mean_s: float) -> float:
+    """Share of the variance that rounding makes; of values that are all alike all of it, where digits are few.
+
+    Rounding errors are uniform; those of a clock's differences, two of which make one value, count twice.
+    """
+    if variance <= 0.0:
+        return 1.0 if rounding_s > _COARSE * mean_s else 0.0
+    return min(rounding_s**2 / 12.0 / variance, 1.0)
 
 
 def _averaged(log: StepLog) -> float:
@@ -273,6 +287,9 @@ def _verdict(found: dict[str, Any]) -> tuple[str, str]:
         )
     gain, rare = top.gain, top.from_outliers
     shown = f"removing all variation would gain at most {_percent(gain.value)} [{_bounds(gain)}] of throughput"
+    if found["findings"]:
+        first: Finding = found["findings"][0]
+        return f"{first.text}; {shown}", first.next_step or f"to see who waits for whom in every step: {RECORD}"
     if found["rounding_share"] > _ROUNDED:
         why = f"{found['rounding_share']:.0%} of the variance that the log shows is rounding"
         return (
@@ -319,11 +336,16 @@ def _verdict(found: dict[str, Any]) -> tuple[str, str]:
 
 
 def _percent(share: float) -> str:
-    return f"{100.0 * share:.2g} %" if share < 0.1 else f"{share:.0%}".replace("%", " %")
+    return f"{_digits(share)} %"
 
 
 def _bounds(interval: Interval) -> str:
-    return f"{100.0 * interval.low:.2g} to {100.0 * interval.high:.2g} %"
+    return f"{_digits(interval.low)} to {_digits(interval.high)} %"
+
+
+def _digits(share: float) -> str:
+    """Two digits of a percentage, never in powers of ten."""
+    return f"{100.0 * share:.2g}" if share < 0.995 else f"{100.0 * share:.0f}"
 
 
 def _interval(interval: Interval | None) -> dict[str, float] | None:

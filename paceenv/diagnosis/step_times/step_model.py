@@ -18,7 +18,7 @@ from paceenv.calibration.distances import Distance
 from paceenv.core import metrics
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
-from paceenv.diagnosis.outliers import split
+from paceenv.diagnosis.step_times.ordinary import split
 from paceenv.importers.step_log import StepLog
 
 PROBABILITIES: Final = np.concatenate([[0.0, 0.003], np.linspace(0.01, 0.99, 29), [0.997, 1.0]])

@@ -15,15 +15,18 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError
 from paceenv.importers.log_text.log_lines import Stamp
 
-Kind = Literal["step time", "speed", "elapsed", "elapsed or step time", "mean speed", "mean time", "stamp"]
+Kind = Literal[
+    "step time", "steps a second", "speed", "elapsed", "elapsed or step time", "mean speed", "mean time", "stamp"
+]
 MAX_VALUES: Final = 5_000_000
 """Values of one log; what follows is left out."""
 MAX_WRITERS: Final = 4096
 """Ranks, and progress bars, that are kept apart."""
-_UNITS: Final[Mapping[str, tuple[Kind, float]]] = {
+GROUPS: Final[Mapping[str, tuple[Kind, float]]] = {
     "s": ("step time", 1.0),
     "ms": ("step time", 1e-3),
     "us": ("step time", 1e-6),
+    "steps_per_s": ("steps a second", 1.0),
     "rate": ("speed", 1.0),
     "elapsed": ("elapsed", 1.0),
     "elapsed_s": ("elapsed", 1.0),
@@ -55,7 +58,9 @@ class Number(NamedTuple):
 class Column:
     """Numbers of one format and one writer: ``step`` and ``clock_s`` are not-a-number where a line has none.
 
-    ``digit`` is the unit of the last digit of ``value``, and ``clock_digit_s`` that of the time stamps, seconds.
+    ``epoch`` is 0 where a line names none, ``total`` the number of steps that a line gives behind a slash, or 0.
+    ``unit_said`` tells whether a unit stands anywhere. ``digit`` is the unit of the last digit of ``value``, and
+    ``clock_digit_s`` that of the time stamps, seconds.
     ``other`` are the values at ``other_at`` if the comma in them is a decimal one; ``decimal`` says that it is.
     """
 
@@ -64,23 +69,30 @@ class Column:
     step: array[float] = field(default_factory=lambda: array("d"))
     value: array[float] = field(default_factory=lambda: array("d"))
     clock_s: array[float] = field(default_factory=lambda: array("d"))
+    epoch: array[float] = field(default_factory=lambda: array("d"))
+    line: array[int] = field(default_factory=lambda: array("q"))
+    total: float = 0.0
+    unit_said: bool = True
     digit: float = math.inf
     clock_digit_s: float = 0.0
     other: array[float] = field(default_factory=lambda: array("d"))
     other_at: array[int] = field(default_factory=lambda: array("q"))
     decimal: bool = False
 
-    def add(self, step: float, value: float, stamp: Stamp | None, digit: float, other: float | None = None) -> None:
+    def add(self, step: float, number: Number, stamp: Stamp | None, *, line: int = 0, epoch: float = 0.0) -> None:
         """Keep one line's numbers."""
         if len(self.value) >= MAX_VALUES:
             return
-        if other is not None:
-            self.other.append(other)
+        if number.other is not None:
+            self.other.append(number.other)
             self.other_at.append(len(self.value))
+        self.decimal |= number.decimal
         self.step.append(step)
-        self.value.append(value)
+        self.value.append(number.value)
+        self.epoch.append(epoch)
+        self.line.append(line)
         self.clock_s.append(math.nan if stamp is None else stamp.clock_s)
-        self.digit = min(self.digit, digit)
+        self.digit = min(self.digit, number.digit)
         if stamp is not None:
             self.clock_digit_s = max(self.clock_digit_s, stamp.resolution_s)
 
@@ -89,37 +101,40 @@ class Column:
         step, value, clock_s = (np.array(column, np.float64) for column in (self.step, self.value, self.clock_s))
         if self.decimal:
             value[np.array(self.other_at)] = self.other
+        epoch = np.array(self.epoch, np.float64)
+        back = np.diff(step) < 0.0
+        if back.any() and (np.diff(epoch)[back] > 0.0).mean() > 0.5:  # steps are counted anew in every epoch
+            step = step + (epoch - epoch[0]) * max(self.total, float(np.nanmax(step)) + 1.0)
         return step, value, clock_s
 
 
-def number(field_name: str, text: str) -> Number | None:
-    """The number in a field; None if it is none."""
-    if field_name == "elapsed":
-        seconds = 0
+def number(text: str, kind: Kind = "step time", unit: float = 1.0) -> Number | None:
+    """The number in a field, in seconds; None if it is none. A clock such as 1:02:03 is one, too."""
+    if ":" in text:
+        seconds = 0.0
         for part in text.split(":"):
             if not part.isdecimal() or len(part) > 9:
                 return None
-            seconds = 60 * seconds + int(part)
-        return Number("elapsed", float(seconds), 1.0)
+            seconds = 60.0 * seconds + int(part)
+        return Number(kind, seconds, 1.0)
     text = text.strip(" ,")
     may_be_decimal = text.count(",") == 1 and "." not in text
-    decimal = _in_unit(field_name, text.replace(",", ".")) if may_be_decimal else None
+    decimal = _in_unit(kind, unit, text.replace(",", ".")) if may_be_decimal else None
     if "," in text and not _THOUSANDS.fullmatch(text):
         return None if decimal is None else decimal._replace(decimal=True)
-    whole = _in_unit(field_name, text.replace(",", ""))
+    whole = _in_unit(kind, unit, text.replace(",", ""))
     return whole if whole is None or decimal is None else whole._replace(other=decimal.value)
 
 
-def _in_unit(field_name: str, text: str) -> Number | None:
+def _in_unit(kind: Kind, unit: float, text: str) -> Number | None:
     try:
         value = float(text)
     except ValueError:
         return None
-    if not (math.isfinite(value) and 0.0 <= value < 1e12):
+    if not (math.isfinite(value) and 0.0 <= value < 1e19):
         return None
-    if field_name == "steps_per_s":
+    if kind == "steps a second":
         return Number("step time", 1.0 / value, _digit(text) / value**2) if value > 1e-9 else None
-    kind, unit = _UNITS[field_name]
     return Number(kind, unit * value, unit * _digit(text))
 
 
@@ -133,6 +148,8 @@ MIN_VALUES: Final = 4
 """Step times that a log must hold at least."""
 LONGEST_S: Final = 86400.0
 """No step takes a day: what takes longer is a pause of the job, or was no time."""
+MOST_STEPS: Final = 5000.0
+"""Between two lines; numbers further apart rather count samples or tokens."""
 COARSE: Final = 100.0
 """Where times are rounded, a value spans at least so many units of rounding."""
 
@@ -140,7 +157,7 @@ Integers = NDArray[np.int64]
 
 
 class Steps(NamedTuple):
-    """The arrays of a :class:`~paceenv.importers.step_log.StepLog`, ``(V,)`` each, its rounding and its notes."""
+    """The arrays of a :class:`~paceenv.importers.step_log.StepLog`, ``(V,)`` each, its rounding, notes and lines."""
 
     step_V: Integers
     step_s_V: Array
@@ -149,6 +166,7 @@ class Steps(NamedTuple):
     run_V: Integers
     rounding_s: float
     notes: tuple[str, ...]
+    line_V: Integers
 
 
 def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
@@ -160,6 +178,7 @@ def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
     Raises InputError: too few step times, or their unit cannot be determined.
     """
     step_V, value_V, clock_s_V = column.arrays()
+    line_V = np.array(column.line, np.int64)
     notes: list[str] = []
     if len(value_V) >= MAX_VALUES:
         notes.append(f"only the first {MAX_VALUES} values are used")
@@ -168,18 +187,17 @@ def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
             "numbers such as 1,234 are read as thousands; if their comma is a decimal one, use --pattern with a group "
             "of a unit 1000 times smaller, such as ms for s"
         )
-    numbered = bool(np.isfinite(step_V).all())
-    if not numbered:
-        known = np.isfinite(step_V)
-        if known.mean() > 0.5:
-            step_V, value_V, clock_s_V = step_V[known], value_V[known], clock_s_V[known]
-            numbered = True
-        else:
-            step_V = np.arange(len(value_V), dtype=np.float64)
-    order_V, run_V, mixed = _runs(step_V)
+    known_V = np.isfinite(step_V)
+    numbered = len(step_V) > 0 and float(known_V.mean()) > 0.5 and float(np.nanmax(step_V)) > float(np.nanmin(step_V))
+    if column.kind == "step time" and len(value_V) > 2 and _is_counter(value_V):
+        raise InputError(f"{where} count something; allowed: times of steps")
+    step_V = step_V if numbered else np.arange(len(value_V), dtype=np.float64)
+    row_V = np.flatnonzero(known_V | (not numbered))
+    order_V, run_V, mixed = _runs(step_V[row_V])
+    row_V = row_V[order_V]
     if mixed:
         notes.append("lines of several writers are mixed; of each step the first one counts")
-    step_V, value_V, clock_s_V = step_V[order_V], value_V[order_V], clock_s_V[order_V]
+    step_V, value_V = step_V[row_V], value_V[row_V]
     rounding, kind, averages = column.digit, column.kind, column.averages
     if kind == "elapsed or step time":
         kind = "elapsed" if _is_clock(value_V) else "step time"
@@ -188,13 +206,19 @@ def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
             notes.append("the column does not grow as a clock does: its values are read as step times")
     if kind in {"elapsed", "mean speed", "mean time", "stamp"}:
         elapsed_V, rounding_V = _elapsed(kind, step_V, value_V, rounding)
-        step_V, value_V, gap_V, clock_s_V, run_V, rounding = _differences(
-            step_V, elapsed_V, clock_s_V, run_V, rounding_V, notes
-        )
+        at_V, value_V, gap_V, run_V, rounding = _differences(step_V, elapsed_V, run_V, rounding_V, notes)
+        step_V, row_V, averages = step_V[at_V], row_V[at_V], "interval"
     else:
         gap_V = _gaps(step_V, run_V, numbered)
         if kind == "speed":
-            value_V, rounding = _seconds(where, value_V, batch, (step_V, clock_s_V, run_V, column), notes)
+            about = step_V, clock_s_V[row_V], run_V, column
+            value_V, rounding = _seconds(where, value_V, batch, about, notes)
+        elif not column.unit_said:
+            unit = _unit_by_clock(value_V, step_V, clock_s_V[row_V], run_V, gap_V)
+            value_V, rounding = unit * value_V, unit * rounding
+            told = "their time stamps tell" if unit < 1.0 else "read as seconds"
+            notes.append(f"no unit is named: {'milliseconds, as ' if unit < 1.0 else ''}{told}")
+    clock_s_V = clock_s_V[row_V]
     good = (value_V > 0.0) & (value_V <= LONGEST_S)
     if int((~good).sum()):
         notes.append(f"{int((~good).sum())} values that are no time, or more than a day a step, are left out")
@@ -203,7 +227,17 @@ def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
     steps_V = _averaged(averages, step_V, value_V, clock_s_V, run_V, gap_V, numbered)
     run_V = np.unique(run_V[good], return_inverse=True)[1].astype(np.int64)
     found = step_V[good].astype(np.int64), value_V[good], steps_V[good].astype(np.int64), clock_s_V[good], run_V
-    return Steps(*found, float(rounding), tuple(notes))
+    return Steps(*found, float(rounding), tuple(notes), line_V[row_V][good])
+
+
+def _unit_by_clock(value_V: Array, step_V: Array, clock_s_V: Array, run_V: Integers, gap_V: Array) -> float:
+    """The unit of times that nothing names, s: milliseconds where the lines' time stamps say so, else seconds."""
+    between_V, gap_V = np.diff(clock_s_V), np.diff(step_V)
+    good = (np.diff(run_V) == 0) & (between_V > 0.0) & (gap_V > 0.0) & (value_V[1:] > 0.0)
+    if good.sum() < MIN_VALUES:
+        return 1.0
+    ratio = float(np.median(between_V[good] / gap_V[good])) / float(np.median(value_V[1:][good]))
+    return 1e-3 if 5e-4 < ratio < 5e-3 else 1.0
 
 
 def _runs(step_V: Array) -> tuple[Integers, Integers, bool]:
@@ -220,6 +254,12 @@ def _runs(step_V: Array) -> tuple[Integers, Integers, bool]:
         return first.astype(np.int64), np.zeros(len(first), np.int64), True
     run_V = np.concatenate([[0], np.cumsum(back_V)]).astype(np.int64) if len(order_V) else order_V
     return order_V, run_V, False
+
+
+def _is_counter(value_V: Array) -> bool:
+    """Whether values are whole numbers that grow by the same each time."""
+    change_V = np.diff(value_V)
+    return bool((change_V > 0.0).all() and (change_V == change_V[0]).all())
 
 
 def _is_clock(value_V: Array) -> bool:
@@ -249,8 +289,8 @@ def _elapsed(kind: str, step_V: Array, value_V: Array, digit: float) -> tuple[Ar
 
 
 def _differences(
-    step_V: Array, elapsed_V: Array, clock_s_V: Array, run_V: Integers, rounding_V: Array, notes: list[str]
-) -> tuple[Array, Array, Array, Array, Integers, float]:
+    step_V: Array, elapsed_V: Array, run_V: Integers, rounding_V: Array, notes: list[str]
+) -> tuple[Integers, Array, Array, Integers, float]:
     """Mean step times between values of a running clock; neighbours are merged where the clock is coarse."""
     restart_V = np.concatenate([[False], np.diff(elapsed_V) < -np.maximum(rounding_V[1:], 1e-9)])
     run_V = run_V + np.cumsum(restart_V)  # a clock that goes back begins anew
@@ -266,7 +306,7 @@ def _differences(
     gap_V = step_V[at] - step_V[before]
     value_V = (elapsed_V[at] - elapsed_V[before]) / np.maximum(gap_V, 1.0)
     rounding = float(np.median(rounding_V[at] / np.maximum(gap_V, 1.0))) if len(at) else 0.0
-    return step_V[at], value_V, gap_V, clock_s_V[at], run_V[at], rounding
+    return at, value_V, gap_V, run_V[at], rounding
 
 
 def _pairs(
@@ -318,6 +358,8 @@ def _averaged(
         return gap_V
     if averages == "one step" or not numbered or float(np.median(gap_V)) <= 1.0:
         return np.ones(len(step_V))
+    if float(np.median(gap_V)) > MOST_STEPS:
+        return np.zeros(len(step_V))
     between_V = np.diff(clock_s_V) / np.maximum(np.diff(step_V), 1.0)
     good = (np.diff(run_V) == 0) & np.isfinite(between_V) & (between_V > 0.0)
     if good.sum() < 10:

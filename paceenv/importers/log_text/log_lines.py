@@ -25,7 +25,12 @@ _TAG: Final = re.compile(
     r"|\[(?:rank[ _]?|default|trainer|worker)(?P<torch>\d{1,6})\]:?[ \t]?"  # torchrun, and torch's own tags
     r")"
 )
-_DATE: Final = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
+_DATE: Final = re.compile(
+    r"(?:(?P<y>\d{4})[-/](?P<m>\d\d)[-/](?P<d>\d\d)|(?<!\d)(?P<m2>\d\d?)/(?P<d2>\d\d?)(?:/(?P<y2>\d{4}))?"
+    r"|\b[IWEF](?P<m3>\d\d?)(?P<d3>\d\d))[ T_,-](?P<clock>\d\d:\d\d:\d\d)"
+    r"(?:[.,](?P<part>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d)?"
+)
+"""Year first; month first with or without a year (mmengine, detectron2); or as glog has it."""
 _EPOCH: Final = re.compile(
     r"(?:^\W{0,8}(?:(?:debug|info|warning|error)\W{1,8})?"
     r"|\b(?:(?:wall|unix|epoch)_?)?(?:time(?:_?stamp)?|ts|clock|date|now|at)\W{1,8})"
@@ -38,10 +43,11 @@ _MAX_HEAD: Final = 256
 
 
 class Line(NamedTuple):
-    """A line: its text, and the rank that a launcher's tag names, or None."""
+    """A line: its text, the rank that a launcher's tag names, or None, and the text with that tag."""
 
     text: str
     rank: int | None
+    tagged: str = ""
 
 
 class Stamp(NamedTuple):
@@ -82,30 +88,37 @@ def _plain(raw: bytes) -> Line:
     text = raw[: 4 * MAX_LINE].decode("utf-8", "replace")[:MAX_LINE].lstrip("\ufeff")  # Excel begins a file with it
     if "\x1b" in text:
         text = _ESCAPE.sub("", text)
-    rank: int | None = None
+    rank, tagged = None, text
     for _ in range(3):  # a launcher may tag what another has tagged
         found = _TAG.match(text)
         if found is None:
             break
         rank = int(found["srun"] or found["mpi"] or found["torch"]) if rank is None else rank
         text = text[found.end() :]
-    return Line(text, rank)
+    return Line(text, rank, tagged)
+
+
+def without_dates(text: str) -> str:
+    """A line without its dates, whose numbers are nothing else."""
+    return _DATE.sub(" | ", text)
 
 
 def stamp_in(text: str) -> Stamp | None:
     """The time stamp at the beginning of a line, if there is one."""
     head = text[:_MAX_HEAD]
     if (found := _DATE.search(head)) is not None:
-        *numbers, fraction, zone = found.groups()
+        year, month, day = (
+            found[a] or found[b] or c for a, b, c in (("y", "y2", "1972"), ("m", "m2", ""), ("d", "d2", ""))
+        )
+        clock = map(int, found["clock"].split(":"))
         try:
-            at = datetime(*map(int, numbers), tzinfo=UTC)  # type: ignore[misc, arg-type]
+            at = datetime(int(year), int(month or found["m3"]), int(day or found["d3"]), *clock, tzinfo=UTC)  # type: ignore[misc, arg-type]
         except ValueError:
             return None
-        offset_s = 0.0
+        offset_s, zone, fraction = 0.0, found["zone"], found["part"] or ""
         if zone and zone != "Z":
             digits = zone[1:].replace(":", "")
             offset_s = (-1.0 if zone[0] == "-" else 1.0) * (3600.0 * int(digits[:2]) + 60.0 * int(digits[2:]))
-        fraction = fraction or ""
         part_s = int(fraction) / 10 ** len(fraction) if fraction else 0.0
         return Stamp(at.timestamp() + part_s - offset_s, 10.0 ** -len(fraction))
     if (found := _EPOCH.search(head)) is not None:

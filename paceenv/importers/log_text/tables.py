@@ -1,4 +1,4 @@
-"""Metrics in a table: CSV of Lightning and others, JSON lines, and ``trainer_state.json``; columns known by name."""
+"""Metrics in a table: rows of CSV and JSON lines, and the events of MLPerf's logger."""
 
 from __future__ import annotations
 
@@ -6,90 +6,16 @@ import csv
 import json
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
 
-from paceenv.importers.log_text.conversion import MAX_WRITERS, Column, Kind
+from paceenv.importers.log_text.conversion import MIN_VALUES, Column, Number
 from paceenv.importers.log_text.log_lines import Stamp
+from paceenv.importers.log_text.named_numbers import role_of
 
-_STEPS: Final = ("global_step", "step", "_step", "iteration", "iter", "iter_num", "steps", "batches")
-_RANKS: Final = ("rank", "global_rank")
-_STAMPS: Final = ("_timestamp", "timestamp")
-_TIMES: Final[Mapping[str, tuple[Kind, float]]] = {
-    "step_time": ("step time", 1.0),
-    "step_time_s": ("step time", 1.0),
-    "step_time_sec": ("step time", 1.0),
-    "step_time_ms": ("step time", 1e-3),
-    "train_step_time": ("step time", 1.0),
-    "train_step_timing in s": ("step time", 1.0),
-    "iter_time": ("step time", 1.0),
-    "iter_time_s": ("step time", 1.0),
-    "iter_time_ms": ("step time", 1e-3),
-    "iteration_time": ("step time", 1.0),
-    "iteration-time": ("step time", 1.0),
-    "iteration_time_ms": ("step time", 1e-3),
-    "time_per_step": ("step time", 1.0),
-    "time_per_iteration": ("step time", 1.0),
-    "elapsed time per iteration (ms)": ("step time", 1e-3),
-    "elapsed_time_per_iteration": ("step time", 1.0),
-    "batch_time": ("step time", 1.0),
-    "train_speed(iter/s)": ("mean speed", 1.0),
-    "_runtime": ("elapsed", 1.0),
-    "elapsed_s": ("elapsed", 1.0),
-    "wall_time": ("elapsed", 1.0),
-    "_timestamp": ("elapsed", 1.0),
-    "timestamp": ("elapsed", 1.0),
-    "created_at": ("elapsed", 1.0),
-    "time": ("elapsed or step time", 1.0),  # of Lightning's throughput monitor: since the start
-}
-"""Names without what precedes the last ``/`` or ``|``, in lower case; earlier ones are preferred."""
 MAX_COLUMNS: Final = 2000
-_MOST: Final = 1e15
-_MOST_CLOCK: Final = 1e19
-"""Above the nanoseconds since 1970."""
-
-
-def _plain_name(name: str) -> str:
-    return name.replace("|", "/").rsplit("/", 1)[-1].strip().lower() if "iter/s" not in name else name.strip()
-
-
-class Table:
-    """Collects rows with named columns, by rank; the best known time column is found at the end."""
-
-    def __init__(self) -> None:
-        self._columns: dict[int | None, dict[str, Column]] = {}
-
-    def add(self, row: Mapping[Any, Any], rank: int | None = None) -> None:
-        """One row; anything but numbers is left out."""
-        if len(row) > MAX_COLUMNS:
-            return
-        known = {_plain_name(k): v for k, v in row.items() if isinstance(k, str) and len(k) < 200}
-        step, own = (_first(known, names) for names in (_STEPS, _RANKS))
-        rank = rank if own is None or own < 0.0 or not own.is_integer() else int(own)
-        if rank not in self._columns and len(self._columns) >= MAX_WRITERS:
-            return
-        columns = self._columns.setdefault(rank, {})
-        if step is None and isinstance(known.get("max_steps"), str):  # ms-swift: 'global_step/max_steps': '5/94'
-            step = _number(known["max_steps"].partition("/")[0])
-        clock = _first(known, _STAMPS, _MOST_CLOCK)
-        stamp = None if clock is None else Stamp(clock * _clock_unit_s(clock), 1e-3)
-        for name, (kind, unit) in _TIMES.items():
-            value = _number(known.get(name), _MOST_CLOCK)
-            if value is None or value < 0.0 or (kind != "step time" and step is None):
-                continue
-            unit_s = unit * _clock_unit_s(value)
-            column = columns.setdefault(name, Column(kind, "unknown" if kind == "step time" else "interval"))
-            column.add(math.nan if step is None else step, unit_s * value, stamp, unit_s * _digit(known[name]))
-
-    def best(self, least: int) -> tuple[str, dict[int | None, Column]]:
-        """Name of the best time column, and its numbers of every rank with at least so many; "" and none without."""
-        for name in _TIMES:
-            known = {rank: columns[name] for rank, columns in self._columns.items() if name in columns}
-            if found := {rank: column for rank, column in known.items() if len(column.value) >= least}:
-                return name, found
-        return "", {}
 
 
 def csv_rows(lines: Iterable[str]) -> Iterable[Mapping[Any, Any]]:
@@ -107,9 +33,10 @@ def csv_rows(lines: Iterable[str]) -> Iterable[Mapping[Any, Any]]:
 
 
 def is_csv(head: str) -> bool:
-    """Whether a first line is the header of a CSV with a known time column."""
-    names = {_plain_name(cell) for cell in head.split(",")}
-    return "," in head and bool(names & set(_TIMES)) and bool(names & set(_STEPS))
+    """Whether a first line is the header of a CSV with a column of times and one of steps or ranks."""
+    roles = [role_of(cell.strip("'\" \r\n")) for cell in head.split(",")] if "," in head and ":" not in head else []
+    told = {role.meaning for role in roles if role is not None}
+    return bool(told & {"value", "stamp"}) and bool(told & {"step", "rank"}) and not any(c.isdigit() for c in head[:1])
 
 
 def json_row(text: str) -> Mapping[Any, Any] | None:
@@ -125,34 +52,6 @@ def json_row(text: str) -> Mapping[Any, Any] | None:
         if isinstance(inner, dict) and len(inner) <= MAX_COLUMNS:
             flat |= inner
     return flat
-
-
-def _first(known: Mapping[str, Any], names: Sequence[str], most: float = _MOST) -> float | None:
-    """The number of the first of these columns that has one."""
-    return next((x for name in names if (x := _number(known.get(name), most)) is not None), None)
-
-
-def _number(value: Any, most: float = _MOST) -> float | None:
-    if isinstance(value, str) and len(value) <= 40:
-        try:
-            value = float(value)
-        except ValueError:
-            return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if abs(value) < most and math.isfinite(value) else None
-
-
-def _clock_unit_s(value: float) -> float:
-    """Seconds of a clock's unit, by its size: since 1970 there are 1.7e9 s, 1.7e12 ms, 1.7e15 us or 1.7e18 ns."""
-    return next((unit_s for above, unit_s in ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3)) if value > above), 1.0)
-
-
-def _digit(value: Any) -> float:
-    text = str(value).lower()
-    if "e" in text or "." not in text:
-        return 1.0 if "e" not in text else 1e-9
-    return float(10.0 ** -len(text.partition(".")[2]))
 
 
 MLPERF: Final = "MLPerf"
@@ -200,7 +99,7 @@ class Mllog:
             return
         steps, took_s = (at - self._samples) / max(self.batch, 1.0), stamp.clock_s - self._began_s
         if self.batch and steps >= 1.0 and took_s > 0.0:
-            self.blocks.add(at, took_s / steps, stamp, stamp.resolution_s / steps)
+            self.blocks.add(at, Number("step time", took_s / steps, stamp.resolution_s / steps), stamp)
         self._samples = at
 
     def _stats(self, value: dict[str, Any], about: dict[str, Any], stamp: Stamp | None) -> None:
@@ -208,10 +107,17 @@ class Mllog:
         for name in _STATS:
             if (time_s := _sane(value.get(name))) is not None and time_s > 0.0:
                 column = self.timed if "step" in about else self.summary
-                column.add(step, time_s, stamp, 1e-9)
+                column.add(step, Number("step time", time_s, 1e-9), stamp)
                 return
         if (speed := _sane(value.get("throughput"))) is not None and speed > 0.0:
-            self.speed.add(step, speed, stamp, 1e-9 * speed)
+            self.speed.add(step, Number("speed", speed, 1e-9 * speed), stamp)
+
+    def best(self) -> Column | None:
+        """The most exact of its columns that has enough values."""
+        for column in (self.timed, self.summary, self.speed, self.blocks):
+            if len(column.value) >= MIN_VALUES:
+                return self.in_steps(column)
+        return None
 
     def in_steps(self, column: Column) -> Column:
         """A column of step times whose step numbers count steps, where the batch size is known.

@@ -23,6 +23,7 @@ from paceenv.importers.profiler.device_steps import STEP, Device, StepMarks, fin
 from paceenv.importers.profiler.event_columns import Array, EventColumns, EventTable, decode
 from paceenv.importers.timelines import Collective, RankActivity, Step, Timeline, union
 
+UNKNOWN_RANK: Final = "unknown_rank"
 SOURCE: Final = "PyTorch profiler"
 _NO_WORK: Final = ("c10d::", "record_param_comms")
 """Operations of the CPU that begin like this are a collective's own."""
@@ -69,7 +70,8 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
     base_s = base_ns * 1e-9 if is_number(base_ns) else 0.0
     about: dict[str, Any] = {"host": host} if isinstance(host := file.value("host_name"), str) else {}
     about |= {"world_size": size} if (size := _world_size(file)) else {}
-    rank = _rank(file)
+    rank, unknown = _rank(file)
+    about |= {UNKNOWN_RANK: unknown} if unknown else {}
     return Timeline(
         rank,
         file.path,
@@ -168,12 +170,13 @@ def _world_size(file: EventFile) -> int:
     return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size < 1 << 31 else 0
 
 
-def _rank(file: EventFile) -> int:
+def _rank(file: EventFile) -> tuple[int, str]:
+    """Which rank a file is of, or 0 and why that is unknown: a file by itself needs none."""
     about = file.value("distributedInfo")
     rank = about.get("rank") if isinstance(about, dict) else None
     if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 1 << 31:
-        return rank
+        return rank, ""
     for pattern in _IN_NAME:
         if (named := pattern.search(file.path.name)) is not None:
-            return int(named[1])
-    raise InputError(f"{file.path}: neither distributedInfo nor its name says which rank it is; allowed: rank3.json")
+            return int(named[1]), ""
+    return 0, f"{file.path}: neither distributedInfo nor its name says which rank it is; allowed: rank3.json"

@@ -1,0 +1,196 @@
+"""Named findings of step times: growth, levels, steps that take turns, rare long steps, a slow rank, a long part.
+
+Each says how much of the variation it explains: how much closer its medians are to the values than one median of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core.wording import duration, name_ranks
+from paceenv.diagnosis.step_times.ordinary import Ordinary
+from paceenv.diagnosis.step_times.step_patterns import Drift, Period
+from paceenv.importers.step_log import StepLog
+
+Kind = Literal["growth", "levels", "alternation", "long steps", "rank", "part"]
+LEAST: Final = 0.3
+"""Share of the variation that a finding explains at least."""
+LARGE: Final = 0.02
+"""Share of a step: what changes less is no finding."""
+GROWTH: Final = 0.15
+SLOWER: Final = 1.05
+"""Times as long as the others that a slow rank takes at least."""
+MOST_STEPS: Final = 0.8
+"""Share of the steps in which it is the slower one."""
+LONG_PART: Final = 0.1
+"""Share of a step that a part must take to be named, where steps should not wait for it."""
+_WAITED_FOR: Final = ("data", "load", "read", "fetch")
+_CAUSE: Final = 0.15
+"""A part that explains about as much as a course of time stands first: it says where to look."""
+_VARIES: Final = 0.005
+"""Mean deviation, as a share of the step, from which on there is something to explain; of a part four times as much."""
+_MOST_LEVELS: Final = 6
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``explains`` is the share of the variation, 0 to 1; a slow rank or part stands before what explains variation."""
+
+    kind: Kind
+    text: str
+    explains: float
+    next_step: str = ""
+
+
+def find_all(
+    log: StepLog,
+    ordinary: Ordinary,
+    slope: Drift | None,
+    pattern: Period | None,
+    period: Period | None,
+    kind_v: Integers,
+) -> tuple[Finding, ...]:
+    """All findings, the one to begin with first. ``kind_v``: of steady steps that take turns, which kind each is."""
+    steady_V = ordinary.steady_V
+    x, step_v, outlier_v = log.step_s_V[steady_V], log.step_V[steady_V], ordinary.outlier_V[steady_V]
+    found = [one for one in (_levels(x, step_v, ordinary), _growth(x, slope, ordinary)) if one is not None]
+    if pattern is not None:
+        found.append(_alternation(x, kind_v, pattern.steps))
+    if outlier_v.any():
+        found.append(_long_steps(x, outlier_v, period))
+    parts = [_part(name, part_V[steady_V], x) for name, part_V in log.phases.items()]
+    found += [part for part in parts if part is not None]
+    found = [one for one in found if one.explains >= LEAST]
+    found.sort(key=lambda one: -one.explains - (_CAUSE if one.kind == "part" else 0.0))
+    return tuple(_slow_ranks(log) + found)
+
+
+def _explained(x: Array, fitted: Array | float, least: float = _VARIES) -> float:
+    total = float(np.abs(x - np.median(x)).sum())
+    return max(1.0 - float(np.abs(x - fitted).sum()) / total, 0.0) if total > least * float(x.sum()) else 0.0
+
+
+def _levels(x: Array, step_v: Integers, ordinary: Ordinary) -> Finding | None:
+    levels = ordinary.levels
+    if len(levels) < 2:
+        return None
+    fitted = np.concatenate([np.full(one.end - one.start, one.level_s) for one in levels])
+    first, second = levels[0].level_s, levels[1].level_s
+    if len(levels) > 2:
+        said = ", ".join(f"{duration(one.level_s)} from step {step_v[one.start]}" for one in levels[:_MOST_LEVELS])
+        text = f"the step time changes its level {len(levels) - 1} times: {said}{' ...' * (len(levels) > _MOST_LEVELS)}"
+    else:
+        change = (
+            f"take {second / first:.3g} times as long" if second > first else f"are {first / second:.3g} times as fast"
+        )
+        at = step_v[levels[1].start]
+        text = f"steps {change} since step {at}: {duration(first)} before, {duration(second)} from there on"
+    next_step = f"look at what changed at step {step_v[levels[1].start]}: another job, a clock, a phase of the program"
+    large = max(first, second) > (1.0 + LARGE) * min(first, second) or len(levels) > 2
+    return Finding("levels", text, _explained(x, fitted), next_step) if large else None
+
+
+def _growth(x: Array, slope: Drift | None, ordinary: Ordinary) -> Finding | None:
+    if slope is None or abs(slope.change) < GROWTH or len(ordinary.levels) > 1:
+        return None
+    begin_s, end_s = slope.ends_s
+    if slope.change > 0.0:
+        text = f"steps grow steadily from {duration(begin_s)} to {duration(end_s)}"
+        text += ": a leak or growing work on the host, not ranks"
+    else:
+        text = f"steps get steadily shorter, from {duration(begin_s)} to {duration(end_s)}"
+    next_step = "compare a host profile (py-spy) of the beginning with one of the end: lists, caches, logs that grow"
+    return Finding("growth", text, _explained(x, np.linspace(begin_s, end_s, len(x))), next_step)
+
+
+def _alternation(x: Array, kind_v: Integers, steps: int) -> Finding:
+    kind_s = np.array([np.median(x[kind_v == kind]) for kind in range(int(kind_v.max()) + 1)])
+    longest, others = int(np.argmax(kind_s)), float(np.median(np.delete(kind_s, int(np.argmax(kind_s)))))
+    apart = "every second step" if steps == 2 else f"one of {steps} steps"
+    text = (
+        f"steps take turns: {apart} takes {duration(kind_s[longest])}, the others {duration(others)} (gradient "
+        "accumulation or the like)"
+    )
+    next_step = "compare steps of the same kind only; nothing is wrong with steps that take turns"
+    explains = _explained(x, kind_s[kind_v]) if kind_s[longest] > (1.0 + LARGE) * others else 0.0
+    return Finding("alternation", text, explains, next_step)
+
+
+def _long_steps(x: Array, outlier_v: NDArray[np.bool_], period: Period | None) -> Finding:
+    usual_s, long_s = float(np.median(x[~outlier_v])), float(np.median(x[outlier_v]))
+    when = f", every {period.steps} steps" if period is not None else ""
+    count = int(outlier_v.sum())
+    text = (
+        f"{count} rare long step{'s' * (count > 1)}{when}, of {duration(long_s)} where {duration(usual_s)} is usual, "
+        "which pacing does not remove: look at evaluation, checkpoints, the data loader and garbage collection instead"
+    )
+    return Finding("long steps", text, _explained(x, np.where(outlier_v, long_s, usual_s)))
+
+
+def _part(name: str, part: Array, x: Array) -> Finding | None:
+    """A part of a step that makes its variation, or one that a step should not wait for."""
+    part = np.where(np.isfinite(part), part, np.nanmedian(part))
+    usual_s, share = float(np.median(part)), float(np.mean(part) / np.mean(x))
+    waited = any(word in name for word in _WAITED_FOR)
+    explains = _explained(x, np.median(x - part) + part, 4.0 * _VARIES)
+    if not (waited and share >= LONG_PART) and explains < 0.5:
+        return None
+    median_s = float(np.median(x))
+    text = f"{name!r} takes {share:.0%} of all time ({duration(usual_s)} of {duration(median_s)} in the median step)"
+    text += f" and makes {explains:.0%} of the variation" if explains >= LEAST else ""
+    return Finding(
+        "part", text, max(explains, LEAST if waited else 0.0), f"look into {name!r}: it comes with the step times"
+    )
+
+
+def _slow_ranks(log: StepLog) -> list[Finding]:
+    """Ranks that take longer than the others in most steps, in whole or in a part."""
+    logs = {one.rank: one for one in (log, *log.others) if one.rank is not None}
+    if len(logs) < 2:
+        return []
+    found = []
+    for name in ("", *log.phases):
+        of_rank = {
+            rank: dict(zip(one.step_V.tolist(), (one.phases[name] if name else one.step_s_V).tolist(), strict=True))
+            for rank, one in logs.items()
+            if not name or name in one.phases
+        }
+        one = _slower(of_rank, name, float(np.median(log.step_s_V)))
+        if one is not None:
+            found.append(one)
+    return found[:1]
+
+
+def _slower(of_rank: Mapping[int, Mapping[int, float]], name: str, step_s: float) -> Finding | None:
+    common = sorted(set.intersection(*(set(times) for times in of_rank.values()))) if of_rank else []
+    if len(of_rank) < 2 or len(common) < 4:
+        return None
+    ranks = sorted(of_rank)
+    time_RS = np.array([[of_rank[rank][step] for step in common] for rank in ranks])
+    usual_R = np.nanmedian(time_RS, axis=1)
+    order = np.argsort(usual_R)
+    half = len(order) // 2
+    cut = half + int(np.argmax(np.diff(usual_R[order])[half - 1 :])) if len(order) > 2 else 1
+    slow, fast = order[cut:], order[:cut]
+    slow_s, fast_s = float(np.median(usual_R[slow])), float(np.median(usual_R[fast]))
+    slower = (time_RS[slow].min(axis=0) > np.median(time_RS[fast], axis=0)).mean()
+    if slow_s < SLOWER * fast_s or slow_s - fast_s < SLOWER * LARGE * step_s or slower < MOST_STEPS:
+        return None
+    who, what = name_ranks([ranks[r] for r in slow]), f" in {name!r}" if name else ""
+    takes = "takes" if len(slow) == 1 else "take"
+    when = "in every step" if slower == 1.0 else f"in {slower:.0%} of the steps"
+    text = f"{who} {takes} {duration(slow_s)}{what}, the others {duration(fast_s)}, {when} ({len(common)} steps)"
+    return Finding(
+        "rank",
+        text,
+        1.0,
+        f"find out why {who} {'is' if len(slow) == 1 else 'are'} slow: clocks, neighbours, its share of the data",
+    )

@@ -1,0 +1,106 @@
+"""Two runs side by side: what changed in a step and its parts, and whether that is more than the noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core.metrics import correlation_length
+from paceenv.core.wording import duration
+from paceenv.diagnosis.operation_matrix import OperationMatrix
+from paceenv.diagnosis.step_times.ordinary import split
+from paceenv.importers.step_log import StepLog
+from paceenv.importers.timelines import RankActivity
+
+STEP: Final = "step"
+_PARTS: Final = {
+    "compute_s": "kernels", "exposed_s": "collectives exposed", "host_wait_s": "waiting for its host",
+    "idle_s": "idle", "loader_s": "host in data loader",
+}  # fmt: skip
+_SMALLEST_S: Final = 1e-7
+"""Parts that take less in both runs are left out."""
+_LEAST: Final = 4
+"""Values whose spread tells noise."""
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A mean before and after, seconds; ``half_width_s`` of the 95 % interval of the difference, None if unknown."""
+
+    what: str
+    before_s: float
+    after_s: float
+    half_width_s: float | None
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if self.half_width_s is None:
+            return "too few steps to tell from noise"
+        return "more than noise" if abs(self.after_s - self.before_s) > self.half_width_s else "within noise"
+
+    def row(self) -> tuple[str, ...]:
+        """For a table."""
+        ratio = f"{self.after_s / self.before_s - 1.0:+.1%}" if self.before_s > 0.0 else "-"
+        return self.what, duration(self.before_s), duration(self.after_s), ratio, self.verdict
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**vars(self), "verdict": self.verdict}
+
+
+def of_log(log: StepLog) -> dict[str, Array]:
+    """Step times and parts of ordinary steps."""
+    plain_V = split(log).plain_V
+    return {STEP: log.step_s_V[plain_V]} | {name: part_V[plain_V] for name, part_V in log.phases.items()}
+
+
+def of_trace(matrix: OperationMatrix, activity: tuple[RankActivity, ...]) -> dict[str, Array]:
+    """Steps, and the mean over ranks of where devices spend them."""
+    found = {STEP: matrix.step_s_T}
+    for name, words in _PARTS.items():
+        of_step: dict[int, list[float]] = {}
+        for one in activity:
+            of_step.setdefault(one.iteration, []).append(float(getattr(one, name)))
+        if of_step:
+            found[words] = np.array([np.mean(values) for values in of_step.values()])
+    return found
+
+
+def compare(before: Mapping[str, Array], after: Mapping[str, Array]) -> tuple[Change, ...]:
+    """What both have, the step first, then the parts that changed most."""
+    found = []
+    for name in before:
+        if name in after:
+            a, b = (x[np.isfinite(x)] for x in (before[name], after[name]))
+            if len(a) and len(b) and max(a.mean(), b.mean()) > _SMALLEST_S:
+                enough = min(len(a), len(b)) >= _LEAST
+                half = 1.96 * math.hypot(_error(a), _error(b)) if enough else None
+                found.append(Change(name, float(a.mean()), float(b.mean()), half))
+    return tuple(sorted(found, key=lambda one: (one.what != STEP, -abs(one.after_s - one.before_s))))
+
+
+def _error(values: Array) -> float:
+    """Standard error of a mean, with memory counted."""
+    spread = float(values.std(ddof=1))
+    return spread * math.sqrt(correlation_length(values) / len(values)) if spread > 0.0 else 0.0
+
+
+def headline(changes: tuple[Change, ...]) -> str:
+    """In a sentence: the step, and the part that accounts for most of it."""
+    if not changes:
+        return "the two runs have nothing in common that could be compared"
+    step, *parts = changes
+    text = f"{step.what}: {duration(step.before_s)} before, {duration(step.after_s)} after, {step.verdict}"
+    grown = [one for one in parts if one.verdict == "more than noise"]
+    if grown:
+        first = grown[0]
+        text += f"; most of it in {first.what!r}: {duration(first.before_s)} before, {duration(first.after_s)} after"
+    return text

@@ -1,0 +1,148 @@
+"""What people post: small inputs with their right answers, and 300 made logs of which none is answered wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from traced_jobs import STRAGGLER_DIR
+
+from benchmarks.evidence.small_cases import CASES, answer_of
+from paceenv.calibration.bandwidth import fit_bandwidth
+from paceenv.core.errors import InputError
+from paceenv.diagnosis.answer import find_answer
+from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
+from paceenv.importers.inputs import read_inputs
+from paceenv.importers.nccl_tests import Table
+from paceenv.importers.step_log import read_step_log
+
+DATA = Path(os.environ.get("PACEENV_DATA_DIR") or STRAGGLER_DIR.parent) / "small-cases"
+COLUMNS = (
+    "step_time",
+    "iter_time",
+    "iteration_time",
+    "time_per_step",
+    "batch_time",
+    "train_step_time",
+    "perf/step_time",
+)
+STEPS = ("step", "iteration", "iter", "global_step", "batch")
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+TAGS = ("", "[rank0]: ", "0: ", "[default0]:", "[1,0]<stdout>:")
+
+Array = NDArray[np.float64]
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="set PACEENV_DATA_DIR to data recorded by others")
+@pytest.mark.parametrize("name", CASES)
+def test_a_small_case_is_answered_right(name: str) -> None:
+    said = answer_of(DATA / name)
+    for expected in CASES[name]:
+        assert expected in said, said
+
+
+def course(random: np.random.Generator, kind: str, n: int) -> tuple[Array, list[float], list[int]]:
+    """Step times of a kind, with its levels, or the ends of its growth, and where levels change, or the period."""
+    at = np.arange(n)
+    if kind == "levels":
+        many, scale = int(random.integers(2, 4)), random.choice([1.3, 1.6, 2.0, 3.0])
+        cuts = [int(n * share) for share in np.sort([random.uniform(0.22, 0.4), random.uniform(0.6, 0.78)])[: many - 1]]
+        levels = list(random.permutation([1.0, scale, scale**2][:many]))
+        return np.array(levels)[np.searchsorted(cuts, at, side="right")], levels, cuts
+    if kind == "growth":
+        ends = [1.0, float(random.choice([1.5, 3.0, 6.0]))]
+        return np.linspace(*ends, n), ends, []
+    if kind == "alternation":
+        period, factor = int(random.choice([2, 4] if n >= 40 else [2])), float(random.choice([1.5, 2.2, 4.0]))
+        return np.where(at % period == period - 1, factor, 1.0), [1.0, factor], [period]
+    if kind == "long steps" and n >= 200:
+        period = int(random.choice([20, 50]))
+        return np.where(at % period == period - 1, 5.0, 1.0), [1.0, 5.0], [period]
+    return np.ones(n), [1.0], []
+
+
+def written(random: np.random.Generator, step_s: Array) -> str:
+    """Step times as some program writes them."""
+    column, step, unit = (str(random.choice(names)) for names in (COLUMNS, STEPS, list(UNITS)))
+    values = [f"{x / UNITS[unit]:.6g}" for x in step_s]
+    style, tag = random.integers(5), str(random.choice(TAGS))
+    if style == 0:
+        return f"{step},loss,{column}_{unit}\n" + "".join(f"{i},2.5,{x}\n" for i, x in enumerate(values))
+    lines = {
+        1: lambda i, x: json.dumps({step: i, "loss": 2.5, f"{column}_{unit}": float(x)}),
+        2: lambda i, x: f"{step}: {i} | loss: 2.5 | {column}: {x} {unit} | lr: 1e-4",
+        3: lambda i, x: f"{step}={i} loss=2.5 {column}={x}{unit} lr=0.0001",
+        4: lambda i, x: f" {step} {i:8d}/ 100000 | {column.replace('_', ' ')} ({unit}): {x} | lm loss: 2.1E+00 |",
+    }[int(style)]
+    return "".join(f"{tag}{lines(i, x)}\n" for i, x in enumerate(values))
+
+
+def test_of_300_mutated_logs_none_is_answered_wrong(tmp_path: Path) -> None:
+    """A finding that is named is the right one, with its numbers; what cannot be told is not named."""
+    random, named = np.random.default_rng(7), 0
+    for case in range(300):
+        kind = str(random.choice(["levels", "growth", "alternation", "long steps", "none"]))
+        n = 5000 if case == 0 else int(np.exp(random.uniform(np.log(20), np.log(400))))
+        relative, values, marks = course(random, kind, n)
+        base_s = 10.0 ** random.uniform(-1.3, 0.8)
+        step_s = base_s * relative * (1.0 + 0.012 * random.normal(size=n))
+        path = tmp_path / "log"
+        path.write_text(written(random, step_s))
+        log = read_step_log(path)
+        np.testing.assert_allclose(log.step_s_V, step_s, rtol=1e-4)
+        found = diagnose_steps(log)
+        assert found.ceiling is not None
+        assert found.ceiling.gain.high <= found.steady_s_V.mean() / found.steady_s_V.min() - 1.0 + 1e-9
+        if not found.findings:
+            continue
+        named += 1
+        about = (case, kind, n, found.findings[0].text)
+        assert found.findings[0].kind == kind, about
+        if kind == "levels":
+            assert [one.level_s / base_s for one in found.levels] == pytest.approx(values, rel=0.03), about
+            warm = int(found.ordinary.warm_up_V.sum())
+            assert [one.start + warm for one in found.levels[1:]] == pytest.approx(marks, abs=2), about
+        elif kind == "growth":
+            assert found.drift is not None
+            assert np.array(found.drift.ends_s) / base_s == pytest.approx(values, rel=0.15), about
+        else:
+            period = found.pattern if kind == "alternation" else found.outlier_period
+            assert period is not None, about
+            assert period.steps == marks[0], about
+    assert named > 180
+
+
+def test_ranks_in_different_collectives_and_ranks_without_a_line(tmp_path: Path) -> None:
+    line = (
+        "[rank{r}]:[E1 ProcessGroupNCCL.cpp:6] [PG ID 0 PG GUID 0(default_pg) Rank {r}] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum={s}, OpType=ALLREDUCE, NumelIn={n}, NumelOut={n}, Timeout(ms)=600000) ran "
+        "for 600017 milliseconds. last enqueued work: {s}, last completed work: {d}\n"
+    )
+    path = tmp_path / "a.log"
+    path.write_text("".join(line.format(r=r, s=40 + (r > 1), n=8, d=39 + (r > 1)) for r in range(4)))
+    assert "ranks 0, 1 in ALLREDUCE 40 (8 elements); ranks 2, 3 in ALLREDUCE 41" in answer_of(path)
+    path.write_text("".join(line.format(r=r, s=40, n=8, d=39) for r in range(8) if r != 5))
+    assert "rank 5 left no line of the watchdog, and 7 other ranks wait for it" in answer_of(path)
+    path.write_text("iter 1: time 5 ms\nfailed (exitcode: -9) local_rank: 3 (pid: 4) of binary: python\n")
+    assert find_answer(read_inputs([path])).ended[0] == "the job died: local rank 3 ended with exit code -9 (SIGKILL)"
+
+
+def test_a_table_with_a_cliff_has_no_law() -> None:
+    size_bytes = 2.0 ** np.arange(20, 31)
+    time_s = size_bytes / np.where(size_bytes < 1e8, 30e9, 4e9)
+    fit = fit_bandwidth(Table("all_reduce", 16, size_bytes, time_s, "t"))
+    assert "up to 64 MiB" in fit.refused
+    assert "from 128 MiB on" in fit.refused
+    smooth = fit_bandwidth(Table("all_reduce", 16, size_bytes, 1e-5 + size_bytes / 30e9, "t"))
+    assert smooth.refused == ""
+
+
+def test_a_line_that_nobody_knows_is_shown_with_a_pattern(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("".join(f"chunk {i} done after 0.{i + 10} on card\n" for i in range(20)))
+    with pytest.raises(InputError, match=r"20 lines like 'chunk 0 done after 0.10.*--pattern"):
+        read_step_log(path)
