@@ -195,7 +195,7 @@ class TenantChance:
     """The draws of the k-th tenant; ``record`` is one of ``paceenv.sim.engine.layout.TENANT``."""
 
     def __init__(self, record: Any, key: np.uint64, k: int) -> None:
-        self.record, self._key, self._place = record, key, draws.PER_TENANT * k
+        self.record, self.place, self._key, self._place = record, k, key, draws.PER_TENANT * k
         self._transfer_s = record["uplink_work_s"] / record["rate_cap"]
         self._period_s = record["compute_s"] + self._transfer_s
 

@@ -11,6 +11,7 @@ unless it is as many steps ahead of the last complete collective as it may be.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,10 +71,11 @@ class Job:
             signals.write_signals(self._rank, r, self._tick, out_RO[r])
         return out_RO, int(uniform(self._key, OBSERVER, 0) * self.batch.ranks)
 
-    def totals(self) -> tuple[float | list[int], ...]:
+    def totals(self) -> tuple[float | list[float], ...]:
         """What the episode came to so far: the fields of an outcome."""
         useful = self._kept if self._can_stop else self._t
-        cycles = [one.cycles for one in self.tenants]
+        by_place = {one.chance.place: float(one.cycles) for one in self.tenants}
+        cycles = [by_place.get(k, math.nan) for k in range(self.batch.tenants_EK.shape[1])]
         return self._time_s, self._energy_j, self._failures, float(self._t - useful), float(useful), cycles
 
     # one step
