@@ -32,7 +32,7 @@ WITHIN = 1e-6
 
 
 def agree(config: Cluster, seed: int, iterations: int, pace: Any = None, within: float = WITHIN) -> Recording:
-    """Hold all stamps of both engines against each other, and what ranks saw and spent; returns the referee's stamps."""
+    """Hold all stamps of both engines against each other, and what ranks saw and spent; returns the stamps."""
     keys = episode_keys([seed])
     slow, fast = Reference(config, [seed]), Simulator(derive(config, keys), keys)
     given_settings = fast.off() if pace is None else pacing.one_mechanism(*pace)[None, None]
@@ -147,7 +147,7 @@ tenants = st.one_of(
 paces = choose([None, *((name, 0.0, 0.3) for name in pacing.MECHANISMS)])
 
 
-@settings(derandomize=True, max_examples=60, phases=(Phase.explicit, Phase.generate))
+@settings(derandomize=True, max_examples=30, phases=(Phase.explicit, Phase.generate))
 @given(config=clusters(), pace=paces, seed=st.integers(0, 1000))
 def test_random_clusters_agree(config: Cluster, pace: Any, seed: int) -> None:
     agree(config, seed, 25, pace, 1e-5)
@@ -166,14 +166,14 @@ def test_random_clusters_agree(config: Cluster, pace: Any, seed: int) -> None:
 )
 def test_paced_runs_agree(name: str, mechanism: str, threshold: float) -> None:
     config = load_cluster(name)
-    passive, paced = (agree(config, 1, 60, pace, 1e-5) for pace in (None, (mechanism, threshold, 0.3)))
+    passive, paced = (agree(config, 1, 600 // config.ranks, pace, 1e-5) for pace in (None, (mechanism, threshold, 0.3)))
     assert not np.array_equal(passive.step_ET, paced.step_ET)
 
 
 # Programs
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_programs_agree(seed: int) -> None:
     """Every third one holds back, every fourth one has a tenant."""
     pace = None if seed % 3 else ("defer", 0.0, 0.1)
@@ -199,7 +199,8 @@ def by_messages(parts: list[list[tuple[int, int, float]]], nodes: int, **fabric:
     job, zeros = Reference(config, [0]).jobs[0], [0.0] * nodes
     laid = Laid(plan, use_of(config.fabric, config.job), has_tenants=False)
     step = Step(laid, Links([]), job.chance, job.batch.jobs[0], 0, zeros, zeros, zeros)
-    step.run()
+    with np.errstate(over="ignore"):
+        step.run()
     return max(step.at_R)
 
 
@@ -261,8 +262,8 @@ def test_a_group_weighs_the_same_however_many_of_its_hops_cross(crossing_leaves:
 
 
 def test_runs_are_reproducible_and_may_be_cut() -> None:
-    config = load_cluster("two-jobs").changed(["noise.jitter_cv=0.02"])
-    settings_ = pacing.one_mechanism("phase_shift", 0.0, 0.3)[None, None]
+    config = load_cluster("unequal-slack")
+    settings_ = pacing.one_mechanism("slack", 0.0, 0.3)[None, None]
     whole, parts, own = (Reference(config, [5]) for _ in range(3))
     step_T = whole.run(settings_, 30)
     np.testing.assert_array_equal(np.concatenate([parts.run(settings_, n) for n in (1, 20, 9)], axis=1), step_T)

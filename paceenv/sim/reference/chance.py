@@ -5,7 +5,7 @@ A rank computes in step t
     compute_s * factor[rank] * (1 + common[t]) * max(0, 1 + jitter[t, rank] + imbalance[t, rank] + drift[t, rank])
 
 and ``fail_slow_factor`` times as long while it is in an episode. Now and then it stalls on top of that. Nothing here
-depends on time or on pacing: two policies meet the same noise. ``job`` is a record of ``paceenv.sim.engine.layout.JOB``.
+depends on time or on pacing: two policies meet the same noise. ``job`` is a record of ``layout.JOB``.
 """
 
 from __future__ import annotations

@@ -142,10 +142,11 @@ class Step:
         self._ranks = [self._run_rank(r, begin_s) for r, begin_s in enumerate(begin_R)]
 
     def run(self) -> None:
-        """Run it to its end."""
+        """Run it until every rank is through, which waits for all that it started."""
         for r, rank in enumerate(self._ranks):
             self._at(next(rank), partial(self._go_on, r))
-        while self._events or self._links.ours:
+        self._running = len(self._ranks)
+        while self._running:
             if not self._links.run(self._events[0][0] if self._events else math.inf):
                 at_s, _, then = heapq.heappop(self._events)
                 then(at_s)
@@ -189,6 +190,7 @@ class Step:
         try:
             until_s = self._ranks[r].send(at_s)
         except StopIteration:
+            self._running -= 1
             return
         if until_s < math.inf:
             self._at(until_s, partial(self._go_on, r))

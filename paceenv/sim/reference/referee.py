@@ -1,4 +1,4 @@
-"""The referee's face: arrays as those of ``paceenv.sim.engine.simulator.Simulator``, for E seeds one after the other."""
+"""The referee's face: arrays as those of the engine's ``Simulator``, for E seeds one after the other."""
 
 from __future__ import annotations
 
