@@ -125,7 +125,7 @@ class Chance:
 
     def length(self, t: int, replica: int, micro_batch: int) -> float:
         """How much longer a micro-batch of one replica takes than the mean one: its sequences are longer."""
-        return max(1.0 + self.job["length_cv"] * self._of(draws.LENGTH, t * 4096 + micro_batch, replica), 0.0)
+        return max(1.0 + float(self.job["length_cv"]) * self._of(draws.LENGTH, t * 4096 + micro_batch, replica), 0.0)
 
     # work after the collective, in some groups always, in others in episodes
 

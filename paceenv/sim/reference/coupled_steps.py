@@ -169,7 +169,7 @@ class Job:
         missing = [r for r in range(ranks) if self.chance.is_missing(self._t, r)]
         aside = self._rank[:, missing]
         timing.observe_step(self._tick, step_s)
-        timing.observe_ranks(self._rank, self._tick, *seen_2R, bool(self._job["has_barrier"]))
+        timing.observe_ranks(self._rank, self._tick, seen_2R[0], seen_2R[1], bool(self._job["has_barrier"]))
         cap_s = delay_limits.capped_s(allowed.cap_s, allowed.cap_share, self._tick[timing.STEP_BASELINE_S])
         each = len(settings_SM2) > 1
         for low, settings_M2 in enumerate(settings_SM2):

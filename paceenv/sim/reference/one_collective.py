@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceenv.sim.cluster.program.footprint import UPLINK, Use
-from paceenv.sim.cluster.program.program_tables import Compute, Start, StepPlan, Wait
+from paceenv.sim.cluster.program.program_tables import Compute, Instruction, Start, StepPlan, Wait
 
 TAIL = "tail"
 """The communicator of the last gradients."""
@@ -29,7 +29,7 @@ def one_collective(job: Any, ranks: int, groups: int) -> tuple[StepPlan, Callabl
     """
     overlap, members = float(job["overlap_share"]), ranks // groups
     begin, end = [Start("gradients", "all_reduce", _ANY_BYTES)], [Wait("gradients", 0)]
-    role = [Compute(1.0), *begin, *end]
+    role: list[Instruction] = [Compute(1.0), *begin, *end]
     if overlap > 0.0:
         tail = Start(TAIL, "all_reduce", _ANY_BYTES)
         role = [Compute(1.0 - overlap), *begin, Compute(overlap), tail, Wait(TAIL, 0), *end]

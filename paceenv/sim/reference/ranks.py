@@ -77,7 +77,8 @@ class Laid:
         self.script_R: list[list[tuple[Instruction, int]]] = []
         """Every rank's instructions, each with its operation; -1 where it computes."""
         for r, role_number in enumerate(plan.role_R):
-            script, begun = [], dict.fromkeys(plan.communicators, 0)
+            script: list[tuple[Instruction, int]] = []
+            begun = dict.fromkeys(plan.communicators, 0)
             for one in plan.roles[role_number]:
                 if isinstance(one, Compute):
                     script.append((one, -1))
