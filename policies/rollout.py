@@ -19,7 +19,7 @@ from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import ClusterMix
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import JobBatch, Outcome, Simulator, episode_keys
-from paceenv.sim.reference import References
+from paceenv.sim.reference import Reference
 
 Engine = Literal["fast", "reference"]
 
@@ -88,10 +88,10 @@ def start(
 def start_engine(
     engine: Engine, cluster: Cluster, seeds: NDArray[np.int64], threads: int = 1, limits: Limits = LIMITS
 ) -> Runner:
-    """As :func:`start`, on either engine; ``reference`` simulates every message, one seed after the other."""
+    """As :func:`start`, on either engine; ``reference`` is plain Python, one seed after the other."""
     if engine == "fast":
         return start(cluster, seeds, threads, limits)
-    return References(cluster, seeds.tolist(), limits)
+    return Reference(cluster, seeds.tolist(), limits)
 
 
 def run(

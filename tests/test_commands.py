@@ -74,7 +74,7 @@ def test_simulate_on_either_engine_is_the_same_run(capsys: pytest.CaptureFixture
         assert isinstance(step, dict)
         mean_s.append(step["mean"])
         rows.append([read_trace(path).column(name).tolist() for name in ("op", "rank", "iteration", "group")])
-    assert mean_s[1] == pytest.approx(mean_s[0], rel=0.01)
+    assert mean_s[1] == pytest.approx(mean_s[0], rel=1e-6)
     assert rows[0] == rows[1]
 
 
@@ -89,8 +89,7 @@ def test_simulate_on_either_engine_is_the_same_run(capsys: pytest.CaptureFixture
         (["simulate", "null-jitter", "--iterations", "-3"], "--help"),
         (["simulate", "null-jitter", "--policy", "pasive"], "did you mean passive"),
         (["simulate", "null-jitter", "--iterations", "1000000000", "--seeds", "1000"], "at most"),
-        (["simulate", "h100-ndr", "--engine", "reference"], "allowed in the reference engine: not set"),
-        (["simulate", "null-jitter-64", "--engine", "reference"], "x seeds = 16128 x 64 x 5000 x 8; allowed"),
+        (["simulate", "null-jitter-64", "--engine", "reference"], "at most 1e+06"),
         (["simulate", "two-jobs", "--engine", "reference", "-p", "clairvoyant", "-i", "40"], "allowed in the ref"),
         (["evaluate", "passive", "--suite", "dem"], "did you mean demo"),
         (["train", "demo", "-o", "unused", "--set", "sb3.learning_rat=1"], "did you mean learning_rate"),

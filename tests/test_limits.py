@@ -26,7 +26,7 @@ from paceenv.live.options import Options
 from paceenv.policies.rollout import run, start
 from paceenv.policies.rules import Static
 from paceenv.sim.cluster import load_cluster
-from paceenv.sim.reference import References
+from paceenv.sim.reference import Reference
 
 TIGHT = Limits(cap_s=0.02, cap_share=0.5, budget_s_per_minute=3.0, quiet_first=30)
 
@@ -55,7 +55,7 @@ def test_the_engine_spends_as_the_guard_does(asked: list[float], step_s: float, 
         assert delay_R[0] == pytest.approx(allowed_s, rel=1e-4, abs=1e-4)
 
 
-@pytest.mark.parametrize("engine", [start, lambda cluster, seeds, limits: References(cluster, [0], limits)])
+@pytest.mark.parametrize("engine", [start, lambda cluster, seeds, limits: Reference(cluster, [0], limits)])
 def test_no_delay_is_longer_than_the_limits(engine: object) -> None:
     cluster = load_cluster("unequal-slack").with_nodes(8)
     simulator = engine(cluster, np.array([0]), limits=TIGHT)  # type: ignore[operator]

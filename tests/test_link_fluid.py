@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceenv.sim.engine import link_fluid
 from paceenv.sim.engine.program_layout import NO_PROGRAM, Program, ProgramScratch, new_program_scratch
-from paceenv.sim.reference.network import Flow, Resource, share
+from paceenv.sim.reference.flows import Flow, divide
 
 LINKS, OPERATIONS = 8, 12
 NO_TENANTS, NONE_LEFT = np.zeros(0), np.zeros(0)
@@ -36,33 +36,14 @@ def drawn(rng: np.random.Generator) -> Program:
 
 
 def filled(program: Program, running: list[int]) -> list[float]:
-    """Rates relative to alone, by the reference engine's filling: a bundle of links with a share of each is one flow.
-
-    Args:
-        program: of the job.
-        running: the operations.
-    """
-    left = np.ones(program.links)
-    rate = dict.fromkeys(running, -1.0)
-    while min(rate.values()) < 0.0:
-        rising = [o for o in running if rate[o] < 0.0]
-        slope = np.zeros(program.links)
-        for o in rising:
-            uses = slice(program.first_use_O[o], program.first_use_O[o + 1])
-            slope[program.link_U[uses]] += program.weight_O[o] / program.top_O[o] * program.share_U[uses]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            full_L = np.where(slope > 0.0, left / slope, np.inf)
-        level = min(full_L.min(), *(program.top_O[o] / program.weight_O[o] for o in rising))
-        for o in rising:
-            uses = slice(program.first_use_O[o], program.first_use_O[o + 1])
-            own = level * program.weight_O[o] / program.top_O[o]
-            if own >= 1.0 - 1e-12 or (full_L[program.link_U[uses]] <= level * (1.0 + 1e-12)).any():
-                rate[o] = own
-        for o in rising:
-            if rate[o] >= 0.0:
-                uses = slice(program.first_use_O[o], program.first_use_O[o + 1])
-                left[program.link_U[uses]] -= rate[o] * program.share_U[uses]
-    return [rate[o] for o in running]
+    """Rates of running operations, relative to alone, by the referee's filling."""
+    flows = []
+    for o in running:
+        uses = slice(program.first_use_O[o], program.first_use_O[o + 1])
+        shares = dict(zip(program.link_U[uses].tolist(), program.share_U[uses].tolist(), strict=True))
+        flows.append(Flow(1.0, shares, lambda now_s: None, program.weight_O[o]))
+    divide(flows)
+    return [flow.rate for flow in flows]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -127,17 +108,6 @@ def join(program: Program, s: ProgramScratch, operations: list[int], now_s: floa
         s.since_O[o] = now_s
         changed = link_fluid.join_links(program, s, o, changed)
     link_fluid.share_links(program, s, changed, now_s, NO_TENANTS, NONE_LEFT)
-
-
-def test_the_reference_engine_divides_alike() -> None:
-    """Two flows on one link and a third on two: textbook max-min."""
-    a, b = Resource("a", 1.0), Resource("b", 2.0)
-    flows = [Flow(1.0, (a,), lambda: None), Flow(1.0, (a, b), lambda: None), Flow(1.0, (b,), lambda: None)]
-    for flow in flows:
-        for resource in flow.resources:
-            resource.flows[flow] = None
-    share(flows)
-    assert [flow.rate_Bps for flow in flows] == [0.5, 0.5, 1.5]
 
 
 EVENTS = 9

@@ -8,16 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import EVERY_NOISE
-from reference_jobs import NIC_GBPS, cluster
 
 from paceenv.core import pacing, timing
-from paceenv.core.errors import InputError
-from paceenv.sim.cluster.derive import derive
-from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.engine.layout import GATHER
 from paceenv.sim.engine.measuring import FIRST_MISSING, is_missing
-from paceenv.sim.engine.simulator import Simulator, episode_keys
-from paceenv.sim.reference import Reference
+from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
 UNEQUAL: dict[str, Any] = {
@@ -141,43 +135,3 @@ def test_length_of_a_run_a_fork_and_the_batch_do_not_matter(simulator: Make) -> 
     cut = np.concatenate([parts.run(settings, 70), parts.fork(np.arange(3)).run(settings, 50)], axis=1)
     np.testing.assert_array_equal(whole, cut)
     np.testing.assert_array_equal(alone.run(settings[:1], 120)[0], whole[2])
-
-
-@pytest.mark.parametrize("kind", ["barrier", "gather"])
-def test_both_engines_agree(kind: str) -> None:
-    noise = {"jitter_cv": 0.01, "late_wake_s": 0.004, "stamp_noise_s": 1e-3, "missing_share": 0.1}
-    config = _job(kind, noise)
-    batch = derive(config, episode_keys([3]))
-    assert (batch.jobs["incast_kind"] == GATHER) == (kind == "gather")
-    settings = np.tile(SLACK_M2 if kind == "barrier" else pacing.one_mechanism("stagger", 0.0, 0.3), (1, 1, 1, 1))
-    fast = Simulator(batch, episode_keys([3])).record(settings, 150)
-    slow = Reference(config, 3).record(settings, 150)
-    np.testing.assert_allclose(slow.step_ET.mean(), fast.step_ET.mean(), rtol=0.01)
-    paced = (fast.delay_ETR > 0.0).mean()
-    assert paced > 0.1
-    assert (slow.delay_ETR > 0.0).mean() == pytest.approx(paced, abs=0.03)
-    assert slow.delay_ETR.mean() == pytest.approx(fast.delay_ETR.mean(), rel=0.05)
-
-
-def _job(kind: str, noise: dict[str, float]) -> Cluster:
-    if kind == "barrier":
-        return cluster(
-            job={"nodes_per_group": 2, "barrier": True},
-            fabric={"nodes_per_leaf": 1, "uplink_gbps": NIC_GBPS},
-            post_collective_work={"groups": 1, "work_s": 0.3},
-            noise=noise,
-        )
-    return Cluster.model_validate(
-        {
-            "name": "gather",
-            "job": {"nodes": 6, "compute_s": 0.1, "collective": "gather", "gradient_bytes": 1.2e5},
-            "fabric": {"nic_gbps": 0.2, "nodes_per_leaf": 6, "uplink_gbps": 1.2, "buffer_kb": 32},
-            "noise": noise,
-        }
-    )
-
-
-def test_the_reference_engine_refuses_late_ranks_that_run_ahead() -> None:
-    config = cluster(synchronization={"staleness": 1}, noise={"late_wake_s": 0.001})
-    with pytest.raises(InputError, match="late or missing ranks"):
-        Reference(config, 0)

@@ -15,7 +15,7 @@ from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.footprint import Tiers, use
 from paceenv.sim.engine.simulator import Simulator, episode_keys
-from paceenv.sim.reference import ProgramReference
+from paceenv.sim.reference import Reference
 from paceenv.ui import config_files
 
 LINK_BPS = 12.5e9
@@ -37,7 +37,7 @@ def side_by_side(nodes: int = 4, **fabric: Any) -> dict[str, float]:
         "fabric": {"nic_gbps": 100.0, "nodes_per_leaf": 64, "uplink_gbps": 1e5, "latency_us": 0, **fabric},
     }
     config, keys = config_files.parse(Cluster, data, "test"), episode_keys([0])
-    fast, slow = Simulator(derive(config, keys), keys), ProgramReference(config, 0)
+    fast, slow = Simulator(derive(config, keys), keys), Reference(config, [0])
     found = {}
     for name, recording in (("fast", fast.record(fast.off(), 1)), ("slow", slow.record(fast.off(), 1))):
         through_O = recording.through_ETO[0, 0]

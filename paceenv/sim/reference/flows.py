@@ -1,247 +1,152 @@
-"""What lives on the network: one collective of one group, and a co-tenant."""
+"""How transfers share links: each is a fluid, and fluids that meet on a link divide it by weighted max-min.
+
+A flow that runs alone has rate 1 and takes some share of every link on its way. Its *level* is what it has of its
+busiest link, divided by its weight. All levels rise together until a link is full or a flow is as fast as alone; what
+is held by that stays, the others rise on (Bertsekas and Gallager, Data Networks, 1992, 6.5.2). Between two events all
+rates are constant.
+
+Tenants are other jobs on the uplink. Of us and a tenant, whichever begins while the other transfers is late: a TCP
+flow that comes late has ``late_share`` of its weight beside the other's until one of the two is through.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
+from paceenv.sim.cluster.program.footprint import UPLINK
+from paceenv.sim.reference.chance import TenantChance
 
-from paceenv.sim.engine import draws
-from paceenv.sim.reference.network import Bundle, Flow, Network, Resource
-from paceenv.sim.reference.schedules import Schedule
-from paceenv.sim.reference.setup import Links, TenantSetup
+Then = Callable[[float], None]
+"""What happens next; it is told when, seconds."""
 
-_START = 1 << 62
-Loss = Callable[[int, int, int], float]
-"""Seconds of timeout of the message from one rank to another that starts as the given one of many on its port."""
-
-
-class Wiring:
-    """A schedule laid on links: the part that stays the same in every iteration.
-
-    Args:
-        first_rank: first rank of the group, whose members follow; only where messages can be lost.
-        weight: share of each message in a tie; default: 1.
-    """
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        path: list[tuple[Resource, ...]],
-        later_s: list[float],
-        first_rank: int = 0,
-        weight: list[float] | None = None,
-        bundle: Bundle | None = None,
-    ) -> None:
-        self.schedule, self.path, self.later_s = schedule, path, later_s
-        self.first_rank, self.bundle = first_rank, bundle
-        n, messages = schedule.members, schedule.messages
-        self.weight = weight or [1.0] * len(messages)
-        self.early_of: list[list[int]] = [[] for _ in range(n)]
-        self.late_of: list[list[int]] = [[] for _ in range(n)]
-        self.followers: list[list[int]] = [[] for _ in messages]
-        for i, m in enumerate(messages):
-            of = self.late_of if m.is_tail else self.early_of
-            of[m.sender].append(i)
-            of[m.receiver].append(i)
-            for j in m.after:
-                self.followers[j].append(i)
-
-    @classmethod
-    def of(cls, links: Links, schedule: Schedule, first_rank: int) -> Wiring:
-        """A schedule on a group's links.
-
-        A group weighs 1 on the upper tier, however many of its members send across it at a time.
-        """
-        ranks = [(first_rank + m.sender, first_rank + m.receiver) for m in schedule.messages]
-        path = [links.path(*pair) for pair in ranks]
-        later_s = [links.hop_s(*pair) * m.has_latency for pair, m in zip(ranks, schedule.messages, strict=True)]
-        return cls(schedule, path, later_s, first_rank, bundle=Bundle(links.upper))
+SPENT = 1e-12
+"""Share of a flow below which the rest of it is rounding."""
+SLOWEST = 1e-9
 
 
-class Collective:
-    """One collective of one group: messages start as members enter and as others get through.
+@dataclass(eq=False)
+class Flow:
+    """A transfer on its way: how many seconds of running alone it still needs, and its share of each of its links."""
+
+    left_s: float
+    share_of: dict[Hashable, float]
+    then: Then
+    weight: float = 1.0
+    fan_in: int = 0
+    """How many senders start at once on one port."""
+    rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.spent_s = SPENT * self.left_s
+        self.per_level = self.weight / max(self.share_of.values())
+        """Its rate at level 1."""
+
+
+def divide(flows: Sequence[Flow]) -> None:
+    """Set the rate of every flow."""
+    left: dict[Hashable, float] = {link: 1.0 for flow in flows for link in flow.share_of}
+    rising = list(flows)
+    while rising:
+        slope = dict.fromkeys((link for flow in rising for link in flow.share_of), 0.0)
+        for flow in rising:
+            for link, share in flow.share_of.items():
+                slope[link] += flow.per_level * share
+        full_at = {link: left[link] / per_level for link, per_level in slope.items()}
+        level = min(min(1.0 / flow.per_level for flow in rising), *full_at.values())
+        nearly = level * (1.0 + SPENT)
+        full = {link for link, at in full_at.items() if at <= nearly}
+        held = {flow for flow in rising if nearly * flow.per_level >= 1.0 or not full.isdisjoint(flow.share_of)}
+        for flow in held:
+            flow.rate = max(min(level * flow.per_level, 1.0), SLOWEST)
+            for link, share in flow.share_of.items():
+                left[link] = max(left[link] - flow.rate * share, 0.0)
+        rising = [flow for flow in rising if flow not in held]
+
+
+class Tenant:
+    """Another job: it computes as long as the slowest of its ranks, transfers over the uplink, and computes again.
 
     Args:
-        loss: timeouts of messages, seconds; default: nothing is lost.
-        send_buffer_bytes: how much of a message its sender need not wait for.
+        record: of ``paceenv.sim.engine.layout.TENANT``.
+        chance: its draws.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        wiring: Wiring,
-        on_end: Callable[[], None],
-        loss: Loss | None = None,
-        send_buffer_bytes: float = 0.0,
-        scale: float = 1.0,
-        on_begin: Callable[[], None] | None = None,
-    ) -> None:
-        self._network, self._wiring, self._on_end, self._loss = network, wiring, on_end, loss
-        self._on_begin = on_begin
-        self._send_buffer_bytes, self._scale, self._has_begun = send_buffer_bytes, scale, False
-        self.sent_s: dict[int, float] = {}
-        """When a member had handed over its messages to the kernel, as far as that is before they are through."""
-        messages, n = wiring.schedule.messages, wiring.schedule.members
-        self._waits_for = [len(m.after) + 2 for m in messages]
-        self._to_come = 2 * n + len(messages)
-        self._to_come_of = [2 + len(wiring.early_of[m]) + len(wiring.late_of[m]) for m in range(n)]
-        self._then: dict[int, Callable[[], None]] = {}
+    def __init__(self, record: Any, chance: TenantChance) -> None:
+        self.record, self.chance, self.cycles = record, chance, 0
+        self.flow: Flow | None = None
+        self.next_s, self._left = chance.first()
+        """When its next transfer begins; infinite while one is on its way."""
 
-    def when_through(self, member: int, action: Callable[[], None]) -> None:
-        """Call ``action`` once all messages of a member are through, at once if they are."""
-        if self._to_come_of[member] == 0:
-            action()
-        else:
-            self._then[member] = action
+    def begin(self, now_s: float, *, is_late: bool) -> Flow:
+        """Its transfer begins."""
+        share = self._left if self._left > 0.0 else self.chance.transfer(self.cycles)
+        alone_s = share * self.record["uplink_work_s"] / self.record["rate_cap"]
+        weight = self.record["weight"] * (self.record["late_share"] if is_late else 1.0)
+        self.flow = Flow(alone_s, {UPLINK: float(self.record["rate_cap"])}, self._compute, weight)
+        self.next_s, self._left = math.inf, 0.0
+        return self.flow
 
-    def enter(self, member: int) -> None:
-        """A member has its first gradients: messages flow when both of their ends are in."""
-        for i in self._wiring.early_of[member]:
-            self._one_less(i)
-        self._member_one_less(member)
-        self._any_one_less()
+    def _compute(self, now_s: float) -> None:
+        self.flow, self.cycles = None, self.cycles + 1
+        self.next_s = now_s + self.chance.compute_s(self.cycles)
 
-    def complete(self, member: int) -> None:
-        """A member has its last gradients."""
-        for i in self._wiring.late_of[member]:
-            self._one_less(i)
-        self._member_one_less(member)
-        self._any_one_less()
-
-    def _one_less(self, i: int) -> None:
-        self._waits_for[i] -= 1
-        if self._waits_for[i] > 0:
-            return
-        wiring, message = self._wiring, self._wiring.schedule.messages[i]
-        later_s, timeout_s = wiring.later_s[i], 0.0
-        path = wiring.path[i]
-        if self._loss is not None and not message.after:  # a later one finds its connection's window open
-            first = wiring.first_rank
-            nth = len(path[-1].flows) + 1
-            timeout_s = self._loss(first + message.sender, first + message.receiver, nth)
-            later_s += timeout_s
-        size_bytes, end = message.size_bytes * self._scale, partial(self._sent, i, later_s)
-        if self._send_buffer_bytes >= size_bytes:
-            self.sent_s[message.sender] = self._network.now_s
-        elif self._send_buffer_bytes > 0.0:
-            size_bytes, end = size_bytes - self._send_buffer_bytes, partial(self._hand_over, i, later_s, timeout_s)
-        self._send(size_bytes, i, end)
-
-    def _hand_over(self, i: int, later_s: float, timeout_s: float) -> None:
-        """The rest of a message fits the send buffer; a window that lost its end was sent before, and is waited for."""
-        wiring = self._wiring
-        self.sent_s[wiring.schedule.messages[i].sender] = self._network.now_s + timeout_s
-        end = partial(self._sent, i, later_s)
-        self._send(self._send_buffer_bytes, i, end)
-
-    def _send(self, size_bytes: float, i: int, end: Callable[[], None]) -> None:
-        wiring = self._wiring
-        if self._on_begin is not None and not self._has_begun:
-            self._on_begin()
-        self._has_begun = True
-        self._network.send(size_bytes, wiring.path[i], end, weight=wiring.weight[i], bundle=wiring.bundle)
-
-    def _sent(self, i: int, later_s: float) -> None:
-        if later_s > 0.0:
-            self._network.after(later_s, lambda: self._through(i))
-        else:
-            self._through(i)
-
-    def _through(self, i: int) -> None:
-        message = self._wiring.schedule.messages[i]
-        self.sent_s.setdefault(message.sender, self._network.now_s)
-        for j in self._wiring.followers[i]:
-            self._one_less(j)
-        self._member_one_less(message.sender)
-        self._member_one_less(message.receiver)
-        self._any_one_less()
-
-    def _member_one_less(self, member: int) -> None:
-        self._to_come_of[member] -= 1
-        if self._to_come_of[member] == 0 and member in self._then:
-            self._then.pop(member)()
-
-    def _any_one_less(self) -> None:
-        self._to_come -= 1
-        if self._to_come == 0:
-            self._on_end()
+    def meets_late_comer(self) -> None:
+        """We begin while it transfers: it weighs more, as we have ``late_share`` of our weight beside it."""
+        if self.flow is not None:
+            self.flow.weight = self.record["weight"] / self.record["late_share"]
+            self.flow.per_level = self.flow.weight / self.flow.share_of[UPLINK]
 
 
-class TenantJob:
-    """A co-tenant: computes, transfers over the upper tier, computes again. It starts at a random point of its period.
+class Links:
+    """All that is on its way, and the time."""
 
-    Args:
-        ours_s: ideal step time of the job, seconds; the tenant's period is relative to it.
-    """
+    def __init__(self, tenants: Sequence[Tenant]) -> None:
+        self.now_s, self.tenants = 0.0, tenants
+        self.ours: list[Flow] = []
 
-    def __init__(
-        self,
-        network: Network,
-        upper: Resource,
-        key: np.uint64,
-        k: int,
-        setup: TenantSetup,
-        ours_s: float,
-        we_transfer: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._network, self._upper, self._key = network, upper, key
-        self._place = draws.PER_TENANT * k
-        self._setup, self._cycle, self._we_transfer = setup, 0, we_transfer
-        self._flow: Flow | None = None
-        period_s = setup.period_ratio * ours_s
-        self._transfer_s = period_s * setup.comm_share
-        self._compute_s = period_s - self._transfer_s
-        at_s = self._uniform(_START + self._place, None) * period_s
-        away = 0.5 * setup.pause_rate * setup.pause_periods if setup.pause_periods > 1.0 else 0.0
-        paused = self._uniform(_START + self._place + 1, None) * (1.0 + away)
-        if paused < away:  # in a pause already, of which the rest is denser near zero
-            rest = setup.pause_periods * (1.0 - math.sqrt(1.0 - paused / away))
-            network.at(rest * period_s + self._compute_s, self._begin)
-        elif at_s < self._compute_s:
-            network.at(self._compute_s - at_s, self._begin)
-        else:
-            self._send(period_s - at_s)
+    def on(self, link: Hashable) -> list[Flow]:
+        """Our flows on a link."""
+        return [flow for flow in self.ours if link in flow.share_of]
 
-    def _uniform(self, counter: int, place: int | None) -> float:
-        with np.errstate(over="ignore"):  # the hashes want integers that wrap
-            if place is None:
-                return draws.uniform(self._key, draws.TENANT, counter)
-            return draws.uniform(draws.key_of(self._key, draws.TENANT, counter), draws.TENANT, place)
+    def start(self, flow: Flow) -> None:
+        """A flow of ours begins."""
+        if UPLINK in flow.share_of and not self.on(UPLINK):
+            for tenant in self.tenants:
+                tenant.meets_late_comer()
+        self.ours.append(flow)
 
-    def _begin(self) -> None:
-        transfer_s = self._transfer_s
-        if self._setup.is_bursty:
-            transfer_s *= -math.log(self._uniform(self._cycle, self._place + 1))
-        self._send(transfer_s)
+    def run(self, until_s: float) -> bool:
+        """Let time pass up to ``until_s``, or until a flow is through or a tenant begins; returns whether one did."""
+        flows = [*self.ours, *(tenant.flow for tenant in self.tenants if tenant.flow is not None)]
+        divide(flows)
+        first = min(flows, key=lambda flow: flow.left_s / flow.rate, default=None)
+        begins = min(self.tenants, key=lambda tenant: tenant.next_s, default=None)
+        wait_s = first.left_s / first.rate if first is not None else math.inf
+        if begins is not None and begins.next_s - self.now_s <= wait_s:
+            first, wait_s = None, max(begins.next_s - self.now_s, 0.0)
+        happens = self.now_s + wait_s <= until_s
+        if not happens:
+            wait_s = max(until_s - self.now_s, 0.0)
+        self.now_s += wait_s
+        for flow in flows:
+            flow.left_s -= flow.rate * wait_s
+        if happens:
+            self._happen([flow for flow in flows if flow is first or flow.left_s <= flow.spent_s])
+        return happens
 
-    def _send(self, transfer_s: float) -> None:
-        cap_Bps = self._setup.rate_share * self._upper.capacity_Bps
-        weight = self._setup.weight * (self._setup.late_share if self._we_transfer() else 1.0)
-        self._flow = self._network.send(
-            transfer_s * cap_Bps, [self._upper], self._compute, weight=weight, cap_Bps=cap_Bps
-        )
+    def _happen(self, through: list[Flow]) -> None:
+        for tenant in self.tenants:
+            if tenant.next_s <= self.now_s:
+                tenant.begin(self.now_s, is_late=bool(self.on(UPLINK)))
+        self.ours = [flow for flow in self.ours if flow not in through]
+        for flow in through:
+            flow.then(self.now_s)
 
-    def is_met(self) -> None:
-        """The job begins to transfer while none of its transfers is on its way."""
-        if self._flow is not None:
-            self._network.weigh(self._flow, self._setup.weight / self._setup.late_share)
-
-    def _compute(self) -> None:
-        self._flow = None
-        self._cycle += 1
-        u = self._uniform(self._cycle, self._place)
-        if self._setup.is_bursty:
-            stretch = -math.log(u)
-        else:
-            slowest_u = u ** (1.0 / self._setup.ranks)
-            slowest = draws.quantile(draws.normal_table(), draws.uniform_bits(slowest_u))
-            stretch = max(1.0 + self._setup.jitter_cv * slowest, 0.0)
-        pause_s = 0.0
-        if self._setup.pause_rate > 0.0:
-            share = self._uniform(self._cycle, self._place + 2) / self._setup.pause_rate
-            period_s = self._compute_s + self._transfer_s
-            pause_s = share * self._setup.pause_periods * period_s if share < 1.0 else 0.0
-        self._network.after(self._compute_s * stretch + pause_s, self._begin)
+    def rewind(self, step_s: float) -> None:
+        """Count time from the end of the step, which took ``step_s``."""
+        self.now_s -= step_s
+        for tenant in self.tenants:
+            tenant.next_s -= step_s
