@@ -117,6 +117,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
         payload_bytes, fabric["buffer_kb"] = draw(choose([1e5, 1e6, 1e8])), draw(choose([16.0, 40.0, 64.0]))
     elif draw(st.booleans()):
         job |= {"overlap": draw(st.floats(0.1, 0.9)), "tail_bytes": 0.1 * payload_bytes}
+        fabric["late_share"] = 1.0  # ranks' exits differ in single steps with both; the steps do not
     if barrier and draw(st.booleans()):
         work = {"groups": 1, "work_s": 0.05, "share": 0.1, "episode_s": 0.05, "episode_spread": 0.3}
         more["post_collective_work"] = work

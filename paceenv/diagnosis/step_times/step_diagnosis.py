@@ -18,8 +18,8 @@ from scipy import stats
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.metrics import correlation_length
-from paceenv.diagnosis.step_times.findings import Finding, find_all
 from paceenv.diagnosis.step_times.ordinary import Level, Ordinary, clipped, split
+from paceenv.diagnosis.step_times.step_findings import Finding, find_all
 from paceenv.diagnosis.step_times.step_patterns import (
     Drift,
     Period,

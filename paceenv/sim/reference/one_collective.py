@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ NO_WORK = 1e-12
 _ANY_BYTES = math.inf
 
 
-def one_collective(job: Any, ranks: int, groups: int) -> tuple[StepPlan, Callable[[Start, list[int]], Use]]:
+def one_collective(job: Any, ranks: int, groups: int) -> tuple[StepPlan, Callable[[Start, Sequence[int]], Use]]:
     """What every rank does, and what its transfers take of the uplink.
 
     With overlap the collective may start when all have their first gradients, ``overlap_share`` of the compute before
@@ -36,7 +36,7 @@ def one_collective(job: Any, ranks: int, groups: int) -> tuple[StepPlan, Callabl
     parts = [list(range(g * members, (g + 1) * members)) for g in range(groups)]
     plan = StepPlan([0] * ranks, [role], {"gradients": parts, TAIL: parts}, [0] * ranks)
 
-    def use(start: Start, members: list[int]) -> Use:
+    def use(start: Start, members: Sequence[int]) -> Use:
         if start.communicator == TAIL:
             return Use(0.0, float(job["tail_s"]), np.zeros(0, np.int64), np.zeros(0))
         alone_s, work_s = float(job["transfer_alone_s"]), float(job["uplink_work_s"])
