@@ -136,7 +136,7 @@ def test_no_snapshot_breaks_the_page(changed: dict[str, Any]) -> None:
         (None, "-"),
         (0.0, "0 µs"),
         (21e-6, "21 µs"),
-        (0.0009996, "1000 µs"),
+        (0.0009996, "1 ms"),
         (0.0123, "12.3 ms"),
         (0.1234, "123 ms"),
         (-0.002, "-2 ms"),

@@ -266,9 +266,9 @@ def split_runs(timelines: Sequence[Timeline]) -> list[list[Timeline]]:
     for timeline in sorted(timelines, key=lambda one: _span([one])[0]):
         size, (start_s, _) = timeline.about.get("world_size"), _span([timeline])
         for run in runs:
-            sizes, end_s = {t.about.get("world_size") for t in run} - {None}, _span(run)[1]
+            sizes, end_s = {t.about.get("world_size") for t in run} - {None, 0}, _span(run)[1]
             apart = start_s > _EPOCH_S and start_s - end_s > _HOURS_APART_S
-            if not apart and (size is None or not sizes or size in sizes):
+            if not apart and (not size or not sizes or size in sizes):
                 run.append(timeline)
                 break
         else:
