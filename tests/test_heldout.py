@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from importer_samples import TABLE
 from numpy.typing import NDArray
 
 from benchmarks._common import recorded
@@ -21,7 +20,6 @@ from paceenv.calibration.job_stamps import JobStamps, read_job
 from paceenv.calibration.noise_fit import NoiseFit
 from paceenv.calibration.posterior import measured_step
 from paceenv.cli import application
-from paceenv.core.errors import InputError
 from paceenv.core.trace import write_trace
 from paceenv.sim.cluster import Cluster, load_cluster
 
@@ -121,22 +119,6 @@ def test_the_command_writes_check_and_error_into_the_config(tmp_path: Path) -> N
     assert step["mean_s"] == pytest.approx(printed["measured"]["step_mean_s"])
     assert 0.0 < step["high_s"] - step["low_s"] < 0.05 * step["mean_s"]
     assert cluster.job.nodes == 8  # fitted to all steps, not to those of the check
-
-
-@pytest.mark.parametrize(
-    ("source", "folder", "said"),
-    [("straggler-se", "a-file", "is a file; allowed: a folder"), ("links.txt", "p", "tells links, not a cluster")],
-)
-def test_draws_that_cannot_be_written_are_refused_before_the_fit(
-    source: str, folder: str, said: str, tmp_path: Path
-) -> None:
-    (tmp_path / "a-file").write_text("")
-    (tmp_path / "links.txt").write_text(TABLE)
-    found = str(tmp_path / source) if source.endswith(".txt") else source
-    out = tmp_path / "c.yaml"
-    with pytest.raises(InputError, match=said):
-        application.run(["calibrate", found, "-o", str(out), "--posterior", str(tmp_path / folder)])
-    assert not out.exists()
 
 
 def test_the_distribution_of_steps_is_compared(stamps: JobStamps) -> None:

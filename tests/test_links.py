@@ -105,15 +105,3 @@ def _uncapped(seed: int) -> JobStamps:
         step_T=finish_TG.max(axis=1),
         dropped=0,
     )
-
-
-@pytest.mark.slow
-def test_a_group_that_goes_first_shows_what_its_own_links_carry(probed: Jobs) -> None:
-    """Where one in four is delayed three share the uplink, and none is limited by its own links."""
-    single, head_start = (
-        [fitted(stamps, 0.0, seed) for seed, stamps in enumerate(probed(share, 20))]
-        for share in (0.0, HEAD_START_SHARE)
-    )
-    error_single, error_head_start = (np.median([fit.alone_se for fit in found]) for found in (single, head_start))
-    assert error_single > 2.5 * error_head_start
-    assert error_head_start < 0.05 * ALONE_S

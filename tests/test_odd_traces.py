@@ -16,7 +16,7 @@ from paceenv.calibration.distances import HeldOutCheck
 from paceenv.calibration.fit_trace import fit_trace
 from paceenv.calibration.heldout import check_fit
 from paceenv.calibration.job_stamps import read_job
-from paceenv.calibration.measurements import measure_noise
+from paceenv.calibration.measurements import measure_stage, stage_times
 from paceenv.calibration.noise_fit import fit_noise
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, TraceMetadata
@@ -72,7 +72,7 @@ def test_no_shape_of_a_trace_crashes_calibration(trace: Trace) -> None:
         fit = fit_trace(trace, program=False)
         assert np.isfinite([fit.simulated.mean_s, fit.simulated.cv]).all()
     with contextlib.suppress(InputError):
-        found = fit_noise(measure_noise(trace))
+        found = fit_noise(measure_stage(stage_times(trace)[0]), "test")
         assert np.isfinite([found.mean_compute_s.value, found.mean_compute_s.se]).all()
 
 

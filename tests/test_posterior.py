@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceenv.calibration.posterior import drawn_clusters, parameters_of, write_posterior
+from paceenv.calibration.posterior import drawn_clusters, parameters_of
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import Simulator, episode_keys
-from paceenv.trainers.evaluation.suites import load_suite
-from paceenv.trainers.training.train_config import load_train_config
-from paceenv.trainers.training.training_envs import make_groups
 from paceenv.ui import config_files
 
 ALONE, UPLINK, WORK = "fabric.nic_gbps", "fabric.uplink_gbps", "post_collective_work.work_s"
@@ -93,19 +90,3 @@ def test_a_record_that_is_not_whole_is_named() -> None:
     cluster = load_cluster("two-jobs").model_copy(update={"calibration": {"fitted": {"job.compute_s": {"value": 1.0}}}})
     with pytest.raises(InputError, match=r"calibration of job.compute_s has no se, lo, hi"):
         parameters_of(cluster)
-
-
-def test_training_takes_what_is_written_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "posterior"
-    written = write_posterior(folder, calibrated())
-    assert [path.name for path in written[-2:]] == ["suite.yaml", "train.yaml"]
-    monkeypatch.chdir(tmp_path)  # from where none of the names in the two files is a path
-    splits = [case.split for case in load_suite(folder / "suite.yaml").cases]
-    assert {split: splits.count(split) for split in splits} == {"train": 12, "validation": 2, "held-out": 2}
-    environment = load_train_config(folder / "train.yaml").environment.model_copy(update={"environments": 64})
-    (group,) = make_groups(environment, None)
-    group.env.reset(seed=0)
-    rates = {float(work_s) for work_s in group.env._batch.simulator.batch.jobs["uplink_work_s"]}
-    assert len(rates) == 12
-    assert max(rates) / min(rates) > 1.05
-    assert load_cluster(written[0]).calibration == {"source": "drawn from the errors of a fit to test"}

@@ -36,7 +36,7 @@ LARGEST_NODE: Final = 8
 
 @dataclass(frozen=True)
 class BandwidthFit:
-    """A fitted law, its standard errors, and how far off it is with and without the square root."""
+    """A fitted law, its standard errors, and how far off it is."""
 
     table: Table
     law: Law
@@ -46,8 +46,6 @@ class BandwidthFit:
     """Not a number where the table has too few sizes to tell latency from bandwidth; then the law has none."""
     residual: NDArray[np.float64]
     """(law - measured) / measured, for each size."""
-    plain_residual: NDArray[np.float64]
-    """The same of the best law without the square root."""
 
     @property
     def is_bandwidth_only(self) -> bool:
@@ -58,11 +56,6 @@ class BandwidthFit:
     def misfit(self) -> float:
         """Root mean square of the relative residuals."""
         return float(np.sqrt(np.mean(self.residual**2)))
-
-    @property
-    def plain_misfit(self) -> float:
-        """The same without the square root."""
-        return float(np.sqrt(np.mean(self.plain_residual**2)))
 
     @property
     def text(self) -> str:
@@ -114,10 +107,7 @@ class BandwidthFit:
         return tuple(said)
 
     def nodes(self, ranks_per_node: int | None = None) -> int:
-        """Nodes that the table ran on, 0 for several of which nobody says how many; ``ranks_per_node`` is the user's.
-
-        Raises InputError where the ranks cannot be so many a node, or the header's hosts say otherwise.
-        """
+        """Nodes that the table ran on, 0 for several of unknown number; ``ranks_per_node`` is the user's."""
         table, asked = self.table, ranks_per_node
         if asked is None:
             return table.nodes or (1 if table.members <= LARGEST_NODE else 0)
@@ -131,9 +121,7 @@ class BandwidthFit:
     def to_cluster(self, name: str, nodes: int) -> Cluster:
         """A cluster to simulate: the measured links, and a job that all-reduces the table's largest payload on them.
 
-        The table knows nothing of the job's compute: a second is put there, and listed in ``calibration`` among the
-        stand-ins. Across nodes the law is that of a ring through all ranks, each a node where it is not known how many
-        there are.
+        Compute is a stand-in. Across nodes the law is that of a ring through all ranks.
         """
         members, inside = self.table.members, nodes == 1
         nodes = nodes if nodes and members % nodes == 0 else members
@@ -195,7 +183,6 @@ def fit_bandwidth(table: Table) -> BandwidthFit:
         return _bandwidth_only(table, np.broadcast_to(found.sent_bytes, table.time_s.shape))
     columns = np.stack([np.full_like(table.time_s, found.rounds), found.sent_bytes, np.sqrt(found.sent_bytes)], axis=1)
     relative = columns / table.time_s[:, None]
-    plain, _ = _nnls(relative[:, :2])
     values, errors = _nnls(relative)
     if values[1] <= 0.0:
         raise InputError(f"{table.source}: time does not grow with size; allowed: sizes large enough to fill the link")
@@ -206,7 +193,6 @@ def fit_bandwidth(table: Table) -> BandwidthFit:
         float(errors[1] / values[1] ** 2),
         float(errors[2]),
         relative @ values - 1.0,
-        relative[:, :2] @ plain - 1.0,
     )
 
 
@@ -218,7 +204,7 @@ def _bandwidth_only(table: Table, sent_bytes: NDArray[np.float64]) -> BandwidthF
     spread = 1.4826 * float(np.median(np.abs(rate - bandwidth)))
     residual = sent_bytes / bandwidth / table.time_s - 1.0
     se = spread / math.sqrt(len(rate)) if len(rate) > 1 else math.nan
-    return BandwidthFit(table, Law(0.0, bandwidth, 0.0), math.nan, se, math.nan, residual, residual)
+    return BandwidthFit(table, Law(0.0, bandwidth, 0.0), math.nan, se, math.nan, residual)
 
 
 def _nnls(relative: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

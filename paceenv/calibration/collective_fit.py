@@ -36,10 +36,7 @@ Array = NDArray[np.float64]
 def fit_collective(
     stamps: JobStamps, base: Cluster | None = None, name: str = "calibrated", probed: JobStamps | None = None
 ) -> JobFit:
-    """Fit a cluster to a job's stamps, its links to those of a probe; a known ``base`` stands where they tell nothing.
-
-    Raises InputError where the probe is of another job, or ``base`` describes a workload.
-    """
+    """Fit a cluster to a job's stamps, its links to those of a probe; ``base`` stands where they tell nothing."""
     probed = stamps if probed is None else probed
     if (probed.members, probed.ops) != (stamps.members, stamps.ops):
         raise InputError("probe: another job than the trace; allowed: the same ranks, groups and collectives")

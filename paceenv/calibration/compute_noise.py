@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.calibration.cluster_builder import ClusterBuilder, StepStamps
-from paceenv.calibration.measurements import MIN_STEPS, NoiseMeasurements, measure_stage
+from paceenv.calibration.measurements import MIN_STEPS, measure_stage
 from paceenv.calibration.noise_fit import NoiseFit, fit_noise
 from paceenv.calibration.parameters import bounded, estimated, exact, identified, not_identifiable
 from paceenv.calibration.two_state_fit import Episodes, find_episodes, fit_two_states
@@ -62,11 +62,7 @@ def fit_compute(stamps: StepStamps, compute_TR: Array) -> ComputeFit:
         factor = float(np.mean([ratio for ratio, _ in ratios]))
         between = np.std([r for r, _ in ratios], ddof=1) if len(ratios) > 1 else 0.0
         factor_se = float(np.hypot(between, factor * max(se for _, se in ratios)) / math.sqrt(len(ratios)))
-    stage = measure_stage(compute_TR)
-    mean_s = float(stamps.step_T.mean())
-    cv = float(stamps.step_T.std(ddof=1)) / mean_s
-    measured = NoiseMeasurements(stamps.described, len(compute_TR), mean_s, cv, (stage,))
-    return ComputeFit(fit_noise(measured), episodes, factor, factor_se)
+    return ComputeFit(fit_noise(measure_stage(compute_TR), stamps.described), episodes, factor, factor_se)
 
 
 def add_noise(builder: ClusterBuilder[Any], compute: ComputeFit, keys: Sequence[str] = NOISE, *, by_rank: bool) -> None:

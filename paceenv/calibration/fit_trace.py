@@ -55,11 +55,7 @@ def fit_trace(
     program: bool | None = None,
     check: bool = False,
 ) -> JobFit:
-    """Fit a cluster to a trace: one collective a step, or a program; ``check`` compares it with unseen steps.
-
-    Raises:
-        InputError: the trace holds no job that can be described.
-    """
+    """Fit a cluster to a trace: one collective a step, or a program; ``check`` compares it with unseen steps."""
     trace, warm_up = without_warm_up(trace, job)
     notes = [f"the first {warm_up} iterations are left out as warm-up"] if warm_up else []
     unused = ["the probe is not used: the step is described as a program"] if probe is not None else []

@@ -14,13 +14,12 @@ from typing import Final, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, MIN_UNPACED, StepStamps
+from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, MIN_UNPACED, StepStamps, simulator_of
 from paceenv.calibration.distances import Distance, HeldOutCheck, Line
 from paceenv.calibration.job_stamps import MIN_ITERATIONS, JobStamps
 from paceenv.calibration.measurements import (
     MIN_STEPS,
     ROUNDING,
-    NoiseMeasurements,
     measure_stage,
     subset_max,
     widths,
@@ -29,8 +28,6 @@ from paceenv.calibration.noise_fit import TOLERANCE, NoiseFit, fit_noise
 from paceenv.calibration.posterior import drawn_clusters
 from paceenv.core.intervals import Interval
 from paceenv.sim.cluster import Cluster
-from paceenv.sim.cluster.derive import derive
-from paceenv.sim.engine.simulator import Simulator, episode_keys
 
 FITTED_SHARE: Final = 2.0 / 3.0
 """Of the iterations; the rest is held out."""
@@ -77,7 +74,7 @@ def check_stage(compute_s_TR: Array, make: Callable[[NoiseFit], Cluster]) -> Hel
     if min(cut, steps - cut) < MIN_STEPS or workers < 2:
         return f"{steps} complete steps of {workers} workers; needed: {3 * MIN_STEPS} and 2"
     first, rest_TR = measure_stage(compute_s_TR[:cut]), compute_s_TR[cut:]
-    fit = fit_noise(NoiseMeasurements("held-out check", cut, first.all.mean_s, 0.0, (first,)))
+    fit = fit_noise(first, "held-out check")
     slowest_T, what = rest_TR.max(axis=1), "slowest worker"
     measured = _describe(what, slowest_T, rest_TR, rest_TR, 1)
     check, single = _check(what, cut, slowest_T, measured, make(fit), workers, knows="compute")
@@ -111,10 +108,9 @@ def _describe(what: str, step_T: Array, compute_TR: Array, entry_TR: Array, grou
     return found
 
 
-def _run(cluster: Cluster, seeds: list[int], iterations: int) -> tuple[Array, Array]:
+def _run(cluster: Cluster, runs: int, first: int, iterations: int) -> tuple[Array, Array]:
     """Step times ``(E, T)`` and when ranks arrived at the payload ``(E, T, R)``, seconds, without pacing."""
-    keys_E = episode_keys(seeds)
-    simulator = Simulator(derive(cluster, keys_E), keys_E)
+    simulator = simulator_of(cluster, runs, first)
     simulator.run(simulator.off(), _LEAD_IN)
     recording = simulator.record(simulator.off(), iterations)
     return recording.step_ET, recording.entry_ETR
@@ -136,7 +132,7 @@ def _check(
     runs = int(np.clip(_MAX_CELLS / (len(held_out_T) * ranks * len(drawn)), 1, RUNS))
     found, steps, single = list[dict[str, float]](), list[Array](), list[Array]()
     for d, one in enumerate(drawn):
-        step_ET, entry_ETR = _run(one, [*range(d * runs, (d + 1) * runs)], len(held_out_T))
+        step_ET, entry_ETR = _run(one, runs, d * runs, len(held_out_T))
         steps.append(entry_ETR.max(axis=2) if knows == "compute" else step_ET)
         single.append(entry_ETR[:1])  # there are many ranks
         of_ranks = steps[-1][:, :, None] if knows == "steps" else entry_ETR

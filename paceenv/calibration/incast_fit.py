@@ -91,6 +91,13 @@ def _replayed(stamps: JobStamps, message_s: float, **loss: float) -> Array:
     return receive(stamps.entry_TR, stamps.groups, exchange=exchange, message_s=message_s, seed=seed, **loss)
 
 
+def _excess(stamps: JobStamps, message_s: float, fit: float, timeout_s: float) -> Array:
+    """How much longer steps take in replays with losses than without, seconds ``(seeds, T)``."""
+    lossless_TG = _replayed(stamps, message_s)
+    lossy = [_replayed(stamps, message_s, fit=fit, timeout_s=timeout_s, seed=seed) for seed in range(_SEEDS)]
+    return np.array([(finish_TG - lossless_TG).max(axis=1) for finish_TG in lossy])
+
+
 def _upper_mode(lasts_T: Array) -> NDArray[np.bool_]:
     """Which payloads took a timeout longer than the others; none where the durations have one mode."""
     centre = np.array([lasts_T.min(), lasts_T.max()])
@@ -126,15 +133,9 @@ def _buffer(
 ) -> tuple[float, tuple[float, float]]:
     """How many windows fit into the buffer if ``share`` of the steps collapse, and for the ends of its interval."""
     senders = stamps.ranks // stamps.groups - 1
-    lossless_TG = _replayed(stamps, message_s)
 
     def collapses(fit: float) -> float:
-        late = [
-            (_replayed(stamps, message_s, fit=fit, timeout_s=timeout_s, seed=seed) - lossless_TG).max(axis=1)
-            > 0.5 * timeout_s
-            for seed in range(_SEEDS)
-        ]
-        return float(np.mean(late))
+        return float((_excess(stamps, message_s, fit, timeout_s) > 0.5 * timeout_s).mean())
 
     def solve(wanted: float) -> float:
         if wanted >= collapses(_FINEST):
@@ -151,11 +152,9 @@ def _hidden_s(stamps: JobStamps, message_s: float, fit: float, timeout_s: float)
 
     Mean and standard deviation over collapsed steps of as many replays as tell the share.
     """
-    lossless_TG, hidden = _replayed(stamps, message_s), []
-    for seed in range(_SEEDS):
-        excess_T = (_replayed(stamps, message_s, fit=fit, timeout_s=timeout_s, seed=seed) - lossless_TG).max(axis=1)
-        hidden += (timeout_s - excess_T[excess_T > 0.5 * timeout_s]).tolist()
-    return (float(np.mean(hidden)), float(np.std(hidden))) if hidden else (0.0, 0.0)
+    excess = _excess(stamps, message_s, fit, timeout_s)
+    hidden = timeout_s - excess[excess > 0.5 * timeout_s]
+    return (float(hidden.mean()), float(hidden.std())) if hidden.size else (0.0, 0.0)
 
 
 def _binomial_interval(k: int, n: int) -> Interval:

@@ -105,11 +105,7 @@ class _Rank:
 
 
 def read_job(trace: Trace, *, job: str | None = None) -> JobStamps:
-    """The stamps of one job of a trace; ``job`` must be named where the trace holds several.
-
-    Raises InputError if it has no collective, fewer than MIN_ITERATIONS complete iterations alike, or process groups
-    of unequal size.
-    """
+    """The stamps of one job of a trace; ``job`` must be named where the trace holds several."""
     name, rows = _rows_of(trace, job)
     per_rank = {rank: _read_rank(rank, *part) for rank, part in rows.items()}
     sizes = Counter(rank.group for rank in per_rank.values())

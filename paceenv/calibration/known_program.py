@@ -13,7 +13,7 @@ Axes: T steps, R ranks, J anchors of a rank: rows in the order of the program, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -95,50 +95,41 @@ def fit_known(stamps: AnchorStamps, base: Cluster, name: str = "calibrated") -> 
     return builder.fit()
 
 
-def _events(program: StepProgram, rank: int) -> Iterator[tuple[str, int, str, bool]]:
-    """What a rank does: ``compute`` with the number of its phase, ``start`` and ``wait`` with their operation."""
-    pending: list[tuple[str | None, str]] = []
-    works = 0
-    for phase in flat(program.step):
-        found = phase.transfer()
-        if phase.compute is not None:
-            if phase.compute.ranks is None or rank in phase.compute.ranks:
-                yield "compute", works, "", True
-            works += 1
-        elif found is not None:
-            op, one = found
-            if one.ranks is not None and rank not in one.ranks:
-                continue
-            yield "start", 0, op, not one.background
-            if one.background:
-                pending.append((one.name, op))
-        else:
-            for name, awaited in pending:
-                if name == phase.wait:
-                    yield "wait", 0, awaited, True
-            pending = [item for item in pending if item[0] != phase.wait]
-    for _, awaited in pending:
-        yield "wait", 0, awaited, True
-
-
 def _anchors(program: StepProgram, rank: int, *, handed_over: bool) -> list[_Anchor]:
     """Rows of a rank: transfers in the background where they are handed over, or where they are awaited."""
-    found, work = list[_Anchor](), list[int]()
-    for kind, number, op, blocks in _events(program, rank):
-        if kind == "compute":
-            work.append(number)
-        elif (kind == "start" and (blocks or handed_over)) or (kind == "wait" and not handed_over):
-            found.append(_Anchor(op, blocks, tuple(work)))
-            work = []
-    return [*found, _Anchor("", True, tuple(work))]
+    found, work, works = list[_Anchor](), list[int](), 0
+    pending: list[tuple[str | None, str]] = []
+
+    def add(op: str, *, blocks: bool) -> None:
+        found.append(_Anchor(op, blocks, tuple(work)))
+        work.clear()
+
+    for phase in flat(program.step):
+        transfer = phase.transfer()
+        if phase.compute is not None:
+            if phase.compute.ranks is None or rank in phase.compute.ranks:
+                work.append(works)
+            works += 1
+        elif transfer is not None:
+            op, one = transfer
+            if one.ranks is not None and rank not in one.ranks:
+                continue
+            if one.background and not handed_over:
+                pending.append((one.name, op))
+            else:
+                add(op, blocks=not one.background)
+        else:
+            for op in [op for name, op in pending if name == phase.wait]:
+                add(op, blocks=True)
+            pending = [item for item in pending if item[0] != phase.wait]
+    for _, op in pending:
+        add(op, blocks=True)
+    add("", blocks=True)
+    return found
 
 
 def read_known(trace: Trace, base: Cluster, *, job: str | None = None) -> AnchorStamps:
-    """Steps whose rows are those of a known program.
-
-    Raises:
-        InputError: the trace's transfers are not those of the program.
-    """
+    """Steps whose rows are those of a known program."""
     assert base.program is not None
     found = read_rows(trace, job)
     iterations, last_T, ranks = found.iterations, found.end_T, len(found.names)
@@ -275,11 +266,7 @@ def _put_rate(builder: ClusterBuilder[AnchorStamps]) -> None:
 def fit_speeds(
     made: Callable[[dict[str, float]], Cluster], rows_R: Rows, step_s: float, *, handed_over: bool
 ) -> tuple[dict[str, float], list[Parameter]]:
-    """Efficiencies of operations below 1, by operation; none where the trace does not tell them apart.
-
-    Args:
-        handed_over: whether a row in the background begins where the rank handed the transfer over.
-    """
+    """Efficiencies of operations below 1, by operation; none where the trace does not tell them apart."""
     cluster = made({})
     simulator = simulator_of(cluster)
     program = simulator.batch.program

@@ -106,11 +106,7 @@ with numba_cache(compiled.cache_directory()) as _writable:
 
 
 def share_uplink(arrival_TG: Array, alone_s: float, work_s: float) -> Array:
-    """When each group's payload ends on an uplink that only these groups share, ``(T, G)``, seconds.
-
-    Args:
-        work_s: time for which a group occupies the whole uplink, seconds; at most ``alone_s``.
-    """
+    """When each group's payload ends on an uplink that only these groups share and each fills for ``work_s``, s."""
     jobs, finish_TG = layout.default_job(1), np.empty_like(arrival_TG)
     jobs["transfer_alone_s"], jobs["uplink_work_s"] = alone_s, work_s
     nobody = np.zeros((1, 0), layout.TENANT), np.zeros((layout.TENANT_FIELDS, 0))
@@ -163,9 +159,6 @@ def filter_tenant(
     Each particle is a tenant as the engine draws it, from a random phase. Its weight is how well our payload's mean
     duration under the recorded arrivals agrees with the measured one: normal, with a share of outliers.
     Source: Gordon, Salmond and Smith, IEE Proceedings F 1993.
-
-    Args:
-        jumps: chance in an iteration that the tenant is at another phase, as after a pause.
     """
     clocks = np.zeros(particles, layout.CLOCK)
     clocks["key"] = episode_keys(list(range(seed, seed + particles)))

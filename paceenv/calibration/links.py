@@ -258,10 +258,7 @@ def _jackknife(scores_TP: Array, bread_TPP: Array, block_T: NDArray[np.int64]) -
 
 
 def add_links(builder: ClusterBuilder[JobStamps], probed: JobStamps) -> None:
-    """Rates of the NICs and of the shared uplink, with a tenant on it or noise of transfers, and their evidence.
-
-    Links are fitted to the stamps ``probed``.
-    """
+    """Rates of the NICs and of the shared uplink, with a tenant on it or noise of transfers, and their evidence."""
     stamps = builder.stamps
     if stamps.groups > 1 and builder.seconds("uplink_work_s", **_UNIT) <= 0.0:
         builder.data["fabric"]["nodes_per_leaf"] = 1  # groups inside a leaf could not meet, and these may

@@ -12,21 +12,17 @@ subset of n workers without replacement, from order statistics, divided by the m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import numpy as np
-import pydantic
-import yaml
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, model_validator
 
-from paceenv.core.errors import InputError, short_repr
+from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace
-from paceenv.ui import config_files
+from paceenv.ui.config_files import Config
 
-FORMAT_KEY: Final = "paceenv_noise_measurements"
-FORMAT_VERSION: Final = 1
 WIDTHS: Final = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 QUANTILES: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 MIN_STEPS: Final = 8
@@ -39,15 +35,13 @@ SLOW_MADS: Final = 6.0
 ROUNDING: Final = 1e-6
 """Of a step, or of what has no unit: stamps that differ by less do not differ."""
 _ROUNDING_VAR: Final = 1e-24  # relative variance below which equal times differ by rounding alone
-_STRICT = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
-_Positive = Annotated[float, pydantic.Field(gt=0)]
-_NotNegative = Annotated[float, pydantic.Field(ge=0)]
+_Positive = Annotated[float, Field(gt=0)]
 
 Array = NDArray[np.float64]
+Stage = TypeVar("Stage")
 
 
-@dataclass(frozen=True)
-class Moments:
+class Moments(Config):
     """Moments of one set of steps; variances and skewness are of compute time relative to its mean.
 
     ``max_over_mean`` holds E[max]/mean at the widths of :data:`WIDTHS` up to the number of healthy workers.
@@ -57,23 +51,23 @@ class Moments:
     mean_s: _Positive
     persistent_var: float
     common_var: float
-    idiosyncratic_var: _NotNegative
+    idiosyncratic_var: Annotated[float, Field(ge=0)]
     idiosyncratic_skewness: float
     max_over_mean: tuple[float, ...]
     slow_factor: _Positive
 
-    __pydantic_config__ = _STRICT
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
-@dataclass(frozen=True)
-class StageMeasurements:
+class StageMeasurements(Config):
     """One pipeline stage. Everything but ``workers`` and ``slow_workers`` describes the healthy workers.
 
     ``slow_workers`` are positions among the stage's workers in ascending order of rank.
     ``across_worker_cv`` and ``skewness`` pool compute time over its step's mean, the usual way to quote them;
     ``quantiles`` (at :data:`QUANTILES`) are of the same minus 1, times sqrt(R / (R - 1)) to undo the centring.
     ``even`` and ``odd`` are every second step. ``replicates`` leave out one of :data:`REPLICATES` blocks of consecutive
-    steps each: the spread of any function of them gives its jackknife error.
+    steps each: the spread of any function of them gives its jackknife error. A packaged summary has one list of each
+    moment of the replicates, which is a third of the size.
     """
 
     stage: int
@@ -88,9 +82,22 @@ class StageMeasurements:
     odd: Moments
     replicates: tuple[Moments, ...]
 
-    __pydantic_config__ = _STRICT
+    model_config = ConfigDict(allow_inf_nan=False)
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="before")
+    @classmethod
+    def _with_rows(cls, data: Any) -> Any:
+        columns = data.get("replicates") if isinstance(data, dict) else None
+        if not isinstance(columns, dict):
+            return data
+        try:
+            rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        except (TypeError, ValueError):
+            raise ValueError("replicates: lists of one length") from None
+        return data | {"replicates": rows}
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
         expected = len(widths(self.workers - len(self.slow_workers)))
         given = {len(m.max_over_mean) for m in (self.all, self.even, self.odd, *self.replicates)}
         if given != {expected} or len(self.quantiles) != len(QUANTILES) or len(self.replicates) < 2:
@@ -98,46 +105,31 @@ class StageMeasurements:
                 f"stage {self.stage}: needs {expected} max_over_mean each, {len(QUANTILES)} quantiles and 2 replicates "
                 f"or more, has {sorted(given)}, {len(self.quantiles)} and {len(self.replicates)}"
             )
+        return self
 
 
-@dataclass(frozen=True)
-class NoiseMeasurements:
+class NoiseMeasurements(Config):
     """The noise of one job: ``step_mean_s`` and ``step_cv`` are of the whole step, first start to last end."""
 
+    paceenv_noise_measurements: Literal[1] = 1
     source: str
     steps: int
     step_mean_s: float
     step_cv: float
     stages: tuple[StageMeasurements, ...]
 
-    __pydantic_config__ = _STRICT
+    model_config = ConfigDict(allow_inf_nan=False)
 
-    @classmethod
-    def load(cls, path: str | Path) -> NoiseMeasurements:
-        """Read a packaged summary (YAML). Raises InputError that names the first thing wrong.
+    def stage(self, number: int) -> StageMeasurements:
+        """One stage. Raises InputError if there is none of that number."""
+        return chosen({measured.stage: measured for measured in self.stages}, number, self.source)
 
-        Each moment of the replicates is one list there: a third of the size.
-        """
-        try:
-            content = config_files.parse_yaml(Path(path).read_text())
-        except OSError as error:
-            raise InputError(f"{path}: {error.strerror}") from error
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise InputError(f"{path}: neither Parquet nor YAML: {error}") from error
-        version = content.pop(FORMAT_KEY, None) if isinstance(content, dict) else None
-        if version != FORMAT_VERSION:
-            raise InputError(f"{path}: {FORMAT_KEY} = {short_repr(version)}; allowed: {FORMAT_VERSION}")
-        try:
-            for stage in content["stages"]:
-                names, columns = stage["replicates"].keys(), stage["replicates"].values()
-                stage["replicates"] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-            return pydantic.TypeAdapter(cls).validate_python(content)
-        except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"])
-            raise InputError(f"{path}: {name} = {short_repr(first['input'])}: {first['msg']}") from error
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{path}: stages or their replicates are malformed: {error}") from error
+
+def chosen(stages: Mapping[int, Stage], number: int, source: str) -> Stage:
+    """One of several stages. Raises InputError if there is none of that number."""
+    if number not in stages:
+        raise InputError(f"{source}: stage = {number!r}; allowed: one of {sorted(stages)}")
+    return stages[number]
 
 
 def widths(workers: int) -> tuple[int, ...]:
@@ -191,11 +183,7 @@ def slow_workers(compute_s_TR: Array) -> NDArray[np.bool_]:
 
 
 def measure_stage(compute_s_TR: Array, *, stage: int = 0) -> StageMeasurements:
-    """Measure one pipeline stage.
-
-    Raises:
-        InputError: fewer than MIN_STEPS steps, fewer than two healthy workers, or times that are not positive.
-    """
+    """Measure one pipeline stage."""
     steps, workers = compute_s_TR.shape
     if steps < MIN_STEPS or workers < 2:
         raise InputError(f"stage {stage}: {steps} complete steps of {workers} workers; needed: {MIN_STEPS} and 2")
@@ -222,10 +210,7 @@ def measure_stage(compute_s_TR: Array, *, stage: int = 0) -> StageMeasurements:
 
 
 def stage_times(trace: Trace, *, job: str | None = None) -> dict[int, Array]:
-    """Compute times ``(T, R)``, seconds, of the workers of every stage of one job, in the steps that all completed.
-
-    ``job`` must be named where the trace holds several. Raises InputError if there is no such job.
-    """
+    """Compute times ``(T, R)``, seconds, of the workers of every stage of one job, in the steps that all completed."""
     mine = trace.isin("job", trace.job_name(job))
     rank, iteration, start_s, end_s = (trace.column(n)[mine] for n in ("rank", "iteration", "start_s", "end_s"))
     is_compute = trace.isin("op", *COMPUTE_OPS)[mine]
@@ -238,24 +223,6 @@ def stage_times(trace: Trace, *, job: str | None = None) -> dict[int, Array]:
     return found
 
 
-def measure_noise(trace: Trace, *, job: str | None = None) -> NoiseMeasurements:
-    """Measure every stage of one job of a trace; ``job`` must be named where the trace holds several.
-
-    Steps that not all workers of a stage completed are left out. Raises InputError if there is nothing to measure.
-    """
-    job = trace.job_name(job)
-    mine = trace.isin("job", job)
-    stages = [measure_stage(times_TR, stage=stage) for stage, times_TR in stage_times(trace, job=job).items()]
-    step_s_T = _step_times(*(trace.column(name)[mine] for name in ("iteration", "start_s", "end_s")))
-    return NoiseMeasurements(
-        source=f"derived statistics of {job} ({trace.metadata.source})",
-        steps=len(step_s_T),
-        step_mean_s=float(step_s_T.mean()),
-        step_cv=float(step_s_T.std(ddof=1) / step_s_T.mean()),
-        stages=tuple(stages),
-    )
-
-
 def _compute_matrix(rank: NDArray[np.int32], iteration: NDArray[np.int32], duration_s: Array) -> Array:
     """Compute time per step and worker ``(T, R)`` of the steps every worker took part in."""
     steps, t = np.unique(iteration, return_inverse=True)
@@ -265,16 +232,6 @@ def _compute_matrix(rank: NDArray[np.int32], iteration: NDArray[np.int32], durat
     total_s_TR: Array = np.bincount(cell, duration_s, len(steps) * len(ranks)).reshape(shape).astype(np.float64)
     complete_T = np.bincount(cell, minlength=total_s_TR.size).reshape(shape).all(axis=1)
     return total_s_TR[complete_T]
-
-
-def _step_times(iteration: NDArray[np.int32], start_s: Array, end_s: Array) -> Array:
-    """Duration of every step, seconds: from the first start to the last end of any rank."""
-    steps, t = np.unique(iteration, return_inverse=True)
-    first_s, last_s = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
-    np.minimum.at(first_s, t, start_s)
-    np.maximum.at(last_s, t, end_s)
-    duration_s_T: Array = last_s - first_s
-    return duration_s_T
 
 
 def _residual(y_TR: Array) -> Array:

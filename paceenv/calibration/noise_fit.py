@@ -9,7 +9,7 @@ normal; imbalance is a shifted gamma with mean 0, which three moments fix (shape
 a lognormal's, gives the right maximum. A residual whose skewness is significant is imbalance, any other is jitter: the
 sum of both has one parameter more than moments and maxima can tell apart.
 
-Everything is a function of :class:`~paceenv.calibration.measurements.NoiseMeasurements`, so that a packaged summary
+Everything is a function of :class:`~paceenv.calibration.measurements.StageMeasurements`, so that a packaged summary
 and the trace it came from give the same fit and the same error bars. Those are jackknife errors over blocks of steps:
 a bootstrap repeats steps, and repeated steps look like persistent differences between workers.
 """
@@ -28,11 +28,9 @@ from paceenv.calibration.measurements import (
     QUANTILES,
     WIDTHS,
     Moments,
-    NoiseMeasurements,
     StageMeasurements,
 )
 from paceenv.calibration.parameters import Estimate
-from paceenv.core.errors import InputError
 
 TOLERANCE: Final = 0.02
 """Largest relative error of E[max]/mean on held-out steps for a fit that counts as good."""
@@ -104,17 +102,13 @@ class HeldOut:
     """E[max]/mean at one width on steps the fit has not seen.
 
     ``measured`` and ``predicted`` average both directions (even steps predict odd ones and the reverse), so that
-    ``error`` shows what the model's form gets wrong. Each direction alone also carries the difference between two
-    halves of a short trace, whose standard error is ``direction_se``.
+    ``error`` shows what the model's form gets wrong, not how two halves of a short trace differ.
     """
 
     width: int
     measured: float
     predicted: float
     error: float
-    error_even_to_odd: float
-    error_odd_to_even: float
-    direction_se: float
 
 
 @dataclass(frozen=True)
@@ -156,15 +150,8 @@ class NoiseFit:
         return {"mean_compute_s": self.mean_compute_s.value, "noise": noise, "calibration": calibration}
 
 
-def fit_noise(measurements: NoiseMeasurements, *, stage: int = 0) -> NoiseFit:
-    """Fit one stage's noise to all steps, and check it by fitting each half of the steps and predicting the other.
-
-    Raises InputError if the measurements have no such stage.
-    """
-    known = {measured.stage: measured for measured in measurements.stages}
-    if stage not in known:
-        raise InputError(f"{measurements.source}: stage = {stage!r}; allowed: one of {sorted(known)}")
-    m = known[stage]
+def fit_noise(m: StageMeasurements, source: str) -> NoiseFit:
+    """Fit one stage's noise to all steps, and check it by fitting each half of the steps and predicting the other."""
     target_se = _jackknife_se(np.array([_targets(replicate) for replicate in m.replicates]))
     skewed = m.all.idiosyncratic_skewness > SIGNIFICANT * target_se[1]
     model = _fit_worker(m.all, skewed, target_se)
@@ -187,8 +174,8 @@ def fit_noise(measurements: NoiseMeasurements, *, stage: int = 0) -> NoiseFit:
         return _from_variances(value, value - t * se, value + t * se, t)
 
     return NoiseFit(
-        source=measurements.source,
-        stage=stage,
+        source=source,
+        stage=m.stage,
         workers=m.workers,
         slow_workers=m.slow_workers,
         mean_compute_s=with_workers(m.all.mean_s, [r.mean_s for r in m.replicates], 1.0 / healthy),
@@ -234,9 +221,7 @@ def _held_out(m: StageMeasurements, skewed: bool, target_se: Array) -> tuple[Hel
     from_even, from_odd = (_fit_worker(half, skewed, target_se).expected_max(tested) for half in (m.even, m.odd))
     even, odd = np.array(m.even.max_over_mean), np.array(m.odd.max_over_mean)
     measured, predicted = (even + odd) / 2.0, (from_even + from_odd) / 2.0
-    # Each half has twice the variance of the whole, and the prediction from one half is as uncertain as its own curve.
-    direction_se = 2.0 * target_se[2:] / measured
-    columns = (measured, predicted, predicted / measured - 1, from_even / odd - 1, from_odd / even - 1, direction_se)
+    columns = (measured, predicted, predicted / measured - 1)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return tuple(HeldOut(width, *row) for width, row in zip(tested, rows, strict=True))
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,6 @@ from paceenv.calibration.cluster_builder import simulator_of
 from paceenv.calibration.parameters import NORMAL_95, Parameter
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
-from paceenv.ui import config_files
 
 DRAWS: Final = 16
 """Clusters drawn from the calibration's errors."""
@@ -34,9 +32,6 @@ NEGLIGIBLE: Final = 1e-4
 OPEN: Final = "fabric.nic_gbps"
 """Drawn evenly where the trace does not identify it: whether groups that reduce at the same time are held up by each
 other or by their own links decides what pacing gains, and hardly shows in the step."""
-SUITE, TRAIN = "suite.yaml", "train.yaml"
-_SPLITS = (("validation", 2), ("held-out", 2))
-"""Of the written draws so many last ones are not trained on."""
 _KEYS = {"mean_compute_s": "job.compute_s"}
 """What a record of compute noise calls otherwise than the cluster does."""
 
@@ -119,34 +114,6 @@ def drawn_clusters(
         found.append(candidates[nearest])
         mean_s_N[nearest] = np.inf
     return found
-
-
-def write_posterior(folder: Path, cluster: Cluster, draws: int = DRAWS) -> list[Path]:
-    """Write drawn clusters as configs, a suite of them, and a training config that draws its episodes from the suite.
-
-    The suite names the clusters beside it. Returns the written files, the clusters first.
-    """
-    drawn, source = drawn_clusters(cluster, draws=draws), cluster.calibration.get("source", cluster.name)
-    kept = [split for split, count in _SPLITS for _ in range(count)]
-    splits = ["train"] * (draws - len(kept)) + kept
-    cases, written = [], []
-    for d, (one, split) in enumerate(zip(drawn, splits, strict=True)):
-        name = f"{cluster.name}-{d:02d}"
-        said = f"Draw {d + 1} of {draws} from the errors of the calibration {cluster.name}."
-        record: dict[str, Any] = {"source": f"drawn from the errors of a fit to {source}"}
-        one = one.model_copy(update={"name": name, "description": said, "calibration": record})
-        written.append(_write(folder / f"{name}.yaml", one.model_dump(exclude_defaults=True)))
-        cases.append({"name": name, "cluster": f"{name}.yaml", "split": split})
-    said = f"Clusters that may be the one of {source}: joint draws from its calibration's errors."
-    suite = {"name": f"{cluster.name}-posterior", "description": said, "cases": cases}
-    environment = {"suites": [SUITE], "mechanisms": ["slack", "phase_shift", "stagger"]}
-    train = {"name": f"{cluster.name}-posterior", "description": said, "environment": environment}
-    return [*written, _write(folder / SUITE, suite), _write(folder / TRAIN, train)]
-
-
-def _write(path: Path, data: dict[str, Any]) -> Path:
-    config_files.write_yaml(path, data)
-    return path
 
 
 def _can_be_drawn(cluster: Cluster, parameter: Parameter) -> bool:

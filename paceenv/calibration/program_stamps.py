@@ -12,6 +12,7 @@ import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -160,11 +161,7 @@ def read_rows(trace: Trace, job: str | None) -> JobRows:
 
 
 def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
-    """The transfers of one job of a trace; ``job`` must be named where the trace holds several.
-
-    Raises InputError where they are no program: irregular process groups, transfers that differ from step to step,
-    too few steps, sends whose receiver is not known.
-    """
+    """The transfers of one job of a trace; ``job`` must be named where the trace holds several."""
     found = read_rows(trace, job)
     name, iterations, rows = found.name, found.iterations, found.transfers
     _without_last_barriers(rows)
@@ -375,7 +372,7 @@ def _ordered(
     keys: list[list[Key]] = []
     of_key: dict[Key, set[int]] = {}
     start_s: dict[Key, float] = {}
-    after: dict[Key, set[Key]] = {}
+    order = TopologicalSorter[Key]()
     for mine in step:
         own, count = list[Key](), Counter[str]()
         for row in mine:
@@ -384,27 +381,23 @@ def _ordered(
             count[communicator] += 1
             of_key.setdefault(key, set()).add(row.group)
             start_s[key] = min(start_s.get(key, np.inf), row.start_s)
-            after.setdefault(key, set())
-            if own:
-                after[own[-1]].add(key)
+            order.add(key, *own[-1:])
             own.append(key)
         keys.append(own)
-    waiting = Counter(key for later in after.values() for key in later)
-    ready = [(start_s[key], key) for key in after if not waiting[key]]
-    heapq.heapify(ready)
-    place = dict[Key, int]()
-    while ready:
-        _, key = heapq.heappop(ready)
-        place[key] = len(place)
-        for later in after[key]:
-            waiting[later] -= 1
-            if not waiting[later]:
-                heapq.heappush(ready, (start_s[later], later))
-    if len(place) < len(after):
+    try:
+        order.prepare()
+    except CycleError:
         raise InputError(
             f"trace of {name}: ranks order the transfers of several communicators differently; allowed: one order that "
             "fits all ranks. A program typed by hand, given as --base, settles it"
-        )
+        ) from None
+    place, ready = dict[Key, int](), list[tuple[float, Key]]()
+    while order.is_active():
+        for key in order.get_ready():
+            heapq.heappush(ready, (start_s[key], key))
+        _, key = heapq.heappop(ready)
+        place[key] = len(place)
+        order.done(key)
     transfers = [
         Transfer(op, communicator, 0.0, 1, tuple(groups[group] for group in sorted(of_key[communicator, n, op])))
         for communicator, n, op in place

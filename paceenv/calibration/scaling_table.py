@@ -6,15 +6,14 @@ moving ranks in time; the coordination column is the slack rule with the thresho
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.optimize import differential_evolution
+from scipy.optimize import least_squares
 
 from paceenv.calibration.parameters import Estimate
 from paceenv.core import metrics, pacing
@@ -27,8 +26,8 @@ from paceenv.ui.config_files import AnyMechanism, Config
 
 THROUGHPUT_SCALE, CV_SCALE = 0.01, 0.01
 """Residuals of one: 1 % of throughput, 0.01 of CV."""
-POPULATION, SEARCH_SPREAD = 32, 0.1
-"""Candidates of the search, and their spread around the present values as a share of the bounds."""
+STEP = 0.02
+"""Of differences, as a share of the bounds: a smaller one drowns in the noise of the simulated runs."""
 
 
 class Published(Config):
@@ -136,21 +135,11 @@ def residuals(target: ScalingTarget, cluster: Cluster) -> NDArray[np.float64]:
     return np.array([row.error / scale[row.quantity.split()[-1]] for row in rows])
 
 
-def fit_scaling(
-    target: ScalingTarget,
-    start: Cluster,
-    *,
-    generations: int = 12,
-    seed: int = 0,
-    on_generation: Callable[[int, float], None] = lambda done, cost: None,
-) -> Cluster:
+def fit_scaling(target: ScalingTarget, start: Cluster) -> Cluster:
     """Fit a cluster to the rows of a table that are marked for it; the record has standard errors.
 
-    Differential evolution from around the present values. Common random numbers make the cost smooth and the result
-    reproducible. Errors come from the Jacobian at the optimum, where a residual of one is one standard deviation.
-
-    Raises:
-        InputError: the table names no key to fit, or marks fewer numbers than keys.
+    Least squares from the present values. Common random numbers make the residuals smooth and the result reproducible.
+    A residual of one is one standard deviation.
     """
     keys, bounds = list(target.free), list(target.free.values())
     marked = sum(2 * column.fit for row in target.rows for column in (row.baseline, row.coordination))
@@ -158,52 +147,30 @@ def fit_scaling(
         raise InputError(
             f"{target.name}: free = {len(keys)} keys; allowed: 1 to {marked}, as many numbers as are marked fit: true"
         )
+    low, high = np.array(bounds).T
+
+    def values(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """From 1 at the lower bound to 2 at the upper, so that a relative step is a share of the bounds."""
+        return np.asarray(low + (x - 1.0) * (high - low))
 
     def moved(x: NDArray[np.float64]) -> Cluster:
-        return start.changed([f"{key}={float(f'{value:.4g}')!r}" for key, value in zip(keys, x, strict=True)])
+        return start.changed([f"{key}={float(f'{value:.4g}')!r}" for key, value in zip(keys, values(x), strict=True)])
 
-    def cost(x: NDArray[np.float64]) -> float:
-        return float(np.sum(residuals(target, moved(x)) ** 2))
-
-    done = 0
-
-    def callback(intermediate_result: object) -> None:
-        nonlocal done
-        done += 1
-        on_generation(done, float(getattr(intermediate_result, "fun", math.nan)))
-
-    low, high = np.array(bounds).T
-    first = np.clip([_value(start, key) for key in keys], low, high)
-    around = first + SEARCH_SPREAD * (high - low) * np.random.default_rng(seed).standard_normal((POPULATION, len(keys)))
-    population = np.clip(np.vstack([first, around]), low, high)
-    result = differential_evolution(
-        cost, bounds, init=population, maxiter=generations, seed=seed, polish=False, tol=0.0, callback=callback
+    first = 1.0 + (np.clip([_value(start, key) for key in keys], low, high) - low) / (high - low)
+    found = least_squares(
+        lambda x: residuals(target, moved(x)), first, bounds=(1.0, 2.0), diff_step=STEP, x_scale=0.1, xtol=1e-3
     )
-    best = moved(result.x)
+    se = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac))) * (high - low)
     record = {
         "source": f"targets/{target.name}",
-        "cost": round(float(result.fun), 3),
-        "fitted": _errors(target, moved, result.x),
+        "cost": round(2.0 * float(found.cost), 3),
+        "fitted": {
+            key: Estimate.normal(float(value), float(error)).to_record()
+            for key, value, error in zip(keys, values(found.x), se, strict=True)
+        },
     }
-    return config_files.parse(Cluster, best.model_dump() | {"calibration": record}, f"fit of {target.name}")
-
-
-def _errors(
-    target: ScalingTarget, moved: Callable[[NDArray[np.float64]], Cluster], x: NDArray[np.float64]
-) -> dict[str, dict[str, float]]:
-    """Standard errors and 95 % intervals of the fitted keys."""
-    columns = []
-    for i, (low, high) in enumerate(target.free.values()):
-        step = 0.05 * (high - low)
-        up, down = x.copy(), x.copy()
-        up[i], down[i] = min(x[i] + step, high), max(x[i] - step, low)
-        columns.append((residuals(target, moved(up)) - residuals(target, moved(down))) / (up[i] - down[i]))
-    covariance = np.linalg.pinv(np.stack(columns, axis=1).T @ np.stack(columns, axis=1))
-    errors = {}
-    for i, key in enumerate(target.free):
-        se = float(np.sqrt(covariance[i, i]))
-        errors[key] = Estimate.normal(float(x[i]), se).to_record()
-    return errors
+    data = moved(found.x).model_dump() | {"calibration": record}
+    return config_files.parse(Cluster, data, f"fit of {target.name}")
 
 
 def _value(cluster: Cluster, key: str) -> float:

@@ -73,7 +73,8 @@ def find_episodes(on_TN: NDArray[np.bool_]) -> Episodes | None:
     ends = int((~on_TN[1:] & on_TN[:-1]).sum())
     count, ended = max(starts + int(on_TN[0].sum()), 1), max(ends, 1)
     cells, share = int(on_TN.sum()), float(on_TN.mean())
-    fewest, most = _poisson_interval(ended)
+    # exact 95 % interval of the mean of a Poisson number
+    fewest, most = (float(stats.chi2.ppf(q, n) / 2.0) for q, n in ((0.025, 2 * ended), (0.975, 2 * ended + 2)))
     odds = share / (1.0 - share) * (1.0 + 0.5 / count)
     low, high = (odds * float(stats.f.ppf(q, 2 * count + 1, 2 * ended)) for q in (0.025, 0.975))
     return Episodes(
@@ -82,10 +83,3 @@ def find_episodes(on_TN: NDArray[np.bool_]) -> Episodes | None:
         Interval(share, low / (1.0 + low), min(high / (1.0 + high), 0.99)),
         Interval(cells / ended, cells / most, cells / fewest),  # maximum likelihood with episodes that still run
     )
-
-
-def _poisson_interval(count: int) -> tuple[float, float]:
-    """Exact 95 % interval of a Poisson mean."""
-    from scipy import stats
-
-    return float(stats.chi2.ppf(0.025, 2 * count) / 2.0), float(stats.chi2.ppf(0.975, 2 * count + 2) / 2.0)

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from paceenv.calibration.posterior import TRAIN, write_posterior
 from paceenv.cli.calibrate_links import calibrate_links
 from paceenv.cli.calibrate_output import print_record
 from paceenv.cli.calibrate_sources import BASE, LINKS, LOG, fit_source, recognise
@@ -57,13 +56,6 @@ def calibrate(
             "transfers of several communicators overlap, or one collective leaves the mean step more than 5 % off.",
         ),
     ] = None,
-    posterior: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder to write clusters to that are drawn from the errors, with a suite of them and a config "
-            f"for paceenv train ({TRAIN})."
-        ),
-    ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Fit a cluster config to a trace or to published numbers, with error bars.
@@ -95,7 +87,7 @@ def calibrate(
     paceenv calibrate all_reduce_perf.log -o links.yaml -- paceenv calibrate log.txt
     """
     options = {"--out": out, "--base": base, "--probe": probe, "--stage": stage, "--ranks-per-node": ranks_per_node}
-    options |= {"--pattern": pattern, "--program": program, "--posterior": posterior}
+    options |= {"--pattern": pattern, "--program": program}
     kind, content = recognise(source, options)
     if kind == LOG:
         calibrate_log(content, json_)
@@ -110,6 +102,3 @@ def calibrate(
         if json_ != "-":
             print_record(cluster)
             output.say(f"wrote {out}")
-        if posterior is not None:
-            written = write_posterior(posterior, cluster)
-            output.say(f"wrote {len(written) - 2} drawn clusters, {written[-2]} and {written[-1]}")

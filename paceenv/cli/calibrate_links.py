@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from paceenv.calibration.bandwidth import BandwidthFit, fit_bandwidth, mib
+from paceenv.calibration.bandwidth import BandwidthFit, fit_bandwidth
 from paceenv.core.errors import InputError
 from paceenv.importers.nccl_tests import Table
 from paceenv.sim.cluster import Cluster, load_cluster
@@ -38,8 +36,6 @@ def calibrate_links(
         return
     for one in zip(fits, nodes, strict=True):
         _print(*one)
-    if len(fits) == 2:
-        output.print_table("Side by side", ("bytes", "first us", "second us", "ratio"), side_by_side(*fits))
     if out is not None:
         if base is None:
             output.say("the table has no compute: job.compute_s is a stand-in; set yours with --set job.compute_s=...")
@@ -70,23 +66,9 @@ def _to_json(fit: BandwidthFit, nodes: int, per_node: int | None) -> dict[str, A
         "left_out": list(table.notes),
         "warnings": list(fit.warnings(per_node)),
         "misfit": fit.misfit,
-        "misfit_without_sqrt": fit.plain_misfit,
         "residuals": [{"size_bytes": size, "relative": residual} for size, residual in sizes],
         "fabric": fit.to_config(nodes == 1),
     }
-
-
-def side_by_side(first: BandwidthFit, second: BandwidthFit) -> list[tuple[str, ...]]:
-    """Times of two tables at the sizes that both have."""
-    times = []
-    for table in (first.table, second.table):
-        sizes = np.unique(table.size_bytes).tolist()
-        times.append({size: float(np.median(table.time_s[table.size_bytes == size])) for size in sizes})
-    return [
-        (mib(size), f"{time_s * 1e6:.4g}", f"{times[1][size] * 1e6:.4g}", f"{times[1][size] / time_s:.3g}")
-        for size, time_s in times[0].items()
-        if size in times[1]
-    ]
 
 
 def _print(fit: BandwidthFit, nodes: int) -> None:
@@ -107,10 +89,10 @@ def _print(fit: BandwidthFit, nodes: int) -> None:
         ("us per square root of a MB", f"{law.sqrt_s * 1e9:.4g}", f"{fit.sqrt_se * 1e9:.2g}"),
     ]
     output.print_table(title, ("term", "value", "standard error"), rows)
-    lines = zip(table.size_bytes, table.time_s, fit.residual, fit.plain_residual, strict=True)
+    lines = zip(table.size_bytes, table.time_s, fit.residual, strict=True)
     output.print_table(
         "Residuals",
-        ("bytes", "measured us", "law", "without square root"),
-        [(f"{size:.0f}", f"{time_s * 1e6:.4g}", f"{a:+.1%}", f"{b:+.1%}") for size, time_s, a, b in lines],
-        f"root mean square {fit.misfit:.1%} with the square root, {fit.plain_misfit:.1%} without",
+        ("bytes", "measured us", "law"),
+        [(f"{size:.0f}", f"{time_s * 1e6:.4g}", f"{a:+.1%}") for size, time_s, a in lines],
+        f"root mean square {fit.misfit:.1%}",
     )

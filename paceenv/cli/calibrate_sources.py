@@ -11,7 +11,7 @@ from paceenv.calibration.compute_noise import noise_cluster
 from paceenv.calibration.distances import HeldOutCheck
 from paceenv.calibration.fit_trace import fit_trace
 from paceenv.calibration.heldout import check_stage
-from paceenv.calibration.measurements import NoiseMeasurements, measure_noise, stage_times
+from paceenv.calibration.measurements import NoiseMeasurements, chosen, measure_stage, stage_times
 from paceenv.calibration.noise_fit import fit_noise
 from paceenv.calibration.scaling_table import ScalingTarget, fit_scaling
 from paceenv.calibration.throughput_fit import ThroughputTarget, fit_throughput
@@ -23,14 +23,12 @@ from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import config_files, output
 
 BASE: Final = "null-jitter"
-GENERATIONS: Final = 40
-"""Length of the search that fits a scaling table."""
 LINKS: Final = "nccl-tests output, which tells links, not a cluster"
 LOG: Final = "a text log, which tells step times, not a cluster"
 JOB: Final = "the trace of a job"
 STAGE: Final = "a trace of which the compute of a stage is fitted"
 NOISE, SCALING, THROUGHPUT = "measurements of noise", "a scaling table", "a table of throughputs"
-_CLUSTER = ("--out", "--base", "--posterior")
+_CLUSTER = ("--out", "--base")
 ACT_ON: Final = {
     JOB: (*_CLUSTER, "--probe", "--program"),
     STAGE: (*_CLUSTER, "--stage"),
@@ -47,18 +45,11 @@ Options = Mapping[str, Any]
 
 
 def recognise(names: Sequence[str], options: Options) -> tuple[str, Any]:
-    """What lies there, by its content, with options that all act on it.
-
-    Raises:
-        InputError: nothing usable is there, or an option does not act on it.
-    """
+    """What lies there, by its content, with options that all act on it."""
     kind, content = _recognised(names, options)
     for option, value in options.items():
         if value is not None and option not in ACT_ON[kind]:
             raise InputError(f"{option} {value}: {names[0]} is {kind}; allowed: {', '.join(ACT_ON[kind])}")
-    folder = options["--posterior"]
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise InputError(f"--posterior {folder}: is a file; allowed: a folder")
     if options["--out"] is None and kind not in {LINKS, LOG}:
         raise InputError("--out is missing; allowed: the file to write the cluster config to")
     return kind, content
@@ -69,10 +60,10 @@ def _recognised(names: Sequence[str], options: Options) -> tuple[str, Any]:
     if path is not None:
         content = config_files.read_yaml(path)
         if content.get("kind") == "throughput":
-            return THROUGHPUT, config_files.load(ThroughputTarget, "targets", str(path))
+            return THROUGHPUT, config_files.load(ThroughputTarget, "targets", path)
         if "rows" in content:
-            return SCALING, config_files.load(ScalingTarget, "targets", str(path))
-        return NOISE, NoiseMeasurements.load(path)
+            return SCALING, config_files.load(ScalingTarget, "targets", path)
+        return NOISE, config_files.load(NoiseMeasurements, "measurements", path)
     inputs = find_recordings(names).read(options["--pattern"])
     for note in inputs.notes:
         output.say(note)
@@ -104,14 +95,11 @@ def fit_source(kind: str, content: Any, options: Options) -> tuple[Cluster, dict
         return _fit_job(content, options, name)
     if kind == STAGE:
         return _fit_stage(content, options["--stage"] or 0, load_cluster(base or BASE), name), {}
-    if kind == SCALING:
-        with output.progress(f"fit {content.name}", GENERATIONS) as done:
-            start = load_cluster(base or content.cluster)
-            return fit_scaling(content, start, generations=GENERATIONS, on_generation=lambda n, cost: done(n)), {}
     with output.progress(f"fit {name}"):
-        if kind == THROUGHPUT:
-            return fit_throughput(content, load_cluster(base or content.cluster)), {}
-        fit = fit_noise(content, stage=options["--stage"] or 0)
+        if kind in {SCALING, THROUGHPUT}:
+            fit_table = fit_scaling if kind == SCALING else fit_throughput
+            return fit_table(content, load_cluster(base or content.cluster)), {}
+        fit = fit_noise(content.stage(options["--stage"] or 0), content.source)
         return noise_cluster(fit, load_cluster(base or BASE), name), {}
 
 
@@ -135,8 +123,10 @@ def _fit_job(trace: Trace, options: Options, name: str) -> tuple[Cluster, dict[s
 def _fit_stage(trace: Trace, stage: int, base: Cluster, name: str) -> Cluster:
     """``base`` with the noise of one stage; a fit to its first steps is compared with the others."""
     with output.progress(f"fit the noise of {name}"):
-        fit, stages = fit_noise(measure_noise(trace), stage=stage), stage_times(trace)
-        check = check_stage(stages[stage], lambda part: noise_cluster(part, base, name))
+        stages, source = stage_times(trace), f"derived statistics of {trace.job_name(None)} ({trace.metadata.source})"
+        compute_s_TR = chosen(stages, stage, source)
+        fit = fit_noise(measure_stage(compute_s_TR, stage=stage), source)
+        check = check_stage(compute_s_TR, lambda part: noise_cluster(part, base, name))
     if len(stages) > 1:
         said = "only the noise of compute is fitted; sends and receives between stages are not"
         output.say(f"a pipeline of {len(stages)} stages: {said}")

@@ -64,7 +64,8 @@ def _calibrate(name: str) -> NoiseFit:
     """The noise of stage 0 of a trace, from its packaged measurements."""
     path = config_files.packaged("measurements") / f"straggler-{name.lower()}.yaml"
     with output.progress(f"calibrate {name}"):
-        fit = fit_noise(NoiseMeasurements.load(path))
+        measured = config_files.load(NoiseMeasurements, "measurements", path)
+        fit = fit_noise(measured.stage(0), measured.source)
     worst = max(abs(row.error) for row in fit.held_out)
     output.say(
         f"calibrated {name} from {path.name}: {fit.workers} workers, mean compute {fit.mean_compute_s.value:.3g} s, "
