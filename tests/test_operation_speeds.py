@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 from helpers.traced_jobs import awaited
+from test_program_calibration import traced
 
 from paceenv.calibration.fit_trace import fit_trace
-from paceenv.core.trace import Trace, read_trace
-from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.engine.recording import RecordingWriter
-from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
 
 SOCKETS = {"sharing": "flows", "unused_rate": "lost"}
@@ -47,15 +44,6 @@ def layers(order: str = "overlap", noise: float = 0.01, **fabric: Any) -> Cluste
     return config_files.parse(Cluster, data, "test")
 
 
-def traced(cluster: Cluster, path: Path) -> Trace:
-    """Unpaced steps of a cluster."""
-    keys = episode_keys([0])
-    job = Simulator(derive(cluster, keys), keys)
-    with RecordingWriter(path, job, cluster.name) as writer:
-        writer.append(job.record(job.off(), 60))
-    return read_trace(path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("efficiency", "fabric", "order", "is_live"),
@@ -72,7 +60,7 @@ def test_an_efficiency_is_found_again(
 ) -> None:
     truth = layers(order, efficiency=efficiency, **fabric)
     base = layers(order, noise=0.0, **fabric, nic_gbps=0.12)
-    trace = traced(truth, tmp_path / "trace.parquet")
+    trace = traced(truth, tmp_path / "trace.parquet", 60)
     fit = fit_trace(awaited(trace) if is_live else trace, base=base)
     assert dict(fit.cluster.fabric.efficiency) == pytest.approx(efficiency, rel=0.05)
     assert fit.cluster.fabric.nic_gbps == pytest.approx(0.1, rel=0.03)
@@ -94,7 +82,7 @@ def test_no_efficiency_is_claimed_where_the_trace_does_not_show_it(
     truth = layers(order, **fabric)
     known = {key: value for key, value in fabric.items() if key != "efficiency"}
     base = layers(order, noise=0.0, **known)
-    fit = fit_trace(awaited(traced(truth, tmp_path / "trace.parquet")), base=base)
+    fit = fit_trace(awaited(traced(truth, tmp_path / "trace.parquet", 60)), base=base)
     assert not fit.cluster.fabric.efficiency
 
 
@@ -117,7 +105,7 @@ def test_how_links_are_shared_is_found_where_operations_run_alone_and_together(
     data = layers(efficiency=efficiency, **fabric).model_dump(exclude_defaults=True)
     data["program"]["step"] = steps
     truth = config_files.parse(Cluster, data, "test")
-    fit = fit_trace(traced(truth, tmp_path / "trace.parquet"), program=True)
+    fit = fit_trace(traced(truth, tmp_path / "trace.parquet", 60), program=True)
     found = fit.cluster.fabric
     assert dict(found.efficiency) == pytest.approx(efficiency, rel=0.05)
     assert found.nic_gbps == pytest.approx(0.1, rel=0.03)

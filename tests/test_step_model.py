@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceenv.calibration.distances import Distance
 from paceenv.cli import application
 from paceenv.core import metrics
 from paceenv.core.errors import InputError
@@ -41,15 +40,6 @@ def test_chance_is_exceeded_in_a_twentieth_of_cases() -> None:
     ]
     assert 0.01 < np.mean(above) < 0.09
     assert metrics.ks_chance(22) == pytest.approx(0.29, abs=0.005)
-
-
-def test_ranks_that_share_a_common_mode_are_fewer_values() -> None:
-    random = np.random.default_rng(3)
-    independent = random.normal(1.0, 0.1, (200, 16))
-    common = np.repeat(random.normal(1.0, 0.1, (200, 1)), 16, axis=1) + random.normal(0.0, 0.01, (200, 16))
-    one, other = (Distance.between("x", values, [independent]) for values in (independent, common))
-    assert one.chance == pytest.approx(metrics.ks_chance(3200), rel=0.1)
-    assert other.chance == pytest.approx(metrics.ks_chance(200), rel=0.1)
 
 
 def test_a_model_has_the_distribution_and_the_memory_of_its_log() -> None:

@@ -6,7 +6,6 @@ Axes: T iterations, G process groups.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +18,7 @@ from paceenv.calibration.incast_fit import add_incast
 from paceenv.calibration.job_stamps import JobStamps
 from paceenv.calibration.links import add_links
 from paceenv.calibration.parameters import ROUND_US, bounded, estimated, exact, identified, not_identifiable
-from paceenv.calibration.two_state_fit import Episodes, find_episodes, fit_two_states
+from paceenv.calibration.two_state_fit import find_episodes, fit_two_states
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
 
@@ -87,68 +86,38 @@ def _add_structure(builder: ClusterBuilder[JobStamps]) -> None:
 
 
 def _add_post_work(builder: ClusterBuilder[JobStamps]) -> None:
-    stamps, found = builder.stamps, fit_post_collective(builder.stamps)
-    if builder.data["job"]["barrier"]:
-        said = "from the last group's end of work to the end of the step, and what all groups have in common"
-        builder.put(identified("fabric.barrier_us", max(found.barrier_s, 0.0) * 1e6, found.barrier_se * 1e6, said))
-    builder.data["post_collective_work"] = {"groups": len(found.always), "work_s": max(found.work_s, 0.0)}
-    if found.always:
-        named = ", ".join("+".join(map(str, stamps.members[g])) for g in found.always)
-        said = f"between payload and barrier of the group of ranks {named}, beside what all groups have"
-        builder.put(exact("post_collective_work.groups", len(found.always), said))
-        builder.put(identified("post_collective_work.work_s", found.work_s, found.work_se, said))
-    if found.episodes is not None:
-        episodes, said = found.episodes, f"{found.episodes.count} episodes between payload and barrier"
-        builder.put(
-            bounded("post_collective_work.share", episodes.share, said),
-            bounded("post_collective_work.mean_iterations", episodes.mean_iterations, said),
-            identified("post_collective_work.episode_s", found.episode_s, found.episode_se, said),
-        )
-        builder.data["post_collective_work"] |= {
-            "share": min(episodes.share.value, 0.99),
-            "episode_spread": found.spread,
-        }
-
-
-@dataclass(frozen=True)
-class PostCollectiveFit:
-    """``always`` are the groups that always have it, ``work_s`` how long on average, with its standard error.
-
-    ``episode_s`` is an episode's mean per step and ``spread`` how far single ones lie from it (uniform, as a share).
-    ``barrier_s`` is the time after the last group is ready, with the overhead that all groups have.
-    """
-
-    always: tuple[int, ...]
-    work_s: float
-    work_se: float
-    episodes: Episodes | None
-    episode_s: float
-    episode_se: float
-    spread: float
-    barrier_s: float
-    barrier_se: float
-
-
-def fit_post_collective(stamps: JobStamps) -> PostCollectiveFit:
-    """Fit the time between the end of a group's payload and the end of the step."""
+    """The time between the end of a group's payload and the end of the step: work of some groups, and the barrier."""
+    stamps = builder.stamps
     rest_TG = stamps.ready_TG - stamps.finish_TG
     after_T = stamps.step_T - stamps.ready_TG.max(axis=1)
     least_s = MIN_WORK_SHARE * float(np.median(stamps.step_T))
     on_TG = np.stack([fit_two_states(x, least_s) for x in rest_TG.T], axis=1)
     usual_G = np.array([np.median(rest_TG[~on_TG[:, g], g]) for g in range(stamps.groups)])
     common_s = float(usual_G.min())
-    always = tuple(int(g) for g in np.flatnonzero(usual_G - common_s > least_s))
-    work_TG = rest_TG - usual_G
-    work_s, work_se = 0.0, 0.0
+    if builder.data["job"]["barrier"]:
+        barrier_s, barrier_se = float(after_T.mean()), float(after_T.std(ddof=1) / math.sqrt(len(after_T)))
+        said = "from the last group's end of work to the end of the step, and what all groups have in common"
+        builder.put(identified("fabric.barrier_us", max(barrier_s + common_s, 0.0) * 1e6, barrier_se * 1e6, said))
+    always = [int(g) for g in np.flatnonzero(usual_G - common_s > least_s)]
+    work = builder.data["post_collective_work"] = {"groups": len(always), "work_s": 0.0}
     if always:
-        own_T = np.where(on_TG, np.nan, rest_TG)[:, list(always)].ravel() - common_s
+        own_T = np.where(on_TG, np.nan, rest_TG)[:, always].ravel() - common_s
         own = own_T[np.isfinite(own_T)]
         work_s, work_se = float(own.mean()), float(own.std(ddof=1) / math.sqrt(len(own)))
+        named = ", ".join("+".join(map(str, stamps.members[g])) for g in always)
+        said = f"between payload and barrier of the group of ranks {named}, beside what all groups have"
+        builder.put(exact("post_collective_work.groups", len(always), said))
+        builder.put(identified("post_collective_work.work_s", work_s, work_se, said))
     episodes = find_episodes(on_TG)
-    single = _episode_means(work_TG, on_TG)
-    episode_s, se, spread = _of_episodes(single) if episodes else (0.0, 0.0, 0.0)
-    barrier_s, barrier_se = float(after_T.mean()), float(after_T.std(ddof=1) / math.sqrt(len(after_T)))
-    return PostCollectiveFit(always, work_s, work_se, episodes, episode_s, se, spread, barrier_s + common_s, barrier_se)
+    if episodes is not None:
+        episode_s, se, spread = _of_episodes(_episode_means(rest_TG - usual_G, on_TG))
+        said = f"{episodes.count} episodes between payload and barrier"
+        builder.put(
+            bounded("post_collective_work.share", episodes.share, said),
+            bounded("post_collective_work.mean_iterations", episodes.mean_iterations, said),
+            identified("post_collective_work.episode_s", episode_s, se, said),
+        )
+        work |= {"share": min(episodes.share.value, 0.99), "episode_spread": spread}
 
 
 def _of_episodes(single: list[float]) -> tuple[float, float, float]:

@@ -1,6 +1,6 @@
 """How near predicted values are to held-out ones: single numbers, and whole distributions beside what chance gives.
 
-Axes: T steps, R ranks.
+Axis: T steps.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ class Distance:
     chance: float
 
     @classmethod
-    def between(cls, quantity: str, held_out_TR: Array, simulated: Sequence[Array]) -> Distance:
-        """The distance of ``(T, R)`` held-out values (R may be 1) to all simulated ones together."""
-        distance = metrics.ks_distance(held_out_TR.ravel(), np.concatenate([values.ravel() for values in simulated]))
-        independent = held_out_TR.size / _alike(held_out_TR) / metrics.correlation_length(held_out_TR.mean(axis=1))
-        return cls(quantity, held_out_TR.size, distance, metrics.ks_chance(max(independent, 1.0)))
+    def between(cls, quantity: str, held_out_T: Array, simulated: Sequence[Array]) -> Distance:
+        """The distance of held-out values to all simulated ones together."""
+        distance = metrics.ks_distance(held_out_T, np.concatenate([values.ravel() for values in simulated]))
+        is_constant = np.ptp(held_out_T) <= ROUNDING * abs(float(held_out_T.mean()))
+        independent = 1.0 if is_constant else len(held_out_T) / metrics.correlation_length(held_out_T)
+        return cls(quantity, len(held_out_T), distance, metrics.ks_chance(max(independent, 1.0)))
 
     def to_record(self) -> dict[str, Any]:
         """As plain data, to four digits."""
@@ -61,26 +62,6 @@ class Distance:
             f"Kolmogorov-Smirnov distance of the {self.quantity}: {self.distance:.1%}, {said} (chance: up to "
             f"{self.chance:.1%} with {self.values} values)"
         )
-
-
-def _alike(values_TR: Array) -> float:
-    """Values that tell as much as one independent value, at least 1: those of a step are alike, and of a rank.
-
-    The design effect of a two-way layout, 1 + (R - 1) times the share of the variance between steps + (T - 1) times
-    that between ranks (Kish, *Survey Sampling*, 1965, section 5.4, for each).
-    """
-    steps, ranks = values_TR.shape
-    if np.ptp(values_TR) <= ROUNDING * abs(float(values_TR.mean())):
-        return float(steps * ranks)
-    if steps < 2 or ranks < 2:
-        return 1.0
-    step_T, rank_R = values_TR.mean(axis=1), values_TR.mean(axis=0)
-    left = values_TR - step_T[:, None] - rank_R + values_TR.mean()
-    own = float((left**2).sum()) / ((steps - 1) * (ranks - 1))
-    between_steps = max(float(step_T.var(ddof=1)) - own / ranks, 0.0)
-    between_ranks = max(float(rank_R.var(ddof=1)) - own / steps, 0.0)
-    total = own + between_steps + between_ranks
-    return float(1.0 + ((ranks - 1) * between_steps + (steps - 1) * between_ranks) / total)
 
 
 @dataclass(frozen=True)

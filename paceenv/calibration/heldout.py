@@ -8,7 +8,6 @@ errors of the fit and the differences between runs. Axes: T iterations, R ranks,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final, Literal, TypeVar
 
 import numpy as np
@@ -59,9 +58,9 @@ def check_fit(stamps: Stamps, fit: Callable[[Stamps], Cluster]) -> HeldOutCheck 
     cluster, what = fit(first), "step"
     if isinstance(rest, JobStamps):
         measured = _describe(what, rest.step_T, rest.compute_TR, rest.entry_TR, rest.groups)
-        return _check(what, cut, rest.step_T, measured, cluster, rest.ranks, groups=rest.groups)[0]
+        return _check(what, cut, rest.step_T, measured, cluster, rest.ranks, groups=rest.groups)
     measured = _describe(what, rest.step_T, rest.step_T[:, None], rest.step_T[:, None], 1)
-    return _check(what, cut, rest.step_T, measured, cluster, rest.ranks, knows="steps")[0]
+    return _check(what, cut, rest.step_T, measured, cluster, rest.ranks, knows="steps")
 
 
 def check_stage(compute_s_TR: Array, make: Callable[[NoiseFit], Cluster]) -> HeldOutCheck | str:
@@ -77,19 +76,7 @@ def check_stage(compute_s_TR: Array, make: Callable[[NoiseFit], Cluster]) -> Hel
     fit = fit_noise(first, "held-out check")
     slowest_T, what = rest_TR.max(axis=1), "slowest worker"
     measured = _describe(what, slowest_T, rest_TR, rest_TR, 1)
-    check, single = _check(what, cut, slowest_T, measured, make(fit), workers, knows="compute")
-    relative = "compute of a worker over the mean of its step"
-    of_workers = (
-        Distance.between("compute of a worker", rest_TR, single),
-        Distance.between(relative, _over_mean(rest_TR), [_over_mean(one) for one in single]),
-    )
-    return replace(check, distances=(*check.distances, *of_workers))
-
-
-def _over_mean(compute_TR: Array) -> Array:
-    """Each worker's compute over the mean of its step: what makes workers wait, without what all share."""
-    relative: Array = compute_TR / compute_TR.mean(axis=-1, keepdims=True)
-    return relative
+    return _check(what, cut, slowest_T, measured, make(fit), workers, knows="compute")
 
 
 def _describe(what: str, step_T: Array, compute_TR: Array, entry_TR: Array, groups: int) -> dict[str, float]:
@@ -126,15 +113,14 @@ def _check(
     *,
     groups: int = 1,
     knows: Literal["ranks", "steps", "compute"] = "ranks",
-) -> tuple[HeldOutCheck, list[Array]]:
-    """Every quantity of the held-out steps against runs of drawn clusters; and arrivals in one run of each."""
+) -> HeldOutCheck:
+    """Every quantity of the held-out steps against runs of drawn clusters."""
     drawn = drawn_clusters(cluster, draws=DRAWS)
     runs = int(np.clip(_MAX_CELLS / (len(held_out_T) * ranks * len(drawn)), 1, RUNS))
-    found, steps, single = list[dict[str, float]](), list[Array](), list[Array]()
+    found, steps = list[dict[str, float]](), list[Array]()
     for d, one in enumerate(drawn):
         step_ET, entry_ETR = _run(one, runs, d * runs, len(held_out_T))
         steps.append(entry_ETR.max(axis=2) if knows == "compute" else step_ET)
-        single.append(entry_ETR[:1])  # there are many ranks
         of_ranks = steps[-1][:, :, None] if knows == "steps" else entry_ETR
         found += [_describe(what, *run, run[1], groups) for run in zip(steps[-1], of_ranks, strict=True)]
     lines, step_s = [], next(iter(measured.values()))
@@ -145,8 +131,8 @@ def _check(
         rounding = ROUNDING * (step_s if unit else 1.0)
         interval = Interval(float(values.mean()), low - rounding, high + rounding)
         lines.append(Line(quantity, unit, value, interval, _tolerance(quantity)))
-    distance = Distance.between(what, held_out_T[:, None], steps)
-    return HeldOutCheck(fitted, len(held_out_T), tuple(lines), (distance,)), single
+    distance = Distance.between(what, held_out_T, steps)
+    return HeldOutCheck(fitted, len(held_out_T), tuple(lines), (distance,))
 
 
 def _tolerance(quantity: str) -> float:

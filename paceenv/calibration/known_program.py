@@ -294,7 +294,9 @@ def fit_speeds(
         return {}, []
     speed_K = np.exp(found.x)
     ratio_K = speed_K / speed_K.max()
-    se_K = _relative_se(found.jac, seen_TK / step_s)
+    inverse_KK = np.linalg.pinv(found.jac)
+    covariance_KK = np.atleast_2d(np.cov(seen_TK / step_s, rowvar=False)) / len(seen_TK)
+    se_K = np.sqrt(np.diag(inverse_KK @ covariance_KK @ inverse_KK.T))  # of logarithms of speeds
     efficiency, parameters = dict[str, float](), list[Parameter]()
     for kind, ratio, se in zip(kinds, ratio_K.tolist(), se_K.tolist(), strict=True):
         if ratio < 1.0 - ALIKE:
@@ -302,14 +304,6 @@ def fit_speeds(
             said = f"how long ranks see it beside {kinds[int(speed_K.argmax())]}, which is the fastest"
             parameters.append(identified(f"fabric.efficiency.{kind}", efficiency[kind], ratio * se, said))
     return efficiency, parameters
-
-
-def _relative_se(slope_KK: Array, seen_TK: Array) -> Array:
-    """Standard errors of logarithms of speeds."""
-    inverse_KK = np.linalg.pinv(slope_KK)
-    covariance_KK = np.atleast_2d(np.cov(seen_TK, rowvar=False)) / len(seen_TK)
-    se_K: Array = np.sqrt(np.diag(inverse_KK @ covariance_KK @ inverse_KK.T))
-    return se_K
 
 
 def _simulated_K(cluster: Cluster, kinds: Sequence[str], *, handed_over: bool) -> Array:

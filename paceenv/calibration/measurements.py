@@ -62,9 +62,8 @@ class Moments(Config):
 class StageMeasurements(Config):
     """One pipeline stage. Everything but ``workers`` and ``slow_workers`` describes the healthy workers.
 
-    ``slow_workers`` are positions among the stage's workers in ascending order of rank.
-    ``across_worker_cv`` and ``skewness`` pool compute time over its step's mean, the usual way to quote them;
-    ``quantiles`` (at :data:`QUANTILES`) are of the same minus 1, times sqrt(R / (R - 1)) to undo the centring.
+    ``slow_workers`` are positions among the stage's workers in ascending order of rank. ``quantiles`` (at
+    :data:`QUANTILES`) are of compute time over its step's mean, minus 1, times sqrt(R / (R - 1)) to undo the centring.
     ``even`` and ``odd`` are every second step. ``replicates`` leave out one of :data:`REPLICATES` blocks of consecutive
     steps each: the spread of any function of them gives its jackknife error. A packaged summary has one list of each
     moment of the replicates, which is a third of the size.
@@ -74,8 +73,6 @@ class StageMeasurements(Config):
     steps: int
     workers: int
     slow_workers: tuple[int, ...]
-    across_worker_cv: float
-    skewness: float
     quantiles: tuple[float, ...]
     all: Moments
     even: Moments
@@ -199,8 +196,6 @@ def measure_stage(compute_s_TR: Array, *, stage: int = 0) -> StageMeasurements:
         steps=steps,
         workers=workers,
         slow_workers=tuple(int(r) for r in np.flatnonzero(slow_R)),
-        across_worker_cv=float(x_TR.std()),
-        skewness=_skewness(float(np.mean(x_TR**3)), float(x_TR.var())),
         quantiles=tuple(float(q) for q in np.quantile(x_TR * np.sqrt(ranks / (ranks - 1)), QUANTILES)),
         all=moments(compute_s_TR, slow_R),
         even=moments(compute_s_TR[::2], slow_R),

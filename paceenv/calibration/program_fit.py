@@ -46,12 +46,11 @@ Array = NDArray[np.float64]
 def fit_program(stamps: ProgramStamps, base: Cluster | None = None, name: str = "calibrated") -> JobFit:
     """Fit a cluster with a program; the fabric of a known ``base`` stands where the trace identifies none."""
     order = read_order(stamps)
-    growth = group_growth(stamps, order)
-    stamps = growth.stamps
+    stamps, growth = group_growth(stamps, order)
     phases = step_phases(stamps, order)
     builder = ClusterBuilder(stamps, base, _data(stamps, phases, base, name))
     _add_structure(builder, order)
-    builder.add(growth.parameter)
+    builder.add(growth)
     found = durations(stamps)
     contended = partial(_simulated_s, builder)
     rates = fit_rates(stamps, found)

@@ -273,7 +273,7 @@ def _kinds_of_steps(name: str, iterations: list[int], rows: list[list[list[Row]]
             f"allowed: at least {MIN_STEPS}. A longer trace of steps that are alike settles it"
         )
     largest = max(usual, key=lambda kind: (sum(map(len, kind)), kinds[kind]))
-    usual = [kind for kind in usual if all(_is_part(few, many) for few, many in zip(kind, largest, strict=True))]
+    usual = [kind for kind in usual if None not in map(_matched, kind, largest)]
     kept = [t for t, kind in enumerate(of_step) if kind in usual]
     if len(kept) < max(MIN_STEPS, 0.8 * len(rows)):
         raise InputError(
@@ -281,12 +281,6 @@ def _kinds_of_steps(name: str, iterations: list[int], rows: list[list[list[Row]]
             "the same in every step, or some left out in turns. A trace of steps that are alike settles it"
         )
     return kept, of_step.index(largest)
-
-
-def _is_part(few: Sequence[tuple[str, int]], many: Sequence[tuple[str, int]]) -> bool:
-    """Whether ``few`` are ``many`` with some left out."""
-    rest = iter(many)
-    return all(one in rest for one in few)
 
 
 def _members(step: list[list[Row]]) -> dict[int, tuple[int, ...]]:
@@ -416,6 +410,7 @@ def _places(mine: list[Row], full: list[Row], number: list[int]) -> list[int]:
 
 
 def _matched(few: Sequence[object], many: Sequence[object]) -> list[int] | None:
+    """Where ``few`` are among ``many``, in order; None where they are not ``many`` with some left out."""
     found, at = [], 0
     for one in few:
         while at < len(many) and many[at] != one:
@@ -432,13 +427,10 @@ def _payloads(transfers: Sequence[Transfer], size_TRK: Array) -> list[float]:
     found = []
     for k, one in enumerate(transfers):
         sizes = size_TRK[:, :, k]
-        found.append(float(np.nanmean(sizes if one.op != "send" else _known(sizes).max(axis=1))))
+        if one.op == "send":  # a receiver need not know them
+            sizes = np.nan_to_num(sizes).max(axis=1)
+        found.append(float(np.nanmean(sizes)))
     return found
-
-
-def _known(size_TR: Array) -> Array:
-    """Bytes of a message as one of its ends says; a receiver need not."""
-    return np.asarray(np.where(np.isfinite(size_TR), size_TR, 0.0))
 
 
 def _every(name: str, iteration_T: Integers, some_TK: NDArray[np.bool_]) -> list[int]:

@@ -261,16 +261,8 @@ class _Kind(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True)
-class GroupGrowth:
-    """Stamps whose communicators have ``grows``, and what is known of them in words."""
-
-    stamps: ProgramStamps
-    parameter: Parameter
-
-
-def group_growth(stamps: ProgramStamps, order: StepOrder) -> GroupGrowth:
-    """Mark the communicators of a job that grow with it."""
+def group_growth(stamps: ProgramStamps, order: StepOrder) -> tuple[ProgramStamps, Parameter]:
+    """The stamps with ``grows`` in the communicators that grow with a job, and what is known of them in words."""
     used = list(dict.fromkeys(one.communicator for one in stamps.transfers))
     kinds = {name: _kind(stamps, order, name) for name in used}
     every = {WORLD: Communicator()} | dict(stamps.communicators)
@@ -285,13 +277,13 @@ def group_growth(stamps: ProgramStamps, order: StepOrder) -> GroupGrowth:
         why = f"not known which groups have more members in a larger job: {', '.join(unknown)}"
         if not unknown:
             why = "no transfer sums gradients between replicas, so what a larger job adds is not in the trace"
-        return GroupGrowth(stamps, not_identifiable(KEY, None, why, SETTLES))
+        return stamps, not_identifiable(KEY, None, why, SETTLES)
     grow = [name for name, kind in kinds.items() if kind.grows]
     keep = [f"{name} ({kind.why})" for name, kind in kinds.items() if not kind.grows]
     said = f"with more ranks, groups of {', '.join(grow)} have more members" + (
         f"; the same number: {', '.join(keep)}" if keep else ""
     )
-    return GroupGrowth(stamps, exact(KEY, len(used), said))
+    return stamps, exact(KEY, len(used), said)
 
 
 def _kind(stamps: ProgramStamps, order: StepOrder, name: str) -> _Kind:

@@ -60,28 +60,20 @@ def calibrate(
 ) -> None:
     """Fit a cluster config to a trace or to published numbers, with error bars.
 
-    From the trace of a job: the whole cluster. Process groups, collective and payload,
-    post-collective work, noise of compute, links, incast, a tenant; each with its evidence, or why it cannot be
-    identified. A second fit to the first two thirds of the steps is compared with the rest: step time, its variation
-    and tail, the slowest of n ranks, arrival skew.
+    From the trace of a job: the whole cluster, each parameter with its evidence, or why it cannot be identified. Where
+    one collective does not describe the step, it is fitted as a program. A second fit to the first two thirds of the
+    steps is compared with the rest.
 
-    Where transfers of several communicators overlap, or one collective leaves the mean step more than 5 % off, the
-    step is fitted as a program: its transfers in order, what runs in the background, compute between them.
+    From a trace of pipeline stages, or with --stage: the noise of compute, in a plain barrier job of as many nodes as
+    the trace has workers; --base gives it another fabric or other tenants.
 
-    From a trace of pipeline stages, or with --stage: the noise of compute (mean, persistent, common-mode and
-    idiosyncratic parts, tail). The config is a plain barrier job of as many nodes as the trace has workers; --base
-    gives it another fabric or other tenants.
+    From a scaling table or a table of throughputs: what it frees, within its bounds, fitted to the rows it marks.
 
-    From a scaling table: what the table frees, within its bounds, fitted to the rows it marks.
+    From nccl-tests output: the law latency + size/bandwidth + sqrt(size) of the links it ran on. With --out: a cluster
+    with these links, which paceenv simulate takes; with --base that cluster, on these links.
 
-    From a table of throughputs of a described workload: the hardware parameters that it frees, likewise.
-
-    From nccl-tests output: the law latency + size/bandwidth + sqrt(size) of the links it ran on, as a cluster's fabric.
-    Rows that failed their own check are left out. With --out: a cluster with these links, which paceenv simulate takes;
-    with --base that cluster, on these links.
-
-    From a text log of a training program: a model of its step times, and how far (Kolmogorov-Smirnov) it is from step
-    times that it has not seen. Step times alone give no cluster.
+    From a text log of a training program: a model of its step times, and how far it is from step times that it has not
+    seen. Step times alone give no cluster.
 
     Examples: paceenv calibrate trace.parquet -o mine.yaml -- paceenv calibrate rank*.json.gz -o mine.yaml --
     paceenv calibrate all_reduce_perf.log -o links.yaml -- paceenv calibrate log.txt

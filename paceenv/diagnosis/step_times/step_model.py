@@ -130,8 +130,8 @@ def check_model(log: StepLog) -> ModelCheck | str:
     normal_s = model.level_s.value * (1.0 + model.cv.value * normal)
     return ModelCheck(
         said,
-        Distance.between("step times", rest[:, None], [model.sample(20_000)]),
-        Distance.between("step times, were they normal", rest[:, None], [normal_s]),
+        Distance.between("step times", rest, [model.sample(20_000)]),
+        Distance.between("step times, were they normal", rest, [normal_s]),
     )
 
 
