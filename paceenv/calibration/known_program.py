@@ -119,11 +119,11 @@ def _anchors(program: StepProgram, rank: int, *, handed_over: bool) -> list[_Anc
             else:
                 add(op, blocks=not one.background)
         else:
-            for op in [op for name, op in pending if name == phase.wait]:
-                add(op, blocks=True)
+            for awaited in [op for name, op in pending if name == phase.wait]:
+                add(awaited, blocks=True)
             pending = [item for item in pending if item[0] != phase.wait]
-    for _, op in pending:
-        add(op, blocks=True)
+    for _, awaited in pending:
+        add(awaited, blocks=True)
     add("", blocks=True)
     return found
 
