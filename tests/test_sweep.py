@@ -380,8 +380,8 @@ def test_a_comparison_names_no_code_and_its_files_lie_beside_it(tmp_path: Path) 
         (tmp_path / "hostile.yaml").write_text(json.dumps({"suite": "demo", **given}))
         with pytest.raises(InputError, match="policy os:abort: a class, whose code would run; allowed: names and"):
             application.run(["evaluate", str(tmp_path / "hostile.yaml")])
-    files = ["mine.safetensors:preference=0.2", "agent.zip:mechanisms=slack", "static:slack=0.1/0.2"]
+    files = ["mine.safetensors:preference=0.2", "static:slack=0.1/0.2"]
     (tmp_path / "mine.yaml").write_text(json.dumps({"suite": "demo", "policies": files, "tuned": {"a": files[0]}}))
     found = load_comparison(tmp_path / "mine.yaml")
-    assert found.policies == [f"{tmp_path}/{files[0]}", f"{tmp_path}/{files[1]}", *files[2:]]
+    assert found.policies == [f"{tmp_path}/{files[0]}", *files[1:]]
     assert found.tuned == {"a": f"{tmp_path}/{files[0]}"}

@@ -20,7 +20,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from paceenv.core import signals
 from paceenv.core.errors import out_of_range
-from paceenv.policies.foreign import actor_of
+from paceenv.policies.from_torch import actor_layers
 from paceenv.policies.learned import Learned
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import training_seed
@@ -122,7 +122,7 @@ class Sb3Learner(Learner):
 
     def _actor(self) -> Layers:
         """The actor's pairs of weight and bias as float32 arrays, input to output."""
-        return list(actor_of(self._policy_arrays(), "tanh", self.label).layers)
+        return list(actor_layers(self._policy_arrays(), self.label))
 
     def _policy_arrays(self) -> dict[str, NDArray[Any]]:
         return {name: value.numpy() for name, value in self.model.policy.state_dict().items()}
