@@ -49,7 +49,6 @@ def config(name: str, **changed: Any) -> TrainConfig:
             "threads": 1,
             "cv_weight": 0.1,
         },
-        "constraint": None if name == "distill" else {"limit": 0.0, "rate": 50},
         "selection": {"suites": ["stagger"], "every": 1, "patience": 9, "seeds": 2, "iterations": 40},
         "algorithm": name,
         "total_timesteps": 1200 if name == "distill" else 1024,
@@ -97,7 +96,7 @@ def test_actions_before_learning_starts_are_the_same_after_an_interruption(
 ) -> None:
     monkeypatch.setattr(training_run, "SEGMENT_ROLLOUTS", 1)
     section = {"arguments": {**REPLAY, "learning_starts": 9999, "buffer_size": 1600}}
-    tiny = config("SAC", selection=None, constraint=None, sb3=section, total_timesteps=1536)
+    tiny = config("SAC", selection=None, sb3=section, total_timesteps=1536)
     whole = training_run.Run(tiny)
     for _ in range(3):
         whole.advance()

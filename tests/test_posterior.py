@@ -15,7 +15,7 @@ from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.trainers.evaluation.suites import load_suite
 from paceenv.trainers.training.train_config import load_train_config
-from paceenv.trainers.training.training_envs import make_groups
+from paceenv.trainers.training.training_envs import make_batches
 from paceenv.ui import config_files
 
 ALONE, UPLINK, WORK = "fabric.nic_gbps", "fabric.uplink_gbps", "post_collective_work.work_s"
@@ -103,9 +103,9 @@ def test_training_takes_what_is_written_as_it_is(tmp_path: Path, monkeypatch: py
     splits = [case.split for case in load_suite(folder / "suite.yaml").cases]
     assert {split: splits.count(split) for split in splits} == {"train": 12, "validation": 2, "held-out": 2}
     environment = load_train_config(folder / "train.yaml").environment.model_copy(update={"environments": 64})
-    (group,) = make_groups(environment, None)
-    group.env.reset(seed=0)
-    rates = {float(work_s) for work_s in group.env._batch.simulator.batch.jobs["uplink_work_s"]}
+    (batch,) = make_batches(environment, None)
+    batch.reset(seed=0)
+    rates = {float(work_s) for work_s in batch._batch.simulator.batch.jobs["uplink_work_s"]}
     assert len(rates) == 12
     assert max(rates) / min(rates) > 1.05
     assert load_cluster(written[0]).calibration == {"source": "drawn from the errors of a fit to test"}
