@@ -197,7 +197,6 @@ def test_several_seeds_are_told_apart_on_validation_clusters(tmp_path: Path) -> 
         looks = [row for row in curve if "score" in row]
         best = int(np.argmax([row["score"] for row in looks]))
         assert best >= len(looks) - 2, "one look without a better score, and it stops"
-        assert curve[-1]["multiplier"] > 0.0, "exploring costs something on a null, and the limit is 0"
         assert (out / f"seed-{seed}" / "checkpoint.safetensors").exists()
     assert (out / "learning-curve.png").stat().st_size > 1000
     before = (out / "policy.safetensors").read_bytes()

@@ -51,13 +51,6 @@ def figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
     return made, [_plain(made.add_subplot(1, panels, i + 1)) for i in range(panels)]
 
 
-def grid(rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of panels in rows and columns, each as wide as one of two panels side by side."""
-    size = 0.75 * _SIZE[0] * columns, 0.85 * _SIZE[1] * rows
-    made = Figure(figsize=size, dpi=130, layout="constrained")
-    return made, [[made.add_subplot(rows, columns, columns * j + i + 1) for i in range(columns)] for j in range(rows)]
-
-
 def stack(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
     """A wide figure of panels under each other, of these heights in inches, in the house style."""
     made = Figure(figsize=(1.6 * _SIZE[0], sum(heights) + 1.0), dpi=130, layout="constrained")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 
 import paceenv
 from paceenv.core import pacing, signals
@@ -44,7 +43,8 @@ def finish(folder: Path, task: StaticTask | TrainingTask) -> dict[str, Any]:
     else:
         comparison = _write_static(folder, results, winners, task)
     config_files.write_yaml(folder / WINNER, comparison.model_dump(mode="json"))
-    pareto(results, folder / PARETO)
+    if "" in winners:
+        pareto(results, folder / PARETO)
     return said
 
 
@@ -121,22 +121,11 @@ def _axes_of(results: Results) -> tuple[str, str]:
 
 
 def pareto(results: Results, path: Path) -> None:
-    """All candidates, the front, the winner; a panel for each cluster that was searched by itself, at most twelve."""
-    clusters = results.clusters[:12]
-    columns = min(len(clusters), 3)
-    figure, panels = figures.grid(-(-len(clusters) // columns), columns)
-    flat = [panel for row in panels for panel in row]
-    for cluster, panel in zip(clusters, flat, strict=False):
-        _pareto_panel(results, cluster, panel)
-    for panel in flat[len(clusters) :]:
-        panel.set_axis_off()
-    figures.save(figure, path)
-
-
-def _pareto_panel(results: Results, cluster: str, panel: Axes) -> None:
+    """All candidates, the front, the winner."""
     x, y = _axes_of(results)
-    mine = [c for c in results.candidates if c.cluster == cluster and x in c.result]
-    front, best = [c for c in results.front(cluster) if x in c.result], results.best(cluster)
+    mine = [c for c in results.candidates if x in c.result]
+    front, best = [c for c in results.front() if x in c.result], results.best()
+    figure, panel = figures.axes(results.config.name, _label(x), _label(y))
 
     def draw(candidates: Sequence[Candidate], style: str, **how: object) -> None:
         xs, ys = ([c.result[name] for c in candidates] for name in (x, y))
@@ -146,5 +135,5 @@ def _pareto_panel(results: Results, cluster: str, panel: Axes) -> None:
     draw(sorted(front, key=lambda c: c.result[x]), "o-", color=FRONT_COLOUR, ms=4, lw=1, label="front")
     if best is not None and x in best.result:
         draw([best], "*", color=BEST_COLOUR, ms=11, label="winner")
-    panel.set(title=cluster or results.config.name, xlabel=_label(x), ylabel=_label(y))
     panel.legend(fontsize=7)
+    figures.save(figure, path)
