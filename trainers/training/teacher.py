@@ -128,35 +128,6 @@ def select_candidates(gain_SC: NDArray[np.float64], most: int) -> list[int]:
     return chosen
 
 
-class Exploration:
-    """Which ranks of episodes are watched, when they are asked about, and the varied settings that drive them.
-
-    Args:
-        watched: J at most.
-        every_intervals: distance of an episode's questions.
-    """
-
-    def __init__(
-        self, episodes: int, ranks: int, settings: int, watched: int, every_intervals: int, rng: np.random.Generator
-    ) -> None:
-        self._settings, self._every, self._rng = settings, every_intervals, rng
-        self.watched_EJ = rng.permuted(np.tile(np.arange(ranks), (episodes, 1)), axis=1)[:, : min(ranks, watched)]
-        self._phase_E, self._rate_E = rng.integers(0, every_intervals, episodes), rng.choice(CHANGE_RATES, episodes)
-        self.choice_E = np.zeros(episodes, np.int64)
-        """The setting that drives each episode."""
-
-    def at(self, t: int) -> NDArray[np.int64]:
-        """The episodes that are asked about after interval ``t``."""
-        return np.flatnonzero((t + self._phase_E) % self._every == 0)
-
-    def change(self, t: int) -> None:
-        """Draw another setting for some episodes, at the first interval for all."""
-        E, rng = len(self.choice_E), self._rng
-        changes_E = rng.random(E) < (self._rate_E if t else 1.0)
-        new_E = np.where(rng.random(E) < OFF_SHARE, 0, rng.integers(0, self._settings, E))
-        self.choice_E = np.where(changes_E, new_E, self.choice_E)
-
-
 def coarse_grid(mechanisms: Sequence[str]) -> list[Candidate]:
     """Every mechanism alone with each of its thresholds and windows, and pairs of them."""
     found: list[Candidate] = [
