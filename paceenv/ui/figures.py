@@ -40,7 +40,7 @@ PHASE_COLOURS = {
     "restart": "#222222",
     "checkpoint": "#777777",
 }
-"""What a rank spends its time on (``sim.engine.phases``, ``trainers.report.spans``); shades of yellow are waits."""
+"""What a rank spends its time on (``sim.engine.phases``, ``report.rank_pictures``); shades of yellow are waits."""
 _SIZE = (7.0, 4.2)
 SUFFIXES = (".png", ".svg", ".pdf")
 
