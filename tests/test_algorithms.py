@@ -13,7 +13,7 @@ from paceenv.core.errors import InputError
 from paceenv.policies.distilled import Distilled
 from paceenv.policies.policy_file import load_policy, save_policy
 from paceenv.trainers.training import training_run
-from paceenv.trainers.training.train_config import Distill, Sb3, TrainConfig
+from paceenv.trainers.training.train_config import TrainConfig
 from paceenv.ui import config_files
 
 ON_POLICY = {"n_steps": 32, "batch_size": 64, "n_epochs": 1}
@@ -160,11 +160,3 @@ def test_a_class_or_argument_that_is_not_there_is_one_line(
         training_run.Run(config("PPO", algorithm=algorithm, sb3={"arguments": arguments}, selection=None))
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("algorithm", ["PPO", "SAC", "distill"])
-def test_a_section_may_be_left_out(algorithm: str) -> None:
-    base = {"name": "short", "environment": {"mechanisms": ["slack"], "suites": ["slack"]}, "algorithm": algorithm}
-    found = config_files.parse(TrainConfig, base, "short.yaml")
-    assert (found.distill == Distill(), found.sb3 == Sb3()) == (algorithm == "distill", algorithm != "distill")
-    assert TrainConfig.model_validate(found.model_dump(mode="json")) == found
