@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-gpu lint format-check format typecheck docs dist bench tuned scores released reality commit-checks clean
+.PHONY: help setup demo test test-slow test-gpu lint format-check format typecheck docs dist bench tuned scores released commit-checks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -78,9 +78,6 @@ scores: $(STAMP) ## rebuild SCORES.md from the committed configurations
 released: $(STAMP) ## train the released policy anew (about 20 minutes; goes on where it was), and put it in place
 	@$(BIN)/paceenv train distilled -o runs/released --resume
 	@cp runs/released/policy.safetensors policies/learned.safetensors
-
-reality: $(STAMP) ## rebuild docs/evidence/reality.md, the ceiling of real systems, from data that others recorded (PACEENV_DATA_DIR)
-	@$(BIN)/python -m benchmarks.evidence.ceilings --write
 
 commit-checks: lint format-check typecheck docs test ## what CI runs first; then it runs test-slow
 

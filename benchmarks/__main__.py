@@ -15,7 +15,6 @@ from benchmarks.speed import (
     diagnosis_speed,
     engine_speed,
     env_speed,
-    policy_speed,
     ppo,
     program_speed,
 )
@@ -27,7 +26,6 @@ BENCHMARKS = {
     "programs": program_speed.run,
     "env": env_speed.run,
     "ppo": ppo.run,
-    "policy": policy_speed.run,
     "agent": agent_cost.run,
     "diagnosis": diagnosis_speed.run,
 }

@@ -128,16 +128,6 @@ def _seconds(function: Callable[[], object], calls: int, clock: Callable[[], flo
     return clock() - start
 
 
-def repeated(function: Callable[[], object], calls: int) -> Callable[[], None]:
-    """``function`` so many times in one call, for what takes microseconds."""
-
-    def run() -> None:
-        for _ in range(calls):
-            function()
-
-    return run
-
-
 def recorded(cluster: Cluster, seed: int, iterations: int) -> Trace:
     """The trace of a cluster without pacing, as ``paceenv simulate --trace`` writes it."""
     keys_E = episode_keys([seed])

@@ -1,7 +1,7 @@
 """Pacing policies: hand-written rules, learned policies and their file, and policies that look ahead.
 
 Importing this package imports nothing heavy; ``paceenv.policies.base`` and ``paceenv.policies.rules`` need only numpy,
-the policy file also safetensors. ``clairvoyant``, ``projection``, ``rollout`` and ``select`` import the engine and are
+the policy file also safetensors. ``clairvoyant``, ``rollout`` and ``select`` import the engine and are
 imported by name.
 """
 

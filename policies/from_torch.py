@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.policies.base import INTERVAL_ITERATIONS
-from paceenv.policies.foreign import Actor, actor_of
 from paceenv.policies.learned import Learned
 from paceenv.policies.networks import ACTIVATIONS, Layer
 from paceenv.policies.policy_file import PolicyFile, save_policy
@@ -105,13 +105,11 @@ def _of_agent(policy: Any) -> tuple[Actor, Original]:
     space = policy.action_space
     if not (hasattr(space, "low") and (space.low == -1.0).all() and (space.high == 1.0).all()):
         raise InputError(f"{_WHERE}: actions in {space}; allowed: a Box from -1 to 1, as of paceenv/Pacing-v0")
-    usual = getattr(policy, "activation_fn", None)
-    name = None if usual is None else str(usual.__name__).lower()
-    if name is not None and name not in ACTIVATIONS:
+    name = str(policy.activation_fn.__name__).lower()
+    if name not in ACTIVATIONS:
         raise InputError(f"{_WHERE}: activation_fn = {name}; allowed: {', '.join(ACTIVATIONS)}")
     arrays = {key: value.detach().cpu().numpy() for key, value in policy.state_dict().items()}
-    actor = actor_of(arrays, name, _WHERE, squashes=bool(policy.squash_output))
-
+    actor = Actor(actor_layers(arrays, _WHERE), name, bool(policy.squash_output))
     return actor, lambda x_BI: policy.predict(x_BI, deterministic=True)[0]
 
 
@@ -155,3 +153,65 @@ def _flat(network: Any) -> Iterable[Any]:
             yield from _flat(module)
     else:
         yield network
+
+
+# The acting network within an agent's weights
+
+
+class Actor(NamedTuple):
+    """A network that acts; fields as of :class:`paceenv.policies.learned.Learned`."""
+
+    layers: tuple[Layer, ...]
+    activation: str
+    squashes: bool = False
+
+
+Arrays = Mapping[str, NDArray[Any]]
+_NORMS = ("ra_mean", "ra_var", "scale", "bias")
+"""Of CrossQ's batch renormalisation, as it is after its warm-up."""
+_NORM_EPS = 1e-3
+_EXTRACTORS = ("features_extractor.", "pi_features_extractor.", "actor.features_extractor.")
+
+
+def actor_layers(weights: Arrays, where: str) -> tuple[Layer, ...]:
+    """The layers of the actor in a policy's ``state_dict``; InputError for a network that no policy file can hold."""
+    for name in weights:
+        if name.startswith((*_EXTRACTORS, "lstm_actor.")):
+            kind = "a recurrent cell" if name.startswith("lstm") else "a features extractor"
+            raise InputError(f"{where}: {kind} with weights ({name}); allowed: none")
+    if any(name.startswith("actor.mu.") for name in weights):  # SAC, TQC, CrossQ: a body before it; TD3, DDPG: none
+        parts = [*_sequence(weights, "actor.latent_pi"), *_sequence(weights, "actor.mu")]
+    else:  # PPO, A2C, TRPO
+        parts = [*_sequence(weights, "mlp_extractor.policy_net"), *_sequence(weights, "action_net")]
+    if parts:
+        return tuple(_folded(parts))
+    known = "an actor of PPO, A2C, TRPO, SAC, TQC, CrossQ, TD3 or DDPG"
+    raise InputError(f"{where}: weights {', '.join(sorted(weights)[:4])}; allowed: {known}")
+
+
+def _sequence(weights: Arrays, place: str) -> list[dict[str, NDArray[Any]]]:
+    """The modules with weights at a place, in order: ``place.weight``, or ``place.0.weight``, ``place.2.weight``."""
+    found: dict[int, dict[str, NDArray[Any]]] = {}
+    for name, value in weights.items():
+        match = re.fullmatch(re.escape(place) + r"(?:\.(\d{1,4}))?\.(\w+)", name)
+        if match:
+            found.setdefault(int(match[1] or 0), {})[match[2]] = value
+    return [found[n] for n in sorted(found)]
+
+
+def _folded(parts: list[dict[str, NDArray[Any]]]) -> list[Layer]:
+    """Linear layers, with the normalisation before each folded into it."""
+    layers, norm = list[Layer](), None
+    for part in parts:
+        if "ra_mean" in part:
+            mean, variance, scale, bias = (np.asarray(part[name], np.float64) for name in _NORMS)
+            factor = scale / np.sqrt(variance + _NORM_EPS)
+            norm = factor, bias - factor * mean
+        elif "weight" in part:
+            weight = np.asarray(part["weight"], np.float64)
+            bias = np.asarray(part.get("bias", np.zeros(len(weight))), np.float64)
+            if norm is not None:
+                (factor, shift), norm = norm, None
+                weight, bias = weight * factor, bias + weight @ shift
+            layers.append((weight.astype(np.float32), bias.astype(np.float32)))
+    return layers

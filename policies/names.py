@@ -35,8 +35,8 @@ DEFER_DEFAULT = (0.0, 0.1)
 LEARNED = "learned"
 """The name of the policy file that is released with the package, ``policies/learned.safetensors``."""
 NAMES = (*RULES, "static", LEARNED)
-NEED_SIMULATOR = ("projection", "clairvoyant")
-"""Policies that need the simulator; ``paceenv.policies.select`` makes them, a live job cannot."""
+AHEAD = "clairvoyant"
+"""The look-ahead plan, which needs the simulator; ``paceenv.policies.select`` makes it, a live job cannot."""
 _OPTIONS = ("mechanism", "threshold", "window")
 _SUFFIX = ".safetensors"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,31 +18,11 @@ from paceenv.policies.ranges import Outside
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import ClusterMix
 from paceenv.sim.engine.layout import Recording
-from paceenv.sim.engine.simulator import JobBatch, Outcome, Simulator, episode_keys
+from paceenv.sim.engine.simulator import Outcome, Simulator, episode_keys
 from paceenv.sim.reference import Reference
 
 Engine = Literal["fast", "reference"]
-
-
-class Runner(Protocol):
-    """What a rollout asks of an engine; axes as in ``paceenv.sim.engine.simulator``."""
-
-    batch: JobBatch
-    limits: Limits
-
-    def off(self) -> NDArray[np.float64]: ...
-
-    def run(self, settings_ESM2: NDArray[np.float64], iterations: int) -> NDArray[np.float64]: ...
-
-    def quiet_start(self) -> None: ...
-
-    def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording: ...
-
-    def observe(self, *, every_rank: bool = False) -> NDArray[np.float32]: ...
-
-    def mean_delay_s(self) -> NDArray[np.float64]: ...
-
-    def outcome(self) -> Outcome: ...
+Runner = Simulator | Reference
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
-from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies import names
 from paceenv.policies.base import Policy
 from paceenv.policies.clairvoyant import Clairvoyant
 from paceenv.policies.foreign import FOREIGN_HELP, foreign_policy
 from paceenv.sim.cluster import Cluster
 
-NAMES = (*names.NAMES, *names.NEED_SIMULATOR)
+NAMES = (*names.NAMES, names.AHEAD)
 POLICY_HELP = (
-    "passive, paper, adaptive, projection (from rollouts of this cluster), learned (the released policy file), "
+    "passive, paper, adaptive, learned (the released policy file), "
     "clairvoyant (looks ahead on the true noise: no job can have it), a policy file, or static with the cluster's "
     "settings or others: static:threshold=0.05,window=0.2,mechanism=phase_shift, static:slack=0.02/0.3, "
     "static:my-cluster.yaml; with a weight of variation where it was trained for some: learned:preference=0.3; "
@@ -21,7 +18,7 @@ POLICY_HELP = (
 )
 
 
-def select_policy(text: str, cluster: Cluster, limits: Limits = LIMITS) -> Policy | Clairvoyant:
+def select_policy(text: str, cluster: Cluster) -> Policy | Clairvoyant:
     """The policy that ``text`` names; ``static`` takes settings that are not given from the cluster config.
 
     Raises InputError for an unknown name or option, and for an invalid file.
@@ -33,8 +30,4 @@ def select_policy(text: str, cluster: Cluster, limits: Limits = LIMITS) -> Polic
     name, preference = names.parts(text, ("clairvoyant",))
     if name == "clairvoyant":
         return Clairvoyant(preference=preference or 0.0)
-    if text == "projection":
-        from paceenv.policies.projection import Projection  # only here: it needs SciPy, other policies do not
-
-        return Projection(cluster, threads=os.cpu_count() or 1, limits=limits)
     return foreign_policy(text) or names.find(text, NAMES)[1].policy

@@ -13,7 +13,7 @@ from paceenv.core.errors import InputError
 from paceenv.policies.distilled import Distilled
 from paceenv.policies.policy_file import load_policy, save_policy
 from paceenv.trainers.training import training_run
-from paceenv.trainers.training.train_config import Distill, Sb3, TrainConfig
+from paceenv.trainers.training.train_config import TrainConfig
 from paceenv.ui import config_files
 
 ON_POLICY = {"n_steps": 32, "batch_size": 64, "n_epochs": 1}
@@ -49,7 +49,6 @@ def config(name: str, **changed: Any) -> TrainConfig:
             "threads": 1,
             "cv_weight": 0.1,
         },
-        "constraint": None if name == "distill" else {"limit": 0.0, "rate": 50},
         "selection": {"suites": ["stagger"], "every": 1, "patience": 9, "seeds": 2, "iterations": 40},
         "algorithm": name,
         "total_timesteps": 1200 if name == "distill" else 1024,
@@ -97,7 +96,7 @@ def test_actions_before_learning_starts_are_the_same_after_an_interruption(
 ) -> None:
     monkeypatch.setattr(training_run, "SEGMENT_ROLLOUTS", 1)
     section = {"arguments": {**REPLAY, "learning_starts": 9999, "buffer_size": 1600}}
-    tiny = config("SAC", selection=None, constraint=None, sb3=section, total_timesteps=1536)
+    tiny = config("SAC", selection=None, sb3=section, total_timesteps=1536)
     whole = training_run.Run(tiny)
     for _ in range(3):
         whole.advance()
@@ -161,11 +160,3 @@ def test_a_class_or_argument_that_is_not_there_is_one_line(
         training_run.Run(config("PPO", algorithm=algorithm, sb3={"arguments": arguments}, selection=None))
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("algorithm", ["PPO", "SAC", "distill"])
-def test_a_section_may_be_left_out(algorithm: str) -> None:
-    base = {"name": "short", "environment": {"mechanisms": ["slack"], "suites": ["slack"]}, "algorithm": algorithm}
-    found = config_files.parse(TrainConfig, base, "short.yaml")
-    assert (found.distill == Distill(), found.sb3 == Sb3()) == (algorithm == "distill", algorithm != "distill")
-    assert TrainConfig.model_validate(found.model_dump(mode="json")) == found

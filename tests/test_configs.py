@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -211,12 +210,3 @@ def test_errors_are_one_line_in_the_house_form() -> None:
     assert str(error) == "paceenv/Pacing-v0: threads = 0; allowed: at least 1"
     assert str(InputError("two\nlines  of\ttext")) == "two lines of text"
     assert isinstance(error, ValueError)
-
-
-def test_json_for_version_control_has_a_row_a_line_and_loses_nothing(tmp_path: Path) -> None:
-    data = {"rows": [{"ci95": [0.1, -2e-06], "name": 'a "b"\n'}, {}, []], "none": None, "µ": "[\n 1\n]"}
-    config_files.write_json(tmp_path / "a.json", data)
-    text = (tmp_path / "a.json").read_text()
-    assert json.loads(text) == data
-    assert '   "ci95": [0.1, -2e-06],\n' in text
-    assert text.count("\n") == 12

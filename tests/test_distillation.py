@@ -25,6 +25,7 @@ from paceenv.trainers.training.teacher import (
     coarse_grid,
     finer_grid,
     gains,
+    select_candidates,
     settings_of,
 )
 from paceenv.trainers.training.train_config import Distill, Environment, TrainConfig
@@ -196,3 +197,10 @@ def test_another_algorithm_by_an_option(tmp_path: Path) -> None:
     assert isinstance(policy, Distilled)
     assert 1 <= len(policy.candidates) <= 2
     assert (out / "learning-curve.png").stat().st_size > 1000
+
+
+def test_only_candidates_that_add_something_are_compared() -> None:
+    gain_SC = np.array([[0.0, 0.1, 0.09, -0.3, 0.0], [0.0, 0.1, 0.09, 0.2, 0.0]])
+    assert select_candidates(gain_SC, 6) == [0, 1, 3]
+    assert select_candidates(gain_SC, 1) == [0, 1]
+    assert select_candidates(-np.abs(gain_SC), 6) == [0]

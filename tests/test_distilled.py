@@ -154,9 +154,3 @@ def test_the_preference_weighs_what_the_network_says(tmp_path: Path) -> None:
         same.with_preference(1.5)
     with pytest.raises(InputError, match="outputs = 4; allowed: 2, 1 a candidate"):
         Distilled(layers, CANDIDATES, margin=0.0, hysteresis=0.0)
-
-
-@pytest.mark.parametrize("changed", [{"margin": -0.1}, {"hysteresis": np.inf}, {"candidates": CANDIDATES[:1]}])
-def test_what_does_not_fit_is_refused(changed: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="policy distilled: "):
-        policy(**changed)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,13 +19,10 @@ import paceenv.policies
 from paceenv.cli import application
 from paceenv.core import signals
 from paceenv.core.errors import InputError
-from paceenv.policies import foreign
 from paceenv.policies.foreign import foreign_policy
-from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import load_policy
 
 MECHANISMS = ("slack", "phase_shift")
-OPTION = ":mechanisms=slack/phase_shift"
 RELU, SILU, TANH = torch.nn.ReLU, torch.nn.SiLU, torch.nn.Tanh
 SMALL: dict[str, Any] = {"device": "cpu", "seed": 0}
 REPLAY: dict[str, Any] = {**SMALL, "buffer_size": 16}
@@ -68,40 +62,15 @@ def views(rows: int = 40) -> Any:
     return np.random.default_rng(3).uniform(-1, 1, (rows, signals.SIGNALS)).astype(np.float32)
 
 
-def assert_acts_alike(policy: Any, made: Any) -> None:
-    x = views()
-    seen = np.clip(policy.action(x), -1.0, 1.0)
-    np.testing.assert_allclose(seen, made.predict(x, deterministic=True)[0], atol=1e-5)
-    assert np.ptp(seen) > 0.1
-
-
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_agent_s_archive_and_its_policy_file_act_alike_and_its_pickles_stay_closed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = agent(name)
-    made.save(tmp_path / "agent.zip")
-
-    def forbidden(*_: Any, **__: Any) -> None:
-        raise AssertionError("unpickled")
-
-    import cloudpickle
-
-    for module in (pickle, cloudpickle):
-        monkeypatch.setattr(module, "loads", forbidden)
-        monkeypatch.setattr(module, "load", forbidden)
-    policy = foreign_policy(f"{tmp_path / 'agent.zip'}{OPTION},interval_iterations=10")
-    monkeypatch.undo()
-    assert isinstance(policy, Learned)
-    assert (policy.mechanisms, policy.interval_iterations) == (MECHANISMS, 10)
-    assert_acts_alike(policy, made)
-    digest = paceenv.policies.save_network(
-        tmp_path / "mine.safetensors", made, mechanisms=MECHANISMS, provenance={"seed": 0}
-    )
-    kept = load_policy(tmp_path / "mine.safetensors")
-    assert len(digest) == 64
-    assert kept.provenance["seed"] == 0
-    assert_acts_alike(kept.policy, made)
+def test_an_agent_and_its_policy_file_act_alike(name: str, tmp_path: Path) -> None:
+    made, path = agent(name), tmp_path / "mine.safetensors"
+    digest = paceenv.policies.save_network(path, made, mechanisms=MECHANISMS, provenance={"seed": 0})
+    kept = load_policy(path)
+    assert (len(digest), kept.provenance["seed"], kept.policy.mechanisms) == (64, 0, MECHANISMS)
+    seen = np.clip(kept.policy.action(views()), -1.0, 1.0)
+    np.testing.assert_allclose(seen, made.predict(views(), deterministic=True)[0], atol=1e-5)
+    assert np.ptp(seen) > 0.1
 
 
 def linear(inputs: int, outputs: int) -> torch.nn.Linear:
@@ -178,72 +147,6 @@ def refused(text: str) -> str:
     return str(caught.value)
 
 
-class Evil:
-    """Runs code where it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return (Path.touch, (self.path,))
-
-
-def archive(path: Path, **parts: bytes) -> str:
-    names = {"weights": "policy.pth"}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, content in parts.items():
-            file.writestr(names.get(name, name), content)
-    return f"{path}{OPTION}"
-
-
-def saved(**tensors: Any) -> bytes:
-    blob = io.BytesIO()
-    torch.save(tensors, blob)
-    return blob.getvalue()
-
-
-def test_hostile_archives_run_nothing_and_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, trap = tmp_path / "a.zip", tmp_path / "trap"
-    evil = io.BytesIO()
-    torch.save({"action_net.weight": Evil(trap)}, evil)
-    assert "not weights alone" in refused(archive(path, data=b"{}", weights=evil.getvalue()))
-    assert "not weights alone" in refused(archive(path, data=b"{}", weights=pickle.dumps(Evil(trap))))
-    kwargs = {":type:": "<class 'dict'>", ":serialized:": "gASV", "activation_fn": "<class 'evil.ELU'>"}
-    text = archive(path, data=json.dumps({"policy_kwargs": kwargs}).encode(), weights=saved(a=torch.zeros(1)))
-    assert "activation_fn = <class 'evil.ELU'>; allowed: tanh, relu, silu, or load it in a script" in refused(text)
-    short = saved(**{"action_net.weight": torch.zeros(()), "value_net.weight": torch.zeros(1)})
-    assert "weights that fit no network (" in refused(archive(path, data=b"{}", weights=short))
-    assert "weights a; allowed: an actor of PPO" in refused(archive(path, data=b"{}", weights=saved(a=torch.zeros(1))))
-    extractor = saved(**{"features_extractor.cnn.0.weight": torch.zeros(1)})
-    assert "a features extractor with weights" in refused(archive(path, data=b"{}", weights=extractor))
-    assert "not an agent of Stable-Baselines3" in refused(archive(path, data=b"{}"))
-    assert "not an agent of Stable-Baselines3" in refused(archive(path, data=b"[" * 10**5, weights=b""))
-    monkeypatch.setattr(foreign, "_MAX_BYTES", 10**6)
-    assert "data of 3000000 bytes; allowed: at most" in refused(archive(path, data=bytes(3 * 10**6), weights=b""))
-    path.write_bytes(b"PK nothing")
-    assert "not an agent of Stable-Baselines3" in refused(f"{path}{OPTION}")
-    assert not trap.exists()
-
-
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [
-        ("", "mechanisms = ''; allowed: agent.zip:mechanisms=slack/phase_shift, in the order of its actions"),
-        (":mechanisms=slack", "4 actions; allowed: 2 for 1 mechanisms"),
-        (f"{OPTION},gamma=1", "option gamma=1; allowed: mechanisms=, interval_iterations=, preference="),
-        (f"{OPTION},interval_iterations=0", "interval_iterations = 0; allowed: at least 1"),
-        (f"{OPTION},preference=0.5", "preference = 0.5; allowed: a number with 11 inputs, None with 10"),
-    ],
-)
-def test_wrong_options_of_an_archive(option: str, expected: str, tmp_path: Path) -> None:
-    agent("ppo").save(tmp_path / "agent.zip")
-    assert expected in refused(f"{tmp_path / 'agent.zip'}{option}")
-
-
-def test_a_missing_archive(tmp_path: Path) -> None:
-    assert "no such file; allowed: a .zip file" in refused(f"{tmp_path / 'none.zip'}{OPTION}")
-
-
 # module:Class
 
 OWN = """
@@ -294,18 +197,12 @@ CONSTANT = "static:phase_shift=0.1/0.2"
 
 
 def test_evaluate_compares_agents_of_ones_own(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    agent("sac").save(own / "agent.zip")
-    mine = [
-        "my_agent:Mine",
-        "my_agent:Plain",
-        f"agent.zip{OPTION}",
-        "static:phase_shift=0.1/0.2",
-    ]
+    mine = ["my_agent:Mine", "my_agent:Plain"]
     assert application.run(["evaluate", *mine, CONSTANT, "--seeds", "2", "-i", "60", "--json", "-"]) == 0
     rows = json.loads(capsys.readouterr().out)
     gains = {(row["policy"], row["cluster"]): row["throughput_gain"] for row in rows}
     clusters = {cluster for _, cluster in gains}
-    assert len(gains) == 5 * len(clusters)
+    assert len(gains) == 4 * len(clusters)
     for cluster in clusters:
         assert gains["my_agent:Mine", cluster] == pytest.approx(gains[CONSTANT, cluster])
         assert gains["my_agent:Plain", cluster] == 0.0

@@ -25,16 +25,6 @@ CONTAINERS = sorted((ROOT / "containers").glob("*.Containerfile"))
 INSTRUCTIONS = {"ARG", "FROM", "COPY", "RUN", "ENV", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
 
 
-def test_the_changelog_has_the_usual_form() -> None:
-    """That of keepachangelog.com: versions, and under them sections of known names."""
-    text = (ROOT / "CHANGELOG.md").read_text()
-    assert text.startswith("# Changelog\n")
-    assert "https://keepachangelog.com" in text
-    for heading in re.findall(r"^## .*", text, re.MULTILINE):
-        assert re.fullmatch(r"## \[(Unreleased\]|\d+\.\d+\.\d+\] - \d{4}-\d{2}-\d{2})", heading)
-    assert set(re.findall(r"^### (.*)", text, re.MULTILINE)) <= set(SECTIONS)
-
-
 def test_the_version_stands_in_one_place() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" not in project["project"]

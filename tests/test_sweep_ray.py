@@ -32,7 +32,6 @@ static:
   optuna: {num_samples: 40, n_startup_trials: 12}
   seeds: 8
   iterations: 1600
-robustness: {suite: demo, seeds: 2, iterations: 60}
 """
 
 
@@ -80,7 +79,7 @@ def test_killed_and_restored_it_has_every_trial_once_and_a_winner(static: Path, 
     assert said["winners"][0]["throughput"] == max(values) > 0.0
     kept = [last_result(path)["trial_id"] == result["trial_id"] for path, result in before.items()]
     assert sum(kept) >= len(kept) - 4, "but for those that were not on Tune's record yet, trials do not run again"
-    assert {"winner.yaml", "policy.safetensors", "robustness.json", "pareto.png"} <= set(os.listdir(out))
+    assert {"winner.yaml", "policy.safetensors", "pareto.png"} <= set(os.listdir(out))
 
 
 @pytest.mark.slow
@@ -143,7 +142,7 @@ def _training(folder: Path, rates: dict[str, Any], **search: Any) -> SweepConfig
     (folder / "mine.yaml").write_text("name: mine\ncases: [{cluster: two-jobs, split: validation}]\n")
     ranges = {"sb3.learning_rate": rates, "sb3.arguments.gamma": {"uniform": [0.85, 0.95]}}
     training = {"train": str(folder / "tiny.yaml"), "hyperparameters": ranges, "seeds": 2, **search}
-    return SweepConfig.model_validate({"name": "tiny", "training": training, "robustness": None, "seed": 1})
+    return SweepConfig.model_validate({"name": "tiny", "training": training, "seed": 1})
 
 
 @pytest.fixture(scope="module")

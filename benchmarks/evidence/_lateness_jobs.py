@@ -6,7 +6,7 @@ Suffixes: T steps, R ranks. Times are seconds.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from benchmarks._common import NOISE
-from paceenv.core.errors import InputError
 from paceenv.core.lateness.watch import lateness_of
 from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.dependency_graph import build_graph
@@ -172,10 +171,3 @@ def repeated_runs() -> Iterator[Series]:
             own_TR = own_TR * (np.median(usual_R) / usual_R)
             alike = (tuple(range(len(runs))),)
             yield Series(" ".join(name), own_TR, np.median(own_TR, axis=1), alike, np.zeros_like(own_TR))
-
-
-def require(found: Sequence[Series], what: str) -> Sequence[Series]:
-    """The series, or a line that says what is missing."""
-    if not found:
-        raise InputError(f"{what}: not in {DATA}; set PACEENV_DATA_DIR to the folder with the recorded data")
-    return found

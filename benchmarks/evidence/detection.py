@@ -1,4 +1,4 @@
-"""How fast a rank that turns late is named, how often wrongly, and whether the kinds of lateness are told apart.
+"""How fast a rank that turns late is named, and how often wrongly.
 
 `python -m benchmarks.evidence.detection --repeats 3 --seed 2 --write` makes a part of docs/evidence/detection.md: the
 watch of
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Final
 
@@ -23,15 +23,8 @@ from benchmarks._common import put
 from benchmarks.evidence import _lateness_jobs as jobs
 from benchmarks.evidence._lateness_jobs import Series
 from paceenv.core.lateness.watch import (
-    CHRONIC,
-    IN_TURNS,
     LEAST_SHARE,
-    NONE,
-    ONCE,
-    SINCE,
-    SOMETIMES,
     STEPS_PER_FALSE_ALARM,
-    VARIATION,
     Findings,
     LateSpan,
     find_late_ranks,
@@ -165,66 +158,6 @@ def delays(seed: int, repeats: int) -> Iterator[Delay]:
                 yield delay(kind, series.at(slice(0, begin + WINDOW_STEPS)), rank, begin, slower)
 
 
-STORY_STEPS: Final = 480
-
-
-def _put(*spans: tuple[int, int, int], slower: float = 0.3) -> Callable[[Series], Series]:
-    """Lateness as (rank, first, last + 1) by a share of the work."""
-
-    def change(series: Series) -> Series:
-        for rank, first, end in spans:
-            series = series.slowed(rank, slice(first, end), slower)
-        return series
-
-    return change
-
-
-STORIES: Final[dict[str, tuple[str, Callable[[Series], Series]]]] = {
-    "nobody": (NONE, lambda series: series),
-    "one step, ten times as long": (ONCE, _put((3, 200, 201), slower=9.0)),
-    "30 steps, once": (ONCE, _put((3, 200, 230))),
-    "from the beginning": (CHRONIC, _put((3, 0, STORY_STEPS))),
-    "since step 200": (SINCE, _put((3, 200, STORY_STEPS))),
-    "three times 40 steps": (SOMETIMES, _put((3, 80, 120), (3, 200, 240), (3, 320, 360))),
-    "ranks in turns, 40 steps each": (
-        IN_TURNS,
-        _put(*[(k % 8, 40 * k, 40 * k + 40) for k in range(STORY_STEPS // 40)]),
-    ),
-    "every rank in turns, 10 steps each": (
-        IN_TURNS,
-        _put(*[(k % 8, 10 * k, 10 * k + 10) for k in range(STORY_STEPS // 10)]),
-    ),
-    "all vary by 15 %": (VARIATION, lambda series: series),
-}
-"""What was put in, by name: the right answer, and how."""
-ANSWERS: Final = (*(NONE, ONCE, CHRONIC, SINCE, SOMETIMES),
-                  *(IN_TURNS, VARIATION))  # fmt: skip
-
-
-def answer(found: Findings) -> str:
-    """The watch's answer in one word: the pattern of all, or the kind of the rank that is or was late."""
-    if found.pattern == IN_TURNS:
-        return IN_TURNS
-    if found.late:
-        return found.late[0].kind
-    if found.past:
-        return max(found.past, key=lambda row: len(row.spans)).kind
-    return found.pattern
-
-
-def confusion(seed: int, repeats: int) -> dict[str, dict[str, int]]:
-    """How often each story got each answer; half of the jobs vary by 2 %, half by 8 %."""
-    counts = {name: dict.fromkeys(ANSWERS, 0) for name in STORIES}
-    for k in range(repeats):
-        for n, (name, (right, change)) in enumerate(STORIES.items()):
-            cv = {VARIATION: 0.15, NONE: 0.02}.get(right, (0.02, 0.08)[k % 2])
-            rng = np.random.default_rng([seed, 2, k, n])
-            own_TR = 1.0 + cv * rng.normal(size=(STORY_STEPS, 8))
-            calm = Series(name, own_TR, own_TR.max(axis=1) + 0.04, (tuple(range(8)),), 0.0 * own_TR)
-            counts[name][answer(watch(change(calm)))] += 1
-    return counts
-
-
 def cost_us() -> dict[int, float]:
     """Microseconds of processor time for a step, by number of ranks."""
     found = {}
@@ -301,12 +234,6 @@ def _delay_cells(rows: Sequence[Delay]) -> tuple[str, ...]:
     return (str(len(rows)), share, f"{named.mean():.0%}", *cells, precision, off)
 
 
-def confusion_table(counts: dict[str, dict[str, int]]) -> Table:
-    """Stories and answers."""
-    rows = [(name, STORIES[name][0], *(str(got[a]) if got[a] else "" for a in ANSWERS)) for name, got in counts.items()]
-    return "Kinds of lateness", ("put in", "right", *ANSWERS), rows
-
-
 def summary_table(rows: Sequence[Delay], calm: Sequence[Healthy], cost: dict[int, float]) -> Table:
     """The numbers beside the published ones."""
     lines = []
@@ -330,10 +257,9 @@ def summary_table(rows: Sequence[Delay], calm: Sequence[Healthy], cost: dict[int
 
 
 def main(
-    repeats: Annotated[int, typer.Option(min=1, help="Cases of every noise and size; four times as many stories.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Cases of every noise and size.")] = 3,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/detection.md from this run.")] = False,
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Put lateness into simulated and recorded jobs, and count how soon and how rightly it is named."""
     kinds = list(healthy_jobs(seed))
@@ -349,16 +275,11 @@ def main(
         for row in delays(seed, repeats):
             rows.append(row)
             done(min(len(rows), cases))
-    counts = confusion(seed, 4 * repeats)
-    tables = [summary_table(rows, calm, cost_us()), delay_table(rows), healthy_table(calm), confusion_table(counts)]
-    if json_ is not None:
-        data = {"healthy": [asdict(r) for r in calm], "delays": [asdict(r) for r in rows], "kinds": counts}
-        output.write_json(data, json_)
-    if json_ != "-":
-        for title, columns, cells in tables:
-            output.print_table(title, columns, cells)
+    tables = [summary_table(rows, calm, cost_us()), delay_table(rows), healthy_table(calm)]
+    for title, columns, cells in tables:
+        output.print_table(title, columns, cells)
     if write:
-        (_, columns, short), (_, delay_columns, delay_rows), *_ = tables
+        (_, columns, short), (_, delay_columns, delay_rows), _ = tables
         all_rows = [row for row in delay_rows if "all" in row[1]]
         lines = [*markdown_table(columns, short), "", *markdown_table(delay_columns, all_rows)]
         put("detection.md", f"python -m benchmarks.evidence.detection --repeats {repeats} --seed {seed} --write", lines)

@@ -1,26 +1,23 @@
 """Real traces, damaged at random: is the diagnosis right, or does it say that it cannot be?
 
-`python -m benchmarks.evidence.mutated_traces DATA` damages production traces and recorded jobs whose causes are known,
-and diagnoses each. An answer is wrong if it names another first cause than the true one with the trace as evidence.
+Production traces and recorded jobs with known causes are damaged, and each is diagnosed. An answer is wrong if it
+names another first cause than the true one with the trace as evidence.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import numpy as np
-import typer
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import SCHEMA, Trace, TraceMetadata
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.diagnose import INSUFFICIENT, UNDETERMINED, diagnose
 from paceenv.importers.inputs import read_inputs
-from paceenv.ui import output
 
 Rng = np.random.Generator
 Columns = dict[str, Any]
@@ -162,33 +159,3 @@ def answers(data: Path, count: int, seed: int, progress: Callable[[float], None]
         found.append(answer(np.random.default_rng([seed, i]), name, traces[name]))
         progress(float(i + 1))
     return found
-
-
-def main(
-    data: Annotated[Path, typer.Argument(help="The folder with the recorded traces.")],
-    count: Annotated[int, typer.Option(min=1)] = 1000,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
-) -> None:
-    """Damage real traces at random, diagnose them, and count right, open and wrong answers."""
-    with output.progress("diagnose", count) as done:
-        found = answers(data, count, seed, done)
-    table: dict[str, Counter[str]] = defaultdict(Counter)
-    for one in found:
-        table[one.source][one.kind] += 1
-    columns = (RIGHT, OPEN, REFUSED, WRONG)
-    if json_ is not None:
-        output.write_json(
-            {"counts": {k: dict(v) for k, v in table.items()}, "answers": [vars(a) for a in found]}, json_
-        )
-    if json_ != "-":
-        rows = [(name, *(str(of[kind]) for kind in columns)) for name, of in table.items()]
-        rows.append(("all", *(str(sum(of[kind] for of in table.values())) for kind in columns)))
-        output.print_table("Damaged traces", ("trace", *columns), rows)
-        for one in found:
-            if one.kind == WRONG:
-                output.say(f"{one.source} with {', '.join(one.damage)}: {one.said}")
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -27,7 +27,6 @@ from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import output
 from paceenv.ui.output import markdown_table
 
-"""Heading of what this script writes; what stands above it in the document is written by hand."""
 LEVELS = (0.90, 0.95)
 SIGMA = math.erf(math.sqrt(0.5))
 """The level of one standard error."""
@@ -270,7 +269,6 @@ def main(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
     write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/validation.md from this run.")] = False,
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Calibrate traces of random clusters, and print how often their parameters are inside the stated intervals."""
     wanted = [
@@ -283,11 +281,8 @@ def main(
         for case in pool.map(recover, *zip(*wanted, strict=True), chunksize=4):
             cases.append(case)
             done(len(cases))
-    if json_ is not None:
-        output.write_json({"cases": [asdict(case) for case in cases]}, json_)
-    if json_ != "-":
-        for title, columns, rows in tables(cases):
-            output.print_table(title, columns, rows)
+    for title, columns, rows in tables(cases):
+        output.print_table(title, columns, rows)
     if write:
         put("validation.md", "python -m benchmarks.evidence.recovery --write", lines(cases))
 

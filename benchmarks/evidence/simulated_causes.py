@@ -34,7 +34,6 @@ WITHIN = 0.1
 """Of lost time: how far a share may be off, and how close two causes may be for either to count as the top one."""
 SICK = 0.03
 HEALTHY = "(none)"
-"""Heading of what this script writes; what stands above it in the document is written by hand."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +264,6 @@ def main(
     sound: Annotated[int, typer.Option(min=1, help="Jobs without.")] = 200,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/detection.md from this run.")] = False,
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Diagnose jobs with known causes, and print the confusion matrix."""
     sick, well = cases(count, seed), healthy(sound, seed + 1)
@@ -276,14 +274,11 @@ def main(
             done(len(verdicts))
     with_cause, without = verdicts[: len(sick)], verdicts[len(sick) :]
     result = summary(with_cause, without)
-    if json_ is not None:
-        output.write_json(result | {"cases": [_row(v) for v in verdicts]}, json_)
-    if json_ != "-":
-        output.print_table("Diagnosis of known causes", ("", ""), [(k, _spelled(v)) for k, v in result.items()])
-        for v in with_cause:
-            if not v.top_right or v.error > WITHIN:
-                shares = f"true {_shares(v.true)}, found {_shares(v.found)}"
-                output.say(f"{v.case.label} {v.case.causes}: lost {v.lost:.1%}, {shares}")
+    output.print_table("Diagnosis of known causes", ("", ""), [(k, _spelled(v)) for k, v in result.items()])
+    for v in with_cause:
+        if not v.top_right or v.error > WITHIN:
+            shares = f"true {_shares(v.true)}, found {_shares(v.found)}"
+            output.say(f"{v.case.label} {v.case.causes}: lost {v.lost:.1%}, {shares}")
     if write:
         put("detection.md", "python -m benchmarks.evidence.simulated_causes --write", lines(with_cause, result))
 
@@ -306,10 +301,6 @@ def summary(with_cause: list[Verdict], without: list[Verdict]) -> dict[str, Any]
 
 def _shares(shares: dict[str, float]) -> str:
     return ", ".join(f"{cause} {share:.0%}" for cause, share in shares.items()) or "nothing"
-
-
-def _row(v: Verdict) -> dict[str, Any]:
-    return {"label": v.case.label, "causes": list(v.case.causes), "lost": v.lost, "true": v.true, "found": v.found}
 
 
 def lines(with_cause: list[Verdict], result: dict[str, Any]) -> list[str]:

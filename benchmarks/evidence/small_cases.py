@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 import typer
 
-from benchmarks.evidence._mlperf import DATA
+from benchmarks.evidence._lateness_jobs import DATA
 from paceenv.cli import application
 from paceenv.ui import output
 

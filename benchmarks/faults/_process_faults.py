@@ -86,26 +86,6 @@ def raising_handler(job: Job) -> None:
     print("through", flush=True)
 
 
-@fault("a storm of signals", "SIGALRM SIGPROF SIGUSR1 SIGCHLD", ranks=2)
-def signal_storm(job: Job) -> None:
-    number = getattr(signal, job.variant)
-    signal.signal(number, lambda number, frame: None)
-    if job.variant == "SIGALRM":
-        signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
-    elif job.variant == "SIGPROF":
-        signal.setitimer(signal.ITIMER_PROF, 0.002, 0.002)
-    job.begin()
-
-    def send(i: int) -> None:
-        if job.variant in ("SIGUSR1", "SIGCHLD"):
-            for _ in range(20):
-                os.kill(os.getpid(), number)
-
-    job.train(before=send)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.setitimer(signal.ITIMER_PROF, 0)
-
-
 @fault("ended by a signal", "SIGTERM SIGINT SIGHUP SIGKILL SIGSEGV SIGABRT SIGQUIT SIGPIPE SIGXCPU SIGUSR1")
 def ended_by_signal(job: Job) -> None:
     number = getattr(signal, job.variant)

@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,60 +22,6 @@ class Refuses(Exception):
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:
     raise Refuses
-
-
-def _optimizers() -> dict[str, Any]:
-    import torch
-
-    base: Any = torch.optim.SGD
-
-    @dataclass
-    class Unhashable(base):
-        parameters: Any
-
-        def __post_init__(self) -> None:
-            base.__init__(self, self.parameters, lr=0.05)
-
-    def odd(name: str, **methods: Any) -> Any:
-        return lambda parameters: type(name, (base,), methods)(parameters, lr=0.05)
-
-    def attribute(self: Any, name: str) -> Any:
-        if name in ("__class__", "__weakref__", "__hash__", "optimizer"):
-            raise Refuses
-        return object.__getattribute__(self, name)
-
-    class Inner(base):
-        def step(self, closure: Any = None) -> Any:
-            super().step()
-            super().step()
-
-    return {
-        "unhashable": Unhashable,
-        "compares": odd("Compares", __eq__=_refuse, __ne__=_refuse, __hash__=None),
-        "hashes": odd("Hashes", __hash__=_refuse),
-        "class": odd("Class", __class__=property(_refuse)),
-        "attributes": odd("Attributes", __getattribute__=attribute),
-        "false": odd("False_", __bool__=_refuse, __len__=_refuse),
-        "repr": odd("Repr", __repr__=_refuse, __str__=_refuse, __format__=_refuse),
-        "nested": lambda parameters: Inner(parameters, lr=0.05),
-    }
-
-
-@fault("odd optimizer", "unhashable compares hashes class attributes false repr nested")
-def odd_optimizer(job: Job) -> None:
-    job.begin()
-    model = job.ddp()
-    other = job.network()
-    optimizer = _optimizers()[job.variant](list(model.parameters()))
-    second = _optimizers()[job.variant](list(other.parameters()))
-
-    def step(i: int) -> None:
-        for one, m in ((second, other), (optimizer, model)):
-            one.zero_grad()
-            m(job.inputs(i)).square().mean().backward()
-            one.step()
-
-    job.train(model, optimizer, step=step)
 
 
 @fault("a step that uses the agent", "detaches attaches summary marks ticks", attach=True)

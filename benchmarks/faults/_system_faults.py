@@ -300,25 +300,17 @@ def _odd_clock(read: Callable[[], Any], how: str) -> Callable[[], Any]:
     return odd[how]
 
 
-HOW = "none nan text back still infinite jumps raises sometimes"
-
-
-def _clock(job: Job, name: str) -> None:
+@fault("perf_counter is odd", "none nan text back still infinite jumps raises sometimes")
+def perf_counter(job: Job) -> None:
     job.begin()
     model = job.ddp()
-    read = getattr(time, name)
+    read = time.perf_counter
+
+    def change() -> None:
+        time.perf_counter = _odd_clock(read, job.variant)
+
     if job.seed % 2:  # after the agent has it
-        job.train(model, before=lambda i: setattr(time, name, _odd_clock(read, job.variant)) if i == 10 else None)
+        job.train(model, before=lambda i: change() if i == 10 else None)
     else:
-        setattr(time, name, _odd_clock(read, job.variant))
+        change()
         job.train(model)
-
-
-@fault("perf_counter is odd", HOW)
-def perf_counter(job: Job) -> None:
-    _clock(job, "perf_counter")
-
-
-@fault("monotonic is odd", HOW)
-def monotonic(job: Job) -> None:
-    _clock(job, "monotonic")

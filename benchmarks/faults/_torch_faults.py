@@ -327,64 +327,6 @@ def profilers(job: Job) -> None:
             job.train()
 
 
-COLLECTIVES = "functional objects p2p batch monitored gather_list uneven coalesced barrier scatter reduce_scatter store"
-
-
-@fault("every collective", COLLECTIVES, ranks=2)
-def collectives(job: Job) -> None:
-    import torch
-    import torch.distributed as dist
-    from torch.distributed import _functional_collectives as functional
-
-    job.begin()
-    world: Any = dist.group.WORLD
-    rank, other, received = job.rank, 1 - job.rank, list[Any]()
-
-    def use(i: int) -> None:
-        one, two = torch.full((4,), float(rank + i)), torch.zeros(4)
-        if job.variant == "functional":
-            received.append((functional.all_reduce(one, "sum", world) + 0).sum().item())
-        elif job.variant == "objects":
-            objects: list[Any] = [None, None]
-            dist.all_gather_object(objects, {"rank": rank, "i": i})
-            received.append(str(objects))
-        elif job.variant == "p2p":
-            (dist.send if rank else dist.recv)(one, other)
-            received.append(one.sum().item())
-        elif job.variant == "batch":
-            works = dist.batch_isend_irecv([dist.P2POp(dist.isend, one, other), dist.P2POp(dist.irecv, two, other)])
-            for work in works:
-                work.wait()
-            received.append(two.sum().item())
-        elif job.variant == "monitored":
-            dist.monitored_barrier()
-        elif job.variant == "gather_list":
-            found = [torch.zeros(4), torch.zeros(4)]
-            dist.all_gather(found, one)
-            received.append(torch.stack(found).sum().item())
-        elif job.variant == "uneven":
-            dist.all_to_all_single(two[: 2 + 0 * rank], one[:2])
-            received.append(two.sum().item())
-        elif job.variant == "coalesced":
-            dist.all_reduce_coalesced([one, two])
-            received.append(one.sum().item())
-        elif job.variant == "scatter":
-            dist.scatter(two, [one, one + 1] if rank == 0 else None, src=0)
-            received.append(two.sum().item())
-        elif job.variant == "reduce_scatter":
-            dist.reduce_scatter(two[:2], list(one.split(2)))
-            received.append(two.sum().item())
-        elif job.variant == "store":
-            store: Any = dist.distributed_c10d._get_default_store()
-            received.append(store.add("counter", 0))
-            dist.barrier()
-        else:
-            dist.barrier()
-
-    job.train(before=use)
-    print(received[-3:])
-
-
 @fault("collectives that fail", "shapes timeout dtype destroyed wrong_rank", ranks=2, code_only=True)
 def failing(job: Job) -> None:
     import torch

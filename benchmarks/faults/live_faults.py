@@ -27,7 +27,6 @@ from typing import IO, Annotated, Any
 import typer
 
 from benchmarks.faults._fault import FAULTS, Start
-from paceenv.core.errors import InputError
 from paceenv.ui import output
 from paceenv.ui.output import markdown_table
 
@@ -251,7 +250,6 @@ def main(
     seed: Annotated[list[int] | None, typer.Option(min=0, help="Seed of all jobs; may be given again.")] = None,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Jobs at a time.")] = 2,
     names: Annotated[bool, typer.Option("--list", help="Only list the runs.")] = False,
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Run jobs with faults; print one line each, then a table in Markdown. Exit code 1 if one was harmed."""
     runs = planned(only, seed or (0,))
@@ -276,15 +274,8 @@ def main(
             output.say(f"{len(results)}/{len(runs)} {run.name}: {found['verdict']}{why}")
     ordered = [results[run] for run in runs]
     counts = Counter(r["verdict"] for r in ordered)
-    try:
-        if json_ is not None:
-            output.write_json({"runs": ordered, "counts": counts}, json_)
-    except InputError as error:
-        output.say(f"error: {error}")
-        raise typer.Exit(2) from None
-    if json_ != "-":
-        kinds = len({run.kind for run in runs})
-        print("\n".join([f"{len(runs)} runs of {kinds} kinds, {counts[HARMED]} harmed.", "", *table(ordered)]))
+    kinds = len({run.kind for run in runs})
+    print("\n".join([f"{len(runs)} runs of {kinds} kinds, {counts[HARMED]} harmed.", "", *table(ordered)]))
     raise typer.Exit(1 if counts[HARMED] else 0)
 
 

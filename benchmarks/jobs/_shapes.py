@@ -3,6 +3,7 @@
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 from collections.abc import Callable
@@ -20,48 +21,12 @@ from benchmarks.jobs import _shapes_replicated as replicated
 from benchmarks.jobs._shape_job import Job, Training, tell
 
 SHAPES: dict[str, Callable[[Job], Training]] = {
-    shape.__name__: shape
-    for shape in (
-        replicated.ddp,
-        replicated.ddp_buckets,
-        replicated.ddp_buffers,
-        replicated.ddp_unused,
-        replicated.bf16_hook,
-        replicated.reentrant,
-        replicated.checkpointed,
-        replicated.accumulation,
-        replicated.accumulation_synced,
-        replicated.metrics_after,
-        replicated.objects_after,
-        replicated.barrier_after,
-        replicated.several_optimizers,
-        replicated.super_step,
-        replicated.zero_redundancy,
-        replicated.nested,
-        replicated.gan,
-        replicated.local_sgd,
-        replicated.diloco,
-        replicated.second_thread,
-        replicated.nameless,
-        grouped.manual,
-        grouped.manual_flat,
-        grouped.small_first,
-        grouped.coalesced,
-        grouped.functional_calls,
-        grouped.parameter_server,
-        grouped.experts,
-        grouped.tensor_and_data,
-        grouped.hybrid_sharded,
-        grouped.per_group_steps,
-        grouped.fsdp2,
-        grouped.fsdp2_hybrid,
-        grouped.tensors_distributed,
-        grouped.pipeline_1f1b,
-        grouped.pipeline_gpipe,
-        grouped.pipeline_by_hand,
-        grouped.three_dimensions,
-    )
+    name: shape
+    for module in (replicated, grouped)
+    for name, shape in inspect.getmembers(module, inspect.isfunction)
+    if shape.__module__ == module.__name__ and not name.startswith("_")
 }
+"""Every public function of the two modules."""
 TIMEOUT_S = 60.0
 
 

@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 import typer
 
-from paceenv.core.errors import InputError
 from paceenv.live.record.snapshot import LATE, UNKNOWN, number
 from paceenv.ui import output
 from paceenv.ui.output import markdown_table
@@ -241,7 +240,6 @@ def main(
     seeds: Annotated[int, typer.Option(min=1, help="Run everything so many times, each with its seed.")] = 1,
     compare: Annotated[bool, typer.Option("--compare", help="Run each job without the agent, too.")] = False,
     names: Annotated[bool, typer.Option("--list", help="Only list the runs.")] = False,
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Run the jobs one after the other; print one line each, then a table in Markdown."""
     runs = planned(only, ranks or (), seeds)
@@ -261,15 +259,8 @@ def main(
             place = f"{len(results)}/{len(runs)} {run.name}"
             output.say(f"{place}: {found['verdict']}{named}{stated} {found['reason']}".rstrip())
     counts = Counter(r["verdict"] for r in results)
-    try:
-        if json_ is not None:
-            output.write_json({"runs": results, "counts": counts}, json_)
-    except InputError as error:
-        output.say(f"error: {error}")
-        raise typer.Exit(2) from None
-    if json_ != "-":
-        rows = [(kind, str(counts[kind]), means) for kind, means in MEANINGS.items()]
-        print("\n".join([*markdown_table(("", "runs", "meaning"), rows), "", *table(results)]))
+    rows = [(kind, str(counts[kind]), means) for kind, means in MEANINGS.items()]
+    print("\n".join([*markdown_table(("", "runs", "meaning"), rows), "", *table(results)]))
 
 
 if __name__ == "__main__":

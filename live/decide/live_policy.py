@@ -14,7 +14,7 @@ from paceenv.core.errors import InputError
 from paceenv.core.limits import Limits
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
-from paceenv.policies.names import NAMES, NEED_SIMULATOR, STATIC_DEFAULTS, find, rule
+from paceenv.policies.names import AHEAD, NAMES, STATIC_DEFAULTS, find, rule
 from paceenv.policies.rules import passive
 
 SEPARATOR, DEFAULTS = ";", "defaults"
@@ -67,7 +67,7 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
         return NamedPolicy(given, type(given).__name__, calibrated_range=known)
     text = str(given)
     try:
-        if text in NEED_SIMULATOR:
+        if text == AHEAD:
             raise InputError(
                 f"policy {text}: needs the simulator; allowed live: {', '.join(NAMES)} or a .safetensors file"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,10 +15,9 @@ from paceenv.trainers.evaluation import score_table
 from paceenv.trainers.evaluation.comparison import Comparison, is_comparison, load_comparison
 from paceenv.trainers.evaluation.evaluate import SuiteResult
 from paceenv.trainers.evaluation.evaluate import evaluate as compare
-from paceenv.trainers.evaluation.suites import Split, Suite, load_suite
+from paceenv.trainers.evaluation.suites import Split, load_suite
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.ui import config_files, output
-from paceenv.ui.run_directory import prepare_folder
 
 
 def evaluate(
@@ -44,10 +42,6 @@ def evaluate(
         typer.Option(metavar="NAME=NUMBER", help=LIMIT_HELP),
     ] = None,
     write: Annotated[str | None, typer.Option(help="Also write the table as Markdown to this file.")] = None,
-    explain: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Draw each policy on each cluster: its settings, a timeline of ranks."),
-    ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Compare policies on a suite of clusters against passive, paired on the same noise, with 95 % intervals.
@@ -55,7 +49,7 @@ def evaluate(
     best-static searches the best single static setting for the whole suite, on other seeds.
 
     Examples: paceenv evaluate paper adaptive -- paceenv evaluate learned best-static --suite all --split validation
-    -- paceenv evaluate mine:Policy agent.zip:mechanisms=slack --explain runs/explain
+    -- paceenv evaluate mine:Policy
     """
     for path in (write, json_ if json_ != "-" else None):
         if path is not None:
@@ -63,7 +57,7 @@ def evaluate(
     given = {"--suite": suite, "--split": split, "--seeds": seeds, "--iterations": iterations, "--write": write}
     given = {name: value for name, value in given.items() if value is not None}
     if not policies:
-        if list(given) != ["--write"] or write is None or limit or explain or json_:
+        if list(given) != ["--write"] or write is None or limit or json_:
             raise InputError("POLICY: none given; allowed: at least one, or none with --write alone, for SCORES.md")
         config_files.write_text(write, score_table.committed_page())
         return
@@ -73,8 +67,6 @@ def evaluate(
     chosen = chosen.model_copy(update={**update, "limits": chosen.limits.changed(limit or [])})
     chosen = chosen.only([split]) if split else chosen
     tuned = comparison.tuned_for(chosen) if comparison else {}
-    if explain is not None:
-        prepare_folder(explain)
     for i, name in enumerate(names):
         if name == "best-static":
             with output.progress("best static setting", 1) as done:
@@ -94,8 +86,6 @@ def evaluate(
         config_files.write_text(write, "\n".join(page))
     if json_ != "-":
         _print(result)
-    if explain is not None:
-        _explain(list(dict.fromkeys(names)), chosen, explain)
 
 
 def _print(result: SuiteResult) -> None:
@@ -103,16 +93,6 @@ def _print(result: SuiteResult) -> None:
     length = f"{suite.seeds} seeds x {suite.iterations} iterations, paired on common random numbers"
     note = f"Gain: throughput against passive, ours and the tenants'. {length}; {suite.limits}"
     output.print_table(f"Suite {suite.name}", score_table.COLUMNS, rows, note)
-
-
-def _explain(names: list[str], suite: Suite, folder: Path) -> None:
-    from paceenv.trainers.evaluation.explain import explain  # only here: matplotlib takes a second
-
-    with output.progress("draw", len(names) * len(suite.cases)) as done:
-        for n, (name, case) in enumerate(((name, case) for case in suite.cases for name in names), 1):
-            explain(name, case.load(), suite.limits, suite.first_seed, folder)
-            done(n)
-    output.say(f"drew what each policy does, one seed a cluster, in {folder}")
 
 
 def _comparison(arguments: list[str]) -> tuple[Comparison | None, list[str]]:

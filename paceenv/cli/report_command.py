@@ -77,8 +77,7 @@ def _check(out: Path, chrome_trace: Path | None, policies: list[str]) -> None:
     if chrome_trace is not None and not chrome_trace.name.endswith((".json", ".json.gz")):
         raise InputError(f"--chrome-trace {chrome_trace}: allowed: a file that ends in .json or .json.gz")
     for name in policies:
-        if name != "projection":  # which would simulate
-            select_policy(name, load_cluster("null-jitter"))
+        select_policy(name, load_cluster("null-jitter"))
 
 
 def _report_log(log: StepLog, notes: tuple[str, ...], out: Path, json_: str | None) -> None:

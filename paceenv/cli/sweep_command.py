@@ -55,7 +55,7 @@ def _run(config: SweepConfig, out: Path, address: str | None, json_: str | None)
     try:
         from paceenv.trainers.sweep import ray_tuner
         from paceenv.trainers.sweep.trainables import make_task
-        from paceenv.trainers.sweep.winner import finish
+        from paceenv.trainers.sweep.winner import WINNER, finish
     except ModuleNotFoundError as error:
         raise needs("paceenv sweep", error.name, "sweep") from None
     task = make_task(config)
@@ -71,8 +71,7 @@ def _run(config: SweepConfig, out: Path, address: str | None, json_: str | None)
         raise InputError(f"{out}: no trial was finished; trial {first['trial']} failed: {first['error']}")
     if json_ != "-":
         _show(Results.read(out))
-        _show_robustness(said.get("robustness"))
-        output.say(f"winner and picture are in {out}/")
+        output.say(f"winner and picture are in {out}/; on other seeds: paceenv evaluate {out}/{WINNER}")
 
 
 def _begin(out: Path, asked: dict[str, Any]) -> None:
@@ -106,14 +105,3 @@ def _show(results: Results) -> None:
     output.print_table(f"sweep {results.config.name}: {what}", columns(results), rows, note)
     for row in results.failed:
         output.say(f"trial {row['trial']} failed: {row['error']}")
-
-
-def _show_robustness(found: dict[str, Any] | None) -> None:
-    if found is None:
-        return
-    rows = [
-        (total["policy"], f"{total['gain']:+.2%}", f"{total['gain_ci95'][0]:+.2%} to {total['gain_ci95'][1]:+.2%}")
-        for total in found["totals"]
-    ]
-    note = f"{found['seeds']} fresh seeds x {found['iterations']} iterations; every cluster in robustness.json"
-    output.print_table(f"the winner again, on {found['suite']}", ("policy", "gain", "95 % interval"), rows, note)

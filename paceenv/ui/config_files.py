@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import json
 import os
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -153,20 +152,3 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_yaml(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
     """Write a mapping as a YAML file, keys in their order."""
     write_text(path, yaml.safe_dump(data, sort_keys=False, width=120, allow_unicode=True))
-
-
-def write_json(path: str | os.PathLike[str], data: dict[str, Any] | list[Any]) -> None:
-    """Write JSON to be kept under version control: what has no list or object inside takes one line."""
-    write_text(path, _json_lines(data, "\n") + "\n")
-
-
-def _json_lines(data: Any, newline: str) -> str:
-    items = list(data.values() if isinstance(data, dict) else data) if isinstance(data, (dict, list)) else []
-    if not any(isinstance(item, (dict, list)) for item in items):
-        return json.dumps(data, ensure_ascii=False)
-    inside = newline + " "
-    parts = [_json_lines(item, inside) for item in items]
-    if isinstance(data, list):
-        return f"[{inside}{f',{inside}'.join(parts)}{newline}]"
-    keyed = [f"{json.dumps(key, ensure_ascii=False)}: {part}" for key, part in zip(data, parts, strict=True)]
-    return f"{{{inside}{f',{inside}'.join(keyed)}{newline}}}"

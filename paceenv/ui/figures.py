@@ -40,7 +40,7 @@ PHASE_COLOURS = {
     "restart": "#222222",
     "checkpoint": "#777777",
 }
-"""What a rank spends its time on (``sim.engine.phases``, ``trainers.report.spans``); shades of yellow are waits."""
+"""What a rank spends its time on (``sim.engine.phases``, ``report.rank_pictures``); shades of yellow are waits."""
 _SIZE = (7.0, 4.2)
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -49,13 +49,6 @@ def figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure of panels side by side, in the house style."""
     made = Figure(figsize=(_SIZE[0] * (1.0 if panels == 1 else 0.75 * panels), _SIZE[1]), dpi=130, layout="constrained")
     return made, [_plain(made.add_subplot(1, panels, i + 1)) for i in range(panels)]
-
-
-def grid(rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of panels in rows and columns, each as wide as one of two panels side by side."""
-    size = 0.75 * _SIZE[0] * columns, 0.85 * _SIZE[1] * rows
-    made = Figure(figsize=size, dpi=130, layout="constrained")
-    return made, [[made.add_subplot(rows, columns, columns * j + i + 1) for i in range(columns)] for j in range(rows)]
 
 
 def stack(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:

@@ -17,9 +17,6 @@ from paceenv.ui.output import are_numbers
 MAX_ROWS: Final = 40
 """Rows of a table that is shown under a picture; the file to download has all of them."""
 _FROM_THIS_FILE: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_WITH_SCRIPTS: Final = (
-    "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src 'unsafe-inline' 'unsafe-eval'"
-)
 _STYLE: Final = """
 :root { color-scheme: light dark; --text: #222; --page: #fff; --soft: #555; --line: #ddd; --box: #f3f5f9;
   --link: #1a4fa0 }
@@ -70,11 +67,14 @@ _HEAD: Final = """<!doctype html>
 """
 
 
-def page(title: str, parts: Iterable[str], *, scripts: bool = False) -> str:
+def page(title: str, parts: Iterable[str]) -> str:
     """A whole page. Nothing in it can load from elsewhere."""
-    policy = _WITH_SCRIPTS if scripts else _FROM_THIS_FILE
     return "\n".join(
-        [_HEAD.format(title=html.escape(title), policy=policy, style=_STYLE), *parts, "</main></body></html>\n"]
+        [
+            _HEAD.format(title=html.escape(title), policy=_FROM_THIS_FILE, style=_STYLE),
+            *parts,
+            "</main></body></html>\n",
+        ]
     )
 
 

@@ -1,15 +1,7 @@
-"""Stands in for the testbed in tests of the closed loop: the simulator runs the jobs, and writes what a real run would.
-
-As a program it runs one loop, ``python loop_doubles.py FOLDER KILL_IN...``, in one process after the other, each of
-which dies by SIGKILL: right before a stage is marked as done, or, with ``run:N``, in the middle of its N-th run.
-"""
+"""Stands in for the testbed in tests of the closed loop: the simulator runs the jobs and writes what a run would."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +20,7 @@ from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import Simulator
-from paceenv.trainers.closed_loop.closed_loop import CANDIDATES, STAGES, TAILORED, ClosedLoop, LoopOptions
-from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
+from paceenv.trainers.closed_loop.closed_loop import CANDIDATES, TAILORED, LoopOptions
 from paceenv.trainers.closed_loop.paired_blocks import PairedBlocks
 from paceenv.trainers.closed_loop.predict import run_in_blocks
 
@@ -89,11 +80,11 @@ def calibrate(trace: Any, *, base: Cluster | None, name: str, probe: Any) -> Job
 
 
 class SimulatedTestbed:
-    """``run_scenario`` on the simulator. ``runs`` has the options of the agents so far; ``kill_in`` one to die in."""
+    """``run_scenario`` on the simulator. ``runs`` has the options of the agents so far;"""
 
-    def __init__(self, truth: str = TRUTH, kill_in: int | None = None) -> None:
+    def __init__(self, truth: str = TRUTH) -> None:
         self.runs: list[dict[str, str]] = []
-        self._cluster, self._kill_in = load_cluster(truth), kill_in
+        self._cluster = load_cluster(truth)
 
     def __call__(
         self,
@@ -109,8 +100,6 @@ class SimulatedTestbed:
         self.runs.append(options)
         assert not out.exists(), "a run needs a new folder"
         (out / job).mkdir(parents=True)
-        if self._kill_in == len(self.runs):
-            os.kill(os.getpid(), signal.SIGKILL)
         simulator = start(self._cluster, np.array([len(options)]))
         if "--candidates" in options:
             step_s_T, snapshots = _contest(scenario, self._cluster, options, iterations - 1)
@@ -154,36 +143,3 @@ def _contest(
     experiment.final()
     pacing = {"taken": 10, "total_s": 0.1, "cut": {"cap": 1}}
     return step_s_T, [{"state": options["--mode"], "canary": experiment.as_dict(), "pacing": pacing, "reason": ""}] * 8
-
-
-def main(folder: str, *kills: str) -> None:
-    """One loop, started again after each of ``kills``; prints how each of its processes ended, negative by a signal."""
-    warm = start(load_cluster(TRUTH), np.arange(1))  # compiled code is loaded once, for all children
-    warm.record(warm.off(), 2)
-    warm.run(warm.off(), 2)
-    warm.observe(every_rank=True)
-    for kill_in in (*kills, ""):
-        child = os.fork()
-        if not child:
-            _run_and_die(Path(folder), kill_in)
-            os._exit(0)
-        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        finished = [stage for stage in STAGES if LoopDirectory(Path(folder), STAGES).is_done(stage)]
-        print(json.dumps({"kill_in": kill_in, "ended": ended, "finished": finished}), flush=True)
-
-
-def _run_and_die(folder: Path, kill_in: str) -> None:
-    number = int(kill_in.removeprefix("run:")) if kill_in.startswith("run:") else None
-    finish = LoopDirectory.finish
-
-    def kill(self: LoopDirectory, stage: str, found: Any) -> None:
-        if stage == kill_in:
-            os.kill(os.getpid(), signal.SIGKILL)
-        finish(self, stage, found)
-
-    LoopDirectory.finish = kill  # type: ignore[method-assign]
-    ClosedLoop(scenario(), folder, SHORT, SimulatedTestbed(kill_in=number), calibrate).go()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -8,11 +8,11 @@ computes the effect of blocks with pacing from the steps that the job itself rec
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -22,7 +22,7 @@ from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.core.differences import Array
 from paceenv.core.errors import InputError, out_of_range
-from paceenv.core.trace import Trace, read_trace
+from paceenv.core.trace import read_trace
 from paceenv.live.decide.blocks import BLOCK_ITERATIONS
 from paceenv.live.decide.live_policy import SEPARATOR, find_policy
 from paceenv.live.testbed.testbed_run import RunResult, agent_options
@@ -54,26 +54,6 @@ WARM_SHARE = 0.1
 """Of an observed run the first tenth is warm-up: connections, buffers, caches."""
 
 
-class Runner(Protocol):
-    """``paceenv.live.testbed.testbed_run.run_scenario``, or what stands in for it."""
-
-    def __call__(
-        self,
-        scenario: Scenario,
-        out: Path,
-        *,
-        agents: Mapping[str, Sequence[str]],
-        iterations: int,
-        on_progress: Callable[[float], None],
-    ) -> RunResult: ...
-
-
-class Calibrator(Protocol):
-    """``paceenv.calibration.fit_trace.fit_trace``, or what stands in for it."""
-
-    def __call__(self, trace: Trace, *, base: Cluster | None, name: str, probe: Trace | None) -> JobFit: ...
-
-
 class LoopOptions(Config):
     """Options that are not part of the scenario: seeds, and the amount of simulation."""
 
@@ -89,13 +69,17 @@ class LoopOptions(Config):
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """One loop in one run directory."""
+    """One loop in one run directory.
+
+    ``run`` is ``paceenv.live.testbed.testbed_run.run_scenario``, ``calibrate`` is
+    ``paceenv.calibration.fit_trace.fit_trace``, or what stands in for them.
+    """
 
     scenario: Scenario
     out: Path
     options: LoopOptions
-    run: Runner
-    calibrate: Calibrator
+    run: Callable[..., RunResult]
+    calibrate: Callable[..., JobFit]
 
     @property
     def folder(self) -> LoopDirectory:
@@ -273,7 +257,7 @@ class ClosedLoop:
 
     def _search(self, clusters: Sequence[Cluster]) -> str:
         """The best static setting of the mechanism on the mean of the drawn clusters."""
-        plan, drawn = self.scenario.loop, _numbered(clusters)
+        plan, drawn = self.scenario.loop, {f"{cluster.name}-{d}": cluster for d, cluster in enumerate(clusters)}
         suite = Suite(
             name=self.scenario.name,
             cases=[Case(cluster=name) for name in drawn],
@@ -352,11 +336,6 @@ def _version() -> dict[str, str]:
     from paceenv.trainers.training.training_run import git_commit
 
     return {"date": datetime.now(UTC).date().isoformat(), "commit": git_commit()}
-
-
-def _numbered(clusters: Sequence[Cluster]) -> dict[str, Cluster]:
-    """Drawn clusters by names of their own."""
-    return {f"{cluster.name}-{d}": cluster for d, cluster in enumerate(clusters)}
 
 
 def _settled(result: RunResult) -> dict[str, dict[str, float]]:

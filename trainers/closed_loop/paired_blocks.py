@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from paceenv.core.differences import Array, Mean, log_ratio
 from paceenv.core.intervals import Interval
-from paceenv.core.student_t import student_t_quantile
 from paceenv.live.decide.blocks import Plan
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 from paceenv.live.testbed.testbed_run import RunResult
@@ -158,25 +157,6 @@ def difference(log_ratio_P: Array, other_P: Array) -> Effect:
     return effect(log_ratio_P[:rounds] - other_P[:rounds])
 
 
-def gain_share(log_ratio_P: Array, other_P: Array) -> Interval:
-    """The gain of one policy as a share of another's, with Fieller's 95 % interval, by the same rounds.
-
-    A gain is the relative fall of mean step time. The interval is not-a-number where the other policy does not surely
-    gain, as then any share fits.
-    """
-    n = min(len(log_ratio_P), len(other_P))
-    if n < 2:
-        return Interval(math.nan)
-    gains = -np.expm1(np.stack([log_ratio_P[:n], other_P[:n]]))
-    (mine, other), cov = gains.mean(axis=1), np.cov(gains) / n
-    t2 = student_t_quantile(0.5 * ERROR, n - 1) ** 2
-    square, middle, rest = other**2 - t2 * cov[1, 1], mine * other - t2 * cov[0, 1], mine**2 - t2 * cov[0, 0]
-    if square <= 0.0 or other <= 0.0:
-        return Interval(float(mine / other) if other else math.nan)
-    root = math.sqrt(max(middle**2 - square * rest, 0.0))
-    return Interval(*(float(x) for x in (mine / other, (middle - root) / square, (middle + root) / square)))
-
-
 def job_steps(steps_s_TR: Array) -> tuple[Array, Array]:
     """Ends of the job's steps ``(T,)``, each with its last rank, and the time from one to the next ``(T - 1,)``."""
     end_s_T = steps_s_TR.max(axis=1)
@@ -228,7 +208,6 @@ def contest_results(result: RunResult, job: str, contest: Plan, policies: Sequen
                 "policy": one,
                 "than": other,
                 "measured": difference(ratios[one], ratios[other]).as_dict(),
-                "share": dict(zip(("value", "low", "high"), gain_share(ratios[one], ratios[other]), strict=True)),
             }
             for one, other in permutations(policies, 2)
         ],

@@ -104,7 +104,7 @@ class Predictor:
         """Step times ``(E, T)`` of a policy that may act where ``on_T``, and the mean delay of a rank in the end."""
         cluster = self._clusters[d]
         simulator = start(cluster, self._seeds[d], limits=self._plan.limits)
-        chosen = select_policy(policy, cluster, self._plan.limits)
+        chosen = select_policy(policy, cluster)
         if not isinstance(chosen, Policy):
             raise InputError(f"policy {policy}: looks ahead; allowed: one that can be deployed")
         return run_in_blocks(chosen, simulator, on_T, self._plan.quiet_first)

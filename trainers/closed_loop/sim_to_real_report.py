@@ -232,7 +232,7 @@ def show(report: Found) -> None:
 
 Table = tuple[str, Sequence[str], list[tuple[str, ...]], str]
 MEASURED = ("policy", "roles", "predicted", "measured", "pairs", "inside", "sign", "on other jobs", "the agents")
-COMPARED = ("policy", "predicted, always on", "measured", "share of its gain", "rounds")
+COMPARED = ("policy", "predicted, always on", "measured", "rounds")
 
 
 def tables(report: Found) -> list[Table]:
@@ -288,15 +288,7 @@ def compared(run: Found) -> list[Table]:
 def _compared(one: Mapping[str, Any]) -> tuple[str, ...]:
     measured = Effect.of(one["measured"])
     predicted = str(Effect.of(one["always"]))
-    return (label(one["policy"]), predicted, str(measured), share_text(one["share"]), str(measured.units))
-
-
-def share_text(share: Mapping[str, float | None]) -> str:
-    """A share of a gain with its interval, where there is one."""
-    value, low, high = (share[key] for key in ("value", "low", "high"))
-    if value is None or low is None or high is None or not math.isfinite(low):
-        return "–"
-    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+    return (label(one["policy"]), predicted, str(measured), str(measured.units))
 
 
 def _parameter(parameter: Mapping[str, Any]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field
 
 from paceenv.core.errors import InputError
-from paceenv.policies.foreign import file_of, names_class
+from paceenv.policies.foreign import names_class
 from paceenv.sim.cluster import Cluster
 from paceenv.trainers.evaluation.suites import Split, Suite, load_suite
 from paceenv.ui import config_files
@@ -81,5 +81,4 @@ def load_comparison(path: str | os.PathLike[str]) -> Comparison:
 
 def _beside(folder: Path, policy: str) -> str:
     """A policy as a command line spells it from here; its file may lie beside the comparison's."""
-    is_file = ".safetensors" in policy or file_of(policy) is not None
-    return str(folder / policy) if is_file else policy
+    return str(folder / policy) if ".safetensors" in policy else policy

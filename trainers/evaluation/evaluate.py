@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import metrics
 from paceenv.core.intervals import Interval
+from paceenv.policies.names import AHEAD
 from paceenv.policies.ranges import Outside
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
@@ -30,8 +31,6 @@ from paceenv.trainers.evaluation.suites import Case, Suite
 
 NULL_LIMIT = 0.005
 """The largest share of mean step time that a policy may cost where pacing cannot help."""
-AHEAD = "clairvoyant"
-"""The policy that looks ahead; where it has not run, nobody knows what can be won."""
 TUNED = "static-tuned"
 """The static setting that is best for each cluster by itself."""
 RESAMPLES = 1000
@@ -183,7 +182,7 @@ def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
     """One policy on one cluster, on the suite's seeds."""
     seeds = np.arange(suite.first_seed, suite.first_seed + suite.seeds)
     simulator = start(cluster, seeds, os.cpu_count() or 1, suite.limits)
-    made = select_policy(policy, cluster, suite.limits)
+    made = select_policy(policy, cluster)
     found = run(made, simulator, suite.iterations)
     mean_E, sd_E = found.useful_step_E, found.step_ET.std(axis=1)
     ratio = (found.step_ET / found.ideal_step_E[:, None])[:, ::32].astype(np.float32)

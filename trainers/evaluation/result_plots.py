@@ -54,7 +54,7 @@ def learning_curves(curves: Sequence[Sequence[Mapping[str, float]]], path: Path,
 
     Args:
         curves: for each seed the rows of its learning curve. ``gap_closed`` is on validation clusters, of the policy as
-            it would be released. ``null_cost`` is the exploring policy's on the null clusters of the training.
+            it would be released. ``null_cost`` is that on the null clusters of a distillation.
         paired: whether the reward is the difference to the same episodes without pacing.
     """
     scored = any("gap_closed" in row for row in curves[0])

@@ -148,7 +148,7 @@ def interval(score: Score) -> str:
 
 # The committed page
 
-POLICIES = ("paper", "adaptive", "projection", "learned", "clairvoyant")
+POLICIES = ("paper", "adaptive", "learned", "clairvoyant")
 SCORED: Split = "held-out"
 """The split of the page; scores on clusters that a policy was trained or selected on say little."""
 CHANGING = "mixed"
@@ -163,11 +163,11 @@ A CV is never a result by itself.
 
 `static` is the single setting that is best for a whole split, found by the sweep `static-SPLIT` on the clusters of that
 split themselves, on other seeds: the bar to beat. `static-tuned` is tuned for each cluster by the sweep `tuned`. What
-they found is committed in `configs/contests` (`make tuned` finds it again). `projection` is given the
-config of the cluster it runs on, but neither its draws nor its noise. `clairvoyant` looks ahead on the true noise and
-cannot be deployed. Gap closed is a gain as a share of the best known one, which is the best gain of any policy or
-setting in the table on that cluster: `clairvoyant` is exceeded now and then. Its interval is over seeds and, for a
-split, over clusters. Tenants' throughput is that of the other jobs on the uplink, which pacing may help or cost, too.
+they found is committed in `configs/contests` (`make tuned` finds it again). `clairvoyant` looks ahead on the true
+noise and cannot be deployed. Gap closed is a gain as a share of the best known one, which is the best gain of any
+policy or setting in the table on that cluster: `clairvoyant` is exceeded now and then. Its interval is over seeds and,
+for a split, over clusters. Tenants' throughput is that of the other jobs on the uplink, which pacing may help or cost,
+too.
 
 `learned` is the released policy: trained on the clusters of split train and selected on those of split validation.
 Those of split held-out and of the last section are drawn by a seed that is the beginning of the policy file's SHA-256

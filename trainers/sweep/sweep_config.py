@@ -14,8 +14,8 @@ from paceenv.ui.config_files import Config, Mechanism
 Objective = Literal["throughput", "cv", "energy"]
 MAX_STATIC_THRESHOLD = 1.0
 """The largest threshold of a static policy; a learned one can set stagger's up to 2."""
-FIRST_SEED, ROBUSTNESS_SEED = 4_000_000, 5_000_000
-"""First episodes of a search and of the second evaluation; the score table uses others."""
+FIRST_SEED = 4_000_000
+"""First episode of a search; the score table uses others."""
 SIGNIFICANT = 4
 """Digits of a setting that a search draws, as many as its spelling shows."""
 MAX_GRID = 4096
@@ -140,8 +140,8 @@ class Pbt(Config):
 
 def _checked_key(key: str) -> str:
     section, _, name = key.partition(".")
-    if section not in ("sb3", "distill", "constraint", "environment") or not name:
-        allowed = "sb3., distill., constraint. or environment. and a key of that section"
+    if section not in ("sb3", "distill", "environment") or not name:
+        allowed = "sb3., distill. or environment. and a key of that section"
         raise ValueError(f"hyperparameter {key}; allowed: {allowed}")
     return key
 
@@ -171,14 +171,6 @@ class TrainingSweep(Config):
         return self
 
 
-class Robustness(Config):
-    """The second evaluation of the winner, on seeds that the search did not see; with scope: each on its clusters."""
-
-    suite: str = Field(ALL, description="where the winner runs again")
-    seeds: int = Field(24, ge=2, description="episodes on each cluster")
-    iterations: int = Field(1600, ge=40, description="length of each episode, iterations")
-
-
 class SweepConfig(Config):
     """A sweep: either over static settings or over hyperparameters of a training run."""
 
@@ -187,7 +179,6 @@ class SweepConfig(Config):
     seed: int = Field(0, ge=0, description="of the search; simulations have seeds of their own")
     static: Static | None = None
     training: TrainingSweep | None = None
-    robustness: Robustness | None = Robustness()
     cpus_per_trial: int = Field(1, ge=1, description="processors that Ray gives a trial")
 
     @model_validator(mode="after")

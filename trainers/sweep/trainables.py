@@ -174,7 +174,7 @@ class TrainingTask:
             raise InputError(f"asha.grace_period = {asked}; allowed: at most {most}, the decisions of a training")
         for key in sweep.hyperparameters:
             section, _, name = key.partition(".")
-            if section == "constraint" or key.startswith("sb3.arguments."):
+            if key.startswith("sb3.arguments."):
                 continue
             if name not in (known := sorted(train.model_dump(mode="json")[section] or {})):
                 allowed = ", ".join(f"{section}.{one}" for one in known) or f"keys of {train.algorithm}"

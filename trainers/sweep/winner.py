@@ -1,31 +1,26 @@
-"""What a finished sweep leaves: its winner as a policy file and for ``evaluate``, how it does again, a picture."""
+"""What a finished sweep leaves: its winner as a policy file and for ``evaluate``, and a picture."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 
 import paceenv
 from paceenv.core import pacing, signals
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile, save_policy
-from paceenv.trainers.evaluation import score_table
-from paceenv.trainers.evaluation.comparison import Comparison, load_comparison
-from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
-from paceenv.trainers.evaluation.suites import Suite, load_suite
+from paceenv.trainers.evaluation.comparison import Comparison
+from paceenv.trainers.evaluation.suites import ALL
 from paceenv.trainers.sweep.static_search import Setting, encoded
-from paceenv.trainers.sweep.sweep_config import ROBUSTNESS_SEED, Robustness
 from paceenv.trainers.sweep.sweep_results import COLUMNS, DECISIONS, SCORE, Candidate, Results, values_of
 from paceenv.trainers.sweep.trainables import PIECES, StaticTask, TrainingTask, checkpoint_of
-from paceenv.ui import config_files, figures, output
+from paceenv.ui import config_files, figures
 
-POLICY, WINNER, TRAINING, ROBUSTNESS = "policy.safetensors", "winner.yaml", "winner-train.yaml", "robustness.json"
+POLICY, WINNER, TRAINING = "policy.safetensors", "winner.yaml", "winner-train.yaml"
 PARETO = "pareto.png"
 ALL_COLOUR, FRONT_COLOUR, BEST_COLOUR = "#c5cad3", "#4c72b0", "#c44e52"
 PERCENT = ("throughput",)
@@ -48,11 +43,8 @@ def finish(folder: Path, task: StaticTask | TrainingTask) -> dict[str, Any]:
     else:
         comparison = _write_static(folder, results, winners, task)
     config_files.write_yaml(folder / WINNER, comparison.model_dump(mode="json"))
-    if results.config.robustness is not None:
-        output.say("the winner again, on fresh seeds")
-        said["robustness"] = robust_json(evaluate_again(load_comparison(folder / WINNER), results.config.robustness))
-        output.write_json(said["robustness"], str(folder / ROBUSTNESS))
-    pareto(results, folder / PARETO)
+    if "" in winners:
+        pareto(results, folder / PARETO)
     return said
 
 
@@ -77,24 +69,6 @@ def _write_static(folder: Path, results: Results, winners: Mapping[str, Candidat
     policy = constant_policy(task.setting(best.result["config"]))
     save_policy(folder / POLICY, PolicyFile(policy, {}, _provenance(results, best)))
     return Comparison(policies=[best.label], **common)
-
-
-def evaluate_again(comparison: Comparison, robustness: Robustness) -> SuiteResult:
-    """Evaluate the winner, or the winner of each cluster, on fresh seeds and, where possible, on other clusters."""
-    fresh = {"seeds": robustness.seeds, "first_seed": ROBUSTNESS_SEED, "iterations": robustness.iterations}
-    if comparison.tuned:  # each is for its own cluster
-        suite: Suite = comparison.chosen().model_copy(update=fresh)
-        return evaluate([], suite, tuned=comparison.tuned_for(suite))
-    suite = load_suite(robustness.suite).only(["held-out"]).model_copy(update=fresh)
-    return evaluate(comparison.policies, suite)
-
-
-def robust_json(result: SuiteResult) -> dict[str, Any]:
-    """The second evaluation as plain data: for every policy the whole suite, then every cluster."""
-    totals = [dataclasses.asdict(result.total(policy)) for policy in result.policies if policy != "passive"]
-    suite = result.suite
-    about = {"suite": suite.name, "seeds": suite.seeds, "first_seed": suite.first_seed, "iterations": suite.iterations}
-    return {**about, "totals": totals, "clusters": score_table.as_json(result)}
 
 
 def _provenance(results: Results, best: Candidate) -> dict[str, Any]:
@@ -123,13 +97,8 @@ def _write_trained(folder: Path, results: Results, best: Candidate, task: Traini
     (folder / TRAINING).unlink(missing_ok=True)
     if len(pieces) == 1:
         config_files.write_yaml(folder / TRAINING, config.model_dump(mode="json"))
-    robustness = results.config.robustness
-    return Comparison(
-        description=f"Found by the sweep {results.config.name}.",
-        policies=[POLICY],
-        suite=robustness.suite if robustness else "all",
-        splits=["held-out"] if robustness else ["validation"],
-    )
+    description = f"Found by the sweep {results.config.name}."
+    return Comparison(description=description, policies=[POLICY], suite=ALL, splits=["held-out"])
 
 
 # The picture
@@ -152,22 +121,11 @@ def _axes_of(results: Results) -> tuple[str, str]:
 
 
 def pareto(results: Results, path: Path) -> None:
-    """All candidates, the front, the winner; a panel for each cluster that was searched by itself, at most twelve."""
-    clusters = results.clusters[:12]
-    columns = min(len(clusters), 3)
-    figure, panels = figures.grid(-(-len(clusters) // columns), columns)
-    flat = [panel for row in panels for panel in row]
-    for cluster, panel in zip(clusters, flat, strict=False):
-        _pareto_panel(results, cluster, panel)
-    for panel in flat[len(clusters) :]:
-        panel.set_axis_off()
-    figures.save(figure, path)
-
-
-def _pareto_panel(results: Results, cluster: str, panel: Axes) -> None:
+    """All candidates, the front, the winner."""
     x, y = _axes_of(results)
-    mine = [c for c in results.candidates if c.cluster == cluster and x in c.result]
-    front, best = [c for c in results.front(cluster) if x in c.result], results.best(cluster)
+    mine = [c for c in results.candidates if x in c.result]
+    front, best = [c for c in results.front() if x in c.result], results.best()
+    figure, panel = figures.axes(results.config.name, _label(x), _label(y))
 
     def draw(candidates: Sequence[Candidate], style: str, **how: object) -> None:
         xs, ys = ([c.result[name] for c in candidates] for name in (x, y))
@@ -177,5 +135,5 @@ def _pareto_panel(results: Results, cluster: str, panel: Axes) -> None:
     draw(sorted(front, key=lambda c: c.result[x]), "o-", color=FRONT_COLOUR, ms=4, lw=1, label="front")
     if best is not None and x in best.result:
         draw([best], "*", color=BEST_COLOUR, ms=11, label="winner")
-    panel.set(title=cluster or results.config.name, xlabel=_label(x), ylabel=_label(y))
     panel.legend(fontsize=7)
+    figures.save(figure, path)

@@ -123,7 +123,7 @@ def train_for_job(
     can_wait = ["defer"] if clusters[0].can_defer else []
     mechanisms = mechanisms or ["slack", "phase_shift", "stagger", "mean_slack", *can_wait]
     begun = time.process_time()
-    released = select_policy(RELEASED, clusters[0], limits)
+    released = select_policy(RELEASED, clusters[0])
     assert isinstance(released, Learned)
     trained, compared = clusters[::2][: max(MAX_RANK_PHASES // clusters[0].rank_phases, 2)], clusters[1::2]
     until = begun + (1.0 - EVALUATION_SHARE) * seconds

@@ -20,13 +20,13 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from paceenv.core import signals
 from paceenv.core.errors import out_of_range
-from paceenv.policies.foreign import actor_of
+from paceenv.policies.from_torch import actor_layers
 from paceenv.policies.learned import Learned
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import training_seed
 from paceenv.trainers.training.learner import Curve, Layers, Learner, Saved
 from paceenv.trainers.training.train_config import TrainConfig
-from paceenv.trainers.training.training_envs import NullConstraint, training_envs
+from paceenv.trainers.training.training_envs import training_envs
 
 RANGE_QUANTILES = (0.001, 0.999)
 """Quantiles of a signal at the end of training that its calibrated range covers."""
@@ -97,7 +97,7 @@ class Sb3Learner(Learner):
         self.average = _Average()
         steps = ROW_STEPS if self.is_off_policy else self.model.n_steps
         self.rollout_timesteps = steps * self.envs.num_envs
-        self._rows = _Rows(curve, self.envs.constraint, steps)
+        self._rows = _Rows(curve, steps)
 
     def _arguments(self, kind: type) -> dict[str, Any]:
         known = [name for name in inspect.signature(kind).parameters if name not in _OWN]
@@ -122,7 +122,7 @@ class Sb3Learner(Learner):
 
     def _actor(self) -> Layers:
         """The actor's pairs of weight and bias as float32 arrays, input to output."""
-        return list(actor_of(self._policy_arrays(), "tanh", self.label).layers)
+        return list(actor_layers(self._policy_arrays(), self.label))
 
     def _policy_arrays(self) -> dict[str, NDArray[Any]]:
         return {name: value.numpy() for name, value in self.model.policy.state_dict().items()}
@@ -182,8 +182,6 @@ class Sb3Learner(Learner):
             for place, state in optimizer.state_dict()["state"].items():
                 arrays |= {f"{name}.{place}.{key}": np.asarray(value) for key, value in state.items()}
         arrays |= {f"average.{i}.{k}": a for i, pair in enumerate(self.average.layers) for k, a in enumerate(pair)}
-        if self.envs.constraint is not None:
-            arrays["multiplier"] = self.envs.constraint.multiplier_C
         plain: dict[str, Any] = {"timesteps": self.timesteps, "averaged": self.average.count}
         if self.is_off_policy:
             buffer = self.model.replay_buffer
@@ -206,8 +204,6 @@ class Sb3Learner(Learner):
             optimizer.load_state_dict(content)
         self.model.num_timesteps = int(saved.plain["timesteps"])
         self.average.layers, self.average.count = pairs(saved.arrays, "average"), saved.plain["averaged"]
-        if self.envs.constraint is not None:
-            self.envs.constraint.multiplier_C[:] = saved.arrays["multiplier"]
         if self.is_off_policy:
             buffer = self.model.replay_buffer
             for name in _BUFFER:
@@ -221,24 +217,21 @@ class Sb3Learner(Learner):
 
 
 class _Rows(BaseCallback):
-    """Adds one row to the learning curve every few steps of the batch and moves the constraint's multipliers."""
+    """Adds one row to the learning curve every few steps of the batch."""
 
-    def __init__(self, curve: Curve, constraint: NullConstraint | None, steps: int) -> None:
+    def __init__(self, curve: Curve, steps: int) -> None:
         super().__init__()
-        self._curve, self._constraint, self._steps = curve, constraint, steps
+        self._curve, self._steps = curve, steps
         self._rewards: list[float] = []
 
     def _on_training_start(self) -> None:
-        """A row and a rollout's costs end with the rollout, after which a run may be interrupted."""
+        """A row ends with the rollout, after which a run may be interrupted."""
         self._rewards.clear()
-        if self._constraint is not None:
-            self._constraint.forget()
 
     def _on_step(self) -> bool:
         self._rewards.append(float(self.locals["rewards"].mean()))
         if len(self._rewards) == self._steps:
-            costs = self._constraint.update() if self._constraint is not None else {}
-            self._curve.add(self.num_timesteps, reward=float(np.mean(self._rewards)), **costs)
+            self._curve.add(self.num_timesteps, reward=float(np.mean(self._rewards)))
             self._rewards.clear()
         return True
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing
+from paceenv.policies.clairvoyant import roll_ahead
 from paceenv.policies.distilled import Candidate, Distilled
-from paceenv.policies.look_ahead import Exploration, roll_ahead, select_candidates
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator, training_seeds
@@ -46,9 +46,15 @@ WORTH_IT = 0.5
 MAX_GAIN = 200.0
 """Gains beyond, in % of the step, count as this: one collapsed step more or less decides there."""
 
-
 Gains = NDArray[np.float32]
 """What settings gain over no pacing, % of the step, and after that by how much less step times vary with them."""
+CHANGE_RATES = (1.0 / 3.0, 1.0 / 12.0, 0.0)
+"""How often an episode changes the setting that drives it, one rate an episode: answers must contain short trials and
+settings that have been on for long."""
+OFF_SHARE = 0.4
+"""Share of that time without pacing."""
+MIN_GAIN = 0.0005
+"""The gain that one more candidate must add, if the best were always known."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,24 @@ def gains(
         less_SX = 100.0 * (sd_s_SC[:, :1] - sd_s_SC[:, 1:]) * (step_s_SC[:, :1] / ideal_s_S[:, None] ** 2)
     gain_SX = np.concatenate([100.0 * (step_s_SC[:, :1] / step_s_SC[:, 1:] - 1.0), less_SX], axis=1)
     return np.asarray(np.clip(gain_SX, -MAX_GAIN, MAX_GAIN), np.float32)
+
+
+def select_candidates(gain_SC: NDArray[np.float64], most: int) -> list[int]:
+    """The candidates that add most to the gain if the best were always known; one after the other, off first.
+
+    Args:
+        gain_SC: gain of each candidate in each situation, ``(S, C)``.
+        most: candidates besides off.
+    """
+    chosen, best_S = [0], gain_SC[:, 0]
+    while len(chosen) <= most:
+        value_C = np.maximum(gain_SC, best_S[:, None]).mean(axis=0)
+        c = int(value_C.argmax())
+        if value_C[c] < best_S.mean() + MIN_GAIN:
+            break
+        chosen.append(c)
+        best_S = np.maximum(best_S, gain_SC[:, c])
+    return chosen
 
 
 def coarse_grid(mechanisms: Sequence[str]) -> list[Candidate]:
@@ -189,8 +213,10 @@ def ask(
     settings = settings_of(student.candidates)
     interval, horizon = environment.interval_iterations, section.horizon_intervals * environment.interval_iterations
     E, R = len(seeds), simulator.batch.ranks
-    exploration = Exploration(E, R, len(settings), section.watched_ranks, section.every_intervals, rng)
-    explores_E, J = rng.random(E) < explore_share, exploration.watched_EJ.shape[1]
+    watched_EJ = rng.permuted(np.tile(np.arange(R), (E, 1)), axis=1)[:, : section.watched_ranks]
+    phase_E, rate_E = rng.integers(0, section.every_intervals, E), rng.choice(CHANGE_RATES, E)
+    choice_E = np.zeros(E, np.int64)
+    explores_E, J = rng.random(E) < explore_share, watched_EJ.shape[1]
     variation = interval if environment.preference_range is not None else None
     inputs, found = [], []
     student.reset(E * R)
@@ -198,13 +224,15 @@ def ask(
     simulator.run(simulator.off(), interval)
     for t in range(section.episode_intervals):
         x_BI = student.inputs(simulator.observe(every_rank=True).reshape(E * R, -1))
-        at = exploration.at(t)
+        at = np.flatnonzero((t + phase_E) % section.every_intervals == 0)
         if len(at):
-            kept_SJ = at[:, None] * R + exploration.watched_EJ[at]
+            kept_SJ = at[:, None] * R + watched_EJ[at]
             inputs.append(x_BI[kept_SJ.ravel()])
             found.append(np.repeat(gains(simulator, at, settings, horizon, variation), J, axis=0))
-        exploration.change(t)
-        choice_ER = np.repeat(exploration.choice_E[:, None], R, axis=1)
+        changes_E = rng.random(E) < (rate_E if t else 1.0)
+        new_E = np.where(rng.random(E) < OFF_SHARE, 0, rng.integers(0, len(settings), E))
+        choice_E = np.where(changes_E, new_E, choice_E)
+        choice_ER = np.repeat(choice_E[:, None], R, axis=1)
         if not explores_E.all():
             own_ER = student.choose(_outputs(student, x_BI)).reshape(E, R)
             choice_ER = np.where(explores_E[:, None], choice_ER, own_ER)

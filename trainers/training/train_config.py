@@ -98,14 +98,6 @@ class Environment(Config):
         return list(load_suites(self.suites, "train").only(["train"]).cases)
 
 
-class Constraint(Config):
-    """The limit on a policy's cost where pacing cannot help, held by a Lagrange multiplier for each such cluster."""
-
-    limit: float = Field(0.002, ge=0, le=1, description="share of mean step time; below the 0.5 % that is promised")
-    rate: float = Field(2.0, ge=0, description="how much a multiplier grows for each rollout and share over the limit")
-    most: float = Field(20.0, ge=0, description="the largest multiplier")
-
-
 class Selection(Config):
     """How a training run is scored while it runs: on validation clusters, every rank deciding for itself."""
 
@@ -180,7 +172,6 @@ class TrainConfig(Config):
     description: str = ""
     seed: int = Field(0, ge=0, le=MAX_RUN_SEED, description="of everything that is drawn")
     environment: Environment
-    constraint: Constraint | None = None
     selection: Selection | None = None
     algorithm: str = Field(
         "PPO", description=f"what learns: {DISTILL}, or a class of stable_baselines3 or sb3_contrib, such as SAC"
@@ -199,8 +190,6 @@ class TrainConfig(Config):
         own, other = (DISTILL, "sb3") if algorithm == DISTILL else ("sb3", DISTILL)
         if data.get(other) is not None:
             raise ValueError(f"section {other} with algorithm: {algorithm}; allowed: {own}")
-        if algorithm == DISTILL and data.get("constraint") is not None:
-            raise ValueError("constraint with algorithm: distill; allowed: distill.null_limit, which does the same")
         return data if data.get(own) is not None else {**data, own: {}}
 
     def beside(self, path: Path) -> TrainConfig:
@@ -224,8 +213,7 @@ def with_algorithm(data: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """A config's data with another algorithm and its default hyperparameters, unless it is the config's own."""
     if algorithm == data.get("algorithm", "PPO"):
         return dict(data)
-    left_out = ("sb3", DISTILL, *(["constraint"] if algorithm == DISTILL else []))  # distill has a limit of its own
-    return {**{key: value for key, value in data.items() if key not in left_out}, "algorithm": algorithm}
+    return {**{key: value for key, value in data.items() if key not in ("sb3", DISTILL)}, "algorithm": algorithm}
 
 
 def load_train_config(name: str | os.PathLike[str]) -> TrainConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,48 +18,7 @@ from paceenv.policies.networks import ObservationEMA
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import shape_of, typical
 from paceenv.trainers.evaluation.suites import ClusterShare
-from paceenv.trainers.training.train_config import Constraint, Environment, TrainConfig, share_name
-
-
-class NullConstraint:
-    """What pacing may cost where it cannot help, held by one Lagrange multiplier for each of C clusters.
-
-    The cost on a null cluster is the mean step with pacing over that of the same episodes without, less 1. The reward
-    of its rows loses ``multiplier`` times that cost. After every rollout the multiplier grows with the mean cost above
-    the limit and shrinks with the cost below it (dual ascent). The exploring policy pays these costs, so they overstate
-    the cost of the deterministic one.
-    """
-
-    def __init__(self, config: Constraint, names: Sequence[str], is_null: Sequence[bool]) -> None:
-        self.config, self.names = config, list(names)
-        self.is_null_C = np.array(is_null, bool)
-        self.multiplier_C = np.zeros(len(names))
-        self._sum_C, self._count_C = np.zeros(len(names)), np.zeros(len(names), np.int64)
-
-    def penalty(self, cluster_E: NDArray[np.int64], cost_E: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What the reward of each row loses, ``(E,)``; takes the costs into account for the next :meth:`update`."""
-        np.add.at(self._sum_C, cluster_E, cost_E)
-        np.add.at(self._count_C, cluster_E, 1)
-        return np.where(self.is_null_C[cluster_E], self.multiplier_C[cluster_E] * cost_E, 0.0)
-
-    def forget(self) -> None:
-        """Leave out what was seen since the last :meth:`update`."""
-        self._sum_C[:], self._count_C[:] = 0.0, 0
-
-    def update(self) -> dict[str, float]:
-        """Move the multipliers after a rollout; the mean and the worst cost of a null, and the largest multiplier."""
-        seen = self.is_null_C & (self._count_C > 0)
-        mean_C = self._sum_C / np.maximum(self._count_C, 1)
-        step_C = np.where(seen, self.config.rate * (mean_C - self.config.limit), 0.0)
-        self.multiplier_C = np.clip(self.multiplier_C + step_C, 0.0, self.config.most)
-        self.forget()
-        if not seen.any():
-            return {}
-        return {
-            "null_cost": float(mean_C[seen].mean()),
-            "null_cost_worst": float(mean_C[seen].max()),
-            "multiplier": float(self.multiplier_C.max()),
-        }
+from paceenv.trainers.training.train_config import Environment, TrainConfig, share_name
 
 
 class NativeVecEnv(VecEnv):
@@ -71,8 +29,6 @@ class NativeVecEnv(VecEnv):
 
     Args:
         seed: row ``n`` gets ``seed + n``.
-        constraint: limits the cost of pacing on null clusters; its clusters are those of all batches in order. It
-            needs batches with unpaced twins.
         memory_intervals: appends to the signals the averages that the policy will keep, over one time scale or
             several (``paceenv.policies.networks``); 0: none.
         change_intervals: appends the mean change of the signals over so many control intervals; 0: not.
@@ -82,7 +38,6 @@ class NativeVecEnv(VecEnv):
         self,
         envs: Sequence[PacingVectorEnv],
         seed: int = 0,
-        constraint: NullConstraint | None = None,
         *,
         memory_intervals: int | Sequence[int] = 0,
         change_intervals: int = 0,
@@ -99,8 +54,7 @@ class NativeVecEnv(VecEnv):
             most = 2.0 if change_intervals else 1.0  # a signal from -1 to 1 changes by 2 at most
             space = Box(-most, most, ((space.shape or (0,))[0] + memory.entries,), np.float32)
         super().__init__(rows, space, first.single_action_space)
-        self._seed_base, self._seeded, self.constraint = seed, False, constraint
-        self._first_cluster = np.cumsum([0, *(env.clusters for env in envs)])
+        self._seed_base, self._seeded = seed, False
         self._actions: NDArray[np.float32] = np.zeros((rows, *(first.single_action_space.shape or ())), np.float32)
         self._return_E, self._length_E = np.zeros(rows), np.zeros(rows, np.int64)
 
@@ -155,12 +109,7 @@ class NativeVecEnv(VecEnv):
 
     def _step(self, n: int, action: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
         """One batch: observations, rewards, truncations, last observations of the episodes that ended."""
-        cluster_E = self._first_cluster[n] + self.envs[n].cluster_E  # before a new episode draws another
         observation, reward, _, truncated, info = self.envs[n].step(action)
-        if self.constraint is not None:
-            terms = self.envs[n].last_terms  # in info, those of rows whose episode has ended are apart
-            cost_E = terms["step_mean_s"] / terms["passive_step_mean_s"] - 1.0
-            reward = reward - self.constraint.penalty(cluster_E, cost_E)
         final = info.get("final_obs")
         return observation, reward, truncated, np.full(len(reward), None, object) if final is None else final
 
@@ -199,25 +148,11 @@ class NativeVecEnv(VecEnv):
         return [False for _ in self._get_indices(indices)]
 
 
-@dataclass(frozen=True)
-class EnvGroup:
-    """One batch and the clusters it draws from, in its own order."""
-
-    env: PacingVectorEnv
-    names: tuple[str, ...]
-    is_null: tuple[bool, ...]
-
-
-def make_groups(
-    config: Environment, clusters: Mapping[str, Cluster] | None = None, *, has_twins: bool = False
-) -> list[EnvGroup]:
+def make_batches(config: Environment, clusters: Mapping[str, Cluster] | None = None) -> list[PacingVectorEnv]:
     """One batch for each shape of cluster (ranks, process groups, program).
 
     Rows are in proportion to the weights of a batch's clusters, with at least one row for each cluster. One environment
     over all shapes would draw them by chance instead, which is noisier where few rows share many clusters.
-
-    Args:
-        has_twins: whether unpaced twins run although rewards are not paired.
     """
     given = clusters or {}
     shapes: dict[tuple[int, int, str], list[tuple[ClusterShare, Cluster]]] = {}
@@ -227,7 +162,7 @@ def make_groups(
         shapes.setdefault(shape_of(cluster), []).append((share, cluster))
     weights = [sum(share.weight for share, _ in members) for members in shapes.values()]
     rows = _apportioned(config.environments, weights, [len(members) for members in shapes.values()])
-    groups = []
+    batches = []
     for members, count in zip(shapes.values(), rows, strict=True):
         env = PacingVectorEnv(
             count,
@@ -239,29 +174,22 @@ def make_groups(
             cv_weight=config.cv_weight,
             threads=config.threads,
             reward="paired" if config.paired else "raw",
-            twin=True if has_twins else None,
             limits=config.limits,
             autoreset_mode=AutoresetMode.SAME_STEP,
             warn_null=False,  # nulls are among the clusters on purpose
         )
         if config.pool_segments:
             env.keep_episodes()
-        names = tuple(share_name(share) for share, _ in members)
-        groups.append(EnvGroup(env, names, tuple(share.null_case for share, _ in members)))
-    return groups
+        batches.append(env)
+    return batches
 
 
 def training_envs(config: TrainConfig, clusters: Mapping[str, Cluster] | None = None) -> NativeVecEnv:
-    """The environments of a training, with unpaced twins and a constraint where the config asks for them."""
-    environment, constraint = config.environment, None
-    groups = make_groups(environment, clusters, has_twins=config.constraint is not None)
-    if config.constraint is not None:
-        names, flags = [n for g in groups for n in g.names], [f for g in groups for f in g.is_null]
-        constraint = NullConstraint(config.constraint, names, flags)
+    """The environments of a training."""
+    environment = config.environment
     return NativeVecEnv(
-        [group.env for group in groups],
+        make_batches(environment, clusters),
         config.seed << 32,
-        constraint,
         memory_intervals=environment.memory_intervals,
         change_intervals=environment.change_intervals,
     )
