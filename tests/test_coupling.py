@@ -60,14 +60,6 @@ def test_energy_of_a_delay_differs_from_that_of_a_wait_only_by_their_powers(simu
 HOT: dict[str, Any] = POWER | {"ranks_per_node": 4, "heat_slowdown": 0.2, "heat_iterations": 20.0}
 
 
-def test_a_node_that_always_computes_ends_at_full_heat(simulator: Make) -> None:
-    sim = simulator(ranks=4, **HOT)
-    step = sim.run(sim.off(), 400)[0]
-    assert step[0] == pytest.approx(1.0)
-    assert step[-1] == pytest.approx(1.2, rel=1e-5)
-    np.testing.assert_allclose(step[:5], 1.0 + 0.2 * (1.0 - (1.0 - 1.0 / 20.0) ** np.arange(5)), rtol=1e-5)
-
-
 def heat_gain(simulator: Make, **changes: Any) -> float:
     """Mean step with slack pacing over that without, in a job whose spinning ranks share a node with the critical."""
     job = HOT | {"ranks": 8, "groups": 2, "has_barrier": True, "post_work_groups": 1, "post_work_s": 1.0} | changes
@@ -145,15 +137,6 @@ def test_the_reward_takes_off_what_a_failure_undoes() -> None:
     np.testing.assert_allclose(counted, outcome.useful_iterations - first, atol=1e-6)
 
 
-def test_heat_brings_failures_forward(simulator: Make) -> None:
-    job = HOT | {"ranks": 4, "failure_per_s": 0.005, "restart_s": 1.0, "heat_slowdown": 0.0, "heat_iterations": 1.0}
-    cool, hot = (simulator(range(100), **job | {"failure_heat": k}) for k in (0.0, 3.0))
-    for sim in (cool, hot):
-        sim.run(sim.off(), 1000)
-    ratio = hot.outcome().failures.mean() / cool.outcome().failures.mean()
-    assert ratio == pytest.approx(4.0, rel=0.1), "at full heat the hazard is 1 + failure_heat times as high"
-
-
 # Bounded staleness
 
 
@@ -184,9 +167,3 @@ def test_staleness_hides_memoryless_jitter_and_not_a_slow_rank(simulator: Make) 
 
 
 # Overlap
-
-
-def test_overlapped_groups_share_the_uplink(simulator: Make) -> None:
-    job = {"ranks": 8, "groups": 4, "uplink_work_s": 0.1, "has_barrier": True}
-    sim = simulator(**job, overlap_share=0.2, tail_s=0.1)
-    assert sim.run(sim.off(), 3) == pytest.approx(max(0.8 + 4 * 0.1, 1.1))

@@ -211,13 +211,6 @@ def test_arrivals_and_times_of_collectives_say_the_same_as_own_work() -> None:
         assert [(s.rank, s.first, s.named) for s in find_late_ranks(late_TR, 1.5).named] == expected
 
 
-def test_means_of_steps_find_a_rank_that_single_steps_find() -> None:
-    own_TR = steps(512, 4, 0.05)
-    own_TR[320:, 2] += 0.2
-    [late] = find_late_ranks(own_TR.reshape(64, 8, 4).mean(axis=1), 1.0, steps_per_row=8).late
-    assert (late.rank, late.kind, late.spans[0].first) == (2, watch.SINCE, 40)
-
-
 def test_iterations_may_have_gaps_but_must_ascend() -> None:
     own_TR = steps(60, 4, 0.02)
     own_TR[40:, 1] += 0.5

@@ -94,11 +94,6 @@ def test_time_scales_that_are_none_are_refused(wrong: Any) -> None:
         time_scales(wrong)
 
 
-@pytest.mark.parametrize(("given", "scales"), [(0, ()), ([], ()), (7, (7,)), ([7], (7,)), ([2, 40], (2, 40))])
-def test_time_scales_are_a_number_or_a_list(given: int | list[int], scales: tuple[int, ...]) -> None:
-    assert time_scales(given) == scales
-
-
 def test_a_policy_file_keeps_the_memory(tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
     for memory, change in MEMORIES:

@@ -78,11 +78,6 @@ def layers(count: int, gradients: float = 0.08) -> list[dict[str, Any]]:
     return [{"repeat": count, "step": part}]
 
 
-def test_phases_in_the_foreground_follow_each_other() -> None:
-    step_s = record(cluster([compute(0.3), all_reduce(0.2), compute(0.1), all_to_all(0.05)])).step_ET[0, 0]
-    assert step_s == pytest.approx(0.65)
-
-
 def test_a_transfer_in_the_background_hides_behind_compute() -> None:
     hidden = record(cluster([compute(0.1), all_reduce(0.2, background=True), compute(0.3)]))
     exposed = record(cluster([compute(0.1), all_reduce(0.4, background=True), compute(0.3)]))
@@ -108,14 +103,6 @@ def test_linas_arithmetic() -> None:
     assert off == pytest.approx(count * 0.2 + 0.03, rel=1e-3)
     held = record(cluster(layers(count)), 40, (0.0, 0.0501 / wanted)).step_ET[0, -1]
     assert held == pytest.approx(wanted, rel=0.02)
-
-
-def test_a_window_that_is_too_wide_costs_nothing_where_a_needed_transfer_ends_the_hold() -> None:
-    """A bucket goes when the all-to-all that it made room for is through, whatever the window allows."""
-    wanted = 10 * 0.15 + 0.08
-    for window in (0.06, 0.2):
-        held = record(cluster(layers(10)), 40, (0.0, window)).step_ET[0, -1]
-        assert held == pytest.approx(wanted, rel=0.01)
 
 
 def test_every_is_a_transfer_in_one_of_so_many_iterations() -> None:
@@ -202,17 +189,6 @@ def test_work_is_conserved_with_and_without_holding_back(phases: list[dict[str, 
     held = record(one, 3, (0.0, window)).step_ET[0, -1]
     holds = sum("all_reduce" in p and p["all_reduce"]["can_wait"] for p in phases)
     assert max(computes, moved) - 1e-9 <= held <= computes + moved + holds * window * max(free, held) + 1e-9
-
-
-@given(PHASES)
-def test_operations_of_a_communicator_never_overlap(phases: list[dict[str, Any]]) -> None:
-    one = cluster([*phases, compute(0.01)])
-    job = simulator(one)
-    found = job.record(pacing.one_mechanism("defer", 0.0, 0.2)[None, None], 2)
-    group_O = job.batch.program.group_O
-    for o in range(1, len(group_O)):
-        if group_O[o] == group_O[o - 1]:
-            assert (found.start_ETO[0, :, o] >= found.through_ETO[0, :, o - 1] - 1e-9).all()
 
 
 def test_nothing_is_gained_where_no_transfer_meets_another() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -26,26 +24,6 @@ def feed(
     timing.observe_step(tick, step_s)
     comm_R, wait_R = np.full(ranks, comm_s, dtype=np.float32), np.full(ranks, wait_s, dtype=np.float32)
     timing.observe_ranks(rank, tick, comm_R, wait_R, barrier)
-
-
-def test_first_iteration_sets_means_and_baselines_at_once() -> None:
-    rank, tick = timing.new_state()
-    feed(rank, tick, 0.25, 0.125, step_s=2.0)
-    assert tick[timing.STEP_BASELINE_S] == 2.0
-    assert rank[slots.COMM_BASELINE_S, 0] == 0.25
-    assert rank[slots.COMM_MEAN_S, 0] == 0.25
-    assert rank[slots.WAIT_MEAN_S, 0] == rank[slots.SLACK_S, 0] == 0.125
-    assert rank[slots.WAIT_VARIANCE_S2, 0] == pytest.approx(0.0, abs=1e-12)
-
-
-def test_exponential_mean_closes_a_gap_geometrically() -> None:
-    rank, tick = timing.new_state()
-    feed(rank, tick, 1.0, 1.0)
-    for _ in range(20):
-        feed(rank, tick, 2.0, 2.0)
-    left = (1.0 - float(timing.SMOOTHING)) ** 20
-    assert rank[slots.COMM_MEAN_S, 0] == pytest.approx(2.0 - left)
-    assert math.sqrt(rank[slots.WAIT_VARIANCE_S2, 0]) == pytest.approx(math.sqrt(left * (1.0 - left)), rel=1e-5)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 10])
@@ -121,31 +99,6 @@ def test_without_a_barrier_wait_is_what_the_collective_takes_over_its_baseline()
     assert rank[slots.SLACK_S, 0] == -0.25, "luckier than usual, and not yet the baseline"
 
 
-def test_steady_slack_under_small_jitter_is_recognised() -> None:
-    rank, tick = timing.new_state()
-    jitter_T = np.random.default_rng(0).normal(0.0, 0.005, 500)
-    for jitter_s in jitter_T:
-        feed(rank, tick, 1.0, 0.2 + jitter_s)
-    assert 0.15 < timing.slack_low_s(rank, 0) < 0.2
-
-
-def test_columns_are_independent() -> None:
-    rng = np.random.default_rng(1)
-    together, tick = timing.new_state(5)
-    alone = [timing.new_state() for _ in range(5)]
-    settings_M2 = np.array([[0.01, 0.5], [0.05, 0.3], [0.02, 0.2], [0.1, 0.4], [0.1, 0.2], [0.03, 0.4]])
-    for _ in range(200):
-        comm_R, wait_R, step_s = rng.uniform(0.1, 0.2, 5), rng.uniform(0, 0.1, 5), rng.choice([1.0, 1.5])
-        feed(together, tick, comm_R, wait_R, step_s)
-        timing.decide(together, tick, 0, 5, settings_M2, 0.3, 0, 5)
-        for r, (rank, own_tick) in enumerate(alone):
-            feed(rank, own_tick, comm_R[r], wait_R[r], step_s)
-            timing.decide(rank, own_tick, 0, 1, settings_M2, 0.3, r, 5)
-    np.testing.assert_array_equal(together, np.concatenate([rank for rank, _ in alone], axis=1))
-    for _, own_tick in alone:
-        np.testing.assert_array_equal(own_tick, tick)
-
-
 def early_rank() -> tuple[Floats, Floats]:
     """Three ranks that have waited 0.2 s for long, in a contended collective after an uncontended start."""
     rank, tick = timing.new_state(3)
@@ -170,25 +123,6 @@ def test_decide_takes_the_largest_demand_not_the_sum() -> None:
     np.testing.assert_array_equal(rank[timing.DELAY_S], np.max(asked, axis=0))
     assert asked[pacing.SLACK].all()
     assert asked[pacing.PHASE_SHIFT].all()
-
-
-def test_decide_writes_its_own_columns_only() -> None:
-    rank, tick = early_rank()
-    rank[timing.DELAY_S] = 7.0
-    timing.decide(rank, tick, 1, 2, pacing.one_mechanism("phase_shift", 0.0, 0.6), 10.0)
-    delay_R = rank[timing.DELAY_S]
-    assert (delay_R[0], delay_R[2]) == (7.0, 7.0)
-    assert 0.0 < delay_R[1] < 7.0
-
-
-def test_reset_forgets_everything() -> None:
-    rank, tick = early_rank()
-    timing.reset_rank(rank, 1)
-    timing.reset_tick(tick)
-    fresh_rank, fresh_tick = timing.new_state()
-    np.testing.assert_array_equal(rank[:, 1], fresh_rank[:, 0])
-    np.testing.assert_array_equal(tick, fresh_tick)
-    assert rank[slots.COMM_MEAN_S, 0] > 0.0, "the neighbour remembers"
 
 
 # Stagger: hold, probe, back off

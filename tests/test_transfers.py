@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from test_cluster import cluster, jobs_of
 
-from paceenv.core import pacing
 from paceenv.core.errors import InputError
-from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.program.program_tables import Start
@@ -195,20 +194,6 @@ def test_local_sgd_equals_k_steps_with_one_collective() -> None:
     assert some.samples_per_step == 4 * cluster().samples_per_step
 
 
-def test_a_simulated_period_of_local_sgd_is_the_sum_of_independent_steps() -> None:
-    alone = {"job": {"nodes": 1}, "noise": {"jitter_cv": 0.05, "imbalance_cv": 0.08, "imbalance_skew": 1.2}}
-    keys = episode_keys(list(range(40)))
-    single, period = (
-        Simulator(derive(cluster(**alone, synchronization={"sync_period": k}), keys), keys).run(
-            np.zeros((40, 1, len(pacing.MECHANISMS), 2)), n
-        )
-        for k, n in ((1, 800), (4, 200))
-    )
-    summed = single.reshape(40, 200, 4).sum(axis=2)
-    assert period.mean() == pytest.approx(summed.mean(), rel=2e-3)
-    assert period.std() == pytest.approx(summed.std(), rel=0.05)
-
-
 def test_power_and_failures_reach_the_engine() -> None:
     power = {"compute_w": 400.0, "wait_w": 300.0, "delay_w": 100.0, "heat_slowdown": 0.1, "heat_iterations": 60.0}
     rules = {"checkpoint_iterations": 100, "checkpoint_s": 9.0, "failure_heat": 0.5, "restart_s": 60.0,
@@ -226,21 +211,6 @@ def test_power_and_failures_reach_the_engine() -> None:
 
 
 # Structural coupling, as ratios against its null
-
-
-def test_structural_coupling_reruns_varies_and_burns_more_than_its_null() -> None:
-    keys, found = episode_keys(list(range(2))), {}
-    for name in ("structural-coupling", "structural-coupling-null"):
-        sim = Simulator(derive(load_cluster(name), keys), keys)
-        step_ET = sim.run(sim.off(), 3000)
-        outcome = sim.outcome()
-        joules = outcome.energy_j.sum() / outcome.useful_iterations.sum()
-        found[name] = (outcome.rerun_iterations.mean(), step_ET.std() / step_ET.mean(), joules, step_ET.mean())
-    coupled, null = found.values()
-    assert null[0] == 0.0
-    assert coupled[0] > 30, "iterations run again"
-    for index in (1, 2, 3):
-        assert coupled[index] > 1.1 * null[index]
 
 
 # A workload instead of measured numbers

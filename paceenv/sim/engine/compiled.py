@@ -64,7 +64,6 @@ _REGISTERED = tuple(
 _ALLOCATE = (
     kernel.advance,
     kernel.advance_programs,
-    kernel.sort_groups,
     incast.receive_all,
     layout.new_scratch,
     program_layout.new_program_scratch,
