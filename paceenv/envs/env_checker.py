@@ -32,9 +32,11 @@ def pacing_factories(**arguments: Any) -> tuple[MakeVector, MakeScalar]:
     from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
 
     scalar = {name: value for name, value in arguments.items() if name != "autoreset_mode"}
-    return lambda num_envs, threads: PacingVectorEnv(num_envs, threads=threads, **arguments), lambda: PacingEnv(
-        **scalar
-    )
+
+    def make_vector(num_envs: int, threads: int) -> AnyVectorEnv:
+        return PacingVectorEnv(num_envs, threads=threads, **arguments)
+
+    return make_vector, lambda: PacingEnv(**scalar)
 
 
 def check_vector_env(

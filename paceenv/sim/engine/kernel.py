@@ -41,11 +41,7 @@ from paceenv.sim.engine.program_layout import Program, new_program_scratch
 
 
 def reset(which: NDArray[np.int64], tables: Tables, state: State) -> None:
-    """Start an episode in the environments ``which``; ``state.clocks["key"]`` holds their episode keys.
-
-    Args:
-        state: of the whole batch; rows of ``which`` are overwritten.
-    """
+    """Start an episode in the environments ``which``; ``state.clocks["key"]`` holds their episode keys."""
     for i in range(which.shape[0]):
         e = which[i]
         job, clock = tables.jobs[e], state.clocks[e]
@@ -81,11 +77,7 @@ def arrive(view: View, scratch: Scratch) -> None:
 
 
 def start_early(view: View, scratch: Scratch) -> None:
-    """Let collectives start when every rank has its first gradients; ``complete_G`` keeps when all have the last.
-
-    Args:
-        scratch: ``complete_G`` is written.
-    """
+    """Let collectives start when every rank has its first gradients; ``complete_G`` keeps when all have the last."""
     compute_R, arrival_G, complete_G = scratch.compute_R, scratch.arrival_G, scratch.complete_G
     per_group, delay_R, before = compute_R.shape[0] // arrival_G.shape[0], view.rank[timing.DELAY_S], 1.0
     before -= view.job["overlap_share"]
@@ -345,12 +337,7 @@ def keep_stamps(recording: Recording, e: int, t: int, view: View, scratch: Scrat
 
 
 def observe(which: NDArray[np.int64], ranks: int, every_rank: bool, state: State, out_ESO: NDArray[np.float32]) -> None:
-    """Write the observations of the interval just run.
-
-    Args:
-        every_rank: observations of every rank (S = R) instead of each environment's observer rank (S = 1).
-        out_ESO: written to; no unit, see ``paceenv.core.signals``.
-    """
+    """Write the observations of the interval just run."""
     for i in range(which.shape[0]):
         e = which[i]
         if every_rank:
