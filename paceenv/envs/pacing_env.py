@@ -254,16 +254,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
 
     Args:
         num_envs: rows of the batch, at least 1.
-        cluster: as in :class:`PacingEnv`, as are the next eight.
-        weights: with several clusters, how often each is drawn; default: equally.
-        mechanisms: names of the mechanisms that the action sets.
-        interval_iterations: iterations in one step of the environment, at least 1.
-        episode_intervals: steps in an episode, at least 1.
-        cv_weight: weight of the variation in the reward, at least 0, or a pair of which each episode draws its own.
-        reward: ``"paired"`` or ``"raw"``.
-        twin: whether the unpaced twin runs; default: where the reward needs it.
-        limits: of every delay; the defaults are those of a live job.
-        names_in_info: whether ``info`` also has the name of the cluster, as a string.
+        cluster: as in :class:`PacingEnv`, as are all that are not named here.
         autoreset_mode: of ``gymnasium.vector.AutoresetMode``, or its value. ``NEXT_STEP``: the step after an episode's
             end starts the next one, and its action counts for nothing. ``SAME_STEP``: the step that ends an episode
             returns the next one's first observation, with the last one in ``info["final_obs"]``. ``DISABLED``: the

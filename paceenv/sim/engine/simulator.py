@@ -22,7 +22,7 @@ from paceenv.core.signals import SIGNALS
 from paceenv.sim.engine import compiled, layout
 from paceenv.sim.engine.draws import TABLE_SIZE, gamma_table, normal_table
 from paceenv.sim.engine.layout import Recording, State, Tables
-from paceenv.sim.engine.program_layout import NO_PROGRAM, Program
+from paceenv.sim.engine.program_layout import NO_PROGRAM, Program, new_program_scratch
 
 _LOGGER = logging.getLogger("paceenv.engine")
 _CACHE_WAYS_BYTES = 4096
@@ -284,13 +284,17 @@ class Simulator:
             np.empty((E, T, operations)),
             np.empty((E, T, operations)),
         )
-        function = compiled.advance
-        arguments: tuple[Any, ...] = (iterations, self._tables(), self.state, settings, out)
-        if len(self.batch.program.kind_I):
-            function, arguments = compiled.advance_programs, (*arguments, self.batch.program)
+        function = compiled.advance_programs if instructions else compiled.advance
         if not compiled.is_ready(function):
             _LOGGER.info("compiling the engine for this machine, which happens once and takes up to a minute")
-        self._spread(function, which, R * iterations, arguments)
+        arguments: tuple[Any, ...] = (iterations, self._tables(), self.state, settings, out)
+
+        def advance(part: NDArray[np.int64], *given: Any) -> None:
+            """Each thread has a scratch of its own."""
+            room = (program, new_program_scratch(program, self.batch.tenants_EK.shape[1])) if instructions else ()
+            function(part, *given, layout.new_scratch(R, G), *room)
+
+        self._spread(advance, which, R * iterations, arguments)
         return out
 
     def _spread(self, function: Any, which: NDArray[np.int64] | None, updates: int, arguments: tuple[Any, ...]) -> None:
