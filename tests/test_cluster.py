@@ -12,7 +12,6 @@ from scipy import stats
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.sim.cluster.collectives import BYTES_PER_GBIT
 from paceenv.sim.cluster.derive import ClusterMix, derive
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
@@ -38,33 +37,6 @@ def jobs_of(some: Cluster, seeds: range = range(1)) -> Any:
 
 
 # From config to parameters
-
-
-def test_derived_times_of_a_small_cluster_by_hand() -> None:
-    some = cluster(
-        job={"nodes": 4, "ranks_per_node": 2, "compute_s": 0.5, "gradient_bytes": 1e9},
-        fabric={"nics_per_node": 4, "intra_node_gbps": 800.0, "latency_us": 5.0, "barrier_us": 20.0},
-    )
-    jobs = jobs_of(some)
-    across_bytes = 1.5e9  # 2 * 3/4 of the payload, by each node's ranks together
-    assert jobs["transfer_alone_s"][0] == pytest.approx(across_bytes / (4 * 80 * BYTES_PER_GBIT))
-    assert jobs["uplink_work_s"][0] == pytest.approx(2 * across_bytes / (160 * BYTES_PER_GBIT))
-    inside_s = 1e9 / (800 * BYTES_PER_GBIT)  # a ring of two: 2 * 1/2 of the payload
-    assert jobs["latency_s"][0] == pytest.approx(inside_s + (2 * 1 + 2 * 3) * 5e-6)
-    assert jobs["barrier_s"][0] == 0.0, "without a barrier its time is not charged"
-    ideal_s = 0.5 + jobs["uplink_work_s"][0] + jobs["latency_s"][0]
-    assert jobs["ideal_step_s"][0] == pytest.approx(ideal_s)
-
-
-def test_groups_halve_the_ring_and_multiply_the_flows() -> None:
-    whole = derive(cluster(), episode_keys([0]))
-    halves = derive(
-        cluster(job={"nodes_per_group": 2, "barrier": True}, fabric={"barrier_us": 20.0}), episode_keys([0])
-    )
-    assert halves.jobs["barrier_s"][0] == pytest.approx(20e-6)
-    assert (whole.groups, halves.groups, halves.ranks) == (1, 2, 4)
-    assert halves.jobs["transfer_alone_s"][0] == pytest.approx(whole.jobs["transfer_alone_s"][0] * 1.0 / 1.5)
-    assert halves.jobs["uplink_work_s"][0] == 0.0, "a packed group of two stays on its leaf of two"
 
 
 def test_noise_reaches_the_engine_under_its_own_name() -> None:

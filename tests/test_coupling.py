@@ -101,18 +101,6 @@ def test_failures_come_at_their_rate_and_undo_what_was_not_saved(simulator: Make
     assert np.all(step[after] >= 2.0), "a restarted job is cold"
 
 
-def test_longer_steps_do_not_put_failures_off(simulator: Make) -> None:
-    """Failures an hour of running are those of the hazard; a step 1.6 times as long meets 1.6 times as many."""
-    per_hour = []
-    for compute_s in (1.0, 1.6):
-        sim = simulator(range(200), compute_s=compute_s, failure_per_s=0.01)
-        sim.run(sim.off(), 1000)
-        outcome = sim.outcome()
-        per_hour.append(3600.0 * outcome.failures.sum() / outcome.time_s.sum())
-    expected, spread = 36.0, 36.0 / math.sqrt(200 * 10)
-    assert per_hour == pytest.approx([expected] * 2, abs=4.5 * spread)
-
-
 def test_throughput_does_not_count_what_failures_undid(simulator: Make) -> None:
     """Young's first-order law: checkpoints every n steps lose (n - 1) / 2 steps to each failure."""
     sim = simulator(range(200), checkpoint_iterations=20, failure_per_s=0.002)
@@ -155,15 +143,6 @@ def test_bounded_staleness_follows_its_recurrence(
         done_T.append(max(arrival_R.max(), done_T[-1] if done_T else 0.0) + transfer_s)
         free_R = arrival_R
     np.testing.assert_allclose(np.cumsum(ahead.run(ahead.off(), 40)[0]), done_T, rtol=1e-5)
-
-
-def test_staleness_hides_memoryless_jitter_and_not_a_slow_rank(simulator: Make) -> None:
-    def gain(**noise: Any) -> float:
-        plain, ahead = (simulator(range(8), ranks=16, staleness=s, **noise) for s in (0, 4))
-        return float(plain.run(plain.off(), 500).mean() / ahead.run(ahead.off(), 500).mean())
-
-    assert gain(jitter_cv=0.1) > 1.08
-    assert gain(slow_ranks=1, slow_factor=1.5) == pytest.approx(1.0, rel=0.01)
 
 
 # Overlap

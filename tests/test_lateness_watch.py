@@ -182,14 +182,6 @@ def test_no_step_breaks_the_watch(ranks: int, table: list[list[float]]) -> None:
     assert all(0 <= row.rank < ranks for row in (*found.late, *found.past))
 
 
-def test_a_rank_that_is_missing_for_a_while_is_judged_on_what_is_known() -> None:
-    own_TR = steps(300, 8, 0.03)
-    own_TR[100:, 3] *= 1.3
-    own_TR[50:200, 3] = math.nan
-    own_TR[20:, 6] = math.nan
-    assert [(span.rank, span.first >= 200) for span in find_late_ranks(own_TR, 1.0).named] == [(3, True)]
-
-
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_the_least_lateness_that_is_named_is_named(ranks: int) -> None:
     own_TR = steps(100, ranks, 0.05)

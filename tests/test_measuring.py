@@ -98,20 +98,3 @@ def test_a_rank_learns_nothing_of_a_missing_step_and_does_not_delay_the_next(sim
             assert (before[e, others, r] != after[e, others, r]).any()
         found += missed.sum()
     assert found / (4 * 8 * (160 - FIRST_MISSING)) == pytest.approx(0.1, abs=0.02)
-
-
-def test_which_steps_are_missing_does_not_depend_on_the_policy(simulator: Make) -> None:
-    def frozen(settings_M2: Any) -> Any:
-        # with noise on its stamps no rank measures the same twice
-        sim = simulator(range(4), ranks=8, groups=2, **UNEQUAL, missing_share=0.1, stamp_noise_s=1e-3)
-        rows = []
-        for _ in range(120):
-            before = sim.state.rank_EFR[:, timing.COMM_S, :8].copy()
-            sim.run(np.tile(settings_M2, (4, 1, 1, 1)), 1)
-            rows.append(before == sim.state.rank_EFR[:, timing.COMM_S, :8])
-        return np.array(rows)
-
-    off, slack = frozen(pacing.off()), frozen(SLACK_M2)
-    np.testing.assert_array_equal(off, slack)
-    assert not off[:FIRST_MISSING].any()
-    assert off[FIRST_MISSING:].any()

@@ -60,19 +60,6 @@ def test_training_shows_what_the_policy_will_remember(memory: int | list[int], c
     assert ends >= 20
 
 
-@pytest.mark.parametrize(("memory", "change"), MEMORIES)
-def test_rows_remember_for_themselves(memory: int | list[int], change: int) -> None:
-    views_TBO = np.random.default_rng(2).uniform(-1, 1, (9, 6, signals.SIGNALS)).astype(np.float32)
-    together, alone = policy(memory, change), policy(memory, change)
-    together.reset(6)
-    alone.reset(1)
-    for views_BO in views_TBO:
-        np.testing.assert_array_equal(together.act(views_BO)[2:3], alone.act(views_BO[2:3]))
-    forgetful = policy(memory, change)
-    forgetful.reset(1)
-    assert not np.array_equal(forgetful.inputs(views_TBO[-1][2:3]), alone.inputs(views_TBO[-1][2:3]))
-
-
 def test_several_time_scales_are_the_single_ones_side_by_side() -> None:
     views_TBO = np.random.default_rng(3).uniform(-1, 1, (7, 4, signals.SIGNALS)).astype(np.float32)
     scales = (2, 5, 40)

@@ -240,10 +240,6 @@ def test_wrong_options_of_an_archive(option: str, expected: str, tmp_path: Path)
     assert expected in refused(f"{tmp_path / 'agent.zip'}{option}")
 
 
-def test_a_missing_archive(tmp_path: Path) -> None:
-    assert "no such file; allowed: a .zip file" in refused(f"{tmp_path / 'none.zip'}{OPTION}")
-
-
 # module:Class
 
 OWN = """

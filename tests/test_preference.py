@@ -154,16 +154,6 @@ def test_a_header_that_does_not_fit_is_refused(tmp_path: Path, inputs: int, pref
     assert expected in str(caught.value)
 
 
-def test_a_range_of_what_is_no_signal_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.safetensors"
-    path.write_bytes(blob(signals.SIGNALS, calibrated_range={"preference": [0.0, 1.0]}))
-    with pytest.raises(
-        InputError,
-        match=r"calibrated_range = .*preference.*; allowed: finite numbers, the lower first, of",
-    ):
-        load_policy(path)
-
-
 # Its spelling, on command lines and live
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from paceenv.core import pacing, timing
@@ -110,13 +109,6 @@ def test_every_is_a_transfer_in_one_of_so_many_iterations() -> None:
     np.testing.assert_allclose(step_T, [0.1, 0.1, 0.1, 0.3] * 2)
 
 
-def test_a_group_waits_for_its_own_members_only() -> None:
-    one = cluster([compute(0.1), compute(0.2, ranks=[3]), all_reduce(0.1, 2, communicator="pairs"), compute(0.3)])
-    found = record(one)
-    assert found.step_ET[0, 0] == pytest.approx(0.7)
-    assert found.exit_ETR[0, 0, :2] == pytest.approx(0.5)
-
-
 def test_members_that_start_different_transfers_are_refused() -> None:
     with pytest.raises(InputError, match="start different transfers on communicator"):
         simulator(cluster([compute(0.1), all_reduce(0.1, ranks=[0, 1])]))
@@ -167,28 +159,6 @@ PHASES = st.lists(
     min_size=1,
     max_size=12,
 )
-
-
-def busy_s(phases: list[dict[str, Any]]) -> tuple[float, float]:
-    """All compute, and all transfers one after the other, seconds."""
-    computes = sum(p["compute"]["seconds"] for p in phases if "compute" in p)
-    factor = {"all_reduce": 1.5, "all_to_all": 0.75, "compute": 0.0}
-    moved = [factor[kind] * value.get("bytes", 0.0) for p in phases for kind, value in p.items()]
-    return computes, sum(moved) / BYTES_PER_S
-
-
-@given(PHASES, st.floats(0.0, 0.4))
-def test_work_is_conserved_with_and_without_holding_back(phases: list[dict[str, Any]], window: float) -> None:
-    """No step is shorter than its compute or its bytes on the NIC, and none longer than both and what is held."""
-    computes, moved = busy_s(phases)
-    if computes + moved == 0.0:
-        return
-    one = cluster(phases)
-    free = record(one).step_ET[0, 0]
-    assert max(computes, moved) - 1e-9 <= free <= computes + moved + 1e-9
-    held = record(one, 3, (0.0, window)).step_ET[0, -1]
-    holds = sum("all_reduce" in p and p["all_reduce"]["can_wait"] for p in phases)
-    assert max(computes, moved) - 1e-9 <= held <= computes + moved + holds * window * max(free, held) + 1e-9
 
 
 def test_nothing_is_gained_where_no_transfer_meets_another() -> None:
@@ -278,26 +248,6 @@ def test_a_trace_has_every_instruction_and_operation(tmp_path: Path) -> None:
         *((0, 2), (1, 2), (2, 3), (3, 3))
     }
     assert trace.column("bytes")[of_pairs].tolist() == [round(0.05 * BYTES_PER_S * 2)] * 16
-
-
-def test_many_flows_fill_hashed_paths_more_evenly_than_few() -> None:
-    """A ring leaves each leaf in 8 flows, an exchange of 32 ranks in 8 x 8 x 48: the more, the nearer to the mean."""
-    fabric = {"nic_gbps": 100, "nics_per_node": 8, "nodes_per_leaf": 2, "oversubscription": 4, "latency_us": 0}
-    slower = {}
-    for op in ("all_reduce", "all_to_all"):
-        step_s = []
-        for paths in (None, 8):
-            data = {
-                "name": "test",
-                "job": {"nodes": 4, "ranks_per_node": 8},
-                "program": {"step": [{op: {"bytes": 1e9}}]},
-                "fabric": fabric | {"ecmp_paths": paths, "intra_node_gbps": 1e6},
-            }
-            one = simulator(config_files.parse(Cluster, data, "test"))
-            step_s.append(one.run(one.off(), 1)[0, 0])
-        slower[op] = step_s[1] / step_s[0]
-    assert 2.0 < slower["all_reduce"] < 4.0
-    assert 1.0 < slower["all_to_all"] < 1.4
 
 
 def test_a_wait_for_a_name_that_no_transfer_has_is_refused() -> None:

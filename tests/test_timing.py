@@ -159,13 +159,6 @@ def test_ranks_take_their_places_while_a_job_collapses() -> None:
     assert not rank[timing.DELAY_S].any(), "the inflation is below this threshold"
 
 
-def test_with_threshold_zero_the_places_are_fixed() -> None:
-    rank, tick = timing.new_state(3)
-    feed(rank, tick, 0.1, step_s=2.0)
-    timing.decide(rank, tick, 0, 3, pacing.one_mechanism("stagger", 0.0, 0.1), 10.0, 0, 3)
-    np.testing.assert_allclose(rank[timing.DELAY_S], [0.0, 0.1, 0.2], rtol=1e-6)
-
-
 def test_a_stagger_that_helps_is_held_ever_longer() -> None:
     _, held = collapsing(2.5, 1.2, 3000)
     assert np.mean(held[-1000:]) > 0.98
@@ -188,10 +181,3 @@ def test_slow_steps_by_chance_do_not_make_a_stagger_look_good() -> None:
         held.append(bool(tick[slots.STAGGER_LEFT] > 0.0))
         feed(rank, tick, 0.1, step_s=float(rng.gamma(6.0, 1.0 / 6.0)) + 0.15 * held[-1])
     assert np.mean(held) < 0.08, np.mean(held)
-
-
-def test_a_collapse_that_is_over_is_let_go() -> None:
-    steps, held = collapsing(2.5, 1.2, 200)
-    _, delays = stagger([*steps, *[1.0] * 600])
-    assert any(held)
-    assert max(delays[-60:]) == 0.0

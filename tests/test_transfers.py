@@ -96,15 +96,6 @@ def test_bytes_above_the_leaves_by_hand(placement: str) -> None:
     assert above_bytes("incast_flow_s", 3, collective="all_to_all") == pytest.approx(4 * 2 * S / 4)
 
 
-def test_a_flat_ring_over_ranks_crosses_with_its_smaller_parts() -> None:
-    job = {"nodes": 4, "ranks_per_node": 3, "gradient_bytes": S, "algorithm": "ring"}
-    fabric = {"nic_gbps": 100.0, "nodes_per_leaf": 1, "uplink_gbps": 100.0}
-    jobs = jobs_of(cluster(job=job, fabric=NO_LATENCY | fabric))
-    assert jobs["uplink_work_s"][0] == pytest.approx(4 * 2 * 11 / 12 * S / (100 * GBPS))
-    jobs = jobs_of(cluster(job=job | {"algorithm": "hierarchical"}, fabric=NO_LATENCY | fabric))
-    assert jobs["uplink_work_s"][0] == pytest.approx(4 * 2 * 3 / 4 * S / (100 * GBPS))
-
-
 # Leaves and paths
 
 
@@ -116,15 +107,6 @@ def test_oversubscription_is_what_nodes_send_over_what_their_leaf_carries() -> N
         jobs = jobs_of(cluster(job=job, fabric=fabric | {"oversubscription": ratio}))
         assert jobs["transfer_alone_s"][0] == pytest.approx(slower * alone_s)
         assert jobs["uplink_work_s"][0] == pytest.approx(alone_s * ratio / 4)
-
-
-def test_a_group_on_few_leaves_cannot_use_the_uplinks_of_the_others() -> None:
-    job = {"nodes": 16, "nodes_per_group": 4, "barrier": True, "gradient_bytes": S}
-    fabric = {"nic_gbps": 100.0, "nodes_per_leaf": 2, "uplink_gbps": None, "oversubscription": 4.0}
-    jobs = jobs_of(cluster(job=job, fabric=fabric))
-    leaf_Bps = 2 * 100 * GBPS / 4
-    assert jobs["transfer_alone_s"][0] == pytest.approx(1.5 * S / leaf_Bps)
-    assert jobs["uplink_work_s"][0] == pytest.approx(2 * 1.5 * S / (8 * leaf_Bps))
 
 
 def test_hashed_paths_slow_by_their_most_loaded_and_no_flow_exceeds_one() -> None:
