@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from paceenv.core import pacing, timing
 from paceenv.core.errors import InputError
@@ -142,23 +141,6 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> N
 def test_can_wait_needs_the_background() -> None:
     with pytest.raises(InputError, match="can_wait only with background"):
         cluster([compute(0.1), all_reduce(0.1, can_wait=True)])
-
-
-PHASES = st.lists(
-    st.one_of(
-        st.builds(compute, st.floats(0.001, 0.2)),
-        st.builds(
-            lambda s, c, b, w: all_reduce(s, communicator=c, background=b, can_wait=b and w),
-            *(st.floats(0.001, 0.2), st.sampled_from("ab"), st.booleans(), st.booleans()),
-        ),
-        st.builds(
-            lambda s, c, b: all_to_all(s, communicator=c, background=b),
-            *(st.floats(0.001, 0.2), st.sampled_from("ab"), st.booleans()),
-        ),
-    ),
-    min_size=1,
-    max_size=12,
-)
 
 
 def test_nothing_is_gained_where_no_transfer_meets_another() -> None:
