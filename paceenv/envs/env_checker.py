@@ -65,9 +65,9 @@ def check_vector_env(
         ValueError: if only one of the factories is given.
         AssertionError: with what differs, where, and what was expected.
     """
+    if (make_vector is None) != (make_scalar is None):
+        raise ValueError("check_vector_env: give both make_vector and make_scalar, or neither")
     if make_vector is None or make_scalar is None:
-        if make_vector is not make_scalar:
-            raise ValueError("check_vector_env: give both make_vector and make_scalar, or neither")
         make_vector, make_scalar = pacing_factories()
     with closing(make_vector(num_envs, 1)) as envs, closing(make_scalar()) as env:
         for kind in ("observation_space", "action_space"):
