@@ -60,14 +60,6 @@ def test_energy_of_a_delay_differs_from_that_of_a_wait_only_by_their_powers(simu
 HOT: dict[str, Any] = POWER | {"ranks_per_node": 4, "heat_slowdown": 0.2, "heat_iterations": 20.0}
 
 
-def test_a_node_that_always_computes_ends_at_full_heat(simulator: Make) -> None:
-    sim = simulator(ranks=4, **HOT)
-    step = sim.run(sim.off(), 400)[0]
-    assert step[0] == pytest.approx(1.0)
-    assert step[-1] == pytest.approx(1.2, rel=1e-5)
-    np.testing.assert_allclose(step[:5], 1.0 + 0.2 * (1.0 - (1.0 - 1.0 / 20.0) ** np.arange(5)), rtol=1e-5)
-
-
 def heat_gain(simulator: Make, **changes: Any) -> float:
     """Mean step with slack pacing over that without, in a job whose spinning ranks share a node with the critical."""
     job = HOT | {"ranks": 8, "groups": 2, "has_barrier": True, "post_work_groups": 1, "post_work_s": 1.0} | changes
@@ -109,18 +101,6 @@ def test_failures_come_at_their_rate_and_undo_what_was_not_saved(simulator: Make
     assert np.all(step[after] >= 2.0), "a restarted job is cold"
 
 
-def test_longer_steps_do_not_put_failures_off(simulator: Make) -> None:
-    """Failures an hour of running are those of the hazard; a step 1.6 times as long meets 1.6 times as many."""
-    per_hour = []
-    for compute_s in (1.0, 1.6):
-        sim = simulator(range(200), compute_s=compute_s, failure_per_s=0.01)
-        sim.run(sim.off(), 1000)
-        outcome = sim.outcome()
-        per_hour.append(3600.0 * outcome.failures.sum() / outcome.time_s.sum())
-    expected, spread = 36.0, 36.0 / math.sqrt(200 * 10)
-    assert per_hour == pytest.approx([expected] * 2, abs=4.5 * spread)
-
-
 def test_throughput_does_not_count_what_failures_undid(simulator: Make) -> None:
     """Young's first-order law: checkpoints every n steps lose (n - 1) / 2 steps to each failure."""
     sim = simulator(range(200), checkpoint_iterations=20, failure_per_s=0.002)
@@ -145,15 +125,6 @@ def test_the_reward_takes_off_what_a_failure_undoes() -> None:
     np.testing.assert_allclose(counted, outcome.useful_iterations - first, atol=1e-6)
 
 
-def test_heat_brings_failures_forward(simulator: Make) -> None:
-    job = HOT | {"ranks": 4, "failure_per_s": 0.005, "restart_s": 1.0, "heat_slowdown": 0.0, "heat_iterations": 1.0}
-    cool, hot = (simulator(range(100), **job | {"failure_heat": k}) for k in (0.0, 3.0))
-    for sim in (cool, hot):
-        sim.run(sim.off(), 1000)
-    ratio = hot.outcome().failures.mean() / cool.outcome().failures.mean()
-    assert ratio == pytest.approx(4.0, rel=0.1), "at full heat the hazard is 1 + failure_heat times as high"
-
-
 # Bounded staleness
 
 
@@ -174,19 +145,4 @@ def test_bounded_staleness_follows_its_recurrence(
     np.testing.assert_allclose(np.cumsum(ahead.run(ahead.off(), 40)[0]), done_T, rtol=1e-5)
 
 
-def test_staleness_hides_memoryless_jitter_and_not_a_slow_rank(simulator: Make) -> None:
-    def gain(**noise: Any) -> float:
-        plain, ahead = (simulator(range(8), ranks=16, staleness=s, **noise) for s in (0, 4))
-        return float(plain.run(plain.off(), 500).mean() / ahead.run(ahead.off(), 500).mean())
-
-    assert gain(jitter_cv=0.1) > 1.08
-    assert gain(slow_ranks=1, slow_factor=1.5) == pytest.approx(1.0, rel=0.01)
-
-
 # Overlap
-
-
-def test_overlapped_groups_share_the_uplink(simulator: Make) -> None:
-    job = {"ranks": 8, "groups": 4, "uplink_work_s": 0.1, "has_barrier": True}
-    sim = simulator(**job, overlap_share=0.2, tail_s=0.1)
-    assert sim.run(sim.off(), 3) == pytest.approx(max(0.8 + 4 * 0.1, 1.1))

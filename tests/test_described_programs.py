@@ -85,16 +85,6 @@ def test_only_plain_data_parallelism_folds() -> None:
     assert (inside.has_program, inside.groups) == (False, 4), "tensor parallelism inside a node only costs time"
 
 
-def test_sequence_parallelism_moves_the_same_bytes() -> None:
-    plain, halves = cluster(tensor_parallel=4), cluster(tensor_parallel=4, sequence_parallel=True)
-    assert (
-        ops(halves)["tensor", "reduce_scatter"]
-        == ops(halves)["tensor", "all_gather"]
-        == ops(plain)["tensor", "all_reduce"]
-    )
-    assert nic_bytes(halves) == pytest.approx(nic_bytes(plain))
-
-
 @pytest.mark.parametrize(("m", "v"), [(4, 1), (8, 1), (4, 2), (8, 2), (8, 4)])
 def test_bubble_of_a_pipeline(m: int, v: int) -> None:
     """(m + (p - 1) / v) (f + b), with free transfers and an output layer of nothing."""
@@ -196,17 +186,6 @@ def test_segments_keep_every_layer_and_the_ends_alone(layers: int) -> None:
     assert sum(found) == layers
     assert len(found) <= MAX_SEGMENTS
     assert found[0] == found[-1] == 1
-
-
-@pytest.mark.parametrize("layers", [96])
-def test_folding_layers_hardly_changes_a_step(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def made() -> Cluster:
-        return cluster(zero_stage=3, model={**MODEL, "layers": layers}, fabric={"nic_gbps": 40})
-
-    folded = step_s(made())
-    monkeypatch.setattr("paceenv.sim.cluster.program.layer_passes.MAX_SEGMENTS", 1000)
-    monkeypatch.setattr("paceenv.sim.cluster.program.program_run._TABLES", {})
-    assert step_s(made()) == pytest.approx(folded, rel=0.03)
 
 
 @pytest.mark.parametrize(

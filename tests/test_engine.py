@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy import integrate, stats
 
 from paceenv.core import pacing
-from paceenv.sim.engine import simulator as engine
 from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
 
 Make = Callable[..., Simulator]
@@ -88,23 +87,6 @@ def test_jitter_is_normal_and_a_step_its_maximum(simulator: Make, cv: float) -> 
     assert x.std() == pytest.approx(cv, rel=0.01)
     step = x.max(axis=2).ravel()
     assert_mean(step, 1.0 + cv * expected_maximum(stats.norm, ranks))
-
-
-@pytest.mark.parametrize(("skewness", "ranks"), [(0.5, 4), (2.0, 4), (1.05, 32)])
-def test_imbalance_is_a_shifted_gamma_and_a_step_its_maximum(simulator: Make, skewness: float, ranks: int) -> None:
-    sim = simulator(range(50), ranks=ranks, imbalance_cv=0.141, skewness=skewness)
-    x = computed_ETR(sim, 400)
-    assert_mean(x.ravel(), 1.0)
-    assert x.std() == pytest.approx(0.141, rel=0.01)
-    assert stats.skew(x.ravel()) == pytest.approx(skewness, rel=0.05)
-    assert_mean(x.max(axis=2).ravel(), 1.0 + 0.141 * expected_maximum(stats.pearson3(skewness), ranks))
-
-
-def test_persistent_factor_stays_for_an_episode(simulator: Make) -> None:
-    x = computed_ETR(simulator(range(300), ranks=8, persistent_cv=0.05), 3)
-    np.testing.assert_array_equal(x, np.repeat(x[:, :1], 3, axis=1))
-    assert_mean(x[:, 0].ravel(), 1.0)
-    assert x[:, 0].std() == pytest.approx(0.05, rel=0.06)
 
 
 @pytest.mark.parametrize("slow", [1, 3])
@@ -185,11 +167,6 @@ def test_transfers_vary_by_a_share_of_their_duration_and_keep_the_link_busy_as_b
     assert abs(np.corrcoef(factor[:, 1:].ravel(), factor[:, :-1].ravel())[0, 1]) < 0.05
 
 
-def test_compute_is_never_negative(simulator: Make) -> None:
-    x = computed_ETR(simulator(range(50), ranks=8, jitter_cv=1.0, common_cv=0.5), 200)
-    assert x.min() == 0.0
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_groups_that_always_have_post_work_work(simulator: Make, count: int) -> None:
     sim = simulator(range(400), ranks=4, groups=4, has_barrier=True, post_work_groups=count, post_work_s=0.25)
@@ -227,29 +204,10 @@ def settings_for(sim: Simulator) -> Floats:
     return rng.uniform(0, 0.3, (len(sim.batch), 1, len(pacing.MECHANISMS), 2))
 
 
-@pytest.mark.parametrize("threads", [3])
-def test_threads_do_not_matter(simulator: Make, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_MIN_UPDATES", 1)  # even so small a batch is shared
-    one, many = (simulator(range(7), threads=n, **EVERY_NOISE | COUPLED) for n in (1, threads))
-    settings = settings_for(one)
-    np.testing.assert_array_equal(one.run(settings, 100), many.run(settings, 100))
-    np.testing.assert_array_equal(one.observe(every_rank=True), many.observe(every_rank=True))
-
-
 def test_recording_changes_nothing(simulator: Make) -> None:
     plain, recorded = (simulator(range(3), **EVERY_NOISE | COUPLED) for _ in range(2))
     settings = settings_for(plain)
     np.testing.assert_array_equal(plain.run(settings, 50), recorded.record(settings, 50).step_ET)
-
-
-def test_a_run_of_some_environments_leaves_the_others_alone(simulator: Make) -> None:
-    sim, reference = (simulator(range(4), **EVERY_NOISE | COUPLED) for _ in range(2))
-    settings = settings_for(sim)
-    first = reference.run(settings, 40)
-    later = reference.run(settings, 40)
-    np.testing.assert_array_equal(sim.run(settings, 40, np.array([2, 0]))[[0, 2]], first[[0, 2]])
-    np.testing.assert_array_equal(sim.run(settings, 40, np.array([1, 3]))[[1, 3]], first[[1, 3]])
-    np.testing.assert_array_equal(sim.run(settings, 40), later)
 
 
 def test_reset_takes_new_jobs_and_their_skewness(simulator: Make) -> None:

@@ -12,7 +12,6 @@ from traced_jobs import SOCKET_RUNS_DIR, needs_socket_runs
 
 from paceenv.calibration.job_stamps import read_job
 from paceenv.core import pacing
-from paceenv.core.signals import NAMES, unsquash
 from paceenv.core.trace import read_trace
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
@@ -72,11 +71,6 @@ def durations(sim: Simulator, steps: int) -> np.ndarray[Any, Any]:
     return np.asarray(recording.exit_ETR - recording.entry_ETR)
 
 
-def test_equal_senders_without_a_send_buffer_leave_together_one_hop_after_the_last_byte(simulator: Make) -> None:
-    lasts = durations(simulator(**PORT | {"latency_s": 0.01, "has_barrier": True}), 3)
-    assert lasts == pytest.approx(7 * 0.05 + 0.01)
-
-
 @pytest.mark.parametrize(("buffered_s", "expected_s"), [(0.05, 0.0), (0.07, 0.0), (0.02, 7 * 0.03), (0.01, 7 * 0.04)])
 def test_senders_leave_when_the_rest_fits_their_send_buffer(
     simulator: Make, buffered_s: float, expected_s: float
@@ -104,17 +98,6 @@ def test_only_a_message_that_fits_the_send_buffer_hides_its_timeout_from_its_sen
     overflow = np.maximum(1.0 - SHALLOW / np.arange(1, 8), 0.0)
     assert (shown > 0.2).mean() == pytest.approx((overflow**3).mean(), abs=0.01)
     assert hidden == pytest.approx(0.0)
-
-
-def test_what_a_sender_does_not_spend_in_the_gather_it_waits_in_the_barrier(simulator: Make) -> None:
-    """The barrier ends the step for all, as late as before; senders see slack, the receiver none."""
-    late, early = (simulator(**PORT | {"incast_buffered_s": s, "has_barrier": True}) for s in (0.0, 0.05))
-    steps = late.run(late.off(), 40), early.run(early.off(), 40)
-    np.testing.assert_array_equal(*steps)
-    wait = early.observe(every_rank=True)[0][:, NAMES.index("wait_share")]
-    assert unsquash("wait_share", wait) == pytest.approx([0.0] + 7 * [0.35 / 1.35], abs=1e-6)
-    comm = early.observe(every_rank=True)[0][:, NAMES.index("comm_share")]
-    assert comm == pytest.approx([0.35 / 1.35] + 7 * [0.0], abs=1e-6)
 
 
 def shares(entry_TR: np.ndarray[Any, Any], exit_TR: np.ndarray[Any, Any], step_T: np.ndarray[Any, Any]) -> list[float]:

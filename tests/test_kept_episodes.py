@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,6 @@ from gymnasium.vector import AutoresetMode
 from paceenv.envs.episode_batch import TWIN
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.sim.engine.simulator import Simulator
-from paceenv.trainers.training.train_config import TrainConfig, load_train_config
-from paceenv.trainers.training.training_run import Run, train
 
 ROWS = 6
 
@@ -69,30 +66,3 @@ def test_the_twin_of_an_episode_runs_once(monkeypatch: pytest.MonkeyPatch) -> No
     course(env, [(7, 40)])
     assert len(runs) > 80, "the paced episodes run"
     assert sum(runs) < 0.1 * first, "but for those that had only started"
-
-
-def small_config() -> TrainConfig:
-    config = load_train_config("ppo")
-    changed = {"environments": 25, "threads": 1, "pool_segments": 1, "episode_intervals": 16}
-    assert config.sb3 is not None
-    sb3 = config.sb3.model_copy(update={"arguments": {"n_steps": 8, "batch_size": 200, "n_epochs": 1}})
-    environment = config.environment.model_copy(update=changed)
-    return config.model_copy(
-        update={"environment": environment, "selection": None, "total_timesteps": 5000, "sb3": sb3}
-    )
-
-
-@pytest.mark.slow
-def test_a_training_whose_episodes_come_again_does_not_depend_on_what_it_kept(tmp_path: Path) -> None:
-    """A run that keeps nothing but sees the same episodes, and one that is resumed, learn the same weights."""
-    config, first = small_config(), Run(small_config(), folder=tmp_path)
-    kept = train(config).file.policy.layers
-    first.advance()
-    resumed = train(config, folder=tmp_path, resume=True).file.policy.layers
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PacingVectorEnv, "keep_episodes", lambda self: None)
-        plain = train(config).file.policy.layers
-    for one, again, other in zip(kept, resumed, plain, strict=True):
-        for a, b, c in zip(one, again, other, strict=True):
-            np.testing.assert_array_equal(a, b)
-            np.testing.assert_array_equal(a, c)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from paceenv.core.lateness.common_place import (
     HOST,
-    LOCAL_RANK,
     NEIGHBOURS,
     RACK,
     REMAINDER,
@@ -59,25 +58,6 @@ def test_a_stage_is_found_and_a_property_that_a_rank_lacks_is_left_out() -> None
     assert found is not None
     assert (found.key, found.values) == (STAGE, (1,))
     assert describe(found) == "all late ranks have stage 1: 4 of its 4 ranks"
-
-
-def test_racks_without_hosts_and_local_ranks_as_given() -> None:
-    found = find_common_place(range(16), RANKS, {RACK: PLACES[RACK]})
-    assert found is not None
-    assert found.key == RACK
-    given_local = {LOCAL_RANK: {rank: rank % 4 for rank in RANKS}}
-    found = find_common_place(range(2, 64, 4), RANKS, given_local)
-    assert found is not None
-    assert (found.key, found.values, found.hosts) == (LOCAL_RANK, (2,), 0)
-
-
-@given(st.sets(st.integers(0, 63)), st.permutations(range(64)))
-def test_numbers_of_ranks_do_not_matter_where_hosts_are_known(late: set[int], names: list[int]) -> None:
-    """Without the place on a host, which counts ranks."""
-    places = PLACES | {LOCAL_RANK: {rank: rank % 8 for rank in RANKS}}
-    renamed = {key: {names[rank]: value for rank, value in of.items()} for key, of in places.items()}
-    found = find_common_place(late, RANKS, places)
-    assert find_common_place({names[rank] for rank in late}, RANKS, renamed) == found
 
 
 @given(st.sets(st.integers(0, 63), max_size=20))

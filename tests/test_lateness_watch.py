@@ -182,14 +182,6 @@ def test_no_step_breaks_the_watch(ranks: int, table: list[list[float]]) -> None:
     assert all(0 <= row.rank < ranks for row in (*found.late, *found.past))
 
 
-def test_a_rank_that_is_missing_for_a_while_is_judged_on_what_is_known() -> None:
-    own_TR = steps(300, 8, 0.03)
-    own_TR[100:, 3] *= 1.3
-    own_TR[50:200, 3] = math.nan
-    own_TR[20:, 6] = math.nan
-    assert [(span.rank, span.first >= 200) for span in find_late_ranks(own_TR, 1.0).named] == [(3, True)]
-
-
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_the_least_lateness_that_is_named_is_named(ranks: int) -> None:
     own_TR = steps(100, ranks, 0.05)
@@ -209,13 +201,6 @@ def test_arrivals_and_times_of_collectives_say_the_same_as_own_work() -> None:
     assert expected[0][0] == 2
     for late_TR in (arrival_TR, own_TR - end_T):
         assert [(s.rank, s.first, s.named) for s in find_late_ranks(late_TR, 1.5).named] == expected
-
-
-def test_means_of_steps_find_a_rank_that_single_steps_find() -> None:
-    own_TR = steps(512, 4, 0.05)
-    own_TR[320:, 2] += 0.2
-    [late] = find_late_ranks(own_TR.reshape(64, 8, 4).mean(axis=1), 1.0, steps_per_row=8).late
-    assert (late.rank, late.kind, late.spans[0].first) == (2, watch.SINCE, 40)
 
 
 def test_iterations_may_have_gaps_but_must_ascend() -> None:

@@ -17,7 +17,6 @@ from paceenv.cli import application
 from paceenv.core import pacing, timing
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, OPEN, Limits
-from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.live.decide.control import SLACK_MEMORY, Control
 from paceenv.live.decide.guard import Guard
 from paceenv.live.decide.live_policy import find_policy
@@ -69,16 +68,6 @@ def test_no_delay_is_longer_than_the_limits(engine: object) -> None:
     seconds = float(np.sum([200 * 0.4]))
     assert delay_s_TR.sum(axis=0).max() <= TIGHT.burst_s + TIGHT.fill * seconds
     assert simulator.mean_delay_s() < open_.mean_delay_s(), "the budget is what cuts here"
-
-
-def test_an_episode_begins_with_the_quiet_start() -> None:
-    env = PacingVectorEnv(2, "unequal-slack", mechanisms="slack", limits=replace(LIMITS, quiet_first=50))
-    env.reset(seed=1)
-    simulator = env._batch.simulator
-    assert simulator is not None
-    assert simulator.state.clocks["iteration"].tolist() == [70, 70]
-    assert simulator.limits.quiet_first == 50
-    assert not simulator.state.rank_EFR[:, timing.DELAY_S].any()
 
 
 @pytest.mark.parametrize(

@@ -60,19 +60,6 @@ def test_training_shows_what_the_policy_will_remember(memory: int | list[int], c
     assert ends >= 20
 
 
-@pytest.mark.parametrize(("memory", "change"), MEMORIES)
-def test_rows_remember_for_themselves(memory: int | list[int], change: int) -> None:
-    views_TBO = np.random.default_rng(2).uniform(-1, 1, (9, 6, signals.SIGNALS)).astype(np.float32)
-    together, alone = policy(memory, change), policy(memory, change)
-    together.reset(6)
-    alone.reset(1)
-    for views_BO in views_TBO:
-        np.testing.assert_array_equal(together.act(views_BO)[2:3], alone.act(views_BO[2:3]))
-    forgetful = policy(memory, change)
-    forgetful.reset(1)
-    assert not np.array_equal(forgetful.inputs(views_TBO[-1][2:3]), alone.inputs(views_TBO[-1][2:3]))
-
-
 def test_several_time_scales_are_the_single_ones_side_by_side() -> None:
     views_TBO = np.random.default_rng(3).uniform(-1, 1, (7, 4, signals.SIGNALS)).astype(np.float32)
     scales = (2, 5, 40)
@@ -92,11 +79,6 @@ def test_several_time_scales_are_the_single_ones_side_by_side() -> None:
 def test_time_scales_that_are_none_are_refused(wrong: Any) -> None:
     with pytest.raises(InputError, match=r"memory_intervals = .*; allowed: an integer from 0 to 10000, or at most 16"):
         time_scales(wrong)
-
-
-@pytest.mark.parametrize(("given", "scales"), [(0, ()), ([], ()), (7, (7,)), ([7], (7,)), ([2, 40], (2, 40))])
-def test_time_scales_are_a_number_or_a_list(given: int | list[int], scales: tuple[int, ...]) -> None:
-    assert time_scales(given) == scales
 
 
 def test_a_policy_file_keeps_the_memory(tmp_path: Path) -> None:

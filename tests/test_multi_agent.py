@@ -65,17 +65,6 @@ def test_one_action_for_all_ranks_gives_the_scalar_environment() -> None:
         assert any(np.array_equal(view, each) for each in views.values()), "its observer is one of the ranks"
 
 
-def test_a_rank_s_action_is_its_own() -> None:
-    env = PacingParallelEnv("unequal-slack", mechanisms=("slack",))
-    on, off = np.array([-1.0, 1.0], np.float32), np.array([-1.0, -1.0], np.float32)
-    env.reset(seed=0)
-    for _ in range(8):
-        views, *_ = env.step({agent: on if agent == "rank_0" else off for agent in env.agents})
-    delays = {agent: view[9] for agent, view in views.items()}
-    assert delays.pop("rank_0") > 0.0
-    assert set(delays.values()) == {0.0}
-
-
 def test_pettingzoo_s_own_tests_pass() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the module makes one of PettingZoo's games in a way that is deprecated

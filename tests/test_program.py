@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from paceenv.core import pacing, timing
 from paceenv.core.errors import InputError
@@ -78,11 +76,6 @@ def layers(count: int, gradients: float = 0.08) -> list[dict[str, Any]]:
     return [{"repeat": count, "step": part}]
 
 
-def test_phases_in_the_foreground_follow_each_other() -> None:
-    step_s = record(cluster([compute(0.3), all_reduce(0.2), compute(0.1), all_to_all(0.05)])).step_ET[0, 0]
-    assert step_s == pytest.approx(0.65)
-
-
 def test_a_transfer_in_the_background_hides_behind_compute() -> None:
     hidden = record(cluster([compute(0.1), all_reduce(0.2, background=True), compute(0.3)]))
     exposed = record(cluster([compute(0.1), all_reduce(0.4, background=True), compute(0.3)]))
@@ -110,24 +103,9 @@ def test_linas_arithmetic() -> None:
     assert held == pytest.approx(wanted, rel=0.02)
 
 
-def test_a_window_that_is_too_wide_costs_nothing_where_a_needed_transfer_ends_the_hold() -> None:
-    """A bucket goes when the all-to-all that it made room for is through, whatever the window allows."""
-    wanted = 10 * 0.15 + 0.08
-    for window in (0.06, 0.2):
-        held = record(cluster(layers(10)), 40, (0.0, window)).step_ET[0, -1]
-        assert held == pytest.approx(wanted, rel=0.01)
-
-
 def test_every_is_a_transfer_in_one_of_so_many_iterations() -> None:
     step_T = record(cluster([compute(0.1), all_reduce(0.2, every=4)]), 8).step_ET[0]
     np.testing.assert_allclose(step_T, [0.1, 0.1, 0.1, 0.3] * 2)
-
-
-def test_a_group_waits_for_its_own_members_only() -> None:
-    one = cluster([compute(0.1), compute(0.2, ranks=[3]), all_reduce(0.1, 2, communicator="pairs"), compute(0.3)])
-    found = record(one)
-    assert found.step_ET[0, 0] == pytest.approx(0.7)
-    assert found.exit_ETR[0, 0, :2] == pytest.approx(0.5)
 
 
 def test_members_that_start_different_transfers_are_refused() -> None:
@@ -163,56 +141,6 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> N
 def test_can_wait_needs_the_background() -> None:
     with pytest.raises(InputError, match="can_wait only with background"):
         cluster([compute(0.1), all_reduce(0.1, can_wait=True)])
-
-
-PHASES = st.lists(
-    st.one_of(
-        st.builds(compute, st.floats(0.001, 0.2)),
-        st.builds(
-            lambda s, c, b, w: all_reduce(s, communicator=c, background=b, can_wait=b and w),
-            *(st.floats(0.001, 0.2), st.sampled_from("ab"), st.booleans(), st.booleans()),
-        ),
-        st.builds(
-            lambda s, c, b: all_to_all(s, communicator=c, background=b),
-            *(st.floats(0.001, 0.2), st.sampled_from("ab"), st.booleans()),
-        ),
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
-def busy_s(phases: list[dict[str, Any]]) -> tuple[float, float]:
-    """All compute, and all transfers one after the other, seconds."""
-    computes = sum(p["compute"]["seconds"] for p in phases if "compute" in p)
-    factor = {"all_reduce": 1.5, "all_to_all": 0.75, "compute": 0.0}
-    moved = [factor[kind] * value.get("bytes", 0.0) for p in phases for kind, value in p.items()]
-    return computes, sum(moved) / BYTES_PER_S
-
-
-@given(PHASES, st.floats(0.0, 0.4))
-def test_work_is_conserved_with_and_without_holding_back(phases: list[dict[str, Any]], window: float) -> None:
-    """No step is shorter than its compute or its bytes on the NIC, and none longer than both and what is held."""
-    computes, moved = busy_s(phases)
-    if computes + moved == 0.0:
-        return
-    one = cluster(phases)
-    free = record(one).step_ET[0, 0]
-    assert max(computes, moved) - 1e-9 <= free <= computes + moved + 1e-9
-    held = record(one, 3, (0.0, window)).step_ET[0, -1]
-    holds = sum("all_reduce" in p and p["all_reduce"]["can_wait"] for p in phases)
-    assert max(computes, moved) - 1e-9 <= held <= computes + moved + holds * window * max(free, held) + 1e-9
-
-
-@given(PHASES)
-def test_operations_of_a_communicator_never_overlap(phases: list[dict[str, Any]]) -> None:
-    one = cluster([*phases, compute(0.01)])
-    job = simulator(one)
-    found = job.record(pacing.one_mechanism("defer", 0.0, 0.2)[None, None], 2)
-    group_O = job.batch.program.group_O
-    for o in range(1, len(group_O)):
-        if group_O[o] == group_O[o - 1]:
-            assert (found.start_ETO[0, :, o] >= found.through_ETO[0, :, o - 1] - 1e-9).all()
 
 
 def test_nothing_is_gained_where_no_transfer_meets_another() -> None:
@@ -302,26 +230,6 @@ def test_a_trace_has_every_instruction_and_operation(tmp_path: Path) -> None:
         *((0, 2), (1, 2), (2, 3), (3, 3))
     }
     assert trace.column("bytes")[of_pairs].tolist() == [round(0.05 * BYTES_PER_S * 2)] * 16
-
-
-def test_many_flows_fill_hashed_paths_more_evenly_than_few() -> None:
-    """A ring leaves each leaf in 8 flows, an exchange of 32 ranks in 8 x 8 x 48: the more, the nearer to the mean."""
-    fabric = {"nic_gbps": 100, "nics_per_node": 8, "nodes_per_leaf": 2, "oversubscription": 4, "latency_us": 0}
-    slower = {}
-    for op in ("all_reduce", "all_to_all"):
-        step_s = []
-        for paths in (None, 8):
-            data = {
-                "name": "test",
-                "job": {"nodes": 4, "ranks_per_node": 8},
-                "program": {"step": [{op: {"bytes": 1e9}}]},
-                "fabric": fabric | {"ecmp_paths": paths, "intra_node_gbps": 1e6},
-            }
-            one = simulator(config_files.parse(Cluster, data, "test"))
-            step_s.append(one.run(one.off(), 1)[0, 0])
-        slower[op] = step_s[1] / step_s[0]
-    assert 2.0 < slower["all_reduce"] < 4.0
-    assert 1.0 < slower["all_to_all"] < 1.4
 
 
 def test_a_wait_for_a_name_that_no_transfer_has_is_refused() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from random_programs import random_program
 
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive
@@ -94,12 +93,6 @@ def test_an_operation_takes_a_time_of_its_own(protocol: str, fixed_us: float) ->
     assert alone[1] - alone[0] == pytest.approx(fixed_us * 1e-6, rel=0.01)
 
 
-def test_a_tree_has_latencies_of_its_own() -> None:
-    """Two nodes of four on NVLink: 2 hops between nodes at 5 us by LL, a chain of 2 x 3 hops at 0.6 us."""
-    config = cluster([transfer(8.0)], 2, 4, job={"algorithm": "tree"}, fabric={"protocol": "ll"})
-    assert fast_s(config) == pytest.approx(2 * 5.0e-6 + 6 * 0.6e-6, rel=1e-2)
-
-
 # Which one is chosen
 
 
@@ -122,16 +115,6 @@ def test_auto_takes_ll_for_small_and_simple_for_large_operations(per_node: int, 
     order = [("ll", "ll128", "simple").index(chosen(config, size, "all_gather")[1]) for size in sizes]
     assert order == sorted(order), "from LL over LL128 to Simple, each once"
     assert set(order) == {0, 1, 2}
-
-
-def test_auto_takes_what_nccl_expects_to_be_the_fastest() -> None:
-    """It counts on a quarter of the rate for LL, so between two sizes it goes over to LL128 too early."""
-    hops, ring = 6, 1.5
-    too_early = [hops * (4.0 - 2.7) * 1e-6 / (ring / NIC_BPS * (ll - 128 / 120)) for ll in (4.0, 2.0)]
-    for size_bytes, is_best in [(0.99 * too_early[0], True), (1.01 * too_early[0], False), (1.01 * too_early[1], True)]:
-        steps = [transfer(size_bytes)]
-        times = [fast_s(cluster(steps, fabric={"protocol": one})) for one in ("simple", "ll128", "ll")]
-        assert (fast_s(cluster(steps, fabric={"protocol": "auto"})) == min(times)) is is_best
 
 
 def test_ll128_is_not_for_sends_and_not_for_pcie() -> None:
@@ -158,27 +141,7 @@ def test_channels_limit_an_operation_and_leave_room_for_another() -> None:
     assert slow_s == pytest.approx(quick_s, rel=WITHIN)
 
 
-@pytest.mark.parametrize(("intra_node", "gbps"), [("nvswitch", 160.0), ("nvlink", 160.0), ("pcie", 96.0)])
-def test_a_channel_has_the_rate_of_an_nvlink_or_of_pcie(intra_node: str, gbps: float) -> None:
-    fabric = cluster([transfer(1e3)], fabric={"channels": 3, "intra_node": intra_node}).fabric
-    assert fabric.channels_Bps == pytest.approx(3 * gbps * 1e9 / 8)
-
-
 # Both engines
-
-
-@pytest.mark.parametrize(
-    ("seed", "changes"),
-    [
-        (0, ["fabric.protocol=ll128"]),
-        (1, ["fabric.protocol=auto", "fabric.channels=2", "fabric.channel_gbps=30", "job.algorithm=auto"]),
-    ],
-)
-def test_both_engines_agree_on_random_programs(seed: int, changes: list[str]) -> None:
-    config, keys = random_program(seed, tenants=seed % 4 == 1).changed(changes), episode_keys([seed])
-    quick = Simulator(derive(config, keys), keys)
-    slow = Reference(config, [seed])
-    np.testing.assert_allclose(slow.run(quick.off(), 5), quick.run(quick.off(), 5), rtol=1e-6)
 
 
 # A measured all-reduce without a program, and described jobs
@@ -242,11 +205,6 @@ def test_tensor_groups_that_cost_only_time_have_the_protocol_too() -> None:
 def test_keys_that_do_not_fit_are_refused(change: dict[str, Any], expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         cluster([transfer(1e3)], **change)
-
-
-def test_what_has_no_protocols_says_so() -> None:
-    with pytest.raises(InputError, match="ring, tree or auto, or a program, with"):
-        measured(1e6, algorithm="hierarchical", protocol="ll")
 
 
 # Beside nccl-tests

@@ -17,14 +17,11 @@ from paceenv.core import pacing, trace
 from paceenv.policies.rollout import start_engine
 from paceenv.sim.cluster.derive import derive, drawn
 from paceenv.sim.cluster.model import Cluster, load_cluster
-from paceenv.sim.cluster.program.program_tables import Start, StepPlan, Wait
-from paceenv.sim.cluster.transfers import use_of
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.sim.reference import Reference
-from paceenv.sim.reference.flows import Flow, Links, divide
-from paceenv.sim.reference.ranks import Laid, Step
+from paceenv.sim.reference.flows import Flow, divide
 
 SHIPPED = sorted(path.stem for path in Path("configs/clusters").glob("*.yaml"))
 WITHIN = 1e-6
@@ -181,39 +178,6 @@ def test_random_programs_agree(seed: int) -> None:
     agree(random_program(seed, tenants=seed % 4 == 1), seed, 6, pace)
 
 
-def by_messages(parts: list[list[tuple[int, int, float]]], nodes: int, **fabric: Any) -> float:
-    """Seconds of rounds of messages (sender, receiver, bytes): a member goes on once its own of a round are through."""
-    config = cluster(nodes, fabric=fabric)
-    pairs = sorted({message[:2] for part in parts for message in part})
-    begun = dict.fromkeys(pairs, 0)
-    roles: list[list[Any]] = [[] for _ in range(nodes)]
-    for part in parts:
-        for sender, receiver, size_bytes in part:
-            for rank in (sender, receiver):
-                roles[rank].append(Start(f"{sender}>{receiver}", "send", size_bytes))
-        for sender, receiver, _ in part:
-            for rank in (sender, receiver):
-                roles[rank].append(Wait(f"{sender}>{receiver}", begun[sender, receiver]))
-            begun[sender, receiver] += 1
-    names = {f"{sender}>{receiver}": [[sender, receiver]] for sender, receiver in pairs}
-    plan = StepPlan(range(nodes), roles, names, range(nodes))
-    job, zeros = Reference(config, [0]).jobs[0], [0.0] * nodes
-    laid = Laid(plan, use_of(config.fabric, config.job), has_tenants=False)
-    step = Step(laid, Links([]), job.chance, job.batch.jobs[0], 0, zeros, zeros, zeros)
-    with np.errstate(over="ignore"):
-        step.run()
-    return max(step.at_R)
-
-
-@pytest.mark.parametrize("nodes_per_leaf", [1, 2, 6])
-def test_messages_of_a_collective_take_as_long_as_the_collective(nodes_per_leaf: int) -> None:
-    """Of a ring all-reduce: what the closed forms say in one piece. Hops between leaves share the tier above."""
-    n, fabric = 6, {"nodes_per_leaf": nodes_per_leaf, "uplink_gbps": NIC_GBPS, "latency_us": 20.0}
-    ring = [[(i, (i + 1) % n, 1e9 / n) for i in range(n)]] * (2 * (n - 1))
-    whole = Reference(cluster(n, fabric=fabric), [0])
-    assert by_messages(ring, n, **fabric) == pytest.approx(whole.run(whole.off(), 1)[0, 0] - 1.0, rel=1e-9)
-
-
 # How links are shared
 
 
@@ -243,20 +207,6 @@ def test_two_groups_of_which_one_is_late_share_the_upper_tier() -> None:
     work_s = 2 * 1e9 / NIC_BPS  # two hops of a pair, 2 (n-1)/n S each
     # the first alone for 0.125 s, both at half of it until the first is through, then the other alone
     assert finish_G == pytest.approx([1.125 + 2 * (work_s - 0.125), 1.0 + 2 * work_s], rel=1e-9)
-
-
-@pytest.mark.parametrize("crossing_leaves", [2, 4])
-@pytest.mark.parametrize("weight", [1.0, 3.0])
-def test_a_group_weighs_the_same_however_many_of_its_hops_cross(crossing_leaves: int, weight: float) -> None:
-    # a tenant that all but never pauses takes its weight's share of every one of our transfers
-    config = cluster(
-        8,
-        fabric={"nodes_per_leaf": 8 // crossing_leaves, "uplink_gbps": NIC_GBPS},
-        tenants=[tenant(period_ratio=1e4, comm_share=0.99, rate_share=1.0, weight=weight)],
-    )
-    reference = Reference(config, [1])
-    work_s = crossing_leaves * 2 * 7 / 8 * 1e9 / NIC_BPS
-    assert reference.run(reference.off(), 3)[0] == pytest.approx(1.0 + work_s * (1.0 + weight), rel=1e-9)
 
 
 # How it is run

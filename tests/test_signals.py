@@ -33,11 +33,6 @@ def feed(
         timing.observe_ranks(rank, tick, np.array([comm_s]), np.array([wait_s]), True)
 
 
-def test_all_zero_before_a_first_step() -> None:
-    rank, tick = timing.new_state()
-    assert not any(written(rank, tick).values())
-
-
 def test_steady_job_shows_shares_and_nothing_else() -> None:
     rank, tick = timing.new_state()
     feed(rank, tick, 2.0, 0.5, 0.1, 500)
@@ -59,14 +54,6 @@ def test_inflation_and_trend() -> None:
     comm_s = 0.4 - 0.2 * (1 - float(timing.SMOOTHING)) ** 10
     assert seen["comm_inflation"] == pytest.approx(signals.squash(math.log(comm_s / 0.2), 0.2), rel=1e-5)
     assert seen["step_cv"] == pytest.approx(0.0, abs=1e-5), "the variation is the interval's own"
-
-
-def test_step_cv_is_the_interval_s_coefficient_of_variation() -> None:
-    rank, tick = timing.new_state()
-    steps = np.random.default_rng(0).uniform(1, 2, 20)
-    for step_s in steps:
-        feed(rank, tick, step_s, 0.1, 0.0, 1)
-    assert written(rank, tick)["step_cv"] == pytest.approx(signals.squash(steps.std() / steps.mean(), 0.05), rel=1e-6)
 
 
 @given(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -26,26 +24,6 @@ def feed(
     timing.observe_step(tick, step_s)
     comm_R, wait_R = np.full(ranks, comm_s, dtype=np.float32), np.full(ranks, wait_s, dtype=np.float32)
     timing.observe_ranks(rank, tick, comm_R, wait_R, barrier)
-
-
-def test_first_iteration_sets_means_and_baselines_at_once() -> None:
-    rank, tick = timing.new_state()
-    feed(rank, tick, 0.25, 0.125, step_s=2.0)
-    assert tick[timing.STEP_BASELINE_S] == 2.0
-    assert rank[slots.COMM_BASELINE_S, 0] == 0.25
-    assert rank[slots.COMM_MEAN_S, 0] == 0.25
-    assert rank[slots.WAIT_MEAN_S, 0] == rank[slots.SLACK_S, 0] == 0.125
-    assert rank[slots.WAIT_VARIANCE_S2, 0] == pytest.approx(0.0, abs=1e-12)
-
-
-def test_exponential_mean_closes_a_gap_geometrically() -> None:
-    rank, tick = timing.new_state()
-    feed(rank, tick, 1.0, 1.0)
-    for _ in range(20):
-        feed(rank, tick, 2.0, 2.0)
-    left = (1.0 - float(timing.SMOOTHING)) ** 20
-    assert rank[slots.COMM_MEAN_S, 0] == pytest.approx(2.0 - left)
-    assert math.sqrt(rank[slots.WAIT_VARIANCE_S2, 0]) == pytest.approx(math.sqrt(left * (1.0 - left)), rel=1e-5)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 10])
@@ -121,31 +99,6 @@ def test_without_a_barrier_wait_is_what_the_collective_takes_over_its_baseline()
     assert rank[slots.SLACK_S, 0] == -0.25, "luckier than usual, and not yet the baseline"
 
 
-def test_steady_slack_under_small_jitter_is_recognised() -> None:
-    rank, tick = timing.new_state()
-    jitter_T = np.random.default_rng(0).normal(0.0, 0.005, 500)
-    for jitter_s in jitter_T:
-        feed(rank, tick, 1.0, 0.2 + jitter_s)
-    assert 0.15 < timing.slack_low_s(rank, 0) < 0.2
-
-
-def test_columns_are_independent() -> None:
-    rng = np.random.default_rng(1)
-    together, tick = timing.new_state(5)
-    alone = [timing.new_state() for _ in range(5)]
-    settings_M2 = np.array([[0.01, 0.5], [0.05, 0.3], [0.02, 0.2], [0.1, 0.4], [0.1, 0.2], [0.03, 0.4]])
-    for _ in range(200):
-        comm_R, wait_R, step_s = rng.uniform(0.1, 0.2, 5), rng.uniform(0, 0.1, 5), rng.choice([1.0, 1.5])
-        feed(together, tick, comm_R, wait_R, step_s)
-        timing.decide(together, tick, 0, 5, settings_M2, 0.3, 0, 5)
-        for r, (rank, own_tick) in enumerate(alone):
-            feed(rank, own_tick, comm_R[r], wait_R[r], step_s)
-            timing.decide(rank, own_tick, 0, 1, settings_M2, 0.3, r, 5)
-    np.testing.assert_array_equal(together, np.concatenate([rank for rank, _ in alone], axis=1))
-    for _, own_tick in alone:
-        np.testing.assert_array_equal(own_tick, tick)
-
-
 def early_rank() -> tuple[Floats, Floats]:
     """Three ranks that have waited 0.2 s for long, in a contended collective after an uncontended start."""
     rank, tick = timing.new_state(3)
@@ -170,25 +123,6 @@ def test_decide_takes_the_largest_demand_not_the_sum() -> None:
     np.testing.assert_array_equal(rank[timing.DELAY_S], np.max(asked, axis=0))
     assert asked[pacing.SLACK].all()
     assert asked[pacing.PHASE_SHIFT].all()
-
-
-def test_decide_writes_its_own_columns_only() -> None:
-    rank, tick = early_rank()
-    rank[timing.DELAY_S] = 7.0
-    timing.decide(rank, tick, 1, 2, pacing.one_mechanism("phase_shift", 0.0, 0.6), 10.0)
-    delay_R = rank[timing.DELAY_S]
-    assert (delay_R[0], delay_R[2]) == (7.0, 7.0)
-    assert 0.0 < delay_R[1] < 7.0
-
-
-def test_reset_forgets_everything() -> None:
-    rank, tick = early_rank()
-    timing.reset_rank(rank, 1)
-    timing.reset_tick(tick)
-    fresh_rank, fresh_tick = timing.new_state()
-    np.testing.assert_array_equal(rank[:, 1], fresh_rank[:, 0])
-    np.testing.assert_array_equal(tick, fresh_tick)
-    assert rank[slots.COMM_MEAN_S, 0] > 0.0, "the neighbour remembers"
 
 
 # Stagger: hold, probe, back off
@@ -225,13 +159,6 @@ def test_ranks_take_their_places_while_a_job_collapses() -> None:
     assert not rank[timing.DELAY_S].any(), "the inflation is below this threshold"
 
 
-def test_with_threshold_zero_the_places_are_fixed() -> None:
-    rank, tick = timing.new_state(3)
-    feed(rank, tick, 0.1, step_s=2.0)
-    timing.decide(rank, tick, 0, 3, pacing.one_mechanism("stagger", 0.0, 0.1), 10.0, 0, 3)
-    np.testing.assert_allclose(rank[timing.DELAY_S], [0.0, 0.1, 0.2], rtol=1e-6)
-
-
 def test_a_stagger_that_helps_is_held_ever_longer() -> None:
     _, held = collapsing(2.5, 1.2, 3000)
     assert np.mean(held[-1000:]) > 0.98
@@ -254,10 +181,3 @@ def test_slow_steps_by_chance_do_not_make_a_stagger_look_good() -> None:
         held.append(bool(tick[slots.STAGGER_LEFT] > 0.0))
         feed(rank, tick, 0.1, step_s=float(rng.gamma(6.0, 1.0 / 6.0)) + 0.15 * held[-1])
     assert np.mean(held) < 0.08, np.mean(held)
-
-
-def test_a_collapse_that_is_over_is_let_go() -> None:
-    steps, held = collapsing(2.5, 1.2, 200)
-    _, delays = stagger([*steps, *[1.0] * 600])
-    assert any(held)
-    assert max(delays[-60:]) == 0.0

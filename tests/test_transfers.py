@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from test_cluster import cluster, jobs_of
 
-from paceenv.core import pacing
 from paceenv.core.errors import InputError
-from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.program.program_tables import Start
@@ -97,15 +96,6 @@ def test_bytes_above_the_leaves_by_hand(placement: str) -> None:
     assert above_bytes("incast_flow_s", 3, collective="all_to_all") == pytest.approx(4 * 2 * S / 4)
 
 
-def test_a_flat_ring_over_ranks_crosses_with_its_smaller_parts() -> None:
-    job = {"nodes": 4, "ranks_per_node": 3, "gradient_bytes": S, "algorithm": "ring"}
-    fabric = {"nic_gbps": 100.0, "nodes_per_leaf": 1, "uplink_gbps": 100.0}
-    jobs = jobs_of(cluster(job=job, fabric=NO_LATENCY | fabric))
-    assert jobs["uplink_work_s"][0] == pytest.approx(4 * 2 * 11 / 12 * S / (100 * GBPS))
-    jobs = jobs_of(cluster(job=job | {"algorithm": "hierarchical"}, fabric=NO_LATENCY | fabric))
-    assert jobs["uplink_work_s"][0] == pytest.approx(4 * 2 * 3 / 4 * S / (100 * GBPS))
-
-
 # Leaves and paths
 
 
@@ -117,15 +107,6 @@ def test_oversubscription_is_what_nodes_send_over_what_their_leaf_carries() -> N
         jobs = jobs_of(cluster(job=job, fabric=fabric | {"oversubscription": ratio}))
         assert jobs["transfer_alone_s"][0] == pytest.approx(slower * alone_s)
         assert jobs["uplink_work_s"][0] == pytest.approx(alone_s * ratio / 4)
-
-
-def test_a_group_on_few_leaves_cannot_use_the_uplinks_of_the_others() -> None:
-    job = {"nodes": 16, "nodes_per_group": 4, "barrier": True, "gradient_bytes": S}
-    fabric = {"nic_gbps": 100.0, "nodes_per_leaf": 2, "uplink_gbps": None, "oversubscription": 4.0}
-    jobs = jobs_of(cluster(job=job, fabric=fabric))
-    leaf_Bps = 2 * 100 * GBPS / 4
-    assert jobs["transfer_alone_s"][0] == pytest.approx(1.5 * S / leaf_Bps)
-    assert jobs["uplink_work_s"][0] == pytest.approx(2 * 1.5 * S / (8 * leaf_Bps))
 
 
 def test_hashed_paths_slow_by_their_most_loaded_and_no_flow_exceeds_one() -> None:
@@ -195,20 +176,6 @@ def test_local_sgd_equals_k_steps_with_one_collective() -> None:
     assert some.samples_per_step == 4 * cluster().samples_per_step
 
 
-def test_a_simulated_period_of_local_sgd_is_the_sum_of_independent_steps() -> None:
-    alone = {"job": {"nodes": 1}, "noise": {"jitter_cv": 0.05, "imbalance_cv": 0.08, "imbalance_skew": 1.2}}
-    keys = episode_keys(list(range(40)))
-    single, period = (
-        Simulator(derive(cluster(**alone, synchronization={"sync_period": k}), keys), keys).run(
-            np.zeros((40, 1, len(pacing.MECHANISMS), 2)), n
-        )
-        for k, n in ((1, 800), (4, 200))
-    )
-    summed = single.reshape(40, 200, 4).sum(axis=2)
-    assert period.mean() == pytest.approx(summed.mean(), rel=2e-3)
-    assert period.std() == pytest.approx(summed.std(), rel=0.05)
-
-
 def test_power_and_failures_reach_the_engine() -> None:
     power = {"compute_w": 400.0, "wait_w": 300.0, "delay_w": 100.0, "heat_slowdown": 0.1, "heat_iterations": 60.0}
     rules = {"checkpoint_iterations": 100, "checkpoint_s": 9.0, "failure_heat": 0.5, "restart_s": 60.0,
@@ -226,21 +193,6 @@ def test_power_and_failures_reach_the_engine() -> None:
 
 
 # Structural coupling, as ratios against its null
-
-
-def test_structural_coupling_reruns_varies_and_burns_more_than_its_null() -> None:
-    keys, found = episode_keys(list(range(2))), {}
-    for name in ("structural-coupling", "structural-coupling-null"):
-        sim = Simulator(derive(load_cluster(name), keys), keys)
-        step_ET = sim.run(sim.off(), 3000)
-        outcome = sim.outcome()
-        joules = outcome.energy_j.sum() / outcome.useful_iterations.sum()
-        found[name] = (outcome.rerun_iterations.mean(), step_ET.std() / step_ET.mean(), joules, step_ET.mean())
-    coupled, null = found.values()
-    assert null[0] == 0.0
-    assert coupled[0] > 30, "iterations run again"
-    for index in (1, 2, 3):
-        assert coupled[index] > 1.1 * null[index]
 
 
 # A workload instead of measured numbers

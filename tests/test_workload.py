@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceenv.calibration.throughput_fit import Step, step_of
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
-from paceenv.sim.cluster.architecture import Tensor, Transformer
+from paceenv.sim.cluster.architecture import Tensor
 from paceenv.sim.cluster.collectives import Algorithm
 from paceenv.sim.cluster.pipeline import in_flight, interleaved
 from paceenv.sim.cluster.program.footprint import Topology, laid
@@ -64,17 +64,6 @@ def test_parameters_are_the_published_ones(name: str, parameters: float) -> None
     assert sum(t.flops for t in workload(model=name).gradients(0)) == pytest.approx(model.flops, rel=1e-3)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4])
-def test_stages_have_all_parameters_and_a_tied_embedding_twice(stages: int) -> None:
-    cut = workload(model="gpt2-small", pipeline_parallel=stages, tensor_parallel=2)
-    total = 2 * sum(cut.stage_parameters(s) for s in range(stages))
-    model = cut.model
-    assert isinstance(model, Transformer)
-    assert total == pytest.approx(model.parameters + (stages > 1) * model.embedding_parameters)
-    for s in range(stages):
-        assert sum(t.parameters for t in cut.gradients(s)) == pytest.approx(cut.stage_parameters(s))
-
-
 def test_recomputed_flops_are_narayanan_2021_equation_3() -> None:
     opt = step(8, 8, model="opt-175b", recompute="full", tensor_parallel=8)
     layers, h, s, vocab, batch = 96, 12288, 2048, 50272, 8
@@ -100,14 +89,6 @@ def test_bytes_of_a_layer_in_memory_are_those_of_its_operations() -> None:
     assert backward.outer == 2 * (3 * wide) + 2 * (2 * wide + mask) + 2 * (3 * wide)
     assert backward.scores == 3 * score + (2 * score + score_mask)
     assert backward.inner == 3 * inner
-
-
-def test_only_sequence_parallelism_cuts_norms_and_only_a_fused_kernel_spares_scores() -> None:
-    whole, cut = (workload(tensor_parallel=t).moved(backward=True) for t in (1, 4))
-    assert cut == (whole.outer, whole.scores / 4, whole.inner / 4)
-    sequence = workload(tensor_parallel=4, sequence_parallel=True).moved(backward=True)
-    assert sequence == (whole.outer / 4, whole.scores / 4, whole.inner / 4)
-    assert workload(recompute="selective").moved(backward=True) == (whole.outer, 0.0, whole.inner)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
@@ -279,26 +260,6 @@ def test_zero_volumes(nodes: int, zero_stage: int, micro_batches: int) -> None:
     size = 2.0 * workload().model.parameters
     passes = 3.0 * micro_batches if zero_stage == 3 else 2.0
     assert some.nic_bytes == pytest.approx(passes * (nodes - 1) / nodes * size)
-
-
-def test_zero_3_is_hidden_while_gathers_are_shorter_than_layers() -> None:
-    def run(node_Bps: float) -> Step:
-        keys = {"model": "opt-175b", "tensor_parallel": 8, "zero_stage": 3, "recompute": "full"}
-        return step(128, 8, gpu=A100, node_Bps=node_Bps, inside_Bps=280e9, **keys)
-
-    layer_bytes = 2 * 174.6e9 / 8 / 96 * 15 / 16
-    fast, faster, slow = run(200e9), run(1e14), run(2e9)
-    ends_s = 2 * layer_bytes / 25e9  # the first gather, the last layer's gradients; and a gather of three layers, which
-    assert ends_s < fast.step_s - faster.step_s < 1.2 * ends_s  # are folded, is longer than the layer it hides behind
-    assert slow.step_s == pytest.approx(3 * 96 * layer_bytes / 0.25e9, rel=0.02)
-
-
-def test_tensor_parallelism_reduces_activations_four_times_per_layer() -> None:
-    some = step(4, 1, tensor_parallel=4, algorithm="ring")
-    message = 8 * 32 * 64 * 2
-    assert some.nic_bytes == pytest.approx((4 * 4 + 2) * message * 2 * 3 / 4)
-    again = step(4, 1, tensor_parallel=4, algorithm="ring", recompute="full")
-    assert again.nic_bytes == pytest.approx((6 * 4 + 2) * message * 2 * 3 / 4)
 
 
 def test_what_a_node_sends_depends_on_the_way_through_it() -> None:

@@ -98,11 +98,7 @@ class Levels:
 
 
 class Gains:
-    """What switching pacing on and off has gained, measurement by measurement, with less weight on older ones.
-
-    Args:
-        forget: weight of all measurements before the newest one.
-    """
+    """What switching pacing on and off has gained, measurement by measurement, with less weight on older ones."""
 
     def __init__(self, forget: float, *shape: int) -> None:
         self._forget = forget

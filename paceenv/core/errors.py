@@ -9,8 +9,8 @@ MAX_MESSAGE: Final = 4000
 """Most characters of a message."""
 MAX_VALUE: Final = 200
 """Most characters of a value in a message."""
-_MAX_PARTS: Final = 100
-"""Values with more parts are shortened; those of a few hundred bytes of YAML with aliases may have billions."""
+_MAX_PARTS: Final = 12
+"""Parts of a list or a dict that are shown; a few hundred bytes of YAML with aliases may stand for billions."""
 
 
 class InputError(ValueError):
@@ -34,7 +34,7 @@ def needs(what: str, module: str | None, extra: str) -> InputError:
 def short_repr(value: Any) -> str:
     """``repr(value)``, shortened where it is long; quick and small for any value, however nested."""
     try:
-        text = repr(value) if _is_small(value) else _SHORT.repr(value)
+        text = _SHORT.repr(value)
     except Exception:  # of a class of its own
         text = f"<{type(value).__name__}>"
     return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE // 2]} ... {text[-MAX_VALUE // 4 :]}"
@@ -44,6 +44,7 @@ class _Short(reprlib.Repr):
     def __init__(self) -> None:
         super().__init__()
         self.maxlevel = 3
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = _MAX_PARTS
         self.maxstring = self.maxother = MAX_VALUE
 
     def repr_int(self, value: int, level: int) -> str:
@@ -52,23 +53,3 @@ class _Short(reprlib.Repr):
 
 
 _SHORT: Final = _Short()
-
-
-def _is_small(value: Any) -> bool:
-    waiting, parts = [value], 0
-    while waiting:
-        part = waiting.pop()
-        parts += 1
-        if parts > _MAX_PARTS:
-            return False
-        if isinstance(part, (str, bytes)):
-            if len(part) > MAX_VALUE:
-                return False
-        elif isinstance(part, int):
-            if part.bit_length() >= MAX_VALUE:
-                return False
-        elif isinstance(part, (dict, list, tuple, set, frozenset)):
-            if len(part) > _MAX_PARTS:
-                return False
-            waiting += [*part, *part.values()] if isinstance(part, dict) else part
-    return True

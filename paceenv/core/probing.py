@@ -43,13 +43,7 @@ def unit_of(rank: int, group: int, members: int, ranks: int) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which units are delayed when.
-
-    Args:
-        first_iteration: before it nothing is delayed.
-        head_start_share: share of the holds without rests that have head starts; 0 in traces from before head starts
-            existed.
-    """
+    """Which units are delayed when."""
 
     seed: int
     probe_s: float

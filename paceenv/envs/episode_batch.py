@@ -89,11 +89,7 @@ class Rules:
 
 
 def takes_rules(*besides: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """An ``__init__`` whose ``**rules`` are fields of :class:`Rules`, with InputError for an argument that is neither.
-
-    Args:
-        besides: fields that it does not take.
-    """
+    """An ``__init__`` whose ``**rules`` are fields of :class:`Rules` but for ``besides``, else an InputError."""
 
     def decorate(init: Callable[P, None]) -> Callable[P, None]:
         own = [one for one in inspect.signature(init).parameters.values() if one.kind is not one.VAR_KEYWORD]
@@ -232,10 +228,6 @@ class EpisodeBatch:
 
     Clusters of one shape (number of ranks and groups) share a simulator. With several shapes every row has a place in
     the simulator of each, and runs in that of its present episode: memory grows with the shapes, time does not.
-
-    Args:
-        environments: E, at least 1.
-        threads: most threads that share the batch, at least 1; results do not depend on it.
     """
 
     def __init__(self, environments: int, rules: Rules, threads: int = 1, *, keeps_stamps: bool = False) -> None:
@@ -280,9 +272,6 @@ class EpisodeBatch:
         """Index of a cluster in :attr:`clusters`; one that episodes do not draw is taken in, and stays.
 
         Each takes memory for all environments: give many clusters when the environment is made.
-
-        Args:
-            cluster: the name of one that is there, or any that ``PacingEnv`` takes.
         """
         if isinstance(cluster, str) and cluster in self.names_C:
             return [one.name for one in self.clusters].index(cluster)
@@ -359,11 +348,7 @@ class EpisodeBatch:
     def step(
         self, action_EA: NDArray[np.floating], running: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
-        """One control interval: rewards, truncations and the raw terms, 0 in rows that do not run.
-
-        Args:
-            running: which rows run, ``(E,)``; default: all.
-        """
+        """One control interval: rewards, truncations and the raw terms, 0 in rows that do not run."""
         return self.advance(self.decoded(action_EA, len(self.seeds_E), running)[:, None], running)
 
     def decoded(
@@ -377,14 +362,6 @@ class EpisodeBatch:
 
         A policy in a job that sends not-a-number is off there, for the job's sake. Here it is refused: a learner whose
         network has diverged would otherwise train on as if it did nothing.
-
-        Args:
-            action_BA: the actions; those of rows that do not run are not looked at.
-            rows: how many there must be.
-            running: which rows run, ``(rows,)``; default: all.
-
-        Raises:
-            InputError: for another shape, and for not-a-number.
         """
         expected = (rows, *(self.action_space.shape or ()))
         if np.shape(action_BA) != expected:
@@ -401,11 +378,7 @@ class EpisodeBatch:
     def advance(
         self, settings: NDArray[np.float64], running: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
-        """As :meth:`step`, with settings: ``(E, 1, M, 2)`` for all ranks of a row, or ``(E, R, M, 2)`` for each.
-
-        Args:
-            running: which rows step, ``(E,)``; None: all.
-        """
+        """As :meth:`step`, with settings: ``(E, 1, M, 2)`` for all ranks of a row, or ``(E, R, M, 2)`` for each."""
         if self.simulator is None:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         rewards_E, terms = self._interval(PACED, settings, running)

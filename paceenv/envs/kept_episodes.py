@@ -30,13 +30,7 @@ class KeptEpisodes:
         self._follows_E = np.zeros(environments, np.bool_)
 
     def start(self, rows: NDArray[np.int64], keys: NDArray[np.uint64], cluster: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Episodes start in some rows; which of these need their twin, ``(n,)``, because it is not known.
-
-        Args:
-            rows: numbers of the rows, ``(n,)``.
-            keys: their episode keys, ``(n,)``.
-            cluster: their clusters, ``(n,)``.
-        """
+        """Episodes start in some rows; which of these need their twin, ``(n,)``, because it is not known."""
         for row, key, c in zip(rows.tolist(), keys.tolist(), cluster.tolist(), strict=True):
             self.place_E[row] = self._place.setdefault((key, c), len(self._place))
         if len(self._place) > len(self._known_N):
@@ -49,11 +43,7 @@ class KeptEpisodes:
         return self._follows_E[rows]
 
     def missing(self, running: NDArray[np.bool_] | None) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Rows whose coming interval without pacing is not known, ``(E,)``, and those among them to bring up to it.
-
-        Args:
-            running: which rows run; None: all.
-        """
+        """Rows whose coming interval without pacing is not known, ``(E,)``, and those among them to bring up to it."""
         missing_E = self._age_E >= self._known_N[self.place_E]
         if running is not None:
             missing_E &= running

@@ -36,12 +36,6 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
 
     Args:
         cluster: a name in `configs/clusters`, a file, a ``Cluster``, or a list of them with one number of ranks.
-        weights: with a list, how often each is drawn; default: equally.
-        interval_iterations: iterations in one step of the environment, at least 1.
-        episode_intervals: steps in an episode, at least 1.
-        cv_weight: weight of the variation in the reward, at least 0, or a pair of which each episode draws its own.
-        reward: ``"paired"``, less that of the episode's unpaced twin, or ``"raw"``.
-        limits: of every delay; the defaults are those of a live job.
         render_mode: not supported; None.
 
     Raises:

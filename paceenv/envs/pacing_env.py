@@ -14,10 +14,11 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError, out_of_range
-from paceenv.envs import environment_tables
 from paceenv.envs.episode_batch import (
     DEFAULT_CLUSTER,
+    DEFAULT_MECHANISMS,
     WHERE,
     ClusterLike,
     EpisodeBatch,
@@ -96,7 +97,18 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ## Info
 
-    INFO_TABLE
+    | Key | Meaning | Unit | Where |
+    | --- | --- | --- | --- |
+    | `cluster` | number of the present episode's cluster in `env.unwrapped.cluster_names` | integer | reset and step |
+    | `cluster_name` | its name | string | reset and step, with `names_in_info` |
+    | `step_mean_s` | mean step time of the interval | s | step |
+    | `step_cv` | standard deviation of the step time / mean step | ratio | step |
+    | `throughput_ratio` | ideal step / mean step, less what failures undid | ratio | step |
+    | `reference_step_s` | ideal step: every rank equal and every link free | s | step |
+    | `cv_weight` | weight of the variation in the reward | ratio | step |
+    | `passive_step_mean_s` | mean step time of the unpaced twin | s | step, with a twin |
+    | `passive_reward` | raw reward of the unpaced twin | ratio | step, with a twin |
+    | `gain` | mean step of the twin / mean step, less 1 | ratio | step, with a twin |
 
     ## Starting State
 
@@ -104,14 +116,20 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     episode number; the quiet start and one interval have run without pacing. ``reset`` takes these options and refuses
     others:
 
-    OPTION_TABLE
+    | Option | Meaning | Value | Environment |
+    | --- | --- | --- | --- |
+    | `cluster` | the episodes that start now run there: a name, a file or a `Cluster` | as the argument | both |
+    | `reset_mask` | only these rows start anew | boolean array `(num_envs,)` | vector environment |
 
     ## Episode End
 
     Truncated after ``episode_intervals`` steps; never terminated. The vector environment then does as its
     ``autoreset_mode`` says:
 
-    AUTORESET_TABLE
+    * ``NEXT_STEP``: the step after an end starts the next episode: reward 0, its action counts for nothing
+    * ``SAME_STEP``: the step that ends an episode returns the next one's first observation; the last one is in
+      ``info["final_obs"]``, its info in ``info["final_info"]``
+    * ``DISABLED``: the caller resets ended rows with ``options={"reset_mask": ...}``; a step before that is refused
 
     ## Arguments
 
@@ -211,7 +229,16 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
 def _document(env: type[PacingEnv]) -> None:
     """Put the tables into the docstring, from the definitions that the code uses; without docstrings (-OO) nothing."""
-    for name, table in environment_tables.by_name().items():
+    tables = {
+        "ACTION_TABLE": pacing.action_table(),
+        "MECHANISM_TABLE": pacing.mechanism_table(),
+        "OBSERVATION_TABLE": signals.table(),
+        "DEFAULT_CLUSTER": DEFAULT_CLUSTER,
+        "DEFAULT_MECHANISM": DEFAULT_MECHANISMS[0],
+        "SIGNALS + 1": str(signals.SIGNALS + 1),
+        "SIGNALS": str(signals.SIGNALS),
+    }
+    for name, table in tables.items():
         env.__doc__ = env.__doc__ and env.__doc__.replace(name, table.replace("\n", "\n    "))
 
 
@@ -227,16 +254,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
 
     Args:
         num_envs: rows of the batch, at least 1.
-        cluster: as in :class:`PacingEnv`, as are the next eight.
-        weights: with several clusters, how often each is drawn; default: equally.
-        mechanisms: names of the mechanisms that the action sets.
-        interval_iterations: iterations in one step of the environment, at least 1.
-        episode_intervals: steps in an episode, at least 1.
-        cv_weight: weight of the variation in the reward, at least 0, or a pair of which each episode draws its own.
-        reward: ``"paired"`` or ``"raw"``.
-        twin: whether the unpaced twin runs; default: where the reward needs it.
-        limits: of every delay; the defaults are those of a live job.
-        names_in_info: whether ``info`` also has the name of the cluster, as a string.
+        cluster: as in :class:`PacingEnv`, as are all that are not named here.
         autoreset_mode: of ``gymnasium.vector.AutoresetMode``, or its value. ``NEXT_STEP``: the step after an episode's
             end starts the next one, and its action counts for nothing. ``SAME_STEP``: the step that ends an episode
             returns the next one's first observation, with the last one in ``info["final_obs"]``. ``DISABLED``: the

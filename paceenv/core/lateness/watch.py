@@ -137,9 +137,6 @@ def find_late_ranks(
         least_share: smallest lateness that is worth a name, share of the step.
         steps_per_row: a row is the mean of so many steps.
         steps_per_false_alarm: steps of the job after which one wrong name is accepted.
-
-    Raises:
-        InputError: no table, or iterations that do not ascend.
     """
     table_TR = np.array(late_s_TR, np.float64)
     iterations = np.arange(len(table_TR)) if iteration_T is None else np.asarray(iteration_T, np.int64)

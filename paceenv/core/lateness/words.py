@@ -27,14 +27,7 @@ def teams(rows: Sequence[LateRank], together: int) -> list[list[LateRank]]:
 
 
 def late_line(ranks: Sequence[int], late: LateRank, since: int, host: str = "") -> str:
-    """Who is late by how much, and since when.
-
-    Args:
-        ranks: their numbers.
-        late: the latest of them.
-        since: the iteration in which its lateness began.
-        host: where they are, as `` (node0)``.
-    """
+    """Who is late by how much, and since when."""
     verb, each = ("are", " each") if len(ranks) > 1 else ("is", "")
     when = {SINCE: f" since iteration {since:,}", SOMETIMES: f" again since iteration {since:,}"}.get(late.kind, "")
     return f"{name_ranks(ranks)}{host} {verb} late by {duration(late.late_s)}{each}{when}"

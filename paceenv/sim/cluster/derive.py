@@ -243,14 +243,7 @@ def _tenants(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], places: int |
 
 
 def edges(clusters: int, weights: Sequence[float] | None) -> NDArray[np.float64]:
-    """Where the share of each cluster ends between 0 and 1, ``(C,)``.
-
-    Args:
-        weights: how often each is drawn, in any unit; default: equally.
-
-    Raises:
-        InputError: for weights that are not one non-negative number for each cluster, or all zero.
-    """
+    """Where the share of each cluster ends between 0 and 1, ``(C,)``."""
     share = np.ones(clusters) if weights is None else np.asarray(weights, dtype=np.float64)
     if share.shape != (clusters,) or not (share >= 0).all() or not 0 < share.sum() < np.inf:
         raise InputError(f"weights = {weights}; allowed: one non-negative number for each cluster, not all zero")
@@ -269,12 +262,7 @@ def shape_of(cluster: Cluster) -> tuple[int, int, str]:
 
 
 class ClusterMix:
-    """Clusters with weights, from which every episode draws one; they must agree in ranks and groups.
-
-    Args:
-        clusters: at least one.
-        weights: how often each is drawn; None: equally.
-    """
+    """Clusters with weights, from which every episode draws one; they must agree in ranks and groups."""
 
     def __init__(self, clusters: Sequence[Cluster], weights: Sequence[float] | None = None) -> None:
         if not clusters:

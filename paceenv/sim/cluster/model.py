@@ -253,11 +253,7 @@ class Cluster(Config):
         return described_plan(self.workload, self.gpu, self.fabric, self.job)
 
     def changed(self, assignments: list[str], where: str = "--set", option: str = "--set") -> Cluster:
-        """This cluster with some values changed, checked anew; on other ranks a program is that of a job of that size.
-
-        Raises:
-            InputError: for an unknown key or a value that is not allowed.
-        """
+        """This cluster with some values changed, checked anew; its program becomes that of a job of as many ranks."""
         data = self.model_dump()
         for assignment in assignments:
             config_files.set_value(data, assignment, option)

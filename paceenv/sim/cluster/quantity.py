@@ -149,20 +149,11 @@ class Draw:
         return self._value(quantity, self._place)
 
     def named(self, name: str, quantity: Quantity | None) -> NDArray[np.float64] | float:
-        """A quantity whose place is its name, so that it can be added without moving the others.
-
-        Args:
-            quantity: as the config gives it; None where it does not.
-        """
+        """A quantity whose place is its name, so that it can be added without moving the others."""
         return self._value(quantity, _NAMED + zlib.crc32(name.encode()))
 
     def integers(self, name: str, below: int, count: int) -> NDArray[np.int64]:
-        """``(E, count)`` uniform integers.
-
-        Args:
-            name: of the draw; other draws do not move when one is added.
-            below: integers are from 0 to ``below - 1``.
-        """
+        """``(E, count)`` uniform integers."""
         self.random = True
         keys_E = episode_keys(self._keys_E, _NAMED + zlib.crc32(name.encode()))
         E = len(keys_E)

@@ -61,20 +61,12 @@ _REGISTERED = tuple(
     if isinstance(function, FunctionType) and function.__module__ == module.__name__ and function not in _COMPILED
 )
 """What these call, and some more that nobody compiles."""
-_ALLOCATE = (
-    kernel.advance,
-    kernel.advance_programs,
-    kernel.sort_groups,
-    incast.receive_all,
-    layout.new_scratch,
-    program_layout.new_program_scratch,
-)
+_ALLOCATE = (incast.receive_all,)
 """All others are compiled without Numba's runtime and must not allocate; their callers keep arrays alive. The runtime
 counts references with locked instructions, two for each slice: more than half the time of an iteration of 8 ranks."""
 _STEPS = (program.advance_program, program.keep_program_stamps)
 _INLINED = (
     kernel.reduce_once,
-    kernel.advance_job,
     kernel.arrive,
     kernel.finish_step,
     kernel.observe_and_decide,

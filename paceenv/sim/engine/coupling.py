@@ -38,11 +38,7 @@ def warm_nodes(job: Any, heat: NDArray[np.float32], ranks: int) -> int:
 
 
 def slow_down(view: View, scratch: Scratch) -> None:
-    """Stretch the compute times by the cost of heat and of a cold start.
-
-    Args:
-        scratch: ``compute_R`` is stretched.
-    """
+    """Stretch the compute times by the cost of heat and of a cold start."""
     job, clock, heat, compute_R = view.job, view.clock, view.heat, scratch.compute_R
     if clock["iteration"] < clock["warm_at"]:
         for r in range(compute_R.shape[0]):

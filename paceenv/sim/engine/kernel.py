@@ -10,7 +10,6 @@ with settings of their own (1: one setting for all, or R).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,20 +31,15 @@ from paceenv.sim.engine.layout import (
     State,
     Tables,
     View,
-    new_scratch,
 )
 from paceenv.sim.engine.measuring import delay_imperfectly, keep_missing, take_in, total
 from paceenv.sim.engine.noise import draw_compute, reset_noise, start_post_work
 from paceenv.sim.engine.program import advance_program
-from paceenv.sim.engine.program_layout import Program, new_program_scratch
+from paceenv.sim.engine.program_layout import Program, ProgramScratch
 
 
 def reset(which: NDArray[np.int64], tables: Tables, state: State) -> None:
-    """Start an episode in the environments ``which``; ``state.clocks["key"]`` holds their episode keys.
-
-    Args:
-        state: of the whole batch; rows of ``which`` are overwritten.
-    """
+    """Start an episode in the environments ``which``; ``state.clocks["key"]`` holds their episode keys."""
     for i in range(which.shape[0]):
         e = which[i]
         job, clock = tables.jobs[e], state.clocks[e]
@@ -81,11 +75,7 @@ def arrive(view: View, scratch: Scratch) -> None:
 
 
 def start_early(view: View, scratch: Scratch) -> None:
-    """Let collectives start when every rank has its first gradients; ``complete_G`` keeps when all have the last.
-
-    Args:
-        scratch: ``complete_G`` is written.
-    """
+    """Let collectives start when every rank has its first gradients; ``complete_G`` keeps when all have the last."""
     compute_R, arrival_G, complete_G = scratch.compute_R, scratch.arrival_G, scratch.complete_G
     per_group, delay_R, before = compute_R.shape[0] // arrival_G.shape[0], view.rank[timing.DELAY_S], 1.0
     before -= view.job["overlap_share"]
@@ -97,18 +87,21 @@ def start_early(view: View, scratch: Scratch) -> None:
 
 
 def sort_groups(arrival_G: NDArray[np.float64], order_G: NDArray[np.int64]) -> None:
-    """Order the groups by arrival, ties by number; insertion sort where the groups are few."""
-    if order_G.shape[0] > 32:
-        order_G[:] = np.argsort(arrival_G, kind="mergesort")
-        return
-    for i in range(1, order_G.shape[0]):
-        g, j = order_G[i], i - 1
-        while j >= 0 and (
-            arrival_G[order_G[j]] > arrival_G[g] or (arrival_G[order_G[j]] == arrival_G[g] and order_G[j] > g)
-        ):
-            order_G[j + 1] = order_G[j]
-            j -= 1
-        order_G[j + 1] = g
+    """Order the groups by arrival, ties by number: Shell's sort, of few groups by insertion.
+
+    NumPy's own would be a sixth of what there is to compile.
+    """
+    gap = order_G.shape[0] // 2 if order_G.shape[0] > 32 else 1
+    while gap > 0:
+        for i in range(gap, order_G.shape[0]):
+            g, j = order_G[i], i - gap
+            while j >= 0 and (
+                arrival_G[order_G[j]] > arrival_G[g] or (arrival_G[order_G[j]] == arrival_G[g] and order_G[j] > g)
+            ):
+                order_G[j + gap] = order_G[j]
+                j -= gap
+            order_G[j + gap] = g
+        gap //= 2
 
 
 def finish_step(job: Any, iteration: int, group: NDArray[np.float64], scratch: Scratch) -> float:
@@ -184,82 +177,6 @@ def observer_rank(key: np.uint64, ranks: int) -> int:
     return int(uniform(key, OBSERVER, 0) * ranks)
 
 
-def advance(
-    which: NDArray[np.int64],
-    iterations: int,
-    tables: Tables,
-    state: State,
-    settings_ESM2: NDArray[np.float64],
-    recording: Recording,
-) -> None:
-    """Run the environments ``which``, whose jobs have one collective a step, for ``iterations``.
-
-    Args:
-        which: numbers of the environments, ``(n,)``; the rows of the others stay as they are.
-        settings_ESM2: (threshold, window) of each mechanism, for all ranks of a job (S = 1) or for each (S = R).
-    """
-    scratch = new_scratch(state.noise_ENR.shape[2], state.group_ENG.shape[2])
-    advance_collectives(which, iterations, tables, state, settings_ESM2, recording, scratch, None, None)
-
-
-def advance_programs(
-    which: NDArray[np.int64],
-    iterations: int,
-    tables: Tables,
-    state: State,
-    settings_ESM2: NDArray[np.float64],
-    recording: Recording,
-    program: Program,
-) -> None:
-    """:func:`advance` for jobs whose step is a program; apart, as others need not wait until it is compiled."""
-    scratch = new_scratch(state.noise_ENR.shape[2], state.group_ENG.shape[2])
-    room = new_program_scratch(program, tables.tenants_EK.shape[1])
-    advance_steps(which, iterations, tables, state, settings_ESM2, recording, scratch, program, room)
-
-
-def jobs_loop(has_program: bool) -> Callable[..., None]:
-    """What :func:`advance` does in a given scratch; apart, as it and all below is compiled without allocation."""
-
-    def advance_jobs(
-        which: NDArray[np.int64],
-        iterations: int,
-        tables: Tables,
-        state: State,
-        settings_ESM2: NDArray[np.float64],
-        recording: Recording,
-        scratch: Scratch,
-        program: Any,
-        room: Any,
-    ) -> None:
-        for i in range(which.shape[0]):
-            e = which[i]
-            job = tables.jobs[e]
-            view = View(  # not made by a function: Numba would return copies of the records
-                job,
-                state.clocks[e],
-                tables.tenants_EK[e],
-                tables.normal,
-                tables.imbalance[job["imbalance_table"]],
-                state.noise_ENR[e],
-                state.heat_EHN[e],
-                state.start_ER[e],
-                state.group_ENG[e],
-                state.tenant_ENK[e],
-                state.rank_EFR[e],
-                state.tick_EK[e],
-            )
-            settings_SM2, limits_4 = settings_ESM2[e], tables.limits
-            if has_program:
-                advance_program(e, iterations, view, scratch, settings_SM2, limits_4, recording, program, room)
-            else:
-                advance_job(e, iterations, view, scratch, settings_SM2, limits_4, recording)
-
-    return advance_jobs
-
-
-advance_collectives, advance_steps = jobs_loop(has_program=False), jobs_loop(has_program=True)
-
-
 def reduce_once(view: View, scratch: Scratch) -> float:
     """Arrival, the one collective of each group, and what follows it; returns how long the step takes, seconds."""
     job, clock, tenant = view.job, view.clock, view.tenant
@@ -280,51 +197,106 @@ def reduce_once(view: View, scratch: Scratch) -> float:
     return finish_step(job, clock["iteration"], view.group, scratch)
 
 
-def advance_job(
-    e: int,
+def advance(
+    which: NDArray[np.int64],
     iterations: int,
-    view: View,
-    scratch: Scratch,
-    settings_SM2: NDArray[np.float64],
-    limits_4: NDArray[np.float64],
+    tables: Tables,
+    state: State,
+    settings_ESM2: NDArray[np.float64],
     recording: Recording,
+    scratch: Scratch,
 ) -> None:
-    """:func:`advance` for one environment."""
-    job, clock, tick, heat, tenant = view.job, view.clock, view.tick, view.heat, view.tenant
-    compute_R, order_G, start_R = scratch.compute_R, scratch.order_G, view.start_R
-    ranks, groups, step_T = compute_R.shape[0], order_G.shape[0], recording.step_ET[e]
-    delay_R, has_power = view.rank[timing.DELAY_S][:ranks], job["compute_w"] > 0.0
-    is_imperfect = job["late_wake_s"] > 0.0 or job["missing_share"] > 0.0
-    can_stop = job["checkpoint_iterations"] > 0 or job["failure_per_s"] > 0.0
-    signals.start_interval(tick)
-    clock["delay_s"] = 0.0
-    for g in range(groups):
-        order_G[g] = g
-    for t in range(iterations):
-        draw_compute(view, scratch)
-        if heat.shape[1] > 0 or can_stop:
-            slow_down(view, scratch)
-        compute_s = total(compute_R, ranks) if has_power else 0.0
-        if job["staleness"] > 0:
-            for r in range(ranks):
-                compute_R[r] += start_R[r]
-        if is_imperfect:
-            delay_imperfectly(job, clock["key"], clock["iteration"], delay_R)
-            keep_missing(job, clock["key"], clock["iteration"], view.rank, scratch.aside_FR)
-        clock["delay_s"] += total(delay_R, ranks) / (ranks * iterations)
-        step_s = reduce_once(view, scratch)
-        if has_power:
-            spend(view, compute_s, step_s)
-        extra_s = interrupt(view, step_s) if can_stop else 0.0
-        step_T[t] = step_s + extra_s
-        clock["time_s"] += step_s + extra_s
-        if recording.ready_ETG.shape[1] > 0:
-            keep_stamps(recording, e, t, view, scratch)
-        observe_and_decide(view, scratch, settings_SM2, limits_4, step_s, extra_s)
-        if is_imperfect:
-            keep_missing(job, clock["key"], clock["iteration"], scratch.aside_FR, view.rank)
-        rewind(clock, tenant, step_s + extra_s)
-        clock["iteration"] += 1
+    """Run the environments ``which``, whose jobs have one collective a step, for ``iterations``.
+
+    All of the loop is one function, as each one around it would be optimised once more.
+
+    Args:
+        which: numbers of the environments, ``(n,)``; the rows of the others stay as they are.
+        settings_ESM2: (threshold, window) of each mechanism, for all ranks of a job (S = 1) or for each (S = R).
+    """
+    for i in range(which.shape[0]):
+        e = which[i]
+        view = View(  # not made by a function: Numba would return copies of the records
+            tables.jobs[e],
+            state.clocks[e],
+            tables.tenants_EK[e],
+            tables.normal,
+            tables.imbalance[tables.jobs[e]["imbalance_table"]],
+            state.noise_ENR[e],
+            state.heat_EHN[e],
+            state.start_ER[e],
+            state.group_ENG[e],
+            state.tenant_ENK[e],
+            state.rank_EFR[e],
+            state.tick_EK[e],
+        )
+        job, clock, tick, heat, tenant = view.job, view.clock, view.tick, view.heat, view.tenant
+        compute_R, order_G, start_R = scratch.compute_R, scratch.order_G, view.start_R
+        ranks, groups, step_T = compute_R.shape[0], order_G.shape[0], recording.step_ET[e]
+        settings_SM2, limits_4 = settings_ESM2[e], tables.limits
+        delay_R, has_power = view.rank[timing.DELAY_S][:ranks], job["compute_w"] > 0.0
+        is_imperfect = job["late_wake_s"] > 0.0 or job["missing_share"] > 0.0
+        can_stop = job["checkpoint_iterations"] > 0 or job["failure_per_s"] > 0.0
+        signals.start_interval(tick)
+        clock["delay_s"] = 0.0
+        for g in range(groups):
+            order_G[g] = g
+        for t in range(iterations):
+            draw_compute(view, scratch)
+            if heat.shape[1] > 0 or can_stop:
+                slow_down(view, scratch)
+            compute_s = total(compute_R, ranks) if has_power else 0.0
+            if job["staleness"] > 0:
+                for r in range(ranks):
+                    compute_R[r] += start_R[r]
+            if is_imperfect:
+                delay_imperfectly(job, clock["key"], clock["iteration"], delay_R)
+                keep_missing(job, clock["key"], clock["iteration"], view.rank, scratch.aside_FR)
+            clock["delay_s"] += total(delay_R, ranks) / (ranks * iterations)
+            step_s = reduce_once(view, scratch)
+            if has_power:
+                spend(view, compute_s, step_s)
+            extra_s = interrupt(view, step_s) if can_stop else 0.0
+            step_T[t] = step_s + extra_s
+            clock["time_s"] += step_s + extra_s
+            if recording.ready_ETG.shape[1] > 0:
+                keep_stamps(recording, e, t, view, scratch)
+            observe_and_decide(view, scratch, settings_SM2, limits_4, step_s, extra_s)
+            if is_imperfect:
+                keep_missing(job, clock["key"], clock["iteration"], scratch.aside_FR, view.rank)
+            rewind(clock, tenant, step_s + extra_s)
+            clock["iteration"] += 1
+
+
+def advance_programs(
+    which: NDArray[np.int64],
+    iterations: int,
+    tables: Tables,
+    state: State,
+    settings_ESM2: NDArray[np.float64],
+    recording: Recording,
+    scratch: Scratch,
+    program: Program,
+    room: ProgramScratch,
+) -> None:
+    """:func:`advance` for jobs whose step is a program; apart, as others need not wait until it is compiled."""
+    for i in range(which.shape[0]):
+        e = which[i]
+        view = View(  # not made by a function: Numba would return copies of the records
+            tables.jobs[e],
+            state.clocks[e],
+            tables.tenants_EK[e],
+            tables.normal,
+            tables.imbalance[tables.jobs[e]["imbalance_table"]],
+            state.noise_ENR[e],
+            state.heat_EHN[e],
+            state.start_ER[e],
+            state.group_ENG[e],
+            state.tenant_ENK[e],
+            state.rank_EFR[e],
+            state.tick_EK[e],
+        )
+        advance_program(e, iterations, view, scratch, settings_ESM2[e], tables.limits, recording, program, room)
 
 
 def keep_stamps(recording: Recording, e: int, t: int, view: View, scratch: Scratch) -> None:
@@ -342,12 +314,7 @@ def keep_stamps(recording: Recording, e: int, t: int, view: View, scratch: Scrat
 
 
 def observe(which: NDArray[np.int64], ranks: int, every_rank: bool, state: State, out_ESO: NDArray[np.float32]) -> None:
-    """Write the observations of the interval just run.
-
-    Args:
-        every_rank: observations of every rank (S = R) instead of each environment's observer rank (S = 1).
-        out_ESO: written to; no unit, see ``paceenv.core.signals``.
-    """
+    """Write the observations of the interval just run."""
     for i in range(which.shape[0]):
         e = which[i]
         if every_rank:

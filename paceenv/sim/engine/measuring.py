@@ -77,11 +77,7 @@ def take_in(
     step_s: float,
     extra_s: float,
 ) -> None:
-    """Every rank takes in its own timing and sets the delay of its next iteration.
-
-    Args:
-        scratch: ``comm_R`` and ``wait_R`` are what the ranks measure.
-    """
+    """Every rank takes in its own timing and sets the delay of its next iteration."""
     job, rank, tick, comm_R, wait_R = view.job, view.rank, view.tick, scratch.comm_R, scratch.wait_R
     ranks = comm_R.shape[0]
     per_group, delay_R = ranks // scratch.finish_G.shape[0], rank[timing.DELAY_S]

@@ -230,11 +230,7 @@ def go_on(view: View, program: Program, s: ProgramScratch, compute_R: Any, r: in
 
 
 def release(program: Program, s: ProgramScratch, r: int, i: int, since_s: float, at_s: float) -> None:
-    """Rank ``r`` hands over all that it holds back, because what it waited for is through.
-
-    Args:
-        since_s: what it started before this is held back no longer anyway, seconds.
-    """
+    """Rank ``r`` hands over all that it holds back, because what it waited for is through."""
     j = i - 1
     while j >= program.first_R[r] and s.end_I[j] >= since_s:
         o = program.operation_I[j]

@@ -22,7 +22,7 @@ from paceenv.core.signals import SIGNALS
 from paceenv.sim.engine import compiled, layout
 from paceenv.sim.engine.draws import TABLE_SIZE, gamma_table, normal_table
 from paceenv.sim.engine.layout import Recording, State, Tables
-from paceenv.sim.engine.program_layout import NO_PROGRAM, Program
+from paceenv.sim.engine.program_layout import NO_PROGRAM, Program, new_program_scratch
 
 _LOGGER = logging.getLogger("paceenv.engine")
 _CACHE_WAYS_BYTES = 4096
@@ -99,12 +99,7 @@ MAX_RUN_SEED = TRAINING_SEEDS // SEEDS_OF_A_RUN - 1
 
 
 def training_seed(run_seed: int, offset: int = 0) -> int:
-    """The seed of an episode of training; two runs share none.
-
-    Args:
-        run_seed: seed of the run, 0 to ``MAX_RUN_SEED``.
-        offset: number of the seed within the run, 0 to ``SEEDS_OF_A_RUN - 1``.
-    """
+    """The seed of an episode of training; two runs share none."""
     if not 0 <= run_seed <= MAX_RUN_SEED:
         raise out_of_range("seed", run_seed, f"0 to {MAX_RUN_SEED}", "training")
     if not 0 <= offset < SEEDS_OF_A_RUN:
@@ -178,11 +173,7 @@ class Simulator:
         self.batch.jobs["imbalance_table"] = index
 
     def reset(self, which: NDArray[np.int64], keys: NDArray[np.uint64], batch: JobBatch | None = None) -> None:
-        """Start new episodes.
-
-        Args:
-            batch: new jobs for them, n; default: the same jobs.
-        """
+        """Start new episodes."""
         if batch is not None:
             if batch.program is not self.batch.program:
                 raise ValueError("new jobs with another program; allowed: the program of the simulator's jobs")
@@ -208,12 +199,6 @@ class Simulator:
                 ratios.
             which: numbers of the environments that run; the others keep their state and their rows are not written.
                 Default: all.
-
-        Returns:
-            Step times ``(E, T)``, seconds.
-
-        Raises:
-            ValueError: for settings of another shape.
         """
         return self._advance(settings_ESM2, iterations, which, stamps=False).step_ET
 
@@ -224,11 +209,7 @@ class Simulator:
         return self._advance(settings_ESM2, iterations, which, stamps=True)
 
     def quiet_start(self, which: NDArray[np.int64] | None = None) -> None:
-        """Run the first iterations of jobs, in which their limits allow no delay; pacing begins after them.
-
-        Args:
-            which: numbers of the environments, at their start; None: all.
-        """
+        """Run the first iterations of jobs, in which their limits allow no delay; pacing begins after them."""
         if self.limits.quiet_first:
             self.run(self.off(), self.limits.quiet_first, which)
         rows = slice(None) if which is None else which
@@ -303,13 +284,17 @@ class Simulator:
             np.empty((E, T, operations)),
             np.empty((E, T, operations)),
         )
-        function = compiled.advance
-        arguments: tuple[Any, ...] = (iterations, self._tables(), self.state, settings, out)
-        if len(self.batch.program.kind_I):
-            function, arguments = compiled.advance_programs, (*arguments, self.batch.program)
+        function = compiled.advance_programs if instructions else compiled.advance
         if not compiled.is_ready(function):
             _LOGGER.info("compiling the engine for this machine, which happens once and takes up to a minute")
-        self._spread(function, which, R * iterations, arguments)
+        arguments: tuple[Any, ...] = (iterations, self._tables(), self.state, settings, out)
+
+        def advance(part: NDArray[np.int64], *given: Any) -> None:
+            """Each thread has a scratch of its own."""
+            room = (program, new_program_scratch(program, self.batch.tenants_EK.shape[1])) if instructions else ()
+            function(part, *given, layout.new_scratch(R, G), *room)
+
+        self._spread(advance, which, R * iterations, arguments)
         return out
 
     def _spread(self, function: Any, which: NDArray[np.int64] | None, updates: int, arguments: tuple[Any, ...]) -> None:

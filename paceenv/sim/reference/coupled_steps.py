@@ -156,12 +156,7 @@ class Job:
     def _decide(
         self, settings_SM2: NDArray[np.float64], comm_R: Sequence[float], wait_R: Sequence[float], step_s: float
     ) -> None:
-        """Every rank takes in its own timing of the step and sets its next delay.
-
-        Args:
-            comm_R: time of each in its payload collectives, seconds.
-            wait_R: time of each in the barrier, seconds.
-        """
+        """Every rank takes in its own timing of the step and sets its next delay."""
         ranks, allowed = self.batch.ranks, self._limits
         seen_2R = np.array([comm_R, wait_R], np.float32)
         if self._job["stamp_noise_s"] > 0.0:

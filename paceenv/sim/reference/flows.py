@@ -67,12 +67,7 @@ def divide(flows: Sequence[Flow]) -> None:
 
 
 class Tenant:
-    """Another job: it computes as long as the slowest of its ranks, transfers over the uplink, and computes again.
-
-    Args:
-        record: of ``paceenv.sim.engine.layout.TENANT``.
-        chance: its draws.
-    """
+    """Another job: it computes as long as the slowest of its ranks, transfers over the uplink, and computes again."""
 
     def __init__(self, record: Any, chance: TenantChance) -> None:
         self.record, self.chance, self.cycles = record, chance, 0

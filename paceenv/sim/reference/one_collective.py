@@ -23,9 +23,6 @@ def one_collective(job: Any, ranks: int, groups: int) -> tuple[StepPlan, Callabl
 
     With overlap the collective may start when all have their first gradients, ``overlap_share`` of the compute before
     its end. The last gradients are reduced after it, however early the first ones went.
-
-    Args:
-        job: record of ``paceenv.sim.engine.layout.JOB``.
     """
     overlap, members = float(job["overlap_share"]), ranks // groups
     begin, end = [Start("gradients", "all_reduce", _ANY_BYTES)], [Wait("gradients", 0)]

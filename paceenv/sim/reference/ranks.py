@@ -54,12 +54,7 @@ class Operation:
 
 
 class Laid:
-    """A plan on its links: what every rank does, and the operations of every process group, numbered in their order.
-
-    Args:
-        use: what a transfer of some ranks takes of the links.
-        has_tenants: whether others are on the uplink.
-    """
+    """A plan on its links: what every rank does, and the operations of every process group, numbered in their order."""
 
     def __init__(self, plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenants: bool) -> None:
         self.plan, self.operations = plan, list[Operation]()

@@ -31,11 +31,7 @@ class Reference:
         return pacing.off(len(self.jobs), 1)
 
     def run(self, settings_ESM2: NDArray[np.float64], iterations: int) -> NDArray[np.float64]:
-        """Step times ``(E, T)``, seconds.
-
-        Args:
-            settings_ESM2: (threshold, window) of each mechanism, for all ranks of a job or for each; ratios.
-        """
+        """Step times ``(E, T)``, seconds."""
         return self.record(settings_ESM2, iterations).step_ET
 
     def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording:

@@ -129,11 +129,7 @@ def gradients_of(stage: int) -> str:
 
 
 def described_plan(workload: Workload, gpu: Gpu, fabric: Fabric, job: Job) -> StepPlan:
-    """What every rank of a described job does in a step.
-
-    Raises:
-        InputError: where the workload does not divide the ranks.
-    """
+    """What every rank of a described job does in a step."""
     places = Places(workload, job)
     _check_memory(workload, gpu, places.replicas)
     use, tensor = use_of(fabric, job), list(range(workload.tensor_parallel))
@@ -374,14 +370,7 @@ class _Role:
     def _scatter(
         self, payload_bytes: float, count: int, i: int, behind: tuple[Wait | None, float, int] | None
     ) -> tuple[Wait | None, float, int] | None:
-        """Reduce a segment's gradients, and start to sum the shards of the one before it over the replicas.
-
-        Args:
-            behind: the segment before, as this returns it.
-
-        Returns:
-            Its reduce-scatter, the bytes of a shard and its layers, where replicas are to be summed.
-        """
+        """Reduce a segment's gradients, and start to sum the shards of the one before it over the replicas."""
         one, wait = self.workload, None
         if self._is_sharded:
             start = Start(self._shards, "reduce_scatter", payload_bytes, True, name="gradients", parts=count)

@@ -35,9 +35,6 @@ def fold(plan: StepPlan, use: Callable[[Start, Sequence[int]], Use]) -> Folded |
 
     Nothing is waited for before the last gradients are handed over, so what follows (the optimizer, the weights that
     ZeRO gathers) may as well come before: the step is as long.
-
-    Args:
-        use: what a transfer of some ranks takes alone, with tenants on the tier above the leaves.
     """
     if len(plan.roles) != 1 or len(plan.communicators) > 1:
         return None

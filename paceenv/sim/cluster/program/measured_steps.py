@@ -10,11 +10,7 @@ GROUP = "group"
 
 
 def measured_plan(job: Job, after: PostCollectiveWork) -> StepPlan:
-    """What every rank does. Episodes of post-collective work are not part of the plan: they come and go.
-
-    Raises:
-        ValueError: for times or bytes that are drawn for each episode.
-    """
+    """What every rank does. Episodes of post-collective work are not part of the plan: they come and go."""
     values = {"job.compute_s": job.compute_s, "job.gradient_bytes": job.gradient_bytes, "job.overlap": job.overlap,
               "job.tail_bytes": job.tail_bytes, "post_collective_work.work_s": after.work_s}  # fmt: skip
     for key, value in values.items():

@@ -43,11 +43,7 @@ def program_of(cluster: Cluster) -> Program:
 
 
 def program_alone_s(program: Program, compute_s: float) -> float:
-    """The step of a program with every rank equal and no tenant, seconds; its own transfers still share links.
-
-    Raises:
-        InputError: where ranks wait for each other for ever.
-    """
+    """The step of a program with every rank equal and no tenant, seconds; its own transfers still share links."""
     jobs = layout.default_job(1)
     jobs["compute_s"], jobs["has_program"], jobs["has_barrier"] = compute_s, True, True
     ranks = len(program.replica_R)

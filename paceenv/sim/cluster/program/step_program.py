@@ -140,11 +140,7 @@ class StepProgram(Config):
         return any(phase.compute is not None and phase.compute.ranks is not None for phase in flat(self.step))
 
     def plan(self, ranks: int) -> StepPlan:
-        """What every rank of a job does.
-
-        Raises:
-            ValueError: for groups that do not fit the ranks.
-        """
+        """What every rank of a job does."""
         every = {WORLD: Communicator()} | self.communicators
         for name, one in every.items():
             if any(rank >= ranks for pair in one.pairs or () for rank in pair):
@@ -269,11 +265,7 @@ def _size(communicators: Mapping[str, Communicator], before: int, after: int) ->
 
 
 def _resized_pairs(name: str, pairs: Sequence[Sequence[int]], size: _Size) -> list[list[int]]:
-    """The pairs of all replicas, from those of the first replica of each block.
-
-    Args:
-        size: ranks before and after.
-    """
+    """The pairs of all replicas, from those of the first replica of each block."""
 
     def of_all(block: int) -> list[list[int]]:
         own = [pair for pair in pairs if all(rank % size.block < size.replica for rank in pair)]
