@@ -21,7 +21,7 @@ NARROW = 390
 KINDS = ("report", "log")
 OF_TRACE = ["Where the time goes", "Slowdown by rank, stage and operation", "Timeline of ranks", "Arrival skew"]
 OF_TRACE += ["Step time, step by step", "Step times: spread and memory"]
-OF_LOG = ["Step times", "Distribution and memory", "How much there is to win at most"]
+OF_LOG = ["Step times", "Distribution", "How much there is to win at most"]
 EVIL = "<script>alert(1)</script>"
 EVIL_OP = "<img src=x onerror=alert(2)> $\\frac{1}{0}$"
 

@@ -18,9 +18,8 @@ from benchmarks.evidence._mlperf import DATA, MIN_VALUES, pooled, systems
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.step_times.step_diagnosis import WORTH, StepDiagnosis, diagnose_steps
-from paceenv.diagnosis.step_times.step_model import check_model
 from paceenv.importers.inputs import read_inputs
-from paceenv.importers.step_log import StepLog, join_logs, read_step_log
+from paceenv.importers.step_log import StepLog, read_step_log
 from paceenv.ui import output
 
 COMMAND = "python -m benchmarks.evidence.ceilings --write"
@@ -91,37 +90,17 @@ def summary(found: Sequence[StepDiagnosis]) -> list[tuple[str, ...]]:
     return rows
 
 
-def unseen(data: Path) -> str:
-    """Kolmogorov-Smirnov distances of the model of step times on runs that it has not seen."""
-    distances = []
-    for system in systems(data):
-        log = join_logs(list(system.logs))
-        check = check_model(log)
-        if not isinstance(check, str) and float(np.median(log.steps_V)) == 1.0:
-            distances.append((check.model.distance, check.normal.distance))
-    model_n, normal_n = (sum(d[i] <= 0.1 for d in distances) for i in (0, 1))
-    return (
-        "- The distribution of unseen runs: fitted to half of the runs, the model of `paceenv calibrate log.txt` has a "
-        f"Kolmogorov-Smirnov distance of {np.median([d[0] for d in distances]):.1%} to the other half in the median; "
-        f"{model_n} of {len(distances)} are at 10 % or less, with a normal {normal_n}."
-    )
-
-
 def lines(data: Path) -> list[str]:
     """What the page says of step times."""
     rows = mlperf(data)
     single = [one for _, one in rows if one.averaged == 1.0]
     above = sum(one.ceiling is not None and one.ceiling.gain.low > WORTH for one in single)
-    predictable = [one.predictable.value for one in single if one.predictable is not None]
     return [
         f"MLPerf Training v5.1, every system and benchmark with {MIN_VALUES} logged steps or more.",
         "",
         *output.markdown_table((f"{len(single)} systems", "median", "quartiles", "largest"), summary(single)),
         "",
         f"- {above} of {len(single)} ceilings lie above {WORTH:.0%} with their whole interval.",
-        f"- The past predicts {np.median(predictable):.0%} of the variance in the median system, and more than a tenth "
-        f"in {sum(x > 0.1 for x in predictable)} of {len(predictable)}.",
-        unseen(data),
         "",
         f"The {LARGEST} largest ceilings, and other recordings:",
         "",

@@ -1,4 +1,4 @@
-"""The page of a text log: step times in order, their distribution and memory, the ceiling, and what to record next.
+"""The page of a text log: step times in order, their distribution, the ceiling, and what to record next.
 
 Axes: V logged values.
 """
@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from paceenv.diagnosis.step_times.step_diagnosis import WORTH, StepDiagnosis
-from paceenv.diagnosis.step_times.step_model import WHY_NO_CLUSTER, ModelCheck, check_model
 from paceenv.report.pictures import (
     BAND,
     LINE,
@@ -20,7 +19,6 @@ from paceenv.report.pictures import (
     Picture,
     Unit,
     binned_steps,
-    correlogram,
     drawn,
     histogram,
     top_of,
@@ -31,6 +29,10 @@ from paceenv.ui.output import sentence
 
 MAX_MARKS: Final = 400
 """Outliers that are marked."""
+WHY_NO_CAUSE: Final = (
+    "No cause is named here: step times alone do not say which ranks wait for each other, for what, or for how long; "
+    "that needs a trace (paceenv live, or profiles of every rank)."
+)
 _LEVEL, _WARM = "#1f7a8c", "#999999"
 
 
@@ -60,7 +62,7 @@ def page(found: StepDiagnosis, notes: tuple[str, ...]) -> str:
         html_page.table(("what", "value", "meaning"), rows(found)),
         html_page.heading("What to record next"),
         html_page.paragraph(sentence(found.next_step)),
-        html_page.paragraph(f"No cause is named here: {WHY_NO_CLUSTER}."),
+        html_page.paragraph(WHY_NO_CAUSE),
     ]
     return html_page.page(f"Step times of {log.name}", parts)
 
@@ -115,18 +117,11 @@ def _course(found: StepDiagnosis) -> Picture:
 
 
 def _distribution(found: StepDiagnosis) -> Picture:
-    """How often a step takes how long, and whether a long step tells of a long one after it."""
-    unit, lags = Unit.of(found.median_s), len(found.autocorrelation)
-    figure, (left, right) = figures.figure(2)
-    figure.set_size_inches(11.2, 3.6)
-    spread = histogram(left, unit.per_s * found.steady_s_V, unit, "values")
-    pairs = np.full(lags, len(found.steady_s_V))
-    memory = correlogram(right, np.arange(1, lags + 1), np.array(found.autocorrelation), pairs, "logged values")
-    check = check_model(found.log)
-    said = "Left: how often a step takes how long. Right: whether a long step tells of a later one; not in the band."
-    if isinstance(check, ModelCheck):
-        said += f" {check.model.text[:1].upper()}{check.model.text[1:]}: held out is {check.held_out}."
-    return drawn("Distribution and memory", said, figure, *([spread, memory] if lags else [spread]))
+    """How often a step takes how long."""
+    unit = Unit.of(found.median_s)
+    figure, (panel,) = figures.stack([2.6])
+    spread = histogram(panel, unit.per_s * found.steady_s_V, unit, "values")
+    return drawn("Distribution", "How often a step takes how long.", figure, spread)
 
 
 def _ceiling(found: StepDiagnosis) -> Picture:
