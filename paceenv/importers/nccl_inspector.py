@@ -9,12 +9,10 @@ Format: versions 4.0 to 4.4. Since 4.3 a record has no header of its own; that o
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from io import BufferedReader
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -25,7 +23,7 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError
 from paceenv.importers.collective_names import op_name
 from paceenv.importers.dump_steps import steps_of
-from paceenv.importers.packed import GZIP
+from paceenv.importers.packed import open_unpacked
 from paceenv.importers.timelines import Collective, Timeline
 
 SOURCE: Final = "NCCL Inspector"
@@ -215,10 +213,8 @@ def read_inspector(path: str | Path) -> InspectorLog:
 
 def _records(path: Path) -> Iterator[bytes]:
     """The text of each record: a line, or several lines where it is written indented."""
-    with path.open("rb") as file:
-        packed = file.read(2) == GZIP
-        file.seek(0)
-        stream: gzip.GzipFile | BufferedReader = gzip.GzipFile(fileobj=file) if packed else file
+    file, stream = open_unpacked(path)
+    with file:
         waiting = b""
         while line := stream.readline(MAX_RECORD):
             begins = line[:1] == b"{"

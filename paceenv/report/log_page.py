@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from paceenv.diagnosis.step_times.step_diagnosis import WORTH, StepDiagnosis
+from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
 from paceenv.report.pictures import (
     BAND,
     LINE,
@@ -52,12 +52,12 @@ def page(found: StepDiagnosis, notes: tuple[str, ...]) -> str:
         ("to win at most", "unknown" if top is None else f"{top.gain.value:.1%}"),
         ("steps a value averages over", f"{found.averaged:.0f}" if found.averaged else "unknown"),
     ]
-    pictures = [_course(found), _distribution(found)] + ([_ceiling(found)] if top is not None else [])
     parts = [
         html_page.paragraph("; ".join([read, *notes, *log.notes]) + ".", "note"),
         html_page.paragraph(sentence(found.verdict), "verdict"),
         html_page.facts(facts),
-        *(picture.html() for picture in pictures),
+        _course(found).html(),
+        _distribution(found).html(),
         html_page.heading("What step times tell"),
         html_page.table(("what", "value", "meaning"), rows(found)),
         html_page.heading("What to record next"),
@@ -122,35 +122,3 @@ def _distribution(found: StepDiagnosis) -> Picture:
     figure, (panel,) = figures.stack([2.6])
     spread = histogram(panel, unit.per_s * found.steady_s_V, unit, "values")
     return drawn("Distribution", "How often a step takes how long.", figure, spread)
-
-
-def _ceiling(found: StepDiagnosis) -> Picture:
-    """How much there is to win at most, and what of it comes from outliers or may be hidden."""
-    top = found.ceiling
-    assert top is not None
-    figure, (panel,) = figures.stack([1.5])
-    ordinary = max(top.gain.value - top.from_outliers, 0.0)
-    bars: list[tuple[str, float, str]] = [("ordinary steps", ordinary, _LEVEL), ("outliers", top.from_outliers, MARK)]
-    left = 0.0
-    for name, width, shade in bars:
-        panel.barh([0], [100.0 * width], left=100.0 * left, color=shade, height=0.5, label=f"{name} {width:.2%}")
-        left += width
-    ends = [100.0 * x for x in (top.gain.low, top.gain.high)]
-    panel.plot(ends, [0, 0], color="black", lw=1.5, marker="|", ms=12, label="95 % of the sum")
-    edge = max(ends[1], 100.0 * WORTH)
-    if top.hidden > top.gain.value:
-        panel.plot([100.0 * top.hidden], [0], "D", color=MARK, ms=7, label=f"if averaging hides: {top.hidden:.1%}")
-        edge = max(edge, 100.0 * top.hidden)
-    panel.axvline(100.0 * WORTH, color=_WARM, ls="--", lw=1.2, label=f"worth a second look from {WORTH:.0%}")
-    panel.set(xlim=(0.0, 1.1 * edge), ylim=(-0.6, 0.6), yticks=[], xlabel="throughput that removing variation gains, %")
-    panel.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0.0, 1.35), ncols=5)
-    said = (
-        "If every step took as long as the fastest hundredth: the most that anything which only removes variation can "
-        "gain. Pacing gets a part of it, and does not remove outliers such as checkpoints."
-    )
-    if top.hidden > top.gain.value:
-        said += f" A value averages {found.averaged:.0f} steps, which may hide the variation of single steps (diamond)."
-    names = ("value", "low", "high")
-    rows = [(name, f"{x:.5f}") for name, x in zip(names, top.gain, strict=True)]
-    rows += [("from outliers", f"{top.from_outliers:.5f}"), ("if averaging hides", f"{top.hidden:.5f}")]
-    return drawn("How much there is to win at most", said, figure, Numbers("ceiling", ("what", "gain"), rows))
