@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traced_jobs import JEAN_ZAY_DIR, needs_jean_zay
 
+from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.importers.log_text.log_lines import stamp_in
 from paceenv.importers.step_log import StepLog, read_step_log
@@ -284,6 +285,18 @@ def test_any_bytes_are_a_log_or_one_line(
     assert len(log.step_V) == len(log.step_s_V) == len(log.steps_V) == len(log.run_V) >= 4
     assert (log.step_s_V > 0).all()
     assert np.isfinite(log.step_s_V).all()
+
+
+def test_a_log_is_diagnosed_and_gives_no_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(log_samples.srun(log_samples.megatron(TRUE_S)))
+    application.run(["diagnose", str(path), "--json", "-"])
+    assert json.loads(capsys.readouterr().out)["format"] == "Megatron-LM"
+    with pytest.raises(InputError, match="step times without operations, no trace; allowed: paceenv diagnose"):
+        application.run(["calibrate", str(path), "-o", str(tmp_path / "c.yaml")])
+    (tmp_path / "own.log").write_text("".join(f"{i} took {90 + i % 7} millis\n" for i in range(50)))
+    application.run(["diagnose", str(tmp_path / "own.log"), "--pattern", r"took (?P<ms>\d+)"])
+    assert "50 step times" in capsys.readouterr().out
 
 
 @needs_jean_zay

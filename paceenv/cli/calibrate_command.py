@@ -9,8 +9,7 @@ import typer
 
 from paceenv.cli.calibrate_links import calibrate_links
 from paceenv.cli.calibrate_output import print_record
-from paceenv.cli.calibrate_sources import BASE, LINKS, LOG, fit_source, recognise
-from paceenv.report.step_log_output import PATTERN_HELP, calibrate_log
+from paceenv.cli.calibrate_sources import BASE, LINKS, fit_source, recognise
 from paceenv.ui import config_files, output
 
 
@@ -47,7 +46,6 @@ def calibrate(
             help="nccl-tests output: ranks on each node (all of them: inside one). Default: as its header lists hosts.",
         ),
     ] = None,
-    pattern: Annotated[str | None, typer.Option(help=PATTERN_HELP)] = None,
     program: Annotated[
         bool | None,
         typer.Option(
@@ -72,18 +70,13 @@ def calibrate(
     From nccl-tests output: the law latency + size/bandwidth + sqrt(size) of the links it ran on. With --out: a cluster
     with these links, which paceenv simulate takes; with --base that cluster, on these links.
 
-    From a text log of a training program: a model of its step times, and how far it is from step times that it has not
-    seen. Step times alone give no cluster.
-
     Examples: paceenv calibrate trace.parquet -o mine.yaml -- paceenv calibrate rank*.json.gz -o mine.yaml --
-    paceenv calibrate all_reduce_perf.log -o links.yaml -- paceenv calibrate log.txt
+    paceenv calibrate all_reduce_perf.log -o links.yaml
     """
     options = {"--out": out, "--base": base, "--probe": probe, "--stage": stage, "--ranks-per-node": ranks_per_node}
-    options |= {"--pattern": pattern, "--program": program}
+    options |= {"--program": program}
     kind, content = recognise(source, options)
-    if kind == LOG:
-        calibrate_log(content, json_)
-    elif kind == LINKS or out is None:
+    if kind == LINKS or out is None:
         calibrate_links(content, out, json_, base, ranks_per_node)
     else:
         cluster, more = fit_source(kind, content, options)

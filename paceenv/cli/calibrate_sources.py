@@ -24,7 +24,6 @@ from paceenv.ui import config_files, output
 
 BASE: Final = "null-jitter"
 LINKS: Final = "nccl-tests output, which tells links, not a cluster"
-LOG: Final = "a text log, which tells step times, not a cluster"
 JOB: Final = "the trace of a job"
 STAGE: Final = "a trace of which the compute of a stage is fitted"
 NOISE, SCALING, THROUGHPUT = "measurements of noise", "a scaling table", "a table of throughputs"
@@ -36,7 +35,6 @@ ACT_ON: Final = {
     SCALING: _CLUSTER,
     THROUGHPUT: _CLUSTER,
     LINKS: ("--out", "--base", "--ranks-per-node"),
-    LOG: ("--pattern",),
 }
 """The options that act on each kind of source."""
 
@@ -50,7 +48,7 @@ def recognise(names: Sequence[str], options: Options) -> tuple[str, Any]:
     for option, value in options.items():
         if value is not None and option not in ACT_ON[kind]:
             raise InputError(f"{option} {value}: {names[0]} is {kind}; allowed: {', '.join(ACT_ON[kind])}")
-    if options["--out"] is None and kind not in {LINKS, LOG}:
+    if options["--out"] is None and kind != LINKS:
         raise InputError("--out is missing; allowed: the file to write the cluster config to")
     return kind, content
 
@@ -64,13 +62,11 @@ def _recognised(names: Sequence[str], options: Options) -> tuple[str, Any]:
         if "rows" in content:
             return SCALING, config_files.load(ScalingTarget, "targets", path)
         return NOISE, config_files.load(NoiseMeasurements, "measurements", path)
-    inputs = find_recordings(names).read(options["--pattern"])
+    inputs = find_recordings(names).read()
     for note in inputs.notes:
         output.say(note)
     if inputs.trace is None and inputs.tables:
         return LINKS, inputs.tables
-    if inputs.trace is None and (log := inputs.one_log()) is not None:
-        return LOG, log
     trace = inputs.require_trace()
     has_stages = options["--stage"] is not None or len(set(trace.metadata.of_ranks("stage", 0).values())) > 1
     return STAGE if has_stages else JOB, trace

@@ -6,19 +6,17 @@ any other named list. No file can make it hold more than MAX_EVENT bytes at once
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from paceenv.core.errors import InputError
-from paceenv.importers.packed import GZIP
+from paceenv.importers.packed import open_unpacked
 
 MAX_EVENT: Final = 1 << 22
 """Bytes of one event, or of what comes before the first."""
@@ -41,12 +39,9 @@ class EventFile:
         self.path, self.damage, self.events, self._ended = Path(path), "", 0, False
         self._buffer, self._at, self._decoder = b"", 0, json.JSONDecoder()
         try:
-            self._file = self.path.open("rb")
-            head = self._file.read(2)
-            self._file.seek(0)
+            self._file, self._stream = open_unpacked(self.path)
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}") from None
-        self._stream: gzip.GzipFile | BufferedReader = gzip.GzipFile(fileobj=self._file) if head == GZIP else self._file
         self._at = self._find_list(name)
 
     def __enter__(self) -> EventFile:

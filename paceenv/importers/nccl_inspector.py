@@ -9,12 +9,10 @@ Format: versions 4.0 to 4.4. Since 4.3 a record has no header of its own; that o
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from io import BufferedReader
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -25,7 +23,7 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError
 from paceenv.importers.collective_names import op_name
 from paceenv.importers.dump_steps import steps_of
-from paceenv.importers.packed import GZIP
+from paceenv.importers.packed import open_unpacked
 from paceenv.importers.timelines import Collective, Timeline
 
 SOURCE: Final = "NCCL Inspector"
@@ -133,10 +131,8 @@ def is_inspector(head: str) -> bool:
 
 @dataclass
 class _Columns:
-    integers: dict[str, array[int]] = field(default_factory=lambda: {key: array("q") for key in ("comm", "op", "sn")})
-    numbers: dict[str, array[float]] = field(
-        default_factory=lambda: {key: array("d") for key in ("size", "time", "algbw", "busbw", "begin", "end")}
-    )
+    integers: array[int] = field(default_factory=lambda: array("q"))  # communicator, operation, number; and so on
+    numbers: array[float] = field(default_factory=lambda: array("d"))  # size, time, bandwidths, begin, end; and so on
     comms: dict[tuple[str, int], tuple[int, Communicator]] = field(default_factory=dict)
     ops: dict[str, int] = field(default_factory=dict)
     header: _Header | None = None
@@ -167,17 +163,10 @@ class _Columns:
         if key not in self.comms:
             comm = Communicator(key[0], header.comm_name, header.n_ranks, header.rank)
             self.comms[key] = len(self.comms), comm
-        for name, whole in (
-            ("comm", self.comms[key][0]),
-            ("op", self.ops.setdefault(perf.op, len(self.ops))),
-            ("sn", perf.sn),
-        ):
-            self.integers[name].append(whole)
+        self.integers.extend((self.comms[key][0], self.ops.setdefault(perf.op, len(self.ops)), perf.sn))
         begin_us, end_us = _stamps(perf.stamps)
         rates = perf.algbw_gbs * 1e9, perf.busbw_gbs * 1e9
-        scaled = size, time_us * 1e-6, *rates, begin_us * 1e-6, end_us * 1e-6
-        for name, number in zip(self.numbers, scaled, strict=True):
-            self.numbers[name].append(number)
+        self.numbers.extend((size, time_us * 1e-6, *rates, begin_us * 1e-6, end_us * 1e-6))
         self.is_gpu_timed &= perf.source in {"kernel_gpu", ""}
 
 
@@ -203,40 +192,29 @@ def read_inspector(path: str | Path) -> InspectorLog:
                 columns.unread += 1
     except (OSError, EOFError, zlib.error) as error:
         damage = " ".join(str(error).split())
-    if not columns.integers["sn"]:
+    if not columns.integers:
         why = damage or f"{columns.unread} records that cannot be read"
         raise InputError(f"{path}: no collective of NCCL Inspector in it ({why}); allowed: its JSON, version 4")
     notes = [f"{path}: damaged, {damage}; what came before is used"] if damage else []
     notes += [f"{path}: {columns.unread} records cannot be read; skipped"] if columns.unread else []
     notes += [f"{path}: the plugin dropped {columns.dropped} collectives"] if columns.dropped else []
     about = columns.metadata
-    whole = {key: np.array(values, np.int64) for key, values in columns.integers.items()}
-    numbers = {key: np.array(values, np.float64) for key, values in columns.numbers.items()}
     return InspectorLog(
         path,
         f"{about.hostname or '?'}:{about.pid}",
         tuple(comm for _, comm in columns.comms.values()),
         tuple(columns.ops),
-        comm_V=whole["comm"],
-        op_V=whole["op"],
-        sn_V=whole["sn"],
-        size_bytes_V=numbers["size"],
-        time_s_V=numbers["time"],
-        algbw_Bps_V=numbers["algbw"],
-        busbw_Bps_V=numbers["busbw"],
-        begin_s_V=numbers["begin"],
-        end_s_V=numbers["end"],
-        is_gpu_timed=columns.is_gpu_timed,
-        notes=tuple(notes),
+        *np.array(columns.integers, np.int64).reshape(-1, 3).T.copy(),
+        *np.array(columns.numbers, np.float64).reshape(-1, 6).T.copy(),
+        columns.is_gpu_timed,
+        tuple(notes),
     )
 
 
 def _records(path: Path) -> Iterator[bytes]:
     """The text of each record: a line, or several lines where it is written indented."""
-    with path.open("rb") as file:
-        packed = file.read(2) == GZIP
-        file.seek(0)
-        stream: gzip.GzipFile | BufferedReader = gzip.GzipFile(fileobj=file) if packed else file
+    file, stream = open_unpacked(path)
+    with file:
         waiting = b""
         while line := stream.readline(MAX_RECORD):
             begins = line[:1] == b"{"

@@ -1,18 +1,29 @@
-"""The bytes of a file that may be gzipped: its head, to find its format, and all of it up to a limit."""
+"""The bytes of a file that may be gzipped: as a stream, its head to find its format, and all of it up to a limit."""
 
 from __future__ import annotations
 
 import codecs
 import gzip
 import zlib
+from io import BufferedReader
 from pathlib import Path
 from typing import Final
 
 from paceenv.core.errors import InputError
 
-GZIP: Final = b"\x1f\x8b"
+_GZIP: Final = b"\x1f\x8b"
+BROKEN: Final = (EOFError, zlib.error, gzip.BadGzipFile)
+"""What reading a gzip that is cut or damaged raises, once all before the damage has been given."""
 _HEAD_BYTES: Final = 1 << 16
 _CHUNK: Final = 1 << 20
+
+
+def open_unpacked(path: Path) -> tuple[BufferedReader, gzip.GzipFile | BufferedReader]:
+    """A file to be closed, and its content as a stream. Raises OSError if it cannot be opened."""
+    file = path.open("rb")
+    packed = file.read(2) == _GZIP
+    file.seek(0)
+    return file, gzip.GzipFile(fileobj=file) if packed else file
 
 
 def head_of(path: Path) -> bytes:
@@ -22,7 +33,7 @@ def head_of(path: Path) -> bytes:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
-    if head[:2] == GZIP:
+    if head[:2] == _GZIP:
         try:
             head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, _HEAD_BYTES)
         except zlib.error as error:
@@ -36,14 +47,12 @@ def content_of(path: Path, most_bytes: int) -> tuple[bytes, str]:
     """All of a file, unpacked, and "" or where its gzip broke off. Raises InputError if it is larger or unreadable."""
     content, damage = bytearray(), ""
     try:
-        with path.open("rb") as file:
-            packed = file.read(2) == GZIP
-            file.seek(0)
-            stream = gzip.GzipFile(fileobj=file) if packed else file
+        file, stream = open_unpacked(path)
+        with file:
             try:
                 while len(content) <= most_bytes and (chunk := stream.read1(_CHUNK)):
                     content += chunk
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            except BROKEN as error:
                 damage = " ".join(str(error).split())
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None

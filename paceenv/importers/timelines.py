@@ -49,14 +49,9 @@ class Step:
 
     def shifted(self, add_s: float) -> Step:
         """The step on a clock that is ahead by ``add_s``."""
-        return Step(
-            self.iteration,
-            self.start_s + add_s,
-            self.end_s + add_s,
-            tuple(replace(c, start_s=c.start_s + add_s, end_s=c.end_s + add_s) for c in self.collectives),
-            self.busy_start_s + add_s,
-            self.busy_end_s + add_s,
-        )
+        collectives = tuple(replace(c, start_s=c.start_s + add_s, end_s=c.end_s + add_s) for c in self.collectives)
+        moved = replace(self, start_s=self.start_s + add_s, end_s=self.end_s + add_s, collectives=collectives)
+        return replace(moved, busy_start_s=self.busy_start_s + add_s, busy_end_s=self.busy_end_s + add_s)
 
 
 @dataclass(frozen=True)

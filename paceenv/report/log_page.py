@@ -1,4 +1,4 @@
-"""The page of a text log: step times in order, their distribution and memory, the ceiling, and what to record next.
+"""The page of a text log: step times in order, their distribution, the ceiling, and what to record next.
 
 Axes: V logged values.
 """
@@ -10,8 +10,7 @@ from typing import Final
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from paceenv.diagnosis.step_times.step_diagnosis import WORTH, StepDiagnosis
-from paceenv.diagnosis.step_times.step_model import WHY_NO_CLUSTER, ModelCheck, check_model
+from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
 from paceenv.report.pictures import (
     BAND,
     LINE,
@@ -20,7 +19,6 @@ from paceenv.report.pictures import (
     Picture,
     Unit,
     binned_steps,
-    correlogram,
     drawn,
     histogram,
     top_of,
@@ -31,6 +29,10 @@ from paceenv.ui.output import sentence
 
 MAX_MARKS: Final = 400
 """Outliers that are marked."""
+WHY_NO_CAUSE: Final = (
+    "No cause is named here: step times alone do not say which ranks wait for each other, for what, or for how long; "
+    "that needs a trace (paceenv live, or profiles of every rank)."
+)
 _LEVEL, _WARM = "#1f7a8c", "#999999"
 
 
@@ -50,17 +52,17 @@ def page(found: StepDiagnosis, notes: tuple[str, ...]) -> str:
         ("to win at most", "unknown" if top is None else f"{top.gain.value:.1%}"),
         ("steps a value averages over", f"{found.averaged:.0f}" if found.averaged else "unknown"),
     ]
-    pictures = [_course(found), _distribution(found)] + ([_ceiling(found)] if top is not None else [])
     parts = [
         html_page.paragraph("; ".join([read, *notes, *log.notes]) + ".", "note"),
         html_page.paragraph(sentence(found.verdict), "verdict"),
         html_page.facts(facts),
-        *(picture.html() for picture in pictures),
+        _course(found).html(),
+        _distribution(found).html(),
         html_page.heading("What step times tell"),
         html_page.table(("what", "value", "meaning"), rows(found)),
         html_page.heading("What to record next"),
         html_page.paragraph(sentence(found.next_step)),
-        html_page.paragraph(f"No cause is named here: {WHY_NO_CLUSTER}."),
+        html_page.paragraph(WHY_NO_CAUSE),
     ]
     return html_page.page(f"Step times of {log.name}", parts)
 
@@ -115,47 +117,8 @@ def _course(found: StepDiagnosis) -> Picture:
 
 
 def _distribution(found: StepDiagnosis) -> Picture:
-    """How often a step takes how long, and whether a long step tells of a long one after it."""
-    unit, lags = Unit.of(found.median_s), len(found.autocorrelation)
-    figure, (left, right) = figures.figure(2)
-    figure.set_size_inches(11.2, 3.6)
-    spread = histogram(left, unit.per_s * found.steady_s_V, unit, "values")
-    pairs = np.full(lags, len(found.steady_s_V))
-    memory = correlogram(right, np.arange(1, lags + 1), np.array(found.autocorrelation), pairs, "logged values")
-    check = check_model(found.log)
-    said = "Left: how often a step takes how long. Right: whether a long step tells of a later one; not in the band."
-    if isinstance(check, ModelCheck):
-        said += f" {check.model.text[:1].upper()}{check.model.text[1:]}: held out is {check.held_out}."
-    return drawn("Distribution and memory", said, figure, *([spread, memory] if lags else [spread]))
-
-
-def _ceiling(found: StepDiagnosis) -> Picture:
-    """How much there is to win at most, and what of it comes from outliers or may be hidden."""
-    top = found.ceiling
-    assert top is not None
-    figure, (panel,) = figures.stack([1.5])
-    ordinary = max(top.gain.value - top.from_outliers, 0.0)
-    bars: list[tuple[str, float, str]] = [("ordinary steps", ordinary, _LEVEL), ("outliers", top.from_outliers, MARK)]
-    left = 0.0
-    for name, width, shade in bars:
-        panel.barh([0], [100.0 * width], left=100.0 * left, color=shade, height=0.5, label=f"{name} {width:.2%}")
-        left += width
-    ends = [100.0 * x for x in (top.gain.low, top.gain.high)]
-    panel.plot(ends, [0, 0], color="black", lw=1.5, marker="|", ms=12, label="95 % of the sum")
-    edge = max(ends[1], 100.0 * WORTH)
-    if top.hidden > top.gain.value:
-        panel.plot([100.0 * top.hidden], [0], "D", color=MARK, ms=7, label=f"if averaging hides: {top.hidden:.1%}")
-        edge = max(edge, 100.0 * top.hidden)
-    panel.axvline(100.0 * WORTH, color=_WARM, ls="--", lw=1.2, label=f"worth a second look from {WORTH:.0%}")
-    panel.set(xlim=(0.0, 1.1 * edge), ylim=(-0.6, 0.6), yticks=[], xlabel="throughput that removing variation gains, %")
-    panel.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0.0, 1.35), ncols=5)
-    said = (
-        "If every step took as long as the fastest hundredth: the most that anything which only removes variation can "
-        "gain. Pacing gets a part of it, and does not remove outliers such as checkpoints."
-    )
-    if top.hidden > top.gain.value:
-        said += f" A value averages {found.averaged:.0f} steps, which may hide the variation of single steps (diamond)."
-    names = ("value", "low", "high")
-    rows = [(name, f"{x:.5f}") for name, x in zip(names, top.gain, strict=True)]
-    rows += [("from outliers", f"{top.from_outliers:.5f}"), ("if averaging hides", f"{top.hidden:.5f}")]
-    return drawn("How much there is to win at most", said, figure, Numbers("ceiling", ("what", "gain"), rows))
+    """How often a step takes how long."""
+    unit = Unit.of(found.median_s)
+    figure, (panel,) = figures.stack([2.6])
+    spread = histogram(panel, unit.per_s * found.steady_s_V, unit, "values")
+    return drawn("Distribution", "How often a step takes how long.", figure, spread)

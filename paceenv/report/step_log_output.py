@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
-from paceenv.diagnosis.step_times.step_model import PROBABILITIES, WHY_NO_CLUSTER, check_model, fit_model
-from paceenv.importers.step_log import StepLog
 from paceenv.ui import output
 
 PATTERN_HELP = (
@@ -14,40 +12,6 @@ PATTERN_HELP = (
     "(?P<ms>..); or for a speed, (?P<steps_per_s>..); or for a running clock, (?P<elapsed_s>..); beside it "
     "(?P<step>..)."
 )
-
-
-def calibrate_log(log: StepLog, json_: str | None) -> None:
-    """Fit a model of step times to a log, and print it with its distance to step times that it has not seen."""
-    model, check = fit_model(log), check_model(log)
-    if json_ is not None:
-        held_out = (
-            {"why_not": check}
-            if isinstance(check, str)
-            else {"held_out": check.held_out, "model": check.model.to_record(), "normal": check.normal.to_record()}
-        )
-        output.write_json(
-            {"model": model.to_json(), "ks": held_out, "cluster": None, "why_no_cluster": WHY_NO_CLUSTER}, json_
-        )
-    if json_ == "-":
-        return
-    level, cv = model.level_s, model.cv
-    p01, p50, p99 = np.interp([0.01, 0.5, 0.99], PROBABILITIES, model.relative_K)
-    rows = [
-        ("mean of ordinary steps", _time(level.value), f"95 %: {_time(level.low)} to {_time(level.high)}"),
-        ("CV of ordinary steps", f"{cv.value:.2%}", f"95 %: {cv.low:.2%} to {cv.high:.2%}"),
-        ("1st, 50th, 99th percentile", f"{p01:.4f}, {p50:.4f}, {p99:.4f}", "of the mean"),
-        ("memory", f"{model.memory:.2f}", "autocorrelation from one value to the next"),
-        ("outliers", f"{model.outlier_share:.2%}", f"{model.outlier_factor:.3g} times the mean"),
-    ]
-    for note in log.notes:
-        output.say(note)
-    title = f"{log.name} ({log.source}): a model of {len(log.step_V)} step times"
-    output.print_table(title, ("parameter", "value", ""), rows)
-    if isinstance(check, str):
-        output.print_table(f"Not compared with unseen step times: {check}", (), ())
-    else:
-        output.print_table(f"Held out: {check.held_out}", (), (), f"{check.model.text}; {check.normal.text}")
-    output.print_table(f"No cluster config: {WHY_NO_CLUSTER}", (), ())
 
 
 def print_steps(found: StepDiagnosis) -> None:
@@ -85,14 +49,6 @@ def rows(found: StepDiagnosis) -> list[tuple[str, str, str]]:
     if found.pattern is not None:
         explains = f"explains {found.pattern.share:.0%} of the variance"
         table.append(("steps take turns", f"every {found.pattern.steps}", explains))
-    if found.autocorrelation:
-        first, band = found.autocorrelation[0], 1.96 / len(found.steady_s_V) ** 0.5
-        told = "no more than chance" if abs(first) <= band else "they take turns"
-        told = "a long step tells of a long one after it" if first > band else told
-        table.append(("autocorrelation at lag 1", f"{first:.2f}", told))
-    if found.predictable is not None:
-        share, low, high = found.predictable
-        table.append(("predictable from the past", f"{share:.0%}", f"of the variance [{low:.0%} to {high:.0%}]"))
     if len(found.levels) > 1:
         at_v = found.log.step_V[found.ordinary.steady_V]
         levels = ", ".join(f"{_time(r.level_s)} from step {at_v[r.start]}" for r in found.levels[:6])

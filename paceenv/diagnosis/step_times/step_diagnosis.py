@@ -20,15 +20,7 @@ from paceenv.core.intervals import Interval
 from paceenv.core.metrics import correlation_length
 from paceenv.diagnosis.step_times.ordinary import Level, Ordinary, clipped, split
 from paceenv.diagnosis.step_times.step_findings import Finding, find_all
-from paceenv.diagnosis.step_times.step_patterns import (
-    Drift,
-    Period,
-    autocorrelation,
-    drift,
-    outlier_period,
-    pattern_period,
-    predictable,
-)
+from paceenv.diagnosis.step_times.step_patterns import Drift, Period, drift, outlier_period, pattern_period
 from paceenv.importers.step_log import StepLog
 
 MIN_VALUES: Final = 8
@@ -148,8 +140,6 @@ class StepDiagnosis:
     rounding_share: float  # share of the variance that comes from rounding in the log
     outlier_period: Period | None  # of outliers; ``pattern``: of ordinary steps
     pattern: Period | None
-    autocorrelation: tuple[float, ...]  # at lags from 1, of values without outliers
-    predictable: Interval | None  # share of the variance that the past predicts; None with too few values
     levels: tuple[Level, ...]  # as positions in the values after the warm-up
     drift: Drift | None  # within the longest level
     findings: tuple[Finding, ...]  # what explains the variation, and which rank or part of a step takes long
@@ -192,8 +182,6 @@ class StepDiagnosis:
             "outliers": {"count": int(outlier_v.sum()), "steps": at_v[outlier_v][:100].tolist()}
             | {"period_steps": self.outlier_period.steps if self.outlier_period else None},
             "pattern_period_steps": self.pattern.steps if self.pattern else None,
-            "autocorrelation": list(self.autocorrelation),
-            "predictable_share": _interval(self.predictable),
             "levels": [
                 {"from_step": int(at_v[r.start]), "to_step": int(at_v[r.end - 1]), "level_s": r.level_s}
                 for r in self.levels
@@ -204,7 +192,7 @@ class StepDiagnosis:
             "drift": {"change": self.drift.change, "half_width": self.drift.half_width} if self.drift else None,
             "ceiling": None
             if ceil is None
-            else _interval(ceil.gain) | {"from_outliers": ceil.from_outliers, "hidden_by_averaging": ceil.hidden},  # type: ignore[operator]
+            else ceil.gain._asdict() | {"from_outliers": ceil.from_outliers, "hidden_by_averaging": ceil.hidden},
             "verdict": self.verdict,
             "next": self.next_step,
         }
@@ -218,7 +206,7 @@ def diagnose_steps(log: StepLog) -> StepDiagnosis:
     ordinary = split(log)
     steady_V = ordinary.steady_V
     x, outlier_v = log.step_s_V[steady_V], ordinary.outlier_V[steady_V]
-    run_v, step_v = log.run_V[steady_V], log.step_V[steady_V]
+    step_v = log.step_V[steady_V]
     if len(x) < 4:
         raise InputError(f"{log.name}: {len(x)} step times after the warm-up; allowed: at least 4")
     averaged, mean_s, plain = _averaged(log), float(x.mean()), x[~outlier_v]
@@ -232,9 +220,8 @@ def diagnose_steps(log: StepLog) -> StepDiagnosis:
         begin_s, end_s = (max(one_s, 1e-3 * mean_s) for one_s in slope.ends_s)
         flat = flat / np.linspace(begin_s, end_s, len(x))
         flat /= np.median(flat)
-    calm = clipped(flat)
     gap = max(int(np.median(np.diff(step_v))), 1)
-    pattern = pattern_period(calm, gap)
+    pattern = pattern_period(clipped(flat), gap)
     kind_v = (np.arange(len(x)) % (pattern.steps // gap)) if pattern else np.zeros(len(x), np.int64)
     kind_s = np.array([np.median(flat[kind_v == kind]) for kind in range(int(kind_v.max()) + 1)])
     period = outlier_period(step_v, outlier_v)
@@ -250,8 +237,6 @@ def diagnose_steps(log: StepLog) -> StepDiagnosis:
         "rounding_share": _rounding_share(log.rounding_s, variance, mean_s),
         "outlier_period": period,
         "pattern": pattern,
-        "autocorrelation": tuple(autocorrelation(calm, run_v).tolist()),
-        "predictable": predictable(clipped(np.where(outlier_v, np.median(x), x))),
         "levels": ordinary.levels,
         "drift": slope,
         "findings": find_all(log, ordinary, slope, pattern, period, kind_v),
@@ -323,14 +308,8 @@ def _verdict(found: dict[str, Any]) -> tuple[str, str]:
             f"determined from {len(found['ordinary'].steady_V.nonzero()[0])} values",
             f"log more steps ({LOG_EVERY_STEP}), then: paceenv diagnose on that log",
         )
-    past: Interval | None = found["predictable"]
-    foresight = (
-        f" ({past.value:.0%} of the variance of ordinary steps is predictable from the past)"
-        if past is not None
-        else ""
-    )
     return (
-        f"{shown}{foresight}: a second look is worth it, at which ranks and operations it comes from",
+        f"{shown}: a second look is worth it, at which ranks and operations it comes from",
         f"record which ranks are late: {RECORD}; then: paceenv diagnose runs/live",
     )
 
@@ -346,7 +325,3 @@ def _bounds(interval: Interval) -> str:
 def _digits(share: float) -> str:
     """Two digits of a percentage, never in powers of ten."""
     return f"{100.0 * share:.2g}" if share < 0.995 else f"{100.0 * share:.0f}"
-
-
-def _interval(interval: Interval | None) -> dict[str, float] | None:
-    return None if interval is None else {"value": interval.value, "low": interval.low, "high": interval.high}

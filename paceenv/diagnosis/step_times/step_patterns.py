@@ -1,7 +1,4 @@
-"""What of the variation recurs: autocorrelation, what the past predicts, and the period of outliers and of patterns.
-
-Axes: V values in order, K lags.
-"""
+"""What of the variation recurs or grows: periods of outliers and of patterns, a steady change. Axes: V values."""
 
 from __future__ import annotations
 
@@ -13,14 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from paceenv.core.intervals import Interval
 from paceenv.core.student_t import student_t_quantile
 
-MAX_LAG: Final = 20
-ORDERS: Final = (1, 2, 5, 10)
-"""Lengths of the autoregressions that are tried."""
-MIN_PREDICTED: Final = 60
-"""Values below which prediction cannot be tested on unseen ones."""
 MAX_PERIOD: Final = 128
 MAX_VALUES: Final = 20_000
 """Values of which a pattern's period is looked for."""
@@ -39,66 +30,6 @@ class Period:
 
     steps: int
     share: float
-
-
-def autocorrelation(values: Array, run_V: Integers) -> Array:
-    """At lags from 1, ``(K,)``; pairs do not reach from one run into another. Empty for values that do not vary."""
-    lags = min(MAX_LAG, len(values) // 4)
-    centred = values - values.mean()
-    variance = float((centred**2).mean())
-    if lags < 1 or not variance > 1e-18 * float(values.mean()) ** 2:
-        return np.zeros(0)
-    found = []
-    for lag in range(1, lags + 1):
-        same = run_V[lag:] == run_V[:-lag]
-        pairs = (centred[lag:] * centred[:-lag])[same]
-        found.append(float(pairs.mean()) / variance if len(pairs) else 0.0)
-    return np.array(found)
-
-
-def predictable(values: Array) -> Interval | None:
-    """Share of the variance that the past predicts, 0 to 1, on values that the prediction has not seen.
-
-    Autoregressions are fitted to the first half and then to the first three quarters, and tested on the quarter that
-    follows. None for fewer than :data:`MIN_PREDICTED` values, or values that do not vary.
-    """
-    n = len(values)
-    if n < MIN_PREDICTED or not float(values.std()) > 1e-9 * float(values.mean()):
-        return None
-    error2, spread2 = [], []
-    for cut, end in ((n // 2, 3 * n // 4), (3 * n // 4, n)):
-        predicted = _predict(values, cut, end)
-        error2.append((values[cut:end] - predicted) ** 2)
-        spread2.append((values[cut:end] - values[cut:end].mean()) ** 2)
-    error2_v, spread2_v = np.concatenate(error2), np.concatenate(spread2)
-    if not spread2_v.sum() > 0.0:
-        return None
-    share = 1.0 - float(error2_v.sum() / spread2_v.sum())
-    blocks = np.array_split(np.arange(len(error2_v)), 20)
-    sums = np.array([(error2_v[b].sum(), spread2_v[b].sum()) for b in blocks])
-    picks = np.random.default_rng(0).integers(0, len(sums), (400, len(sums)))
-    drawn = 1.0 - sums[picks, 0].sum(axis=1) / np.maximum(sums[picks, 1].sum(axis=1), 1e-300)
-    low, high = np.clip(np.quantile(drawn, [0.025, 0.975]), 0.0, 1.0).tolist()
-    return Interval(min(max(share, 0.0), 1.0), low, high)
-
-
-def _predict(values: Array, cut: int, end: int) -> Array:
-    """One-step predictions of ``values[cut:end]`` by the autoregression that fits those before ``cut`` best (AIC)."""
-    mean = float(values[:cut].mean())
-    centred = values - mean
-    best, chosen = math.inf, np.full(end - cut, mean)
-    for order in ORDERS:
-        if cut < 6 * order:
-            continue
-        past = np.stack([centred[order - k - 1 : end - k - 1] for k in range(order)], axis=1)
-        fit, new = past[: cut - order], past[cut - order :]
-        gram = fit.T @ fit
-        weights = np.linalg.solve(gram + 1e-6 * np.trace(gram) / order * np.eye(order), fit.T @ centred[order:cut])
-        left = float(((centred[order:cut] - fit @ weights) ** 2).mean())
-        score = (cut - order) * math.log(max(left, 1e-300)) + 2.0 * order
-        if score < best:
-            best, chosen = score, mean + new @ weights
-    return chosen
 
 
 def outlier_period(step_V: Integers, outlier_V: NDArray[np.bool_]) -> Period | None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from paceenv.core.errors import InputError
-from paceenv.importers.packed import GZIP
+from paceenv.importers.packed import BROKEN, open_unpacked
 
 MAX_LINE: Final = 8192
 """Characters of a line that are looked at; longer ones are configurations or damage."""
@@ -65,10 +63,8 @@ def read_lines(path: Path, on_bytes: Callable[[float], None] = lambda done: None
     Raises InputError: the file cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            packed = file.read(2) == GZIP
-            file.seek(0)
-            stream = gzip.GzipFile(fileobj=file) if packed else file
+        file, stream = open_unpacked(path)
+        with file:
             rest = b""
             try:
                 while chunk := stream.read1(_CHUNK):
@@ -76,7 +72,7 @@ def read_lines(path: Path, on_bytes: Callable[[float], None] = lambda done: None
                     rest = rest[: 4 * MAX_LINE]  # the head of an endless line is enough
                     yield from map(_plain, whole)
                     on_bytes(file.tell())
-            except (EOFError, zlib.error, gzip.BadGzipFile):
+            except BROKEN:
                 pass
             if rest:
                 yield _plain(rest)

@@ -122,171 +122,37 @@ _STEP: Final = re.compile(
     r"(?:steps?|it|iters?|iterations?|iter num|step num|batch|batches|batch idx|updates?|num updates|schritt|"
     r"global step max steps|current steps)"
 )
-_LEADING: Final = frozenset(
-    [
-        "info",
-        "debug",
-        "warning",
-        "trainer",
-        "root",
-        "main",
-        "log",
-        "logger",
-        "at",
-        "in",
-        "for",
-        "end",
-        "of",
-        "after",
-        "finished",
-        "done",
-    ]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_LEADING: Final = _words("info debug warning trainer root main log logger at in for end of after finished done")
+_UNITS_BEHIND: Final = _words("s sec secs seconds ms msec msecs milliseconds us usec microseconds ns")
+_COUNTED: Final = _words(
+    """
+    step steps iter iters iteration iterations it batches updates samples sample token tokens tok images image imgs
+    img words sequences examples
+    """
 )
-_UNITS_BEHIND: Final = frozenset(
-    ["s", "sec", "secs", "seconds", "ms", "msec", "msecs", "milliseconds", "us", "usec", "microseconds", "ns"]
+_BAD: Final = _words(
+    """
+    eta remaining left eval valid validation val test inference compile compilation checkpoint ckpt save saving
+    timeout warmup max peak lr startup init initialization setup memory mem epoch
+    """
 )
-_COUNTED: Final = frozenset(
-    [
-        "step",
-        "steps",
-        "iter",
-        "iters",
-        "iteration",
-        "iterations",
-        "it",
-        "batches",
-        "updates",
-        "samples",
-        "sample",
-        "token",
-        "tokens",
-        "tok",
-        "images",
-        "image",
-        "imgs",
-        "img",
-        "words",
-        "sequences",
-        "examples",
-    ]
-)
-_BAD: Final = frozenset(
-    [
-        "eta",
-        "remaining",
-        "left",
-        "eval",
-        "valid",
-        "validation",
-        "val",
-        "test",
-        "inference",
-        "compile",
-        "compilation",
-        "checkpoint",
-        "ckpt",
-        "save",
-        "saving",
-        "timeout",
-        "warmup",
-        "max",
-        "peak",
-        "lr",
-        "startup",
-        "init",
-        "initialization",
-        "setup",
-        "memory",
-        "mem",
-        "epoch",
-    ]
-)
-_TIMES: Final = frozenset(
-    [
-        "time",
-        "timing",
-        "times",
-        "duration",
-        "latency",
-        "cost",
-        "took",
-        "elapsed",
-        "dt",
-        "seconds",
-        "sec",
-        "secs",
-        "ms",
-        "t",
-        "took",
-    ]
-)
-_STEPS: Final = frozenset(["step", "steps", "iter", "iters", "iteration", "iterations", "batch", "update", "it"])
-_CLOCKS: Final = frozenset(
-    ["elapsed", "total", "wall", "train", "training", "running", "runtime", "clock", "since", "start", "so", "far"]
-)
-_PLAIN: Final = _TIMES | frozenset(
-    ["last", "current", "cur", "avg", "average", "mean", "per", "this", "in", "for", "the", "took", "full", "val"]
-)
-_PHASES: Final = frozenset(
-    [
-        "data",
-        "dataloader",
-        "dataload",
-        "loader",
-        "loading",
-        "load",
-        "reader",
-        "read",
-        "fetch",
-        "prefetch",
-        "forward",
-        "fwd",
-        "backward",
-        "bwd",
-        "optimizer",
-        "optim",
-        "opt",
-        "allreduce",
-        "reduce",
-        "comm",
-        "communication",
-        "sync",
-        "gather",
-        "scatter",
-        "h2d",
-        "device",
-        "copy",
-        "clip",
-        "clipping",
-        "loss",
-        "scheduler",
-        "rest",
-        "inner",
-        "microstep",
-        "gen",
-        "generate",
-        "generation",
-        "rollout",
-        "actor",
-        "critic",
-        "ref",
-        "reward",
-        "adv",
-        "preprocess",
-        "postprocess",
-        "model",
-        "compute",
-        "gpu",
-        "cpu",
-        "host",
-        "wait",
-        "params",
-        "grads",
-        "generator",
-        "batch-generator",
-        "log",
-        "logging",
-    ]
+_TIMES: Final = _words("time timing times duration latency cost took elapsed dt seconds sec secs ms t")
+_STEPS: Final = _words("step steps iter iters iteration iterations batch update it")
+_CLOCKS: Final = _words("elapsed total wall train training running runtime clock since start so far")
+_PLAIN: Final = _TIMES | _words("last current cur avg average mean per this in for the took full val")
+_PHASES: Final = _words(
+    """
+    data dataloader dataload loader loading load reader read fetch prefetch forward fwd backward bwd optimizer optim
+    opt allreduce reduce comm communication sync gather scatter h2d device copy clip clipping loss scheduler rest
+    inner microstep gen generate generation rollout actor critic ref reward adv preprocess postprocess model compute
+    gpu cpu host wait params grads generator batch-generator log logging
+    """
 )
 
 
