@@ -21,13 +21,13 @@ from paceenv.core.trace import write_trace
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.diagnose import diagnose_matrix
 from paceenv.diagnosis.operation_matrix import read_matrix
-from paceenv.diagnosis.rank_scenario import RankScenario
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.whatif.baseline import Baseline, of_config, of_trace
 from paceenv.whatif.change import MAX_ROWS, SLOW, Change, apply, combinations
 from paceenv.whatif.estimate import cv, mean, of_runs, of_steps
+from paceenv.whatif.replayed import RankScenario
 from paceenv.whatif.scenarios import longest_round_us, with_rounds
 from paceenv.whatif.simulated import predict
 
@@ -160,8 +160,6 @@ def test_a_prediction_is_what_rollouts_say() -> None:
     assert paced.against_unpaced is not None
     assert paced.against_unpaced.step.high < -0.05, "pacing pays here"
     assert plain.case.throughput.value == pytest.approx(256 * 16 / plain.case.step_s.value, rel=1e-3)
-    assert plain.interval_from is not None
-    assert plain.interval_from.calibration == 0.0, "a config without a record has no errors"
 
 
 def test_energy_where_the_cluster_has_power() -> None:
@@ -253,8 +251,6 @@ def test_a_lone_group_has_ends_of_an_oversubscription(one_group: tuple[Cluster, 
         assert found.value == pytest.approx(0.0, abs=1e-9), "what nothing shows to limit"
         moved_s = (answer.today.step_s.value * x for x in (found.low, found.high))
         assert list(moved_s) == pytest.approx([-spent_s, (ratio - 1.0) * spent_s], rel=0.05)
-        assert row.interval_from is not None
-        assert "limit of the payload" in row.interval_from.unknown
     assert any("fabric.nodes_per_leaf" in line for line in answer.left_open)
     known = of_trace(recorded(payload_s, 3, 300), "one group", "one-job", None)
     assert not [u for u in known.unknowns(Change(oversubscription=2.0)) if u.name == "round of messages"]
@@ -286,10 +282,8 @@ def test_what_one_size_leaves_open_is_in_the_interval() -> None:
     for exponent in (0.0, 0.5, 1.0):
         truth = cluster.changed(["job.nodes=32", f"post_collective_work.work_s={work_s * 4.0**exponent}"])
         assert more.case.step_s.low < mean_step_s(truth) < more.case.step_s.high
-    assert more.interval_from is not None
-    assert "growth of post-collective work" in more.interval_from.unknown
-    assert same_size.interval_from is not None
-    assert set(same_size.interval_from.unknown) == {"round of messages"}, "no other size, no growth"
+    of_size = [unknown.name for unknown in baseline.unknowns(same_size.change)]
+    assert of_size == ["round of messages"], "no other size, no growth"
     assert same_size.case.step_s.high < 1.02 * same_size.case.step_s.low
     assert any(line.startswith("round of messages, 2 to ") and "nccl-tests" in line for line in answer.left_open)
     assert not any("latency_us" in line for line in answer.cannot_tell), "it is in the interval"
@@ -323,9 +317,8 @@ def test_a_cv_of_steps_has_no_negative_end() -> None:
 
 # --- the command ---------------------------------------------------------------------------------------------------
 def test_the_command_on_a_config_and_on_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = tmp_path / "curve.png"
     options = ["--nodes", "4,16", "-p", "passive", "-p", "static", "-i", "100"]
-    assert application.run(["whatif", "unequal-slack", *options, "--plot", str(picture), "--json", "-"]) == 0
+    assert application.run(["whatif", "unequal-slack", *options, "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {
         "source", "basis", "method", "throughput_unit", "measured", "today", "changed", "assumes", "left_open",
@@ -334,7 +327,6 @@ def test_the_command_on_a_config_and_on_a_trace(tmp_path: Path, capsys: pytest.C
     assert (found["basis"], [row["nodes"] for row in found["changed"]]) == ("simulator", [4, 4, 16, 16])
     assert found["changed"][0]["energy_j_per_sample"] is None
     assert any("energy" in line for line in found["cannot_tell"])
-    assert picture.stat().st_size > 10_000
     path = tmp_path / "trace.parquet"
     write_trace(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (20, 1))), path)
     assert application.run(["whatif", str(path), "--replace-rank", "3", "--remove-rank", "2", "--json", "-"]) == 0
@@ -342,7 +334,7 @@ def test_the_command_on_a_config_and_on_a_trace(tmp_path: Path, capsys: pytest.C
     assert (found["basis"], row["ranks"]) == ("replay", 3)
     assert row["step_time_s"]["value"] == pytest.approx(1.5)
     assert row["against_today"]["throughput"]["value"] == pytest.approx(2.5 / 1.5 * 3 / 4 - 1.0)
-    assert application.run(["whatif", str(path), "--replace-rank", "0,3", "--plot", str(tmp_path / "rows.svg")]) == 0
+    assert application.run(["whatif", str(path), "--replace-rank", "0,3"]) == 0
     printed = capsys.readouterr()
     assert "rank 3 replaced" in printed.out
     assert "assumed: " in printed.err

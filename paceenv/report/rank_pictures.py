@@ -1,4 +1,4 @@
-"""Pictures of ranks: a timeline of a usual and the worst step, who keeps the others waiting; and steps for a viewer.
+"""Pictures of ranks: a timeline of a usual and the worst step, and who keeps the others waiting.
 
 They show how ranks spend their time: computing, waiting for peers, communicating, other work. An operation that meets
 others waits until the last of them arrives, and communicates from then on.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -24,7 +23,6 @@ from paceenv.diagnosis.dependency_graph import Graph
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.report.pictures import Numbers, Picture, Unit, drawn
 from paceenv.ui import figures
-from paceenv.ui.chrome_trace import ChromeTraceWriter
 
 WAIT: Final = "wait for peers"
 OTHER: Final = "other work"
@@ -40,8 +38,6 @@ MAX_LINES: Final = 16
 """Ranks of a timeline."""
 MIN_WIDTH: Final = 1.0 / 1500.0
 """Of the picture: what is shorter cannot be seen."""
-TRACE_EVENTS: Final = 200_000
-"""About what a viewer takes at once without slowing down."""
 MAX_RANKS: Final = 96
 MAX_STEPS: Final = 160
 """Cells of the heat map; with more ranks or steps, several share one."""
@@ -189,38 +185,6 @@ def _merged(start: Array, end: Array, least: float) -> list[tuple[float, float]]
         else:
             bars.append((a, b))
     return [(a, b) for a, b in bars if b - a >= 0.5 * least]
-
-
-def write_steps(matrix: OperationMatrix, kinds: Sequence[Spans], path: Path) -> tuple[int, int]:
-    """Write steps end to end for a trace viewer, around the worst one where not all fit.
-
-    Returns:
-        The places of the first and the last written step.
-    """
-    per_step = max(sum(len(kind.operation_n) for kind in kinds), 1)
-    count = min(max(TRACE_EVENTS // per_step, 1), matrix.steps)
-    first = min(max(usual_and_worst(matrix)[1] - count // 2, 0), matrix.steps - count)
-    with ChromeTraceWriter(path, {"job": matrix.name, "source": matrix.source}) as writer:
-        writer.process(1, matrix.name, {int(r): f"rank {r}" for r in matrix.ranks})
-        at_s, rank_R = 0.0, np.array(matrix.ranks)
-        for t in range(first, first + count):
-            columns = [_events(matrix, kind, rank_R, t, at_s) for kind in kinds]
-            writer.operations(1, {key: np.concatenate([part[key] for part in columns]) for key in columns[0]})
-            at_s += float(matrix.step_s_T[t])
-    return first, first + count - 1
-
-
-def _events(matrix: OperationMatrix, kind: Spans, rank_R: Integers, t: int, at_s: float) -> dict[str, Array]:
-    present = np.flatnonzero(np.isfinite(kind.start_nT[:, t]))
-    node = kind.operation_n[present]
-    return {
-        "rank": rank_R[matrix.rank_N[node]],
-        "op": np.full(len(node), kind.name),
-        "start_s": at_s + kind.start_nT[present, t],
-        "end_s": at_s + kind.end_nT[present, t],
-        "operation": np.array(matrix.ops)[matrix.op_N[node]],
-        "iteration": np.full(len(node), matrix.iteration_T[t]),
-    }
 
 
 # --- who keeps the others waiting -------------------------------------------------------------------------------------

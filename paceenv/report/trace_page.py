@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import html
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from paceenv.core import metrics
 from paceenv.core.errors import InputError
@@ -18,11 +15,11 @@ from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.importers.inputs import Inputs
 from paceenv.report import pictures
-from paceenv.report.answer_text import ACTIVITY, activity_table, headline, late_sentences
+from paceenv.report.answer_text import ACTIVITY, activity_table, headline, late_sentences, slowdown_tables
 from paceenv.report.conclusion import Conclusion, conclude_answer
 from paceenv.report.fitted import sizes
 from paceenv.report.pictures import Picture, Unit
-from paceenv.report.rank_pictures import heat_map, lateness, spans, timeline, write_steps
+from paceenv.report.rank_pictures import heat_map, lateness, spans, timeline
 from paceenv.ui import html_page, output
 from paceenv.ui.output import sentence
 from paceenv.whatif.predictions import Prediction
@@ -35,7 +32,6 @@ class Report:
     Attributes:
         lateness: when which rank turned late, and what the hosts of late ranks did, in sentences.
         activity: columns and rows of where a step's time went on each device.
-        viewer: a file for a trace viewer, and the places of the first and the last step in it.
     """
 
     files: Sequence[Path]
@@ -47,7 +43,6 @@ class Report:
     activity: tuple[list[str], list[list[str]]] | None
     pictures: Sequence[Picture]
     sizes: Prediction | str
-    viewer: tuple[Path, tuple[int, int]] | None
 
     def as_json(self) -> dict[str, Any]:
         """The numbers of the page as plain data."""
@@ -69,15 +64,13 @@ class Report:
             "sizes": {"why_not": self.sizes} if isinstance(self.sizes, str) else self.sizes.as_dict(),
         }
 
-    def html(self, beside: Path) -> str:
-        """The page; links are relative to the folder ``beside``."""
+    def html(self) -> str:
+        """The page."""
         name = self.matrix.name
         parts = [html_page.paragraph(self._read(), "note")]
         parts.append(html_page.paragraph(headline(self.conclusion.verdict), "verdict"))
-        parts += [self._facts(), html_page.heading("Causes"), self._causes(), *self._late()]
+        parts += [self._facts(), html_page.heading("Causes"), self._causes(), *self._slowdowns(), *self._late()]
         parts += [picture.html() for picture in self.pictures]
-        if self.viewer is not None:
-            parts.append(self._viewer_link(beside, *self.viewer))
         parts += [*self._measured(), *self._fit()]
         return html_page.page(f"Why the steps of {name} take as long as they do", parts)
 
@@ -120,18 +113,19 @@ class Report:
             return html_page.paragraph(f"No cause {why}.")
         return html_page.table(("cause", "of lost time", f"{unit.name} a step", "evidence", "what to do"), rows)
 
+    def _slowdowns(self) -> list[str]:
+        """Slowdowns by rank, stage and operation."""
+        parts = []
+        for title, columns, rows in slowdown_tables(self.diagnosis):
+            parts += [html_page.paragraph(f"{title}:"), html_page.table(columns, rows)]
+        return [html_page.heading("Slowdown by rank, stage and operation"), *parts] if parts else []
+
     def _late(self) -> list[str]:
         """Which ranks were late when, and why."""
         parts = [html_page.paragraph(line) for line in self.lateness]
         if self.activity is not None:
             parts += [html_page.heading(ACTIVITY), html_page.table(*self.activity)]
         return [html_page.heading("Late ranks"), *parts] if parts else []
-
-    def _viewer_link(self, beside: Path, viewer: Path, steps: tuple[int, int]) -> str:
-        address = html.escape(quote(os.path.relpath(viewer, beside)))
-        first, last = (self.matrix.iteration_T[t] for t in steps)
-        said = f" has iterations {first} to {last} of every rank: open it in ui.perfetto.dev or chrome://tracing."
-        return f'<p class="note"><a href="{address}">{html.escape(viewer.name)}</a>{said}</p>'
 
     def _fit(self) -> list[str]:
         """The fitted cluster, or why there is none."""
@@ -177,14 +171,11 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def make_report(
-    inputs: Inputs, files: Sequence[Path], policies: Sequence[str], job: str | None, chrome_trace: Path | None
-) -> Report:
+def make_report(inputs: Inputs, files: Sequence[Path], policies: Sequence[str], job: str | None) -> Report:
     """Diagnose, draw and predict.
 
     Args:
         job: which job, where the trace holds several.
-        chrome_trace: a file for a trace viewer to write, too.
 
     Raises:
         InputError: there is no such trace, or its steps take no time.
@@ -199,10 +190,14 @@ def make_report(
             raise InputError(f"trace of {matrix.name}: steps that take no time; allowed: a job that takes some")
         graph = build_graph(matrix)
         done(1)
-        kinds, late = spans(matrix, graph), lateness(matrix, graph)
-        drawn = [pictures.waterfall(diagnosis), pictures.slowdowns(diagnosis)]
-        drawn += [timeline(matrix, kinds, _cost_by_rank(diagnosis)), heat_map(matrix, late) if late else None]
-        drawn += [pictures.course(matrix), pictures.spread(matrix)]
+        late = lateness(matrix, graph)
+        drawn = [
+            pictures.waterfall(diagnosis),
+            timeline(matrix, spans(matrix, graph), _cost_by_rank(diagnosis)),
+            heat_map(matrix, late) if late else None,
+            pictures.course(matrix),
+            pictures.spread(matrix),
+        ]
         done(2)
         conclusion = conclude_answer(
             answer, inputs, str(files[0]), job, policies=policies, on_done=lambda n: done(2 + n)
@@ -221,7 +216,6 @@ def make_report(
         activity=activity_table(inputs.activity, answer.late_hosts) if inputs.activity else None,
         pictures=[picture for picture in drawn if picture is not None],
         sizes=at_sizes,
-        viewer=None if chrome_trace is None else (chrome_trace, write_steps(matrix, kinds, chrome_trace)),
     )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import numpy as np
@@ -45,25 +44,6 @@ def widened(interval: Interval, ends: Collection[Ends], *, by_factors: bool) -> 
     return Interval(interval.value, *((math.exp(low), math.exp(high)) if by_factors else (low, high)))
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Where an interval comes from.
-
-    Attributes:
-        runs: standard deviation from run to run, relative to the mean.
-        calibration: standard deviation from the errors of the calibration, relative to the mean.
-        unknown: for each quantity that the trace leaves open, how far its two ends move the mean, relative to it.
-    """
-
-    runs: float
-    calibration: float
-    unknown: Mapping[str, Ends] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        unknown = {name: list(ends) for name, ends in self.unknown.items()}
-        return {"runs_sd": self.runs, "calibration_sd": self.calibration, "unknown_ends": unknown}
-
-
 def of_runs(value_DS: Array) -> Interval:
     """What one more run of one more drawn cluster would give: ``value_DS`` are S runs of each of D clusters.
 
@@ -92,12 +72,6 @@ def one_more(value_N: Array) -> Interval:
         return Interval(average)
     half = student_t_quantile(0.5 * (1.0 - LEVEL), n - 1) * float(value_N.std(ddof=1)) * math.sqrt(1.0 + 1.0 / n)
     return Interval(average, average - half, average + half)
-
-
-def spread(value_DS: Array) -> Spread:
-    """The parts of the variation of positive values: between runs of a cluster, and between clusters."""
-    between, within = _variances(np.log(value_DS))
-    return Spread(math.sqrt(within), math.sqrt(between))
 
 
 def _variances(x_DS: Array) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.whatif.baseline import Baseline
 from paceenv.whatif.change import Change
-from paceenv.whatif.estimate import LEVEL, Array, Ends, of_runs, spread, widened
+from paceenv.whatif.estimate import LEVEL, Array, Ends, of_runs, widened
 from paceenv.whatif.predictions import Case, Differences, Prediction, Row
 from paceenv.whatif.scenarios import Scenario, changed
 
@@ -174,14 +174,11 @@ def _row(change: Change, baseline: Baseline, runs: Mapping[Change, _Runs], ends:
         alike = replace(change, pacing="passive")
         unpaced = _differences(runs[alike], found, ends.moved(alike, change))
     moved = ends.moved(Change(), change)
-    from_runs = spread(np.array(found.step_s))
-    relative = {name: (math.expm1(low), math.expm1(high)) for name, (low, high) in moved.get("step_s", {}).items()}
     return Row(
         change,
         _case(changed(change, baseline.cluster, baseline.slow, baseline.scenario(change)), found, change.pacing, moved),
         _differences(runs[Change()], found, moved),
         unpaced,
-        replace(from_runs, unknown=relative),
         found.outside,
     )
 
