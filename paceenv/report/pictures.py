@@ -21,7 +21,6 @@ from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.ui import figures, html_page
 
 if TYPE_CHECKING:  # the simulator, which the page of a log does not need
-    from paceenv.report.fitted import Fitted, Paced
     from paceenv.whatif.predictions import Prediction
 
 Array = NDArray[np.float64]
@@ -268,45 +267,3 @@ def scaling(answer: Prediction) -> Picture:
     names = (f"step, {unit.name}", "throughput", "CV")
     columns = ("nodes", *(f"{name}{part}" for name in names for part in ("", " low", " high")))
     return drawn("At other sizes", caption, figure, Numbers("scaling", columns, rows))
-
-
-def policies(fitted: Fitted, found: Sequence[Paced]) -> Picture:
-    """Throughput and CV of every policy against no pacing."""
-    figure, (left, right) = figures.figure(2)
-    figure.set_size_inches(11.2, 1.3 + 0.4 * len(found))
-    for i, one in enumerate(found):
-        value, low, high = (100.0 * x for x in one.gain)
-        shade = figures.colour(one.policy)
-        left.plot([low, high], [i, i], color=shade, lw=3, solid_capstyle="butt", alpha=0.6)
-        left.plot([value], [i], "o", color=shade, ms=8)
-        right.plot([one.cv], [i], "o", color=shade, ms=8)
-    left.axvline(0.0, color="black", lw=0.9)
-    right.axvline(found[0].cv_passive, color="black", lw=0.9, label="without pacing")
-    right.legend(fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.1)
-    edge = max(1.0, *(110.0 * abs(x) for one in found for x in one.gain))
-    left.set(xlim=(-edge, edge), xlabel="throughput against no pacing, %", ylim=(len(found) - 0.5, -0.5))
-    most = max(found[0].cv_passive, *(one.cv for one in found))
-    right.set(xlim=(0.0, 1.1 * most + 1e-6), xlabel="CV of step time", ylim=(len(found) - 0.5, -0.5))
-    names = [one.policy if len(one.policy) <= 30 else f"…{one.policy[-29:]}" for one in found]
-    left.set_yticks(range(len(found)), [figures.literal(name, 30) for name in names])
-    right.set_yticks(range(len(found)), [""] * len(found))
-    nodes = fitted.fit.cluster.job.nodes
-    caption = (
-        f"Pacing policies on {len(fitted.clusters)} clusters that may be the one behind this trace, each with {nodes} "
-        "nodes, paired with no pacing on the same noise; the bar is the range in which 95 % of such clusters lie. "
-        "Right of the line helps. A simulation: on the job itself a canary (paceenv live) decides."
-    )
-    if fitted.tenants is False:
-        caption += (
-            " This trace shows no other job on the same links; one that collides with ours in every single step would "
-            "look like a slower link here; only a canary shows it."
-        )
-    columns = (
-        "policy", "throughput gain", "low", "high", "CV", "CV without pacing", "mean delay / step", "so it",
-        "outside its range",
-    )  # fmt: skip
-    rows = []
-    for one in found:
-        numbers = (f"{one.cv:.4f}", f"{one.cv_passive:.4f}", f"{one.delay_share:.4f}")
-        rows.append((one.policy, *(f"{x:+.4f}" for x in one.gain), *numbers, one.verdict, one.outside))
-    return drawn("Would pacing help?", caption, figure, Numbers("policies", columns, rows))

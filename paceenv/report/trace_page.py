@@ -17,7 +17,7 @@ from paceenv.importers.inputs import Inputs
 from paceenv.report import pictures
 from paceenv.report.answer_text import ACTIVITY, activity_table, headline, late_sentences, slowdown_tables
 from paceenv.report.conclusion import Conclusion, conclude_answer
-from paceenv.report.fitted import sizes
+from paceenv.report.fitted import Fitted, sizes
 from paceenv.report.pictures import Picture, Unit
 from paceenv.report.rank_pictures import heat_map, lateness, spans, timeline
 from paceenv.ui import html_page, output
@@ -157,7 +157,19 @@ class Report:
         if isinstance(policies, str):
             parts += [html_page.heading("Would pacing help?")]
             return [*parts, html_page.paragraph(f"Not predicted: {policies}.")]
-        return [*parts, pictures.policies(fitted, policies).html()]
+        parts += [html_page.heading("Would pacing help?"), html_page.paragraph(policies_caption(fitted))]
+        columns = (
+            "policy", "throughput gain", "low", "high", "CV", "CV without pacing", "mean delay / step", "so it",
+            "outside its range",
+        )  # fmt: skip
+        rows = [
+            (
+                one.policy, *(f"{x:+.2%}" for x in one.gain), f"{one.cv:.4f}", f"{one.cv_passive:.4f}",
+                f"{one.delay_share:.4f}", one.verdict, one.outside,
+            )
+            for one in policies
+        ]  # fmt: skip
+        return [*parts, html_page.table(columns, rows)]
 
     def _measured(self) -> list[str]:
         """What the delays in the trace did."""
@@ -165,6 +177,21 @@ class Report:
             return []
         said = f"{sentence(paced.text)} Other settings of pacing may do better or worse."
         return [html_page.heading("What the delays in this trace did"), html_page.paragraph(said)]
+
+
+def policies_caption(fitted: Fitted) -> str:
+    """What the comparison of policies is."""
+    caption = (
+        f"Pacing policies on {len(fitted.clusters)} clusters that may be the one behind this trace, each with "
+        f"{fitted.fit.cluster.job.nodes} nodes, paired with no pacing on the same noise; 95 % of such clusters lie "
+        "between low and high. A simulation: on the job itself a canary (paceenv live) decides."
+    )
+    if fitted.tenants is False:
+        caption += (
+            " This trace shows no other job on the same links; one that collides with ours in every single step would "
+            "look like a slower link here; only a canary shows it."
+        )
+    return caption
 
 
 def _number(value: float | None) -> str:
@@ -194,7 +221,7 @@ def make_report(inputs: Inputs, files: Sequence[Path], policies: Sequence[str], 
         drawn = [
             pictures.waterfall(diagnosis),
             timeline(matrix, spans(matrix, graph), _cost_by_rank(diagnosis)),
-            heat_map(matrix, late) if late else None,
+            None if late is None else heat_map(matrix, late),
             pictures.course(matrix),
             pictures.spread(matrix),
         ]
