@@ -13,7 +13,7 @@ from paceenv.core.trace import Trace
 from paceenv.core.wording import duration
 from paceenv.diagnosis import self_check
 from paceenv.diagnosis.arrivals import Arrivals, measure_arrivals
-from paceenv.diagnosis.attribution import TimeAttribution, split
+from paceenv.diagnosis.attribution import TimeAttribution
 from paceenv.diagnosis.causes import Cause, name_causes
 from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.dependency_graph import Graph, build_graph
@@ -102,7 +102,7 @@ def _diagnose_kind(matrix: OperationMatrix, arrivals: Arrivals, of: str = "") ->
     bare_s, doubt = None, ""
     slowdown = max(replayed_s / ideal_s, 1.0) if ideal_s > 0.0 else 1.0
     if not (few or refused):
-        parts = split(matrix, graph, own_NT)
+        parts = TimeAttribution(matrix, graph, own_NT)
         causes = name_causes(matrix, parts)
         refused = self_check.why_no_sum(parts) or ("" if causes else self_check.why_not_healthy(slowdown))
     if not (few or refused):
