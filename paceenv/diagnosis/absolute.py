@@ -49,10 +49,7 @@ class AbsoluteCheck:
 
 
 def check_flops(flops_per_step: float | None, peak_flops: float | None, ranks: int, step_s: float) -> AbsoluteCheck:
-    """The share of the devices' peak that the job uses (MFU).
-
-    Raises InputError: one of the two is missing or not positive, or they give more than the peak.
-    """
+    """The share of the devices' peak that the job uses (MFU)."""
     for name, value in (("--flops-per-step", flops_per_step), ("--peak-flops", peak_flops)):
         if value is None:
             raise InputError(f"{name} is missing; allowed: --flops-per-step and --peak-flops together")

@@ -33,21 +33,14 @@ UNDETERMINED: Final = "cannot be determined"
 
 
 def diagnose(trace: Trace, *, job: str | None = None) -> Diagnosis:
-    """Diagnose one job of a trace.
-
-    Raises InputError: the trace holds several jobs and none is named, or no such job.
-    """
+    """Diagnose one job of a trace."""
     matrix, note = on_one_clock(read_matrix(trace, job=job))
     found = with_agent(diagnose_matrix(matrix), trace.metadata.job)
     return replace(found, notes=(note, *found.notes)) if note else found
 
 
 def with_agent(found: Diagnosis, job: Mapping[str, Any]) -> Diagnosis:
-    """The diagnosis of a live job's trace, led by what the job's own agent says of late ranks.
-
-    Args:
-        job: of the trace's metadata; the diagnosis is returned as it is where no agent wrote into it.
-    """
+    """The diagnosis of a live job's trace, led by what the job's own agent says of late ranks."""
     agent = job.get("agent")
     if not isinstance(agent, Mapping) or not isinstance(agent.get("text"), str):
         return found

@@ -102,12 +102,7 @@ def own_work(matrix: OperationMatrix, own_NT: Array | None = None) -> Array:
 def find_lateness(
     matrix: OperationMatrix, *, hosts: Mapping[int, Hashable] | None = None, own_contains_waiting: str = ""
 ) -> LatenessOverTime:
-    """Watch a trace from its first step to its last.
-
-    Args:
-        hosts: of the ranks, where they are known.
-        own_contains_waiting: why nothing can be said; "" where the rows of own work are that.
-    """
+    """Watch a trace from its first step to its last."""
     stage_R = np.zeros(len(matrix.ranks), np.int64)
     stage_R[matrix.rank_N] = matrix.stage_N
     alike = [np.flatnonzero(stage_R == stage).tolist() for stage in np.unique(stage_R)]

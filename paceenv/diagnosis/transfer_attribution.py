@@ -218,11 +218,7 @@ class _Contended:
 
 
 def _contend(arrival_KT: Array, classes: list[TransferClass], partners: list[Partner | None]) -> list[_Contended]:
-    """What costs the classes of a chain time on their links, where that explains how long they take.
-
-    Args:
-        partners: the job's own reductions beside each class; no shared uplink is looked for where there is one.
-    """
+    """What costs the classes of a chain time on their links, where that explains how long they take."""
     if any(partners):
         return [
             _Contended(False, np.ones_like(found.left_KT))

@@ -41,12 +41,7 @@ _SHOWN: Final = (
 
 
 def print_answer(found: Answer, verdict: Verdict | None, activity: Sequence[RankActivity], name: str) -> None:
-    """Print all that was found.
-
-    Args:
-        verdict: None where there is no trace.
-        activity: where each rank's time went by step, of profiles.
-    """
+    """Print all that was found."""
     for hang in found.hangs:
         _print_hang(hang)
     if found.ended:

@@ -50,17 +50,7 @@ def conclude_answer(
     flops: tuple[float | None, float | None] = (None, None),
     on_done: Callable[[int], None] = lambda done: None,
 ) -> Conclusion:
-    """Fit, simulate, check, conclude.
-
-    Args:
-        answer: of a trace.
-        job: which job, where the trace holds several.
-        policies: to simulate; without any no cluster is fitted either.
-        flops: operations of a step of the whole job, and a device's peak a second, as far as the user says.
-
-    Raises:
-        InputError: flops that cannot be.
-    """
+    """Fit, simulate, check, conclude."""
     diagnosis, matrix, trace = answer.diagnosis, answer.matrix, inputs.require_trace()
     assert diagnosis is not None, "there is a trace"
     assert matrix is not None, "there is a trace"

@@ -97,11 +97,7 @@ class Fitted:
 
 
 def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = frozenset()) -> Fitted | str:
-    """The cluster of a trace, or why there is none.
-
-    Args:
-        job: which job, where the trace holds several.
-    """
+    """The cluster of a trace, or why there is none."""
     stages = set(trace.metadata.of_ranks("stage", 0).values())
     if len(stages) > 1:
         return f"the job has {len(stages)} pipeline stages, and the simulator only knows jobs without"

@@ -117,11 +117,7 @@ def _shown_ranks(matrix: OperationMatrix, slowdown_of: dict[int, float]) -> Inte
 
 
 def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], slowdown_of: dict[int, float]) -> Picture:
-    """What some ranks did in a usual step and in the worst one, on the same scale.
-
-    Args:
-        slowdown_of: by data-parallel rank, for the choice of those to show.
-    """
+    """What some ranks did in a usual step and in the worst one, on the same scale."""
     at_R, steps = _shown_ranks(matrix, slowdown_of), usual_and_worst(matrix)
     longest_s = float(matrix.step_s_T[list(steps)].max())
     unit, height = Unit.of(longest_s), 0.6 + 0.21 * len(at_R)

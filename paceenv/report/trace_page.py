@@ -199,14 +199,7 @@ def _number(value: float | None) -> str:
 
 
 def make_report(inputs: Inputs, files: Sequence[Path], policies: Sequence[str], job: str | None) -> Report:
-    """Diagnose, draw and predict.
-
-    Args:
-        job: which job, where the trace holds several.
-
-    Raises:
-        InputError: there is no such trace, or its steps take no time.
-    """
+    """Diagnose, draw and predict."""
     inputs.require_trace()
     with output.progress("diagnose, draw, simulate", 4 + len(policies)) as done:
         answer = find_answer(replace(inputs, dumps=(), inspected=(), steps=()), job)

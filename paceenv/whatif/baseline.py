@@ -230,11 +230,7 @@ class Baseline:
 
 
 def of_config(name: str, settings: Sequence[str] = ()) -> Baseline:
-    """The job of a cluster config, by file or by name.
-
-    Args:
-        settings: changes, each as ``KEY=VALUE``.
-    """
+    """The job of a cluster config, by file or by name."""
     cluster = load_cluster(name).changed(list(settings), name)
     measured = cluster.calibration.get("measured", {})
     if "step_mean_s" not in measured:
@@ -249,14 +245,7 @@ def of_config(name: str, settings: Sequence[str] = ()) -> Baseline:
 
 
 def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Baseline:
-    """The job of a trace, calibrated.
-
-    Args:
-        base: cluster config that gives what the trace does not identify; None: nothing is known beforehand.
-
-    Raises:
-        InputError: where no cluster can be fitted to the trace.
-    """
+    """The job of a trace, calibrated."""
     stages = len(set(trace.metadata.of_ranks("stage", 0).values()))
     if stages > 1:
         raise InputError(

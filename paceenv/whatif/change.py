@@ -81,17 +81,7 @@ def combinations(
     pacing: Sequence[str],
     settings: Sequence[str],
 ) -> list[Change]:
-    """Every combination of what the options name, one row each; ``settings`` are applied to every row.
-
-    Args:
-        nodes: node counts with commas between; None: as today.
-        oversubscription: ratios with commas between; None: as today.
-        removed: ranks to take out: ``0,3`` is one row each, ``0+3`` both in one row, ``slow`` a config's slow ranks.
-        pacing: policies; none means without pacing.
-
-    Raises:
-        InputError: for an invalid list, for nothing to change, and for more than MAX_ROWS combinations.
-    """
+    """Every combination of what the options name, one row each; ``settings`` are applied to every row."""
     sizes = _listed("--nodes", nodes, _size, "numbers of at least 1, with commas between")
     ratios = _listed("--oversubscription", oversubscription, _ratio, "positive numbers, with commas between")
     ranks = "ranks, one row each (0,3), or together (0+3), or slow"
@@ -152,12 +142,6 @@ def apply(change: Change, cluster: Cluster, slow: Collection[int] | None) -> Clu
 
     A job of one process group keeps one. Several groups keep their size and become more, except those of a program
     that grow. Every rank keeps its batch.
-
-    Args:
-        slow: ranks known to be slow; None where every run draws which ones are.
-
-    Raises:
-        InputError: for a cluster that cannot exist.
     """
     job, where = cluster.job, f"{cluster.name}, {change.label}"
     slow_gone, gone = _counted(change.removed, cluster, slow, "--remove-rank")

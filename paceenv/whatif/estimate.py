@@ -32,9 +32,6 @@ def widened(interval: Interval, ends: Collection[Ends], *, by_factors: bool) -> 
     """An interval that also holds what one size leaves open.
 
     Ends are not errors: the truth may be at one end of each unknown, so the ends add up.
-
-    Args:
-        by_factors: whether ``ends`` are differences of logarithms.
     """
     if not ends or not interval.is_bounded:
         return interval
@@ -86,10 +83,6 @@ def of_steps(statistic: Callable[[Array], Array], steps: int, *, positive: bool 
     """A statistic of a trace's steps, with the interval for its value over many more such steps.
 
     Delete-one-block jackknife over consecutive steps, so correlation from step to step counts.
-
-    Args:
-        statistic: takes weights ``(..., T)`` that sum to 1 and returns ``(...)``; :func:`mean`, :func:`cv`, or made of
-            them.
     """
     value = float(statistic(np.full(steps, 1.0 / steps)))
     if steps < MIN_STEPS:

@@ -59,11 +59,7 @@ class RankScenario:
         return {int(self.matrix.dp_rank_N[self._nodes_of(rank)[0]]) for rank in ranks}
 
     def steps(self, replaced: Collection[int] = (), removed: Collection[int] = (), *, seed: int = 0) -> Array:
-        """Step times ``(T,)`` in seconds with some ranks replaced and others removed.
-
-        Raises:
-            InputError: the trace lacks a rank, a replaced rank has no peer, or fewer than two data-parallel ranks stay.
-        """
+        """Step times ``(T,)`` in seconds with some ranks replaced and others removed."""
         own_NT = self.own_NT
         if replaced:
             own_NT = self._like_peers(own_NT, replaced, seed)
@@ -130,14 +126,7 @@ def _only(matrix: OperationMatrix, kept: Integers) -> OperationMatrix:
 
 
 def predict(scenario: RankScenario, source: str, changes: Sequence[Change]) -> Prediction:
-    """Today's steps as measured, and the steps after every change, from the trace's own operations.
-
-    Args:
-        changes: rows of the answer; only ranks may change.
-
-    Raises:
-        InputError: for a question that the trace cannot answer.
-    """
+    """Today's steps as measured, and the steps after every change, from the trace's own operations."""
     today_s_T = scenario.matrix.step_s_T
     rows = [_row(scenario, change, today_s_T) for change in changes]
     open_ = ["energy: a trace has no power figures"]

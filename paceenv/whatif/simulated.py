@@ -76,15 +76,7 @@ def predict(
     clusters: Sequence[Cluster] | None = None,
     on_done: Callable[[float], None] = lambda done: None,
 ) -> Prediction:
-    """Simulate the job as it is and after every change.
-
-    Args:
-        seeds: runs of each row, shared out over the drawn clusters; at least MIN_SEEDS of each.
-        clusters: the result of :func:`drawn` if it is known already.
-
-    Raises:
-        InputError: for an impossible change, before anything is simulated.
-    """
+    """Simulate the job as it is and after every change."""
     check(baseline, changes)
     known = drawn(baseline, first_seed) if clusters is None else clusters
     per_draw = max(math.ceil(seeds / len(known)), MIN_SEEDS)
