@@ -185,7 +185,7 @@ def test_another_job_that_no_cluster_has_is_said_to_be_left_out(fitted_to: Calla
     assert fitted.doubt == ""
     seen = dataclasses.replace(fitted, causes=frozenset({TENANT}))
     assert seen.tenants is None
-    assert "leave it out" in seen.doubt
+    assert "lacks the other job" in seen.doubt
     captions = [policies_caption(one) for one in (fitted, seen)]
     assert ["shows no other job" in caption for caption in captions] == [True, False]
 

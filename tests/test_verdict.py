@@ -179,7 +179,7 @@ def test_a_simulated_job_has_one_verdict(suite: str, tmp_path: Path) -> None:
     conclusion = conclude_answer(answer, inputs, "run")
     gains = () if isinstance(conclusion.policies, str) else tuple((p.policy, p.gain) for p in conclusion.policies)
     why = conclusion.policies if isinstance(conclusion.policies, str) else ""
-    doubt = "" if isinstance(conclusion.fitted, str) else conclusion.fitted.short_doubt
+    doubt = "" if isinstance(conclusion.fitted, str) else conclusion.fitted.doubt
     assert answer.diagnosis is not None
     check(answer.diagnosis, Pacing(gains, why, doubt), conclusion.verdict)
     for one in conclusion.policies if gains else ():

@@ -106,5 +106,5 @@ def _say(report: Report, out: Path) -> None:
     if isinstance(fitted, str):
         output.say(f"not predicted: {fitted}")
     elif fitted.doubt:
-        output.say(fitted.doubt)
+        output.say(sentence(fitted.doubt))
     output.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")

@@ -66,7 +66,7 @@ def conclude_answer(
     if isinstance(paced, str) or isinstance(fitted, str):
         pacing = Pacing(why_not=str(paced))
     else:
-        pacing = Pacing(tuple((one.policy, one.gain) for one in paced), doubt=fitted.short_doubt)
+        pacing = Pacing(tuple((one.policy, one.gain) for one in paced), doubt=fitted.doubt)
     return Conclusion(conclude(diagnosis, pacing, checks), fitted, paced, tuple(checks))
 
 

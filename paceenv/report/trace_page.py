@@ -144,7 +144,9 @@ class Report:
         rows = [
             (p.key, *(_number(x) for x in (p.value, p.lo, p.hi)), p.evidence) for p in fit.parameters if p.is_identified
         ]
-        parts = [html_page.heading("The fitted cluster"), html_page.paragraph(said), html_page.paragraph(fitted.doubt)]
+        parts = [html_page.heading("The fitted cluster"), html_page.paragraph(said)]
+        if fitted.doubt:
+            parts.append(html_page.paragraph(f"{sentence(fitted.doubt)} Read the predictions below as a sketch."))
         parts.append(html_page.numbers("parameters", ("parameter", "value", "95 % low", "high", "evidence"), rows))
         open_ = [(p.key, _number(p.value), p.reason) for p in fit.parameters if not p.is_identified]
         if open_:
