@@ -87,11 +87,7 @@ def test_replacing_the_slow_worker_of_a_production_trace_gives_back_what_it_cost
     scenario, diagnosis = RankScenario(cells), diagnose_matrix(cells)
     saved_s = cells.step_s_T.mean() - scenario.steps(replaced=[0]).mean()
     (slow,) = [cause for cause in diagnosis.causes if cause.cause == names.SLOW_RANK]
-    # one against an ideal that has the slow worker in its mean, one shared with other causes (Shapley): neither is the
-    # same question, and both are near
-    alone_s = (diagnosis.attribution.worker[0] - 1.0) * diagnosis.ideal_step_time_s
-    assert saved_s == pytest.approx(slow.lost_s, rel=0.03)
-    assert saved_s == pytest.approx(alone_s, rel=0.03)
+    assert saved_s == pytest.approx(slow.lost_s, rel=0.03), "shared with other causes (Shapley), and yet near"
     assert scenario.steps(removed=[0]).mean() == pytest.approx(scenario.steps(replaced=[0]).mean(), rel=0.01)
     assert scenario.steps(replaced=[4]).mean() == pytest.approx(cells.step_s_T.mean(), rel=1e-3)
 

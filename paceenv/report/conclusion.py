@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceenv.core.errors import needs
-from paceenv.diagnosis.absolute import AbsoluteCheck, check_flops, check_links
+from paceenv.diagnosis.absolute import AbsoluteCheck, check_links
 from paceenv.diagnosis.answer import Answer
 from paceenv.diagnosis.verdict import Pacing, Verdict, conclude
 from paceenv.importers.inputs import Inputs
@@ -47,7 +47,6 @@ def conclude_answer(
     job: str | None = None,
     *,
     policies: Sequence[str] = POLICIES,
-    flops: tuple[float | None, float | None] = (None, None),
     on_done: Callable[[int], None] = lambda done: None,
 ) -> Conclusion:
     """Fit, simulate, check, conclude."""
@@ -55,8 +54,6 @@ def conclude_answer(
     assert diagnosis is not None, "there is a trace"
     assert matrix is not None, "there is a trace"
     checks = check_links(matrix, inputs.tables)
-    if flops != (None, None):
-        checks.insert(0, check_flops(*flops, len(matrix.ranks), diagnosis.step_time_s))
     fitted: Fitted | str = NOT_ASKED
     if policies:
         from paceenv.report.fitted import fit  # the simulator, which a hang or a log does not need
