@@ -31,7 +31,6 @@ from paceenv.report.rank_pictures import (
     lateness,
     spans,
     timeline,
-    usual_and_worst,
 )  # fmt: skip
 from paceenv.report.trace_page import policies_caption
 from paceenv.sim.cluster import load_cluster
@@ -118,13 +117,6 @@ def test_a_job_of_1000_ranks_and_2000_steps_stays_small() -> None:
     lines = timeline(few, spans(few, build_graph(few)), dict.fromkeys(range(1000), 1.0))
     assert "16 of 1000 ranks" in lines.caption
     assert len(lines.html()) < 5e5
-
-
-def test_the_usual_step_is_usual_and_the_worst_the_worst() -> None:
-    compute_TR = np.tile([1.0, 1.0, 1.0], (21, 1))
-    compute_TR[:, 0] += np.linspace(0.0, 0.2, 21)
-    compute_TR[4, 0] = 5.0
-    assert usual_and_worst(read_matrix(job_of(compute_TR))) == (11, 4)
 
 
 def test_labels_are_never_formulas() -> None:

@@ -165,10 +165,9 @@ def test_delays_from_some_step_on_have_no_interval() -> None:
     assert measure_pacing(read_matrix(paced_job(0.1, 0, steps=50, every=40))) is None, "10 steps with delays"
 
 
-@pytest.mark.parametrize("suite", ["nulls", pytest.param("slack", marks=pytest.mark.slow)])
-def test_a_simulated_job_has_one_verdict(suite: str, tmp_path: Path) -> None:
+def test_a_simulated_job_has_one_verdict(tmp_path: Path) -> None:
     """The smallest cluster of a suite, recorded, diagnosed, fitted and simulated: claims and numbers agree."""
-    cluster = min((case.load() for case in load_suite(suite).cases), key=lambda one: (one.ranks, one.name))
+    cluster = min((case.load() for case in load_suite("nulls").cases), key=lambda one: (one.ranks, one.name))
     config, path = tmp_path / "cluster.yaml", tmp_path / "run.parquet"
     config.write_text(json.dumps(cluster.model_dump(mode="json", exclude_defaults=True)))
     run = ["simulate", str(config), "-i", "60", "--seeds", "1", "--trace", str(path)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.whatif.baseline import Baseline, of_config, of_trace
 from paceenv.whatif.change import MAX_ROWS, SLOW, Change, apply, combinations
-from paceenv.whatif.estimate import cv, mean, of_runs, of_steps
+from paceenv.whatif.estimate import mean, of_runs, of_steps
 from paceenv.whatif.replayed import RankScenario
 from paceenv.whatif.scenarios import longest_round_us, with_rounds
 from paceenv.whatif.simulated import predict
@@ -104,11 +103,8 @@ def test_combinations_are_rows() -> None:
     ("options", "said"),
     [
         ({}, "nothing to change"),
-        ({"pacing": ["passive"]}, "nothing to change"),
         ({"nodes": "4,,8"}, "--nodes = '4,,8'; allowed: numbers of at least 1"),
-        ({"nodes": "0"}, "allowed: numbers of at least 1"),
         ({"oversubscription": "-1"}, "allowed: positive numbers"),
-        ({"oversubscription": "nan"}, "allowed: positive numbers"),
         ({"removed": "x"}, "allowed: ranks, one row each"),
         ({"removed": "2", "replaced": "2"}, "the same rank taken out and replaced"),
         ({"nodes": ",".join(map(str, range(1, MAX_ROWS + 2)))}, f"at most {MAX_ROWS}"),
@@ -202,13 +198,6 @@ def test_a_trace_predicts_more_nodes_and_a_job_without_its_slow_rank(one_group: 
     assert answer.today.throughput.value == pytest.approx(8 / answer.today.step_s.value, rel=0.01)
 
 
-def test_one_group_does_not_limit_itself_on_an_uplink_nobody_saw(one_group: tuple[Cluster, Baseline]) -> None:
-    """Whatever the calibration assumes of it: the collective of 256 nodes is hardly longer than that of 8."""
-    truth, baseline = one_group
-    found = mean_step_s(apply(Change(nodes=256), baseline.cluster, baseline.slow), seeds=2)
-    assert found == pytest.approx(mean_step_s(truth.with_nodes(256), seeds=2), rel=0.02)
-
-
 def test_questions_that_hang_on_a_guess_are_refused(one_group: tuple[Cluster, Baseline]) -> None:
     _, baseline = one_group
     with pytest.raises(InputError, match="one group has no rank 9; allowed: 0 to 7"):
@@ -252,10 +241,9 @@ def test_a_lone_group_has_ends_of_an_oversubscription(one_group: tuple[Cluster, 
     assert not [u for u in known.unknowns(Change(oversubscription=2.0)) if u.name == "round of messages"]
 
 
-@pytest.mark.parametrize("name", ["unequal-slack", "incast-deep"])
-def test_rounds_of_another_length_leave_the_job_as_it_was_traced(name: str) -> None:
+def test_rounds_of_another_length_leave_the_job_as_it_was_traced() -> None:
     """What a round takes more the payload takes less: as a calibration finds that was told so."""
-    trace = recorded(load_cluster(name).changed(["fabric.latency_us=100"]), 0, 200)
+    trace = recorded(load_cluster("unequal-slack").changed(["fabric.latency_us=100"]), 0, 200)
     fit = fit_trace(trace, program=False)
     round_us = 300.0
     found = with_rounds(fit.cluster, round_us)
@@ -300,15 +288,6 @@ def test_intervals_hold_what_they_promise() -> None:
         inside[n] = runs.low < one_more < runs.high, steps.low < 1.0 < steps.high
     assert (inside.mean(axis=0) > 0.9).all()
     assert (inside.mean(axis=0) < 0.985).all()
-
-
-def test_a_cv_of_steps_has_no_negative_end() -> None:
-    steps_T = np.ones(64)
-    steps_T[7] = 3.0
-    found = of_steps(cv(steps_T), 64, positive=True)
-    assert found.value == pytest.approx(steps_T.std() / steps_T.mean())
-    assert 0.0 == found.low < found.value < found.high < 5.0 * found.value
-    assert math.isnan(of_steps(mean(steps_T[:5]), 5).low), "too few steps for an interval"
 
 
 # --- the command ---------------------------------------------------------------------------------------------------
