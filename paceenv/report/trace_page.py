@@ -27,20 +27,15 @@ from paceenv.whatif.predictions import Prediction
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a page shows. A missing cluster, sizes or policies are replaced by the reason, in words.
-
-    Attributes:
-        lateness: when which rank turned late, and what the hosts of late ranks did, in sentences.
-        activity: columns and rows of where a step's time went on each device.
-    """
+    """Everything that a page shows. A missing cluster, sizes or policies are replaced by the reason, in words."""
 
     files: Sequence[Path]
     notes: Sequence[str]
     matrix: OperationMatrix
     diagnosis: Diagnosis
     conclusion: Conclusion
-    lateness: Sequence[str]
-    activity: tuple[list[str], list[list[str]]] | None
+    lateness: Sequence[str]  # when which rank turned late, and what the hosts of late ranks did, in sentences
+    activity: tuple[list[str], list[list[str]]] | None  # columns and rows of where a step's time went on each device
     pictures: Sequence[Picture]
     sizes: Prediction | str
 

@@ -59,28 +59,19 @@ class Baseline:
     """A job as it is today.
 
     Attributes:
-        source: its name, for messages.
-        cluster: the cluster it is simulated on.
-        slow: ranks known to be slow; None where every run draws which ones are.
-        ranks: numbers of the ranks.
         parameters: those of a calibration from a trace; empty where the cluster has another origin.
-        measured: steps of the trace; None where nothing was measured.
-        knows_leaves: whether the calibration knew on which leaf each node is.
-        is_trace: whether it comes from a trace.
-        fit: the fit of a trace.
-        notes: assumptions, in words.
     """
 
-    source: str
-    cluster: Cluster
-    slow: frozenset[int] | None
-    ranks: tuple[int, ...]
+    source: str  # its name, for messages
+    cluster: Cluster  # the cluster it is simulated on
+    slow: frozenset[int] | None  # ranks known to be slow; None where every run draws which ones are
+    ranks: tuple[int, ...]  # numbers of the ranks
     parameters: tuple[Parameter, ...] = ()
-    measured: Measured | None = None
-    knows_leaves: bool = True
-    is_trace: bool = False
-    fit: JobFit | None = None
-    notes: tuple[str, ...] = ()
+    measured: Measured | None = None  # steps of the trace; None where nothing was measured
+    knows_leaves: bool = True  # whether the calibration knew on which leaf each node is
+    is_trace: bool = False  # whether it comes from a trace
+    fit: JobFit | None = None  # the fit of a trace
+    notes: tuple[str, ...] = ()  # assumptions, in words
 
     @property
     def counts_batches(self) -> bool:

@@ -76,30 +76,20 @@ class Prediction:
     """The answer to a what-if question.
 
     Attributes:
-        source: name of the config or trace.
-        basis: ``simulator`` or ``replay``.
-        method: the same in words.
-        unit: what throughput counts.
-        today: the job as it is.
-        changed: the changed jobs.
-        assumes: what the numbers take for granted.
-        cannot_tell: what they leave open outside of the intervals.
         left_open: what the intervals hold besides: between which ends, and which measurement would identify it.
-        measured_step_s: mean step of the trace.
-        measured_cv: coefficient of variation of the trace's steps.
     """
 
-    source: str
-    basis: str
-    method: str
-    unit: str
-    today: Case
-    changed: Sequence[Row]
-    assumes: Sequence[str]
-    cannot_tell: Sequence[str]
+    source: str  # name of the config or trace
+    basis: str  # ``simulator`` or ``replay``
+    method: str  # the same in words
+    unit: str  # what throughput counts
+    today: Case  # the job as it is
+    changed: Sequence[Row]  # the changed jobs
+    assumes: Sequence[str]  # what the numbers take for granted
+    cannot_tell: Sequence[str]  # what they leave open outside of the intervals
     left_open: Sequence[str] = ()
-    measured_step_s: Interval | None = None
-    measured_cv: Interval | None = None
+    measured_step_s: Interval | None = None  # mean step of the trace
+    measured_cv: Interval | None = None  # coefficient of variation of the trace's steps
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as ``paceenv whatif --json`` prints it."""
