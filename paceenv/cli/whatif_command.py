@@ -42,9 +42,7 @@ def whatif(
     ] = None,
     remove_rank: Annotated[
         str | None,
-        typer.Option(
-            help="Remove this rank from the job: 0; 0,3: one row each; 0+3: both; slow: a config's slow ranks."
-        ),
+        typer.Option(help="Remove this rank from the job: 0; 0,3: one row each; 0+3: both."),
     ] = None,
     replace_rank: Annotated[
         str | None, typer.Option(help="Replace this rank by one like its peers; same spelling.")

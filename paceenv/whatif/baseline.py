@@ -22,7 +22,7 @@ from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace
 from paceenv.diagnosis.clocks import trace_on_one_clock
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.whatif.change import SLOW, Change
+from paceenv.whatif.change import Change
 from paceenv.whatif.estimate import cv, mean, of_steps
 from paceenv.whatif.scenarios import (
     GROWTH,
@@ -86,7 +86,7 @@ class Baseline:
             guessed["fabric.nodes_per_leaf"] = "where nodes sit; assumed to be each on a leaf of its own"
         for change in changes:
             for ranks in (change.removed, change.replaced):
-                unknown = [] if ranks == SLOW else sorted(set(ranks) - set(self.ranks))
+                unknown = sorted(set(ranks) - set(self.ranks))
                 if unknown:
                     raise InputError(
                         f"{change.label}: {self.source} has no rank {unknown[0]}; allowed: {_shown(self.ranks)}"
@@ -172,7 +172,7 @@ class Baseline:
                 "limits it now, or only the NICs do, with all traffic across leaves"
             )
         if self.slow:
-            like = sorted({r for c in changes for r in (*c.removed, *c.replaced) if isinstance(r, int)} - self.slow)
+            like = sorted({r for c in changes for r in (*c.removed, *c.replaced)} - self.slow)
             slow = ", ".join(map(str, sorted(self.slow)))
             lines += [f"rank {r} is a rank like the others; persistently slow: rank {slow}" for r in like]
         return lines

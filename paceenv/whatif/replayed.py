@@ -21,7 +21,7 @@ from paceenv.core.errors import InputError, out_of_range
 from paceenv.diagnosis.dependency_graph import Graph, build_graph
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.replay import own_durations, replay
-from paceenv.whatif.change import SLOW, Change
+from paceenv.whatif.change import Change
 from paceenv.whatif.estimate import MIN_STEPS, cv, mean, of_steps
 from paceenv.whatif.predictions import Case, Differences, Prediction, Row
 
@@ -148,13 +148,8 @@ def predict(scenario: RankScenario, source: str, changes: Sequence[Change]) -> P
 
 
 def _row(scenario: RankScenario, change: Change, today_s_T: Array) -> Row:
-    if SLOW in (change.removed, change.replaced):
-        raise InputError(
-            "slow: a replay needs numbers of ranks; allowed: numbers, and paceenv diagnose names the slow ranks"
-        )
-    removed, replaced = (tuple(ranks) for ranks in (change.removed, change.replaced) if not isinstance(ranks, str))
-    changed_s_T = scenario.steps(replaced, removed)
-    left = scenario.replicas - len(scenario.replicas_of(removed))
+    changed_s_T = scenario.steps(change.replaced, change.removed)
+    left = scenario.replicas - len(scenario.replicas_of(change.removed))
     after_s, before_s = mean(changed_s_T), mean(today_s_T)
     after_cv, before_cv = cv(changed_s_T), cv(today_s_T)
     T = len(today_s_T)
