@@ -89,7 +89,8 @@ def activity_table(activity: Sequence[RankActivity], late: Sequence[LateHost]) -
 
 def slowdown_tables(found: Diagnosis) -> list[tuple[str, tuple[str, str], list[tuple[str, str]]]]:
     """Title, columns and rows of the largest slowdowns by rank, stage and operation."""
-    a, tables = found.attribution, []
+    a = found.attribution
+    tables: list[tuple[str, tuple[str, str], list[tuple[str, str]]]] = []
     for what, values in (("rank", a.rank), ("stage", a.stage), ("operation", a.operation)) if a is not None else ():
         if len(values) > 1:
             worst = sorted(values.items(), key=lambda item: -item[1])[:_MOST_SLOWDOWNS]
