@@ -85,7 +85,6 @@ def test_simulate_on_either_engine_is_the_same_run(capsys: pytest.CaptureFixture
         (["simulate", "no/such/file.yaml"], "no such file"),
         (["simulate", "null-jitter", "--set", "noise.jiter_cv=0.1"], "did you mean jitter_cv"),
         (["simulate", "null-jitter", "--nodes", "0"], "--nodes"),
-        (["whatif", "null-jitter", "--nodes", "4", "--plot", "no/such/curve.png"], "folder does not exist"),
         (["simulate", "null-jitter", "--iterations", "-3"], "--help"),
         (["simulate", "null-jitter", "--policy", "pasive"], "did you mean passive"),
         (["simulate", "null-jitter", "--iterations", "1000000000", "--seeds", "1000"], "at most"),
@@ -197,7 +196,7 @@ def test_evaluate_tells_files_of_one_name_apart_and_names_its_command(
 def test_options_that_a_log_cannot_use_are_refused(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("".join(f"iter {i}: loss 3.0, time {100 + i % 7}.00ms\n" for i in range(100)))
-    for option, value in (("--chrome-trace", str(tmp_path / "r.json")), ("--policy", "paper"), ("--job", "mine")):
+    for option, value in (("--policy", "paper"), ("--job", "mine")):
         with pytest.raises(InputError, match=f"{option} .*: .*log.txt holds step times alone; allowed: with a trace"):
             application.run(["report", str(log), "-o", str(tmp_path / "page.html"), option, value])
     for option, value in (("--stage", "2"), ("--probe", str(log))):

@@ -45,17 +45,6 @@ def test_a_rank_that_stops_is_named_with_what_it_did_last(tmp_path: Path, how: d
         assert last.frames == ("step__all_gather_base at /job/train.py:12",)
 
 
-def test_ranks_that_wait_for_a_waiting_rank_are_victims(tmp_path: Path) -> None:
-    job = parallel(tensor=2, pipeline=3, data=2, batches=3, host_stops={5: 20})
-    found = seen(job, tmp_path, only_active=True)
-    assert found.stopped == (5,)
-    assert set(found.waits) == set(range(12)) - {5}
-    assert all(ends == (5,) for ends in found.ends().values())
-    assert any(5 not in wait.absent + wait.busy for wait in found.waits.values()), (
-        "some wait for others who wait for it"
-    )
-
-
 def test_a_rank_without_a_dump(tmp_path: Path) -> None:
     found = seen(data_parallel(4, host_stops={1: 3}), tmp_path, without=(1,))
     assert found.stopped == ()
@@ -259,13 +248,8 @@ def test_dumps_that_show_steps_and_a_hang_give_both(tmp_path: Path, capsys: pyte
     for rank in range(2):
         dump = dump_of(rank, 0.015 * rank)
         if rank == 0:
-            last = {
-                "record_id": 99,
-                "collective_seq_id": 99,
-                "state": "scheduled",
-                "time_discovered_completed_ns": None,
-            }
-            dump["entries"].append(dump["entries"][0] | last)
+            last = {"record_id": 99, "collective_seq_id": 99, "time_discovered_completed_ns": None}
+            dump["entries"].append(dump["entries"][0] | last | {"state": "scheduled"})
         (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump, 2))
     assert application.run(["diagnose", str(tmp_path), "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -283,18 +267,10 @@ def test_real_incidents(capsys: pytest.CaptureFixture[str]) -> None:
         answer = answers[log.parent.name]
         assert {*answer["stopped"], *map(int, answer["never_saw_ends"])} == faulty
         assert answer["stopped"]
+        if log.parent.name in {"gpu_error_1st", "lock_gil_2nd"}:
+            assert answer["suspects"] == sorted(faulty)
+            assert ", ".join(map(str, sorted(faulty))) in answer["verdict"].partition(";")[0], "in the first words"
         assert sum(len(wait["ranks"]) for wait in answer["waits"]) == 16 - len(answer["stopped"])
-
-
-@pytest.mark.skipif(not REAL.is_dir(), reason="the data folder is not here")
-@pytest.mark.parametrize("incident", ["gpu_error_1st", "lock_gil_2nd"])
-def test_real_incidents_have_their_faulty_ranks_as_suspects(incident: str) -> None:
-    """The first two words of the answer have all of them, whoever stopped first."""
-    faulty = re.findall(r"^Rank (\d+)", (REAL / incident / "fault_injection.log").read_text(), re.MULTILINE)
-    (found,) = find_hangs(read_inputs([REAL / incident]).dumps)
-    assert found.suspects == tuple(sorted(map(int, faulty)))
-    assert ", ".join(map(str, found.suspects)) in found.verdict.partition(";")[0]
-    assert found.to_json()["suspects"] == list(found.suspects)
 
 
 def why_refused(path: Path) -> str:
@@ -317,14 +293,8 @@ _ODD = st.sampled_from([None, -1, 1 << 70, "x", [], {}, [[]], ["x"], {"a": 1}, 1
 @given(data=st.data(), as_json=st.booleans())
 def test_whatever_values_a_dump_has_it_is_read_or_refused(tmp_path: Path, data: st.DataObject, as_json: bool) -> None:
     dump = data_parallel(2, steps=1, host_stops={1: 1}).run().dump(0)
-    places = [
-        dump,
-        *dump["entries"],
-        dump["pg_config"],
-        dump["pg_config"]["0"],
-        dump["pg_status"],
-        dump["pg_status"]["0"],
-    ]
+    of_groups = [part for key in ("pg_config", "pg_status") for part in (dump[key], dump[key]["0"])]
+    places = [dump, *dump["entries"], *of_groups]
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.sampled_from(places))
         place[data.draw(st.sampled_from(sorted(place)))] = data.draw(_ODD.filter(lambda v: not (as_json and v == b"x")))

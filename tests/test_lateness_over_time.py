@@ -46,12 +46,11 @@ def test_a_rank_that_turned_late_is_told_with_step_amount_and_delay() -> None:
     assert abs(team.since - 120) <= 1
     assert team.until is None
     assert team.late_s == pytest.approx(0.06, abs=0.005)
-    named = team.since + team.named_after_steps
-    assert 4 <= team.named_after_steps <= 12
-    assert team.named_after_s == pytest.approx(matrix.step_s_T[team.since : named].sum())
     [line] = found.text()
     assert re.match(rf"rank 5 is late by (5[5-9]|6\d)[.\d]* ms since iteration {team.since}, 2\d% of the step", line)
-    assert f"named after {team.named_after_steps} steps" in line
+    said = re.search(r"named after (\d+) steps", line)
+    assert said is not None
+    assert 4 <= int(said[1]) <= 12
     json.dumps(found.to_json(), allow_nan=False)
 
 

@@ -19,8 +19,8 @@ from paceenv.core.trace import TraceMetadata, write_trace
 
 NARROW = 390
 KINDS = ("report", "log")
-OF_TRACE = ["Where the time goes", "Slowdown by rank, stage and operation", "Timeline of ranks", "Arrival skew"]
-OF_TRACE += ["Step time, step by step", "Step times: spread and memory"]
+OF_TRACE = ["Where the time goes", "Timeline of ranks", "Arrival skew", "Step time, step by step"]
+OF_TRACE += ["Distribution of step times"]
 OF_LOG = ["Step times", "Distribution"]
 EVIL = "<script>alert(1)</script>"
 EVIL_OP = "<img src=x onerror=alert(2)> $\\frac{1}{0}$"

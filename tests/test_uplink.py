@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from traced_jobs import trace_of_rows
 
 from paceenv.calibration.link_replay import share_uplink
-from paceenv.core.trace import Trace, TraceMetadata
+from paceenv.core.trace import Trace
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import diagnose_matrix
@@ -70,9 +71,9 @@ def test_groups_that_do_not_feel_each_other_are_not_said_to() -> None:
     assert not any(told)
 
 
-@pytest.mark.parametrize("cap", [0.6])
-def test_buckets_one_after_the_other_are_one_payload(cap: float) -> None:
+def test_buckets_one_after_the_other_are_one_payload() -> None:
     """In its second bucket a group meets those that are still at their first: taken by itself, no bucket shows it."""
+    cap = 0.6
     start_KT, lasts_KT = transfers(cap, 3)
     cells = read_matrix(bucketed(start_KT, lasts_KT, buckets=5))
     assert diagnose_matrix(cells).causes[0].cause == names.CONTENTION
@@ -86,33 +87,16 @@ def test_buckets_one_after_the_other_are_one_payload(cap: float) -> None:
 
 def bucketed(start_KT: Array, lasts_KT: Array, *, buckets: int) -> Trace:
     """Pairs of ranks that start and take as given, in so many equal parts, then meet in a barrier."""
-    columns: dict[str, list[float | str]] = {
-        key: [] for key in ("op", "rank", "iteration", "seq", "group", "start_s", "end_s")
-    }
-    begin_s = 0.0
+    rows, begin_s = [], 0.0
+    ops = ["compute", *["all_reduce"] * buckets, "barrier"]
     for t in range(start_KT.shape[1]):
         done_s = float((begin_s + start_KT[:, t] + lasts_KT[:, t]).max())
         for rank in range(2 * len(start_KT)):
             group = rank // 2
-            ready_s, part_s = begin_s + float(start_KT[group, t]), float(lasts_KT[group, t]) / buckets
-            ends_s = [
-                begin_s,
-                *(ready_s + part_s * i for i in range(buckets)),
-                ready_s + float(lasts_KT[group, t]),
-                done_s,
-            ]
-            ops = ["compute", *["all_reduce"] * buckets, "barrier"]
+            parts_s = begin_s + start_KT[group, t] + lasts_KT[group, t] * np.linspace(0.0, 1.0, buckets + 1)
+            times = [begin_s, *parts_s.tolist(), done_s]
             for seq, op in enumerate(ops):
-                row = (
-                    op,
-                    rank,
-                    t,
-                    seq,
-                    -1 if op == "compute" else 99 if op == "barrier" else group,
-                    *ends_s[seq : seq + 2],
-                )
-                for column, value in zip(columns.values(), row, strict=True):
-                    column.append(value)
+                of = {"compute": -1, "barrier": 99}.get(op, group)
+                rows.append((rank, t, seq, op, of, times[seq], times[seq + 1]))
         begin_s = done_s
-    columns["job"] = ["pairs"] * len(columns["op"])
-    return Trace.from_columns(columns, TraceMetadata({"name": "pairs"}, (), "test"))
+    return trace_of_rows(rows)

@@ -14,10 +14,9 @@ from importer_samples import TABLE
 from traced_jobs import job_of
 
 from paceenv.cli import application
-from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
-from paceenv.diagnosis.absolute import LOW_MFU, AbsoluteCheck, check_flops, check_links
+from paceenv.diagnosis.absolute import AbsoluteCheck, check_links
 from paceenv.diagnosis.answer import find_answer
 from paceenv.diagnosis.causes import CAUSES, PACING_MAY_HELP, Cause
 from paceenv.diagnosis.diagnose import diagnose
@@ -107,7 +106,7 @@ def test_a_headline_never_contradicts_what_it_was_made_from(
     found: Diagnosis, gains: list[Interval], doubt: str, used: float | None
 ) -> None:
     pacing = Pacing(tuple((f"p{i}", gain) for i, gain in enumerate(gains)), "" if gains else "no cluster", doubt)
-    checks = () if used is None else (AbsoluteCheck("MFU", used, used < LOW_MFU, f"{used:.0%} of the peak"),)
+    checks = () if used is None else (AbsoluteCheck("links", used, used < 0.3, f"{used:.0%} of the links"),)
     check(found, pacing, conclude(found, pacing, checks), checks)
 
 
@@ -166,10 +165,9 @@ def test_delays_from_some_step_on_have_no_interval() -> None:
     assert measure_pacing(read_matrix(paced_job(0.1, 0, steps=50, every=40))) is None, "10 steps with delays"
 
 
-@pytest.mark.parametrize("suite", ["nulls", pytest.param("slack", marks=pytest.mark.slow)])
-def test_a_simulated_job_has_one_verdict(suite: str, tmp_path: Path) -> None:
+def test_a_simulated_job_has_one_verdict(tmp_path: Path) -> None:
     """The smallest cluster of a suite, recorded, diagnosed, fitted and simulated: claims and numbers agree."""
-    cluster = min((case.load() for case in load_suite(suite).cases), key=lambda one: (one.ranks, one.name))
+    cluster = min((case.load() for case in load_suite("nulls").cases), key=lambda one: (one.ranks, one.name))
     config, path = tmp_path / "cluster.yaml", tmp_path / "run.parquet"
     config.write_text(json.dumps(cluster.model_dump(mode="json", exclude_defaults=True)))
     run = ["simulate", str(config), "-i", "60", "--seeds", "1", "--trace", str(path)]
@@ -179,7 +177,7 @@ def test_a_simulated_job_has_one_verdict(suite: str, tmp_path: Path) -> None:
     conclusion = conclude_answer(answer, inputs, "run")
     gains = () if isinstance(conclusion.policies, str) else tuple((p.policy, p.gain) for p in conclusion.policies)
     why = conclusion.policies if isinstance(conclusion.policies, str) else ""
-    doubt = "" if isinstance(conclusion.fitted, str) else conclusion.fitted.short_doubt
+    doubt = "" if isinstance(conclusion.fitted, str) else conclusion.fitted.doubt
     assert answer.diagnosis is not None
     check(answer.diagnosis, Pacing(gains, why, doubt), conclusion.verdict)
     for one in conclusion.policies if gains else ():
@@ -203,27 +201,13 @@ def test_the_command_says_what_was_not_simulated_or_compared(
     assert "not compared with nccl-tests" in printed.err
 
 
-def test_a_share_of_the_peak() -> None:
-    """8 devices of 1e15 a second, 1.6e15 operations in 0.5 s: 40 %."""
-    found = check_flops(1.6e15, 1e15, 8, 0.5)
-    assert found.value == pytest.approx(0.4)
-    assert not found.is_low
-    assert check_flops(0.4e15, 1e15, 8, 0.5).is_low
+def test_a_healthy_job_is_not_called_so_where_its_links_are_slow() -> None:
     healthy = diagnose(job_of(np.ones((20, 4))))
     assert healthy.verdict.startswith(HEALTHY)
     assert BLIND_SPOT in healthy.verdict
-    slow = conclude(healthy, None, [check_flops(0.4e15, 1e15, 8, 0.5)])
+    slow = conclude(healthy, None, [AbsoluteCheck("links", 2.0, True, "the fabric is slower in the job")])
     assert not slow.text.startswith(HEALTHY)
-    assert "all ranks may be slow alike" in slow.text
-    for flops, peak, said in (
-        (None, 1e15, "--flops-per-step is missing"),
-        (1e15, None, "--peak-flops is missing"),
-        (-1.0, 1e15, "--flops-per-step = -1.0; allowed: greater than 0"),
-        (1e15, float("nan"), "--peak-flops = nan"),
-        (1e17, 1e15, "allowed: at most 4e+15"),
-    ):
-        with pytest.raises(InputError, match=said.replace("+", r"\+")):
-            check_flops(flops, peak, 8, 0.5)
+    assert "the fabric is slower in the job" in slow.text
 
 
 @pytest.mark.parametrize("times", [1.0, 2.0])

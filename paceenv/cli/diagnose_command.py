@@ -37,12 +37,6 @@ def diagnose(
         bool,
         typer.Option(help="Fit a cluster to the trace and simulate pacing on it; --no-simulate saves its seconds."),
     ] = True,
-    flops_per_step: Annotated[
-        float | None, typer.Option(help="Floating-point operations of a step of the whole job, to check the MFU.")
-    ] = None,
-    peak_flops: Annotated[
-        float | None, typer.Option(help="What one rank's device can do in a second: 989e12 (H100, bf16).")
-    ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Find what a job loses against its ideal step, where, and why, whether pacing would gain any of it, what is next.
@@ -56,8 +50,8 @@ def diagnose(
     evidence, and what to do, which is often not pacing. It says so where a trace does not identify the cause.
 
     The headline comes from the causes and from pacing policies simulated on clusters that are fitted to the trace. A
-    trace cannot show a slowdown of all ranks alike: name nccl-tests output beside it, or give the FLOPs of a step, and
-    the job is compared with what its hardware can do.
+    trace cannot show a slowdown of all ranks alike: name nccl-tests output beside it, and the job's
+    collectives are compared with what its links can do.
 
     Folders of live runs: their page first. Profiles of GPU jobs: where each device's step went, and why a rank is late:
     its host (and what it did longer than its peers), its kernels or its copies.
@@ -70,8 +64,8 @@ def diagnose(
     gives what step times alone allow: how they vary, what recurs, and how much there is to win at most.
 
     Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json - -- paceenv diagnose runs/live --
-    paceenv diagnose trace.parquet all_reduce_perf.log -- paceenv diagnose trace.parquet --flops-per-step 3e15
-    --peak-flops 989e12 -- paceenv diagnose /tmp/nccl_trace_rank_* -- paceenv diagnose log.txt -- paceenv diagnose
+    paceenv diagnose trace.parquet all_reduce_perf.log --
+    paceenv diagnose /tmp/nccl_trace_rank_* -- paceenv diagnose log.txt -- paceenv diagnose
     log.txt --pattern '(?P<step>\\d+) took (?P<ms>[\\d.]+)'
     """
     recordings = find_recordings(paths)
@@ -91,8 +85,7 @@ def diagnose(
     ):
         with output.progress("replay the steps"):
             answer = find_answer(inputs, job)
-        flops = (flops_per_step, peak_flops)
-        conclusion = _conclude(inputs, answer, str(paths[0]), job, POLICIES if simulate else (), flops)
+        conclusion = _conclude(inputs, answer, str(paths[0]), job, POLICIES if simulate else ())
     changes = _changes(inputs, answer, against, pattern)
     for note in inputs.notes if answer is None else answer.notes:
         output.say(note)
@@ -126,13 +119,12 @@ def _conclude(
     source: str,
     job: str | None,
     policies: Sequence[str],
-    flops: tuple[float | None, float | None],
 ) -> Conclusion | None:
     """None where there is no trace that could be diagnosed."""
     if found.diagnosis is None:
         return None
     with output.progress("fit a cluster, simulate pacing", max(len(policies), 1), shown=bool(policies)) as done:
-        conclusion = conclude_answer(found, inputs, source, job, policies=policies, flops=flops, on_done=done)
+        conclusion = conclude_answer(found, inputs, source, job, policies=policies, on_done=done)
     if inputs.tables and not any(check.what.endswith("nccl-tests") for check in conclusion.checks):
         output.say("not compared with nccl-tests: no collective here is of a table's kind, number of ranks and sizes")
     return conclusion

@@ -36,10 +36,6 @@ def report(
     ] = None,
     job: Annotated[str | None, typer.Option(help="Which job, where the trace holds several.")] = None,
     pattern: Annotated[str | None, typer.Option(help=PATTERN_HELP)] = None,
-    chrome_trace: Annotated[
-        Path | None,
-        typer.Option(help="Also write what the ranks did for ui.perfetto.dev or chrome://tracing (.json, .json.gz)."),
-    ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Write one page about a traced job: why its steps take so long, which ranks are slow, and what would help.
@@ -50,32 +46,30 @@ def report(
 
     From a text log of a training program: its step times in order, their distribution, and how much there is to win.
 
-    Examples: paceenv report trace.parquet -o report.html -- paceenv report rank*.json.gz --chrome-trace ranks.json.gz
-    -- paceenv report log.txt
+    Examples: paceenv report trace.parquet -o report.html -- paceenv report rank*.json.gz --policy adaptive --
+    paceenv report log.txt
     """
     names = list(dict.fromkeys([*POLICIES, *(name for name in policy or [] if name != "passive")]))
-    _check(out, chrome_trace, names)
+    _check(out, names)
     inputs = find_recordings(traces).read(pattern, MAX_ROWS)
     if inputs.trace is None and (log := inputs.one_log()) is not None:
-        for option, value in (("--chrome-trace", chrome_trace), ("--policy", policy or None), ("--job", job)):
+        for option, value in (("--policy", policy or None), ("--job", job)):
             if value is not None:
                 raise InputError(f"{option} {value}: {traces[0]} holds step times alone; allowed: with a trace")
         _report_log(log, inputs.notes, out, json_)
         return
-    found = make_report(inputs, traces, names, job, chrome_trace)
-    atomic_write(out, found.html(out.parent).encode())
+    found = make_report(inputs, traces, names, job)
+    atomic_write(out, found.html().encode())
     if json_ is not None:
         output.write_json(found.as_json(), json_)
     if json_ != "-":
         _say(found, out)
 
 
-def _check(out: Path, chrome_trace: Path | None, policies: list[str]) -> None:
+def _check(out: Path, policies: list[str]) -> None:
     """Refuse outputs that cannot be written, and unknown policies, before the work."""
     if out.suffix.lower() not in {".html", ".htm"} or out.is_dir():
         raise InputError(f"--out {out}: allowed: a file that ends in .html")
-    if chrome_trace is not None and not chrome_trace.name.endswith((".json", ".json.gz")):
-        raise InputError(f"--chrome-trace {chrome_trace}: allowed: a file that ends in .json or .json.gz")
     for name in policies:
         select_policy(name, load_cluster("null-jitter"))
 
@@ -111,5 +105,5 @@ def _say(report: Report, out: Path) -> None:
     if isinstance(fitted, str):
         output.say(f"not predicted: {fitted}")
     elif fitted.doubt:
-        output.say(fitted.doubt)
+        output.say(sentence(fitted.doubt))
     output.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")

@@ -15,14 +15,13 @@ from paceenv.core.intervals import Interval
 from paceenv.diagnosis.answer import MAX_ROWS
 from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.operation_matrix import read_matrix
-from paceenv.diagnosis.rank_scenario import RankScenario
 from paceenv.policies.select import POLICY_HELP
 from paceenv.report.recordings import find_recordings
-from paceenv.ui import figures, output
+from paceenv.ui import output
 from paceenv.whatif import replayed, simulated
 from paceenv.whatif.baseline import Baseline, is_config, of_config, of_trace
 from paceenv.whatif.change import WHERE, Change, combinations
-from paceenv.whatif.predictions import Differences, Prediction, Row, draw
+from paceenv.whatif.predictions import Differences, Prediction
 
 SEEDS = 32
 """Runs of each row; two or more of each drawn cluster."""
@@ -43,9 +42,7 @@ def whatif(
     ] = None,
     remove_rank: Annotated[
         str | None,
-        typer.Option(
-            help="Remove this rank from the job: 0; 0,3: one row each; 0+3: both; slow: a config's slow ranks."
-        ),
+        typer.Option(help="Remove this rank from the job: 0; 0,3: one row each; 0+3: both."),
     ] = None,
     replace_rank: Annotated[
         str | None, typer.Option(help="Replace this rank by one like its peers; same spelling.")
@@ -63,10 +60,6 @@ def whatif(
     ] = None,
     job: Annotated[str | None, typer.Option(help="With a trace of several jobs: this one.")] = None,
     iterations: Annotated[int, typer.Option("--iterations", "-i", min=40, help="Iterations of each run.")] = 2000,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw all rows to this file (png, svg, pdf); with several --nodes as scaling curves."),
-    ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Predict a job after a change: step time, throughput, CV and energy, beside today's, with 95 % intervals.
@@ -85,11 +78,7 @@ def whatif(
     --remove-rank 0 --pacing learned --json -
     """
     changes = combinations(nodes, oversubscription, remove_rank, replace_rank, pacing or [], set_ or [])
-    if plot is not None:
-        figures.check_path(plot)
     answer = _answer(source, changes, base, job, iterations)
-    if plot is not None:
-        draw(answer, plot)
     if json_ is not None:
         output.write_json(answer.as_dict(), json_)
     if json_ != "-":
@@ -116,7 +105,7 @@ def _answer(
         matrix, clocks = on_one_clock(read_matrix(trace, job=job))
         if clocks:
             output.say(clocks)
-        return replayed.predict(RankScenario(matrix), source[0], changes)
+        return replayed.predict(replayed.RankScenario(matrix), source[0], changes)
     with output.progress(f"calibrate {Path(source[0]).name}", 1):
         baseline = of_trace(trace, source[0], base, job)
     return _simulate(baseline, changes, iterations)
@@ -165,20 +154,9 @@ def _remarks(answer: Prediction) -> list[str]:
     lines = []
     if answer.measured_step_s is not None and answer.measured_cv is not None:
         lines.append(f"measured: step {_plain(answer.measured_step_s)} s, CV {_plain(answer.measured_cv, '.3f')}")
-    lines += [line for row in answer.changed for line in _interval_from(row)]
     lines += [f"open, inside the intervals: {line}" for line in answer.left_open]
     lines += [f"assumed: {line}" for line in answer.assumes]
     return lines + [f"not identified: {line}" for line in answer.cannot_tell]
-
-
-def _interval_from(row: Row) -> list[str]:
-    """The parts of the interval of a row's step, unless differences between runs are the only one."""
-    found = row.interval_from
-    if found is None or not (found.calibration > 0.0 or found.unknown):
-        return []
-    parts = [f"by {found.runs:.2%} from run to run", f"by {found.calibration:.2%} with the calibration's errors"]
-    parts += [f"from {low:+.1%} to {high:+.1%} with the {name}" for name, (low, high) in found.unknown.items()]
-    return [f"{row.change.label}: the step varies {', '.join(parts)}"]
 
 
 def _energy(estimate: Interval | None, digits: str) -> tuple[str, ...]:

@@ -11,15 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from paceenv.core.errors import InputError, out_of_range
 from paceenv.diagnosis.dependency_graph import Graph, build_graph
 from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.importers.nccl_tests import Table
 from paceenv.sim.cluster.collectives import Op, volume
 
-LOW_MFU: Final = 0.3
-"""Share of the peak below which a large transformer is slow as a whole: published ones reach 0.38 to 0.55
-(Llama 3, arXiv 2407.21783, table 4; PaLM, arXiv 2204.02311; MegaScale, arXiv 2402.15627)."""
 SLOW_LINK: Final = 1.25
 """Times as long as nccl-tests from which on collectives are slow."""
 _LAWS: Final[dict[str, Op]] = {
@@ -46,31 +42,6 @@ class AbsoluteCheck:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return vars(self)
-
-
-def check_flops(flops_per_step: float | None, peak_flops: float | None, ranks: int, step_s: float) -> AbsoluteCheck:
-    """The share of the devices' peak that the job uses (MFU).
-
-    Raises InputError: one of the two is missing or not positive, or they give more than the peak.
-    """
-    for name, value in (("--flops-per-step", flops_per_step), ("--peak-flops", peak_flops)):
-        if value is None:
-            raise InputError(f"{name} is missing; allowed: --flops-per-step and --peak-flops together")
-        if not 0.0 < value < float("inf"):
-            raise out_of_range(name, value, "greater than 0, such as 3e15", "command line")
-    assert flops_per_step is not None
-    assert peak_flops is not None
-    used = flops_per_step / (peak_flops * ranks * step_s)
-    if used > 1.0:
-        raise out_of_range(
-            "--flops-per-step", flops_per_step,
-            f"at most {peak_flops * ranks * step_s:.3g}, the peak of {ranks} devices in a step of {step_s:.4g} s",
-            "command line",
-        )  # fmt: skip
-    text = f"{used:.0%} of the peak of {ranks} devices is used (MFU)"
-    if used < LOW_MFU:
-        text += ", where tuned large transformers reach 38 to 55 %: all ranks may be slow alike"
-    return AbsoluteCheck("MFU", used, used < LOW_MFU, text)
 
 
 def check_links(matrix: OperationMatrix, tables: Sequence[Table]) -> list[AbsoluteCheck]:

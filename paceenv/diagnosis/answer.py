@@ -56,10 +56,7 @@ class Answer:
 
 
 def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
-    """Diagnose everything that was read; what cannot be diagnosed is named in a note beside what can.
-
-    Raises InputError: nothing can be diagnosed, or the trace holds no such job.
-    """
+    """Diagnose everything that was read; what cannot be diagnosed is named in a note beside what can."""
     hangs: tuple[Hang, ...] = ()
     times: CollectiveTimes | None = None
     steps: list[StepDiagnosis] = []

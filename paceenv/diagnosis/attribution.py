@@ -39,7 +39,6 @@ class Component:
 GAP: Final = Component("gap")
 
 
-@dataclass(frozen=True)
 class TimeAttribution:
     """What each component costs of a mean step.
 
@@ -48,17 +47,20 @@ class TimeAttribution:
     ``base_s`` is the mean step without any component, ``measured_s`` with all. Components of compute and of transfers
     have the names above, with ``stall``, ``timeout``, ``hiccup`` and ``transfer`` (the rest of transfers). Each kind of
     other work has two: ``work`` is fixed per rank, ``varies`` is not. Each operation that only some steps have has one,
-    ``extra``, and ``present`` counts these steps. ``stack`` replays any selection
-    of components.
+    ``extra``, and ``present`` counts these steps.
     """
 
-    cost_s: dict[Component, float]
-    base_s: float
-    measured_s: float
-    compute: ComputeAttribution
-    transfers: TransferAttribution
-    present: dict[Component, int]
-    stack: _Stack
+    def __init__(self, matrix: OperationMatrix, graph: Graph, own_NT: Array) -> None:
+        self.measured_s = float(matrix.step_s_T.mean())
+        self.compute = attribute_compute(matrix, own_NT)
+        self.transfers = attribute_transfers(matrix, graph, own_NT, self.measured_s)
+        self._graph, self._own_NT = graph, own_NT
+        self._other = _other(matrix, self.compute, self.transfers, own_NT)
+        names = [*COMPUTE_COMPONENTS, "stall", *TRANSFER_COMPONENTS, "timeout", "hiccup", "transfer"]
+        self._components = [Component(name) for name in names if self._differs(name)] + list(self._other)
+        self.cost_s, self.base_s, whole_s = self._costs()
+        self.cost_s[GAP] = self.measured_s - whole_s
+        self.present = {name: int((own_NT[at].sum(axis=0) > 0.0).sum()) for name, (at, _) in self._other.items()}
 
     def of(self, name: str) -> float:
         """What a component of compute or of transfers costs, seconds."""
@@ -67,77 +69,28 @@ class TimeAttribution:
     def saved_s(self, components: frozenset[Component]) -> float:
         """Seconds by which a mean step is shorter without these components while all others stay."""
         gap_s = self.cost_s[GAP]
-        return self.measured_s - gap_s - self.stack.without_s(components) + (gap_s if GAP in components else 0.0)
-
-
-def split(matrix: OperationMatrix, graph: Graph, own_NT: Array) -> TimeAttribution:
-    """Split a job's step time into components."""
-    measured_s = float(matrix.step_s_T.mean())
-    compute, transfers = attribute_compute(matrix, own_NT), attribute_transfers(matrix, graph, own_NT, measured_s)
-    other = _other(matrix, compute, transfers, own_NT)
-    stack = _Stack(matrix, graph, compute, transfers, other, own_NT)
-    cost_s, base_s, whole_s = stack.costs()
-    cost_s[GAP] = measured_s - whole_s
-    present = {name: int((own_NT[operations].sum(axis=0) > 0.0).sum()) for name, (operations, _) in other.items()}
-    return TimeAttribution(cost_s, base_s, measured_s, compute, transfers, present, stack)
-
-
-def _other(
-    matrix: OperationMatrix, compute: ComputeAttribution, transfers: TransferAttribution, own_NT: Array
-) -> dict[Component, tuple[Integers, Array]]:
-    """Operations that neither compute nor meet, by component, and what they take beyond the ideal, seconds."""
-    described = np.zeros(len(matrix.op_N), np.bool_)
-    described[compute.operation] = described[transfers.operation] = True
-    communicates = matrix.is_collective_N | matrix.is_transfer_N
-    found: dict[Component, tuple[Integers, Array]] = {}
-    ideal_NT, usual = ideal_durations(matrix, own_NT), matrix.usual_N
-    for op, name in enumerate(matrix.ops):
-        operations = np.flatnonzero((matrix.op_N == op) & ~described & ~communicates)
-        rare, often = operations[~usual[operations]], operations[usual[operations]]
-        if name == PACE_OP or len(rare):
-            taken = operations if name == PACE_OP else rare
-            found[Component("extra", name)] = (taken, own_NT[taken])
-        if name != PACE_OP and len(often):
-            fixed = np.broadcast_to(own_NT[often].mean(axis=1, keepdims=True), own_NT[often].shape)
-            found[Component("work", name)] = (often, fixed - ideal_NT[often])
-            found[Component("varies", name)] = (often, own_NT[often] - fixed)
-    return found
-
-
-class _Stack:
-    """Durations with any selection of components."""
-
-    def __init__(
-        self,
-        matrix: OperationMatrix,
-        graph: Graph,
-        compute: ComputeAttribution,
-        transfers: TransferAttribution,
-        other: dict[Component, tuple[Integers, Array]],
-        own_NT: Array,
-    ) -> None:
-        self._graph, self._own_NT = graph, own_NT
-        self._compute, self._transfers, self._other = compute, transfers, other
-        names = [*COMPUTE_COMPONENTS, "stall", *TRANSFER_COMPONENTS, "timeout", "hiccup", "transfer"]
-        self._components = [Component(name) for name in names if self._differs(name)] + list(other)
+        left_s = self._mean_s(frozenset(self._components) - components)
+        return self.measured_s - gap_s - left_s + (gap_s if GAP in components else 0.0)
 
     def _differs(self, name: str) -> bool:
         if name in COMPUTE_COMPONENTS:
-            return bool((np.abs(getattr(self._compute, name) - 1.0) > 1e-9).any())
-        if name in TRANSFER_COMPONENTS:
-            return bool((np.abs(getattr(self._transfers, name) - 1.0) > 1e-9).any())
+            return bool((np.abs(getattr(self.compute, name) - 1.0) > 1e-9).any())
+        if name in ("link", "tenant"):
+            return bool((np.abs(getattr(self.transfers, name) - 1.0) > 1e-9).any())
+        if name == "contention":
+            return bool(self.transfers.uplinks) or bool((self.transfers.beside != 1.0).any())
         values = {
-            "stall": self._compute.stall_s,
-            "timeout": self._transfers.timeout_s,
-            "hiccup": self._transfers.hiccup_s,
-            "transfer": self._transfers.rest - 1.0,
+            "stall": self.compute.stall_s,
+            "timeout": self.transfers.timeout_s,
+            "hiccup": self.transfers.hiccup_s,
+            "transfer": self.transfers.rest - 1.0,
         }
         return bool((np.abs(values[name]) > 1e-12).any())
 
-    def mean_s(self, on: frozenset[Component], every: int = 1) -> float:
+    def _mean_s(self, on: frozenset[Component], every: int = 1) -> float:
         """Mean step of the replay with only the components ``on``, of every so many-th step."""
         d_NT = self._own_NT[:, ::every].copy()
-        c, t = self._compute, self._transfers
+        c, t = self.compute, self.transfers
         names = {component.name for component in on}
 
         def product(part: ComputeAttribution | TransferAttribution, factors: tuple[str, ...]) -> Array:
@@ -174,16 +127,12 @@ class _Stack:
             d_NT[t.operation] = np.maximum(transfer + late_s, 0.0)
         return float(replay(self._graph, np.maximum(d_NT, 0.0)).mean())
 
-    def without_s(self, components: frozenset[Component]) -> float:
-        """Mean step of the replay with all components but these."""
-        return self.mean_s(frozenset(self._components) - components)
-
-    def costs(self) -> tuple[dict[Component, float], float, float]:
+    def _costs(self) -> tuple[dict[Component, float], float, float]:
         """Shapley cost of every component, seconds; the mean step without any, and with all."""
         every_component, none = frozenset(self._components), frozenset[Component]()
-        whole_s, bare_s = self.mean_s(every_component), self.mean_s(none)
+        whole_s, bare_s = self._mean_s(every_component), self._mean_s(none)
         effect = {
-            one: max(abs(whole_s - self.mean_s(every_component - {one})), abs(self.mean_s(frozenset({one})) - bare_s))
+            one: max(abs(whole_s - self._mean_s(every_component - {one})), abs(self._mean_s(frozenset({one})) - bare_s))
             for one in self._components
         }
         least = MIN_COMPONENT * whole_s
@@ -193,7 +142,7 @@ class _Stack:
         fixed = every_component - set(chosen)
         every = max(1, math.ceil(self._own_NT.size * 2.0 ** len(chosen) / (8.0 * MAX_WORK)))
         value = {
-            frozenset(part): self.mean_s(fixed | set(part), every)
+            frozenset(part): self._mean_s(fixed | set(part), every)
             for size in range(len(chosen) + 1)
             for part in combinations(chosen, size)
         }
@@ -206,3 +155,25 @@ class _Stack:
                     weight = math.factorial(k) * math.factorial(n - k - 1) / math.factorial(n)
                     costs[one] += weight * (value[part | {one}] - value_s)
         return costs, value[none], whole_s
+
+
+def _other(
+    matrix: OperationMatrix, compute: ComputeAttribution, transfers: TransferAttribution, own_NT: Array
+) -> dict[Component, tuple[Integers, Array]]:
+    """Operations that neither compute nor meet, by component, and what they take beyond the ideal, seconds."""
+    described = np.zeros(len(matrix.op_N), np.bool_)
+    described[compute.operation] = described[transfers.operation] = True
+    communicates = matrix.is_collective_N | matrix.is_transfer_N
+    found: dict[Component, tuple[Integers, Array]] = {}
+    ideal_NT, usual = ideal_durations(matrix, own_NT), matrix.usual_N
+    for op, name in enumerate(matrix.ops):
+        operations = np.flatnonzero((matrix.op_N == op) & ~described & ~communicates)
+        rare, often = operations[~usual[operations]], operations[usual[operations]]
+        if name == PACE_OP or len(rare):
+            taken = operations if name == PACE_OP else rare
+            found[Component("extra", name)] = (taken, own_NT[taken])
+        if name != PACE_OP and len(often):
+            fixed = np.broadcast_to(own_NT[often].mean(axis=1, keepdims=True), own_NT[often].shape)
+            found[Component("work", name)] = (often, fixed - ideal_NT[often])
+            found[Component("varies", name)] = (often, own_NT[often] - fixed)
+    return found

@@ -13,7 +13,7 @@ from paceenv.core.trace import Trace
 from paceenv.core.wording import duration
 from paceenv.diagnosis import self_check
 from paceenv.diagnosis.arrivals import Arrivals, measure_arrivals
-from paceenv.diagnosis.attribution import TimeAttribution, split
+from paceenv.diagnosis.attribution import TimeAttribution
 from paceenv.diagnosis.causes import Cause, name_causes
 from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.dependency_graph import Graph, build_graph
@@ -33,21 +33,14 @@ UNDETERMINED: Final = "cannot be determined"
 
 
 def diagnose(trace: Trace, *, job: str | None = None) -> Diagnosis:
-    """Diagnose one job of a trace.
-
-    Raises InputError: the trace holds several jobs and none is named, or no such job.
-    """
+    """Diagnose one job of a trace."""
     matrix, note = on_one_clock(read_matrix(trace, job=job))
     found = with_agent(diagnose_matrix(matrix), trace.metadata.job)
     return replace(found, notes=(note, *found.notes)) if note else found
 
 
 def with_agent(found: Diagnosis, job: Mapping[str, Any]) -> Diagnosis:
-    """The diagnosis of a live job's trace, led by what the job's own agent says of late ranks.
-
-    Args:
-        job: of the trace's metadata; the diagnosis is returned as it is where no agent wrote into it.
-    """
+    """The diagnosis of a live job's trace, led by what the job's own agent says of late ranks."""
     agent = job.get("agent")
     if not isinstance(agent, Mapping) or not isinstance(agent.get("text"), str):
         return found
@@ -102,7 +95,7 @@ def _diagnose_kind(matrix: OperationMatrix, arrivals: Arrivals, of: str = "") ->
     bare_s, doubt = None, ""
     slowdown = max(replayed_s / ideal_s, 1.0) if ideal_s > 0.0 else 1.0
     if not (few or refused):
-        parts = split(matrix, graph, own_NT)
+        parts = TimeAttribution(matrix, graph, own_NT)
         causes = name_causes(matrix, parts)
         refused = self_check.why_no_sum(parts) or ("" if causes else self_check.why_not_healthy(slowdown))
     if not (few or refused):

@@ -25,24 +25,16 @@ LISTED: Final = 8
 
 @dataclass(frozen=True)
 class LateTeam:
-    """Ranks that are late, or were, in the same way.
+    """Ranks that are late, or were, in the same way; ``late_s`` is of the latest, ``since`` and ``until`` iterations.
 
-    ``late_s`` and its standard error ``error_s`` are of the latest rank, ``late_share`` in steps. ``since`` and
-    ``until`` are iterations; ``until`` is None for lateness that lasts to the end. ``named_after_steps`` and
-    ``named_after_s`` are the steps and seconds from ``since`` until the watch was sure; 0 for single steps.
-    ``text`` says it in words.
+    ``until`` is None for lateness that lasts to the end.
     """
 
     ranks: tuple[int, ...]
     kind: str
     late_s: float
-    error_s: float
-    late_share: float
     since: int
     until: int | None
-    spans: int
-    named_after_steps: int
-    named_after_s: float
     text: str
 
 
@@ -102,12 +94,7 @@ def own_work(matrix: OperationMatrix, own_NT: Array | None = None) -> Array:
 def find_lateness(
     matrix: OperationMatrix, *, hosts: Mapping[int, Hashable] | None = None, own_contains_waiting: str = ""
 ) -> LatenessOverTime:
-    """Watch a trace from its first step to its last.
-
-    Args:
-        hosts: of the ranks, where they are known.
-        own_contains_waiting: why nothing can be said; "" where the rows of own work are that.
-    """
+    """Watch a trace from its first step to its last."""
     stage_R = np.zeros(len(matrix.ranks), np.int64)
     stage_R[matrix.rank_N] = matrix.stage_N
     alike = [np.flatnonzero(stage_R == stage).tolist() for stage in np.unique(stage_R)]
@@ -159,25 +146,12 @@ def _team(matrix: OperationMatrix, rows: Sequence[LateRank], step_s: float) -> L
     span, ranks = latest.spans[-1], sorted(matrix.ranks[row.rank] for row in rows)
     begin, named = (int(np.searchsorted(matrix.iteration_T, i)) for i in (span.first, span.named))
     took = slice(begin, begin if span.first == span.last == span.named else named + 1)
-    took_s = float(matrix.step_s_T[took].sum())
     since = latest.spans[0].first if latest.kind == SOMETIMES else span.first
-    late_share = latest.late_s / step_s if step_s > 0.0 else 0.0
     if span.last is None:
-        soon = f"named after {took.stop - took.start} steps, {duration(took_s)}"
+        share = latest.late_s / step_s if step_s > 0.0 else 0.0
+        soon = f"named after {took.stop - took.start} steps, {duration(float(matrix.step_s_T[took].sum()))}"
         error = f"standard error {duration(latest.error_s)}"
-        text = f"{words.late_line(ranks, latest, span.first)}, {late_share:.0%} of the step ({error}; {soon})"
+        text = f"{words.late_line(ranks, latest, span.first)}, {share:.0%} of the step ({error}; {soon})"
     else:
         text = words.past_line(ranks, latest, since, span.last)
-    return LateTeam(
-        ranks=tuple(ranks),
-        kind=latest.kind,
-        late_s=latest.late_s,
-        error_s=latest.error_s,
-        late_share=late_share,
-        since=since,
-        until=span.last,
-        spans=len(latest.spans),
-        named_after_steps=took.stop - took.start,
-        named_after_s=took_s,
-        text=text,
-    )
+    return LateTeam(tuple(ranks), latest.kind, latest.late_s, since, span.last, text)

@@ -135,11 +135,7 @@ class OperationMatrix:
 
 
 def read_matrix(trace: Trace, *, job: str | None = None, least: int = MIN_STEPS) -> OperationMatrix:
-    """The matrix of one job of a trace; ``job`` must be named where the trace holds several.
-
-    Raises InputError without such a job, with fewer than ``least`` steps that all ranks have, or if the matrix would
-    have more than MAX_CELLS matrix because operations differ from step to step.
-    """
+    """The matrix of one job of a trace; ``job`` must be named where the trace holds several."""
     name, rows = _rows_of(trace, job)
     columns = {key: trace.column(key)[rows] for key in ("rank", "iteration", "seq", "group", "micro_batch", "chunk")}
     columns |= {key: trace.column(key)[rows] for key in ("start_s", "end_s", "bytes")}

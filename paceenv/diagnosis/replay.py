@@ -143,16 +143,11 @@ MAX_WORK: Final = 1e8
 
 @dataclass(frozen=True)
 class SlowdownAttribution:
-    """Slowdowns by what they are due to.
-
-    ``rank`` is the data-parallel rank (all its stages), ``worker`` one rank of the trace, ``step`` an iteration's own.
-    """
+    """Slowdowns by what they are due to; ``rank`` is the data-parallel rank, with all its stages."""
 
     rank: Mapping[int, float]
     stage: Mapping[int, float]
     operation: Mapping[str, float]
-    worker: Mapping[int, float]
-    step: Mapping[int, float]
 
 
 def ideal_durations(matrix: OperationMatrix, own_NT: Array) -> Array:
@@ -176,18 +171,13 @@ def ideal_durations(matrix: OperationMatrix, own_NT: Array) -> Array:
 
 
 def attribute(matrix: OperationMatrix, graph: Graph, own_NT: Array, ideal_NT: Array) -> SlowdownAttribution:
-    """The slowdown by rank, stage, kind of operation, worker and step."""
+    """The slowdown by rank, stage and kind of operation."""
     operations = np.array([matrix.ops[op] for op in matrix.op_N])
     by = partial(_by, graph, own_NT, ideal_NT)
-    ranks = np.array(matrix.ranks, np.int64)[matrix.rank_N]
-    rank = by(matrix.dp_rank_N)
-    step_T = _ratio(replay(graph, own_NT), replay(graph, ideal_NT))
     return SlowdownAttribution(
-        rank=rank,  # type: ignore[arg-type]
+        rank=by(matrix.dp_rank_N),  # type: ignore[arg-type]
         stage=by(matrix.stage_N),  # type: ignore[arg-type]
         operation=by(operations),  # type: ignore[arg-type]
-        worker=by(ranks) if np.ptp(matrix.stage_N) else rank,  # type: ignore[arg-type]
-        step={int(i): float(s) for i, s in zip(matrix.iteration_T, step_T, strict=True)},
     )
 
 
@@ -197,13 +187,12 @@ def add_attributions(parts: Sequence[tuple[SlowdownAttribution, float]]) -> Slow
     What a kind lacks is ideal in it.
     """
     found: dict[str, dict[Any, float]] = {}
-    for name in ("rank", "stage", "operation", "worker"):
+    for name in ("rank", "stage", "operation"):
         labels = dict.fromkeys(label for one, _ in parts for label in getattr(one, name))
         found[name] = {
             label: sum(share * getattr(one, name).get(label, 1.0) for one, share in parts) for label in labels
         }
-    steps = dict(sorted((i, s) for one, _ in parts for i, s in one.step.items()))
-    return SlowdownAttribution(**found, step=steps)
+    return SlowdownAttribution(**found)
 
 
 def _ratio(time_s: ArrayLike, ideal_s: ArrayLike) -> Array:

@@ -56,30 +56,6 @@ _ROUNDING: Final = 1e-12
 
 
 @dataclass(frozen=True)
-class TransferClass:
-    """The findings about one class of collectives, of which ``groups`` run side by side.
-
-    ``link_K`` are factors of the groups, whose ranks are ``ranks_K``. ``contention`` is how many times longer than
-    alone they take together, with a 90 % interval. ``contended`` is None where the trace does not
-    identify that. ``partner`` is the job's own reduction that runs beside them, if any. ``predictability`` is how well
-    the past predicts the next duration, ``inflated`` the mean over the best duration, less 1. ``timeout_s`` is how much
-    longer collapsed steps take (0: none), ``collapsed`` their share.
-    """
-
-    op: str
-    groups: int
-    link_K: Array
-    ranks_K: tuple[tuple[int, ...], ...]
-    contention: Interval
-    contended: bool | None
-    predictability: float
-    inflated: float
-    timeout_s: float
-    collapsed: float
-    partner: Partner | None = None
-
-
-@dataclass(frozen=True)
 class Shared:
     """Groups that share an uplink: their tasks, the places of their operations in the components, fitted seconds."""
 
@@ -93,13 +69,12 @@ class Shared:
 class TransferAttribution:
     """As ``ComputeAttribution``, for the operations that meet; factors are ``(n, T)`` or ``(n, 1)``.
 
-    ``beside`` is the part of ``contention`` that the job's own reductions on another communicator cost.
+    ``beside`` is what the job's own reductions on another communicator cost; ``uplinks`` cost the rest of contention.
     """
 
     operation: Integers
     base_s: Array
     link: Array
-    contention: Array
     beside: Array
     tenant: Array
     rest: Array
@@ -117,7 +92,7 @@ def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, st
     where[operation] = np.arange(len(operation))
     shape = (len(operation), matrix.steps)
     base_s, link = np.zeros((len(operation), 1)), np.ones((len(operation), 1))
-    contention, beside, tenant, rest = np.ones(shape), np.ones(shape), np.ones(shape), np.ones(shape)
+    beside, tenant, rest = np.ones(shape), np.ones(shape), np.ones(shape)
     timeout_s, hiccup_s = np.zeros(shape), np.zeros(shape)
     hiccups = 0
     classes, uplinks = [], []
@@ -134,7 +109,7 @@ def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, st
                     base_s[a] = middle_s
                     rest[a] = own_NT[m] / max(middle_s, 1e-12)
             continue
-        found_C = [_Class(matrix, members, own_KT) for members, own_KT in zip(chain, own_CKT, strict=True)]
+        found_C = [TransferClass(matrix, members, own_KT) for members, own_KT in zip(chain, own_CKT, strict=True)]
         contended_C = _contend(_arrivals(matrix, chain[0]), found_C, partners)
         contended = contended_C[0]
         if contended.uplink_s is not None:
@@ -143,28 +118,29 @@ def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, st
                 Shared(tasks, tuple(np.concatenate(places) for places in zip(*at_CK, strict=True)), *contended.uplink_s)
             )
         for found, own in zip(found_C, contended_C, strict=True):
-            found.share(own)
+            found.contend(own)
         link_K = _links(np.sum([found.left_KT for found in found_C], axis=0))
         for found in found_C:
-            found.travel(link_K)
-        somebody = _tenant([found.left_KT for found in found_C if not found.queued])
-        for found in found_C:
-            found.meet(somebody)
+            found.link_K, found.left_KT = link_K, found.left_KT / link_K[:, None]
+        is_tenant, predictable, inflated = _tenant([found.left_KT for found in found_C if not found.queued])
         for found, at, members, own in zip(found_C, at_CK, chain, contended_C, strict=True):
-            classes.append(found.describe())
+            if not found.queued:
+                found.predictability, found.inflated = predictable, inflated
+            tenant_KT = found.tenant_KT() if is_tenant and not found.queued else np.ones_like(found.left_KT)
+            alone_s = float(np.median(found.left_KT / tenant_KT))
+            classes.append(found)
             for k, a in enumerate(at):
-                base_s[a], link[a] = found.alone_s, found.link_K[k]
-                contention[a], tenant[a] = own.factor_KT[k], found.tenant_KT[k]
+                base_s[a], link[a], tenant[a] = alone_s, link_K[k], tenant_KT[k]
                 if own.partner is not None:
                     beside[a] = own.factor_KT[k]
                 timeout_s[a] = found.timeout_KT[k]
-                explained = base_s[a] * link[a] * contention[a] * tenant[a]
+                explained = base_s[a] * link[a] * own.factor_KT[k] * tenant[a]
                 rest[a] = np.maximum(own_NT[members[k]] - timeout_s[a], 0.0) / np.maximum(explained, 1e-12)
                 beyond_T = found.hiccup_KT[k]
                 hiccup_s[a] = np.where(beyond_T, np.maximum(rest[a] - 1.0, 0.0) * explained, 0.0)
                 rest[a] = np.where(beyond_T, np.minimum(rest[a], 1.0), rest[a])
                 hiccups += int(beyond_T.sum())
-    factors = (base_s, link, contention, beside, tenant, rest)
+    factors = (base_s, link, beside, tenant, rest)
     return TransferAttribution(operation, *factors, timeout_s, hiccup_s, hiccups, tuple(classes), tuple(uplinks))
 
 
@@ -241,12 +217,8 @@ class _Contended:
     partner: Partner | None = None
 
 
-def _contend(arrival_KT: Array, classes: list[_Class], partners: list[Partner | None]) -> list[_Contended]:
-    """What costs the classes of a chain time on their links, where that explains how long they take.
-
-    Args:
-        partners: the job's own reductions beside each class; no shared uplink is looked for where there is one.
-    """
+def _contend(arrival_KT: Array, classes: list[TransferClass], partners: list[Partner | None]) -> list[_Contended]:
+    """What costs the classes of a chain time on their links, where that explains how long they take."""
     if any(partners):
         return [
             _Contended(False, np.ones_like(found.left_KT))
@@ -257,7 +229,7 @@ def _contend(arrival_KT: Array, classes: list[_Class], partners: list[Partner | 
     return [_on_uplink(arrival_KT, classes)] * len(classes)
 
 
-def _on_uplink(arrival_KT: Array, classes: list[_Class]) -> _Contended:
+def _on_uplink(arrival_KT: Array, classes: list[TransferClass]) -> _Contended:
     """What the groups of a chain cost each other, where a shared uplink explains how long they take."""
     left_KT = np.sum([found.left_KT for found in classes], axis=0)
     if len(left_KT) == 1:
@@ -273,26 +245,28 @@ def _on_uplink(arrival_KT: Array, classes: list[_Class]) -> _Contended:
     return _Contended(True, fit.contention_KT(known_KT), fit.mean_contention(known_KT), (fit.alone_s, fit.work_s))
 
 
-@dataclass(frozen=True)
-class _Tenant:
-    """Whether another job comes and goes, how predictable that is, and by how much a payload grows."""
+class TransferClass:
+    """One class of collectives, of which ``groups`` run side by side, and what was found about it.
 
-    there: bool
-    predictability: float
-    inflated: float
+    ``left_KT`` is what is left of its durations, from which causes are taken off in turn: timeouts and hiccups, what
+    groups or a ``partner`` (the job's own reduction beside them) cost each other, links, a tenant. ``link_K`` are
+    factors of the groups, whose ranks are ``ranks_K``. ``contention`` is how many times longer than alone they take
+    together; ``contended`` is None where the trace does not identify that. ``predictability`` is how well the past
+    predicts the next duration, ``inflated`` the mean over the best one, less 1. ``timeout_s`` is how much longer
+    collapsed steps take (0: none), ``collapsed`` their share.
+    """
 
-
-_NO_TENANT: Final = _Tenant(False, 0.0, 0.0)
-
-
-class _Class:
-    """The components of one class, taken off in order: timeouts and hiccups, ``share``, ``travel``, ``meet``."""
+    contention: Interval
+    contended: bool | None
+    partner: Partner | None
+    predictability = inflated = 0.0
 
     def __init__(self, matrix: OperationMatrix, members: list[Integers], own_KT: Array) -> None:
-        self._op = matrix.ops[matrix.op_N[members[0][0]]]
-        self.queued = self._op in QUEUED_OPS  # at a port, which hides other traffic on the links
-        self._ranks = tuple(tuple(matrix.ranks[r] for r in matrix.rank_N[m]) for m in members)
-        self.timeout_KT, self._timeout_s, self._collapsed = self._timeouts(own_KT)
+        self.op, self.groups = matrix.ops[matrix.op_N[members[0][0]]], len(members)
+        self.queued = self.op in QUEUED_OPS  # at a port, which hides other traffic on the links
+        self.ranks_K = tuple(tuple(matrix.ranks[r] for r in matrix.rank_N[m]) for m in members)
+        self.link_K = np.ones(self.groups)
+        self.timeout_KT, self.timeout_s, self.collapsed = self._timeouts(own_KT)
         self.left_KT = own_KT - self.timeout_KT
         self.hiccup_KT = np.zeros(own_KT.shape, np.bool_)
         usual_K = np.maximum(np.median(self.left_KT, axis=1, keepdims=True), 1e-12)
@@ -301,39 +275,16 @@ class _Class:
             self.hiccup_KT = self.left_KT > threshold * usual_K
             self.left_KT = np.where(self.hiccup_KT, usual_K, self.left_KT)
 
-    def share(self, contended: _Contended) -> None:
-        """Take off what the groups cost each other."""
-        self._contended = contended
-        self.left_KT = self.left_KT / contended.factor_KT
+    def contend(self, found: _Contended) -> None:
+        """Take off what the groups cost each other, or a partner costs them."""
+        self.contention, self.contended, self.partner = found.mean, found.contended, found.partner
+        self.left_KT = self.left_KT / found.factor_KT
 
-    def travel(self, link_K: Array) -> None:
-        """Take off what each group's own way to the network costs, the same in every bucket."""
-        self.link_K = link_K
-        self.left_KT = self.left_KT / link_K[:, None]
-
-    def meet(self, tenant: _Tenant) -> None:
-        """Take off what a tenant costs."""
-        self._tenant = _NO_TENANT if self.queued else tenant
-        self.tenant_KT = np.ones_like(self.left_KT)
-        if self._tenant.there:
-            mean_T = self.left_KT.mean(axis=0)
-            self.tenant_KT[:] = np.maximum(mean_T / max(float(np.quantile(mean_T, _BEST)), 1e-12), 1.0)
-        self.alone_s = float(np.median(self.left_KT / self.tenant_KT))
-
-    def describe(self) -> TransferClass:
-        return TransferClass(
-            op=self._op,
-            groups=len(self._ranks),
-            link_K=self.link_K,
-            ranks_K=self._ranks,
-            contention=self._contended.mean,
-            contended=self._contended.contended,
-            predictability=self._tenant.predictability,
-            inflated=self._tenant.inflated,
-            timeout_s=self._timeout_s,
-            collapsed=self._collapsed,
-            partner=self._contended.partner,
-        )
+    def tenant_KT(self) -> Array:
+        """What a tenant costs, as a factor that all groups have in common."""
+        mean_T = self.left_KT.mean(axis=0)
+        factor_T = np.maximum(mean_T / max(float(np.quantile(mean_T, _BEST)), 1e-12), 1.0)
+        return np.broadcast_to(factor_T, self.left_KT.shape)
 
     def _timeouts(self, own_KT: Array) -> tuple[Array, float, float]:
         """What collapsed steps take longer than the others, where durations have two modes that far apart."""
@@ -367,17 +318,20 @@ def _links(left_KT: Array) -> Array:
     return np.where(differs_K, factor_K, 1.0)
 
 
-def _tenant(left_CKT: list[Array]) -> _Tenant:
-    """Whether the rest of a payload comes and goes predictably; of its buckets together, as a tenant meets any."""
+def _tenant(left_CKT: list[Array]) -> tuple[bool, float, float]:
+    """Whether the rest of a payload comes and goes as another job does, how predictable it is, how much it grows.
+
+    Of its buckets together, as a tenant meets any.
+    """
     if not left_CKT:
-        return _NO_TENANT
+        return False, 0.0, 0.0
     lasts_T = np.maximum(np.sum([left_KT.mean(axis=0) for left_KT in left_CKT], axis=0), 1e-12)
     best_s, much_s = np.quantile(lasts_T, (_BEST, 1.0 - _BEST))
     inflated = float(lasts_T.mean() / best_s) - 1.0
     predictable = predictability(np.log(lasts_T))  # of logarithms: a few outliers would hide what all others share
     returns = len(lasts_T) >= MIN_TENANT_STEPS and predictable >= MIN_PREDICTABILITY
     much = inflated >= 0.5 * MIN_TENANT and bool(much_s >= (1.0 + MIN_TENANT) * best_s)
-    return _Tenant(returns and much, predictable, inflated)
+    return returns and much, predictable, inflated
 
 
 def predictability(x_T: Array) -> float:

@@ -41,12 +41,7 @@ _SHOWN: Final = (
 
 
 def print_answer(found: Answer, verdict: Verdict | None, activity: Sequence[RankActivity], name: str) -> None:
-    """Print all that was found.
-
-    Args:
-        verdict: None where there is no trace.
-        activity: where each rank's time went by step, of profiles.
-    """
+    """Print all that was found."""
     for hang in found.hangs:
         _print_hang(hang)
     if found.ended:
@@ -92,6 +87,18 @@ def activity_table(activity: Sequence[RankActivity], late: Sequence[LateHost]) -
     return ["rank", *(title for title, _ in shown)], rows
 
 
+def slowdown_tables(found: Diagnosis) -> list[tuple[str, tuple[str, str], list[tuple[str, str]]]]:
+    """Title, columns and rows of the largest slowdowns by rank, stage and operation."""
+    a = found.attribution
+    tables: list[tuple[str, tuple[str, str], list[tuple[str, str]]]] = []
+    for what, values in (("rank", a.rank), ("stage", a.stage), ("operation", a.operation)) if a is not None else ():
+        if len(values) > 1:
+            worst = sorted(values.items(), key=lambda item: -item[1])[:_MOST_SLOWDOWNS]
+            cells = [(str(key), f"{value:.3f}") for key, value in worst]
+            tables.append((f"Slowdown with only one {what}'s own durations", (what, "slowdown"), cells))
+    return tables
+
+
 def late_sentences(late: Sequence[LateHost], found: Diagnosis | None) -> list[str]:
     """Why ranks are late; how late is said only once, in the headline where no causes can be named."""
     said = {one.rank for one in found.arrivals.late} if found is not None and found.refused else set()
@@ -113,12 +120,8 @@ def _print_diagnosis(found: Diagnosis, verdict: Verdict, name: str) -> None:
         output.say(note)
     title = f"{name}: mean step {found.step_time_s:.4g} s{ideal}"
     output.print_table(title, ("cause", "of lost time", "s a step", "evidence", "advice"), rows, headline(verdict))
-    a = found.attribution
-    for what, values in (("rank", a.rank), ("stage", a.stage), ("operation", a.operation)) if a is not None else ():
-        if len(values) > 1:
-            worst = sorted(values.items(), key=lambda item: -item[1])[:_MOST_SLOWDOWNS]
-            cells = [(str(key), f"{value:.3f}") for key, value in worst]
-            output.print_table(f"Slowdown with only one {what}'s own durations", (what, "slowdown"), cells)
+    for table in slowdown_tables(found):
+        output.print_table(*table)
 
 
 def _print_hang(hang: Hang) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceenv.core.errors import needs
-from paceenv.diagnosis.absolute import AbsoluteCheck, check_flops, check_links
+from paceenv.diagnosis.absolute import AbsoluteCheck, check_links
 from paceenv.diagnosis.answer import Answer
 from paceenv.diagnosis.verdict import Pacing, Verdict, conclude
 from paceenv.importers.inputs import Inputs
@@ -47,26 +47,13 @@ def conclude_answer(
     job: str | None = None,
     *,
     policies: Sequence[str] = POLICIES,
-    flops: tuple[float | None, float | None] = (None, None),
     on_done: Callable[[int], None] = lambda done: None,
 ) -> Conclusion:
-    """Fit, simulate, check, conclude.
-
-    Args:
-        answer: of a trace.
-        job: which job, where the trace holds several.
-        policies: to simulate; without any no cluster is fitted either.
-        flops: operations of a step of the whole job, and a device's peak a second, as far as the user says.
-
-    Raises:
-        InputError: flops that cannot be.
-    """
+    """Fit, simulate, check, conclude."""
     diagnosis, matrix, trace = answer.diagnosis, answer.matrix, inputs.require_trace()
     assert diagnosis is not None, "there is a trace"
     assert matrix is not None, "there is a trace"
     checks = check_links(matrix, inputs.tables)
-    if flops != (None, None):
-        checks.insert(0, check_flops(*flops, len(matrix.ranks), diagnosis.step_time_s))
     fitted: Fitted | str = NOT_ASKED
     if policies:
         from paceenv.report.fitted import fit  # the simulator, which a hang or a log does not need
@@ -76,7 +63,7 @@ def conclude_answer(
     if isinstance(paced, str) or isinstance(fitted, str):
         pacing = Pacing(why_not=str(paced))
     else:
-        pacing = Pacing(tuple((one.policy, one.gain) for one in paced), doubt=fitted.short_doubt)
+        pacing = Pacing(tuple((one.policy, one.gain) for one in paced), doubt=fitted.doubt)
     return Conclusion(conclude(diagnosis, pacing, checks), fitted, paced, tuple(checks))
 
 

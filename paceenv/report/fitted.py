@@ -9,7 +9,6 @@ Legend: D drawn clusters, E seeds, T steps.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,15 +22,12 @@ from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace
 from paceenv.diagnosis.causes import TENANT
 from paceenv.diagnosis.verdict import NO_DIFFERENCE, word_of
-from paceenv.policies.ranges import Outside
-from paceenv.policies.rollout import run, start
-from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.whatif.baseline import Baseline, of_trace
 from paceenv.whatif.change import Change
 from paceenv.whatif.estimate import one_more
 from paceenv.whatif.predictions import Prediction
-from paceenv.whatif.simulated import MIN_SEEDS, check, drawn, predict
+from paceenv.whatif.simulated import MIN_SEEDS, Runs, check, drawn, predict
 
 Array = NDArray[np.float64]
 SEEDS: Final = 4
@@ -70,8 +66,8 @@ class Fitted:
         return None if TENANT in self.causes else False
 
     @property
-    def short_doubt(self) -> str:
-        """The same as :attr:`doubt`, for a headline."""
+    def doubt(self) -> str:
+        """Why the fitted clusters may not be the job; "" if nothing shows that."""
         said = []
         if abs(self.fit.mean_error) > GOOD_MEAN:
             said.append(f"the fitted cluster's mean step is {self.fit.mean_error:+.0%} off")
@@ -79,29 +75,9 @@ class Fitted:
             said.append("the fitted cluster lacks the other job among the causes")
         return ", and ".join(said)
 
-    @property
-    def doubt(self) -> str:
-        """A warning where the fit does not reproduce the job; else empty."""
-        said = []
-        if abs(self.fit.mean_error) > GOOD_MEAN:
-            said.append(
-                f"The fitted cluster's mean step is {self.fit.mean_error:+.0%} off the measured one: something in this "
-                "job is not in the model, so read the predictions below as a sketch."
-            )
-        if self.tenants is None:
-            said.append(
-                "The other job among the causes is not in this cluster, as no tenant of one period explains it. The "
-                "predictions below leave it out; only a canary (paceenv live) shows whether a phase shift pays."
-            )
-        return " ".join(said)
-
 
 def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = frozenset()) -> Fitted | str:
-    """The cluster of a trace, or why there is none.
-
-    Args:
-        job: which job, where the trace holds several.
-    """
+    """The cluster of a trace, or why there is none."""
     stages = set(trace.metadata.of_ranks("stage", 0).values())
     if len(stages) > 1:
         return f"the job has {len(stages)} pipeline stages, and the simulator only knows jobs without"
@@ -135,19 +111,11 @@ def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) 
     )
 
 
-@dataclass(frozen=True)
-class _Run:
-    mean_E: Array
-    cv_E: Array
-    delay_share: float
-    outside: Outside | None
-
-
-def _run(policy: str, cluster: Cluster, iterations: int) -> _Run:
+def _run(policy: str, cluster: Cluster) -> Runs:
     seeds = _FIRST_SEED + np.arange(SEEDS if cluster.ranks < MANY_RANKS else 1)
-    found = run(select_policy(policy, cluster), start(cluster, seeds, threads=os.cpu_count() or 1), iterations)
-    mean_E = found.step_ET.mean(axis=1)
-    return _Run(mean_E, found.step_ET.std(axis=1) / mean_E, float((found.mean_delay_E / mean_E).mean()), found.outside)
+    runs = Runs()
+    runs.add(cluster, policy, seeds, POLICY_ITERATIONS)
+    return runs
 
 
 @dataclass(frozen=True)
@@ -195,14 +163,14 @@ def compare(
         fitted.baseline.check([Change(pacing=policy) for policy in policies])
     except InputError as error:
         return str(error)
-    passive = [_run("passive", cluster, POLICY_ITERATIONS) for cluster in clusters]
+    passive = [_run("passive", cluster) for cluster in clusters]
     for i, policy in enumerate(policies):
-        paced = [_run(policy, cluster, POLICY_ITERATIONS) for cluster in clusters]
-        gain_D = np.array([(b.mean_E / a.mean_E).mean() - 1.0 for a, b in zip(paced, passive, strict=True)])
-        cv, cv_passive = (float(np.mean([one.cv_E.mean() for one in runs])) for runs in (paced, passive))
+        paced = [_run(policy, cluster) for cluster in clusters]
+        gain_D = np.array([(b.step_s[0] / a.step_s[0]).mean() - 1.0 for a, b in zip(paced, passive, strict=True)])
+        cv, cv_passive = (float(np.mean([one.cv[0].mean() for one in runs])) for runs in (paced, passive))
         met = [one.outside for one in paced if one.outside is not None]
         outside = str(max(met, key=lambda found: found.share)) if met else ""
-        delay = float(np.mean([one.delay_share for one in paced]))
+        delay = float(np.mean([one.delay_share[0].mean() for one in paced]))
         rows.append(Paced(policy, one_more(gain_D), cv, cv_passive, delay, outside))
         on_done(min(i + 1, asked))
     return rows

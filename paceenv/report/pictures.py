@@ -5,9 +5,9 @@ Axes: T steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,7 +21,6 @@ from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.ui import figures, html_page
 
 if TYPE_CHECKING:  # the simulator, which the page of a log does not need
-    from paceenv.report.fitted import Fitted, Paced
     from paceenv.whatif.predictions import Prediction
 
 Array = NDArray[np.float64]
@@ -29,14 +28,10 @@ Integers = NDArray[np.int64]
 
 MAX_POINTS: Final = 1500
 """Steps that are drawn one by one; of more, the mean and the range of bins."""
-MAX_LAG: Final = 60
-MIN_PAIRS: Final = 20
-"""Pairs of steps so far apart, of which fewer tell nothing."""
 REST: Final = "everything else"
 NORMAL_95: Final = 1.96
 LINE, BAND, MARK = "#333333", "#aebfd8", "#d55e00"
 _STEP, _GAINED, _SIMULATED = "#8c96a8", "#0072b2", "#4c72b0"
-_MAX_BARS = 12
 _TYPICAL_TOP: Final = 0.995
 
 
@@ -172,35 +167,11 @@ def course(matrix: OperationMatrix) -> Picture:
 
 
 def spread(matrix: OperationMatrix) -> Picture:
-    """Distribution and autocorrelation of step times."""
+    """Distribution of step times."""
     unit = Unit.of(float(np.median(matrix.step_s_T)))
-    figure, (left, right) = figures.figure(2)
-    figure.set_size_inches(11.2, 3.6)
-    distribution = histogram(left, unit.per_s * matrix.step_s_T, unit, "steps")
-    memory = correlogram(right, *autocorrelation(matrix.iteration_T, matrix.step_s_T), "steps")
-    caption = (
-        "Left: how often a step takes how long. Right: whether a long step tells that a later one will be long, too; "
-        "within the band it does not (95 %)."
-    )
-    return drawn("Step times: spread and memory", caption, figure, distribution, memory)
-
-
-def autocorrelation(iteration_T: Integers, step_s_T: Array) -> tuple[Integers, Array, Integers]:
-    """Lags in iterations, the autocorrelation at them, and the number of pairs; lags with too few pairs are left out.
-
-    Lags are true distances, also where a trace leaves out steps.
-    """
-    centred_T = step_s_T - step_s_T.mean()
-    variance = float((centred_T**2).mean())
-    lags, values, counts = [], [], []
-    for lag in range(1, MAX_LAG + 1):
-        at = np.minimum(np.searchsorted(iteration_T, iteration_T + lag), len(iteration_T) - 1)
-        pair_T = iteration_T[at] == iteration_T + lag
-        if int(pair_T.sum()) >= MIN_PAIRS and variance > 1e-18 * float(step_s_T.mean()) ** 2:
-            lags.append(lag)
-            values.append(float((centred_T[pair_T] * centred_T[at[pair_T]]).mean()) / variance)
-            counts.append(int(pair_T.sum()))
-    return np.array(lags, np.int64), np.array(values), np.array(counts, np.int64)
+    figure, (panel,) = figures.stack([3.2])
+    distribution = histogram(panel, unit.per_s * matrix.step_s_T, unit, "steps")
+    return drawn("Distribution of step times", "How often a step takes how long.", figure, distribution)
 
 
 # --- a diagnosis ------------------------------------------------------------------------------------------------------
@@ -254,41 +225,6 @@ def waterfall(diagnosis: Diagnosis) -> Picture | None:
     return drawn("Where the time goes", caption, figure, Numbers("waterfall", columns, rows))
 
 
-def slowdowns(diagnosis: Diagnosis) -> Picture | None:
-    """Slowdowns with only one rank's, one stage's, one kind of operation's own durations; None where none are known."""
-    a = diagnosis.attribution
-    if a is None:
-        return None
-    named: list[tuple[str, Mapping[Any, float]]] = [
-        ("data-parallel rank", a.rank), ("stage", a.stage), ("operation", a.operation),
-    ]  # fmt: skip
-    shown = [(what, values) for what, values in named if len(values) > 1]
-    if not shown:
-        return None
-    figure, panels = figures.figure(len(shown))
-    figure.set_size_inches(11.2, 0.9 + 0.27 * min(max(len(values) for _, values in shown), _MAX_BARS))
-    rows, left_out = [], False
-    most = 100.0 * (max(max(values.values()) for _, values in shown) - 1.0)
-    for panel, (what, values) in zip(panels, shown, strict=True):
-        worst = sorted(values.items(), key=lambda item: -item[1])
-        rows += [(what, str(key), f"{value:.4f}") for key, value in worst]
-        left_out |= len(worst) > _MAX_BARS
-        worst = worst[:_MAX_BARS]
-        excess = [100.0 * (value - 1.0) for _, value in worst]
-        panel.barh(range(len(worst)), excess, color=MARK, height=0.7)
-        panel.set_yticks(range(len(worst)), [figures.literal(str(key), 26) for key, _ in worst], fontsize=9)
-        panel.set(ylim=(len(worst) - 0.4, -0.6))
-        panel.set(xlabel="longer than ideal, %", xlim=(1.1 * min(0.0, *excess), max(1.0, 1.1 * most)))
-        panel.set_title(f"by {what}", loc="left", fontsize=10)
-        panel.grid(visible=False, axis="y")
-    caption = (
-        "How much longer than ideal a step is when only this one has its own durations, and all else is ideal."
-        + (f" The {_MAX_BARS} largest of each." if left_out else "")
-    )
-    columns = ("what", "which", "slowdown")
-    return drawn("Slowdown by rank, stage and operation", caption, figure, Numbers("attribution", columns, rows))
-
-
 # --- predictions ------------------------------------------------------------------------------------------------------
 def scaling(answer: Prediction) -> Picture:
     """Mean step and throughput over the number of nodes: the answer of ``paceenv whatif --nodes``."""
@@ -331,45 +267,3 @@ def scaling(answer: Prediction) -> Picture:
     names = (f"step, {unit.name}", "throughput", "CV")
     columns = ("nodes", *(f"{name}{part}" for name in names for part in ("", " low", " high")))
     return drawn("At other sizes", caption, figure, Numbers("scaling", columns, rows))
-
-
-def policies(fitted: Fitted, found: Sequence[Paced]) -> Picture:
-    """Throughput and CV of every policy against no pacing."""
-    figure, (left, right) = figures.figure(2)
-    figure.set_size_inches(11.2, 1.3 + 0.4 * len(found))
-    for i, one in enumerate(found):
-        value, low, high = (100.0 * x for x in one.gain)
-        shade = figures.colour(one.policy)
-        left.plot([low, high], [i, i], color=shade, lw=3, solid_capstyle="butt", alpha=0.6)
-        left.plot([value], [i], "o", color=shade, ms=8)
-        right.plot([one.cv], [i], "o", color=shade, ms=8)
-    left.axvline(0.0, color="black", lw=0.9)
-    right.axvline(found[0].cv_passive, color="black", lw=0.9, label="without pacing")
-    right.legend(fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.1)
-    edge = max(1.0, *(110.0 * abs(x) for one in found for x in one.gain))
-    left.set(xlim=(-edge, edge), xlabel="throughput against no pacing, %", ylim=(len(found) - 0.5, -0.5))
-    most = max(found[0].cv_passive, *(one.cv for one in found))
-    right.set(xlim=(0.0, 1.1 * most + 1e-6), xlabel="CV of step time", ylim=(len(found) - 0.5, -0.5))
-    names = [one.policy if len(one.policy) <= 30 else f"…{one.policy[-29:]}" for one in found]
-    left.set_yticks(range(len(found)), [figures.literal(name, 30) for name in names])
-    right.set_yticks(range(len(found)), [""] * len(found))
-    nodes = fitted.fit.cluster.job.nodes
-    caption = (
-        f"Pacing policies on {len(fitted.clusters)} clusters that may be the one behind this trace, each with {nodes} "
-        "nodes, paired with no pacing on the same noise; the bar is the range in which 95 % of such clusters lie. "
-        "Right of the line helps. A simulation: on the job itself a canary (paceenv live) decides."
-    )
-    if fitted.tenants is False:
-        caption += (
-            " This trace shows no other job on the same links; one that collides with ours in every single step would "
-            "look like a slower link here; only a canary shows it."
-        )
-    columns = (
-        "policy", "throughput gain", "low", "high", "CV", "CV without pacing", "mean delay / step", "so it",
-        "outside its range",
-    )  # fmt: skip
-    rows = []
-    for one in found:
-        numbers = (f"{one.cv:.4f}", f"{one.cv_passive:.4f}", f"{one.delay_share:.4f}")
-        rows.append((one.policy, *(f"{x:+.4f}" for x in one.gain), *numbers, one.verdict, one.outside))
-    return drawn("Would pacing help?", caption, figure, Numbers("policies", columns, rows))

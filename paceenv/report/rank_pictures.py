@@ -1,4 +1,4 @@
-"""Pictures of ranks: a timeline of a usual and the worst step, who keeps the others waiting; and steps for a viewer.
+"""Pictures of ranks: a timeline of a usual and the worst step, and who keeps the others waiting.
 
 They show how ranks spend their time: computing, waiting for peers, communicating, other work. An operation that meets
 others waits until the last of them arrives, and communicates from then on.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -24,7 +23,6 @@ from paceenv.diagnosis.dependency_graph import Graph
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.report.pictures import Numbers, Picture, Unit, drawn
 from paceenv.ui import figures
-from paceenv.ui.chrome_trace import ChromeTraceWriter
 
 WAIT: Final = "wait for peers"
 OTHER: Final = "other work"
@@ -40,8 +38,6 @@ MAX_LINES: Final = 16
 """Ranks of a timeline."""
 MIN_WIDTH: Final = 1.0 / 1500.0
 """Of the picture: what is shorter cannot be seen."""
-TRACE_EVENTS: Final = 200_000
-"""About what a viewer takes at once without slowing down."""
 MAX_RANKS: Final = 96
 MAX_STEPS: Final = 160
 """Cells of the heat map; with more ranks or steps, several share one."""
@@ -121,11 +117,7 @@ def _shown_ranks(matrix: OperationMatrix, slowdown_of: dict[int, float]) -> Inte
 
 
 def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], slowdown_of: dict[int, float]) -> Picture:
-    """What some ranks did in a usual step and in the worst one, on the same scale.
-
-    Args:
-        slowdown_of: by data-parallel rank, for the choice of those to show.
-    """
+    """What some ranks did in a usual step and in the worst one, on the same scale."""
     at_R, steps = _shown_ranks(matrix, slowdown_of), usual_and_worst(matrix)
     longest_s = float(matrix.step_s_T[list(steps)].max())
     unit, height = Unit.of(longest_s), 0.6 + 0.21 * len(at_R)
@@ -191,108 +183,36 @@ def _merged(start: Array, end: Array, least: float) -> list[tuple[float, float]]
     return [(a, b) for a, b in bars if b - a >= 0.5 * least]
 
 
-def write_steps(matrix: OperationMatrix, kinds: Sequence[Spans], path: Path) -> tuple[int, int]:
-    """Write steps end to end for a trace viewer, around the worst one where not all fit.
-
-    Returns:
-        The places of the first and the last written step.
-    """
-    per_step = max(sum(len(kind.operation_n) for kind in kinds), 1)
-    count = min(max(TRACE_EVENTS // per_step, 1), matrix.steps)
-    first = min(max(usual_and_worst(matrix)[1] - count // 2, 0), matrix.steps - count)
-    with ChromeTraceWriter(path, {"job": matrix.name, "source": matrix.source}) as writer:
-        writer.process(1, matrix.name, {int(r): f"rank {r}" for r in matrix.ranks})
-        at_s, rank_R = 0.0, np.array(matrix.ranks)
-        for t in range(first, first + count):
-            columns = [_events(matrix, kind, rank_R, t, at_s) for kind in kinds]
-            writer.operations(1, {key: np.concatenate([part[key] for part in columns]) for key in columns[0]})
-            at_s += float(matrix.step_s_T[t])
-    return first, first + count - 1
-
-
-def _events(matrix: OperationMatrix, kind: Spans, rank_R: Integers, t: int, at_s: float) -> dict[str, Array]:
-    present = np.flatnonzero(np.isfinite(kind.start_nT[:, t]))
-    node = kind.operation_n[present]
-    return {
-        "rank": rank_R[matrix.rank_N[node]],
-        "op": np.full(len(node), kind.name),
-        "start_s": at_s + kind.start_nT[present, t],
-        "end_s": at_s + kind.end_nT[present, t],
-        "operation": np.array(matrix.ops)[matrix.op_N[node]],
-        "iteration": np.full(len(node), matrix.iteration_T[t]),
-    }
-
-
 # --- who keeps the others waiting -------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Lateness:
-    """``late_RT``: how long a rank keeps its typical peer waiting in a step, seconds.
+def lateness(matrix: OperationMatrix, graph: Graph) -> Array | None:
+    """How long each rank keeps its typical peer waiting in a step ``(R, T)``, seconds; None where ranks never meet.
 
     That is its lateness after the median of those it meets, summed over the step's collectives; 0 where it is on time
-    or waits itself. It is not a number where the rank did not take part. ``last_R`` is the share of steps in which no
-    rank keeps others waiting longer. ``op`` is the kind of collective with the most waiting.
+    or waits itself, not a number where it takes no part. Ranks of one pipeline stage are compared with each other;
+    collectives across stages count only where there are no others.
     """
-
-    op: str
-    late_RT: Array
-    last_R: Array
-
-
-def lateness(matrix: OperationMatrix, graph: Graph) -> Lateness | None:
-    """Lateness at all collectives; None where ranks meet in none.
-
-    Ranks of one pipeline stage are compared with each other. Collectives across stages count only where there are no
-    others.
-    """
-    operation = np.flatnonzero(graph.meets_N & ~matrix.is_transfer_N)
-    operation = operation[np.isfinite(matrix.start_NT[operation]).any(axis=1)]
-    if not len(operation):
-        return None
-    low_K, high_K = np.full(len(graph.queued_K), np.iinfo(np.int64).max), np.full(len(graph.queued_K), -1)
-    np.minimum.at(low_K, graph.task_of_N[operation], matrix.stage_N[operation])
-    np.maximum.at(high_K, graph.task_of_N[operation], matrix.stage_N[operation])
-    alike_n = (low_K == high_K)[graph.task_of_N[operation]]
-    operation = operation[alike_n] if alike_n.any() else operation
-    waited_n = np.maximum(np.nansum(met_s(matrix, graph)[operation] - matrix.start_NT[operation], axis=1), 0.0)
-    op = int(np.argmax(np.bincount(matrix.op_N[operation], waited_n + 1e-12)))
-    late_nT = _against_peers(matrix, graph, operation)
+    sets, is_transfer_N = np.split(graph.member_N, graph.task_K[1:-1]), matrix.is_transfer_N
+    sets = [members for members in sets if len(members) > 1 and not is_transfer_N[members[0]]]
     late_RT, there_RT = np.zeros((2, len(matrix.ranks), matrix.steps))
-    np.add.at(late_RT, matrix.rank_N[operation], np.maximum(np.nan_to_num(late_nT), 0.0))
-    np.add.at(there_RT, matrix.rank_N[operation], np.isfinite(late_nT))
-    longest_T = late_RT.max(axis=0)
-    last_RT = (late_RT >= longest_T) & (longest_T > 0.0)
-    late_RT = np.where(there_RT > 0, late_RT, np.nan)
-    return Lateness(matrix.ops[op], late_RT, last_RT.sum(axis=1) / np.maximum((there_RT > 0).sum(axis=1), 1))
+    for members in [members for members in sets if not np.ptp(matrix.stage_N[members])] or sets:
+        at_T = np.flatnonzero(np.isfinite(matrix.start_NT[members]).sum(axis=0) >= 2)
+        start_mT, at = matrix.start_NT[np.ix_(members, at_T)], np.ix_(matrix.rank_N[members], at_T)
+        late_RT[at] += np.maximum(np.nan_to_num(start_mT - np.nanmedian(start_mT, axis=0)), 0.0)
+        there_RT[at] += np.isfinite(start_mT)
+    return np.where(there_RT > 0, late_RT, np.nan) if sets else None
 
 
-def _against_peers(matrix: OperationMatrix, graph: Graph, operation: Integers) -> Array:
-    """How long after the median of those it meets each operation began, seconds, ``(n, T)``."""
-    start_nT = matrix.start_NT[operation]
-    late_nT = np.full_like(start_nT, np.nan)
-    order = np.argsort(graph.task_of_N[operation], kind="stable")
-    for members in np.split(order, np.flatnonzero(np.diff(graph.task_of_N[operation][order])) + 1):
-        start_mT = start_nT[members]
-        there_T = np.isfinite(start_mT).sum(axis=0) >= 2
-        mine_mT = start_mT[:, there_T]
-        late_nT[np.ix_(members, there_T)] = mine_mT - np.nanmedian(mine_mT, axis=0)
-    return late_nT
-
-
-def heat_map(matrix: OperationMatrix, found: Lateness) -> Picture:
+def heat_map(matrix: OperationMatrix, late_RT: Array) -> Picture:
     """Rank by step: dark where the others wait for the rank, pale where it is on time or waits itself."""
-    R, T = found.late_RT.shape
+    R, T = late_RT.shape
     ranks, steps = -(-R // MAX_RANKS), -(-T // MAX_STEPS)
     shared = f"Binned: a cell is the mean over {steps} steps" if ranks > 1 or steps > 1 else ""
     if shared:
         shared += f" of the latest of {ranks} ranks." if ranks > 1 else "."
-    late_BC = binned(found.late_RT, ranks, steps)
+    late_BC = binned(late_RT, ranks, steps)
     edge_s = max(float(np.nanpercentile(late_BC, _EXTREME)), 1e-9)
     unit = Unit.of(edge_s)
-    figure, (panel, beside) = figures.figure(2)
-    figure.set_size_inches(11.2, 1.3 + min(max(0.24 * len(late_BC), 1.6), 5.0))
-    grid = panel.get_gridspec()
-    assert grid is not None
-    grid.set_width_ratios([4.2, 1.0])
+    figure, (panel,) = figures.stack([1.3 + min(max(0.24 * len(late_BC), 1.6), 5.0)])
     colours = LinearSegmentedColormap.from_list("lateness", _SHADES)
     image = panel.imshow(
         unit.per_s * late_BC, aspect="auto", cmap=colours, vmin=0.0, vmax=unit.per_s * edge_s, interpolation="nearest"
@@ -308,23 +228,17 @@ def heat_map(matrix: OperationMatrix, found: Lateness) -> Picture:
     keys = [Patch(fc=_SHADES[-1], label="the others wait for it"), Patch(fc=_SHADES[0], ec="#999", label="it waits")]
     figure.legend(handles=keys, loc="outside lower left", ncols=2, fontsize=9, frameon=False)
     panel.set_title(shared, loc="left", fontsize=9)
-    last_B = np.array([found.last_R[b * ranks : (b + 1) * ranks].max() for b in range(len(late_BC))])
-    height = 1.0 if len(late_BC) > 24 else 0.8
-    beside.barh(range(len(late_BC)), 100.0 * last_B, color=_SHADES[-2], height=height)
-    beside.set(
-        ylim=panel.get_ylim(), yticks=[], xlabel="waited for most, % of steps", xlim=(0.0, max(100.0 * last_B) + 1)
-    )
-    late_R = np.nan_to_num(found.late_RT).mean(axis=1)
+    late_R = np.nan_to_num(late_RT).mean(axis=1)
     worst = int(np.argmax(late_R))
     most = f"Most is waited for {_label(matrix, worst)}." if late_R[worst] > 0.0 else "No rank keeps others waiting."
     caption = (
         "Dark red: the others wait for this rank. Pale: it is on time, or waits itself. "
         f"{most} A cell is a rank's lateness after the median of those it meets, summed over a "
         "step's collectives: two ranks that are late together are both dark. The text counts only by how much the last "
-        f"one of all comes after the one before it. All ranks together wait longest at {found.op}. {shared} "
+        f"one of all comes after the one before it. {shared} "
         f"Colours end at the {_EXTREME:.0f}th percentile."
     )
-    return drawn("Arrival skew", caption, figure, _per_rank(matrix, found, unit), _cells(matrix, late_BC, ranks, steps))
+    return drawn("Arrival skew", caption, figure, _cells(matrix, late_BC, ranks, steps))
 
 
 def binned(late_RT: Array, ranks: int, steps: int) -> Array:
@@ -336,20 +250,6 @@ def binned(late_RT: Array, ranks: int, steps: int) -> Array:
     sum_BC = np.add.reduceat(np.where(there_BT, latest_BT, 0.0), np.arange(0, T, steps), axis=1)
     count_BC = np.add.reduceat(there_BT.astype(np.float64), np.arange(0, T, steps), axis=1)
     return np.where(count_BC > 0, sum_BC / np.maximum(count_BC, 1.0), np.nan)
-
-
-def _per_rank(matrix: OperationMatrix, found: Lateness, unit: Unit) -> Numbers:
-    rows = []
-    for r, rank in enumerate(matrix.ranks):
-        late_T = found.late_RT[r][np.isfinite(found.late_RT[r])]
-        if len(late_T):
-            mean, p95 = (f"{unit.per_s * x:.4g}" for x in (late_T.mean(), np.percentile(late_T, 95)))
-            rows.append((str(rank), _label(matrix, r), mean, p95, f"{100.0 * found.last_R[r]:.1f}"))
-    columns = (
-        "rank", "which is", f"others wait for it, mean {unit.name}", f"95th percentile, {unit.name}",
-        "most of all, % of steps",
-    )  # fmt: skip
-    return Numbers("arrivals-by-rank", columns, rows)
 
 
 def _cells(matrix: OperationMatrix, late_BC: Array, ranks: int, steps: int) -> Numbers:

@@ -29,15 +29,7 @@ class Recordings:
         return {path: summarise(found) for path, found in statuses.items() if found}
 
     def read(self, pattern: str | None = None, max_rows: int | None = None) -> Inputs:
-        """All that is usable; the ranks' segments of a live run are merged into one trace.
-
-        Args:
-            pattern: for text logs of other programs.
-            max_rows: rows to keep at most of a trace in the project's own format; None: all.
-
-        Raises:
-            InputError: nothing usable is there, with the reason; a live run may have a page alone.
-        """
+        """All that is usable; the ranks' segments of a live run are merged into one trace."""
         if not self.runs:
             return read_inputs(self.files, pattern=pattern, max_rows=max_rows)
         notes: list[str] = []

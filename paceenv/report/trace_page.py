@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import html
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from paceenv.core import metrics
 from paceenv.core.errors import InputError
@@ -18,11 +15,11 @@ from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.importers.inputs import Inputs
 from paceenv.report import pictures
-from paceenv.report.answer_text import ACTIVITY, activity_table, headline, late_sentences
+from paceenv.report.answer_text import ACTIVITY, activity_table, headline, late_sentences, slowdown_tables
 from paceenv.report.conclusion import Conclusion, conclude_answer
-from paceenv.report.fitted import sizes
+from paceenv.report.fitted import Fitted, sizes
 from paceenv.report.pictures import Picture, Unit
-from paceenv.report.rank_pictures import heat_map, lateness, spans, timeline, write_steps
+from paceenv.report.rank_pictures import heat_map, lateness, spans, timeline
 from paceenv.ui import html_page, output
 from paceenv.ui.output import sentence
 from paceenv.whatif.predictions import Prediction
@@ -30,24 +27,17 @@ from paceenv.whatif.predictions import Prediction
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a page shows. A missing cluster, sizes or policies are replaced by the reason, in words.
-
-    Attributes:
-        lateness: when which rank turned late, and what the hosts of late ranks did, in sentences.
-        activity: columns and rows of where a step's time went on each device.
-        viewer: a file for a trace viewer, and the places of the first and the last step in it.
-    """
+    """Everything that a page shows. A missing cluster, sizes or policies are replaced by the reason, in words."""
 
     files: Sequence[Path]
     notes: Sequence[str]
     matrix: OperationMatrix
     diagnosis: Diagnosis
     conclusion: Conclusion
-    lateness: Sequence[str]
-    activity: tuple[list[str], list[list[str]]] | None
+    lateness: Sequence[str]  # when which rank turned late, and what the hosts of late ranks did, in sentences
+    activity: tuple[list[str], list[list[str]]] | None  # columns and rows of where a step's time went on each device
     pictures: Sequence[Picture]
     sizes: Prediction | str
-    viewer: tuple[Path, tuple[int, int]] | None
 
     def as_json(self) -> dict[str, Any]:
         """The numbers of the page as plain data."""
@@ -69,15 +59,13 @@ class Report:
             "sizes": {"why_not": self.sizes} if isinstance(self.sizes, str) else self.sizes.as_dict(),
         }
 
-    def html(self, beside: Path) -> str:
-        """The page; links are relative to the folder ``beside``."""
+    def html(self) -> str:
+        """The page."""
         name = self.matrix.name
         parts = [html_page.paragraph(self._read(), "note")]
         parts.append(html_page.paragraph(headline(self.conclusion.verdict), "verdict"))
-        parts += [self._facts(), html_page.heading("Causes"), self._causes(), *self._late()]
+        parts += [self._facts(), html_page.heading("Causes"), self._causes(), *self._slowdowns(), *self._late()]
         parts += [picture.html() for picture in self.pictures]
-        if self.viewer is not None:
-            parts.append(self._viewer_link(beside, *self.viewer))
         parts += [*self._measured(), *self._fit()]
         return html_page.page(f"Why the steps of {name} take as long as they do", parts)
 
@@ -120,18 +108,19 @@ class Report:
             return html_page.paragraph(f"No cause {why}.")
         return html_page.table(("cause", "of lost time", f"{unit.name} a step", "evidence", "what to do"), rows)
 
+    def _slowdowns(self) -> list[str]:
+        """Slowdowns by rank, stage and operation."""
+        parts = []
+        for title, columns, rows in slowdown_tables(self.diagnosis):
+            parts += [html_page.paragraph(f"{title}:"), html_page.table(columns, rows)]
+        return [html_page.heading("Slowdown by rank, stage and operation"), *parts] if parts else []
+
     def _late(self) -> list[str]:
         """Which ranks were late when, and why."""
         parts = [html_page.paragraph(line) for line in self.lateness]
         if self.activity is not None:
             parts += [html_page.heading(ACTIVITY), html_page.table(*self.activity)]
         return [html_page.heading("Late ranks"), *parts] if parts else []
-
-    def _viewer_link(self, beside: Path, viewer: Path, steps: tuple[int, int]) -> str:
-        address = html.escape(quote(os.path.relpath(viewer, beside)))
-        first, last = (self.matrix.iteration_T[t] for t in steps)
-        said = f" has iterations {first} to {last} of every rank: open it in ui.perfetto.dev or chrome://tracing."
-        return f'<p class="note"><a href="{address}">{html.escape(viewer.name)}</a>{said}</p>'
 
     def _fit(self) -> list[str]:
         """The fitted cluster, or why there is none."""
@@ -150,7 +139,9 @@ class Report:
         rows = [
             (p.key, *(_number(x) for x in (p.value, p.lo, p.hi)), p.evidence) for p in fit.parameters if p.is_identified
         ]
-        parts = [html_page.heading("The fitted cluster"), html_page.paragraph(said), html_page.paragraph(fitted.doubt)]
+        parts = [html_page.heading("The fitted cluster"), html_page.paragraph(said)]
+        if fitted.doubt:
+            parts.append(html_page.paragraph(f"{sentence(fitted.doubt)} Read the predictions below as a sketch."))
         parts.append(html_page.numbers("parameters", ("parameter", "value", "95 % low", "high", "evidence"), rows))
         open_ = [(p.key, _number(p.value), p.reason) for p in fit.parameters if not p.is_identified]
         if open_:
@@ -163,7 +154,19 @@ class Report:
         if isinstance(policies, str):
             parts += [html_page.heading("Would pacing help?")]
             return [*parts, html_page.paragraph(f"Not predicted: {policies}.")]
-        return [*parts, pictures.policies(fitted, policies).html()]
+        parts += [html_page.heading("Would pacing help?"), html_page.paragraph(policies_caption(fitted))]
+        columns = (
+            "policy", "throughput gain", "low", "high", "CV", "CV without pacing", "mean delay / step", "so it",
+            "outside its range",
+        )  # fmt: skip
+        rows = [
+            (
+                one.policy, *(f"{x:+.2%}" for x in one.gain), f"{one.cv:.4f}", f"{one.cv_passive:.4f}",
+                f"{one.delay_share:.4f}", one.verdict, one.outside,
+            )
+            for one in policies
+        ]  # fmt: skip
+        return [*parts, html_page.table(columns, rows)]
 
     def _measured(self) -> list[str]:
         """What the delays in the trace did."""
@@ -173,22 +176,27 @@ class Report:
         return [html_page.heading("What the delays in this trace did"), html_page.paragraph(said)]
 
 
+def policies_caption(fitted: Fitted) -> str:
+    """What the comparison of policies is."""
+    caption = (
+        f"Pacing policies on {len(fitted.clusters)} clusters that may be the one behind this trace, each with "
+        f"{fitted.fit.cluster.job.nodes} nodes, paired with no pacing on the same noise; 95 % of such clusters lie "
+        "between low and high. A simulation: on the job itself a canary (paceenv live) decides."
+    )
+    if fitted.tenants is False:
+        caption += (
+            " This trace shows no other job on the same links; one that collides with ours in every single step would "
+            "look like a slower link here; only a canary shows it."
+        )
+    return caption
+
+
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def make_report(
-    inputs: Inputs, files: Sequence[Path], policies: Sequence[str], job: str | None, chrome_trace: Path | None
-) -> Report:
-    """Diagnose, draw and predict.
-
-    Args:
-        job: which job, where the trace holds several.
-        chrome_trace: a file for a trace viewer to write, too.
-
-    Raises:
-        InputError: there is no such trace, or its steps take no time.
-    """
+def make_report(inputs: Inputs, files: Sequence[Path], policies: Sequence[str], job: str | None) -> Report:
+    """Diagnose, draw and predict."""
     inputs.require_trace()
     with output.progress("diagnose, draw, simulate", 4 + len(policies)) as done:
         answer = find_answer(replace(inputs, dumps=(), inspected=(), steps=()), job)
@@ -199,10 +207,14 @@ def make_report(
             raise InputError(f"trace of {matrix.name}: steps that take no time; allowed: a job that takes some")
         graph = build_graph(matrix)
         done(1)
-        kinds, late = spans(matrix, graph), lateness(matrix, graph)
-        drawn = [pictures.waterfall(diagnosis), pictures.slowdowns(diagnosis)]
-        drawn += [timeline(matrix, kinds, _cost_by_rank(diagnosis)), heat_map(matrix, late) if late else None]
-        drawn += [pictures.course(matrix), pictures.spread(matrix)]
+        late = lateness(matrix, graph)
+        drawn = [
+            pictures.waterfall(diagnosis),
+            timeline(matrix, spans(matrix, graph), _cost_by_rank(diagnosis)),
+            None if late is None else heat_map(matrix, late),
+            pictures.course(matrix),
+            pictures.spread(matrix),
+        ]
         done(2)
         conclusion = conclude_answer(
             answer, inputs, str(files[0]), job, policies=policies, on_done=lambda n: done(2 + n)
@@ -221,7 +233,6 @@ def make_report(
         activity=activity_table(inputs.activity, answer.late_hosts) if inputs.activity else None,
         pictures=[picture for picture in drawn if picture is not None],
         sizes=at_sizes,
-        viewer=None if chrome_trace is None else (chrome_trace, write_steps(matrix, kinds, chrome_trace)),
     )
 
 

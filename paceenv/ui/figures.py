@@ -14,7 +14,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
 
 matplotlib.use("Agg")
@@ -110,11 +109,3 @@ def representative(value_R: NDArray[np.float64], most: int) -> NDArray[np.int64]
         return np.arange(ranks)
     by_value = np.argsort(value_R, kind="stable")
     return np.sort(by_value[np.rint(np.linspace(0, ranks - 1, most)).astype(np.int64)])
-
-
-def check_path(path: Path) -> None:
-    """Refuse a picture that could not be written, before its work is done."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"--plot {path}: allowed: a file that ends in {', '.join(SUFFIXES)}")
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InputError(f"--plot {path}: {'is a folder' if path.is_dir() else 'its folder does not exist'}")

@@ -22,7 +22,7 @@ from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace
 from paceenv.diagnosis.clocks import trace_on_one_clock
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.whatif.change import SLOW, Change
+from paceenv.whatif.change import Change
 from paceenv.whatif.estimate import cv, mean, of_steps
 from paceenv.whatif.scenarios import (
     GROWTH,
@@ -59,28 +59,19 @@ class Baseline:
     """A job as it is today.
 
     Attributes:
-        source: its name, for messages.
-        cluster: the cluster it is simulated on.
-        slow: ranks known to be slow; None where every run draws which ones are.
-        ranks: numbers of the ranks.
         parameters: those of a calibration from a trace; empty where the cluster has another origin.
-        measured: steps of the trace; None where nothing was measured.
-        knows_leaves: whether the calibration knew on which leaf each node is.
-        is_trace: whether it comes from a trace.
-        fit: the fit of a trace.
-        notes: assumptions, in words.
     """
 
-    source: str
-    cluster: Cluster
-    slow: frozenset[int] | None
-    ranks: tuple[int, ...]
+    source: str  # its name, for messages
+    cluster: Cluster  # the cluster it is simulated on
+    slow: frozenset[int] | None  # ranks known to be slow; None where every run draws which ones are
+    ranks: tuple[int, ...]  # numbers of the ranks
     parameters: tuple[Parameter, ...] = ()
-    measured: Measured | None = None
-    knows_leaves: bool = True
-    is_trace: bool = False
-    fit: JobFit | None = None
-    notes: tuple[str, ...] = ()
+    measured: Measured | None = None  # steps of the trace; None where nothing was measured
+    knows_leaves: bool = True  # whether the calibration knew on which leaf each node is
+    is_trace: bool = False  # whether it comes from a trace
+    fit: JobFit | None = None  # the fit of a trace
+    notes: tuple[str, ...] = ()  # assumptions, in words
 
     @property
     def counts_batches(self) -> bool:
@@ -95,7 +86,7 @@ class Baseline:
             guessed["fabric.nodes_per_leaf"] = "where nodes sit; assumed to be each on a leaf of its own"
         for change in changes:
             for ranks in (change.removed, change.replaced):
-                unknown = [] if ranks == SLOW else sorted(set(ranks) - set(self.ranks))
+                unknown = sorted(set(ranks) - set(self.ranks))
                 if unknown:
                     raise InputError(
                         f"{change.label}: {self.source} has no rank {unknown[0]}; allowed: {_shown(self.ranks)}"
@@ -181,7 +172,7 @@ class Baseline:
                 "limits it now, or only the NICs do, with all traffic across leaves"
             )
         if self.slow:
-            like = sorted({r for c in changes for r in (*c.removed, *c.replaced) if isinstance(r, int)} - self.slow)
+            like = sorted({r for c in changes for r in (*c.removed, *c.replaced)} - self.slow)
             slow = ", ".join(map(str, sorted(self.slow)))
             lines += [f"rank {r} is a rank like the others; persistently slow: rank {slow}" for r in like]
         return lines
@@ -230,11 +221,7 @@ class Baseline:
 
 
 def of_config(name: str, settings: Sequence[str] = ()) -> Baseline:
-    """The job of a cluster config, by file or by name.
-
-    Args:
-        settings: changes, each as ``KEY=VALUE``.
-    """
+    """The job of a cluster config, by file or by name."""
     cluster = load_cluster(name).changed(list(settings), name)
     measured = cluster.calibration.get("measured", {})
     if "step_mean_s" not in measured:
@@ -249,14 +236,7 @@ def of_config(name: str, settings: Sequence[str] = ()) -> Baseline:
 
 
 def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Baseline:
-    """The job of a trace, calibrated.
-
-    Args:
-        base: cluster config that gives what the trace does not identify; None: nothing is known beforehand.
-
-    Raises:
-        InputError: where no cluster can be fitted to the trace.
-    """
+    """The job of a trace, calibrated."""
     stages = len(set(trace.metadata.of_ranks("stage", 0).values()))
     if stages > 1:
         raise InputError(

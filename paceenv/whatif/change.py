@@ -6,17 +6,14 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.sim.cluster import Cluster
 
 WHERE: Final = "whatif"
 MAX_ROWS: Final = 64
-SLOW: Final = "slow"
-"""The slow ranks of a config, which draws them anew in every run."""
 _Value = TypeVar("_Value")
-Ranks = tuple[int, ...] | Literal["slow"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,8 @@ class Change:
 
     nodes: int | None = None
     oversubscription: float | None = None
-    removed: Ranks = ()
-    replaced: Ranks = ()
+    removed: tuple[int, ...] = ()
+    replaced: tuple[int, ...] = ()
     pacing: str = "passive"
     settings: tuple[str, ...] = ()
 
@@ -56,21 +53,15 @@ class Change:
         return {
             "nodes": self.nodes,
             "oversubscription": self.oversubscription,
-            "removed_ranks": _plain(self.removed),
-            "replaced_ranks": _plain(self.replaced),
+            "removed_ranks": list(self.removed),
+            "replaced_ranks": list(self.replaced),
             "pacing": self.pacing,
             "settings": list(self.settings),
         }
 
 
-def _ranks_text(ranks: Ranks) -> str:
-    if ranks == SLOW:
-        return "slow ranks"
+def _ranks_text(ranks: tuple[int, ...]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}"
-
-
-def _plain(ranks: Ranks) -> list[int] | str:
-    return ranks if isinstance(ranks, str) else list(ranks)
 
 
 def combinations(
@@ -81,20 +72,10 @@ def combinations(
     pacing: Sequence[str],
     settings: Sequence[str],
 ) -> list[Change]:
-    """Every combination of what the options name, one row each; ``settings`` are applied to every row.
-
-    Args:
-        nodes: node counts with commas between; None: as today.
-        oversubscription: ratios with commas between; None: as today.
-        removed: ranks to take out: ``0,3`` is one row each, ``0+3`` both in one row, ``slow`` a config's slow ranks.
-        pacing: policies; none means without pacing.
-
-    Raises:
-        InputError: for an invalid list, for nothing to change, and for more than MAX_ROWS combinations.
-    """
+    """Every combination of what the options name, one row each; ``settings`` are applied to every row."""
     sizes = _listed("--nodes", nodes, _size, "numbers of at least 1, with commas between")
     ratios = _listed("--oversubscription", oversubscription, _ratio, "positive numbers, with commas between")
-    ranks = "ranks, one row each (0,3), or together (0+3), or slow"
+    ranks = "ranks, one row each (0,3), or together (0+3)"
     without, others = (
         _listed("--remove-rank", removed, _ranks, ranks),
         _listed("--replace-rank", replaced, _ranks, ranks),
@@ -110,7 +91,7 @@ def combinations(
     if len(rows) > MAX_ROWS:
         raise out_of_range("combinations", len(rows), f"at most {MAX_ROWS}", WHERE)
     for row in rows:
-        if row.removed and (row.removed == row.replaced or set(row.removed) & set(row.replaced)):
+        if set(row.removed) & set(row.replaced):
             raise InputError(f"{row.label}: the same rank taken out and replaced; allowed: one of the two")
     return rows
 
@@ -139,9 +120,7 @@ def _ratio(text: str) -> float:
     return value
 
 
-def _ranks(text: str) -> Ranks:
-    if text == SLOW:
-        return "slow"
+def _ranks(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d{1,9}(\+\d{1,9})*", text, re.ASCII):
         raise ValueError
     return tuple(sorted({int(part) for part in text.split("+")}))
@@ -152,16 +131,14 @@ def apply(change: Change, cluster: Cluster, slow: Collection[int] | None) -> Clu
 
     A job of one process group keeps one. Several groups keep their size and become more, except those of a program
     that grow. Every rank keeps its batch.
-
-    Args:
-        slow: ranks known to be slow; None where every run draws which ones are.
-
-    Raises:
-        InputError: for a cluster that cannot exist.
     """
     job, where = cluster.job, f"{cluster.name}, {change.label}"
-    slow_gone, gone = _counted(change.removed, cluster, slow, "--remove-rank")
-    slow_new, _ = _counted(change.replaced, cluster, slow, "--replace-rank")
+    gone, both = len(change.removed), (*change.removed, *change.replaced)
+    if both and cluster.noise.slow_ranks and slow is None:
+        raise InputError(
+            f"{where}: which ranks of {cluster.name} are slow is drawn anew in every run; allowed: --set "
+            "noise.slow_ranks=0"
+        )
     if (change.removed or change.replaced) and cluster.program is not None and cluster.program.has_own_ranks:
         raise InputError(
             f"{where}: ranks differ by phases of the program, so nothing says what the others would do; allowed: of a "
@@ -182,23 +159,9 @@ def apply(change: Change, cluster: Cluster, slow: Collection[int] | None) -> Clu
         assignments.append(f"job.nodes={nodes}")
         if job.nodes_per_group is not None and job.groups == 1:
             assignments.append("job.nodes_per_group=null")
-    if slow_gone or slow_new:
-        assignments.append(f"noise.slow_ranks={cluster.noise.slow_ranks - slow_gone - slow_new}")
+    if healed := len(set(both) & set(slow or ())):
+        assignments.append(f"noise.slow_ranks={cluster.noise.slow_ranks - healed}")
     if change.oversubscription is not None:
         assignments += [f"fabric.oversubscription={change.oversubscription!r}", "fabric.uplink_gbps=null"]
     assignments += change.settings
     return cluster.changed(assignments, cluster.name, "--set") if assignments else cluster
-
-
-def _counted(ranks: Ranks, cluster: Cluster, slow: Collection[int] | None, option: str) -> tuple[int, int]:
-    """How many of the ranks are slow, and how many there are in total."""
-    count = cluster.noise.slow_ranks
-    if ranks == SLOW:
-        if not count:
-            raise InputError(f"{option} slow: {cluster.name} has no slow ranks; allowed: numbers of ranks")
-        return count, count
-    if ranks and count and slow is None:
-        raise InputError(
-            f"{option} {ranks[0]}: which ranks of {cluster.name} are slow is drawn anew in every run; allowed: slow"
-        )
-    return len(set(ranks) & set(slow or ())), len(ranks)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import numpy as np
@@ -33,9 +32,6 @@ def widened(interval: Interval, ends: Collection[Ends], *, by_factors: bool) -> 
     """An interval that also holds what one size leaves open.
 
     Ends are not errors: the truth may be at one end of each unknown, so the ends add up.
-
-    Args:
-        by_factors: whether ``ends`` are differences of logarithms.
     """
     if not ends or not interval.is_bounded:
         return interval
@@ -43,25 +39,6 @@ def widened(interval: Interval, ends: Collection[Ends], *, by_factors: bool) -> 
     low += sum(min(0.0, *moved) for moved in ends)
     high += sum(max(0.0, *moved) for moved in ends)
     return Interval(interval.value, *((math.exp(low), math.exp(high)) if by_factors else (low, high)))
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Where an interval comes from.
-
-    Attributes:
-        runs: standard deviation from run to run, relative to the mean.
-        calibration: standard deviation from the errors of the calibration, relative to the mean.
-        unknown: for each quantity that the trace leaves open, how far its two ends move the mean, relative to it.
-    """
-
-    runs: float
-    calibration: float
-    unknown: Mapping[str, Ends] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        unknown = {name: list(ends) for name, ends in self.unknown.items()}
-        return {"runs_sd": self.runs, "calibration_sd": self.calibration, "unknown_ends": unknown}
 
 
 def of_runs(value_DS: Array) -> Interval:
@@ -94,12 +71,6 @@ def one_more(value_N: Array) -> Interval:
     return Interval(average, average - half, average + half)
 
 
-def spread(value_DS: Array) -> Spread:
-    """The parts of the variation of positive values: between runs of a cluster, and between clusters."""
-    between, within = _variances(np.log(value_DS))
-    return Spread(math.sqrt(within), math.sqrt(between))
-
-
 def _variances(x_DS: Array) -> tuple[float, float]:
     """Variance between clusters, without that of their few runs, and variance between runs of one cluster."""
     draws, runs = x_DS.shape
@@ -112,10 +83,6 @@ def of_steps(statistic: Callable[[Array], Array], steps: int, *, positive: bool 
     """A statistic of a trace's steps, with the interval for its value over many more such steps.
 
     Delete-one-block jackknife over consecutive steps, so correlation from step to step counts.
-
-    Args:
-        statistic: takes weights ``(..., T)`` that sum to 1 and returns ``(...)``; :func:`mean`, :func:`cv`, or made of
-            them.
     """
     value = float(statistic(np.full(steps, 1.0 / steps)))
     if steps < MIN_STEPS:

@@ -36,36 +36,25 @@ class Scenario:
     """One set of values for what the trace leaves open.
 
     Attributes:
-        round_us: time of a round of messages; None: as calibrated.
-        growth: exponent of post-collective work over nodes.
         link_factor: how many times as fast the links of a lone group are on leaves of the asked oversubscription; None
             where the cluster itself says so.
     """
 
-    round_us: float | None = None
-    growth: float = 0.0
+    round_us: float | None = None  # time of a round of messages; None: as calibrated
+    growth: float = 0.0  # exponent of post-collective work over nodes
     link_factor: float | None = None
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """Something that the trace leaves open.
+    """Something that the trace leaves open."""
 
-    Attributes:
-        name: for tables.
-        key: key of the cluster config.
-        between: its two ends, in words.
-        identified_by: the measurement that would identify it.
-        low: values of a scenario at its low end.
-        high: values of a scenario at its high end.
-    """
-
-    name: str
-    key: str
-    between: str
-    identified_by: str
-    low: Mapping[str, float]
-    high: Mapping[str, float]
+    name: str  # for tables
+    key: str  # key of the cluster config
+    between: str  # its two ends, in words
+    identified_by: str  # the measurement that would identify it
+    low: Mapping[str, float]  # values of a scenario at its low end
+    high: Mapping[str, float]  # values of a scenario at its high end
 
 
 def changed(change: Change, cluster: Cluster, slow: Collection[int] | None, scenario: Scenario) -> Cluster:

@@ -23,7 +23,7 @@ from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.whatif.baseline import Baseline
 from paceenv.whatif.change import Change
-from paceenv.whatif.estimate import LEVEL, Array, Ends, of_runs, spread, widened
+from paceenv.whatif.estimate import LEVEL, Array, Ends, of_runs, widened
 from paceenv.whatif.predictions import Case, Differences, Prediction, Row
 from paceenv.whatif.scenarios import Scenario, changed
 
@@ -40,13 +40,14 @@ MIN_TO_SHARE = 1 << 13
 
 
 @dataclass
-class _Runs:
+class Runs:
     """Results of the runs of one case, ``(D, S)`` each once all are done."""
 
     step_s: list[Array] = field(default_factory=list)
     cv: list[Array] = field(default_factory=list)
     throughput: list[Array] = field(default_factory=list)
     energy_j: list[Array] = field(default_factory=list)
+    delay_share: list[Array] = field(default_factory=list)
     outside: Outside | None = None
 
     def add(self, cluster: Cluster, policy: str, seeds_S: NDArray[np.int64], iterations: int) -> None:
@@ -59,6 +60,7 @@ class _Runs:
         samples_S = cluster.samples_per_step * np.maximum(useful_S, 1.0)
         self.step_s.append(mean_S)
         self.cv.append(sd_S / mean_S)
+        self.delay_share.append(found.mean_delay_E / mean_S)
         self.throughput.append(samples_S / outcome.time_s)
         if cluster.power.compute_w != 0.0:
             self.energy_j.append(outcome.energy_j / samples_S)
@@ -76,20 +78,12 @@ def predict(
     clusters: Sequence[Cluster] | None = None,
     on_done: Callable[[float], None] = lambda done: None,
 ) -> Prediction:
-    """Simulate the job as it is and after every change.
-
-    Args:
-        seeds: runs of each row, shared out over the drawn clusters; at least MIN_SEEDS of each.
-        clusters: the result of :func:`drawn` if it is known already.
-
-    Raises:
-        InputError: for an impossible change, before anything is simulated.
-    """
+    """Simulate the job as it is and after every change."""
     check(baseline, changes)
     known = drawn(baseline, first_seed) if clusters is None else clusters
     per_draw = max(math.ceil(seeds / len(known)), MIN_SEEDS)
     unpaced = [replace(change, pacing="passive") for change in changes if change.pacing != "passive"]
-    runs = {change: _Runs() for change in [Change(), *changes, *unpaced]}
+    runs = {change: Runs() for change in [Change(), *changes, *unpaced]}
     for d, cluster in enumerate(known):
         seeds_S = np.arange(per_draw) + first_seed + d * per_draw
         for i, (change, found) in enumerate(runs.items()):
@@ -134,7 +128,7 @@ class _Ends:
 
     def __init__(self, baseline: Baseline, seeds_S: NDArray[np.int64], iterations: int) -> None:
         self._baseline, self._seeds_S, self._iterations = baseline, seeds_S, iterations
-        self._runs: dict[tuple[Change, Scenario], _Runs] = {}
+        self._runs: dict[tuple[Change, Scenario], Runs] = {}
 
     def moved(self, before: Change, after: Change) -> _Moved:
         """How far the ends of every unknown move the difference between two jobs."""
@@ -158,30 +152,27 @@ class _Ends:
         }
         return found | {"cv": float(np.mean(other.cv) - np.mean(one.cv))}
 
-    def _run(self, change: Change, scenario: Scenario) -> _Runs:
+    def _run(self, change: Change, scenario: Scenario) -> Runs:
         if change == Change():
             scenario = Scenario(round_us=scenario.round_us)  # today's job depends on nothing else
         if (change, scenario) not in self._runs:
-            found = self._runs[change, scenario] = _Runs()
+            found = self._runs[change, scenario] = Runs()
             cluster = changed(change, self._baseline.cluster, self._baseline.slow, scenario)
             found.add(cluster, change.pacing, self._seeds_S, self._iterations)
         return self._runs[change, scenario]
 
 
-def _row(change: Change, baseline: Baseline, runs: Mapping[Change, _Runs], ends: _Ends) -> Row:
+def _row(change: Change, baseline: Baseline, runs: Mapping[Change, Runs], ends: _Ends) -> Row:
     found, unpaced = runs[change], None
     if change.pacing != "passive":
         alike = replace(change, pacing="passive")
         unpaced = _differences(runs[alike], found, ends.moved(alike, change))
     moved = ends.moved(Change(), change)
-    from_runs = spread(np.array(found.step_s))
-    relative = {name: (math.expm1(low), math.expm1(high)) for name, (low, high) in moved.get("step_s", {}).items()}
     return Row(
         change,
         _case(changed(change, baseline.cluster, baseline.slow, baseline.scenario(change)), found, change.pacing, moved),
         _differences(runs[Change()], found, moved),
         unpaced,
-        replace(from_runs, unknown=relative),
         found.outside,
     )
 
@@ -206,7 +197,7 @@ def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
     return found if any(one is not baseline.cluster for one in found) else [baseline.cluster]
 
 
-def _case(cluster: Cluster, runs: _Runs, policy: str, moved: _Moved) -> Case:
+def _case(cluster: Cluster, runs: Runs, policy: str, moved: _Moved) -> Case:
     return Case(
         nodes=cluster.job.nodes,
         ranks=cluster.ranks,
@@ -224,7 +215,7 @@ def _wider(name: str, interval: Interval, moved: _Moved) -> Interval:
     return found._replace(low=max(found.low, 0.0)) if name == "cv" else found
 
 
-def _differences(before: _Runs, after: _Runs, moved: _Moved) -> Differences:
+def _differences(before: Runs, after: Runs, moved: _Moved) -> Differences:
     def ratio(name: str) -> Interval:
         found = of_runs(np.array(getattr(after, name)) / np.array(getattr(before, name)))
         return Interval(*(end - 1.0 for end in _wider(name, found, moved)))

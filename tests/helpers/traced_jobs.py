@@ -65,6 +65,13 @@ def job_of(compute_TR: Any, transfer_s: Any = 0.5, name: str = "plain", **change
     return Trace.from_columns(columns | changed, TraceMetadata({"name": name}, ranks, "test"))
 
 
+def trace_of_rows(rows: list[tuple[Any, ...]]) -> Trace:
+    """A trace of rank, iteration, seq, op, group, begin and end in each row."""
+    keys = ("rank", "iteration", "seq", "op", "group", "start_s", "end_s")
+    columns = {key: list(values) for key, values in zip(keys, zip(*rows, strict=True), strict=True)}
+    return Trace.from_columns({"job": "plain", **columns}, TraceMetadata({"name": "plain"}, (), "test"))
+
+
 def matrix_in(path: Path) -> OperationMatrix:
     """The matrix of the one job in a file, on one clock."""
     return on_one_clock(read_matrix(read_inputs([path]).require_trace()))[0]
