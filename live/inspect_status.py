@@ -18,7 +18,7 @@ from paceenv.live.decide.verdict_time import Forecast, forecast, noise_of
 from paceenv.live.record.findings import Findings
 from paceenv.live.record.run_folder import RunFolder, status_period_s
 from paceenv.live.record.snapshot import EARLY, LATE, Snapshot, entry, number, text
-from paceenv.live.record.summary import held, shadowed, tuned
+from paceenv.live.record.summary import held, shadowed
 from paceenv.policies.rules import passive
 from paceenv.ui import output
 
@@ -200,8 +200,7 @@ def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
     found += [*shadowed(snapshots), *held(snapshots)[:1]]
     if (ahead := canary_outlook(snapshots)) is not None:
         found.append(f"a canary here, with blocks for slack rules: {ahead[0].text(ahead[1])}")
-    found += [*(line.strip() for line in tuned(snapshots)[1:]), *run.notes]
-    return list(filter(None, found))
+    return list(filter(None, [*found, *run.notes]))
 
 
 def _title(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot]) -> str:
@@ -294,7 +293,7 @@ def canary_outlook(snapshots: Sequence[Snapshot]) -> tuple[Forecast, float] | No
         return None
     blocks, ticks = block_plan(passive()), max(number(own, "step_iterations") or 1.0, 1.0)
     noise = max(noise_of(cv, blocks, ticks), _between_blocks(own, blocks.counted_iterations))
-    found = forecast(Plan.fixed(0, [blocks]), Comparison("a rule on slack"), noise=noise)
+    found = forecast(Plan(0, [blocks]), Comparison("a rule on slack"), noise=noise)
     return (found, step_s / ticks) if found is not None and noise > 0.0 else None
 
 

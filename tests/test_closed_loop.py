@@ -56,7 +56,7 @@ from paceenv.ui import config_files
 
 BLOCK, QUIET, PAIRS = 12, 5, 8
 ITERATIONS = QUIET + BLOCK * (1 + 2 * PAIRS)
-CONTEST = Plan.fixed(3, [BlockPlan(BLOCK, BLOCK // 3, 0, BLOCK)], begin=QUIET)
+CONTEST = Plan(3, [BlockPlan(BLOCK, BLOCK // 3, 0)], begin=QUIET)
 BLOCKS = PairedBlocks.of(CONTEST, ITERATIONS)
 
 

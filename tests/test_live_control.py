@@ -99,7 +99,7 @@ def test_pacing_that_hurts_is_rolled_back_where_a_step_has_several_ticks(ticks: 
     job.run(50 + 120 * 20)
     assert job.control.mode == "observe"
     assert "rolled back, as pacing hurts by" in job.control.reason
-    assert job.control.tick_s == pytest.approx(STEP_S / ticks, rel=0.5)  # from it come lead and lease of mode tune
+    assert job.control.tick_s == pytest.approx(STEP_S / ticks, rel=0.5)
 
 
 @pytest.mark.parametrize("mode", ["canary", "active"])

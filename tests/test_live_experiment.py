@@ -15,13 +15,13 @@ from test_live_control import STEP_S as JOB_STEP_S
 from test_live_control import Job, in_blocks
 
 from paceenv.core.student_t import student_t_quantile, student_t_tail
-from paceenv.live.decide.blocks import BlockPlan, Phase, Plan
+from paceenv.live.decide.blocks import ACTIVE, CANARY, BlockPlan, Plan
 from paceenv.live.decide.experiment import ALPHA, NEGLIGIBLE_DELAY_SHARE, Comparison, Experiment
 from paceenv.live.decide.live_policy import find_candidates, find_policy
 from paceenv.live.decide.verdict_time import EFFECTS, MOST_PAIRS, forecast, pairs_for
 
 STEP_S, BLOCK = 0.2, 12
-SMALL = BlockPlan(BLOCK, 2, 12, 12)
+SMALL = BlockPlan(BLOCK, 2, 12)
 
 
 @pytest.mark.parametrize("degrees", [1, 15])
@@ -41,15 +41,15 @@ def _noise(seed: int, iterations: int, sd: float, memory: float) -> np.ndarray:
     return draws
 
 
-def _of(seed: int, phase: Phase = "canary", **options: Any) -> Experiment:
-    return Experiment(["one"], Plan.fixed(seed, [SMALL], phase=phase), {}, **options)
+def _of(seed: int, every: int = CANARY, **options: Any) -> Experiment:
+    return Experiment(["one"], Plan(seed, [SMALL], every=every), {}, **options)
 
 
 def _compared(
     seed: int, pairs: int, gain: float, *, sd: float = 0.05, memory: float = 0.5, delay_s: float = 0.002, begin: int = 0
 ) -> Experiment:
     """An experiment that has followed a job whose mean step falls by ``gain`` where it is paced."""
-    experiment = Experiment(["one"], Plan.fixed(seed, [SMALL], begin=begin), {})
+    experiment = Experiment(["one"], Plan(seed, [SMALL], begin=begin), {})
     iterations = experiment.plan.after(pairs) + 1
     for i, noise in enumerate(_noise(seed, iterations, sd, memory).tolist()):
         on = experiment.plan.turn(i).arm is not None
@@ -105,7 +105,7 @@ def test_a_rank_that_is_never_delayed_has_no_help_to_report() -> None:
 
 @pytest.mark.parametrize("ticks", [1, 3, 30])
 def test_steps_of_several_iterations_are_compared_and_weigh_as_many(ticks: int) -> None:
-    plan, irregular = Plan.fixed(7, [BlockPlan(60, 20, 60, 60)], begin=50), iter(range(10**6))
+    plan, irregular = Plan(7, [BlockPlan(60, 20, 60)], begin=50), iter(range(10**6))
     experiment = Experiment(["one"], plan, {})
     for i in range(ticks - 1, plan.after(8) + ticks, ticks):
         if next(irregular) % (10 * 60 // ticks):  # one step in ten blocks is irregular
@@ -121,7 +121,7 @@ def test_a_block_with_too_few_iterations_drops_its_pair() -> None:
     experiment = _of(0)
     for i in range(experiment.plan.after(5)):
         pair = experiment.plan.turn(i).pair
-        if pair is None or pair[1] != 2 or i % BLOCK < 6:  # of the 10 counted iterations of pair 2, 4 are regular
+        if pair is None or pair[0] != 2 or i % BLOCK < 6:  # of the 10 counted iterations of pair 2, 4 are regular
             experiment.add(i, STEP_S)
     experiment.final()
     assert experiment.verdict.pairs == 4
@@ -148,7 +148,7 @@ def test_one_stall_does_not_decide_a_comparison() -> None:
 
 
 def test_a_comparison_that_forgets_finds_out_when_pacing_no_longer_pays() -> None:
-    experiment, kinds = _of(5, "deployed", memory_pairs=8), []
+    experiment, kinds = _of(5, ACTIVE, memory_pairs=8), []
     noise = _noise(5, experiment.plan.after(17), 0.01, 0.5)
     for i in range(experiment.plan.after(16)):
         gain = 0.1 if i < experiment.plan.after(8) else -0.1
@@ -164,7 +164,7 @@ def test_a_comparison_that_forgets_finds_out_when_pacing_no_longer_pays() -> Non
 
 
 def _several(gains: tuple[float, ...], rounds: int) -> Experiment:
-    plan = Plan.fixed(3, [BlockPlan(60, 20, 40, 40)] * len(gains))
+    plan = Plan(3, [BlockPlan(60, 20, 40)] * len(gains))
     experiment, random = Experiment([f"p{k}" for k in range(len(gains))], plan, {}), np.random.default_rng(0)
     for i in range(plan.after(rounds) + 1):
         arm = plan.turn(i).arm
@@ -238,7 +238,7 @@ def test_the_pairs_are_those_whose_interval_is_as_narrow(noise: float) -> None:
 
 
 def test_before_the_first_pair_the_noise_is_that_of_the_quiet_start() -> None:
-    plan, steps_s = Plan.fixed(0, [SMALL], begin=100), np.random.default_rng(0).normal(STEP_S, 0.01, 100).tolist()
+    plan, steps_s = Plan(0, [SMALL], begin=100), np.random.default_rng(0).normal(STEP_S, 0.01, 100).tolist()
     told: Callable[..., Any] = lambda *given, **more: forecast(plan, Comparison("one"), 0, *given, **more)  # noqa: E731
     found = told(steps_s)
     assert not found.measured

@@ -57,7 +57,7 @@ def test_every_number_of_the_snapshot_is_served(serve: Serve) -> None:
     assert samples["paceenv_live_delays_taken_total"] == {(): 590.0}
     assert samples["paceenv_live_transfers_held_total"] == {(): 80.0}
     state = samples["paceenv_live_state"]
-    assert (state[("canary",)], sum(state.values()), len(state)) == (1.0, 1.0, 7)
+    assert (state[("canary",)], sum(state.values()), len(state)) == (1.0, 1.0, 6)
 
 
 def test_what_is_unknown_has_no_sample(serve: Serve) -> None:

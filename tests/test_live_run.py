@@ -69,7 +69,7 @@ def test_options_of_torchrun_and_of_the_agent_may_be_mixed(
         ("missing.py", "script missing.py: no such file"),
         ("--strict --mode canary --policy lerned train.py", "mode canary cannot be entered: policy lerned: no such"),
         ("--strict --mode canary train.py", "no policy was given"),
-        ("--strict --mode tune --candidates slack;nope train.py", "cannot be entered"),
+        ("--strict --mode canary --candidates slack;nope train.py", "cannot be entered"),
         ("--strict --out train.py train.py", "is not a folder"),
         ("--strict --kill-file train.py train.py", "is there already"),
     ],

@@ -157,15 +157,7 @@ def test_many_ranks_stay_a_short_name() -> None:
     assert name_ranks([r for r in range(100) if r % 8 not in (0, 3)]) == "74 ranks (1-2, 4-7, 9-10, 12-15, ...)"
 
 
-def test_the_page_shows_what_competed_and_how_long_a_verdict_takes() -> None:
-    others = {"tune": {"phase": "deployed", "in": ["slack"]}}
-    page = summarise([snapshot(1, **others), snapshot(0)])
-    assert "What competed\n  winner: slack helps by 8.1 % [7.0, 9.2] of mean step time\n" in page
-    assert "  slack: 8 pairs, gain +8.1 % [7.0, 9.2] at the last evaluation\n" in page
-    assert "  paper: 3 pairs, gain -4.0 % [-6.0, -2.0] at the last evaluation; dropped: it hurts\n" in page
-    assert "errs with a probability of at most 5 % and may lose 1 % of its time" in page
-    assert "  the winner since then: helps by 8.0 %" in page
-    assert "What competed" not in summarise([snapshot(0, tune=None)])
+def test_the_page_shows_how_long_a_verdict_takes() -> None:
     forecast = {"text": "time to a verdict on an effect of 1 %: 32 pairs"}
     canary = {"verdict": "insufficient evidence", "text": "insufficient evidence", "pairs": 4, "forecast": forecast}
     assert "\n  time to a verdict on an effect of 1 %: 32 pairs\n" in summarise([snapshot(0, canary=canary)])

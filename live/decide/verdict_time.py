@@ -94,7 +94,7 @@ def forecast(
     if noise is None:
         return None
     pairs = tuple(pairs_for(-math.log1p(-effect), noise) for effect in EFFECTS)
-    first, begin, more = plan.words[-1].begin, plan.after(0), None
+    begin, more = plan.after(0), None
     each = plan.after(1) - begin
     if comparison.verdict.kind == "insufficient evidence":
         gain = comparison.value  # before the first pair: as if it did nothing
@@ -102,7 +102,7 @@ def forecast(
         needed = pairs_for(half, noise, comparison.pairs)
         missing = None if needed is None else needed - comparison.pairs
         more = comparison.pairs, missing, missing and max(begin - iteration, 0) + missing * each
-    return Forecast(noise, measured, pairs, tuple(n and begin - first + n * each for n in pairs), more)
+    return Forecast(noise, measured, pairs, tuple(n and begin - plan.begin + n * each for n in pairs), more)
 
 
 def pairs_for(half_width: float, pair_noise: float, after: int = 0) -> int | None:

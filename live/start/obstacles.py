@@ -13,7 +13,7 @@ from paceenv.live.options import ENVIRONMENT_MODE, MODES, Options
 if TYPE_CHECKING:  # it brings NumPy, which the script may want to import itself
     from paceenv.policies.base import Policy
 
-_BY_POLICY = ("shadow", "canary", "active", "tune")
+_BY_POLICY = ("shadow", "canary", "active")
 """The modes that need a policy."""
 
 
