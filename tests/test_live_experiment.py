@@ -232,7 +232,6 @@ def test_the_pairs_are_those_whose_interval_is_as_narrow(noise: float) -> None:
 
     assert half(found) <= 0.02
     assert found == 4 or half(found // 2) > 0.02
-    assert pairs_for(0.02, noise, after=found) == 2 * found
     assert pairs_for(1e-6, 1.0) is None
     assert (pairs_for(0.01, 0.1) or 0) <= MOST_PAIRS
 
@@ -246,9 +245,6 @@ def test_before_the_first_pair_the_noise_is_that_of_the_quiet_start() -> None:
     text = found.text(STEP_S)
     assert "1 %: 64 pairs, 1,548 iterations, about 5 min" in text
     assert "estimated from steps without pacing" in text
-    assert found.more_text(STEP_S).startswith(
-        "0 pairs so far, needs about 64 more pairs, 1,648 iterations, about 5 min"
-    )
     assert told([]) is None
     assert told(steps_s, ticks=4).pair_noise == pytest.approx(2.0 * found.pair_noise)  # a quarter of the steps
 
@@ -265,17 +261,3 @@ def test_the_promise_is_kept(effect: float) -> None:
     verdicts = [_compared(seed, pairs, effect, sd=0.03, memory=0.0).verdict.kind for seed in range(20)]
     assert verdicts.count("helps") >= 10
     assert found.iterations[EFFECTS.index(effect)] == BLOCK * (1 + 2 * pairs)
-
-
-def test_insufficient_evidence_says_how_much_is_missing() -> None:
-    experiment = _compared(3, 4, 0.03, memory=0.0)
-    assert experiment.verdict.kind == "insufficient evidence"
-    found = forecast(experiment.plan, experiment.candidates[0])
-    assert found is not None
-    assert found.more is not None
-    done, pairs, iterations = found.more
-    assert done == 4
-    assert pairs is not None
-    assert pairs + 4 in (8, 16, 32, 64, 128, 256)
-    assert iterations == (pairs * 2 + 1) * BLOCK  # from iteration 0: with the warm-up
-    assert found.more_text(STEP_S).startswith(f"4 pairs so far, needs about {pairs} more pairs, ")

@@ -270,7 +270,7 @@ class Control:
     def snapshot(self) -> dict[str, Any]:
         """What the mode has found, as plain data; None for what belongs to other modes."""
         nothing = dict.fromkeys(("shadow", "canary", "probe"))
-        return nothing | self.chosen.as_dict(self.iteration, self.tick_s)
+        return nothing | self.chosen.as_dict(self.tick_s)
 
     def _acting(self, iteration: int) -> int | None:
         """Number of the policy to which mode and plan allow a delay before ``iteration``; None: no delay."""

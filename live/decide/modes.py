@@ -65,7 +65,7 @@ class Mode:
     def final(self) -> None:
         """The job ends."""
 
-    def as_dict(self, iteration: int, tick_s: float) -> dict[str, Any]:
+    def as_dict(self, tick_s: float) -> dict[str, Any]:
         """Its entries of a snapshot, as plain data."""
         return {}
 
@@ -92,7 +92,7 @@ class Probing(Mode):
         too_costly = self.probe.add(iteration.iteration, iteration.step_s)
         return (None, too_costly) if too_costly else None
 
-    def as_dict(self, iteration: int, tick_s: float) -> dict[str, Any]:
+    def as_dict(self, tick_s: float) -> dict[str, Any]:
         return {"probe": self.probe.snapshot()}
 
 
@@ -116,7 +116,7 @@ class Shadow(Mode):
             self._steps_s += iteration.step_s
         return None
 
-    def as_dict(self, iteration: int, tick_s: float) -> dict[str, Any]:
+    def as_dict(self, tick_s: float) -> dict[str, Any]:
         share = self.foregone.total_s / self._steps_s if self._steps_s else None
         found = {"count": self.foregone.count, "steps": self._steps, "share": share}
         return {"shadow": found | self.foregone.as_dict()}
@@ -150,7 +150,7 @@ class Switchback(Mode):
         self._ticks = iteration.ticks
         if iteration.iteration < self.plan.begin:
             self._quiet_steps_s.append(iteration.step_s)
-        elif not self._said and (found := self.forecast(iteration.iteration)) is not None:
+        elif not self._said and (found := self.forecast()) is not None:
             self._said = True  # from the noise of the quiet start
             steps_s = self._quiet_steps_s or [iteration.step_s]
             self._inform(found.text(sum(steps_s) / len(steps_s) / iteration.ticks))
@@ -165,19 +165,17 @@ class Switchback(Mode):
     def final(self) -> None:
         self.experiment.final()
 
-    def forecast(self, iteration: int) -> Forecast | None:
+    def forecast(self) -> Forecast | None:
         """How long until a verdict on the leading candidate; None while the noise is not known. Any thread may ask."""
         k, quiet_s = self.experiment.leader, tuple(self._quiet_steps_s)
-        return forecast(self.plan, self.experiment.candidates[k], k, quiet_s, iteration=iteration, ticks=self._ticks)
+        return forecast(self.plan, self.experiment.candidates[k], k, quiet_s, ticks=self._ticks)
 
-    def as_dict(self, iteration: int, tick_s: float) -> dict[str, Any]:
-        experiment, until = self.experiment, self.forecast(iteration)
+    def as_dict(self, tick_s: float) -> dict[str, Any]:
+        experiment, until = self.experiment, self.forecast()
         verdict, leader = experiment.verdict, experiment.candidates[experiment.leader]
         found = verdict.as_dict() | experiment.as_dict()
         if len(experiment.candidates) > 1:
             found["text"] = f"{leader.name}: {verdict.text}"
-        if until is not None and (missing := until.more_text(tick_s)):
-            found["text"] += f"; {missing}"
         return {"canary": found | {"forecast": until and {"text": until.text(tick_s)}}}
 
 

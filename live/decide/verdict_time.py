@@ -30,15 +30,12 @@ class Forecast(NamedTuple):
         measured: whether that is from compared pairs; otherwise from the steps of the quiet start.
         pairs: for each of :data:`EFFECTS` the pairs that its verdict takes; None: more than :data:`MOST_PAIRS`.
         iterations: the same in iterations from the start of the blocks.
-        more: what is missing where the evidence was insufficient so far: pairs done, pairs still needed and the
-            iterations that these take from now on, None for more than :data:`MOST_PAIRS`; None: no such case.
     """
 
     pair_noise: float
     measured: bool
     pairs: tuple[int | None, ...]
     iterations: tuple[int | None, ...]
-    more: tuple[int, int | None, int | None] | None
 
     def text(self, step_s: float | None) -> str:
         """The forecast in one line."""
@@ -46,21 +43,9 @@ class Forecast(NamedTuple):
         for effect, pairs, iterations in zip(EFFECTS, self.pairs, self.iterations, strict=True):
             takes = "too many pairs" if pairs is None else f"{pairs} pairs, {_long(iterations, step_s)}"
             found.append(f"{100 * effect:g} %: {takes}")
-        return f"time to a verdict on an effect of {'; '.join(found)} ({self._noise()})"
-
-    def more_text(self, step_s: float | None) -> str:
-        """What is missing to a verdict at the present spread; "" where nothing is known to be."""
-        if self.more is None:
-            return ""
-        done, pairs, iterations = self.more
-        so_far = f"{done} pair{'s' * (done != 1)} so far"
-        if pairs is None:
-            return f"{so_far}, needs more than {MOST_PAIRS:,} at this noise ({self._noise()})"
-        return f"{so_far}, needs about {pairs} more pairs, {_long(iterations, step_s)} ({self._noise()})"
-
-    def _noise(self) -> str:
         by = "measured" if self.measured else "estimated from steps without pacing"
-        return f"noise of a pair {100 * self.pair_noise:.2g} %, {by}"
+        noise = f"noise of a pair {100 * self.pair_noise:.2g} %, {by}"
+        return f"time to a verdict on an effect of {'; '.join(found)} ({noise})"
 
 
 def noise_of(step_cv: float, blocks: BlockPlan, ticks: float = 1.0) -> float:
@@ -75,7 +60,6 @@ def forecast(
     quiet_steps_s: Sequence[float] = (),
     *,
     noise: float | None = None,
-    iteration: int = 0,
     ticks: int = 1,
 ) -> Forecast | None:
     """The time to a verdict of ``comparison``; None while nothing is known about the noise.
@@ -94,27 +78,17 @@ def forecast(
     if noise is None:
         return None
     pairs = tuple(pairs_for(-math.log1p(-effect), noise) for effect in EFFECTS)
-    begin, more = plan.after(0), None
+    begin = plan.after(0)
     each = plan.after(1) - begin
-    if comparison.verdict.kind == "insufficient evidence":
-        gain = comparison.value  # before the first pair: as if it did nothing
-        half = max(abs(gain), comparison.min_gain - gain)  # it helps, it hurts, or it does not help enough
-        needed = pairs_for(half, noise, comparison.pairs)
-        missing = None if needed is None else needed - comparison.pairs
-        more = comparison.pairs, missing, missing and max(begin - iteration, 0) + missing * each
-    return Forecast(noise, measured, pairs, tuple(n and begin - plan.begin + n * each for n in pairs), more)
+    return Forecast(noise, measured, pairs, tuple(n and begin - plan.begin + n * each for n in pairs))
 
 
-def pairs_for(half_width: float, pair_noise: float, after: int = 0) -> int | None:
-    """Pairs at the first evaluation whose interval is expected to be no wider than ``half_width`` to either side.
-
-    Args:
-        after: pairs compared so far; only a later evaluation counts.
-    """
+def pairs_for(half_width: float, pair_noise: float) -> int | None:
+    """Pairs at the first evaluation whose interval is expected to be no wider than ``half_width`` to either side."""
     pairs, share = FIRST_EVALUATION_PAIRS, 0.5 * ALPHA
     while pairs <= MOST_PAIRS:
         half = student_t_quantile(0.5 * share, pairs - 1) * pair_noise / math.sqrt(pairs)
-        if pairs > after and half <= half_width:
+        if half <= half_width:
             return pairs
         pairs, share = 2 * pairs, 0.5 * share
     return None

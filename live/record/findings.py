@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from paceenv.core.files import atomic_write
+from paceenv.core.errors import InputError
+from paceenv.core.files import atomic_write, open_regular
 from paceenv.core.lateness.watch import IN_TURNS
 from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record import findings_text as words
@@ -244,12 +243,9 @@ def read_verdict(folder: Path, rank: int) -> dict[str, Any] | None:
     Never waits for another process.
     """
     try:
-        descriptor = os.open(folder / FINDINGS, os.O_RDONLY | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as stream:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return None
+        with open_regular(folder / FINDINGS, MAX_BYTES) as stream:
             findings = json.loads(stream.read(MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
+    except (InputError, OSError, ValueError, RecursionError):
         return None
     if not isinstance(findings, dict) or findings.get("schema") != SCHEMA:
         return None
