@@ -229,12 +229,7 @@ def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.envi
 
 
 def absolute(name: str, path: str | os.PathLike[str]) -> Path:
-    """``path`` as seen from the current folder; ``name`` is for the error. Raises InputError if that folder is gone.
-
-    Args:
-        name: of the option, for the error.
-        path: a file or folder, relative or not.
-    """
+    """``path`` as seen from the current folder; ``name`` is for the error. Raises InputError if that folder is gone."""
     try:
         return Path(os.path.abspath(path))
     except OSError:

@@ -74,12 +74,6 @@ def test_what_is_unknown_has_no_sample(serve: Serve) -> None:
 LATE = verdict_of("late", "ranks 0-3 side by side", late_s=0.02, ranks=4)
 
 
-def test_a_verdict_of_all_ranks_is_served(serve: Serve) -> None:
-    samples = scrape(serve(lambda: snapshot(2, arrival=LATE)))
-    assert samples["paceenv_live_arrival"][("late",)] == 1.0
-    assert samples["paceenv_live_arrival_late_seconds"] == {(): 0.02}
-
-
 @pytest.mark.parametrize("arrival", [LATE | {"ranks": 1}, {"verdict": "late", "late_s": 0.02}, ALONE])
 def test_one_rank_alone_claims_nothing(serve: Serve, arrival: dict[str, Any]) -> None:
     samples = scrape(serve(lambda: snapshot(2, arrival=arrival)))

@@ -122,14 +122,6 @@ def test_alone_it_launches_on_one_node(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert found == [*LAUNCH, "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node", "2", *AGENT, *ours]
 
 
-def test_without_a_number_there_is_a_rank_for_each_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    assert became(monkeypatch, tmp_path, "train.py")[2:4] == ["--nproc-per-node=4", "--standalone"]
-    nodes = "--nnodes 2 --nproc-per-node 1 --rdzv-endpoint h:1 train.py"
-    assert "--standalone" not in became(monkeypatch, tmp_path, nodes)
-    assert "--standalone" not in became(monkeypatch, tmp_path, "train.py", PET_NNODES="2", PET_NPROC_PER_NODE="8")
-
-
 def test_a_rank_runs_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rank = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
     found = became(monkeypatch, tmp_path, "--out d -m pkg.train --lr 1", **rank)

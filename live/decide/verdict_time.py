@@ -13,7 +13,7 @@ from typing import NamedTuple
 from paceenv.core.differences import Mean
 from paceenv.core.student_t import student_t_quantile
 from paceenv.core.wording import hours
-from paceenv.live.decide.blocks import BlockPlan, Plan
+from paceenv.live.decide.blocks import Plan
 from paceenv.live.decide.experiment import ALPHA, FIRST_EVALUATION_PAIRS, Comparison
 
 EFFECTS = (0.01, 0.02, 0.05)
@@ -48,18 +48,12 @@ class Forecast(NamedTuple):
         return f"time to a verdict on an effect of {'; '.join(found)} ({noise})"
 
 
-def noise_of(step_cv: float, blocks: BlockPlan, ticks: float = 1.0) -> float:
-    """The noise of a pair if steps of that coefficient of variation, ``ticks`` iterations each, are independent."""
-    return step_cv * math.sqrt(2.0 * ticks / blocks.counted_iterations)
-
-
 def forecast(
     plan: Plan,
     comparison: Comparison,
     arm: int = 0,
     quiet_steps_s: Sequence[float] = (),
     *,
-    noise: float | None = None,
     ticks: int = 1,
 ) -> Forecast | None:
     """The time to a verdict of ``comparison``; None while nothing is known about the noise.
@@ -67,15 +61,14 @@ def forecast(
     Args:
         arm: number of the candidate that it is of.
         quiet_steps_s: regular steps without pacing, seconds; used until two pairs are compared.
-        noise: of a pair, in place of these steps.
     """
     measured = comparison.pairs > 1
     if measured:
         noise = comparison.mean.deviation
-    elif noise is None and len(quiet_steps_s) > 1:
+    elif len(quiet_steps_s) > 1:  # as if these steps were independent
         steps = Mean(quiet_steps_s)
-        noise = noise_of(steps.deviation / steps.value, plan.blocks[arm], ticks)
-    if noise is None:
+        noise = steps.deviation / steps.value * math.sqrt(2.0 * ticks / plan.blocks[arm].counted_iterations)
+    else:
         return None
     pairs = tuple(pairs_for(-math.log1p(-effect), noise) for effect in EFFECTS)
     begin = plan.after(0)

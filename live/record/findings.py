@@ -46,11 +46,7 @@ Findings = dict[str, Any]
 
 
 def find(snapshots: Sequence[Snapshot]) -> Findings:
-    """The findings about one attempt of a job.
-
-    Args:
-        snapshots: the last snapshot of each rank, at least one, all of the same attempt.
-    """
+    """The findings about one attempt of a job, from the last snapshot of each rank, at least one."""
     job = Job(snapshots)
     groups = used_groups(job.traffic)
     sets = [judge(job, places) for places in connected_sets(len(job.ranks), groups)]
@@ -226,22 +222,12 @@ def findings_period_s(world_size: int) -> float:
 
 
 def write_findings(folder: Path, findings: Findings) -> None:
-    """Write ``findings.json`` completely or not at all.
-
-    Args:
-        folder: the attempt's folder, ``DIR/<attempt>``.
-
-    Raises:
-        InputError: it cannot be written.
-    """
+    """Write ``findings.json`` into an attempt's folder, completely or not at all. Raises InputError."""
     atomic_write(folder / FINDINGS, (json.dumps(finite(findings), allow_nan=False) + "\n").encode())
 
 
 def read_verdict(folder: Path, rank: int) -> dict[str, Any] | None:
-    """The verdict on ``rank`` from ``findings.json`` in an attempt's folder; None where none can be read.
-
-    Never waits for another process.
-    """
+    """The verdict on ``rank`` from ``findings.json`` in an attempt's folder; None where none can be read."""
     try:
         with open_regular(folder / FINDINGS, MAX_BYTES) as stream:
             findings = json.loads(stream.read(MAX_BYTES))

@@ -63,11 +63,7 @@ def segment_path(folder: Path, attempt: str, host: str, rank: int, number: int) 
 
 
 def write_status(folder: Path, snapshot: Mapping[str, Any]) -> None:
-    """Write a rank's snapshot completely or not at all; numbers that are not finite become null. Raises InputError.
-
-    Args:
-        snapshot: plain data, as ``paceenv.live.record.snapshot`` makes it.
-    """
+    """Write a rank's snapshot completely or not at all; numbers that are not finite become null. Raises InputError."""
     path = status_path(folder, str(snapshot["attempt"]), str(snapshot["host"]), int(snapshot["rank"]))
     atomic_write(path, (json.dumps(finite(snapshot), allow_nan=False) + "\n").encode())
 

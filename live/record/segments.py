@@ -110,11 +110,7 @@ def fit_iterations(batch: Batch, after: int) -> NDArray[np.bool_]:
 
 
 def to_records(batch: Batch, fit_T: NDArray[np.bool_]) -> tuple[Records, Records]:
-    """The records of those iterations of a batch where ``fit_T``, and of their operations.
-
-    Args:
-        fit_T: which of them to write, ``(T,)``.
-    """
+    """The records of those iterations of a batch where ``fit_T``, and of their operations."""
     new_T = np.cumsum(fit_T) - 1
     keep_N = fit_T[batch.place_N]
     iterations_T = np.zeros(int(np.count_nonzero(fit_T)), ITERATION)
