@@ -196,11 +196,7 @@ def read(word: str) -> dict[int, float]:
 
 
 def alone_s(ranks: Sequence[Mapping[int, float]]) -> float | None:
-    """The barrier once all ranks are there: median over the steps of the shortest of all ranks; seconds.
-
-    Returns:
-        None with fewer than :data:`LEAST_STEPS` steps that all ranks have measured.
-    """
+    """The barrier once all ranks are there: median over steps of the shortest of all ranks, s; None with few steps."""
     common = set(ranks[0]).intersection(*ranks[1:])
     shortest_s = [min(rank[iteration] for rank in ranks) for iteration in common]
     return statistics.median(shortest_s) if len(shortest_s) >= LEAST_STEPS else None

@@ -80,14 +80,7 @@ class _RankTicks:
 
 
 def write_merged(folder: RunFolder, path: str | Path, attempt: str | None = None) -> Merged:
-    """Write the merged trace, completely or not at all.
-
-    Args:
-        attempt: a start of the job's processes; None takes the latest.
-
-    Raises:
-        InputError: no such attempt, no readable trace, or ``path`` cannot be written.
-    """
+    """Write the merged trace of an attempt (None: the latest), completely or not at all. Raises InputError."""
     merger = _Merger(folder, folder.chosen(attempt))
     rows = 0
     with TraceWriter(path, merger.metadata) as writer:

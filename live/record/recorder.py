@@ -54,13 +54,7 @@ def rank_header(
     attempt: str,
     locality: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The header of a rank's segments.
-
-    Args:
-        rank: this rank, 0 to ``world_size - 1``.
-        attempt: the start of the job's processes that this rank belongs to; "" as long as it is not known.
-        locality: the rank's place (:func:`paceenv.live.observe.locality.describe`), with its ``host``.
-    """
+    """The header of a rank's segments."""
     described = {"name": job, "ranks": world_size, "attempt": attempt} | dict(settings or {})
     entry = {"rank": rank, "dp_rank": rank, "stage": 0, "locality": dict(locality)}
     entry |= {key: locality[key] for key in ("host", "clock", "device") if key in locality}

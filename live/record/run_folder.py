@@ -120,11 +120,7 @@ class RunFolder:
         return [found[rank][1] for rank in sorted(found) if found[rank][0] not in apart]
 
     def is_in_place(self, path: Path, attempt: Any, host: Any, rank: Any, size: Any) -> bool:
-        """Whether a file lies where its content says that it belongs; if not, a note.
-
-        Args:
-            size: ranks of the job; None if it does not say.
-        """
+        """Whether a file lies where its content says that it belongs; if not, a note."""
         fits = size is None or (type(rank) is int and type(size) is int and 0 <= rank < size)
         place = path.parts[-3:-1], path.name[: path.name.find("-" if "-" in path.name else ".")]
         if fits and isinstance(attempt, str) and isinstance(host, str):

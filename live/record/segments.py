@@ -92,11 +92,7 @@ def marks_block(marks: Sequence[str]) -> bytes:
 
 
 def fit_iterations(batch: Batch, after: int) -> NDArray[np.bool_]:
-    """Which iterations of a batch can be written: times finite and in order, those of their operations too.
-
-    Args:
-        after: the last iteration that was written; numbers only increase.
-    """
+    """Which iterations of a batch can be written: times finite and in order, those of their operations too."""
     times_s = np.stack([batch.start_s_T, batch.end_s_T, batch.pace_start_s_T, batch.pace_end_s_T])
     fit_T = np.isfinite(times_s).all(axis=0) & (batch.iteration_T <= MAX_ITERATION)
     fit_T &= batch.mark_T < max(len(batch.marks), 1)

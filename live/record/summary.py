@@ -45,11 +45,7 @@ WIDTH: Final = 100
 
 
 def write_summary(folder: str | Path, own: Snapshot, patience_s: float = 0.0) -> str:
-    """Write the page to the run's folder, and to its attempt's, and return it; it uses the other ranks' last status.
-
-    Raises:
-        InputError: the page cannot be written.
-    """
+    """Write the page to the run's folder, and to its attempt's, and return it; it uses the other ranks' last status."""
     place, until_s = Path(folder), time.monotonic() + patience_s
     while True:
         others: list[Snapshot] = []

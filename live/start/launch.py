@@ -113,9 +113,6 @@ def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], None]:
     """A function that runs ``python path arguments...``: a Python file, or a folder or archive with ``__main__.py``.
 
     Raises InputError if it cannot be read.
-
-    Args:
-        arguments: what the script finds in ``sys.argv`` after its own name.
     """
     folder = os.path.isdir(path) or (os.path.isfile(path) and get_importer(path) is not None)
     execute = _execute_folder if folder else _load(path)
@@ -130,11 +127,7 @@ def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], None]:
 
 
 def prepare_module(name: str, arguments: Sequence[str]) -> Callable[[], None]:
-    """A function that runs ``python -m name arguments...``.
-
-    Args:
-        arguments: what the module finds in ``sys.argv`` after its own name.
-    """
+    """A function that runs ``python -m name arguments...``."""
 
     def run() -> None:
         sys.argv[:] = ["-m", *arguments]
