@@ -297,10 +297,10 @@ def test_damaged_segments_are_read_as_far_as_possible_and_named(tmp_path: Path) 
     paths[1].write_bytes(b"")
     paths[2].write_bytes(paths[2].read_bytes()[:-1])
     run = RunFolder(tmp_path)
-    merged = write_merged(run, tmp_path / "merged.parquet")
+    rows = write_merged(run, tmp_path / "merged.parquet")
     assert ["rank00001-000.pace: not a segment" in run.notes[0], "rank00002-000.pace: read up to byte" in run.notes[1]]
     assert len(run.notes) == 2
-    assert merged.rows == read_trace(tmp_path / "merged.parquet").table.num_rows == 900
+    assert rows == read_trace(tmp_path / "merged.parquet").table.num_rows == 900
 
 
 def test_a_rank_without_a_common_iteration_is_passed_over_and_named(tmp_path: Path) -> None:

@@ -106,14 +106,12 @@ class Comparison:
     them together err in at most ``ALPHA`` of the jobs. Between evaluations the last verdict stands.
 
     Args:
-        min_gain: a smaller relative gain counts as no help, 0 to 1.
         memory_pairs: after an evaluation of this many pairs (4, 8, 16, ...) the comparison starts anew with its own
             share, so that an old gain does not hide a new loss; None: never.
     """
 
-    def __init__(self, name: str, *, min_gain: float = MIN_GAIN, memory_pairs: int | None = None) -> None:
-        self.name, self.min_gain = name, min_gain
-        self._memory_pairs, self._earlier = memory_pairs, False
+    def __init__(self, name: str, *, memory_pairs: int | None = None) -> None:
+        self.name, self._memory_pairs, self._earlier = name, memory_pairs, False
         self._forget()
         self.verdict = self._evaluate(1.0)
         """The last evaluation's verdict."""
@@ -176,7 +174,7 @@ class Comparison:
         elif gain.high < 0.0:
             kind = "hurts"
         # other ranks may make room for a rank that was not delayed: a gain that points to that is no null result
-        elif gain.high < self.min_gain or (undelayed and (gain.value < self.min_gain or self.mean.value > -2 * error)):
+        elif gain.high < MIN_GAIN or (undelayed and (gain.value < MIN_GAIN or self.mean.value > -2 * error)):
             kind = "does not help"
         return Verdict(kind, gain, n, _sentence(kind, gain, n, undelayed))
 
@@ -199,20 +197,13 @@ class Experiment:
 
     Args:
         out: the candidates that pace no more, and why; the caller fills it.
-        min_gain: as for :class:`Comparison`, as ``memory_pairs`` is.
     """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        plan: Plan,
-        out: Mapping[int, str],
-        *,
-        min_gain: float = MIN_GAIN,
-        memory_pairs: int | None = None,
+        self, names: Sequence[str], plan: Plan, out: Mapping[int, str], *, memory_pairs: int | None = None
     ) -> None:
         self.plan, self.out, self._pairs = plan, out, Pairs(plan)
-        self.candidates = [Comparison(name, min_gain=min_gain, memory_pairs=memory_pairs) for name in names]
+        self.candidates = [Comparison(name, memory_pairs=memory_pairs) for name in names]
 
     def add(self, iteration: int, step_s: float, delay_s: float = 0.0, ticks: int = 1) -> int | None:
         """Take in a regular step; the number of the candidate that surely hurts since this iteration, if any."""

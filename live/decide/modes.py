@@ -13,7 +13,7 @@ from typing import Any
 from paceenv.core.probing import Plan as ProbingPlan
 from paceenv.live.decide.actuator import DelayLengths
 from paceenv.live.decide.blocks import ACTIVE, CANARY, Plan, block_plan
-from paceenv.live.decide.experiment import MEMORY_PAIRS, MIN_GAIN, Experiment
+from paceenv.live.decide.experiment import MEMORY_PAIRS, Experiment
 from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.decide.probe import Probe
@@ -131,7 +131,7 @@ class Switchback(Mode):
         super().__init__()
         self.plan = plan
         memory_pairs = MEMORY_PAIRS if plan.every == ACTIVE else None
-        self.experiment = Experiment(names, plan, self.out, min_gain=MIN_GAIN, memory_pairs=memory_pairs)
+        self.experiment = Experiment(names, plan, self.out, memory_pairs=memory_pairs)
         self._inform, self._said, self._ticks = inform, False, 1
         self._quiet_steps_s: deque[float] = deque(maxlen=QUIET_STEPS)
 
