@@ -67,7 +67,7 @@ class _RankTicks:
 
 
 def write_merged(folder: RunFolder, path: str | Path, attempt: str | None = None) -> int:
-    """Write the merged trace of an attempt (None: the latest), completely or not at all; its rows. Raises InputError."""
+    """Write the merged trace of an attempt (None: the latest), all or nothing; how many rows. Raises InputError."""
     merger = _Merger(folder, folder.chosen(attempt))
     rows = 0
     with TraceWriter(path, merger.metadata) as writer:
