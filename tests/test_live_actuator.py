@@ -174,13 +174,13 @@ def test_a_device_learns_its_clock_from_its_delays(rate_hz: float) -> None:
 def test_a_clock_that_falls_makes_one_delay_too_long_and_no_second() -> None:
     device = Device(rate_hz=1.98e9)
     actuator = DeviceActuator(device, cap_s=0.1, spin=device.spin)
-    effects = []
+    effects = list[float]()
     for i in range(30):
         device.rate_hz = 1.98e9 if i < 20 else 0.9e9
         delay = actuator.delay(0.01)
         assert delay is not None
         device.host_s += 1.0
-        effects.append(actuator.settle(delay))
+        effects.append(actuator.settle(delay) or 0.0)
     assert max(effects[:20]) == pytest.approx(0.01, rel=0.01), "at first it is taken for the slowest"
     assert effects[20] == pytest.approx(0.022, rel=0.01)
     assert max(effects[21:]) == pytest.approx(0.01, rel=0.01)
