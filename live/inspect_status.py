@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import calendar
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from statistics import fmean
 
 from paceenv.core.errors import out_of_range
 from paceenv.core.wording import count, duration, name_ranks, percent
-from paceenv.live.decide.blocks import Plan, block_plan
-from paceenv.live.decide.experiment import Comparison
-from paceenv.live.decide.verdict_time import Forecast, forecast, noise_of
 from paceenv.live.record.findings import Findings
 from paceenv.live.record.run_folder import RunFolder, status_period_s
 from paceenv.live.record.snapshot import EARLY, LATE, Snapshot, entry, number, text
-from paceenv.live.record.summary import held, shadowed, tuned
-from paceenv.policies.rules import passive
+from paceenv.live.record.summary import held, shadowed
 from paceenv.ui import output
 
 SILENT_S, SILENT_PERIODS = 30.0, 5.0
 """A rank without a new status for this long, and for so many of its periods, is called silent."""
-WATCHED = ("observe", "shadow")
-NEIGHBOURS = 4
-"""Neighbouring blocks of means from which the noise between blocks is taken."""
 COLUMNS = ("rank", "host", "state", "iterations", "step", "CV", "wait", "arrives", "delay", "pacing", "heard")
 NARROW = ("rank", "host", "state", "step", "own", "wait", "arrives", "heard")
 """Columns of the worst ranks: with names of hosts of ten letters they fit into 80."""
@@ -198,10 +188,7 @@ def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
     found = [f"no status of {gone} ranks" if gone else "", *_downgrades(snapshots)]
     found += [text(newest, "canary", "text"), text(newest, "canary", "forecast", "text")]
     found += [*shadowed(snapshots), *held(snapshots)[:1]]
-    if (ahead := canary_outlook(snapshots)) is not None:
-        found.append(f"a canary here, with blocks for slack rules: {ahead[0].text(ahead[1])}")
-    found += [*(line.strip() for line in tuned(snapshots)[1:]), *run.notes]
-    return list(filter(None, found))
+    return list(filter(None, [*found, *run.notes]))
 
 
 def _title(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot]) -> str:
@@ -278,33 +265,3 @@ def _heard(snapshot: Snapshot, now_s: float) -> str:
     if age is None:
         return "-"
     return f"silent {duration(age)}" if is_silent(snapshot, now_s) else f"{age:.0f} s ago"
-
-
-def canary_outlook(snapshots: Sequence[Snapshot]) -> tuple[Forecast, float] | None:
-    """The time to a verdict and the mean iteration, seconds; None for a run that paces or has measured nothing.
-
-    The noise of a pair is the larger of two: what independent steps give, and what neighbouring blocks of the run
-    differ by. Blocks are those of a rule on slack; policies that shift phases need four times as many iterations.
-    """
-    if not snapshots or any(s.get("state") not in WATCHED for s in snapshots):
-        return None
-    own = min(snapshots, key=lambda s: int(s["rank"]))
-    step_s, cv = number(own, "step", "mean_s"), number(own, "step", "cv")
-    if not step_s or cv is None:
-        return None
-    blocks, ticks = block_plan(passive()), max(number(own, "step_iterations") or 1.0, 1.0)
-    noise = max(noise_of(cv, blocks, ticks), _between_blocks(own, blocks.counted_iterations))
-    found = forecast(Plan.fixed(0, [blocks]), Comparison("a rule on slack"), noise=noise)
-    return (found, step_s / ticks) if found is not None and noise > 0.0 else None
-
-
-def _between_blocks(own: Snapshot, counted: int) -> float:
-    """Standard deviation of the log ratio of neighbouring blocks, as if they had ``counted`` iterations."""
-    length, means = number(own, "own", "blocks", "iterations"), entry(own, "own", "blocks", "step_s")
-    if not length or not isinstance(means, list):
-        return 0.0
-    pairs = pairwise(means)
-    ratios = [math.log(b / a) for a, b in pairs if isinstance(a, float) and isinstance(b, float) and a > 0.0 < b]
-    if len(ratios) < NEIGHBOURS:
-        return 0.0
-    return math.sqrt(fmean(r * r for r in ratios) * length / counted)

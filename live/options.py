@@ -22,7 +22,7 @@ try:
     """The folder of the process when it imported this package; relative paths of the environment begin there."""
 except OSError:  # it is gone; paths that need it fail where they are used
     LAUNCH_FOLDER = ""
-MODES = ("off", "observe", "probe", "shadow", "canary", "active", "tune")
+MODES = ("off", "observe", "probe", "shadow", "canary", "active")
 ACTUATORS = ("host", "device")
 ENVIRONMENT_MODE = "PACEENV_LIVE"
 """Environment variable that overrides the mode of every agent in the job; ``off`` is the kill switch."""
@@ -105,9 +105,9 @@ class Options:
     candidates: Annotated[
         str,
         Meaning(
-            "What competes with no pacing in mode tune, and takes turns in canary and active: names and files as for "
-            "the policy, separated by semicolons; defaults is the default constant of each mechanism",
-            unset="in tune `defaults;learned`, else the policy alone",
+            "What takes turns in modes canary and active, each against no pacing: names and files as for the policy, "
+            "separated by semicolons; defaults is the default constant of each mechanism",
+            unset="the policy alone",
         ),
     ] = ""
     seed: Annotated[
@@ -229,12 +229,7 @@ def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.envi
 
 
 def absolute(name: str, path: str | os.PathLike[str]) -> Path:
-    """``path`` as seen from the current folder; ``name`` is for the error. Raises InputError if that folder is gone.
-
-    Args:
-        name: of the option, for the error.
-        path: a file or folder, relative or not.
-    """
+    """``path`` as seen from the current folder; ``name`` is for the error. Raises InputError if that folder is gone."""
     try:
         return Path(os.path.abspath(path))
     except OSError:

@@ -34,7 +34,7 @@ from paceenv.live.record.housekeeping import Housekeeping
 from paceenv.live.record.run_folder import RunFolder, status_period_s, write_status
 from paceenv.live.record.snapshot import SCHEMA, Snapshot, number
 from paceenv.live.record.summary import summarise, write_summary
-from paceenv.live.store_messages import PACING, BarrierWords, Peers, TuneWords, poll_s
+from paceenv.live.store_messages import PACING, BarrierWords, Peers, poll_s
 
 PAGE_S, KILL_FILE_S = 600.0, 0.5
 """Seconds between two writes of the page, and two checks of the kill file."""
@@ -192,7 +192,7 @@ class Output:
         keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up())
         keep.add("the look at SIGTERM", DESCRIPTOR_S, lambda final: loop.at_next_tick(self._last_words.look))
         store = job_store() if loop.backend else None
-        self._tune_words, self._peers = TuneWords(loop, store), Peers(loop, store)
+        self._peers = Peers(loop, store)
         self._barrier_words = BarrierWords(loop, self._peers)
         digest = settings_digest(options, (loop.policy.source, loop.policy.sha256), loop.control.seed)
         self._rendezvous = Rendezvous(loop.rank, loop.world_size, digest, self._identified)
@@ -214,7 +214,6 @@ class Output:
         if options.mode in PACING or (options.out is not None and loop.world_size > 1):
             self._words = Housekeeping(loop.messages.log_once)  # its own thread too: a store may hang
             self._words.add("the words of other ranks", poll_s(loop.world_size), self._peers.look)
-            self._words.add("the words of mode tune", poll_s(loop.world_size), self._tune_words.look)
             self._words.add("the words about the barrier", poll_s(loop.world_size), self._barrier_words.look)
             self._words.start()
         if self.on_metrics is not None:

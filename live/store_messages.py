@@ -1,25 +1,19 @@
 """What the agents of a running job tell each other, through the job's own store, beside the training's communication.
 
-:class:`Peers`: who paces no more, who follows a wish. :class:`TuneWords`: what rank 0 decides in mode tune.
-:class:`BarrierWords`: how long a barrier takes. Every rank looks at the store on a background thread; the training
-waits for nothing. A word that is not heard changes nothing: a rank's own comparison still ends pacing that hurts, and a
-change of mode that not every rank follows is none.
+:class:`Peers`: who paces no more, who follows a wish. :class:`BarrierWords`: how long a barrier takes. Every rank looks
+at the store on a background thread; the training waits for nothing. A word that is not heard changes nothing: a rank's
+own comparison still ends pacing that hurts, and a change of mode that not every rank follows is none.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from paceenv.live.decide.blocks import Plan, Word
 from paceenv.live.decide.control import BARRIER_ALONE_S, PACED
-from paceenv.live.decide.modes import Tune
-from paceenv.live.decide.search import Search, State
 from paceenv.live.identity import Words
 from paceenv.live.loop import Loop
 
@@ -28,10 +22,6 @@ PACING = ("probe", *PACED)
 POLL_S, RANKS_PER_S = 2.0, 200.0
 """Seconds between two looks of a rank, longer in large jobs: so many looks per second of all ranks together."""
 LEAD_S = 20.0
-WORD_S = 60.0
-"""Seconds between two words of rank 0."""
-LEASE_S = 300.0
-"""A word holds for so long; rank 0 prolongs it when half of that is over."""
 LEAST_STEPS = 4
 """Steps that all ranks have measured; of fewer nothing is concluded."""
 
@@ -143,66 +133,6 @@ class Peers:
                 words.write(name, f"{control.iteration} on rank {loop.rank}: {stopped[number]}")
 
 
-class TuneWords:
-    """The words of mode tune, for one loop: rank 0 decides and writes at most one in ``WORD_S``, the others read.
-
-    A rank that hears nothing paces nothing once the last word that it heard is over.
-
-    Args:
-        store: as for :class:`Peers`; a job of one rank needs none.
-    """
-
-    def __init__(self, loop: Loop, store: Any) -> None:
-        self._loop, self._store = loop, store
-        self._words: Words | None = None
-        self._unsent: tuple[Word, State] | None = None
-        self._next_s, self._send_by, self._said = 0.0, 0, ""
-
-    def look(self, final: bool) -> None:
-        """Decide and write on rank 0, read on the others. Raises whatever the store raises."""
-        loop, mode = self._loop, self._loop.control.chosen
-        if final or not loop.permitted or loop.control.mode != "tune" or not isinstance(mode, Tune):
-            return
-        if self._store is None and loop.world_size > 1:
-            loop.downgrade("mode tune needs the job's store, and there is none")
-            return
-        if self._words is None and loop.world_size > 1:
-            self._words = Words(self._store, f"paceenv.tune/{loop.attempt}")
-        if mode.search is not None:
-            self._lead(mode.search)
-        elif self._words is not None:
-            self._follow(mode.plan, self._words)
-
-    def _lead(self, search: Search) -> None:
-        control, now, tick_s = self._loop.control, self._loop.iterations, self._loop.control.tick_s
-        if self._unsent is None and tick_s > 0.0 and now >= control.quiet_until and time.monotonic() >= self._next_s:
-            lead = math.ceil(lead_s(self._loop.world_size) / tick_s)
-            blocks = max(plan.block_iterations for plan in search.plan.blocks)
-            lease = max(math.ceil(LEASE_S / tick_s), 4 * (lead + 2 * blocks))
-            self._said, self._send_by = search.text(tick_s), now + lead // 2
-            self._unsent = search.next(now, lead, lease)
-        if self._unsent is None:
-            return
-        word, state = self._unsent
-        if self._words is not None and now <= self._send_by:
-            self._words.write(str(word.number), word.text())
-        elif self._words is not None and not self._words.read(str(word.number)):  # it might be there all the same
-            self._unsent = None  # others would hear it too late
-            return
-        search.follow(word, state)  # only now: this rank must not pace by a word that no other can hear
-        self._unsent, self._next_s = None, time.monotonic() + WORD_S
-        if search.text(tick_s) != self._said:
-            self._loop.messages.log_once(search.text(tick_s), level=20)
-
-    def _follow(self, plan: Plan, words: Words) -> None:
-        while text := words.read(str(plan.words[-1].number + 1 if plan.words else 1)):
-            word = Word.parse(text, len(plan.blocks))
-            if word is None:
-                self._loop.downgrade(f"rank 0 sent {text[:60]!r}, which is no word of mode tune")
-                return
-            plan.hear(word)
-
-
 class BarrierWords:
     """How long the barrier takes once all ranks are there, found by all ranks of one loop together.
 
@@ -266,11 +196,7 @@ def read(word: str) -> dict[int, float]:
 
 
 def alone_s(ranks: Sequence[Mapping[int, float]]) -> float | None:
-    """The barrier once all ranks are there: median over the steps of the shortest of all ranks; seconds.
-
-    Returns:
-        None with fewer than :data:`LEAST_STEPS` steps that all ranks have measured.
-    """
+    """The barrier once all ranks are there: median over steps of the shortest of all ranks, s; None with few steps."""
     common = set(ranks[0]).intersection(*ranks[1:])
     shortest_s = [min(rank[iteration] for rank in ranks) for iteration in common]
     return statistics.median(shortest_s) if len(shortest_s) >= LEAST_STEPS else None

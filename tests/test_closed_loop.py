@@ -50,7 +50,7 @@ from paceenv.ui import config_files
 
 BLOCK, QUIET, PAIRS = 12, 5, 8
 ITERATIONS = QUIET + BLOCK * (1 + 2 * PAIRS)
-CONTEST = Plan.fixed(3, [BlockPlan(BLOCK, BLOCK // 3, 0, BLOCK)], begin=QUIET)
+CONTEST = Plan(3, [BlockPlan(BLOCK, BLOCK // 3, 0)], begin=QUIET)
 BLOCKS = PairedBlocks.of(CONTEST, ITERATIONS)
 
 
@@ -64,9 +64,7 @@ def test_the_paired_effect_is_students_interval_of_the_pairs_log_ratios() -> Non
     step_s_T = _steps(0, -0.1)
     by_hand = []
     for pair in range(PAIRS):
-        off, on = (
-            [i for i in range(ITERATIONS) if CONTEST.turn(i) == (arm, (QUIET, pair, 0), True)] for arm in (None, 0)
-        )
+        off, on = ([i for i in range(ITERATIONS) if CONTEST.turn(i) == (arm, (pair, 0), True)] for arm in (None, 0))
         assert len(off) == len(on) == BLOCK - BLOCK // 3
         by_hand.append(math.log(step_s_T[on].mean() / step_s_T[off].mean()))
     wanted = stats.ttest_1samp(by_hand, 0.0).confidence_interval(0.95)

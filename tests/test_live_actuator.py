@@ -12,13 +12,10 @@ from hypothesis import strategies as st
 
 from paceenv.live.decide.actuator import (
     FIRST_PAUSE,
+    KEPT_DELAYS,
     LONGEST_PAUSE,
-    LONGEST_S,
-    MAX_RATE_HZ,
     MIN_DELAY_S,
     MIN_RATE_HZ,
-    RATIO,
-    SHORTEST_S,
     WATCHED_DELAYS,
     DelayLengths,
     DeviceActuator,
@@ -177,39 +174,26 @@ def test_a_device_learns_its_clock_from_its_delays(rate_hz: float) -> None:
 def test_a_clock_that_falls_makes_one_delay_too_long_and_no_second() -> None:
     device = Device(rate_hz=1.98e9)
     actuator = DeviceActuator(device, cap_s=0.1, spin=device.spin)
-    effects = []
+    effects = list[float]()
     for i in range(30):
         device.rate_hz = 1.98e9 if i < 20 else 0.9e9
         delay = actuator.delay(0.01)
         assert delay is not None
         device.host_s += 1.0
-        effects.append(actuator.settle(delay))
+        effects.append(actuator.settle(delay) or 0.0)
     assert max(effects[:20]) == pytest.approx(0.01, rel=0.01), "at first it is taken for the slowest"
     assert effects[20] == pytest.approx(0.022, rel=0.01)
     assert max(effects[21:]) == pytest.approx(0.01, rel=0.01)
 
 
-def test_a_device_whose_clock_seems_endless_is_still_capped() -> None:
-    device = Device(rate_hz=1e15)
-    actuator = DeviceActuator(device, cap_s=0.1, spin=device.spin)
-    for _ in range(50):
-        delay = actuator.delay(1.0)
-        assert delay is not None
-        assert delay.cycles <= 0.1 * MAX_RATE_HZ
-        device.host_s += 1.0
-        actuator.settle(delay)
-
-
-@pytest.mark.parametrize("seed", [0])
-def test_quantiles_are_right_within_a_bin(seed: int) -> None:
-    lengths_s = np.exp(np.random.default_rng(seed).uniform(np.log(SHORTEST_S), np.log(LONGEST_S), 999))
+def test_lengths_are_summed_and_quantiles_are_of_the_newest() -> None:
+    lengths_s = np.exp(np.random.default_rng(0).uniform(-9.0, 2.0, KEPT_DELAYS + 999))
     found = DelayLengths()
+    assert found.as_dict()["p50_s"] is None
     for length_s in lengths_s:
         found.add(float(length_s))
-    for share in (0.05, 0.5, 0.95):
-        right_s = float(np.quantile(lengths_s, share, method="inverted_cdf"))
-        assert found.quantile_s(share) == pytest.approx(right_s, rel=RATIO - 1.0)
     numbers = found.as_dict()
+    assert numbers["p95_s"] == np.quantile(lengths_s[999:], 0.95, method="inverted_cdf")
     assert numbers["max_s"] == lengths_s.max()
     assert numbers["mean_s"] == pytest.approx(lengths_s.mean())
     assert numbers["total_s"] == pytest.approx(lengths_s.sum())

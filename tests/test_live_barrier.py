@@ -108,20 +108,6 @@ def test_ranks_that_measured_other_steps_compare_those_that_all_have() -> None:
     assert alone_ms(ranks) == [12.0] * 2, "asked again"
 
 
-def test_a_count_that_came_twice_is_no_word() -> None:
-    store = HashStore()
-    ranks = [Rank(rank, 3, store) for rank in range(3)]
-    steps(ranks, QUIET)
-    words = ranks[1].words._peers.words()
-    assert words is not None
-    words.count(f"barrier/0/{QUIET // 2}/said", 1)
-    for rank in (ranks[1], ranks[0]):
-        rank.words.look(False)
-    assert max(alone_ms(ranks)) <= 1.0, "rank 2 has not said anything"
-    look(ranks)
-    assert alone_ms(ranks) == [12.0] * 3
-
-
 def test_without_a_store_or_a_rank_that_answers_nothing_changes() -> None:
     store = HashStore()
     ranks = [Rank(0, 3, store), Rank(1, 3, store), Rank(2, 3, None)]

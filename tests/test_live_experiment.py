@@ -8,20 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 from test_live_control import STEP_S as JOB_STEP_S
 from test_live_control import Job, in_blocks
 
 from paceenv.core.student_t import student_t_quantile, student_t_tail
-from paceenv.live.decide.blocks import BlockPlan, Phase, Plan
+from paceenv.live.decide.blocks import ACTIVE, CANARY, BlockPlan, Plan
 from paceenv.live.decide.experiment import ALPHA, NEGLIGIBLE_DELAY_SHARE, Comparison, Experiment
 from paceenv.live.decide.live_policy import find_candidates, find_policy
-from paceenv.live.decide.verdict_time import EFFECTS, MOST_PAIRS, forecast, pairs_for
+from paceenv.live.decide.verdict_time import MOST_PAIRS, forecast, pairs_for
 
 STEP_S, BLOCK = 0.2, 12
-SMALL = BlockPlan(BLOCK, 2, 12, 12)
+SMALL = BlockPlan(BLOCK, 2, 12)
 
 
 @pytest.mark.parametrize("degrees", [1, 15])
@@ -41,15 +39,15 @@ def _noise(seed: int, iterations: int, sd: float, memory: float) -> np.ndarray:
     return draws
 
 
-def _of(seed: int, phase: Phase = "canary", **options: Any) -> Experiment:
-    return Experiment(["one"], Plan.fixed(seed, [SMALL], phase=phase), {}, **options)
+def _of(seed: int, every: int = CANARY, **options: Any) -> Experiment:
+    return Experiment(["one"], Plan(seed, [SMALL], every=every), {}, **options)
 
 
 def _compared(
     seed: int, pairs: int, gain: float, *, sd: float = 0.05, memory: float = 0.5, delay_s: float = 0.002, begin: int = 0
 ) -> Experiment:
     """An experiment that has followed a job whose mean step falls by ``gain`` where it is paced."""
-    experiment = Experiment(["one"], Plan.fixed(seed, [SMALL], begin=begin), {})
+    experiment = Experiment(["one"], Plan(seed, [SMALL], begin=begin), {})
     iterations = experiment.plan.after(pairs) + 1
     for i, noise in enumerate(_noise(seed, iterations, sd, memory).tolist()):
         on = experiment.plan.turn(i).arm is not None
@@ -75,16 +73,6 @@ def test_false_alarms_are_no_more_frequent_than_alpha() -> None:
     assert alarms <= ALPHA + 2.0 * math.sqrt(ALPHA / jobs)
 
 
-def test_a_trend_is_no_gain() -> None:
-    for seed in range(20):
-        experiment = _of(seed)
-        for i in range(experiment.plan.after(8) + 1):
-            experiment.add(i, STEP_S * math.exp(0.001 * i), 0.01)
-        assert experiment.verdict.kind == "insufficient evidence"
-        assert experiment.verdict.gain is not None
-        assert experiment.verdict.gain.value == pytest.approx(0.0, abs=1e-9)
-
-
 def test_a_gain_is_found_and_bracketed() -> None:
     verdicts = [_final(seed, 16, 0.08) for seed in range(60)]
     assert sum(v.kind == "helps" for v in verdicts) >= 57
@@ -105,7 +93,7 @@ def test_a_rank_that_is_never_delayed_has_no_help_to_report() -> None:
 
 @pytest.mark.parametrize("ticks", [1, 3, 30])
 def test_steps_of_several_iterations_are_compared_and_weigh_as_many(ticks: int) -> None:
-    plan, irregular = Plan.fixed(7, [BlockPlan(60, 20, 60, 60)], begin=50), iter(range(10**6))
+    plan, irregular = Plan(7, [BlockPlan(60, 20, 60)], begin=50), iter(range(10**6))
     experiment = Experiment(["one"], plan, {})
     for i in range(ticks - 1, plan.after(8) + ticks, ticks):
         if next(irregular) % (10 * 60 // ticks):  # one step in ten blocks is irregular
@@ -121,20 +109,10 @@ def test_a_block_with_too_few_iterations_drops_its_pair() -> None:
     experiment = _of(0)
     for i in range(experiment.plan.after(5)):
         pair = experiment.plan.turn(i).pair
-        if pair is None or pair[1] != 2 or i % BLOCK < 6:  # of the 10 counted iterations of pair 2, 4 are regular
+        if pair is None or pair[0] != 2 or i % BLOCK < 6:  # of the 10 counted iterations of pair 2, 4 are regular
             experiment.add(i, STEP_S)
     experiment.final()
     assert experiment.verdict.pairs == 4
-
-
-@given(odd=st.sampled_from([float("nan"), float("inf"), 0.0, -1.0]), at=st.integers(0, 200))
-def test_what_is_no_step_time_is_left_out(odd: float, at: int) -> None:
-    experiment = _of(0)
-    for i in range(experiment.plan.after(8)):
-        experiment.add(i, odd if i == at else STEP_S)
-    experiment.final()
-    assert experiment.verdict.gain is not None
-    assert experiment.verdict.gain.value == pytest.approx(0.0, abs=1e-12)
 
 
 def test_one_stall_does_not_decide_a_comparison() -> None:
@@ -148,7 +126,7 @@ def test_one_stall_does_not_decide_a_comparison() -> None:
 
 
 def test_a_comparison_that_forgets_finds_out_when_pacing_no_longer_pays() -> None:
-    experiment, kinds = _of(5, "deployed", memory_pairs=8), []
+    experiment, kinds = _of(5, ACTIVE, memory_pairs=8), []
     noise = _noise(5, experiment.plan.after(17), 0.01, 0.5)
     for i in range(experiment.plan.after(16)):
         gain = 0.1 if i < experiment.plan.after(8) else -0.1
@@ -164,7 +142,7 @@ def test_a_comparison_that_forgets_finds_out_when_pacing_no_longer_pays() -> Non
 
 
 def _several(gains: tuple[float, ...], rounds: int) -> Experiment:
-    plan = Plan.fixed(3, [BlockPlan(60, 20, 40, 40)] * len(gains))
+    plan = Plan(3, [BlockPlan(60, 20, 40)] * len(gains))
     experiment, random = Experiment([f"p{k}" for k in range(len(gains))], plan, {}), np.random.default_rng(0)
     for i in range(plan.after(rounds) + 1):
         arm = plan.turn(i).arm
@@ -232,13 +210,12 @@ def test_the_pairs_are_those_whose_interval_is_as_narrow(noise: float) -> None:
 
     assert half(found) <= 0.02
     assert found == 4 or half(found // 2) > 0.02
-    assert pairs_for(0.02, noise, after=found) == 2 * found
     assert pairs_for(1e-6, 1.0) is None
     assert (pairs_for(0.01, 0.1) or 0) <= MOST_PAIRS
 
 
 def test_before_the_first_pair_the_noise_is_that_of_the_quiet_start() -> None:
-    plan, steps_s = Plan.fixed(0, [SMALL], begin=100), np.random.default_rng(0).normal(STEP_S, 0.01, 100).tolist()
+    plan, steps_s = Plan(0, [SMALL], begin=100), np.random.default_rng(0).normal(STEP_S, 0.01, 100).tolist()
     told: Callable[..., Any] = lambda *given, **more: forecast(plan, Comparison("one"), 0, *given, **more)  # noqa: E731
     found = told(steps_s)
     assert not found.measured
@@ -246,36 +223,5 @@ def test_before_the_first_pair_the_noise_is_that_of_the_quiet_start() -> None:
     text = found.text(STEP_S)
     assert "1 %: 64 pairs, 1,548 iterations, about 5 min" in text
     assert "estimated from steps without pacing" in text
-    assert found.more_text(STEP_S).startswith(
-        "0 pairs so far, needs about 64 more pairs, 1,648 iterations, about 5 min"
-    )
     assert told([]) is None
     assert told(steps_s, ticks=4).pair_noise == pytest.approx(2.0 * found.pair_noise)  # a quarter of the steps
-
-
-@pytest.mark.parametrize("effect", [0.02, 0.05])
-def test_the_promise_is_kept(effect: float) -> None:
-    """Of jobs with that effect and noise most have their verdict after that many pairs, and few after a quarter."""
-    experiment = _compared(0, 8, 0.0, sd=0.03, memory=0.0, delay_s=0.01)
-    found = forecast(experiment.plan, experiment.candidates[0])
-    assert found is not None
-    assert found.measured
-    pairs = found.pairs[EFFECTS.index(effect)]
-    assert pairs is not None
-    verdicts = [_compared(seed, pairs, effect, sd=0.03, memory=0.0).verdict.kind for seed in range(20)]
-    assert verdicts.count("helps") >= 10
-    assert found.iterations[EFFECTS.index(effect)] == BLOCK * (1 + 2 * pairs)
-
-
-def test_insufficient_evidence_says_how_much_is_missing() -> None:
-    experiment = _compared(3, 4, 0.03, memory=0.0)
-    assert experiment.verdict.kind == "insufficient evidence"
-    found = forecast(experiment.plan, experiment.candidates[0])
-    assert found is not None
-    assert found.more is not None
-    done, pairs, iterations = found.more
-    assert done == 4
-    assert pairs is not None
-    assert pairs + 4 in (8, 16, 32, 64, 128, 256)
-    assert iterations == (pairs * 2 + 1) * BLOCK  # from iteration 0: with the warm-up
-    assert found.more_text(STEP_S).startswith(f"4 pairs so far, needs about {pairs} more pairs, ")

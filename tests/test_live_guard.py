@@ -170,15 +170,6 @@ def test_an_interrupt_of_the_user_is_not_the_policy_s_fault() -> None:
         GuardedPolicy(Scripted(lambda _: _raise(KeyboardInterrupt()))).act(_view())
 
 
-def test_a_failing_reset_is_a_fault() -> None:
-    class Unready(Static):
-        def reset(self, rows: int) -> None:
-            raise OSError("no memory")
-
-    with pytest.raises(PolicyFault, match="OSError: no memory when it was reset"):
-        GuardedPolicy(Unready({"slack": (0.0, 0.1)})).reset(1)
-
-
 class Clock:
     """A clock that a policy moves by the seconds it takes, one after the other."""
 
@@ -237,20 +228,3 @@ def test_whatever_a_policy_returns_a_delay_is_within_the_limits(answer: np.ndarr
         delay_s = guard.allowed_s(asked_s, iteration=i, now_s=float(i), step_s=0.1 + comm_s)
         guard.taken(delay_s, float(i))
         assert 0.0 <= delay_s <= min(limits.cap_s, limits.cap_share * (0.1 + comm_s))
-
-
-def test_a_guarded_policy_decides_as_the_one_inside() -> None:
-    inner = Static({"slack": (0.02, 0.3)})
-    policy = GuardedPolicy(inner, calibrated_range=dict.fromkeys(signals.NAMES, (-1.0, 1.0)))
-    policy.reset(3)
-    views = np.zeros((3, signals.SIGNALS), np.float32)
-    assert policy.name == inner.name
-    assert (policy.act(views) == inner.act(views)).all()
-
-
-def test_a_view_that_is_no_number_is_outside_every_range() -> None:
-    policy = GuardedPolicy(Static({"slack": (0.0, 0.1)}))
-    for _ in range(OUTSIDE_INTERVALS - 1):
-        policy.act(_view(math.nan))
-    with pytest.raises(OutOfRange, match="step_inflation = nan"):
-        policy.act(_view(math.nan))

@@ -79,10 +79,6 @@ def test_overlapping_operations_count_once() -> None:
     assert total_s(history, "barrier") == pytest.approx(0.1 + 0.1)
 
 
-def test_what_began_before_the_step_counts_from_its_start() -> None:
-    assert one_step([(0, -0.5, 0.2)]).own()["mean_s"] == pytest.approx(0.8)
-
-
 def test_operations_on_another_thread_or_stream_do_not_block_the_step() -> None:
     history = one_step([(2, 0.0, 0.9), (0, 0.2, 0.5), (2, 0.55, 1.4), (3, 0.6, 0.7)])
     assert history.own()["mean_s"] == pytest.approx(0.7)
@@ -100,14 +96,6 @@ def test_marked_steps_and_outliers_are_left_out() -> None:
     assert (history.own(), history.collectives(), history.count) == before
     add(history, steps(44, 1, own_s=0.2))  # long, but a step of the job
     assert history.count == 41
-
-
-def test_only_the_latest_steps_count_for_means_and_all_for_the_number() -> None:
-    history = History()
-    add(history, steps(0, 4096, own_s=0.04))
-    add(history, steps(4096, 4096, own_s=0.05))
-    assert history.count == 8192
-    assert history.own()["mean_s"] == pytest.approx(0.05)
 
 
 def own_of(iteration: int) -> float:
@@ -166,15 +154,6 @@ def test_collectives_beyond_those_listed_become_other_and_nothing_is_lost() -> N
     assert [c["group"] for c in listed[:-1]] == list(range(number - 1, 9, -1))
     assert (listed[-1]["op"], listed[-1]["group"]) == ("other", -1)
     assert listed[-1]["blocked_s"] == pytest.approx(sum(lasts[:10]))
-
-
-def test_more_collectives_than_can_be_kept_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceenv.live.record.history.KEPT_COLLECTIVES", 4)
-    kinds = [Kind("all_reduce", group, 100) for group in range(8)]
-    history = one_step([(group, 0.1 * group, 0.1 * group + 0.01) for group in range(8)], kinds=kinds)
-    assert sum(c["blocked_s"] for c in history.collectives()) == pytest.approx(0.08)
-    assert total_s(history, "other") == pytest.approx(0.05)
-    assert history.own()["mean_s"] == pytest.approx(1.0 - 0.08)
 
 
 class Counting:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from commands import DEADLINE_S
-from live_samples import ATTEMPT, run_python
+from live_samples import run_python
 
 from paceenv.live.record.housekeeping import MAX_FAILURES, Housekeeping
-from paceenv.live.record.run_folder import RunFolder
 
 PERIOD_S = 0.005
 
@@ -69,19 +68,6 @@ def test_a_task_that_fails_is_said_once_and_the_others_go_on() -> None:
     assert calls[-1] is True
 
 
-def test_a_problem_that_cannot_be_told_stops_nothing() -> None:
-    def fail(_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    calls: list[bool] = []
-    house = Housekeeping(fail)
-    house.add("status", PERIOD_S, fail)
-    house.add("trace", PERIOD_S, calls.append)
-    house.start()
-    assert house.stop(DEADLINE_S)
-    assert calls[-1] is True
-
-
 def test_a_task_that_hangs_cannot_hold_up_the_end() -> None:
     entered, release = threading.Event(), threading.Event()
 
@@ -95,25 +81,6 @@ def test_a_task_that_hangs_cannot_hold_up_the_end() -> None:
     assert re.fullmatch(r"not finished 0\.01\d* s after the end, and given up: the trace, the summary", said.pop())
     assert house.stop(0.01)
     release.set()
-
-
-def test_slow_last_output_is_waited_for_as_long_as_it_goes_on() -> None:
-    """On a busy machine each of the last files takes its time; none is lost, and nothing is said."""
-    written: list[str] = []
-
-    def slow(name: str) -> Callable[[bool], None]:
-        def write(final: bool) -> None:
-            threading.Event().wait(0.3)
-            written.append(name)
-
-        return write
-
-    house = Housekeeping(pytest.fail)
-    for name in ("trace", "status", "summary"):
-        house.add(name, 1e6, slow(name))
-    house.start()
-    assert house.stop(0.4)
-    assert written == ["trace", "status", "summary"]
 
 
 def test_the_end_has_an_end_even_where_every_task_is_slow() -> None:
@@ -215,56 +182,6 @@ def trace(final):
 house.add("the trace", 0.01, trace)
 house.add("the status", 0.01, lambda final: write_status(Path(place), snapshot(0, final=final, world_size=1)))
 """
-FREE = """
-print(len(said), all(len(line.splitlines()) == 1 for line in said), house.stop(60.0), target.flush())
-iterations, damaged = read_all(Path(place))
-print(iterations + target.counts["dropped"] == 50 * len(written), iterations > 0, damaged)
-"""
-
-
-@pytest.mark.slow
-def test_without_file_descriptors_nothing_is_harmed_and_all_is_written_later(tmp_path: Path) -> None:
-    code = LIMITED + (
-        "house.start()\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (16, 64))\n"
-        "held = []\n"
-        "while True:\n"
-        "    try: held.append(open('/dev/null'))\n"
-        "    except OSError: break\n"
-        "number = len(written)\n"
-        "while len(written) < number + 20 or len(said) < 2: time.sleep(0.01)\n"
-        "assert any('Too many open files' in line for line in said), said\n"
-        "for file in held: file.close()\n"
-    )
-    done = run_python(code + FREE, str(tmp_path))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "2 True True True\nTrue True 0\n"
-    assert RunFolder(tmp_path).statuses(ATTEMPT)[0]["final"] is True
-
-
-@pytest.mark.slow
-def test_without_address_space_nothing_is_harmed_and_all_is_written_later(tmp_path: Path) -> None:
-    """As under ``ulimit -v``: the thread's allocations fail, wherever they happen to be."""
-    code = LIMITED + (
-        "house.start()\n"
-        "while len(written) < 3: time.sleep(0.01)\n"
-        "size = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (size + (4 << 20), resource.RLIM_INFINITY))\n"
-        "held, piece = [], 1 << 22\n"
-        "while piece > 1000:\n"
-        "    try: held.append(bytearray(piece))\n"
-        "    except MemoryError: piece //= 2\n"
-        "time.sleep(0.5)\n"
-        "held.clear()\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
-        "number = len(written)\n"
-        "while len(written) < number + 3: time.sleep(0.01)\n"
-        "print(house.stop(60.0), target.flush(), read_all(Path(place))[1])\n"
-    )
-    done = run_python(code, str(tmp_path))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "True True 0\n"
-    assert RunFolder(tmp_path).statuses(ATTEMPT)[0]["final"] is True
 
 
 def test_the_system_may_refuse_a_thread(tmp_path: Path) -> None:

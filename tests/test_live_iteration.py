@@ -45,11 +45,6 @@ def test_a_barrier_of_more_ranks_than_the_payload_ends_the_step() -> None:
     assert shape.barrier_alone_s == pytest.approx(0.04)
 
 
-def test_a_small_collective_right_after_the_payload_is_no_barrier() -> None:
-    operations = _operations(("all_reduce", WORLD, BIG, 0.02, 0.06), ("all_reduce", WORLD, 4, 0.0602, 0.0603))
-    assert not _learned(operations).has_barrier
-
-
 def test_the_payload_is_the_group_that_ends_the_iteration() -> None:
     tensor_parallel = [("all_reduce", PAIR, BIG, 0.01 * i, 0.01 * i + 0.005) for i in range(4)]
     operations = _operations(*tensor_parallel, ("all_reduce", WORLD, BIG, 0.05, 0.1), ("send", PAIR, BIG, 0.1, 0.11))

@@ -121,10 +121,6 @@ def test_a_script_ends_as_it_always_ends(ending: str, tmp_path: Path) -> None:
         assert_same(tmp_path, "-m", "train")
 
 
-def test_a_module_that_is_not_there(tmp_path: Path) -> None:
-    assert assert_same(tmp_path, "-m", "package.train").returncode == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import distributed
 
-from paceenv.live.observe.log import EXACT_KINDS, MAX_KINDS, MAX_ROWS, TICK, TOO_MANY, UNKNOWN_WAIT, Log
+from paceenv.live.observe.log import EXACT_KINDS, MAX_KINDS, TOO_MANY, UNKNOWN_WAIT, Log
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.observe.steps import Iterations
 
@@ -133,17 +133,6 @@ def test_what_autograd_s_thread_waits_for_blocks_the_step(log: Log) -> None:
     other.start()
     other.join()
     assert [log.kinds[row[0]].side for row in log.rows] == [False]
-
-
-def test_nobody_who_takes_the_rows_is_called_once_there_are_too_many(log: Log, monkeypatch: Any) -> None:
-    monkeypatch.setattr("paceenv.live.observe.log.MAX_ROWS", 5)
-    called: list[int] = []
-    log.overflow = lambda: called.append(len(log.rows))
-    for _ in range(6):
-        log.tick()
-    assert called == [6]
-    assert MAX_ROWS > 5
-    assert all(row[0] == TICK for row in log.rows)
 
 
 def test_without_a_tick_the_rows_are_bounded_and_the_iteration_is_marked(log: Log, monkeypatch: Any) -> None:

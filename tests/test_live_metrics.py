@@ -57,7 +57,7 @@ def test_every_number_of_the_snapshot_is_served(serve: Serve) -> None:
     assert samples["paceenv_live_delays_taken_total"] == {(): 590.0}
     assert samples["paceenv_live_transfers_held_total"] == {(): 80.0}
     state = samples["paceenv_live_state"]
-    assert (state[("canary",)], sum(state.values()), len(state)) == (1.0, 1.0, 7)
+    assert (state[("canary",)], sum(state.values()), len(state)) == (1.0, 1.0, 6)
 
 
 def test_what_is_unknown_has_no_sample(serve: Serve) -> None:
@@ -72,12 +72,6 @@ def test_what_is_unknown_has_no_sample(serve: Serve) -> None:
 
 
 LATE = verdict_of("late", "ranks 0-3 side by side", late_s=0.02, ranks=4)
-
-
-def test_a_verdict_of_all_ranks_is_served(serve: Serve) -> None:
-    samples = scrape(serve(lambda: snapshot(2, arrival=LATE)))
-    assert samples["paceenv_live_arrival"][("late",)] == 1.0
-    assert samples["paceenv_live_arrival_late_seconds"] == {(): 0.02}
 
 
 @pytest.mark.parametrize("arrival", [LATE | {"ranks": 1}, {"verdict": "late", "late_s": 0.02}, ALONE])

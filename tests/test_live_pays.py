@@ -32,7 +32,7 @@ CANARY: dict[str, Any] = {
     "seed": 7,
 }
 POLICY = at_interval(find_policy(SLACK), CANARY["interval_iterations"]).policy
-PLAN = Plan.fixed(CANARY["seed"], [block_plan(POLICY, BLOCK)], begin=QUIET)
+PLAN = Plan(CANARY["seed"], [block_plan(POLICY, BLOCK)], begin=QUIET)
 ITERATIONS = 1 + PLAN.after(PAIRS_OF_BLOCKS) + 5
 """The tick that begins, the quiet time, blocks to warm up, the judged pairs, and a few to take them in."""
 

@@ -137,15 +137,6 @@ def test_a_rank_without_slack_is_probed_by_the_plan_within_every_limit() -> None
     assert job.said == []
 
 
-@pytest.mark.parametrize(
-    ("options", "bound_s"),
-    [({"probe_s": 0.002}, 0.002), ({"cap_s": 0.001}, 0.001), ({"cap_share": 0.02}, 0.002), ({"probe_s": 0.0}, 0.0)],
-)
-def test_the_smallest_limit_bounds_a_probe(options: dict[str, float], bound_s: float) -> None:
-    longest_s = Job(lambda delay_s: 0.1, **options).run(1200).max()
-    assert longest_s == pytest.approx(bound_s, rel=0.02)
-
-
 def test_the_guard_s_budget_and_marks_hold_for_probes() -> None:
     job = Job(lambda delay_s: 0.1, budget_s_per_minute=0.1)
     delay_s_T = job.run(3000)

@@ -16,7 +16,6 @@ from commands import DEADLINE_S
 from live_samples import (
     ATTEMPT,
     batch,
-    make_batch,
     merge_trace,
     on_mount,
     record,
@@ -25,9 +24,7 @@ from live_samples import (
     segment_files,
 )
 
-from paceenv.live.observe.batch import Kind
 from paceenv.live.record import recorder as module
-from paceenv.live.record.recorder import TraceRecorder
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.segments import read_segment
 
@@ -63,19 +60,6 @@ def test_what_was_added_comes_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.operations_N["place"], np.repeat(np.arange(300), 2))
     assert target.counts == {"rows": 900, "dropped": 0, "segments": 1}
     assert (found.header["job"]["name"], found.header["rank"]["clock"]) == ("job", "c")
-
-
-def test_tables_grow_while_the_job_runs(tmp_path: Path) -> None:
-    kinds = [Kind("all_reduce", 0, 8)]
-    target = recorder(tmp_path)
-    for number in range(3):
-        iteration, operation = (number, number, number + 1, number, number), (0, number, number, number)
-        target.add(make_batch([iteration], [operation], kinds=kinds))
-        kinds.append(Kind("broadcast", number, 8, side=True))  # the loop's own table, which goes on meanwhile
-        target.flush()
-    found = read_segment(segment_files(tmp_path)[0])
-    assert found.kinds == tuple(kinds)
-    assert found.operations_N["kind"].tolist() == [0, 1, 2]
 
 
 def test_a_flush_waits_for_time_or_much_to_write(tmp_path: Path) -> None:
@@ -271,24 +255,3 @@ def test_a_forked_child_writes_nothing_and_holds_no_file(tmp_path: Path) -> None
     )
     done = run_python(code, str(tmp_path))
     assert (done.stdout, done.returncode) == ("0 (5, 0)\n", 0), done.stderr
-
-
-def test_adding_is_safe_while_another_thread_flushes(tmp_path: Path) -> None:
-    target: TraceRecorder = recorder(tmp_path)
-    done = threading.Event()
-
-    def flush() -> None:
-        while not done.is_set():
-            target.flush()
-
-    writer = threading.Thread(target=flush)
-    writer.start()
-    for first in range(0, 5000, 20):
-        target.add(batch(20, first=first))
-    done.set()
-    writer.join(DEADLINE_S)
-    target.write(True)
-    assert target.counts["rows"] == 15000
-    assert target.counts["dropped"] == 0
-    seen = merge_trace(RunFolder(tmp_path)).column("iteration")
-    assert sorted(set(seen.tolist())) == list(range(5000))

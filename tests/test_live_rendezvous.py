@@ -105,12 +105,6 @@ def test_missing_agents_and_other_settings_are_counted_and_named() -> None:
     assert not any(i.complete for i in others)
 
 
-def test_a_rank_that_died_between_its_two_words_holds_nobody_up() -> None:
-    store = HashStore()
-    PrefixStore("test", store).add("tickets", 3)  # three tickets, and no word under any of them
-    assert all(identity.complete for identity in known(meet(store, ["a"] * 2, [0, 1])))
-
-
 def test_a_store_that_fails_is_an_id_all_the_same() -> None:
     class Broken(Foreign):
         def add(self, key: str, value: int) -> int:

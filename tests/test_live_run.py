@@ -69,7 +69,7 @@ def test_options_of_torchrun_and_of_the_agent_may_be_mixed(
         ("missing.py", "script missing.py: no such file"),
         ("--strict --mode canary --policy lerned train.py", "mode canary cannot be entered: policy lerned: no such"),
         ("--strict --mode canary train.py", "no policy was given"),
-        ("--strict --mode tune --candidates slack;nope train.py", "cannot be entered"),
+        ("--strict --mode canary --candidates slack;nope train.py", "cannot be entered"),
         ("--strict --out train.py train.py", "is not a folder"),
         ("--strict --kill-file train.py train.py", "is there already"),
     ],
@@ -120,14 +120,6 @@ def test_alone_it_launches_on_one_node(monkeypatch: pytest.MonkeyPatch, tmp_path
     found = became(monkeypatch, tmp_path, f"{options} train.py --lr 1")
     ours = ["--mode=shadow", "--policy=paper", "train.py", "--lr", "1"]
     assert found == [*LAUNCH, "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node", "2", *AGENT, *ours]
-
-
-def test_without_a_number_there_is_a_rank_for_each_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    assert became(monkeypatch, tmp_path, "train.py")[2:4] == ["--nproc-per-node=4", "--standalone"]
-    nodes = "--nnodes 2 --nproc-per-node 1 --rdzv-endpoint h:1 train.py"
-    assert "--standalone" not in became(monkeypatch, tmp_path, nodes)
-    assert "--standalone" not in became(monkeypatch, tmp_path, "train.py", PET_NNODES="2", PET_NPROC_PER_NODE="8")
 
 
 def test_a_rank_runs_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

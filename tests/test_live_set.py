@@ -14,7 +14,6 @@ from typing import Any
 import commands
 import pytest
 
-from paceenv.cli.live_command import _followed
 from paceenv.core.errors import InputError
 from paceenv.live.control_file import ControlReader, make_wish, read_wish, write_wish
 from paceenv.live.decide.live_policy import find_policy
@@ -74,14 +73,6 @@ def test_all_ranks_reach_the_iteration_after_they_have_read_it() -> None:
     assert 1200 + 200 <= wish.from_iteration <= 1200 + 260  # 700 and 50 s of 0.1 s each, and 20 s ahead
     assert make_wish([status(world_size=4000)], "active", "paper", kill=False).from_iteration >= 1000 + 400
     assert make_wish([status()], "off", None, kill=False).from_iteration == 0
-
-
-def test_the_lead_is_as_long_where_a_step_is_several_ticks_or_the_job_got_faster() -> None:
-    several = make_wish([status(step={"mean_s": 0.8}, step_iterations=8.0)], "active", "paper", kill=False)
-    faster = make_wish([status(step={"mean_s": 1.0, "newest_s": 0.1})], "active", "paper", kill=False)
-    slower = make_wish([status(step={"mean_s": 0.1, "newest_s": 1.0})], "active", "paper", kill=False)
-    for wish in (several, faster, slower):  # 20 s of 0.1 s each
-        assert 1200 <= wish.from_iteration <= 1202
 
 
 @pytest.mark.parametrize(
@@ -150,13 +141,6 @@ def test_another_cluster_config_under_the_same_name_is_not_followed(tmp_path: Pa
     (reader := reader_of(tmp_path, watched)).look(False)
     assert not watched.changing
     assert "another one here" in (reader.state() or {})["refused"]
-
-
-def test_a_rank_that_is_silent_or_never_came_is_not_waited_for() -> None:
-    wish = make_wish([status()], "shadow", "paper", kill=False)
-    killed = status(rank=1, unix_time_s=time.time() - 3600.0)
-    assert _followed([status(), killed], wish) == (0, "rank 1 is silent")
-    assert _followed([status(), status(rank=1)], wish) == (0, "")
 
 
 def running(folder: Path, *arguments: str) -> dict[str, Any]:

@@ -117,30 +117,6 @@ def test_nothing_is_read_before_the_base_has_passed() -> None:
     assert stamps.seconds(stamp) == pytest.approx(99.0), "recorded before what was queued ahead of the base had passed"
 
 
-def test_threads_share_the_pool_and_no_event_is_given_out_twice() -> None:
-    device = Device()
-    stamps: Stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record, pool_events=64, max_events=1 << 15)
-    twice: list[Any] = []
-
-    def thread() -> None:
-        for _ in range(300):
-            held = [stamps.record() for _ in range(8)]
-            taken = [event for event in held if event in out]
-            twice.extend(taken)
-            out.update(held)
-            out.difference_update(held)
-            stamps.release(held)
-
-    out: set[Any] = set()
-    threads = [threading.Thread(target=thread) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert not twice
-    assert stamps.dropped == 0
-
-
 def test_the_device_is_that_of_the_parameters_and_no_other_gets_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda().install(monkeypatch)  # a script that never called set_device: the current one is 0
     stamps: Stamps = cuda_stamps(1)
@@ -229,12 +205,3 @@ def test_the_housekeeping_thread_asks_the_device_nothing(monkeypatch: pytest.Mon
         housekeeping.join()
     assert loop.state == "observe", loop.reason
     assert loop.history.count >= 64 - 8 - 1 - 2
-
-
-def test_a_device_that_never_answers_costs_nothing_but_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(lag_s=float("inf"))
-    loop = _looped(monkeypatch, device, "shadow")
-    _iterations(loop, device, 100)
-    assert loop.state == "shadow"
-    assert loop.history.count == 0
-    assert loop.irregular >= 90

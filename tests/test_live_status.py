@@ -14,7 +14,7 @@ from live_samples import ATTEMPT, run_python, snapshot
 
 from paceenv.cli.live_command import application
 from paceenv.core.errors import InputError
-from paceenv.live.inspect_status import CONDITIONS, canary_outlook, holding
+from paceenv.live.inspect_status import CONDITIONS, holding
 from paceenv.live.record.findings import verdict_of
 from paceenv.live.record.run_folder import write_status
 from paceenv.live.record.summary import summarise
@@ -60,14 +60,6 @@ def test_status_for_machines(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert (printed["attempt"], printed["attempts"], printed["notes"]) == (ATTEMPT, [ATTEMPT], [])
     live("status", str(run), "--json", str(tmp_path / "out.json"))
     assert json.loads((tmp_path / "out.json").read_text()) == printed
-
-
-def test_watching_ends_with_the_job(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_status(run, snapshot(3, unix_time_s=time.time()))
-    live("status", str(run), "--watch")
-    assert "4 ended" in capsys.readouterr().out
-    live("status", str(run), "--watch", "--all")
-    assert capsys.readouterr().out.count("ended") == 4
 
 
 @pytest.mark.parametrize(
@@ -146,12 +138,6 @@ def test_a_condition_ends_a_pipeline_with_its_code(
         assert words in " ".join(capsys.readouterr().err.split())
 
 
-def test_ranks_that_have_just_begun_are_not_lost() -> None:
-    young = time.strftime("%Y%m%dT%H%M%S", time.gmtime(NOW_S - 5.0)) + "-3f2a91"
-    assert holding(ranks()[:2], young, NOW_S) == {}
-    assert holding(ranks()[:2], ATTEMPT, NOW_S + 1e9)["agent-lost"] == "no status of 2 ranks"
-
-
 def test_an_unknown_condition_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--fail-if = 'lost'; allowed: of late, hurts, agent-lost, unpaced"):
         live("status", str(tmp_path), "--fail-if", "lost")
@@ -200,17 +186,3 @@ def test_shadow_shows_the_delays_it_would_have_taken(tmp_path: Path, capsys: pyt
     out = " ".join(capsys.readouterr().out.split())
     assert "would have taken 60 delays" in out
     assert "(would 4 ms)" in out
-    assert "a canary here, with blocks for slack rules: time to a verdict on an effect of 1 %" in out
-
-
-def test_the_outlook_of_a_canary_takes_the_larger_noise() -> None:
-    watched = ranks(1, mode="observe", state="observe")
-    found = canary_outlook(watched)
-    assert found is not None
-    assert found[0].pair_noise == pytest.approx(0.04 * (2.0 / 40) ** 0.5)
-    means = [0.1, 0.12] * 8
-    watched[0]["own"] = {"blocks": {"iterations": 40, "step_s": means}}
-    noisier = canary_outlook(watched)
-    assert noisier is not None
-    assert noisier[0].pair_noise == pytest.approx(0.1823, rel=1e-3)
-    assert canary_outlook(ranks(1)) is None  # a canary has its own

@@ -6,16 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceenv.live.decide.live_policy import find_policy
-from paceenv.live.loop import MAX_MARKS, OTHER_MARKS, Loop
 from paceenv.live.observe import steps as steps_module
 from paceenv.live.observe.batch import Kind
 from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration
 from paceenv.live.observe.log import Log
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.observe.steps import BY_TICKS, WATCHED, Iterations, Steps
-from paceenv.live.options import make_options
-from paceenv.live.record import segments
 
 COMPUTE_S, COLLECTIVE_S = 0.03, 0.01
 PAYLOAD = Kind("all_reduce", 0, 1 << 20)
@@ -182,26 +178,3 @@ def test_of_operations_inside_one_another_the_outer_one_counts() -> None:
     assert step is not None
     assert ops(rank, step) == ["all_reduce"]
     assert step.operations[0][1:] == (outer, rank.now_s)
-
-
-def test_a_clock_that_goes_back_gives_no_step() -> None:
-    rank = Rank()
-    rank.run(12, [PAYLOAD])
-    irregular = rank.steps.irregular
-    rank.now_s -= 3600.0
-    assert rank.run(1, [PAYLOAD]) == [None]
-    assert rank.steps.irregular == irregular + 1
-    [step] = ended(rank.run(1, [PAYLOAD]))
-    assert step.step_s == pytest.approx(COMPUTE_S + COLLECTIVE_S)
-
-
-def test_more_names_of_marks_than_a_trace_holds_share_one() -> None:
-    watched = Loop(make_options({"mode": "observe", "job": "j"}), find_policy("paper"))
-    one = Iteration(0, 0.0, 1.0, 0.0, 0.0, (), 0.0, 0.0, False, "", 1)
-    names = [f"evaluation {k:04d}" for k in range(1000)]
-    for first in range(0, 1000, 50):
-        batch = watched._batch([one._replace(mark=name) for name in names[first : first + 50]])
-    assert len(batch.marks) == MAX_MARKS <= segments.MAX_MARKS
-    assert batch.marks[-1] == OTHER_MARKS
-    assert set(batch.mark_T.tolist()) == {MAX_MARKS - 1}
-    assert [batch.marks[k] for k in watched._batch([one, one._replace(mark=names[7])]).mark_T] == ["", names[7]]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from live_samples import snapshot
 from toy_jobs import SHAPES, constant, run
 
-from paceenv.core.errors import InputError
-from paceenv.core.wording import duration, name_ranks
+from paceenv.core.wording import duration
 from paceenv.live.record.run_folder import SUMMARY, write_status
 from paceenv.live.record.summary import WIDTH, summarise, write_summary
 
@@ -117,12 +116,6 @@ def test_the_page_is_written_with_what_the_others_wrote(tmp_path: Path) -> None:
     assert (tmp_path / str(snapshot(0)["attempt"]) / SUMMARY).read_text() == page
 
 
-def test_a_page_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("")
-    with pytest.raises(InputError, match="cannot be written"):
-        write_summary(tmp_path / "run", snapshot(0))
-
-
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6))
 def test_no_snapshot_breaks_the_page(changed: dict[str, Any]) -> None:
     page = summarise([snapshot(0, **changed), snapshot(1)])
@@ -150,22 +143,7 @@ def test_durations_have_a_fitting_unit(seconds: float | None, expected: str) -> 
     assert duration(seconds) == expected
 
 
-def test_many_ranks_stay_a_short_name() -> None:
-    assert name_ranks([3]) == "rank 3"
-    assert name_ranks([3, 0, 1, 2, 7]) == "ranks 0-3, 7"
-    assert name_ranks(range(0, 64, 8)) == "ranks 0, 8, ..., 56"
-    assert name_ranks([r for r in range(100) if r % 8 not in (0, 3)]) == "74 ranks (1-2, 4-7, 9-10, 12-15, ...)"
-
-
-def test_the_page_shows_what_competed_and_how_long_a_verdict_takes() -> None:
-    others = {"tune": {"phase": "deployed", "in": ["slack"]}}
-    page = summarise([snapshot(1, **others), snapshot(0)])
-    assert "What competed\n  winner: slack helps by 8.1 % [7.0, 9.2] of mean step time\n" in page
-    assert "  slack: 8 pairs, gain +8.1 % [7.0, 9.2] at the last evaluation\n" in page
-    assert "  paper: 3 pairs, gain -4.0 % [-6.0, -2.0] at the last evaluation; dropped: it hurts\n" in page
-    assert "errs with a probability of at most 5 % and may lose 1 % of its time" in page
-    assert "  the winner since then: helps by 8.0 %" in page
-    assert "What competed" not in summarise([snapshot(0, tune=None)])
+def test_the_page_shows_how_long_a_verdict_takes() -> None:
     forecast = {"text": "time to a verdict on an effect of 1 %: 32 pairs"}
     canary = {"verdict": "insufficient evidence", "text": "insufficient evidence", "pairs": 4, "forecast": forecast}
     assert "\n  time to a verdict on an effect of 1 %: 32 pairs\n" in summarise([snapshot(0, canary=canary)])

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from paceenv.live.observe.stamps import Stamps
 
 MIN_DELAY_S = 1e-4
@@ -28,11 +30,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 100, 12_800
 MIN_RATE_HZ, MAX_RATE_HZ = 0.2e9, 3e9
 """An unknown device clock is assumed to be the slowest: a delay that is too short does no harm."""
 RATE_SMOOTHING = 0.5
-SHORTEST_S, LONGEST_S = 1e-4, 10.0
-"""Where the bins begin and end, seconds; what lies outside counts in the first or the last."""
-RATIO = 1.02
-"""Of a bin's two ends: a quantile is right within 1 %."""
-_BINS = math.ceil(math.log(LONGEST_S / SHORTEST_S) / math.log(RATIO)) + 1
+KEPT_DELAYS = 4096
+"""The newest delays, whose quantiles are reported."""
 
 
 class Delay(NamedTuple):
@@ -147,39 +146,26 @@ class DeviceActuator:
 
 
 class DelayLengths:
-    """The lengths of a rank's delays over a whole job, in constant memory."""
+    """The lengths of a rank's delays: sums over a whole job, and quantiles of the newest."""
 
     def __init__(self) -> None:
         self.count = 0
         self.total_s = self.longest_s = 0.0
-        self._bins = [0] * _BINS
+        self._newest_s = deque[float](maxlen=KEPT_DELAYS)
 
     def add(self, seconds: float) -> None:
         """Take in a delay of a positive number of seconds."""
         self.count += 1
         self.total_s += seconds
         self.longest_s = max(self.longest_s, seconds)
-        place = int(math.log(max(seconds, SHORTEST_S) / SHORTEST_S) / math.log(RATIO))
-        self._bins[min(place, _BINS - 1)] += 1
-
-    def quantile_s(self, share: float) -> float | None:
-        """The length that ``share`` of the delays do not exceed, seconds; None without any."""
-        left = math.ceil(share * self.count)
-        for place, number in enumerate(self._bins):
-            left -= number
-            if number and left <= 0:
-                return min(SHORTEST_S * math.pow(RATIO, place + 0.5), self.longest_s)
-        return None
+        self._newest_s.append(seconds)
 
     def as_dict(self) -> dict[str, float | None]:
         """Mean, median, 95 % quantile, longest and sum, seconds; None for what no delay tells."""
-        return {
-            "mean_s": self.total_s / self.count if self.count else None,
-            "p50_s": self.quantile_s(0.5),
-            "p95_s": self.quantile_s(0.95),
-            "max_s": self.longest_s,
-            "total_s": self.total_s,
-        }
+        newest_s = tuple(self._newest_s)
+        p50_s, p95_s = np.quantile(newest_s, (0.5, 0.95), method="inverted_cdf").tolist() if newest_s else (None, None)
+        mean_s = self.total_s / self.count if self.count else None
+        return {"mean_s": mean_s, "p50_s": p50_s, "p95_s": p95_s, "max_s": self.longest_s, "total_s": self.total_s}
 
 
 def _spin(device: str, cycles: int) -> None:

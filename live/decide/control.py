@@ -23,7 +23,7 @@ from paceenv.live.observe.stamps import Clock, Stamps
 from paceenv.live.options import Options
 from paceenv.policies.rules import passive
 
-PACED = ("canary", "active", "tune")
+PACED = ("canary", "active")
 """Modes that delay by a policy."""
 BARRIER_ALONE_S = 1e-3
 """A barrier is taken to need at most this once all ranks are there, until they have compared theirs; the time beyond
@@ -269,8 +269,8 @@ class Control:
 
     def snapshot(self) -> dict[str, Any]:
         """What the mode has found, as plain data; None for what belongs to other modes."""
-        nothing = dict.fromkeys(("shadow", "canary", "tune", "probe"))
-        return nothing | self.chosen.as_dict(self.iteration, self.tick_s)
+        nothing = dict.fromkeys(("shadow", "canary", "probe"))
+        return nothing | self.chosen.as_dict(self.tick_s)
 
     def _acting(self, iteration: int) -> int | None:
         """Number of the policy to which mode and plan allow a delay before ``iteration``; None: no delay."""

@@ -2,8 +2,7 @@
 
 A canary is an experiment with one candidate. The end of a step is the same instant on every rank, so each rank
 evaluates alone, without communication. Uses ``paceenv.core.differences`` for the measure and
-``paceenv.live.decide.blocks`` for the blocks. Mode tune decides on the same comparisons
-(``paceenv.live.decide.search``). No clock, no file, no thread.
+``paceenv.live.decide.blocks`` for the blocks. No clock, no file, no thread.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from paceenv.core import differences
-from paceenv.core.differences import Array, Mean
+from paceenv.core.differences import Mean
 from paceenv.core.intervals import Interval
-from paceenv.core.student_t import student_t_quantile
 from paceenv.live.decide.blocks import Plan, Turn
 
 ALPHA, FIRST_EVALUATION_PAIRS = 0.05, 4
@@ -32,8 +30,6 @@ NEGLIGIBLE_DELAY_SHARE = 1e-3
 """A rank counts as not paced if its delays were below this share of its paced blocks."""
 DIFFERENCE_ALPHA = 0.05
 """Share of differences between two candidates whose interval may miss the truth, at one look."""
-PARTS = 4
-"""Parts of a block whose means tell the noise within it, before there are pairs enough to compare."""
 
 Kind = Literal["helps", "does not help", "insufficient evidence", "hurts"]
 
@@ -44,20 +40,12 @@ class Pair(NamedTuple):
     Attributes:
         key: as in :class:`paceenv.live.decide.blocks.Turn`.
         ratio: log ratio of the counted steps' means; None where a block has less than half of its counted iterations.
-        loss_s: of all its steps, against no pacing.
-        error_s: standard error of the loss, from within the blocks.
-        all_s: time of all its steps.
-        iterations: of all its steps.
         delay_s: this rank's delays in counted steps.
         paced_s: time of the counted steps with pacing.
     """
 
-    key: tuple[int, int, int]
+    key: tuple[int, int]
     ratio: float | None
-    loss_s: float
-    error_s: float
-    all_s: float
-    iterations: int
     delay_s: float
     paced_s: float
 
@@ -67,7 +55,7 @@ class Pairs:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._key: tuple[int, int, int] | None = None
+        self._key: tuple[int, int] | None = None
         self._rows = array("d")  # five numbers a step, in little memory
 
     def add(self, turn: Turn, step_s: float, ticks: int = 1, delay_s: float = 0.0) -> Pair | None:
@@ -86,26 +74,10 @@ class Pairs:
         if key is None or paced.all() or not paced.any():
             return None
         off, on, ratio = ~paced & counted, paced & counted, None
-        least = 0.5 * self._plan.blocks[key[2]].counted_iterations
+        least = 0.5 * self._plan.blocks[key[1]].counted_iterations
         if min(ticks[off].sum(), ticks[on].sum()) >= least:
             ratio = float(differences.log_ratio(each_s[off], each_s[on], ticks[off], ticks[on]))
-        most_s, size = differences.most_s(each_s), float(ticks[paced].sum())
-        blocks = [(each_s[block], ticks[block]) for block in (~paced, paced)]
-        off_s, on_s = (float(differences.mean_s(block_s, most_s, weight)) for block_s, weight in blocks)
-        error_s, loss_s = size * math.hypot(*(_error_s(*block, most_s) for block in blocks)), size * (on_s - off_s)
-        error_s = error_s if error_s < math.inf else abs(loss_s)  # a block of one step must not hide all other pairs
-        all_s = float((np.minimum(each_s, most_s) * ticks).sum())
-        paced_s = float((each_s[on] * ticks[on]).sum())
-        return Pair(key, ratio, loss_s, error_s, all_s, int(ticks.sum()), float(delay_s[on].sum()), paced_s)
-
-
-def _error_s(each_s: Array, ticks: Array, most_s: Array) -> float:
-    """Standard error of a block's mean, from the means of its parts or of few steps; infinite for a single one."""
-    size = len(each_s) // PARTS
-    if not size:
-        return Mean(np.minimum(each_s, most_s).tolist()).error
-    part_s, weight = (array[: PARTS * size].reshape(PARTS, size) for array in (each_s, ticks))
-    return Mean(differences.mean_s(part_s, most_s, weight).tolist()).error
+        return Pair(key, ratio, float(delay_s[on].sum()), float((each_s[on] * ticks[on]).sum()))
 
 
 @dataclass(frozen=True)
@@ -130,32 +102,16 @@ class Verdict:
 class Comparison:
     """One candidate against no pacing, while the job runs.
 
-    Evaluations follow 4, 8, 16, 32, ... pairs. Evaluation ``k`` has an error share of ``error / 2 ** k``, so all of
-    them together err in at most ``error`` of the jobs. Between evaluations the last verdict stands.
+    Evaluations follow 4, 8, 16, 32, ... pairs. Evaluation ``k`` has an error share of ``ALPHA / 2 ** k``, so all of
+    them together err in at most ``ALPHA`` of the jobs. Between evaluations the last verdict stands.
 
     Args:
-        min_gain: a smaller relative gain counts as no help, 0 to 1.
         memory_pairs: after an evaluation of this many pairs (4, 8, 16, ...) the comparison starts anew with its own
             share, so that an old gain does not hide a new loss; None: never.
-        to_skip: first pairs that are not compared, while the policy's memory fills.
-        error: probability that any of its intervals misses the truth.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        min_gain: float = MIN_GAIN,
-        memory_pairs: int | None = None,
-        to_skip: int = 0,
-        error: float = ALPHA,
-    ) -> None:
-        self.name, self.min_gain, self.to_skip = name, min_gain, to_skip
-        self._memory_pairs, self._error, self._earlier = memory_pairs, error, False
-        self.dropped = ""
-        """Why it left the search, or ""."""
-        self.loss_s = self.lost_from_s = self.variance_s2 = 0.0
-        """Time lost against no pacing in all its pairs, in how much paced time, and the squared error; seconds."""
+    def __init__(self, name: str, *, memory_pairs: int | None = None) -> None:
+        self.name, self._memory_pairs, self._earlier = name, memory_pairs, False
         self._forget()
         self.verdict = self._evaluate(1.0)
         """The last evaluation's verdict."""
@@ -163,8 +119,8 @@ class Comparison:
     def _forget(self) -> None:
         self.ratios = dict[int, float]()
         """Log ratio of the block means by round, with pacing over without, since the comparison last started anew."""
-        self.mean, self.seen, self.evaluations = Mean(), (0.0, math.inf, 0), 0
-        """Of these ratios; their mean, its squared error and pairs at the last evaluation; and evaluations so far."""
+        self.mean, self.evaluations = Mean(), 0
+        """Of these ratios; and evaluations so far."""
         self._delays_s = self._paced_s = 0.0
 
     @property
@@ -179,20 +135,16 @@ class Comparison:
 
     def take(self, pair: Pair) -> bool:
         """Take in a pair; whether there was a new evaluation."""
-        self.loss_s += pair.loss_s
-        self.lost_from_s += 0.5 * pair.all_s
-        self.variance_s2 += pair.error_s**2
-        if pair.ratio is None or self.to_skip:
-            self.to_skip -= pair.ratio is not None
+        if pair.ratio is None:
             return False
-        self.ratios[pair.key[1]] = pair.ratio
+        self.ratios[pair.key[0]] = pair.ratio
         self.mean.add(pair.ratio)
         self._delays_s += pair.delay_s
         self._paced_s += pair.paced_s
         if self.pairs != FIRST_EVALUATION_PAIRS << self.evaluations:
             return False
         self.evaluations += 1
-        self._settle(self._evaluate(self._error / 2.0**self.evaluations))
+        self._settle(self._evaluate(ALPHA / 2.0**self.evaluations))
         if self.pairs == self._memory_pairs:
             self._forget()
             self._earlier = True
@@ -201,20 +153,8 @@ class Comparison:
     def final(self) -> Verdict:
         """The last evaluation, at the end of the job, with the error share of the evaluation that would come next."""
         if self.pairs != self.verdict.pairs:
-            self._settle(self._evaluate(self._error / 2.0 ** (self.evaluations + 1)))
+            self._settle(self._evaluate(ALPHA / 2.0 ** (self.evaluations + 1)))
         return self.verdict
-
-    def better_by(self, other: Comparison, error: float) -> float:
-        """How much more it surely gains than ``other``, as a log ratio, as both were at their last evaluations.
-
-        All looks of the two together err with at most the probability ``error``.
-        """
-        (mean, variance, pairs), (other_mean, other_variance, other_pairs) = self.seen, other.seen
-        both = variance + other_variance
-        parts = variance**2 / (pairs - 1) + other_variance**2 / (other_pairs - 1)
-        degrees = both**2 / parts if parts > 0.0 else pairs + other_pairs - 2  # Welch and Satterthwaite
-        look = self.evaluations + other.evaluations - 1  # grows with either one, so that no share is spent twice
-        return other_mean - mean - student_t_quantile(0.5 * error / 2.0**look, degrees) * math.sqrt(both)
 
     def _settle(self, new: Verdict) -> None:
         """Take over a verdict, unless it only says that a new comparison has fewer pairs than the one before."""
@@ -226,7 +166,6 @@ class Comparison:
         if n < FIRST_EVALUATION_PAIRS:  # no evaluation yet, so no error share is spent
             waits = f"insufficient evidence: {n} of at least {FIRST_EVALUATION_PAIRS} pairs of blocks"
             return Verdict("insufficient evidence", None, n, waits)
-        self.seen = self.mean.value, error**2, n
         gain = differences.gain(self.mean.interval(error_share))
         undelayed = self._delays_s < NEGLIGIBLE_DELAY_SHARE * self._paced_s
         kind: Kind = "insufficient evidence"
@@ -235,7 +174,7 @@ class Comparison:
         elif gain.high < 0.0:
             kind = "hurts"
         # other ranks may make room for a rank that was not delayed: a gain that points to that is no null result
-        elif gain.high < self.min_gain or (undelayed and (gain.value < self.min_gain or self.mean.value > -2 * error)):
+        elif gain.high < MIN_GAIN or (undelayed and (gain.value < MIN_GAIN or self.mean.value > -2 * error)):
             kind = "does not help"
         return Verdict(kind, gain, n, _sentence(kind, gain, n, undelayed))
 
@@ -258,35 +197,28 @@ class Experiment:
 
     Args:
         out: the candidates that pace no more, and why; the caller fills it.
-        min_gain: as for :class:`Comparison`, as ``memory_pairs`` is.
     """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        plan: Plan,
-        out: Mapping[int, str],
-        *,
-        min_gain: float = MIN_GAIN,
-        memory_pairs: int | None = None,
+        self, names: Sequence[str], plan: Plan, out: Mapping[int, str], *, memory_pairs: int | None = None
     ) -> None:
         self.plan, self.out, self._pairs = plan, out, Pairs(plan)
-        self.candidates = [Comparison(name, min_gain=min_gain, memory_pairs=memory_pairs) for name in names]
+        self.candidates = [Comparison(name, memory_pairs=memory_pairs) for name in names]
 
     def add(self, iteration: int, step_s: float, delay_s: float = 0.0, ticks: int = 1) -> int | None:
         """Take in a regular step; the number of the candidate that surely hurts since this iteration, if any."""
         pair = self._pairs.add(self.plan.turn(iteration, ticks), step_s, ticks, delay_s)
-        if pair is None or pair.key[2] in self.out:  # a block in which one stopped was paced in part
+        if pair is None or pair.key[1] in self.out:  # a block in which one stopped was paced in part
             return None
-        candidate = self.candidates[pair.key[2]]
-        return pair.key[2] if candidate.take(pair) and candidate.verdict.kind == "hurts" else None
+        candidate = self.candidates[pair.key[1]]
+        return pair.key[1] if candidate.take(pair) and candidate.verdict.kind == "hurts" else None
 
     def final(self) -> None:
         """The last evaluation of every candidate that still paces, at the end of the job."""
         pair = self._pairs.close()
         for k, candidate in enumerate(self.candidates):
             if k not in self.out:
-                if pair is not None and pair.key[2] == k:
+                if pair is not None and pair.key[1] == k:
                     candidate.take(pair)
                 candidate.final()
 

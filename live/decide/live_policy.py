@@ -19,8 +19,6 @@ from paceenv.policies.rules import passive
 
 SEPARATOR, DEFAULTS = ";", "defaults"
 """Of the option ``candidates``; and the name of all of :data:`DEFAULT_CONSTANTS`."""
-TUNE_CANDIDATES = f"{DEFAULTS}{SEPARATOR}learned"
-"""Without the option, in mode tune."""
 DEFAULT_CONSTANTS = tuple(f"static:{name}={limit:g}/{window:g}" for name, (limit, window) in STATIC_DEFAULTS.items())
 """The default constant of each mechanism."""
 
@@ -40,7 +38,7 @@ class NamedPolicy:
     limits: Limits | None = None
     """Those of its training."""
     candidates: tuple[NamedPolicy, ...] = ()
-    """What competes or takes turns, in modes tune, canary and active."""
+    """What takes turns in modes canary and active."""
 
 
 def at_interval(named: NamedPolicy, interval_iterations: int | None) -> NamedPolicy:
@@ -84,8 +82,8 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
 def needed_policy(mode: str, policy: Policy | str | os.PathLike[str] | None, candidates: str) -> NamedPolicy:
     """What a mode decides by: the policy or, where it has several, the candidates."""
     found = find_policy(policy)
-    if mode == "tune" or (mode in ("canary", "active") and candidates):
-        return find_candidates(candidates or TUNE_CANDIDATES, found if policy is not None else None)
+    if mode in ("canary", "active") and candidates:
+        return find_candidates(candidates, found if policy is not None else None)
     return found
 
 

@@ -12,12 +12,11 @@ from typing import Any
 
 from paceenv.core.probing import Plan as ProbingPlan
 from paceenv.live.decide.actuator import DelayLengths
-from paceenv.live.decide.blocks import Plan, block_plan
-from paceenv.live.decide.experiment import MEMORY_PAIRS, MIN_GAIN, Experiment
+from paceenv.live.decide.blocks import ACTIVE, CANARY, Plan, block_plan
+from paceenv.live.decide.experiment import MEMORY_PAIRS, Experiment
 from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.decide.probe import Probe
-from paceenv.live.decide.search import Search
 from paceenv.live.decide.verdict_time import Forecast, forecast
 from paceenv.live.observe.iteration import Iteration
 from paceenv.live.options import Options
@@ -66,7 +65,7 @@ class Mode:
     def final(self) -> None:
         """The job ends."""
 
-    def as_dict(self, iteration: int, tick_s: float) -> dict[str, Any]:
+    def as_dict(self, tick_s: float) -> dict[str, Any]:
         """Its entries of a snapshot, as plain data."""
         return {}
 
@@ -93,7 +92,7 @@ class Probing(Mode):
         too_costly = self.probe.add(iteration.iteration, iteration.step_s)
         return (None, too_costly) if too_costly else None
 
-    def as_dict(self, iteration: int, tick_s: float) -> dict[str, Any]:
+    def as_dict(self, tick_s: float) -> dict[str, Any]:
         return {"probe": self.probe.snapshot()}
 
 
@@ -117,20 +116,24 @@ class Shadow(Mode):
             self._steps_s += iteration.step_s
         return None
 
-    def as_dict(self, iteration: int, tick_s: float) -> dict[str, Any]:
+    def as_dict(self, tick_s: float) -> dict[str, Any]:
         share = self.foregone.total_s / self._steps_s if self._steps_s else None
         found = {"count": self.foregone.count, "steps": self._steps, "share": share}
         return {"shadow": found | self.foregone.as_dict()}
 
 
-class Paced(Mode):
-    """What canary, active and tune have in common: candidates take turns by a plan that all ranks share."""
+class Switchback(Mode):
+    """Modes canary and active: candidates take turns by a plan that all ranks share; what surely hurts, stops."""
 
     follows = True
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, names: Sequence[str], inform: Callable[[str], None]) -> None:
         super().__init__()
         self.plan = plan
+        memory_pairs = MEMORY_PAIRS if plan.every == ACTIVE else None
+        self.experiment = Experiment(names, plan, self.out, memory_pairs=memory_pairs)
+        self._inform, self._said, self._ticks = inform, False, 1
+        self._quiet_steps_s: deque[float] = deque(maxlen=QUIET_STEPS)
 
     def acting(self, iteration: int) -> int | None:
         arm = self.plan.turn(iteration).arm
@@ -140,25 +143,14 @@ class Paced(Mode):
         self.out[number] = why
         return len(self.out) < len(self.plan.blocks)
 
-
-class Switchback(Paced):
-    """Modes canary and active: every rank compares blocks with and without pacing, and stops what hurts."""
-
-    def __init__(self, plan: Plan, names: Sequence[str], begin: int, inform: Callable[[str], None]) -> None:
-        super().__init__(plan)
-        memory_pairs = MEMORY_PAIRS if plan.words[-1].phase == "deployed" else None
-        self.experiment = Experiment(names, plan, self.out, min_gain=MIN_GAIN, memory_pairs=memory_pairs)
-        self._begin, self._inform, self._said, self._ticks = begin, inform, False, 1
-        self._quiet_steps_s: deque[float] = deque(maxlen=QUIET_STEPS)
-
     def begin(self, rank: int) -> None:
         self._said |= rank > 0
 
     def take_in(self, iteration: Iteration, pacer: RankPacer, delay_s: float) -> Stop | None:
         self._ticks = iteration.ticks
-        if iteration.iteration < self._begin:
+        if iteration.iteration < self.plan.begin:
             self._quiet_steps_s.append(iteration.step_s)
-        elif not self._said and (found := self.forecast(iteration.iteration)) is not None:
+        elif not self._said and (found := self.forecast()) is not None:
             self._said = True  # from the noise of the quiet start
             steps_s = self._quiet_steps_s or [iteration.step_s]
             self._inform(found.text(sum(steps_s) / len(steps_s) / iteration.ticks))
@@ -173,53 +165,18 @@ class Switchback(Paced):
     def final(self) -> None:
         self.experiment.final()
 
-    def forecast(self, iteration: int) -> Forecast | None:
+    def forecast(self) -> Forecast | None:
         """How long until a verdict on the leading candidate; None while the noise is not known. Any thread may ask."""
         k, quiet_s = self.experiment.leader, tuple(self._quiet_steps_s)
-        return forecast(self.plan, self.experiment.candidates[k], k, quiet_s, iteration=iteration, ticks=self._ticks)
+        return forecast(self.plan, self.experiment.candidates[k], k, quiet_s, ticks=self._ticks)
 
-    def as_dict(self, iteration: int, tick_s: float) -> dict[str, Any]:
-        experiment, until = self.experiment, self.forecast(iteration)
+    def as_dict(self, tick_s: float) -> dict[str, Any]:
+        experiment, until = self.experiment, self.forecast()
         verdict, leader = experiment.verdict, experiment.candidates[experiment.leader]
         found = verdict.as_dict() | experiment.as_dict()
         if len(experiment.candidates) > 1:
             found["text"] = f"{leader.name}: {verdict.text}"
-        if until is not None and (missing := until.more_text(tick_s)):
-            found["text"] += f"; {missing}"
         return {"canary": found | {"forecast": until and {"text": until.text(tick_s)}}}
-
-
-class Tune(Paced):
-    """Mode tune: rank 0 searches, and all ranks follow its words."""
-
-    def __init__(self, plan: Plan, names: Sequence[str]) -> None:
-        super().__init__(plan)
-        self._names = tuple(names)
-        self.search: Search | None = None
-        """On rank 0: decides on the words."""
-
-    def begin(self, rank: int) -> None:
-        if rank == 0:
-            self.search = Search(self._names, self.plan, min_gain=MIN_GAIN)
-
-    def take_in(self, iteration: Iteration, pacer: RankPacer, delay_s: float) -> Stop | None:
-        if self.search is not None:
-            turn = self.plan.turn(iteration.iteration, iteration.ticks)
-            self.search.add(turn, iteration.step_s, iteration.ticks)
-        return None
-
-    def give_up(self, number: int, why: str) -> bool:
-        super().give_up(number, why)
-        if self.search is not None:
-            self.search.give_up(number, why)
-        return True
-
-    def as_dict(self, iteration: int, tick_s: float) -> dict[str, Any]:
-        if self.search is not None:
-            return {"tune": self.search.as_dict(tick_s)}
-        word = self.plan.word(iteration)  # on the other ranks what was heard of it
-        heard = [self._names[arm] for arm in word.arms] if word else []
-        return {"tune": {"phase": word.phase if word else "none", "in": heard}}
 
 
 def make_mode(
@@ -232,9 +189,7 @@ def make_mode(
         return Probing(options, seed, begin)
     if options.mode == "shadow":
         return Shadow(begin)
-    if options.mode == "tune":
-        return Tune(Plan(seed, blocks), names)
     if options.mode in ("canary", "active"):
-        plan = Plan.fixed(seed, blocks, begin=begin, phase="canary" if options.mode == "canary" else "deployed")
-        return Switchback(plan, names, begin, inform)
+        plan = Plan(seed, blocks, begin=begin, every=CANARY if options.mode == "canary" else ACTIVE)
+        return Switchback(plan, names, inform)
     return Mode()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from paceenv.core.differences import Mean
 from paceenv.core.student_t import student_t_quantile
 from paceenv.core.wording import hours
-from paceenv.live.decide.blocks import BlockPlan, Plan
+from paceenv.live.decide.blocks import Plan
 from paceenv.live.decide.experiment import ALPHA, FIRST_EVALUATION_PAIRS, Comparison
 
 EFFECTS = (0.01, 0.02, 0.05)
@@ -30,15 +30,12 @@ class Forecast(NamedTuple):
         measured: whether that is from compared pairs; otherwise from the steps of the quiet start.
         pairs: for each of :data:`EFFECTS` the pairs that its verdict takes; None: more than :data:`MOST_PAIRS`.
         iterations: the same in iterations from the start of the blocks.
-        more: what is missing where the evidence was insufficient so far: pairs done, pairs still needed and the
-            iterations that these take from now on, None for more than :data:`MOST_PAIRS`; None: no such case.
     """
 
     pair_noise: float
     measured: bool
     pairs: tuple[int | None, ...]
     iterations: tuple[int | None, ...]
-    more: tuple[int, int | None, int | None] | None
 
     def text(self, step_s: float | None) -> str:
         """The forecast in one line."""
@@ -46,26 +43,9 @@ class Forecast(NamedTuple):
         for effect, pairs, iterations in zip(EFFECTS, self.pairs, self.iterations, strict=True):
             takes = "too many pairs" if pairs is None else f"{pairs} pairs, {_long(iterations, step_s)}"
             found.append(f"{100 * effect:g} %: {takes}")
-        return f"time to a verdict on an effect of {'; '.join(found)} ({self._noise()})"
-
-    def more_text(self, step_s: float | None) -> str:
-        """What is missing to a verdict at the present spread; "" where nothing is known to be."""
-        if self.more is None:
-            return ""
-        done, pairs, iterations = self.more
-        so_far = f"{done} pair{'s' * (done != 1)} so far"
-        if pairs is None:
-            return f"{so_far}, needs more than {MOST_PAIRS:,} at this noise ({self._noise()})"
-        return f"{so_far}, needs about {pairs} more pairs, {_long(iterations, step_s)} ({self._noise()})"
-
-    def _noise(self) -> str:
         by = "measured" if self.measured else "estimated from steps without pacing"
-        return f"noise of a pair {100 * self.pair_noise:.2g} %, {by}"
-
-
-def noise_of(step_cv: float, blocks: BlockPlan, ticks: float = 1.0) -> float:
-    """The noise of a pair if steps of that coefficient of variation, ``ticks`` iterations each, are independent."""
-    return step_cv * math.sqrt(2.0 * ticks / blocks.counted_iterations)
+        noise = f"noise of a pair {100 * self.pair_noise:.2g} %, {by}"
+        return f"time to a verdict on an effect of {'; '.join(found)} ({noise})"
 
 
 def forecast(
@@ -74,8 +54,6 @@ def forecast(
     arm: int = 0,
     quiet_steps_s: Sequence[float] = (),
     *,
-    noise: float | None = None,
-    iteration: int = 0,
     ticks: int = 1,
 ) -> Forecast | None:
     """The time to a verdict of ``comparison``; None while nothing is known about the noise.
@@ -83,38 +61,27 @@ def forecast(
     Args:
         arm: number of the candidate that it is of.
         quiet_steps_s: regular steps without pacing, seconds; used until two pairs are compared.
-        noise: of a pair, in place of these steps.
     """
     measured = comparison.pairs > 1
     if measured:
         noise = comparison.mean.deviation
-    elif noise is None and len(quiet_steps_s) > 1:
+    elif len(quiet_steps_s) > 1:  # as if these steps were independent
         steps = Mean(quiet_steps_s)
-        noise = noise_of(steps.deviation / steps.value, plan.blocks[arm], ticks)
-    if noise is None:
+        noise = steps.deviation / steps.value * math.sqrt(2.0 * ticks / plan.blocks[arm].counted_iterations)
+    else:
         return None
     pairs = tuple(pairs_for(-math.log1p(-effect), noise) for effect in EFFECTS)
-    first, begin, more = plan.words[-1].begin, plan.after(0), None
+    begin = plan.after(0)
     each = plan.after(1) - begin
-    if comparison.verdict.kind == "insufficient evidence":
-        gain = comparison.value  # before the first pair: as if it did nothing
-        half = max(abs(gain), comparison.min_gain - gain)  # it helps, it hurts, or it does not help enough
-        needed = pairs_for(half, noise, comparison.pairs)
-        missing = None if needed is None else needed - comparison.pairs
-        more = comparison.pairs, missing, missing and max(begin - iteration, 0) + missing * each
-    return Forecast(noise, measured, pairs, tuple(n and begin - first + n * each for n in pairs), more)
+    return Forecast(noise, measured, pairs, tuple(n and begin - plan.begin + n * each for n in pairs))
 
 
-def pairs_for(half_width: float, pair_noise: float, after: int = 0) -> int | None:
-    """Pairs at the first evaluation whose interval is expected to be no wider than ``half_width`` to either side.
-
-    Args:
-        after: pairs compared so far; only a later evaluation counts.
-    """
+def pairs_for(half_width: float, pair_noise: float) -> int | None:
+    """Pairs at the first evaluation whose interval is expected to be no wider than ``half_width`` to either side."""
     pairs, share = FIRST_EVALUATION_PAIRS, 0.5 * ALPHA
     while pairs <= MOST_PAIRS:
         half = student_t_quantile(0.5 * share, pairs - 1) * pair_noise / math.sqrt(pairs)
-        if pairs > after and half <= half_width:
+        if half <= half_width:
             return pairs
         pairs, share = 2 * pairs, 0.5 * share
     return None

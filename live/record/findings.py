@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from paceenv.core.files import atomic_write
+from paceenv.core.errors import InputError
+from paceenv.core.files import atomic_write, open_regular
 from paceenv.core.lateness.watch import IN_TURNS
 from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record import findings_text as words
@@ -47,11 +46,7 @@ Findings = dict[str, Any]
 
 
 def find(snapshots: Sequence[Snapshot]) -> Findings:
-    """The findings about one attempt of a job.
-
-    Args:
-        snapshots: the last snapshot of each rank, at least one, all of the same attempt.
-    """
+    """The findings about one attempt of a job, from the last snapshot of each rank, at least one."""
     job = Job(snapshots)
     groups = used_groups(job.traffic)
     sets = [judge(job, places) for places in connected_sets(len(job.ranks), groups)]
@@ -227,29 +222,16 @@ def findings_period_s(world_size: int) -> float:
 
 
 def write_findings(folder: Path, findings: Findings) -> None:
-    """Write ``findings.json`` completely or not at all.
-
-    Args:
-        folder: the attempt's folder, ``DIR/<attempt>``.
-
-    Raises:
-        InputError: it cannot be written.
-    """
+    """Write ``findings.json`` into an attempt's folder, completely or not at all. Raises InputError."""
     atomic_write(folder / FINDINGS, (json.dumps(finite(findings), allow_nan=False) + "\n").encode())
 
 
 def read_verdict(folder: Path, rank: int) -> dict[str, Any] | None:
-    """The verdict on ``rank`` from ``findings.json`` in an attempt's folder; None where none can be read.
-
-    Never waits for another process.
-    """
+    """The verdict on ``rank`` from ``findings.json`` in an attempt's folder; None where none can be read."""
     try:
-        descriptor = os.open(folder / FINDINGS, os.O_RDONLY | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as stream:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return None
+        with open_regular(folder / FINDINGS, MAX_BYTES) as stream:
             findings = json.loads(stream.read(MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
+    except (InputError, OSError, ValueError, RecursionError):
         return None
     if not isinstance(findings, dict) or findings.get("schema") != SCHEMA:
         return None

@@ -39,24 +39,11 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Merged:
-    """The result of a merge. ``spread_s`` is the agreement of each rank's clock with the reference, seconds.
-
-    It is the median absolute deviation of single iterations from the smoothed shift; 0 on the reference clock.
-    """
-
-    attempt: str
-    rows: int
-    spread_s: dict[int, float]
-
-
-@dataclass(frozen=True)
 class _Shift:
     """The seconds to add to the times of each iteration; interpolated for unknown iterations."""
 
     iteration_T: Integers
     shift_s_T: Array
-    spread_s: float = 0.0
 
     def at(self, iteration: NDArray[np.integer]) -> Array:
         return np.asarray(np.interp(iteration, self.iteration_T, self.shift_s_T))
@@ -79,22 +66,15 @@ class _RankTicks:
     ends: _Ticks
 
 
-def write_merged(folder: RunFolder, path: str | Path, attempt: str | None = None) -> Merged:
-    """Write the merged trace, completely or not at all.
-
-    Args:
-        attempt: a start of the job's processes; None takes the latest.
-
-    Raises:
-        InputError: no such attempt, no readable trace, or ``path`` cannot be written.
-    """
+def write_merged(folder: RunFolder, path: str | Path, attempt: str | None = None) -> int:
+    """Write the merged trace of an attempt (None: the latest), all or nothing; how many rows. Raises InputError."""
     merger = _Merger(folder, folder.chosen(attempt))
     rows = 0
     with TraceWriter(path, merger.metadata) as writer:
         for columns in merger.rows():
             writer.append(columns)
             rows += len(columns["start_s"])
-    return Merged(merger.attempt, rows, {rank: shift.spread_s for rank, shift in merger.shifts.items()})
+    return rows
 
 
 def segment_rows(segment: Segment, after: int = -1) -> dict[str, Any]:
@@ -305,7 +285,7 @@ def _shift_between(own: _Ticks, reference: _Ticks) -> _Shift | None:
     half = min(NEIGHBOURS // 2, (len(single_s_T) - 1) // 2)
     padded = np.pad(single_s_T, half, mode="edge")
     smooth_s_T = np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1)
-    return _Shift(iteration_T, smooth_s_T, float(np.median(np.abs(single_s_T - smooth_s_T))))
+    return _Shift(iteration_T, smooth_s_T)
 
 
 def _checked(header: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
@@ -316,11 +296,3 @@ def _checked(header: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
         if numbers and isinstance(job.get("name"), str) and isinstance(header.get("began_unix_s"), float):
             return header
     raise InputError(f"{path}: its header does not say which job and rank it is of")
-
-
-def describe_spread(merged: Merged) -> str:
-    """The agreement of the clocks in words."""
-    worst_s = max(merged.spread_s.values())
-    if not worst_s:
-        return "all ranks on one clock"
-    return f"clocks of different hosts aligned on the ends of collectives, typically within {worst_s * 1e6:.0f} µs"

@@ -12,22 +12,19 @@ import io
 import os
 import socket
 import socketserver
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TextIO
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from paceenv.live.record.housekeeping import background, describe
 from paceenv.live.record.snapshot import ARRIVALS, STATES, UNKNOWN, VERDICTS, Snapshot, entry, number, text
 
-END_S: Final = 1.0
-"""Longest wait for the end of an endpoint."""
 PREFIX: Final = "paceenv_live_"
 LABELS: Final = ("training_job", "rank")
 """Not ``job``: Prometheus uses that label itself, for the name of its scrape configuration."""
@@ -152,7 +149,7 @@ class MetricsServer:
         host: str = "127.0.0.1",
         problem: Callable[[str], None],
     ) -> None:
-        self._asked, self._problem = (host, port), problem
+        self._asked, self._problem, self._process = (host, port), problem, os.getpid()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(SnapshotCollector(snapshot))
         self._server: _Server | None = None
@@ -177,13 +174,15 @@ class MetricsServer:
                 self._problem(f"no metrics on {host}:{port}: {describe(error)}")
             return False
         self._server = server
+        os.register_at_fork(after_in_child=server.socket.close)  # else the port is in use as long as the child lives
         return True
 
     def close(self) -> None:
         """Stop listening; requests under way are not finished."""
         server, self._server = self._server, None
-        if server is not None and os.getpid() == server.process:
-            server.end()
+        if server is not None and os.getpid() == self._process:
+            server.shutdown()  # within half a second
+            server.server_close()
 
 
 class _Handler(WSGIRequestHandler):
@@ -197,28 +196,11 @@ class _Handler(WSGIRequestHandler):
         """Write nothing to the job's error stream."""
 
 
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
+class _Server(ThreadingWSGIServer):
     def __init__(self, host: str, port: int) -> None:
-        self.process = os.getpid()
         self.server_name, self.address_family = host, socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
-        self.thread = background("paceenv-metrics", self.serve)
-        self._ending = False
-        _release_in_children(weakref.ref(self))
-
-    def serve(self) -> None:
-        """Answer until :meth:`end` and sleep in between: ``serve_forever`` would wake up twice a second."""
-        while not self._ending:
-            self.handle_request()
-
-    def end(self) -> None:
-        """Stop answering and release the port."""
-        self._ending = True
-        self.socket.shutdown(socket.SHUT_RDWR)  # on Linux this wakes the thread that waits for a connection
-        self.thread.join(END_S)
-        self.server_close()
+        self.thread = background("paceenv-metrics", self.serve_forever)
 
     def server_bind(self) -> None:
         """Bind without asking the resolver for our own full name: the library does, and it may take minutes."""
@@ -228,14 +210,3 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that goes away in the middle."""
-
-
-def _release_in_children(reference: weakref.ref[_Server]) -> None:
-    """Close the port in a forked child: otherwise it stays in use for as long as the child lives."""
-
-    def release() -> None:
-        server = reference()
-        if server is not None:
-            server.socket.close()
-
-    os.register_at_fork(after_in_child=release)

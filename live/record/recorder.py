@@ -53,18 +53,10 @@ def rank_header(
     world_size: int,
     attempt: str,
     locality: Mapping[str, Any],
-    **more: Any,
 ) -> dict[str, Any]:
-    """The header of a rank's segments.
-
-    Args:
-        rank: this rank, 0 to ``world_size - 1``.
-        attempt: the start of the job's processes that this rank belongs to; "" as long as it is not known.
-        locality: the rank's place (:func:`paceenv.live.observe.locality.describe`), with its ``host``.
-        more: further fields of the rank, such as ``dp_rank`` and ``stage``.
-    """
+    """The header of a rank's segments."""
     described = {"name": job, "ranks": world_size, "attempt": attempt} | dict(settings or {})
-    entry = {"rank": rank, "dp_rank": rank, "stage": 0, "locality": dict(locality)} | more
+    entry = {"rank": rank, "dp_rank": rank, "stage": 0, "locality": dict(locality)}
     entry |= {key: locality[key] for key in ("host", "clock", "device") if key in locality}
     return {"source": SOURCE, "job": described, "rank": entry, "began_unix_s": time.time()}
 

@@ -63,11 +63,7 @@ def segment_path(folder: Path, attempt: str, host: str, rank: int, number: int) 
 
 
 def write_status(folder: Path, snapshot: Mapping[str, Any]) -> None:
-    """Write a rank's snapshot completely or not at all; numbers that are not finite become null. Raises InputError.
-
-    Args:
-        snapshot: plain data, as ``paceenv.live.record.snapshot`` makes it.
-    """
+    """Write a rank's snapshot completely or not at all; numbers that are not finite become null. Raises InputError."""
     path = status_path(folder, str(snapshot["attempt"]), str(snapshot["host"]), int(snapshot["rank"]))
     atomic_write(path, (json.dumps(finite(snapshot), allow_nan=False) + "\n").encode())
 
@@ -124,11 +120,7 @@ class RunFolder:
         return [found[rank][1] for rank in sorted(found) if found[rank][0] not in apart]
 
     def is_in_place(self, path: Path, attempt: Any, host: Any, rank: Any, size: Any) -> bool:
-        """Whether a file lies where its content says that it belongs; if not, a note.
-
-        Args:
-            size: ranks of the job; None if it does not say.
-        """
+        """Whether a file lies where its content says that it belongs; if not, a note."""
         fits = size is None or (type(rank) is int and type(size) is int and 0 <= rank < size)
         place = path.parts[-3:-1], path.name[: path.name.find("-" if "-" in path.name else ".")]
         if fits and isinstance(attempt, str) and isinstance(host, str):

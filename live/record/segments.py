@@ -26,7 +26,7 @@ from paceenv.live.observe.batch import Batch, Kind
 MAGIC: Final = b"PACESEG\0"
 VERSION: Final = 1
 MAX_HEADER_BYTES: Final = 1 << 20
-MAX_BLOCK_BYTES: Final = 1 << 22
+MAX_BLOCK_BYTES: Final = 1 << 24
 MAX_FILE_BYTES: Final = 1 << 28
 MAX_BLOCKS: Final = 1 << 17
 """Per file; some ten microseconds each for a reader."""
@@ -81,20 +81,18 @@ def header_bytes(header: Mapping[str, Any]) -> bytes:
 
 def kinds_block(kinds: Sequence[Kind]) -> bytes:
     """Further entries of the table of kinds."""
-    return _table(_KINDS, [[op[:MAX_NAME], group, size, bool(side)] for op, group, size, side in kinds])
+    return _block(
+        _KINDS, json.dumps([[op[:MAX_NAME], group, size, bool(side)] for op, group, size, side in kinds]).encode()
+    )
 
 
 def marks_block(marks: Sequence[str]) -> bytes:
     """Further entries of the table of marks."""
-    return _table(_MARKS, [mark[:MAX_NAME] for mark in marks])
+    return _block(_MARKS, json.dumps([mark[:MAX_NAME] for mark in marks]).encode())
 
 
 def fit_iterations(batch: Batch, after: int) -> NDArray[np.bool_]:
-    """Which iterations of a batch can be written: times finite and in order, those of their operations too.
-
-    Args:
-        after: the last iteration that was written; numbers only increase.
-    """
+    """Which iterations of a batch can be written: times finite and in order, those of their operations too."""
     times_s = np.stack([batch.start_s_T, batch.end_s_T, batch.pace_start_s_T, batch.pace_end_s_T])
     fit_T = np.isfinite(times_s).all(axis=0) & (batch.iteration_T <= MAX_ITERATION)
     fit_T &= batch.mark_T < max(len(batch.marks), 1)
@@ -108,11 +106,7 @@ def fit_iterations(batch: Batch, after: int) -> NDArray[np.bool_]:
 
 
 def to_records(batch: Batch, fit_T: NDArray[np.bool_]) -> tuple[Records, Records]:
-    """The records of those iterations of a batch where ``fit_T``, and of their operations.
-
-    Args:
-        fit_T: which of them to write, ``(T,)``.
-    """
+    """The records of those iterations of a batch where ``fit_T``, and of their operations."""
     new_T = np.cumsum(fit_T) - 1
     keep_N = fit_T[batch.place_N]
     iterations_T = np.zeros(int(np.count_nonzero(fit_T)), ITERATION)
@@ -134,15 +128,18 @@ def to_records(batch: Batch, fit_T: NDArray[np.bool_]) -> tuple[Records, Records
 
 
 def record_blocks(parts: Sequence[tuple[Records, Records]]) -> bytes:
-    """Iterations and their operations (:func:`to_records`) as blocks, as few as possible."""
-    found, waiting, number = [], list[tuple[Records, Records]](), 0
+    """Iterations and their operations (:func:`to_records`) as blocks.
+
+    Operations come first: the block of iterations, of which there is one, completes what is before it.
+    """
+    operations, first = list[Records](), 0
     for iterations_T, operations_N in parts:
-        if waiting and number + len(iterations_T) > MAX_BLOCK_BYTES // ITERATION.itemsize:
-            found.append(_complete(waiting))
-            waiting, number = [], 0
-        waiting.append((iterations_T, operations_N))
-        number += len(iterations_T)
-    return b"".join([*found, _complete(waiting)] if waiting else found)
+        operations.append(operations_N.copy())
+        operations[-1]["place"] += first
+        first += len(iterations_T)
+    together_N, most = np.concatenate(operations), MAX_BLOCK_BYTES // OPERATION.itemsize
+    blocks = [_block(_OPERATIONS, together_N[i : i + most].tobytes()) for i in range(0, len(together_N), most)]
+    return b"".join([*blocks, _block(_ITERATIONS, b"".join(i.tobytes() for i, _ in parts))])
 
 
 def read_header(path: Path) -> Mapping[str, Any]:
@@ -172,31 +169,6 @@ def read_segment(path: Path) -> Segment:
 
 class _Damage(ValueError):
     """Why a block cannot be used, in words."""
-
-
-def _table(kind: bytes, entries: Sequence[Any]) -> bytes:
-    """The entries in as many blocks as they need."""
-    found, pending, length = [], list[str](), 2
-    for entry in entries:
-        text = json.dumps(entry, allow_nan=False)
-        if pending and length + len(text) + 2 > MAX_BLOCK_BYTES:
-            found.append(_block(kind, f"[{', '.join(pending)}]".encode()))
-            pending, length = [], 2
-        pending.append(text)
-        length += len(text) + 2
-    return b"".join([*found, _block(kind, f"[{', '.join(pending)}]".encode())])
-
-
-def _complete(parts: Sequence[tuple[Records, Records]]) -> bytes:
-    """Operations first: the block of iterations completes what is before it."""
-    operations, first = list[Records](), 0
-    for iterations_T, operations_N in parts:
-        operations.append(operations_N.copy())
-        operations[-1]["place"] += first
-        first += len(iterations_T)
-    together_N, most = np.concatenate(operations), MAX_BLOCK_BYTES // OPERATION.itemsize
-    blocks = [_block(_OPERATIONS, together_N[i : i + most].tobytes()) for i in range(0, len(together_N), most)]
-    return b"".join([*blocks, _block(_ITERATIONS, b"".join(i.tobytes() for i, _ in parts))])
 
 
 def _block(kind: bytes, content: bytes) -> bytes:

@@ -175,11 +175,7 @@ class Traffic:
 
 
 def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
-    """The groups and operations of the ranks' snapshots; ill-typed entries count as missing.
-
-    Args:
-        grid: the blocks that all ranks are compared on; None where there is none.
-    """
+    """The groups and operations of the ranks' snapshots; ill-typed entries count as missing."""
     groups: dict[Key, Group] = {}
     rows: dict[tuple[Key, str], list[tuple[int, Times]]] = {}
     other_s_R, ungrouped_s_R = np.zeros(len(snapshots)), np.zeros(len(snapshots))

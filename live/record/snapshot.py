@@ -42,9 +42,6 @@ canary      null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, 
             ``candidates`` are all of them: ``name``, ``verdict``, ``text``, ``gain``, ``low``, ``high``, ``pairs``,
             ``stopped`` (why it paces no more, or "").
             ``differences``: ``name`` gains so much more ``than`` another: ``gain``, ``low``, ``high``, ``pairs``
-tune        null, or in mode tune ``phase`` (search, deployed, none); on rank 0 also ``text``, ``winner`` and ``why``,
-            ``error`` (stated probability), ``most_loss``, ``test`` (of the deployed winner), and
-            ``candidates``: ``name``, ``pairs``, ``gain``, ``low``, ``high``, ``dropped`` (why, or "")
 probe       null, or in mode probe ``unit`` (the ranks that move together with this one), ``bound_s`` (longest probe),
             ``cost_share`` (relative increase of the mean step; null before the first evaluation)
 overhead    the agent's own time on the host per iteration: ``mean_s``
@@ -62,7 +59,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 SCHEMA: Final = "paceenv.live/2"
-STATES: Final = ("off", "observe", "probe", "shadow", "canary", "active", "tune")
+STATES: Final = ("off", "observe", "probe", "shadow", "canary", "active")
 PARTS: Final = ("compute", "collective", "barrier", "pacing")
 EARLY, LATE, ON_TIME, UNKNOWN = "early", "late", "on time", "insufficient evidence"
 ARRIVALS: Final = (EARLY, LATE, ON_TIME, UNKNOWN)

@@ -45,11 +45,7 @@ WIDTH: Final = 100
 
 
 def write_summary(folder: str | Path, own: Snapshot, patience_s: float = 0.0) -> str:
-    """Write the page to the run's folder, and to its attempt's, and return it; it uses the other ranks' last status.
-
-    Raises:
-        InputError: the page cannot be written.
-    """
+    """Write the page to the run's folder, and to its attempt's, and return it; it uses the other ranks' last status."""
     place, until_s = Path(folder), time.monotonic() + patience_s
     while True:
         others: list[Snapshot] = []
@@ -74,7 +70,6 @@ def summarise(snapshots: Sequence[Snapshot]) -> str:
         _step(own, ranks),
         _waiting(ranks),
         _pacing(own, ranks),
-        tuned(ranks),
         _said(own, ranks),
     )
     return "\n\n".join("\n".join(map(_wrapped, section)) for section in sections if section) + "\n"
@@ -261,30 +256,6 @@ def _contest(own: Snapshot) -> list[str]:
         if gain is not None and low is not None and high is not None:
             more = f"{100.0 * gain:+.1f} % [{100.0 * low:.1f}, {100.0 * high:.1f}]"
             lines.append(f"  {text(one, 'name')} gains {more} more than {text(one, 'than')}, 95 % interval")
-    return lines
-
-
-def tuned(ranks: Sequence[Snapshot]) -> list[str]:
-    """The search of mode tune as rank 0 knows it: each candidate, its gain, why it left; loss, time left, winner."""
-    own = next((s for s in ranks if isinstance(entry(s, "tune", "candidates"), list)), None)
-    if own is None:
-        return []
-    lines = ["What competed", f"  {text(own, 'tune', 'text')}"]
-    for one in entry(own, "tune", "candidates"):
-        if not isinstance(one, dict):
-            continue
-        gain, low, high = (number(one, name) for name in ("gain", "low", "high"))
-        found = "no gain known" if gain is None else f"gain {100.0 * gain:+.1f} %"
-        if low is not None and high is not None:
-            found += f" [{100.0 * low:.1f}, {100.0 * high:.1f}] at the last evaluation"
-        why = f"; dropped: {text(one, 'dropped')}" if text(one, "dropped") else ""
-        lines.append(f"  {text(one, 'name')}: {count(number(one, 'pairs'))} pairs, {found}{why}")
-    error, bound = number(own, "tune", "error"), number(own, "tune", "most_loss")
-    if error is not None and bound is not None:
-        bounds = f"errs with a probability of at most {100.0 * error:g} % and may lose {100.0 * bound:g} % of its time"
-        lines.append(f"  a search {bounds}")
-    if test := text(own, "tune", "test"):
-        lines.append(f"  the winner since then: {test}")
     return lines
 
 

@@ -43,10 +43,9 @@ paceenv live run --nproc-per-node 8 --out runs/live/mine train.py --lr 3e-4 laun
 Begin with the first: it only observes, and reports at the end where the step went and which rank waits for which. Watch
 it with paceenv live status DIR. Then go on to shadow (decides, never delays), canary (a switchback test: every rank
 alternates paired blocks with and without pacing, and measures whether pacing pays) and active (paces nine of ten
-blocks), or straight to tune: policies compete in paired blocks, and the best one that surely helps is deployed, none
-where nothing helps. Mode probe adds very small random delays, so that its trace shows what a delay does to the job.
+blocks). Mode probe adds very small random delays, so that its trace shows what a delay does to the job.
 Everything after the script's name belongs to the script. PACEENV_LIVE=off in the environment switches the agent off."""
-POLICY_HELP = """Decides in modes shadow, canary and active; in mode tune one more candidate. A policy file of paceenv
+POLICY_HELP = """Decides in modes shadow, canary and active; beside candidates one more. A policy file of paceenv
 train; learned (the released one); both also with :preference=0.3. Or a rule: paper, adaptive,
 static:mechanism=slack,threshold=0.02,window=0.4, or static:my-cluster.yaml for the pacing of a cluster config."""
 
@@ -114,9 +113,6 @@ def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], None]:
     """A function that runs ``python path arguments...``: a Python file, or a folder or archive with ``__main__.py``.
 
     Raises InputError if it cannot be read.
-
-    Args:
-        arguments: what the script finds in ``sys.argv`` after its own name.
     """
     folder = os.path.isdir(path) or (os.path.isfile(path) and get_importer(path) is not None)
     execute = _execute_folder if folder else _load(path)
@@ -131,11 +127,7 @@ def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], None]:
 
 
 def prepare_module(name: str, arguments: Sequence[str]) -> Callable[[], None]:
-    """A function that runs ``python -m name arguments...``.
-
-    Args:
-        arguments: what the module finds in ``sys.argv`` after its own name.
-    """
+    """A function that runs ``python -m name arguments...``."""
 
     def run() -> None:
         sys.argv[:] = ["-m", *arguments]

@@ -13,7 +13,7 @@ from paceenv.live.options import ENVIRONMENT_MODE, MODES, Options
 if TYPE_CHECKING:  # it brings NumPy, which the script may want to import itself
     from paceenv.policies.base import Policy
 
-_BY_POLICY = ("shadow", "canary", "active", "tune")
+_BY_POLICY = ("shadow", "canary", "active")
 """The modes that need a policy."""
 
 
@@ -25,9 +25,6 @@ def obstacle(
     """Why the mode cannot be entered, or files cannot be written; "" if nothing that can be known yet prevents it.
 
     What only a running job shows (a rank without an agent, signals outside the policy's range) is not looked at.
-
-    Args:
-        policy: as for ``live.attach``.
     """
     asked = environ.get(ENVIRONMENT_MODE, "").strip().lower()
     if asked and asked not in MODES:
@@ -71,11 +68,7 @@ def _unwritable(folder: Path) -> str:
 
 
 def obstacle_elsewhere(options: Options, policy: str | None) -> str:
-    """As :func:`obstacle`, found in a forked child: this process imports no NumPy before the script does.
-
-    Args:
-        policy: by name or file; None for none.
-    """
+    """As :func:`obstacle`, found in a forked child: this process imports no NumPy before the script does."""
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:

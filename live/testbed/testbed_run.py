@@ -100,12 +100,8 @@ def run_scenario(
 ) -> RunResult:
     """Bring the network up, run the main job with the other jobs beside it, and take the network down.
 
-    Args:
-        scenario: network and jobs; ``scenario.loop.job`` is the main job.
-        out: the run's folder, new or empty.
-        agents: options of ``python -m paceenv.live`` by job, for jobs with an agent.
-        iterations: iterations of the main job, at least 1; by default ``scenario.loop.observe_iterations``.
-        deadline_s: the run fails if the main job makes no step for this many seconds.
+    ``agents`` are options of ``python -m paceenv.live`` by job; ``iterations`` of the main job, which fails if it makes
+    no step for ``deadline_s``.
 
     Raises:
         InputError: the testbed is not possible here, ``out`` is in use, or a job fails; the logs are in ``out`` then.

@@ -190,7 +190,7 @@ class LoopPlan(Config):
     def contest(self, policies: Sequence[str], seed: int = 0) -> Plan:
         """The blocks by which an agent with those candidates paces, ``seed`` being its option."""
         blocks = [block_plan(find_policy(policy).policy, self.block_iterations) for policy in policies]
-        return Plan.fixed(seed, blocks, begin=self.quiet_first)
+        return Plan(seed, blocks, begin=self.quiet_first)
 
     def contest_iterations(self, policies: Sequence[str], pairs: int) -> int:
         """Iterations of such a run: the first tick, the quiet start, warming up, the pairs, a few to be taken in."""

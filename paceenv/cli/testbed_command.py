@@ -18,8 +18,6 @@ from paceenv.ui import config_files, output
 
 FEWEST = 20
 """Iterations from which a cluster is calibrated."""
-TUNE_ITERATIONS = 3000
-"""Of a run in mode tune: a search among a few candidates on a quiet machine, and some of what follows."""
 
 
 def run_on_testbed(
@@ -46,7 +44,7 @@ def run_on_testbed(
     candidates: Annotated[
         str | None,
         typer.Option(
-            help="Several policies, separated by semicolons, for tune, canary, active and the loop; also defaults. In "
+            help="Several policies, separated by semicolons, for canary, active and the loop; also defaults. In "
             "the loop also constant (the best static setting of a search), default (the mechanism's rule), tailored "
             "(trained for this job). The loop's default: those three, adaptive, paper and learned."
         ),
@@ -90,11 +88,10 @@ def run_on_testbed(
         return
     plan = chosen.loop
     several = [*(one.source for one in find_candidates(candidates or "").candidates), *([policy] if policy else [])]
-    usual = {
-        "canary": plan.contest_iterations(list(dict.fromkeys(several)) or ["passive"], pairs or plan.pairs),
-        "tune": TUNE_ITERATIONS,
-    }
-    count = iterations or usual.get(mode, plan.observe_iterations)
+    usual = plan.observe_iterations
+    if mode == "canary":
+        usual = plan.contest_iterations(list(dict.fromkeys(several)) or ["passive"], pairs or plan.pairs)
+    count = iterations or usual
     agent = [*testbed_run.agent_options(plan, mode), "--seed", str(seed)]
     for option, value in (("--policy", policy), ("--candidates", candidates)):
         agent += [option, value] if value else []
@@ -159,7 +156,6 @@ def _numbers(job: JobResult) -> dict[str, Any]:
         "cv": float(step_s_T.std() / step_s_T.mean()) if some else None,
         "p99_s": float(np.quantile(step_s_T, 0.99)) if some else None,
         "agents": [snapshot.get("canary") for snapshot in job.snapshots],
-        "tune": job.snapshots[0].get("tune") if job.snapshots else None,
     }
 
 
@@ -167,7 +163,7 @@ def _said(job: JobResult) -> str:
     """The verdict of the job's first rank, or its state."""
     if not job.snapshots:
         return "-"
-    canary = job.snapshots[0].get("canary") or job.snapshots[0].get("tune")
+    canary = job.snapshots[0].get("canary")
     return str(canary["text"].partition(";")[0]) if canary else str(job.snapshots[0].get("state", "-"))
 
 

@@ -16,7 +16,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -35,7 +34,7 @@ PRELOADED = (
     "torch.nn.parallel",
 )
 """What ranks use of other people's code. Nothing of ours: a rank imports that itself."""
-CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
+CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG = 1
 _LET_GO_S = 0.05
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -82,9 +81,6 @@ def become_rank(request: dict[str, Any]) -> None:
     if request["namespace"]:
         with open(f"/run/netns/{request['namespace']}") as namespace:
             _checked(_LIBC.setns(namespace.fileno(), CLONE_NEWNET))
-    if request["mount"]:
-        _checked(_LIBC.unshare(CLONE_NEWNS))
-        subprocess.run(["sh", "-ec", f"mount --make-rprivate /; {request['mount']}"], check=True)
     faulthandler.enable()
     faulthandler.dump_traceback_later(request["stacks_after_s"])
 

@@ -110,15 +110,13 @@ def run_ranks(
     environ: Mapping[str, str] | None = None,
     namespace: str = "",
     backend: str = "gloo",
-    mount: str = "",
     check: bool = True,
     **parameters: Any,
 ) -> list[Ended]:
     """Run ``body(**parameters)`` on every rank of a job; parameters and results are JSON.
 
     The environment is torchrun's. ``folder`` takes logs and results. ``namespace`` is a network namespace of
-    ``live_link``, ``mount`` a shell command that mounts something, each rank's own, seen by nobody else; both need
-    :func:`root_and`. With ``check`` a rank that fails fails the test.
+    ``live_link``, which needs :func:`root_and`. With ``check`` a rank that fails fails the test.
     """
     server, folder = _fork_server(), folder / f"job{next(_ports)}"
     folder.mkdir(parents=True)
@@ -127,7 +125,6 @@ def run_ranks(
         "parameters": parameters,
         "namespace": namespace,
         "backend": backend,
-        "mount": mount,
         "store": str(folder / "store"),
         "timeout_s": GLOO_TIMEOUT_S,
         "stacks_after_s": deadline_s - _STACKS_BEFORE_S,

@@ -94,7 +94,7 @@ class PairedBlocks:
         """The blocks of one candidate; in those of the others it neither paces nor counts."""
         turns = [plan.turn(i) for i in range(iterations)]
         on_T = np.array([turn.arm == candidate for turn in turns])
-        pair_T = np.array([turn.pair[1] if turn.pair and turn.pair[2] == candidate else -1 for turn in turns])
+        pair_T = np.array([turn.pair[0] if turn.pair and turn.pair[1] == candidate else -1 for turn in turns])
         return cls(on_T, pair_T, np.array([turn.counted for turn in turns]) & (pair_T >= 0))
 
     def first(self, pairs: int | None) -> PairedBlocks:
