@@ -47,7 +47,7 @@ SETTINGS: Final = (
     "world_size", "data_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size",
     "micro_batch_size", "global_batch_size", "num_layers", "hidden_size", "seq_length",
 )  # fmt: skip
-"""Settings as Megatron-LM and DeepSpeed print them, ``name ..... value``, that explain a change of step time."""
+"""Settings as Megatron-LM and DeepSpeed print them, ``name ..... value``: logs of one job have the same."""
 _BAR: Final = "progress bar (tqdm)"
 _BAR_LINE: Final = re.compile(r"(?<![0-9.])(?P<step>\d{1,12})/(?P<total>\d{1,12}) \[(?P<s>(?:\d{1,3}:)?\d{1,2}:\d\d)<")
 _NO_TRAINING: Final = re.compile(

@@ -29,7 +29,6 @@ Integers = NDArray[np.int64]
 MAX_POINTS: Final = 1500
 """Steps that are drawn one by one; of more, the mean and the range of bins."""
 REST: Final = "everything else"
-NORMAL_95: Final = 1.96
 LINE, BAND, MARK = "#333333", "#aebfd8", "#d55e00"
 _STEP, _GAINED, _SIMULATED = "#8c96a8", "#0072b2", "#4c72b0"
 _TYPICAL_TOP: Final = 0.995
@@ -116,28 +115,6 @@ def histogram(panel: Axes, time_T: Array, unit: Unit, what: str) -> Numbers:
     panel.set(xlabel=f"step time, {unit.name}{more}", ylabel=f"{what}, %")
     rows = [(f"{a:.6g}", f"{b:.6g}", str(n)) for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)]
     return Numbers("distribution", (f"from, {unit.name}", f"to, {unit.name}", what), rows)
-
-
-def correlogram(panel: Axes, lag: Integers, value: Array, pairs: Integers, what: str) -> Numbers:
-    """Whether a long step tells of a long one some steps later; the band is where it does not (95 %)."""
-    rows = [(str(k), f"{v:.4f}", str(n)) for k, v, n in zip(lag, value, pairs, strict=True)]
-    found = Numbers("autocorrelation", (f"lag, {what}", "autocorrelation", "pairs"), rows)
-    panel.set(xlabel=f"lag, {what}", ylabel="autocorrelation of step time")
-    if not len(lag):
-        panel.text(
-            0.5, 0.5, "too few steps in a row, or steps that do not vary", ha="center", va="center",
-            transform=panel.transAxes,
-        )  # fmt: skip
-        panel.set(xticks=[], yticks=[])
-        return found
-    band = NORMAL_95 / np.sqrt(pairs)
-    panel.fill_between(lag, -band, band, color=BAND, alpha=0.6, lw=0)
-    panel.vlines(lag, 0.0, value, color=LINE, lw=1.2)
-    panel.plot(lag, value, "o", color=LINE, ms=3)
-    panel.axhline(0.0, color=LINE, lw=0.7)
-    panel.set(ylim=(min(-0.3, 1.1 * float(value.min())), max(1.0, 1.1 * float(value.max()))))
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return found
 
 
 def course(matrix: OperationMatrix) -> Picture:

@@ -41,7 +41,6 @@ PHASE_COLOURS = {
 }
 """What a rank spends its time on (``sim.engine.phases``, ``report.rank_pictures``); shades of yellow are waits."""
 _SIZE = (7.0, 4.2)
-SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
