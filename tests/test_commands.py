@@ -199,6 +199,5 @@ def test_options_that_a_log_cannot_use_are_refused(tmp_path: Path) -> None:
     for option, value in (("--policy", "paper"), ("--job", "mine")):
         with pytest.raises(InputError, match=f"{option} .*: .*log.txt holds step times alone; allowed: with a trace"):
             application.run(["report", str(log), "-o", str(tmp_path / "page.html"), option, value])
-    for option, value in (("--stage", "2"), ("--probe", str(log))):
-        with pytest.raises(InputError, match=f"{option} .*: .*log.txt is a text log, .*; allowed: --pattern"):
-            application.run(["calibrate", str(log), option, value])
+    with pytest.raises(InputError, match=r"step times without operations, no trace; allowed: paceenv diagnose"):
+        application.run(["calibrate", str(log), "-o", str(tmp_path / "cluster.yaml")])

@@ -29,10 +29,9 @@ def test_chance_is_exceeded_in_a_twentieth_of_cases() -> None:
     assert metrics.ks_chance(22) == pytest.approx(0.29, abs=0.005)
 
 
-def test_ranks_that_share_a_common_mode_are_fewer_values() -> None:
+def test_values_like_their_neighbours_are_fewer_values() -> None:
     random = np.random.default_rng(3)
-    independent = random.normal(1.0, 0.1, (200, 16))
-    common = np.repeat(random.normal(1.0, 0.1, (200, 1)), 16, axis=1) + random.normal(0.0, 0.01, (200, 16))
-    one, other = (Distance.between("x", values, [independent]) for values in (independent, common))
+    independent, runs = random.normal(1.0, 0.1, 3200), np.repeat(random.normal(1.0, 0.1, 200), 16)
+    one, other = (Distance.between("x", values, [independent]) for values in (independent, runs))
     assert one.chance == pytest.approx(metrics.ks_chance(3200), rel=0.1)
-    assert other.chance == pytest.approx(metrics.ks_chance(200), rel=0.1)
+    assert other.chance == pytest.approx(metrics.ks_chance(200), rel=0.2)
