@@ -64,8 +64,9 @@ class Report:
         name = self.matrix.name
         parts = [html_page.paragraph(self._read(), "note")]
         parts.append(html_page.paragraph(headline(self.conclusion.verdict), "verdict"))
-        parts += [self._facts(), html_page.heading("Causes"), self._causes(), *self._slowdowns(), *self._late()]
+        parts += [self._facts(), html_page.heading("Causes"), self._causes(), *self._late()]
         parts += [picture.html() for picture in self.pictures]
+        parts += self._slowdowns()
         parts += [*self._measured(), *self._fit()]
         return html_page.page(f"Why the steps of {name} take as long as they do", parts)
 
