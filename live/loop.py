@@ -30,11 +30,13 @@ from paceenv.live.observe.log import Group, Log
 from paceenv.live.observe.optimizer_steps import Checkpoints, OptimizerTick
 from paceenv.live.observe.stamps import Clock, HostStamps, Stamps, cuda_stamps
 from paceenv.live.observe.steps import Entry, Iterations, Steps
+from paceenv.live.observe.stream_waits import StreamWaits
 from paceenv.live.options import Options
 from paceenv.live.record.history import History
 
 MEASURED_EVERY = 16
-"""The agent's own cost is measured between one of so many visits of the housekeeping thread and the next."""
+"""The agent's own cost is measured from one of so many visits of the housekeeping thread to the next after which an
+iteration was watched."""
 HOPELESS_ITERATIONS = 200
 """If none of this many iterations could be measured, the agent logs the reason."""
 CHUNK_ITERATIONS = 256
@@ -91,7 +93,7 @@ class Loop:
         self._stamps: Stamps = HostStamps(clock)
         self.hooks = Hooks(self.fail)
         self._log = Log(self._stamps)
-        self._log.overflow = self.catch_up
+        self._log.overflow, self._log.on_watch = self.catch_up, self.hooks.watch
         self._optimizer = OptimizerTick(self._first_tick, self.hooks, optimizer)
         self._checkpoints = Checkpoints(self._log, self.hooks)
         self._sources: tuple[Source, ...] = (
@@ -99,6 +101,7 @@ class Loop:
             Collectives(self._log, self.hooks),
             FunctionalCollectives(self._log, self.hooks),
             Backward(self._log, self.hooks),
+            StreamWaits(self._log, self.hooks),
             self._checkpoints,
         )
         self.deferral = Deferral(options.defer, self._log, self.hooks, self.messages.log_once)
@@ -115,6 +118,7 @@ class Loop:
         """Steps that are in neither accounts nor trace, because the thread that takes them there was held up."""
         self.taking, self._thread = threading.RLock(), -1
         self._visits = self._measured_from = 0
+        self._measures = False
         self._takes_here = self.control.decides
         """Whether the training thread takes iterations in; otherwise the housekeeping thread does."""
         self._names_of_marks = [""]
@@ -169,6 +173,7 @@ class Loop:
         """Detach, where delays are possible at the next tick; may be called from any thread."""
         self.messages.log_once(reason)
         self.deferral.stop()
+        self._log.hurry = True
         if self._takes_here:
             self._stop_reason = reason
         else:
@@ -185,7 +190,7 @@ class Loop:
             from_iteration: the first iteration of the new mode, the same on every rank; 0 is at once. An agent that
                 is past it only observes, because the other ranks may have changed over without it.
         """
-        self._change = mode, policy, from_iteration
+        self._change, self._log.hurry = (mode, policy, from_iteration), True
         self._optimizer.tick = self._tick  # which knows the number of the iteration
 
     @property
@@ -207,7 +212,7 @@ class Loop:
         begins_at, policy = self._iterations.count, at_interval(policy, self.options.interval_iterations)
         self._read()
         self.control.finish()
-        self._change, self.paused = None, mode == "off"
+        self._change, self.paused, self._log.hurry = None, mode == "off", False
         self.policy, self._downgrade_reason = policy, ""
         self.options = replace(self.options, mode="observe" if self.paused else mode)
         self.control = Control(
@@ -228,6 +233,8 @@ class Loop:
     def _tick(self) -> None:
         """The end of an iteration, where the training thread itself takes it in."""
         log = self._log
+        if log.skips():
+            return
         if log.on_device and self._stamps.capturing():  # a step as a CUDA graph: not even a query is allowed
             return
         self.control.held_s = self.deferral.tick()
@@ -350,20 +357,20 @@ class Loop:
     def _measure(self) -> None:
         """Measure the agent's own cost from one visit to the next, in some of them."""
         self._visits += 1
-        if self._visits % MEASURED_EVERY == 2:
-            self.hooks.measure(True)
-            self._measured_from = self._iterations.count
-        elif self._visits % MEASURED_EVERY == 3:
+        watched = self._steps.watched - self._measured_from
+        if self._measures and watched > 0:
             self.hooks.measure(False)
-            ticks = self._iterations.count - self._measured_from
-            if ticks > 0:
-                self.history.add_overhead(self.hooks.cost_s() / ticks)
+            self._measures = False
+            self.history.add_overhead(self.hooks.cost_s(watched, self._log.every))
+        elif not self._measures and self._visits % MEASURED_EVERY == 2:
+            self.hooks.measure(True)
+            self._measures, self._measured_from = True, self._steps.watched
 
     def _account(self, done: list[Iteration]) -> None:
         """Hand steps to the accounts and to the trace."""
         batch = self._batch(done)
-        comm_s_T, barrier_s_T = (np.array([s[field] for s in done], float) for field in (6, 7))
-        self.history.add(batch, comm_s_T, barrier_s_T, np.array([step.ticks for step in done]))
+        barrier_s_T, still_s_T = np.array([(step.barrier_s, step.still_s) for step in done], float).T
+        self.history.add(batch, barrier_s_T, still_s_T, np.array([step.ticks for step in done]))
         for listener in self.listeners:
             listener(batch)
 
@@ -423,6 +430,7 @@ class Loop:
     def _read(self) -> None:
         """Take iterations out of the ring, as far as their stamps have passed, and decide where the mode does."""
         ring, steps, control = self._ring, self._steps, self.control
+        self._log.every = 1 if control.decides else steps.every
         while ring and steps.readable(ring[0]):
             step = steps.add(ring.popleft())
             if step is None:

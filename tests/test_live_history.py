@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,15 +37,17 @@ def steps(first: int, number: int, *, own_s: float = 0.04, kinds: Sequence[Kind]
 
 def add(history: History, batch: Batch, *, ticks: int = 1) -> None:
     T = len(batch.iteration_T)
-    history.add(batch, np.full(T, REDUCE_S), np.full(T, BARRIER_S), np.full(T, ticks))
+    history.add(batch, np.full(T, BARRIER_S), np.full(T, math.nan), np.full(T, ticks))
 
 
-def one_step(operations: Sequence[tuple[int, float, float]], *, kinds: Sequence[Kind] = KINDS) -> History:
+def one_step(
+    operations: Sequence[tuple[int, float, float]], *, kinds: Sequence[Kind] = KINDS, still_s: float = math.nan
+) -> History:
     """The account of a step of a second with these operations: kind, start and end in it."""
     history = History()
     rows = [(0, kind, start, end) for kind, start, end in operations]
     batch = make_batch([(0, 0.0, 1.0, 0.0, 0.0)], rows, kinds=kinds)
-    history.add(batch, np.zeros(1), np.zeros(1), np.ones(1, np.int64))
+    history.add(batch, np.zeros(1), np.full(1, still_s), np.ones(1, np.int64))
     return history
 
 
@@ -69,7 +72,7 @@ def test_nothing_measured_is_unknown_and_not_zero() -> None:
     for found in (history.parts(), history.step(), history.own(), history.wait(), history.overhead()):
         assert set(found.values()) == {None}
     assert history.collectives() == []
-    assert history.side() == {"per_step": 0.0, "streams": 0.0, "seconds": 0.0}
+    assert history.side() == {"per_step": 0.0, "seconds": 0.0, "streams_s": 0.0}
 
 
 def test_overlapping_operations_count_once() -> None:
@@ -79,11 +82,21 @@ def test_overlapping_operations_count_once() -> None:
     assert total_s(history, "barrier") == pytest.approx(0.1 + 0.1)
 
 
-def test_operations_on_another_thread_or_stream_do_not_block_the_step() -> None:
-    history = one_step([(2, 0.0, 0.9), (0, 0.2, 0.5), (2, 0.55, 1.4), (3, 0.6, 0.7)])
+def test_operations_on_another_thread_do_not_block_the_step() -> None:
+    history = one_step([(2, 0.0, 0.9), (0, 0.2, 0.5), (2, 0.55, 1.4)])
     assert history.own()["mean_s"] == pytest.approx(0.7)
     assert [c["group"] for c in history.collectives()] == [0]
-    assert history.side() == pytest.approx({"per_step": 3.0, "streams": 1.0, "seconds": 0.9 + 0.85 + 0.1})
+    assert history.side() == pytest.approx({"per_step": 2.0, "seconds": 0.9 + 0.85, "streams_s": 0.0})
+
+
+@pytest.mark.parametrize(("still_s", "collective_s"), [(math.nan, 0.5), (0.0, 0.1), (0.15, 0.25)])
+def test_a_collective_on_another_stream_tells_arrivals_and_costs_what_the_compute_stands_still(
+    still_s: float, collective_s: float
+) -> None:
+    history = one_step([(3, 0.1, 0.4), (3, 0.3, 0.5), (0, 0.8, 0.9)], still_s=still_s)
+    assert history.own()["blocks"]["own_s"] == pytest.approx([1.0 - collective_s])
+    assert history.parts()["collective_s"] == pytest.approx(collective_s)
+    assert total_s(history, "all_gather") == pytest.approx(0.4)
 
 
 def test_marked_steps_and_outliers_are_left_out() -> None:

@@ -40,7 +40,8 @@ class Backward:
         around = self._hooks.around
         around(DistributedDataParallel, "__init__", lambda args, kwargs: args[0], self._made)
         around(DistributedDataParallel, "forward", self._forward_begins, self._forward_ended, traced=True)
-        around(DistributedDataParallel, "_sync_buffers", self._buffers, self._synchronised, self._failed, traced=True)
+        buffers = self._buffers, self._synchronised, self._failed
+        around(DistributedDataParallel, "_sync_buffers", *buffers, traced=True, always=False)
         classes = {id(kind) for kind in _with_subclasses(DistributedDataParallel)}
         for thing in gc.get_referrers(*_with_subclasses(DistributedDataParallel)):  # an object refers to its class
             if id(type(thing)) in classes:  # isinstance would call code of the thing itself
@@ -105,18 +106,19 @@ class _Model:
         self._task = -1
         """The backward pass that got a callback of ours last; each has a number of its own."""
         self._entry: Any = None
-        self._own_part, self._reduction = hooks.guarded(self._own_part_ends), hooks.guarded(self._reduction_ends)
+        self._own_part = hooks.guarded(self._own_part_ends, always=False)
+        self._reduction = hooks.guarded(self._reduction_ends, always=False)
         # the first parameter's gradient is among the last; three where a pass may leave parameters out
         told_by = {0, len(parameters) // 2, len(parameters) - 1} if ddp.static_graph else {0}
         self._nodes = [get_gradient_edge(parameters[i]).node for i in told_by if parameters]  # kept alive with us
         for node in self._nodes:
-            hooks.register(node.register_prehook, self._backward_runs)
+            hooks.register(node.register_prehook, self._backward_runs, always=False)
 
     def watch(self, output: Any) -> None:
         """Detect the backward pass of this output, whichever parameters it uses."""
         nodes = [tensor.grad_fn for tensor in _tensors(output, _MAX_NODES) if tensor.grad_fn is not None]
         for node in nodes[:_MAX_NODES]:
-            self._hooks.register(node.register_prehook, self._backward_runs, kept=False)
+            self._hooks.register(node.register_prehook, self._backward_runs, kept=False, always=False)
 
     def _backward_runs(self, gradients: Any) -> None:
         """A gradient of the model is done: queue a callback for the end of this rank's own part."""

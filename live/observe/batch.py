@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 POINT_TO_POINT = ("send", "recv")
 THREAD, STREAM = 1, 2
+STANDSTILL = "stream wait"
+"""In place of an operation: the compute stream waits for another stream. Part of no batch."""
 
 
 class Kind(NamedTuple):
@@ -19,8 +21,8 @@ class Kind(NamedTuple):
         op: ``all_reduce`` and so on.
         group: number of its process group, the same on all its ranks; -1 for a group without a name.
         bytes: its payload, bytes.
-        side: 0, or why it is recorded and does not block the step: :data:`THREAD`, another thread than the training
-            thread waited for it; :data:`STREAM`, it ran on another CUDA stream than the compute.
+        side: 0; :data:`THREAD`, another thread than the training thread waited for it, and the step may not;
+            :data:`STREAM`, it ran on another CUDA stream than the compute, where it tells who arrives when.
     """
 
     op: str

@@ -86,10 +86,10 @@ class Collectives:
         for method, op in METHODS.items():
             before = self._blocks if method == "monitored_barrier" else self._starts
             single = op in SINGLE and "coalesced" not in method
-            around(ProcessGroup, method, before, self._started(method, op, single), self._failed)
-        around(ProcessGroup, "_start_coalescing", self._coalesces, self._coalescing_began, self._failed)
-        around(ProcessGroup, "_end_coalescing", lambda args, kwargs: args, self._coalesced)
-        around(Work, "wait", self._waits, self._waited, self._failed)
+            around(ProcessGroup, method, before, self._started(method, op, single), self._failed, always=False)
+        around(ProcessGroup, "_start_coalescing", self._coalesces, self._coalescing_began, self._failed, always=False)
+        around(ProcessGroup, "_end_coalescing", lambda args, kwargs: args, self._coalesced, always=False)
+        around(Work, "wait", self._waits, self._waited, self._failed, always=False)
 
     def remove(self) -> None:
         self._pending.clear()
@@ -210,8 +210,8 @@ class FunctionalCollectives:
         except ImportError:
             return
         for name, op in FUNCTIONS.items():
-            self._hooks.around(module, name, self._starts, self._started(op), traced=True)
-        self._hooks.around(module, "wait_tensor", self._waits, self._waited, self._failed, traced=True)
+            self._hooks.around(module, name, self._starts, self._started(op), traced=True, always=False)
+        self._hooks.around(module, "wait_tensor", self._waits, self._waited, self._failed, traced=True, always=False)
 
     def remove(self) -> None:
         self._pending.clear()

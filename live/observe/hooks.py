@@ -16,8 +16,8 @@ from typing import Any
 
 Function = Callable[..., Any]
 
-CALL_S = 0.5e-6
-"""What a call of one of ours takes before and after it can be measured, seconds."""
+CALL_S, PASS_S = 0.5e-6, 0.15e-6
+"""What a call of one of ours takes before and after it can be measured, and what passing on a call takes, seconds."""
 
 
 class Hooks:
@@ -28,17 +28,36 @@ class Hooks:
     """
 
     def __init__(self, fail: Callable[[BaseException], None], clock: Callable[[], float] = time.thread_time) -> None:
-        self._fail, self.active = fail, False
+        self._fail, self._active = fail, False
+        self.watching = False
+        """Whether the iteration under way is watched; what only watches does nothing in any other."""
         self._clock, self._reading_s = clock, 0.0
         self._measures, self._calls, self._spent_s = False, 0, 0.0
         self._replaced: list[tuple[Any, str, Any, Function]] = []
         self._handles: list[Any] = []
 
-    def guarded(self, function: Function) -> Function:
-        """``function`` as a callback: it returns nothing, raises nothing, and does nothing while inactive."""
+    @property
+    def active(self) -> bool:
+        """Whether the agent is at work."""
+        return self._active
+
+    @active.setter
+    def active(self, active: bool) -> None:
+        self._active = self.watching = active
+
+    def watch(self, watching: bool) -> None:
+        """Watch the iterations from now on, or none of them."""
+        self.watching = watching and self._active
+
+    def guarded(self, function: Function, *, always: bool = True) -> Function:
+        """``function`` as a callback: it returns nothing, raises nothing, and does nothing while inactive.
+
+        Args:
+            always: whether it is called in iterations that are not watched, too.
+        """
 
         def entry(*args: Any) -> None:
-            if self.active:
+            if self._active if always else self.watching:
                 try:
                     if self._measures:
                         self._measured(function, *args)
@@ -65,9 +84,15 @@ class Hooks:
             self._reading_s = min(-self._clock() + self._clock() for _ in range(9))
         self._measures = on
 
-    def cost_s(self) -> float:
-        """The measured cost: CPU seconds of the threads that called our functions; a delay's sleep takes none."""
-        return self._spent_s + (CALL_S - self._reading_s) * self._calls
+    def cost_s(self, watched: int, every: int) -> float:
+        """The cost of an iteration: CPU seconds of the threads that called our functions; a delay's sleep takes none.
+
+        Args:
+            watched: iterations that were watched while it was measured,
+            every: of which there is one in so many; the calls of the others are only passed on.
+        """
+        watched_s = (self._spent_s + (CALL_S - self._reading_s) * self._calls) / watched
+        return (watched_s + (every - 1) * PASS_S * 0.5 * self._calls / watched) / every
 
     def _measured(self, function: Function, *args: Any) -> Any:
         start_s = self._clock()
@@ -77,13 +102,15 @@ class Hooks:
             self._spent_s += self._clock() - start_s
             self._calls += 1
 
-    def register(self, register: Function, function: Function, *, traced: bool = False, kept: bool = True) -> None:
+    def register(
+        self, register: Function, function: Function, *, traced: bool = False, kept: bool = True, always: bool = True
+    ) -> None:
         """Register ``function``, guarded, by calling ``register``; :meth:`restore` removes the handle.
 
         Args:
             traced: whether ``torch.compile`` may trace the place: our code never becomes part of a graph.
         """
-        entry = self.guarded(function)
+        entry = self.guarded(function, always=always)
         if traced:
             import torch
 
@@ -107,12 +134,14 @@ class Hooks:
         failed: Callable[[Any], None] = lambda token: None,
         *,
         traced: bool = False,
+        always: bool = True,
     ) -> None:
         """Replace an attribute by a function that calls ours before and after the original.
 
         Args:
             owner: a class or a module; nothing happens unless it has the attribute itself.
             before: gets positional and keyword arguments; returns a token, or None to leave this call alone.
+            always: whether ours are called in iterations that are not watched, too.
             traced: whether ``torch.compile`` may trace the function: then ours do nothing in a graph.
         """
         found = vars(owner).get(name)  # not getattr: a class of C++ would return something else than the method
@@ -121,7 +150,7 @@ class Hooks:
         original, report = getattr(owner, name), self.report
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if not self.active:
+            if not self.watching and not (always and self._active):
                 return original(*args, **kwargs)
             try:
                 token = self._measured(before, args, kwargs) if self._measures else before(args, kwargs)

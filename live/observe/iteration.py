@@ -7,13 +7,14 @@ transfers count as the payload, and whether a barrier ends the step.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from paceenv.core.timing import BARRIER_BYTES
-from paceenv.live.observe.batch import POINT_TO_POINT, Kind
+from paceenv.live.observe.batch import POINT_TO_POINT, THREAD, Kind
 from paceenv.live.observe.log import Group
 
 LEARNING_ITERATIONS = 8
@@ -43,6 +44,7 @@ class Iteration(NamedTuple):
         regular: false for a step that is recorded but not used by the estimator.
         mark: why it is irregular, if known.
         ticks: ticks of the optimizer in this step.
+        still_s: time in which the compute stream stood still for collectives on others; not a number if unknown.
     """
 
     iteration: int
@@ -56,6 +58,7 @@ class Iteration(NamedTuple):
     regular: bool
     mark: str
     ticks: int = 1
+    still_s: float = math.nan
 
     @property
     def step_s(self) -> float:
@@ -179,7 +182,7 @@ class Shape:
 
 
 def _is_collective(kind: Kind) -> bool:
-    return kind.op not in NO_COLLECTIVES and not kind.side
+    return kind.op not in NO_COLLECTIVES and kind.side != THREAD
 
 
 def _only_synchronises(kind: Kind) -> bool:

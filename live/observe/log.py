@@ -22,6 +22,7 @@ MAX_ROWS = 20_000
 TOO_MANY = "too many operations"
 """Mark of an iteration from which operations are left out."""
 MAX_KINDS = 60_000
+_SCATTER = 0x9E3779B97F4A7C15
 EXACT_KINDS = 1_000
 """With more kinds, sizes are rounded up to a power of two, and at last left out: in some jobs each payload has its
 own."""
@@ -32,8 +33,9 @@ LISTS = "reduce_scatter"
 UNKNOWN_WAIT = 0
 """The kind of a wait for something that was started where the agent does not see it."""
 
-TICK, MARK = -1, -2
-"""In place of a kind: the end of an iteration, with its stamp and its mark or ""; an irregular event, with its name."""
+TICK, MARK, SKIP = -1, -2, -3
+"""In place of a kind: the end of an iteration, with its stamp and its mark or ""; an irregular event, with its name; the
+end of iterations that were not watched, with their number and the stamp of the last one's end."""
 
 Row = tuple[int, Any, Any]
 """Kind, and the stamps of entry and exit; None for a stamp that could not be recorded."""
@@ -56,6 +58,7 @@ class Group:
         self.seen, self.lists, self.opaque = 0, 0, False
         self._group = _reference(group)
         self._first = None if begun else self.counted()
+        self._paused: int | None = None
 
     @property
     def ended(self) -> bool:
@@ -69,6 +72,17 @@ class Group:
             return int(group._get_sequence_number_for_group()) if group is not None else None
         except Exception:
             return None
+
+    def pause(self) -> None:
+        """What is started from now on is not watched."""
+        self._paused = self.counted()
+
+    def resume(self) -> None:
+        """It is watched again."""
+        now = self.counted()
+        if None not in (now, self._first, self._paused):
+            self._first += now - self._paused
+        self._paused = None
 
     def started(self, method: str) -> None:
         """A call of a method of ``ProcessGroup`` has just been made. The one that met the group is its first."""
@@ -86,7 +100,7 @@ class Group:
 
     def unseen(self) -> int:
         """Collectives that the group has counted since it was first met, and the agent has not seen."""
-        now = self.counted()
+        now = self.counted() if self._paused is None else self._paused
         return 0 if self.opaque or now is None or self._first is None else max(now - self._first - self.seen, 0)
 
 
@@ -110,6 +124,10 @@ class Log:
         self._thread, self._in_graph = get_ident(), _graph_task()
         self.cut = ""
         """The mark of this iteration if something of it is left out."""
+        self.every, self.hurry = 1, False
+        """One iteration in so many is watched; with ``hurry`` the next one is, and all that follow."""
+        self.on_watch: Callable[[bool], None] = lambda watching: None
+        self._iteration = self._skipped = self._to_skip = 0
         self._unlogged = 0  # marks under way whose beginning is left out, and whose end must be
 
     def add(self, kind: int, entry: Any) -> None:
@@ -125,13 +143,38 @@ class Log:
 
     def tick(self) -> None:
         """An iteration ends now."""
-        cut, self.cut = self.cut, ""
-        self.rows.append((TICK, self.stamps.record(), cut))
-        if len(self.rows) > MAX_ROWS:
-            self.overflow()
         if self.chore is not None:
             chore, self.chore = self.chore, None
             chore()
+        if self.skips():
+            return
+        cut, self.cut = self.cut, ""
+        self.rows.append((TICK, self.stamps.record(), cut))
+        self._iteration += 1
+        if len(self.rows) > MAX_ROWS:
+            self.overflow()
+        if self.every > 1 and not self.hurry:
+            self._to_skip = watched_next(self._iteration, self.every) - self._iteration
+            if self._to_skip:
+                self._watch(False)
+
+    def skips(self) -> bool:
+        """Whether the iteration that ends now was not watched."""
+        if not self._to_skip:
+            return False
+        self._to_skip -= 1
+        self._skipped += 1
+        if not self._to_skip or self.hurry:
+            self.rows.append((SKIP, self._skipped, self.stamps.record()))
+            self._iteration += self._skipped
+            self._skipped = self._to_skip = 0
+            self._watch(True)
+        return True
+
+    def _watch(self, watching: bool) -> None:
+        for group in list(self.groups.values()):
+            (group.resume if watching else group.pause)()
+        self.on_watch(watching)
 
     def kind(self, op: str, group: int, size_bytes: int, side: int = 0) -> int:
         """The number of a kind of operation."""
@@ -223,6 +266,23 @@ class Log:
         except TypeError:
             return False
         return True
+
+
+def watched_next(iteration: int, every: int) -> int:
+    """The first iteration from ``iteration`` on that is watched where one in ``every`` is, a power of 2.
+
+    One in each window of ``every`` iterations, at no fixed distance: what a job does periodically would be in all of
+    them or in none. Ranks agree without a word; who watches half as often watches iterations that the others do, too.
+    """
+    window = iteration // every
+    while True:
+        place, half = window, every // 2
+        while half:
+            place = 2 * place + (_SCATTER * (place + 1) >> 30 + half.bit_length() & 1)
+            half //= 2
+        if place >= iteration:
+            return place
+        window += 1
 
 
 def _reference(group: Any) -> Callable[[], Any]:

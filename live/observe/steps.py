@@ -8,20 +8,29 @@ ticks, that period is the step.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from paceenv.live.observe.batch import STREAM
+from paceenv.live.observe.batch import STANDSTILL, STREAM, THREAD
 from paceenv.live.observe.iteration import Iteration, Operation, Shape
-from paceenv.live.observe.log import MARK, TOO_MANY, Log, Row
+from paceenv.live.observe.log import MARK, SKIP, TOO_MANY, Log, Row
 
 WATCHED, PERIODS = 24, (1, 2, 3, 4, 5, 6, 7, 8)
 """Ticks with collectives among which a period is looked for, and the periods."""
 LOOKS = (WATCHED, 2 * WATCHED, 4 * WATCHED, 16 * WATCHED)
 BY_TICKS = 64
 """Where so many first ticks have no blocking operation at all, the tick itself ends a step."""
+MEAN_US, MAX_EVERY = 25.0, 64
+"""What watching may take of the training thread's time in an iteration, on average: where it takes more, one iteration
+in so many is watched, at least one in the second."""
+HOST_US, DEVICE_US = (8.0, 2.0), (100.0, 13.0)
+"""What it takes to watch an iteration, and each operation in it: with readings of the host's clock, with CUDA events
+(measured on an H200: docs/evidence/gpu.md)."""
+ALL_WATCHED = 64
+"""Iterations at the start of a job that are watched anyway."""
 MAX_OPERATIONS = 100_000
 """Operations of one step; with more, the ranks meet too seldom to keep them."""
 
@@ -35,8 +44,9 @@ class Delay(Protocol):
     def after(self) -> Any: ...
 
 
-Entry = tuple[int, list[Row], str, Delay | None, Any]
-"""An iteration: its number, operations, mark, the delay at its start, the stamp of its end."""
+Entry = tuple[int, list[Row] | None, str, Delay | None, Any]
+"""An iteration: its number, operations, mark, the delay at its start, the stamp of its end. Operations are None for the
+last of some that were not watched."""
 
 
 class Iterations:
@@ -58,6 +68,10 @@ class Iterations:
                 self._marks, self._late = self._marks or self._late, ""
             elif row[0] == MARK:
                 self._hold(row[1], row[2])
+            elif row[0] == SKIP:
+                self._marks = self._late = ""
+                self.count += row[1]
+                return self.count - 1, None, "", None, row[2]
             else:
                 mark = self._held[-1] if self._held else self._marks or row[2]
                 entry = self.count, rows, mark, self.delay, row[1]
@@ -97,6 +111,10 @@ class Steps:
         self._log, self._settle, self.alone = log, settle, False
         self.shape = Shape(log.groups, log.kinds)
         self.period = 1
+        self.every = 1
+        """One iteration in so many is watched, as far as the rank decides on no delay; a step is then a tick."""
+        self.watched = 0
+        """Ticks of which the rows were taken in."""
         self.irregular = 0
         """Ticks that could not be read, or steps that are unlike the usual ones."""
         self.lost = 0
@@ -105,12 +123,14 @@ class Steps:
         self._candidates, self._looking = 0, True
         self._met = False
         self._last_exit_s: float | None = None
+        self._by_ticks = False
         self._forget()
 
     def _forget(self) -> None:
         self._operations: list[Operation] = []
         self._ticks, self._meetings, self._mark = 0, 0, ""
         self._paced: tuple[float, float] | None = None
+        self._still: list[tuple[float, float]] = []
 
     @property
     def inside(self) -> bool:
@@ -132,6 +152,13 @@ class Steps:
         """Take in a tick that is readable; returns the step that it ends."""
         number, rows, mark, delay, tick = entry
         stamps, kinds = self._log.stamps, self._log.kinds
+        if rows is None:
+            self._forget()
+            self._last_exit_s = None if tick is None else stamps.seconds(tick)
+            stamps.release(stamps_of(entry))
+            return None
+        self.watched += 1
+        logged = rows
         if not stamps.immediate:
             rows = self._in_seconds(rows, tick)
         last_s, last = -math.inf, None
@@ -142,11 +169,16 @@ class Steps:
                 self.lost += 1
                 self.release(entry)
                 return None
+            op, _, _, side = kinds[kind]
+            if op == STANDSTILL:
+                if side != STREAM:
+                    self._still.append((start_s, end_s))
+                continue
             operations.append(operation)
-            if not kinds[kind].side:
+            if side != THREAD:
                 met = True
                 if end_s > last_s:
-                    last_s, last = end_s, entry[1][place][2]
+                    last_s, last = end_s, logged[place][2]
         self._ticks += 1
         self._mark = mark or self._mark
         if delay is not None:
@@ -156,8 +188,8 @@ class Steps:
                 self._paced = (begin_s, begin_s + delay_s)
         if not stamps.immediate:
             tick_s = stamps.seconds(tick) if tick is not None else math.nan
-            if last is not None:
-                stamps.rebase(last)
+            if last is not None or tick is not None:
+                stamps.rebase(last if last is not None else tick)
             stamps.release(stamps_of(entry))
         else:
             tick_s = tick
@@ -170,7 +202,9 @@ class Steps:
         self._meetings += met
         if self.period > 1 and self._meetings % self.period:
             return None
-        return self._finish(number, last_s if met else tick_s)
+        if self._by_ticks != (self._log.every > 1):  # from now on a step ends elsewhere
+            self._by_ticks, self._last_exit_s = not self._by_ticks, None
+        return self._finish(number, last_s if met and not self._by_ticks else tick_s)
 
     def _in_seconds(self, rows: list[Row], tick: Any) -> list[Row]:
         """Rows with seconds in place of events; what ran on another stream than the tick ran beside the step."""
@@ -191,9 +225,12 @@ class Steps:
     def _finish(self, number: int, end_s: float) -> Iteration | None:
         start_s, self._last_exit_s = self._last_exit_s, end_s
         operations, ticks, mark, paced = self._operations, self._ticks, self._mark, self._paced
+        still = self._still
         self._forget()
         if self._looking and self._met:
             self._look(self.shape.signature(operations))
+        elif number >= ALL_WATCHED and self.every == 1 and self.period == 1:
+            self.every = self._affordable(len(operations))
         operations = self._from_outside(operations)
         fits = start_s is not None and end_s > start_s and all([end >= start for _, start, end in operations])
         if start_s is None or not fits:
@@ -205,8 +242,46 @@ class Steps:
         pace_start_s, pace_end_s = paced if paced is not None else (start_s, start_s)
         comm_s, barrier_s = shape.comm_s(operations), shape.barrier_s(operations)
         return Iteration(
-            number, start_s, end_s, pace_start_s, pace_end_s, operations, comm_s, barrier_s, regular, mark, ticks
+            number,
+            start_s,
+            end_s,
+            pace_start_s,
+            pace_end_s,
+            operations,
+            comm_s,
+            barrier_s,
+            regular,
+            mark,
+            ticks,
+            self._still_s(operations, still),
         )
+
+    def _still_s(self, operations: Sequence[Operation], still: Sequence[tuple[float, float]]) -> float:
+        """How long the compute stream stood still for collectives on other streams; not a number if that is not known.
+
+        The compute may wait for a copy, too, and that is the rank's own affair: only waits while a collective runs
+        count. Both come in order of their start.
+        """
+        kinds, found_s, until_s, k = self._log.kinds, 0.0, -math.inf, 0
+        aside = [(start_s, end_s) for kind, start_s, end_s in operations if kinds[kind].side == STREAM]
+        if not aside or not still:
+            return math.nan
+        for start_s, end_s in aside:
+            start_s = max(start_s, until_s)  # what overlaps an earlier one counts once
+            while k < len(still) and still[k][1] <= start_s:
+                k += 1
+            for begin_s, over_s in itertools.takewhile(lambda wait: wait[0] < end_s, still[k:]):
+                found_s += max(min(end_s, over_s) - max(start_s, begin_s), 0.0)
+            until_s = max(until_s, end_s)
+        return found_s
+
+    def _affordable(self, operations: int) -> int:
+        """One iteration in how many can be watched, a power of 2 that ranks with the same operations agree on."""
+        fixed_us, each_us = HOST_US if self._log.stamps.immediate else DEVICE_US
+        every = 1
+        while every < MAX_EVERY and fixed_us + each_us * operations > MEAN_US * every:
+            every *= 2
+        return every
 
     def _from_outside(self, operations: list[Operation]) -> list[Operation]:
         """In order of their start, without those inside another one: a group may delegate to another, a hook wait."""
@@ -241,7 +316,7 @@ class Steps:
 
 def stamps_of(entry: Entry) -> list[Any]:
     """All stamps of a tick."""
-    stamps = [stamp for _, start, end in entry[1] for stamp in (start, end)]
+    stamps = [stamp for _, start, end in entry[1] or () for stamp in (start, end)]
     stamps.append(entry[4])
     if entry[3] is not None:
         stamps += [entry[3].before, entry[3].after]

@@ -28,7 +28,7 @@ from paceenv.core.files import atomic_write, open_regular
 from paceenv.core.lateness.watch import IN_TURNS
 from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record import findings_text as words
-from paceenv.live.record.rank_sets import Job, RankSet, judge
+from paceenv.live.record.rank_sets import OF_THREADS, Job, RankSet, judge
 from paceenv.live.record.side_by_side import FLOOR_S, connected_sets, medians, name_group, used_groups
 from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, finite, number, text
 
@@ -74,13 +74,13 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
 def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     """What the page leads with, for the metadata of a trace: ``text``, the ``late`` ranks, and ``aside_s``.
 
-    The last is the most time of a rank in collectives that were put aside, seconds per step. Empty without a snapshot.
+    The last is the most time of a rank in collectives beside the compute, seconds per step. Empty without a snapshot.
     """
     if not snapshots:
         return {}
     findings = find(snapshots)
     late = [int(rank) for rank, verdict in findings["verdicts"].items() if verdict["verdict"] == LATE]
-    aside_s = max(number(snapshot, "side", "seconds") or 0.0 for snapshot in snapshots)
+    aside_s = max(sum(number(s, "side", name) or 0.0 for name in ("seconds", "streams_s")) for s in snapshots)
     return {"text": findings["text"][0] if findings["text"] else "", "late": late, "aside_s": aside_s}
 
 
@@ -189,7 +189,7 @@ def _unattributed(job: Job, sets: Sequence[RankSet]) -> list[str]:
     if beside := np.flatnonzero(side_s > FLOOR_S).tolist():
         longest = duration(float(side_s.max()))
         line = f"{name_ranks(job.names(beside))}: collectives of {longest} per step were seen and put aside"
-        found.append(f"{line}: they run {job.aside(beside)}, and whether the step waits for them is not known")
+        found.append(f"{line}: {OF_THREADS}, and whether the step does is not known")
     for rank_set in sets:
         mentioned = ("could not be seen", "no snapshot", "put aside")
         found += [

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.live.observe.batch import STREAM, Batch
+from paceenv.live.observe.batch import STREAM, THREAD, Batch
 from paceenv.live.observe.log import Group
 
 KEPT_ITERATIONS = 4096
@@ -51,31 +51,40 @@ class History:
         self._bytes, self._operations = np.zeros(KEPT_COLLECTIVES), np.zeros(KEPT_COLLECTIVES)
         self._block_iterations, self._first_block = BLOCK_ITERATIONS, 0
         self._blocks = np.zeros((_FIRST_KIND + KEPT_COLLECTIVES, BLOCKS))
-        self._side_operations, self._on_streams, self._side_s = 0, 0, 0.0
+        self._side_operations, self._side_s, self._streams_s = 0, 0.0, 0.0
 
-    def add(self, batch: Batch, comm_s_T: Array, barrier_s_T: Array, ticks_T: NDArray[np.int64]) -> None:
-        """Take in the steps of a batch; marked ones are left out."""
+    def add(self, batch: Batch, barrier_s_T: Array, still_s_T: Array, ticks_T: NDArray[np.int64]) -> None:
+        """Take in the steps of a batch; marked ones are left out.
+
+        Args:
+            still_s_T: time in which the compute stream stood still for collectives on others, where that is known.
+        """
         step_s_T = batch.end_s_T - batch.start_s_T
         usual_s = float(np.median(step_s_T[-KEPT_ITERATIONS:])) if len(step_s_T) else 0.0
         if self.count:
             usual_s = float(np.median(np.append(self._kept()[-64:, _STEP], usual_s)))
         counts_T = (batch.mark_T == 0) & (step_s_T > 0.0) & (step_s_T < STOPPED * usual_s)
         number_N = self._numbers(batch)
-        blocked_s_N = _blocked(batch)
-        side_N = _sides(batch) > 0
+        side_of_N = np.array([kind.side for kind in batch.kinds], np.int64)[batch.kind_N]
+        side_N = side_of_N == THREAD
+        blocked_s_N = _blocked(batch, ~side_N)
         self._side_operations += int(side_N.sum())
-        self._on_streams += int((_sides(batch) == STREAM).sum())
         self._side_s += float((batch.end_s_N - batch.start_s_N)[side_N].sum())
+        self._streams_s += float((batch.end_s_N - batch.start_s_N)[side_of_N == STREAM].sum())
         used_N = counts_T[batch.place_N] & ~side_N
         blocked_s_N = np.where(used_N, blocked_s_N, 0.0)
         blocked_s_T: Array = np.bincount(batch.place_N, blocked_s_N, len(step_s_T)).astype(np.float64)
         pacing_s_T = batch.pace_end_s_T - batch.pace_start_s_T
-        own_s_T = np.maximum(step_s_T - blocked_s_T - pacing_s_T, 0.0)
+        # beside the compute, a collective costs the step only the time in which the compute stands still for it
+        alone_s_N = np.where(used_N, _blocked(batch, side_of_N == 0), 0.0)
+        stood_s_T = still_s_T + np.bincount(batch.place_N, alone_s_N, len(step_s_T))
+        stood_s_T = np.where(np.isnan(still_s_T), blocked_s_T, np.minimum(stood_s_T, step_s_T - pacing_s_T))
+        own_s_T = np.maximum(step_s_T - stood_s_T - pacing_s_T, 0.0)
         np.add.at(self._operations, number_N[used_N], 1.0)
         sizes = np.array([float(kind.bytes) for kind in batch.kinds])
         np.add.at(self._bytes, number_N[used_N], sizes[batch.kind_N[used_N]])
         self._into_blocks(batch, counts_T, step_s_T, own_s_T, blocked_s_T, number_N, blocked_s_N, used_N)
-        rows = np.stack([step_s_T, own_s_T, np.maximum(blocked_s_T - barrier_s_T, 0.0), barrier_s_T, pacing_s_T], 1)
+        rows = np.stack([step_s_T, own_s_T, np.maximum(stood_s_T - barrier_s_T, 0.0), barrier_s_T, pacing_s_T], 1)
         for row in rows[counts_T][-KEPT_ITERATIONS:]:
             self._rows[self.count % KEPT_ITERATIONS] = row
             self.count += 1
@@ -225,8 +234,8 @@ class History:
         return {"mean_s": float(wait.mean())}
 
     def side(self) -> dict[str, float]:
-        """Collectives that do not block the step: how many per step, of them on other CUDA streams, and seconds."""
-        counts = {"per_step": self._side_operations, "streams": self._on_streams, "seconds": self._side_s}
+        """Collectives beside the step's own work, per step: how many of other threads, seconds, and on CUDA streams."""
+        counts = {"per_step": self._side_operations, "seconds": self._side_s, "streams_s": self._streams_s}
         return {name: count / max(self.count, 1) for name, count in counts.items()}
 
 
@@ -237,16 +246,11 @@ def unseen(groups: dict[int, Group], steps: int) -> list[dict[str, Any]]:
     return [{"group": number, "per_step": round(n, 3), "why": why} for number, n in found if n >= 0.5]
 
 
-def _blocked(batch: Batch) -> Array:
-    """Seconds that each operation added to the blocked time ``(N,)``: what overlaps an earlier one counts once."""
+def _blocked(batch: Batch, counts_N: NDArray[np.bool_]) -> Array:
+    """Seconds that each counting operation added to their time ``(N,)``: what overlaps an earlier one counts once."""
     if not len(batch.kind_N):
         return np.zeros(0)
-    side_N = _sides(batch) > 0
-    end_s_N = np.where(side_N, -np.inf, batch.end_s_N)
+    end_s_N = np.where(counts_N, batch.end_s_N, -np.inf)
     before_s_N = np.concatenate([[-np.inf], np.maximum.accumulate(end_s_N)[:-1]])
     start_s_N = np.maximum(np.maximum(batch.start_s_N, before_s_N), batch.start_s_T[batch.place_N])
-    return np.where(side_N, 0.0, np.maximum(batch.end_s_N - start_s_N, 0.0))
-
-
-def _sides(batch: Batch) -> NDArray[np.int64]:
-    return np.array([kind.side for kind in batch.kinds], np.int64)[batch.kind_N]
+    return np.where(counts_N, np.maximum(batch.end_s_N - start_s_N, 0.0), 0.0)

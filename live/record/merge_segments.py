@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, TraceMetadata, TraceWriter
+from paceenv.live.observe.batch import THREAD
 from paceenv.live.record.findings import in_short
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.segments import Segment, read_header, read_segment
@@ -232,7 +233,9 @@ class _Merger:
             iterations_T = segment.iterations_T
             if first is None:
                 first = path, int(iterations_T["iteration"][0]), float(iterations_T["start_s"][0])
-            together = np.array([not kind.side and kind.op not in _NOT_COLLECTIVE for kind in segment.kinds], np.bool_)
+            together = np.array(
+                [kind.side != THREAD and kind.op not in _NOT_COLLECTIVE for kind in segment.kinds], np.bool_
+            )
             operations_N = segment.operations_N
             operations_N = operations_N[together[operations_N["kind"]]] if len(operations_N) else operations_N
             end_s_T = np.full(len(iterations_T), -np.inf)

@@ -55,6 +55,7 @@ OTHER_STEP_SHARE = 0.05
 """Ranks whose mean steps over the same iterations differ by more do not share their steps."""
 ALIKE_STAGES = 0.2
 """Single pipeline stages are compared where the others differ by at most this share of the lateness."""
+OF_THREADS = "other threads wait for them"
 RARE = 0.25
 """Unseen collectives in fewer blocks than this share cannot move a median over the blocks."""
 
@@ -120,14 +121,6 @@ class Job:
         """A number of the snapshots at these places; 0 where it is unknown."""
         return np.array([number(self.snapshots[place], *path) or 0.0 for place in places])
 
-    def aside(self, places: Sequence[int]) -> str:
-        """Where those collectives of these ranks run that are no part of the step's own work; "" without any."""
-        every, streams = (self.numbers(places, "side", name) for name in ("per_step", "streams"))
-        on = ["on other CUDA streams than the compute"] if streams.any() else []
-        if (every > streams).any():
-            on.append("on other threads")
-        return " and ".join(on)
-
     def span(self, late: LateRank, of: int = -1) -> tuple[int, int]:
         """First iteration of a lateness (of its last span, or of span ``of``), and its last iteration."""
         assert self.blocks is not None
@@ -154,7 +147,7 @@ def judge(job: Job, places: list[int]) -> RankSet:
     found.iterations = first, last = blocks.span(int(known[0]), int(known[-1]))
     found.sides = f"{name_ranks(job.names(found.compared))} side by side over {last - first + 1} iterations"
     found.stages = _stages(job, found)
-    watched = _watch(job, found, own_s_RK, blocks.iterations)
+    watched = _watch(job, found, own_s_RK, blocks.steps_K)
     _hidden(job, found, blocks.iterations)
     _name(job, found, watched, own_s_RK)
     _set_pattern(job, found, watched)
@@ -168,8 +161,8 @@ def _why_alone(job: Job, place: int) -> str:
         return "the job has one rank"
     if any(group in used_groups(job.traffic) for group in groups):
         return "no other rank of its groups has a snapshot"
-    if where := job.aside([place]):
-        return f"collectives of several ranks were seen, but put aside, because they run {where}"
+    if job.numbers([place], "side", "per_step").any():
+        return "collectives were seen, but only of other threads, for which the step may not wait"
     return "no collective of its process groups was seen" if groups else "no process group of several ranks was seen"
 
 
@@ -204,7 +197,7 @@ def _stages(job: Job, found: RankSet) -> dict[int, int]:
     return stages
 
 
-def _watch(job: Job, found: RankSet, own_s_RK: Times, block_iterations: int) -> Findings:
+def _watch(job: Job, found: RankSet, own_s_RK: Times, steps_K: Times) -> Findings:
     """When which rank's own work takes longer than that of its like. In a pipeline a rank's like has the same stage."""
     stages = found.stages
     alike: list[list[int]] = [list(range(len(found.compared)))]
@@ -219,7 +212,7 @@ def _watch(job: Job, found: RankSet, own_s_RK: Times, block_iterations: int) -> 
             found.reasons.append(f"{name_ranks(job.names(single))} have no rank of the same pipeline stage beside them")
     known_K = (~np.isnan(own_s_RK)).sum(axis=0)
     own_s_RK = np.where(known_K >= MOST_RANKS * known_K.max(initial=0), own_s_RK, math.nan)
-    watched = find_late_ranks(own_s_RK.T, found.step_s, alike=alike, steps_per_row=block_iterations)
+    watched = find_late_ranks(own_s_RK.T, found.step_s, alike=alike, steps_T=steps_K)
     found.margin_s = dict(zip(found.compared, watched.least_s_R.tolist(), strict=True))
     if len(alike[0]) == len(found.compared) and len(set(stages.values())) > 1:
         _refuse_unlike_stages(found, watched, own_s_RK)
@@ -271,8 +264,7 @@ def _hidden_times(job: Job, found: RankSet) -> None:
             found.reasons.append(f"up to {duration(seconds)} {what}")
     side_s = job.numbers(found.compared, "side", "seconds")
     if side_s.max(initial=0.0) > found.floor_s:
-        longest, where = duration(float(side_s.max())), job.aside(found.compared)
-        found.reasons.append(f"up to {longest} in collectives that were put aside: they run {where}")
+        found.reasons.append(f"up to {duration(float(side_s.max()))} in collectives that were put aside: {OF_THREADS}")
 
 
 def _name(job: Job, found: RankSet, watched: Findings, own_s_RK: Times) -> None:
@@ -296,7 +288,7 @@ def _name(job: Job, found: RankSet, watched: Findings, own_s_RK: Times) -> None:
             found.not_waited_for.append(place)
             found.refused[place] = "no member of its groups was seen to wait for it"
         elif late.late_s - side_s < SECOND_SHARE * late.late_s:
-            found.refused[place] = f"it may be waiting for collectives that run {job.aside([place])}"
+            found.refused[place] = "it may be waiting for the collectives of other threads"
         else:
             found.named.append(place)
 

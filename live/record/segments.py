@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.files import open_regular
-from paceenv.live.observe.batch import Batch, Kind
+from paceenv.live.observe.batch import STREAM, THREAD, Batch, Kind
 
 MAGIC: Final = b"PACESEG\0"
 VERSION: Final = 1
@@ -81,9 +81,7 @@ def header_bytes(header: Mapping[str, Any]) -> bytes:
 
 def kinds_block(kinds: Sequence[Kind]) -> bytes:
     """Further entries of the table of kinds."""
-    return _block(
-        _KINDS, json.dumps([[op[:MAX_NAME], group, size, bool(side)] for op, group, size, side in kinds]).encode()
-    )
+    return _block(_KINDS, json.dumps([[op[:MAX_NAME], group, size, side] for op, group, size, side in kinds]).encode())
 
 
 def marks_block(marks: Sequence[str]) -> bytes:
@@ -310,7 +308,7 @@ def _parse_table(content: bytes) -> list[Any]:
 def _parse_kind(entry: Any) -> Kind:
     if isinstance(entry, list) and len(entry) == 4:
         op, group, size, side = entry
-        if isinstance(op, str) and 0 < len(op) <= MAX_NAME and type(side) is bool:
+        if isinstance(op, str) and 0 < len(op) <= MAX_NAME and side in (0, THREAD, STREAM):
             whole = type(group) is int and type(size) is int
             if whole and -(2**31) <= group < 2**31 and 0 <= size < 2**63:
                 return Kind(op, group, size, side)

@@ -50,6 +50,8 @@ class Blocks(NamedTuple):
     first: int
     own_s_RK: Times
     step_s_RK: Times
+    steps_K: Times
+    """Steps of a block that a rank has measured, the most; at least 1."""
 
     def span(self, first: int, last: int) -> tuple[int, int]:
         """First and last iteration of the blocks ``first`` to ``last``."""
@@ -84,41 +86,44 @@ def _valid(size: float, first: float, length: int) -> bool:
     return power and 0 <= first < 1 << 40 and 0 < length <= MAX_BLOCKS
 
 
-def on_grid(grid: Grid, snapshot: Snapshot, values: Any) -> Times:
-    """A rank's values by block, on ``grid``; a longer block is the mean of its shorter ones, if all are known."""
+def on_grid(grid: Grid, snapshot: Snapshot, values: Any, *, total: bool = False) -> Times:
+    """A rank's values by block, on ``grid``: of the shorter blocks in one the mean over their steps, or the total."""
     found = np.full(grid.length, math.nan)
     size, first = number(snapshot, "own", "blocks", "iterations"), number(snapshot, "own", "blocks", "first")
-    if size is None or first is None or not isinstance(values, list) or not _valid(size, first, len(values)):
+    own, steps = _floats(values), _floats(entry(snapshot, "own", "blocks", "steps"))
+    if size is None or first is None or own is None or not _valid(size, first, len(own)):
         return found
-    try:
-        own = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        return found
-    if own.ndim != 1:
-        return found
-    own[~np.isfinite(own)] = math.nan
-    factor, place = grid.iterations // int(size), np.arange(len(own)) + int(first)
-    block = place // factor - grid.first
-    inside = (block >= 0) & (block < grid.length)
-    known = inside & ~np.isnan(own)
-    sums = np.bincount(block[known], own[known], grid.length)
-    counts = np.bincount(block[known], minlength=grid.length)
-    whole = counts == factor
-    found[whole] = sums[whole] / factor
+    weights = np.ones(len(own)) if total or steps is None or len(steps) != len(own) else steps
+    block = (np.arange(len(own)) + int(first)) // (grid.iterations // int(size)) - grid.first
+    known = (block >= 0) & (block < grid.length) & ~np.isnan(own) & (weights > 0.0)
+    block, own, weights = block[known], own[known], weights[known]
+    sums, counts = (np.bincount(block, summed, grid.length) for summed in (own * weights, weights))
+    found[counts > 0.0] = (sums if total else sums / np.maximum(counts, 1.0))[counts > 0.0]
     return found
+
+
+def _floats(values: Any) -> Times | None:
+    """A list of numbers, unknown where one is not finite; None for anything else."""
+    try:
+        found = np.array(values, dtype=np.float64) if isinstance(values, list) else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if found is None or found.ndim != 1:
+        return None
+    return np.where(np.isfinite(found), found, math.nan)
 
 
 def side_by_side(snapshots: Sequence[Snapshot], grid: Grid) -> Blocks:
     """The ranks' own times and steps on one grid."""
 
-    def table(name: str) -> Times:
-        return np.array([on_grid(grid, s, entry(s, "own", "blocks", name)) for s in snapshots])
+    def table(name: str, *, total: bool = False) -> Times:
+        return np.array([on_grid(grid, s, entry(s, "own", "blocks", name), total=total) for s in snapshots])
 
-    own_s_RK, step_s_RK, steps_RK = table("own_s"), table("step_s"), table("steps")
-    if not np.isnan(steps_RK).all():  # the last block of a rank that was heard earlier holds fewer of the steps
-        most_K = np.max(steps_RK, axis=0, initial=0.0, where=~np.isnan(steps_RK))
-        own_s_RK[steps_RK < WHOLE_SHARE * most_K] = math.nan
-    return Blocks(grid.iterations, grid.first * grid.iterations, own_s_RK, step_s_RK)
+    own_s_RK, step_s_RK, steps_RK = table("own_s"), table("step_s"), table("steps", total=True)
+    most_K = np.max(steps_RK, axis=0, initial=0.0, where=~np.isnan(steps_RK))
+    # the last block of a rank that was heard earlier holds fewer of the steps
+    own_s_RK[steps_RK < WHOLE_SHARE * most_K] = math.nan
+    return Blocks(grid.iterations, grid.first * grid.iterations, own_s_RK, step_s_RK, np.maximum(most_K, 1.0))
 
 
 @dataclass

@@ -39,17 +39,19 @@ Flags = NDArray[np.bool_]
 class UsualNoise:
     """Running estimates from steps of R ranks; each step costs O(R)."""
 
-    def __init__(self, first_s_BR: Times, steps_per_row: int = 1) -> None:
+    def __init__(self, first_s_BR: Times, steps_B: Times, spread_B: Times) -> None:
         """Learn from the first steps.
 
         Args:
             first_s_BR: how much later than the others each rank was, seconds; not-a-number where unknown.
+            steps_B: each row is the mean of so many steps,
+            spread_B: and its noise so many times that of a typical one.
         """
         known_BR = ~np.isnan(first_s_BR)
         ranks = first_s_BR.shape[1]
         self.centre_s_R = _medians_R(first_s_BR)
         """Each rank's usual difference to the others, seconds."""
-        away_BR = np.where(known_BR, first_s_BR - self.centre_s_R, 0.0)
+        away_BR = np.where(known_BR, (first_s_BR - self.centre_s_R) / spread_B[:, None], 0.0)
         size = np.abs(away_BR[known_BR])
         limit_s = CLIP * 1.4826 * float(np.median(size)) if size.size else 0.0
         clipped = np.minimum(size, limit_s) if limit_s > 0.0 else size
@@ -58,7 +60,7 @@ class UsualNoise:
         self._variance_R = np.full(ranks, variance)
         self._steps_R = np.zeros(ranks)
         self._steps = 0
-        self._values, self._steps_per_row = 0.0, steps_per_row
+        self._values = 0.0
         self._moments_2J = np.ones((2, len(WEIGHTS)))
         self._square = 1.0
         self._sums_JR, self._counts_JR = np.zeros((len(WEIGHTS), ranks)), np.zeros((len(WEIGHTS), ranks))
@@ -70,8 +72,8 @@ class UsualNoise:
 
         That of the middle rank: a rank that turns late must not hide behind its own lateness.
         """
-        for away_R, known_R in zip(away_BR, known_BR, strict=True):
-            self._learn(away_R, known_R)
+        for away_R, known_R, steps, spread in zip(away_BR, known_BR, steps_B, spread_B, strict=True):
+            self._learn(away_R, known_R, float(steps), float(spread))
 
     def _scale_s_R(self) -> Times:
         weight_R = self._steps_R / (self._steps_R + PRIOR_STEPS)
@@ -97,15 +99,15 @@ class UsualNoise:
         unseen = _UNSEEN * np.exp(WEIGHTS * CLIP)
         return np.asarray(np.log((seen + unseen) / (self._values + _UNSEEN)) * self.persistence_J)
 
-    def add(self, late_s_R: Times, usual_R: Flags) -> None:
-        """Learn from one more step."""
-        self._learn(np.where(usual_R, late_s_R - self.centre_s_R, 0.0), usual_R)
+    def add(self, late_s_R: Times, usual_R: Flags, steps: float, spread: float) -> None:
+        """Learn from one more row."""
+        self._learn(np.where(usual_R, (late_s_R - self.centre_s_R) / spread, 0.0), usual_R, steps, spread)
 
     def move(self, rank: int, centre_s: float) -> None:
         """A rank's usual difference to the others is another one from now on."""
         self.centre_s_R[rank] = centre_s
 
-    def _learn(self, away_s_R: Times, usual_R: Flags) -> None:
+    def _learn(self, away_s_R: Times, usual_R: Flags, steps: float, spread: float) -> None:
         ranks = int(np.count_nonzero(usual_R))
         if not ranks:
             return
@@ -114,11 +116,11 @@ class UsualNoise:
         self._steps_R += usual_R
         self._steps += 1
         gain_R = usual_R / np.minimum(self._steps_R + 1.0, MEMORY)
-        self.centre_s_R += gain_R * noise_R * scale_s_R
+        self.centre_s_R += gain_R * noise_R * scale_s_R * spread
         self._variance_R += gain_R * ((noise_R * scale_s_R) ** 2 - self._variance_R)
         self.scale_s_R = self._scale_s_R()
         gain = 1.0 / min(self._steps, MEMORY)
-        self._values = min(self._values + ranks * self._steps_per_row, float(MEMORY * len(self._steps_R)))
+        self._values = min(self._values + ranks * steps, float(MEMORY * len(self._steps_R)))
         used = noise_R[usual_R]
         powers = np.exp(WEIGHTS[:, None] * used)
         moments_2J = np.stack([powers.mean(axis=1), (1.0 / powers).mean(axis=1)])

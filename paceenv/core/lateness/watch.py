@@ -121,7 +121,7 @@ def find_late_ranks(
     *,
     alike: Sequence[Sequence[int]] | None = None,
     least_share: float = LEAST_SHARE,
-    steps_per_row: int = 1,
+    steps_T: ArrayLike = 1.0,
     steps_per_false_alarm: float = STEPS_PER_FALSE_ALARM,
 ) -> Findings:
     """Which ranks are late, from how late each of them was in every step.
@@ -135,7 +135,7 @@ def find_late_ranks(
         alike: columns of ranks that do the same work, such as those of a pipeline stage; default: all. Ranks in no
             list, and alone in theirs, are not judged.
         least_share: smallest lateness that is worth a name, share of the step.
-        steps_per_row: a row is the mean of so many steps.
+        steps_T: a row is the mean of so many steps, at least 1: one number for all, or ``(T,)``.
         steps_per_false_alarm: steps of the job after which one wrong name is accepted.
     """
     table_TR = np.array(late_s_TR, np.float64)
@@ -149,12 +149,21 @@ def find_late_ranks(
     for places in groups:
         late_TR[:, places] = lateness_of(table_TR[:, places])
     step_s_T = np.broadcast_to(np.asarray(step_s, np.float64), len(table_TR))
-    threshold = math.log(len(WEIGHTS) * max(table_TR.shape[1], 1) * max(steps_per_false_alarm / steps_per_row, 1.0))
-    watch = _Watch(groups, table_TR.shape[1], least_share, threshold, steps_per_row)
+    used_T = ~np.isnan(table_TR).all(axis=1)
+    rows = [
+        _Row(late_TR[t], int(iterations[t]), steps, math.sqrt(typical / steps))
+        for steps_T in [np.broadcast_to(np.asarray(steps_T, np.float64), len(table_TR))]
+        for typical in [float(np.median(steps_T[used_T])) if used_T.any() else 1.0]
+        for t, steps in zip(np.flatnonzero(used_T).tolist(), steps_T[used_T].tolist(), strict=True)
+    ]
+    per_alarm = max(steps_per_false_alarm * len(rows) / max(sum(row.steps for row in rows), 1.0), 1.0)
+    watch = _Watch(
+        groups, table_TR.shape[1], least_share, math.log(len(WEIGHTS) * max(table_TR.shape[1], 1) * per_alarm)
+    )
     named = [
         replace(span)
-        for t in np.flatnonzero(~np.isnan(table_TR).all(axis=1)).tolist()
-        for span in watch.add(late_TR[t], float(step_s_T[t]), int(iterations[t]))
+        for row, step_s in zip(rows, step_s_T[used_T].tolist(), strict=True)
+        for span in watch.add(row, step_s)
     ]
     return watch.findings(tuple(named), int(iterations[-1]) if len(iterations) else 0)
 
@@ -194,22 +203,29 @@ def pattern_of_all(named: Collection[str], turns: int, covered_share: float, los
     return VARIATION if lost_share > VARIATION_SHARE else NONE
 
 
+class _Row(NamedTuple):
+    """How late each rank was, the mean of so many ``steps``; their noise is ``spread`` times that of a typical row."""
+
+    late_s_R: Times
+    iteration: int
+    steps: float
+    spread: float
+
+
 class _Watch:
     """Takes in one step after the other; says at any moment which ranks are late."""
 
-    def __init__(
-        self, alike: Sequence[NDArray[np.int64]], ranks: int, least_share: float, threshold: float, steps_per_row: int
-    ) -> None:
+    def __init__(self, alike: Sequence[NDArray[np.int64]], ranks: int, least_share: float, threshold: float) -> None:
         self._alike, self._ranks, self._least_share, self._threshold = alike, ranks, least_share, threshold
-        self._steps_per_row = steps_per_row
         self._rising, self._falling = Scores(ranks, threshold), Scores(ranks, threshold)
         self._noise: UsualNoise | None = None
-        self._waiting: list[tuple[Times, int]] = []
+        self._waiting: list[_Row] = []
         self._begin: int | None = None
         self._end = -1
         self._steps, self._known_R = 0, np.zeros(ranks)
         self._step_s = self._lost_s = 0.0
         self._recent_HR, self._recent_H = np.full((KEPT_STEPS, ranks), math.nan), np.full(KEPT_STEPS, -1, np.int64)
+        self._row_H2 = np.ones((KEPT_STEPS, 2))
         self._off_HR, self._off_steps_R = np.zeros((KEPT_STEPS, ranks), np.bool_), np.zeros(ranks)
         self._judged, self._learned = 0, FIRST_STEPS
         self._usual_s_R = np.zeros(ranks)
@@ -222,24 +238,24 @@ class _Watch:
         self._closed: deque[LateSpan] = deque(maxlen=KEPT_SPANS)
         self._single: deque[LateSpan] = deque(maxlen=KEPT_SPANS)
 
-    def add(self, late_s_R: Times, step_s: float, iteration: int) -> tuple[LateSpan, ...]:
-        """Take in how much later each rank was than its like; returns the lateness that the step settles."""
-        self._end = iteration
+    def add(self, row: _Row, step_s: float) -> tuple[LateSpan, ...]:
+        """Take in how much later each rank was than its like; returns the lateness that the row settles."""
+        self._end = row.iteration
         if self._begin is None:
-            self._begin = iteration
-            self._calm_since_R[:] = iteration
+            self._begin = row.iteration
+            self._calm_since_R[:] = row.iteration
         self._steps += 1
-        self._known_R += ~np.isnan(late_s_R)
-        self._account(late_s_R, step_s)
+        self._known_R += ~np.isnan(row.late_s_R)
+        self._account(row.late_s_R, step_s)
         if self._noise is not None:
-            return tuple(self._judge(late_s_R, iteration))
-        self._waiting.append((late_s_R, iteration))
+            return tuple(self._judge(row))
+        self._waiting.append(row)
         if len(self._waiting) < FIRST_STEPS:
             return ()
-        self._noise = UsualNoise(np.array([late for late, _ in self._waiting]), self._steps_per_row)
-        found = [span for late, when in self._waiting for span in self._judge(late, when, learned=True)]
+        self._noise = UsualNoise(*(np.array([row[k] for row in self._waiting]) for k in (0, 2, 3)))
+        found = [span for waiting in self._waiting for span in self._judge(waiting, learned=True)]
         for span in found:  # they were judged afterwards, so none was named before this step
-            span.named, span.steps = iteration, sum(when >= span.first for _, when in self._waiting)
+            span.named, span.steps = row.iteration, sum(one.iteration >= span.first for one in self._waiting)
         self._waiting = []
         return tuple(found)
 
@@ -309,8 +325,8 @@ class _Watch:
         last_s = min(float(compared.max()), max(self._step_s, 0.0)) if compared.size else 0.0
         self._lost_s += (last_s - self._lost_s) / min(self._steps, MEMORY)
 
-    def _judge(self, late_s_R: Times, iteration: int, *, learned: bool = False) -> list[LateSpan]:
-        noise = self._noise
+    def _judge(self, row: _Row, *, learned: bool = False) -> list[LateSpan]:
+        noise, late_s_R, iteration = self._noise, row.late_s_R, row.iteration
         assert noise is not None
         lag = max(LAG, min(self._judged // 2, MOST_LAG))
         while not learned and self._judged - self._learned > lag:
@@ -318,7 +334,7 @@ class _Watch:
         known_R = ~np.isnan(late_s_R)
         late_s_R = np.where(known_R, late_s_R, 0.0)
         least_s = self._least_share * max(self._step_s, 0.0)
-        scale_s_R = np.maximum(noise.scale_s_R, 1e-3 * least_s + LEAST_SCALE_S)
+        scale_s_R = np.maximum(noise.scale_s_R * row.spread, 1e-3 * least_s + LEAST_SCALE_S)
         price_J = noise.price_J
         bar_s_R = self._usual_s_R + least_s + np.where(self._late_R, 1.5 * self._level_s_R, 0.0)
         up_R = np.clip((late_s_R - bar_s_R) / scale_s_R, -CLIP, CLIP)
@@ -328,6 +344,7 @@ class _Watch:
         used_R = known_R & self._late_R
         h = self._judged % KEPT_STEPS
         self._recent_HR[h], self._recent_H[h] = np.where(known_R, late_s_R, math.nan), iteration
+        self._row_H2[h] = row.steps, row.spread
         self._off_HR[h] = known_R & (np.abs(late_s_R - noise.centre_s_R) > OFF * scale_s_R)
         self._judged += 1
         risen_R = self._rising.add(up_R, price_J, near_s_R, known_R, iteration)
@@ -352,7 +369,7 @@ class _Watch:
         late_s_R = self._recent_HR[h]
         off_R = self._off_HR[since_H].sum(axis=0) > LAG // 2
         usual_R = ~np.isnan(late_s_R) & (self._recent_H[h] >= self._settled_R) & ~off_R
-        noise.add(late_s_R, usual_R)
+        noise.add(late_s_R, usual_R, *self._row_H2[h].tolist())
         if self._learned % LAG == 0:
             self._learn_usual(noise)
         still_R = usual_R & self._late_R
