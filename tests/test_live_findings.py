@@ -114,8 +114,6 @@ def test_a_rank_without_an_agent_may_be_the_late_one(late: int | None) -> None:
     assert "rank 1 has no snapshot: waits for them are not attributed" in page(findings)
 
 
-
-
 def test_collectives_of_other_threads_are_a_reason_for_doubt() -> None:
     snapshots = run(SHAPES["ddp"](4), 4, late=constant(4, 1, LATE_S))
     calm = run(SHAPES["ddp"](4), 4)

@@ -18,12 +18,12 @@ import torch
 from live_bodies import BATCH, WAYS, WIDTH, network, train
 from live_jobs import results, run_ranks
 
-from paceenv.live.observe.steps import BY_TICKS
+from paceenv.live.observe.steps import ALL_WATCHED, MAX_EVERY
 
 pytestmark = pytest.mark.gpu
 
 EVERY_MODE = ("", "observe", "shadow", "canary", "active")
-ITERATIONS = 96
+ITERATIONS, LATE_S = 96, 0.03
 DEADLINE_S = 180.0
 """The first use of a GPU in a process takes seconds."""
 Record = Callable[[str, object], None]
@@ -61,10 +61,10 @@ def test_streams_graphs_and_many_collectives_change_no_result(
     assert _differing([runs]) == []
     observed = next(run["summary"] for run in runs if run["mode"] == "observe")
     seen = [f"{c['op']} {c['per_step']:.3g}" for c in observed["collectives"]]
-    seen.append(f"on other streams {observed['side']['per_step'] or 0:.3g}")
+    seen.append(f"{1e3 * (observed['side']['streams_s'] or 0.0):.3g} ms on other streams")
     record_property("seen", f"in a step: {', '.join(seen)}; {observed['stamps']['dropped']} stamps dropped")
     if not way.startswith("FSDP2"):  # in a world of one, PyTorch 2.11 starts none of its collectives
-        assert len(seen) > 1 or observed["side"]["per_step"] > 0
+        assert len(seen) > 1
     if way == "graph with collectives":
         assert observed["stamps"]["dropped"] > 0, "those of the capture cannot be recorded"
     else:
@@ -91,11 +91,11 @@ def test_what_a_stamp_costs(tmp_path: Path, record_property: Record) -> None:
     assert found["ask"] < found["read"], "one query is enough for all stamps of a stream"
 
 
-@pytest.mark.parametrize(("way", "timed"), [("ddp", 128), ("FSDP2, many collectives", 24)])
+@pytest.mark.parametrize(("way", "timed"), [("ddp", 256), ("FSDP2, many collectives", MAX_EVERY)])
 def test_what_observing_costs_the_training_thread(
     way: str, timed: int, tmp_path: Path, record_property: Record
 ) -> None:
-    job = {"way": way, "turns": 9, "warm": timed // 2, "timed": timed}
+    job = {"way": way, "turns": 5, "warm": ALL_WATCHED + 8, "timed": timed}
     [found] = results(run_ranks(gpu_bodies.added_us, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S, **job))
     record_property("cost", f"{found['added']:.1f} µs an iteration, of {found['without the agent']:.0f} µs on the host")
     assert found["without the agent"] > 0.0
@@ -107,17 +107,40 @@ def two_on_one_card(**parameters: Any) -> Any:
     return train(**parameters)
 
 
-@pytest.mark.parametrize(("way", "iterations"), [("ddp", ITERATIONS), ("fsdp", 3 * BY_TICKS)])
-def test_two_ranks_on_one_card(way: str, iterations: int, tmp_path: Path) -> None:
-    """With FSDP all collectives are on streams of their own, so that steps are counted from tick ``BY_TICKS`` on."""
-    job = {"way": way, "modes": EVERY_MODE, "iterations": iterations}
+def _on_one_card(body: Callable[..., Any], ranks: int, tmp_path: Path, **job: Any) -> list[Any]:
     ended = run_ranks(
-        two_on_one_card, 2, tmp_path, backend="nccl", check=False, deadline_s=DEADLINE_S, environ=ONE_CARD, **job
+        body, ranks, tmp_path, backend="nccl", check=False, deadline_s=DEADLINE_S, environ=ONE_CARD, **job
     )
     if any("Duplicate GPU" in rank.output for rank in ended):
         pytest.skip("this NCCL does not put two ranks on one card, workaround or not")
-    assert [rank.exit_code for rank in ended] == [0, 0], [rank.output[-2000:] for rank in ended]
-    assert _differing(results(ended), iterations) == []
+    assert [rank.exit_code for rank in ended] == ranks * [0], [rank.output[-2000:] for rank in ended]
+    return results(ended)
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_two_ranks_on_one_card(way: str, tmp_path: Path) -> None:
+    job = {"way": way, "modes": EVERY_MODE, "iterations": ITERATIONS}
+    assert _differing(_on_one_card(two_on_one_card, 2, tmp_path, **job)) == []
+
+
+def planted_on_one_card(**parameters: Any) -> Any:
+    torch.cuda.set_device(0)
+    return gpu_bodies.planted(**parameters)
+
+
+@pytest.mark.parametrize("place", ["loader", "device", ""])
+@pytest.mark.parametrize("way", ["ddp", "FSDP2, many collectives"])
+def test_a_late_rank_is_named_and_nobody_where_none_is(
+    way: str, place: str, tmp_path: Path, record_property: Record
+) -> None:
+    job = {"way": way, "late": 1, "place": place, "late_s": LATE_S, "iterations": 200, "out": str(tmp_path / "run")}
+    ranks = _on_one_card(planted_on_one_card, 2, tmp_path, **job)
+    said = [f"{rank['arrival']['verdict']} {1e3 * rank['arrival']['late_s']:.1f} ms" for rank in ranks]
+    cost_us = max(1e6 * (rank["overhead"]["mean_s"] or 0.0) for rank in ranks)
+    record_property("late", f"{', '.join(said)}; the agent's own figure {cost_us:.0f} µs an iteration")
+    assert [rank["arrival"]["verdict"] == "late" for rank in ranks] == [False, bool(place)]
+    if place:
+        assert ranks[1]["arrival"]["late_s"] == pytest.approx(LATE_S, rel=0.2)
 
 
 def watched(mode: str, iterations: int) -> dict[str, Any]:

@@ -25,6 +25,14 @@ def test_the_jobs_train_alike_with_and_without_the_agent(way: str, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("late", [1, -1])
+def test_a_planted_delay_is_found(late: int, tmp_path: Path) -> None:
+    job = {"way": "FSDP2, many collectives", "late": late, "place": "loader", "late_s": 0.03, "iterations": 200}
+    said = [r["arrival"] for r in results(run_ranks(gpu_bodies.planted, 2, tmp_path, out=str(tmp_path / "run"), **job))]
+    assert [one["verdict"] == "late" for one in said] == [False, late == 1], said
+
+
+@pytest.mark.slow
 def test_costs_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [found] = results(run_ranks(gpu_bodies.added_us, 1, tmp_path, way="ddp", turns=2, warm=4, timed=8))
     assert found["without the agent"] > 0.0

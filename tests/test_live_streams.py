@@ -1,32 +1,62 @@
-"""FSDP2 on a GPU without one: its collectives run on streams of their own, and the late rank is named from them.
+"""Sharded training on a GPU without one: its collectives run on streams of their own, and they tell who is late.
 
-Each rank has a device of three streams (compute, all-gather, reduce-scatter) whose times follow from what FSDP2 does
-in PyTorch 2.13: a gather waits for the copy-out of the one before, a scatter for its layer's backward pass, the compute
-for the gather of its layer and at last for the last scatter. Only time is played; log, steps, accounts, findings and
-the choice of watched iterations are the agent's own.
+Each rank has a device whose streams' times follow from what FSDP2 does in PyTorch 2.13: a gather waits for the copy-out
+of the one before, a scatter for its layer's backward pass, the compute for the gather of its layer and at last for the
+last scatter. Only time is played; log, steps, accounts, findings and the choice of watched iterations are the agent's.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
+import torch
+from fake_cuda import FakeCuda
 
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.live.loop import Loop
 from paceenv.live.observe.batch import STANDSTILL
-from paceenv.live.observe.log import Group
-from paceenv.live.observe.stamps import DeviceStamps
+from paceenv.live.observe.hooks import Hooks
+from paceenv.live.observe.log import Group, Log, watched_next
+from paceenv.live.observe.stamps import DeviceStamps, cuda_stamps
+from paceenv.live.observe.steps import ALL_WATCHED, MAX_EVERY
+from paceenv.live.observe.stream_waits import StreamWaits
 from paceenv.live.options import make_options
 from paceenv.live.record.findings import find
 from paceenv.live.record.history import unseen
 
 LAYERS, GATHER_S, SCATTER_S, FORWARD_S, BACKWARD_S, OPTIMIZER_S = 8, 2e-3, 3e-3, 4e-3, 8e-3, 5e-3
-LATE_S = 0.03
-COMPUTE, GATHERS, SCATTERS = range(3)
-PLACES = ("loader", "forward", "backward", "optimizer")
+LATE_S, ITERATIONS = 0.03, 400
+COMPUTE, GATHERS, SCATTERS, ACROSS = range(4)
+PLACES = ("loader", "forward", "backward")
+
+
+class Shape(NamedTuple):
+    """By which neighbours a job's ranks are grouped in its collectives, in number; 0: it has no such collective."""
+
+    gathered: int
+    scattered: int
+    across: int = 0
+    tensor: int = 0
+
+
+SHAPES = {
+    "FSDP2": Shape(8, 8),
+    "HSDP": Shape(2, 2, across=2),
+    "tensor parallel x FSDP2": Shape(-2, -2, tensor=2),
+    "DDP, hook on a side stream": Shape(0, 8),
+}
+
+
+def groups_of(ranks: int, size: int) -> list[list[int]]:
+    """Neighbours in groups of ``size``; of a negative size those with the same place in such groups."""
+    if size < 0:
+        return [list(range(first, ranks, -size)) for first in range(min(-size, ranks))]
+    return [list(range(first, min(first + size, ranks))) for first in range(0, ranks, size)]
 
 
 class Event:
@@ -48,8 +78,8 @@ class Event:
         return 1e3 * (other._at_s - self._at_s)
 
 
-class Sequence_:
-    """The group's own count of collectives, as NCCL keeps it."""
+class Counted:
+    """A group's own count of collectives, as NCCL keeps it."""
 
     count = 0
 
@@ -60,38 +90,38 @@ class Sequence_:
 class Rank:
     """One rank: its agent's loop, and its device."""
 
-    def __init__(self, rank: int, ranks: int, group: str, mode: str = "observe") -> None:
-        self.now_s, self.stream, self.passed_s, self.group = [0.0, 0.0, 0.0], COMPUTE, 0.0, Sequence_()
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.now_s, self.stream, self.passed_s = [0.0] * 4, COMPUTE, 0.0
         self.rank, self.ranks, self.watched = rank, ranks, 0
-        self.loop = loop = Loop(make_options({"mode": mode, "quiet_first": 0}), find_policy("slack"))
+        self.loop = loop = Loop(make_options({"mode": "observe", "quiet_first": 0}), find_policy("slack"))
         loop.hooks.active = True
         loop.tick()
         stamps = DeviceStamps(lambda: Event(self), Event.record, clock=lambda: 0.0)
         loop._stamps = loop._log.stamps = stamps
         loop.device, loop._takes_here, loop._log.on_device, loop._optimizer.tick = "cuda:0", True, True, loop._tick
-        members = [int(r) for r in range(ranks)]
-        loop._log.groups[1] = Group(1, group, rank, ranks, members, self.group)
-        self.kinds = [loop._log.kind(op, 1, 1 << 20) for op in ("all_gather", "reduce_scatter")]
-        self.still = loop._log.kind(STANDSTILL, -1, 0)
+        self.counted = dict[int, Counted]()
 
-    def stamp(self, stream: int, at_s: float) -> Any:
-        self.stream, self.now_s[stream] = stream, at_s
-        return self.loop._log.stamps.record() if self.loop.hooks.watching else None
-
-    def log(self, kind: int, stream: int, start_s: float, end_s: float) -> None:
-        """A row from one moment of a stream to another, as the hooks log it."""
-        entry = self.stamp(stream, start_s)
+    def log(self, op: str, members: Sequence[int], stream: int, start_s: float, end_s: float) -> None:
+        """A row from one moment of a stream to another, as the hooks log it: one per call in a watched iteration."""
+        log, number = self.loop._log, -1
+        if members:
+            number = int("".join(map(str, members)))
+            counted = self.counted.setdefault(number, Counted())
+            if number not in log.groups:
+                place = members.index(self.rank)
+                log.groups[number] = Group(number, str(number), place, len(members), list(members), counted)
+            counted.count += 1
+        self.stream, self.now_s[stream] = stream, start_s
+        entry = log.stamps.record() if self.loop.hooks.watching else None
         self.now_s[stream] = end_s
-        if kind != self.still:
-            self.group.count += 1
-        if self.loop.hooks.watching:
-            if kind != self.still:
-                self.loop.groups[1].started("allgather")
-            self.loop._log.add(kind, entry)
+        if entry is not None:
+            if members:
+                log.groups[number].started("allreduce")
+            log.add(log.kind(op, number, 1 << 20), entry)
 
     def wait(self, until_s: float) -> None:
         """The compute stream waits for another."""
-        self.log(self.still, COMPUTE, self.now_s[COMPUTE], max(self.now_s[COMPUTE], until_s))
+        self.log(STANDSTILL, (), COMPUTE, self.now_s[COMPUTE], max(self.now_s[COMPUTE], until_s))
 
     def tick(self) -> None:
         self.watched += self.loop.hooks.watching
@@ -100,79 +130,142 @@ class Rank:
 
     def snapshot(self) -> dict[str, Any]:
         self.loop.catch_up()
-        history = self.loop.history
-        return {
+        history, groups = self.loop.history, self.loop.groups.values()
+        names = ("own", "step", "parts", "wait", "collectives", "side")
+        return {name: getattr(history, name)() for name in names} | {
             "rank": self.rank,
             "world_size": self.ranks,
             "iterations": self.loop.iterations,
-            "irregular": 0,
-            "own": history.own(),
-            "step": history.step(),
-            "parts": history.parts(),
-            "wait": history.wait(),
-            "collectives": history.collectives(),
-            "side": history.side(),
             "unseen": unseen(self.loop.groups, history.count),
-            "groups": {"1": {"name": "data", "ranks": f"0-{self.ranks - 1}", "member": self.rank, "size": self.ranks}},
+            "groups": {
+                str(g.number): {"name": g.name, "ranks": g.listed, "member": g.member, "size": g.size} for g in groups
+            },
         }
 
 
-def step(ranks: Sequence[Rank], late_s: dict[tuple[int, str], float], noise: random.Random) -> None:
-    """One iteration of FSDP2 on all ranks; ``late_s`` by rank and place."""
-    late = lambda r, place: late_s.get((r.rank, place), 0.0)  # noqa: E731
-    ready_s = []
-    for r in ranks:
-        r.now_s[COMPUTE] += late(r, "loader") + noise.gauss(1e-3, 2e-4)
-        ready_s.append(r.now_s[COMPUTE])
+class Job:
+    """A job of a shape; ``late_s`` by rank and place."""
 
-    def together(kind: int, stream: int, ready_s: Sequence[float], seconds: float) -> float:
-        entries_s = [max(r.now_s[stream], s) for r, s in zip(ranks, ready_s, strict=True)]
-        end_s = max(entries_s) + seconds
-        for r, entry_s in zip(ranks, entries_s, strict=True):
-            r.log(r.kinds[kind], stream, entry_s, end_s)
-        return end_s
+    def __init__(
+        self, ranks: int, late_s: dict[tuple[int, str], float], shape: str = "FSDP2", *, seed: int = 1
+    ) -> None:
+        self.ranks, self._shape = [Rank(rank, ranks) for rank in range(ranks)], SHAPES[shape]
+        self._late_s, self._noise = late_s, random.Random(seed)
 
-    for layer in range(2 * LAYERS):
-        backward = layer >= LAYERS
-        gathered_s = together(0, GATHERS, ready_s, GATHER_S)
-        ready_s = []
-        for r in ranks:
-            r.wait(gathered_s)
-            ready_s.append(r.now_s[COMPUTE])  # the next gather waits for this copy-out only
-            there = layer == (LAYERS + LAYERS // 2 if backward else LAYERS // 2)
-            place = "backward" if backward else "forward"
-            r.now_s[COMPUTE] += (BACKWARD_S if backward else FORWARD_S) * noise.gauss(1.0, 0.01) + there * late(
-                r, place
-            )
-        if backward:
-            scattered_s = together(1, SCATTERS, [r.now_s[COMPUTE] for r in ranks], SCATTER_S)
-    for r in ranks:
-        r.wait(scattered_s)
-        r.now_s[COMPUTE] += OPTIMIZER_S + late(r, "optimizer")
-        r.tick()
+    def run(self, iterations: int = ITERATIONS) -> Job:
+        for _ in range(iterations):
+            self._step()
+        return self
 
+    def late(self) -> dict[int, float]:
+        verdicts = find([rank.snapshot() for rank in self.ranks])["verdicts"]
+        return {int(rank): verdict["late_s"] for rank, verdict in verdicts.items() if verdict["verdict"] == "late"}
 
-def job(ranks: int, late_s: dict[tuple[int, str], float], *, iterations: int = 400, seed: int = 1) -> list[Rank]:
-    found, noise = [Rank(r, ranks, "data") for r in range(ranks)], random.Random(seed)
-    for _ in range(iterations):
-        step(found, late_s, noise)
-    return found
+    def _together(self, op: str, size: int, stream: int, ready_s: Sequence[float], seconds: float) -> list[float]:
+        """A collective in each group, from when its last member is ready; when each rank leaves it."""
+        ends_s = list(ready_s)
+        for members in groups_of(len(self.ranks), size) if size else ():
+            entries_s = [max(self.ranks[m].now_s[stream], ready_s[m]) for m in members]
+            for member, entry_s in zip(members, entries_s, strict=True):
+                ends_s[member] = max(entries_s) + seconds
+                self.ranks[member].log(op, members, stream, entry_s, ends_s[member])
+        return ends_s
 
+    def _compute_s(self) -> list[float]:
+        return [rank.now_s[COMPUTE] for rank in self.ranks]
 
-def named(ranks: Sequence[Rank]) -> dict[int, float]:
-    findings = find([rank.snapshot() for rank in ranks])
-    return {int(r): v["late_s"] for r, v in findings["verdicts"].items() if v["verdict"] == "late"}
+    def _step(self) -> None:
+        shape, noise, ranks = self._shape, self._noise, self.ranks
+        late_s = [[self._late_s.get((r.rank, place), 0.0) for r in ranks] for place in PLACES]
+        for rank, loader_s in zip(ranks, late_s[0], strict=True):
+            rank.now_s[COMPUTE] += loader_s + noise.gauss(1e-3, 2e-4)
+        ready_s = scattered_s = self._compute_s()
+        for layer in range(2 * LAYERS):
+            backward = layer >= LAYERS
+            gathered_s = self._together("all_gather", shape.gathered, GATHERS, ready_s, GATHER_S)
+            for rank, until_s in zip(ranks, gathered_s, strict=True):
+                if shape.gathered:
+                    rank.wait(until_s)
+            ready_s = self._compute_s()  # the next gather waits for this copy-out only
+            for rank, slow_s in zip(ranks, late_s[1 + backward], strict=True):
+                work_s = (BACKWARD_S if backward else FORWARD_S) * noise.gauss(1.0, 0.01)
+                rank.now_s[COMPUTE] += work_s + slow_s * (layer % LAYERS == LAYERS // 2)
+            self._together("all_reduce", shape.tensor, COMPUTE, self._compute_s(), 5e-4)
+            if backward:
+                scattered_s = self._together("reduce_scatter", shape.scattered, SCATTERS, self._compute_s(), SCATTER_S)
+                scattered_s = self._together("all_reduce", -shape.across, ACROSS, scattered_s, 1e-3)
+        for rank, until_s in zip(ranks, scattered_s, strict=True):
+            rank.wait(until_s)
+            rank.now_s[COMPUTE] += OPTIMIZER_S
+            rank.tick()
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_a_late_rank_is_named_wherever_it_is_late(ranks: int, place: str) -> None:
+@pytest.mark.parametrize(
+    ("shape", "ranks"),
+    [("FSDP2", 2), ("FSDP2", 4), ("FSDP2", 8), *((shape, 4) for shape in SHAPES if shape != "FSDP2")],
+)
+def test_a_late_rank_is_named_wherever_it_is_late(shape: str, ranks: int, place: str) -> None:
     late = ranks - 1
-    assert named(job(ranks, {(late, place): LATE_S})) == {late: pytest.approx(LATE_S, rel=0.2)}
+    job = Job(ranks, {(late, place): LATE_S}, shape).run()
+    assert job.late() == {late: pytest.approx(LATE_S, rel=0.2)}
 
 
-def test_nobody_is_named_where_nobody_is_late() -> None:
-    for seed in range(5):
-        ranks = job(4, {}, seed=seed)
-        assert named(ranks) == {}
-        assert find([rank.snapshot() for rank in ranks])["text"] == ["all ranks arrive on time"]
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nobody_is_named_where_nobody_is_late(shape: str) -> None:
+    job = Job(4, {}, shape).run()
+    assert find([rank.snapshot() for rank in job.ranks])["text"] == ["all ranks arrive on time"]
+
+
+def test_what_a_collective_costs_the_step_is_what_the_compute_stands_still() -> None:
+    parts = Job(2, {}).run(100).ranks[0].snapshot()["parts"]
+    own_s = 1e-3 + LAYERS * (FORWARD_S + BACKWARD_S) + OPTIMIZER_S
+    assert parts["compute_s"] == pytest.approx(own_s, rel=0.01), "gathers and scatters beside it are no part of it"
+    assert 0.0 < parts["collective_s"] < 0.15 * own_s
+
+
+def test_a_job_of_many_collectives_is_watched_now_and_then_and_at_once_where_it_is_to_pace() -> None:
+    job = Job(2, {}).run(ALL_WATCHED + 10 * MAX_EVERY)
+    [every] = {rank.loop._log.every for rank in job.ranks}
+    assert every >= 16
+    for rank in job.ranks:
+        assert rank.watched == pytest.approx(ALL_WATCHED + 10 * MAX_EVERY / every, abs=3)
+        assert rank.snapshot()["unseen"] == []
+        assert rank.loop.iterations == pytest.approx(ALL_WATCHED + 10 * MAX_EVERY, abs=every)
+        rank.loop.change("shadow", find_policy("paper"), 0)
+        rank.watched = 0
+    job.run(40)
+    assert [rank.watched for rank in job.ranks] == pytest.approx([40, 40], abs=2)
+    assert [rank.loop.state for rank in job.ranks] == ["shadow", "shadow"]
+
+
+def _watched(every: int, until: int) -> Iterator[int]:
+    iteration = watched_next(0, every)
+    while iteration < until:
+        yield iteration
+        iteration = watched_next(iteration + 1, every)
+
+
+def test_watched_iterations_have_no_period_and_all_ranks_share_them() -> None:
+    often, seldom = (list(_watched(every, 1 << 15)) for every in (8, 64))
+    assert [iteration // 64 for iteration in seldom] == list(range((1 << 15) // 64)), "one in each window"
+    assert set(seldom) <= set(often)
+    for period in (2, 10, 16, 50, 64, 100):
+        hits = [sum(iteration % period == phase for iteration in often) for phase in range(period)]
+        assert max(hits) < 1.5 * len(often) / period, f"what a job does every {period} iterations is seen as often"
+
+
+def test_only_waits_of_the_compute_stream_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda().install(monkeypatch)
+    monkeypatch.setattr(torch.cuda.Stream, "wait_event", lambda stream, event: None, raising=False)
+    hooks, log = Hooks(pytest.fail), Log(cuda_stamps(0))
+    log.on_device = hooks.active = True
+    StreamWaits(log, hooks).install()
+    try:
+        for handle, watching in itertools.product((0, 7), (True, False)):
+            hooks.watch(watching)
+            torch.cuda.Stream.wait_event(SimpleNamespace(cuda_stream=handle), None)
+    finally:
+        hooks.restore()
+    assert cuda.stream[0] == 0
+    assert [log.kinds[row[0]].op for row in log.rows] == [STANDSTILL]

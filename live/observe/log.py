@@ -34,8 +34,8 @@ UNKNOWN_WAIT = 0
 """The kind of a wait for something that was started where the agent does not see it."""
 
 TICK, MARK, SKIP = -1, -2, -3
-"""In place of a kind: the end of an iteration, with its stamp and its mark or ""; an irregular event, with its name; the
-end of iterations that were not watched, with their number and the stamp of the last one's end."""
+"""In place of a kind: the end of an iteration, with its stamp and its mark or ""; an irregular event, with its name; of
+iterations that were not watched, their number and the stamp of the last one's end."""
 
 Row = tuple[int, Any, Any]
 """Kind, and the stamps of entry and exit; None for a stamp that could not be recorded."""

@@ -8,7 +8,6 @@ ticks, that period is the step.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ in so many is watched, at least one in the second."""
 HOST_US, DEVICE_US = (8.0, 2.0), (100.0, 13.0)
 """What it takes to watch an iteration, and each operation in it: with readings of the host's clock, with CUDA events
 (measured on an H200: docs/evidence/gpu.md)."""
-ALL_WATCHED = 64
+ALL_WATCHED = 128
 """Iterations at the start of a job that are watched anyway."""
 MAX_OPERATIONS = 100_000
 """Operations of one step; with more, the ranks meet too seldom to keep them."""
@@ -153,10 +152,7 @@ class Steps:
         number, rows, mark, delay, tick = entry
         stamps, kinds = self._log.stamps, self._log.kinds
         if rows is None:
-            self._forget()
-            self._last_exit_s = None if tick is None else stamps.seconds(tick)
-            stamps.release(stamps_of(entry))
-            return None
+            return self._begin_at(entry)
         self.watched += 1
         logged = rows
         if not stamps.immediate:
@@ -205,6 +201,13 @@ class Steps:
         if self._by_ticks != (self._log.every > 1):  # from now on a step ends elsewhere
             self._by_ticks, self._last_exit_s = not self._by_ticks, None
         return self._finish(number, last_s if met and not self._by_ticks else tick_s)
+
+    def _begin_at(self, entry: Entry) -> None:
+        """Iterations that were not watched are over: the next step begins there."""
+        tick, stamps = entry[4], self._log.stamps
+        self._forget()
+        self._last_exit_s = None if tick is None else stamps.seconds(tick)
+        stamps.release(stamps_of(entry))
 
     def _in_seconds(self, rows: list[Row], tick: Any) -> list[Row]:
         """Rows with seconds in place of events; what ran on another stream than the tick ran beside the step."""
@@ -270,7 +273,9 @@ class Steps:
             start_s = max(start_s, until_s)  # what overlaps an earlier one counts once
             while k < len(still) and still[k][1] <= start_s:
                 k += 1
-            for begin_s, over_s in itertools.takewhile(lambda wait: wait[0] < end_s, still[k:]):
+            for begin_s, over_s in still[k:]:
+                if begin_s >= end_s:
+                    break
                 found_s += max(min(end_s, over_s) - max(start_s, begin_s), 0.0)
             until_s = max(until_s, end_s)
         return found_s

@@ -228,6 +228,26 @@ def added_us(*, way: str, turns: int, warm: int, timed: int) -> dict[str, float]
     return {"without the agent": statistics.median(found[""]), "added": added}
 
 
+def planted(*, way: str, late: int, place: str, late_s: float, iterations: int, out: str) -> dict[str, Any]:
+    """What the agent says of this rank, of which rank ``late`` is late in each iteration: its loader, or its device."""
+    from paceenv import live
+
+    live_bodies.WAYS.update(MORE_WAYS)
+    training, mine = live_bodies.WAYS[way](), dist.get_rank() == late
+    cycles = int(late_s * _rate_hz()) if device() == "cuda" else 0
+    agent = live.attach(training.attached, mode="observe", out=out)
+    for iteration in range(iterations):
+        if mine and place == "device" and cycles:
+            torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+        elif mine and place:
+            time.sleep(late_s)
+        training.step(iteration)
+    agent.detach()
+    dist.barrier()  # all have written their last status
+    summary = agent.summary(compare=True)
+    return {"arrival": summary["arrival"], "parts": summary["parts"], "overhead": summary["overhead"]}
+
+
 def calls_us(*, index: int) -> dict[str, float]:
     """Host microseconds of one stamp: recorded, asked for among 400, and read."""
     from paceenv.live.observe.stamps import cuda_stamps
