@@ -72,7 +72,8 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
 
 
 def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-    """What the page leads with, for the metadata of a trace: ``text``, the ``late`` ranks, and ``aside_s``.
+    """What the page leads with, for the metadata of a trace: ``text``, the ``late`` ranks, whether it
+    ``ended`` as it should not, and ``aside_s``.
 
     The last is the most time of a rank in collectives that were put aside, seconds per step. Empty without a snapshot.
     """
@@ -81,7 +82,8 @@ def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     findings = find(snapshots)
     late = [int(rank) for rank, verdict in findings["verdicts"].items() if verdict["verdict"] == LATE]
     aside_s = max(number(snapshot, "side", "seconds") or 0.0 for snapshot in snapshots)
-    return {"text": findings["text"][0] if findings["text"] else "", "late": late, "aside_s": aside_s}
+    leads, ended = findings["text"][0] if findings["text"] else "", bool(words.describe_end(snapshots))
+    return {"text": leads, "late": late, "ended": ended, "aside_s": aside_s}
 
 
 def verdict_of(

@@ -8,7 +8,8 @@ field       holds
 schema      :data:`SCHEMA`
 job         name; ``rank``, ``world_size``, ``attempt`` (start of the job's processes, a text that all ranks share),
             ``host``
-unix_time_s when it was made; ``final``: whether the agent has ended
+unix_time_s when it was made; ``final``: whether the agent has ended; ``ended``: the exception that ended the process,
+            with its place in the script, or :data:`ASKED`, or ""
 mode        requested; ``state``: in force; ``reason``: why they differ, or ""
 iterations  seen; ``regular``: steps measured; ``irregular``: unlike the usual; ``unmeasured``: why none could
             be measured, or ""; ``step_iterations``: ticks in one step (more than 1 where the ranks meet less often)
@@ -63,6 +64,7 @@ STATES: Final = ("off", "observe", "probe", "shadow", "canary", "active")
 PARTS: Final = ("compute", "collective", "barrier", "pacing")
 EARLY, LATE, ON_TIME, UNKNOWN = "early", "late", "on time", "insufficient evidence"
 ARRIVALS: Final = (EARLY, LATE, ON_TIME, UNKNOWN)
+ASKED: Final = "SIGTERM"
 VERDICTS: Final = ("helps", "does not help", "insufficient evidence", "hurts")
 
 Snapshot = dict[str, Any]

@@ -165,7 +165,8 @@ def _run(execute: Callable[[dict[str, Any]], None]) -> None:
     names |= {"__doc__": None, "__package__": None, "__spec__": None}
     try:
         execute(names)
-    except SystemExit:
+    except SystemExit as error:
+        sys.last_value = error  # for the agent's page; the interpreter sets it for all others
         raise
     except BaseException as error:
         _hide_our_frames(error)

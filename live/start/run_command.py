@@ -92,7 +92,8 @@ def run(
         refuse(options, why)
     elif why:
         _say(f"warning: mode {mode} cannot be entered: {why}; the job runs unpaced (--strict ends the launch instead)")
-    _become(["-m", "torch.distributed.run", *_added(found.launcher, os.environ), *found.launcher, *ours])
+    launcher = [*_added(found.launcher, os.environ), *found.launcher]
+    _become(["-m", "paceenv.live.start.torchrun", script[0], *launcher, *ours])
 
 
 def split(arguments: Sequence[str]) -> Split:
