@@ -128,7 +128,7 @@ def _uncaught() -> BaseException | None:
     """The exception that ends this process; None where it ends as it should, or nobody can know (``os._exit``)."""
     error = sys.exception() or getattr(sys, "last_value", None)  # in flight in a child of multiprocessing
     if isinstance(error, SystemExit):
-        error = error.__context__ or (error if error.code else None)
+        error = (error.__context__ or error) if error.code else None
     return None if hasattr(sys, "ps1") else error  # at a prompt, the last one may be long past
 
 

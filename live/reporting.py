@@ -204,6 +204,8 @@ class Output:
         self._locality = locality.describe(
             device=loop.device, backend=loop.backend, rank=loop.rank, world_size=loop.world_size
         )
+        if options.out is not None:  # before all else, as a launcher that lost a rank soon kills the others
+            keep.add("the last word", PAGE_S, partial(self._write_last_word, options.out))
         keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up())
         keep.add("the look at SIGTERM", DESCRIPTOR_S, lambda final: loop.at_next_tick(self._last_words.look))
         store = job_store() if loop.backend else None
@@ -303,6 +305,10 @@ class Output:
         if not self._loop.attempt:
             return  # soon
         write_status(out, self.snapshot() | {"final": final})
+
+    def _write_last_word(self, out: Path, final: bool) -> None:
+        if final and self._ended:
+            self._write_status(out, final)
 
     def _write_page(self, out: Path, final: bool) -> None:
         if not self._loop.attempt:

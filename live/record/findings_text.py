@@ -68,15 +68,15 @@ def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
     )
     lines = []
     if gone := [int(s["rank"]) for s in snapshots if _left_no_word(s, any(s.get("final") for s in snapshots))]:
-        how = "a signal (SIGKILL, for want of memory as well; SIGSEGV) or os._exit"
-        lines.append(f"{name_ranks(gone)} ended without a last word, as after {how}")
+        how = "as one does that SIGKILL (out of memory), SIGSEGV or os._exit ends"
+        lines.append(f"{name_ranks(gone)} left no last word, {how}")
     if raised:
         first, *others = raised
         before_s = number(first, "unix_time_s") or 0.0
         ended = [s for s in snapshots if s.get("final") and not text(s, "ended")]
         if earlier := [int(s["rank"]) for s in ended if (number(s, "unix_time_s") or before_s) < before_s]:
             lines.append(f"{name_ranks(earlier)} ended before the others, without an exception")
-        after = f"; after it, {name_ranks([int(s['rank']) for s in others])} raised" if others else ""
+        after = f"; after it, {name_ranks([int(s['rank']) for s in others])} raised, too" if others else ""
         seen = count(number(first, "iterations"))
         lines.append(f"rank {first['rank']} raised {text(first, 'ended')}, after {seen} iterations{after}")
     return [*lines, RESTART] if lines else []

@@ -23,7 +23,7 @@ own         the step outside all blocking operations and delays: ``mean_s``, and
 collectives at most 32, the longest first, the rest summed as op "other": ``op``, ``group`` (a number), ``bytes``,
             ``per_step``, ``blocked_s`` (mean blocked time per step), ``blocks_s`` (the same in each block)
 groups      by number: ``name``, ``ranks`` (``0-3,8``; null if unknown), ``member`` (this rank's place), ``size``
-unseen      collectives that a group counted and the agent could not see: ``group``, ``per_step``, ``why``
+unseen      collectives that a group counted and the agent could not see: ``group``, ``per_step``
 side        collectives that do not block the step, as they run on other threads or CUDA streams: ``per_step``, of them
             ``streams`` on other CUDA streams, ``seconds`` per step
 wait        ``mean_s`` in the barrier, and blocked elsewhere beyond the least

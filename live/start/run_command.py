@@ -190,7 +190,7 @@ def _added(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
         gpus = torch.cuda.device_count()
         added.append(f"--nproc-per-node={gpus or 1}")
-        _say(f"{gpus} ranks, one for each GPU" if gpus else "1 rank, as there is no GPU; more: --nproc-per-node N")
+        _say(f"{gpus} ranks, one for each GPU" if gpus else "1 rank, as PyTorch sees no GPU; more: --nproc-per-node N")
     if not any(map(named, _RENDEZVOUS)):
         added.append("--standalone")
         if not named("local-addr"):  # a container may not know its own name, and torchrun would wait for that

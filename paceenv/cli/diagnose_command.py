@@ -45,7 +45,7 @@ def diagnose(
     rank), logs. A file's content decides its format; other files are named and skipped. The bare command does the same:
     paceenv runs/job-17
 
-    The ideal step: every worker and operation of a kind equal. Slowdown and its attribution to ranks, stages and
+    The ideal step: every rank and operation of a kind equal. Slowdown and its attribution to ranks, stages and
     operations come from replaying the steps' dependencies; causes are named with their share of the lost time, the
     evidence, and what to do, which is often not pacing. It says so where a trace does not identify the cause.
 
