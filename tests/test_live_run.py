@@ -119,7 +119,16 @@ def test_alone_it_launches_on_one_node(monkeypatch: pytest.MonkeyPatch, tmp_path
     options = "--nproc-per-node 2 --mode shadow --policy paper"
     found = became(monkeypatch, tmp_path, f"{options} train.py --lr 1")
     ours = ["--mode=shadow", "--policy=paper", "train.py", "--lr", "1"]
-    assert found == [*LAUNCH, "train.py", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node", "2", *AGENT, *ours]
+    assert found == [
+        *LAUNCH,
+        "train.py",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        "--nproc-per-node",
+        "2",
+        *AGENT,
+        *ours,
+    ]
 
 
 def test_a_rank_runs_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from paceenv.live.record.side_by_side import Wait, name_group
 from paceenv.live.record.snapshot import ASKED, EARLY, ON_TIME, UNKNOWN, Snapshot, number, text
 
 RESTART = (
-    "to go on after such an end: torchrun --max-restarts N starts all ranks again, and the script loads its last "
-    "checkpoint (docs/how-to/recipes.md)"
+    "to restart all ranks after such an end: torchrun --max-restarts N, on gloo with "
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; the script has to load its last checkpoint"
 )
 LISTED = 4
 """Ranks, groups and reasons that are listed; further ones are counted."""
@@ -260,16 +260,16 @@ def _counted(verdicts: Mapping[str, Mapping[str, Any]], *, late: bool, uneven: b
         waits_s = sorted(float(verdicts[str(rank)]["early_s"]) for rank in early)
         longest = f", {duration(waits_s[-1])}" if len(early) == 1 else f", up to {duration(waits_s[-1])} each"
         lines.append(f"early, and waiting: {name_ranks(early)}{longest}")
-    on_time = by_verdict.get(ON_TIME, [])
-    if on_time:
-        everyone = len(on_time) == len(verdicts) and not late
-        average = " on average" if uneven else ""
-        lines.append(f"all ranks arrive on time{average}" if everyone else f"on time: {name_ranks(on_time)}")
     unknown = by_verdict.get(UNKNOWN, [])
     if unknown:
         reasons = Counter(str(verdicts[str(rank)]["evidence"]) for rank in unknown)
         why, _ = reasons.most_common(1)[0]
         lines.append(f"insufficient evidence: {name_ranks(unknown)}; {why}")
+    on_time = by_verdict.get(ON_TIME, [])
+    if on_time:
+        everyone = len(on_time) == len(verdicts) and not late
+        average = " on average" if uneven else ""
+        lines.append(f"all ranks arrive on time{average}" if everyone else f"on time: {name_ranks(on_time)}")
     return lines
 
 

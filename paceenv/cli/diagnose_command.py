@@ -164,9 +164,10 @@ def _next_steps(
     """Commands that work when typed, the most useful first."""
     words, steps = shlex.join(map(str, paths)), list[str]()
     if answer is not None and answer.diagnosis is not None and conclusion is not None:
-        causes, worst = answer.diagnosis.causes, answer.diagnosis.attribution
+        causes, worst, late = answer.diagnosis.causes, answer.diagnosis.attribution, answer.diagnosis.late
         if causes and causes[0].cause == SLOW_RANK and worst is not None and worst.rank:
-            steps.append(f"paceenv whatif {words} --replace-rank {max(worst.rank, key=lambda r: worst.rank[r])}")
+            rank = late[0] if late else max(worst.rank, key=lambda r: worst.rank[r])
+            steps.append(f"paceenv whatif {words} --replace-rank {rank}")
         stands = bool(answer.ended) or any(hang.hangs for hang in answer.hangs) or bool(answer.diagnosis.refused)
         if conclusion.verdict.claim in {"helps", "is open"} and len(paths) == 1 and not stands:
             steps.append(f"paceenv train --job {words} -o runs/mine")

@@ -35,6 +35,8 @@ CAUSES: Final = (
     *(RESTART, DRIFT, PACING),
 )
 
+OF_ONE_RANK: Final = (SLOW_RANK, FAIL_SLOW)
+"""What a late rank may have."""
 PACING_MAY_HELP: Final = (CONTENTION, TENANT, INCAST)
 """Delays can pay only where early work takes a shared resource from other ranks."""
 REFERENCE_SKEWNESS: Final = 0.8
@@ -252,11 +254,9 @@ def _data(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
     else:
         why = f"compute varies by {c.rest_cv:.1%} with a long upper tail (skewness {c.skewness:.2f})"
     evidence = f"{why}, another rank in every step, without memory"
-    advice = (
-        "balance sequence lengths across ranks and micro-batches (sort or pack by length), or spread the work of long "
-        "sequences"
-    )
-    return evidence, advice
+    advice = "balance sequence lengths across ranks and micro-batches (sort or pack by length), or spread long ones"
+    known = np.isfinite(c.paired)
+    return evidence, advice if known else f"{advice}; with equal lengths, look at other work on the hosts"
 
 
 def _amplification(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
