@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import multiprocessing.util
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -95,6 +96,7 @@ class Agent:
     def _at_exit(self) -> None:
         if os.getpid() == self._process:
             with contextlib.suppress(Exception):
+                self._output.end_with(_uncaught())
                 self.detach()
 
     def _forget(self) -> None:
@@ -120,6 +122,14 @@ class Absent(Agent):
 
     def _quietly(self, function: Callable[[], Any], otherwise: Any = None) -> Any:
         return otherwise
+
+
+def _uncaught() -> BaseException | None:
+    """The exception that ends this process; None where it ends as it should, or nobody can know (``os._exit``)."""
+    error = sys.exception() or getattr(sys, "last_value", None)  # in flight in a child of multiprocessing
+    if isinstance(error, SystemExit):
+        error = (error.__context__ or error) if error.code else None
+    return None if hasattr(sys, "ps1") else error  # at a prompt, the last one may be long past
 
 
 _alive: weakref.WeakSet[Agent] = weakref.WeakSet()

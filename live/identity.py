@@ -108,7 +108,7 @@ class Rendezvous:
         with self._lock:
             self._settled = True
             if not self.identity.attempt:
-                self.identity = self._guess("the job was over too soon")
+                self.identity = self._guess("the job ended before its ranks had heard of each other")
         return self.identity
 
     def _run(self, store: Any, place: str) -> None:
@@ -262,5 +262,7 @@ def _verdict(attempt: str, agents: int, alike: int, size: int) -> Identity:
         return Identity(attempt, agents, False, f"{agents} of {size} ranks have an agent")
     if alike < size:
         others = f"{size - alike} of {size} ranks have other settings than rank 0"
-        return Identity(attempt, agents, False, f"{others}: options, policy or, without --seed, MASTER_ADDR")
+        return Identity(
+            attempt, agents, False, f"{others}: options, policy, version of paceenv or, without --seed, MASTER_ADDR"
+        )
     return Identity(attempt, agents, True)

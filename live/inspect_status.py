@@ -10,35 +10,17 @@ from collections.abc import Mapping, Sequence
 from paceenv.core.errors import out_of_range
 from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.record.findings import Findings
-from paceenv.live.record.run_folder import RunFolder, status_period_s
+from paceenv.live.record.findings_text import describe_end
+from paceenv.live.record.run_folder import RunFolder, age_s, is_silent, patience_s
 from paceenv.live.record.snapshot import EARLY, LATE, Snapshot, entry, number, text
 from paceenv.live.record.summary import held, shadowed
 from paceenv.ui import output
 
-SILENT_S, SILENT_PERIODS = 30.0, 5.0
-"""A rank without a new status for this long, and for so many of its periods, is called silent."""
 COLUMNS = ("rank", "host", "state", "iterations", "step", "CV", "wait", "arrives", "delay", "pacing", "heard")
 NARROW = ("rank", "host", "state", "step", "own", "wait", "arrives", "heard")
 """Columns of the worst ranks: with names of hosts of ten letters they fit into 80."""
 WORST, MOST_FINDINGS = 10, 4
 """Ranks, and lines of findings beside them, on one screen."""
-
-
-def patience_s(world_size: int) -> float:
-    """Seconds without a word after which a rank of such a job is called silent."""
-    return max(SILENT_S, SILENT_PERIODS * status_period_s(world_size))
-
-
-def age_s(snapshot: Snapshot, now_s: float) -> float | None:
-    """Seconds since a rank wrote its status; None if it does not say when."""
-    written_s = number(snapshot, "unix_time_s")
-    return None if written_s is None else max(now_s - written_s, 0.0)
-
-
-def is_silent(snapshot: Snapshot, now_s: float) -> bool:
-    """Whether a rank that has not ended has been silent for too long."""
-    age = age_s(snapshot, now_s)
-    return not snapshot.get("final") and age is not None and age > patience_s(int(number(snapshot, "world_size") or 1))
 
 
 def missing(snapshots: Sequence[Snapshot]) -> int:
@@ -186,6 +168,7 @@ def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
     gone = missing(snapshots)
     newest = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
     found = [f"no status of {gone} ranks" if gone else "", *_downgrades(snapshots)]
+    found += describe_end(snapshots)
     found += [text(newest, "canary", "text"), text(newest, "canary", "forecast", "text")]
     found += [*shadowed(snapshots), *held(snapshots)[:1]]
     return list(filter(None, [*found, *run.notes]))

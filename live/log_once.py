@@ -6,9 +6,11 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
+from traceback import walk_tb
 from typing import Any
 
 LOGGER = logging.getLogger("paceenv.live")
@@ -67,14 +69,16 @@ def _print_to_stderr() -> None:
     LOGGER.propagate = False
 
 
-def described(error: BaseException) -> str:
-    """An error and its place in one line; never raises, whatever its text does."""
-    where = error.__traceback__
-    while where is not None and where.tb_next is not None:
-        where = where.tb_next
-    at = f" ({os.path.basename(where.tb_frame.f_code.co_filename)}:{where.tb_lineno})" if where else ""
+def described(error: BaseException, *, of_script: bool = False) -> str:
+    """An error and its place, or the last place in the script's folder, in one line; never raises."""
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    if of_script:
+        folder = os.path.dirname(os.path.abspath(getattr(sys.modules["__main__"], "__file__", ""))) + os.sep
+        inside = [(file, line) for file, line in places if os.path.abspath(file).startswith(folder)]
+        places = [(file, line) for file, line in inside if "site-packages" not in file] or places
+    at = f" ({os.path.basename(places[-1][0])}:{places[-1][1]})" if places else ""
     try:
-        return f"{type(error).__name__}: {error}"[:300] + at
+        return f"{type(error).__name__}: {error}"[: 160 if of_script else 300] + at
     except Exception:
         return type(error).__name__ + at
 

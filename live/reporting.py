@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -32,7 +33,7 @@ from paceenv.live.record.findings import (
 from paceenv.live.record.history import unseen
 from paceenv.live.record.housekeeping import Housekeeping
 from paceenv.live.record.run_folder import RunFolder, status_period_s, write_status
-from paceenv.live.record.snapshot import SCHEMA, Snapshot, number
+from paceenv.live.record.snapshot import ASKED, SCHEMA, Snapshot, number
 from paceenv.live.record.summary import summarise, write_summary
 from paceenv.live.store_messages import PACING, BarrierWords, Peers, poll_s
 
@@ -82,7 +83,8 @@ class Output:
         self._latest: dict[str, Any] | None = None
         self._verdict: dict[str, Any] = ALONE  # from the findings of all ranks, for the metrics
         self._failed_checks = 0
-        self._closed, self._page, self._patience_s = False, "", PATIENCE_S
+        self._closed, self._page, self._patience_s, self._ended = False, "", PATIENCE_S, ""
+        self._printing = threading.Lock()
         self._last_words = LastWords(self.leave_last_words)
         loop.on_begin = self._begin
 
@@ -107,7 +109,6 @@ class Output:
         if self._closed:
             return
         self._closed = True
-        self._last_words.remove()
         for watch in self._watches:
             watch.stop(0.0)
         if self._words is not None:
@@ -119,16 +120,29 @@ class Output:
             self._calls.stop(PATIENCE_S)
         if self._metrics is not None:
             self._metrics.close()
-        if self._loop.rank == 0 and self._loop.iterations and sys.stderr is not None:  # None prints to the output
-            print(self._page or summarise([self.snapshot()]), file=sys.stderr, flush=True)
+        self._print_page()
+        self._last_words.remove()
+
+    def end_with(self, error: BaseException | None) -> None:
+        """The process ends, with an exception where there is one; then no other rank ends before this one does."""
+        if error is not None:
+            self._ended, self._patience_s = described(error, of_script=True), 0.0
 
     def leave_last_words(self) -> None:
         """The process was asked to end (SIGTERM): write what can be written at once. Not on the training thread."""
         loop, self._closed, self._patience_s = self._loop, True, 0.0
+        self._ended = self._ended or ASKED
         loop.messages.events.append({"unix_time_s": time.time(), "text": "the process was asked to end (SIGTERM)"})
         if self._rendezvous is not None and not loop.attempt:
             loop.attempt = self._rendezvous.settle(0.1).attempt
         self._housekeeping.stop(EXIT_DEADLINE_S)
+        self._print_page()
+
+    def _print_page(self) -> None:
+        """On rank 0, once, on whichever thread comes first; nothing without an error stream."""
+        has_page = self._loop.rank == 0 and self._loop.iterations and sys.stderr is not None
+        if has_page and self._printing.acquire(blocking=False):
+            print(self._page or summarise([self.snapshot()]), file=sys.stderr, flush=True)
 
     def snapshot(self) -> Snapshot:
         """This rank's snapshot (``paceenv.live.record.snapshot``), without reading any file."""
@@ -150,6 +164,7 @@ class Output:
             "agents": self._agents(),
             "unix_time_s": time.time(),
             "final": self._closed,
+            "ended": self._ended,
             "mode": "off" if loop.paused else loop.options.mode,
             "state": loop.state,
             "reason": loop.reason,
@@ -189,6 +204,8 @@ class Output:
         self._locality = locality.describe(
             device=loop.device, backend=loop.backend, rank=loop.rank, world_size=loop.world_size
         )
+        if options.out is not None:  # before all else, as a launcher that lost a rank soon kills the others
+            keep.add("the last word", PAGE_S, partial(self._write_last_word, options.out))
         keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up())
         keep.add("the look at SIGTERM", DESCRIPTOR_S, lambda final: loop.at_next_tick(self._last_words.look))
         store = job_store() if loop.backend else None
@@ -288,6 +305,10 @@ class Output:
         if not self._loop.attempt:
             return  # soon
         write_status(out, self.snapshot() | {"final": final})
+
+    def _write_last_word(self, out: Path, final: bool) -> None:
+        if final and self._ended:
+            self._write_status(out, final)
 
     def _write_page(self, out: Path, final: bool) -> None:
         if not self._loop.attempt:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from paceenv.core.student_t import student_t_quantile, student_t_tail
 from paceenv.live.decide.blocks import ACTIVE, CANARY, BlockPlan, Plan
 from paceenv.live.decide.experiment import ALPHA, NEGLIGIBLE_DELAY_SHARE, Comparison, Experiment
 from paceenv.live.decide.live_policy import find_candidates, find_policy
-from paceenv.live.decide.verdict_time import MOST_PAIRS, forecast, pairs_for
+from paceenv.live.decide.verdict_time import MOST_PAIRS, pairs_for, time_to_verdict
 
 STEP_S, BLOCK = 0.2, 12
 SMALL = BlockPlan(BLOCK, 2, 12)
@@ -216,12 +215,9 @@ def test_the_pairs_are_those_whose_interval_is_as_narrow(noise: float) -> None:
 
 def test_before_the_first_pair_the_noise_is_that_of_the_quiet_start() -> None:
     plan, steps_s = Plan(0, [SMALL], begin=100), np.random.default_rng(0).normal(STEP_S, 0.01, 100).tolist()
-    told: Callable[..., Any] = lambda *given, **more: forecast(plan, Comparison("one"), 0, *given, **more)  # noqa: E731
-    found = told(steps_s)
-    assert not found.measured
-    assert found.pair_noise == pytest.approx(0.05 * math.sqrt(2.0 / 10), rel=0.2)
-    text = found.text(STEP_S)
+    text = time_to_verdict(plan, Comparison("one"), 0, steps_s, STEP_S)
     assert "1 %: 64 pairs, 1,548 iterations, about 5 min" in text
-    assert "estimated from steps without pacing" in text
-    assert told([]) is None
-    assert told(steps_s, ticks=4).pair_noise == pytest.approx(2.0 * found.pair_noise)  # a quarter of the steps
+    assert text.endswith("(noise of a pair 2.2 %, estimated from steps without pacing)")  # 0.05 * sqrt(2 / 10)
+    assert time_to_verdict(plan, Comparison("one"), 0, [], STEP_S) == ""
+    longer = time_to_verdict(plan, Comparison("one"), 0, steps_s, STEP_S, ticks=4)  # a quarter of the steps
+    assert longer.endswith("(noise of a pair 4.3 %, estimated from steps without pacing)")

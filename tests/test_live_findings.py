@@ -18,6 +18,7 @@ from paceenv.live.record.findings import (
     FINDINGS,
     Findings,
     find,
+    in_short,
     read_verdict,
     with_verdicts,
     write_findings,
@@ -101,7 +102,7 @@ def test_nobody_is_on_time_where_collectives_of_all_are_unseen() -> None:
     findings = find(run(phases, 4))
     assert {verdict(findings, rank) for rank in range(4)} == {"insufficient evidence"}
     assert "on time" not in page(findings)
-    assert "1 collectives per step of ranks 0-3 were not seen (functional collective)" in page(findings)
+    assert "1 collectives per step of ranks 0-3 were not seen" in page(findings)
 
 
 @pytest.mark.parametrize("late", [1, None])
@@ -332,3 +333,32 @@ def test_every_rank_reads_its_own_verdict(tmp_path: Path) -> None:
 def test_a_foreign_file_is_no_verdict(content: str, tmp_path: Path) -> None:
     (tmp_path / FINDINGS).write_text(content)
     assert read_verdict(tmp_path, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ({}, "all ranks arrive on time"),
+        (
+            {1: {"ended": "ValueError: no luck (train.py:7)", "unix_time_s": 1.0}, 0: {"ended": "RuntimeError"}},
+            "rank 1 raised ValueError: no luck (train.py:7), after 160 iterations; after it, rank 0 raised, too",
+        ),
+        (
+            {2: {"final": False, "unix_time_s": 1.0}, 0: {"ended": "RuntimeError: x"}},
+            "rank 2 left no last word, as one does that SIGKILL",
+        ),
+        (
+            {1: {"unix_time_s": 1.0}, 0: {"ended": "RuntimeError: x"}},
+            "rank 1 ended before the others, without an exception",
+        ),
+        ({rank: {"ended": "SIGTERM"} for rank in range(4)}, "all ranks arrive on time"),
+    ],
+)
+def test_a_job_that_broke_off_is_told_from_its_end(ends: dict[int, dict[str, Any]], says: str) -> None:
+    """By who raised first, or left without a word; and then nobody is said to arrive on time."""
+    snapshots = [s | {"final": True} | ends.get(s["rank"], {}) for s in run(SHAPES["ddp"](4), 4, iterations=160)]
+    found = find(snapshots)
+    broke_off = bool(ends) and "on time" not in says
+    assert found["text"][0].startswith(says)
+    assert ("on time" in page(found)) != broke_off
+    assert ("to restart all ranks" in page(found)) == broke_off == in_short(snapshots)["ended"]

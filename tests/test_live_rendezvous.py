@@ -99,9 +99,8 @@ def test_missing_agents_and_other_settings_are_counted_and_named() -> None:
     assert len({identity.attempt for identity in missing}) == 1
     assert {(i.agents, i.complete, i.why) for i in missing} == {(3, False, "3 of 4 ranks have an agent")}
     others = known(meet(HashStore(), ["a", "a", "b", "a"], [0, 1, 2, 3]))
-    assert {i.why for i in others} == {
-        "1 of 4 ranks have other settings than rank 0: options, policy or, without --seed, MASTER_ADDR"
-    }
+    which = "options, policy, version of paceenv or, without --seed, MASTER_ADDR"
+    assert {i.why for i in others} == {f"1 of 4 ranks have other settings than rank 0: {which}"}
     assert not any(i.complete for i in others)
 
 

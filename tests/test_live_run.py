@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def became(monkeypatch: pytest.MonkeyPatch, folder: Path, arguments: str, **envi
     return words[1:]
 
 
-LAUNCH = ["-m", "torch.distributed.run"]
+LAUNCH = ["-m", "paceenv.live.start.torchrun"]
 AGENT = ["-m", "paceenv.live"]
 
 
@@ -119,7 +120,16 @@ def test_alone_it_launches_on_one_node(monkeypatch: pytest.MonkeyPatch, tmp_path
     options = "--nproc-per-node 2 --mode shadow --policy paper"
     found = became(monkeypatch, tmp_path, f"{options} train.py --lr 1")
     ours = ["--mode=shadow", "--policy=paper", "train.py", "--lr", "1"]
-    assert found == [*LAUNCH, "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node", "2", *AGENT, *ours]
+    assert found == [
+        *LAUNCH,
+        "train.py",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        "--nproc-per-node",
+        "2",
+        *AGENT,
+        *ours,
+    ]
 
 
 def test_a_rank_runs_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -203,3 +213,36 @@ def test_a_job_is_launched_with_one_command(tmp_path: Path) -> None:
     assert [(s["state"], s["final"], s["pacing"]["taken"]) for s in statuses] == [("shadow", True, 0)] * 2
     assert all(set(s["shadow"]) >= {"count", "steps", "share", "p50_s", "p95_s"} for s in statuses)
     assert len(segment_files(tmp_path / "run")) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "exit_code", "page"),
+    [
+        ("os.kill(os.getpid(), 9)", -9, "rank 1 left no last word"),
+        ("sys.exit(3)", 3, "rank 1 raised SystemExit: 3 (train.py:11), after 39 iterations"),
+    ],
+)
+def test_a_rank_that_ends_is_named_and_the_report_is_headed_by_the_script(
+    end: str, exit_code: int, page: str, tmp_path: Path
+) -> None:
+    script = """
+        import os, sys, time, torch
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(40):
+            time.sleep(0.05)
+            model(torch.ones(1, 8)).sum().backward()
+            optimizer.step()
+        if dist.get_rank() == 1:
+            {end}
+        dist.barrier()
+    """
+    (tmp_path / "train.py").write_text(textwrap.dedent(script.format(end=end)).lstrip())
+    ended = paceenv("live", "run", "--nproc-per-node", "2", "--out", "run", "train.py", folder=tmp_path)
+    assert ended.returncode == 1
+    assert "\ntrain.py FAILED\n" in ended.stderr
+    assert re.search(rf"Root Cause.*\n.*\n.*\n.*\n  rank      : 1 .*\n  exitcode  : {exit_code} ", ended.stderr)
+    assert page in " ".join((tmp_path / "run" / "summary.txt").read_text().split())

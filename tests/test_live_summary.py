@@ -46,7 +46,7 @@ def test_the_page_says_what_is_not_measured() -> None:
     unmeasured = snapshot(1, step=none, unmeasured="no collective was seen")
     page = summarise([unmeasured])
     assert "a step is 8 iterations: the ranks meet in every 8th" in summarise([snapshot(0, step_iterations=8)])
-    assert "1,200 iterations, 0 measured, because no collective was seen" in page
+    assert "1,200 iterations, none measured: no collective was seen" in page
     page = summarise([snapshot(0, agents={"count": 3, "complete": False, "reason": "rank 2 is silent"}), unmeasured])
     assert "3 of 4 ranks have an agent: rank 2 is silent" in page
     assert "nothing measured on rank 1: no collective was seen" in page

@@ -236,6 +236,5 @@ def test_what_the_agent_of_the_job_says_leads(aside_s: float, causes: bool) -> N
     assert found.diagnosis is not None
     assert found.diagnosis.verdict.startswith("rank 3 is late by 1.0 s; ")
     assert bool(found.diagnosis.causes) == causes
-    assert found.lateness is not None
-    assert bool(found.lateness.why_not) != causes
+    assert found.lateness is None  # one verdict, one number
     assert ("collectives of 500 ms a step run beside the compute" in found.diagnosis.verdict) != causes

@@ -95,8 +95,8 @@ class HostActuator:
         if not self._said:
             self._said = True
             self._problem(
-                f"delays have no effect: {sum(self._vain)} of the last {WATCHED_DELAYS} did not reach the device, "
-                f"which still had work queued; pausing for {self._pause} delays, then longer"
+                f"delays have no effect: {sum(self._vain)} of the last {WATCHED_DELAYS} left no gap in the work "
+                f"of the device; pausing for {self._pause} delays, then longer"
             )
         self._pause_left, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         self._vain.clear()

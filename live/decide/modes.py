@@ -17,7 +17,7 @@ from paceenv.live.decide.experiment import MEMORY_PAIRS, Experiment
 from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.decide.probe import Probe
-from paceenv.live.decide.verdict_time import Forecast, forecast
+from paceenv.live.decide.verdict_time import time_to_verdict
 from paceenv.live.observe.iteration import Iteration
 from paceenv.live.options import Options
 
@@ -150,10 +150,11 @@ class Switchback(Mode):
         self._ticks = iteration.ticks
         if iteration.iteration < self.plan.begin:
             self._quiet_steps_s.append(iteration.step_s)
-        elif not self._said and (found := self.forecast()) is not None:
-            self._said = True  # from the noise of the quiet start
+        elif not self._said:
             steps_s = self._quiet_steps_s or [iteration.step_s]
-            self._inform(found.text(sum(steps_s) / len(steps_s) / iteration.ticks))
+            if found := self._forecast(sum(steps_s) / len(steps_s) / iteration.ticks):
+                self._said = True  # from the noise of the quiet start
+                self._inform(found)
         hurting = self.experiment.add(iteration.iteration, iteration.step_s, delay_s, iteration.ticks)
         if hurting is None:
             return None
@@ -165,18 +166,18 @@ class Switchback(Mode):
     def final(self) -> None:
         self.experiment.final()
 
-    def forecast(self) -> Forecast | None:
-        """How long until a verdict on the leading candidate; None while the noise is not known. Any thread may ask."""
+    def _forecast(self, tick_s: float) -> str:
+        """How long until a verdict on the leading candidate; "" while the noise is not known. Any thread may ask."""
         k, quiet_s = self.experiment.leader, tuple(self._quiet_steps_s)
-        return forecast(self.plan, self.experiment.candidates[k], k, quiet_s, ticks=self._ticks)
+        return time_to_verdict(self.plan, self.experiment.candidates[k], k, quiet_s, tick_s, self._ticks)
 
     def as_dict(self, tick_s: float) -> dict[str, Any]:
-        experiment, until = self.experiment, self.forecast()
+        experiment, until = self.experiment, self._forecast(tick_s)
         verdict, leader = experiment.verdict, experiment.candidates[experiment.leader]
         found = verdict.as_dict() | experiment.as_dict()
         if len(experiment.candidates) > 1:
             found["text"] = f"{leader.name}: {verdict.text}"
-        return {"canary": found | {"forecast": until and {"text": until.text(tick_s)}}}
+        return {"canary": found | {"forecast": {"text": until} if until else None}}
 
 
 def make_mode(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from paceenv.core.differences import Mean
 from paceenv.core.student_t import student_t_quantile
@@ -22,58 +21,32 @@ MOST_PAIRS = 1 << 14
 """More pairs than anybody waits for."""
 
 
-class Forecast(NamedTuple):
-    """The time to a verdict.
-
-    Attributes:
-        pair_noise: standard deviation of the log ratio of one pair of blocks.
-        measured: whether that is from compared pairs; otherwise from the steps of the quiet start.
-        pairs: for each of :data:`EFFECTS` the pairs that its verdict takes; None: more than :data:`MOST_PAIRS`.
-        iterations: the same in iterations from the start of the blocks.
-    """
-
-    pair_noise: float
-    measured: bool
-    pairs: tuple[int | None, ...]
-    iterations: tuple[int | None, ...]
-
-    def text(self, step_s: float | None) -> str:
-        """The forecast in one line."""
-        found = []
-        for effect, pairs, iterations in zip(EFFECTS, self.pairs, self.iterations, strict=True):
-            takes = "too many pairs" if pairs is None else f"{pairs} pairs, {_long(iterations, step_s)}"
-            found.append(f"{100 * effect:g} %: {takes}")
-        by = "measured" if self.measured else "estimated from steps without pacing"
-        noise = f"noise of a pair {100 * self.pair_noise:.2g} %, {by}"
-        return f"time to a verdict on an effect of {'; '.join(found)} ({noise})"
-
-
-def forecast(
-    plan: Plan,
-    comparison: Comparison,
-    arm: int = 0,
-    quiet_steps_s: Sequence[float] = (),
-    *,
-    ticks: int = 1,
-) -> Forecast | None:
-    """The time to a verdict of ``comparison``; None while nothing is known about the noise.
+def time_to_verdict(
+    plan: Plan, comparison: Comparison, arm: int, quiet_steps_s: Sequence[float], step_s: float | None, ticks: int = 1
+) -> str:
+    """The time to a verdict of ``comparison`` in one line; "" while nothing is known about the noise.
 
     Args:
         arm: number of the candidate that it is of.
         quiet_steps_s: regular steps without pacing, seconds; used until two pairs are compared.
+        step_s: a usual iteration; None leaves minutes out.
     """
-    measured = comparison.pairs > 1
-    if measured:
-        noise = comparison.mean.deviation
+    if comparison.pairs > 1:
+        noise, source = comparison.mean.deviation, "measured"
     elif len(quiet_steps_s) > 1:  # as if these steps were independent
-        steps = Mean(quiet_steps_s)
+        steps, source = Mean(quiet_steps_s), "estimated from steps without pacing"
         noise = steps.deviation / steps.value * math.sqrt(2.0 * ticks / plan.blocks[arm].counted_iterations)
     else:
-        return None
-    pairs = tuple(pairs_for(-math.log1p(-effect), noise) for effect in EFFECTS)
-    begin = plan.after(0)
-    each = plan.after(1) - begin
-    return Forecast(noise, measured, pairs, tuple(n and begin - plan.begin + n * each for n in pairs))
+        return ""
+    takes = []
+    for effect in EFFECTS:
+        pairs, text = pairs_for(-math.log1p(-effect), noise), "too many pairs"
+        if pairs is not None:
+            iterations = plan.after(0) - plan.begin + pairs * (plan.after(1) - plan.after(0))
+            text = f"{pairs} pairs, {iterations:,} iterations"
+            text += f", about {hours(iterations * step_s)}" if step_s else ""
+        takes.append(f"{100 * effect:g} %: {text}")
+    return f"time to a verdict on an effect of {'; '.join(takes)} (noise of a pair {100 * noise:.2g} %, {source})"
 
 
 def pairs_for(half_width: float, pair_noise: float) -> int | None:
@@ -85,9 +58,3 @@ def pairs_for(half_width: float, pair_noise: float) -> int | None:
             return pairs
         pairs, share = 2 * pairs, 0.5 * share
     return None
-
-
-def _long(iterations: int | None, step_s: float | None) -> str:
-    if iterations is None or not step_s:
-        return f"{iterations:,} iterations"
-    return f"{iterations:,} iterations, about {hours(iterations * step_s)}"

@@ -45,7 +45,8 @@ def describe(
     """Everything about this rank's place, as plain JSON data."""
     found: dict[str, Any] = {
         "host": _or_none(socket.gethostname),
-        "clock": _or_none(lambda: clock_name(proc)),
+        "clock": _or_none(lambda: namespace("time", proc)),
+        "process": _or_none(lambda: f"{namespace('pid', proc)} {os.getpid()}"),
         "kernel": _or_none(platform.release),
         "python": platform.python_version(),
         "torch": str(getattr(sys.modules.get("torch"), "__version__", "")) or None,
@@ -59,11 +60,22 @@ def describe(
     return {name: value for name, value in found.items() if value is not None}
 
 
-def clock_name(proc: Path) -> str:
-    """A name of the monotonic clock: ranks of one boot and one time namespace read the same clock."""
+def namespace(kind: str, proc: Path = Path("/proc")) -> str:
+    """This boot and namespace: ranks with the same one read the same clock (time), or number processes alike (pid)."""
     boot = (proc / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
-    namespace = _or_none(lambda: os.readlink(proc / "self" / "ns" / "time"))
-    return f"{boot} {namespace}" if namespace else boot
+    inside = _or_none(lambda: os.readlink(proc / "self" / "ns" / kind))
+    return f"{boot} {inside}" if inside else boot
+
+
+def is_gone(process: str) -> bool:
+    """Whether the process that a rank named is known to have ended; one of another machine or container is not."""
+    space, _, number = process.rpartition(" ")
+    if space != _or_none(lambda: namespace("pid")):
+        return False
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 def parse_list(text: str) -> list[int]:

@@ -157,31 +157,28 @@ class Steps:
         logged = rows
         if not stamps.immediate:
             rows = self._in_seconds(rows, tick)
+        if any(start_s is None or end_s is None for _, start_s, end_s in rows):
+            self.lost += 1
+            self.release(entry)
+            return None
         last_s, last = -math.inf, None
         operations, met = self._operations, False
         for place, operation in enumerate(rows):
             kind, start_s, end_s = operation
-            if start_s is None or end_s is None:
-                self.lost += 1
-                self.release(entry)
-                return None
             op, _, _, side = kinds[kind]
             if op == STANDSTILL:
                 if side != STREAM:
                     self._still.append((start_s, end_s))
                 continue
             operations.append(operation)
-            if side != THREAD:
-                met = True
-                if end_s > last_s:
-                    last_s, last = end_s, logged[place][2]
+            met = met or side != THREAD
+            if side != THREAD and end_s > last_s:
+                last_s, last = end_s, logged[place][2]
         self._ticks += 1
         self._mark = mark or self._mark
-        if delay is not None:
-            delay_s = self._settle(delay)
-            if delay_s:
-                begin_s = stamps.seconds(delay.before)
-                self._paced = (begin_s, begin_s + delay_s)
+        if delay is not None and (delay_s := self._settle(delay)):
+            begin_s = stamps.seconds(delay.before)
+            self._paced = (begin_s, begin_s + delay_s)
         if not stamps.immediate:
             tick_s = stamps.seconds(tick) if tick is not None else math.nan
             if last is not None or tick is not None:

@@ -72,7 +72,8 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
 
 
 def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-    """What the page leads with, for the metadata of a trace: ``text``, the ``late`` ranks, and ``aside_s``.
+    """What the page leads with, for the metadata of a trace: ``text``, the ``late`` ranks, whether it
+    ``ended`` as it should not, and ``aside_s``.
 
     The last is the most time of a rank in collectives beside the compute, seconds per step. Empty without a snapshot.
     """
@@ -81,7 +82,8 @@ def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     findings = find(snapshots)
     late = [int(rank) for rank, verdict in findings["verdicts"].items() if verdict["verdict"] == LATE]
     aside_s = max(sum(number(s, "side", name) or 0.0 for name in ("seconds", "streams_s")) for s in snapshots)
-    return {"text": findings["text"][0] if findings["text"] else "", "late": late, "aside_s": aside_s}
+    leads, ended = findings["text"][0] if findings["text"] else "", bool(words.describe_end(snapshots))
+    return {"text": leads, "late": late, "ended": ended, "aside_s": aside_s}
 
 
 def verdict_of(
@@ -121,27 +123,27 @@ def _verdict(job: Job, found: RankSet, place: int) -> dict[str, Any]:
     pattern = found.late.get(place)
 
     def because(verdict: str, why: str, **times_s: float) -> dict[str, Any]:
-        return verdict_of(verdict, f"{found.sides}{why}", ranks=len(found.compared), **times_s)
+        return verdict_of(verdict, ": ".join(filter(None, (found.sides, why))), ranks=len(found.compared), **times_s)
 
     if place in found.named and pattern is not None:
-        return because(LATE, ": its own work takes longer", late_s=pattern.late_s)
+        return because(LATE, "its own work takes longer", late_s=pattern.late_s)
     early_s = max((_earlier_s(found, place, late) for late in found.named), default=0.0)
     early_s = early_s if early_s > margin_s else _waits_at_least(found, place)
     refused = found.refused.get(place, "") if pattern is not None else ""
     is_early = early_s > max(margin_s, FLOOR_S) and math.isfinite(margin_s)
     if refused and pattern is not None and not (is_early and place in found.not_waited_for):
-        return because(UNKNOWN, f": its own work takes {duration(pattern.late_s)} longer, but {refused}")
+        return because(UNKNOWN, f"its own work takes {duration(pattern.late_s)} longer, but {refused}")
     if is_early:
-        return because(EARLY, ": it waits in collectives", early_s=early_s)
+        return because(EARLY, "it waits in collectives", early_s=early_s)
     if not found.complete:
-        return because(UNKNOWN, f", but {found.reasons[0]}")
+        return because(UNKNOWN, found.reasons[0])
     if not margin_s <= TOO_NOISY_SHARE * found.step_s:
         limit = duration(margin_s) if math.isfinite(margin_s) else "any difference"
-        return because(UNKNOWN, f": too noisy to identify less than {limit}")
+        return because(UNKNOWN, f"too noisy to identify less than {limit}")
     if found.pattern == IN_TURNS and pattern is not None:
         often = f"late by {duration(pattern.late_s)} {len(pattern.spans)} times, in turns"
-        return because(ON_TIME, f": on average; {often}")
-    return because(ON_TIME, f": arrives within {duration(margin_s)}")
+        return because(ON_TIME, f"on average; {often}")
+    return because(ON_TIME, f"arrives within {duration(margin_s)}")
 
 
 def _earlier_s(found: RankSet, place: int, late: int) -> float:
@@ -181,9 +183,8 @@ def _unattributed(job: Job, sets: Sequence[RankSet]) -> list[str]:
         found.append(f"{name_ranks(job.missing)} {have} no snapshot: waits for them are not attributed{limit}")
     for group in job.traffic.groups:
         if group.unseen_per_step > 0.0 and group.size > 1:
-            why = f" ({group.unseen_why})" if group.unseen_why else ""
-            line = f"{group.unseen_per_step:.3g} collectives per step of {name_group(group)} were not seen{why}"
-            found.append(f"{line}: waits in them count as own work")
+            line = f"{group.unseen_per_step:.3g} collectives per step of {name_group(group)} were not seen"
+            found.append(f"{line}, as where a compiled graph starts them: waits in them count as own work")
     every = range(len(job.ranks))
     side_s = job.numbers(every, "side", "seconds")
     if beside := np.flatnonzero(side_s > FLOOR_S).tolist():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,10 +13,16 @@ from paceenv.core.lateness import common_place
 from paceenv.core.lateness.watch import IN_TURNS, VARIATION
 from paceenv.core.lateness.words import late_line, past_line, share_of, teams, turns_line
 from paceenv.core.wording import count, duration, name_ranks
+from paceenv.live.observe.locality import is_gone
 from paceenv.live.record.rank_sets import Job, RankSet
+from paceenv.live.record.run_folder import is_silent
 from paceenv.live.record.side_by_side import Wait, name_group
-from paceenv.live.record.snapshot import EARLY, ON_TIME, UNKNOWN, text
+from paceenv.live.record.snapshot import ASKED, EARLY, ON_TIME, UNKNOWN, Snapshot, number, text
 
+RESTART = (
+    "to restart all ranks after such an end: torchrun --max-restarts N, on gloo with "
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; the script has to load its last checkpoint"
+)
 LISTED = 4
 """Ranks, groups and reasons that are listed; further ones are counted."""
 
@@ -28,11 +35,11 @@ def describe(
     unattributed: Sequence[str],
 ) -> list[str]:
     """All findings as lines of text."""
-    lines: list[str] = []
+    ended = describe_end(job.snapshots)
     late = sorted(
         ((found.late[team[0]].late_s, team, found) for found in sets for team in _teams(found)), key=lambda row: -row[0]
     )
-    lines += [_late_line(job, found, team) for _, team, found in late[:LISTED]]
+    lines = [*ended, *(_late_line(job, found, team) for _, team, found in late[:LISTED])]
     if len(late) > LISTED:
         more = sum(len(team) for _, team, _ in late[LISTED:])
         lines.append(f"and {count(more)} more ranks are late")
@@ -42,11 +49,44 @@ def describe(
         lines += _refused(job, found)[:LISTED]
         lines += _set_pattern(job, found)
     lines += _unnamed_waits(job, sets) if not late else []
+    if ended:  # of a job that broke off, nobody asks who was on time
+        verdicts = {rank: verdict for rank, verdict in verdicts.items() if verdict["verdict"] != ON_TIME}
     lines += _counted(verdicts, late=bool(late), uneven=any(found.pattern in (IN_TURNS, VARIATION) for found in sets))
     lines += [f"not attributable: {line}" for line in unattributed[:LISTED]]
     if len(unattributed) > LISTED:
         lines.append(f"not attributable: {len(unattributed) - LISTED} further reasons")
     return lines
+
+
+def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
+    """How a job broke off: who ended without a last word, and who raised what; nothing of one that ended as it should.
+
+    A rank that loses another one in a collective raises, too, so the first counts, in order of time.
+    """
+    raised = sorted(
+        (s for s in snapshots if text(s, "ended") not in ("", ASKED)), key=lambda s: number(s, "unix_time_s") or 0.0
+    )
+    lines = []
+    if gone := [int(s["rank"]) for s in snapshots if _left_no_word(s, any(s.get("final") for s in snapshots))]:
+        how = "as one does that SIGKILL (out of memory), SIGSEGV or os._exit ends"
+        lines.append(f"{name_ranks(gone)} left no last word, {how}")
+    if raised:
+        first, *others = raised
+        before_s = number(first, "unix_time_s") or 0.0
+        ended = [s for s in snapshots if s.get("final") and not text(s, "ended")]
+        if earlier := [int(s["rank"]) for s in ended if (number(s, "unix_time_s") or before_s) < before_s]:
+            lines.append(f"{name_ranks(earlier)} ended before the others, without an exception")
+        after = f"; after it, {name_ranks([int(s['rank']) for s in others])} raised, too" if others else ""
+        seen = count(number(first, "iterations"))
+        lines.append(f"rank {first['rank']} raised {text(first, 'ended')}, after {seen} iterations{after}")
+    return [*lines, RESTART] if lines else []
+
+
+def _left_no_word(snapshot: Snapshot, others_ended: bool) -> bool:
+    """Whether a rank ended without its last status: its process is gone, or it is silent while others have ended."""
+    if snapshot.get("final"):
+        return False
+    return is_gone(text(snapshot, "locality", "process")) or (others_ended and is_silent(snapshot, time.time()))
 
 
 def _teams(found: RankSet) -> list[list[int]]:
@@ -220,16 +260,16 @@ def _counted(verdicts: Mapping[str, Mapping[str, Any]], *, late: bool, uneven: b
         waits_s = sorted(float(verdicts[str(rank)]["early_s"]) for rank in early)
         longest = f", {duration(waits_s[-1])}" if len(early) == 1 else f", up to {duration(waits_s[-1])} each"
         lines.append(f"early, and waiting: {name_ranks(early)}{longest}")
-    on_time = by_verdict.get(ON_TIME, [])
-    if on_time:
-        everyone = len(on_time) == len(verdicts) and not late
-        average = " on average" if uneven else ""
-        lines.append(f"all ranks arrive on time{average}" if everyone else f"on time: {name_ranks(on_time)}")
     unknown = by_verdict.get(UNKNOWN, [])
     if unknown:
         reasons = Counter(str(verdicts[str(rank)]["evidence"]) for rank in unknown)
         why, _ = reasons.most_common(1)[0]
         lines.append(f"insufficient evidence: {name_ranks(unknown)}; {why}")
+    on_time = by_verdict.get(ON_TIME, [])
+    if on_time:
+        everyone = len(on_time) == len(verdicts) and not late
+        average = " on average" if uneven else ""
+        lines.append(f"all ranks arrive on time{average}" if everyone else f"on time: {name_ranks(on_time)}")
     return lines
 
 

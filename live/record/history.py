@@ -242,8 +242,7 @@ class History:
 def unseen(groups: dict[int, Group], steps: int) -> list[dict[str, Any]]:
     """Collectives per step that the groups themselves have counted and the agent has not seen."""
     found = [(group.number, group.unseen() / max(steps, 1)) for group in list(groups.values())]
-    why = "started inside PyTorch, for example by a compiled graph"
-    return [{"group": number, "per_step": round(n, 3), "why": why} for number, n in found if n >= 0.5]
+    return [{"group": number, "per_step": round(n, 3)} for number, n in found if n >= 0.5]
 
 
 def _blocked(batch: Batch, counts_N: NDArray[np.bool_]) -> Array:

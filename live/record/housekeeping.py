@@ -84,7 +84,7 @@ class Housekeeping:
     def stop(self, deadline_s: float = 5.0) -> bool:
         """Let every task run a last time, and wait for it; returns whether all are done.
 
-        Later calls, and calls in a forked child, do nothing and return True. A call by a task does not wait.
+        A call in a forked child does nothing and returns True. A call by a task does not wait.
 
         Args:
             deadline_s: longest time that one task may take, seconds; 0 does not wait, and then nothing is said.
@@ -95,7 +95,6 @@ class Housekeeping:
         self._stopping.set()
         if thread is threading.current_thread():
             return True
-        self._thread = None
         begun_s = time.monotonic()
         left_s, done = MOST_DEADLINES * deadline_s, -1
         while left_s > 0.0 and done != self._done and thread.is_alive():  # else no task ended for a whole deadline

@@ -163,6 +163,8 @@ def _why_alone(job: Job, place: int) -> str:
         return "no other rank of its groups has a snapshot"
     if job.numbers([place], "side", "per_step").any():
         return "collectives were seen, but only of other threads, for which the step may not wait"
+    if job.traffic.ungrouped_s_R[place]:
+        return "its collectives run in process groups that PyTorch does not name"
     return "no collective of its process groups was seen" if groups else "no process group of several ranks was seen"
 
 
@@ -227,7 +229,7 @@ def _refuse_unlike_stages(found: RankSet, watched: Findings, own_s_RK: Times) ->
         alike = len(others) > 1 and float(np.ptp(others)) <= ALIKE_STAGES * late.late_s
         if late.kind == CHRONIC and not alike:
             place = found.compared[late.rank]
-            found.refused[place] = "pipeline stages differ in their work, and no other rank has the same stage"
+            found.refused[place] = "no other rank has its pipeline stage, and stages need not have equal work"
 
 
 def _hidden(job: Job, found: RankSet, block_iterations: int) -> None:

@@ -26,9 +26,11 @@ from typing import Any, Final
 
 from paceenv.core.errors import InputError, short_repr
 from paceenv.core.files import atomic_write, open_regular
-from paceenv.live.record.snapshot import SCHEMA, Snapshot, finite
+from paceenv.live.record.snapshot import SCHEMA, Snapshot, finite, number
 
 SUMMARY: Final = "summary.txt"
+SILENT_S, SILENT_PERIODS = 30.0, 5.0
+"""A rank without a new status for this long, and for so many of its periods, is called silent."""
 STATUS_S: Final = 2.0
 """Shortest time between two writes of a rank's status."""
 FILES_PER_S: Final = 15.0
@@ -44,6 +46,23 @@ _MAX_HOST = 64
 def status_period_s(world_size: int) -> float:
     """Seconds between two writes of a rank's status; it grows with the job, so that the load on the files does not."""
     return max(STATUS_S, world_size / FILES_PER_S)
+
+
+def patience_s(world_size: int) -> float:
+    """Seconds without a word after which a rank of such a job is called silent."""
+    return max(SILENT_S, SILENT_PERIODS * status_period_s(world_size))
+
+
+def age_s(snapshot: Snapshot, now_s: float) -> float | None:
+    """Seconds since a rank wrote its status; None if it does not say when."""
+    written_s = number(snapshot, "unix_time_s")
+    return None if written_s is None else max(now_s - written_s, 0.0)
+
+
+def is_silent(snapshot: Snapshot, now_s: float) -> bool:
+    """Whether a rank that has not ended has been silent for too long."""
+    age = age_s(snapshot, now_s)
+    return not snapshot.get("final") and age is not None and age > patience_s(int(number(snapshot, "world_size") or 1))
 
 
 def host_folder(host: str) -> str:

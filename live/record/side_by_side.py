@@ -135,7 +135,6 @@ class Group:
     ranks: tuple[int, ...] | None
     places: list[int] = field(default_factory=list)
     unseen_per_step: float = 0.0
-    unseen_why: str = ""
 
     @property
     def consistent(self) -> bool:
@@ -241,9 +240,7 @@ def _read_unseen(snapshot: Snapshot, keys: dict[float | None, Key], groups: dict
     for item in _items(snapshot, "unseen"):
         key = keys.get(number(item, "group"))
         if key is not None:
-            group = groups[key]
-            group.unseen_per_step = max(group.unseen_per_step, number(item, "per_step") or 0.0)
-            group.unseen_why = group.unseen_why or text(item, "why")
+            groups[key].unseen_per_step = max(groups[key].unseen_per_step, number(item, "per_step") or 0.0)
 
 
 def _operation(op: str, group: Group, entries: list[tuple[int, Times]]) -> Operation:

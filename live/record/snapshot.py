@@ -8,7 +8,8 @@ field       holds
 schema      :data:`SCHEMA`
 job         name; ``rank``, ``world_size``, ``attempt`` (start of the job's processes, a text that all ranks share),
             ``host``
-unix_time_s when it was made; ``final``: whether the agent has ended
+unix_time_s when it was made; ``final``: whether the agent has ended; ``ended``: the exception that ended the process,
+            with its place in the script, or :data:`ASKED`, or ""
 mode        requested; ``state``: in force; ``reason``: why they differ, or ""
 iterations  seen; ``regular``: steps measured; ``irregular``: unlike the usual; ``unmeasured``: why none could
             be measured, or ""; ``step_iterations``: ticks in one step (more than 1 where the ranks meet less often)
@@ -22,7 +23,7 @@ own         the step outside all blocking operations and delays: ``mean_s``, and
 collectives at most 32, the longest first, the rest summed as op "other": ``op``, ``group`` (a number), ``bytes``,
             ``per_step``, ``blocked_s`` (mean blocked time per step), ``blocks_s`` (the same in each block)
 groups      by number: ``name``, ``ranks`` (``0-3,8``; null if unknown), ``member`` (this rank's place), ``size``
-unseen      collectives that a group counted and the agent could not see: ``group``, ``per_step``, ``why``
+unseen      collectives that a group counted and the agent could not see: ``group``, ``per_step``
 side        collectives for which other threads wait, and the step may not: ``per_step``, ``seconds`` per step; and
             ``streams_s``, seconds per step in those on other CUDA streams than the compute
 wait        ``mean_s`` in the barrier, and blocked elsewhere beyond the least
@@ -63,6 +64,7 @@ STATES: Final = ("off", "observe", "probe", "shadow", "canary", "active")
 PARTS: Final = ("compute", "collective", "barrier", "pacing")
 EARLY, LATE, ON_TIME, UNKNOWN = "early", "late", "on time", "insufficient evidence"
 ARRIVALS: Final = (EARLY, LATE, ON_TIME, UNKNOWN)
+ASKED: Final = "SIGTERM"
 VERDICTS: Final = ("helps", "does not help", "insufficient evidence", "hurts")
 
 Snapshot = dict[str, Any]

@@ -107,8 +107,8 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     seen, irregular = number(own, "iterations"), number(own, "irregular")
     lines = ["Where the step went"]
     if step["mean_s"] is None:
-        why = text(own, "unmeasured") or "no step has begun and ended yet"
-        return [*lines, f"  {count(seen)} iterations, 0 measured, because {why}"]
+        why = text(own, "unmeasured")
+        return [*lines, f"  {count(seen)} iterations, none measured{f': {why}' if why else ''}"]
     lines.append(
         f"  mean {duration(step['mean_s'])}, median {duration(step['p50_s'])}, 99th percentile "
         f"{duration(step['p99_s'])}, at best {duration(step['baseline_s'])}; CV {percent(step['cv'])}"
@@ -177,7 +177,7 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         if cut:
             lines.append(f"  shortened or forbidden by limits: {', '.join(cut)}")
         if total("ineffective"):
-            lines.append(f"  {count(total('ineffective'))} of them moved nothing, as the device was still busy")
+            lines.append(f"  {count(total('ineffective'))} of them left no gap in the work of the device")
     verdict = text(own, "canary", "verdict")
     if verdict:
         pairs = number(own, "canary", "pairs")

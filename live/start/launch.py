@@ -9,10 +9,15 @@ passes through to the interpreter, which handles it as usual; only our own frame
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import json
+import math
 import os
 import runpy
 import sys
+import time
+import traceback
 from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from inspect import Parameter
@@ -165,11 +170,26 @@ def _run(execute: Callable[[dict[str, Any]], None]) -> None:
     names |= {"__doc__": None, "__package__": None, "__spec__": None}
     try:
         execute(names)
-    except SystemExit:
-        raise
     except BaseException as error:
-        _hide_our_frames(error)
+        sys.last_value = error  # for the agent's page; the interpreter does so, but for SystemExit
+        if not isinstance(error, SystemExit):
+            _hide_our_frames(error)
+        if not isinstance(error, SystemExit) or error.code:
+            _tell_torchrun(error)
         raise
+
+
+def _tell_torchrun(error: BaseException) -> None:
+    """Leave the error for torchrun's report, in the form of its own ``@record``, unless the script has done so.
+
+    The time is rounded up: a rank that was killed leaves no file, and comes before those that lost it.
+    """
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if file is not None and not os.path.exists(file):
+        stack = "".join(traceback.format_exception(type(error), error, _after_ours(error.__traceback__)))
+        extra = {"py_callstack": stack, "timestamp": str(math.ceil(time.time()))}
+        with contextlib.suppress(OSError):
+            Path(file).write_text(json.dumps({"message": {"message": repr(error), "extraInfo": extra}}))
 
 
 def _hide_our_frames(error: BaseException) -> None:

@@ -92,7 +92,8 @@ def run(
         refuse(options, why)
     elif why:
         _say(f"warning: mode {mode} cannot be entered: {why}; the job runs unpaced (--strict ends the launch instead)")
-    _become(["-m", "torch.distributed.run", *_added(found.launcher, os.environ), *found.launcher, *ours])
+    launcher = [*_added(found.launcher, os.environ), *found.launcher]
+    _become(["-m", "paceenv.live.start.torchrun", script[0], *launcher, *ours])
 
 
 def split(arguments: Sequence[str]) -> Split:
@@ -189,7 +190,7 @@ def _added(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
         gpus = torch.cuda.device_count()
         added.append(f"--nproc-per-node={gpus or 1}")
-        _say(f"{gpus} ranks, one for each GPU" if gpus else "1 rank, as there is no GPU; more: --nproc-per-node N")
+        _say(f"{gpus} ranks, one for each GPU" if gpus else "1 rank, as PyTorch sees no GPU; more: --nproc-per-node N")
     if not any(map(named, _RENDEZVOUS)):
         added.append("--standalone")
         if not named("local-addr"):  # a container may not know its own name, and torchrun would wait for that

@@ -71,10 +71,10 @@ def check_stage(compute_s_TR: Array, make: Callable[[NoiseFit], Cluster]) -> Hel
     steps, workers = compute_s_TR.shape
     cut = int(FITTED_SHARE * steps)
     if min(cut, steps - cut) < MIN_STEPS or workers < 2:
-        return f"{steps} complete steps of {workers} workers; needed: {3 * MIN_STEPS} and 2"
+        return f"{steps} complete steps of {workers} ranks; needed: {3 * MIN_STEPS} and 2"
     first, rest_TR = measure_stage(compute_s_TR[:cut]), compute_s_TR[cut:]
     fit = fit_noise(first, "held-out check")
-    slowest_T, what = rest_TR.max(axis=1), "slowest worker"
+    slowest_T, what = rest_TR.max(axis=1), "slowest rank"
     measured = _describe(what, slowest_T, rest_TR, rest_TR, 1)
     return _check(what, cut, slowest_T, measured, make(fit), workers, knows="compute")
 

@@ -63,7 +63,7 @@ def calibrate(
     steps is compared with the rest.
 
     From a trace of pipeline stages, or with --stage: the noise of compute, in a plain barrier job of as many nodes as
-    the trace has workers; --base gives it another fabric or other tenants.
+    the trace has ranks; --base gives it another fabric or other tenants.
 
     From a scaling table or a table of throughputs: what it frees, within its bounds, fitted to the rows it marks.
 

@@ -65,7 +65,7 @@ def _print_halves(rows: list[dict[str, float]]) -> None:
     """How each half of the steps predicts the other."""
     output.print_table(
         "E[max]/mean of compute on held-out steps",
-        ("workers", "measured", "predicted", "error"),
+        ("ranks", "measured", "predicted", "error"),
         [(f"{h['width']}", f"{h['measured']:.3f}", f"{h['predicted']:.3f}", f"{h['error']:+.2%}") for h in rows],
         "half of the steps predicts the other half, both ways averaged",
     )

@@ -68,7 +68,7 @@ def _calibrate(name: str) -> NoiseFit:
         fit = fit_noise(measured.stage(0), measured.source)
     worst = max(abs(row.error) for row in fit.held_out)
     output.say(
-        f"calibrated {name} from {path.name}: {fit.workers} workers, mean compute {fit.mean_compute_s.value:.3g} s, "
+        f"calibrated {name} from {path.name}: {fit.workers} ranks, mean compute {fit.mean_compute_s.value:.3g} s, "
         f"E[max]/mean on held-out steps within {worst:.1%}"
     )
     return fit

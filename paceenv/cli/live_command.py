@@ -16,14 +16,12 @@ from paceenv.live.inspect_status import (
     FAIL_IF_HELP,
     chosen_conditions,
     holding,
-    is_silent,
     missing,
-    patience_s,
     print_status,
     print_worst,
 )
 from paceenv.live.record.findings import find, with_verdicts
-from paceenv.live.record.run_folder import RunFolder
+from paceenv.live.record.run_folder import RunFolder, is_silent, patience_s
 from paceenv.live.record.snapshot import Snapshot, number, text
 from paceenv.live.start import run_command
 from paceenv.ui import output

@@ -27,7 +27,7 @@ class Answer:
     matrix: OperationMatrix | None  # the job's trace on one clock
     notes: tuple[str, ...]  # on the inputs and on clocks, a line each
     diagnosis: Diagnosis | None  # slowdown, causes, verdict, and who arrived last
-    lateness: LatenessOverTime | None  # when ranks turned late; of a trace
+    lateness: LatenessOverTime | None  # when ranks turned late; of a trace without an agent's word
     late_hosts: tuple[LateHost, ...]  # what late ranks' hosts did; of profiles
     hangs: tuple[Hang, ...]  # jobs that hang, or dumps of which nothing hangs
     times: CollectiveTimes | None  # of collectives, where no trace can be made of them
@@ -91,9 +91,8 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
             diagnosis = with_agent(diagnose_matrix(matrix), inputs.trace.metadata.job)
             if len(matrix.ranks) < 2 and inputs.activity:
                 diagnosis = replace(diagnosis, refused=f"{diagnosis.refused}; {one_rank(inputs.activity)}")
-            if matrix.steps > 1:
-                hosts = inputs.trace.metadata.of_ranks("host")
-                lateness = find_lateness(matrix, hosts=hosts, own_contains_waiting=diagnosis.aside)
+            if matrix.steps > 1 and not diagnosis.agent:  # else the agent has said it, from all that it measured
+                lateness = find_lateness(matrix, hosts=inputs.trace.metadata.of_ranks("host"))
             error_s = inputs.trace.metadata.job.get("clock_error_s", 0.0)
             late_hosts = tuple(find_late_hosts(inputs.activity, clock_error_s=error_s))
     elif inputs.why_no_trace and not any(hang.hangs for hang in hangs):

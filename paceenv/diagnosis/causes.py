@@ -35,6 +35,8 @@ CAUSES: Final = (
     *(RESTART, DRIFT, PACING),
 )
 
+OF_ONE_RANK: Final = (SLOW_RANK, FAIL_SLOW)
+"""What a late rank may have."""
 PACING_MAY_HELP: Final = (CONTENTION, TENANT, INCAST)
 """Delays can pay only where early work takes a shared resource from other ranks."""
 REFERENCE_SKEWNESS: Final = 0.8
@@ -252,11 +254,9 @@ def _data(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
     else:
         why = f"compute varies by {c.rest_cv:.1%} with a long upper tail (skewness {c.skewness:.2f})"
     evidence = f"{why}, another rank in every step, without memory"
-    advice = (
-        "balance sequence lengths across ranks and micro-batches (sort or pack by length), or spread the work of long "
-        "sequences"
-    )
-    return evidence, advice
+    advice = "balance sequence lengths across ranks and micro-batches (sort or pack by length), or spread long ones"
+    known = np.isfinite(c.paired)
+    return evidence, advice if known else f"{advice}; with equal lengths, look at other work on the hosts"
 
 
 def _amplification(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
@@ -333,14 +333,16 @@ def _tenant(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str,
         f"{found.op} takes {found.inflated:.0%} longer than its best on average, and comes and goes with a memory (its "
         f"last steps predict it, correlation {found.predictability:.2f}) that the job's own ranks do not explain"
     )
-    return evidence, "another job's transfers collide with ours: move one of them, or shift the phase"
+    return evidence, "look for another job's transfers on the same links: move one of the jobs, or shift the phase"
 
 
 def _incast(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
     found = _worst(attribution, lambda k: k.timeout_s)
     assert found is not None
     late_ms = found.timeout_s * 1e3
-    evidence = f"{found.collapsed:.0%} of the {found.op}s take {late_ms:.0f} ms longer than the others: a timeout"
+    evidence = (
+        f"{found.collapsed:.0%} of the {found.op}s take {late_ms:.0f} ms longer than the others, as after a timeout"
+    )
     if found.op == "all_to_all":
         return evidence, "deeper buffers or lossless links; staggering costs in an all_to_all"
     return evidence, "deeper buffers, lossless links, a tree instead of a gather"
@@ -365,9 +367,7 @@ def _stalls(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str,
     most = max(parts, key=lambda name: parts[name])
     if most == "gap":
         share = parts["gap"] / attribution.measured_s
-        evidence = (
-            f"{share:.1%} of the step lies between operations, where no dependency explains it: the host was late"
-        )
+        evidence = f"{share:.1%} of the step lies between operations, where no dependency explains it"
     elif most == "hiccup":
         typical = float(np.median(t.hiccup_s[t.hiccup_s > 0.0])) if t.hiccups else 0.0
         evidence = f"{t.hiccups} collectives take some {typical:.3g} s longer than their like, now one, now another"
@@ -392,9 +392,9 @@ def _checkpoint(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[
         for one, steps in attribution.present.items()
         if one.name == "extra" and one.operation not in _OF_EXTRA
     }
-    names, steps = sorted(written), max(written.values(), default=0)
-    evidence = f"{' and '.join(names)} in {steps} of {matrix.steps} steps"
-    return evidence, "write checkpoints asynchronously, or less often (Young's interval)"
+    names, steps = " and ".join(sorted(written)), max(written.values(), default=0)
+    advice = "write checkpoints asynchronously, or less often (Young's interval)"
+    return f"{names} in {steps} of {matrix.steps} steps", advice if "checkpoint" in names else f"less often: {names}"
 
 
 def _restart(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:

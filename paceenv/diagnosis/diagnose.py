@@ -14,7 +14,7 @@ from paceenv.core.wording import duration
 from paceenv.diagnosis import self_check
 from paceenv.diagnosis.arrivals import Arrivals, measure_arrivals
 from paceenv.diagnosis.attribution import TimeAttribution
-from paceenv.diagnosis.causes import Cause, name_causes
+from paceenv.diagnosis.causes import OF_ONE_RANK, Cause, name_causes
 from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.dependency_graph import Graph, build_graph
 from paceenv.diagnosis.operation_matrix import Integers, OperationMatrix, read_matrix
@@ -40,18 +40,20 @@ def diagnose(trace: Trace, *, job: str | None = None) -> Diagnosis:
 
 
 def with_agent(found: Diagnosis, job: Mapping[str, Any]) -> Diagnosis:
-    """The diagnosis of a live job's trace, led by what the job's own agent says of late ranks."""
+    """The diagnosis of a live job's trace, led by what the job's own agent says of its end and of late ranks."""
     agent = job.get("agent")
     if not isinstance(agent, Mapping) or not isinstance(agent.get("text"), str):
         return found
-    found = replace(found, agent=agent["text"], late=bool(agent.get("late")))
+    late = tuple(rank for rank in agent.get("late") or () if isinstance(rank, int))
+    causes = sorted(found.causes, key=lambda one: bool(late) and one.cause not in OF_ONE_RANK)
+    found = replace(found, agent=agent["text"], late=late, ended=bool(agent.get("ended")), causes=tuple(causes))
     aside_s = agent.get("aside_s")
     if not isinstance(aside_s, (int, float)) or not aside_s > MAX_ASIDE * found.step_time_s:
         return found
     why = f"collectives of {duration(aside_s)} a step run beside the compute, whose rows contain the waiting for them"
     return replace(
         found, refused=f"{UNDETERMINED}: {why}", causes=(), slowdown=None, ideal_step_time_s=None, attribution=None,
-        bare_step_s=None, doubt="", aside=why,
+        bare_step_s=None, doubt="",
     )  # fmt: skip
 
 

@@ -199,7 +199,7 @@ class Hang:
         text = f"{_ranks(self.blind)} never saw the end of {counted} that others finished"
         if self._are_dumps_older():
             return f"{text}: their dumps are probably older than the others'"
-        text += ": a device or link failed there, or the dump is older than the others'"
+        text += ": a device or link may have failed there, or the dump is older than the others'"
         also = [rank for rank in self.blind if rank not in self.stopped]
         if not also or not self.stopped:
             return text
@@ -229,7 +229,7 @@ class Hang:
             begun = _ranks(set(root.ranks) - set(late))
             return f"{entered} the devices of {begun} have begun it: {_ranks(late)} did not get there"
         if blind := [rank for rank in root.ranks if rank in self.job.blind]:
-            return f"{entered} {_ranks(blind)} cannot see it end: a device or link failed there"
+            return f"{entered} {_ranks(blind)} cannot see it end: a device or link may have failed there"
         return (
             f"{entered} nobody has finished it: a device, the network, or an operation in flight "
             f"when the dumps were written; which rank is stuck {UNDETERMINED} without TORCH_NCCL_ENABLE_TIMING=1"

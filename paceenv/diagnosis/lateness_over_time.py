@@ -91,16 +91,14 @@ def own_work(matrix: OperationMatrix, own_NT: Array | None = None) -> Array:
     return own_s_RT
 
 
-def find_lateness(
-    matrix: OperationMatrix, *, hosts: Mapping[int, Hashable] | None = None, own_contains_waiting: str = ""
-) -> LatenessOverTime:
+def find_lateness(matrix: OperationMatrix, *, hosts: Mapping[int, Hashable] | None = None) -> LatenessOverTime:
     """Watch a trace from its first step to its last."""
     stage_R = np.zeros(len(matrix.ranks), np.int64)
     stage_R[matrix.rank_N] = matrix.stage_N
     alike = [np.flatnonzero(stage_R == stage).tolist() for stage in np.unique(stage_R)]
     alone = [matrix.ranks[places[0]] for places in alike if len(places) == 1]
     own_s_RT = own_work(matrix)
-    why_not = own_contains_waiting or _why_not(matrix, len(alone), own_s_RT)
+    why_not = _why_not(matrix, len(alone), own_s_RT)
     watched = slice(0, 0 if why_not else None)
     found = find_late_ranks(
         own_s_RT.T[watched], matrix.step_s_T[watched], matrix.iteration_T[watched].astype(np.int64), alike=alike

@@ -83,7 +83,7 @@ def why_not(matrix: OperationMatrix, graph: Graph, own_NT: Array, replayed_T: Ar
     if ideal_s > (1.0 + IDEAL_TOLERANCE) * float(replayed_T.mean()):
         return (
             f"with all ranks equal a step would be longer ({duration(ideal_s)}) than it is "
-            f"({duration(float(replayed_T.mean()))}), so operations of one name are not the same work"
+            f"({duration(float(replayed_T.mean()))}), so operations of one name may not be the same work"
         )
     return ""
 
@@ -148,7 +148,7 @@ def _incomplete(matrix: OperationMatrix, graph: Graph, own_NT: Array, step_s: fl
     if held > MAX_BARRIER and not matrix.counted:  # else :func:`_missing` knows; a barrier may be slow by itself
         return (
             f"a barrier takes {held:.0%} of the step after the last known rank has entered it, so somebody who is not "
-            "in the trace holds it up"
+            "in the trace may hold it up"
         )
     return ""
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from paceenv.core.intervals import Interval
 from paceenv.diagnosis.absolute import AbsoluteCheck
 from paceenv.diagnosis.arrivals import Arrivals
-from paceenv.diagnosis.causes import MIN_LOST, Cause
+from paceenv.diagnosis.causes import MIN_LOST, OF_ONE_RANK, Cause
 from paceenv.diagnosis.paced_steps import PacedSteps
 from paceenv.diagnosis.replay import SlowdownAttribution
 
@@ -54,15 +54,15 @@ class Diagnosis:
     attribution: SlowdownAttribution | None  # the slowdown by rank, stage and operation
     step_time_s: float  # the measured mean step
     replay_error: float  # by how much the replayed mean step exceeds the measured one, as a share of it
-    causes: tuple[Cause, ...]  # the largest first; none where they cannot be determined
+    causes: tuple[Cause, ...]  # the largest first, behind that of a rank that is late; none where undetermined
     refused: str  # why no causes can be named; "" where they can
     bare_step_s: float | None
     arrivals: Arrivals  # who arrived last where, seen without any model
     doubt: str = ""  # what the trace leaves open, "" if nothing
     notes: tuple[str, ...] = ()  # what else is to be known of it, a line each
     agent: str = ""  # what the agent of a live job says of late ranks; leads the verdict
-    late: bool = False  # whether it names one
-    aside: str = ""  # why own work contains waiting; "" where it does not
+    late: tuple[int, ...] = ()  # the ranks that it names
+    ended: bool = False  # whether the job broke off
     paced: PacedSteps | None = None  # what delays in the trace did; None without enough steps with and without
 
     @property
@@ -151,10 +151,12 @@ def conclude(found: Diagnosis, pacing: Pacing | None = None, checks: Sequence[Ab
     said = [f"{check.text}" for check in checks]
     if found.refused:
         lost = f"{found.refused}; {found.arrivals.text}"
+    elif found.late and not (found.causes and found.causes[0].cause in OF_ONE_RANK):
+        lost = _find_out(found)
     elif found.causes:
         lost = _costs(found)
     else:
-        is_healthy = not is_paying and not found.late and not any(check.is_low for check in checks)
+        is_healthy = not is_paying and not found.ended and not any(check.is_low for check in checks)
         lost = f"no cause costs as much as {100 * MIN_LOST:.0f} % of a step{found.doubt}"
         lost = f"{HEALTHY} as far as a trace shows: {lost}" if is_healthy else lost
         said = said or [BLIND_SPOT]
@@ -194,6 +196,14 @@ def _costs(found: Diagnosis) -> str:
     if others:
         text += " (" + ", ".join(f"{c.cause} {c.lost_s / found.step_time_s:.0%}" for c in others[:2]) + " besides)"
     return f"{text}: {first.advice}{found.doubt}"
+
+
+def _find_out(found: Diagnosis) -> str:
+    """The agent names a late rank, and the replay, which knows no waits for a rank, divides its cost up otherwise."""
+    they_are, it = ("they are", "they have") if len(found.late) > 1 else ("it is", "it has")
+    text = f"find out why {they_are} late: clocks, the host, the data loader, or work that only {it}{found.doubt}"
+    costs = ", ".join(f"{c.cause} {c.lost_s / found.step_time_s:.0%}" for c in found.causes[:3])
+    return f"{text}; the replay cannot tell this from {costs} of the step" if costs else text
 
 
 def _said(found: Diagnosis, pacing: Pacing, claim: Claim, best: tuple[str, Interval] | None) -> str:

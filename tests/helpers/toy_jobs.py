@@ -227,10 +227,7 @@ def _snapshots(
                     }
                     for key, number in mine.items()
                 },
-                "unseen": [
-                    {"group": number, "per_step": times, "why": "functional collective"}
-                    for number, times in unseen.items()
-                ],
+                "unseen": [{"group": number, "per_step": times} for number, times in unseen.items()],
                 "side": {"per_step": 0.0, "seconds": 0.0},
                 "events": [],
             }

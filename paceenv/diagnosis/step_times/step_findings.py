@@ -116,10 +116,10 @@ def _alternation(x: Array, kind_v: Integers, steps: int) -> Finding:
     longest, others = int(np.argmax(kind_s)), float(np.median(np.delete(kind_s, int(np.argmax(kind_s)))))
     apart = "every second step" if steps == 2 else f"one of {steps} steps"
     text = (
-        f"steps take turns: {apart} takes {duration(kind_s[longest])}, the others {duration(others)} (gradient "
-        "accumulation or the like)"
+        f"steps take turns: {apart} takes {duration(kind_s[longest])}, the others {duration(others)}, as "
+        "with gradient accumulation"
     )
-    next_step = "compare steps of the same kind only; nothing is wrong with steps that take turns"
+    next_step = "compare steps of the same kind only"
     explains = _explained(x, kind_s[kind_v]) if kind_s[longest] > (1.0 + LARGE) * others else 0.0
     return Finding("alternation", text, explains, next_step)
 
