@@ -175,20 +175,23 @@ def _together_s(late: list[_Late]) -> float:
 
 def _late_arrivals(activity: Iterable[RankActivity]) -> list[_Late]:
     """Who came last to each collective, and by how much."""
-    members: dict[tuple[int, str, str, int], list[tuple[int, CollectiveActivity]]] = defaultdict(list)
+    members: dict[tuple[int, str, str, int], list[tuple[int, float, CollectiveActivity]]] = defaultdict(list)
+    ended_s: dict[tuple[int, str], float] = {}
     for one in activity:
         seen: dict[tuple[str, str], int] = defaultdict(int)
         for c in one.collectives:
             if c.group:
-                members[one.iteration, c.group, c.op, seen[c.group, c.op]].append((one.rank, c))
+                before_s = ended_s.get((one.rank, c.group), -np.inf)
+                members[one.iteration, c.group, c.op, seen[c.group, c.op]].append((one.rank, before_s, c))
                 seen[c.group, c.op] += 1
+                ended_s[one.rank, c.group] = c.end_s
     found = []
     for (iteration, _, _, place), met in members.items():
-        if len(met) > 1:
-            met.sort(key=lambda entry: entry[1].start_s)
-            (_, before), (rank, mine) = met[-2:]
-            peers = tuple(c for _, c in met[:-1])
-            found.append(_Late(rank, iteration, place, mine.start_s - before.start_s, mine, peers))
+        met.sort(key=lambda entry: entry[2].start_s)
+        rank, before_s, mine = met[-1]
+        peers = tuple(c for _, _, c in met[:-1])
+        if peers and (late_s := mine.start_s - max(peers[-1].start_s, min(before_s, mine.start_s))) > 0.0:
+            found.append(_Late(rank, iteration, place, late_s, mine, peers))
     return found
 
 

@@ -31,6 +31,10 @@ _MOST_TRIED: Final = 2000
 """Collectives with which other counts of steps are tried."""
 _DOUBTFUL: Final = 5.0
 """Times the usual disagreement from which on ends say nothing."""
+_MOST_STEPS: Final = 0.5
+"""Share of a rank's steps that another count must match with the other's: collectives of one step agree by any count."""
+_NO_CLOCK: Final = 2.0
+"""Times the range of nine in ten differences of ends: a clock that is off by less stays, as the network may have done it."""
 _CLEARLY: Final = 0.2
 """Ends must disagree this much less for another count of steps to be believed."""
 
@@ -137,8 +141,11 @@ def _compare(mine: dict[Key, float], other: dict[Key, float], agrees_s: float) -
     if found is not None and found[0] <= _SURE_S:
         return *found, 0
     few = dict(islice(sorted(mine.items()), _MOST_TRIED))
-    tried = [(_apart(_renumbered(few, k), other), k) for d in range(1, MOST_OFFSET + 1) for k in (-d, d)]
-    better = [(*apart, k) for apart, k in tried if apart is not None]
+    steps, theirs = {key[0] for key in few}, {key[0] for key in other}
+    least = max(_MOST_STEPS * min(len(steps), len(theirs)), 2)
+    offsets = (k for d in range(1, MOST_OFFSET + 1) for k in (-d, d))
+    tried = [k for k in offsets if sum(step + k in theirs for step in steps) >= least]
+    better = [(*apart, k) for k in tried if (apart := _apart(_renumbered(few, k), other)) is not None]
     best = min(better, default=None)
     if best is not None and best[0] <= agrees_s and (found is None or best[0] < _CLEARLY * found[0]):
         return best
@@ -161,8 +168,9 @@ def _apart(mine: dict[Key, float], other: dict[Key, float]) -> tuple[float, floa
     for keys in by_group:
         if len(keys) >= MIN_SHARED:
             differences = np.array([other[key] - mine[key] for key in keys])
-            middle = float(np.median(differences))
-            found.append((float(np.median(np.abs(differences - middle))), middle))
+            low, middle, high = np.quantile(differences, (0.05, 0.5, 0.95)).tolist()
+            apart = float(np.median(np.abs(differences - middle)))
+            found.append((apart, 0.0 if abs(middle) <= _NO_CLOCK * (high - low) else middle))
     return min(found, default=None)
 
 
