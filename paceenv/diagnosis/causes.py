@@ -168,7 +168,8 @@ def _ranks(matrix: OperationMatrix, at: Sequence[int], most: int = 4) -> str:
 
 def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
     c = attribution.compute
-    at = np.flatnonzero(c.slow_R)
+    usual = max(float(c.rank_R.min()), 1.0)  # of two ranks each may be the slower one in a place of its own
+    at = np.flatnonzero(c.slow_R & (c.rank_R > usual))
     at = at[np.argsort(-c.rank_R[at], kind="stable")]
     work = {one.operation: cost_s for one, cost_s in attribution.cost_s.items() if one.name == "work"}
     if max(work.values(), default=0.0) > attribution.of("rank"):
@@ -185,7 +186,7 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
     if (uneven := _uneven_work(matrix, attribution, worst)) is not None:
         return uneven
     evidence = (
-        f"rank {matrix.ranks[worst]} computes {c.rank_R[worst]:.2f} times as long as its peers, throughout; "
+        f"rank {matrix.ranks[worst]} computes {c.rank_R[worst] / usual:.2f} times as long as its peers, throughout; "
         f"{len(at)} of {len(matrix.ranks)} ranks are slower than their peers ({_ranks(matrix, at.tolist())})"
     )
     # ranks far above the others are broken; many ranks a little above them are a mixed fleet

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -46,6 +47,18 @@ class Step:
     collectives: tuple[Collective, ...]
     busy_start_s: Array
     busy_end_s: Array
+
+    @property
+    def in_order(self) -> list[Collective]:
+        """Its collectives in the order of their begin."""
+        return sorted(self.collectives, key=lambda c: (c.start_s, c.end_s))
+
+    def placed(self) -> Iterator[tuple[tuple[str, str, int], Collective]]:
+        """The same, each with its group, operation, and place among its like."""
+        seen: Counter[tuple[str, str]] = Counter()
+        for c in self.in_order:
+            yield (c.group, c.op, seen[c.group, c.op]), c
+            seen[c.group, c.op] += 1
 
     def shifted(self, add_s: float) -> Step:
         """The step on a clock that is ahead by ``add_s``."""
