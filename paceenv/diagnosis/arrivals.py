@@ -123,7 +123,7 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
 
 
 def _left(matrix: OperationMatrix, collective_N: NDArray[np.bool_]) -> Array:
-    """When each collective's rank had left the one before in its group, ``(N, T)``; minus infinity for a step's first."""
+    """When each collective's rank left the one before in its group, ``(N, T)``; minus infinity for a step's first."""
     left_NT = np.full(matrix.start_NT.shape, -np.inf)
     collectives = np.flatnonzero(collective_N)
     of = np.stack([matrix.rank_N, matrix.group_N])[:, collectives]

@@ -29,7 +29,7 @@ _SURE_S: Final = 10e-6
 _MOST_TRIED: Final = 2000
 """Collectives with which other counts of steps are tried."""
 _MOST_STEPS: Final = 0.5
-"""Share of a rank's steps that another count must match with the other's: collectives of one step agree by any count."""
+"""Share of a rank's steps that another count must match: collectives of one step alone agree by any count."""
 _CLEARLY: Final = 0.2
 """Ends must disagree this much less for another count of steps to be believed."""
 

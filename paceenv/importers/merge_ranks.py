@@ -87,7 +87,6 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
         }
         for t in ordered
     }
-    notes += [note for t in ordered for note in t.notes]
     notes += [
         f"{t.path}: its steps are numbered {renumber[t.rank]:+d} against those of rank {ordered[0].rank}"
         for t in ordered

@@ -126,9 +126,6 @@ class CollectiveActivity:
     host_wait_s: float
     host_s: Mapping[str, float]
 
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "host_s": dict(self.host_s)}
-
 
 @dataclass(frozen=True)
 class RankActivity:
@@ -143,10 +140,9 @@ class RankActivity:
     other_copies_s: float  # only other copies and memory sets ran
     exposed_s: float  # only collectives ran
     hidden_s: float
-    host_wait_s: float  # nothing ran because the host had not launched the next operation yet
+    host_wait_s: float  # nothing ran as the host had not launched the next operation yet; nan without any launch
     idle_s: float
     loader_s: float  # the host was in the data loader's ``__next__``
-    kernels: tuple[tuple[str, float], ...]  # the kernels that took most of ``compute_s``, by name
     collectives: tuple[CollectiveActivity, ...]
 
     def moved(self, rank: int, iteration: int, add_s: float) -> RankActivity:
@@ -157,8 +153,3 @@ class RankActivity:
         )
         moved = replace(self, rank=rank, iteration=iteration, collectives=collectives)
         return replace(moved, start_s=self.start_s + add_s, end_s=self.end_s + add_s)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        plain = {**vars(self), "kernels": [list(kernel) for kernel in self.kernels]}
-        return plain | {"collectives": [c.to_json() for c in self.collectives]}
