@@ -210,12 +210,15 @@ def _uneven_work(matrix: OperationMatrix, attribution: TimeAttribution, worst: i
         return None
     peers = np.flatnonzero(matrix.kind_N[c.operation] == matrix.kind_N[c.operation[at]])
     taken_s = matrix.duration_NT[c.operation[peers]].mean(axis=1)
-    having = matrix.rank_N[c.operation[peers[excess_s[peers] > 0.5 * excess_s[at]]]]
+    has_excess = excess_s[peers] > 0.5 * excess_s[at]
+    having, others_s = matrix.rank_N[c.operation[peers[has_excess]]], taken_s[~has_excess]
     place = _place(matrix, int(c.operation[at]))
     ranks = ("rank " if len(having) == 1 else "ranks ") + _ranks(matrix, having.tolist())
-    evidence = f"compute {place} takes {ranks} {taken_s.max():.3g} s a step, the median rank {np.median(taken_s):.3g} s"
+    others = f", the others {np.median(others_s):.3g} s" if len(others_s) else ""
+    evidence = f"compute {place} takes {ranks} {taken_s.max():.3g} s a step{others}"
     return f"{evidence}; elsewhere these compute like their peers", (
-        f"give the ranks equal work: spread what {ranks} {'does' if len(having) == 1 else 'do'} {place}, or overlap it"
+        f"find out what {ranks} {'does' if len(having) == 1 else 'do'} {place}: wait for a data loader or another host "
+        "task, or more than equal work; spread it, or overlap it"
     )
 
 
