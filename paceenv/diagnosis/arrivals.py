@@ -1,8 +1,9 @@
 """Who arrived last in collectives, and by how much: what a trace shows without any model of the job.
 
 A rank's lateness in a collective is the time between its arrival, as the last one, and that of the rank before it: with
-an arrival beside the others the collective would have begun that much earlier. Time in which several collectives wait
-for the same rank counts once. Axes: R ranks, T steps, K collectives.
+an arrival beside the others the collective would have begun that much earlier. It is not longer than since the group's
+collective before let the rank go: that the network lets one go later than another is no lateness. Time in which several
+collectives wait for the same rank counts once. Axes: R ranks, T steps, K collectives.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
     late: list[tuple[NDArray[np.int64], NDArray[np.int64], Array, Array]] = []
     worst_s_R, op_R = np.zeros(ranks), [""] * ranks
     collective_N = matrix.is_collective_N & graph.meets_N
+    left_NT = _left(matrix, collective_N)
     for k in np.unique(graph.task_of_N[collective_N]):
         members = graph.member_N[graph.task_K[k] : graph.task_K[k + 1]]
         start_MT, end_MT = matrix.start_NT[members], matrix.end_NT[members]
@@ -98,6 +100,7 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
         last = np.argmax(arrival_MT, axis=0)
         two = np.partition(arrival_MT, len(members) - 2, axis=0)[-2:]
         at_R = matrix.rank_N[members][last]
+        two[0] = np.clip(left_NT[members][:, here_T][last, np.arange(len(last))], two[0], two[1])
         late_s = two[1] - two[0]
         late.append((at_R, np.flatnonzero(here_T), two[0], two[1]))
         for place in np.unique(at_R):
@@ -117,6 +120,19 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
         late_RT=late_RT,
         late=_late(matrix, late_RT, op_R, LEAST_SHARE * step_s),
     )
+
+
+def _left(matrix: OperationMatrix, collective_N: NDArray[np.bool_]) -> Array:
+    """When each collective's rank left the one before in its group, ``(N, T)``; minus infinity for a step's first."""
+    left_NT = np.full(matrix.start_NT.shape, -np.inf)
+    collectives = np.flatnonzero(collective_N)
+    of = np.stack([matrix.rank_N, matrix.group_N])[:, collectives]
+    for rank, group in np.unique(of, axis=1).T:
+        mine = collectives[(of[0] == rank) & (of[1] == group)]
+        order = np.argsort(matrix.start_NT[mine], axis=0, kind="stable")
+        end_MT = np.take_along_axis(matrix.end_NT[mine], order, axis=0)
+        left_NT[mine[order[1:]], np.arange(matrix.steps)] = np.nan_to_num(end_MT[:-1], nan=-np.inf)
+    return left_NT
 
 
 def _united(late: list[tuple[NDArray[np.int64], NDArray[np.int64], Array, Array]], shape: tuple[int, int]) -> Array:

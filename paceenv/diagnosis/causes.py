@@ -170,7 +170,8 @@ def _ranks(matrix: OperationMatrix, at: Sequence[int], most: int = 4) -> str:
 
 def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
     c = attribution.compute
-    at = np.flatnonzero(c.slow_R)
+    usual = max(float(c.rank_R.min()), 1.0)  # of two ranks each may be the slower one in a place of its own
+    at = np.flatnonzero(c.slow_R & (c.rank_R > usual))
     at = at[np.argsort(-c.rank_R[at], kind="stable")]
     work = {one.operation: cost_s for one, cost_s in attribution.cost_s.items() if one.name == "work"}
     if max(work.values(), default=0.0) > attribution.of("rank"):
@@ -187,7 +188,7 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
     if (uneven := _uneven_work(matrix, attribution, worst)) is not None:
         return uneven
     evidence = (
-        f"rank {matrix.ranks[worst]} computes {c.rank_R[worst]:.2f} times as long as its peers, throughout; "
+        f"rank {matrix.ranks[worst]} computes {c.rank_R[worst] / usual:.2f} times as long as its peers, throughout; "
         f"{len(at)} of {len(matrix.ranks)} ranks are slower than their peers ({_ranks(matrix, at.tolist())})"
     )
     # ranks far above the others are broken; many ranks a little above them are a mixed fleet
@@ -211,12 +212,15 @@ def _uneven_work(matrix: OperationMatrix, attribution: TimeAttribution, worst: i
         return None
     peers = np.flatnonzero(matrix.kind_N[c.operation] == matrix.kind_N[c.operation[at]])
     taken_s = matrix.duration_NT[c.operation[peers]].mean(axis=1)
-    having = matrix.rank_N[c.operation[peers[excess_s[peers] > 0.5 * excess_s[at]]]]
+    has_excess = excess_s[peers] > 0.5 * excess_s[at]
+    having, others_s = matrix.rank_N[c.operation[peers[has_excess]]], taken_s[~has_excess]
     place = _place(matrix, int(c.operation[at]))
     ranks = ("rank " if len(having) == 1 else "ranks ") + _ranks(matrix, having.tolist())
-    evidence = f"compute {place} takes {ranks} {taken_s.max():.3g} s a step, the median rank {np.median(taken_s):.3g} s"
+    others = f", the others {np.median(others_s):.3g} s" if len(others_s) else ""
+    evidence = f"compute {place} takes {ranks} {taken_s.max():.3g} s a step{others}"
     return f"{evidence}; elsewhere these compute like their peers", (
-        f"give the ranks equal work: spread what {ranks} {'does' if len(having) == 1 else 'do'} {place}, or overlap it"
+        f"find out what {ranks} {'does' if len(having) == 1 else 'do'} {place}: wait for a data loader or another host "
+        "task, or more than equal work; spread it, or overlap it"
     )
 
 

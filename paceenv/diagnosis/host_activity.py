@@ -175,35 +175,39 @@ def _together_s(late: list[_Late]) -> float:
 
 def _late_arrivals(activity: Iterable[RankActivity]) -> list[_Late]:
     """Who came last to each collective, and by how much."""
-    members: dict[tuple[int, str, str, int], list[tuple[int, CollectiveActivity]]] = defaultdict(list)
+    members: dict[tuple[int, str, str, int], list[tuple[int, float, CollectiveActivity]]] = defaultdict(list)
+    ended_s: dict[tuple[int, str], float] = {}
     for one in activity:
         seen: dict[tuple[str, str], int] = defaultdict(int)
         for c in one.collectives:
             if c.group:
-                members[one.iteration, c.group, c.op, seen[c.group, c.op]].append((one.rank, c))
+                before_s = ended_s.get((one.rank, c.group), -np.inf)
+                members[one.iteration, c.group, c.op, seen[c.group, c.op]].append((one.rank, before_s, c))
                 seen[c.group, c.op] += 1
+                ended_s[one.rank, c.group] = c.end_s
     found = []
     for (iteration, _, _, place), met in members.items():
-        if len(met) > 1:
-            met.sort(key=lambda entry: entry[1].start_s)
-            (_, before), (rank, mine) = met[-2:]
-            peers = tuple(c for _, c in met[:-1])
-            found.append(_Late(rank, iteration, place, mine.start_s - before.start_s, mine, peers))
+        met.sort(key=lambda entry: entry[2].start_s)
+        rank, before_s, mine = met[-1]
+        peers = tuple(c for _, _, c in met[:-1])
+        if peers and (late_s := mine.start_s - max(peers[-1].start_s, min(before_s, mine.start_s))) > 0.0:
+            found.append(_Late(rank, iteration, place, late_s, mine, peers))
     return found
 
 
 def _finding(
     rank: int, steps: list[int], named: dict[int, float], late: list[_Late], activity: Sequence[RankActivity]
 ) -> LateHost:
-    extra_s: dict[Reason, float] = {"host": 0.0, "compute": 0.0, "copies": 0.0}
-    kinds: tuple[tuple[Reason, str], ...] = (("host", "host_wait_s"), ("compute", "compute_s"), ("copies", "copy_s"))
+    kinds: list[tuple[Reason, str]] = [("compute", "compute_s"), ("copies", "copy_s"), ("host", "host_wait_s")]
+    kinds = kinds[:-1] if any(np.isnan(one.host_wait_s) for one in activity if one.iteration in named) else kinds
+    extra_s = {kind: 0.0 for kind, _ in kinds}
     ranges: dict[str, float] = defaultdict(float)
     for one in late:
         for kind, attribute in kinds:
             usual_s = float(np.median([getattr(peer, attribute) for peer in one.peers]))
             extra_s[kind] += (getattr(one.mine, attribute) - usual_s) / len(named)
         if one.late_s >= LEAST_SHARE * sum(named.values()) / len(named):
-            mine, peers = _outermost(one.mine), [_outermost(peer) for peer in one.peers]
+            mine, peers = one.mine.host_s, [peer.host_s for peer in one.peers]
             for name in {*mine, *(name for peer in peers for name in peer)}:
                 usual_s = float(np.median([peer.get(name, 0.0) for peer in peers]))
                 ranges[name] += (mine.get(name, 0.0) - usual_s) / len(named)
@@ -223,14 +227,6 @@ def _finding(
         ranges=tuple((name, s) for name, s in largest if s >= 0.05 * late_s) if reason == "host" else (),
         lead_s=(_lead(activity, {rank}), _lead(activity, {one.rank for one in activity} - {rank})),
     )
-
-
-def _outermost(one: CollectiveActivity) -> dict[str, float]:
-    """Time of the host by outermost range."""
-    found: dict[str, float] = defaultdict(float)
-    for name, took_s in one.host_s.items():
-        found[name.partition(" > ")[0]] += took_s
-    return found
 
 
 def _lead(activity: Iterable[RankActivity], ranks: set[int]) -> float:

@@ -8,15 +8,14 @@ well the ends then agree is the error that remains.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
 import numpy as np
 
 from paceenv.core.errors import InputError
-from paceenv.importers.collective_names import SEND_RECV
-from paceenv.importers.timelines import UNNAMED_GROUP, Collective, Step, Timeline
+from paceenv.importers.timelines import Timeline
+from paceenv.importers.unsaid import Steps
 
 MIN_SHARED: Final = 3
 """Collectives that two ranks must share for their clocks to be aligned."""
@@ -29,8 +28,8 @@ _SURE_S: Final = 10e-6
 """Ends that agree as well as that need no other count of steps to be tried."""
 _MOST_TRIED: Final = 2000
 """Collectives with which other counts of steps are tried."""
-_DOUBTFUL: Final = 5.0
-"""Times the usual disagreement from which on ends say nothing."""
+_MOST_STEPS: Final = 0.5
+"""Share of a rank's steps that another count must match: collectives of one step alone agree by any count."""
 _CLEARLY: Final = 0.2
 """Ends must disagree this much less for another count of steps to be believed."""
 
@@ -38,26 +37,13 @@ Key = tuple[int, str, str, int]
 """Step, group, operation, and place among its like in the step."""
 
 
-@dataclass(frozen=True)
-class Clocks:
-    """What to add to each rank's times, s, and to its step numbers; ``error_s`` is how far ends still lie apart.
-
-    The error is that of nine collectives in ten: how far the ends of their members lie from their middle one.
-    """
-
-    shift_s: dict[int, float]
-    renumber: dict[int, int]
-    error_s: float
-    shared: int
-
-
-def align_clocks(timelines: list[Timeline]) -> Clocks:
-    """The clocks of all ranks, on that of the first: breadth first, along groups that ranks share.
+def align_clocks(timelines: list[Timeline]) -> tuple[dict[int, float], dict[int, int]]:
+    """Shifts (s) of all ranks' clocks to that of the first, and of step numbers: breadth first, along shared groups.
 
     Raises InputError if a rank shares too few collectives with the others.
     """
     ends = {t.rank: _ends(t) for t in timelines}
-    kinds = {rank: {(group, op) for _, group, op, _ in mine} for rank, mine in ends.items()}
+    kinds = {rank: {key[1:3] for key in mine} for rank, mine in ends.items()}
     usual_s = float(np.median([step.end_s - step.start_s for t in timelines for step in t.steps]))
     agrees_s = max(_AGREES * usual_s, _LEAST_AGREEMENT_S)
     first = timelines[0].rank
@@ -78,7 +64,7 @@ def align_clocks(timelines: list[Timeline]) -> Clocks:
                 break
         else:
             raise _cannot(left[0], timelines, set(shift_s))
-    return Clocks(shift_s, renumber, *_error(ends, shift_s))
+    return shift_s, renumber
 
 
 def _cannot(one: Timeline, timelines: list[Timeline], known: set[int]) -> InputError:
@@ -96,14 +82,7 @@ def _cannot(one: Timeline, timelines: list[Timeline], known: set[int]) -> InputE
 
 def _ends(timeline: Timeline) -> dict[Key, float]:
     """When each collective ended on the rank's own clock."""
-    found: dict[Key, float] = {}
-    for step in timeline.steps:
-        seen: dict[tuple[str, str], int] = defaultdict(int)
-        for c in step.collectives:
-            if c.group:
-                found[step.iteration, c.group, c.op, seen[c.group, c.op]] = c.end_s
-                seen[c.group, c.op] += 1
-    return found
+    return {(step.iteration, *key): c.end_s for step in timeline.steps for key, c in step.placed() if c.group}
 
 
 def _renumbered(ends: dict[Key, float], offset: int) -> dict[Key, float]:
@@ -116,8 +95,6 @@ def _against_known(
     """Shift and offset of a rank's steps against those whose clocks are known; None if none shares enough with it.
 
     Known are those with a kind of collective in common, as all counts of steps are tried with each of them.
-
-    A clock stays as it is where only groups that nothing names could tell, and their collectives do not end together.
     """
     best: tuple[float, float, int] | None = None
     for rank, add_s in known.items():
@@ -126,8 +103,6 @@ def _against_known(
             best = (found[0], found[1] + add_s, found[2])
             if best[0] <= agrees_s:
                 break
-    if best is not None and best[0] > _DOUBTFUL * agrees_s and all(key[1].startswith(UNNAMED_GROUP) for key in mine):
-        return 0.0, 0
     return None if best is None else best[1:]
 
 
@@ -137,8 +112,11 @@ def _compare(mine: dict[Key, float], other: dict[Key, float], agrees_s: float) -
     if found is not None and found[0] <= _SURE_S:
         return *found, 0
     few = dict(islice(sorted(mine.items()), _MOST_TRIED))
-    tried = [(_apart(_renumbered(few, k), other), k) for d in range(1, MOST_OFFSET + 1) for k in (-d, d)]
-    better = [(*apart, k) for apart, k in tried if apart is not None]
+    steps, theirs = {key[0] for key in few}, {key[0] for key in other}
+    least = max(_MOST_STEPS * min(len(steps), len(theirs)), 2)
+    offsets = (k for d in range(1, MOST_OFFSET + 1) for k in (-d, d))
+    tried = [k for k in offsets if sum(step + k in theirs for step in steps) >= least]
+    better = [(*apart, k) for k in tried if (apart := _apart(_renumbered(few, k), other)) is not None]
     best = min(better, default=None)
     if best is not None and best[0] <= agrees_s and (found is None or best[0] < _CLEARLY * found[0]):
         return best
@@ -148,108 +126,24 @@ def _compare(mine: dict[Key, float], other: dict[Key, float], agrees_s: float) -
 def _apart(mine: dict[Key, float], other: dict[Key, float]) -> tuple[float, float] | None:
     """The median deviation of the differences of ends from their median, and this; None with too few of them.
 
-    Ranks need not share a group that nothing names, so each of these is looked at alone, and the best one counts.
+    A median within the range of nine in ten differences is no other clock: networks let members go that far apart.
     """
     shared = mine.keys() & other.keys()
-    unnamed = {key[1] for key in shared if key[1].startswith(UNNAMED_GROUP)}
-    if unnamed:
-        by_group = [[key for key in shared if key[1] == group] for group in unnamed]
-        by_group.append([key for key in shared if key[1] not in unnamed])
-    else:
-        by_group = [list(shared)]
-    found = []
-    for keys in by_group:
-        if len(keys) >= MIN_SHARED:
-            differences = np.array([other[key] - mine[key] for key in keys])
-            middle = float(np.median(differences))
-            found.append((float(np.median(np.abs(differences - middle))), middle))
-    return min(found, default=None)
+    if len(shared) < MIN_SHARED:
+        return None
+    differences = np.array([other[key] - mine[key] for key in shared])
+    low, middle, high = np.quantile(differences, (0.05, 0.5, 0.95)).tolist()
+    apart = float(np.median(np.abs(differences - middle)))
+    return apart, 0.0 if abs(middle) <= high - low else middle
 
 
-def _error(ends: dict[int, dict[Key, float]], shift_s: dict[int, float]) -> tuple[float, int]:
+def ends_apart(steps_of: Steps) -> tuple[float, int]:
     """How far ends of shared collectives lie from their middle, s, in nine of ten; and how many collectives are."""
     of: dict[Key, list[float]] = defaultdict(list)
-    for rank, mine in ends.items():
-        for key, end_s in mine.items():
-            if not key[1].startswith(UNNAMED_GROUP):
-                of[key].append(end_s + shift_s[rank])
-    if not of:
-        for rank, mine in ends.items():
-            for key, end_s in mine.items():
-                of[key].append(end_s + shift_s[rank])
+    for steps in steps_of.values():
+        for i, step in steps.items():
+            for key, c in step.placed():
+                if c.group:
+                    of[i, *key].append(c.end_s)
     apart = [max(abs(np.array(e) - np.median(e))) for e in of.values() if len(e) > 1]
     return (float(np.quantile(apart, 0.9)) if apart else 0.0), len(apart)
-
-
-_TOGETHER: Final = 0.005
-"""Share of a step within which ends are together, beside what networks take to let members go."""
-_LETTING_GO_S: Final = 100e-6
-_MORE_THAN_A_PAIR: Final = 3
-"""Members of a group that sends and receives: a pair may be two stages of a pipeline."""
-_MOST_COMPARED: Final = 1000
-"""Collectives of a group by which two ranks are compared."""
-
-Steps = dict[int, dict[int, Step]]
-"""By rank, then by number."""
-_Ends = dict[tuple[int, int], float]
-"""When the collectives of a group ended, s, by step and place in it."""
-
-
-def name_groups(steps_of: Steps, common: list[int]) -> Steps:
-    """The same steps with a name for each group that has members; what is alone in its group has none."""
-    ends: dict[tuple[str, str], dict[int, _Ends]] = defaultdict(lambda: defaultdict(dict))
-    for rank, steps in steps_of.items():
-        for i in common:
-            for key, place, c in _placed(steps[i]):
-                if len(ends[key][rank]) < _MOST_COMPARED:
-                    ends[key][rank][i, place] = c.end_s
-    if not ends:
-        return steps_of
-    step_s = float(np.median([steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in common]))
-    together_s = _TOGETHER * step_s + _LETTING_GO_S
-    named: dict[int, dict[tuple[str, str], str]] = {rank: {} for rank in steps_of}
-    for key, of_rank in ends.items():
-        clusters = _clusters(of_rank, together_s)
-        meet = key[1] != SEND_RECV or len(clusters) == 1 or min(map(len, clusters)) >= _MORE_THAN_A_PAIR
-        for number, members in enumerate(clusters):
-            for rank in members:
-                named[rank][key] = f"{key[0]}/{number}" if meet and len(members) > 1 else ""
-    return {rank: {i: _renamed(step, named[rank]) for i, step in steps.items()} for rank, steps in steps_of.items()}
-
-
-def _placed(step: Step) -> list[tuple[tuple[str, str], int, Collective]]:
-    """A step's collectives of unnamed groups: group and operation, place among its like."""
-    seen: dict[tuple[str, str], int] = defaultdict(int)
-    found = []
-    for c in sorted(step.collectives, key=lambda c: (c.start_s, c.end_s)):
-        if c.group.startswith(UNNAMED_GROUP):
-            key = (c.group, c.op)
-            found.append((key, seen[key], c))
-            seen[key] += 1
-    return found
-
-
-def _clusters(of_rank: dict[int, _Ends], together_s: float) -> list[list[int]]:
-    """Ranks whose collectives end together; each is compared with the first of each cluster."""
-    found: list[list[int]] = []
-    for rank, ends in sorted(of_rank.items()):
-        for cluster in found:
-            other = of_rank[cluster[0]]
-            shared = ends.keys() & other.keys()
-            apart = [abs(ends[key] - other[key]) for key in shared]
-            if len(shared) >= 0.5 * max(len(ends), len(other)) and float(np.median(apart)) <= together_s:
-                cluster.append(rank)
-                break
-        else:
-            found.append([rank])
-    return found
-
-
-def _renamed(step: Step, names: dict[tuple[str, str], str]) -> Step:
-    if not any(c.group.startswith(UNNAMED_GROUP) for c in step.collectives):
-        return step
-    renamed = []
-    for c in step.collectives:
-        group = names.get((c.group, c.op), "") if c.group.startswith(UNNAMED_GROUP) else c.group
-        renamed.append(replace(c, op="all_to_all" if c.op == SEND_RECV and group else c.op, group=group))
-    return replace(step, collectives=tuple(renamed))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -164,10 +165,10 @@ class _Found:
             self._notes += [
                 f"{name}: a bandwidth table, for paceenv calibrate and an absolute check of a trace" for name in named
             ]
-        steps = jobs_of(self._logs, self._note)
+        steps, refused = jobs_of(self._logs, self._note), self._refused.items()
         return Inputs(
             trace,
-            (*self._notes, *_skipped(self._refused)),
+            (*self._notes, *_by_reason((path, f"{_without_advice(text)}; skipped") for path, text in refused)),
             activity=self._activity,
             dumps=dumps,
             steps=steps,
@@ -235,7 +236,7 @@ class _Found:
         runs = split_runs(timelines)
         if len(runs) > 1:
             self._note(_different_runs(runs))
-        timelines = max(runs, key=lambda run: (len({t.rank for t in run}), _span(run)[1]))
+        timelines = _joined(max(runs, key=lambda run: (len({t.rank for t in run}), _span(run)[1])))
         recordings = split_recordings([(t.path, t.rank) for t in timelines])
         chosen = max(recordings, key=len)
         for other in recordings:
@@ -244,6 +245,7 @@ class _Found:
         kept = _latest([timelines[i] for i in chosen])
         if len(kept) < len(chosen):
             self._note(f"{kept[0].path.parent}: several recordings of the same ranks; the latest of each is looked at")
+        self._notes += _by_reason((t.path, note) for t in kept for note in t.notes)
         merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job", source)
         self._notes += merged.notes
         self._activity = merged.activity
@@ -292,6 +294,24 @@ def _different_runs(runs: Sequence[Sequence[Timeline]]) -> str:
     )
 
 
+def _joined(timelines: Sequence[Timeline]) -> list[Timeline]:
+    """Windows of a rank whose steps follow each other as one recording; all files as they are where some do not."""
+    windows: dict[int, list[Timeline]] = defaultdict(list)
+    for timeline in sorted((t for t in timelines if t.steps), key=lambda one: _span([one])[0]):
+        windows[timeline.rank].append(timeline)
+    pairs = [pair for of_rank in windows.values() for pair in pairwise(of_rank)]
+    if not pairs or not all(a.steps[-1].iteration < b.steps[0].iteration for a, b in pairs):
+        return list(timelines)
+    joined = []
+    for first, *others in windows.values():
+        steps = [step for one in (first, *others) for step in one.steps]
+        activity = [of_step for one in (first, *others) for of_step in one.activity]
+        said = f"the first of {1 + len(others)} windows, which are read as one recording"
+        notes = (*first.notes, said) if others else first.notes
+        joined.append(replace(first, steps=tuple(steps), activity=tuple(activity), notes=notes))
+    return joined
+
+
 def _latest(timelines: Sequence[Timeline]) -> list[Timeline]:
     """Of several recordings of a rank the latest one."""
     ordered = sorted(timelines, key=lambda one: _span([one])[0])
@@ -317,16 +337,16 @@ def _split(chosen: list[int], folders: list[Path], ranks: list[int]) -> Iterator
         yield from _split(part, folders, ranks)
 
 
-def _skipped(refused: dict[Path, str]) -> list[str]:
+def _by_reason(said: Iterable[tuple[Path, str]]) -> list[str]:
     """A line for each reason, with the first files that it holds for."""
-    by_reason: dict[str, list[Path]] = defaultdict(list)
-    for path, text in refused.items():
-        by_reason[_without_advice(text).removeprefix(f"{path}: ")].append(path)
+    files: dict[str, list[Path]] = defaultdict(list)
+    for path, text in said:
+        files[text.removeprefix(f"{path}: ")].append(path)
     lines = []
-    for reason, paths in by_reason.items():
+    for reason, paths in files.items():
         more = len(paths) - _NAMED
         named = ", ".join(map(str, paths[:_NAMED])) + (f" and {more} more" if more > 0 else "")
-        lines.append(f"{named}: {reason}; skipped")
+        lines.append(f"{named}: {reason}")
     return lines
 
 

@@ -17,9 +17,10 @@ import numpy as np
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
 from paceenv.core.wording import duration, steps_left_out
-from paceenv.importers.clock_alignment import MOST_OFFSET, Clocks, Steps, align_clocks, name_groups
+from paceenv.importers.clock_alignment import MOST_OFFSET, align_clocks, ends_apart
 from paceenv.importers.collective_names import POINT_TO_POINT
-from paceenv.importers.timelines import UNNAMED_GROUP, Collective, RankActivity, Step, Timeline, union, without
+from paceenv.importers.timelines import RankActivity, Step, Timeline, union, without
+from paceenv.importers.unsaid import Steps, adopt_groups, fill_sizes, name_groups
 
 _MIN_WAIT: Final = 0.002
 """Share of a step: shorter waits are compute."""
@@ -33,13 +34,23 @@ _LEAST_STEPS: Final = 0.5
 """Share of the steps that most ranks have: a rank with fewer would take the others' from them."""
 _TOO_FAR: Final = 0.25
 """Share of a step: collectives that end further apart are not the same ones."""
-_NEVER: Final = 10.0
-"""Steps: the same of collectives whose group nothing names."""
 _MAX_ERROR: Final = 0.01
 """Share of a step: ends of collectives that lie further apart are worth a line."""
 
 Signature = tuple[tuple[str, str, int], ...]
 """Operation, group and bytes of each collective of a step."""
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """What was added to each rank's times, s; ``error_s`` is how far ends of collectives still lie apart.
+
+    The error is that of nine of ten shared collectives: how far the ends of their members lie from their middle one.
+    """
+
+    shift_s: dict[int, float]
+    error_s: float
+    shared: int
 
 
 @dataclass(frozen=True)
@@ -66,29 +77,31 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     if not by_rank:
         raise InputError(f"{name}: no ranks; allowed: one file per rank")
     ordered, notes = _belong_together([by_rank[rank] for rank in sorted(by_rank)])
-    clocks = align_clocks(ordered)
+    ordered = adopt_groups(ordered)
+    shift_s, renumber = align_clocks(ordered)
     steps_of = {
         t.rank: {
-            step.iteration + clocks.renumber[t.rank]: step.shifted(clocks.shift_s[t.rank])
+            step.iteration + renumber[t.rank]: step.shifted(shift_s[t.rank])
             for step in t.steps
-            if step.iteration + clocks.renumber[t.rank] >= 0
+            if step.iteration + renumber[t.rank] >= 0
         }
         for t in ordered
     }
-    notes += [note for t in ordered for note in t.notes]
     notes += [
-        f"{t.path}: its steps are numbered {clocks.renumber[t.rank]:+d} against those of rank {ordered[0].rank}"
+        f"{t.path}: its steps are numbered {renumber[t.rank]:+d} against those of rank {ordered[0].rank}"
         for t in ordered
-        if clocks.renumber[t.rank]
+        if renumber[t.rank]
     ]
     common = sorted(set.intersection(*(set(steps) for steps in steps_of.values())))
     if not common:
         named = ", ".join(f"rank {t.rank} has {len(t.steps)}" for t in ordered[:8])
         raise InputError(f"{name}: no step that all ranks have ({named}); allowed: files of the same steps of one job")
     notes += _lacking(steps_of, common)
+    files = list(by_rank.values())
+    steps_of = fill_sizes(name_groups(steps_of, common, _world_size(files)))
+    clocks = Clocks(shift_s, *ends_apart(steps_of))
     _agree(clocks, steps_of, common, name)
-    steps_of = name_groups(steps_of, common)
-    notes += _unknown_members(steps_of, ordered)
+    notes += _unknown_members(steps_of)
     kept, dropped = _whole(steps_of, common)
     notes += dropped
     if not kept:
@@ -99,7 +112,6 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     origin_s = min(columns["start_s"])
     for key in ("start_s", "end_s"):
         columns[key] = (np.array(columns[key]) - origin_s).tolist()
-    files = list(by_rank.values())
     notes += _missing(files)
     notes += _clock_note(clocks, [steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in kept])
     ranks = tuple({"rank": t.rank, "dp_rank": i, "stage": 0} | t.about for i, t in enumerate(ordered))
@@ -110,20 +122,18 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     )
     kept_steps = set(kept)
     activity = tuple(
-        _named_like(one.moved(t.rank, number, clocks.shift_s[t.rank] - origin_s), steps_of[t.rank][number])
+        _named_like(one.moved(t.rank, number, shift_s[t.rank] - origin_s), steps_of[t.rank][number])
         for t in ordered
         for one in t.activity
-        if (number := one.iteration + clocks.renumber[t.rank]) in kept_steps
+        if (number := one.iteration + renumber[t.rank]) in kept_steps
     )
     return Merged(trace, clocks, tuple(notes), activity)
 
 
 def _agree(clocks: Clocks, steps_of: Steps, common: list[int], name: str) -> None:
-    """Raises InputError if collectives of groups that the files name do not end together on any clocks."""
-    found = [c for steps in steps_of.values() for i in common for c in steps[i].collectives]
-    named = any(c.group and not c.group.startswith(UNNAMED_GROUP) for c in found)
+    """Raises InputError if collectives of the same group and place do not end together on any clocks."""
     step_s = float(np.median([steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in common]))
-    if clocks.error_s > (_TOO_FAR if named else _NEVER) * step_s:
+    if clocks.error_s > _TOO_FAR * step_s:
         raise InputError(
             f"{name}: collectives of the same group and place end up to {duration(clocks.error_s)} apart on any "
             f"clocks, {clocks.error_s / step_s:.0%} of a step, so these are not the same collectives; allowed: "
@@ -131,19 +141,18 @@ def _agree(clocks: Clocks, steps_of: Steps, common: list[int], name: str) -> Non
         )
 
 
-def _unknown_members(steps_of: Steps, timelines: list[Timeline]) -> list[str]:
+def _unknown_members(steps_of: Steps) -> list[str]:
     """A line on collectives of groups that nothing names, and whose ends do not show their members either."""
-    unnamed = sum(c.group.startswith(UNNAMED_GROUP) for t in timelines for s in t.steps for c in s.collectives)
     found = [c for steps in steps_of.values() for step in steps.values() for c in step.collectives]
     left = sum(not c.group and c.op not in POINT_TO_POINT for c in found)
-    if not (unnamed and left):
+    if not left or len(steps_of) < 2:
         return []
-    return [f"{left} of {unnamed} collectives name no process group and end with no other rank's: who waits is unknown"]
+    return [f"{left} of {len(found)} collectives name no process group and end with no other's: who waits is unknown"]
 
 
 def _named_like(one: RankActivity, step: Step) -> RankActivity:
     """The activity with the names that operations and groups have in the trace."""
-    ordered = _in_order(step)
+    ordered = step.in_order
     if len(ordered) != len(one.collectives):
         return one
     pairs = zip(one.collectives, ordered, strict=True)
@@ -210,19 +219,14 @@ def _clock_note(clocks: Clocks, step_s: list[float]) -> list[str]:
     apart_s = max(shift_s) - min(shift_s)
     if apart_s < _SAME_CLOCK_S and clocks.error_s < _MAX_ERROR * float(np.median(step_s)):
         return []
-    return [
-        f"clocks differ by up to {apart_s:.6f} s, removed by the ends of {clocks.shared} collectives, which agree "
-        f"within {duration(clocks.error_s)} (nine in ten)"
-    ]
+    differ = f"clocks differ by up to {apart_s:.6f} s, removed by " if apart_s >= _SAME_CLOCK_S else ""
+    agree = f"the ends of {clocks.shared} collectives, which agree within {duration(clocks.error_s)} (nine in ten)"
+    return [f"{differ}{agree}" if differ else agree.replace(", which", "")]
 
 
 def signature(step: Step) -> Signature:
     """What a step's collectives are, in the order of their begin."""
-    return tuple((c.op, c.group, c.bytes) for c in _in_order(step))
-
-
-def _in_order(step: Step) -> list[Collective]:
-    return sorted(step.collectives, key=lambda c: (c.start_s, c.end_s))
+    return tuple((c.op, c.group, c.bytes) for c in step.in_order)
 
 
 def _whole(steps_of: dict[int, dict[int, Step]], common: list[int]) -> tuple[list[int], list[str]]:
@@ -282,7 +286,7 @@ def _columns(steps_of: dict[int, dict[int, Step]], kept: list[int]) -> dict[str,
         step = steps_of[rank][i]
         wanted = longest[signature(step)] > _EMPTY
         rows: list[tuple[str, int, float, float, int, int]] = []
-        ordered = _in_order(step)
+        ordered = step.in_order
         for k, (piece, is_wanted) in enumerate(zip(pieces.tolist(), wanted.tolist(), strict=True)):
             if k % 2:
                 c = ordered[k // 2]
@@ -301,7 +305,7 @@ def _columns(steps_of: dict[int, dict[int, Step]], kept: list[int]) -> dict[str,
 
 def _pieces(step: Step) -> np.ndarray[Any, np.dtype[np.float64]]:
     """A rank's compute, ``(1 + 2 collectives, 2)``, s: before the first collective, and twice after each begin."""
-    collectives = _in_order(step)
+    collectives = step.in_order
     spans = union(np.array([c.start_s for c in collectives]), np.array([c.end_s for c in collectives]))
     waits = without(spans, union(step.busy_start_s, step.busy_end_s))
     edges = np.clip([step.start_s, *(c.start_s for c in collectives), step.end_s], step.start_s, step.end_s)

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -46,6 +47,18 @@ class Step:
     collectives: tuple[Collective, ...]
     busy_start_s: Array
     busy_end_s: Array
+
+    @property
+    def in_order(self) -> list[Collective]:
+        """Its collectives in the order of their begin."""
+        return sorted(self.collectives, key=lambda c: (c.start_s, c.end_s))
+
+    def placed(self) -> Iterator[tuple[tuple[str, str, int], Collective]]:
+        """The same, each with its group, operation, and place among its like."""
+        seen: Counter[tuple[str, str]] = Counter()
+        for c in self.in_order:
+            yield (c.group, c.op, seen[c.group, c.op]), c
+            seen[c.group, c.op] += 1
 
     def shifted(self, add_s: float) -> Step:
         """The step on a clock that is ahead by ``add_s``."""
@@ -113,9 +126,6 @@ class CollectiveActivity:
     host_wait_s: float
     host_s: Mapping[str, float]
 
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "host_s": dict(self.host_s)}
-
 
 @dataclass(frozen=True)
 class RankActivity:
@@ -130,10 +140,9 @@ class RankActivity:
     other_copies_s: float  # only other copies and memory sets ran
     exposed_s: float  # only collectives ran
     hidden_s: float
-    host_wait_s: float  # nothing ran because the host had not launched the next operation yet
+    host_wait_s: float  # nothing ran as the host had not launched the next operation yet; nan without any launch
     idle_s: float
     loader_s: float  # the host was in the data loader's ``__next__``
-    kernels: tuple[tuple[str, float], ...]  # the kernels that took most of ``compute_s``, by name
     collectives: tuple[CollectiveActivity, ...]
 
     def moved(self, rank: int, iteration: int, add_s: float) -> RankActivity:
@@ -144,8 +153,3 @@ class RankActivity:
         )
         moved = replace(self, rank=rank, iteration=iteration, collectives=collectives)
         return replace(moved, start_s=self.start_s + add_s, end_s=self.end_s + add_s)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        plain = {**vars(self), "kernels": [list(kernel) for kernel in self.kernels]}
-        return plain | {"collectives": [c.to_json() for c in self.collectives]}

@@ -80,10 +80,10 @@ def activity_table(activity: Sequence[RankActivity], late: Sequence[LateHost]) -
     first = [one.rank for one in late]
     ranks = [*first, *(rank for rank in sorted(of_rank) if rank not in first)]
     shown = [(title, key) for title, key in _SHOWN if any(getattr(one, key) > 0.0 for one in activity)]
-    rows = [
-        [str(rank), *(duration(float(np.mean([getattr(one, key) for one in of_rank[rank]]))) for _, key in shown)]
-        for rank in ranks
-    ]
+    rows = [[str(rank)] for rank in ranks]
+    for row, rank in zip(rows, ranks, strict=True):
+        means_s = [float(np.mean([getattr(one, key) for one in of_rank[rank]])) for _, key in shown]
+        row += [duration(mean_s) if np.isfinite(mean_s) else "unknown" for mean_s in means_s]
     return ["rank", *(title for title, _ in shown)], rows
 
 

@@ -40,6 +40,11 @@ H100_DIR = Path(
 )
 needs_h100 = pytest.mark.skipif(not H100_DIR.is_dir(), reason="set PACEENV_H100_DIR to the profiles of eight H100")
 
+H200_DIR = Path(os.environ.get("PACEENV_H200_DIR") or H100_DIR.with_name("h200-two-ranks"))
+needs_h200 = pytest.mark.skipif(
+    not H200_DIR.is_dir(), reason="set PACEENV_H200_DIR to profiles of two ranks on an H200"
+)
+
 
 def job_of(compute_TR: Any, transfer_s: Any = 0.5, name: str = "plain", **changed: Any) -> Trace:
     """Ranks compute as long as given and reduce together, ``(T, 1)`` or always as long.

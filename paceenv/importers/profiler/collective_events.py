@@ -40,14 +40,17 @@ def device_collectives(table: EventTable, device: Device, only_group: str) -> di
     for place in places:
         if (group := _group(said[place][1])) and said[place][0] not in POINT_TO_POINT:
             groups_of[int(threads[place])].add(group)
-    streams = {thread: k for k, thread in enumerate(dict.fromkeys(threads[places].tolist()))}
+    streams: dict[str, dict[int, int]] = defaultdict(dict)
+    for place in sorted(places, key=lambda place: device.step_D[place] < 0):  # as other ranks count them, by operation
+        of_op = streams[said[place][0]]
+        of_op.setdefault(int(threads[place]), len(of_op))
     found = {}
     for place in places:
         op, arguments = said[place]
         event, thread = int(device.event_D[place]), int(threads[place])
         known = groups_of[thread]
         group = _group(arguments) or only_group
-        group = group or (next(iter(known)) if len(known) == 1 else f"{UNNAMED_GROUP}{streams[thread]}")
+        group = group or (next(iter(known)) if len(known) == 1 else f"{UNNAMED_GROUP}{streams[op][thread]}")
         found[place] = _collective(table, event, op, "" if op in ("send", "recv") else group, arguments)
     return found
 

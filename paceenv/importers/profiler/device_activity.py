@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from paceenv.importers.profiler.device_steps import STEP, Device, Flags, is_runtime
+from paceenv.importers.profiler.device_steps import STEP, Device, is_runtime
 from paceenv.importers.profiler.event_columns import Array, EventTable, Integers
 from paceenv.importers.timelines import OUTSIDE, Collective, CollectiveActivity, RankActivity, union, without
 
-TOP_KERNELS: Final = 10
 _US: Final = 1e-6
 
 
@@ -47,10 +45,10 @@ def device_activity(table: EventTable, device: Device, collectives: dict[int, Co
     waited_us = np.concatenate([[0.0], np.cumsum(waits_us)])[np.searchsorted(start_us, edges_us)]
     step_s = np.diff(edges_us, axis=1)[:, 0] * _US
     host_wait_s = np.clip(np.diff(waited_us, axis=1)[:, 0] * _US, 0.0, np.maximum(step_s - busy_s, 0.0))
+    is_known = np.isin(steps, device.step_D[device.launch_D >= 0])
     places_of: dict[int, list[int]] = defaultdict(list)
     for place in places:
         places_of[int(device.step_D[place])].append(place)
-    tops = _top_kernels(table, device, is_kernel)
     found = []
     for k, i in enumerate(steps.tolist()):
         found.append(
@@ -64,10 +62,9 @@ def device_activity(table: EventTable, device: Device, collectives: dict[int, Co
                 other_copies_s=max(float(work_s[k] - compute_s[k] - device_s[k]), 0.0),
                 exposed_s=float(busy_s[k] - work_s[k]),
                 hidden_s=max(float(network_s[k] - busy_s[k] + work_s[k]), 0.0),
-                host_wait_s=float(host_wait_s[k]),
+                host_wait_s=float(host_wait_s[k]) if is_known[k] else np.nan,
                 idle_s=max(float(step_s[k] - busy_s[k] - host_wait_s[k]), 0.0),
                 loader_s=float(loader_s[k]),
-                kernels=tops.get(i, ()),
                 collectives=tuple(of_collective[place] for place in places_of[i]),
             )
         )
@@ -158,26 +155,11 @@ def _host_windows(table: EventTable, device: Device) -> Array:
     return np.stack([np.where(none, 0.0, begin_us_T), np.where(none, 0.0, last_us_T)], axis=1)
 
 
-def _top_kernels(table: EventTable, device: Device, is_kernel: Flags) -> dict[int, tuple[tuple[str, float], ...]]:
-    """The kernels that take most time in each step, and how much, s."""
-    chosen = np.flatnonzero(is_kernel & (device.step_D >= 0))
-    events = device.event_D[chosen]
-    pair, place = np.unique(device.step_D[chosen] * len(table.names) + table.name_E[events], return_inverse=True)
-    took_s = np.bincount(place, table.dur_us_E[events], len(pair)) * _US
-    step, name = np.divmod(pair, max(len(table.names), 1))
-    order = np.lexsort((-took_s, step))
-    bounds = np.searchsorted(step[order], np.arange(len(device.number_T) + 1))
-    return {
-        i: tuple((readable(table.names[name[k]]), float(took_s[k])) for k in order[first:last][:TOP_KERNELS].tolist())
-        for i, (first, last) in enumerate(pairwise(bounds.tolist()))
-    }
-
-
-_HOST: Final = frozenset(("cpu_op", "user_annotation", "python_function"))
+_RANGES: Final = frozenset(("cpu_op", "user_annotation"))
+"""Not ``python_function``: the outermost of these is the whole program."""
 _HASH: Final = re.compile(r"\b(?=\w*\d)[0-9a-z]{16,}\b|0x[0-9a-f]{6,}|[#\s]+\Z|\A[#\s]+")
 _LOADER: Final = re.compile(r"enumerate\(DataLoader\)|dataloader_next|DataLoaderIter\.__next__|_next_data\b")
 _LONGEST: Final = 80
-_MOST_DEPTH: Final = 200
 _MIN_S: Final = 20e-6
 """Less than this in a window is left out."""
 
@@ -188,55 +170,45 @@ def readable(name: str) -> str:
 
 
 def time_by_range(table: EventTable, device: Device, windows_us: Array) -> list[dict[str, float]]:
-    """Time of the launching threads by range in each window between rising moments, s: one mapping fewer than these.
+    """Time of the launching threads by outermost range in each window between rising moments, s: one mapping each.
 
-    The outermost range is named as well where it is another one.
+    Ranges of a thread lie within each other. One that only overlaps another is taken to end with it.
     """
     windows_us = np.maximum.accumulate(windows_us)
     found: list[dict[str, float]] = [{} for _ in range(len(windows_us) - 1)]
     if not found or not np.isfinite(windows_us).all():
         return found
-    is_host = table.in_categories(lambda category: category in _HOST or is_runtime(category))
+    is_host = table.in_categories(lambda category: category in _RANGES or is_runtime(category))
     is_host &= ~table.named(lambda name: STEP.match(name) is not None)
     is_host &= (table.end_us_E > windows_us[0]) & (table.start_us_E < windows_us[-1])
     names = [readable(name) for name in table.names]
     code_of = {name: k for k, name in enumerate(dict.fromkeys(names))}
-    codes, texts = np.array([code_of[name] for name in names], np.int64), list(code_of)
-    covered: list[tuple[Array, Array]] = []
+    codes = np.array([code_of[name] for name in names], np.int64)
+    outermost = [np.empty(0, np.int64)]
     for thread in np.unique(table.thread_E[device.launch_D[device.launch_D >= 0]]).tolist():
         events = np.flatnonzero(is_host & (table.thread_E == thread))
-        if not len(events):
-            continue
         events = events[np.lexsort((-table.dur_us_E[events], table.start_us_E[events]))]
-        outer, inner, begin_us, end_us = _innermost(table, events, windows_us)
-        covered.append((begin_us, end_us))
-        window = np.searchsorted(windows_us, begin_us, side="right") - 1
-        inside = (window >= 0) & (window < len(found))
-        label = codes[table.name_E[outer]] * len(texts) + codes[table.name_E[inner]]
-        key, place = np.unique(window[inside] * len(texts) ** 2 + label[inside], return_inverse=True)
-        total_us = np.bincount(place, (end_us - begin_us)[inside])
-        for one, took_us in zip(key.tolist(), total_us.tolist(), strict=True):
-            if took_us * 1e-6 >= _MIN_S:
-                at, pair = divmod(one, len(texts) ** 2)
-                first, last = divmod(pair, len(texts))
-                text = texts[last] if first == last else f"{texts[first]} > {texts[last]}"
-                found[at][text] = found[at].get(text, 0.0) + took_us * 1e-6
-    inside_any = union(
-        np.concatenate([np.empty(0), *(begin_us for begin_us, _ in covered)]),
-        np.concatenate([np.empty(0), *(end_us for _, end_us in covered)]),
-    )
-    outside_us = np.diff(windows_us) - np.diff(covered_until(inside_any, windows_us))
-    for at, took_us in enumerate(outside_us.tolist()):
-        if took_us * 1e-6 >= _MIN_S:
-            found[at][OUTSIDE] = took_us * 1e-6
+        reach_us = np.maximum.accumulate(np.concatenate([[-np.inf], table.end_us_E[events]]))
+        outermost.append(events[table.start_us_E[events] >= reach_us[:-1]])
+    ranges = np.concatenate(outermost)
+    by_name = [(name, ranges[codes[table.name_E[ranges]] == code]) for name, code in code_of.items()]
+    for name, events in by_name:
+        per_thread = (events[table.thread_E[events] == thread] for thread in np.unique(table.thread_E[events]))
+        for spans in ((table.start_us_E[of], table.end_us_E[of]) for of in per_thread):
+            took_s = np.diff(covered_until(spans, windows_us)) * _US
+            for at in np.flatnonzero(took_s >= _MIN_S).tolist():
+                found[at][name] = found[at].get(name, 0.0) + float(took_s[at])
+    inside_any = union(table.start_us_E[ranges], table.end_us_E[ranges])
+    outside_s = (np.diff(windows_us) - np.diff(covered_until(inside_any, windows_us))) * _US
+    for at in np.flatnonzero(outside_s >= _MIN_S).tolist():
+        found[at][OUTSIDE] = float(outside_s[at])
     return found
 
 
 def loader_spans(table: EventTable) -> tuple[Array, Array]:
     """When the host was in a data loader's ``__next__``, us."""
-    is_loader = table.in_categories(lambda category: category in _HOST) & table.named(
-        lambda name: _LOADER.search(name) is not None
-    )
+    is_loader = table.named(lambda name: _LOADER.search(name) is not None)
+    is_loader &= table.in_categories(lambda category: category in {*_RANGES, "python_function"})
     return union(table.start_us_E[is_loader], table.end_us_E[is_loader])
 
 
@@ -248,51 +220,3 @@ def covered_until(spans: tuple[Array, Array], moments: Array) -> Array:
     edges = np.stack([begins, ends], axis=1).ravel()
     total = np.concatenate([[0.0], np.cumsum(ends - begins)])
     return np.asarray(np.interp(moments, edges, np.stack([total[:-1], total[1:]], axis=1).ravel()))
-
-
-def _innermost(table: EventTable, events: Integers, windows_us: Array) -> tuple[Integers, Integers, Array, Array]:
-    """Segments of a thread's time inside ranges: outermost and innermost range, begin and end, us; cut at windows.
-
-    Ranges of a thread lie within each other. One that only overlaps another is taken to end with it.
-    """
-    start_us = table.start_us_E[events]
-    depth, parent, end_us = _nested(start_us, table.end_us_E[events])
-    outermost = np.arange(len(events))
-    for level in range(1, int(depth.max()) + 1):
-        at = depth == level
-        outermost[at] = outermost[parent[at]]
-    order = np.concatenate([np.arange(len(events)), parent, np.full(len(windows_us), -2)])
-    edges_us = np.concatenate([start_us, end_us, windows_us])
-    # Where ranges end and begin at one moment, ends come first, the inner one before the outer one.
-    rank = np.concatenate([depth + 1, -1 - depth, np.full(len(windows_us), 1 << 20)])
-    sequence = np.lexsort((rank, edges_us))
-    current = order[sequence]
-    known = np.maximum.accumulate(np.where(current == -2, -1, np.arange(len(current))))
-    current = np.where(known >= 0, current[known], -1)
-    edges_us = edges_us[sequence]
-    kept = np.flatnonzero((current[:-1] >= 0) & (edges_us[1:] > edges_us[:-1]))
-    inner = current[kept]
-    return events[outermost[inner]], events[inner], edges_us[kept], edges_us[kept + 1]
-
-
-def _nested(start_us: Array, end_us: Array) -> tuple[Integers, Integers, Array]:
-    """Depth and parent (-1 none) of ranges in the order of their begin, longer ones first; and ends within parents."""
-    count = len(start_us)
-    depth, parent = np.zeros(count, np.int64), np.full(count, -1, np.int64)
-    end_us = end_us.copy()
-    left = np.arange(count)
-    for level in range(_MOST_DEPTH):
-        # Of what is left, a range that begins after all before it have ended has nothing around it.
-        reach = np.maximum.accumulate(end_us[left])
-        is_top = np.concatenate([[True], start_us[left[1:]] >= reach[:-1]])
-        tops = left[is_top]
-        depth[tops] = level
-        inside = left[~is_top]
-        if not len(inside):
-            break
-        around = tops[np.searchsorted(tops, inside) - 1]
-        parent[inside] = around
-        end_us[inside] = np.minimum(end_us[inside], end_us[around])
-        depth[inside] = level + 1
-        left = inside
-    return depth, parent, end_us

@@ -136,7 +136,7 @@ def find_device(table: EventTable, given: StepMarks | None = None) -> Device | N
         marks = given
         step_D = given.at(table.start_us_E[event_D])
     elif len(host) and known_D.mean() >= _MIN_LAUNCHED:
-        step_D = _filled(host.at(table.start_us_E[launch_D]), known_D)
+        step_D = host.at(_launched_us(table, event_D, launch_D))
         marks = host
     else:
         marks = step_marks(table, device=True)
@@ -166,11 +166,21 @@ def _launches(table: EventTable, event_D: Integers) -> Integers:
     return np.where(correlation[place_D] == wanted_D, calls[first[place_D]], -1)
 
 
-def _filled(step_D: Integers, known_D: Flags) -> Integers:
-    """Operations without a known launch belong to the step of the one before; those before all others to none."""
-    place_D = np.where(known_D, np.arange(len(step_D)), -1)
-    place_D = np.maximum.accumulate(place_D)
-    return np.where(place_D >= 0, step_D[place_D], -1)
+def _launched_us(table: EventTable, event_D: Integers, launch_D: Integers) -> Array:
+    """When each operation was launched, us. An unknown launch lies halfway between those around it in its stream.
+
+    What was launched before the profile began has none before it; such operations belong to no step.
+    """
+    order = np.argsort(table.thread_E[event_D], kind="stable")  # streams run their operations in the order of launch
+    stream, launch = table.thread_E[event_D[order]], launch_D[order]
+    places, known = np.arange(len(order)), launch >= 0
+    before = np.maximum.accumulate(np.where(known, places, 0))
+    after = np.minimum.accumulate(np.where(known, places, len(order) - 1)[::-1])[::-1]
+    at_us = table.start_us_E[launch]
+    early, late = (np.where(known[x] & (stream[x] == stream), at_us[x], np.nan) for x in (before, after))
+    launched_us = np.empty(len(order))
+    launched_us[order] = np.where(np.isnan(early), -np.inf, 0.5 * (early + np.where(np.isnan(late), early, late)))
+    return launched_us
 
 
 def _bounds(table: EventTable, event_D: Integers, step_D: Integers, steps: int) -> tuple[Array, Array]:

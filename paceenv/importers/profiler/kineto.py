@@ -77,7 +77,7 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
         file.path,
         tuple(step.shifted(base_s) for step in steps),
         about,
-        _notes(file.path, device),
+        _notes(device),
         tuple(one.moved(rank, one.iteration, base_s) for one in activity),
     )
 
@@ -109,10 +109,13 @@ def _recurring(file: EventFile, table: EventTable, device: Device, collectives: 
     )
 
 
-def _notes(path: Path, device: Device | None) -> tuple[str, ...]:
-    if device is None or not device.left_out:
+def _notes(device: Device | None) -> tuple[str, ...]:
+    if device is None:
         return ()
-    return (f"{path}: {device.left_out} operations of other devices left out",)
+    others = f"{device.left_out} operations of other devices are left out" if device.left_out else ""
+    is_early = (device.launch_D < 0) & (device.step_D < 0) & bool(len(device.number_T) and device.launch_D.max() >= 0)
+    early = "operations launched before the profile began are left out, with their step" if is_early.any() else ""
+    return tuple(note for note in (others, early) if note)
 
 
 def _device_steps(table: EventTable, device: Device, collectives: dict[int, Collective]) -> list[Step]:

@@ -1,0 +1,136 @@
+"""What a file leaves unsaid of its collectives, by what the other ranks' files say and by when all end.
+
+Kernels of 2023, of CUDA graphs, and those whose launch was not recorded name neither their process group nor a size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from paceenv.importers.collective_names import SEND_RECV
+from paceenv.importers.timelines import UNNAMED_GROUP, Collective, Step, Timeline
+
+Steps = dict[int, dict[int, Step]]
+"""By rank, then by number."""
+_Key = tuple[str, str]
+"""Group and operation."""
+_LETTING_GO_S: Final = 100e-6
+"""By how much networks let members go apart, however short the collective."""
+_TOGETHER: Final = 0.5
+"""Share of the shorter of two durations within which ends are together."""
+_MORE_THAN_A_PAIR: Final = 3
+"""Members of a group that sends and receives: a pair may be two stages of a pipeline."""
+
+
+def adopt_groups(timelines: list[Timeline]) -> list[Timeline]:
+    """Groups of other ranks' files for those that a file does not name, where one alone has as many in each step."""
+    usual_of = {t.rank: _usual(t) for t in timelines}
+    named: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for usual in usual_of.values():
+        for (group, op), count in usual.items():
+            if group and not group.startswith(UNNAMED_GROUP):
+                named[op, count].add(group)
+    found = []
+    for t in timelines:
+        names: dict[_Key, str] = {}
+        for (group, op), count in usual_of[t.rank].items():
+            fits = [name for name in named[op, count] if _may_hold(name, t.rank)]
+            if group.startswith(UNNAMED_GROUP) and len(fits) == 1:
+                names[group, op] = fits[0]
+        found.append(replace(t, steps=tuple(_renamed(step, names) for step in t.steps)) if names else t)
+    return found
+
+
+def _usual(timeline: Timeline) -> dict[_Key, int]:
+    """How many collectives of each group and operation most steps have."""
+    counts: dict[_Key, Counter[int]] = defaultdict(Counter)
+    for step in timeline.steps:
+        for key, count in Counter((c.group, c.op) for c in step.collectives).items():
+            counts[key][count] += 1
+    return {key: of.most_common(1)[0][0] for key, of in counts.items()}
+
+
+def _may_hold(group: str, rank: int) -> bool:
+    """Whether a group's name, which may list ranks, leaves it open or says that a rank is a member."""
+    listed = group.partition("/")[0]
+    return "." in listed or str(rank) in (re.findall(r"\d+", listed) or [str(rank)])
+
+
+def name_groups(steps_of: Steps, common: list[int], world_size: int) -> Steps:
+    """The same steps, on one clock, with a name for each group whose members end together, and none for others.
+
+    All collectives of a job of two ranks are of both.
+    """
+    met: dict[_Key, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
+    for rank, steps in steps_of.items():
+        for i in common:
+            for c in steps[i].in_order:
+                if c.group.startswith(UNNAMED_GROUP):
+                    met[c.group, c.op][rank].append(c)
+    if not met:
+        return steps_of
+    names: dict[int, dict[_Key, str]] = {rank: {} for rank in steps_of}
+    for key, of_rank in met.items():
+        clusters = _clusters(of_rank, all_meet=len(steps_of) == world_size == 2)
+        for number, members in enumerate(clusters):
+            is_group = len(members) > 1
+            if key[1] == SEND_RECV:
+                is_group &= len(clusters) == 1 or min(map(len, clusters)) >= _MORE_THAN_A_PAIR
+            for rank in members:
+                names[rank][key] = f"{key[0]}/{number}" if is_group else ""
+    return {rank: {i: _renamed(step, names[rank]) for i, step in steps.items()} for rank, steps in steps_of.items()}
+
+
+def _clusters(of_rank: Mapping[int, list[Collective]], *, all_meet: bool) -> list[list[int]]:
+    """Ranks whose collectives are as many and end together; each is compared with the first of each cluster."""
+    found: list[list[int]] = []
+    for rank, mine in of_rank.items():
+        for cluster in found:
+            other = of_rank[cluster[0]]
+            if len(mine) == len(other) and (_end_together(mine, other) or (all_meet and mine[0].op != SEND_RECV)):
+                cluster.append(rank)
+                break
+        else:
+            found.append([rank])
+    return found
+
+
+def _end_together(mine: list[Collective], other: list[Collective]) -> bool:
+    apart_s = np.median([abs(a.end_s - b.end_s) for a, b in zip(mine, other, strict=True)])
+    least_s = np.median([min(a.end_s - a.start_s, b.end_s - b.start_s) for a, b in zip(mine, other, strict=True)])
+    share = 0.0 if mine[0].op == SEND_RECV else _TOGETHER
+    return bool(apart_s <= max(_LETTING_GO_S, share * least_s))
+
+
+def _renamed(step: Step, names: Mapping[_Key, str]) -> Step:
+    renamed = []
+    for c in step.collectives:
+        group = names.get((c.group, c.op), "" if c.group.startswith(UNNAMED_GROUP) else c.group)
+        is_all_to_all = c.op == SEND_RECV and group and group != c.group
+        renamed.append(replace(c, op="all_to_all" if is_all_to_all else c.op, group=group))
+    return replace(step, collectives=tuple(renamed))
+
+
+def fill_sizes(steps_of: Steps) -> Steps:
+    """The same steps with the sizes that other ranks say of the same collective, or else all other steps."""
+    said: dict[tuple[int, str, str, int], set[int]] = defaultdict(set)
+    for steps in steps_of.values():
+        for i, step in steps.items():
+            for key, c in step.placed():
+                for at in (i, -1):
+                    said[at, *key] |= {c.bytes} if c.bytes and c.group else set()
+    found: Steps = defaultdict(dict)
+    for rank, steps in steps_of.items():
+        for i, step in steps.items():
+            filled = []
+            for key, c in step.placed():
+                sizes = said[i, *key] or said[-1, *key]
+                filled.append(replace(c, bytes=min(sizes)) if not c.bytes and len(sizes) == 1 else c)
+            found[rank][i] = replace(step, collectives=tuple(filled))
+    return found
