@@ -222,6 +222,12 @@ class Hang:
 
     def _stuck_text(self, root: Root) -> str:
         unit = self.waits[root.ranks[0]].unit
+        if self.of_watchdog and not self.mismatches:
+            one = len(root.ranks) == 1
+            return (
+                f"{_ranks(root.ranks)} {'waits' if one else 'wait'} in {unit.where}, which nobody is seen to finish; a "
+                "rank of it without a line in this log may not have entered it"
+            )
         if any(m.group is unit.group and m.seq == unit.seq for m in self.mismatches):
             return f"{unit.where} cannot end for that reason, and {_count(root.waiting)} behind it"
         entered = f"all have entered {unit.where}, and"

@@ -25,6 +25,7 @@ from paceenv.importers.flight_recorder import Dump, read_dump
 from paceenv.importers.formats import find_format, list_files
 from paceenv.importers.hang_text import HangText
 from paceenv.importers.merge_ranks import merge_ranks
+from paceenv.importers.nccl_info import Network, read_network
 from paceenv.importers.nccl_inspector import InspectorLog, ranks_of, read_inspector, timeline_of_log
 from paceenv.importers.nccl_tests import Table, is_table, read_tables
 from paceenv.importers.profiler import kineto
@@ -51,6 +52,7 @@ class Inputs:
     steps: tuple[StepLog, ...] = ()  # step times alone, of text logs, one per job
     tables: tuple[Table, ...] = ()  # bandwidth tables, one per program run
     inspected: tuple[InspectorLog, ...] = ()  # NCCL Inspector's records, one log per process
+    network: Network | None = None  # what NCCL says that the job uses
     ended: tuple[str, ...] = ()  # what texts say of how the job died or stands still, a sentence each
     why_no_trace: str = ""  # why files that could have held a trace do not; "" without any
 
@@ -150,11 +152,10 @@ class _Found:
     def inputs(self) -> Inputs:
         """All of it. Raises InputError if nothing is usable."""
         trace, why = self._trace()
-        self._note(self._hang.network)
+        network = read_network(self._hang.info)
+        self._note("" if network is None else network.text)
         dumps, ended = tuple(self._dumps) or self._hang.dumps, self._hang.said
-        if trace is None and not (
-            dumps or ended or self._hang.network or self._tables or self._logs or self._inspected
-        ):
+        if trace is None and not (dumps or ended or network or self._tables or self._logs or self._inspected):
             reasons = [why] if why else list(self._refused.values())
             more = 0 if why else len(self._refused) - 1
             also = f" ({more} more {'file' if more == 1 else 'files'} cannot be used either)" if more > 0 else ""
@@ -174,6 +175,7 @@ class _Found:
             tables=tuple(self._tables),
             inspected=tuple(self._inspected),
             ended=ended,
+            network=network,
             why_no_trace=why if trace is None else "",
         )
 
