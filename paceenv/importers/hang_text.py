@@ -82,7 +82,7 @@ class HangText:
                 del frames[MAX_FRAMES:]
             elif (named := _WHO_ABOVE.match(text)) is not None and "xit" not in text:
                 above = number, f"rank {named[1]}"
-            elif MARK in text:
+            elif MARK in text or "NCCL_IB_HCA" in text:
                 self.info += [text] * (len(self.info) < MAX_LINES)
             else:
                 self._death(text, line.rank, above[1] if number - above[0] < _ABOVE else "")

@@ -52,6 +52,8 @@ class Inputs:
     steps: tuple[StepLog, ...] = ()  # step times alone, of text logs, one per job
     tables: tuple[Table, ...] = ()  # bandwidth tables, one per program run
     inspected: tuple[InspectorLog, ...] = ()  # NCCL Inspector's records, one log per process
+    apart: bool = False  # whether these are recordings of several runs, of which one is looked at
+    several_traces: str = ""  # that there are several traces of whole jobs, "" if not
     network: Network | None = None  # what NCCL says that the job uses
     ended: tuple[str, ...] = ()  # what texts say of how the job died or stands still, a sentence each
     why_no_trace: str = ""  # why files that could have held a trace do not; "" without any
@@ -64,7 +66,9 @@ class Inputs:
         return self.steps[0] if self.steps else None
 
     def require_trace(self) -> Trace:
-        """The trace. Raises InputError that says what there is instead."""
+        """The only trace. Raises InputError that says what there is instead."""
+        if self.several_traces:
+            raise InputError(self.several_traces)
         if self.trace is not None:
             return self.trace
         if self.dumps:
@@ -110,6 +114,7 @@ class _Found:
         self._notes: list[str] = []
         self._activity: tuple[RankActivity, ...] = ()
         self._refused: dict[Path, str] = {}
+        self._apart, self._several = False, ""
 
     def take(self, path: Path, on_bytes: Callable[[float], None]) -> None:
         """Read a file, or remember why it cannot be; ``on_bytes`` is told how far."""
@@ -175,6 +180,8 @@ class _Found:
             tables=tuple(self._tables),
             inspected=tuple(self._inspected),
             ended=ended,
+            apart=self._apart or self._several != "",
+            several_traces=self._several,
             network=network,
             why_no_trace=why if trace is None else "",
         )
@@ -199,8 +206,8 @@ class _Found:
             return None
         if len(self._wholes) > 1:
             named = ", ".join(map(str, self._wholes[:_NAMED]))
-            raise InputError(f"{len(self._wholes)} traces of whole jobs ({named}, ...); allowed: one of them")
-        path = self._wholes[0]
+            self._several = f"{len(self._wholes)} traces of whole jobs ({named}, ...); allowed: one of them"
+        path = self._wholes[-1]
         if find_format(path) == "straggler trace":
             return import_straggler(path)
         trace, note = read_capped(path, self._max_rows)
@@ -244,6 +251,7 @@ class _Found:
             if other is not chosen:
                 self._note(f"{timelines[other[0]].path.parent}: another recording of the same ranks; skipped")
         kept = _latest([timelines[i] for i in chosen])
+        self._apart |= len(runs) > 1 or len(kept) < len(chosen) or len(recordings) > 1
         if len(kept) < len(chosen):
             self._note(f"{kept[0].path.parent}: several recordings of the same ranks; the latest of each is looked at")
         merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job", source)

@@ -15,6 +15,7 @@ MARK: Final = "NCCL INFO"
 _COMM: Final = re.compile(r"\bn[Rr]anks (\d{1,7})(?: nNodes (\d{1,7}))?")
 _NETWORK: Final = re.compile(r"(?:Using network| via NET/)\s*([A-Za-z]\w{1,30})")
 _DEVICES: Final = re.compile(r"NET/(IB|Socket)\s?: Using (.{1,400})")
+_ASKED: Final = re.compile(r"NCCL_IB_HCA(?:=| set (?:by environment )?to )=?((?:\w+(?::\d+)?,?)+)")
 _SPEED: Final = re.compile(r"NET/IB\s?:.{0,80}\bspeed=(\d{4,7})\b")
 _NO_IB: Final = "NET/IB : No device found"
 _NAMES: Final = re.compile(r"\[\d+\]([\w.]+)")
@@ -50,6 +51,7 @@ class Network:
 
 def read_network(lines: Iterable[str]) -> Network | None:
     """What the lines say, None if they name no network."""
+    hca = dict[str, None]()
     used, devices, gbps, ranks, nodes, no_ib = (
         dict[str, None](),
         defaultdict[str, dict[str, None]](dict),
@@ -65,11 +67,13 @@ def read_network(lines: Iterable[str]) -> Network | None:
             used.setdefault(network[1].replace("socket", "Socket"))
         if (named := _DEVICES.search(text)) is not None:
             devices[named[1]] |= dict.fromkeys(_NAMES.findall(named[2])[:16])
+        if (asked := _ASKED.search(text)) is not None:
+            hca |= dict.fromkeys(name.partition(":")[0] for name in asked[1].strip(",").split(","))
         if (speed := _SPEED.search(text)) is not None:
             gbps = max(gbps, int(speed[1]) / 1e3)
         no_ib = no_ib or _NO_IB in text
-    if not used:
+    if not (used or hca):
         return None
-    transport = "Socket" if "Socket" in used else next(iter(used))
-    of_kind = devices["Socket" if transport == "Socket" else "IB"]
+    transport = "Socket" if "Socket" in used else next(iter(used), "IB (NCCL_IB_HCA)")
+    of_kind = devices["Socket"] if transport == "Socket" else devices["IB"] or hca
     return Network(transport, tuple(of_kind), gbps, ranks, nodes, no_ib)

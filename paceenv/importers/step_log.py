@@ -100,6 +100,11 @@ class StepLog:
     phases: Mapping[str, Array] = field(default_factory=dict)  # seconds of named parts of each value's step, (V,)
     settings: Mapping[str, str] = field(default_factory=dict)  # named_numbers.SETTINGS that it printed
 
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job as far as the log tells, 0 if it does not."""
+        return int(self.settings.get("world size", len(self.others) + 1 if self.others else 0))
+
 
 def read_step_log(
     path: str | Path, *, pattern: str | None = None, on_bytes: Callable[[float], None] = lambda done: None

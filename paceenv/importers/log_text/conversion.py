@@ -278,40 +278,27 @@ def _elapsed(kind: str, step_V: Array, value_V: Array, digit: float) -> tuple[Ar
 def _differences(
     step_V: Array, elapsed_V: Array, run_V: Integers, rounding_V: Array, notes: list[str]
 ) -> tuple[Integers, Array, Array, Integers, float]:
-    """Mean step times between values of a running clock; neighbours are merged where the clock is coarse."""
-    restart_V = np.diff(elapsed_V, prepend=elapsed_V[:1]) < -np.maximum(rounding_V, 1e-9)
-    run_V = run_V + np.cumsum(restart_V)  # a clock that goes back begins anew
-    at, before = _pairs(step_V, elapsed_V, run_V, rounding_V, 1e-9)
-    if len(at) < 0.7 * max(int((np.diff(run_V) == 0).sum()), 1):
-        usual = float(np.median(step_V[at] - step_V[before])) if len(at) else 0.0
-        # A slow step by itself would weigh as much as the means over many steps beside it.
-        at, before = _pairs(step_V, elapsed_V, run_V, rounding_V, usual)
-        notes.append(
-            f"the clock of this log is coarse ({float(np.median(rounding_V)):.3g} s): each value is the mean over "
-            f"about {usual:.0f} steps"
-        )
+    """Mean step times between values of a running clock; where it is coarse, over so many that they are exact."""
+    began_V = np.diff(elapsed_V, prepend=elapsed_V[:1]) < -np.maximum(rounding_V, 1e-9)
+    run_V = run_V + np.cumsum(began_V)  # a clock that goes back begins anew
+    _, first, count = np.unique(run_V, return_index=True, return_counts=True)
+    passed_s = sum(float(elapsed_V[f + n - 1] - elapsed_V[f]) for f, n in zip(first, count, strict=True))
+    rounding, usual_s = float(np.median(rounding_V)) if len(rounding_V) else 0.0, passed_s / max((count - 1).sum(), 1)
+    stride = max(math.ceil(COARSE * rounding / max(usual_s, 1e-9)), 1) if rounding > 0.0 else 1
+    pieces = [
+        f + np.linspace(0, n - 1, (n - 1) // stride + 1).round().astype(np.int64)
+        for f, n in zip(first, count, strict=True)
+        if n > stride
+    ]
+    none = [np.zeros(0, np.int64)]
+    at, before = (np.concatenate([piece[part] for piece in pieces] or none) for part in (slice(1, None), slice(-1)))
     gap_V = step_V[at] - step_V[before]
-    value_V = (elapsed_V[at] - elapsed_V[before]) / np.maximum(gap_V, 1.0)
-    rounding = float(np.median(rounding_V[at] / np.maximum(gap_V, 1.0))) if len(at) else 0.0
-    return at, value_V, gap_V, run_V[at], rounding
-
-
-def _pairs(
-    step_V: Array, elapsed_V: Array, run_V: Integers, rounding_V: Array, least: float
-) -> tuple[Integers, Integers]:
-    """End and beginning of every value: neighbours of one run, at least ``least`` steps and units of rounding apart."""
-    kept: list[int] = []
-    last = -1
-    for v in range(len(step_V)):
-        if last >= 0 and run_V[v] == run_V[last]:
-            span_s = elapsed_V[v] - elapsed_V[last]
-            if span_s < COARSE * max(rounding_V[v], rounding_V[last]) or step_V[v] - step_V[last] < least:
-                continue
-        kept.append(v)
-        last = v
-    at = np.array(kept, np.int64)
-    same = np.diff(run_V[at]) == 0
-    return at[1:][same], at[:-1][same]
+    steps = float(np.median(gap_V)) if len(at) else 1.0
+    if stride > 1:
+        notes.append(
+            f"the clock of this log is coarse ({rounding:.3g} s): each value is the mean over about {steps:.0f} steps"
+        )
+    return at, (elapsed_V[at] - elapsed_V[before]) / gap_V, gap_V, run_V[at], rounding / steps
 
 
 def _seconds(
