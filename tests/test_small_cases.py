@@ -23,6 +23,7 @@ from paceenv.importers.step_log import read_step_log
 DATA = Path(os.environ.get("PACEENV_DATA_DIR") or STRAGGLER_DIR.parent) / "small-cases"
 COLUMNS = (
     "step_time", "iter_time", "iteration_time", "time_per_step", "batch_time", "train_step_time", "perf/step_time",
+    "sec_per_iter", "time/step", "elapsed_time_per_iteration",
 )  # fmt: skip
 STEPS = ("step", "iteration", "iter", "global_step", "batch")
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}

@@ -82,6 +82,7 @@ _NUMBER: Final = re.compile(
     r"(?: ?/ ?(?P<total>\d{1,15})(?![\w.]))?"
     r"(?P<unit> ?(?:[A-Za-zµμ%]{1,12}(?:/[A-Za-z]{1,10}){0,2}|/[A-Za-z]{1,6})|<(?=[\d?]))?"
 )
+_RATIO: Final = re.compile(r"[a-zµ]*/(?:s|secs?|seconds?|gpu|device)(?:/[a-z]+)?|[a-zµ]{1,5}/[a-z]+")
 _END: Final = re.compile(r"[\s:=#'\"(\[.{<|~-]*\Z")
 _DELIMITER: Final = re.compile(r"[|,;{}\[\]\t<>]|[)\]] |\s{2,}| - |: ")
 _UNIT_BEHIND: Final = re.compile(r"\(([A-Za-z/µ]{1,12})\)\Z")
@@ -97,7 +98,8 @@ def numbers_in(text: str) -> list[Named]:
         bare = unit.strip().lower()
         if bare == "<" and ":" in hit["value"] and found and found[-1].total:
             return [found[-1], Named(BAR, hit["value"])]
-        if bare and not (bare in UNITS_S or bare in _OTHER_UNITS or "/" in bare):
+        is_name = unit[:1] == " " and text[last : last + 1] in {"_", "=", ":"}  # of the next number
+        if bare and (is_name or not (bare in UNITS_S or bare in _OTHER_UNITS or _RATIO.fullmatch(bare))):
             if unit[0] != " ":
                 continue  # as in 0x1b or 3rd
             bare, last = "", hit.start("unit")
@@ -183,7 +185,7 @@ def role_of(raw: str, unit: str = "") -> Role | None:
     words = words[max((k + 1 for k, word in enumerate(words) if word[0].isdecimal()), default=0) :]
     while len(words) > 1 and words[0] in _LEADING:
         del words[0]
-    if len(words) > 1 and words[-1] in _UNITS_BEHIND and not _is_speed(words):
+    if len(words) > 1 and words[-1] in _UNITS_BEHIND and not _is_speed(words, text):
         unit = unit if unit in UNITS_S else words[-1]
         words = words[:-2] if words[-2] == "in" else words[:-1]
     name = " ".join(words)
@@ -196,11 +198,10 @@ def role_of(raw: str, unit: str = "") -> Role | None:
     return _speed(name, unit) or _time(name, frozenset(words), UNITS_S.get(unit))
 
 
-def _is_speed(words: list[str]) -> bool:
-    """As in ``tok/sec``; ``step_s`` and ``iter_ms`` are times none the less."""
-    return words[-2] == "per" or (
-        words[-2] in COUNTED and words[-1] in {"s", "sec", "secs", "seconds"} and words[-2:] != ["step", "s"]
-    )
+def _is_speed(words: list[str], text: str) -> bool:
+    """As in ``tok/sec``; ``iter_s`` and ``sec_per_iter_s`` are times none the less."""
+    counted = COUNTED.get(words[-2], "") if "per" not in words and not words[-1].startswith(("m", "u", "n")) else ""
+    return words[-2] == "per" or (counted != "" and (counted != "step" or text.lower().endswith(f"/{words[-1]}")))
 
 
 _SECOND: Final = r"(?:s|secs?|seconds?)"
