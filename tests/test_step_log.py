@@ -62,7 +62,7 @@ def test_the_bar_of_the_training_wins_over_longer_ones_of_evaluations(batch_s: f
     log = read(tmp_path, log_samples.huggingface(evaluation, 400 * batch_s))
     assert (set(log.run_V), int(log.step_V[-1])) == ({0}, 1000)
     assert np.median(log.step_s_V) == pytest.approx(2.0)
-    assert log.step_s_V.mean() == pytest.approx(2.0 + 4 * 400 * batch_s / 1000)  # no value of a single slow step
+    assert log.step_s_V.mean() == pytest.approx(2.0 + 4 * 400 * batch_s / 1000, rel=1e-3)  # no value of a single slow step
     assert "of progress bars of 1000, 400 steps that of 1000 is used" in log.notes
 
 

@@ -59,7 +59,8 @@ ALLOWED: Final = (
     "a step and its time (as in 'step: 10 time: 0.4 s'), a progress bar, CSV or JSON lines with a column such as "
     "step_time, or any other log with --pattern 'step (?P<step>\\d+).*time: (?P<ms>[\\d.]+)'"
 )
-MLPERF: Final = ":::MLLOG"
+MLPERF: Final = "MLPerf"
+_EVENT: Final = ":::MLLOG"
 _NO_TRAINING: Final = re.compile(
     r"[Vv]alidat|[Ee]valuat|\b(?:eval|EVAL|Eval|Test|Val)\b\s*:|\((?:val|test)\)|[Ii]nference|Sanity|Testing|Predict|Download|"
     r"Loading|Fetching|Resolving|Map[: ]|Filter|Generating|[Tt]okeniz|dataset|examples/s|ba/s|Processed prompts|"
@@ -273,8 +274,8 @@ class _Lines:
             self._number += 1
             if (fields := self._pattern.match(text) or self._pattern.match(line.tagged)) is not None:
                 self._add_fields(fields, line)
-        elif MLPERF in text:
-            self._add_event(text.partition(MLPERF)[2], line.rank)
+        elif _EVENT in text:
+            self._add_event(text.partition(_EVENT)[2], line.rank)
         elif text[:1] == "{" and '"' in text and (row := _json_row(text)) is not None:
             self.add_row(row, "JSON lines", line.rank)
         elif any(map(str.isdecimal, text)) and not _NO_TRAINING.search(text):
@@ -308,11 +309,11 @@ class _Lines:
             self._block[rank] = clock, samples
         elif key == "block_stop" and rank in self._block:
             row["step"], steps = samples / batch, (samples - self._block[rank][1]) / batch
-            row["block step time"] = 1e-3 * (clock - self._block[rank][0]) / max(steps, 1.0)
+            row["mean block step time"] = 1e-3 * (clock - self._block[rank][0]) / max(steps, 1.0)
         elif key == "tracked_stats" and not (isinstance(about, dict) and "step" in about):
             row = {"step": samples / batch} | {f"mean {name}": value for name, value in row.items()}
         row["timestamp"] = row.pop("time_ms", None)
-        self.add_row(row, "MLPerf", rank)
+        self.add_row(row, MLPERF, rank)
 
     def _take(
         self,
@@ -367,6 +368,8 @@ class _Lines:
             trust, name, kind, averages = -1, known.program, known.kind, known.averages
         else:
             trust, name, kind, averages = role.trust, role.name or one.unit, role.kind, role.averages
+            if line.source == MLPERF and kind == "step time":
+                averages = "interval" if "mean" in name else "one step"
             name = f"{line.source}, {name}" if line.source else name if name == BAR else f"named columns, {name}"
         if math.isnan(line.step):
             near = self._number - self._step_line <= _CARRIED and not line.source

@@ -36,8 +36,6 @@ MIN_VALUES: Final = 4
 """Step times that a log must hold at least."""
 LONGEST_S: Final = 86400.0
 """No step takes a day: what takes longer is a pause of the job, or was no time."""
-MOST_STEPS: Final = 5000.0
-"""Between two lines; numbers further apart rather count samples or tokens."""
 COARSE: Final = 100.0
 """Where times are rounded, a value spans at least so many units of rounding."""
 
@@ -201,7 +199,9 @@ def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
         raise InputError(
             f"{where}: {int(good.sum())} step times of at most a day{coarse}; allowed: at least {MIN_VALUES}"
         )
-    steps_V = _averaged(averages, step_V, value_V, _seconds_a_step(step_V, clock_s_V, run_V), gap_V, numbered)
+    single = averages == "one step" or (averages == "unknown" and not (numbered and float(np.median(gap_V)) > 1.0))
+    # Whether other values are means over the steps since the last one is unknown.
+    steps_V = gap_V if averages == "interval" else np.full(len(step_V), float(single))
     run_V = np.unique(run_V[good], return_inverse=True)[1].astype(np.int64)
     found = step_V[good].astype(np.int64), value_V[good], steps_V[good].astype(np.int64), clock_s_V[good], run_V
     return Steps(*found, float(rounding), tuple(notes), line_V[row_V][good])
@@ -319,25 +319,6 @@ def _seconds(
         notes.append(f"a speed, and no time stamps: all times are those of one {of}, not of a step")
     value_V = per_step / safe_V
     return value_V, float(np.nanmedian(value_V)) * column.digit / float(np.nanmedian(safe_V))
-
-
-def _averaged(averages: str, step_V: Array, value_V: Array, stamped_s_V: Array, gap_V: Array, numbered: bool) -> Array:
-    """How many steps a value averages over; where the format leaves it open, time stamps may tell; else 0."""
-    if averages == "interval":
-        return gap_V
-    if averages == "one step" or not numbered or float(np.median(gap_V)) <= 1.0:
-        return np.ones(len(step_V))
-    good = np.isfinite(stamped_s_V)
-    if float(np.median(gap_V)) > MOST_STEPS or good.sum() < 10:
-        return np.zeros(len(step_V))
-    of_mean, of_value = _spread(value_V[good] - stamped_s_V[good]), _spread(value_V[good])
-    # A mean over the interval follows the clock; a single step is as far from it as from any other mean.
-    return gap_V if of_mean < 0.5 * of_value else np.ones(len(step_V))
-
-
-def _spread(values: Array) -> float:
-    low, high = np.quantile(values, [0.25, 0.75])
-    return float(high - low)
 
 
 def bars_of_steps(bars: Mapping[str, Column]) -> dict[str, Column]:
