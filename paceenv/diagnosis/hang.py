@@ -74,12 +74,6 @@ class Mismatch:
         said = "; ".join(f"{name} on ranks {ranks_text(ranks)}" for name, ranks in self.variants)
         return f"collective {self.seq} of {self.group.text} does not match in {self.what}: {said}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        variants = [{"entered": name, "ranks": list(ranks)} for name, ranks in self.variants]
-        about = {"group": self.group.name, "description": self.group.description, "seq": self.seq}
-        return about | {"differs_in": self.what, "variants": variants}
-
 
 class Hang:
     """What the dumps of one incident show; of several dumps of a rank the latest counts."""
@@ -222,6 +216,12 @@ class Hang:
 
     def _stuck_text(self, root: Root) -> str:
         unit = self.waits[root.ranks[0]].unit
+        if self.of_watchdog and not self.mismatches:
+            one = len(root.ranks) == 1
+            return (
+                f"{_ranks(root.ranks)} {'waits' if one else 'wait'} in {unit.where}, which nobody is seen to finish; a "
+                "rank of it without a line in this log may not have entered it"
+            )
         if any(m.group is unit.group and m.seq == unit.seq for m in self.mismatches):
             return f"{unit.where} cannot end for that reason, and {_count(root.waiting)} behind it"
         entered = f"all have entered {unit.where}, and"
@@ -283,10 +283,7 @@ class Hang:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as ``paceenv diagnose --json`` prints it."""
-        ends = self.ends()
-        together: dict[object, list[Wait]] = defaultdict(list)
-        for _, wait in sorted(self.waits.items()):
-            together[wait.unit.place].append(wait)
+        columns = ("ranks", "wait_in", "group", "for", "in_the_end_for")
         return {
             "folder": self.name,
             "ranks": len(self.job.dumps) + len(self.job.silent),
@@ -297,26 +294,11 @@ class Hang:
             "stopped": list(self.stopped),
             "never_saw_ends": {str(rank): count for rank, count in self.job.blind.items()},
             "without_dump": list(self.job.silent),
-            "roots": [
-                {
-                    "kind": root.kind, "ranks": list(root.ranks), "waiting": list(root.waiting),
-                    "not_begun": list(self._not_begun(root)) if root.kind in {"stuck", "circle"} else [],
-                }
-                for root in self.roots
-            ],
-            "mismatches": [mismatch.to_json() for mismatch in self.mismatches],
+            "roots": [vars(root) for root in self.roots],
+            "mismatches": [mismatch.text for mismatch in self.mismatches],
             "last_seen": [one.to_json() for one in self.last_seen],
-            "waits": [
-                {
-                    "ranks": [wait.unit.rank for wait in waits], "op": unit.op, "is_p2p": unit.is_p2p, "seq": unit.seq,
-                    "group": unit.group.name, "description": unit.group.description,
-                    "group_ranks": list(unit.group.ranks), "absent": list(waits[0].absent),
-                    "busy": list(waits[0].busy), "in_the_end_for": list(ends[unit.rank]),
-                }
-                for waits in together.values()
-                for unit in [waits[0].unit]
-            ],
-        }  # fmt: skip
+            "waits": [dict(zip(columns, row, strict=True)) for row in self.waiting_rows()],
+        }
 
 
 def find_hangs(dumps: Sequence[Dump]) -> tuple[Hang, ...]:

@@ -26,12 +26,13 @@ _SAID_RANGES: Final = 3
 _LITTLE_LEAD: Final = 0.25
 """A host that is ahead of its device by this share of what others are has no reserve."""
 
-Reason = Literal["host", "compute", "copies", "not shown"]
+Reason = Literal["host", "compute", "copies", "launch", "not shown"]
 _CURES: Final[dict[Reason, str]] = {
     "host": "launch less from the host (CUDA graphs, fewer and larger kernels), or free it: garbage collection, other "
     "processes and the clock of its CPU",
     "compute": "look at this device's clock, temperature and share of the work",
     "copies": "look at pinned memory and the bus of this device",
+    "launch": "look at what its host did before: data loader, garbage collection, other processes",
     "not shown": "the profile does not show why",
 }
 _LOADER_CURE: Final = "more or faster workers of its data loader, or fetch ahead"
@@ -100,6 +101,8 @@ class LateHost:
             return f"{said}; its kernels take {extra} more than its peers' for the same work: {_CURES['compute']}"
         if self.reason == "copies":
             return f"{said}; its copies take {extra} more than its peers': {_CURES['copies']}"
+        if self.reason == "launch":
+            return f"{said}; its host launched late, {extra} after its peers': {_CURES['launch']}"
         loads = bool(self.ranges) and any(word in self.ranges[0][0] for word in _LOADER)
         cure = _LOADER_CURE if loads else _CURES["host"]
         return f"{said}; its GPU is idle {extra} a step more than its peers', waiting for its host{self._host}: {cure}"
@@ -213,7 +216,11 @@ def _finding(
                 ranges[name] += (mine.get(name, 0.0) - usual_s) / len(named)
     late_s = sum(named.values()) / len(named)
     best = max(kinds, key=lambda kind: extra_s[kind[0]])[0]
-    reason: Reason = best if extra_s[best] >= _LEAST_PART * late_s else "not shown"
+    launches = [one.mine.launched_s - float(np.median([peer.launched_s for peer in one.peers])) for one in late]
+    extra_s["launch"] = float(np.nansum(launches)) / len(named)
+    # A host that waits for its device launches late, too: that its device did more counts first.
+    shown = [kind for kind in (best, "launch") if extra_s[kind] >= _LEAST_PART * late_s]
+    reason: Reason = shown[0] if shown else "not shown"
     largest = sorted(ranges.items(), key=lambda entry: -entry[1])[:_SAID_RANGES]
     worst = max(late, key=lambda one: one.late_s)
     return LateHost(

@@ -62,7 +62,7 @@ class Diagnosis:
     notes: tuple[str, ...] = ()  # what else is to be known of it, a line each
     agent: str = ""  # what the agent of a live job says of late ranks; leads the verdict
     late: tuple[int, ...] = ()  # the ranks that it names
-    ended: bool = False  # whether the job broke off
+    ended: bool = False  # whether the job broke off or stands still, as its agent or other files say
     paced: PacedSteps | None = None  # what delays in the trace did; None without enough steps with and without
 
     @property
@@ -156,11 +156,12 @@ def conclude(found: Diagnosis, pacing: Pacing | None = None, checks: Sequence[Ab
     elif found.causes:
         lost = _costs(found)
     else:
-        is_healthy = not is_paying and not found.ended and not any(check.is_low for check in checks)
+        is_healthy = not is_paying and not found.late and not found.ended and not any(check.is_low for check in checks)
         lost = f"no cause costs as much as {100 * MIN_LOST:.0f} % of a step{found.doubt}"
         lost = f"{HEALTHY} as far as a trace shows: {lost}" if is_healthy else lost
         said = said or [BLIND_SPOT]
     lost = f"{found.agent}; {lost}" if found.agent else lost
+    lost = f"the job died or hangs; before that, {lost}" if found.ended else lost
     return Verdict(lost, claim, _said(found, pacing, claim, best), best, tuple(said), measured)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,32 +16,35 @@ from typing import Final
 
 from paceenv.importers.flight_recorder import MAX_FRAMES, Dump, Entry, Group, ranks_text
 from paceenv.importers.log_text.log_lines import read_lines
-from paceenv.importers.nccl_info import MARK, say_network
+from paceenv.importers.nccl_info import MARK
 
 _RANK: Final = re.compile(r"\b[Rr]ank (\d{1,7})\]")
-_GROUP: Final = re.compile(r"\[PG (?:ID )?(\w{1,20})(?: PG GUID (\w{0,40})(?:\(([^)]{0,60})\))?)? Rank \d")
+_GROUP: Final = re.compile(r"\[PG (?:ID )?(\w{1,20})(?: PG GUID (\w{0,40}))?(?: ?\(([^)]{0,60})\))? Rank \d")
 _WORK: Final = re.compile(
     r"WorkNCCL\(SeqNum=(\d{1,15}), OpType=(\w{1,40})(?:, NumelIn=(\d{1,15}), NumelOut=(\d{1,15}))?"
 )
+_AT: Final = re.compile(r"by watchdog at work(?: sequence id)?: (\d{1,15})")
 _LAST: Final = re.compile(
     r"last enqueued (?:NCCL )?work: (-?\d{1,15}), last completed (?:NCCL )?work: (-?\d{1,15})", re.IGNORECASE
 )
-_RAN_MS: Final = re.compile(r"ran for (\d{1,12}) milliseconds")
 _FRAME: Final = re.compile(r'^\s*File "([^"]{1,300})", line (\d{1,7}), in (\S{1,100})')
-_EXIT: Final = re.compile(
-    r"(?:exit ?code[^\w-]{0,3}|[Ee]xited with exit code|exited on signal|exit status|[Ss]ignal) ?(-?\d{1,3})\b"
+_CODE: Final = re.compile(
+    r"(?:exit(?:ed|s)?(?: with)?[ _-]?(?:code|status)|return(?:ed)?[ _-]?code)[^\w-]{0,6}(-?\d{1,3})\b", re.IGNORECASE
 )
-_LOCAL_RANK: Final = re.compile(r"(?:local_rank|task)s?[: ]{1,2}(\d{1,7})")
-_DIED: Final = ("exitcode", "exit code", "on signal", "SIGABRT", "SIGKILL", "SIGSEGV", "core dumped", "Signal ")
-_ENDED: Final = re.compile(r"\bexit ?code\W{0,3}0\b")
+_SIGNAL: Final = re.compile(r"(?:on|by|[Cc]aught) signal (\d{1,2})\b(?!\.)|\b(SIG(?:ABRT|KILL|SEGV|BUS|FPE|ILL))\b")
+_OTHER_END: Final = re.compile(r"core dumped|oom[_-]kill|Out Of Memory: Killed|Segmentation fault|Bus error")
+_WHO: Final = re.compile(r"(?<![a-z])((?:local[_ ])?rank|task|process rank)s?\W{1,5}(\d{1,7})\b", re.IGNORECASE)
+_WHO_ABOVE: Final = re.compile(r"^\W{0,12}rank\W{1,12}(\d{1,7})\b")
+_ABOVE: Final = 6
+"""Lines below one that names a rank, as launchers print a block for each."""
 _MISSING: Final = re.compile(r"Process \d+ on node (\S+) managing GPUs? ([\d, ]+)")
 _MISSING_RANKS: Final = re.compile(r"The missing ranks?: ([\d, \-]+)")
 _COUNTS: Final = re.compile(r"(\d+) ranks? ha(?:s|ve) launched up to operation (\d+)")
+_COUNTED: Final = re.compile(r"different (\w+) operation counts")
 _OF_RANK: Final = re.compile(r"Rank (\d+) -- GPU (\d+) managed by process \d+ on node (\S+)")
 _RAS: Final = "Job summary"
 MAX_RANKS: Final = 65_536
-MAX_RAS: Final = 20_000
-"""Lines."""
+MAX_LINES: Final = 20_000
 
 
 @dataclass
@@ -52,127 +56,184 @@ class _Rank:
     items: tuple[int, int] = (-1, -1)
     enqueued: int = -1
     completed: int = -1
-    ran_ms: float = 0.0
 
 
 class HangText:
-    """Collects what the text files of one job say of a hang or a death."""
+    """Collects what the text files of one job say of a hang or a death; ``info`` are lines on what NCCL uses."""
 
     def __init__(self) -> None:
-        self.ranks: dict[tuple[str, str], dict[int, _Rank]] = {}
-        self.frames: dict[int, list[str]] = {}
-        self.exits: dict[str, None] = {}
+        self.info: list[str] = []
+        self._ranks: dict[tuple[str, str], dict[int, _Rank]] = defaultdict(lambda: defaultdict(_Rank))
+        self._frames: dict[int, list[str]] = defaultdict(list)
+        self._exits: dict[str, str] = {}
         self._ras: list[str] = []
-        self._info: list[str] = []
         self._path = Path()
 
     def read(self, path: Path) -> bool:
         """Look at all lines of a file; whether they say anything."""
-        before, in_ras = (len(self.ranks), len(self.exits), len(self._ras), len(self._info)), False
-        for line in read_lines(path):
+        before, in_ras, above = self._said(), False, (-_ABOVE, "")
+        for number, line in enumerate(read_lines(path)):
             text = line.text
             if "ProcessGroupNCCL" in text or "Watchdog caught" in text:
-                _watchdog(text, line.rank, self)
+                self._watchdog(text, line.rank)
             elif "File" in text and (frame := _FRAME.match(text)) is not None:
-                frames = self.frames.setdefault(-1 if line.rank is None else line.rank, [])
+                frames = self._frames[-1 if line.rank is None else line.rank]
                 frames.insert(0, f"{frame[3]} at {frame[1]}:{frame[2]}")
                 del frames[MAX_FRAMES:]
-            elif any(word in text for word in _DIED) and not _ENDED.search(text):
-                _death(text, line.rank, self)
-            elif MARK in text and len(self._info) < MAX_RAS:
-                self._info.append(text)
+            elif (named := _WHO_ABOVE.match(text)) is not None and "xit" not in text:
+                above = number, f"rank {named[1]}"
+            elif MARK in text or "NCCL_IB_HCA" in text:
+                self.info += [text] * (len(self.info) < MAX_LINES)
+            else:
+                self._death(text, line.rank, above[1] if number - above[0] < _ABOVE else "")
             in_ras = in_ras or text.startswith(_RAS)
-            if in_ras and len(self._ras) < MAX_RAS:
-                self._ras.append(text)
-        found = (len(self.ranks), len(self.exits), len(self._ras), len(self._info)) != before
+            self._ras += [text] * (in_ras and len(self._ras) < MAX_LINES)
+        found = self._said() != before
         self._path = path if found else self._path
         return found
 
-    @property
-    def dumps(self) -> tuple[Dump, ...]:
-        """The watchdog's lines."""
-        return _dumps(self._path, self)
+    def _said(self) -> tuple[int, ...]:
+        return tuple(map(len, (self._ranks, self._exits, self._ras, self.info)))
 
-    @property
-    def network(self) -> str:
-        """What the lines of NCCL say that the job uses, "" if nothing."""
-        return say_network(self._info)
+    def _watchdog(self, text: str, tag: int | None) -> None:
+        ranked, work, at, last = (form.search(text) for form in (_RANK, _WORK, _AT, _LAST))
+        rank = int(ranked[1]) if ranked is not None else tag
+        if rank is None or rank >= MAX_RANKS or not (work or at or last):
+            return
+        named = _GROUP.search(text)
+        one = self._ranks[(named[1], named[3] or named[2] or "") if named is not None else ("", "")][rank]
+        if work is not None:
+            one.seq, one.op = int(work[1]), work[2].strip("_").lower()
+            one.items = int(work[3] or -1), int(work[4] or -1)
+        elif at is not None and one.seq < 0:
+            one.seq = int(at[1])
+        if last is not None:
+            one.enqueued, one.completed = int(last[1]), int(last[2])
+
+    def _death(self, text: str, rank: int | None, above: str) -> None:
+        """An exit code or a signal, and whose it is: by a tag, in the same line, or in a line above."""
+        code, caught, other = _CODE.search(text), _SIGNAL.search(text), _OTHER_END.search(text)
+        if code is None and caught is None and other is None:
+            return
+        named = _WHO.search(text)
+        who = f"{named[1].lower().replace('_', ' ').replace('process ', '')} {named[2]}" if named is not None else above
+        who = f"rank {rank}" if rank is not None and not who.startswith("rank") else who or "a process"
+        if code is not None:
+            self._died(who, int(code[1]))
+        elif caught is not None:
+            self._died(who, -int(caught[1] or signal.Signals.__members__.get(caught[2], 0)))
+        elif other is not None:
+            self._exits.setdefault(who, f"a signal ({other[0]})")
+
+    def _died(self, who: str, code: int) -> None:
+        """Keep how a process ended; what a launcher stopped itself is none."""
+        if code not in {0, -signal.SIGTERM} and len(self._exits) < MAX_LINES:
+            number = -code if code < 0 else code - 128
+            name = f" ({signal.Signals(number).name})" if number in {*signal.Signals} else ""
+            self._exits[who] = f"exit code {code}{name}"
 
     @property
     def said(self) -> tuple[str, ...]:
-        """Sentences on what else is known."""
-        return (*_ras(self._ras), *_deaths(self.exits))
+        """Sentences on what is known besides the watchdog's lines."""
+        exits = dict(self._exits)
+        if len(exits) > 1:
+            exits.pop("a process", None)  # launchers say it again of all
+        by_code: dict[str, list[str]] = defaultdict(list)
+        for who, how in exits.items():
+            by_code[how].append(who)
+        ends = []
+        for how, ended in by_code.items():
+            ranks = [int(who.removeprefix("rank ")) for who in ended if who.startswith("rank ")]
+            rest = [who for who in ended if not who.startswith("rank ")]
+            named = [f"rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}"] * bool(ranks) + rest
+            ends.append(f"{', '.join(named[:4])}{' and more' * (len(named) > 4)} ended with {how}")
+        return (*_ras(self._ras), *((f"the job died: {'; '.join(ends[:4])}",) if ends else ()))
 
+    @property
+    def dumps(self) -> tuple[Dump, ...]:
+        """The watchdog's lines as dumps, one of each rank, groups of those ranks that are named.
 
-def _watchdog(text: str, tag: int | None, found: HangText) -> None:
-    ranked = _RANK.search(text)
-    rank = int(ranked[1]) if ranked is not None else tag
-    work, last = _WORK.search(text), _LAST.search(text)
-    if rank is None or rank >= MAX_RANKS or (work is None and last is None):
-        return
-    named = _GROUP.search(text)
-    group = (named[1], named[3] or named[2] or "") if named is not None else ("", "")
-    of_rank = found.ranks.setdefault(group, {}).setdefault(rank, _Rank())
-    if work is not None:
-        of_rank.seq, of_rank.op = int(work[1]), work[2].strip("_").lower()
-        of_rank.items = int(work[3] or -1), int(work[4] or -1)
-        ran = _RAN_MS.search(text)
-        of_rank.ran_ms = float(ran[1]) if ran is not None else 0.0
-    if last is not None:
-        of_rank.enqueued, of_rank.completed = int(last[1]), int(last[2])
-
-
-def _death(text: str, rank: int | None, found: HangText) -> None:
-    code, local = _EXIT.search(text), _LOCAL_RANK.search(text)
-    named = re.search(r"\bSIG(?!TERM|INT|CHLD)[A-Z]{2,7}\b", text)
-    if named is not None:
-        how = named[0]
-    elif code is not None and code[1] != "0":
-        how = _code(int(code[1]))
-    elif "core dumped" in text:
-        how = "a signal (core dumped)"
-    else:
-        return
-    who = f"rank {rank}" if rank is not None else f"local rank {local[1]}" if local is not None else "a process"
-    if len(found.exits) < 64:
-        found.exits.setdefault(f"{who} ended with {how}")
-
-
-def _code(code: int) -> str:
-    number = -code if code < 0 else code - 128 if code > 128 else 0
-    names = {one.value: one.name for one in signal.Signals}
-    return f"exit code {code}" + (f" ({names[number]})" if number in names else "")
-
-
-def _deaths(exits: Iterable[str]) -> tuple[str, ...]:
-    said = list(exits)
-    coded = [one for one in said if "exit code" in one]
-    shown = coded or said
-    more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
-    return (f"the job died: {', '.join(shown[:3])}{more}",) if shown else ()
-
-
-def _ras(lines: list[str]) -> tuple[str, ...]:
-    """What NCCL's RAS says: processes that do not answer, and ranks that launched fewer operations than others."""
-    text, said = "\n".join(lines), list[str]()
-    missing = _MISSING_RANKS.findall(text)
-    nodes = [f"node {node}, GPU {gpu.strip()}" for node, gpu in _MISSING.findall(text)]
-    if missing or nodes:
-        ranks = sorted({int(rank) for part in missing for rank in _expand(part)})
-        where = f" ({'; '.join(nodes[:4])})" if nodes else ""
-        many = len(ranks or nodes) > 1
-        who = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}" if ranks else f"{len(nodes)} process"
-        said.append(
-            f"{who}{where} {'do' if many else 'does'} not answer, and {'have' if many else 'has'} died or stand still"
+        A line that names no group is of the rank's only one.
+        """
+        by_group = {name: dict(ranks) for name, ranks in self._ranks.items()}
+        unnamed = by_group.pop(("", ""), {}) if len(by_group) > 1 else {}
+        for rank, one in unnamed.items():
+            known = next((o[rank] for o in by_group.values() if rank in o and not o[rank].op), None)
+            if known is not None:
+                known.seq, known.op, known.items = one.seq, one.op, one.items
+            else:
+                next(iter(by_group.values())).setdefault(rank, one)
+        entries: dict[int, list[Entry]] = defaultdict(list)
+        groups: dict[int, dict[str, Group]] = defaultdict(dict)
+        status: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
+        for number, ((name, said), of_group) in enumerate(by_group.items()):
+            ranks = sorted(of_group)
+            if (len(by_group) == 1 or name == "0" or "default" in said) and len(ranks) > ranks[-1] // 2:
+                ranks = list(range(ranks[-1] + 1))  # what is said of no line is a rank, too
+            group = Group(name or "0", said if said != name else "", tuple(ranks))
+            ops = {one.seq: one.op for one in of_group.values() if one.op}
+            for rank, one in of_group.items():
+                groups[rank][group.name] = group
+                completed = one.completed if one.completed >= 0 else max(one.seq - 1, 0)
+                entries[rank].append(
+                    Entry(
+                        record=len(entries[rank]), group=group.name, op=one.op or ops.get(one.seq, "collective"),
+                        collective_seq=one.seq if one.seq >= 0 else completed, p2p_seq=0, is_p2p=False, peer=-1, own=-1,
+                        state="started" if one.seq >= 0 else "completed", created_s=0.0, started_s=None,
+                        completed_s=None, duration_ms=None, sizes=f"[[{one.items[0]}]]" if one.items[0] >= 0 else "",
+                        dtypes="", bytes=0, items=one.items, status_id=number, frames=tuple(self._frames.get(rank, ())),
+                    )
+                )  # fmt: skip
+                # An older version has no count of its own: the one that timed out was the last.
+                status[rank][number] = (max(one.enqueued, one.seq), completed)
+        return tuple(
+            Dump(rank, self._path, tuple(of_rank), groups[rank], status[rank], of_watchdog=True)
+            for rank, of_rank in sorted(entries.items())
         )
-    for part in re.split(r"\n\s*#", text):
-        counts = sorted((int(op), int(count)) for count, op in _COUNTS.findall(part))
-        if len(counts) > 1:
-            behind = [f"rank {rank} (node {node}, GPU {gpu})" for rank, gpu, node in _OF_RANK.findall(part)]
-            who = ", ".join(behind[:4]) + (f" and {len(behind) - 4} more" if len(behind) > 4 else "")
-            (least, few), (most, _) = counts[0], counts[-1]
-            said.append(f"{who or f'{few} ranks'} launched no collective after {least}, the others are in {most}")
+
+
+def _ras(lines: Iterable[str]) -> tuple[str, ...]:
+    """What NCCL's RAS says: processes that do not answer, and ranks that launched fewer operations than others."""
+    missing, places, said = set[int](), dict[str, None](), list[str]()
+    op, counts = "collective", list[tuple[int, int, list[str]]]()
+    for text in [*lines, "#"]:
+        if text.lstrip().startswith("#") or "======" in text:  # of another communicator
+            said += [_behind(op, counts)] if len({at for at, _, _ in counts}) > 1 else []
+            counts = []
+        elif (counted := _COUNTED.search(text)) is not None:
+            op = counted[1]
+        elif (count := _COUNTS.search(text)) is not None:
+            counts.append((int(count[2]), int(count[1]), []))
+        elif (process := _MISSING.search(text)) is not None:
+            places.setdefault(f"node {process[1]}, GPU {process[2].strip()}")
+        elif (rank := _OF_RANK.search(text)) is not None:
+            if counts:
+                counts[-1][2].append(rank[1])  # ranks stand below their count, where they are few
+            else:
+                missing.add(int(rank[1]))
+        elif (ranks := _MISSING_RANKS.search(text)) is not None:
+            missing |= set(_expand(ranks[1]))
+    missing = {rank for rank in missing if rank < MAX_RANKS}
+    if missing or places:
+        many = max(len(missing), len(places)) > 1
+        who = f"rank{'s' * many} {ranks_text(missing)}" if missing else "processes" if many else "a process"
+        where = f" ({'; '.join(list(places)[:4])})" if places else ""
+        said.insert(
+            0, f"{who}{where} {'do not answer: they have' if many else 'does not answer: it has'} died or hangs"
+        )
     return tuple(dict.fromkeys(said))
+
+
+def _behind(op: str, counts: list[tuple[int, int, list[str]]]) -> str:
+    """Which ranks launched fewer operations; those that RAS lists may be the ones ahead."""
+    last = max(at for at, _, _ in counts)
+    behind, ahead = ([one for one in counts if (one[0] < last) == is_behind] for is_behind in (True, False))
+    names = [ranks_text(int(rank) for _, _, listed in part for rank in listed) for part in (behind, ahead)]
+    many = sum(count for _, count, _ in behind)
+    who = f"rank{'s' * (many > 1)} {names[0]}" if names[0] else f"{many} ranks"
+    others = f"rank{'s' * (sum(one[1] for one in ahead) > 1)} {names[1]}" if names[1] else "the others"
+    verb = "is" if others.startswith("rank ") else "are"
+    return f"{who} launched no {op} after {min(at for at, _, _ in behind)}, {others} {verb} in {last}"
 
 
 def _expand(text: str) -> Iterable[int]:
@@ -180,51 +241,3 @@ def _expand(text: str) -> Iterable[int]:
         first, _, last = part.partition("-")
         if first.isdecimal():
             yield from range(int(first), min(int(last) if last.isdecimal() else int(first), int(first) + MAX_RANKS) + 1)
-
-
-def _dumps(path: Path, found: HangText) -> tuple[Dump, ...]:
-    """The watchdog's lines as dumps, one of each rank, groups of those ranks that are named.
-
-    A line that names no group is of the rank's only one.
-    """
-    by_group = dict(found.ranks)
-    unnamed = by_group.pop(("", ""), {}) if len(by_group) > 1 else {}
-    for rank, one in unnamed.items():
-        for of_group in by_group.values():
-            if (known := of_group.get(rank)) is not None and known.seq < 0 <= one.seq:
-                known.seq, known.op, known.items, known.ran_ms = one.seq, one.op, one.items, one.ran_ms
-                break
-        else:
-            next(iter(by_group.values())).setdefault(rank, one)
-    entries: dict[int, list[Entry]] = {}
-    groups: dict[int, dict[str, Group]] = {}
-    status: dict[int, dict[int, tuple[int, int]]] = {}
-    for number, ((name, said), of_group) in enumerate(by_group.items()):
-        ranks = sorted(of_group)
-        if (len(by_group) == 1 or name == "0" or "default" in said) and len(ranks) > ranks[-1] // 2:
-            ranks = list(range(ranks[-1] + 1))  # what is said of no line is a rank, too
-        group = Group(name or "0", said if said != name else "", tuple(ranks))
-        for rank, one in of_group.items():
-            groups.setdefault(rank, {})[group.name] = group
-            frames = tuple(found.frames.get(rank, ()))
-            completed = one.completed if one.completed >= 0 else max(one.seq - 1, 0)
-            if one.seq >= 0:
-                entry = _entry(len(entries.get(rank, ())), group.name, one, one.seq, "started", number, frames)
-            else:
-                entry = _entry(len(entries.get(rank, ())), group.name, one, completed, "completed", number, frames)
-            entries.setdefault(rank, []).append(entry)
-            # An older version has no count of its own: the one that timed out was the last.
-            status.setdefault(rank, {})[number] = (max(one.enqueued, one.seq), completed)
-    return tuple(
-        Dump(rank, path, tuple(of_rank), groups[rank], status[rank], of_watchdog=True)
-        for rank, of_rank in sorted(entries.items())
-    )
-
-
-def _entry(record: int, group: str, one: _Rank, seq: int, state: str, number: int, frames: tuple[str, ...]) -> Entry:
-    return Entry(
-        record=record, group=group, op=one.op or "collective", collective_seq=seq, p2p_seq=0, is_p2p=False, peer=-1,
-        own=-1, state=state, created_s=0.0, started_s=None, completed_s=None, duration_ms=None,
-        sizes=f"[[{one.items[0]}]]" if one.items[0] >= 0 else "", dtypes="", bytes=0, items=one.items,
-        status_id=number, frames=frames,
-    )  # fmt: skip

@@ -26,6 +26,7 @@ from paceenv.importers.flight_recorder import Dump, read_dump
 from paceenv.importers.formats import find_format, list_files
 from paceenv.importers.hang_text import HangText
 from paceenv.importers.merge_ranks import merge_ranks
+from paceenv.importers.nccl_info import Network, read_network
 from paceenv.importers.nccl_inspector import InspectorLog, ranks_of, read_inspector, timeline_of_log
 from paceenv.importers.nccl_tests import Table, is_table, read_tables
 from paceenv.importers.profiler import kineto
@@ -52,6 +53,9 @@ class Inputs:
     steps: tuple[StepLog, ...] = ()  # step times alone, of text logs, one per job
     tables: tuple[Table, ...] = ()  # bandwidth tables, one per program run
     inspected: tuple[InspectorLog, ...] = ()  # NCCL Inspector's records, one log per process
+    apart: bool = False  # whether these are recordings of several runs, of which one is looked at
+    several_traces: str = ""  # that there are several traces of whole jobs, "" if not
+    network: Network | None = None  # what NCCL says that the job uses
     ended: tuple[str, ...] = ()  # what texts say of how the job died or stands still, a sentence each
     why_no_trace: str = ""  # why files that could have held a trace do not; "" without any
 
@@ -63,7 +67,9 @@ class Inputs:
         return self.steps[0] if self.steps else None
 
     def require_trace(self) -> Trace:
-        """The trace. Raises InputError that says what there is instead."""
+        """The only trace. Raises InputError that says what there is instead."""
+        if self.several_traces:
+            raise InputError(self.several_traces)
         if self.trace is not None:
             return self.trace
         if self.dumps:
@@ -109,6 +115,7 @@ class _Found:
         self._notes: list[str] = []
         self._activity: tuple[RankActivity, ...] = ()
         self._refused: dict[Path, str] = {}
+        self._apart, self._several = False, ""
 
     def take(self, path: Path, on_bytes: Callable[[float], None]) -> None:
         """Read a file, or remember why it cannot be; ``on_bytes`` is told how far."""
@@ -151,11 +158,10 @@ class _Found:
     def inputs(self) -> Inputs:
         """All of it. Raises InputError if nothing is usable."""
         trace, why = self._trace()
-        self._note(self._hang.network)
+        network = read_network(self._hang.info)
+        self._note("" if network is None else network.text)
         dumps, ended = tuple(self._dumps) or self._hang.dumps, self._hang.said
-        if trace is None and not (
-            dumps or ended or self._hang.network or self._tables or self._logs or self._inspected
-        ):
+        if trace is None and not (dumps or ended or network or self._tables or self._logs or self._inspected):
             reasons = [why] if why else list(self._refused.values())
             more = 0 if why else len(self._refused) - 1
             also = f" ({more} more {'file' if more == 1 else 'files'} cannot be used either)" if more > 0 else ""
@@ -175,6 +181,9 @@ class _Found:
             tables=tuple(self._tables),
             inspected=tuple(self._inspected),
             ended=ended,
+            apart=self._apart or self._several != "",
+            several_traces=self._several,
+            network=network,
             why_no_trace=why if trace is None else "",
         )
 
@@ -198,8 +207,8 @@ class _Found:
             return None
         if len(self._wholes) > 1:
             named = ", ".join(map(str, self._wholes[:_NAMED]))
-            raise InputError(f"{len(self._wholes)} traces of whole jobs ({named}, ...); allowed: one of them")
-        path = self._wholes[0]
+            self._several = f"{len(self._wholes)} traces of whole jobs ({named}, ...); allowed: one of them"
+        path = self._wholes[-1]
         if find_format(path) == "straggler trace":
             return import_straggler(path)
         trace, note = read_capped(path, self._max_rows)
@@ -243,6 +252,7 @@ class _Found:
             if other is not chosen:
                 self._note(f"{timelines[other[0]].path.parent}: another recording of the same ranks; skipped")
         kept = _latest([timelines[i] for i in chosen])
+        self._apart |= len(runs) > 1 or len(kept) < len(chosen) or len(recordings) > 1
         if len(kept) < len(chosen):
             self._note(f"{kept[0].path.parent}: several recordings of the same ranks; the latest of each is looked at")
         self._notes += _by_reason((t.path, note) for t in kept for note in t.notes)

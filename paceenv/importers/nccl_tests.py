@@ -11,7 +11,6 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -39,10 +38,9 @@ _NO_LAW: Final = ("gather_perf", "scatter_perf", "hypercube_perf")
 _PROGRAM: Final = re.compile(rf"(?<![a-z_])({'|'.join([*_PROGRAMS, *_NO_LAW])})\b")
 _COLUMNS: Final = re.compile(r"#\s+size\s+count\s+type\b.*\btime\b.*\balgbw\b.*")
 _RANK: Final = re.compile(r"#\s+Rank\s+(\d+)\b(?:.*?\bon\s+(\S+)\s+device\b)?")
-_TYPES: Final = (
-    "int8|uint8|int32|uint32|int64|uint64|half|float|double|bfloat16|char|int|fp8_e4m3|fp8_e5m2|f8e4m3|f8e5m2|fp16|bf16"
+_ROW: Final = re.compile(
+    r"(?<![\w.])(\d+)\s+(\d+)\s+(?:u?int\d{0,2}|half|float|double|char|b?fp?\d\w{0,8}|bfloat16)\b.*"
 )
-_ROW: Final = re.compile(rf"(?<![\w.])(\d+)\s+(\d+)\s+(?:{_TYPES})\b.*")
 _TIME: Final = re.compile(
     r"\d{4}-\d\d-\d\d[T ]?|\d\d?:\d\d(?::\d\d)?(?:[.,]\d+)?Z?|[+-]\d\d:?\d\d\b"
     r"|\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\b.{0,24}?\b\d{4}\b"
@@ -75,16 +73,68 @@ class Table:
 
 @dataclass
 class _Open:
-    """A table whose rows are being read."""
+    """A table whose rows are being read: size, time, algorithm and bus bandwidth."""
 
     ways: int
     line: int
-    said: str
+    program: str
     host_of: dict[int, str]
     is_checked: bool
     rows: list[tuple[float, float, float, float]] = field(default_factory=list)
     wrong_bytes: list[int] = field(default_factory=list)
     redop: str = ""
+
+    def add(self, text: str, where: str) -> None:
+        """A line with a row, whatever columns lie between."""
+        words, wanted = text.split(), self.ways * _RESULTS
+        results = words[3:][-wanted:]
+        self.redop = words[3] if len(words) > 3 + wanted else ""
+        try:
+            size, time_us, algbw, busbw = (float(word) for word in (words[0], *results[:3]))
+        except ValueError:
+            time_us = math.nan
+        if len(results) < wanted or not 0.0 < time_us < math.inf:
+            raise InputError(f"{where}: {text.strip()!r}; allowed: size, count, type ... time > 0, algbw, busbw, wrong")
+        wrong = any(word.isdecimal() and int(word) > 0 for word in results[_RESULTS - 1 :: _RESULTS])
+        if wrong and self.is_checked:
+            self.wrong_bytes.append(int(size))
+        elif size > 0:
+            self.rows.append((size, time_us * 1e-6, algbw, busbw))
+
+    def table(self, name: str, where: str) -> Table:
+        """The whole of it; ``name`` of the file may tell the program."""
+        wrong, rows = self.wrong_bytes, np.array(sorted(self.rows), np.float64).reshape(-1, 4)
+        if not self.rows:
+            failed = f"all {len(wrong)} rows failed their own check ({_WRONG} > 0)"
+            raise InputError(f"{where}: {failed if wrong else '0 sizes; allowed: at least 1'}")
+        op, members = self._operation(name, rows[-1], where)
+        note = ""
+        if wrong:
+            sizes = ", ".join(map(str, wrong[:4])) + (", ..." if len(wrong) > 4 else "")
+            count = f"{len(wrong)} row{'s' if len(wrong) > 1 else ''} of {len(wrong) + len(rows)}"
+            failed = f"failed their own check ({_WRONG} > 0; bytes {sizes})"
+            note = f"{where}: {count} {failed} and are left out: look at it first"
+        hosts = set(self.host_of.values()) - {""}
+        return Table(op, members, rows[:, 0], rows[:, 1], where, len(hosts), (note,) * bool(note))
+
+    def _operation(self, name: str, last: NDArray[np.float64], where: str) -> tuple[Op, int]:
+        """Which collective among how many: from program name and rank list, else from bus over algorithm bandwidth.
+
+        That ratio is 2(n-1)/n for an all-reduce and (n-1)/n for the others, as nccl-tests defines it.
+        """
+        in_name = _PROGRAM.search(name)
+        program = self.program or (in_name[1] if in_name is not None else "")
+        if program in _NO_LAW:
+            raise InputError(f"{where}: {program}, for which there is no law; allowed: {', '.join(_PROGRAMS)}")
+        ratio = last[3] / last[2] if last[2] > 0 else math.nan
+        op: Op = "all_reduce" if ratio >= 1.0 - 1e-6 and self.redop not in {"none", ""} else "all_gather"
+        op = _PROGRAMS.get(program, op)
+        passes = 2.0 if op == "all_reduce" else 1.0
+        members = len(self.host_of) or (round(passes / (passes - ratio)) if 0.0 < ratio < passes else 0)
+        members = max(members, 2) if op == "send" else members
+        if members < 2:
+            raise InputError(f"{where}: {members} ranks; allowed: at least 2, listed as '# Rank  0 ...' lines")
+        return op, members
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
@@ -93,44 +143,18 @@ def is_table(path: str | os.PathLike[str]) -> bool:
         text = _text(Path(path))
     except InputError:
         return False
-    return _COLUMNS.search(text) is not None or (
-        _BENCH_SIZE.search(text) is not None and _BENCH_TIME.search(text) is not None
-    )
+    return any(all(form.search(text) for form in forms) for forms in ((_COLUMNS,), (_BENCH_SIZE, _BENCH_TIME)))
 
 
 def read_tables(path: str | os.PathLike[str]) -> list[Table]:
     """All tables in a file, out-of-place; rows of size 0 are left out. Raises InputError if there is none."""
     path = Path(path)
     text = _text(path)
-    opened = list(_split(text, str(path)))
-    if not opened:
-        bench = _benchmark(text, str(path))
-        if bench is None:
-            raise InputError(
-                f"{path}: no table of nccl-tests; allowed: a header with size, count, type, time and algbw"
-            )
-        return [bench]
-    tables = []
-    for i, one in enumerate(opened):
-        where = f"{path}, table {i + 1} in line {one.line}" if len(opened) > 1 else str(path)
-        kept = np.array(sorted(row for row in one.rows if row[0] > 0), dtype=np.float64).reshape(-1, 4)
-        if not len(kept) and one.wrong_bytes:
-            raise InputError(f"{where}: all {len(one.wrong_bytes)} rows failed their own check ({_WRONG} > 0)")
-        if not len(kept):
-            raise InputError(f"{where}: 0 sizes; allowed: at least 1")
-        op, members = _operation(one, path.name, kept, where)
-        hosts = set(one.host_of.values()) - {""}
-        tables.append(Table(op, members, kept[:, 0], kept[:, 1], where, len(hosts), _left_out(one, where)))
-    return tables
-
-
-def _left_out(table: _Open, where: str) -> tuple[str, ...]:
-    wrong = len(table.wrong_bytes)
-    if not wrong:
-        return ()
-    sizes = ", ".join(map(str, table.wrong_bytes[:4])) + (", ..." if wrong > 4 else "")
-    rows = f"{wrong} row{'s' if wrong > 1 else ''} of {wrong + len(table.rows)}"
-    return (f"{where}: {rows} failed their own check ({_WRONG} > 0; bytes {sizes}) and are left out: look at it first",)
+    opened = _split(text, str(path))
+    where = [f"{path}, table {i + 1} in line {one.line}" for i, one in enumerate(opened)] if len(opened) > 1 else [path]
+    return [one.table(path.name, str(at)) for one, at in zip(opened, where, strict=False)] or [
+        _benchmark(text, str(path))
+    ]
 
 
 def _text(path: Path) -> str:
@@ -141,7 +165,7 @@ def _text(path: Path) -> str:
         raise InputError(f"{path}: cannot be read as text: {error}") from None
 
 
-def _split(text: str, where: str) -> Iterator[_Open]:
+def _split(text: str, where: str) -> list[_Open]:
     """Tables in the order of their headers; lines of different decoration belong to different ones."""
     opened: dict[str, _Open] = {}
     host_of: dict[str, dict[int, str]] = defaultdict(dict)
@@ -160,8 +184,8 @@ def _split(text: str, where: str) -> Iterator[_Open]:
         elif opened and (row := _ROW.search(line)) is not None:
             table = opened.get(_decoration(line[: row.start()]))
             if table is not None:
-                _add_row(row[0], table, f"{where}, line {number}")
-    return iter(order)
+                table.add(row[0], f"{where}, line {number}")
+    return order
 
 
 def _decoration(before: str) -> str:
@@ -169,53 +193,7 @@ def _decoration(before: str) -> str:
     return "".join(_TIME.sub("", before).split()).strip("[]()|")
 
 
-def _add_row(text: str, table: _Open, where: str) -> None:
-    """Size in bytes, time in seconds, algorithm and bus bandwidth of a line, whatever columns lie between."""
-    words = text.split()
-    wanted = table.ways * _RESULTS
-    results = words[3:][-wanted:]
-    if len(results) < wanted:
-        raise InputError(
-            f"{where}: {len(words)} columns; allowed: size, count, type ... and {_RESULTS} for each way of running"
-        )
-    table.redop = words[3] if len(words) > 3 + wanted else ""
-    time_us, algbw, busbw = results[:3]
-    try:
-        row = float(words[0]), float(time_us) * 1e-6, float(algbw), float(busbw)
-    except ValueError:
-        raise InputError(f"{where}: {text.strip()!r}; allowed: numbers for size, time and bandwidth") from None
-    if not (math.isfinite(row[1]) and row[1] > 0.0):
-        raise InputError(f"{where}: time {time_us} us; allowed: greater than 0")
-    wrong = [word for word in results[_RESULTS - 1 :: _RESULTS] if word.isdecimal() and int(word) > 0]
-    if wrong and table.is_checked:
-        table.wrong_bytes.append(int(row[0]))
-    else:
-        table.rows.append(row)
-
-
-def _operation(table: _Open, name: str, rows: NDArray[np.float64], where: str) -> tuple[Op, int]:
-    """Which collective among how many: from program name and rank list, else from bus over algorithm bandwidth.
-
-    That ratio is 2(n-1)/n for an all-reduce and (n-1)/n for the others, as nccl-tests defines it.
-    """
-    in_name = _PROGRAM.search(name)
-    program = table.said or (in_name[1] if in_name is not None else "")
-    if program in _NO_LAW:
-        raise InputError(f"{where}: {program}, for which there is no law; allowed: {', '.join(_PROGRAMS)}")
-    ratio = rows[-1, 3] / rows[-1, 2] if rows[-1, 2] > 0 else math.nan
-    whole = 1.0 - 1e-6
-    op: Op = "all_reduce" if ratio >= whole and table.redop not in {"none", ""} else "all_gather"
-    op = _PROGRAMS.get(program, op)
-    passes = 2.0 if op == "all_reduce" else 1.0
-    members = len(table.host_of) or (round(passes / (passes - ratio)) if 0.0 < ratio < passes else 0)
-    if op == "send":
-        members = max(members, 2)
-    if members < 2:
-        raise InputError(f"{where}: {members} ranks; allowed: at least 2, listed as '# Rank  0 ...' lines")
-    return op, members
-
-
-def _benchmark(text: str, where: str) -> Table | None:
+def _benchmark(text: str, where: str) -> Table:
     """The output of all_reduce_bench.py: one size, several times on every rank; a rank's first one warms up."""
     sizes = {int(rank): float(size) for rank, size in _BENCH_SIZE.findall(text)}
     times: dict[int, list[float]] = defaultdict(list)
@@ -226,12 +204,9 @@ def _benchmark(text: str, where: str) -> Table | None:
         elif (ranked := _BENCH_RANK.search(line)) is not None and int(ranked[1]) in sizes:
             rank = int(ranked[1])
     if not sizes or not times:
-        return None
-    if len(sizes) < 2 or len(set(sizes.values())) > 1:
-        named = f"{len(sizes)} ranks, sizes {sorted(set(sizes.values()))[:4]} GB"
-        raise InputError(f"{where}: {named}; allowed: at least 2 ranks with one size")
+        raise InputError(f"{where}: no table of nccl-tests; allowed: a header with size, count, type, time and algbw")
     kept = [time_s for one in times.values() for time_s in one[1:] if time_s > 0.0]
-    if not kept:
-        raise InputError(f"{where}: no time after the first, which warms up; allowed: at least one")
-    size_bytes = np.full(len(kept), next(iter(sizes.values())) * 1e9)
-    return Table("all_reduce", len(sizes), size_bytes, np.array(kept), where)
+    if len(sizes) < 2 or len(set(sizes.values())) > 1 or not kept:
+        named = f"{len(sizes)} ranks, sizes {sorted(set(sizes.values()))[:4]} GB, {len(kept)} times after the first"
+        raise InputError(f"{where}: {named}; allowed: at least 2 ranks with one size, and a time after that of warm-up")
+    return Table("all_reduce", len(sizes), np.full(len(kept), next(iter(sizes.values())) * 1e9), np.array(kept), where)

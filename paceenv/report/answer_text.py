@@ -61,10 +61,12 @@ def print_answer(found: Answer, verdict: Verdict | None, activity: Sequence[Rank
         print_steps(steps)
 
 
-def print_changes(changes: tuple[Change, ...], before: str, after: str) -> None:
+def print_changes(changes: tuple[Change, ...], before: str, after: str, ranks: tuple[int, int]) -> None:
     """Two runs side by side."""
     columns = ("what", "before", "after", "change", "")
-    output.print_table(f"{before} and {after}", columns, [one.row() for one in changes], sentence(say_changes(changes)))
+    output.print_table(
+        f"{before} and {after}", columns, [one.row() for one in changes], sentence(say_changes(changes, ranks))
+    )
 
 
 def headline(verdict: Verdict) -> str:

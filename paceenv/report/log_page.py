@@ -49,7 +49,7 @@ def page(found: StepDiagnosis, notes: tuple[str, ...]) -> str:
         ("median", unit.text(found.median_s)),
         ("99th percentile / median", f"{found.p99_over_median:.3f}"),
         ("coefficient of variation", f"{found.cv:.2%}"),
-        ("to win at most", "unknown" if top is None else f"{top.gain.value:.1%}"),
+        ("to win at most", "unknown" if top is None else f"{top.value:.1%}"),
         ("steps a value averages over", f"{found.averaged:.0f}" if found.averaged else "unknown"),
     ]
     parts = [
@@ -87,7 +87,7 @@ def _course(found: StepDiagnosis) -> Picture:
     if len(chosen):
         panel.plot(chosen, np.minimum(time_V[chosen], top), "^", color=MARK, ms=4, label="outlier", alpha=0.8)
     steady = np.flatnonzero(steady_V)
-    for i, level in enumerate(found.levels):
+    for i, level in enumerate(found.ordinary.levels):
         ends = steady[level.start], steady[level.end - 1]
         panel.plot(ends, [unit.per_s * level.level_s] * 2, color=_LEVEL, lw=2.0, label="" if i else "level")
     for restart in np.flatnonzero(np.diff(log.run_V)) + 1:
@@ -104,8 +104,8 @@ def _course(found: StepDiagnosis) -> Picture:
     binned = f": mean and range of {width} values at a time" if width > 1 else ""
     said = [f"Step times in the order of the log{binned}."]
     said += [f"Longer ones than the picture shows are marked at its edge ({beyond})." if beyond else ""]
-    if len(found.levels) > 1:
-        said.append(f"The level changes {len(found.levels) - 1} times (thick lines).")
+    if len(found.ordinary.levels) > 1:
+        said.append(f"The level changes {len(found.ordinary.levels) - 1} times (thick lines).")
     if found.runs > 1:
         said.append(f"Dotted lines are restarts or further files ({found.runs - 1}).")
     if found.outlier_period is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
+from paceenv.importers.step_log import FASTEST
 from paceenv.ui import output
 
 PATTERN_HELP = (
@@ -40,7 +41,7 @@ def rows(found: StepDiagnosis) -> list[tuple[str, str, str]]:
     table = [
         ("steps a value averages over", f"{found.averaged:.0f}" if found.averaged else "unknown", averages),
         ("mean, median", f"{_time(found.mean_s)}, {_time(found.median_s)}", ""),
-        ("CV", f"{found.cv:.2%}", f"without outliers {found.plain_cv:.2%}"),
+        ("CV", f"{found.cv:.2%}", ""),
         ("99th percentile / median", f"{found.p99_over_median:.3f}", ""),
         ("outliers", str(outliers), recur),
     ]
@@ -49,21 +50,18 @@ def rows(found: StepDiagnosis) -> list[tuple[str, str, str]]:
     if found.pattern is not None:
         explains = f"explains {found.pattern.share:.0%} of the variance"
         table.append(("steps take turns", f"every {found.pattern.steps}", explains))
-    if len(found.levels) > 1:
+    if len(found.ordinary.levels) > 1:
         at_v = found.log.step_V[found.ordinary.steady_V]
-        levels = ", ".join(f"{_time(r.level_s)} from step {at_v[r.start]}" for r in found.levels[:6])
-        more = " ..." if len(found.levels) > 6 else ""
-        table.append(("changes of level", str(len(found.levels) - 1), levels + more))
+        levels = ", ".join(f"{_time(r.level_s)} from step {at_v[r.start]}" for r in found.ordinary.levels[:6])
+        more = " ..." if len(found.ordinary.levels) > 6 else ""
+        table.append(("changes of level", str(len(found.ordinary.levels) - 1), levels + more))
     if found.drift is not None:
         table.append(("drift", f"{found.drift.change:+.1%}", f"from beginning to end, +-{found.drift.half_width:.1%}"))
     if top is not None:
-        meaning = f"95 %: {top.gain.low:.2%} to {top.gain.high:.2%}; of it from outliers {top.from_outliers:.2%}"
-        table.append(("ceiling: all that removing variation gains", f"{top.gain.value:.2%}", meaning))
-        if top.hidden > top.gain.value:
-            hidden = "variation of single, independent steps"
-            table.append(("the same, if averaging hides", f"up to {top.hidden:.1%}", hidden))
+        meaning = f"95 %: {top.low:.2%} to {top.high:.2%}; of it from outliers {found.from_outliers:.2%}"
+        table.append(("ceiling: all that removing variation gains", f"{top.value:.2%}", meaning))
     table += [(one.kind, f"explains {one.explains:.0%}", one.text) for one in found.findings[1:]]
-    for name, part_V in list(found.log.phases.items())[:12]:
+    for name, part_V in [part for part in found.log.phases.items() if not part[0].endswith(FASTEST)][:12]:
         part_s = float(np.nanmedian(part_V[found.ordinary.steady_V]))
         table.append((f"part {name!r}", _time(part_s), f"{part_s / found.median_s:.0%} of a step"))
     if found.log.others:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.step_times.ordinary import Ordinary
 from paceenv.diagnosis.step_times.step_patterns import Drift, Period
-from paceenv.importers.step_log import StepLog
+from paceenv.importers.step_log import FASTEST, StepLog
 
 Kind = Literal["growth", "levels", "alternation", "long steps", "rank", "part"]
 LEAST: Final = 0.3
@@ -30,6 +30,8 @@ MOST_STEPS: Final = 0.8
 LONG_PART: Final = 0.1
 """Share of a step that a part must take to be named, where steps should not wait for it."""
 _WAITED_FOR: Final = ("data", "load", "read", "fetch")
+_WAITING: Final = frozenset(("send", "recv", "reduce", "allreduce", "gather", "sync", "barrier", "params", "grads"))
+"""Parts in which ranks wait for each other: there the slowest rank takes least."""
 _CAUSE: Final = 0.15
 """A part that explains about as much as a course of time stands first: it says where to look."""
 _VARIES: Final = 0.005
@@ -66,11 +68,11 @@ def find_all(
         found.append(_alternation(x, kind_v, pattern.steps))
     if outlier_v.any():
         found.append(_long_steps(x, outlier_v, period))
-    parts = [_part(name, part_V[steady_V], x) for name, part_V in log.phases.items()]
+    parts = [_part(name, part_V[steady_V], x) for name, part_V in log.phases.items() if not name.endswith(FASTEST)]
     found += [part for part in parts if part is not None]
     found = [one for one in found if one.explains >= LEAST]
     found.sort(key=lambda one: -one.explains - (_CAUSE if one.kind == "part" else 0.0))
-    return tuple(_slow_ranks(log) + found)
+    return tuple(_slow_ranks(log) + _spread(log, steady_V, float(np.median(x))) + found)
 
 
 def _explained(x: Array, fitted: Array | float, least: float = _VARIES) -> float:
@@ -149,6 +151,25 @@ def _part(name: str, part: Array, x: Array) -> Finding | None:
     return Finding(
         "part", text, max(explains, LEAST if waited else 0.0), f"look into {name!r}: it comes with the step times"
     )
+
+
+def _spread(log: StepLog, steady_V: NDArray[np.bool_], step_s: float) -> list[Finding]:
+    """The part in which ranks differ most, where a log gives the least and the most of all ranks."""
+    found = []
+    for name, slowest_V in log.phases.items():
+        if name + FASTEST not in log.phases or set(name.split()) & _WAITING:
+            continue
+        slow_v, fast_v = slowest_V[steady_V], log.phases[name + FASTEST][steady_V]
+        slow_s, fast_s = float(np.nanmedian(slow_v)), float(np.nanmedian(fast_v))
+        if slow_s > SLOWER * fast_s and slow_s - fast_s > LARGE * step_s:
+            apart = float((slow_v > SLOWER * fast_v).mean())
+            text = (
+                f"ranks differ in {name!r}: the slowest takes {duration(slow_s)}, the fastest {duration(fast_s)}, in "
+                f"{apart:.0%} of the steps; the difference is {(slow_s - fast_s) / step_s:.0%} of a step"
+            )
+            which = "this log does not say which rank it is: Megatron-LM --timing-log-option all does, or profiles"
+            found.append((slow_s - fast_s, Finding("rank", text, 1.0, which)))
+    return [max(found, key=lambda one: one[0])[1]] if found else []
 
 
 def _slow_ranks(log: StepLog) -> list[Finding]:

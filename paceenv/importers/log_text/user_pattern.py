@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Final
 
 from paceenv.core.errors import InputError, short_repr
@@ -18,8 +13,6 @@ GROUPS: Final = ("step", *VALUES, "time", "rank")
 MAX_LINE: Final = 2000
 """Characters of a line that a user's pattern sees."""
 MAX_PATTERN: Final = 2000
-LIMIT_S: Final = 1.0
-"""Time for one line. A pattern with nested repeats may need longer than anybody waits."""
 _ALLOWED = (
     "(?P<s>..), (?P<ms>..) or (?P<us>..) for a step time; (?P<steps_per_s>..) or (?P<rate>..) for a speed; "
     "(?P<elapsed_s>..), (?P<elapsed_ms>..) or (?P<elapsed>h:mm:ss) for the time since the start; (?P<mean_s>..) or "
@@ -58,31 +51,8 @@ class UserPattern:
             raise InputError(f"--pattern: {values.pop()} without (?P<step>..); allowed: both, as it is differenced")
 
     def match(self, text: str) -> dict[str, str] | None:
-        """The groups found in a line, or None. Raises InputError if the line takes longer than :data:`LIMIT_S`."""
-        with _limit(self._pattern.pattern):
-            found = self._pattern.search(text[:MAX_LINE])
+        """The groups found in a line, or None."""
+        found = self._pattern.search(text[:MAX_LINE])
         if found is None:
             return None
         return {name: value for name, value in found.groupdict().items() if value is not None}
-
-
-@contextmanager
-def _limit(pattern: str) -> Iterator[None]:
-    """Interrupt a search after :data:`LIMIT_S`; Python looks for signals while it searches."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals reach the main thread only, where the command line runs
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise InputError(
-            f"--pattern {short_repr(pattern)}: took more than {LIMIT_S:g} s for one line; allowed: a pattern without "
-            "repeats of repeats, such as (a+)+"
-        )
-
-    before = signal.signal(signal.SIGALRM, stop)
-    left_s, interval_s = signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, left_s, interval_s)
-        signal.signal(signal.SIGALRM, before)
