@@ -80,7 +80,7 @@ class Group:
     def resume(self) -> None:
         """It is watched again."""
         now = self.counted()
-        if None not in (now, self._first, self._paused):
+        if now is not None and self._first is not None and self._paused is not None:
             self._first += now - self._paused
         self._paused = None
 

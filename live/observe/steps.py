@@ -152,7 +152,8 @@ class Steps:
         number, rows, mark, delay, tick = entry
         stamps, kinds = self._log.stamps, self._log.kinds
         if rows is None:
-            return self._begin_at(entry)
+            self._begin_at(entry)
+            return None
         self.watched += 1
         logged = rows
         if not stamps.immediate:

@@ -112,7 +112,8 @@ def diagnose(
         print_answer(answer, conclusion.verdict if conclusion is not None else None, inputs.activity, str(paths[0]))
     if changes:
         named = [one.log.name for one in answer.steps] if answer is not None and against is None else []
-        print_changes(changes, *(named or (str(against), str(paths[0]))), ranks)
+        before, after = named or (str(against), str(paths[0]))
+        print_changes(changes, before, after, ranks)
     if links:
         output.print_table("Links", (), (), "\n".join(f"{source}: {law}" for source, law in links.items()))
     if steps:

@@ -89,7 +89,8 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
         else:
             notes = (*notes, clocks) if clocks else notes
             diagnosis = with_agent(diagnose_matrix(matrix), inputs.trace.metadata.job)
-            diagnosis = replace(diagnosis, ended=bool(inputs.ended) or any(hang.hangs for hang in hangs))
+            broke_off = diagnosis.ended or bool(inputs.ended) or any(hang.hangs for hang in hangs)
+            diagnosis = replace(diagnosis, ended=broke_off)
             if len(matrix.ranks) < 2 and inputs.activity:
                 diagnosis = replace(diagnosis, refused=f"{diagnosis.refused}; {one_rank(inputs.activity)}")
             if matrix.steps > 1 and not diagnosis.agent:  # else the agent has said it, from all that it measured

@@ -93,7 +93,7 @@ class HangText:
         return found
 
     def _said(self) -> tuple[int, ...]:
-        return tuple(map(len, (self._ranks, self._exits, self._ras, self.info)))
+        return len(self._ranks), len(self._exits), len(self._ras), len(self.info)
 
     def _watchdog(self, text: str, tag: int | None) -> None:
         ranked, work, at, last = (form.search(text) for form in (_RANK, _WORK, _AT, _LAST))

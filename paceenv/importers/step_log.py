@@ -350,7 +350,8 @@ class _Lines:
         parts = [n for n in line.parts if not any(n != other and n.startswith(other + " ") for other in line.parts)]
         if not by["value"] and len(parts) > 1:
             role = Role("value", " + ".join(parts), trust=TRUST_SUM, averages="one step")
-            by["value"].append((role, Number(*[sum(line.parts[name] for name in parts)] * 2, 1e-5), Named("", "")))
+            whole_s = sum(line.parts[name] for name in parts)
+            by["value"].append((role, Number(whole_s, whole_s, 1e-5), Named("", "")))
         kept = [self._add_value(line, *value) for value in by["value"]]
         if by["step"] and stamp is not None:
             at = Number(stamp.clock_s, stamp.clock_s, stamp.resolution_s)
@@ -425,7 +426,7 @@ class _Lines:
                 if len(column) >= least:
                     by_rank[rank][total] = column
             if name == BAR:
-                by_rank = {rank: steps for rank, bars in by_rank.items() if (steps := bars_of_steps(bars))}  # type: ignore[assignment]
+                by_rank = {rank: steps for rank, bars in by_rank.items() if (steps := bars_of_steps(bars))}
             if not by_rank:
                 continue
             try:

@@ -210,7 +210,8 @@ def diagnose_steps(log: StepLog) -> StepDiagnosis:
     longest = max(levels, key=lambda r: r.end - r.start)
     slope = drift(x[~outlier_v]) if len(levels) == 1 else drift(x[longest.start : longest.end])
     if slope is not None and len(levels) == 1:
-        flat = flat / np.linspace(*(max(one_s, 1e-3 * float(x.mean())) for one_s in slope.ends_s), len(x))
+        first_s, last_s = (max(one_s, 1e-3 * float(x.mean())) for one_s in slope.ends_s)
+        flat = flat / np.linspace(first_s, last_s, len(x))
         flat /= np.median(flat)
     gap = max(int(np.median(np.diff(step_v))), 1)
     pattern = pattern_period(clipped(flat), gap)

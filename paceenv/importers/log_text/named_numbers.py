@@ -125,7 +125,7 @@ _STEP: Final = re.compile(
     r"(?:steps?|it|iters?|iterations?|iter num|step num|batch|batches|batch idx|updates?|num updates|schritt|"
     r"global step max steps|current steps)"
 )
-_OTHERS: Final[Mapping[str, Meaning]] = (
+_OTHERS: Final[Mapping[str, Any]] = (
     dict.fromkeys(("epoch", "epochs", "train epoch", "training epoch", "epoch train"), "epoch")
     | dict.fromkeys(("rank", "global rank"), "rank")
     | dict.fromkeys(("timestamp", "time stamp", "created at", "unix time", "epoch time"), "stamp")
