@@ -130,7 +130,7 @@ def test_collectives_that_do_not_match(tmp_path: Path, other: Op, what: str, sai
     assert (mismatch.seq, mismatch.what) == (4, what)
     assert re.search(said, found.verdict)
     assert "all_reduce 4 of default_pg (ranks 0-3) cannot end for that reason" in found.verdict
-    assert found.to_json()["mismatches"][0]["variants"][1]["ranks"] == [2]
+    assert found.to_json()["mismatches"] == [mismatch.text]
 
 
 def test_ranks_that_enter_collectives_in_different_orders(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_real_incidents(capsys: pytest.CaptureFixture[str]) -> None:
         if log.parent.name in {"gpu_error_1st", "lock_gil_2nd"}:
             assert answer["suspects"] == sorted(faulty)
             assert ", ".join(map(str, sorted(faulty))) in answer["verdict"].partition(";")[0], "in the first words"
-        assert sum(len(wait["ranks"]) for wait in answer["waits"]) == 16 - len(answer["stopped"])
+        assert len(answer["waits"]) == 16 - len(answer["stopped"])
 
 
 def why_refused(path: Path) -> str:

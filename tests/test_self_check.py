@@ -132,7 +132,7 @@ def test_kinds_of_steps_that_take_turns_are_diagnosed_kind_by_kind() -> None:
     assert found.slowdown == pytest.approx(1.8 / (1.8 - 0.5 * 0.2))  # all equal: 0.3 s on each rank
     assert found.causes[0].cause == names.SLOW_RANK
     assert sum(cause.lost_s for cause in found.causes) == pytest.approx(0.15)
-    assert "spread what rank 1 does between" in found.verdict, "it is slow at one place only, so it is no slow device"
+    assert "find out what rank 1 does between" in found.verdict, "it is slow at one place only, so it is no slow device"
     assert "rank 1 arrives last in 20 of 40 steps, by 300 ms" in found.arrivals.text
 
 

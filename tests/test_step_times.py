@@ -122,7 +122,7 @@ def test_false_alarms_are_rare() -> None:
         diagnosed(ar1(random, int(random.choice([40, 300, 1500])), float(random.choice([0.0, 0.5, 0.9])), 0.02))
         for _ in range(20)
     ]
-    assert sum(len(one.levels) > 1 for one in found) <= 3
+    assert sum(len(one.ordinary.levels) > 1 for one in found) <= 3
     assert sum(one.drift is not None for one in found) <= 3
     assert sum(one.pattern is not None for one in found) <= 2
     assert sum(one.outlier_period is not None for one in found) == 0

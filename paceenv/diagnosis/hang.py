@@ -283,7 +283,7 @@ class Hang:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as ``paceenv diagnose --json`` prints it."""
-        columns = ("ranks", "wait_in", "group", "for", "in_the_end_for")
+        ends = self.ends()
         return {
             "folder": self.name,
             "ranks": len(self.job.dumps) + len(self.job.silent),
@@ -297,7 +297,11 @@ class Hang:
             "roots": [vars(root) for root in self.roots],
             "mismatches": [mismatch.text for mismatch in self.mismatches],
             "last_seen": [one.to_json() for one in self.last_seen],
-            "waits": [dict(zip(columns, row, strict=True)) for row in self.waiting_rows()],
+            "waits": [
+                {"rank": rank, "wait_in": wait.unit.text, "group": wait.unit.group.text}
+                | {"absent": wait.absent, "busy": wait.busy, "in_the_end_for": ends[rank]}
+                for rank, wait in sorted(self.waits.items())
+            ],
         }
 
 
