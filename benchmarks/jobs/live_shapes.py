@@ -1,7 +1,7 @@
 """Is the live agent right about who is late? Real jobs of many shapes, each with one rank that sleeps in every step.
 
 `python -m benchmarks.jobs.live_shapes --out DIR` starts each job as a user does, reads what `paceenv live status`
-and `paceenv live summary` say of it, and holds that against the truth. A run that is in DIR is not run again.
+and the page that the job leaves say of it, and holds that against the truth. A run that is in DIR is not run again.
 """
 
 from __future__ import annotations
@@ -134,16 +134,13 @@ def told(run: Run, folder: Path) -> list[dict[str, Any]]:
 
 
 def asked(folder: Path) -> tuple[dict[int, dict[str, Any]], str]:
-    """What ``paceenv live`` says afterwards: the ranks' status by rank, and the page (or why there is none)."""
-
-    def say(*arguments: str) -> subprocess.CompletedProcess[str]:
-        paceenv = [sys.executable, "-c", "from paceenv.cli.application import main; main()"]
-        return subprocess.run([*paceenv, "live", *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
-
-    page = say("summary", str(folder / "live"))
-    status = say("status", str(folder / "live"), "--json", "-")
+    """What was said of a job: the ranks' status by rank, and the page."""
+    paceenv = [sys.executable, "-c", "from paceenv.cli.application import main; main()"]
+    asking = [*paceenv, "live", "status", str(folder / "live"), "--json", "-"]
+    status = subprocess.run(asking, capture_output=True, text=True, cwd=ROOT, check=False)
     found = json.loads(status.stdout)["ranks"] if status.returncode == 0 else []
-    return {rank["rank"]: rank for rank in found}, page.stdout + page.stderr
+    page = folder / "live" / "summary.txt"
+    return {rank["rank"]: rank for rank in found}, page.read_text() if page.exists() else ""
 
 
 def named_on_page(page: str) -> set[int]:

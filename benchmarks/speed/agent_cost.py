@@ -27,20 +27,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks._common import Report, Table, Target, command
 from paceenv.core.intervals import Interval
 
-TURNS, WARM, BATCHES, TIMED = 10, 96, 16, 32
+TURNS, WARM, BATCHES, TIMED = 10, 192, 16, 32
 """Turns; of a block untimed iterations (the agent learns the job), batches that are timed, and iterations of each."""
 OWN_S = 5.0
 """Seconds in which the agent measures its own cost: it does so now and then."""
 FRESH, FRESH_ITERATIONS = 3, 1000
 """Fresh processes for memory and start-up, and iterations of each."""
 WIDTH, LAYERS, BATCH = 256, 4, 16
-COLLECTIVES = 20
+COLLECTIVES, SHARDED_LAYERS, NARROW = 20, 36, 64
 CONFIDENCE = 0.95
 OBSERVE_US, ACTIVE_US, COLLECTIVE_US = 10.0, 30.0, 2.0
 MEMORY_MB, START_S, AGREEMENT = 10.0, 0.2, 0.2
@@ -68,8 +69,16 @@ def alone() -> Iteration:
     return _trained(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]))
 
 
-def _trained(model: nn.Module) -> Iteration:
-    optimizer, inputs = torch.optim.SGD(model.parameters(), lr=1e-6), torch.randn(BATCH, WIDTH)
+def sharded() -> Iteration:
+    """An FSDP2 model with some 110 collectives an iteration."""
+    model = nn.Sequential(*[nn.Linear(NARROW, NARROW) for _ in range(SHARDED_LAYERS)])
+    for layer in model:
+        fully_shard(layer)
+    return _trained(fully_shard(model), NARROW)
+
+
+def _trained(model: nn.Module, width: int = WIDTH) -> Iteration:
+    optimizer, inputs = torch.optim.SGD(model.parameters(), lr=1e-6), torch.randn(BATCH, width)
 
     def iteration() -> None:
         model(inputs).sum().backward()
@@ -97,6 +106,7 @@ JOBS: dict[str, tuple[Callable[[], Iteration], Sequence[str], int]] = {
     "DDP": (data_parallel, ("observe", "observe, files"), 1),
     "DDP, 2 ranks": (data_parallel, ("observe",), 2),
     "DDP, 2 ranks, delayed": (data_parallel, ("active",), 2),
+    "FSDP2, 2 ranks": (sharded, ("observe",), 2),
     "1 all-reduce": (lambda: reductions(1), ("observe",), 1),
     f"{COLLECTIVES} all-reduces": (lambda: reductions(COLLECTIVES), ("observe",), 1),
     "no process group": (alone, ("observe",), 0),
