@@ -50,8 +50,8 @@ def rule(text: str, default: tuple[str, float, float] | None = None) -> Policy |
             ``static:slack=0.02/0.3,phase_shift=0.05/0.05`` (threshold/window of several), or
             ``static:my-cluster.yaml`` and ``static:two-jobs`` (section ``pacing`` of a cluster config, a file or a
             packaged one).
-        default: (mechanism, threshold, window) for settings that ``text`` leaves out; without it,
-            :data:`STATIC_DEFAULTS`.
+        default: (mechanism, threshold, window) for settings that ``text`` leaves out; without it, and for another
+            mechanism, :data:`STATIC_DEFAULTS`.
 
     Returns:
         The policy, or None where ``text`` does not name a hand-written policy.
@@ -91,11 +91,8 @@ def _one(
 ) -> dict[str, tuple[float, float]]:
     """Settings of one mechanism; name, threshold and window that are not ``given`` come from the default."""
     mechanism = given.get("mechanism") or (default[0] if default else "slack")
-    known = (
-        default[1:]
-        if default
-        else STATIC_DEFAULTS.get(mechanism, DEFER_DEFAULT if mechanism == "defer" else (0.0, 0.0))
-    )
+    own = STATIC_DEFAULTS.get(mechanism, DEFER_DEFAULT if mechanism == "defer" else (0.0, 0.0))
+    known = default[1:] if default and default[0] == mechanism else own
     threshold, window = (
         _number(text, key, given[key]) if key in given else value
         for key, value in zip(("threshold", "window"), known, strict=True)

@@ -108,7 +108,7 @@ def test_three_nodes_of_which_one_is_killed_finish(
 
         monkeypatch.setattr(ray_tuner.Progress, "on_step_end", kill_one)
         with ray_tuner.connected(cluster.address) as cpus:
-            assert cpus == 3
+            assert cpus == 1, "of the largest node"
             path = ray.get(ray.remote(lambda: __import__("sys").path).remote())
             assert any(
                 "runtime_resources" in one and (Path(one) / "paceenv" / "trainers" / "sweep").is_dir() for one in path

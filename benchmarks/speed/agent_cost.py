@@ -72,9 +72,9 @@ def alone() -> Iteration:
 def sharded() -> Iteration:
     """An FSDP2 model with some 110 collectives an iteration."""
     model = nn.Sequential(*[nn.Linear(NARROW, NARROW) for _ in range(SHARDED_LAYERS)])
-    for layer in model:
-        fully_shard(layer)
-    return _trained(fully_shard(model), NARROW)
+    for part in (*model, model):
+        fully_shard(part)
+    return _trained(model, NARROW)
 
 
 def _trained(model: nn.Module, width: int = WIDTH) -> Iteration:

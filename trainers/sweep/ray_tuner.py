@@ -61,7 +61,7 @@ TEMPORARY, STATE = "paceenv-ray-", "state"
 
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[int]:
-    """A Ray cluster of this process's own, on the loopback interface, or an existing one; yields its CPUs.
+    """A Ray cluster of this process's own, on the loopback interface, or an existing one; the CPUs of its largest node.
 
     ``address`` is "auto", "HOST:PORT", or None for a cluster of its own, which ends with this process, however it ends.
     Code travels to an existing cluster. Raises InputError where there is no cluster.
@@ -79,10 +79,12 @@ def connected(address: str | None) -> Iterator[int]:
             else:
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **code)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            said = str(error).splitlines()[0]
+            said = str(error).partition("\n")[0]
+            if address is None:
+                raise InputError(f"Ray does not start here: {said}") from None
             raise InputError(f"--address {address}: {said}; allowed: auto, or HOST:PORT of a running cluster") from None
         try:
-            yield int(ray.cluster_resources().get("CPU", 0)) or UNKNOWN_CPUS
+            yield max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]) or UNKNOWN_CPUS
         finally:
             ray.shutdown()
 
@@ -117,14 +119,20 @@ def tune_all(config: SweepConfig, task: StaticTask | TrainingTask, folder: Path,
     """
     per_trial = config.cpus_per_trial
     if per_trial > cpus:
-        raise InputError(f"cpus_per_trial = {per_trial}; allowed: at most {cpus}, which the Ray cluster has")
+        raise InputError(f"cpus_per_trial = {per_trial}; allowed: at most {cpus}, those of Ray's largest node")
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a lost worker would be pages
     for name, part in (task.each() if isinstance(task, StaticTask) else {"all": task}).items():
         experiment = (folder / TUNE / name).absolute()
-        trainable = StaticTrial if isinstance(part, StaticTask) else TrainingTrial
-        given = tune.with_parameters(trainable, task=part, threads=per_trial)
-        runnable = tune.with_resources(given, {"cpu": per_trial})
-        if (experiment / STATE).is_dir():
+        if isinstance(part, StaticTask):
+            shared = tune.with_parameters(StaticTrial, task=part, threads=per_trial)
+        else:
+            validation = part.validation(per_trial)
+            shared = tune.with_parameters(TrainingTrial, task=part, threads=per_trial, validation=validation)
+        runnable = tune.with_resources(shared, {"cpu": per_trial})
+        kept = experiment / STATE
+        if not kept.is_dir() and (old := kept.with_suffix(".old")).is_dir():  # killed between two renames
+            old.rename(kept)
+        if kept.is_dir():
             _restored(experiment, runnable).fit()
         else:
             _tuner(config, part, runnable, experiment).fit()
@@ -228,8 +236,9 @@ class Recorder(LoggerCallback):  # type: ignore[misc]
             Path(trial.path, "result.json").unlink(missing_ok=True)
 
     def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
-        with Path(trial.path, "result.json").open("a") as file:
-            file.write(json.dumps(result, cls=SafeFallbackEncoder) + "\n")
+        with Path(trial.path, "result.json").open("a+b") as file:
+            cut_short = file.tell() and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"  # by a kill
+            file.write(b"\n" * bool(cut_short) + json.dumps(result, cls=SafeFallbackEncoder).encode() + b"\n")
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         states = sorted(Path(trials[0].local_experiment_path).glob("experiment_state-*.json")) if trials else []
@@ -240,7 +249,9 @@ class Recorder(LoggerCallback):  # type: ignore[misc]
         new.mkdir(parents=True)
         for path in states[-1].parent.glob(f"*{states[-1].stem.partition('-')[2]}*"):
             shutil.copy(path, new)
-        shutil.rmtree(kept, ignore_errors=True)
+        shutil.rmtree(old := kept.with_suffix(".old"), ignore_errors=True)
+        if kept.is_dir():
+            kept.rename(old)
         new.rename(kept)
         self._seen = seen
 

@@ -11,7 +11,6 @@ A task is what all trials share; it is loaded on the driver, so that it needs no
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 from collections.abc import Mapping
@@ -205,6 +204,11 @@ class TrainingTask:
         data["seed"], data["environment"]["threads"] = seed, threads
         return config_files.parse(TrainConfig, data, "hyperparameters")
 
+    def validation(self, threads: int = 1) -> Validation:
+        """What trials are scored on, with the look-ahead plans that take a minute to find: once for all trials."""
+        assert self.train.selection is not None  # as :meth:`of` has checked
+        return Validation(self.train.selection, self.train.environment.limits, threads)
+
 
 def make_task(config: SweepConfig) -> StaticTask | TrainingTask:
     """What the trials of a config share. Raises InputError for a suite or training config that cannot be used."""
@@ -222,8 +226,10 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
     checkpoint of other hyperparameters, as populations do.
     """
 
-    def setup(self, config: dict[str, Any], task: TrainingTask, threads: int = 1) -> None:
-        self._task, self._threads = task, threads
+    def setup(
+        self, config: dict[str, Any], task: TrainingTask, threads: int = 1, validation: Validation | None = None
+    ) -> None:
+        self._task, self._threads, self._validation = task, threads, validation
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -235,9 +241,8 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
         if not self._runs:
             from paceenv.trainers.training.training_run import Run  # PyTorch, which static settings do not need
 
-            validation = _validation(self._task.train.model_dump_json(), self._threads)
             configs = [self._task.config(self.config, seed, self._threads) for seed in self._task.seeds]
-            self._runs = [Run(config, validation=validation) for config in configs]
+            self._runs = [Run(config, validation=self._validation) for config in configs]
         return self._runs
 
     def step(self) -> dict[str, Any]:
@@ -274,14 +279,6 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
 def checkpoint_of(folder: Path, seed: int) -> Path:
     """Where a checkpoint of a trial keeps that of a seed."""
     return folder / f"seed-{seed}.safetensors"
-
-
-@functools.cache
-def _validation(train_json: str, threads: int) -> Validation:
-    """Of a training config's selection; once in a process, as bounds take seconds to find."""
-    config = TrainConfig.model_validate_json(train_json)
-    assert config.selection is not None  # as the task has checked
-    return Validation(config.selection, config.environment.limits, threads)
 
 
 def training_space(ranges: Mapping[str, Range]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class Run:
     ``best`` is the policy with the best validation score so far, ``best_score``.
 
     Args:
-        validation: of the config's selection, if it exists already; making it takes seconds.
+        validation: of the config's selection, if it exists already; making it takes up to a minute.
     """
 
     def __init__(

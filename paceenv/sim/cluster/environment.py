@@ -124,7 +124,7 @@ class Pacing(Config):
 
     mechanism: Mechanism = Field(CLUSTER_DEFAULT[0], description="the rule of policy static")
     threshold: float = Field(
-        CLUSTER_DEFAULT[1], ge=0, allow_inf_nan=False, description="the ratio above which the rule acts"
+        CLUSTER_DEFAULT[1], ge=0, le=1, allow_inf_nan=False, description="the ratio above which the rule acts"
     )
     window: float = Field(CLUSTER_DEFAULT[2], ge=0, le=1, description="delay window as a share of the baseline step")
 
