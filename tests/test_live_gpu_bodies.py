@@ -27,7 +27,7 @@ def test_the_jobs_train_alike_with_and_without_the_agent(way: str, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("late", [1, -1])
 def test_a_planted_delay_is_found(late: int, tmp_path: Path) -> None:
-    job = {"way": "FSDP2, many collectives", "late": late, "place": "loader", "late_s": 0.03, "iterations": 200}
+    job = {"way": "ddp", "late": late, "place": "loader", "late_s": 0.03, "iterations": 150}
     said = [r["arrival"] for r in results(run_ranks(gpu_bodies.planted, 2, tmp_path, out=str(tmp_path / "run"), **job))]
     assert [one["verdict"] == "late" for one in said] == [False, late == 1], said
 
