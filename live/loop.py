@@ -19,7 +19,7 @@ import numpy as np
 
 from paceenv.live.decide.control import Control
 from paceenv.live.decide.deferral import Deferral
-from paceenv.live.decide.live_policy import NamedPolicy, at_interval
+from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.log_once import Messages, described, raised_by_a_signal_handler
 from paceenv.live.observe.backward import Backward
 from paceenv.live.observe.batch import Batch
@@ -68,7 +68,6 @@ class Loop:
     def __init__(
         self, options: Options, policy: NamedPolicy, *, optimizer: Any = None, clock: Clock = time.perf_counter
     ) -> None:
-        policy = at_interval(policy, options.interval_iterations)
         self.options, self.policy, self.messages, self._clock = options, policy, Messages(), clock
         self.rank, self.world_size, self.attempt = 0, 1, ""
         self.permitted = False
@@ -209,7 +208,7 @@ class Loop:
         return self._takes_here
 
     def _change_over(self, mode: str, policy: NamedPolicy, from_iteration: int) -> None:
-        begins_at, policy = self._iterations.count, at_interval(policy, self.options.interval_iterations)
+        begins_at = self._iterations.count
         self._read()
         self.control.finish()
         self._change, self.paused, self._log.hurry = None, mode == "off", False

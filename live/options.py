@@ -23,9 +23,8 @@ try:
 except OSError:  # it is gone; paths that need it fail where they are used
     LAUNCH_FOLDER = ""
 MODES = ("off", "observe", "probe", "shadow", "canary", "active")
-ACTUATORS = ("host", "device")
-ENVIRONMENT_MODE = "PACEENV_LIVE"
-"""Environment variable that overrides the mode of every agent in the job; ``off`` is the kill switch."""
+KILL_SWITCH = "PACEENV_LIVE"
+"""Environment variable; with any value, such as ``off``, every agent is off: no typing error keeps one running."""
 ENVIRONMENT_KILL_FILE = "PACEENV_LIVE_KILL_FILE"
 LAUNCHER_SETTINGS: dict[str, Any] = {}
 """Arguments from the command line of ``-m paceenv.live``; they replace those of ``live.attach``. Empty without it."""
@@ -84,15 +83,6 @@ class Options:
     quiet_first: Annotated[int, Meaning("Iterations at the start without any delay", low=0, high=10**9)] = (
         LIMITS.quiet_first
     )
-    interval_iterations: Annotated[
-        int | None,
-        Meaning(
-            "Control interval of a rule in iterations; a trained policy refuses another than its own",
-            low=1,
-            high=10**4,
-            unset="the policy's own; 20 for rules",
-        ),
-    ] = None
     block_iterations: Annotated[
         int | None,
         Meaning(
@@ -132,10 +122,6 @@ class Options:
             "starts; without it the job runs unpaced and says so"
         ),
     ] = False
-    actuator: Annotated[
-        str,
-        Meaning("Where a delay is spent: in a sleep of the training thread, or on the GPU's stream", choices=ACTUATORS),
-    ] = "host"
     defer: Annotated[
         str,
         Meaning(
@@ -200,8 +186,7 @@ def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.envi
 
     Args:
         values: options by name.
-        environ: environment variables. A mode in :data:`ENVIRONMENT_MODE` overrides the one in ``values``. An invalid
-            mode there counts as ``off``: a typing error must never keep the agent running.
+        environ: environment variables.
 
     Returns:
         The options. Their paths are absolute: a script that changes its folder later (Hydra does) does not move the
@@ -222,10 +207,7 @@ def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.envi
     if environ.get(ENVIRONMENT_KILL_FILE):
         file = os.path.join(LAUNCH_FOLDER, environ[ENVIRONMENT_KILL_FILE])
         options = replace(options, kill_file=absolute(ENVIRONMENT_KILL_FILE, file))
-    override = environ.get(ENVIRONMENT_MODE, "").strip().lower()
-    if override:
-        options = replace(options, mode=override if override in MODES else "off")
-    return options
+    return replace(options, mode="off") if environ.get(KILL_SWITCH) else options
 
 
 def absolute(name: str, path: str | os.PathLike[str]) -> Path:

@@ -471,7 +471,7 @@ def test_a_live_rank_holds_as_long_as_the_simulated_one() -> None:
     """The same steps through ``paceenv.core.timing`` with four columns, as the engine has them, and a pacer."""
     random, policy = np.random.default_rng(5), Static({"defer": (0.02, 0.1)})
     settings = np.asarray(policy.act(np.zeros((1, 1), np.float32))[0], np.float64)
-    pacer = RankPacer(policy, cap_s=10.0, has_barrier=False, interval_iterations=20, cap_share=0.5)
+    pacer = RankPacer(policy, cap_s=10.0, has_barrier=False, cap_share=0.5)
     rank, tick = timing.new_state(4)
     holds, simulated = [], []
     for i in range(400):
@@ -595,8 +595,9 @@ def in_modes(tmp_path_factory: pytest.TempPathFactory) -> Together:
 def in_mode(mode: str) -> dict[str, Any]:
     """Two steps in three are shorter while transfers are held; what was held, and in which iterations."""
     group, held = _group(), list[float]()
-    policy = "static:mechanism=defer,threshold=0.0,window=0.3"
-    options = {"quiet_first": 10, "block_iterations": 12, "interval_iterations": 4, "seed": 1, "cap_share": 0.2}
+    policy = Static({"defer": (0.0, 0.3)})
+    policy.interval_iterations = 4
+    options = {"quiet_first": 10, "block_iterations": 12, "seed": 1, "cap_share": 0.2}
     agent = live.attach(policy=policy, mode=mode, defer="gradients", **options)
     agent._loop.permitted = True
     deferral = agent._loop.deferral

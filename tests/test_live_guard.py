@@ -215,9 +215,9 @@ def test_a_view_outside_the_calibrated_range_for_long_ends_the_policy_and_says_w
 def test_whatever_a_policy_returns_a_delay_is_within_the_limits(answer: np.ndarray, comm: list[float]) -> None:
     limits = Limits(cap_s=0.05, quiet_first=0)
     guard, delay_s = Guard(limits), 0.0
-    pacer = RankPacer(
-        GuardedPolicy(Scripted(lambda _: answer)), cap_s=limits.cap_s, has_barrier=False, interval_iterations=4
-    )
+    policy = Scripted(lambda _: answer)
+    policy.interval_iterations = 4
+    pacer = RankPacer(GuardedPolicy(policy), cap_s=limits.cap_s, has_barrier=False)
     for i, comm_s in enumerate(comm):
         try:
             asked_s = pacer.iteration(comm_s, 0.0, 0.1 + comm_s)

@@ -119,10 +119,10 @@ class Control:
         if rank == 0 and self._in_force.follows:
             self._say_what_is_narrower()
         self.chosen.begin(rank)
-        if self._options.actuator == "device" and device != "cpu":
+        if device != "cpu":
             self._actuator = DeviceActuator(stamps, cap_s=cap_s, device=device)
         else:
-            self._actuator = HostActuator(stamps, cap_s=cap_s, clock=self._clock, problem=self._log_once)
+            self._actuator = HostActuator(stamps, cap_s=cap_s, clock=self._clock)
 
     def _say_what_is_narrower(self) -> None:
         for one in self._policies:
@@ -262,7 +262,6 @@ class Control:
             "asked": self._asked,
             "taken": self._taken.count,
             **self._taken.as_dict(),
-            "ineffective": self._actuator.ineffective if self._actuator is not None else 0,
             "cut": dict(self.guard.cut),
             "holds": self._holds,
         }

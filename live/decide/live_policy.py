@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from paceenv.core.errors import InputError
 from paceenv.core.limits import Limits
@@ -39,21 +39,6 @@ class NamedPolicy:
     """Those of its training."""
     candidates: tuple[NamedPolicy, ...] = ()
     """What takes turns in modes canary and active."""
-
-
-def at_interval(named: NamedPolicy, interval_iterations: int | None) -> NamedPolicy:
-    """The policy at that control interval, None for its own; with a fault if it was trained with another one."""
-    if named.candidates:
-        found = tuple(at_interval(one, interval_iterations) for one in named.candidates)
-        return replace(named, candidates=found, fault=next((one.fault for one in found if one.fault), named.fault))
-    own = named.policy.interval_iterations
-    if named.fault or interval_iterations is None or interval_iterations == own:
-        return named
-    if not isinstance(named.policy, Learned):
-        named.policy.interval_iterations = interval_iterations
-        return named
-    why = f"interval_iterations = {interval_iterations}; allowed: {own}, with which policy {named.source} was trained"
-    return replace(named, policy=passive(), fault=why)
 
 
 def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:

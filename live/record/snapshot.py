@@ -30,7 +30,7 @@ wait        ``mean_s`` in the barrier, and blocked elsewhere beyond the least
 arrival     ``verdict`` (one of :data:`ARRIVALS`), ``early_s``, ``late_s``, ``evidence``; a rank alone claims nothing,
             verdicts come from :mod:`paceenv.live.record.findings`
 agents      ranks with an agent: ``count``, ``complete``, ``reason``
-pacing      delays ``asked`` for and ``taken``, of which ``ineffective``; ``mean_s``, ``p50_s``, ``p95_s``, ``max_s``,
+pacing      delays ``asked`` for and ``taken``; ``mean_s``, ``p50_s``, ``p95_s``, ``max_s``,
             ``total_s``; ``cut``: how often each limit shortened or forbade one; ``holds``: iterations in which rule
             ``defer`` held transfers back (in mode shadow: would have), ``held`` transfers, ``held_s`` seconds that
             they started later in all, ``held_max_s`` the longest

@@ -176,8 +176,6 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         cut = [f"{NAMES_OF_LIMITS.get(name, name)} {count(n)}" for name, n in _cut(ranks)]
         if cut:
             lines.append(f"  shortened or forbidden by limits: {', '.join(cut)}")
-        if total("ineffective"):
-            lines.append(f"  {count(total('ineffective'))} of them left no gap in the work of the device")
     verdict = text(own, "canary", "verdict")
     if verdict:
         pairs = number(own, "canary", "pairs")
