@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -52,16 +52,6 @@ MAX_PENDING = 8
 """Iterations whose GPU events have not passed yet; older ones are given up."""
 
 
-class Source(Protocol):
-    """Watches one part of PyTorch, through :class:`Hooks`."""
-
-    def install(self) -> None:
-        """Start to watch."""
-
-    def remove(self) -> None:
-        """Forget what is left in PyTorch beside the hooks; called from the script and not from a hook."""
-
-
 class Loop:
     """Watches one rank and, where its mode allows, paces it."""
 
@@ -95,11 +85,12 @@ class Loop:
         self._log.overflow, self._log.on_watch = self.catch_up, self.hooks.watch
         self._optimizer = OptimizerTick(self._first_tick, self.hooks, optimizer)
         self._checkpoints = Checkpoints(self._log, self.hooks)
-        self._sources: tuple[Source, ...] = (
+        self._backward = Backward(self._log, self.hooks)
+        self._sources: tuple[Any, ...] = (
             self._optimizer,
             Collectives(self._log, self.hooks),
             FunctionalCollectives(self._log, self.hooks),
-            Backward(self._log, self.hooks),
+            self._backward,
             StreamWaits(self._log, self.hooks),
             self._checkpoints,
         )
@@ -300,11 +291,11 @@ class Loop:
         finally:
             self._ended = True
             self.hooks.active = False
-            for source in self._sources:
-                try:
-                    source.remove()
-                except Exception as error:
-                    self.messages.log_once(f"could not be removed completely: {error}")
+            self._backward.forget()
+            try:
+                self.deferral.remove()
+            except Exception as error:
+                self.messages.log_once(f"could not be removed completely: {error}")
             self.hooks.restore()
 
     @property

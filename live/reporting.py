@@ -7,10 +7,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from paceenv.core import probing
 from paceenv.core.errors import InputError
@@ -25,15 +25,14 @@ from paceenv.live.record.findings import (
     ALONE,
     find,
     findings_period_s,
-    latest,
     read_verdict,
     with_verdicts,
     write_findings,
 )
 from paceenv.live.record.history import unseen
-from paceenv.live.record.housekeeping import Housekeeping
+from paceenv.live.record.housekeeping import Housekeeping, background
 from paceenv.live.record.run_folder import RunFolder, status_period_s, write_status
-from paceenv.live.record.snapshot import ASKED, SCHEMA, Snapshot, number
+from paceenv.live.record.snapshot import ASKED, QUANTITIES, SCHEMA, Snapshot, number
 from paceenv.live.record.summary import summarise, write_summary
 from paceenv.live.store_messages import PACING, BarrierWords, Peers, poll_s
 
@@ -50,19 +49,6 @@ EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
 """Longest wait at the end of a job for the last files, and of the page for the other ranks' last status, seconds."""
 METRICS_S = 10.0
 """Seconds between two calls of the script's ``on_metrics``."""
-METRICS: Final[Mapping[str, tuple[str, ...]]] = {
-    "rank": ("rank",),
-    "iteration": ("iterations",),
-    "step_mean_seconds": ("step", "mean_s"),
-    "wait_mean_seconds": ("wait", "mean_s"),
-    "arrival_early_seconds": ("arrival", "early_s"),
-    "arrival_late_seconds": ("arrival", "late_s"),
-    "latest_rank": ("latest", "rank"),
-    "latest_late_seconds": ("latest", "late_s"),
-    "delay_mean_seconds": ("pacing", "mean_s"),
-    "overhead_mean_seconds": ("overhead", "mean_s"),
-}
-"""What ``on_metrics`` gets, by name, and where a snapshot has it; ``latest`` is the latest rank by the findings."""
 
 
 class Output:
@@ -80,7 +66,6 @@ class Output:
         self._calls: Housekeeping | None = None
         self._words: Housekeeping | None = None
         self._watches = list[Housekeeping]()
-        self._latest: dict[str, Any] | None = None
         self._verdict: dict[str, Any] = ALONE  # from the findings of all ranks, for the metrics
         self._failed_checks = 0
         self._closed, self._page, self._patience_s, self._ended = False, "", PATIENCE_S, ""
@@ -299,7 +284,7 @@ class Output:
             return
         server = MetricsServer(self.judged, port, host=self._options.metrics_host, problem=self._loop.messages.log_once)
         self._metrics = server
-        self._housekeeping.once("the metrics", server.start)
+        background("paceenv-metrics-start", lambda: server.start(), self._loop.messages.log_once).start()
 
     def _write_status(self, out: Path, final: bool) -> None:
         if not self._loop.attempt:
@@ -318,16 +303,16 @@ class Output:
 
     def judged(self) -> Snapshot:
         """The snapshot with the verdict of the last findings, for metrics; reads no file."""
-        return self.snapshot() | {"arrival": self._verdict, "latest": self._latest}
+        return self.snapshot() | {"arrival": self._verdict}
 
     def _call(self, final: bool) -> None:
         """Hand the known numbers to the script's function; one that fails is not called again."""
         if self.on_metrics is None:
             return
         snapshot = self.judged()
-        known = {name: value for name, path in METRICS.items() if (value := number(snapshot, *path)) is not None}
+        known = {q.name: value for q in QUANTITIES if (value := number(snapshot, *q.path)) is not None}
         try:
-            self.on_metrics(known)
+            self.on_metrics({"rank": float(self._loop.rank)} | known)
         except BaseException as error:
             self.on_metrics = None
             self._loop.messages.log_once(f"on_metrics failed and is not called again: {described(error)}")
@@ -337,9 +322,7 @@ class Output:
         loop = self._loop
         folder = out / str(loop.attempt)
         if loop.rank == 0:
-            findings = find(self._statuses(out))
-            write_findings(folder, findings)
-            self._latest = latest(findings)
+            write_findings(folder, find(self._statuses(out)))
         self._verdict = read_verdict(folder, loop.rank) or ALONE
 
     def _check_kill_file(self, final: bool) -> None:

@@ -159,8 +159,8 @@ class BarrierWords:
                 self._hear(1e-6 * float(word))
 
     def _lead(self, words: Words, place: str) -> None:
-        heard = words.read_all([f"{place}/{rank}" for rank in range(self._loop.world_size)])
-        if not heard or "" in heard:  # a count that came twice
+        heard = [words.read(f"{place}/{rank}") for rank in range(self._loop.world_size)]
+        if "" in heard:  # a count that came twice
             return
         found = alone_s([read(word) for word in heard])
         words.write(f"{place}/alone", "-" if found is None else f"{1e6 * found:.0f}")

@@ -189,9 +189,7 @@ def test_a_host_has_a_folder_of_its_own_whatever_its_name(one: str, other: str) 
 def events_of(iterations: Any, operations: Any = (), **more: Any) -> list[tuple[str, float, float]]:
     """The rows of iterations as (op, start, end)."""
     made = make_batch(iterations, operations, **more)
-    fit_T = segments.fit_iterations(made, -1)
-    assert fit_T.all()
-    columns = segment_rows(Segment({}, *segments.to_records(made, fit_T), tuple(made.kinds), MARKS, ""))
+    columns = segment_rows(Segment({}, *segments.to_records(made), tuple(made.kinds), MARKS, ""))
     places = columns["iteration"].tolist()
     for i, seq in enumerate(columns["seq"].tolist()):
         assert seq == i - places.index(places[i])

@@ -6,11 +6,8 @@ because it waited in another has no longer work of its own; it is not late. A ra
 longer *and* the members of its groups wait for it. Everything else that could explain the waits is listed as not
 attributable, with its reason: collectives that the agents could not see or put aside, ranks without an agent.
 
-Findings are plain JSON data. Times are seconds per step; null means unknown. Fields:
-``verdicts`` by rank (as text): the field ``arrival`` of a snapshot (:func:`verdict_of`); ``missing``: ranks without a
-snapshot; ``sets`` of ranks that groups connect: first and last of the compared ``iterations``, ranks that are ``late``,
-``pattern`` (``watch.PATTERNS``) and ``lost_s`` to ranks in turns or to variation; ``places``: what
-late ranks have in common; ``unattributed``: what cannot be seen or attributed; ``text``: all in words, for the page.
+Findings are plain JSON data: ``verdicts`` by rank (as text), the field ``arrival`` of a snapshot (:func:`verdict_of`),
+and ``text``: all in words, for the page. Times are seconds per step; null means unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record import findings_text as words
 from paceenv.live.record.rank_sets import OF_THREADS, Job, RankSet, judge
 from paceenv.live.record.side_by_side import FLOOR_S, connected_sets, medians, name_group, used_groups
-from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, finite, number, text
+from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, entry, finite, number, text
 
 SCHEMA: Final = "paceenv.findings/1"
 TOO_NOISY_SHARE = 0.25
@@ -54,7 +51,6 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
     for rank_set in sets:
         for place in rank_set.places:
             verdicts[str(job.ranks[place])] = _verdict(job, rank_set, place)
-    unattributed = _unattributed(job, sets)
     late = [place for rank_set in sets for place in rank_set.named]
     places = words.describe_places(
         [job.ranks[place] for place in late],
@@ -62,12 +58,8 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
     )
     return {
         "schema": SCHEMA,
-        "missing": job.missing,
         "verdicts": verdicts,
-        "sets": [_set_data(job, rank_set) for rank_set in sets],
-        "places": places,
-        "unattributed": unattributed,
-        "text": words.describe(job, sets, verdicts, places, unattributed),
+        "text": words.describe(job, sets, verdicts, places, _unattributed(job, sets)),
     }
 
 
@@ -106,13 +98,6 @@ def with_verdicts(snapshots: Sequence[Snapshot], findings: Findings) -> list[Sna
     """The snapshots, each with its ``arrival`` from the findings."""
     verdicts = findings["verdicts"]
     return [s | {"arrival": verdicts.get(str(s.get("rank")), s.get("arrival"))} for s in snapshots]
-
-
-def latest(findings: Findings) -> dict[str, Any]:
-    """The latest rank: ``rank``, ``late_s``; with nobody late, null and 0."""
-    late = [(v["late_s"], int(rank)) for rank, v in findings["verdicts"].items() if v["verdict"] == LATE]
-    late_s, rank = max(late, default=(0.0, None))
-    return {"rank": rank, "late_s": late_s}
 
 
 def _verdict(job: Job, found: RankSet, place: int) -> dict[str, Any]:
@@ -162,15 +147,6 @@ def _waits_at_least(found: RankSet, place: int) -> float:
             if at < len(wait.places) and wait.places[at] == place:
                 sums[id(wait.group)] = sums.get(id(wait.group), 0.0) + float(wait.wait_s_E[at])
     return max(sums.values(), default=0.0)
-
-
-def _set_data(job: Job, found: RankSet) -> dict[str, Any]:
-    return {
-        "iterations": list(found.iterations),
-        "late": job.names(sorted(found.late)),
-        "pattern": found.pattern,
-        "lost_s": found.lost_s,
-    }
 
 
 def _unattributed(job: Job, sets: Sequence[RankSet]) -> list[str]:
@@ -231,13 +207,7 @@ def read_verdict(folder: Path, rank: int) -> dict[str, Any] | None:
     """The verdict on ``rank`` from ``findings.json`` in an attempt's folder; None where none can be read."""
     try:
         with open_regular(folder / FINDINGS, MAX_BYTES) as stream:
-            findings = json.loads(stream.read(MAX_BYTES))
+            verdict = entry(json.loads(stream.read(MAX_BYTES)), "verdicts", str(rank))
     except (InputError, OSError, ValueError, RecursionError):
         return None
-    if not isinstance(findings, dict) or findings.get("schema") != SCHEMA:
-        return None
-    verdicts = findings.get("verdicts")
-    verdict = verdicts.get(str(rank)) if isinstance(verdicts, dict) else None
-    if not isinstance(verdict, dict) or verdict.get("verdict") not in ARRIVALS:
-        return None
-    return verdict
+    return verdict if text(verdict, "verdict") in ARRIVALS else None

@@ -67,7 +67,6 @@ class RankSet:
     places: list[int]
     compared: list[int] = field(default_factory=list)
     step_s: float = 0.0
-    iterations: tuple[int, int] = (0, 0)
     sides: str = ""
     """Which ranks were compared over how many iterations, in words."""
     stages: dict[int, int] = field(default_factory=dict)
@@ -144,7 +143,7 @@ def judge(job: Job, places: list[int]) -> RankSet:
         return found
     own_s_RK = blocks.own_s_RK[found.compared]
     known = np.flatnonzero(~np.isnan(own_s_RK).all(axis=0))
-    found.iterations = first, last = blocks.span(int(known[0]), int(known[-1]))
+    first, last = blocks.span(int(known[0]), int(known[-1]))
     found.sides = f"{name_ranks(job.names(found.compared))} side by side over {last - first + 1} iterations"
     found.stages = _stages(job, found)
     watched = _watch(job, found, own_s_RK, blocks.steps_K)
