@@ -40,7 +40,6 @@ def overdue(snapshots: Sequence[Snapshot], attempt: str, now_s: float) -> int:
 
 
 def is_downgraded(snapshot: Snapshot) -> bool:
-    """Whether another mode is in force than the requested one."""
     return text(snapshot, "state") != text(snapshot, "mode")
 
 
@@ -50,7 +49,7 @@ def worst(snapshots: Sequence[Snapshot], now_s: float) -> list[Snapshot]:
     def order(snapshot: Snapshot) -> tuple[float, ...]:
         verdict = text(snapshot, "arrival", "verdict")
         late_s = (number(snapshot, "arrival", "late_s") or 0.0) if verdict == LATE else 0.0
-        own_s = number(snapshot, "own", "mean_s") or 0.0
+        own_s = number(snapshot, "parts", "compute_s") or 0.0
         return (
             -float(is_silent(snapshot, now_s)),
             -float(is_downgraded(snapshot)),
@@ -142,10 +141,8 @@ def _undecided(snapshots: Sequence[Snapshot]) -> str:
     return ""
 
 
-def print_status(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot], *, again: bool = False) -> None:
-    """A line per rank; ``again`` clears a terminal before."""
-    if again:
-        output.clear_screen()
+def print_status(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot]) -> None:
+    """A line per rank."""
     title, below = _title(run, attempt, snapshots), "\n".join(notes(run, snapshots))
     output.print_table(title, COLUMNS, _rows(snapshots, COLUMNS), below)
 
@@ -203,7 +200,6 @@ def _counts(snapshots: Sequence[Snapshot], now_s: float) -> str:
 
 
 def _cells(snapshot: Snapshot, now_s: float) -> dict[str, str]:
-    """A rank's cells by column."""
     foregone = number(snapshot, "shadow", "mean_s")
     return {
         "rank": str(snapshot["rank"]),
@@ -212,7 +208,7 @@ def _cells(snapshot: Snapshot, now_s: float) -> dict[str, str]:
         "iterations": count(number(snapshot, "iterations")),
         "step": duration(number(snapshot, "step", "mean_s")),
         "CV": percent(number(snapshot, "step", "cv")),
-        "own": duration(number(snapshot, "own", "mean_s")),
+        "own": duration(number(snapshot, "parts", "compute_s")),
         "wait": duration(number(snapshot, "wait", "mean_s")),
         "arrives": _arrives(snapshot),
         "delay": f"(would {duration(foregone)})" if foregone else duration(number(snapshot, "pacing", "mean_s")),

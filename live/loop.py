@@ -115,7 +115,6 @@ class Loop:
 
     @property
     def state(self) -> str:
-        """The mode in force."""
         return "off" if self._off_reason or self.paused else self.control.mode
 
     @property
@@ -126,7 +125,6 @@ class Loop:
         return "" if self.options.mode == "off" else self._off_reason
 
     def install(self) -> None:
-        """Start to watch."""
         if self._off_reason:
             return
         self.hooks.active = True
@@ -152,12 +150,9 @@ class Loop:
     def begin_mark(self, kind: str) -> None:
         """A checkpoint or an evaluation begins: no measurement and no delay until :meth:`end_mark`."""
         self._log.mark(str(kind), 1)
-        self.control.guard.mark()
 
     def end_mark(self, kind: str) -> None:
-        """It ends."""
         self._log.mark(str(kind), -1)
-        self.control.guard.unmark()
 
     def stop(self, reason: str) -> None:
         """Detach, where delays are possible at the next tick; may be called from any thread."""
@@ -258,7 +253,6 @@ class Loop:
         return True
 
     def _collect(self) -> None:
-        """Move iterations from the log into the ring."""
         iterations = self._iterations
         while (entry := iterations.next()) is not None:
             self._ring.append(entry)
@@ -310,7 +304,6 @@ class Loop:
 
     @property
     def dropped_stamps(self) -> int:
-        """Stamps that could not be recorded."""
         return self._stamps.dropped
 
     @property
@@ -357,7 +350,6 @@ class Loop:
             self._measures, self._measured_from = True, self._steps.watched
 
     def _account(self, done: list[Iteration]) -> None:
-        """Hand steps to the accounts and to the trace."""
         batch = self._batch(done)
         barrier_s_T, still_s_T = np.array([(step.barrier_s, step.still_s) for step in done], float).T
         self.history.add(batch, barrier_s_T, still_s_T, np.array([step.ticks for step in done]))

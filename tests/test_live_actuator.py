@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -48,23 +48,11 @@ class Device:
         assert self.ready(stamp), "nobody may ask for the time of a stamp that is not ready"
         return stamp
 
-    def capturing(self) -> bool:
-        return False
-
     def ready_many(self, stamps: Sequence[float]) -> bool:
         return all(map(self.ready, stamps))
 
     def seconds_many(self, stamps: Sequence[float]) -> list[float]:
         return list(map(self.seconds, stamps))
-
-    def aside(self, stamp: float, tick: float) -> bool:
-        return False
-
-    def rebase(self, stamp: float) -> None:
-        pass
-
-    def release(self, stamps: Iterable[float]) -> None:
-        pass
 
 
 def _host(device: Device, cap_s: float = 0.1) -> HostActuator:

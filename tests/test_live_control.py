@@ -85,7 +85,7 @@ def test_shadow_decides_and_never_delays() -> None:
 def test_canary_finds_that_pacing_pays() -> None:
     job = Job("static:mechanism=slack", "canary", _noisy(-1.0), seed=1)
     job.run(50 + 120 * 6)
-    verdict = in_blocks(job).verdict
+    verdict = in_blocks(job).leading.verdict
     assert verdict.kind == "helps", verdict
     assert job.control.mode == "canary"
     assert not any(job.delays_s[:50])

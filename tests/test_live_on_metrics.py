@@ -64,7 +64,7 @@ def test_one_that_raises_is_said_once_and_not_called_again(error: BaseException)
         called.set()
         raise error
 
-    attachment = Attachment(None, "observe", {"on_metrics": fail})
+    attachment = Attachment(on_metrics=fail)
     attachment.begin(None)
     agent = attach()
     train(called)

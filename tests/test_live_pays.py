@@ -24,12 +24,7 @@ pytestmark = pytest.mark.alone
 LINK_MBPS, BLOCK, QUIET, PAIRS_OF_BLOCKS = 200.0, 20, 20, 8
 POLICY = Static({"slack": (0.05, 0.4)})
 POLICY.interval_iterations = 10
-CANARY: dict[str, Any] = {
-    "mode": "canary",
-    "quiet_first": QUIET,
-    "block_iterations": BLOCK,
-    "seed": 7,
-}
+CANARY: dict[str, Any] = {"mode": "canary", "quiet_first": QUIET, "block_iterations": BLOCK, "seed": 7}
 PLAN = Plan(CANARY["seed"], [block_plan(POLICY, BLOCK)], begin=QUIET)
 ITERATIONS = 1 + PLAN.after(PAIRS_OF_BLOCKS) + 5
 """The tick that begins, the quiet time, blocks to warm up, the judged pairs, and a few to take them in."""

@@ -36,31 +36,41 @@ class Delay(NamedTuple):
 
 
 class HostActuator:
-    """Sleeps."""
-
     def __init__(
         self, stamps: Stamps, *, cap_s: float, sleeper: Any = time, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._stamps, self._cap_s, self._sleeper, self._clock = stamps, cap_s, sleeper, clock
 
     def delay(self, seconds: float) -> Delay | None:
-        """Sleep. None, without a sleep, for a very short delay, or if it cannot be measured."""
+        """Delay this rank. None, without a delay, for a very short one, or if it cannot be measured."""
         if not seconds >= MIN_DELAY_S:
             return None
         before = self._stamps.record()
         if before is None:
             return None
+        slept_s, cycles = self._spend(min(seconds, self._cap_s))
+        return Delay(slept_s, before, self._stamps.record(), cycles)
+
+    def _spend(self, seconds: float) -> tuple[float, int]:
         start_s = self._clock()
-        self._sleeper.sleep(min(seconds, self._cap_s))
-        slept_s = max(self._clock() - start_s, 0.0)
-        return Delay(slept_s, before, self._stamps.record())
+        self._sleeper.sleep(seconds)
+        return max(self._clock() - start_s, 0.0), 0
 
     def settle(self, delay: Delay) -> float | None:
-        """Seconds between the two stamps; 0 without a second one, because too little slack does no harm."""
-        return _between(self._stamps, delay)
+        """Seconds between the two stamps; None while the timeline has not reached the second.
+
+        0 where there is no second one, because too little slack does no harm.
+        """
+        if delay.after is None:
+            return 0.0
+        if not self._stamps.ready_many((delay.before, delay.after)):
+            return None
+        before_s, after_s = self._stamps.seconds_many((delay.before, delay.after))
+        seconds = after_s - before_s
+        return seconds if 0.0 < seconds < math.inf else 0.0
 
 
-class DeviceActuator:
+class DeviceActuator(HostActuator):
     """Spins on the device, on the current stream, so that a delay counts however far the host runs ahead.
 
     A spin counts cycles. Their rate is learned from the measured delays, so nothing has to wait; the first delays are
@@ -69,30 +79,18 @@ class DeviceActuator:
     """
 
     def __init__(
-        self,
-        stamps: Stamps,
-        *,
-        cap_s: float,
-        device: str = "cuda",
-        spin: Callable[[int], None] | None = None,
+        self, stamps: Stamps, *, cap_s: float, device: str = "cuda", spin: Callable[[int], None] | None = None
     ) -> None:
-        self._stamps, self._cap_s, self._rate_hz = stamps, cap_s, MIN_RATE_HZ
-        self._spin = spin or functools.partial(_spin, device)
+        super().__init__(stamps, cap_s=cap_s)
+        self._rate_hz, self._spin = MIN_RATE_HZ, spin or functools.partial(_spin, device)
 
-    def delay(self, seconds: float) -> Delay | None:
-        """Launch a spin. None, without a spin, for a very short delay, or if it cannot be measured."""
-        if not seconds >= MIN_DELAY_S:
-            return None
-        before = self._stamps.record()
-        if before is None:
-            return None
-        cycles = int(min(seconds, self._cap_s) * self._rate_hz)
+    def _spend(self, seconds: float) -> tuple[float, int]:
+        cycles = int(seconds * self._rate_hz)
         self._spin(cycles)
-        return Delay(min(seconds, self._cap_s), before, self._stamps.record(), cycles)
+        return seconds, cycles
 
     def settle(self, delay: Delay) -> float | None:
-        """Seconds between the two stamps; 0 without a second one."""
-        effective_s = _between(self._stamps, delay)
+        effective_s = super().settle(delay)
         if effective_s:
             seen_hz = min(max(delay.cycles / effective_s, MIN_RATE_HZ), MAX_RATE_HZ)
             rise_hz = RATE_SMOOTHING * (seen_hz - self._rate_hz)
@@ -109,7 +107,6 @@ class DelayLengths:
         self._newest_s = deque[float](maxlen=KEPT_DELAYS)
 
     def add(self, seconds: float) -> None:
-        """Take in a delay of a positive number of seconds."""
         self.count += 1
         self.total_s += seconds
         self.longest_s = max(self.longest_s, seconds)
@@ -129,14 +126,3 @@ def _spin(device: str, cycles: int) -> None:
 
     with torch.cuda.device(device):
         torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
-
-
-def _between(stamps: Stamps, delay: Delay) -> float | None:
-    """Seconds from a delay's first stamp to its second; None while the timeline has not reached that."""
-    if delay.after is None:
-        return 0.0
-    if not stamps.ready_many((delay.before, delay.after)):
-        return None
-    before_s, after_s = stamps.seconds_many((delay.before, delay.after))
-    seconds = after_s - before_s
-    return seconds if 0.0 < seconds < math.inf else 0.0

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from paceenv.core.errors import InputError
 from paceenv.core.limits import Limits
+from paceenv.live.log_once import described
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
 from paceenv.policies.names import AHEAD, NAMES, STATIC_DEFAULTS, find, rule
@@ -60,7 +61,7 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
         from_a_file = named.name != text  # its name has the numbers: another host may have others under this text
         return NamedPolicy(named, text, hashlib.sha256(named.name.encode()).hexdigest() if from_a_file else None)
     except Exception as error:  # a hostile file may raise anything
-        reason = str(error) if isinstance(error, InputError) else f"policy {text}: {type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, InputError) else f"policy {text}: {described(error)}"
         return NamedPolicy(passive(), text, fault=reason)
 
 

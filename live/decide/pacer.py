@@ -106,13 +106,7 @@ class RankPacer:
         return out
 
     def iteration(
-        self,
-        comm_s: float,
-        barrier_s: float,
-        step_s: float,
-        *,
-        delay_s: float | None = None,
-        acting: int | None = 0,
+        self, comm_s: float, barrier_s: float, step_s: float, *, delay_s: float | None = None, acting: int | None = 0
     ) -> float:
         """Take in one iteration.
 

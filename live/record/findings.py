@@ -25,8 +25,8 @@ from paceenv.core.files import atomic_write, open_regular
 from paceenv.core.lateness.watch import IN_TURNS
 from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record import findings_text as words
-from paceenv.live.record.rank_sets import OF_THREADS, Job, RankSet, judge
-from paceenv.live.record.side_by_side import FLOOR_S, connected_sets, medians, name_group, used_groups
+from paceenv.live.record.rank_sets import Job, RankSet, judge
+from paceenv.live.record.side_by_side import FLOOR_S, connected_sets, used_groups
 from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, entry, finite, number, text
 
 SCHEMA: Final = "paceenv.findings/1"
@@ -78,16 +78,10 @@ def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     return {"text": leads, "late": late, "ended": ended, "aside_s": aside_s}
 
 
-def verdict_of(
-    verdict: str,
-    evidence: str,
-    *,
-    early_s: float = 0.0,
-    late_s: float = 0.0,
-    ranks: int = 1,
-) -> dict[str, Any]:
+def verdict_of(verdict: str, evidence: str, *, early_s: float = 0.0, late_s: float = 0.0) -> dict[str, Any]:
     """The field ``arrival`` of a snapshot: a verdict (of ``snapshot.ARRIVALS``) and what it rests on."""
-    return {"verdict": verdict, "early_s": early_s, "late_s": late_s, "evidence": evidence, "ranks": ranks}
+    known = {} if verdict == UNKNOWN else {"early_s": early_s, "late_s": late_s}
+    return {"verdict": verdict, "evidence": evidence, **known}
 
 
 ALONE: Final = verdict_of(UNKNOWN, "one rank alone")
@@ -108,7 +102,7 @@ def _verdict(job: Job, found: RankSet, place: int) -> dict[str, Any]:
     pattern = found.late.get(place)
 
     def because(verdict: str, why: str, **times_s: float) -> dict[str, Any]:
-        return verdict_of(verdict, ": ".join(filter(None, (found.sides, why))), ranks=len(found.compared), **times_s)
+        return verdict_of(verdict, ": ".join(filter(None, (found.sides, why))), **times_s)
 
     if place in found.named and pattern is not None:
         return because(LATE, "its own work takes longer", late_s=pattern.late_s)
@@ -151,46 +145,15 @@ def _waits_at_least(found: RankSet, place: int) -> float:
 
 def _unattributed(job: Job, sets: Sequence[RankSet]) -> list[str]:
     """What cannot be seen or attributed, with the ranks and the seconds per step where they are known."""
-    found: list[str] = []
-    if job.missing:
-        blocked_s = _blocked_beside_missing(job)
-        limit = f"; their groups are blocked for up to {duration(blocked_s)} per step" if blocked_s else ""
-        have = "has" if len(job.missing) == 1 else "have"
-        found.append(f"{name_ranks(job.missing)} {have} no snapshot: waits for them are not attributed{limit}")
-    for group in job.traffic.groups:
-        if group.unseen_per_step > 0.0 and group.size > 1:
-            line = f"{group.unseen_per_step:.3g} collectives per step of {name_group(group)} were not seen"
-            found.append(f"{line}, as where a compiled graph starts them: waits in them count as own work")
-    every = range(len(job.ranks))
-    side_s = job.numbers(every, "side", "seconds")
-    if beside := np.flatnonzero(side_s > FLOOR_S).tolist():
-        longest = duration(float(side_s.max()))
-        line = f"{name_ranks(job.names(beside))}: collectives of {longest} per step were seen and put aside"
-        found.append(f"{line}: {OF_THREADS}, and whether the step does is not known")
-    for rank_set in sets:
-        mentioned = ("could not be seen", "no snapshot", "put aside")
-        found += [
-            f"{name_ranks(job.names(rank_set.places))}: {reason}"
-            for reason in rank_set.reasons
-            if not any(word in reason for word in mentioned)
-        ]
-    seen, left_out = (job.numbers(every, name) for name in ("iterations", "irregular"))
+    found = [f"{name_ranks(job.names(one.places))}: {reason}" for one in sets for reason in one.reasons]
+    if job.missing and not any("no snapshot" in line for line in found):
+        found.append(f"{name_ranks(job.missing)} {'has' if len(job.missing) == 1 else 'have'} no snapshot")
+    seen, left_out = (job.numbers(range(len(job.ranks)), name) for name in ("iterations", "irregular"))
     share = left_out / np.maximum(seen, 1.0)
     if many := np.flatnonzero((share > LEFT_OUT_SHARE) & (seen > 0)).tolist():
         line = f"{name_ranks(job.names(many))}: up to {100.0 * float(share.max()):.0f} % of the iterations"
         found.append(f"{line} are unlike the usual or marked, and left out")
     return found
-
-
-def _blocked_beside_missing(job: Job) -> float:
-    """The longest blocked time in groups that have a missing member: the most that is waited for it, seconds."""
-    lost = set(job.missing)
-    times = [
-        float(medians(operation.blocked_s_EK).max())
-        for operation in job.traffic.operations
-        if lost & set(operation.group.ranks or ())
-    ]
-    return max(times, default=0.0)
 
 
 def findings_period_s(world_size: int) -> float:

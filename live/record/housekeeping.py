@@ -137,7 +137,7 @@ class Housekeeping:
 
 
 def background(
-    name: str, run: Callable[[], None], problem: Callable[[str], None] = lambda text: None
+    name: str, run: Callable[[], object], problem: Callable[[str], None] = lambda text: None
 ) -> threading.Thread:
     """A daemon thread for ``run``, not started yet: it takes no signals, and an error in it goes to ``problem``."""
 

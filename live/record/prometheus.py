@@ -23,7 +23,7 @@ from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from paceenv.live.record.housekeeping import background, describe
-from paceenv.live.record.snapshot import ARRIVALS, QUANTITIES, STATES, UNKNOWN, VERDICTS, Snapshot, entry, number, text
+from paceenv.live.record.snapshot import ARRIVALS, QUANTITIES, STATES, VERDICTS, Snapshot, entry, number, text
 
 PREFIX: Final = "paceenv_live_"
 LABELS: Final = ("training_job", "rank")
@@ -50,36 +50,18 @@ CHOICES: Final = (
         "canary", "Verdict of comparing blocks with and without pacing.", "verdict", ("canary", "verdict"), VERDICTS
     ),
 )
-METRICS: Final = tuple(
-    PREFIX + name
-    for name in (
-        *(quantity.name + ("_total" if quantity.counter else "") for quantity in QUANTITIES),
-        *(choice.name for choice in CHOICES),
-    )
-)
-"""The names as they are exported."""
 
 
 class SnapshotCollector(Collector):
-    """Turns a snapshot into metrics; unknown numbers have no sample. Without a snapshot there are no metrics."""
+    """Turns a snapshot into metrics; unknown numbers have no sample."""
 
-    def __init__(self, snapshot: Callable[[], Snapshot | None]) -> None:
+    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
         """The current metrics."""
-        try:
-            snapshot = self._snapshot()
-        except Exception:  # the agent reports its own errors; the endpoint stays silent
-            snapshot = None
-        if snapshot is not None:
-            yield from _families(_without_lone_claims(snapshot))
-
-
-def _without_lone_claims(snapshot: Snapshot) -> Snapshot:
-    """A rank's own times cannot show that it is early or late: without a second rank there is no such claim."""
-    known = text(snapshot, "arrival", "verdict") != UNKNOWN and (number(snapshot, "arrival", "ranks") or 0.0) >= 2.0
-    return snapshot if known else snapshot | {"arrival": {"verdict": UNKNOWN}}
+        with contextlib.suppress(Exception):  # the agent reports its own errors; the endpoint stays silent
+            yield from _families(self._snapshot())
 
 
 def _families(snapshot: Snapshot) -> Iterator[Metric]:
@@ -108,7 +90,7 @@ class MetricsServer:
 
     def __init__(
         self,
-        snapshot: Callable[[], Snapshot | None],
+        snapshot: Callable[[], Snapshot],
         port: int,
         *,
         host: str = "127.0.0.1",

@@ -113,7 +113,6 @@ class Job:
         self.traffic: Traffic = read_traffic(self.snapshots, grid)
 
     def names(self, places: Sequence[int]) -> list[int]:
-        """The ranks at these places."""
         return [self.ranks[place] for place in places]
 
     def numbers(self, places: Sequence[int], *path: str) -> Times:
@@ -241,7 +240,9 @@ def _hidden(job: Job, found: RankSet, block_iterations: int) -> None:
         for place in touched & set(unit):
             ranks = sorted({*job.names(unit), *(r for g in unseen if place in g.places for r in g.ranks or ())})
             found.refused[place] = f"collectives of {name_ranks(ranks)} could not be seen"
-    found.reasons += sorted({f"collectives of {name_group(g)} could not be seen" for g in unseen})
+    for group in sorted(unseen, key=name_group):
+        line = f"{group.unseen_per_step:.3g} collectives per step of {name_group(group)} could not be seen"
+        found.reasons.append(f"{line}, as where a compiled graph starts them: waits in them count as own work")
     used = {id(operation.group): operation.group for operation in job.traffic.operations}
     missing: set[int] = set()
     for group in used.values():
@@ -295,7 +296,6 @@ def _name(job: Job, found: RankSet, watched: Findings, own_s_RK: Times) -> None:
 
 
 def _waits(job: Job, found: RankSet, chosen: list[int]) -> list[Wait]:
-    """The waits of the compared ranks in the operations of their groups."""
     compared, waits = np.zeros(len(job.ranks), dtype=np.bool_), []
     compared[found.compared] = True
     for operation in job.traffic.operations:

@@ -21,14 +21,7 @@ from typing import Any, Final
 from paceenv.live.observe.batch import Batch
 from paceenv.live.record.housekeeping import describe
 from paceenv.live.record.run_folder import segment_path
-from paceenv.live.record.segments import (
-    Records,
-    header_bytes,
-    kinds_block,
-    marks_block,
-    record_blocks,
-    to_records,
-)
+from paceenv.live.record.segments import Records, header_bytes, kinds_block, marks_block, record_blocks, to_records
 
 SOURCE: Final = "paceenv live"
 PENDING_BYTES: Final = 1 << 20
@@ -50,7 +43,6 @@ def rank_header(
     attempt: str,
     locality: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The header of a rank's segments."""
     described = {"name": job, "ranks": world_size, "attempt": attempt} | dict(settings or {})
     entry = {"rank": rank, "dp_rank": rank, "stage": 0, "locality": dict(locality)}
     entry |= {key: locality[key] for key in ("host", "clock", "device") if key in locality}

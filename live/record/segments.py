@@ -80,17 +80,14 @@ def header_bytes(header: Mapping[str, Any]) -> bytes:
 
 
 def kinds_block(kinds: Sequence[Kind]) -> bytes:
-    """Further entries of the table of kinds."""
     return _block(_KINDS, json.dumps([[op[:MAX_NAME], group, size, side] for op, group, size, side in kinds]).encode())
 
 
 def marks_block(marks: Sequence[str]) -> bytes:
-    """Further entries of the table of marks."""
     return _block(_MARKS, json.dumps([mark[:MAX_NAME] for mark in marks]).encode())
 
 
 def to_records(batch: Batch) -> tuple[Records, Records]:
-    """The records of a batch's iterations and operations."""
     iterations_T = np.zeros(len(batch.iteration_T), ITERATION)
     for name in ("iteration", "start_s", "end_s", "pace_start_s", "pace_end_s", "mark", "regular"):
         iterations_T[name] = getattr(batch, f"{name}_T")

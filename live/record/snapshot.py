@@ -16,11 +16,11 @@ iterations  seen; ``regular``: steps measured; ``irregular``: unlike the usual; 
 step        ``mean_s``, ``cv``, ``p50_s``, ``p99_s``, ``baseline_s``, and ``newest_s``, the mean of the newest steps
 parts       where a regular step went, means that add up to it: ``compute_s``, ``collective_s``, ``barrier_s``,
             ``pacing_s``
-own         the step outside all blocking operations and delays: ``mean_s``, and ``blocks``: ``iterations`` of a block
+own         the step outside all blocking operations and delays, in ``blocks``: ``iterations`` of a block
             (a power of 2), number ``first`` of the first kept (block k is the iterations from ``k * iterations``
-            on), and for each of at most 64 blocks its means per step, or null: ``own_s``, ``step_s``, ``blocked_s``;
+            on), and for each of at most 64 blocks its means per step, or null: ``own_s``, ``step_s``;
             and its number of ``steps``
-collectives at most 32, the longest first, the rest summed as op "other": ``op``, ``group`` (a number), ``bytes``,
+collectives at most 32, the longest first, the rest summed as op "other": ``op``, ``group`` (a number),
             ``per_step``, ``blocked_s`` (mean blocked time per step), ``blocks_s`` (the same in each block)
 groups      by number: ``name``, ``ranks`` (``0-3,8``; null if unknown), ``member`` (this rank's place), ``size``
 unseen      collectives that a group counted and the agent could not see: ``group``, ``per_step``

@@ -56,7 +56,6 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", help="Again and again, the ten worst ranks, until all ranks have ended.")
     ] = False,
-    all_: Annotated[bool, typer.Option("--all", help="With --watch: a line for every rank.")] = False,
     fail_if: Annotated[str | None, typer.Option(help=f"{FAIL_IF_HELP}.")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> int:
@@ -86,10 +85,10 @@ def status(
         if json_ is not None:
             found = {"attempt": chosen, "attempts": run.attempts(), "ranks": snapshots, "findings": findings}
             output.write_json(found | {"conditions": hold, "notes": run.notes}, json_)
-        elif watch and not all_:
+        elif watch:
             print_worst(run, chosen, snapshots, findings)
         else:
-            print_status(run, chosen, snapshots, again=watch)
+            print_status(run, chosen, snapshots)
         failed = next((name for name in wanted if name in hold), None)
         if failed is not None:
             output.say(f"{folder}: {failed}: {hold[failed]}")
