@@ -32,12 +32,9 @@ _MAX_BYTES = 1 << 16
 
 
 class Wish(NamedTuple):
-    """What is asked for.
+    """What is asked for, of one start of the job (``attempt``).
 
     Attributes:
-        id: of this request.
-        attempt: the start of the job that it is for.
-        mode: one of :data:`MODES`.
         policy: as for ``live.attach``; None in modes that do not decide.
         sha256: of the policy's file, or of the numbers of its cluster config; every rank must find the same.
         from_iteration: the first iteration of the new mode; 0 is at once.

@@ -34,15 +34,7 @@ IN_A_GROUP_ONLY = "in_a_group_only"
 
 @dataclass(frozen=True)
 class Meaning:
-    """What an option means.
-
-    Attributes:
-        help: its meaning and unit, without a full stop.
-        choices: the allowed values, where they can be listed.
-        low: the smallest allowed number.
-        high: the largest allowed number.
-        unset: what happens without a value, for a default of None or "".
-    """
+    """What an option means, and its allowed values; ``unset``: what happens without one."""
 
     help: str
     choices: tuple[str, ...] = ()
@@ -184,17 +176,9 @@ def options_table() -> str:
 def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Options:
     """Options from keywords, with the kill switch of the environment applied.
 
-    Args:
-        values: options by name.
-        environ: environment variables.
-
-    Returns:
-        The options. Their paths are absolute: a script that changes its folder later (Hydra does) does not move the
-        agent's files, nor the kill file. A relative kill file of the environment is in the folder that the process
-        was in when it imported this package.
-
-    Raises:
-        InputError: an unknown option, or a value out of range.
+    Their paths are absolute: a script that changes its folder later (Hydra does) does not move the agent's files, nor
+    the kill file. A relative kill file of the environment is in the folder that the process was in when it imported
+    this package. Raises InputError for an unknown option, or a value out of range.
     """
     known = {option.name for option in OPTIONS}
     unknown = sorted(set(values) - known)

@@ -88,14 +88,6 @@ def test_an_unseen_collective_of_some_ranks_hides_which_of_them_is_late(ranks: i
     assert "collectives of ranks 0-1 could not be seen" in page(findings)
 
 
-def test_nobody_is_on_time_where_collectives_of_all_are_unseen() -> None:
-    phases = [Phase("all_reduce", all_of(4)), Phase("all_gather", all_of(4), seen=False)]
-    findings = find(run(phases, 4))
-    assert {verdict(findings, rank) for rank in range(4)} == {"insufficient evidence"}
-    assert "on time" not in page(findings)
-    assert "1 collectives per step of ranks 0-3 could not be seen" in page(findings)
-
-
 @pytest.mark.parametrize("late", [1, None])
 def test_a_rank_without_an_agent_may_be_the_late_one(late: int | None) -> None:
     skew = None if late is None else constant(4, late, LATE_S)

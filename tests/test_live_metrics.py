@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -109,17 +108,6 @@ def test_rude_clients_neither_block_the_others_nor_say_anything(
         rude.close()
         assert scrape(server)
     assert capfd.readouterr() == ("", "")
-
-
-def test_closing_frees_the_port(serve: Serve) -> None:
-    server = serve(lambda: {})
-    port = server.port or 0
-    server.close()
-    server.close()
-    again = MetricsServer(lambda: {}, port, problem=pytest.fail)
-    assert again.start()
-    again.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "paceenv-metrics"]
 
 
 def test_a_forked_child_does_not_keep_the_port() -> None:

@@ -55,32 +55,28 @@ class Guard:
             slack_s: low quantile of the rank's own slack, seconds; None for mechanisms that do not use slack.
         """
         self._refill(now_s)
-        if not asked_s > 0.0:
-            return 0.0
-        if iteration < self._quiet_until:
-            return self._said("quiet", 0.0)
-        allowed = {"cap": self.limits.cap_s, "share": self.limits.cap_share * step_s, "budget": self._left_s}
+        most_s = {"cap": self.limits.cap_s, "share": self.limits.cap_share * step_s, "budget": self._left_s}
         if slack_s is not None:
-            allowed["slack"] = pacing.SLACK_GAIN * slack_s
-        for name, most_s in allowed.items():
-            if not most_s > 0.0:
-                return self._said(name, 0.0)
-        name = min(allowed, key=allowed.__getitem__)
-        return asked_s if asked_s <= allowed[name] else self._said(name, allowed[name])
+            most_s["slack"] = pacing.SLACK_GAIN * slack_s
+        return self._cut(asked_s, iteration, most_s)
 
     def allowed_hold_s(self, asked_s: float, *, iteration: int, step_s: float) -> float:
         """How long transfers may be held back in ``iteration``, seconds: caps and quiet times, as for a delay.
 
         No rank stands still, so neither budget nor slack is a limit.
         """
+        return self._cut(asked_s, iteration, {"cap": self.limits.cap_s, "share": self.limits.cap_share * step_s})
+
+    def _cut(self, asked_s: float, iteration: int, most_s: Mapping[str, float]) -> float:
         if not asked_s > 0.0:
             return 0.0
         if iteration < self._quiet_until:
             return self._said("quiet", 0.0)
-        for name, most_s in (("cap", self.limits.cap_s), ("share", self.limits.cap_share * step_s)):
-            if not asked_s <= most_s:
-                asked_s = self._said(name, most_s if most_s > 0.0 else 0.0)
-        return asked_s
+        for name, limit_s in most_s.items():
+            if not limit_s > 0.0:
+                return self._said(name, 0.0)
+        name = min(most_s, key=most_s.__getitem__)
+        return asked_s if asked_s <= most_s[name] else self._said(name, most_s[name])
 
     def taken(self, slept_s: float, now_s: float) -> None:
         """A delay of ``slept_s`` ended: take it from the budget.
