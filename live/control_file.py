@@ -19,7 +19,7 @@ from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.files import atomic_write
 from paceenv.live.decide.live_policy import NamedPolicy, find_policy
 from paceenv.live.loop import Loop
-from paceenv.live.options import ENVIRONMENT_MODE, absolute_policy
+from paceenv.live.options import absolute_policy
 from paceenv.live.record.snapshot import Snapshot, number
 from paceenv.live.store_messages import Peers, lead_s
 
@@ -32,16 +32,12 @@ _MAX_BYTES = 1 << 16
 
 
 class Wish(NamedTuple):
-    """What is asked for.
+    """What is asked for, of one start of the job (``attempt``).
 
     Attributes:
-        id: of this request.
-        attempt: the start of the job that it is for.
-        mode: one of :data:`MODES`.
         policy: as for ``live.attach``; None in modes that do not decide.
         sha256: of the policy's file, or of the numbers of its cluster config; every rank must find the same.
         from_iteration: the first iteration of the new mode; 0 is at once.
-        kill: detach the agents for good.
     """
 
     id: str
@@ -50,10 +46,9 @@ class Wish(NamedTuple):
     policy: str | None
     sha256: str | None
     from_iteration: int
-    kill: bool
 
 
-def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None, kill: bool) -> Wish:
+def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None) -> Wish:
     """A request to the ranks that wrote ``statuses``, for an iteration that they all reach after they have read it.
 
     Raises InputError: a mode that is not allowed, a policy that is missing or invalid, or a job that has no step time.
@@ -61,7 +56,7 @@ def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None, kill:
     if mode not in MODES:
         raise out_of_range("mode", mode, f"one of {', '.join(MODES)}", "live set")
     named = None
-    if mode in DECIDING and not kill:
+    if mode in DECIDING:
         policy = absolute_policy(policy)
         named = find_policy(policy)
         if named.fault:
@@ -85,7 +80,6 @@ def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None, kill:
         policy if named is not None else None,
         named.sha256 if named is not None else None,
         from_iteration,
-        kill,
     )
 
 
@@ -114,7 +108,7 @@ def read_wish(path: Path) -> Wish:
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise InputError(f"{path}: not of schema {SCHEMA}")
     kinds: dict[str, tuple[type, ...]] = {name: (str,) for name in ("id", "attempt", "mode")}
-    kinds |= {name: (str, type(None)) for name in ("policy", "sha256")} | {"from_iteration": (int,), "kill": (bool,)}
+    kinds |= {name: (str, type(None)) for name in ("policy", "sha256")} | {"from_iteration": (int,)}
     for name, allowed in kinds.items():
         if type(data.get(name)) not in allowed:
             raise InputError(f"{path}: {name} = {str(data.get(name))[:60]!r}; allowed: as paceenv live set writes it")
@@ -169,20 +163,10 @@ class ControlReader:
         self._seen = (now.st_mtime_ns, now.st_ino, now.st_size)
 
     def _take(self, wish: Wish) -> None:
-        override = os.environ.get(ENVIRONMENT_MODE, "").strip()
         if self._loop.state == "off" and not self._loop.paused:
             self._refuse(wish.id, f"the agent is off for good: {self._loop.reason}")
             return
-        if wish.kill:
-            self._loop.stop("stopped by paceenv live set --kill")
-            self._peers.followed(wish.id)
-        elif override and wish.mode not in ("off", override.lower()):
-            self._refuse(wish.id, f"{ENVIRONMENT_MODE}={override[:20]} in the environment has the last word")
-            if wish.mode not in DECIDING:
-                why = f"other ranks pace no more, by paceenv live set --mode {wish.mode}"
-                self._peers.refuse(wish.id, lambda: self._loop.downgrade(why))
-            return
-        elif wish.mode not in DECIDING:
+        if wish.mode not in DECIDING:
             self._begins_at = 0
             self._peers.followed(wish.id)  # first: what was asked for before is void
             self._loop.change(wish.mode, self._loop.policy, wish.from_iteration)

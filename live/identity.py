@@ -16,7 +16,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import paceenv
@@ -34,8 +34,6 @@ POLL_S, LONGEST_POLL_S = 0.005, 1.0
 """Shortest and longest pause between two looks at the store."""
 OWN_TO_A_RANK = {"out", "job", "metrics_port", "metrics_host", "kill_file", "strict"}
 """Options in which ranks may differ: they change nothing that is decided."""
-READ_AT_ONCE = 256
-"""Words in one call of the store: it answers others in between."""
 _generation = itertools.count()
 
 
@@ -196,20 +194,6 @@ class Words:
             if not self._store.check([name]):
                 return ""
             return bytes(self._store.get(name)).decode("ascii", "replace")
-
-    def read_all(self, names: Sequence[str]) -> list[str]:
-        """Several words. Where one is not there: none at all, or "" in its place."""
-        if not getattr(self._store, "has_extended_api", bool)():  # bool() is False: a store that does not say
-            return [self.read(name) for name in names]
-        found: list[str] = []
-        for first in range(0, len(names), READ_AT_ONCE):
-            some = list(names[first : first + READ_AT_ONCE])
-            with native:
-                if not self._store.check(some):  # else the next call would wait for them
-                    return []
-                words = self._store.multi_get(some)
-            found += [bytes(word).decode("ascii", "replace") for word in words]
-        return found
 
     def write(self, name: str, word: str) -> None:
         with native:

@@ -40,7 +40,6 @@ def overdue(snapshots: Sequence[Snapshot], attempt: str, now_s: float) -> int:
 
 
 def is_downgraded(snapshot: Snapshot) -> bool:
-    """Whether another mode is in force than the requested one."""
     return text(snapshot, "state") != text(snapshot, "mode")
 
 
@@ -50,7 +49,7 @@ def worst(snapshots: Sequence[Snapshot], now_s: float) -> list[Snapshot]:
     def order(snapshot: Snapshot) -> tuple[float, ...]:
         verdict = text(snapshot, "arrival", "verdict")
         late_s = (number(snapshot, "arrival", "late_s") or 0.0) if verdict == LATE else 0.0
-        own_s = number(snapshot, "own", "mean_s") or 0.0
+        own_s = number(snapshot, "parts", "compute_s") or 0.0
         return (
             -float(is_silent(snapshot, now_s)),
             -float(is_downgraded(snapshot)),
@@ -142,25 +141,21 @@ def _undecided(snapshots: Sequence[Snapshot]) -> str:
     return ""
 
 
-def print_status(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot], *, again: bool = False) -> None:
-    """A line per rank; ``again`` clears a terminal before."""
-    now_s = time.time()
-    if again:
-        output.clear_screen()
-    rows = [_row(snapshot, now_s) for snapshot in snapshots]
-    output.print_table(_title(run, attempt, snapshots), COLUMNS, rows, "\n".join(notes(run, snapshots)))
+def print_status(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot]) -> None:
+    """A line per rank."""
+    title, below = _title(run, attempt, snapshots), "\n".join(notes(run, snapshots))
+    output.print_table(title, COLUMNS, _rows(snapshots, COLUMNS), below)
 
 
 def print_worst(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot], findings: Findings | None) -> None:
     """Counts, findings and the :data:`WORST` ranks in about 24 lines."""
     now_s = time.time()
     shown = worst(snapshots, now_s)
-    rows = [_narrow(snapshot, now_s) for snapshot in shown]
     found = entry(findings or {}, "text")
     lines = [_counts(snapshots, now_s), *(found if isinstance(found, list) else [])[:MOST_FINDINGS]]
     lines += [note for note in notes(run, snapshots) if note not in lines]
-    title = f"{_title(run, attempt, snapshots)}; the {len(rows)} worst"
-    output.print_screen([title, *lines], NARROW, rows)
+    title = f"{_title(run, attempt, snapshots)}; the {len(shown)} worst"
+    output.print_screen([title, *lines], NARROW, _rows(shown, NARROW))
 
 
 def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
@@ -204,35 +199,27 @@ def _counts(snapshots: Sequence[Snapshot], now_s: float) -> str:
     return step + modes + "".join(f", {count(n)} {name}" for name, n in named.items() if n)
 
 
-def _row(snapshot: Snapshot, now_s: float) -> tuple[str, ...]:
-    state, mode = text(snapshot, "state"), text(snapshot, "mode")
+def _cells(snapshot: Snapshot, now_s: float) -> dict[str, str]:
     foregone = number(snapshot, "shadow", "mean_s")
-    return (
-        str(snapshot["rank"]),
-        text(snapshot, "host") or "-",
-        (state if state == mode else f"{state} (asked: {mode})") or "-",
-        count(number(snapshot, "iterations")),
-        duration(number(snapshot, "step", "mean_s")),
-        percent(number(snapshot, "step", "cv")),
-        duration(number(snapshot, "wait", "mean_s")),
-        _arrives(snapshot),
-        f"(would {duration(foregone)})" if foregone else duration(number(snapshot, "pacing", "mean_s")),
-        text(snapshot, "canary", "verdict") or "-",
-        _heard(snapshot, now_s),
-    )
+    return {
+        "rank": str(snapshot["rank"]),
+        "host": text(snapshot, "host") or "-",
+        "state": (text(snapshot, "state") or "-") + "!" * is_downgraded(snapshot),
+        "iterations": count(number(snapshot, "iterations")),
+        "step": duration(number(snapshot, "step", "mean_s")),
+        "CV": percent(number(snapshot, "step", "cv")),
+        "own": duration(number(snapshot, "parts", "compute_s")),
+        "wait": duration(number(snapshot, "wait", "mean_s")),
+        "arrives": _arrives(snapshot),
+        "delay": f"(would {duration(foregone)})" if foregone else duration(number(snapshot, "pacing", "mean_s")),
+        "pacing": text(snapshot, "canary", "verdict") or "-",
+        "heard": _heard(snapshot, now_s),
+    }
 
 
-def _narrow(snapshot: Snapshot, now_s: float) -> tuple[str, ...]:
-    return (
-        str(snapshot["rank"]),
-        text(snapshot, "host") or "-",
-        (text(snapshot, "state") or "-") + "!" * is_downgraded(snapshot),
-        duration(number(snapshot, "step", "mean_s")),
-        duration(number(snapshot, "own", "mean_s")),
-        duration(number(snapshot, "wait", "mean_s")),
-        _arrives(snapshot),
-        _heard(snapshot, now_s),
-    )
+def _rows(snapshots: Sequence[Snapshot], columns: Sequence[str]) -> list[list[str]]:
+    now_s = time.time()
+    return [[cells[name] for name in columns] for cells in (_cells(snapshot, now_s) for snapshot in snapshots)]
 
 
 def _arrives(snapshot: Snapshot) -> str:

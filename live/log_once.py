@@ -63,7 +63,6 @@ def _log(*record: Any) -> None:
 
 
 def _print_to_stderr() -> None:
-    """In a job that configures no logging, print the messages to the error stream."""
     LOGGER.addHandler(logging.StreamHandler())
     LOGGER.setLevel(logging.INFO)
     LOGGER.propagate = False
@@ -78,7 +77,7 @@ def described(error: BaseException, *, of_script: bool = False) -> str:
         places = [(file, line) for file, line in inside if "site-packages" not in file] or places
     at = f" ({os.path.basename(places[-1][0])}:{places[-1][1]})" if places else ""
     try:
-        return f"{type(error).__name__}: {error}"[: 160 if of_script else 300] + at
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"[: 160 if of_script else 300] + at
     except Exception:
         return type(error).__name__ + at
 

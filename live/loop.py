@@ -13,13 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from paceenv.live.decide.control import Control
 from paceenv.live.decide.deferral import Deferral
-from paceenv.live.decide.live_policy import NamedPolicy, at_interval
+from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.log_once import Messages, described, raised_by_a_signal_handler
 from paceenv.live.observe.backward import Backward
 from paceenv.live.observe.batch import Batch
@@ -52,23 +52,12 @@ MAX_PENDING = 8
 """Iterations whose GPU events have not passed yet; older ones are given up."""
 
 
-class Source(Protocol):
-    """Watches one part of PyTorch, through :class:`Hooks`."""
-
-    def install(self) -> None:
-        """Start to watch."""
-
-    def remove(self) -> None:
-        """Forget what is left in PyTorch beside the hooks; called from the script and not from a hook."""
-
-
 class Loop:
     """Watches one rank and, where its mode allows, paces it."""
 
     def __init__(
         self, options: Options, policy: NamedPolicy, *, optimizer: Any = None, clock: Clock = time.perf_counter
     ) -> None:
-        policy = at_interval(policy, options.interval_iterations)
         self.options, self.policy, self.messages, self._clock = options, policy, Messages(), clock
         self.rank, self.world_size, self.attempt = 0, 1, ""
         self.permitted = False
@@ -96,11 +85,12 @@ class Loop:
         self._log.overflow, self._log.on_watch = self.catch_up, self.hooks.watch
         self._optimizer = OptimizerTick(self._first_tick, self.hooks, optimizer)
         self._checkpoints = Checkpoints(self._log, self.hooks)
-        self._sources: tuple[Source, ...] = (
+        self._backward = Backward(self._log, self.hooks)
+        self._sources: tuple[Any, ...] = (
             self._optimizer,
             Collectives(self._log, self.hooks),
             FunctionalCollectives(self._log, self.hooks),
-            Backward(self._log, self.hooks),
+            self._backward,
             StreamWaits(self._log, self.hooks),
             self._checkpoints,
         )
@@ -125,7 +115,6 @@ class Loop:
 
     @property
     def state(self) -> str:
-        """The mode in force."""
         return "off" if self._off_reason or self.paused else self.control.mode
 
     @property
@@ -136,7 +125,6 @@ class Loop:
         return "" if self.options.mode == "off" else self._off_reason
 
     def install(self) -> None:
-        """Start to watch."""
         if self._off_reason:
             return
         self.hooks.active = True
@@ -162,12 +150,9 @@ class Loop:
     def begin_mark(self, kind: str) -> None:
         """A checkpoint or an evaluation begins: no measurement and no delay until :meth:`end_mark`."""
         self._log.mark(str(kind), 1)
-        self.control.guard.mark()
 
     def end_mark(self, kind: str) -> None:
-        """It ends."""
         self._log.mark(str(kind), -1)
-        self.control.guard.unmark()
 
     def stop(self, reason: str) -> None:
         """Detach, where delays are possible at the next tick; may be called from any thread."""
@@ -209,7 +194,7 @@ class Loop:
         return self._takes_here
 
     def _change_over(self, mode: str, policy: NamedPolicy, from_iteration: int) -> None:
-        begins_at, policy = self._iterations.count, at_interval(policy, self.options.interval_iterations)
+        begins_at = self._iterations.count
         self._read()
         self.control.finish()
         self._change, self.paused, self._log.hurry = None, mode == "off", False
@@ -268,7 +253,6 @@ class Loop:
         return True
 
     def _collect(self) -> None:
-        """Move iterations from the log into the ring."""
         iterations = self._iterations
         while (entry := iterations.next()) is not None:
             self._ring.append(entry)
@@ -301,11 +285,11 @@ class Loop:
         finally:
             self._ended = True
             self.hooks.active = False
-            for source in self._sources:
-                try:
-                    source.remove()
-                except Exception as error:
-                    self.messages.log_once(f"could not be removed completely: {error}")
+            self._backward.forget()
+            try:
+                self.deferral.remove()
+            except Exception as error:
+                self.messages.log_once(f"could not be removed completely: {error}")
             self.hooks.restore()
 
     @property
@@ -320,7 +304,6 @@ class Loop:
 
     @property
     def dropped_stamps(self) -> int:
-        """Stamps that could not be recorded."""
         return self._stamps.dropped
 
     @property
@@ -367,7 +350,6 @@ class Loop:
             self._measures, self._measured_from = True, self._steps.watched
 
     def _account(self, done: list[Iteration]) -> None:
-        """Hand steps to the accounts and to the trace."""
         batch = self._batch(done)
         barrier_s_T, still_s_T = np.array([(step.barrier_s, step.still_s) for step in done], float).T
         self.history.add(batch, barrier_s_T, still_s_T, np.array([step.ticks for step in done]))

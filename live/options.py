@@ -23,9 +23,8 @@ try:
 except OSError:  # it is gone; paths that need it fail where they are used
     LAUNCH_FOLDER = ""
 MODES = ("off", "observe", "probe", "shadow", "canary", "active")
-ACTUATORS = ("host", "device")
-ENVIRONMENT_MODE = "PACEENV_LIVE"
-"""Environment variable that overrides the mode of every agent in the job; ``off`` is the kill switch."""
+KILL_SWITCH = "PACEENV_LIVE"
+"""Environment variable; with any value, such as ``off``, every agent is off: no typing error keeps one running."""
 ENVIRONMENT_KILL_FILE = "PACEENV_LIVE_KILL_FILE"
 LAUNCHER_SETTINGS: dict[str, Any] = {}
 """Arguments from the command line of ``-m paceenv.live``; they replace those of ``live.attach``. Empty without it."""
@@ -35,15 +34,7 @@ IN_A_GROUP_ONLY = "in_a_group_only"
 
 @dataclass(frozen=True)
 class Meaning:
-    """What an option means.
-
-    Attributes:
-        help: its meaning and unit, without a full stop.
-        choices: the allowed values, where they can be listed.
-        low: the smallest allowed number.
-        high: the largest allowed number.
-        unset: what happens without a value, for a default of None or "".
-    """
+    """What an option means, and its allowed values; ``unset``: what happens without one."""
 
     help: str
     choices: tuple[str, ...] = ()
@@ -84,15 +75,6 @@ class Options:
     quiet_first: Annotated[int, Meaning("Iterations at the start without any delay", low=0, high=10**9)] = (
         LIMITS.quiet_first
     )
-    interval_iterations: Annotated[
-        int | None,
-        Meaning(
-            "Control interval of a rule in iterations; a trained policy refuses another than its own",
-            low=1,
-            high=10**4,
-            unset="the policy's own; 20 for rules",
-        ),
-    ] = None
     block_iterations: Annotated[
         int | None,
         Meaning(
@@ -132,10 +114,6 @@ class Options:
             "starts; without it the job runs unpaced and says so"
         ),
     ] = False
-    actuator: Annotated[
-        str,
-        Meaning("Where a delay is spent: in a sleep of the training thread, or on the GPU's stream", choices=ACTUATORS),
-    ] = "host"
     defer: Annotated[
         str,
         Meaning(
@@ -198,18 +176,9 @@ def options_table() -> str:
 def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Options:
     """Options from keywords, with the kill switch of the environment applied.
 
-    Args:
-        values: options by name.
-        environ: environment variables. A mode in :data:`ENVIRONMENT_MODE` overrides the one in ``values``. An invalid
-            mode there counts as ``off``: a typing error must never keep the agent running.
-
-    Returns:
-        The options. Their paths are absolute: a script that changes its folder later (Hydra does) does not move the
-        agent's files, nor the kill file. A relative kill file of the environment is in the folder that the process
-        was in when it imported this package.
-
-    Raises:
-        InputError: an unknown option, or a value out of range.
+    Their paths are absolute: a script that changes its folder later (Hydra does) does not move the agent's files, nor
+    the kill file. A relative kill file of the environment is in the folder that the process was in when it imported
+    this package. Raises InputError for an unknown option, or a value out of range.
     """
     known = {option.name for option in OPTIONS}
     unknown = sorted(set(values) - known)
@@ -222,10 +191,7 @@ def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.envi
     if environ.get(ENVIRONMENT_KILL_FILE):
         file = os.path.join(LAUNCH_FOLDER, environ[ENVIRONMENT_KILL_FILE])
         options = replace(options, kill_file=absolute(ENVIRONMENT_KILL_FILE, file))
-    override = environ.get(ENVIRONMENT_MODE, "").strip().lower()
-    if override:
-        options = replace(options, mode=override if override in MODES else "off")
-    return options
+    return replace(options, mode="off") if environ.get(KILL_SWITCH) else options
 
 
 def absolute(name: str, path: str | os.PathLike[str]) -> Path:

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from paceenv.core import probing
-from paceenv.core.errors import InputError
 from paceenv.live.control_file import ControlReader
 from paceenv.live.decide.live_policy import SEPARATOR
-from paceenv.live.decide.modes import Probing
+from paceenv.live.decide.probe import Probing
 from paceenv.live.identity import Identity, Rendezvous, job_store, settings_digest
 from paceenv.live.last_words import LastWords
 from paceenv.live.log_once import described
 from paceenv.live.loop import Loop
-from paceenv.live.record.findings import (
-    ALONE,
-    find,
-    findings_period_s,
-    latest,
-    read_verdict,
-    with_verdicts,
-    write_findings,
-)
+from paceenv.live.record.findings import ALONE, find, findings_period_s, read_verdict, with_verdicts, write_findings
 from paceenv.live.record.history import unseen
-from paceenv.live.record.housekeeping import Housekeeping
-from paceenv.live.record.run_folder import RunFolder, status_period_s, write_status
-from paceenv.live.record.snapshot import ASKED, SCHEMA, Snapshot, number
+from paceenv.live.record.housekeeping import Housekeeping, background
+from paceenv.live.record.run_folder import of_the_others, status_period_s, write_status
+from paceenv.live.record.snapshot import ASKED, QUANTITIES, SCHEMA, Snapshot, number
 from paceenv.live.record.summary import summarise, write_summary
 from paceenv.live.store_messages import PACING, BarrierWords, Peers, poll_s
 
@@ -50,19 +40,6 @@ EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
 """Longest wait at the end of a job for the last files, and of the page for the other ranks' last status, seconds."""
 METRICS_S = 10.0
 """Seconds between two calls of the script's ``on_metrics``."""
-METRICS: Final[Mapping[str, tuple[str, ...]]] = {
-    "rank": ("rank",),
-    "iteration": ("iterations",),
-    "step_mean_seconds": ("step", "mean_s"),
-    "wait_mean_seconds": ("wait", "mean_s"),
-    "arrival_early_seconds": ("arrival", "early_s"),
-    "arrival_late_seconds": ("arrival", "late_s"),
-    "latest_rank": ("latest", "rank"),
-    "latest_late_seconds": ("latest", "late_s"),
-    "delay_mean_seconds": ("pacing", "mean_s"),
-    "overhead_mean_seconds": ("overhead", "mean_s"),
-}
-"""What ``on_metrics`` gets, by name, and where a snapshot has it; ``latest`` is the latest rank by the findings."""
 
 
 class Output:
@@ -77,10 +54,7 @@ class Output:
         self._metrics: Any = None
         self._housekeeping = Housekeeping(loop.messages.log_once)
         self.on_metrics: Callable[[dict[str, float]], object] | None = None
-        self._calls: Housekeeping | None = None
-        self._words: Housekeeping | None = None
-        self._watches = list[Housekeeping]()
-        self._latest: dict[str, Any] | None = None
+        self._threads = list[tuple[Housekeeping, float]]()  # beside the housekeeping; how long each is waited for
         self._verdict: dict[str, Any] = ALONE  # from the findings of all ranks, for the metrics
         self._failed_checks = 0
         self._closed, self._page, self._patience_s, self._ended = False, "", PATIENCE_S, ""
@@ -90,16 +64,9 @@ class Output:
 
     def compared(self) -> Snapshot:
         """The snapshot, compared with the last status of the other ranks; reads the status files of all of them."""
-        out = self._options.out
-        together = self._statuses(out) if out is not None else [self.snapshot()]
+        out, own = self._options.out, self.snapshot()
+        together = [own, *(of_the_others(out, own) if out is not None else [])]
         return with_verdicts(together, find(together))[0]
-
-    def _statuses(self, out: Path) -> list[Snapshot]:
-        """This rank's snapshot and then the last status of every other rank."""
-        own, others = self.snapshot(), list[Snapshot]()
-        with contextlib.suppress(InputError, OSError):
-            others = [s for s in RunFolder(out).statuses(own["attempt"]) if s["rank"] != own["rank"]]
-        return [own, *others]
 
     def close(self) -> None:
         """Write the rest of trace and status; rank 0 prints the page.
@@ -109,15 +76,11 @@ class Output:
         if self._closed:
             return
         self._closed = True
-        for watch in self._watches:
-            watch.stop(0.0)
-        if self._words is not None:
-            self._words.stop(0.0)
         if self._rendezvous is not None:
             self._loop.attempt = self._rendezvous.settle().attempt
         self._housekeeping.stop(EXIT_DEADLINE_S)
-        if self._calls is not None:
-            self._calls.stop(PATIENCE_S)
+        for thread, patience_s in self._threads:
+            thread.stop(patience_s)
         if self._metrics is not None:
             self._metrics.close()
         self._print_page()
@@ -210,7 +173,6 @@ class Output:
         keep.add("the look at SIGTERM", DESCRIPTOR_S, lambda final: loop.at_next_tick(self._last_words.look))
         store = job_store() if loop.backend else None
         self._peers = Peers(loop, store)
-        self._barrier_words = BarrierWords(loop, self._peers)
         digest = settings_digest(options, (loop.policy.source, loop.policy.sha256), loop.control.seed)
         self._rendezvous = Rendezvous(loop.rank, loop.world_size, digest, self._identified)
         if options.out is not None:
@@ -229,14 +191,13 @@ class Output:
             self._control = ControlReader(options.out, loop, self._peers)
             self._watch("the check of control.json", poll_s(loop.world_size), self._control.look)
         if options.mode in PACING or (options.out is not None and loop.world_size > 1):
-            self._words = Housekeeping(loop.messages.log_once)  # its own thread too: a store may hang
-            self._words.add("the words of other ranks", poll_s(loop.world_size), self._peers.look)
-            self._words.add("the words about the barrier", poll_s(loop.world_size), self._barrier_words.look)
-            self._words.start()
+            period_s, barrier_words = poll_s(loop.world_size), BarrierWords(loop, self._peers)
+            self._beside(
+                ("the words of other ranks", period_s, self._peers.look),
+                ("the words about the barrier", period_s, barrier_words.look),
+            )
         if self.on_metrics is not None:
-            self._calls = Housekeeping(loop.messages.log_once)  # its own thread: the script's function may hang
-            self._calls.add("on_metrics", METRICS_S, self._call)
-            self._calls.start()
+            self._beside(("on_metrics", METRICS_S, self._call), patience_s=PATIENCE_S)
         keep.start()
         self._last_words.install()
         self._rendezvous.begin(store)
@@ -245,12 +206,18 @@ class Output:
 
     def _watch(self, name: str, period_s: float, look: Callable[[bool], None]) -> None:
         """Look for a wish to stop, on a thread of its own: a file system may hang, and then nothing is delayed."""
-        watch, lively = Housekeeping(self._loop.messages.log_once), self._loop.lively
+        lively = self._loop.lively
         lively[name] = time.monotonic()
-        watch.add("the heartbeat", HEARTBEAT_S, lambda final: lively.update({name: time.monotonic()}))
-        watch.add(name, period_s, look)
-        watch.start()
-        self._watches.append(watch)
+        heartbeat = ("the heartbeat", HEARTBEAT_S, lambda final: lively.update({name: time.monotonic()}))
+        self._beside(heartbeat, (name, period_s, look))
+
+    def _beside(self, *tasks: tuple[str, float, Callable[[bool], None]], patience_s: float = 0.0) -> None:
+        """Run tasks on a thread of their own: a file system, a store, the script's own function may hang."""
+        thread = Housekeeping(self._loop.messages.log_once)
+        for task in tasks:
+            thread.add(*task)
+        thread.start()
+        self._threads.append((thread, patience_s))
 
     def _identified(self, known: Identity) -> None:
         """More is known about this start of the job; any thread."""
@@ -274,7 +241,7 @@ class Output:
         loop, mode = self._loop, self._loop.control.chosen
         header = rank_header(
             self._options.job,
-            {probing.METADATA_KEY: mode.probe.plan.to_json()} if isinstance(mode, Probing) else {},
+            {probing.METADATA_KEY: mode.plan.to_json()} if isinstance(mode, Probing) else {},
             rank=loop.rank,
             world_size=loop.world_size,
             attempt=loop.attempt,
@@ -299,7 +266,7 @@ class Output:
             return
         server = MetricsServer(self.judged, port, host=self._options.metrics_host, problem=self._loop.messages.log_once)
         self._metrics = server
-        self._housekeeping.once("the metrics", server.start)
+        background("paceenv-metrics-start", server.start, self._loop.messages.log_once).start()
 
     def _write_status(self, out: Path, final: bool) -> None:
         if not self._loop.attempt:
@@ -318,16 +285,16 @@ class Output:
 
     def judged(self) -> Snapshot:
         """The snapshot with the verdict of the last findings, for metrics; reads no file."""
-        return self.snapshot() | {"arrival": self._verdict, "latest": self._latest}
+        return self.snapshot() | {"arrival": self._verdict}
 
     def _call(self, final: bool) -> None:
         """Hand the known numbers to the script's function; one that fails is not called again."""
         if self.on_metrics is None:
             return
         snapshot = self.judged()
-        known = {name: value for name, path in METRICS.items() if (value := number(snapshot, *path)) is not None}
+        known = {q.name: value for q in QUANTITIES if (value := number(snapshot, *q.path)) is not None}
         try:
-            self.on_metrics(known)
+            self.on_metrics({"rank": float(self._loop.rank)} | known)
         except BaseException as error:
             self.on_metrics = None
             self._loop.messages.log_once(f"on_metrics failed and is not called again: {described(error)}")
@@ -337,9 +304,8 @@ class Output:
         loop = self._loop
         folder = out / str(loop.attempt)
         if loop.rank == 0:
-            findings = find(self._statuses(out))
-            write_findings(folder, findings)
-            self._latest = latest(findings)
+            own = self.snapshot()
+            write_findings(folder, find([own, *of_the_others(out, own)]))
         self._verdict = read_verdict(folder, loop.rank) or ALONE
 
     def _check_kill_file(self, final: bool) -> None:

@@ -11,7 +11,7 @@ import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceenv.live.decide.control import BARRIER_ALONE_S, PACED
 from paceenv.live.identity import Words
@@ -36,14 +36,6 @@ def lead_s(world_size: int) -> float:
     return max(LEAD_S, 2.0 * poll_s(world_size) + POLL_S)
 
 
-class _Question(NamedTuple):
-    """``then`` is called once ``needed`` ranks follow the wish ``id``."""
-
-    id: str
-    needed: int
-    then: Callable[[], None]
-
-
 class Peers:
     """Carries these words for one loop.
 
@@ -58,7 +50,8 @@ class Peers:
         self._loop, self._store = loop, store
         self._words: Words | None = None
         self._unsaid = deque[str]()
-        self._question: _Question | None = None
+        self._question: tuple[str, Callable[[], None]] | None = None
+        """A wish, and what is called once all ranks follow it."""
         self._lock = threading.Lock()  # held for a moment only: a wish that came later must not be undone
 
     def follow(self, wish: str, then: Callable[[], None]) -> None:
@@ -66,7 +59,7 @@ class Peers:
         if self._loop.world_size == 1:
             then()
             return
-        self._ask(_Question(wish, self._loop.world_size, then))
+        self._ask((wish, then))
         self._unsaid.append(wish)
 
     def followed(self, wish: str) -> None:
@@ -74,16 +67,12 @@ class Peers:
         self._ask(None)
         self._unsaid.append(wish)
 
-    def refuse(self, wish: str, then: Callable[[], None]) -> None:
-        """This rank does not follow a wish; ``then`` is called, on another thread, if another rank does."""
-        self._ask(_Question(wish, 1, then))
-
     def waits(self, wish: str) -> bool:
         """Whether it is not known yet that every rank follows."""
         question = self._question
-        return question is not None and question.id == wish
+        return question is not None and question[0] == wish
 
-    def _ask(self, question: _Question | None) -> None:
+    def _ask(self, question: tuple[str, Callable[[], None]] | None) -> None:
         with self._lock:
             self._question = question
 
@@ -111,10 +100,10 @@ class Peers:
         while self._unsaid:
             words.count(f"{self._unsaid.popleft()}/follow", 1)
         question = self._question
-        if question is not None and words.count(f"{question.id}/follow") >= question.needed:
+        if question is not None and words.count(f"{question[0]}/follow") >= self._loop.world_size:
             with self._lock:
                 if self._question is question:
-                    question.then()
+                    question[1]()
                     self._question = None
 
     def _compare(self, words: Words) -> None:
@@ -170,8 +159,8 @@ class BarrierWords:
                 self._hear(1e-6 * float(word))
 
     def _lead(self, words: Words, place: str) -> None:
-        heard = words.read_all([f"{place}/{rank}" for rank in range(self._loop.world_size)])
-        if not heard or "" in heard:  # a count that came twice
+        heard = [words.read(f"{place}/{rank}") for rank in range(self._loop.world_size)]
+        if "" in heard:  # a count that came twice
             return
         found = alone_s([read(word) for word in heard])
         words.write(f"{place}/alone", "-" if found is None else f"{1e6 * found:.0f}")

@@ -1,22 +1,17 @@
-"""The actuator: how much of a delay reaches the device, and what happens where none does."""
+"""The actuators: how long a delay really is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from paceenv.live.decide.actuator import (
-    FIRST_PAUSE,
     KEPT_DELAYS,
-    LONGEST_PAUSE,
     MIN_DELAY_S,
     MIN_RATE_HZ,
-    WATCHED_DELAYS,
     DelayLengths,
     DeviceActuator,
     HostActuator,
@@ -53,28 +48,15 @@ class Device:
         assert self.ready(stamp), "nobody may ask for the time of a stamp that is not ready"
         return stamp
 
-    def capturing(self) -> bool:
-        return False
-
     def ready_many(self, stamps: Sequence[float]) -> bool:
         return all(map(self.ready, stamps))
 
     def seconds_many(self, stamps: Sequence[float]) -> list[float]:
         return list(map(self.seconds, stamps))
 
-    def aside(self, stamp: float, tick: float) -> bool:
-        return False
 
-    def rebase(self, stamp: float) -> None:
-        pass
-
-    def release(self, stamps: Iterable[float]) -> None:
-        pass
-
-
-def _host(device: Device, problems: list[str] | None = None, cap_s: float = 0.1) -> HostActuator:
-    said = problems if problems is not None else []
-    return HostActuator(device, cap_s=cap_s, sleeper=device, clock=device, problem=said.append)
+def _host(device: Device, cap_s: float = 0.1) -> HostActuator:
+    return HostActuator(device, cap_s=cap_s, sleeper=device, clock=device)
 
 
 def test_a_real_sleep_delays_the_host_s_timeline_by_at_least_what_was_asked() -> None:
@@ -85,19 +67,6 @@ def test_a_real_sleep_delays_the_host_s_timeline_by_at_least_what_was_asked() ->
     effective_s = actuator.settle(delay)
     assert effective_s is not None
     assert effective_s >= delay.slept_s
-
-
-@given(asked=st.floats(MIN_DELAY_S, 0.2), backlog=st.floats(0.0, 0.3))
-def test_what_reaches_a_device_is_the_sleep_beyond_its_backlog(asked: float, backlog: float) -> None:
-    device = Device(backlog_s=backlog)
-    actuator = _host(device)
-    delay = actuator.delay(asked)
-    assert delay is not None
-    assert delay.slept_s == pytest.approx(min(asked, 0.1))
-    if delay.after is not None and not device.ready(delay.after):
-        assert actuator.settle(delay) is None  # asked for without waiting
-        device.host_s += 1.0
-    assert actuator.settle(delay) == pytest.approx(max(0.0, min(asked, 0.1) - backlog), abs=1e-12)
 
 
 @pytest.mark.parametrize("asked", [math.nan, -1.0, 0.0, 0.99 * MIN_DELAY_S, -math.inf])
@@ -123,37 +92,6 @@ def test_what_cannot_be_measured_is_not_slept() -> None:
     assert _host(device).delay(0.01) is None
     assert DeviceActuator(device, cap_s=0.1, spin=device.spin).delay(0.01) is None
     assert (device.host_s, device.done_s) == (5.0, 5.0)
-
-
-def _taken(actuator: HostActuator, device: Device, calls: int, backlog_s: float) -> int:
-    """How many of so many delays were slept, with the device behind by ``backlog_s`` at each."""
-    taken = 0
-    for _ in range(calls):
-        device.done_s = device.host_s + backlog_s
-        delay = actuator.delay(0.01)
-        device.host_s += 1.0
-        if delay is not None:
-            taken += 1
-            actuator.settle(delay)
-    return taken
-
-
-def test_delays_without_effect_are_said_once_and_tried_ever_more_rarely() -> None:
-    device, problems = Device(), list[str]()
-    actuator = _host(device, problems)
-    pause = FIRST_PAUSE
-    for _ in range(3):
-        assert _taken(actuator, device, WATCHED_DELAYS, 0.5) == WATCHED_DELAYS
-        assert _taken(actuator, device, pause, 0.5) == 0
-        pause *= 2
-    assert len(problems) == 1
-    assert "no effect" in problems[0]
-    assert actuator.ineffective == 3 * WATCHED_DELAYS
-    assert pause < LONGEST_PAUSE
-    # once they work again, they go on, and the next pause is a short one
-    assert _taken(actuator, device, 500, 0.0) == 500
-    assert _taken(actuator, device, FIRST_PAUSE, 0.5) < FIRST_PAUSE
-    assert _taken(actuator, device, 2 * FIRST_PAUSE, 0.0) >= FIRST_PAUSE
 
 
 @pytest.mark.parametrize("rate_hz", [0.5e9, 1.2e9, 1.98e9])

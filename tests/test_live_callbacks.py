@@ -57,14 +57,14 @@ def test_options_are_checked_before_training() -> None:
     from paceenv.live.callbacks.attachment import Attachment
 
     with pytest.raises(InputError, match=r"cap_s = 30.0; allowed: 0 to 10"):
-        Attachment(None, "observe", {"cap_s": 30.0})
+        Attachment(cap_s=30.0)
 
 
 def test_an_agent_that_was_there_before_stays() -> None:
     from paceenv.live.agent import attach, attached
     from paceenv.live.callbacks.attachment import Attachment
 
-    before, attachment = attach(mode="shadow"), Attachment(None, "observe", {})
+    before, attachment = attach(mode="shadow"), Attachment()
     try:
         attachment.begin(optimizer=object())  # of a kind that PyTorch does not know
         attachment.end()

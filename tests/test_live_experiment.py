@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from test_live_control import Job, in_blocks
 
 from paceenv.core.student_t import student_t_quantile, student_t_tail
 from paceenv.live.decide.blocks import ACTIVE, CANARY, BlockPlan, Plan
-from paceenv.live.decide.experiment import ALPHA, NEGLIGIBLE_DELAY_SHARE, Comparison, Experiment
+from paceenv.live.decide.experiment import ALPHA, NEGLIGIBLE_DELAY_SHARE, Comparison, Experiment, Pair
 from paceenv.live.decide.live_policy import find_candidates, find_policy
 from paceenv.live.decide.verdict_time import MOST_PAIRS, pairs_for, time_to_verdict
 
@@ -57,7 +58,7 @@ def _compared(
 def _final(*given: Any, **more: Any) -> Any:
     experiment = _compared(*given, **more)
     experiment.final()
-    return experiment.verdict
+    return experiment.leading.verdict
 
 
 def test_false_alarms_are_no_more_frequent_than_alpha() -> None:
@@ -65,9 +66,9 @@ def test_false_alarms_are_no_more_frequent_than_alpha() -> None:
     jobs, kinds = 100, list[str]()
     for seed in range(jobs):
         experiment = _compared(seed, 18, 0.0, memory=0.9)
-        kinds.append(experiment.verdict.kind)
+        kinds.append(experiment.leading.verdict.kind)
         experiment.final()
-        kinds.append(experiment.verdict.kind)
+        kinds.append(experiment.leading.verdict.kind)
     alarms = sum(kind in ("helps", "hurts") for kind in kinds) / 2 / jobs
     assert alarms <= ALPHA + 2.0 * math.sqrt(ALPHA / jobs)
 
@@ -99,9 +100,9 @@ def test_steps_of_several_iterations_are_compared_and_weigh_as_many(ticks: int) 
             on = plan.turn(i - ticks + 1).arm is not None
             experiment.add(i, ticks * STEP_S * (1.0 + 0.3 * on), 0.03, ticks)
     assert experiment.candidates[0].pairs >= 7
-    assert experiment.verdict.kind == "hurts"
-    assert experiment.verdict.gain is not None
-    assert experiment.verdict.gain.value == pytest.approx(-0.3)  # no step across two blocks counts
+    assert experiment.leading.verdict.kind == "hurts"
+    assert experiment.leading.verdict.gain is not None
+    assert experiment.leading.verdict.gain.value == pytest.approx(-0.3)  # no step across two blocks counts
 
 
 def test_a_block_with_too_few_iterations_drops_its_pair() -> None:
@@ -111,7 +112,7 @@ def test_a_block_with_too_few_iterations_drops_its_pair() -> None:
         if pair is None or pair[0] != 2 or i % BLOCK < 6:  # of the 10 counted iterations of pair 2, 4 are regular
             experiment.add(i, STEP_S)
     experiment.final()
-    assert experiment.verdict.pairs == 4
+    assert experiment.leading.verdict.pairs == 4
 
 
 def test_one_stall_does_not_decide_a_comparison() -> None:
@@ -120,8 +121,8 @@ def test_one_stall_does_not_decide_a_comparison() -> None:
     for i in range(24 * 33):
         on = experiment.plan.turn(i).arm is not None
         experiment.add(i, 30.0 if i == 24 * 5 + 8 else STEP_S * math.exp(noise[i]) * (1.0 - 0.1 * on), 0.01)
-    assert experiment.verdict.pairs == 32
-    assert experiment.verdict.kind == "helps"
+    assert experiment.leading.verdict.pairs == 32
+    assert experiment.leading.verdict.kind == "helps"
 
 
 def test_a_comparison_that_forgets_finds_out_when_pacing_no_longer_pays() -> None:
@@ -133,7 +134,7 @@ def test_a_comparison_that_forgets_finds_out_when_pacing_no_longer_pays() -> Non
         evaluations = experiment.candidates[0].evaluations
         experiment.add(i, STEP_S * math.exp(noise[i]) * (1.0 - gain * on), 0.01)
         if experiment.candidates[0].evaluations != evaluations:
-            kinds.append(experiment.verdict.kind)
+            kinds.append(experiment.leading.verdict.kind)
     assert kinds == ["helps", "helps", "hurts", "hurts"]
 
 
@@ -155,8 +156,7 @@ def test_each_candidate_has_its_verdict_and_differences_have_students_interval()
     found = _several((0.0, 0.2, 0.1), 8)
     assert [one.pairs for one in found.candidates] == [8, 8, 8]
     assert [one.verdict.kind for one in found.candidates][1:] == ["helps", "helps"]
-    assert found.leader == 1
-    assert found.verdict is found.candidates[1].verdict
+    assert found.leading is found.candidates[1]
     told = found.as_dict()
     one = next(d for d in told["differences"] if (d["name"], d["than"]) == ("p2", "p1"))
     by_round = [found.candidates[2].ratios[r] - found.candidates[1].ratios[r] for r in range(8)]
@@ -213,11 +213,11 @@ def test_the_pairs_are_those_whose_interval_is_as_narrow(noise: float) -> None:
     assert (pairs_for(0.01, 0.1) or 0) <= MOST_PAIRS
 
 
-def test_before_the_first_pair_the_noise_is_that_of_the_quiet_start() -> None:
-    plan, steps_s = Plan(0, [SMALL], begin=100), np.random.default_rng(0).normal(STEP_S, 0.01, 100).tolist()
-    text = time_to_verdict(plan, Comparison("one"), 0, steps_s, STEP_S)
-    assert "1 %: 64 pairs, 1,548 iterations, about 5 min" in text
-    assert text.endswith("(noise of a pair 2.2 %, estimated from steps without pacing)")  # 0.05 * sqrt(2 / 10)
-    assert time_to_verdict(plan, Comparison("one"), 0, [], STEP_S) == ""
-    longer = time_to_verdict(plan, Comparison("one"), 0, steps_s, STEP_S, ticks=4)  # a quarter of the steps
-    assert longer.endswith("(noise of a pair 4.3 %, estimated from steps without pacing)")
+def test_the_time_to_a_verdict_follows_from_the_noise_of_two_pairs() -> None:
+    plan, comparison = Plan(0, [SMALL], begin=100), Comparison("one")
+    for number, ratio in enumerate((-0.02, 0.02)):
+        assert time_to_verdict(plan, comparison, STEP_S) == ""
+        comparison.take(Pair((number, 0), ratio, 0.0, 1.0))
+    text = time_to_verdict(plan, comparison, STEP_S)
+    assert re.search(r"1 %: \d+ pairs, [\d,]+ iterations, about ", text)
+    assert text.endswith("(noise of a pair 2.8 %)")

@@ -14,15 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_jobs import SHAPES, Phase, all_of, constant, pairs, run
 
-from paceenv.live.record.findings import (
-    FINDINGS,
-    Findings,
-    find,
-    in_short,
-    read_verdict,
-    with_verdicts,
-    write_findings,
-)
+from paceenv.live.record.findings import FINDINGS, Findings, find, in_short, read_verdict, with_verdicts, write_findings
 
 LATE_S = 0.02
 
@@ -54,7 +46,6 @@ def test_a_late_rank_is_named_with_its_lateness(shape: str, ranks: int, late_pha
         findings = find(snapshots)
         assert named(findings) == {late: pytest.approx(LATE_S, rel=0.1)}, page(findings)
         assert f"rank {late} (node{late // 8}) is late by" in findings["text"][0]
-        assert findings["sets"][0 if ranks < 8 else -1]["pattern"] in {"chronic", "none"}
 
 
 @pytest.mark.parametrize(("shape", "ranks"), [*((shape, 8) for shape in SHAPES), ("ddp", 2), ("ddp", 64)])
@@ -62,7 +53,7 @@ def test_without_skew_nobody_is_named(shape: str, ranks: int) -> None:
     for seed in range(2):
         findings = find(run(SHAPES[shape](ranks), ranks, seed=seed, iterations=160))
         assert named(findings) == {}
-        assert not findings["unattributed"]
+        assert "not attributable" not in page(findings)
         transfers = shape in {"expert", "buffers"}  # only some ranks are blocked by one, and the others wait for them
         assert "all ranks arrive on time" in page(findings) or transfers
 
@@ -97,22 +88,13 @@ def test_an_unseen_collective_of_some_ranks_hides_which_of_them_is_late(ranks: i
     assert "collectives of ranks 0-1 could not be seen" in page(findings)
 
 
-def test_nobody_is_on_time_where_collectives_of_all_are_unseen() -> None:
-    phases = [Phase("all_reduce", all_of(4)), Phase("all_gather", all_of(4), seen=False)]
-    findings = find(run(phases, 4))
-    assert {verdict(findings, rank) for rank in range(4)} == {"insufficient evidence"}
-    assert "on time" not in page(findings)
-    assert "1 collectives per step of ranks 0-3 were not seen" in page(findings)
-
-
 @pytest.mark.parametrize("late", [1, None])
 def test_a_rank_without_an_agent_may_be_the_late_one(late: int | None) -> None:
     skew = None if late is None else constant(4, late, LATE_S)
     findings = find(run(SHAPES["ddp"](4), 4, late=skew, missing=[1]))
     assert named(findings) == {}
     assert {v["verdict"] for v in findings["verdicts"].values()} == {"insufficient evidence"}
-    assert findings["missing"] == [1]
-    assert "rank 1 has no snapshot: waits for them are not attributed" in page(findings)
+    assert "not attributable: ranks 0, 2-3: rank 1 has no snapshot" in page(findings)
 
 
 def test_collectives_of_other_threads_are_a_reason_for_doubt() -> None:
@@ -123,7 +105,7 @@ def test_collectives_of_other_threads_are_a_reason_for_doubt() -> None:
             snapshot["side"] = {"per_step": 2.0, "seconds": 0.03}
     assert named(find(snapshots)) == {}
     assert "it may be waiting for the collectives of other threads" in page(find(snapshots))
-    assert "collectives of 30 ms per step were seen and put aside: other threads wait for them" in page(find(calm))
+    assert "up to 30 ms in collectives that were put aside: other threads wait for them" in page(find(calm))
     assert "on time" not in page(find(calm))
 
 
@@ -154,7 +136,6 @@ def test_a_skew_that_begins_has_its_beginning() -> None:
     findings = find(run(SHAPES["ddp"](4), 4, late=late_at(4, lambda i: 2 if i >= 300 else None)))
     assert named(findings) == {2: pytest.approx(LATE_S, rel=0.1)}
     assert "rank 2 (node0) is late by 20 ms since iteration 296: ranks 0-1, 3 wait for it" in page(findings)
-    assert findings["sets"][0]["pattern"] == "since"
 
 
 def test_lateness_that_happened_once_is_not_called_late() -> None:
@@ -167,19 +148,15 @@ def test_lateness_that_happened_once_is_not_called_late() -> None:
 def test_variation_and_short_turns_are_time_lost_to_nobody(turn: int) -> None:
     findings = find(run(SHAPES["ddp"](4), 4, late=late_at(4, lambda i: i // turn % 4)))
     assert named(findings) == {}
-    assert findings["sets"][0]["pattern"] == "variation"
     assert "each of ranks 0-3 waits at least 15 ms per step" in page(findings)
-    assert findings["sets"][0]["lost_s"] == pytest.approx(
-        0.75 * LATE_S, rel=0.2
-    )  # the late one of a step waits for none
 
 
 def test_a_late_host_and_a_late_place_on_every_host_are_found() -> None:
     host = find(run(SHAPES["ddp"](16), 16, slow_s=[LATE_S * (rank >= 8) for rank in range(16)]))
     assert set(named(host)) == set(range(8, 16))
-    assert host["places"] == ["all late ranks are on host node1: 8 of its 8 ranks"]
+    assert "all late ranks are on host node1: 8 of its 8 ranks" in host["text"]
     local = find(run(SHAPES["ddp"](32), 32, slow_s=[LATE_S * (rank % 8 == 3) for rank in range(32)]))
-    assert local["places"] == ["all late ranks have local rank 3, on 4 of 4 hosts"]
+    assert "all late ranks have local rank 3, on 4 of 4 hosts" in local["text"]
 
 
 def pipeline(stages: int, replicas: int, weights: dict[int, float]) -> tuple[list[Phase], int]:
@@ -224,7 +201,7 @@ def test_ranks_that_do_not_share_their_steps_are_not_compared() -> None:
 def test_blocks_of_different_lengths_are_brought_together() -> None:
     snapshots = run(SHAPES["ddp"](2), 2, late=constant(2, 1, LATE_S))
     blocks = snapshots[0]["own"]["blocks"]
-    for name in ("own_s", "step_s", "blocked_s"):
+    for name in ("own_s", "step_s"):
         blocks[name] = np.reshape(blocks[name], (-1, 2)).mean(axis=1).tolist()
     blocks["iterations"] *= 2
     assert named(find(snapshots)) == {1: pytest.approx(LATE_S, rel=0.1)}
@@ -238,8 +215,8 @@ def test_a_last_block_with_other_steps_is_left_out() -> None:
         blocks["steps"] = [*[4] * 63, steps]
         blocks["own_s"][-1] += extra_s
     findings = find(snapshots)
-    assert not findings["sets"][0]["late"]
-    assert findings["sets"][0]["iterations"] == [0, 255]
+    assert "late" not in page(findings)
+    assert "side by side over 256 iterations" in findings["verdicts"]["0"]["evidence"]
 
 
 def test_a_thousand_ranks_take_well_under_a_second() -> None:
@@ -327,7 +304,6 @@ def test_every_rank_reads_its_own_verdict(tmp_path: Path) -> None:
         "[" * 100_000,
         json.dumps({"schema": "paceenv.findings/1", "verdicts": []}),
         json.dumps({"schema": "paceenv.findings/1", "verdicts": {"0": {"verdict": "guilty"}}}),
-        json.dumps({"schema": "other", "verdicts": {"0": {"verdict": "late"}}}),
     ],
 )
 def test_a_foreign_file_is_no_verdict(content: str, tmp_path: Path) -> None:

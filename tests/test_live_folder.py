@@ -30,13 +30,7 @@ from paceenv.core.trace import Trace, read_trace
 from paceenv.live.observe.batch import Kind
 from paceenv.live.record import segments
 from paceenv.live.record.merge_segments import segment_rows, write_merged
-from paceenv.live.record.run_folder import (
-    MAX_STATUS_BYTES,
-    RunFolder,
-    host_folder,
-    status_path,
-    write_status,
-)
+from paceenv.live.record.run_folder import MAX_STATUS_BYTES, RunFolder, host_folder, status_path, write_status
 from paceenv.live.record.segments import Segment
 
 LATER = "20261123T060000-000000"
@@ -73,19 +67,6 @@ def test_the_latest_attempt_is_the_one_that_began_last(tmp_path: Path) -> None:
     for text in ("2026", "1999", ""):
         with pytest.raises(InputError, match=f"attempt = '{text}': .*allowed: one of {ATTEMPT}, {LATER}"):
             run.chosen(text)
-
-
-def test_two_attempts_stay_apart(tmp_path: Path) -> None:
-    for rank in range(4):
-        write_status(tmp_path, snapshot(rank))
-        record(tmp_path, 5, rank=rank, world_size=4, host=f"node{rank // 2}")
-    for rank in range(2):
-        write_status(tmp_path, snapshot(rank, attempt=LATER, world_size=2))
-        record(tmp_path, 7, rank=rank, world_size=2, attempt=LATER)
-    run = RunFolder(tmp_path)
-    assert [[s["rank"] for s in run.statuses(attempt)] for attempt in run.attempts()] == [[0, 1, 2, 3], [0, 1]]
-    assert merge_trace(run).table.num_rows == 2 * 7 * 3
-    assert run.notes == []
 
 
 def test_what_says_that_it_belongs_elsewhere_is_passed_over_and_named(tmp_path: Path) -> None:
@@ -158,13 +139,7 @@ def test_what_is_no_regular_file_is_skipped_and_named(tmp_path: Path) -> None:
     assert str(segments.MAX_FILE_BYTES) in run.notes[-1]
 
 
-@pytest.mark.parametrize(
-    ("made", "problem"),
-    [
-        (None, "no such folder"),
-        ("", "not the folder of a run"),
-    ],
-)
+@pytest.mark.parametrize(("made", "problem"), [(None, "no such folder"), ("", "not the folder of a run")])
 def test_a_folder_that_is_none_says_so(tmp_path: Path, made: str | None, problem: str) -> None:
     place = tmp_path / "run"
     if made is not None:
@@ -189,9 +164,7 @@ def test_a_host_has_a_folder_of_its_own_whatever_its_name(one: str, other: str) 
 def events_of(iterations: Any, operations: Any = (), **more: Any) -> list[tuple[str, float, float]]:
     """The rows of iterations as (op, start, end)."""
     made = make_batch(iterations, operations, **more)
-    fit_T = segments.fit_iterations(made, -1)
-    assert fit_T.all()
-    columns = segment_rows(Segment({}, *segments.to_records(made, fit_T), tuple(made.kinds), MARKS, ""))
+    columns = segment_rows(Segment({}, *segments.to_records(made), tuple(made.kinds), MARKS, ""))
     places = columns["iteration"].tolist()
     for i, seq in enumerate(columns["seq"].tolist()):
         assert seq == i - places.index(places[i])

@@ -174,13 +174,13 @@ def test_the_agent_never_synchronises_with_the_device(mode: str, tmp_path: Path)
     assert summary["regular"] > 100
 
 
-def delayed(actuator: str, backlog: bool) -> list[float]:
+def delayed(backlog: bool) -> list[float]:
     """Effective seconds of twenty delays of 5 ms, on a device that is idle or has 50 ms of work queued."""
-    from paceenv.live.decide.actuator import DeviceActuator, HostActuator
+    from paceenv.live.decide.actuator import DeviceActuator
     from paceenv.live.observe.stamps import cuda_stamps
 
     stamps = cuda_stamps(torch.cuda.current_device())
-    made = DeviceActuator(stamps, cap_s=0.1) if actuator == "device" else HostActuator(stamps, cap_s=0.1)
+    made = DeviceActuator(stamps, cap_s=0.1)
     effects = []
     for _ in range(20):
         if backlog:
@@ -206,19 +206,7 @@ def test_nothing_is_held_on_nccl_and_a_side_stream_can(tmp_path: Path, record_pr
 
 
 @pytest.mark.parametrize("backlog", [False, True])
-def test_a_host_delay_reaches_the_device_only_if_it_is_idle(
-    backlog: bool, tmp_path: Path, record_property: Record
-) -> None:
-    job = {"actuator": "host", "backlog": backlog}
-    [effects] = results(run_ranks(delayed, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S, **job))
-    middle = statistics.median(effects)
-    record_property("delay", f"of 5 ms {1e3 * middle:.2f} ms")
-    assert (middle < 0.001) if backlog else (0.004 < middle < 0.02)
-
-
-@pytest.mark.parametrize("backlog", [False, True])
 def test_a_device_delay_reaches_it_always(backlog: bool, tmp_path: Path, record_property: Record) -> None:
-    job = {"actuator": "device", "backlog": backlog}
-    [effects] = results(run_ranks(delayed, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S, **job))
+    [effects] = results(run_ranks(delayed, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S, backlog=backlog))
     record_property("delay", f"of 5 ms {1e3 * statistics.median(effects[-5:]):.2f} ms")
     assert all(0.004 < effect < 0.006 for effect in effects[-5:])  # by then the clock's rate is known

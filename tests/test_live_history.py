@@ -61,7 +61,7 @@ def test_parts_add_up_to_the_step() -> None:
     parts = history.parts()
     assert parts == pytest.approx({"compute_s": 0.04, "collective_s": 0.03, "barrier_s": 0.02, "pacing_s": 0.01})
     assert sum(value for value in parts.values() if value is not None) == pytest.approx(history.step()["mean_s"])
-    assert history.own()["mean_s"] == pytest.approx(0.04)
+    assert history.parts()["compute_s"] == pytest.approx(0.04)
     assert history.step_iterations() == 4.0
 
 
@@ -69,7 +69,7 @@ def test_nothing_measured_is_unknown_and_not_zero() -> None:
     history = History()
     none = make_batch([])
     history.add(none, np.zeros(0), np.zeros(0), np.zeros(0, np.int64))
-    for found in (history.parts(), history.step(), history.own(), history.wait(), history.overhead()):
+    for found in (history.parts(), history.step(), history.wait(), history.overhead()):
         assert set(found.values()) == {None}
     assert history.collectives() == []
     assert history.side() == {"per_step": 0.0, "seconds": 0.0, "streams_s": 0.0}
@@ -77,14 +77,14 @@ def test_nothing_measured_is_unknown_and_not_zero() -> None:
 
 def test_overlapping_operations_count_once() -> None:
     history = one_step([(0, 0.2, 0.5), (1, 0.4, 0.6), (0, 0.45, 0.55), (1, 0.8, 0.9)])
-    assert history.own()["mean_s"] == pytest.approx(1.0 - 0.4 - 0.1)
+    assert history.parts()["compute_s"] == pytest.approx(1.0 - 0.4 - 0.1)
     assert total_s(history, "all_reduce") == pytest.approx(0.3)
     assert total_s(history, "barrier") == pytest.approx(0.1 + 0.1)
 
 
 def test_operations_on_another_thread_do_not_block_the_step() -> None:
     history = one_step([(2, 0.0, 0.9), (0, 0.2, 0.5), (2, 0.55, 1.4)])
-    assert history.own()["mean_s"] == pytest.approx(0.7)
+    assert history.parts()["compute_s"] == pytest.approx(0.7)
     assert [c["group"] for c in history.collectives()] == [0]
     assert history.side() == pytest.approx({"per_step": 2.0, "seconds": 0.9 + 0.85, "streams_s": 0.0})
 
@@ -145,7 +145,6 @@ def test_a_block_is_the_mean_over_the_same_iterations_however_they_came(last: in
     assert {len(c["blocks_s"]) for c in blocks["collectives"]} == {len(blocks["own_s"])}
     reduction = next(c for c in blocks["collectives"] if c["op"] == "all_reduce")
     assert reduction["blocks_s"] == pytest.approx([REDUCE_S] * len(blocks["own_s"]))
-    assert blocks["blocked_s"] == pytest.approx([REDUCE_S + BARRIER_S] * len(blocks["own_s"]))
 
 
 def test_ranks_that_lost_other_iterations_have_the_same_blocks() -> None:

@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceenv import live
 from paceenv.live.observe.hooks import Hooks
+from paceenv.policies.rules import Static
 
 LIVE = Path(__file__).parent.parent / "live"
 INSIDE = (
@@ -114,10 +115,11 @@ def _job(mode: str | None) -> str:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
     optimizer, other = (torch.optim.SGD(model.parameters(), lr=lr) for lr in (0.1, 0.0))
-    options: dict[str, Any] = {"quiet_first": 0, "interval_iterations": 2, "block_iterations": 6}
+    options: dict[str, Any] = {"quiet_first": 0, "block_iterations": 6}
     agent = None
     if mode is not None:
-        policy = None if mode == "observe" else "static:mechanism=slack,threshold=0.0,window=0.4"
+        policy = Static({"slack": (0.0, 0.4)})
+        policy.interval_iterations = 2
         agent = live.attach(optimizer, mode=mode, policy=policy, **options)
     for i in range(6):
         optimizer.zero_grad()

@@ -114,23 +114,6 @@ def test_a_task_may_stop_the_thread_without_waiting_for_itself() -> None:
     assert calls == [False, True]
 
 
-def test_what_is_to_be_done_once_comes_first_and_may_fail() -> None:
-    order: list[str] = []
-    said: list[str] = []
-
-    def fail() -> None:
-        order.append("once")
-        raise OSError(98, "Address already in use")
-
-    house = Housekeeping(said.append)
-    house.add("count", PERIOD_S, lambda final: order.append("count"))
-    house.once("the endpoint", fail)
-    house.start()
-    assert house.stop(DEADLINE_S)
-    assert (order[0], order.count("once"), order[-1]) == ("once", 1, "count")
-    assert said == ["the endpoint failed: [Errno 98] Address already in use"]
-
-
 def test_the_thread_takes_no_signals() -> None:
     masks: list[str] = []
 

@@ -33,10 +33,7 @@ BLOCKED = "import ctypes; ctypes.CDLL(None).sleep(60)"
 HANDLER = "signal.signal(signal.SIGTERM, lambda *_: (print('theirs', flush=True), os._exit(7)))"
 STUCK = "import ctypes; c, m = ctypes.CDLL(None), bytes(64); c.pthread_mutex_lock(m); c.pthread_mutex_lock(m)"
 """The same where not even a signal that has a handler interrupts it."""
-CASES = {
-    "blocked": ("", "", BLOCKED, -signal.SIGTERM, ""),
-    "own handler before": (HANDLER, "", WAITS, 7, "theirs\n"),
-}
+CASES = {"blocked": ("", "", BLOCKED, -signal.SIGTERM, ""), "own handler before": (HANDLER, "", WAITS, 7, "theirs\n")}
 
 
 ASYNC = """

@@ -151,18 +151,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert all(name in err for name in named), err
 
 
-def test_help_teaches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["paceenv.live", "--help"])
-    main()
-    out = capsys.readouterr().out
-    assert "torchrun --nproc-per-node 8 -m paceenv.live train.py" in out
-    words = " ".join(out.split())
-    for option in OPTIONS:
-        assert f"--{option.name.replace('_', '-')} " in words
-        assert option.meaning.help in words
-        assert option.meaning.allowed in words
-
-
 @pytest.mark.parametrize("option", [o for o in OPTIONS if o.meaning.allowed], ids=lambda option: option.name)
 def test_an_option_is_checked_as_it_is_described(option: Option) -> None:
     means = option.meaning

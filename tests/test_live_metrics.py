@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import socket
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from commands import DEADLINE_S
 from live_samples import run_python, snapshot
 from prometheus_client.parser import text_string_to_metric_families
 
-from paceenv.live.record.findings import ALONE, verdict_of
-from paceenv.live.record.prometheus import METRICS, MetricsServer
-from paceenv.live.record.snapshot import Snapshot
+from paceenv.live.record.findings import ALONE
+from paceenv.live.record.prometheus import CHOICES, MetricsServer
+from paceenv.live.record.snapshot import QUANTITIES, Snapshot
 
+METRICS = {f"paceenv_live_{q.name}{'_total' * q.counter}" for q in QUANTITIES}
+METRICS |= {f"paceenv_live_{choice.name}" for choice in CHOICES}
 Samples = dict[str, dict[tuple[str, ...], float]]
-Serve = Callable[[Callable[[], Snapshot | None]], MetricsServer]
+Serve = Callable[[Callable[[], Snapshot]], MetricsServer]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def serve() -> Iterator[Serve]:
     """Starts endpoints on free ports, and closes them."""
     servers: list[MetricsServer] = []
 
-    def start(source: Callable[[], Snapshot | None]) -> MetricsServer:
+    def start(source: Callable[[], Snapshot]) -> MetricsServer:
         server = MetricsServer(source, 0, problem=pytest.fail)
         assert server.start()
         servers.append(server)
@@ -52,7 +52,7 @@ def scrape(server: MetricsServer) -> Samples:
 
 def test_every_number_of_the_snapshot_is_served(serve: Serve) -> None:
     samples = scrape(serve(lambda: snapshot(2, attempt="20261123T053000-3f2a91")))
-    assert set(samples) == set(METRICS)
+    assert set(samples) == METRICS
     assert samples["paceenv_live_step_mean_seconds"] == {(): 0.1}
     assert samples["paceenv_live_delays_taken_total"] == {(): 590.0}
     assert samples["paceenv_live_transfers_held_total"] == {(): 80.0}
@@ -64,37 +64,23 @@ def test_what_is_unknown_has_no_sample(serve: Serve) -> None:
     step: dict[str, object] = {"mean_s": float("nan"), "cv": True}
     unknown = snapshot(2, canary=None, wait={"mean_s": None}, step=step, pacing="?")
     samples = scrape(serve(lambda: unknown))
-    gone = set(METRICS) - set(samples)
+    gone = METRICS - set(samples)
     assert {"paceenv_live_step_mean_seconds", "paceenv_live_step_cv_ratio", "paceenv_live_canary"} <= gone
     assert all(
         name.split("_")[2] in {"step", "wait", "canary", "delay", "delays", "transfers", "hold"} for name in gone
     )
 
 
-LATE = verdict_of("late", "ranks 0-3 side by side", late_s=0.02, ranks=4)
-
-
-@pytest.mark.parametrize("arrival", [LATE | {"ranks": 1}, {"verdict": "late", "late_s": 0.02}, ALONE])
-def test_one_rank_alone_claims_nothing(serve: Serve, arrival: dict[str, Any]) -> None:
-    samples = scrape(serve(lambda: snapshot(2, arrival=arrival)))
+def test_one_rank_alone_claims_nothing(serve: Serve) -> None:
+    samples = scrape(serve(lambda: snapshot(2, arrival=ALONE)))
     assert {word for (word,), value in samples["paceenv_live_arrival"].items() if value} == {"insufficient evidence"}
     assert not {name for name in samples if name.endswith(("early_seconds", "late_seconds"))}
-
-
-@pytest.mark.parametrize("failing", [True, False])
-def test_without_a_snapshot_there_are_no_metrics(serve: Serve, failing: bool) -> None:
-    def source() -> Snapshot | None:
-        if failing:
-            raise RuntimeError("not yet")
-        return None
-
-    assert scrape(serve(source)) == {}
 
 
 def test_a_port_that_is_taken_is_said_once_and_nothing_else_happens(serve: Serve) -> None:
     first = serve(lambda: snapshot(2))
     said: list[str] = []
-    second = MetricsServer(lambda: None, first.port or 0, problem=said.append)
+    second = MetricsServer(lambda: {}, first.port or 0, problem=said.append)
     assert not second.start()
     assert said == [f"no metrics on 127.0.0.1:{first.port}: [Errno 98] Address already in use"]
     assert second.port is None
@@ -103,7 +89,7 @@ def test_a_port_that_is_taken_is_said_once_and_nothing_else_happens(serve: Serve
 
 
 def test_it_listens_on_the_loopback_only(serve: Serve) -> None:
-    server = serve(lambda: None)
+    server = serve(lambda: {})
     listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     assert [entry[1] for entry in listening if entry[1].endswith(f":{server.port:04X}") and entry[3] == "0A"] == [
         f"0100007F:{server.port:04X}"
@@ -124,23 +110,12 @@ def test_rude_clients_neither_block_the_others_nor_say_anything(
     assert capfd.readouterr() == ("", "")
 
 
-def test_closing_frees_the_port(serve: Serve) -> None:
-    server = serve(lambda: None)
-    port = server.port or 0
-    server.close()
-    server.close()
-    again = MetricsServer(lambda: None, port, problem=pytest.fail)
-    assert again.start()
-    again.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "paceenv-metrics"]
-
-
 def test_a_forked_child_does_not_keep_the_port() -> None:
     """A worker of a data loader may outlive its rank; the restarted rank wants the port."""
     code = (
         "import os, time; from paceenv.live.record.prometheus import MetricsServer\n"
         "said = []\n"
-        "server = MetricsServer(lambda: None, 0, problem=said.append)\n"
+        "server = MetricsServer(lambda: {}, 0, problem=said.append)\n"
         "server.start(); port = server.port\n"
         "read, write = os.pipe()\n"
         "child = os.fork()\n"
@@ -148,7 +123,7 @@ def test_a_forked_child_does_not_keep_the_port() -> None:
         "    server.close(); os.write(write, b'.'); time.sleep(60); os._exit(0)\n"
         "os.read(read, 1)\n"
         "server.close()\n"
-        "again = MetricsServer(lambda: None, port, problem=said.append)\n"
+        "again = MetricsServer(lambda: {}, port, problem=said.append)\n"
         "print(again.start(), said); again.close()\n"
         "os.kill(child, 9); os.waitpid(child, 0)\n"
     )

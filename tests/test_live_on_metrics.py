@@ -49,7 +49,7 @@ def test_it_gets_this_ranks_numbers_on_another_thread_and_at_the_end() -> None:
     assert len(got) > before
     assert threading.main_thread() not in threads
     assert got[-1]["rank"] == 0
-    assert got[-1]["iteration"] >= got[0]["iteration"]
+    assert got[-1]["iterations"] >= got[0]["iterations"]
     assert got[-1]["step_mean_seconds"] > 0.0
     assert all(type(value) is float for metrics in got for value in metrics.values())
 
@@ -64,7 +64,7 @@ def test_one_that_raises_is_said_once_and_not_called_again(error: BaseException)
         called.set()
         raise error
 
-    attachment = Attachment(None, "observe", {"on_metrics": fail})
+    attachment = Attachment(on_metrics=fail)
     attachment.begin(None)
     agent = attach()
     train(called)

@@ -76,7 +76,7 @@ def test_a_live_rank_decides_as_the_simulated_one(cluster: str, policy: type[Pol
     stamps, per_group = _record(simulator, policy()), simulator.batch.ranks // simulator.batch.groups
     for rank in range(simulator.batch.ranks):
         place = {"member": rank % per_group, "members": per_group}
-        pacer = RankPacer(policy(), has_barrier=has_barrier, interval_iterations=INTERVAL, **CAPS, **place)
+        pacer = RankPacer(policy(), has_barrier=has_barrier, **CAPS, **place)
         decided = [pacer.iteration(comm[rank], barrier[rank], step[rank]) for step, comm, barrier, _ in stamps]
         assert decided[:-1] == [delay[rank] for *_, delay in stamps[1:]]
 

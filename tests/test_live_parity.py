@@ -30,7 +30,7 @@ def skewed_job(out: str) -> dict[str, Any]:
     """Rank 1 comes later than rank 0 by a time that wanders; returns what rank 0's agent decided and saw."""
     from paceenv import live
 
-    agent = live.attach(policy=POLICY, mode="shadow", out=out, quiet_first=0, interval_iterations=INTERVAL)
+    agent = live.attach(policy=POLICY, mode="shadow", out=out, quiet_first=0)
     loop, decided, views = agent._loop, [], []
 
     observe = loop.control.observe

@@ -17,21 +17,14 @@ from live_link import limited_link, pairs
 
 from paceenv.core.limits import LIMITS
 from paceenv.live.decide.blocks import Plan, block_plan
-from paceenv.live.decide.live_policy import at_interval, find_policy
+from paceenv.policies.rules import Static
 
 pytestmark = pytest.mark.alone
 
-SLACK = "static:mechanism=slack,threshold=0.05,window=0.4"
 LINK_MBPS, BLOCK, QUIET, PAIRS_OF_BLOCKS = 200.0, 20, 20, 8
-CANARY: dict[str, Any] = {
-    "policy": SLACK,
-    "mode": "canary",
-    "quiet_first": QUIET,
-    "interval_iterations": 10,
-    "block_iterations": BLOCK,
-    "seed": 7,
-}
-POLICY = at_interval(find_policy(SLACK), CANARY["interval_iterations"]).policy
+POLICY = Static({"slack": (0.05, 0.4)})
+POLICY.interval_iterations = 10
+CANARY: dict[str, Any] = {"mode": "canary", "quiet_first": QUIET, "block_iterations": BLOCK, "seed": 7}
 PLAN = Plan(CANARY["seed"], [block_plan(POLICY, BLOCK)], begin=QUIET)
 ITERATIONS = 1 + PLAN.after(PAIRS_OF_BLOCKS) + 5
 """The tick that begins, the quiet time, blocks to warm up, the judged pairs, and a few to take them in."""

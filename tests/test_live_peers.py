@@ -74,7 +74,7 @@ def pass_by(ranks: Sequence[Rank], iteration: int) -> list[str]:
 
 
 def wish(folder: Path, mode: str = "active", **changes: Any) -> Wish:
-    asked = Wish("w1", ATTEMPT, mode, POLICY, None, 100, False)._replace(**changes)
+    asked = Wish("w1", ATTEMPT, mode, POLICY, None, 100)._replace(**changes)
     write_wish(folder, asked)
     return asked
 
@@ -115,7 +115,7 @@ def test_all_ranks_change_over_before_the_same_iteration(tmp_path: Path) -> None
     assert pass_by(ranks, 100) == ["observe"] * 3
 
 
-@pytest.mark.parametrize("why", ["policy", "environment", "late"])
+@pytest.mark.parametrize("why", ["policy", "late"])
 def test_where_one_rank_refuses_none_changes_over(why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = job(3, tmp_path, mode="canary")
     other: dict[str, Any] = {"policy": "learned", "sha256": find_policy("learned").sha256}
@@ -123,8 +123,6 @@ def test_where_one_rank_refuses_none_changes_over(why: str, tmp_path: Path, monk
     with monkeypatch.context() as changed:
         if why == "policy":
             changed.setattr("paceenv.live.control_file.find_policy", lambda name: find_policy(None))
-        elif why == "environment":
-            changed.setenv("PACEENV_LIVE", "canary")
         else:
             ranks[1].loop._iterations.count = 100
         ranks[1].look()
@@ -162,19 +160,6 @@ def test_a_second_request_waits_for_the_first_and_observe_for_nobody(tmp_path: P
     wish(tmp_path, "observe", id="w3", from_iteration=0)
     pass_by(ranks, 30)
     assert pass_by(ranks, 130) == ["observe"] * 2
-
-
-def test_the_last_word_of_one_node_forbids_pacing_and_never_paces_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks = job(2, tmp_path, mode="active")
-    wish(tmp_path, "observe", id="w3", from_iteration=0)
-    with monkeypatch.context() as changed:
-        changed.setenv("PACEENV_LIVE", "active")
-        ranks[1].look()
-    ranks[1].tick(10)
-    assert ranks[1].loop.state == "active"  # perhaps the other nodes have the same
-    assert pass_by(ranks, 11) == ["observe"] * 2
 
 
 def test_without_a_store_nothing_is_said_and_a_store_that_fails_changes_nothing() -> None:

@@ -13,16 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import DEADLINE_S
-from live_samples import (
-    ATTEMPT,
-    batch,
-    merge_trace,
-    on_mount,
-    record,
-    recorder,
-    run_python,
-    segment_files,
-)
+from live_samples import ATTEMPT, batch, merge_trace, on_mount, record, recorder, run_python, segment_files
 
 from paceenv.live.record import recorder as module
 from paceenv.live.record.run_folder import RunFolder
@@ -60,22 +51,6 @@ def test_what_was_added_comes_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.operations_N["place"], np.repeat(np.arange(300), 2))
     assert target.counts == {"rows": 900, "dropped": 0, "segments": 1}
     assert (found.header["job"]["name"], found.header["rank"]["clock"]) == ("job", "c")
-
-
-def test_a_flush_waits_for_time_or_much_to_write(tmp_path: Path) -> None:
-    target = recorder(tmp_path, flush_s=1e6)
-    target.add(batch(20))
-    target.write(False)
-    assert target.counts["rows"] == 0
-    target.add(batch(20_000, first=20))
-    target.write(False)
-    assert target.counts["rows"] == 3 * 20_020
-    soon = recorder(tmp_path, rank=1, flush_s=0.0)
-    soon.add(batch(20))
-    soon.write(False)
-    soon.write(False)
-    soon.write(True)
-    assert soon.counts == {"rows": 60, "dropped": 0, "segments": 1}
 
 
 def test_full_files_are_followed_by_new_ones_and_the_oldest_go(tmp_path: Path) -> None:

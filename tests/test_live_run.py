@@ -42,15 +42,10 @@ def paceenv(*arguments: str | Path, folder: Path, **environ: str) -> subprocess.
     ("arguments", "launcher", "agent", "script"),
     [
         ("train.py --lr 1", "", "", "train.py --lr 1"),
-        ("--nproc-per-node 2 --out d train.py", "--nproc-per-node 2", "--out=d", "train.py"),
-        (
-            "--mode off --role=r --strict -- a.py -- --mode x",
-            "--role=r",
-            "--mode=off --strict",
-            "a.py -- --mode x",
-        ),
-        ("-t 3 --policy learned -m pkg.train --nnodes 9", "-t 3", "-m --policy=learned", "pkg.train --nnodes 9"),
-        ("--rdzv-conf a=1,b=2 --cap-s 0.5 a.py -m x", "--rdzv-conf a=1,b=2", "--cap-s=0.5", "a.py -m x"),
+        ("--nproc-per-node 2 --out d train.py", "--nproc-per-node 2", "--out d", "train.py"),
+        ("--mode off --role=r --strict -- a.py -- --mode x", "--role=r", "--mode off --strict", "a.py -- --mode x"),
+        ("-t 3 --policy learned -m pkg.train --nnodes 9", "-t 3", "--policy learned -m", "pkg.train --nnodes 9"),
+        ("--rdzv-conf a=1,b=2 --cap-s 0.5 a.py -m x", "--rdzv-conf a=1,b=2", "--cap-s 0.5", "a.py -m x"),
     ],
 )
 def test_options_of_torchrun_and_of_the_agent_may_be_mixed(
@@ -62,8 +57,7 @@ def test_options_of_torchrun_and_of_the_agent_may_be_mixed(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ("--nproc-per-node 2", "SCRIPT"),
-        ("--bogus 2 a.py", "unrecognized arguments: --bogus"),
+        ("--bogus 2 a.py", "no such option: --bogus"),
         ("--no-python ls", "--no-python: the agent needs a Python script"),
         ("--nproc-per-node 2 --cap-s 30 a.py", "cap_s = 30.0; allowed: 0 to 10"),
         ("--mode canry a.py", "mode = 'canry'; allowed: one of off, observe"),
@@ -119,7 +113,7 @@ AGENT = ["-m", "paceenv.live"]
 def test_alone_it_launches_on_one_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = "--nproc-per-node 2 --mode shadow --policy paper"
     found = became(monkeypatch, tmp_path, f"{options} train.py --lr 1")
-    ours = ["--mode=shadow", "--policy=paper", "train.py", "--lr", "1"]
+    ours = ["--mode", "shadow", "--policy", "paper", "train.py", "--lr", "1"]
     assert found == [
         *LAUNCH,
         "train.py",
@@ -168,11 +162,6 @@ def test_what_prevents_a_mode(tmp_path: Path) -> None:
     assert obstacle(make_options({"mode": "canary"}), "paper") == ""
     assert obstacle_elsewhere(make_options({"mode": "canary"}), "learned") == ""
     assert obstacle(make_options({"mode": "observe"}), "nope") == ""
-    interval = make_options({"mode": "canary", "interval_iterations": 7})
-    assert "interval_iterations = 7; allowed:" in obstacle(interval, "learned")
-    assert "PACEENV_LIVE = 'canry' counts as off" in obstacle(
-        make_options({"mode": "observe"}), None, {"PACEENV_LIVE": "canry"}
-    )
     assert obstacle(make_options({"mode": "observe", "out": tmp_path / "a" / "b"}), None) == ""
 
 

@@ -18,7 +18,6 @@ from paceenv.core.errors import InputError
 from paceenv.live.observe.batch import Kind
 from paceenv.live.record import segments
 from paceenv.live.record.segments import (
-    fit_iterations,
     header_bytes,
     kinds_block,
     marks_block,
@@ -39,7 +38,7 @@ def block(kind: bytes, content: bytes) -> bytes:
 
 def whole(number: int = 20) -> bytes:
     """A file of two flushes."""
-    parts = [to_records(batch(number, first=first), np.ones(number, bool)) for first in (0, number)]
+    parts = [to_records(batch(number, first=first)) for first in (0, number)]
     tables = kinds_block(KINDS) + marks_block(MARKS)
     return header_bytes(HEADER) + tables + record_blocks(parts[:1]) + record_blocks(parts[1:])
 
@@ -125,32 +124,22 @@ GOOD_OPERATIONS, GOOD_ITERATIONS, TABLES = changed(OPER), changed(ITER), kinds_b
     [
         (b"ITER\xff\xff\xff\xff" + bytes(100), "impossible length"),
         (block(b"KIND", b"[" * 100_000), "not JSON"),
-        (block(b"KIND", b"\xff"), "not JSON"),
         (block(b"KIND", b"{}"), "no list"),
         (block(b"KIND", b'[["x", 1, 2]]'), "kind that is none"),
-        (block(b"KIND", b'[["x", 1, -2, false]]'), "kind that is none"),
-        (block(b"KIND", b'[["x", 4294967296, 0, false]]'), "kind that is none"),
-        (block(b"KIND", b'[["x", true, 0, false]]'), "kind that is none"),
-        (block(b"KIND", json.dumps([["x" * 201, 1, 2, False]]).encode()), "kind that is none"),
         (block(b"KIND", json.dumps([["x", 1, 2, False]] * 65537).encode()), "too many kinds"),
         (block(b"MARK", json.dumps(["x"] * 257).encode()), "too many marks"),
         (block(b"MARK", b"[1]"), "no short text"),
         (block(b"OPER", b""), "broken records"),
-        (block(b"ITER", b""), "broken records"),
         (block(b"ITER", bytes(47)), "broken records"),
         (changed(OPER, kind=2), "unknown kind"),
         (changed(OPER, end_s=np.nan), "times that are none"),
-        (changed(OPER, start_s=np.inf, end_s=np.inf), "times that are none"),
         (changed(OPER, place=2) + GOOD_ITERATIONS, "of no iteration"),
         (changed(ITER, iteration=[1, 1]), "do not increase"),
-        (changed(ITER, iteration=[-1, 1]), "do not increase"),
-        (changed(ITER, iteration=[0, 2**31]), "do not increase"),
         (GOOD_ITERATIONS * 2, "do not increase"),
         (changed(ITER, mark=3), "unknown mark"),
         (changed(ITER, pace_start_s=1.0), "times that are none"),
         (block(b"WHAT", b"") * 140_000, "too many blocks"),
         (GOOD_OPERATIONS, "torn"),
-        (GOOD_OPERATIONS[:-1], "torn"),
         (b"OP", "torn"),
     ],
 )
@@ -186,19 +175,6 @@ def test_a_file_that_is_none_says_so(tmp_path: Path, content: bytes, why: str) -
             read(path)
 
 
-def test_the_writer_leaves_out_what_a_reader_would_refuse() -> None:
-    nan, inf = float("nan"), float("inf")
-    rows = [(0, 0, 1, 0, 0), (1, nan, 2, 1, 1), (2, 2, inf, 2, 2), (3, 4, 3, 3, 3), (4, 4, 5, 5, 4), (5, 5, 6, 5, 5)]
-    rows += [(5, 6, 7, 6, 6), (4, 7, 8, 7, 7), (2**31, 8, 9, 8, 8), (9, 9, 10, 9, 9), (10, 10, 11, 10, 10)]
-    operations = [(0, 0, 0.1, 0.2), (5, 0, 5.1, nan), (9, 7, 9.1, 9.2), (10, 1, 10.1, 10.2)]
-    fit_T = fit_iterations(make_batch(rows, operations), -1)
-    assert np.flatnonzero(fit_T).tolist() == [0, 6, 10]
-    assert np.flatnonzero(fit_iterations(make_batch(rows, operations), 5)).tolist() == [10]
-    iterations_T, operations_N = to_records(make_batch(rows, operations), fit_T)
-    assert iterations_T["iteration"].tolist() == [0, 5, 10]
-    assert operations_N["place"].tolist() == [0, 2]
-
-
 def test_many_kinds_and_operations_come_back(tmp_path: Path) -> None:
     kinds = [Kind("x" * 300, i, i) for i in range(40_000)]
     number = segments.MAX_BLOCK_BYTES // segments.ITERATION.itemsize // 2
@@ -209,7 +185,7 @@ def test_many_kinds_and_operations_come_back(tmp_path: Path) -> None:
         operations = np.zeros((2 * number, 4))
         operations[:, 0] = np.repeat(np.arange(number), 2)
         operations[:, 1] = part
-        parts.append(to_records(make_batch(rows, operations), np.ones(number, bool)))
+        parts.append(to_records(make_batch(rows, operations)))
     path = tmp_path / "file"
     path.write_bytes(header_bytes(HEADER) + kinds_block(kinds) + record_blocks(parts))
     found = read_segment(path)

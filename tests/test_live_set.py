@@ -69,10 +69,10 @@ def reader_of(folder: Path, watched: Loop) -> ControlReader:
 
 def test_all_ranks_reach_the_iteration_after_they_have_read_it() -> None:
     slow = status(rank=1, unix_time_s=time.time() - 50.0, iterations=700)
-    wish = make_wish([status(), slow], "active", "paper", kill=False)
+    wish = make_wish([status(), slow], "active", "paper")
     assert 1200 + 200 <= wish.from_iteration <= 1200 + 260  # 700 and 50 s of 0.1 s each, and 20 s ahead
-    assert make_wish([status(world_size=4000)], "active", "paper", kill=False).from_iteration >= 1000 + 400
-    assert make_wish([status()], "off", None, kill=False).from_iteration == 0
+    assert make_wish([status(world_size=4000)], "active", "paper").from_iteration >= 1000 + 400
+    assert make_wish([status()], "off", None).from_iteration == 0
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_mistake_is_one_line_before_anything_is_written(
     mode: str, policy: str | None, statuses: list[dict[str, Any]], why: str
 ) -> None:
     with pytest.raises(InputError, match=why) as error:
-        make_wish(statuses, mode, policy, kill=False)
+        make_wish(statuses, mode, policy)
     assert "\n" not in str(error.value)
 
 
@@ -111,10 +111,8 @@ def test_a_fifo_holds_nobody_up(tmp_path: Path) -> None:
         read_wish(tmp_path / "control.json")
 
 
-def test_a_request_is_for_one_start_of_the_job_and_the_environment_has_the_last_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wish = make_wish([status()], "active", "paper", kill=False)
+def test_a_request_is_for_one_start_of_the_job_and_needs_an_agent_on_every_rank(tmp_path: Path) -> None:
+    wish = make_wish([status()], "active", "paper")
     write_wish(tmp_path, wish)
     other = loop(attempt="20261123T053001-000000")
     reader_of(tmp_path, other).look(False)
@@ -127,16 +125,12 @@ def test_a_request_is_for_one_start_of_the_job_and_the_environment_has_the_last_
     (reader := reader_of(tmp_path, followed)).look(False)
     assert followed.changing
     assert reader.state() == {"id": wish.id, "refused": "", "waiting": True}
-    monkeypatch.setenv("PACEENV_LIVE", "observe")
-    forced = loop()
-    reader_of(tmp_path, forced).look(False)
-    assert not forced.changing
 
 
 def test_another_cluster_config_under_the_same_name_is_not_followed(tmp_path: Path) -> None:
     file, watched = tmp_path / "cluster.yaml", loop()
     file.write_text("pacing: {mechanism: slack, threshold: 0.02, window: 0.4}\n")
-    write_wish(tmp_path, make_wish([status()], "active", f"static:{file}", kill=False))
+    write_wish(tmp_path, make_wish([status()], "active", f"static:{file}"))
     file.write_text("pacing: {mechanism: slack, threshold: 0.9, window: 0.4}\n")  # on another host
     (reader := reader_of(tmp_path, watched)).look(False)
     assert not watched.changing
@@ -160,7 +154,7 @@ def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_running_job_goes_through_the_modes_and_the_kill_is_for_good(tmp_path: Path) -> None:
+def test_a_running_job_goes_through_the_modes(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
     environ = os.environ | {"PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
     agent = ["--out", "run", "--quiet-first", "5"]
@@ -183,13 +177,6 @@ def test_a_running_job_goes_through_the_modes_and_the_kill_is_for_good(tmp_path:
             assert {s["state"] for s in changed} == {mode}
             lines = {e["text"] for s in changed for e in s["events"] if f"mode {mode} from iteration" in e["text"]}
             assert len(lines) == 1 or mode == "off", lines  # the same iteration on both ranks
-        asked = command(tmp_path, "--kill", "--wait")
-        assert asked.returncode == 0, asked.stderr
-        again = command(tmp_path, "--mode", "observe", "--wait")
-        assert again.returncode == 2
-        said = [line for line in again.stderr.splitlines() if not line.startswith("wait for")]  # not how long it took
-        assert len(said) == 2, said  # what was asked, and why it is refused
-        assert "stopped by paceenv live set --kill" in again.stderr
     finally:
         (tmp_path / "over").touch()
         ended_with = job.wait(DEADLINE_S)

@@ -413,16 +413,6 @@ def test_a_forked_child_has_no_agent(agent: Agent) -> None:
     assert agent.state == "observe"
 
 
-def test_accumulated_gradients_are_reduced_once(agent: Agent) -> None:
-    model = _model()
-    _seen(agent)
-    with model.no_sync():
-        model(torch.ones(3, 8)).sum().backward()
-    assert _seen(agent) == []
-    model(torch.ones(3, 8)).sum().backward()
-    assert len(_seen(agent)) == 1
-
-
 def test_several_optimizers_make_one_tick_an_iteration(agent: Agent) -> None:
     first, second = (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
     _steps(agent, first, second)

@@ -11,12 +11,7 @@ from fake_cuda import FakeCuda
 
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.live.loop import Loop
-from paceenv.live.observe.stamps import (
-    MAX_STREAMS,
-    DeviceStamps,
-    Stamps,
-    cuda_stamps,
-)
+from paceenv.live.observe.stamps import MAX_STREAMS, DeviceStamps, Stamps, cuda_stamps
 from paceenv.live.options import make_options
 
 
@@ -61,8 +56,8 @@ def test_a_device_stamp_is_ready_when_the_device_has_passed_it() -> None:
     first = stamps.record()
     device.now_s = 0.5
     second = stamps.record()
-    assert stamps.ready(first)
-    assert not stamps.ready(second)
+    assert stamps.ready_many([first])
+    assert not stamps.ready_many([second])
     device.now_s = 0.75
     assert stamps.seconds(second) - stamps.seconds(first) == pytest.approx(0.5)
     assert stamps.seconds(first) == pytest.approx(100.0)
@@ -110,7 +105,7 @@ def test_nothing_is_read_before_the_base_has_passed() -> None:
     stamps: Stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record, clock=lambda: 100.0)
     device.stream, device.lag_s = 1, 0.0
     stamp = stamps.record()
-    assert not stamps.ready(stamp)
+    assert not stamps.ready_many([stamp])
     assert not stamps.ready_many([stamp])
     device.now_s = 1.0
     assert stamps.ready_many([stamp])
@@ -121,7 +116,7 @@ def test_the_device_is_that_of_the_parameters_and_no_other_gets_a_context(monkey
     cuda = FakeCuda().install(monkeypatch)  # a script that never called set_device: the current one is 0
     stamps: Stamps = cuda_stamps(1)
     stamp = stamps.record()
-    assert stamps.ready(stamp)
+    assert stamps.ready_many([stamp])
     stamps.seconds_many([stamp])
     assert cuda.contexts == {1}
     assert cuda.current == 0

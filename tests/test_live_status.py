@@ -20,7 +20,7 @@ from paceenv.live.record.run_folder import write_status
 from paceenv.live.record.summary import summarise
 
 NOW_S = time.time()
-LATE = verdict_of("late", "ranks 0-3 side by side", ranks=4, late_s=0.02)
+LATE = verdict_of("late", "ranks 0-3 side by side", late_s=0.02)
 INSUFFICIENT = {"verdict": "insufficient evidence", "text": "insufficient evidence: 3 of at least 4 pairs", "pairs": 3}
 
 
@@ -147,8 +147,9 @@ def thousand(folder: Path) -> None:
     """Recorded statuses of 1,000 ranks on 125 hosts: rank 77 downgraded, rank 500 silent, 4 not there."""
     blocks = {"iterations": 16, "first": 0, "steps": [16] * 16, "own_s": [0.07] * 16, "step_s": [0.1] * 16}
     for rank in range(996):
-        slow = {"mean_s": 0.09 if rank == 313 else 0.07, "blocks": blocks | {"blocked_s": [0.02] * 16}}
-        one = snapshot(rank, world_size=1000, host=f"node{rank // 8:04d}", unix_time_s=NOW_S, final=False, own=slow)
+        slow = {"compute_s": 0.09 if rank == 313 else 0.07}
+        one = snapshot(rank, world_size=1000, host=f"node{rank // 8:04d}", unix_time_s=NOW_S, final=False)
+        one |= {"own": {"blocks": blocks}, "parts": slow}
         one |= {"state": "observe", "reason": "the policy is not there"} if rank == 77 else {}
         one |= {"unix_time_s": NOW_S - 4000.0} if rank == 500 else {}
         write_status(folder, one)

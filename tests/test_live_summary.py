@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from live_samples import snapshot
 from toy_jobs import SHAPES, constant, run
 
-from paceenv.core.wording import duration
 from paceenv.live.record.run_folder import SUMMARY, write_status
 from paceenv.live.record.summary import WIDTH, summarise, write_summary
 
@@ -95,9 +93,7 @@ def test_a_page_stays_a_page_with_a_thousand_ranks() -> None:
     ranks = [
         toy[rank]
         | snapshot(
-            rank,
-            world_size=1000,
-            events=[{"unix_time_s": 1.7e9 + rank, "text": f"number {rank} of many " * 10}],
+            rank, world_size=1000, events=[{"unix_time_s": 1.7e9 + rank, "text": f"number {rank} of many " * 10}]
         )
         | {"host": f"node{rank // 8}"}
         for rank in range(1000)
@@ -121,26 +117,6 @@ def test_no_snapshot_breaks_the_page(changed: dict[str, Any]) -> None:
     page = summarise([snapshot(0, **changed), snapshot(1)])
     assert "Where the step went" in page
     assert "\x1b" not in page
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        (None, "-"),
-        (0.0, "0 µs"),
-        (21e-6, "21 µs"),
-        (0.0009996, "1 ms"),
-        (0.0123, "12.3 ms"),
-        (0.1234, "123 ms"),
-        (-0.002, "-2 ms"),
-        (1.5, "1.5 s"),
-        (250.0, "250 s"),
-        (1800.0, "30 min"),
-        (36000.0, "10.0 h"),
-    ],
-)
-def test_durations_have_a_fitting_unit(seconds: float | None, expected: str) -> None:
-    assert duration(seconds) == expected
 
 
 def test_the_page_shows_how_long_a_verdict_takes() -> None:

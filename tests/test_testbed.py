@@ -95,8 +95,8 @@ def test_a_step_ends_before_the_delay_of_the_next(tmp_path: Path) -> None:
     chosen = scenario(jobs=[{"name": "pair", "hosts": [0, 1], "iteration": iteration}])
     last_place = ["--policy", "static:mechanism=stagger,threshold=0,window=0.4"]  # the second rank, in every step
     limits = ["--cap-s", "0.2", "--cap-share", "0.5", "--budget-s-per-minute", "30", "--quiet-first", "1"]
-    agent = ["--mode", "active", "--interval-iterations", "2", "--block-iterations", "6", *last_place, *limits]
-    result = run_scenario(chosen, tmp_path / "run", agents={"pair": agent}, iterations=30, deadline_s=DEADLINE_S)
+    agent = ["--mode", "active", "--block-iterations", "6", *last_place, *limits]
+    result = run_scenario(chosen, tmp_path / "run", agents={"pair": agent}, iterations=60, deadline_s=DEADLINE_S)
     pair = result.jobs["pair"]
     assert pair.trace is not None
     trace = read_trace(pair.trace)

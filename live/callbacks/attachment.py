@@ -11,13 +11,17 @@ from paceenv.policies.base import Policy
 
 
 class Attachment:
-    """Attaches at the beginning of training and detaches at its end; an agent that was attached before stays.
+    """Attaches the agent when training begins and detaches it when it ends; evaluations and checkpoints are marked.
+
+    An agent that is attached already, as under ``-m paceenv.live``, is kept.
 
     Raises:
         InputError: an unknown option or a value out of range.
     """
 
-    def __init__(self, policy: Policy | str | os.PathLike[str] | None, mode: str, options: dict[str, Any]) -> None:
+    def __init__(
+        self, policy: Policy | str | os.PathLike[str] | None = None, mode: str = "observe", **options: Any
+    ) -> None:
         make_options({"mode": mode} | {name: options[name] for name in options if name != "on_metrics"})
         self._arguments = {"policy": policy, "mode": mode} | options
         self._ours = False
@@ -42,7 +46,6 @@ class Attachment:
                 pass
 
     def end(self) -> None:
-        """Training has ended."""
         from paceenv.live.agent import attached
 
         agent = attached()

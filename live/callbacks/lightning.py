@@ -5,12 +5,10 @@ Works with the packages ``lightning`` and ``pytorch_lightning``: the imported on
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from paceenv.live.callbacks.attachment import Attachment
-from paceenv.policies.base import Policy
 
 if TYPE_CHECKING or ("pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules):
     from pytorch_lightning import Callback
@@ -21,29 +19,16 @@ else:
         from pytorch_lightning import Callback
 
 
-class PaceCallback(Callback):  # type: ignore[misc]
-    """Attaches the agent when training starts and detaches it when it ends; validations and checkpoints are marked.
-
-    An agent that is attached already, as under ``-m paceenv.live``, is kept.
-
-    Raises:
-        InputError: an unknown option or a value out of range.
-    """
-
-    def __init__(
-        self, policy: Policy | str | os.PathLike[str] | None = None, mode: str = "observe", **options: Any
-    ) -> None:
-        self._attachment = Attachment(policy, mode, options)
-
+class PaceCallback(Attachment, Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         optimizers = trainer.optimizers  # with several, the first that steps
-        self._attachment.begin(optimizers[0] if len(optimizers) == 1 else None)
+        self.begin(optimizers[0] if len(optimizers) == 1 else None)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self._attachment.mark("evaluation")
+        self.mark("evaluation")
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        self._attachment.mark("checkpoint")
+        self.mark("checkpoint")
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._attachment.end()
+        self.end()

@@ -1,9 +1,7 @@
-"""How a rank is delayed, and whether the delay reached the device's timeline.
+"""How a rank is delayed: by a sleep on a CPU, by a spin on a GPU's stream, where a sleep would reach nothing.
 
-A host that runs ahead of its accelerator delays it by ``max(0, sleep - backlog)`` only. So two stamps on the device's
-own timeline bracket each delay, and the time between them is the delay that counts. Nothing ever waits for a stamp.
-Where delays have no effect, :class:`HostActuator` reports it once and sleeps less and less often. Uses
-``paceenv.live.observe.stamps``; the caller of ``delay`` releases its stamps.
+Two stamps bracket each delay, and the time between them is the delay that counts. Nothing ever waits for a stamp. The
+caller of ``delay`` releases them.
 """
 
 from __future__ import annotations
@@ -21,12 +19,6 @@ from paceenv.live.observe.stamps import Stamps
 
 MIN_DELAY_S = 1e-4
 """A shorter delay is left out: an operating system oversleeps by about as much."""
-EFFECTIVE_SHARE = 0.5
-"""A delay has no effect if less than this share of it reaches the device."""
-WATCHED_DELAYS, HOPELESS_SHARE = 20, 0.8
-"""If this share of the last WATCHED_DELAYS had no effect, delaying wastes host time."""
-FIRST_PAUSE, LONGEST_PAUSE = 100, 12_800
-"""Requested delays that are skipped before the next try; doubles from one try to the next."""
 MIN_RATE_HZ, MAX_RATE_HZ = 0.2e9, 3e9
 """An unknown device clock is assumed to be the slowest: a delay that is too short does no harm."""
 RATE_SMOOTHING = 0.5
@@ -37,7 +29,6 @@ KEPT_DELAYS = 4096
 class Delay(NamedTuple):
     """A delay under way, with its two stamps. ``slept_s`` is the host's sleep or the device's planned spin, seconds."""
 
-    asked_s: float
     slept_s: float
     before: Any
     after: Any | None
@@ -45,64 +36,41 @@ class Delay(NamedTuple):
 
 
 class HostActuator:
-    """Sleeps on the host. On an accelerator this works only while the host does not run ahead."""
-
     def __init__(
-        self,
-        stamps: Stamps,
-        *,
-        cap_s: float,
-        sleeper: Any = time,
-        clock: Callable[[], float] = time.monotonic,
-        problem: Callable[[str], None] = lambda _: None,
+        self, stamps: Stamps, *, cap_s: float, sleeper: Any = time, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.ineffective = 0
         self._stamps, self._cap_s, self._sleeper, self._clock = stamps, cap_s, sleeper, clock
-        self._problem, self._said = problem, False
-        self._vain: deque[bool] = deque(maxlen=WATCHED_DELAYS)
-        self._pause, self._pause_left = FIRST_PAUSE, 0
 
     def delay(self, seconds: float) -> Delay | None:
-        """Sleep. None, without a sleep, for a very short delay, during a pause, or if it cannot be measured."""
+        """Delay this rank. None, without a delay, for a very short one, or if it cannot be measured."""
         if not seconds >= MIN_DELAY_S:
-            return None
-        if self._pause_left > 0:
-            self._pause_left -= 1
             return None
         before = self._stamps.record()
         if before is None:
             return None
+        slept_s, cycles = self._spend(min(seconds, self._cap_s))
+        return Delay(slept_s, before, self._stamps.record(), cycles)
+
+    def _spend(self, seconds: float) -> tuple[float, int]:
         start_s = self._clock()
-        self._sleeper.sleep(min(seconds, self._cap_s))
-        slept_s = max(self._clock() - start_s, 0.0)
-        return Delay(seconds, slept_s, before, self._stamps.record())
+        self._sleeper.sleep(seconds)
+        return max(self._clock() - start_s, 0.0), 0
 
     def settle(self, delay: Delay) -> float | None:
-        """Seconds between the two stamps; 0 without a second one, because too little slack does no harm."""
-        effective_s = _between(self._stamps, delay)
-        if effective_s is not None and delay.after is not None:
-            self._note_effect(effective_s < EFFECTIVE_SHARE * min(delay.asked_s, self._cap_s))
-        return effective_s
+        """Seconds between the two stamps; None while the timeline has not reached the second.
 
-    def _note_effect(self, vain: bool) -> None:
-        self.ineffective += vain
-        self._vain.append(vain)
-        if len(self._vain) < WATCHED_DELAYS:
-            return
-        if sum(self._vain) < HOPELESS_SHARE * WATCHED_DELAYS:
-            self._pause = FIRST_PAUSE
-            return
-        if not self._said:
-            self._said = True
-            self._problem(
-                f"delays have no effect: {sum(self._vain)} of the last {WATCHED_DELAYS} left no gap in the work "
-                f"of the device; pausing for {self._pause} delays, then longer"
-            )
-        self._pause_left, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        self._vain.clear()
+        0 where there is no second one, because too little slack does no harm.
+        """
+        if delay.after is None:
+            return 0.0
+        if not self._stamps.ready_many((delay.before, delay.after)):
+            return None
+        before_s, after_s = self._stamps.seconds_many((delay.before, delay.after))
+        seconds = after_s - before_s
+        return seconds if 0.0 < seconds < math.inf else 0.0
 
 
-class DeviceActuator:
+class DeviceActuator(HostActuator):
     """Spins on the device, on the current stream, so that a delay counts however far the host runs ahead.
 
     A spin counts cycles. Their rate is learned from the measured delays, so nothing has to wait; the first delays are
@@ -110,34 +78,19 @@ class DeviceActuator:
     recorded either: the graph would replay the delay for ever.
     """
 
-    ineffective = 0
-    """Delays without effect: always 0, because the device itself waits."""
-
     def __init__(
-        self,
-        stamps: Stamps,
-        *,
-        cap_s: float,
-        device: str = "cuda",
-        spin: Callable[[int], None] | None = None,
+        self, stamps: Stamps, *, cap_s: float, device: str = "cuda", spin: Callable[[int], None] | None = None
     ) -> None:
-        self._stamps, self._cap_s, self._rate_hz = stamps, cap_s, MIN_RATE_HZ
-        self._spin = spin or functools.partial(_spin, device)
+        super().__init__(stamps, cap_s=cap_s)
+        self._rate_hz, self._spin = MIN_RATE_HZ, spin or functools.partial(_spin, device)
 
-    def delay(self, seconds: float) -> Delay | None:
-        """Launch a spin. None, without a spin, for a very short delay, or if it cannot be measured."""
-        if not seconds >= MIN_DELAY_S:
-            return None
-        before = self._stamps.record()
-        if before is None:
-            return None
-        cycles = int(min(seconds, self._cap_s) * self._rate_hz)
+    def _spend(self, seconds: float) -> tuple[float, int]:
+        cycles = int(seconds * self._rate_hz)
         self._spin(cycles)
-        return Delay(seconds, min(seconds, self._cap_s), before, self._stamps.record(), cycles)
+        return seconds, cycles
 
     def settle(self, delay: Delay) -> float | None:
-        """Seconds between the two stamps; 0 without a second one."""
-        effective_s = _between(self._stamps, delay)
+        effective_s = super().settle(delay)
         if effective_s:
             seen_hz = min(max(delay.cycles / effective_s, MIN_RATE_HZ), MAX_RATE_HZ)
             rise_hz = RATE_SMOOTHING * (seen_hz - self._rate_hz)
@@ -154,7 +107,6 @@ class DelayLengths:
         self._newest_s = deque[float](maxlen=KEPT_DELAYS)
 
     def add(self, seconds: float) -> None:
-        """Take in a delay of a positive number of seconds."""
         self.count += 1
         self.total_s += seconds
         self.longest_s = max(self.longest_s, seconds)
@@ -174,14 +126,3 @@ def _spin(device: str, cycles: int) -> None:
 
     with torch.cuda.device(device):
         torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
-
-
-def _between(stamps: Stamps, delay: Delay) -> float | None:
-    """Seconds from a delay's first stamp to its second; None while the timeline has not reached that."""
-    if delay.after is None:
-        return 0.0
-    if not stamps.ready_many((delay.before, delay.after)):
-        return None
-    before_s, after_s = stamps.seconds_many((delay.before, delay.after))
-    seconds = after_s - before_s
-    return seconds if 0.0 < seconds < math.inf else 0.0

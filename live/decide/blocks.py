@@ -42,7 +42,6 @@ class BlockPlan(NamedTuple):
 
     @property
     def counted_iterations(self) -> int:
-        """Iterations that count in a compared block."""
         return self.block_iterations - self.settle_iterations
 
     @property

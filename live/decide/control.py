@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceenv.core.limits import Limits
 from paceenv.live.decide.actuator import MIN_DELAY_S, Delay, DelayLengths, DeviceActuator, HostActuator
-from paceenv.live.decide.blocks import shared_seed
+from paceenv.live.decide.blocks import ACTIVE, CANARY, Plan, block_plan, shared_seed
 from paceenv.live.decide.guard import Guard, GuardedPolicy, OutOfRange, PolicyFault
 from paceenv.live.decide.live_policy import NamedPolicy
-from paceenv.live.decide.modes import Mode, Shadow, make_mode
+from paceenv.live.decide.modes import Mode, Shadow, Switchback
 from paceenv.live.decide.pacer import RankPacer
+from paceenv.live.decide.probe import Probing
 from paceenv.live.observe.iteration import Iteration, Shape
 from paceenv.live.observe.stamps import Clock, Stamps
 from paceenv.live.options import Options
@@ -84,13 +85,13 @@ class Control:
         self.seed = options.seed if options.seed is not None else shared_seed(os.environ)
         """Of the order of blocks and of probes; ranks with another one would pace at other times."""
         self._policies, self._place = policy.candidates or (policy,), (0, 1)
-        self.chosen = make_mode(options, self._policies, seed=self.seed, begin=self.quiet_until, inform=inform)
+        self.chosen = _make_mode(options, self._policies, seed=self.seed, begin=self.quiet_until)
         """What the asked mode does, and has found; ``mode`` may be observe meanwhile."""
         self._in_force = self.chosen
         self.pacer: RankPacer | None = None
         self.barriers = Barriers(begins_at + options.quiet_first // 2)
         self._shape: Shape | None = None
-        self._actuator: HostActuator | DeviceActuator | None = None
+        self._actuator: HostActuator | None = None
         self._ready = False
         self._slack: deque[float] = deque(maxlen=SLACK_MEMORY)
         self._newest_s: deque[float] = deque(maxlen=SLACK_MEMORY)
@@ -118,11 +119,10 @@ class Control:
         cap_s, self._place = self._options.cap_s, (rank, ranks)
         if rank == 0 and self._in_force.follows:
             self._say_what_is_narrower()
-        self.chosen.begin(rank)
-        if self._options.actuator == "device" and device != "cpu":
+        if device != "cpu":
             self._actuator = DeviceActuator(stamps, cap_s=cap_s, device=device)
         else:
-            self._actuator = HostActuator(stamps, cap_s=cap_s, clock=self._clock, problem=self._log_once)
+            self._actuator = HostActuator(stamps, cap_s=cap_s, clock=self._clock)
 
     def _say_what_is_narrower(self) -> None:
         for one in self._policies:
@@ -171,7 +171,6 @@ class Control:
             for learned in (self._slack, self._newest_s):
                 learned.clear()
             self.barriers.forget()
-            self.chosen.forget()
         acting = self._acting(self.iteration)
         self._newest_s.append(iteration.step_s / iteration.ticks)
         if shape.has_barrier:
@@ -181,11 +180,7 @@ class Control:
                 self.pacer = self._make_pacer(shape, member, members)
                 self.chosen.join(*self._place, shape.payload_group, members)
             self.pacer.iteration(
-                iteration.comm_s,
-                iteration.barrier_s,
-                iteration.step_s,
-                delay_s=iteration.delay_s,
-                acting=acting,
+                iteration.comm_s, iteration.barrier_s, iteration.step_s, delay_s=iteration.delay_s, acting=acting
             )
             self._ready = True
         except (PolicyFault, OutOfRange) as error:
@@ -257,12 +252,10 @@ class Control:
         return effective_s
 
     def delays(self) -> dict[str, Any]:
-        """Requested and taken delays: counts, and seconds."""
         return {
             "asked": self._asked,
             "taken": self._taken.count,
             **self._taken.as_dict(),
-            "ineffective": self._actuator.ineffective if self._actuator is not None else 0,
             "cut": dict(self.guard.cut),
             "holds": self._holds,
         }
@@ -298,3 +291,16 @@ class Control:
             member=member,
             members=members,
         )
+
+
+def _make_mode(options: Options, policies: Sequence[NamedPolicy], *, seed: int, begin: int) -> Mode:
+    """What the options ask for; nothing is delayed before iteration ``begin``."""
+    blocks = [block_plan(one.policy, options.block_iterations) for one in policies]
+    if options.mode == "probe":
+        return Probing(options, seed, begin)
+    if options.mode == "shadow":
+        return Shadow(begin)
+    if options.mode in ("canary", "active"):
+        plan = Plan(seed, blocks, begin=begin, every=CANARY if options.mode == "canary" else ACTIVE)
+        return Switchback(plan, [one.source for one in policies])
+    return Mode()

@@ -248,7 +248,6 @@ class Deferral:
         return not self._off
 
     def _watch(self) -> None:
-        """The timer thread."""
         try:
             while not (self._off and not self._held):
                 self._wake.wait(max(self._target_s - self._clock(), 0.0) if self._target_s < math.inf else None)

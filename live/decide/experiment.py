@@ -93,7 +93,6 @@ class Verdict:
     text: str
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data for a snapshot."""
         gain, low, high = self.gain or (None, None, None)
         known = {"verdict": self.kind, "text": self.text, "gain": gain, "low": low, "high": high}
         return {**known, "pairs": self.pairs}
@@ -125,13 +124,7 @@ class Comparison:
 
     @property
     def pairs(self) -> int:
-        """Pairs compared so far."""
         return self.mean.count
-
-    @property
-    def value(self) -> float:
-        """Gain so far."""
-        return -math.expm1(self.mean.value)
 
     def take(self, pair: Pair) -> bool:
         """Take in a pair; whether there was a new evaluation."""
@@ -223,17 +216,11 @@ class Experiment:
                 candidate.final()
 
     @property
-    def leader(self) -> int:
-        """Number of the candidate that gained most so far."""
-        return max(range(len(self.candidates)), key=lambda k: self.candidates[k].value)
-
-    @property
-    def verdict(self) -> Verdict:
-        """The leader's verdict."""
-        return self.candidates[self.leader].verdict
+    def leading(self) -> Comparison:
+        """The candidate that gained most so far."""
+        return max(self.candidates, key=lambda one: -one.mean.value)
 
     def as_dict(self) -> dict[str, Any]:
-        """Candidates, and how much more one gains than another, as plain data for a snapshot."""
         of = self.candidates
         differing = [
             {"name": of[a].name, "than": of[b].name, "gain": gain, "low": low, "high": high, "pairs": pairs}

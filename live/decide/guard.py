@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing
 from paceenv.core.limits import Limits, refilled
+from paceenv.live.log_once import described
 from paceenv.policies.base import Policy
 from paceenv.policies.ranges import RangeWatch
 
@@ -38,17 +39,7 @@ class Guard:
         self.cut: dict[str, int] = {}
         """How often each limit shortened or forbade a delay; of several, the strictest counts."""
         self._left_s, self._now_s = limits.burst_s, math.nan
-        self._marks, self._touched, self._quiet_until = 0, False, limits.quiet_first
-
-    def mark(self) -> None:
-        """A checkpoint or an evaluation begins; marks may be nested."""
-        self._marks += 1
-        self._touched = True
-
-    def unmark(self) -> None:
-        """A checkpoint or an evaluation ends; an end without a beginning is ignored."""
-        self._marks = max(self._marks - 1, 0)
-        self._touched = True
+        self._quiet_until = limits.quiet_first
 
     def quiet(self, iteration: int) -> None:
         """A checkpoint or the like was seen in ``iteration``: no delay for ``QUIET_AFTER_MARK`` iterations."""
@@ -64,39 +55,28 @@ class Guard:
             slack_s: low quantile of the rank's own slack, seconds; None for mechanisms that do not use slack.
         """
         self._refill(now_s)
-        self._look_for_marks(iteration)
-        if not asked_s > 0.0:
-            return 0.0
-        if self._marks or iteration < self._quiet_until:
-            return self._said("quiet", 0.0)
-        allowed = {"cap": self.limits.cap_s, "share": self.limits.cap_share * step_s, "budget": self._left_s}
+        most_s = {"cap": self.limits.cap_s, "share": self.limits.cap_share * step_s, "budget": self._left_s}
         if slack_s is not None:
-            allowed["slack"] = pacing.SLACK_GAIN * slack_s
-        for name, most_s in allowed.items():
-            if not most_s > 0.0:
-                return self._said(name, 0.0)
-        name = min(allowed, key=allowed.__getitem__)
-        return asked_s if asked_s <= allowed[name] else self._said(name, allowed[name])
+            most_s["slack"] = pacing.SLACK_GAIN * slack_s
+        return self._cut(asked_s, iteration, most_s)
 
     def allowed_hold_s(self, asked_s: float, *, iteration: int, step_s: float) -> float:
         """How long transfers may be held back in ``iteration``, seconds: caps and quiet times, as for a delay.
 
         No rank stands still, so neither budget nor slack is a limit.
         """
-        self._look_for_marks(iteration)
+        return self._cut(asked_s, iteration, {"cap": self.limits.cap_s, "share": self.limits.cap_share * step_s})
+
+    def _cut(self, asked_s: float, iteration: int, most_s: Mapping[str, float]) -> float:
         if not asked_s > 0.0:
             return 0.0
-        if self._marks or iteration < self._quiet_until:
+        if iteration < self._quiet_until:
             return self._said("quiet", 0.0)
-        for name, most_s in (("cap", self.limits.cap_s), ("share", self.limits.cap_share * step_s)):
-            if not asked_s <= most_s:
-                asked_s = self._said(name, most_s if most_s > 0.0 else 0.0)
-        return asked_s
-
-    def _look_for_marks(self, iteration: int) -> None:
-        if self._marks or self._touched:
-            self._touched = False
-            self.quiet(iteration - 1)
+        for name, limit_s in most_s.items():
+            if not limit_s > 0.0:
+                return self._said(name, 0.0)
+        name = min(most_s, key=most_s.__getitem__)
+        return asked_s if asked_s <= most_s[name] else self._said(name, most_s[name])
 
     def taken(self, slept_s: float, now_s: float) -> None:
         """A delay of ``slept_s`` ended: take it from the budget.
@@ -161,7 +141,7 @@ class GuardedPolicy(Policy):
         try:
             self._policy.reset(rows)
         except (Exception, SystemExit) as error:
-            raise self._failed(f"raised {_said_by(error)} when it was reset") from error
+            raise self._failed(f"raised {described(error)} when it was reset") from error
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
         """The policy's settings, checked; raises :class:`PolicyFault` or :class:`OutOfRange`."""
@@ -172,7 +152,7 @@ class GuardedPolicy(Policy):
         try:
             settings = np.array(self._policy.act(signals_BO.copy()))
         except (Exception, SystemExit) as error:  # not KeyboardInterrupt: that is the user's
-            raise self._failed(f"raised {_said_by(error)}") from error
+            raise self._failed(f"raised {described(error)}") from error
         self._check_time(self._clock() - start_s)
         wanted = (len(signals_BO), len(pacing.MECHANISMS), 2)
         if settings.shape != wanted or settings.dtype.kind not in "fiu":
@@ -203,11 +183,3 @@ class GuardedPolicy(Policy):
         self._slow = self._slow + 1 if took_s > self._limit_s else 0
         if took_s > FAR_TOO_SLOW * self._limit_s or self._slow >= SLOW_DECISIONS:
             raise self._failed(f"took {1e3 * took_s:.0f} ms to decide; allowed: {1e3 * self._limit_s:.0f} ms")
-
-
-def _said_by(error: BaseException) -> str:
-    """An exception's type and the beginning of its text, in one line; never raises."""
-    try:
-        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    except Exception:
-        return type(error).__name__

@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from paceenv.core.errors import InputError
 from paceenv.core.limits import Limits
+from paceenv.live.log_once import described
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
 from paceenv.policies.names import AHEAD, NAMES, STATIC_DEFAULTS, find, rule
@@ -41,21 +42,6 @@ class NamedPolicy:
     """What takes turns in modes canary and active."""
 
 
-def at_interval(named: NamedPolicy, interval_iterations: int | None) -> NamedPolicy:
-    """The policy at that control interval, None for its own; with a fault if it was trained with another one."""
-    if named.candidates:
-        found = tuple(at_interval(one, interval_iterations) for one in named.candidates)
-        return replace(named, candidates=found, fault=next((one.fault for one in found if one.fault), named.fault))
-    own = named.policy.interval_iterations
-    if named.fault or interval_iterations is None or interval_iterations == own:
-        return named
-    if not isinstance(named.policy, Learned):
-        named.policy.interval_iterations = interval_iterations
-        return named
-    why = f"interval_iterations = {interval_iterations}; allowed: {own}, with which policy {named.source} was trained"
-    return replace(named, policy=passive(), fault=why)
-
-
 def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
     """The policy that ``given`` names; a passive one with a ``fault`` where it cannot be had."""
     if given is None:
@@ -75,7 +61,7 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
         from_a_file = named.name != text  # its name has the numbers: another host may have others under this text
         return NamedPolicy(named, text, hashlib.sha256(named.name.encode()).hexdigest() if from_a_file else None)
     except Exception as error:  # a hostile file may raise anything
-        reason = str(error) if isinstance(error, InputError) else f"policy {text}: {type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, InputError) else f"policy {text}: {described(error)}"
         return NamedPolicy(passive(), text, fault=reason)
 
 

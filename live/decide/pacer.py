@@ -21,8 +21,8 @@ from paceenv.policies.base import Policy
 class _Course:
     """One policy's unbroken course: its settings, its iterations, and the estimator as it was when it last acted."""
 
-    def __init__(self, policy: Policy, interval_iterations: int) -> None:
-        self.policy, self.interval_iterations = policy, interval_iterations
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.interval_iterations = policy, policy.interval_iterations
         self.settings_M2, self.done = pacing.off(), 0
         self.left: standing.Left | None = None
         policy.reset(1)
@@ -36,10 +36,8 @@ class RankPacer:
 
     Args:
         policy: decides threshold and window of the mechanisms once per control interval, on this rank's own view; or
-            several policies.
+            several policies. A policy's first interval runs without pacing.
         cap_s: the longest delay, seconds, at least 0; no policy and no rule exceeds it.
-        interval_iterations: iterations of a control interval, at least 1; by default each policy's own. A policy's
-            first interval runs without pacing.
         cap_share: the longest delay as a share of the job's baseline step; the smaller of the two caps counts.
     """
 
@@ -50,29 +48,25 @@ class RankPacer:
         cap_s: float,
         has_barrier: bool,
         barrier_alone_s: float = 0.0,
-        interval_iterations: int | None = None,
         member: int = 0,
         members: int = 1,
         cap_share: float = math.inf,
     ) -> None:
         policies = [policy] if isinstance(policy, Policy) else policy
-        intervals = [
-            one.interval_iterations if interval_iterations is None else interval_iterations for one in policies
-        ]
         self._member, self._members = member, members
         self._cap_s, self._cap_share, self._has_barrier = cap_s, cap_share, has_barrier
         self.barrier_alone_s = barrier_alone_s
         """May be set while the job runs, once it is known better."""
         self._rank, self._tick = timing.new_state()
         self._comm_R, self._wait_R = np.zeros(1, np.float32), np.zeros(1, np.float32)
-        self._courses = [_Course(*one) for one in zip(policies, intervals, strict=True)]
+        self._courses = [_Course(one) for one in policies]
         self._acting: int | None = None
 
     def follow(self, policy: Policy, which: int | None = None) -> None:
         """Follow another policy from now on, in place of all or of one; until its first decision nothing is delayed."""
         for k, course in enumerate(self._courses):
             if which in (None, k):
-                self._courses[k] = _Course(policy, course.interval_iterations)
+                self._courses[k] = _Course(policy)
                 self._courses[k].left = course.left
 
     @property
@@ -84,11 +78,6 @@ class RankPacer:
     def slack_low_s(self) -> float:
         """Slack this rank can count on, seconds."""
         return float(timing.slack_low_s(self._rank, 0))
-
-    @property
-    def interval_iterations(self) -> tuple[int, ...]:
-        """Iterations of the control interval of each policy."""
-        return tuple(course.interval_iterations for course in self._courses)
 
     def within_slack(self, which: int = 0) -> bool:
         """Whether only rules are on that delay within the rank's own slack (slack and the paper's).
@@ -117,13 +106,7 @@ class RankPacer:
         return out
 
     def iteration(
-        self,
-        comm_s: float,
-        barrier_s: float,
-        step_s: float,
-        *,
-        delay_s: float | None = None,
-        acting: int | None = 0,
+        self, comm_s: float, barrier_s: float, step_s: float, *, delay_s: float | None = None, acting: int | None = 0
     ) -> float:
         """Take in one iteration.
 

@@ -13,6 +13,10 @@ from typing import Any, Final
 
 from paceenv.core.differences import CLIP_MEDIANS
 from paceenv.core.probing import HOLD_ITERATIONS, Plan, unit_of
+from paceenv.live.decide.modes import Mode, Stop
+from paceenv.live.decide.pacer import RankPacer
+from paceenv.live.observe.iteration import Iteration
+from paceenv.live.options import Options
 
 EVALUATION_HOLDS, KEPT_HOLDS = 60, 600
 """The cost of probing is evaluated after every EVALUATION_HOLDS holds, over the last KEPT_HOLDS."""
@@ -24,38 +28,40 @@ SURE_ERRORS: Final = 3.0
 """... and by more than this many standard errors: there are many evaluations, and noise must not end it."""
 
 
-class Probe:
-    """This rank's probes, and the cost of all ranks' probes together.
+class Probing(Mode):
+    """Mode probe: this rank's probes, and the cost of all ranks' probes together."""
 
-    Args:
-        cap_share: the longest delay as a share of the step, at most :data:`MOST_SHARE`.
-    """
-
-    def __init__(self, plan: Plan, *, cap_s: float, cap_share: float) -> None:
-        self.plan = plan
-        self._most_s, self._most_share = min(plan.probe_s, cap_s), min(cap_share, MOST_SHARE)
+    def __init__(self, options: Options, seed: int, begin: int) -> None:
+        super().__init__()
+        self.plan = Plan(seed, options.probe_s, begin)
+        self._most_s = min(options.probe_s, options.cap_s)
+        self._most_share = min(options.cap_share, MOST_SHARE)
         self._unit, self._units = "", 1
         self._bound_s = 0.0
         self._hold, self._steps_s = -1, list[float]()
         self._holds = deque[tuple[bool, float]](maxlen=KEPT_HOLDS)
         self._since_evaluation = 0
-        self.cost_share: float | None = None
-        """Mean relative increase of the step by probing, at the last evaluation; None before the first."""
+        self._cost_share: float | None = None
 
-    def join(self, rank: int, group: int, members: int, ranks: int) -> None:
-        """Set the unit that moves together with this rank; before, the rank is not delayed."""
+    def join(self, rank: int, ranks: int, group: int, members: int) -> None:
         self._unit, self._units = unit_of(rank, group, members, ranks)
 
-    def bound_s(self, step_s: float) -> float:
-        """The longest probe for a usual step time of ``step_s``, seconds; 0 while the step time is not known."""
-        self._bound_s = min(self._most_s, self._most_share * step_s) if 0.0 < step_s < math.inf else 0.0
-        return self._bound_s
+    def acting(self, iteration: int) -> int | None:
+        return 0
 
-    def level(self, iteration: int) -> float:
-        """This rank's delay before ``iteration``, as a share of the bound."""
-        return self.plan.level(iteration, self._unit, self._units) if self._unit else 0.0
+    def asked_s(self, pacer: RankPacer, acting: int, iteration: int) -> float:
+        return self._bound_s * self.plan.level(iteration, self._unit, self._units) if self._unit else 0.0
 
-    def add(self, iteration: int, step_s: float) -> str:
+    def take_in(self, iteration: Iteration, pacer: RankPacer, delay_s: float) -> Stop | None:
+        step_s, usual_s = iteration.step_s, pacer.step_baseline_s
+        self._bound_s = min(self._most_s, self._most_share * usual_s) if 0.0 < usual_s < math.inf else 0.0
+        too_costly = self._add(iteration.iteration, step_s)
+        return (None, too_costly) if too_costly else None
+
+    def as_dict(self, tick_s: float) -> dict[str, Any]:
+        return {"probe": {"unit": self._unit, "bound_s": self._bound_s, "cost_share": self._cost_share}}
+
+    def _add(self, iteration: int, step_s: float) -> str:
         """Take in a regular iteration and its step time, seconds; returns the reason to end probing, or ""."""
         hold, reason = iteration // HOLD_ITERATIONS, ""
         if hold != self._hold:
@@ -69,10 +75,6 @@ class Probe:
             self._steps_s.append(step_s)
         return reason
 
-    def snapshot(self) -> dict[str, Any]:
-        """Unit, longest probe and cost, as plain data."""
-        return {"unit": self._unit, "bound_s": self._bound_s, "cost_share": self.cost_share}
-
     def _evaluate(self) -> str:
         rest, probed = ([mean_s for rests, mean_s in self._holds if rests == which] for which in (True, False))
         if min(len(rest), len(probed)) < 2:
@@ -80,7 +82,7 @@ class Probe:
         share, rest_s = len(probed) / len(self._holds), fmean(rest)
         cost = share * (fmean(probed) / rest_s - 1.0)
         error = share * math.sqrt(variance(rest) / len(rest) + variance(probed) / len(probed)) / rest_s
-        self.cost_share = cost
+        self._cost_share = cost
         if cost <= max(MAX_COST_SHARE, SURE_ERRORS * error):
             return ""
         return f"probing cost {100.0 * cost:.1f} % of the mean step; allowed: {100.0 * MAX_COST_SHARE:g} %"

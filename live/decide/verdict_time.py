@@ -1,15 +1,12 @@
 """How long until a verdict: pairs of blocks, iterations and minutes for an effect of a given size.
 
-The answer depends on the noise of a pair of blocks. Once pairs were compared it is measured; before, it is estimated
-from the steps of the quiet start, as if they were independent of each other. No clock, no file, no thread.
+The answer depends on the noise of a pair of blocks, which is measured. No clock, no file, no thread.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from paceenv.core.differences import Mean
 from paceenv.core.student_t import student_t_quantile
 from paceenv.core.wording import hours
 from paceenv.live.decide.blocks import Plan
@@ -21,24 +18,15 @@ MOST_PAIRS = 1 << 14
 """More pairs than anybody waits for."""
 
 
-def time_to_verdict(
-    plan: Plan, comparison: Comparison, arm: int, quiet_steps_s: Sequence[float], step_s: float | None, ticks: int = 1
-) -> str:
+def time_to_verdict(plan: Plan, comparison: Comparison, step_s: float | None) -> str:
     """The time to a verdict of ``comparison`` in one line; "" while nothing is known about the noise.
 
     Args:
-        arm: number of the candidate that it is of.
-        quiet_steps_s: regular steps without pacing, seconds; used until two pairs are compared.
         step_s: a usual iteration; None leaves minutes out.
     """
-    if comparison.pairs > 1:
-        noise, source = comparison.mean.deviation, "measured"
-    elif len(quiet_steps_s) > 1:  # as if these steps were independent
-        steps, source = Mean(quiet_steps_s), "estimated from steps without pacing"
-        noise = steps.deviation / steps.value * math.sqrt(2.0 * ticks / plan.blocks[arm].counted_iterations)
-    else:
+    if comparison.pairs < 2:
         return ""
-    takes = []
+    noise, takes = comparison.mean.deviation, []
     for effect in EFFECTS:
         pairs, text = pairs_for(-math.log1p(-effect), noise), "too many pairs"
         if pairs is not None:
@@ -46,7 +34,7 @@ def time_to_verdict(
             text = f"{pairs} pairs, {iterations:,} iterations"
             text += f", about {hours(iterations * step_s)}" if step_s else ""
         takes.append(f"{100 * effect:g} %: {text}")
-    return f"time to a verdict on an effect of {'; '.join(takes)} (noise of a pair {100 * noise:.2g} %, {source})"
+    return f"time to a verdict on an effect of {'; '.join(takes)} (noise of a pair {100 * noise:.2g} %)"
 
 
 def pairs_for(half_width: float, pair_noise: float) -> int | None:

@@ -47,7 +47,8 @@ class Backward:
             if id(type(thing)) in classes:  # isinstance would call code of the thing itself
                 self._follow(thing)
 
-    def remove(self) -> None:
+    def forget(self) -> None:
+        """Keep no part of a graph any longer."""
         self._models.clear()
 
     def _made(self, ddp: Any, result: None) -> None:

@@ -34,18 +34,12 @@ class Kind(NamedTuple):
 class Batch(NamedTuple):
     """T iterations and their N operations, both in order of time; seconds on the rank's monotonic clock.
 
+    Columns of iterations are as in :class:`paceenv.live.observe.iteration.Iteration`.
+
     Attributes:
-        iteration_T: ticks since the agent was attached, the same on every rank; of several in one step the last.
-        start_s_T: end of the last blocking operation of the step before.
-        end_s_T: end of the last blocking operation of this step.
-        pace_start_s_T: start of this rank's delay.
-        pace_end_s_T: its end; the same as the start where there was no delay.
-        regular_T: whether the estimator uses the iteration.
         mark_T: index into ``marks``, 0 for none.
         place_N: the iteration of an operation, as an index into T.
         kind_N: index into ``kinds``.
-        start_s_N: entry of an operation.
-        end_s_N: its exit.
         kinds: the kinds met so far; it grows, and never changes its order.
         marks: names of irregular events, the first is "".
     """

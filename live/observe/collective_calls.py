@@ -91,9 +91,6 @@ class Collectives:
         around(ProcessGroup, "_end_coalescing", lambda args, kwargs: args, self._coalesced, always=False)
         around(Work, "wait", self._waits, self._waited, self._failed, always=False)
 
-    def remove(self) -> None:
-        self._pending.clear()
-
     def _starts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The arguments, and the entry of a call that blocks, the host or a GPU's current stream."""
         log = self._log
@@ -212,9 +209,6 @@ class FunctionalCollectives:
         for name, op in FUNCTIONS.items():
             self._hooks.around(module, name, self._starts, self._started(op), traced=True, always=False)
         self._hooks.around(module, "wait_tensor", self._waits, self._waited, self._failed, traced=True, always=False)
-
-    def remove(self) -> None:
-        self._pending.clear()
 
     def _starts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = (*args[1:], *kwargs.values())

@@ -92,7 +92,6 @@ class Shape:
 
     @property
     def known(self) -> bool:
-        """Whether the shape has been learned."""
         return self._usual is not None
 
     def signature(self, operations: Sequence[Operation]) -> int:

@@ -48,9 +48,6 @@ class OptimizerTick:
         self._step_code = _code_of_a_step(optimizer.Optimizer)
         self._hooks.register(optimizer.register_optimizer_step_post_hook, self._stepped, traced=True)
 
-    def remove(self) -> None:
-        """Nothing of its own is left in PyTorch; the hook is removed with all others."""
-
     @property
     def device(self) -> Any:
         """The device of the owner's first parameter on a GPU, else of its first one; None without any."""
@@ -119,9 +116,6 @@ class Checkpoints:
         for module, name in [(module, name) for module, name in self._left if module in sys.modules]:
             self._left.remove((module, name))
             self._hooks.around(sys.modules[module], name, self._mark, lambda token, result: None)
-
-    def remove(self) -> None:
-        """Nothing of its own is left."""
 
     def _mark(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._log.mark("checkpoint")

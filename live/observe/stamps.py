@@ -26,55 +26,16 @@ MAX_STREAMS = 256
 _ORDER = operator.attrgetter("order")
 
 
-class Stamps(Protocol):
-    """A source of stamps; a stamp is a return value of ``record``."""
-
-    immediate: bool
-    """Whether a stamp is its own time in seconds: then only ``record`` has to be called, and any thread may read."""
-    dropped: int
-    """Stamps that could not be recorded."""
-
-    def record(self) -> Any:
-        """A stamp of now, or None if it cannot be recorded."""
-
-    def capturing(self) -> bool:
-        """Whether a CUDA graph is being captured: then stamps may neither be recorded nor read."""
-
-    def ready(self, stamp: Any) -> bool:
-        """Whether the moment has passed and can be read."""
-
-    def ready_many(self, stamps: Sequence[Any]) -> bool:
-        """Whether all moments have passed."""
-
-    def seconds(self, stamp: Any) -> float:
-        """The moment in seconds of this rank's own monotonic time; only for a stamp that is ready."""
-
-    def seconds_many(self, stamps: Sequence[Any]) -> list[float]:
-        """The moments of many stamps, which must be ready."""
-
-    def aside(self, stamp: Any, tick: Any) -> bool:
-        """Whether ``stamp`` is on another stream than ``tick``: what it times may run beside the step's own work."""
-
-    def rebase(self, stamp: Any) -> None:
-        """Measure from ``stamp`` from now on; it is kept until the next call."""
-
-    def release(self, stamps: Iterable[Any]) -> None:
-        """Return stamps to the pool after they are read."""
-
-
 class HostStamps:
-    """Stamps of the host's clock, for gloo and all other backends that block the host."""
+    """Stamps of the host's clock, for gloo and all other backends that block the host: a stamp is its own time."""
 
     immediate, dropped = True, 0
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
-        self.record = clock
+        self.record: Callable[[], Any] = clock
 
     def capturing(self) -> bool:
         return False
-
-    def ready(self, stamp: float) -> bool:
-        return True
 
     def ready_many(self, stamps: Sequence[float]) -> bool:
         return True
@@ -114,6 +75,7 @@ class DeviceStamps:
     """
 
     immediate = False
+    """Whether a stamp is its own time in seconds: then only ``record`` has to be called, and any thread may read."""
 
     def __init__(
         self,
@@ -132,6 +94,7 @@ class DeviceStamps:
         self._base.stream, self._base.order = record_event(self._base), next(self._count)
 
     def record(self) -> Event | None:
+        """A stamp of now, or None if it cannot be recorded."""
         if self.capturing():
             self.dropped += 1
             return None
@@ -146,15 +109,18 @@ class DeviceStamps:
         event.stream, event.order = self._record_event(event), next(self._count)
         return event
 
-    def ready(self, stamp: Event) -> bool:
-        return stamp.query() and self._base_ready()
-
     def ready_many(self, stamps: Sequence[Event]) -> bool:
+        """Whether all moments have passed, and can be read."""
         # a stream passes its stamps in order, so one query each is enough: the latest first, as the likeliest to miss
         last = {stamp.stream: stamp for stamp in sorted(stamps, key=_ORDER)}
-        return all([stamp.query() for stamp in reversed(last.values())]) and self._base_ready()
+        return all([stamp.query() for stamp in reversed(last.values())]) and self._base_has_passed()
+
+    def _base_has_passed(self) -> bool:
+        self._base_passed = self._base_passed or self._base.query()  # a later base was read, so it has passed
+        return self._base_passed
 
     def seconds(self, stamp: Event) -> float:
+        """The moment in seconds of this rank's own monotonic time; only for a stamp that is ready."""
         return self._base_s + 1e-3 * self._base.elapsed_time(stamp)
 
     def seconds_many(self, stamps: Sequence[Event]) -> list[float]:
@@ -162,19 +128,22 @@ class DeviceStamps:
         return [base_s + 1e-3 * elapsed_ms(stamp) for stamp in stamps]
 
     def aside(self, stamp: Event, tick: Event) -> bool:
+        """Whether ``stamp`` is on another stream than ``tick``: what it times may run beside the step's own work."""
         return stamp.stream != tick.stream
 
     def rebase(self, stamp: Event) -> None:
+        """Measure from ``stamp`` from now on; it is kept until the next call."""
         base_s = self.seconds(stamp)
         self._pool.append(self._base)
         self._base, self._base_s = stamp, base_s
 
     def release(self, stamps: Iterable[Event]) -> None:
+        """Return stamps to the pool after they are read."""
         self._pool.extend([stamp for stamp in stamps if stamp is not self._base])
 
-    def _base_ready(self) -> bool:
-        self._base_passed = self._base_passed or self._base.query()  # a later base was read, so it has passed
-        return self._base_passed
+
+Stamps = HostStamps | DeviceStamps
+"""A source of stamps; a stamp is what ``record`` returned."""
 
 
 def cuda_stamps(device: int) -> DeviceStamps:

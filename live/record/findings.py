@@ -6,11 +6,8 @@ because it waited in another has no longer work of its own; it is not late. A ra
 longer *and* the members of its groups wait for it. Everything else that could explain the waits is listed as not
 attributable, with its reason: collectives that the agents could not see or put aside, ranks without an agent.
 
-Findings are plain JSON data. Times are seconds per step; null means unknown. Fields:
-``verdicts`` by rank (as text): the field ``arrival`` of a snapshot (:func:`verdict_of`); ``missing``: ranks without a
-snapshot; ``sets`` of ranks that groups connect: first and last of the compared ``iterations``, ranks that are ``late``,
-``pattern`` (``watch.PATTERNS``) and ``lost_s`` to ranks in turns or to variation; ``places``: what
-late ranks have in common; ``unattributed``: what cannot be seen or attributed; ``text``: all in words, for the page.
+Findings are plain JSON data: ``verdicts`` by rank (as text), the field ``arrival`` of a snapshot (:func:`verdict_of`),
+and ``text``: all in words, for the page. Times are seconds per step; null means unknown.
 """
 
 from __future__ import annotations
@@ -28,9 +25,9 @@ from paceenv.core.files import atomic_write, open_regular
 from paceenv.core.lateness.watch import IN_TURNS
 from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record import findings_text as words
-from paceenv.live.record.rank_sets import OF_THREADS, Job, RankSet, judge
-from paceenv.live.record.side_by_side import FLOOR_S, connected_sets, medians, name_group, used_groups
-from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, finite, number, text
+from paceenv.live.record.rank_sets import Job, RankSet, judge
+from paceenv.live.record.side_by_side import FLOOR_S, connected_sets, used_groups
+from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, entry, finite, number, text
 
 SCHEMA: Final = "paceenv.findings/1"
 TOO_NOISY_SHARE = 0.25
@@ -54,7 +51,6 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
     for rank_set in sets:
         for place in rank_set.places:
             verdicts[str(job.ranks[place])] = _verdict(job, rank_set, place)
-    unattributed = _unattributed(job, sets)
     late = [place for rank_set in sets for place in rank_set.named]
     places = words.describe_places(
         [job.ranks[place] for place in late],
@@ -62,12 +58,8 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
     )
     return {
         "schema": SCHEMA,
-        "missing": job.missing,
         "verdicts": verdicts,
-        "sets": [_set_data(job, rank_set) for rank_set in sets],
-        "places": places,
-        "unattributed": unattributed,
-        "text": words.describe(job, sets, verdicts, places, unattributed),
+        "text": words.describe(job, sets, verdicts, places, _unattributed(job, sets)),
     }
 
 
@@ -86,16 +78,10 @@ def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     return {"text": leads, "late": late, "ended": ended, "aside_s": aside_s}
 
 
-def verdict_of(
-    verdict: str,
-    evidence: str,
-    *,
-    early_s: float = 0.0,
-    late_s: float = 0.0,
-    ranks: int = 1,
-) -> dict[str, Any]:
+def verdict_of(verdict: str, evidence: str, *, early_s: float = 0.0, late_s: float = 0.0) -> dict[str, Any]:
     """The field ``arrival`` of a snapshot: a verdict (of ``snapshot.ARRIVALS``) and what it rests on."""
-    return {"verdict": verdict, "early_s": early_s, "late_s": late_s, "evidence": evidence, "ranks": ranks}
+    known = {} if verdict == UNKNOWN else {"early_s": early_s, "late_s": late_s}
+    return {"verdict": verdict, "evidence": evidence, **known}
 
 
 ALONE: Final = verdict_of(UNKNOWN, "one rank alone")
@@ -108,13 +94,6 @@ def with_verdicts(snapshots: Sequence[Snapshot], findings: Findings) -> list[Sna
     return [s | {"arrival": verdicts.get(str(s.get("rank")), s.get("arrival"))} for s in snapshots]
 
 
-def latest(findings: Findings) -> dict[str, Any]:
-    """The latest rank: ``rank``, ``late_s``; with nobody late, null and 0."""
-    late = [(v["late_s"], int(rank)) for rank, v in findings["verdicts"].items() if v["verdict"] == LATE]
-    late_s, rank = max(late, default=(0.0, None))
-    return {"rank": rank, "late_s": late_s}
-
-
 def _verdict(job: Job, found: RankSet, place: int) -> dict[str, Any]:
     """The verdict on the rank at ``place``, and its evidence in words."""
     if place not in found.compared:
@@ -123,7 +102,7 @@ def _verdict(job: Job, found: RankSet, place: int) -> dict[str, Any]:
     pattern = found.late.get(place)
 
     def because(verdict: str, why: str, **times_s: float) -> dict[str, Any]:
-        return verdict_of(verdict, ": ".join(filter(None, (found.sides, why))), ranks=len(found.compared), **times_s)
+        return verdict_of(verdict, ": ".join(filter(None, (found.sides, why))), **times_s)
 
     if place in found.named and pattern is not None:
         return because(LATE, "its own work takes longer", late_s=pattern.late_s)
@@ -164,57 +143,17 @@ def _waits_at_least(found: RankSet, place: int) -> float:
     return max(sums.values(), default=0.0)
 
 
-def _set_data(job: Job, found: RankSet) -> dict[str, Any]:
-    return {
-        "iterations": list(found.iterations),
-        "late": job.names(sorted(found.late)),
-        "pattern": found.pattern,
-        "lost_s": found.lost_s,
-    }
-
-
 def _unattributed(job: Job, sets: Sequence[RankSet]) -> list[str]:
     """What cannot be seen or attributed, with the ranks and the seconds per step where they are known."""
-    found: list[str] = []
-    if job.missing:
-        blocked_s = _blocked_beside_missing(job)
-        limit = f"; their groups are blocked for up to {duration(blocked_s)} per step" if blocked_s else ""
-        have = "has" if len(job.missing) == 1 else "have"
-        found.append(f"{name_ranks(job.missing)} {have} no snapshot: waits for them are not attributed{limit}")
-    for group in job.traffic.groups:
-        if group.unseen_per_step > 0.0 and group.size > 1:
-            line = f"{group.unseen_per_step:.3g} collectives per step of {name_group(group)} were not seen"
-            found.append(f"{line}, as where a compiled graph starts them: waits in them count as own work")
-    every = range(len(job.ranks))
-    side_s = job.numbers(every, "side", "seconds")
-    if beside := np.flatnonzero(side_s > FLOOR_S).tolist():
-        longest = duration(float(side_s.max()))
-        line = f"{name_ranks(job.names(beside))}: collectives of {longest} per step were seen and put aside"
-        found.append(f"{line}: {OF_THREADS}, and whether the step does is not known")
-    for rank_set in sets:
-        mentioned = ("could not be seen", "no snapshot", "put aside")
-        found += [
-            f"{name_ranks(job.names(rank_set.places))}: {reason}"
-            for reason in rank_set.reasons
-            if not any(word in reason for word in mentioned)
-        ]
-    seen, left_out = (job.numbers(every, name) for name in ("iterations", "irregular"))
+    found = [f"{name_ranks(job.names(one.places))}: {reason}" for one in sets for reason in one.reasons]
+    if job.missing and not any("no snapshot" in line for line in found):
+        found.append(f"{name_ranks(job.missing)} {'has' if len(job.missing) == 1 else 'have'} no snapshot")
+    seen, left_out = (job.numbers(range(len(job.ranks)), name) for name in ("iterations", "irregular"))
     share = left_out / np.maximum(seen, 1.0)
     if many := np.flatnonzero((share > LEFT_OUT_SHARE) & (seen > 0)).tolist():
         line = f"{name_ranks(job.names(many))}: up to {100.0 * float(share.max()):.0f} % of the iterations"
         found.append(f"{line} are unlike the usual or marked, and left out")
     return found
-
-
-def _blocked_beside_missing(job: Job) -> float:
-    """The longest blocked time in groups that have a missing member: the most that is waited for it, seconds."""
-    lost = set(job.missing)
-    times = [
-        float(medians(operation.blocked_s_EK).max())
-        for operation in job.traffic.operations
-        if lost & set(operation.group.ranks or ())
-    ]
-    return max(times, default=0.0)
 
 
 def findings_period_s(world_size: int) -> float:
@@ -231,13 +170,7 @@ def read_verdict(folder: Path, rank: int) -> dict[str, Any] | None:
     """The verdict on ``rank`` from ``findings.json`` in an attempt's folder; None where none can be read."""
     try:
         with open_regular(folder / FINDINGS, MAX_BYTES) as stream:
-            findings = json.loads(stream.read(MAX_BYTES))
+            verdict = entry(json.loads(stream.read(MAX_BYTES)), "verdicts", str(rank))
     except (InputError, OSError, ValueError, RecursionError):
         return None
-    if not isinstance(findings, dict) or findings.get("schema") != SCHEMA:
-        return None
-    verdicts = findings.get("verdicts")
-    verdict = verdicts.get(str(rank)) if isinstance(verdicts, dict) else None
-    if not isinstance(verdict, dict) or verdict.get("verdict") not in ARRIVALS:
-        return None
-    return verdict
+    return verdict if text(verdict, "verdict") in ARRIVALS else None

@@ -34,7 +34,6 @@ def describe(
     places: Sequence[str],
     unattributed: Sequence[str],
 ) -> list[str]:
-    """All findings as lines of text."""
     ended = describe_end(job.snapshots)
     late = sorted(
         ((found.late[team[0]].late_s, team, found) for found in sets for team in _teams(found)), key=lambda row: -row[0]
@@ -124,7 +123,6 @@ def _longest(found: RankSet) -> dict[int, Wait]:
 
 
 def _last(found: RankSet, wait: Wait) -> list[int]:
-    """The members that arrive last."""
     return [int(place) for place in wait.places[wait.wait_s_E <= _floor_s(found)]]
 
 

@@ -31,7 +31,7 @@ STOPPED = 50.0
 
 Array = NDArray[np.float64]
 _STEP, _OWN, _COLLECTIVE, _BARRIER, _PACING = range(5)
-_STEPS, _STEP_S, _OWN_S, _BLOCKED_S, _FIRST_KIND = range(5)
+_STEPS, _STEP_S, _OWN_S, _FIRST_KIND = range(4)
 _OTHER = ("other", -1)
 
 
@@ -48,7 +48,7 @@ class History:
         """Takes in the cost of an iteration to the training thread, seconds."""
         self._keys: dict[tuple[str, int], int] = {_OTHER: 0}
         self._number: list[int] = []
-        self._bytes, self._operations = np.zeros(KEPT_COLLECTIVES), np.zeros(KEPT_COLLECTIVES)
+        self._operations = np.zeros(KEPT_COLLECTIVES)
         self._block_iterations, self._first_block = BLOCK_ITERATIONS, 0
         self._blocks = np.zeros((_FIRST_KIND + KEPT_COLLECTIVES, BLOCKS))
         self._side_operations, self._side_s, self._streams_s = 0, 0.0, 0.0
@@ -81,9 +81,7 @@ class History:
         stood_s_T = np.where(np.isnan(still_s_T), blocked_s_T, np.minimum(stood_s_T, step_s_T - pacing_s_T))
         own_s_T = np.maximum(step_s_T - stood_s_T - pacing_s_T, 0.0)
         np.add.at(self._operations, number_N[used_N], 1.0)
-        sizes = np.array([float(kind.bytes) for kind in batch.kinds])
-        np.add.at(self._bytes, number_N[used_N], sizes[batch.kind_N[used_N]])
-        self._into_blocks(batch, counts_T, step_s_T, own_s_T, blocked_s_T, number_N, blocked_s_N, used_N)
+        self._into_blocks(batch, counts_T, step_s_T, own_s_T, number_N, blocked_s_N, used_N)
         rows = np.stack([step_s_T, own_s_T, np.maximum(stood_s_T - barrier_s_T, 0.0), barrier_s_T, pacing_s_T], 1)
         for row in rows[counts_T][-KEPT_ITERATIONS:]:
             self._rows[self.count % KEPT_ITERATIONS] = row
@@ -106,7 +104,6 @@ class History:
         counts_T: NDArray[np.bool_],
         step_s_T: Array,
         own_s_T: Array,
-        blocked_s_T: Array,
         number_N: NDArray[np.integer],
         blocked_s_N: Array,
         used_N: NDArray[np.bool_],
@@ -119,7 +116,6 @@ class History:
         counts_T = counts_T & (block_T >= 0)
         for row, value_T in ((_STEPS, 1.0 + 0.0 * step_s_T), (_STEP_S, step_s_T), (_OWN_S, own_s_T)):
             np.add.at(self._blocks[row], block_T[counts_T], value_T[counts_T])
-        np.add.at(self._blocks[_BLOCKED_S], block_T[counts_T], blocked_s_T[counts_T])
         used_N = used_N & (block_T[batch.place_N] >= 0)
         np.add.at(self._blocks, (_FIRST_KIND + number_N[used_N], block_T[batch.place_N][used_N]), blocked_s_N[used_N])
 
@@ -135,7 +131,6 @@ class History:
         self._first_block //= 2
 
     def overhead(self) -> dict[str, float | None]:
-        """Mean of an iteration's cost to the training thread."""
         return {"mean_s": fmean(self._overhead_s) if self._overhead_s else None}
 
     def _kept(self) -> Array:
@@ -171,19 +166,16 @@ class History:
         return dict(zip(names, map(float, self._kept()[:, _OWN:].mean(axis=0)), strict=True))
 
     def own(self) -> dict[str, Any]:
-        """Time outside blocking operations and delays: mean, and the blocks."""
-        own = self._kept()[:, _OWN]
-        if not len(own):
-            return dict.fromkeys(("mean_s", "blocks"))
+        """Time outside blocking operations and delays, in blocks."""
+        if not self.count:
+            return {"blocks": None}
         return {
-            "mean_s": float(own.mean()),
             "blocks": {
                 "iterations": self._block_iterations,
                 "first": self._first_block,
                 "steps": [int(steps) for steps in self._used_blocks()[_STEPS]],
                 "own_s": self._means(_OWN_S),
                 "step_s": self._means(_STEP_S),
-                "blocked_s": self._means(_BLOCKED_S),
             },
         }
 
@@ -197,7 +189,7 @@ class History:
         return [mean_s if steps else None for mean_s, steps in zip(means_s, blocks[_STEPS], strict=True)]
 
     def collectives(self) -> list[dict[str, Any]]:
-        """The collectives with the most blocked time: kind, group, mean bytes, and seconds per step, also by block."""
+        """The collectives with the most blocked time: kind, group, and seconds per step, also by block."""
         steps = float(self._blocks[_STEPS].sum())
         if not steps:
             return []
@@ -210,7 +202,6 @@ class History:
             {
                 "op": op,
                 "group": group,
-                "bytes": float(self._bytes[k] / self._operations[k]),
                 "per_step": round(float(self._operations[k]) / max(self.count, 1), 3),
                 "blocked_s": float(blocked_s_K[k]) / steps,
                 "blocks_s": self._means(_FIRST_KIND + k),

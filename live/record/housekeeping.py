@@ -51,7 +51,6 @@ class Housekeeping:
     def __init__(self, problem: Callable[[str], None]) -> None:
         self._problem = problem
         self._tasks: list[_Task] = []
-        self._first: list[tuple[str, Callable[[], object]]] = []
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._done = 0  # runs of tasks so far
@@ -63,10 +62,6 @@ class Housekeeping:
         Tasks due together run in the order they were added.
         """
         self._tasks.append(_Task(name, period_s, run, 0.0))
-
-    def once(self, name: str, run: Callable[[], object]) -> None:
-        """Run ``run()`` once, as soon as the thread has started. Call it before :meth:`start`."""
-        self._first.append((name, run))
 
     def start(self) -> bool:
         """Start the thread; if the system refuses, that is reported and the job goes on without. Returns success."""
@@ -110,11 +105,6 @@ class Housekeeping:
         return not missing
 
     def _run(self) -> None:
-        for name, run in self._first:
-            try:
-                run()
-            except Exception as error:
-                self._say(f"{name} failed: {describe(error)}")
         now_s = time.monotonic()
         for task in self._tasks:
             task.due_s = now_s + task.period_s
@@ -147,12 +137,13 @@ class Housekeeping:
 
 
 def background(
-    name: str, run: Callable[[], None], problem: Callable[[str], None] = lambda text: None
+    name: str, run: Callable[[], object], problem: Callable[[str], None] = lambda text: None
 ) -> threading.Thread:
     """A daemon thread for ``run``, not started yet: it takes no signals, and an error in it goes to ``problem``."""
 
     def guarded() -> None:
-        keep_signals_away()
+        with contextlib.suppress(OSError, ValueError):  # signals reach the main thread, and interrupt its waits
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _KEPT_SIGNALS)
         try:
             run()
         except Exception as error:
@@ -160,12 +151,6 @@ def background(
                 problem(f"thread {name} ended: {describe(error)}")
 
     return threading.Thread(target=guarded, name=name, daemon=True)
-
-
-def keep_signals_away() -> None:
-    """Take no signals on this thread: they reach the main thread as usual, and interrupt its waits."""
-    with contextlib.suppress(OSError, ValueError):
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _KEPT_SIGNALS)
 
 
 def describe(error: BaseException) -> str:

@@ -110,7 +110,7 @@ def segment_rows(segment: Segment, after: int = -1) -> dict[str, Any]:
     until_s = np.empty(size_T + size_E)
     until_s[begin_T], until_s[at_E] = start_s_T, np.where(blocks_E, end_s_E, -np.inf)
     segment_of = np.repeat(np.arange(size_T), np.diff(np.append(begin_T, size_T + size_E)))
-    done_s = _running_maximum(until_s, begin_T, segment_of)
+    done_s = np.maximum.accumulate(until_s)  # times increase from iteration to iteration
     last_T = np.append(begin_T[1:], size_T + size_E) - 1
 
     # a row for each event, one for the rest before it, and one for the rest at the end of an iteration
@@ -143,18 +143,6 @@ def segment_rows(segment: Segment, after: int = -1) -> dict[str, Any]:
         "start_s": start_s_R,
         "end_s": end_s_R,
     }
-
-
-def _running_maximum(values: Array, begin_T: Integers, segment_of: Integers) -> Array:
-    """The running maximum, which starts again at ``begin_T``."""
-    found: Array = np.maximum.accumulate(values)
-    if np.array_equal(found[begin_T], values[begin_T]):  # as ever, times increase from iteration to iteration
-        return found
-    rank = np.empty(len(values), np.int64)
-    order = np.argsort(values, kind="stable")
-    rank[order] = np.arange(len(values))
-    highest: Integers = np.maximum.accumulate(segment_of * len(values) + rank) % len(values)
-    return values[order[highest]]
 
 
 class _Merger:

@@ -2,7 +2,7 @@
 
 Metrics are made on request, on a thread of the server; nothing is added to an iteration. The server has its own
 registry, separate from the job's own Prometheus metrics. A port in use is reported once, and the job goes on without.
-Names and units are in :data:`QUANTITIES` and :data:`CHOICES`.
+Names and units are in :data:`paceenv.live.record.snapshot.QUANTITIES` and :data:`CHOICES`.
 """
 
 from __future__ import annotations
@@ -23,48 +23,13 @@ from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from paceenv.live.record.housekeeping import background, describe
-from paceenv.live.record.snapshot import ARRIVALS, STATES, UNKNOWN, VERDICTS, Snapshot, entry, number, text
+from paceenv.live.record.snapshot import ARRIVALS, QUANTITIES, STATES, VERDICTS, Snapshot, entry, number, text
 
 PREFIX: Final = "paceenv_live_"
 LABELS: Final = ("training_job", "rank")
 """Not ``job``: Prometheus uses that label itself, for the name of its scrape configuration."""
 REQUEST_TIMEOUT_S: Final = 10.0
 """A silent client is disconnected after this time."""
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A number of the snapshot as a metric; a counter's exported name ends in ``_total``."""
-
-    name: str
-    help: str
-    path: tuple[str, ...]
-    counter: bool = False
-
-
-QUANTITIES: Final = (
-    Quantity("ranks", "Ranks of the job.", ("world_size",)),
-    Quantity("snapshot_timestamp_seconds", "When these numbers were taken, Unix time.", ("unix_time_s",)),
-    Quantity("iterations", "Iterations seen.", ("iterations",), True),
-    Quantity("step_mean_seconds", "Mean step time.", ("step", "mean_s")),
-    Quantity("step_p50_seconds", "Median step time.", ("step", "p50_s")),
-    Quantity("step_p99_seconds", "99th percentile of step time.", ("step", "p99_s")),
-    Quantity("step_cv_ratio", "Standard deviation of step time / mean.", ("step", "cv")),
-    Quantity("wait_mean_seconds", "Mean wait for other ranks in the step's last collective.", ("wait", "mean_s")),
-    Quantity("arrival_early_seconds", "How early this rank arrives.", ("arrival", "early_s")),
-    Quantity("arrival_late_seconds", "How late this rank arrives.", ("arrival", "late_s")),
-    Quantity("delays_asked", "Delays the policy asked for.", ("pacing", "asked"), True),
-    Quantity("delays_taken", "Delays taken.", ("pacing", "taken"), True),
-    Quantity("delay_seconds", "Time spent in delays.", ("pacing", "total_s"), True),
-    Quantity("delay_max_seconds", "Longest delay.", ("pacing", "max_s")),
-    Quantity("transfers_held", "Transfers that rule defer held back.", ("pacing", "held"), True),
-    Quantity("hold_seconds", "Time by which held transfers started later, summed.", ("pacing", "held_s"), True),
-    Quantity("hold_max_seconds", "Longest time that a transfer was held back.", ("pacing", "held_max_s")),
-    Quantity("canary_gain_ratio", "Fall of the mean step time by pacing, relative.", ("canary", "gain")),
-    Quantity("canary_gain_low_ratio", "Lower end of its interval.", ("canary", "low")),
-    Quantity("canary_gain_high_ratio", "Upper end of its interval.", ("canary", "high")),
-    Quantity("overhead_mean_seconds", "The agent's own time on the host per iteration.", ("overhead", "mean_s")),
-)
 
 
 @dataclass(frozen=True)
@@ -85,36 +50,18 @@ CHOICES: Final = (
         "canary", "Verdict of comparing blocks with and without pacing.", "verdict", ("canary", "verdict"), VERDICTS
     ),
 )
-METRICS: Final = tuple(
-    PREFIX + name
-    for name in (
-        *(quantity.name + ("_total" if quantity.counter else "") for quantity in QUANTITIES),
-        *(choice.name for choice in CHOICES),
-    )
-)
-"""The names as they are exported."""
 
 
 class SnapshotCollector(Collector):
-    """Turns a snapshot into metrics; unknown numbers have no sample. Without a snapshot there are no metrics."""
+    """Turns a snapshot into metrics; unknown numbers have no sample."""
 
-    def __init__(self, snapshot: Callable[[], Snapshot | None]) -> None:
+    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
         """The current metrics."""
-        try:
-            snapshot = self._snapshot()
-        except Exception:  # the agent reports its own errors; the endpoint stays silent
-            snapshot = None
-        if snapshot is not None:
-            yield from _families(_without_lone_claims(snapshot))
-
-
-def _without_lone_claims(snapshot: Snapshot) -> Snapshot:
-    """A rank's own times cannot show that it is early or late: without a second rank there is no such claim."""
-    known = text(snapshot, "arrival", "verdict") != UNKNOWN and (number(snapshot, "arrival", "ranks") or 0.0) >= 2.0
-    return snapshot if known else snapshot | {"arrival": {"verdict": UNKNOWN}}
+        with contextlib.suppress(Exception):  # the agent reports its own errors; the endpoint stays silent
+            yield from _families(self._snapshot())
 
 
 def _families(snapshot: Snapshot) -> Iterator[Metric]:
@@ -143,7 +90,7 @@ class MetricsServer:
 
     def __init__(
         self,
-        snapshot: Callable[[], Snapshot | None],
+        snapshot: Callable[[], Snapshot],
         port: int,
         *,
         host: str = "127.0.0.1",

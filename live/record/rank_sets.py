@@ -67,7 +67,6 @@ class RankSet:
     places: list[int]
     compared: list[int] = field(default_factory=list)
     step_s: float = 0.0
-    iterations: tuple[int, int] = (0, 0)
     sides: str = ""
     """Which ranks were compared over how many iterations, in words."""
     stages: dict[int, int] = field(default_factory=dict)
@@ -114,7 +113,6 @@ class Job:
         self.traffic: Traffic = read_traffic(self.snapshots, grid)
 
     def names(self, places: Sequence[int]) -> list[int]:
-        """The ranks at these places."""
         return [self.ranks[place] for place in places]
 
     def numbers(self, places: Sequence[int], *path: str) -> Times:
@@ -144,7 +142,7 @@ def judge(job: Job, places: list[int]) -> RankSet:
         return found
     own_s_RK = blocks.own_s_RK[found.compared]
     known = np.flatnonzero(~np.isnan(own_s_RK).all(axis=0))
-    found.iterations = first, last = blocks.span(int(known[0]), int(known[-1]))
+    first, last = blocks.span(int(known[0]), int(known[-1]))
     found.sides = f"{name_ranks(job.names(found.compared))} side by side over {last - first + 1} iterations"
     found.stages = _stages(job, found)
     watched = _watch(job, found, own_s_RK, blocks.steps_K)
@@ -242,7 +240,9 @@ def _hidden(job: Job, found: RankSet, block_iterations: int) -> None:
         for place in touched & set(unit):
             ranks = sorted({*job.names(unit), *(r for g in unseen if place in g.places for r in g.ranks or ())})
             found.refused[place] = f"collectives of {name_ranks(ranks)} could not be seen"
-    found.reasons += sorted({f"collectives of {name_group(g)} could not be seen" for g in unseen})
+    for group in sorted(unseen, key=name_group):
+        line = f"{group.unseen_per_step:.3g} collectives per step of {name_group(group)} could not be seen"
+        found.reasons.append(f"{line}, as where a compiled graph starts them: waits in them count as own work")
     used = {id(operation.group): operation.group for operation in job.traffic.operations}
     missing: set[int] = set()
     for group in used.values():
@@ -296,7 +296,6 @@ def _name(job: Job, found: RankSet, watched: Findings, own_s_RK: Times) -> None:
 
 
 def _waits(job: Job, found: RankSet, chosen: list[int]) -> list[Wait]:
-    """The waits of the compared ranks in the operations of their groups."""
     compared, waits = np.zeros(len(job.ranks), dtype=np.bool_), []
     compared[found.compared] = True
     for operation in job.traffic.operations:

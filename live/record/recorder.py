@@ -18,27 +18,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from paceenv.live.observe.batch import Batch
 from paceenv.live.record.housekeeping import describe
 from paceenv.live.record.run_folder import segment_path
-from paceenv.live.record.segments import (
-    Records,
-    fit_iterations,
-    header_bytes,
-    kinds_block,
-    marks_block,
-    record_blocks,
-    to_records,
-)
+from paceenv.live.record.segments import Records, header_bytes, kinds_block, marks_block, record_blocks, to_records
 
 SOURCE: Final = "paceenv live"
 PENDING_BYTES: Final = 1 << 20
 """A flush is due when this much waits."""
 KEPT_BYTES: Final = 8 << 20
 """If it cannot be written, the newest records are kept up to this size."""
-CHUNK_ITERATIONS: Final = 1 << 14
 MAX_FLUSHES: Final = 10_000
 """Of one file, so that a reader has a bounded number of blocks."""
 LOCK_S: Final = 1.0
@@ -54,7 +43,6 @@ def rank_header(
     attempt: str,
     locality: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The header of a rank's segments."""
     described = {"name": job, "ranks": world_size, "attempt": attempt} | dict(settings or {})
     entry = {"rank": rank, "dp_rank": rank, "stage": 0, "locality": dict(locality)}
     entry |= {key: locality[key] for key in ("host", "clock", "device") if key in locality}
@@ -88,10 +76,9 @@ class TraceRecorder:
         self._header, self._problem, self._said = dict(header), problem, False
         self._flush_s, self._file_bytes, self._max_files = flush_s, file_bytes, max(max_files, 1)
         self._process, self._lock = os.getpid(), threading.Lock()
-        self._incoming = deque[tuple[Batch, list[tuple[Records, Records]]]]()
+        self._incoming = deque[tuple[Batch, tuple[Records, Records]]]()
         self._pending: list[tuple[Records, Records]] = []
         self._pending_bytes, self._flushed_s = 0, time.monotonic()
-        self._last_iteration = -1
         self._batch: Batch | None = None  # the newest: its tables hold all entries
         self._rows = self._dropped = 0
         self._number, self._size, self._flushes = -1, 0, 0  # of the current file; -1 before the first
@@ -104,39 +91,30 @@ class TraceRecorder:
         return {"rows": self._rows, "dropped": self._dropped, "segments": self._number + 1}
 
     def add(self, batch: Batch) -> None:
-        """Take in iterations that are over; those with impossible times are left out and counted.
-
-        It never waits for a thread that writes: the training thread may call it.
-        """
+        """Take in iterations that are over, without waiting for a thread that writes."""
         if os.getpid() != self._process or not len(batch.iteration_T):
             return
         try:
-            fit_T = fit_iterations(batch, self._last_iteration)
-            places = np.arange(len(fit_T)) // CHUNK_ITERATIONS
-            parts = [to_records(batch, fit_T & (places == place)) for place in range(int(places[-1]) + 1)]
+            self._incoming.append((batch, to_records(batch)))
         except Exception as error:  # no memory, say
             self._dropped += len(batch.iteration_T)
             self._say(error)
             return
-        self._dropped += int(np.count_nonzero(~fit_T))
-        if fit_T.any():
-            self._last_iteration = int(batch.iteration_T[fit_T][-1])
-            self._incoming.append((batch, [part for part in parts if len(part[0])]))
         if self._lock.acquire(blocking=False):
             try:
                 self._take_in()
             finally:
                 self._lock.release()
         with contextlib.suppress(IndexError, RuntimeError):  # another thread takes them in
-            while sum(_size(part) for _, parts in tuple(self._incoming) for part in parts) > KEPT_BYTES:
-                self._dropped += sum(len(part[0]) for part in self._incoming.popleft()[1])
+            while sum(_size(part) for _, part in tuple(self._incoming)) > KEPT_BYTES:
+                self._dropped += len(self._incoming.popleft()[1][0])
 
     def _take_in(self) -> None:
         """Move what was added to what waits; under the lock."""
         while self._incoming:
-            self._batch, parts = self._incoming.popleft()
-            self._pending += parts
-            self._pending_bytes += sum(map(_size, parts))
+            self._batch, records = self._incoming.popleft()
+            self._pending.append(records)
+            self._pending_bytes += _size(records)
         while self._pending_bytes > KEPT_BYTES and len(self._pending) > 1:
             self._forget_oldest()
 

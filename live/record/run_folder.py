@@ -16,6 +16,7 @@ unfinished and never read.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import zlib
@@ -72,12 +73,10 @@ def host_folder(host: str) -> str:
 
 
 def status_path(folder: Path, attempt: str, host: str, rank: int) -> Path:
-    """The path of a rank's status file."""
     return folder / attempt / host_folder(host) / f"rank{rank:05d}.json"
 
 
 def segment_path(folder: Path, attempt: str, host: str, rank: int, number: int) -> Path:
-    """The path of a segment of a rank's trace."""
     return folder / attempt / host_folder(host) / f"rank{rank:05d}-{number:03d}.pace"
 
 
@@ -96,18 +95,15 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.notes: list[str] = []
-        self._read: dict[Path, tuple[tuple[int, ...], Snapshot | None]] = {}
         if not self.path.is_dir():
             raise InputError(f"{self.path}: {'not a folder' if self.path.exists() else 'no such folder'}")
         if not self.attempts():
             raise InputError(f"{self.path}: not the folder of a run: holds no attempt (like 20261123T053000-3f2a91)")
 
     def attempts(self) -> list[str]:
-        """The attempts, the oldest first."""
         return [entry.name for entry in _entries(self.path) if ATTEMPT.fullmatch(entry.name) and entry.is_dir()]
 
     def latest(self) -> str:
-        """The attempt that began last."""
         return self.attempts()[-1]
 
     def chosen(self, attempt: str | None) -> str:
@@ -125,15 +121,13 @@ class RunFolder:
         """The snapshots of an attempt's ranks, ordered by rank; of a rank that is there twice, the newest."""
         found: dict[int, tuple[Path, Snapshot]] = {}
         for path, _ in self._files(attempt, _STATUS_NAME):
-            snapshot = self._status(path)
+            snapshot = self._read_status(path)
             says = (snapshot[key] for key in ("attempt", "host", "rank", "world_size")) if snapshot else ()
             if snapshot is None or not self.is_in_place(path, *says):
                 continue
             known = found.get(snapshot["rank"])
-            if known is not None:
-                old, snapshot, path = _by_age(known, (path, snapshot))
-                self.note(f"{old}: passed over: {path.parent.name} has a newer status of this rank")
-            found[snapshot["rank"]] = path, snapshot
+            if known is None or (snapshot["unix_time_s"] or 0.0) >= (known[1]["unix_time_s"] or 0.0):
+                found[snapshot["rank"]] = path, snapshot
         of = {path: (snapshot.get("job"), snapshot["world_size"]) for path, snapshot in found.values()}
         apart = self.apart(of)
         return [found[rank][1] for rank in sorted(found) if found[rank][0] not in apart]
@@ -180,17 +174,6 @@ class RunFolder:
                     if match := name.fullmatch(path.name):
                         yield path, match
 
-    def _status(self, path: Path) -> Snapshot | None:
-        """A status; a file that is the same as at the last look is not read again."""
-        try:
-            stat = path.lstat()
-        except OSError:
-            return None
-        state = stat.st_ino, stat.st_size, stat.st_mtime_ns
-        if path not in self._read or self._read[path][0] != state:
-            self._read[path] = state, self._read_status(path)
-        return self._read[path][1]
-
     def _read_status(self, path: Path) -> Snapshot | None:
         try:
             with open_regular(path, MAX_STATUS_BYTES) as stream:
@@ -212,10 +195,11 @@ class RunFolder:
         return data
 
 
-def _by_age(one: tuple[Path, Snapshot], other: tuple[Path, Snapshot]) -> tuple[Path, Snapshot, Path]:
-    """The file of the older snapshot; the newer snapshot and its file."""
-    old, new = sorted((one, other), key=lambda found: found[1]["unix_time_s"] or 0.0)
-    return old[0], new[1], new[0]
+def of_the_others(folder: Path, own: Snapshot) -> list[Snapshot]:
+    """The last status of every other rank; nothing where there is none yet."""
+    with contextlib.suppress(InputError, OSError):
+        return [one for one in RunFolder(folder).statuses(own["attempt"]) if one["rank"] != own["rank"]]
+    return []
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -80,48 +80,20 @@ def header_bytes(header: Mapping[str, Any]) -> bytes:
 
 
 def kinds_block(kinds: Sequence[Kind]) -> bytes:
-    """Further entries of the table of kinds."""
     return _block(_KINDS, json.dumps([[op[:MAX_NAME], group, size, side] for op, group, size, side in kinds]).encode())
 
 
 def marks_block(marks: Sequence[str]) -> bytes:
-    """Further entries of the table of marks."""
     return _block(_MARKS, json.dumps([mark[:MAX_NAME] for mark in marks]).encode())
 
 
-def fit_iterations(batch: Batch, after: int) -> NDArray[np.bool_]:
-    """Which iterations of a batch can be written: times finite and in order, those of their operations too."""
-    times_s = np.stack([batch.start_s_T, batch.end_s_T, batch.pace_start_s_T, batch.pace_end_s_T])
-    fit_T = np.isfinite(times_s).all(axis=0) & (batch.iteration_T <= MAX_ITERATION)
-    fit_T &= batch.mark_T < max(len(batch.marks), 1)
-    with np.errstate(invalid="ignore"):
-        fit_T &= (batch.end_s_T >= batch.start_s_T) & (batch.pace_end_s_T >= batch.pace_start_s_T)
-        fit_N = np.isfinite(batch.start_s_N) & np.isfinite(batch.end_s_N) & (batch.end_s_N >= batch.start_s_N)
-    fit_N &= batch.kind_N < len(batch.kinds)
-    fit_T[batch.place_N[~fit_N]] = False
-    highest_T = np.maximum.accumulate(np.where(fit_T, batch.iteration_T, after))
-    return fit_T & (batch.iteration_T > np.concatenate([[after], highest_T[:-1]]))
-
-
-def to_records(batch: Batch, fit_T: NDArray[np.bool_]) -> tuple[Records, Records]:
-    """The records of those iterations of a batch where ``fit_T``, and of their operations."""
-    new_T = np.cumsum(fit_T) - 1
-    keep_N = fit_T[batch.place_N]
-    iterations_T = np.zeros(int(np.count_nonzero(fit_T)), ITERATION)
-    for name, column_T in (
-        ("iteration", batch.iteration_T),
-        ("start_s", batch.start_s_T),
-        ("end_s", batch.end_s_T),
-        ("pace_start_s", batch.pace_start_s_T),
-        ("pace_end_s", batch.pace_end_s_T),
-        ("mark", batch.mark_T),
-        ("regular", batch.regular_T),
-    ):
-        iterations_T[name] = column_T[fit_T]
-    operations_N = np.zeros(int(np.count_nonzero(keep_N)), OPERATION)
-    operations_N["place"] = new_T[batch.place_N[keep_N]]
-    operations_N["kind"] = batch.kind_N[keep_N]
-    operations_N["start_s"], operations_N["end_s"] = batch.start_s_N[keep_N], batch.end_s_N[keep_N]
+def to_records(batch: Batch) -> tuple[Records, Records]:
+    iterations_T = np.zeros(len(batch.iteration_T), ITERATION)
+    for name in ("iteration", "start_s", "end_s", "pace_start_s", "pace_end_s", "mark", "regular"):
+        iterations_T[name] = getattr(batch, f"{name}_T")
+    operations_N = np.zeros(len(batch.place_N), OPERATION)
+    for name in ("place", "kind", "start_s", "end_s"):
+        operations_N[name] = getattr(batch, f"{name}_N")
     return iterations_T, operations_N
 
 

@@ -16,11 +16,11 @@ iterations  seen; ``regular``: steps measured; ``irregular``: unlike the usual; 
 step        ``mean_s``, ``cv``, ``p50_s``, ``p99_s``, ``baseline_s``, and ``newest_s``, the mean of the newest steps
 parts       where a regular step went, means that add up to it: ``compute_s``, ``collective_s``, ``barrier_s``,
             ``pacing_s``
-own         the step outside all blocking operations and delays: ``mean_s``, and ``blocks``: ``iterations`` of a block
+own         the step outside all blocking operations and delays, in ``blocks``: ``iterations`` of a block
             (a power of 2), number ``first`` of the first kept (block k is the iterations from ``k * iterations``
-            on), and for each of at most 64 blocks its means per step, or null: ``own_s``, ``step_s``, ``blocked_s``;
+            on), and for each of at most 64 blocks its means per step, or null: ``own_s``, ``step_s``;
             and its number of ``steps``
-collectives at most 32, the longest first, the rest summed as op "other": ``op``, ``group`` (a number), ``bytes``,
+collectives at most 32, the longest first, the rest summed as op "other": ``op``, ``group`` (a number),
             ``per_step``, ``blocked_s`` (mean blocked time per step), ``blocks_s`` (the same in each block)
 groups      by number: ``name``, ``ranks`` (``0-3,8``; null if unknown), ``member`` (this rank's place), ``size``
 unseen      collectives that a group counted and the agent could not see: ``group``, ``per_step``
@@ -30,7 +30,7 @@ wait        ``mean_s`` in the barrier, and blocked elsewhere beyond the least
 arrival     ``verdict`` (one of :data:`ARRIVALS`), ``early_s``, ``late_s``, ``evidence``; a rank alone claims nothing,
             verdicts come from :mod:`paceenv.live.record.findings`
 agents      ranks with an agent: ``count``, ``complete``, ``reason``
-pacing      delays ``asked`` for and ``taken``, of which ``ineffective``; ``mean_s``, ``p50_s``, ``p95_s``, ``max_s``,
+pacing      delays ``asked`` for and ``taken``; ``mean_s``, ``p50_s``, ``p95_s``, ``max_s``,
             ``total_s``; ``cut``: how often each limit shortened or forbade one; ``holds``: iterations in which rule
             ``defer`` held transfers back (in mode shadow: would have), ``held`` transfers, ``held_s`` seconds that
             they started later in all, ``held_max_s`` the longest
@@ -57,7 +57,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 SCHEMA: Final = "paceenv.live/2"
 STATES: Final = ("off", "observe", "probe", "shadow", "canary", "active")
@@ -70,7 +70,42 @@ VERDICTS: Final = ("helps", "does not help", "insufficient evidence", "hurts")
 Snapshot = dict[str, Any]
 
 
-def entry(snapshot: Mapping[str, Any], *path: str) -> Any:
+class Quantity(NamedTuple):
+    """A number of the snapshot that is served: its name, meaning and path; a counter's exported name ends in _total."""
+
+    name: str
+    help: str
+    path: tuple[str, ...]
+    counter: bool = False
+
+
+QUANTITIES: Final = (
+    Quantity("ranks", "Ranks of the job.", ("world_size",)),
+    Quantity("snapshot_timestamp_seconds", "When these numbers were taken, Unix time.", ("unix_time_s",)),
+    Quantity("iterations", "Iterations seen.", ("iterations",), True),
+    Quantity("step_mean_seconds", "Mean step time.", ("step", "mean_s")),
+    Quantity("step_p50_seconds", "Median step time.", ("step", "p50_s")),
+    Quantity("step_p99_seconds", "99th percentile of step time.", ("step", "p99_s")),
+    Quantity("step_cv_ratio", "Standard deviation of step time / mean.", ("step", "cv")),
+    Quantity("wait_mean_seconds", "Mean wait for other ranks in the step's last collective.", ("wait", "mean_s")),
+    Quantity("arrival_early_seconds", "How early this rank arrives.", ("arrival", "early_s")),
+    Quantity("arrival_late_seconds", "How late this rank arrives.", ("arrival", "late_s")),
+    Quantity("delays_asked", "Delays the policy asked for.", ("pacing", "asked"), True),
+    Quantity("delays_taken", "Delays taken.", ("pacing", "taken"), True),
+    Quantity("delay_seconds", "Time spent in delays.", ("pacing", "total_s"), True),
+    Quantity("delay_max_seconds", "Longest delay.", ("pacing", "max_s")),
+    Quantity("transfers_held", "Transfers that rule defer held back.", ("pacing", "held"), True),
+    Quantity("hold_seconds", "Time by which held transfers started later, summed.", ("pacing", "held_s"), True),
+    Quantity("hold_max_seconds", "Longest time that a transfer was held back.", ("pacing", "held_max_s")),
+    Quantity("canary_gain_ratio", "Fall of the mean step time by pacing, relative.", ("canary", "gain")),
+    Quantity("canary_gain_low_ratio", "Lower end of its interval.", ("canary", "low")),
+    Quantity("canary_gain_high_ratio", "Upper end of its interval.", ("canary", "high")),
+    Quantity("overhead_mean_seconds", "The agent's own time on the host per iteration.", ("overhead", "mean_s")),
+)
+"""What the Prometheus endpoint serves, and the script's ``on_metrics`` gets."""
+
+
+def entry(snapshot: Any, *path: str) -> Any:
     """The value at a path of keys; None if it is missing."""
     value: Any = snapshot
     for key in path:
@@ -80,7 +115,7 @@ def entry(snapshot: Mapping[str, Any], *path: str) -> Any:
     return value
 
 
-def number(snapshot: Mapping[str, Any], *path: str) -> float | None:
+def number(snapshot: Any, *path: str) -> float | None:
     """The finite number at a path of keys; None for anything else."""
     value = entry(snapshot, *path)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -88,7 +123,7 @@ def number(snapshot: Mapping[str, Any], *path: str) -> float | None:
     return float(value)
 
 
-def text(snapshot: Mapping[str, Any], *path: str) -> str:
+def text(snapshot: Any, *path: str) -> str:
     """The text at a path of keys in one line of printable characters; "" if it is missing."""
     value = entry(snapshot, *path)
     line = " ".join(value.split()) if isinstance(value, str) else ""

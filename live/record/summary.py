@@ -5,7 +5,6 @@ Made from the ranks' snapshots that can be found; it gives their number. Plain t
 
 from __future__ import annotations
 
-import contextlib
 import textwrap
 import time
 from collections import Counter
@@ -14,11 +13,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
 from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.record.findings import find
-from paceenv.live.record.run_folder import SUMMARY, RunFolder
+from paceenv.live.record.run_folder import SUMMARY, of_the_others
 from paceenv.live.record.snapshot import PARTS, Snapshot, entry, number, text
 
 NAMES: Final = {
@@ -48,9 +46,7 @@ def write_summary(folder: str | Path, own: Snapshot, patience_s: float = 0.0) ->
     """Write the page to the run's folder, and to its attempt's, and return it; it uses the other ranks' last status."""
     place, until_s = Path(folder), time.monotonic() + patience_s
     while True:
-        others: list[Snapshot] = []
-        with contextlib.suppress(InputError):  # no status there yet
-            others = [s for s in RunFolder(place).statuses(own["attempt"]) if s["rank"] != own["rank"]]
+        others = of_the_others(place, own)
         complete = len(others) + 1 >= own["world_size"] and all(entry(s, "final") for s in others)
         if complete or time.monotonic() >= until_s:
             break
@@ -65,13 +61,7 @@ def summarise(snapshots: Sequence[Snapshot]) -> str:
     """The page. Facts that all ranks share are taken from the first snapshot."""
     own = snapshots[0]
     ranks = sorted(snapshots, key=lambda s: int(s["rank"]))
-    sections = (
-        _heading(own, ranks),
-        _step(own, ranks),
-        _waiting(ranks),
-        _pacing(own, ranks),
-        _said(own, ranks),
-    )
+    sections = (_heading(own, ranks), _step(own, ranks), _waiting(ranks), _pacing(own, ranks), _said(own, ranks))
     return "\n\n".join("\n".join(map(_wrapped, section)) for section in sections if section) + "\n"
 
 
@@ -133,7 +123,6 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
 
 
 def _unmeasured(ranks: Sequence[Snapshot]) -> list[str]:
-    """The ranks that have measured nothing, and why."""
     reasons: dict[str, list[int]] = {}
     for snapshot in ranks:
         if number(snapshot, "step", "mean_s") is None and number(snapshot, "iterations"):
@@ -142,7 +131,6 @@ def _unmeasured(ranks: Sequence[Snapshot]) -> list[str]:
 
 
 def _waiting(ranks: Sequence[Snapshot]) -> list[str]:
-    """The findings from all ranks side by side."""
     return ["Which rank waits for which", *(f"  {line}" for line in find(ranks)["text"])]
 
 
@@ -176,8 +164,6 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         cut = [f"{NAMES_OF_LIMITS.get(name, name)} {count(n)}" for name, n in _cut(ranks)]
         if cut:
             lines.append(f"  shortened or forbidden by limits: {', '.join(cut)}")
-        if total("ineffective"):
-            lines.append(f"  {count(total('ineffective'))} of them left no gap in the work of the device")
     verdict = text(own, "canary", "verdict")
     if verdict:
         pairs = number(own, "canary", "pairs")
@@ -260,7 +246,6 @@ def _contest(own: Snapshot) -> list[str]:
 
 
 def _probes(own: Snapshot) -> list[str]:
-    """The probes, in mode probe."""
     bound_s, cost = number(own, "probe", "bound_s"), number(own, "probe", "cost_share")
     if bound_s is None:
         return []

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from paceenv.live.log_once import Messages, described  # now: later, no file may be readable
-from paceenv.live.options import IN_A_GROUP_ONLY, LAUNCHER_SETTINGS
+from paceenv.live.options import IN_A_GROUP_ONLY, KILL_SWITCH, LAUNCHER_SETTINGS
 
 SETTINGS_VARIABLE = "PACEENV_LIVE_SETTINGS"
 """Environment variable with the launcher's settings for the processes that the script starts, as JSON."""
@@ -45,7 +45,7 @@ def attach_later(**arguments: Any) -> None:
 
 def inherited() -> _Finder | None:
     """What sees the first optimizer in a process that a launched script has started; None if that has its own agent."""
-    if LAUNCHER_SETTINGS or os.environ.get("PACEENV_LIVE", "").strip().lower() == "off":
+    if LAUNCHER_SETTINGS or os.environ.get(KILL_SWITCH):
         return None
     LAUNCHER_SETTINGS.update(json.loads(os.environ[SETTINGS_VARIABLE]) | {IN_A_GROUP_ONLY: True})
     return _Finder()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceenv.core.errors import InputError, needs
-from paceenv.live.options import ENVIRONMENT_MODE, MODES, Options
+from paceenv.core.errors import needs
+from paceenv.live.options import Options
 
 if TYPE_CHECKING:  # it brings NumPy, which the script may want to import itself
     from paceenv.policies.base import Policy
@@ -17,18 +16,11 @@ _BY_POLICY = ("shadow", "canary", "active")
 """The modes that need a policy."""
 
 
-def obstacle(
-    options: Options,
-    policy: Policy | str | os.PathLike[str] | None,
-    environ: Mapping[str, str] = os.environ,
-) -> str:
+def obstacle(options: Options, policy: Policy | str | os.PathLike[str] | None) -> str:
     """Why the mode cannot be entered, or files cannot be written; "" if nothing that can be known yet prevents it.
 
     What only a running job shows (a rank without an agent, signals outside the policy's range) is not looked at.
     """
-    asked = environ.get(ENVIRONMENT_MODE, "").strip().lower()
-    if asked and asked not in MODES:
-        return f"{ENVIRONMENT_MODE} = {asked!r} counts as off; allowed: one of {', '.join(MODES)}"
     if options.mode == "off":
         return ""
     if options.out is not None and (why := _unwritable(options.out)):
@@ -38,15 +30,11 @@ def obstacle(
     if options.mode not in _BY_POLICY:
         return ""
     try:
-        from paceenv.live.decide.live_policy import at_interval, needed_policy
+        from paceenv.live.decide.live_policy import needed_policy
     except ImportError as error:
         return str(needs("a policy", error.name or str(error), "live"))
 
-    try:
-        found = needed_policy(options.mode, policy, options.candidates)
-        return at_interval(found, options.interval_iterations).fault
-    except InputError as error:
-        return str(error)
+    return needed_policy(options.mode, policy, options.candidates).fault
 
 
 def _there(file: Path) -> bool:

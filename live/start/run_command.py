@@ -8,7 +8,6 @@ tracebacks are theirs.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -99,25 +98,28 @@ def run(
 def split(arguments: Sequence[str]) -> Split:
     """The parts of a command line; torchrun's own parser says which of its options take a value.
 
-    Raises InputError where there is no script, for an option that nobody knows, and for one that would run no Python.
+    Raises InputError for an option that nobody knows, and for one that would run no Python.
     """
-    both, agent = _torchrun_parser(), _Parser(add_help=False, allow_abbrev=False)
-    _add_agent_options(both)
-    _add_agent_options(agent)
-    agent.add_argument("-m", "--module", action="store_true")
-    parsed = both.parse_args(list(arguments))
-    for name in ("no_python", "run_path"):
-        if getattr(parsed, name, False):
-            raise InputError(f"--{name.replace('_', '-')}: the agent needs a Python script; allowed: without it")
-    script = [parsed.training_script, *parsed.training_script_args]
-    head = [word for word in arguments[: len(arguments) - len(script)] if word != "--"]
-    known, launcher = agent.parse_known_args(head)
-    mine = ["-m"] if known.module else []
-    for name, value in vars(known).items():
-        if name.startswith(_DEST):
-            option = f"--{name.removeprefix(_DEST).replace('_', '-')}"
-            mine.append(option if value is True else f"{option}={value}")
-    return Split(launcher, mine, script)
+    try:
+        from torch.distributed.run import get_args_parser
+    except ModuleNotFoundError as error:
+        raise needs("paceenv live run", error.name, "live") from None
+    takes_value = {name: action.nargs != 0 for name, action in get_args_parser()._option_string_actions.items()}
+    ours = {f"--{option.name.replace('_', '-')}": option.type is not bool for option in OPTIONS}
+    ours |= {"--policy": True, "-m": False, "--module": False, "--help": False}
+    words, found = list(arguments), Split([], [], [])
+    while words and words[0].startswith("-") and (word := words.pop(0)) != "--":
+        name, has_value = word.partition("=")[0], "=" in word
+        if name.replace("_", "-") in ("--no-python", "--run-path"):
+            raise InputError(f"{name}: the agent needs a Python script; allowed: without it")
+        if name not in ours and name not in takes_value:
+            raise InputError(f"no such option: {name}. See paceenv live run --help")
+        part = found.agent if name in ours else found.launcher
+        part.append(word)
+        if words and not has_value and (ours.get(name) or (name not in ours and takes_value[name])):
+            part.append(words.pop(0))
+    found.script.extend(words)
+    return found
 
 
 def is_rank(environ: Mapping[str, str]) -> bool:
@@ -148,33 +150,6 @@ def slurm_rank(environ: Mapping[str, str]) -> dict[str, str]:
         "MASTER_PORT": str(_PORTS[job % len(_PORTS)]),
     }
     return {name: environ.get(name) or value for name, value in found.items()}
-
-
-_DEST = "agent_"
-"""Before the names of the agent's options in a parser, so that they meet none of torchrun's."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        message = message.replace("training_script, training_script_args", "SCRIPT")
-        raise InputError(f"{message}. See paceenv live run --help")
-
-
-def _torchrun_parser() -> argparse.ArgumentParser:
-    try:
-        from torch.distributed.run import get_args_parser
-    except ModuleNotFoundError as error:
-        raise needs("paceenv live run", error.name, "live") from None
-    parser: argparse.ArgumentParser = get_args_parser()
-    parser.__class__, parser.allow_abbrev = _Parser, False  # its mistakes are one line
-    return parser
-
-
-def _add_agent_options(parser: argparse.ArgumentParser) -> None:
-    kinds = {option.name: option.type for option in OPTIONS} | {"policy": str}
-    for name, kind in kinds.items():
-        how: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS, "dest": f"{_DEST}{name}"}
-        parser.add_argument(f"--{name.replace('_', '-')}", action="store_true" if kind is bool else "store", **how)
 
 
 def _added(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:

@@ -83,7 +83,6 @@ def _run_jobs(request: Mapping[str, Any]) -> dict[str, list[int | None]]:
 
 
 def _start(job: Mapping[str, Any], port: int) -> list[Torchrun]:
-    """torchrun on each of a job's hosts."""
     return [_launch(job, place, host, port) for place, host in enumerate(job["hosts"])]
 
 
@@ -118,7 +117,6 @@ def _tell(**event: Any) -> None:
 
 
 def host_name(number: int) -> str:
-    """The namespace of a host."""
     return f"h{number}"
 
 

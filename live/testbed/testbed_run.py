@@ -71,8 +71,6 @@ class JobResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run."""
-
     folder: Path
     jobs: Mapping[str, JobResult]
 

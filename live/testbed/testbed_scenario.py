@@ -221,7 +221,6 @@ class Scenario(Config):
         return self
 
     def job(self, name: str) -> Job:
-        """The job of that name."""
         return next(job for job in self.jobs if job.name == name)
 
 

@@ -56,7 +56,6 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", help="Again and again, the ten worst ranks, until all ranks have ended.")
     ] = False,
-    all_: Annotated[bool, typer.Option("--all", help="With --watch: a line for every rank.")] = False,
     fail_if: Annotated[str | None, typer.Option(help=f"{FAIL_IF_HELP}.")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> int:
@@ -86,10 +85,10 @@ def status(
         if json_ is not None:
             found = {"attempt": chosen, "attempts": run.attempts(), "ranks": snapshots, "findings": findings}
             output.write_json(found | {"conditions": hold, "notes": run.notes}, json_)
-        elif watch and not all_:
+        elif watch:
             print_worst(run, chosen, snapshots, findings)
         else:
-            print_status(run, chosen, snapshots, again=watch)
+            print_status(run, chosen, snapshots)
         failed = next((name for name in wanted if name in hold), None)
         if failed is not None:
             output.say(f"{folder}: {failed}: {hold[failed]}")
@@ -104,7 +103,6 @@ def set_(
     folder: Folder,
     mode: Annotated[str, typer.Option(help=f"The new mode: one of {', '.join(control_file.MODES)}.")] = "observe",
     policy: Annotated[str | None, typer.Option(help="Decides in modes shadow, canary and active.")] = None,
-    kill: Annotated[bool, typer.Option("--kill", help="Detach the agents for good; no set brings them back.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Until every rank has changed over, or refused.")] = False,
 ) -> None:
     """Change mode and policy of a running job's agents, on all ranks before the same iteration."""
@@ -113,12 +111,13 @@ def set_(
     statuses = [status for status in run.statuses(attempt) if not status.get("final")]
     if not statuses:
         raise InputError(f"{folder}: no rank of attempt {attempt} is running")
-    wish = control_file.make_wish(statuses, mode, policy, kill)
+    wish = control_file.make_wish(statuses, mode, policy)
     control_file.write_wish(folder, wish)
     with_policy = f", policy {wish.policy}" if wish.policy else ""
-    what = "detach for good" if kill else f"change to mode {mode}{with_policy}"
     when = f"before iteration {count(wish.from_iteration)}" if wish.from_iteration else "at once"
-    output.say(f"asked attempt {attempt} ({len(statuses)} ranks with a status): {what}, {when}")
+    output.say(
+        f"asked attempt {attempt} ({len(statuses)} ranks with a status): change to mode {mode}{with_policy}, {when}"
+    )
     if wait:
         with output.progress("wait for all ranks to change over"):
             done = _wait(run, attempt, wish)
@@ -153,8 +152,8 @@ def _followed(statuses: list[Snapshot], wish: control_file.Wish) -> tuple[int, s
         if is_silent(snapshot, time.time()):
             return 0, f"rank {snapshot['rank']} is silent"
         stopped = state == "off" and bool(text(snapshot, "reason"))  # for good: it takes nothing in any more
-        changed = heard and (not taken.get("waiting") or (stopped and not wish.kill))
-        if changed and state != ("off" if wish.kill else wish.mode):
+        changed = heard and (not taken.get("waiting") or stopped)
+        if changed and state != wish.mode:
             return 0, f"rank {snapshot['rank']} is in mode {state}: {text(snapshot, 'reason') or 'no reason given'}"
         followed += changed
     return (followed if followed == len(statuses) and not missing(statuses) else 0), ""

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 WIDTH, CLASSES, BATCH = 48, 4, 8
 ITERATIONS = 48
-SHORT = {"quiet_first": 4, "interval_iterations": 4, "block_iterations": 8, "seed": 1, "cap_share": 0.5}
+SHORT = {"quiet_first": 4, "block_iterations": 8, "seed": 1, "cap_share": 0.5}
 """Options of an agent that shall go through all it does within a few dozen iterations."""
 
 
@@ -222,7 +222,9 @@ def delaying_policy() -> Any:
     """Delays every rank but a group's first in every iteration, by up to half the step."""
     from paceenv.policies.rules import Static
 
-    return Static({"stagger": (0.0, 0.5)}, "delaying")
+    policy = Static({"stagger": (0.0, 0.5)}, "delaying")
+    policy.interval_iterations = 4
+    return policy
 
 
 def train(*, way: str, modes: Sequence[str], iterations: int = ITERATIONS, **options: Any) -> list[dict[str, Any]]:

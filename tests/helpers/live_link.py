@@ -66,12 +66,15 @@ def pairs(
     import torch.distributed as dist
 
     from paceenv import live
+    from paceenv.policies.rules import Static
 
     rank = dist.get_rank()
     groups = [dist.new_group([first, first + 1]) for first in range(0, dist.get_world_size(), 2)]
     parts = torch.ones(payload_bytes // 4).chunk(buckets)
     jitter = jitter_s * np.random.default_rng([jitter_seed, rank]).random(jitter_iterations)
-    agent = live.attach(None, **options)
+    policy = Static({"slack": (0.05, 0.4)})
+    policy.interval_iterations = 10
+    agent = live.attach(None, policy, **options)
     steps_s, last_s = [], time.perf_counter()
     for iteration in range(iterations):
         time.sleep(compute_s + jitter[iteration % jitter_iterations])

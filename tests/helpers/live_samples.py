@@ -115,7 +115,7 @@ def snapshot(rank: int = 0, **changed: Any) -> dict[str, Any]:
         "step": {"mean_s": 0.1, "cv": 0.04, "p50_s": 0.099, "p99_s": 0.14, "baseline_s": 0.095},
         "parts": {"compute_s": 0.07, "collective_s": 0.02, "barrier_s": 0.008, "pacing_s": 0.002},
         "wait": {"mean_s": 0.01},
-        "arrival": verdict_of("on time", "ranks 0-3 side by side", ranks=4),
+        "arrival": verdict_of("on time", "ranks 0-3 side by side"),
         "pacing": {"asked": 600, "taken": 590, "mean_s": 0.002, "max_s": 0.01, "total_s": 1.2, "ineffective": 3}
         | {"holds": 40, "held": 80, "held_s": 0.4, "held_max_s": 0.02},
         "canary": {

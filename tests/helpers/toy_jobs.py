@@ -203,7 +203,6 @@ def _snapshots(
                         "first": 0,
                         "own_s": means(own[:, rank]),
                         "step_s": means(step[:, rank]),
-                        "blocked_s": means(total),
                     },
                 },
                 "wait": {"mean_s": float(np.maximum(total - np.quantile(total, 0.05), 0.0).mean())},
@@ -211,7 +210,6 @@ def _snapshots(
                     {
                         "op": op,
                         "group": number,
-                        "bytes": size_bytes,
                         "per_step": counts[op, number, size_bytes],
                         "blocked_s": float(times.mean()),
                         "blocks_s": means(times),
