@@ -68,10 +68,7 @@ class Arrivals:
     def text(self) -> str:
         """In one sentence."""
         if self.waiting_s is None:
-            return (
-                f"of a mean step of {duration(self.step_s)} waiting for others and transfers cannot be told apart with "
-                "one rank"
-            )
+            return "waiting for others and transfers cannot be told apart with one rank"
         where = (
             f"of a mean step of {duration(self.step_s)} a rank spends {duration(self.waiting_s)} waiting for others in "
             f"collectives and {duration(self.transfer_s)} in their transfers"

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from paceenv.core.trace import COMPUTE_OPS
 from paceenv.diagnosis.attribution import Component, TimeAttribution
 from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.diagnosis.own_overlap import Partner
@@ -187,8 +188,9 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
     worst = int(at[0])
     if (uneven := _uneven_work(matrix, attribution, worst)) is not None:
         return uneven
+    takes = "computes" if set(matrix.ops) & set(COMPUTE_OPS[1:]) else "takes between collectives"
     evidence = (
-        f"rank {matrix.ranks[worst]} computes {c.rank_R[worst] / usual:.2f} times as long as its peers, throughout; "
+        f"rank {matrix.ranks[worst]} {takes} {c.rank_R[worst] / usual:.2f} times as long as its peers, throughout; "
         f"{len(at)} of {len(matrix.ranks)} ranks are slower than their peers ({_ranks(matrix, at.tolist())})"
     )
     # ranks far above the others are broken; many ranks a little above them are a mixed fleet
@@ -217,8 +219,9 @@ def _uneven_work(matrix: OperationMatrix, attribution: TimeAttribution, worst: i
     place = _place(matrix, int(c.operation[at]))
     ranks = ("rank " if len(having) == 1 else "ranks ") + _ranks(matrix, having.tolist())
     others = f", the others {np.median(others_s):.3g} s" if len(others_s) else ""
-    evidence = f"compute {place} takes {ranks} {taken_s.max():.3g} s a step{others}"
-    return f"{evidence}; elsewhere these compute like their peers", (
+    what = matrix.ops[matrix.op_N[c.operation[at]]]
+    evidence = f"{'what comes' if what == COMPUTE_OPS[0] else what} {place} takes {ranks} {taken_s.max():.3g} s a step"
+    return f"{evidence}{others}; elsewhere these take as long as their peers", (
         f"find out what {ranks} {'does' if len(having) == 1 else 'do'} {place}: wait for a data loader or another host "
         "task, or more than equal work; spread it, or overlap it"
     )
