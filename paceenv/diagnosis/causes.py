@@ -13,7 +13,7 @@ import numpy as np
 
 from paceenv.core.trace import COMPUTE_OPS
 from paceenv.diagnosis.attribution import Component, TimeAttribution
-from paceenv.diagnosis.operation_matrix import OperationMatrix
+from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
 from paceenv.diagnosis.own_overlap import Partner
 from paceenv.diagnosis.transfer_attribution import TransferClass
 
@@ -183,11 +183,12 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
         who, usual_s = _ranks(matrix, most.tolist()), float(np.median(own_R))
         evidence = f"{op} takes rank {who} {own_R.max():.3g} s a step, the others {usual_s:.3g} s"
         return evidence, f"give the ranks equal work: spread {op}, or overlap it"
-    if not len(at):
-        return ("some ranks always compute longer than others", "give all ranks equal hardware and work")
-    worst = int(at[0])
-    if (uneven := _uneven_work(matrix, attribution, worst)) is not None:
+    excess_s = ((c.rank - 1.0) * c.base_s * c.stage).mean(axis=1)
+    worst = int(at[0]) if len(at) else int(np.bincount(matrix.rank_N[c.operation], np.maximum(excess_s, 0.0)).argmax())
+    if (uneven := _uneven_work(matrix, excess_s, attribution, worst)) is not None:
         return uneven
+    if not len(at):
+        return ("ranks take longer than others, each in places of its own", "give all ranks equal hardware and work")
     takes = "computes" if set(matrix.ops) & set(COMPUTE_OPS[1:]) else "takes between collectives"
     evidence = (
         f"rank {matrix.ranks[worst]} {takes} {c.rank_R[worst] / usual:.2f} times as long as its peers, throughout; "
@@ -202,12 +203,13 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
     return evidence, "ranks are unequal: give slower ones less work, or pair like with like"
 
 
-def _uneven_work(matrix: OperationMatrix, attribution: TimeAttribution, worst: int) -> tuple[str, str] | None:
+def _uneven_work(
+    matrix: OperationMatrix, excess_s: Array, attribution: TimeAttribution, worst: int
+) -> tuple[str, str] | None:
     """Where a rank's excess lies in one place of the step and its other compute is like its peers': no slow device."""
     c = attribution.compute
     mine = np.flatnonzero(matrix.rank_N[c.operation] == worst)
     usual_s = (c.base_s * c.stage).mean(axis=1)
-    excess_s = ((c.rank - 1.0) * c.base_s * c.stage).mean(axis=1)
     at = int(mine[np.argmax(excess_s[mine])])
     elsewhere = mine[mine != at]
     if excess_s[elsewhere].sum() > UNEVEN * excess_s[at] or usual_s[elsewhere].sum() < usual_s[at]:

@@ -43,6 +43,8 @@ MIN_DRIFT_STEPS: Final = 3.0
 MIN_PAIRED: Final = 0.3
 """Forward and backward pass share data if they correlate at least this much."""
 _PEERS: Final = 3
+_LEAST: Final = 1e-3
+"""Share of the most that any rank computes in a place: a usual time of 0 would make its factor infinite."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,8 @@ def _fixed_factors(
             having = (of_stage == s) & (count_KR[k] > 0)
             if having.any():
                 peers, usual_KS[k, s] = sum_KR[k, having], np.median(count_KR[k, having])
-                typical_KS[k, s] = (np.median(peers) if len(peers) > 2 else peers.min()) / usual_KS[k, s]
+                typical_s = np.median(peers) if len(peers) > 2 else peers.min()  # who waits there has next to none
+                typical_KS[k, s] = max(typical_s, _LEAST * peers.max(), 1e-12) / usual_KS[k, s]
     base_K = np.array([typical_KS[k, np.unique(stage[kind == k])].mean() for k in range(len(kinds))])
     factor_KS = typical_KS / base_K[:, None]
     base_N = base_K[kind] * usual_KS[kind, stage] / count_KR[kind, rank]  # who cuts a kind into more shares it out

@@ -26,6 +26,8 @@ from paceenv.importers.unsaid import Steps, adopt_groups, fill_sizes, name_group
 
 _MIN_WAIT: Final = 0.002
 """Share of a step: shorter waits are compute."""
+_WOKEN: Final = 0.02
+"""Share of a step by which who waits may seem to go on before the end of what it waited for."""
 _EMPTY: Final = 1e-4
 """Share of a step: a piece of compute that is never longer, in no step and on no rank, is left out."""
 _WAITED: Final = 0.25
@@ -331,6 +333,11 @@ def _pieces(step: Step) -> Array:
     waits = without(spans, union(step.busy_start_s, step.busy_end_s))
     edges = np.clip([step.start_s, *(c.start_s for c in collectives), step.end_s], step.start_s, step.end_s)
     least_s = _MIN_WAIT * (step.end_s - step.start_s)
+    # nobody waits for a collective beyond its end: a gap that ends while all go on is the host's own
+    ended_s = np.sort([c.end_s for c in collectives])
+    until = np.searchsorted(ended_s, waits[1] + _WOKEN * (step.end_s - step.start_s), side="right")
+    held = until > np.searchsorted(ended_s, waits[0], side="right")
+    waits = waits[0][held], waits[1][held]
     found = [(edges[0], edges[1])]
     for begin_s, end_s in pairwise(edges[1:]):
         first = np.searchsorted(waits[1], begin_s, side="right")
