@@ -106,7 +106,7 @@ def attribute_compute(matrix: OperationMatrix, own_NT: Array) -> ComputeAttribut
         differs_R = np.bincount(rank, factor_N != 1.0, ranks) > 0
         drift_RT = drift_RT * np.where(differs_R, 1.0, of_rank_R)[:, None]
         clean_NT = clean_NT / np.where(differs_R, 1.0, of_rank_R)[rank][:, None]
-    left_NT = clean_NT / (base_N * stage_N * factor_N)[:, None]
+    left_NT = clean_NT / np.maximum(base_N * stage_N * factor_N, 1e-300)[:, None]
     data_NT, paired = _data(matrix, operation, left_NT)
     rest_NT = left_NT / data_NT
     rest_RT = _per_rank(rest_NT * typical_N[:, None], rank, ranks) / _per_rank(typical_N[:, None], rank, ranks)

@@ -193,9 +193,7 @@ def _late_arrivals(activity: Iterable[RankActivity]) -> list[_Late]:
         met.sort(key=lambda entry: entry[2].start_s)
         rank, before_s, mine = met[-1]
         peers = tuple(c for _, _, c in met[:-1])
-        # what a peer does beside a collective that it waits for costs nothing: it is work of its own
-        waits_s = peers[-1].start_s + peers[-1].hidden_s if peers else np.inf
-        if (late_s := mine.start_s - max(waits_s, min(before_s, mine.start_s))) > 0.0:
+        if peers and (late_s := mine.start_s - max(peers[-1].start_s, min(before_s, mine.start_s))) > 0.0:
             found.append(_Late(rank, iteration, place, late_s, mine, peers))
     return found
 

@@ -337,7 +337,8 @@ def _pieces(step: Step) -> Array:
     ended_s = np.sort([c.end_s for c in collectives])
     until = np.searchsorted(ended_s, waits[1] + _WOKEN * (step.end_s - step.start_s), side="right")
     held = until > np.searchsorted(ended_s, waits[0], side="right")
-    waits = waits[0][held], waits[1][held]
+    waits = union(waits[0][held], waits[1][held] + least_s)  # what is done between two waits may be next to nothing
+    waits = waits[0], waits[1] - least_s
     found = [(edges[0], edges[1])]
     for begin_s, end_s in pairwise(edges[1:]):
         first = np.searchsorted(waits[1], begin_s, side="right")
