@@ -91,7 +91,7 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
     left_NT = _left(matrix, collective_N)
     own_N = ~(matrix.is_collective_N | matrix.is_transfer_N)
     # collectives that run beside each other run beside work; an agent's compute may contain the waiting for them
-    is_beside = float((left_NT > matrix.start_NT).mean(where=np.isfinite(left_NT))) > _BESIDE and not matrix.counted
+    is_beside = (left_NT > matrix.start_NT).sum() > _BESIDE * np.isfinite(left_NT).sum() and not matrix.counted
     for k in np.unique(graph.task_of_N[collective_N]):
         members = graph.member_N[graph.task_K[k] : graph.task_K[k + 1]]
         start_MT, end_MT = matrix.start_NT[members], matrix.end_NT[members]
