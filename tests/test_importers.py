@@ -24,6 +24,7 @@ from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.diagnosis import causes as names
+from paceenv.diagnosis.answer import find_answer
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.importers.inputs import read_inputs
@@ -89,6 +90,55 @@ def test_real_profiles_of_a_real_job(tmp_path: Path, capsys: pytest.CaptureFixtu
     named = {cause["cause"]: cause["advice"] for cause in result["causes"]}
     assert "rank 1" in named[names.SLOW_RANK], "besides, a busy machine may stall"
     assert max(result["attribution"]["rank"], key=result["attribution"]["rank"].get) == "1"
+
+
+def gloo_profile(rank: int, world: int, late_us: float, *, blocks: bool) -> dict[str, Any]:
+    """Six steps of a job on the CPU, its last rank late before the first of two reductions of its backward pass.
+
+    Both are waited for in the end, as in DDP, or each in the hook that calls it, inside an operation of autograd.
+    """
+    events: list[dict[str, Any]] = []
+
+    def add(name: str, begin_us: float, end_us: float, tid: int = 1, cat: str = "cpu_op") -> None:
+        events.append(
+            {"ph": "X", "cat": cat, "name": name, "pid": 9, "tid": tid, "ts": begin_us, "dur": end_us - begin_us}
+        )
+
+    def at_us(who: int) -> float:
+        return begin_us + 10e3 + (late_us if who == world - 1 else 0.0) + 10.0 * who
+
+    begin_us = 1e6
+    for step in range(6):
+        began_us, first_us = begin_us, at_us(rank)
+        add("aten::mm", first_us - 9e3, first_us)
+        ends_us = at_us(world - 1) + 3e3
+        seconds = [max(at_us(who), ends_us if blocks else 0.0) + 20e3 for who in range(world)]
+        add("gloo:all_reduce", first_us, ends_us, 2, "user_annotation")
+        second_us, last_us = seconds[rank], max(seconds) + 3e3
+        add("aten::mm", second_us - 19e3, second_us)
+        add("gloo:all_reduce", second_us, last_us, 3, "user_annotation")
+        for call_us, waited_us in ((first_us, ends_us), (second_us, last_us)):
+            add("autograd::engine::evaluate_function: Hook", call_us, waited_us if blocks else call_us + 50.0)
+            add("Hook", call_us, waited_us if blocks else call_us + 50.0)
+            add("c10d::allreduce_", call_us, call_us + 20.0)
+        add("aten::add", last_us, last_us + 5e3)
+        begin_us = last_us + 5e3
+        add(f"ProfilerStep#{step}", began_us, begin_us, cat="user_annotation")
+    return {"distributedInfo": {"rank": rank, "world_size": world}, "traceEvents": events}
+
+
+@pytest.mark.parametrize(("world", "blocks"), [(2, False), (2, True), (4, False), (4, True)])
+def test_who_is_late_in_a_profile_of_the_cpu(tmp_path: Path, world: int, blocks: bool) -> None:
+    """Work beside a reduction is no lateness, and an operation that holds the waiting for one is no work."""
+    made = {f"rank{rank}.json": gloo_profile(rank, world, 30e3, blocks=blocks) for rank in range(world)}
+    written(tmp_path, made)
+    found = find_answer(read_inputs([tmp_path])).diagnosis
+    assert found is not None
+    (late,) = found.arrivals.late
+    assert (late.rank, len(late.iterations)) == (world - 1, 6)
+    assert late.mean_s == pytest.approx(0.03, rel=0.05)
+    assert f"before all_reduce 1 takes rank {world - 1}" in found.causes[0].evidence
+    assert found.causes[0].lost_s == pytest.approx(0.03, rel=0.1)
 
 
 @pytest.mark.parametrize(

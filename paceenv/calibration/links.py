@@ -91,7 +91,7 @@ def fit_links(stamps: JobStamps, latency_s: float, *, known_alone_s: float | Non
         why = "with one process group its own links and the uplink look the same"
         return LinkFit(mean_s, se, mean_s, np.inf, why, lasts_TG - mean_s, False, outliers)
     hold_T = stamps.iteration_T[use_T] // HOLD_ITERATIONS
-    model = _Model(arrival_TG[use_T], end_TG[use_T], stamps.group_delay_TG[use_T], hold_T, known_alone_s)
+    model = UplinkModel(arrival_TG[use_T], end_TG[use_T], stamps.group_delay_TG[use_T], hold_T, known_alone_s)
     theta = model.least_squares()
     probed = model.probed and known_alone_s is None
     if probed:
@@ -116,7 +116,7 @@ def transfer_cv(links: LinkFit, duration_TG: Array, where_T: NDArray[np.bool_]) 
     return cv, float(square_T.std(ddof=1) / np.sqrt(T)) / (2.0 * cv) if cv > 0.0 else 0.0
 
 
-class _Model:
+class UplinkModel:
     """End times as a function of theta: the logarithm of the whole, and a group's own cap as a share of the uplink.
 
     The whole is what all groups occupy of the uplink together; the cap (work over time alone) runs from 1 / G, where a
@@ -203,7 +203,7 @@ class _Model:
         free = size_P > 1e-9 * size_P.max()
         inner = np.ix_(free, free)
         by_holds, by_eighths = (
-            _jackknife(scores_TP[:, free], bread_TPP[:, free][:, :, free], block_T)
+            jackknife(scores_TP[:, free], bread_TPP[:, free][:, :, free], block_T)
             for block_T in (self.hold_T, _LONG_BLOCKS * np.arange(len(scores_TP)) // len(scores_TP))
         )
         factor = np.sqrt(np.maximum(np.diag(by_eighths) / np.maximum(np.diag(by_holds), 1e-300), 1.0))
@@ -239,7 +239,7 @@ class _Model:
         return replace(fit, alone_se=alone_se, work_se=work_se, correlation=together)
 
 
-def _jackknife(scores_TP: Array, bread_TPP: Array, block_T: NDArray[np.int64]) -> Array:
+def jackknife(scores_TP: Array, bread_TPP: Array, block_T: NDArray[np.int64]) -> Array:
     """Covariance of the solution of the moments ``scores`` with derivatives ``bread``, by leaving out blocks.
 
     One Newton step away from the whole solution; infinite where without some block nothing would be known.

@@ -2,8 +2,9 @@
 
 A rank's lateness in a collective is the time between its arrival, as the last one, and that of the rank before it: with
 an arrival beside the others the collective would have begun that much earlier. It is not longer than since the group's
-collective before let the rank go: that the network lets one go later than another is no lateness. Time in which several
-collectives wait for the same rank counts once. Axes: R ranks, T steps, K collectives.
+collective before let the rank go: that the network lets one go later than another is no lateness. Where collectives run
+beside work, what the rank before it still computes in between is none either, and one before held nobody who computed.
+Time in which several collectives wait for the same rank counts once. Axes: R ranks, T steps, K collectives.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from numpy.typing import NDArray
 
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.dependency_graph import Graph
-from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
+from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 
 LEAST_SHARE: Final = 0.02
 """Share of a mean step; who is late by less in a step is not named."""
+_BESIDE: Final = 0.05
+"""Share of collectives that begin before the one before them has ended."""
 MAX_LISTED: Final = 6
 """Steps whose lateness is listed one by one; of more the mean is said."""
 
@@ -68,10 +71,7 @@ class Arrivals:
     def text(self) -> str:
         """In one sentence."""
         if self.waiting_s is None:
-            return (
-                f"of a mean step of {duration(self.step_s)} waiting for others and transfers cannot be told apart with "
-                "one rank"
-            )
+            return "waiting for others and transfers cannot be told apart with one rank"
         where = (
             f"of a mean step of {duration(self.step_s)} a rank spends {duration(self.waiting_s)} waiting for others in "
             f"collectives and {duration(self.transfer_s)} in their transfers"
@@ -89,6 +89,9 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
     worst_s_R, op_R = np.zeros(ranks), [""] * ranks
     collective_N = matrix.is_collective_N & graph.meets_N
     left_NT = _left(matrix, collective_N)
+    own_N = ~(matrix.is_collective_N | matrix.is_transfer_N)
+    # collectives that run beside each other run beside work; an agent's compute may contain the waiting for them
+    is_beside = (left_NT > matrix.start_NT).sum() > _BESIDE * np.isfinite(left_NT).sum() and not matrix.counted
     for k in np.unique(graph.task_of_N[collective_N]):
         members = graph.member_N[graph.task_K[k] : graph.task_K[k + 1]]
         start_MT, end_MT = matrix.start_NT[members], matrix.end_NT[members]
@@ -100,7 +103,12 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
         last = np.argmax(arrival_MT, axis=0)
         two = np.partition(arrival_MT, len(members) - 2, axis=0)[-2:]
         at_R = matrix.rank_N[members][last]
-        two[0] = np.clip(left_NT[members][:, here_T][last, np.arange(len(last))], two[0], two[1])
+        left_T = np.clip(left_NT[members][:, here_T][last, np.arange(len(last))], two[0], two[1])
+        if is_beside:
+            before = matrix.rank_N[members][np.argsort(arrival_MT, axis=0)[-2]]
+            left_T -= _work_s(matrix, own_N, at_R, here_T, two[0], left_T)
+            left_T += _work_s(matrix, own_N, before, here_T, two[0], two[1])
+        two[0] = np.clip(left_T, two[0], two[1])
         late_s = two[1] - two[0]
         late.append((at_R, np.flatnonzero(here_T), two[0], two[1]))
         for place in np.unique(at_R):
@@ -120,6 +128,20 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
         late_RT=late_RT,
         late=_late(matrix, late_RT, op_R, LEAST_SHARE * step_s),
     )
+
+
+def _work_s(
+    matrix: OperationMatrix, own_N: NDArray[np.bool_], of_T: Integers, here_T: NDArray[np.bool_], since_T: Array,
+    until_T: Array,
+) -> Array:  # fmt: skip
+    """How long a rank works between two moments of each step, rather than waits, seconds."""
+    work_s_T = np.zeros(len(of_T))
+    for r in np.unique(of_T).tolist():
+        rows, mine = np.flatnonzero(own_N & (matrix.rank_N == r)), of_T == r
+        start_NT, end_NT = (x[rows][:, np.flatnonzero(here_T)[mine]] for x in (matrix.start_NT, matrix.end_NT))
+        inside_NT = np.minimum(end_NT, until_T[mine]) - np.maximum(start_NT, since_T[mine])
+        work_s_T[mine] = np.nansum(np.maximum(inside_NT, 0.0), axis=0)
+    return work_s_T
 
 
 def _left(matrix: OperationMatrix, collective_N: NDArray[np.bool_]) -> Array:

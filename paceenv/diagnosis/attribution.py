@@ -73,19 +73,14 @@ class TimeAttribution:
         return self.measured_s - gap_s - left_s + (gap_s if GAP in components else 0.0)
 
     def _differs(self, name: str) -> bool:
-        if name in COMPUTE_COMPONENTS:
-            return bool((np.abs(getattr(self.compute, name) - 1.0) > 1e-9).any())
-        if name in ("link", "tenant"):
-            return bool((np.abs(getattr(self.transfers, name) - 1.0) > 1e-9).any())
+        c, t = self.compute, self.transfers
         if name == "contention":
-            return bool(self.transfers.uplinks) or bool((self.transfers.beside != 1.0).any())
-        values = {
-            "stall": self.compute.stall_s,
-            "timeout": self.transfers.timeout_s,
-            "hiccup": self.transfers.hiccup_s,
-            "transfer": self.transfers.rest - 1.0,
-        }
-        return bool((np.abs(values[name]) > 1e-12).any())
+            return bool(t.uplinks) or bool((t.beside != 1.0).any())
+        seconds = {"stall": c.stall_s, "timeout": t.timeout_s, "hiccup": t.hiccup_s}
+        if name in seconds:
+            return bool((np.abs(seconds[name]) > 1e-12).any())
+        factor = t.rest if name == "transfer" else getattr(c if name in COMPUTE_COMPONENTS else t, name)
+        return bool((np.abs(factor - 1.0) > (1e-12 if name == "transfer" else 1e-9)).any())
 
     def _mean_s(self, on: frozenset[Component], every: int = 1) -> float:
         """Mean step of the replay with only the components ``on``, of every so many-th step."""

@@ -11,8 +11,9 @@ from typing import Final
 
 import numpy as np
 
+from paceenv.core.trace import COMPUTE_OPS
 from paceenv.diagnosis.attribution import Component, TimeAttribution
-from paceenv.diagnosis.operation_matrix import OperationMatrix
+from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
 from paceenv.diagnosis.own_overlap import Partner
 from paceenv.diagnosis.transfer_attribution import TransferClass
 
@@ -182,13 +183,15 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
         who, usual_s = _ranks(matrix, most.tolist()), float(np.median(own_R))
         evidence = f"{op} takes rank {who} {own_R.max():.3g} s a step, the others {usual_s:.3g} s"
         return evidence, f"give the ranks equal work: spread {op}, or overlap it"
-    if not len(at):
-        return ("some ranks always compute longer than others", "give all ranks equal hardware and work")
-    worst = int(at[0])
-    if (uneven := _uneven_work(matrix, attribution, worst)) is not None:
+    excess_s = ((c.rank - 1.0) * c.base_s * c.stage).mean(axis=1)
+    worst = int(at[0]) if len(at) else int(np.bincount(matrix.rank_N[c.operation], np.maximum(excess_s, 0.0)).argmax())
+    if (uneven := _uneven_work(matrix, excess_s, attribution, worst)) is not None:
         return uneven
+    if not len(at):
+        return ("ranks take longer than others, each in places of its own", "give all ranks equal hardware and work")
+    takes = "computes" if set(matrix.ops) & set(COMPUTE_OPS[1:]) else "takes between collectives"
     evidence = (
-        f"rank {matrix.ranks[worst]} computes {c.rank_R[worst] / usual:.2f} times as long as its peers, throughout; "
+        f"rank {matrix.ranks[worst]} {takes} {c.rank_R[worst] / usual:.2f} times as long as its peers, throughout; "
         f"{len(at)} of {len(matrix.ranks)} ranks are slower than their peers ({_ranks(matrix, at.tolist())})"
     )
     # ranks far above the others are broken; many ranks a little above them are a mixed fleet
@@ -200,12 +203,13 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
     return evidence, "ranks are unequal: give slower ones less work, or pair like with like"
 
 
-def _uneven_work(matrix: OperationMatrix, attribution: TimeAttribution, worst: int) -> tuple[str, str] | None:
+def _uneven_work(
+    matrix: OperationMatrix, excess_s: Array, attribution: TimeAttribution, worst: int
+) -> tuple[str, str] | None:
     """Where a rank's excess lies in one place of the step and its other compute is like its peers': no slow device."""
     c = attribution.compute
     mine = np.flatnonzero(matrix.rank_N[c.operation] == worst)
     usual_s = (c.base_s * c.stage).mean(axis=1)
-    excess_s = ((c.rank - 1.0) * c.base_s * c.stage).mean(axis=1)
     at = int(mine[np.argmax(excess_s[mine])])
     elsewhere = mine[mine != at]
     if excess_s[elsewhere].sum() > UNEVEN * excess_s[at] or usual_s[elsewhere].sum() < usual_s[at]:
@@ -217,8 +221,9 @@ def _uneven_work(matrix: OperationMatrix, attribution: TimeAttribution, worst: i
     place = _place(matrix, int(c.operation[at]))
     ranks = ("rank " if len(having) == 1 else "ranks ") + _ranks(matrix, having.tolist())
     others = f", the others {np.median(others_s):.3g} s" if len(others_s) else ""
-    evidence = f"compute {place} takes {ranks} {taken_s.max():.3g} s a step{others}"
-    return f"{evidence}; elsewhere these compute like their peers", (
+    what = matrix.ops[matrix.op_N[c.operation[at]]]
+    evidence = f"{'what comes' if what == COMPUTE_OPS[0] else what} {place} takes {ranks} {taken_s.max():.3g} s a step"
+    return f"{evidence}{others}; elsewhere these take as long as their peers", (
         f"find out what {ranks} {'does' if len(having) == 1 else 'do'} {place}: wait for a data loader or another host "
         "task, or more than equal work; spread it, or overlap it"
     )

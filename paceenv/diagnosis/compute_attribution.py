@@ -43,6 +43,8 @@ MIN_DRIFT_STEPS: Final = 3.0
 MIN_PAIRED: Final = 0.3
 """Forward and backward pass share data if they correlate at least this much."""
 _PEERS: Final = 3
+_LEAST: Final = 1e-3
+"""Share of the most that any rank computes in a place: a usual time of 0 would make its factor infinite."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def attribute_compute(matrix: OperationMatrix, own_NT: Array) -> ComputeAttribut
         differs_R = np.bincount(rank, factor_N != 1.0, ranks) > 0
         drift_RT = drift_RT * np.where(differs_R, 1.0, of_rank_R)[:, None]
         clean_NT = clean_NT / np.where(differs_R, 1.0, of_rank_R)[rank][:, None]
-    left_NT = clean_NT / (base_N * stage_N * factor_N)[:, None]
+    left_NT = clean_NT / np.maximum(base_N * stage_N * factor_N, 1e-300)[:, None]
     data_NT, paired = _data(matrix, operation, left_NT)
     rest_NT = left_NT / data_NT
     rest_RT = _per_rank(rest_NT * typical_N[:, None], rank, ranks) / _per_rank(typical_N[:, None], rank, ranks)
@@ -253,7 +255,8 @@ def _fixed_factors(
             having = (of_stage == s) & (count_KR[k] > 0)
             if having.any():
                 peers, usual_KS[k, s] = sum_KR[k, having], np.median(count_KR[k, having])
-                typical_KS[k, s] = (np.median(peers) if len(peers) > 2 else peers.min()) / usual_KS[k, s]
+                typical_s = np.median(peers) if len(peers) > 2 else peers.min()  # who waits there has next to none
+                typical_KS[k, s] = max(typical_s, _LEAST * peers.max(), 1e-12) / usual_KS[k, s]
     base_K = np.array([typical_KS[k, np.unique(stage[kind == k])].mean() for k in range(len(kinds))])
     factor_KS = typical_KS / base_K[:, None]
     base_N = base_K[kind] * usual_KS[kind, stage] / count_KR[kind, rank]  # who cuts a kind into more shares it out

@@ -217,7 +217,8 @@ def _finding(
     late_s = sum(named.values()) / len(named)
     best = max(kinds, key=lambda kind: extra_s[kind[0]])[0]
     launches = [one.mine.launched_s - float(np.median([peer.launched_s for peer in one.peers])) for one in late]
-    extra_s["launch"] = float(np.nansum(launches)) / len(named)
+    known = {one.iteration for one, launch_s in zip(late, launches, strict=True) if np.isfinite(launch_s)}
+    extra_s["launch"] = float(np.nansum(launches)) / max(len(known), 1)
     # A host that waits for its device launches late, too: that its device did more counts first.
     shown = [kind for kind in (best, "launch") if extra_s[kind] >= _LEAST_PART * late_s]
     reason: Reason = shown[0] if shown else "not shown"

@@ -1,6 +1,6 @@
 """Whether groups contend with each other on an uplink: the engine's fluid uplink under the trace's own arrivals.
 
-The same physics that calibration fits (``paceenv.calibration.links``), here only to find whether and how much.
+The model that calibration fits (``paceenv.calibration.links``), here only to find whether and how much.
 Axes: K groups, T steps.
 """
 
@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize
 
 from paceenv.calibration.link_replay import share_uplink
+from paceenv.calibration.links import UplinkModel, jackknife
 from paceenv.core.intervals import Interval
 
 MIN_EXPLAINED: Final = 0.05
@@ -71,69 +71,37 @@ def fit_uplink(arrival_KT: Array, lasts_KT: Array, use_T: NDArray[np.bool_]) -> 
     unknown = UplinkFit(None, typical_s, typical_s / groups)
     if len(at) < 8 or typical_s <= 0.0:
         return unknown
-    start_TK = np.ascontiguousarray((arrival_KT[:, at] - arrival_KT[:, at].min(axis=0)).T)
+    start_TK = np.ascontiguousarray((arrival_KT[:, at] - arrival_KT[:, at].min(axis=0)).T) / typical_s
     level_K = np.median(lasts_KT[:, at], axis=1)
-    fits = [
-        _Fit(start_TK, lasts_KT[:, at].T / scale, typical_s, fitted)
-        for scale, fitted in ((1.0, 2), (level_K / np.median(level_K), 1 + groups))
-    ]
-    best = min(fits, key=lambda fit: fit.criterion)
+    scales = ((1.0, 2), (level_K / np.median(level_K), 1 + groups))
+    best = min(
+        (_Fit(start_TK, lasts_KT[:, at].T / scale / typical_s, fitted) for scale, fitted in scales),
+        key=lambda fit: fit.criterion,
+    )
     if best.unexplained < 1e-8:
         return unknown  # starts and durations never vary: nothing shows what the groups cost each other
-    if best.cap * groups < MIN_CAP:
-        return UplinkFit(False, best.work_s / best.cap, best.work_s)
+    alone_s, work_s = (typical_s * x for x in best.model.seconds(best.theta))
+    if work_s / alone_s * groups < MIN_CAP:
+        return UplinkFit(False, alone_s, work_s)
     if best.explained < MIN_EXPLAINED:
         return unknown
-    return UplinkFit(True, best.work_s / best.cap, best.work_s, best.cap_se())
+    return UplinkFit(True, alone_s, work_s, best.cap_se())
 
 
 class _Fit:
-    """Least squares of durations ``lasts_TK`` under starts ``start_TK``, of the logarithm of the whole and of the cap.
+    """Least squares of durations ``lasts_TK`` under starts ``start_TK``, relative times; ``fitted`` parameters."""
 
-    The cap runs from 1 / K, where a group never feels the others, to 1. ``fitted`` counts the parameters.
-    """
-
-    def __init__(self, start_TK: Array, lasts_TK: Array, typical_s: float, fitted: int) -> None:
-        self._start_TK, self._relative_TK, self._typical_s = start_TK, lasts_TK / typical_s, typical_s
-        self._least: float = 1.0 / lasts_TK.shape[1]
-        everywhere_T = np.ones(len(lasts_TK), np.bool_)
-        caps = (1.2 * self._least, 0.5 * (1.0 + self._least), 0.95)
-        found = [self._solve(everywhere_T, np.array([np.log(typical_s), cap])) for cap in caps]
-        self._theta, cost = min(found, key=lambda one: one[1])
-        self.unexplained = float(((self._relative_TK - self._relative_TK.mean()) ** 2).mean())
+    def __init__(self, start_TK: Array, lasts_TK: Array, fitted: int) -> None:
+        self.block_T = _BLOCKS * np.arange(len(start_TK)) // len(start_TK)  # eighths of the trace: noise may last
+        self.model = UplinkModel(start_TK, start_TK + lasts_TK, np.zeros_like(start_TK), self.block_T, None)
+        self.theta = self.model.least_squares()
+        cost = float((self.model.residual(self.theta) ** 2).mean())
+        self.unexplained = float(lasts_TK.var())
         self.explained = 1.0 - cost / max(self.unexplained, 1e-12)
-        samples = int(self._relative_TK.size)
-        self.criterion = samples * float(np.log(max(cost, 1e-12))) + fitted * float(np.log(samples))
-
-    @property
-    def work_s(self) -> float:
-        return float(np.exp(self._theta[0])) * self._least
-
-    @property
-    def cap(self) -> float:
-        return float(self._theta[1])
+        self.criterion = lasts_TK.size * float(np.log(max(cost, 1e-12))) + fitted * float(np.log(lasts_TK.size))
 
     def cap_se(self) -> float:
-        """Standard error of the cap, by a jackknife over eighths of the trace, as noise may last."""
-        block_T = _BLOCKS * np.arange(len(self._start_TK)) // len(self._start_TK)
-        cap_B = np.array([self._solve(block_T != b, self._theta)[0][1] for b in range(_BLOCKS)])
-        return float(np.sqrt((_BLOCKS - 1) / _BLOCKS * ((cap_B - cap_B.mean()) ** 2).sum()))
-
-    def _solve(self, use_T: NDArray[np.bool_], theta: Array) -> tuple[Array, float]:
-        """The solution that is found from ``theta`` on, and its mean square."""
-        start_TK, relative_TK = np.ascontiguousarray(self._start_TK[use_T]), self._relative_TK[use_T]
-
-        def misfit(theta: Array) -> Array:
-            work_s = float(np.exp(theta[0])) * self._least
-            lasts_TK = share_uplink(start_TK, work_s / float(theta[1]), work_s) - start_TK
-            return np.asarray((lasts_TK / self._typical_s - relative_TK).ravel())
-
-        fit = optimize.least_squares(
-            misfit,
-            np.clip(theta, [-np.inf, self._least], [np.inf, 1.0]),
-            bounds=([-np.inf, self._least], [np.inf, 1.0]),
-            diff_step=1e-3,
-            x_scale=0.1,
-            max_nfev=60,
-        )
-        return np.asarray(fit.x), 2.0 * float(fit.cost) / int(relative_TK.size)
+        """Standard error of the cap."""
+        x_TKP = self.model.jacobian(self.theta, self.model.arrival_TG)
+        scores_TP = np.einsum("tkp,tk->tp", x_TKP, self.model.residual(self.theta))
+        return float(np.sqrt(jackknife(scores_TP, np.einsum("tkp,tkq->tpq", x_TKP, x_TKP), self.block_T)[1, 1]))

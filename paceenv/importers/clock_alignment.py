@@ -18,7 +18,9 @@ from paceenv.importers.timelines import Timeline
 from paceenv.importers.unsaid import Steps
 
 MIN_SHARED: Final = 3
-"""Collectives that two ranks must share for their clocks to be aligned."""
+"""Collectives that two ranks must share for their clocks to be aligned; fewer must end together as they are."""
+_SAME_CLOCK_S: Final = 5e-3
+"""Ends that lie no further apart are on one clock already."""
 MOST_OFFSET: Final = 16
 """Steps by which two ranks may count differently."""
 _AGREES: Final = 0.01
@@ -129,9 +131,9 @@ def _apart(mine: dict[Key, float], other: dict[Key, float]) -> tuple[float, floa
     A median within the range of nine in ten differences is no other clock: networks let members go that far apart.
     """
     shared = mine.keys() & other.keys()
-    if len(shared) < MIN_SHARED:
-        return None
     differences = np.array([other[key] - mine[key] for key in shared])
+    if not shared or (len(shared) < MIN_SHARED and np.abs(differences).max() > _SAME_CLOCK_S):
+        return None
     low, middle, high = np.quantile(differences, (0.05, 0.5, 0.95)).tolist()
     apart = float(np.median(np.abs(differences - middle)))
     return apart, 0.0 if abs(middle) <= high - low else middle

@@ -243,9 +243,10 @@ class _Found:
                 if UNKNOWN_RANK in timeline.about:
                     raise InputError(str(timeline.about[UNKNOWN_RANK]))
         runs = split_runs(timelines)
+        chosen_run = max(runs, key=lambda run: (len({t.rank for t in run}), _span(run)[1]))
         if len(runs) > 1:
-            self._note(_different_runs(runs))
-        timelines = _joined(max(runs, key=lambda run: (len({t.rank for t in run}), _span(run)[1])))
+            self._note(f"{_different_runs(runs)}; {_run_name(chosen_run)} is looked at")
+        timelines = _joined(chosen_run)
         recordings = split_recordings([(t.path, t.rank) for t in timelines])
         chosen = max(recordings, key=len)
         for other in recordings:
@@ -290,18 +291,21 @@ def split_runs(timelines: Sequence[Timeline]) -> list[list[Timeline]]:
 
 
 def _different_runs(runs: Sequence[Sequence[Timeline]]) -> str:
-    """What the runs are, and which one is looked at."""
+    """What the runs are."""
     said = []
     for run in runs:
         size = max((int(t.about.get("world_size", 0)) for t in run), default=0)
         steps = [step.end_s - step.start_s for t in run for step in t.steps]
         step = f"{duration(float(np.median(steps)))} a step" if steps else "no step"
-        said.append(f"{run[0].path.name}{f' of {size} ranks' if size else ''}: {step}")
+        said.append(f"{_run_name(run)}{f' of {size} ranks' if size else ''}: {step}")
     apart_s = _span(runs[-1])[0] - _span(runs[0])[1]
     when = f", {duration(apart_s)} apart" if apart_s > _HOURS_APART_S else ""
-    return (
-        f"{len(runs)} different runs{when}, not one job ({'; '.join(said)}); the largest, or the latest, is looked at"
-    )
+    return f"{len(runs)} different runs{when}, not one job ({'; '.join(said)})"
+
+
+def _run_name(run: Sequence[Timeline]) -> str:
+    more = f" and {len(run) - 1} more" if len(run) > 1 else ""
+    return f"{run[0].path.name}{more}"
 
 
 def _joined(timelines: Sequence[Timeline]) -> list[Timeline]:

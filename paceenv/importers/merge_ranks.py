@@ -8,24 +8,30 @@ has the same operations in the same order, on all ranks.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
 from paceenv.core.wording import duration, steps_left_out
 from paceenv.importers.clock_alignment import MOST_OFFSET, align_clocks, ends_apart
 from paceenv.importers.collective_names import POINT_TO_POINT
-from paceenv.importers.timelines import RankActivity, Step, Timeline, union, without
+from paceenv.importers.timelines import Array, RankActivity, Step, Timeline, union, without
 from paceenv.importers.unsaid import Steps, adopt_groups, fill_sizes, name_groups
 
 _MIN_WAIT: Final = 0.002
 """Share of a step: shorter waits are compute."""
+_WOKEN: Final = 0.02
+"""Share of a step by which who waits may seem to go on before the end of what it waited for."""
 _EMPTY: Final = 1e-4
 """Share of a step: a piece of compute that is never longer, in no step and on no rank, is left out."""
+_WAITED: Final = 0.25
+"""Share of ranks and steps that wait at a place: from there on what comes after it depends on the wait."""
 _NAMED: Final = 8
 """Ranks or steps named in a line."""
 _SAME_CLOCK_S: Final = 1e-3
@@ -274,17 +280,15 @@ def _named(steps: list[int]) -> str:
 def _columns(steps_of: dict[int, dict[int, Step]], kept: list[int]) -> dict[str, list[Any]]:
     """All rows of the trace. Pieces of compute that are empty in all steps of a kind are left out of all of them."""
     pieces_of = {(rank, i): _pieces(steps[i]) for rank, steps in steps_of.items() for i in kept}
-    longest: dict[Signature, np.ndarray[Any, Any]] = {}
-    for (rank, i), pieces in pieces_of.items():
-        step = steps_of[rank][i]
-        share = (pieces[:, 1] - pieces[:, 0]) / max(step.end_s - step.start_s, 1e-12)
-        kind = signature(step)
-        longest[kind] = np.maximum(longest.get(kind, 0.0), share)
+    of_kind: dict[Signature, list[tuple[int, int]]] = defaultdict(list)
+    for rank, i in pieces_of:
+        of_kind[signature(steps_of[rank][i])].append((rank, i))
+    wanted_of = {kind: _alike(steps_of, pieces_of, cells) for kind, cells in of_kind.items()}
     groups: dict[str, int] = {}
     columns: dict[str, list[Any]] = defaultdict(list)
     for (rank, i), pieces in pieces_of.items():
         step = steps_of[rank][i]
-        wanted = longest[signature(step)] > _EMPTY
+        wanted = wanted_of[signature(step)]
         rows: list[tuple[str, int, float, float, int, int]] = []
         ordered = step.in_order
         for k, (piece, is_wanted) in enumerate(zip(pieces.tolist(), wanted.tolist(), strict=True)):
@@ -303,13 +307,38 @@ def _columns(steps_of: dict[int, dict[int, Step]], kept: list[int]) -> dict[str,
     return columns
 
 
-def _pieces(step: Step) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _alike(
+    steps_of: dict[int, dict[int, Step]], pieces_of: Mapping[tuple[int, int], Array], cells: list[tuple[int, int]]
+) -> NDArray[np.bool_]:
+    """Which pieces steps of one kind have; one that most ranks begin after a wait begins on no rank before its end.
+
+    Who comes last does not wait, and yet goes on with the same work as the others once the collective has ended.
+    """
+    pieces_CP2 = np.stack([pieces_of[cell] for cell in cells])
+    waits_CK = pieces_CP2[:, 2::2, 0] > pieces_CP2[:, 1::2, 1]
+    common_K = waits_CK.mean(axis=0) >= _WAITED
+    for cell, waits_K in zip(cells, waits_CK, strict=True):
+        pieces, ordered = pieces_of[cell], steps_of[cell[0]][cell[1]].in_order
+        for k in np.flatnonzero(common_K & ~waits_K).tolist():
+            pieces[2 * k + 1, 1] = pieces[2 * k + 2, 0] = min(ordered[k].end_s, pieces[2 * k + 1, 1])
+    step_s_C = np.array([max(steps_of[rank][i].end_s - steps_of[rank][i].start_s, 1e-12) for rank, i in cells])
+    length_CP = np.stack([np.diff(pieces_of[cell])[:, 0] for cell in cells])
+    return np.asarray((length_CP / step_s_C[:, None]).max(axis=0) > _EMPTY)
+
+
+def _pieces(step: Step) -> Array:
     """A rank's compute, ``(1 + 2 collectives, 2)``, s: before the first collective, and twice after each begin."""
     collectives = step.in_order
     spans = union(np.array([c.start_s for c in collectives]), np.array([c.end_s for c in collectives]))
     waits = without(spans, union(step.busy_start_s, step.busy_end_s))
     edges = np.clip([step.start_s, *(c.start_s for c in collectives), step.end_s], step.start_s, step.end_s)
     least_s = _MIN_WAIT * (step.end_s - step.start_s)
+    # nobody waits for a collective beyond its end: a gap that ends while all go on is the host's own
+    ended_s = np.sort([c.end_s for c in collectives])
+    until = np.searchsorted(ended_s, waits[1] + _WOKEN * (step.end_s - step.start_s), side="right")
+    held = until > np.searchsorted(ended_s, waits[0], side="right")
+    waits = union(waits[0][held], waits[1][held] + least_s)  # what is done between two waits may be next to nothing
+    waits = waits[0], waits[1] - least_s
     found = [(edges[0], edges[1])]
     for begin_s, end_s in pairwise(edges[1:]):
         first = np.searchsorted(waits[1], begin_s, side="right")

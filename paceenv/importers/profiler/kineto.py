@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.importers.collective_names import is_number
@@ -19,14 +20,23 @@ from paceenv.importers.dump_steps import steps_of
 from paceenv.importers.json_events import EventFile
 from paceenv.importers.profiler.collective_events import MARKED, device_collectives, host_collectives
 from paceenv.importers.profiler.device_activity import device_activity
-from paceenv.importers.profiler.device_steps import STEP, Device, StepMarks, find_device, host_marks, stepping_processes
-from paceenv.importers.profiler.event_columns import Array, EventColumns, EventTable, decode
+from paceenv.importers.profiler.device_steps import (
+    STEP,
+    Device,
+    StepMarks,
+    find_device,
+    host_marks,
+    stepping_processes,
+)
+from paceenv.importers.profiler.event_columns import Array, EventColumns, EventTable, Integers, decode
 from paceenv.importers.timelines import Collective, RankActivity, Step, Timeline, union
 
 UNKNOWN_RANK: Final = "unknown_rank"
 SOURCE: Final = "PyTorch profiler"
-_NO_WORK: Final = ("c10d::", "record_param_comms")
-"""Operations of the CPU that begin like this are a collective's own."""
+_CALLS: Final = ("c10d::", "record_param_comms")
+"""How the CPU's calls of collectives begin."""
+_WRAPPER: Final = "autograd::engine::evaluate_function"
+"""Around an operation and the hooks that run before and after it, which may wait."""
 _IN_NAME: Final = tuple(
     re.compile(rf"{word}[_\-]?(\d{{1,6}})(?!\d)", re.IGNORECASE) for word in ("rank", "worker", "(?<![a-z])r")
 )
@@ -134,7 +144,8 @@ def _device_steps(table: EventTable, device: Device, collectives: dict[int, Coll
 def _host_steps(table: EventTable) -> list[Step]:
     marks = host_marks(table)
     is_work = table.in_categories(lambda category: category == "cpu_op")
-    is_work &= table.named(lambda name: not (name.startswith(_NO_WORK) or MARKED.match(name) or STEP.match(name)))
+    is_work &= table.named(lambda name: not (name.startswith(_WRAPPER) or MARKED.match(name) or STEP.match(name)))
+    is_work &= ~_holding(table, np.flatnonzero(table.named(lambda name: name.startswith(_CALLS))))
     busy = union(table.start_us_E[is_work] * 1e-6, table.end_us_E[is_work] * 1e-6)
     collectives = host_collectives(table)
     begins = marks.start_us_T * 1e-6
@@ -147,6 +158,17 @@ def _host_steps(table: EventTable) -> list[Step]:
     return [
         _step(int(marks.number_T[i]), begins[i], max(ends[i], begins[i]), inside[i], busy) for i in range(len(marks))
     ]
+
+
+def _holding(table: EventTable, calls: Integers) -> NDArray[np.bool_]:
+    """Which events are calls of collectives or have one inside: they may wait for it, as FSDP's hooks do."""
+    found = np.zeros(len(table), np.bool_)
+    for thread in np.unique(table.thread_E[calls]).tolist():
+        mine = np.flatnonzero(table.thread_E == thread)
+        at_us = np.sort(table.start_us_E[calls[table.thread_E[calls] == thread]])
+        begun = np.searchsorted(at_us, table.start_us_E[mine], side="left")
+        found[mine] = np.searchsorted(at_us, table.end_us_E[mine], side="left") > begun
+    return found
 
 
 def _step(number: int, begin_s: float, end_s: float, inside: list[Collective], busy: tuple[Array, Array]) -> Step:
