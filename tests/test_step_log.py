@@ -149,10 +149,11 @@ def test_gzip_and_a_cut_gzip(tmp_path: Path) -> None:
     assert 4 <= len(read(tmp_path, packed[: len(packed) // 2]).step_V) < 64
 
 
-def test_a_speed_without_time_stamps_gives_times_of_a_unit_of_work(tmp_path: Path) -> None:
+def test_a_speed_without_time_stamps_is_none_of_steps(tmp_path: Path) -> None:
     text = "".join(line.partition("root - ")[2] + "\n" for line in log_samples.torchtitan(TRUE_S).splitlines())
     log = read(tmp_path, text)
-    assert "all times are those of one unit of work" in "; ".join(log.notes)
+    assert "how long a step takes cannot be told" in "; ".join(log.notes)
+    assert (log.of, log.said(1e-4)) == ("token", "10,000 tokens/s")
     np.testing.assert_allclose(log.step_s_V / np.median(log.step_s_V), TRUE_S / np.median(TRUE_S), rtol=1e-3)
 
 

@@ -91,7 +91,7 @@ _NIC_GBPS: Final = (10, 25, 40, 50, 100, 200, 400, 800)
 
 
 def check_nics(table: Table, network: Network) -> str:
-    """Whether a table's bandwidth is normal for the NICs that its log names; "" inside a node, or where none is said."""
+    """Whether a table's bandwidth is normal for the NICs its log names; "" inside a node, or where none is said."""
     from paceenv.calibration.bandwidth import bus_bandwidth
 
     nodes = table.nodes or network.nodes

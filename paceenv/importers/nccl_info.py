@@ -46,7 +46,9 @@ class Network:
         of += f" on {self.nodes} node{'s' * (self.nodes > 1)}" if self.nodes else ""
         on = f" on {', '.join(self.devices)}" if self.devices else ""
         if not self.carries:
-            where = "its ranks are on one node, so that no data goes over it" if self.nodes == 1 else "if it has several"
+            where = (
+                "its ranks are on one node, so that no data goes over it" if self.nodes == 1 else "if it has several"
+            )
             return f"the run{of} would use NET/{self.transport}{on} between nodes: {where}"
         said = f"the run{of} used NET/{self.transport}{on}"
         if self.is_socket:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
+from paceenv.core.wording import duration
 from paceenv.importers.log_text.conversion import (
     GROUPS,
     MIN_VALUES,
@@ -67,6 +68,7 @@ _NO_TRAINING: Final = re.compile(
     r"Watchdog|NCCL INFO"
 )
 """Lines of anything else: evaluation, files, Hugging Face's datasets (which count examples), vLLM."""
+_NO_TIME: Final = re.compile(r"(?:loss|lr|rate|acc\w*|norm|ppl|put)\W*\Z|'", re.IGNORECASE)
 _ALL_MS: Final = "time (ms) |"
 """DeepSpeed and Megatron-LM: what follows are parts of a step."""
 _TIMER: Final = re.compile(r"^\s*([A-Za-z][\w-]{1,40}) \.{2,}: ?\(([\d.]+), ([\d.]+)\)")
@@ -100,11 +102,18 @@ class StepLog:
     notes: tuple[str, ...] = ()  # what was left out or had to be assumed, a line each
     phases: Mapping[str, Array] = field(default_factory=dict)  # seconds of named parts of each value's step, (V,)
     settings: Mapping[str, str] = field(default_factory=dict)  # named_numbers.SETTINGS that it printed
+    of: str = "step"  # what a time is of: a token, say, where all that a log has is a speed
 
     @property
     def world_size(self) -> int:
         """Ranks of the job as far as the log tells, 0 if it does not."""
         return int(self.settings.get("world size", len(self.others) + 1 if self.others else 0))
+
+    def said(self, time_s: float) -> str:
+        """A time in words, and the speed that the log has where it is none of a step."""
+        speed = 1.0 / time_s
+        text = f"{speed:,.0f}" if speed >= 100.0 else f"{speed:.3g}"
+        return duration(time_s) if self.of == "step" else f"{text} {self.of}s/s"
 
 
 def read_step_log(
@@ -338,16 +347,22 @@ class _Lines:
             stamp = Stamp(clock.value, clock.digit)
         rank = next((int(found.plain) for _, found, _ in by["rank"]), rank)
         epoch = next((found.plain for _, found, _ in by["epoch"]), 0.0)
-        line = _Row(
-            math.nan, 0.0, epoch, stamp, rank, text, source, {r.name: found.plain for r, found, _ in by["phase"]}
-        )
+        beside = next((role.unit or 1.0 for role, _, _ in by["value"] if role.kind.endswith("step time")), None)
+        named = {
+            role.name: found.plain * (beside or 1.0 if role.unit is None else 1.0)
+            for role, found, _ in by["phase"]
+            if role.unit or beside or "time" in role.name
+        }
+        line = _Row(math.nan, 0.0, epoch, stamp, rank, text, source, named)
         if by["step"]:
             _, found, one = min(by["step"], key=lambda step: step[0].trust)
             self._step, self._step_line = found.plain, self._number
             line = line._replace(step=found.plain, total=float(one.total or 0))
         for name, part_s in line.parts.items():
             self._add_phase(rank, name, part_s)
-        parts = [n for n in line.parts if not any(n != other and n.startswith(other + " ") for other in line.parts)]
+        plain = {name: name.replace(" microstep", "") for name in line.parts}
+        parts = [n for n in plain if not any(plain[n].startswith(other + " ") for other in plain.values())]
+        parts = [n for n in parts if " microstep" in n or plain[n] + " microstep" not in plain]
         if not by["value"] and len(parts) > 1:
             role = Role("value", " + ".join(parts), trust=TRUST_SUM, averages="one step")
             whole_s = sum(line.parts[name] for name in parts)
@@ -418,7 +433,7 @@ class _Lines:
 
     def log(self, path: Path) -> StepLog:
         """The log from what is trusted most and has enough values."""
-        notes: list[str] = []
+        problems: list[str] = []
         for trust, name in sorted(self._columns):
             least = MIN_STAMPS if trust == TRUST_STAMPS else MIN_VALUES
             by_rank: dict[int | None, dict[str, Column]] = defaultdict(dict)
@@ -430,11 +445,11 @@ class _Lines:
             if not by_rank:
                 continue
             try:
-                return self._to_log(path, name, by_rank, notes)
+                return self._to_log(path, name, by_rank)
             except InputError as error:
-                notes.append(str(error))
-        if notes:
-            raise InputError(notes[0])
+                problems.append(str(error))
+        if problems:
+            raise InputError(problems[0])
         seen = max((len(c) for columns in self._columns.values() for c in columns.values()), default=0)
         few = f" ({seen} found, needed {MIN_VALUES})" if seen else ""
         if self._pattern is not None:
@@ -450,14 +465,12 @@ class _Lines:
         sample = self._samples[shape]
         said = f"{count} lines like {sample[:80]!r}"
         found = re.search(r"(?<![\w.:-])(\d+)(?![\w.:-])(.{0,80}?)(?<![\w.:])(\d+\.\d+)", sample)
-        if found is None:
+        if found is None or _NO_TIME.search(found[2]):
             return f" ({said})"
         between = re.sub(r"\d+", r"\\d+", re.escape(found[2]).replace("\\ ", " "))
         return f" ({said}; if {found[3]} is a time in seconds: --pattern '(?P<step>\\d+){between}(?P<s>[\\d.]+)')"
 
-    def _to_log(
-        self, path: Path, source: str, by_rank: Mapping[int | None, Mapping[str, Column]], notes: list[str]
-    ) -> StepLog:
+    def _to_log(self, path: Path, source: str, by_rank: Mapping[int | None, Mapping[str, Column]]) -> StepLog:
         """Step times of every writer; that with the most values is shown, the others stand beside it.
 
         Of a writer's columns, the lengths of its progress bars, the first one counts that has step times.
@@ -472,7 +485,7 @@ class _Lines:
                     problem = problem or str(error)
                     continue
                 said = (f"of progress bars of {', '.join(columns)} steps that of {total} is used",) * (len(columns) > 1)
-                parts = _phases_of(steps, self._phases.get(rank) or {})
+                parts = _phases_of(steps, self._phases.get(rank) or {}) if steps.of == "step" else {}
                 longest_s = max((float(np.nanmedian(part_V)) for part_V in parts.values()), default=0.0)
                 if longest_s > _WHOLE * float(np.median(steps.step_s_V)) and self._pattern is None:
                     problem = (
@@ -480,14 +493,15 @@ class _Lines:
                     )
                     continue
                 found = steps.step_V, steps.step_s_V, steps.steps_V, steps.clock_s_V, steps.run_V, steps.rounding_s
-                logs.append(StepLog(path.name, source, *found, rank, notes=(*said, *steps.notes), phases=parts))
+                notes = (*said, *steps.notes)
+                logs.append(StepLog(path.name, source, *found, rank, notes=notes, phases=parts, of=steps.of))
                 break
         if not logs:
             raise InputError(problem)
         logs.sort(key=lambda log: (-len(log.step_V), -1 if log.rank is None else log.rank))
         first = logs[0]
         more = (f"lines of {len(logs)} ranks; those of rank {first.rank} are shown, all are compared",)
-        said = tuple(dict.fromkeys([*notes, *first.notes])) + more * (len(logs) > 1)
+        said = first.notes + more * (len(logs) > 1)
         return replace(first, others=tuple(logs[1:]), notes=said, settings=self.settings)
 
 
