@@ -111,9 +111,9 @@ class StepLog:
 
     def said(self, time_s: float) -> str:
         """A time in words, and the speed that the log has where it is none of a step."""
-        speed = 1.0 / time_s
-        text = f"{speed:,.0f}" if speed >= 100.0 else f"{speed:.3g}"
-        return duration(time_s) if self.of == "step" else f"{text} {self.of}s/s"
+        if self.of == "step":
+            return duration(time_s)
+        return f"{1.0 / time_s:,.0f} {self.of}s/s" if time_s < 0.01 else f"{1.0 / time_s:.3g} {self.of}s/s"
 
 
 def read_step_log(
