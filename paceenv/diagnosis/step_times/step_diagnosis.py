@@ -179,7 +179,7 @@ class StepDiagnosis:
             "notes": list(log.notes),
             "values": len(log.step_V),
             "warm_up_values": int(self.ordinary.warm_up_V.sum()),
-            "runs": self.runs,
+            "restarts": self.runs - 1,
             "steps": [int(log.step_V.min()), int(log.step_V.max())],
             "steps_per_value": self.averaged or None,
             "rank": log.rank,

@@ -164,7 +164,7 @@ def _long_steps(x: Array, outlier_v: NDArray[np.bool_], period: Period | None, l
     count, steps = int(outlier_v.sum()), float(np.median(log.steps_V))
     what = f"{count} rare long step{'s' * (count > 1)}"
     if steps > 1.0:
-        what = f"{count} rare long value{'s' * (count > 1)}, each the mean of {steps:.0f} steps"
+        what = f"{count} rare long value{'s, each' * (count > 1) or ','} the mean of {steps:.0f} steps"
     text = (
         f"{what}{when}, of {log.said(long_s)} where {log.said(usual_s)} is usual, "
         "which pacing does not remove: look at evaluation, checkpoints, the data loader and garbage collection instead"
