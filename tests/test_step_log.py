@@ -204,11 +204,11 @@ def test_commas_are_decimal_or_of_thousands(texts: list[str], values: list[float
     ("pattern", "message"),
     [
         ("(", "no regular expression"),
-        ("time (.*)", "no named group"),
+        ("time (.*)", "no group; allowed: one of s, ms"),
         ("(?P<seconds>.*)", "group 'seconds' is unknown"),
-        ("(?P<s>.)(?P<ms>.)", "allowed: one of them"),
+        ("(?P<s>.)(?P<ms>.)", "groups ms, s; allowed: one of"),
         ("(?P<elapsed_s>.*)", r"without \(\?P<step>"),
-        ("a" * 3000, "at most 2000"),
+        ("a" * 3000, "no group"),
         ("nothing like this (?P<s>[0-9])", "matches too few lines"),
     ],
 )

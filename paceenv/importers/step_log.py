@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, short_repr
 from paceenv.core.wording import duration
 from paceenv.importers.log_text.conversion import (
     GROUPS,
@@ -45,7 +45,6 @@ from paceenv.importers.log_text.named_numbers import (
     numbers_of,
     role_of,
 )
-from paceenv.importers.log_text.user_pattern import UserPattern
 from paceenv.importers.packed import content_of, head_of
 
 MIN_STAMPS: Final = 8
@@ -80,6 +79,8 @@ _CARRIED: Final = 60
 """Lines below one with a step number whose numbers belong to it, as Composer and OLMo print them."""
 _LONGEST: Final = 200
 """Characters of a line that nothing could be made of."""
+_LONGEST_PATTERN: Final = 2000
+"""Characters of a user's own pattern, and of a line that it sees."""
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -129,10 +130,34 @@ def read_step_log(
         raise InputError(f"{path}: no text; allowed: {ALLOWED}")
     if pattern is None and (table := _whole_table(path, head)) is not None:
         return table
-    found = _Lines(None if pattern is None else UserPattern(pattern))
+    found = _Lines(None if pattern is None else compile_pattern(pattern))
     for line in read_lines(path, on_bytes):
         found.add(line)
     return found.log(path)
+
+
+def compile_pattern(text: str) -> re.Pattern[str]:
+    """A user's own pattern; without a value the time stamps of the lines give a step time.
+
+    Raises InputError: it is no regular expression, or lacks a group that it needs.
+    """
+    try:
+        found = re.compile(text[:_LONGEST_PATTERN])
+    except (re.error, RecursionError, OverflowError, MemoryError) as error:
+        raise InputError(
+            f"--pattern {short_repr(text)}: no regular expression ({error}); "
+            "allowed: for example 'step (?P<step>\\d+).*time: (?P<ms>[\\d.]+)'"
+        ) from None
+    names = set(found.groupindex)
+    unknown, values = sorted(names - {"step", "time", "rank", *GROUPS}), sorted(names & set(GROUPS))
+    if unknown or len(values) > 1 or not names & {"step", *GROUPS}:
+        said = (
+            f"group {unknown[0]!r} is unknown" if unknown else f"groups {', '.join(values)}" if values else "no group"
+        )
+        raise InputError(f"--pattern: {said}; allowed: one of {', '.join(GROUPS)}, beside it step, time, rank")
+    if values and values[0] in {"elapsed_s", "mean_s"} and "step" not in names:
+        raise InputError(f"--pattern: {values[0]} without (?P<step>..); allowed: both, as it is differenced")
+    return found
 
 
 def jobs_of(logs: Sequence[StepLog], on_note: Callable[[str], None]) -> tuple[StepLog, ...]:
@@ -266,7 +291,7 @@ _COUNT: Final = Role("step", "", trust=5)
 class _Lines:
     """What was read so far: columns by trust and name, each by rank and length of a progress bar."""
 
-    def __init__(self, pattern: UserPattern | None) -> None:
+    def __init__(self, pattern: re.Pattern[str] | None) -> None:
         self._pattern = pattern
         self.settings: dict[str, str] = {}
         self._columns: dict[tuple[int, str], dict[tuple[int | None, str], Column]] = {}
@@ -281,8 +306,9 @@ class _Lines:
         text = line.text
         if self._pattern is not None:
             self._number += 1
-            if (fields := self._pattern.match(text) or self._pattern.match(line.tagged)) is not None:
-                self._add_fields(fields, line)
+            heads = (one[:_LONGEST_PATTERN] for one in (text, line.tagged))
+            if (hit := next(filter(None, map(self._pattern.search, heads)), None)) is not None:
+                self._add_fields({name: value for name, value in hit.groupdict().items() if value is not None}, line)
         elif _EVENT in text:
             self._add_event(text.partition(_EVENT)[2], line.rank)
         elif text[:1] == "{" and '"' in text and (row := _json_row(text)) is not None:
@@ -412,14 +438,14 @@ class _Lines:
         stamp = stamp_in(fields.get("time", line.text))
         step, rank = (number(fields.get(name, "")) for name in ("step", "rank"))
         group = next((name for name in fields if name in GROUPS), None)
-        kind, unit = GROUPS[group or "elapsed"]
+        kind, unit = GROUPS[group or "elapsed_s"]
         value = None if group is None else number(fields[group], unit)
         if group is None and stamp is not None and step is not None:
             value = Number(stamp.clock_s, stamp.clock_s, stamp.resolution_s)
         if value is not None:
             at = math.nan if step is None else step.plain
             row = _Row(at, 0.0, 0.0, stamp, line.rank if rank is None else int(rank.plain), "", "", {})
-            self._keep((-9, UserPattern.name), (row.rank, ""), Column(kind), row, value)
+            self._keep((-9, "--pattern"), (row.rank, ""), Column(kind), row, value)
 
     def _keep(
         self, name: tuple[int, str], writer: tuple[int | None, str], column: Column, line: _Row, value: Number

@@ -26,7 +26,6 @@ MIN_VALUES: Final = 8
 PERCENTILE: Final = 0.01
 _ROUNDING: Final = 1e-12
 _RESAMPLES: Final = 200
-_MAX_CELLS: Final = 1_000_000
 _MAX_VALUES: Final = 50_000
 """Values of a resample; of more, evenly spread blocks are taken."""
 WORTH: Final = 0.02
@@ -263,12 +262,11 @@ def _resampled(step_s_V: Array, fastest_V: Array) -> tuple[float, float]:
     random = np.random.default_rng(0)
     resamples = _RESAMPLES if n <= 5000 else _RESAMPLES // 2
     gains = np.zeros(resamples)
-    for part in np.array_split(np.arange(resamples), max(resamples * n // _MAX_CELLS, 1)):
-        starts = random.integers(0, n, (len(part), -(-n // length)))
-        # Blocks go around the end, so that all count alike.
-        drawn = (starts[:, :, None] + np.arange(length)).reshape(len(part), -1)[:, :n] % n
-        fastest = np.quantile(step_s_V[drawn] / fastest_V[drawn], PERCENTILE, axis=1) * fastest_V[drawn].mean(axis=1)
-        gains[part] = step_s_V[drawn].mean(axis=1) / fastest - 1.0
+    for k in range(resamples):
+        starts = random.integers(0, n, -(-n // length))
+        drawn = (starts[:, None] + np.arange(length)).ravel()[:n] % n  # around the end, so that all count alike
+        x, fast = step_s_V[drawn], fastest_V[drawn]
+        gains[k] = x.mean() / (np.quantile(x / fast, PERCENTILE) * fast.mean()) - 1.0
     low, high = np.quantile(gains, [0.025, 0.975]).tolist()
     return low, high
 

@@ -23,14 +23,10 @@ GROUPS: Final[Mapping[str, tuple[Kind, float]]] = {
     "ms": ("step time", 1e-3),
     "us": ("step time", 1e-6),
     "steps_per_s": ("steps a second", 1.0),
-    "rate": ("speed", 1.0),
-    "elapsed": ("elapsed", 1.0),
     "elapsed_s": ("elapsed", 1.0),
-    "elapsed_ms": ("elapsed", 1e-3),
-    "mean_steps_per_s": ("mean speed", 1.0),
     "mean_s": ("mean time", 1.0),
-    "mean_ms": ("mean time", 1e-3),
 }
+"""Named groups of a user's own pattern."""
 _THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 MIN_VALUES: Final = 4
 """Step times that a log must hold at least."""
