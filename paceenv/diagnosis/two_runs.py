@@ -142,7 +142,8 @@ def compare_tables(before: Table, after: Table) -> str:
     if np.abs(ratio - 1.0).max() < _ALIKE:
         return f"alike: bus bandwidths at {len(common)} sizes differ by at most {np.abs(ratio - 1.0).max():.0%}"
     worst = int(np.argmax(np.abs(np.log(ratio))))
+    more = f"; most at {mib(common[worst])} ({ratio[worst] - 1.0:+.0%})" if common[worst] != last else ""
     return (
         f"bus bandwidth {rates[0][last] / 1e9:.3g} GB/s before, {rates[1][last] / 1e9:.3g} GB/s after at {mib(last)} "
-        f"({ratio[-1] - 1.0:+.0%}); most at {mib(common[worst])} ({ratio[worst] - 1.0:+.0%})"
+        f"({ratio[-1] - 1.0:+.0%}){more}"
     )

@@ -199,13 +199,24 @@ def read_inspector(path: str | Path) -> InspectorLog:
     notes += [f"{path}: {columns.unread} records cannot be read; skipped"] if columns.unread else []
     notes += [f"{path}: the plugin dropped {columns.dropped} collectives"] if columns.dropped else []
     about = columns.metadata
+    comm_V, op_V, sn_V = np.array(columns.integers, np.int64).reshape(-1, 3).T.copy()
+    size_bytes_V, time_s_V, algbw_Bps_V, busbw_Bps_V, begin_s_V, end_s_V = (
+        np.array(columns.numbers, np.float64).reshape(-1, 6).T.copy()
+    )
     return InspectorLog(
         path,
         f"{about.hostname or '?'}:{about.pid}",
         tuple(comm for _, comm in columns.comms.values()),
         tuple(columns.ops),
-        *np.array(columns.integers, np.int64).reshape(-1, 3).T.copy(),
-        *np.array(columns.numbers, np.float64).reshape(-1, 6).T.copy(),
+        comm_V,
+        op_V,
+        sn_V,
+        size_bytes_V,
+        time_s_V,
+        algbw_Bps_V,
+        busbw_Bps_V,
+        begin_s_V,
+        end_s_V,
         columns.is_gpu_timed,
         tuple(notes),
     )
