@@ -373,12 +373,12 @@ class _Lines:
             stamp = Stamp(clock.value, clock.digit)
         rank = next((int(found.plain) for _, found, _ in by["rank"]), rank)
         epoch = next((found.plain for _, found, _ in by["epoch"]), 0.0)
-        beside = next((role.unit or 1.0 for role, _, _ in by["value"] if role.kind.endswith("step time")), None)
-        named = {
-            role.name: found.plain * (beside or 1.0 if role.unit is None else 1.0)
-            for role, found, _ in by["phase"]
-            if role.unit or beside or "time" in role.name
-        }
+        whole = next(((r.unit or 1.0, found.plain) for r, found, _ in by["value"] if "step time" in r.kind), (1.0, 0.0))
+        named = dict[str, float]()
+        for role, found, _ in by["phase"]:
+            part_s = found.plain * (1.0 if role.unit else whole[0])
+            if role.unit or "time" in role.name or part_s <= whole[1]:  # else a number of anything
+                named[role.name] = part_s
         line = _Row(math.nan, 0.0, epoch, stamp, rank, text, source, named)
         if by["step"]:
             _, found, one = min(by["step"], key=lambda step: step[0].trust)

@@ -21,7 +21,7 @@ def print_steps(found: StepDiagnosis) -> None:
     log = found.log
     for note in log.notes:
         output.say(note)
-    restarts = f", {found.runs - 1} restarts" if found.runs > 1 else ""
+    restarts = f", {found.runs - 1} restart{'s' * (found.runs > 2)}" if found.runs > 1 else ""
     warm_up, what = int(found.ordinary.warm_up_V.sum()), "step times" if log.of == "step" else "speeds"
     title = f"{log.name} ({log.source}): {len(found.steady_s_V)} {what}, steps {log.step_V.min()} to {log.step_V.max()}"
     title += restarts + f"; {warm_up} of the warm-up left out" * (warm_up > 0)
@@ -45,7 +45,7 @@ def rows(found: StepDiagnosis) -> list[tuple[str, str, str]]:
         ("99th percentile / median", f"{found.p99_over_median:.3f}", ""),
         ("outliers", str(outliers), recur),
     ]
-    if found.rounding_share > 0.01:
+    if found.rounding_share > 0.1:
         table.append(("of the variance, rounding", f"{found.rounding_share:.0%}", "the log has too few digits"))
     if found.pattern is not None:
         explains = f"explains {found.pattern.share:.0%} of the variance"
