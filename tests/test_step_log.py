@@ -165,7 +165,6 @@ def test_a_speed_without_time_stamps_is_none_of_steps(tmp_path: Path) -> None:
         ("== {s:.6f} ==", r"== (?P<s>[\d.]+)"),
         ("{i} speed {v:.6f}", r"(?P<step>\d+) speed (?P<steps_per_s>[\d.]+)"),
         ("{i} at {t:.6f}", r"(?P<step>\d+) at (?P<elapsed_s>[\d.]+)"),
-        ("{i} mean {m:.9f}", r"(?P<step>\d+) mean (?P<mean_s>[\d.]+)"),
         ("{stamp:.6f} n{i}", r"n(?P<step>\d+)"),
         ("n{i} when {stamp:.6f}", r"n(?P<step>\d+) when (?P<time>.*)"),
     ],
@@ -173,7 +172,7 @@ def test_a_speed_without_time_stamps_is_none_of_steps(tmp_path: Path) -> None:
 def test_the_users_own_pattern(line: str, pattern: str, tmp_path: Path) -> None:
     ends = np.cumsum(TRUE_S)
     text = "noise\n" + "\n".join(
-        line.format(i=i, s=x, ms=1e3 * x, us=1e6 * x, v=1 / x, t=t, m=t / i, stamp=log_samples.START_S + t)
+        line.format(i=i, s=x, ms=1e3 * x, us=1e6 * x, v=1 / x, t=t, stamp=log_samples.START_S + t)
         for i, (x, t) in enumerate(zip(TRUE_S, ends, strict=True), 1)
     )
     log = read(tmp_path, text, pattern=pattern)

@@ -93,9 +93,7 @@ class BandwidthFit:
     def warnings(self, ranks_per_node: int | None = None) -> tuple[str, ...]:
         """What to know before the law is used, a line each; ``ranks_per_node`` is what the user says."""
         table, said = self.table, []
-        if self.refused:
-            said.append(f"{table.source}: {self.refused}")
-        elif self.misfit > POOR:
+        if self.misfit > POOR and not self.refused:
             worst = int(np.argmax(np.abs(self.residual)))
             said.append(
                 f"{table.source}: the law misses the table by {self.misfit:.0%} (root mean square; "

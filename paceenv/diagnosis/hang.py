@@ -299,7 +299,6 @@ class Hang:
             "stopped": list(self.stopped),
             "never_saw_ends": {str(rank): count for rank, count in self.job.blind.items()},
             "without_dump": list(self.job.silent),
-            "roots": [vars(root) for root in self.roots],
             "mismatches": [mismatch.text for mismatch in self.mismatches],
             "last_seen": [one.to_json() for one in self.last_seen],
             "waits": [

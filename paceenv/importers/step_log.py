@@ -155,8 +155,8 @@ def compile_pattern(text: str) -> re.Pattern[str]:
             f"group {unknown[0]!r} is unknown" if unknown else f"groups {', '.join(values)}" if values else "no group"
         )
         raise InputError(f"--pattern: {said}; allowed: one of {', '.join(GROUPS)}, beside it step, time, rank")
-    if values and values[0] in {"elapsed_s", "mean_s"} and "step" not in names:
-        raise InputError(f"--pattern: {values[0]} without (?P<step>..); allowed: both, as it is differenced")
+    if "elapsed_s" in values and "step" not in names:
+        raise InputError("--pattern: elapsed_s without (?P<step>..); allowed: both, as it is differenced")
     return found
 
 

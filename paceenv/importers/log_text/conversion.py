@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError
 from paceenv.importers.log_text.log_lines import Stamp
 
-Kind = Literal["step time", "steps a second", "speed", "elapsed", "elapsed or step time", "mean speed", "mean time"]
+Kind = Literal["step time", "steps a second", "speed", "elapsed", "elapsed or step time", "mean speed"]
 MAX_VALUES: Final = 5_000_000
 """Values of one log; what follows is left out."""
 GROUPS: Final[Mapping[str, tuple[Kind, float]]] = {
@@ -24,7 +24,6 @@ GROUPS: Final[Mapping[str, tuple[Kind, float]]] = {
     "us": ("step time", 1e-6),
     "steps_per_s": ("steps a second", 1.0),
     "elapsed_s": ("elapsed", 1.0),
-    "mean_s": ("mean time", 1.0),
 }
 """Named groups of a user's own pattern."""
 _THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
@@ -175,7 +174,7 @@ def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
     if kind == "steps a second":
         rounding /= max(float(np.median(value_V)) ** 2, 1e-18) if len(value_V) else 1.0
         value_V = np.where(value_V > 1e-9, 1.0 / np.maximum(value_V, 1e-9), 0.0)
-    if kind in {"elapsed", "mean speed", "mean time"}:
+    if kind in {"elapsed", "mean speed"}:
         elapsed_V, rounding_V = _elapsed(kind, step_V, value_V, rounding)
         at_V, value_V, gap_V, run_V, rounding = _differences(step_V, elapsed_V, run_V, rounding_V, notes)
         step_V, row_V, averages, clock_s_V = step_V[at_V], row_V[at_V], "interval", clock_s_V[at_V]
@@ -268,8 +267,6 @@ def _elapsed(kind: str, step_V: Array, value_V: Array, digit: float) -> tuple[Ar
     if kind == "mean speed":
         safe_V = np.maximum(value_V, 1e-9)
         return step_V / safe_V, step_V * digit / safe_V**2
-    if kind == "mean time":
-        return step_V * value_V, step_V * digit
     return value_V, np.full(len(value_V), digit)
 
 
