@@ -1,7 +1,7 @@
 """What people post, in one table: small inputs of each kind, the answer, and whether it is the right one.
 
-``python -m benchmarks.evidence.small_cases`` prints it; the data are ``small-cases`` in ``--data``, PACEENV_DATA_DIR or
-``../shared/data`` beside the checkout.
+``python -m benchmarks.evidence.small_cases --write`` makes a part of docs/evidence/reality.md; the data are
+``small-cases`` in ``--data``, PACEENV_DATA_DIR or ``../shared/data`` beside the checkout.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Final
 
 import typer
 
+from benchmarks._common import put
 from benchmarks.evidence._lateness_jobs import DATA
 from paceenv.cli import application
 from paceenv.ui import output
@@ -53,14 +54,20 @@ def answer_of(path: Path) -> str:
     return " ".join(text.replace("│", " ").replace("Rank", "rank").replace("Steps", "steps").split())
 
 
-def main(data: Annotated[Path, typer.Option(help="The folder of data that others recorded.")] = DATA) -> None:
+def main(
+    data: Annotated[Path, typer.Option(help="The folder of data that others recorded.")] = DATA,
+    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/reality.md from this run.")] = False,
+) -> None:
     """Print the table."""
     rows = []
     for name, expected in CASES.items():
         said = answer_of(data / "small-cases" / name)
         missing = [one for one in expected if one not in said]
         rows.append((name, "; ".join(expected), "right" if not missing else f"wrong: no {missing[0]!r}"))
-    typer.echo("\n".join(output.markdown_table(("input", "the answer says", ""), rows)))
+    lines = output.markdown_table(("input", "the answer says", ""), rows)
+    typer.echo("\n".join(lines))
+    if write:
+        put("reality.md", "python -m benchmarks.evidence.small_cases --write", lines)
 
 
 if __name__ == "__main__":

@@ -91,11 +91,11 @@ _NIC_GBPS: Final = (10, 25, 40, 50, 100, 200, 400, 800)
 
 
 def check_nics(table: Table, network: Network) -> str:
-    """Whether a table's bandwidth is normal for the NICs that its log names; "" inside a node."""
+    """Whether a table's bandwidth is normal for the NICs its log names; "" inside a node, or where none is said."""
     from paceenv.calibration.bandwidth import bus_bandwidth
 
-    nodes = table.nodes or network.nodes or (1 if not network.devices else 0)
-    if nodes == 1 or not network.devices:
+    nodes = table.nodes or network.nodes
+    if nodes < 2 or not network.devices:
         return ""
     large = table.size_bytes >= 0.5 * table.size_bytes.max()
     rate_gbps = 8e-9 * float(np.median(bus_bandwidth(table, table.size_bytes[large], table.time_s[large])))
@@ -105,7 +105,7 @@ def check_nics(table: Table, network: Network) -> str:
             f"{said} over {', '.join(network.devices)}: TCP sockets; RDMA over NICs of 100 Gbit/s and more gives more"
         )
     # A GPU alone reaches one NIC's share: its own bus carries no more.
-    count = min(len(network.devices), table.members // nodes if nodes else len(network.devices))
+    count = min(len(network.devices), table.members // nodes)
     named = f"{count} NIC{'s' * (count > 1)} of a node"
     if network.gbps:
         share = rate_gbps / count / network.gbps

@@ -107,7 +107,8 @@ class Hang:
         """What the ranks were last seen doing that stopped, are stuck or saw no ends."""
         stuck = {rank for root in self._roots("stuck", "circle") for rank in root.ranks}
         shown = {*self.stopped, *self.blind, *(stuck if len(stuck) < 9 else ())}
-        return tuple(self._last_seen(rank) for rank in sorted(shown & set(self.job.dumps)))
+        seen = (self._last_seen(rank) for rank in sorted(shown & set(self.job.dumps)))
+        return tuple(one for one in seen if not self.of_watchdog or one.next_op or one.frames)
 
     def _last_seen(self, rank: int) -> LastSeen:
         dump, ahead = self.job.dumps[rank], self._first_without(rank)
@@ -152,7 +153,9 @@ class Hang:
             said.insert(0, f"{len(self.suspects)} suspects, {_ranks(self.suspects)}")
         said = said or [f"{UNDETERMINED}: operations are unfinished, and nobody is absent from them"]
         text = "; ".join([*said, *self._doubts()])
-        return text.replace("left no dump", "left no line of the watchdog") if self.of_watchdog else text
+        if self.of_watchdog:
+            text = text.replace("left no dump", "left no line of the watchdog").replace("its dump is", "its log is")
+        return text
 
     def _doubts(self) -> list[str]:
         """Why the dumps may not be of the same moment."""
@@ -182,7 +185,9 @@ class Hang:
         alone, whom = ("it waits", "it") if one else ("they wait", "them")
         text = f"{_ranks(self.stopped)} stopped: {alone} for nobody, and {_count(waiting)} for {whom} in the end"
         firsts = {rank: self._first_without(rank) for rank in self.stopped[:4]}
-        places = [unit.where + ("" if one else f" without rank {r}") for r, unit in firsts.items() if unit is not None]
+        places = list(dict.fromkeys(unit.where for unit in firsts.values() if unit is not None))
+        if len(places) > 1:
+            places = [f"{unit.where} without rank {rank}" for rank, unit in firsts.items() if unit is not None]
         return text + (f", first in {' and '.join(places)}" if places else "")
 
     def _blind_text(self) -> str:
@@ -294,7 +299,6 @@ class Hang:
             "stopped": list(self.stopped),
             "never_saw_ends": {str(rank): count for rank, count in self.job.blind.items()},
             "without_dump": list(self.job.silent),
-            "roots": [vars(root) for root in self.roots],
             "mismatches": [mismatch.text for mismatch in self.mismatches],
             "last_seen": [one.to_json() for one in self.last_seen],
             "waits": [
@@ -351,7 +355,8 @@ def _apart(job: Standstill) -> str:
         behind = [rank for rank in stuck if rank in job.blind]
         if len(set(seqs)) > 1 and behind:
             said = "; ".join(f"{_ranks(ranks)} in {name}" for (_, name), ranks in sorted(in_it.items()))
-            return f"the ranks are in different collectives of {group.text}: {said}"
+            may = "" if group.name else "; this log names no groups, so they may be of different ones"
+            return f"the ranks are in different collectives of {group.text}: {said}{may}"
     return ""
 
 

@@ -60,7 +60,9 @@ class Change:
 def of_log(log: StepLog) -> dict[str, Array]:
     """Step times and parts of ordinary steps."""
     plain_V = split(log).plain_V
-    return {STEP: log.step_s_V[plain_V]} | {name: part_V[plain_V] for name, part_V in log.phases.items()}
+    return {STEP if log.of == STEP else f"time of a {log.of}": log.step_s_V[plain_V]} | {
+        name: part_V[plain_V] for name, part_V in log.phases.items()
+    }
 
 
 def of_trace(matrix: OperationMatrix, activity: tuple[RankActivity, ...]) -> dict[str, Array]:
@@ -85,7 +87,8 @@ def compare(before: Mapping[str, Array], after: Mapping[str, Array]) -> tuple[Ch
                 enough = min(len(a), len(b)) >= _LEAST
                 half = 1.96 * math.hypot(_error(a), _error(b)) if enough else None
                 found.append(Change(name, float(a.mean()), float(b.mean()), half))
-    return tuple(sorted(found, key=lambda one: (one.what != STEP, -abs(one.after_s - one.before_s))))
+    first = next(iter(before), "")
+    return tuple(sorted(found, key=lambda one: (one.what != first, -abs(one.after_s - one.before_s))))
 
 
 def _error(values: Array) -> float:
@@ -139,7 +142,8 @@ def compare_tables(before: Table, after: Table) -> str:
     if np.abs(ratio - 1.0).max() < _ALIKE:
         return f"alike: bus bandwidths at {len(common)} sizes differ by at most {np.abs(ratio - 1.0).max():.0%}"
     worst = int(np.argmax(np.abs(np.log(ratio))))
+    more = f"; most at {mib(common[worst])} ({ratio[worst] - 1.0:+.0%})" if common[worst] != last else ""
     return (
         f"bus bandwidth {rates[0][last] / 1e9:.3g} GB/s before, {rates[1][last] / 1e9:.3g} GB/s after at {mib(last)} "
-        f"({ratio[-1] - 1.0:+.0%}); most at {mib(common[worst])} ({ratio[worst] - 1.0:+.0%})"
+        f"({ratio[-1] - 1.0:+.0%}){more}"
     )

@@ -79,12 +79,13 @@ class Group:
     name: str
     description: str
     ranks: tuple[int, ...]
+    is_whole: bool = True  # whether these are all of its ranks; of a log's lines they are those that wrote one
 
     @cached_property
     def text(self) -> str:
         """The group by its description and ranks."""
-        said = self.description or f"process group {self.name or '?'}"
-        ranks = f"ranks {ranks_text(self.ranks)}"
+        said = self.description or (f"process group {self.name}" if self.name else "a group without a name")
+        ranks = f"rank{'s' * (len(self.ranks) > 1)} {ranks_text(self.ranks)}{'' if self.is_whole else ' seen'}"
         return f"{said} ({ranks if len(ranks) < 60 else f'{len(self.ranks)} ranks'})"
 
 

@@ -18,8 +18,11 @@ from paceenv.importers.flight_recorder import MAX_FRAMES, Dump, Entry, Group, ra
 from paceenv.importers.log_text.log_lines import read_lines
 from paceenv.importers.nccl_info import MARK
 
-_RANK: Final = re.compile(r"\b[Rr]ank (\d{1,7})\]")
+_RANK: Final = re.compile(r"\[rank(\d{1,7})\]")
+_RANK_IN_GROUP: Final = re.compile(r"\bRank (\d{1,7})\]")
+"""The rank in the group, which is the job's where nothing else names it."""
 _GROUP: Final = re.compile(r"\[PG (?:ID )?(\w{1,20})(?: PG GUID (\w{0,40}))?(?: ?\(([^)]{0,60})\))? Rank \d")
+_STUCK: Final = re.compile(r"watchdog got stuck for (\d{1,9}) seconds|Heartbeat monitor timed out")
 _WORK: Final = re.compile(
     r"WorkNCCL\(SeqNum=(\d{1,15}), OpType=(\w{1,40})(?:, NumelIn=(\d{1,15}), NumelOut=(\d{1,15}))?"
 )
@@ -29,10 +32,10 @@ _LAST: Final = re.compile(
 )
 _FRAME: Final = re.compile(r'^\s*File "([^"]{1,300})", line (\d{1,7}), in (\S{1,100})')
 _CODE: Final = re.compile(
-    r"(?:exit(?:ed|s)?(?: with)?[ _-]?(?:code|status)|return(?:ed)?[ _-]?code)[^\w-]{0,6}(-?\d{1,3})\b", re.IGNORECASE
+    r"(?:exit(?:ed|s)?(?: with)?[ _-]?(?:code|status)|\breturn[ _-]?code)[^\w-]{0,6}(-?\d{1,3})\b", re.IGNORECASE
 )
 _SIGNAL: Final = re.compile(r"(?:on|by|[Cc]aught) signal (\d{1,2})\b(?!\.)|\b(SIG(?:ABRT|KILL|SEGV|BUS|FPE|ILL))\b")
-_OTHER_END: Final = re.compile(r"core dumped|oom[_-]kill|Out Of Memory: Killed|Segmentation fault|Bus error")
+_OTHER_END: Final = re.compile(r"core dumped|oom[_-]kill|Out Of Memory|CUDA out of memory|Segmentation fault|Bus error")
 _WHO: Final = re.compile(r"(?<![a-z])((?:local[_ ])?rank|task|process rank)s?\W{1,5}(\d{1,7})\b", re.IGNORECASE)
 _WHO_ABOVE: Final = re.compile(r"^\W{0,12}rank\W{1,12}(\d{1,7})\b")
 _ABOVE: Final = 6
@@ -42,7 +45,10 @@ _MISSING_RANKS: Final = re.compile(r"The missing ranks?: ([\d, \-]+)")
 _COUNTS: Final = re.compile(r"(\d+) ranks? ha(?:s|ve) launched up to operation (\d+)")
 _COUNTED: Final = re.compile(r"different (\w+) operation counts")
 _OF_RANK: Final = re.compile(r"Rank (\d+) -- GPU (\d+) managed by process \d+ on node (\S+)")
+_STATUS: Final = re.compile(r"^\s*\d+(?:\s+[\d-]+){5}\s+([A-Z]+\s+[A-Z,]+)\s*$")
 _RAS: Final = "Job summary"
+_FIRST: Final = "Root Cause"
+"""What torchrun prints above the process that failed first."""
 MAX_RANKS: Final = 65_536
 MAX_LINES: Final = 20_000
 
@@ -63,7 +69,9 @@ class HangText:
 
     def __init__(self) -> None:
         self.info: list[str] = []
-        self._ranks: dict[tuple[str, str], dict[int, _Rank]] = defaultdict(lambda: defaultdict(_Rank))
+        self._ranks: dict[tuple[str, str, str], dict[int, _Rank]] = defaultdict(lambda: defaultdict(_Rank))
+        self._stuck: dict[int, None] = {}
+        self._first = ""
         self._frames: dict[int, list[str]] = defaultdict(list)
         self._exits: dict[str, str] = {}
         self._ras: list[str] = []
@@ -71,38 +79,45 @@ class HangText:
 
     def read(self, path: Path) -> bool:
         """Look at all lines of a file; whether they say anything."""
-        before, in_ras, above = self._said(), False, (-_ABOVE, "")
+        before, in_ras, above, is_first = self._said(), False, (-_ABOVE, ""), False
         for number, line in enumerate(read_lines(path)):
             text = line.text
             if "ProcessGroupNCCL" in text or "Watchdog caught" in text:
-                self._watchdog(text, line.rank)
+                self._watchdog(line.tagged, line.rank)
             elif "File" in text and (frame := _FRAME.match(text)) is not None:
                 frames = self._frames[-1 if line.rank is None else line.rank]
                 frames.insert(0, f"{frame[3]} at {frame[1]}:{frame[2]}")
                 del frames[MAX_FRAMES:]
             elif (named := _WHO_ABOVE.match(text)) is not None and "xit" not in text:
                 above = number, f"rank {named[1]}"
+                self._first = above[1] if is_first else self._first
             elif MARK in text or "NCCL_IB_HCA" in text:
                 self.info += [text] * (len(self.info) < MAX_LINES)
             else:
                 self._death(text, line.rank, above[1] if number - above[0] < _ABOVE else "")
-            in_ras = in_ras or text.startswith(_RAS)
+            in_ras, is_first = in_ras or text.startswith(_RAS), is_first or text.startswith(_FIRST)
             self._ras += [text] * (in_ras and len(self._ras) < MAX_LINES)
         found = self._said() != before
         self._path = path if found else self._path
         return found
 
     def _said(self) -> tuple[int, ...]:
-        return len(self._ranks), len(self._exits), len(self._ras), len(self.info)
+        return len(self._ranks), len(self._exits), len(self._ras), len(self.info), len(self._stuck)
 
     def _watchdog(self, text: str, tag: int | None) -> None:
-        ranked, work, at, last = (form.search(text) for form in (_RANK, _WORK, _AT, _LAST))
+        ranked, work, at, last = (
+            _RANK.search(text) or _RANK_IN_GROUP.search(text), *(form.search(text) for form in (_WORK, _AT, _LAST))
+        )  # fmt: skip
         rank = int(ranked[1]) if ranked is not None else tag
-        if rank is None or rank >= MAX_RANKS or not (work or at or last):
+        if rank is None or rank >= MAX_RANKS:
+            return
+        if _STUCK.search(text) is not None:
+            self._stuck[rank] = None
+        if not (work or at or last):
             return
         named = _GROUP.search(text)
-        one = self._ranks[(named[1], named[3] or named[2] or "") if named is not None else ("", "")][rank]
-        if work is not None:
+        one = self._ranks[(named[1], named[2] or "", named[3] or "") if named is not None else ("", "", "")][rank]
+        if work is not None and not 0 <= one.seq < int(work[1]):  # of several that timed out it waits in the first
             one.seq, one.op = int(work[1]), work[2].strip("_").lower()
             one.items = int(work[3] or -1), int(work[4] or -1)
         elif at is not None and one.seq < 0:
@@ -123,7 +138,7 @@ class HangText:
         elif caught is not None:
             self._died(who, -int(caught[1] or signal.Signals.__members__.get(caught[2], 0)))
         elif other is not None:
-            self._exits.setdefault(who, f"a signal ({other[0]})")
+            self._exits.setdefault(who, other[0])
 
     def _died(self, who: str, code: int) -> None:
         """Keep how a process ended; what a launcher stopped itself is none."""
@@ -147,7 +162,18 @@ class HangText:
             rest = [who for who in ended if not who.startswith("rank ")]
             named = [f"rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}"] * bool(ranks) + rest
             ends.append(f"{', '.join(named[:4])}{' and more' * (len(named) > 4)} ended with {how}")
-        return (*_ras(self._ras), *((f"the job died: {'; '.join(ends[:4])}",) if ends else ()))
+        first = f"{self._first} first; " if self._first in self._exits and len(by_code) > 1 else ""
+        died = (f"the job died: {first}{'; '.join(ends[:4])}",) if ends else ()
+        return (*_ras(self._ras), *self._stuck_text(), *died)
+
+    def _stuck_text(self) -> tuple[str, ...]:
+        if not self._stuck or any(self._ranks.values()):
+            return ()
+        who = f"rank{'s' * (len(self._stuck) > 1)} {ranks_text(self._stuck)}"
+        return (
+            f"the watchdog of {who} got stuck: a call of CUDA or NCCL, or Python's lock (GIL), does not return on the "
+            "host; no collective is named, and which rank it began with cannot be told",
+        )
 
     @property
     def dumps(self) -> tuple[Dump, ...]:
@@ -156,9 +182,10 @@ class HangText:
         A line that names no group is of the rank's only one.
         """
         by_group = {name: dict(ranks) for name, ranks in self._ranks.items()}
-        unnamed = by_group.pop(("", ""), {}) if len(by_group) > 1 else {}
+        unnamed = by_group.pop(("", "", ""), {}) if len(by_group) > 1 else {}
         for rank, one in unnamed.items():
-            known = next((o[rank] for o in by_group.values() if rank in o and not o[rank].op), None)
+            of_rank = [of_group[rank] for of_group in by_group.values() if rank in of_group and not of_group[rank].op]
+            known = next((other for other in of_rank if other.seq == one.seq), of_rank[0] if of_rank else None)
             if known is not None:
                 known.seq, known.op, known.items = one.seq, one.op, one.items
             else:
@@ -166,11 +193,13 @@ class HangText:
         entries: dict[int, list[Entry]] = defaultdict(list)
         groups: dict[int, dict[str, Group]] = defaultdict(dict)
         status: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
-        for number, ((name, said), of_group) in enumerate(by_group.items()):
+        for number, ((own, name, said), of_group) in enumerate(by_group.items()):
             ranks = sorted(of_group)
-            if (len(by_group) == 1 or name == "0" or "default" in said) and len(ranks) > ranks[-1] // 2:
+            is_whole = (len(by_group) == 1 or "0" in {own, name} or "default" in said) and len(ranks) > ranks[-1] // 2
+            if is_whole:
                 ranks = list(range(ranks[-1] + 1))  # what is said of no line is a rank, too
-            group = Group(name or "0", said if said != name else "", tuple(ranks))
+            alike = sum(other == said for _, _, other in by_group) > 1
+            group = Group(name or own, f"{said} {name}" if said and alike else said, tuple(ranks), is_whole)
             ops = {one.seq: one.op for one in of_group.values() if one.op}
             for rank, one in of_group.items():
                 groups[rank][group.name] = group
@@ -194,7 +223,7 @@ class HangText:
 
 def _ras(lines: Iterable[str]) -> tuple[str, ...]:
     """What NCCL's RAS says: processes that do not answer, and ranks that launched fewer operations than others."""
-    missing, places, said = set[int](), dict[str, None](), list[str]()
+    missing, places, said, states = set[int](), dict[str, None](), list[str](), dict[str, None]()
     op, counts = "collective", list[tuple[int, int, list[str]]]()
     for text in [*lines, "#"]:
         if text.lstrip().startswith("#") or "======" in text:  # of another communicator
@@ -204,6 +233,8 @@ def _ras(lines: Iterable[str]) -> tuple[str, ...]:
             op = counted[1]
         elif (count := _COUNTS.search(text)) is not None:
             counts.append((int(count[2]), int(count[1]), []))
+        elif (status := _STATUS.match(text)) is not None:
+            states.setdefault(" ".join(status[1].split()))
         elif (process := _MISSING.search(text)) is not None:
             places.setdefault(f"node {process[1]}, GPU {process[2].strip()}")
         elif (rank := _OF_RANK.search(text)) is not None:
@@ -221,6 +252,10 @@ def _ras(lines: Iterable[str]) -> tuple[str, ...]:
         said.insert(
             0, f"{who}{where} {'do not answer: they have' if many else 'does not answer: it has'} died or hangs"
         )
+    if states and not said:
+        said = [f"NCCL RAS says {', '.join(states)}, and names no rank"]
+        if [*states] == ["RUNNING OK"]:
+            said = ["NCCL RAS: all ranks answer, with equal counts of operations: what hangs does not show there"]
     return tuple(dict.fromkeys(said))
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 MARK: Final = "NCCL INFO"
+_PROCESS: Final = re.compile(r"([\w.-]+):(\d+):\d+ \[\d+\] NCCL INFO")
 _COMM: Final = re.compile(r"\bn[Rr]anks (\d{1,7})(?: nNodes (\d{1,7}))?")
-_NETWORK: Final = re.compile(r"(?:Using network| via NET/)\s*([A-Za-z]\w{1,30})")
+_NETWORK: Final = re.compile(r"(Using network| via NET/)\s*([A-Za-z][\w ]{1,30})")
 _DEVICES: Final = re.compile(r"NET/(IB|Socket)\s?: Using (.{1,400})")
 _ASKED: Final = re.compile(r"NCCL_IB_HCA(?:=| set (?:by environment )?to )=?((?:\w+(?::\d+)?,?)+)")
 _SPEED: Final = re.compile(r"NET/IB\s?:.{0,80}\bspeed=(\d{4,7})\b")
@@ -31,17 +32,24 @@ class Network:
     ranks: int
     nodes: int
     no_ib: bool  # whether NCCL found no InfiniBand device
+    carries: bool  # whether data is known to go over it: a line says so, or there are several nodes
 
     @property
     def is_socket(self) -> bool:
-        """Whether it is TCP."""
-        return self.transport == "Socket"
+        """Whether data goes over TCP."""
+        return self.carries and self.transport == "Socket"
 
     @property
     def text(self) -> str:
         """In one sentence."""
-        of = f" of {self.ranks} ranks" + (f" on {self.nodes} nodes" if self.nodes else "") if self.ranks else ""
+        of = f" of {self.ranks} ranks" if self.ranks else ""
+        of += f" on {self.nodes} node{'s' * (self.nodes > 1)}" if self.nodes else ""
         on = f" on {', '.join(self.devices)}" if self.devices else ""
+        if not self.carries:
+            where = (
+                "its ranks are on one node, so that no data goes over it" if self.nodes == 1 else "if it has several"
+            )
+            return f"the run{of} would use NET/{self.transport}{on} between nodes: {where}"
         said = f"the run{of} used NET/{self.transport}{on}"
         if self.is_socket:
             why = ", as NCCL found no InfiniBand device (NET/IB : No device found)" if self.no_ib else ""
@@ -51,20 +59,17 @@ class Network:
 
 def read_network(lines: Iterable[str]) -> Network | None:
     """What the lines say, None if they name no network."""
-    hca = dict[str, None]()
-    used, devices, gbps, ranks, nodes, no_ib = (
-        dict[str, None](),
-        defaultdict[str, dict[str, None]](dict),
-        0.0,
-        0,
-        0,
-        False,
-    )
+    hca, seen, carrying, processes = dict[str, None](), dict[str, None](), dict[str, None](), set[tuple[str, str]]()
+    devices: dict[str, dict[str, None]] = defaultdict(dict)
+    gbps, ranks, nodes, no_ib = 0.0, 0, 0, False
     for text in lines:
+        if (process := _PROCESS.search(text)) is not None:
+            processes.add((process[1], process[2]))
         if (comm := _COMM.search(text)) is not None and int(comm[1]) >= ranks:
             ranks, nodes = int(comm[1]), int(comm[2] or nodes)
         if (network := _NETWORK.search(text)) is not None:
-            used.setdefault(network[1].replace("socket", "Socket"))
+            found = carrying if "via" in network[1] else seen
+            found.setdefault(network[2].strip().replace("socket", "Socket"))
         if (named := _DEVICES.search(text)) is not None:
             devices[named[1]] |= dict.fromkeys(_NAMES.findall(named[2])[:16])
         if (asked := _ASKED.search(text)) is not None:
@@ -72,8 +77,11 @@ def read_network(lines: Iterable[str]) -> Network | None:
         if (speed := _SPEED.search(text)) is not None:
             gbps = max(gbps, int(speed[1]) / 1e3)
         no_ib = no_ib or _NO_IB in text
-    if not (used or hca):
+    if not (seen or carrying or hca):
         return None
+    if not nodes and ranks and len(processes) >= ranks:
+        nodes = len({host for host, _ in processes})
+    used = carrying or seen
     transport = "Socket" if "Socket" in used else next(iter(used), "IB (NCCL_IB_HCA)")
     of_kind = devices["Socket"] if transport == "Socket" else devices["IB"] or hca
-    return Network(transport, tuple(of_kind), gbps, ranks, nodes, no_ib)
+    return Network(transport, tuple(of_kind), gbps, ranks, nodes, no_ib, bool(carrying) or nodes > 1)

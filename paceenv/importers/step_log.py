@@ -20,7 +20,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, short_repr
+from paceenv.core.wording import duration
 from paceenv.importers.log_text.conversion import (
     GROUPS,
     MIN_VALUES,
@@ -44,7 +45,6 @@ from paceenv.importers.log_text.named_numbers import (
     numbers_of,
     role_of,
 )
-from paceenv.importers.log_text.user_pattern import UserPattern
 from paceenv.importers.packed import content_of, head_of
 
 MIN_STAMPS: Final = 8
@@ -67,6 +67,7 @@ _NO_TRAINING: Final = re.compile(
     r"Watchdog|NCCL INFO"
 )
 """Lines of anything else: evaluation, files, Hugging Face's datasets (which count examples), vLLM."""
+_NO_TIME: Final = re.compile(r"(?:loss|lr|rate|acc\w*|norm|ppl|put)\W*\Z|'", re.IGNORECASE)
 _ALL_MS: Final = "time (ms) |"
 """DeepSpeed and Megatron-LM: what follows are parts of a step."""
 _TIMER: Final = re.compile(r"^\s*([A-Za-z][\w-]{1,40}) \.{2,}: ?\(([\d.]+), ([\d.]+)\)")
@@ -78,6 +79,8 @@ _CARRIED: Final = 60
 """Lines below one with a step number whose numbers belong to it, as Composer and OLMo print them."""
 _LONGEST: Final = 200
 """Characters of a line that nothing could be made of."""
+_LONGEST_PATTERN: Final = 2000
+"""Characters of a user's own pattern, and of a line that it sees."""
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -100,11 +103,18 @@ class StepLog:
     notes: tuple[str, ...] = ()  # what was left out or had to be assumed, a line each
     phases: Mapping[str, Array] = field(default_factory=dict)  # seconds of named parts of each value's step, (V,)
     settings: Mapping[str, str] = field(default_factory=dict)  # named_numbers.SETTINGS that it printed
+    of: str = "step"  # what a time is of: a token, say, where all that a log has is a speed
 
     @property
     def world_size(self) -> int:
         """Ranks of the job as far as the log tells, 0 if it does not."""
         return int(self.settings.get("world size", len(self.others) + 1 if self.others else 0))
+
+    def said(self, time_s: float) -> str:
+        """A time in words, and the speed that the log has where it is none of a step."""
+        if self.of == "step":
+            return duration(time_s)
+        return f"{1.0 / time_s:,.0f} {self.of}s/s" if time_s < 0.01 else f"{1.0 / time_s:.3g} {self.of}s/s"
 
 
 def read_step_log(
@@ -120,10 +130,34 @@ def read_step_log(
         raise InputError(f"{path}: no text; allowed: {ALLOWED}")
     if pattern is None and (table := _whole_table(path, head)) is not None:
         return table
-    found = _Lines(None if pattern is None else UserPattern(pattern))
+    found = _Lines(None if pattern is None else compile_pattern(pattern))
     for line in read_lines(path, on_bytes):
         found.add(line)
     return found.log(path)
+
+
+def compile_pattern(text: str) -> re.Pattern[str]:
+    """A user's own pattern; without a value the time stamps of the lines give a step time.
+
+    Raises InputError: it is no regular expression, or lacks a group that it needs.
+    """
+    try:
+        found = re.compile(text[:_LONGEST_PATTERN])
+    except (re.error, RecursionError, OverflowError, MemoryError) as error:
+        raise InputError(
+            f"--pattern {short_repr(text)}: no regular expression ({error}); "
+            "allowed: for example 'step (?P<step>\\d+).*time: (?P<ms>[\\d.]+)'"
+        ) from None
+    names = set(found.groupindex)
+    unknown, values = sorted(names - {"step", "time", "rank", *GROUPS}), sorted(names & set(GROUPS))
+    if unknown or len(values) > 1 or not names & {"step", *GROUPS}:
+        said = (
+            f"group {unknown[0]!r} is unknown" if unknown else f"groups {', '.join(values)}" if values else "no group"
+        )
+        raise InputError(f"--pattern: {said}; allowed: one of {', '.join(GROUPS)}, beside it step, time, rank")
+    if "elapsed_s" in values and "step" not in names:
+        raise InputError("--pattern: elapsed_s without (?P<step>..); allowed: both, as it is differenced")
+    return found
 
 
 def jobs_of(logs: Sequence[StepLog], on_note: Callable[[str], None]) -> tuple[StepLog, ...]:
@@ -257,7 +291,7 @@ _COUNT: Final = Role("step", "", trust=5)
 class _Lines:
     """What was read so far: columns by trust and name, each by rank and length of a progress bar."""
 
-    def __init__(self, pattern: UserPattern | None) -> None:
+    def __init__(self, pattern: re.Pattern[str] | None) -> None:
         self._pattern = pattern
         self.settings: dict[str, str] = {}
         self._columns: dict[tuple[int, str], dict[tuple[int | None, str], Column]] = {}
@@ -272,8 +306,9 @@ class _Lines:
         text = line.text
         if self._pattern is not None:
             self._number += 1
-            if (fields := self._pattern.match(text) or self._pattern.match(line.tagged)) is not None:
-                self._add_fields(fields, line)
+            heads = (one[:_LONGEST_PATTERN] for one in (text, line.tagged))
+            if (hit := next(filter(None, map(self._pattern.search, heads)), None)) is not None:
+                self._add_fields({name: value for name, value in hit.groupdict().items() if value is not None}, line)
         elif _EVENT in text:
             self._add_event(text.partition(_EVENT)[2], line.rank)
         elif text[:1] == "{" and '"' in text and (row := _json_row(text)) is not None:
@@ -338,16 +373,22 @@ class _Lines:
             stamp = Stamp(clock.value, clock.digit)
         rank = next((int(found.plain) for _, found, _ in by["rank"]), rank)
         epoch = next((found.plain for _, found, _ in by["epoch"]), 0.0)
-        line = _Row(
-            math.nan, 0.0, epoch, stamp, rank, text, source, {r.name: found.plain for r, found, _ in by["phase"]}
-        )
+        whole = next(((r.unit or 1.0, found.plain) for r, found, _ in by["value"] if "step time" in r.kind), (1.0, 0.0))
+        named = dict[str, float]()
+        for role, found, _ in by["phase"]:
+            part_s = found.plain * (1.0 if role.unit else whole[0])
+            if role.unit or "time" in role.name or part_s <= whole[1]:  # else a number of anything
+                named[role.name] = part_s
+        line = _Row(math.nan, 0.0, epoch, stamp, rank, text, source, named)
         if by["step"]:
             _, found, one = min(by["step"], key=lambda step: step[0].trust)
             self._step, self._step_line = found.plain, self._number
             line = line._replace(step=found.plain, total=float(one.total or 0))
         for name, part_s in line.parts.items():
             self._add_phase(rank, name, part_s)
-        parts = [n for n in line.parts if not any(n != other and n.startswith(other + " ") for other in line.parts)]
+        plain = {name: name.replace(" microstep", "") for name in line.parts}
+        parts = [n for n in plain if not any(plain[n].startswith(other + " ") for other in plain.values())]
+        parts = [n for n in parts if " microstep" in n or plain[n] + " microstep" not in plain]
         if not by["value"] and len(parts) > 1:
             role = Role("value", " + ".join(parts), trust=TRUST_SUM, averages="one step")
             whole_s = sum(line.parts[name] for name in parts)
@@ -397,14 +438,14 @@ class _Lines:
         stamp = stamp_in(fields.get("time", line.text))
         step, rank = (number(fields.get(name, "")) for name in ("step", "rank"))
         group = next((name for name in fields if name in GROUPS), None)
-        kind, unit = GROUPS[group or "elapsed"]
+        kind, unit = GROUPS[group or "elapsed_s"]
         value = None if group is None else number(fields[group], unit)
         if group is None and stamp is not None and step is not None:
             value = Number(stamp.clock_s, stamp.clock_s, stamp.resolution_s)
         if value is not None:
             at = math.nan if step is None else step.plain
             row = _Row(at, 0.0, 0.0, stamp, line.rank if rank is None else int(rank.plain), "", "", {})
-            self._keep((-9, UserPattern.name), (row.rank, ""), Column(kind), row, value)
+            self._keep((-9, "--pattern"), (row.rank, ""), Column(kind), row, value)
 
     def _keep(
         self, name: tuple[int, str], writer: tuple[int | None, str], column: Column, line: _Row, value: Number
@@ -418,7 +459,7 @@ class _Lines:
 
     def log(self, path: Path) -> StepLog:
         """The log from what is trusted most and has enough values."""
-        notes: list[str] = []
+        problems: list[str] = []
         for trust, name in sorted(self._columns):
             least = MIN_STAMPS if trust == TRUST_STAMPS else MIN_VALUES
             by_rank: dict[int | None, dict[str, Column]] = defaultdict(dict)
@@ -430,11 +471,11 @@ class _Lines:
             if not by_rank:
                 continue
             try:
-                return self._to_log(path, name, by_rank, notes)
+                return self._to_log(path, name, by_rank)
             except InputError as error:
-                notes.append(str(error))
-        if notes:
-            raise InputError(notes[0])
+                problems.append(str(error))
+        if problems:
+            raise InputError(problems[0])
         seen = max((len(c) for columns in self._columns.values() for c in columns.values()), default=0)
         few = f" ({seen} found, needed {MIN_VALUES})" if seen else ""
         if self._pattern is not None:
@@ -450,14 +491,12 @@ class _Lines:
         sample = self._samples[shape]
         said = f"{count} lines like {sample[:80]!r}"
         found = re.search(r"(?<![\w.:-])(\d+)(?![\w.:-])(.{0,80}?)(?<![\w.:])(\d+\.\d+)", sample)
-        if found is None:
+        if found is None or _NO_TIME.search(found[2]):
             return f" ({said})"
         between = re.sub(r"\d+", r"\\d+", re.escape(found[2]).replace("\\ ", " "))
         return f" ({said}; if {found[3]} is a time in seconds: --pattern '(?P<step>\\d+){between}(?P<s>[\\d.]+)')"
 
-    def _to_log(
-        self, path: Path, source: str, by_rank: Mapping[int | None, Mapping[str, Column]], notes: list[str]
-    ) -> StepLog:
+    def _to_log(self, path: Path, source: str, by_rank: Mapping[int | None, Mapping[str, Column]]) -> StepLog:
         """Step times of every writer; that with the most values is shown, the others stand beside it.
 
         Of a writer's columns, the lengths of its progress bars, the first one counts that has step times.
@@ -472,7 +511,7 @@ class _Lines:
                     problem = problem or str(error)
                     continue
                 said = (f"of progress bars of {', '.join(columns)} steps that of {total} is used",) * (len(columns) > 1)
-                parts = _phases_of(steps, self._phases.get(rank) or {})
+                parts = _phases_of(steps, self._phases.get(rank) or {}) if steps.of == "step" else {}
                 longest_s = max((float(np.nanmedian(part_V)) for part_V in parts.values()), default=0.0)
                 if longest_s > _WHOLE * float(np.median(steps.step_s_V)) and self._pattern is None:
                     problem = (
@@ -480,14 +519,15 @@ class _Lines:
                     )
                     continue
                 found = steps.step_V, steps.step_s_V, steps.steps_V, steps.clock_s_V, steps.run_V, steps.rounding_s
-                logs.append(StepLog(path.name, source, *found, rank, notes=(*said, *steps.notes), phases=parts))
+                notes = (*said, *steps.notes)
+                logs.append(StepLog(path.name, source, *found, rank, notes=notes, phases=parts, of=steps.of))
                 break
         if not logs:
             raise InputError(problem)
         logs.sort(key=lambda log: (-len(log.step_V), -1 if log.rank is None else log.rank))
         first = logs[0]
         more = (f"lines of {len(logs)} ranks; those of rank {first.rank} are shown, all are compared",)
-        said = tuple(dict.fromkeys([*notes, *first.notes])) + more * (len(logs) > 1)
+        said = first.notes + more * (len(logs) > 1)
         return replace(first, others=tuple(logs[1:]), notes=said, settings=self.settings)
 
 

@@ -130,7 +130,8 @@ def _print_hang(hang: Hang) -> None:
     """The verdict, what each rank waits for, and what the ranks behind it were last seen doing."""
     dumps, silent = len(hang.job.dumps), len(hang.job.silent)
     what = "lines of the watchdog" if hang.of_watchdog else "Flight Recorder dumps"
-    title = f"{hang.name}: {what} of {dumps} of {dumps + silent} ranks"
+    of = f"{dumps} of {dumps + silent} ranks" if silent or not hang.of_watchdog else f"{dumps} rank{'s' * (dumps > 1)}"
+    title = f"{hang.name}: {what} of {of}"
     output.print_table(title, (), (), sentence(hang.verdict))
     if not hang.hangs or hang.apart:
         return

@@ -45,7 +45,7 @@ def page(found: StepDiagnosis, notes: tuple[str, ...]) -> str:
         f"{log.step_V.max()}, {int(found.ordinary.warm_up_V.sum())} values of warm-up left out"
     )
     facts = [
-        ("mean step", unit.text(found.mean_s)),
+        (f"mean {log.of}", unit.text(found.mean_s)),
         ("median", unit.text(found.median_s)),
         ("99th percentile / median", f"{found.p99_over_median:.3f}"),
         ("coefficient of variation", f"{found.cv:.2%}"),
@@ -78,7 +78,7 @@ def _course(found: StepDiagnosis) -> Picture:
     if width > 1:
         panel.fill_between(starts, low, high, color=BAND, lw=0, step="mid")
     mean[np.logical_or.reduceat(~steady_V, starts)] = np.nan  # which would draw the picture's edge
-    panel.plot(starts, mean, ".-" if len(at_V) <= 200 else "-", color=LINE, lw=0.9, ms=4, label="step time")
+    panel.plot(starts, mean, ".-" if len(at_V) <= 200 else "-", color=LINE, lw=0.9, ms=4, label=f"{log.of} time")
     warm, top, low_end = np.flatnonzero(~steady_V), top_of(time_V[steady_V]), float(time_V[steady_V].min())
     if len(warm):
         panel.plot(warm, np.clip(time_V[warm], low_end, top), "x", color=_WARM, ms=5, label="warm-up, left out")
@@ -92,7 +92,7 @@ def _course(found: StepDiagnosis) -> Picture:
         panel.plot(ends, [unit.per_s * level.level_s] * 2, color=_LEVEL, lw=2.0, label="" if i else "level")
     for restart in np.flatnonzero(np.diff(log.run_V)) + 1:
         panel.axvline(float(restart), color=_WARM, ls=":", lw=1.0)
-    panel.set(xlabel="logged value, labelled with its step", ylabel=f"step time, {unit.name}")
+    panel.set(xlabel="logged value, labelled with its step", ylabel=f"{log.of} time, {unit.name}")
     room = max(0.06 * (top - low_end), 0.01 * low_end)
     panel.set_ylim(low_end - room, top + room)
     panel.xaxis.set_major_locator(MaxNLocator(8, integer=True))
@@ -112,7 +112,7 @@ def _course(found: StepDiagnosis) -> Picture:
         said.append(f"Outliers come every {found.outlier_period.steps} steps.")
     classes = np.where(~steady_V, "warm-up", np.where(outlier_V, "outlier", ""))
     rows = [(str(s), f"{t:.6g}", str(c)) for s, t, c in zip(log.step_V, time_V, classes, strict=True)]
-    numbers = Numbers("step-times", ("step", f"step time, {unit.name}", "class"), rows[:200_000])
+    numbers = Numbers("step-times", ("step", f"{log.of} time, {unit.name}", "class"), rows[:200_000])
     return drawn("Step times", " ".join(filter(None, said)), figure, numbers)
 
 

@@ -17,7 +17,7 @@ from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.metrics import correlation_length
 from paceenv.diagnosis.step_times.ordinary import Ordinary, clipped, split
-from paceenv.diagnosis.step_times.step_findings import Finding, find_all
+from paceenv.diagnosis.step_times.step_findings import Finding, find_all, take_turns
 from paceenv.diagnosis.step_times.step_patterns import Drift, Period, drift, outlier_period, pattern_period
 from paceenv.importers.step_log import StepLog
 
@@ -26,7 +26,6 @@ MIN_VALUES: Final = 8
 PERCENTILE: Final = 0.01
 _ROUNDING: Final = 1e-12
 _RESAMPLES: Final = 200
-_MAX_CELLS: Final = 1_000_000
 _MAX_VALUES: Final = 50_000
 """Values of a resample; of more, evenly spread blocks are taken."""
 WORTH: Final = 0.02
@@ -34,6 +33,8 @@ WORTH: Final = 0.02
 is not in it."""
 _COARSE: Final = 2e-3
 """Share of a step: a coarser last digit hides variation."""
+_IRREGULAR: Final = 1.5
+"""Times as long that the longest tenth of the steps takes, from which on that is the answer."""
 _ROUNDED: Final = 0.3
 """Share of the variance that rounding may make before it is said."""
 RECORD: Final = "paceenv live run --nproc-per-node 8 --out runs/live train.py"
@@ -126,11 +127,14 @@ class StepDiagnosis:
         shown = f"removing all variation would gain at most {at_most} of throughput"
         if self.findings:
             first = self.findings[0]
-            return f"{first.text}; {shown}", first.next_step or f"to see who waits for whom in every step: {RECORD}"
+            gain = f"; removing all variation would gain at most {_digits(self.ceiling.value)} % of throughput"
+            text = first.text + gain * (first.kind not in {"rank", "part"})  # which are more than variation
+            return text, first.next_step or f"to see who waits for whom in every step: {RECORD}"
         if self.rounding_share > _ROUNDED:
-            why = f"{self.rounding_share:.0%} of the variance that the log shows is rounding"
+            share = self.log.rounding_s / self.mean_s
             return (
-                f"{shown}, but {why}, so that the ceiling cannot be determined closer",
+                f"the log rounds times to {_digits(share)} % of a step, which hides what is smaller: removing all "
+                f"variation would gain at most about {_digits(self.ceiling.value + share)} % of throughput",
                 "log step times with more digits (milliseconds with a decimal), then: paceenv diagnose on that log",
             )
         if self.averaged > 1.0 and self.ceiling.high < WORTH:
@@ -151,6 +155,13 @@ class StepDiagnosis:
                 f"be determined from {count} values",
                 again,
             )
+        short_s, long_s = np.quantile(self.steady_s_V, [0.1, 0.9]).tolist()
+        if long_s > _IRREGULAR * short_s:
+            said = self.log.said
+            shown = (
+                f"steps vary, and no pattern shows: a tenth takes less than {said(short_s)}, a tenth more than "
+                f"{said(long_s)}; {shown}"
+            )
         return (
             f"{shown}: a second look is worth it, at which ranks and operations it comes from",
             f"record which ranks are late: {RECORD}; then: paceenv diagnose runs/live",
@@ -167,10 +178,11 @@ class StepDiagnosis:
             "notes": list(log.notes),
             "values": len(log.step_V),
             "warm_up_values": int(self.ordinary.warm_up_V.sum()),
-            "runs": self.runs,
+            "restarts": self.runs - 1,
             "steps": [int(log.step_V.min()), int(log.step_V.max())],
             "steps_per_value": self.averaged or None,
             "rank": log.rank,
+            "seconds_of_a": log.of,
             "mean_s": self.mean_s,
             "median_s": self.median_s,
             "cv": self.cv,
@@ -220,6 +232,8 @@ def diagnose_steps(log: StepLog) -> StepDiagnosis:
     averaged = float(np.median(log.steps_V)) if (log.steps_V > 0).all() else 0.0
     findings = find_all(log, ordinary, slope, pattern, period, kind_v)
     enough = len(x) >= MIN_VALUES and (~outlier_v).sum() >= MIN_VALUES
+    if pattern is not None and not take_turns(x, kind_v):
+        kind_v = np.zeros(len(x), np.int64)
     return StepDiagnosis(
         log, ordinary, averaged, period, pattern, slope, findings, _ceiling(x, kind_v) if enough else None
     )
@@ -248,12 +262,11 @@ def _resampled(step_s_V: Array, fastest_V: Array) -> tuple[float, float]:
     random = np.random.default_rng(0)
     resamples = _RESAMPLES if n <= 5000 else _RESAMPLES // 2
     gains = np.zeros(resamples)
-    for part in np.array_split(np.arange(resamples), max(resamples * n // _MAX_CELLS, 1)):
-        starts = random.integers(0, n, (len(part), -(-n // length)))
-        # Blocks go around the end, so that all count alike.
-        drawn = (starts[:, :, None] + np.arange(length)).reshape(len(part), -1)[:, :n] % n
-        fastest = np.quantile(step_s_V[drawn] / fastest_V[drawn], PERCENTILE, axis=1) * fastest_V[drawn].mean(axis=1)
-        gains[part] = step_s_V[drawn].mean(axis=1) / fastest - 1.0
+    for k in range(resamples):
+        starts = random.integers(0, n, -(-n // length))
+        drawn = (starts[:, None] + np.arange(length)).ravel()[:n] % n  # around the end, so that all count alike
+        x, fast = step_s_V[drawn], fastest_V[drawn]
+        gains[k] = x.mean() / (np.quantile(x / fast, PERCENTILE) * fast.mean()) - 1.0
     low, high = np.quantile(gains, [0.025, 0.975]).tolist()
     return low, high
 

@@ -23,12 +23,16 @@ LEAST: Final = 0.3
 LARGE: Final = 0.02
 """Share of a step: what changes less is no finding."""
 GROWTH: Final = 0.15
+STEADY: Final = 0.6
+"""Share of the variation that a line explains where steps grow steadily; a random walk has less."""
 SLOWER: Final = 1.05
 """Times as long as the others that a slow rank takes at least."""
 MOST_STEPS: Final = 0.8
 """Share of the steps in which it is the slower one."""
 LONG_PART: Final = 0.1
 """Share of a step that a part must take to be named, where steps should not wait for it."""
+LONG_TRANSFERS: Final = 0.3
+"""The same of transfers, which a job cannot do without."""
 _WAITED_FOR: Final = ("data", "load", "read", "fetch")
 _WAITING: Final = frozenset(("send", "recv", "reduce", "allreduce", "gather", "sync", "barrier", "params", "grads"))
 """Parts in which ranks wait for each other: there the slowest rank takes least."""
@@ -65,12 +69,12 @@ def find_all(
     x, step_v, outlier_v = log.step_s_V[steady_V], log.step_V[steady_V], ordinary.outlier_V[steady_V]
     found = [one for one in (_levels(x, step_v, ordinary), _growth(x, slope, ordinary)) if one is not None]
     if pattern is not None:
-        found.append(_alternation(x, kind_v, pattern.steps))
+        found.append(_alternation(x, kind_v, pattern.steps, log))
     if outlier_v.any():
-        found.append(_long_steps(x, outlier_v, period))
+        found.append(_long_steps(x, outlier_v, period, log))
     parts = [_part(name, part_V[steady_V], x) for name, part_V in log.phases.items() if not name.endswith(FASTEST)]
     found += [part for part in parts if part is not None]
-    found = [one for one in found if one.explains >= LEAST]
+    found = [one for one in found if one.explains >= (STEADY if one.kind == "growth" else LEAST)]
     found.sort(key=lambda one: -one.explains - (_CAUSE if one.kind == "part" else 0.0))
     return tuple(_slow_ranks(log) + _spread(log, steady_V, float(np.median(x))) + found)
 
@@ -80,22 +84,35 @@ def _explained(x: Array, fitted: Array | float, least: float = _VARIES) -> float
     return max(1.0 - float(np.abs(x - fitted).sum()) / total, 0.0) if total > least * float(x.sum()) else 0.0
 
 
+def begin_of(step_v: Integers, at: int) -> str:
+    """The step at which a value begins; a value that stands for several steps began after the one before."""
+    begin = int(step_v[at - 1]) + 1 if at else int(step_v[at])
+    return f"{'' if begin == step_v[at] else 'about '}step {begin}"
+
+
+def levels_text(ordinary: Ordinary, step_v: Integers) -> str:
+    """The levels in words."""
+    levels = ordinary.levels
+    said = [f"{ordinary.log.said(one.level_s)} from {begin_of(step_v, one.start)}" for one in levels[:_MOST_LEVELS]]
+    return ", ".join(said) + " ..." * (len(levels) > _MOST_LEVELS)
+
+
 def _levels(x: Array, step_v: Integers, ordinary: Ordinary) -> Finding | None:
     levels = ordinary.levels
     if len(levels) < 2:
         return None
     fitted = np.concatenate([np.full(one.end - one.start, one.level_s) for one in levels])
-    first, second = levels[0].level_s, levels[1].level_s
+    first, second, words = levels[0].level_s, levels[1].level_s, ordinary.log.said
+    at = begin_of(step_v, levels[1].start)
     if len(levels) > 2:
-        said = ", ".join(f"{duration(one.level_s)} from step {step_v[one.start]}" for one in levels[:_MOST_LEVELS])
-        text = f"the step time changes its level {len(levels) - 1} times: {said}{' ...' * (len(levels) > _MOST_LEVELS)}"
+        said = levels_text(ordinary, step_v)
+        text = f"the step time changes its level {len(levels) - 1} times: {said}"
     else:
         change = (
             f"take {second / first:.3g} times as long" if second > first else f"are {first / second:.3g} times as fast"
         )
-        at = step_v[levels[1].start]
-        text = f"steps {change} since step {at}: {duration(first)} before, {duration(second)} from there on"
-    next_step = f"look at what changed at step {step_v[levels[1].start]}: another job, a clock, a phase of the program"
+        text = f"steps {change} since {at}: {words(first)} before, {words(second)} from there on"
+    next_step = f"look at what changed at {at}: another job, a clock, a phase of the program"
     large = max(first, second) > (1.0 + LARGE) * min(first, second) or len(levels) > 2
     return Finding("levels", text, _explained(x, fitted), next_step) if large else None
 
@@ -104,34 +121,52 @@ def _growth(x: Array, slope: Drift | None, ordinary: Ordinary) -> Finding | None
     if slope is None or abs(slope.change) < GROWTH or len(ordinary.levels) > 1:
         return None
     begin_s, end_s = slope.ends_s
+    ends, next_step = f"{ordinary.log.said(begin_s)} to {ordinary.log.said(end_s)}", ""
+    text = f"steps get steadily shorter, from {ends}"
     if slope.change > 0.0:
-        text = f"steps grow steadily from {duration(begin_s)} to {duration(end_s)}"
-        text += ": a leak or growing work on the host, not ranks"
-    else:
-        text = f"steps get steadily shorter, from {duration(begin_s)} to {duration(end_s)}"
-    next_step = "compare a host profile (py-spy) of the beginning with one of the end: lists, caches, logs that grow"
+        text = f"steps grow steadily from {ends}: a leak or growing work on the host, not ranks"
+        next_step = (
+            "compare a host profile (py-spy) of the beginning with one of the end: lists, caches, logs that grow"
+        )
     return Finding("growth", text, _explained(x, np.linspace(begin_s, end_s, len(x))), next_step)
 
 
-def _alternation(x: Array, kind_v: Integers, steps: int) -> Finding:
-    kind_s = np.array([np.median(x[kind_v == kind]) for kind in range(int(kind_v.max()) + 1)])
+def take_turns(x: Array, kind_v: Integers) -> bool:
+    """Whether one kind of step takes longer, and the others are alike; else it is a course that recurs."""
+    kind_s = _medians(x, kind_v)
+    longest = int(np.argmax(kind_s))
+    others_s = float(np.median(np.delete(kind_s, longest)))
+    return _explained(x, np.where(kind_v == longest, kind_s[longest], others_s)) >= LEAST
+
+
+def _medians(x: Array, kind_v: Integers) -> Array:
+    return np.array([np.median(x[kind_v == kind]) for kind in range(int(kind_v.max()) + 1)])
+
+
+def _alternation(x: Array, kind_v: Integers, steps: int, log: StepLog) -> Finding:
+    kind_s = _medians(x, kind_v)
     longest, others = int(np.argmax(kind_s)), float(np.median(np.delete(kind_s, int(np.argmax(kind_s)))))
+    explains = _explained(x, kind_s[kind_v]) if kind_s[longest] > (1.0 + LARGE) * others else 0.0
+    if not take_turns(x, kind_v):
+        ends = f"{log.said(float(kind_s.min()))} and {log.said(kind_s[longest])}"
+        return Finding("alternation", f"the same course recurs every {steps} steps, between {ends}", explains)
     apart = "every second step" if steps == 2 else f"one of {steps} steps"
     text = (
-        f"steps take turns: {apart} takes {duration(kind_s[longest])}, the others {duration(others)}, as "
+        f"steps take turns: {apart} takes {log.said(kind_s[longest])}, the others {log.said(others)}, as "
         "with gradient accumulation"
     )
-    next_step = "compare steps of the same kind only"
-    explains = _explained(x, kind_s[kind_v]) if kind_s[longest] > (1.0 + LARGE) * others else 0.0
-    return Finding("alternation", text, explains, next_step)
+    return Finding("alternation", text, explains, "compare steps of the same kind only")
 
 
-def _long_steps(x: Array, outlier_v: NDArray[np.bool_], period: Period | None) -> Finding:
+def _long_steps(x: Array, outlier_v: NDArray[np.bool_], period: Period | None, log: StepLog) -> Finding:
     usual_s, long_s = float(np.median(x[~outlier_v])), float(np.median(x[outlier_v]))
     when = f", every {period.steps} steps" if period is not None else ""
-    count = int(outlier_v.sum())
+    count, steps = int(outlier_v.sum()), float(np.median(log.steps_V))
+    what = f"{count} rare long step{'s' * (count > 1)}"
+    if steps > 1.0:
+        what = f"{count} rare long value{'s, each' * (count > 1) or ','} the mean of {steps:.0f} steps"
     text = (
-        f"{count} rare long step{'s' * (count > 1)}{when}, of {duration(long_s)} where {duration(usual_s)} is usual, "
+        f"{what}{when}, of {log.said(long_s)} where {log.said(usual_s)} is usual, "
         "which pacing does not remove: look at evaluation, checkpoints, the data loader and garbage collection instead"
     )
     return Finding("long steps", text, _explained(x, np.where(outlier_v, long_s, usual_s)))
@@ -141,16 +176,18 @@ def _part(name: str, part: Array, x: Array) -> Finding | None:
     """A part of a step that makes its variation, or one that a step should not wait for."""
     part = np.where(np.isfinite(part), part, np.nanmedian(part))
     usual_s, share = float(np.median(part)), float(np.mean(part) / np.mean(x))
-    waited = any(word in name for word in _WAITED_FOR)
+    is_transfer = not _WAITING.isdisjoint(name.split())
+    waited = is_transfer or any(word in name for word in _WAITED_FOR)
     explains = _explained(x, np.median(x - part) + part, 4.0 * _VARIES)
-    if not (waited and share >= LONG_PART) and explains < 0.5:
+    if not (waited and share >= (LONG_TRANSFERS if is_transfer else LONG_PART)) and explains < 0.5:
         return None
     median_s = float(np.median(x))
     text = f"{name!r} takes {share:.0%} of all time ({duration(usual_s)} of {duration(median_s)} in the median step)"
     text += f" and makes {explains:.0%} of the variation" if explains >= LEAST else ""
-    return Finding(
-        "part", text, max(explains, LEAST if waited else 0.0), f"look into {name!r}: it comes with the step times"
-    )
+    if is_transfer:
+        text += ": transfers, and waiting in them for ranks that come late, which a log does not tell apart"
+    next_step = "" if is_transfer else f"look into {name!r}: it comes with the step times"
+    return Finding("part", text, max(explains, LEAST if waited else 0.0), next_step)
 
 
 def _spread(log: StepLog, steady_V: NDArray[np.bool_], step_s: float) -> list[Finding]:
@@ -209,6 +246,7 @@ def _slower(of_rank: Mapping[int, Mapping[int, float]], name: str, step_s: float
     takes = "takes" if len(slow) == 1 else "take"
     when = "in every step" if slower == 1.0 else f"in {slower:.0%} of the steps"
     text = f"{who} {takes} {duration(slow_s)}{what}, the others {duration(fast_s)}, {when} ({len(common)} steps)"
+    text += f": {(slow_s - fast_s) / max(step_s, slow_s):.0%} of a step, if the others wait for that"
     return Finding(
         "rank",
         text,

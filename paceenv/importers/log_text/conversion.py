@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError
 from paceenv.importers.log_text.log_lines import Stamp
 
-Kind = Literal["step time", "steps a second", "speed", "elapsed", "elapsed or step time", "mean speed", "mean time"]
+Kind = Literal["step time", "steps a second", "speed", "elapsed", "elapsed or step time", "mean speed"]
 MAX_VALUES: Final = 5_000_000
 """Values of one log; what follows is left out."""
 GROUPS: Final[Mapping[str, tuple[Kind, float]]] = {
@@ -23,21 +23,18 @@ GROUPS: Final[Mapping[str, tuple[Kind, float]]] = {
     "ms": ("step time", 1e-3),
     "us": ("step time", 1e-6),
     "steps_per_s": ("steps a second", 1.0),
-    "rate": ("speed", 1.0),
-    "elapsed": ("elapsed", 1.0),
     "elapsed_s": ("elapsed", 1.0),
-    "elapsed_ms": ("elapsed", 1e-3),
-    "mean_steps_per_s": ("mean speed", 1.0),
-    "mean_s": ("mean time", 1.0),
-    "mean_ms": ("mean time", 1e-3),
 }
+"""Named groups of a user's own pattern."""
 _THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 MIN_VALUES: Final = 4
 """Step times that a log must hold at least."""
 LONGEST_S: Final = 86400.0
 """No step takes a day: what takes longer is a pause of the job, or was no time."""
-COARSE: Final = 100.0
-"""Where times are rounded, a value spans at least so many units of rounding."""
+COARSE: Final = (10.0, 100.0)
+"""Where times are rounded, a value spans so many units at least; the more where that leaves enough values."""
+_ENOUGH: Final = 20
+_CLOCK: Final = "milliseconds, a step time in each line, or some hundred seconds"
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -132,7 +129,7 @@ def number(text: str, unit: float = 1.0) -> Number | None:
 
 
 class Steps(NamedTuple):
-    """The arrays of a :class:`~paceenv.importers.step_log.StepLog`, ``(V,)`` each, its rounding, notes and lines."""
+    """The arrays of a :class:`~paceenv.importers.step_log.StepLog`, ``(V,)`` each, its rounding, notes, lines, unit."""
 
     step_V: Integers
     step_s_V: Array
@@ -142,6 +139,7 @@ class Steps(NamedTuple):
     rounding_s: float
     notes: tuple[str, ...]
     line_V: Integers
+    of: str
 
 
 def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
@@ -167,7 +165,7 @@ def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
     if mixed:
         notes.append("lines of several writers are mixed; of each step the first one counts")
     step_V, value_V, clock_s_V = step_V[row_V], value_V[row_V], clock_s_V[row_V]
-    rounding, kind, averages = column.digit, column.kind, column.averages
+    rounding, kind, averages, of = column.digit, column.kind, column.averages, "step"
     if kind == "elapsed or step time":
         kind = "elapsed" if _is_clock(value_V) else "step time"
         if kind == "step time":
@@ -176,13 +174,13 @@ def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
     if kind == "steps a second":
         rounding /= max(float(np.median(value_V)) ** 2, 1e-18) if len(value_V) else 1.0
         value_V = np.where(value_V > 1e-9, 1.0 / np.maximum(value_V, 1e-9), 0.0)
-    if kind in {"elapsed", "mean speed", "mean time"}:
+    if kind in {"elapsed", "mean speed"}:
         elapsed_V, rounding_V = _elapsed(kind, step_V, value_V, rounding)
         at_V, value_V, gap_V, run_V, rounding = _differences(step_V, elapsed_V, run_V, rounding_V, notes)
         step_V, row_V, averages, clock_s_V = step_V[at_V], row_V[at_V], "interval", clock_s_V[at_V]
     else:
         if kind == "speed":
-            value_V, rounding = _seconds(value_V, batch, (step_V, clock_s_V, run_V, column), notes)
+            value_V, rounding, of = _seconds(value_V, batch, (step_V, clock_s_V, run_V, column), notes)
         elif not column.unit_said and column.kind != "steps a second":
             unit = _unit_by_clock(value_V, _seconds_a_step(step_V, clock_s_V, run_V))
             value_V, rounding = unit * value_V, unit * rounding
@@ -195,16 +193,15 @@ def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
     if int((~good).sum()):
         notes.append(f"{int((~good).sum())} values that are no time, or more than a day a step, are left out")
     if int(good.sum()) < MIN_VALUES:
-        coarse = ", as its clock has too few digits" if kind == "elapsed" and len(row_V) < MIN_VALUES else ""
-        raise InputError(
-            f"{where}: {int(good.sum())} step times of at most a day{coarse}; allowed: at least {MIN_VALUES}"
-        )
+        if kind == "elapsed" and len(row_V) < MIN_VALUES:
+            raise InputError(f"{where}: a clock with too few digits for so short a run; allowed: {_CLOCK}")
+        raise InputError(f"{where}: {int(good.sum())} step times of at most a day; allowed: at least {MIN_VALUES}")
     single = averages == "one step" or (averages == "unknown" and not (numbered and float(np.median(gap_V)) > 1.0))
     # Whether other values are means over the steps since the last one is unknown.
     steps_V = gap_V if averages == "interval" else np.full(len(step_V), float(single))
     run_V = np.unique(run_V[good], return_inverse=True)[1].astype(np.int64)
     found = step_V[good].astype(np.int64), value_V[good], steps_V[good].astype(np.int64), clock_s_V[good], run_V
-    return Steps(*found, float(rounding), tuple(notes), line_V[row_V][good])
+    return Steps(*found, float(rounding), tuple(notes), line_V[row_V][good], of)
 
 
 def _seconds_a_step(step_V: Array, clock_s_V: Array, run_V: Integers) -> Array:
@@ -270,8 +267,6 @@ def _elapsed(kind: str, step_V: Array, value_V: Array, digit: float) -> tuple[Ar
     if kind == "mean speed":
         safe_V = np.maximum(value_V, 1e-9)
         return step_V / safe_V, step_V * digit / safe_V**2
-    if kind == "mean time":
-        return step_V * value_V, step_V * digit
     return value_V, np.full(len(value_V), digit)
 
 
@@ -284,7 +279,8 @@ def _differences(
     _, first, count = np.unique(run_V, return_index=True, return_counts=True)
     passed_s = sum(float(elapsed_V[f + n - 1] - elapsed_V[f]) for f, n in zip(first, count, strict=True))
     rounding, usual_s = float(np.median(rounding_V)) if len(rounding_V) else 0.0, passed_s / max((count - 1).sum(), 1)
-    stride = max(math.ceil(COARSE * rounding / max(usual_s, 1e-9)), 1) if rounding > 0.0 else 1
+    units = min(max(passed_s / _ENOUGH / rounding, COARSE[0]), COARSE[1]) if rounding > 0.0 else 0.0
+    stride = max(math.ceil(units * rounding / max(usual_s, 1e-9)), 1)
     pieces = [
         f + np.linspace(0, n - 1, (n - 1) // stride + 1).round().astype(np.int64)
         for f, n in zip(first, count, strict=True)
@@ -303,22 +299,22 @@ def _differences(
 
 def _seconds(
     speed_V: Array, batch: float, about: tuple[Array, Array, Integers, Column], notes: list[str]
-) -> tuple[Array, float]:
+) -> tuple[Array, float, str]:
     """Step times from speeds: of the batch, else of what the time stamps say, else those of one sample or token."""
     step_V, clock_s_V, run_V, column = about
     safe_V = np.where(speed_V > 0.0, speed_V, np.nan)
     stamped_V = _seconds_a_step(step_V, clock_s_V, run_V) * safe_V
-    per_step = 1.0
+    per_step, of = 1.0, "step"
     if batch > 0.0 and column.of in {"sample", "throughput"}:
         per_step = batch
     elif np.isfinite(stamped_V).sum() >= MIN_VALUES:
         per_step = float(np.nanmedian(stamped_V))
         notes.append("seconds are speeds times a constant that comes from the lines' time stamps")
     else:
-        of = column.of if column.of and column.of != "throughput" else "unit of work"
-        notes.append(f"a speed, and no time stamps: all times are those of one {of}, not of a step")
+        of = column.of if column.of and column.of != "throughput" else "unit"
+        notes.append("a speed, and no time stamps: how long a step takes cannot be told, only how the speed changes")
     value_V = per_step / safe_V
-    return value_V, float(np.nanmedian(value_V)) * column.digit / float(np.nanmedian(safe_V))
+    return value_V, float(np.nanmedian(value_V)) * column.digit / float(np.nanmedian(safe_V)), of
 
 
 def bars_of_steps(bars: Mapping[str, Column]) -> dict[str, Column]:

@@ -84,7 +84,8 @@ _NUMBER: Final = re.compile(
 )
 _RATIO: Final = re.compile(r"[a-zµ]*/(?:s|secs?|seconds?|gpu|device)(?:/[a-z]+)?|[a-zµ]{1,5}/[a-z]+")
 _END: Final = re.compile(r"[\s:=#'\"(\[.{<|~-]*\Z")
-_DELIMITER: Final = re.compile(r"[|,;{}\[\]\t<>]|[)\]] |\s{2,}| - |: ")
+_DELIMITER: Final = re.compile(r"[|,;{}\[\]\t<>]|[)\]] |\s{2,}| - |: |\A[A-Z]{4,8}:[\w.]{1,40}:")
+"""The last one is the head of Python's logging."""
 _UNIT_BEHIND: Final = re.compile(r"\(([A-Za-z/µ]{1,12})\)\Z")
 _CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z]|times?\b)")
 _LONGEST: Final = 120
@@ -144,7 +145,7 @@ COUNTED: Final = {
     for of, words in (
         ("step", "step steps iter iters iteration iterations it batches updates"),
         ("sample", "sample samples sequences examples"),
-        ("token", "token tokens tok words"),
+        ("token", "token tokens tok tps words"),
         ("image", "images image imgs img"),
     )
     for word in words.split()
@@ -169,6 +170,7 @@ _PHASES: Final = _words(
     gpu cpu host wait params grads generator batch-generator log logging
     """
 )
+_BARE: Final = _words("data forward backward fwd bwd optimizer allreduce")
 
 
 @lru_cache(maxsize=16384)
@@ -230,9 +232,13 @@ def _speed(name: str, unit: str) -> Role | None:
 
 
 def _time(name: str, words: frozenset[str], unit_s: float | None) -> Role | None:
-    """A name that says a time."""
+    """A name that says a time; a part of a step without a unit is one only beside a time (unit None)."""
+    if name in _BARE and not unit_s:
+        return Role("phase", name, "step time", None)
     if not (words & _TIMES or unit_s) or words & _BAD or ("per" in words and not words & _STEPS):
         return None
+    if unit_s is None and len(said := words & _UNITS_BEHIND) == 1:
+        unit_s = UNITS_S[next(iter(said))]
     if words & _PHASES:
         return Role("phase", name, "step time", unit_s)
     if words & _STEPS:
