@@ -116,6 +116,6 @@ reset, advance, advance_programs, observe = _compile()
 
 def is_ready(function: Callable[..., None]) -> bool:
     """Whether there is machine code of :data:`advance` or :data:`advance_programs`; else the next call compiles it."""
-    if getattr(function, "signatures", True):  # a plain function where Numba is switched off
+    if getattr(function, "overloads", True):  # a plain function where Numba is switched off
         return True
     return any(cache_directory().rglob(f"*.{function.__name__}-*.nbi"))
