@@ -53,15 +53,13 @@ from paceenv.trainers.sweep.trainables import (
 MAX_FAILURES = 2
 """How often a trial begins again, from its last checkpoint, after an error or a lost worker."""
 LOOPBACK, KNOCK_S = "127.0.0.1", 10.0
-UNKNOWN_CPUS = 16
-"""Requested from a cluster without CPUs, which grows on request."""
 TEMPORARY, STATE = "paceenv-ray-", "state"
 """Beginning of the name of a temporary folder, and where an experiment keeps Tune's last whole state."""
 
 
 @contextlib.contextmanager
-def connected(address: str | None) -> Iterator[int]:
-    """A Ray cluster of this process's own, on the loopback interface, or an existing one; yields its CPUs.
+def connected(address: str | None) -> Iterator[None]:
+    """A Ray cluster of this process's own, on the loopback interface, or an existing one.
 
     ``address`` is "auto", "HOST:PORT", or None for a cluster of its own, which ends with this process, however it ends.
     Code travels to an existing cluster. Raises InputError where there is no cluster.
@@ -82,7 +80,7 @@ def connected(address: str | None) -> Iterator[int]:
             said = str(error).splitlines()[0]
             raise InputError(f"--address {address}: {said}; allowed: auto, or HOST:PORT of a running cluster") from None
         try:
-            yield int(ray.cluster_resources().get("CPU", 0)) or UNKNOWN_CPUS
+            yield
         finally:
             ray.shutdown()
 
@@ -109,21 +107,18 @@ def _knock(address: str) -> None:
         raise InputError(f"--address {address}: {said}") from None
 
 
-def tune_all(config: SweepConfig, task: StaticTask | TrainingTask, folder: Path, cpus: int) -> None:
+def tune_all(config: SweepConfig, task: StaticTask | TrainingTask, folder: Path) -> None:
     """Search to the end on the cluster that is :func:`connected`; one experiment in ``folder/tune`` for each search.
 
     Raises:
-        InputError: where a trial needs more CPUs than there are, or Tune cannot go on with what is in the folder.
+        InputError: where Tune cannot go on with what is in the folder.
     """
-    per_trial = config.cpus_per_trial
-    if per_trial > cpus:
-        raise InputError(f"cpus_per_trial = {per_trial}; allowed: at most {cpus}, which the Ray cluster has")
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a lost worker would be pages
     for name, part in (task.each() if isinstance(task, StaticTask) else {"all": task}).items():
         experiment = (folder / TUNE / name).absolute()
         trainable = StaticTrial if isinstance(part, StaticTask) else TrainingTrial
-        given = tune.with_parameters(trainable, task=part, threads=per_trial)
-        runnable = tune.with_resources(given, {"cpu": per_trial})
+        given = tune.with_parameters(trainable, task=part)
+        runnable = tune.with_resources(given, {"cpu": 1})
         if (experiment / STATE).is_dir():
             _restored(experiment, runnable).fit()
         else:

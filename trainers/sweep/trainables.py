@@ -100,13 +100,13 @@ class StaticTask:
                 found.append((str(mechanism), min(threshold, MAX_STATIC_THRESHOLD), window))
         return tuple(found)
 
-    def score(self, config: Mapping[str, float], threads: int = 1) -> dict[str, Any]:
+    def score(self, config: Mapping[str, float]) -> dict[str, Any]:
         """A setting's name and its values: averages over seeds, then weighted means over clusters.
 
         ``energy`` leaves out clusters without power figures, and is missing where none has any.
         """
         setting = self.setting(config)
-        scores = self.problem.score([setting], threads=threads)
+        scores = self.problem.score([setting])
         average = np.mean if self.static.average == "mean" else np.median
         weight_C = np.array([case.weight for case in self.cases])
         found: dict[str, Any] = {"policy": spelled(setting)}
@@ -121,14 +121,14 @@ class StaticTask:
 class StaticTrial(tune.Trainable):  # type: ignore[misc]
     """One static setting, in the normalised actions of a policy, on all clusters of a task: one step."""
 
-    def setup(self, config: dict[str, Any], task: StaticTask, threads: int = 1) -> None:
-        self._task, self._threads = task, threads
+    def setup(self, config: dict[str, Any], task: StaticTask) -> None:
+        self._task = task
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         return True  # an actor that is used again has loaded and compiled code
 
     def step(self) -> dict[str, Any]:
-        return {**self._task.score(self.config, self._threads), "done": True}
+        return {**self._task.score(self.config), "done": True}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Nothing: a step is the whole trial."""
@@ -197,12 +197,12 @@ class TrainingTask:
         """Those of every trial."""
         return range(self.train.seed, self.train.seed + self.count)
 
-    def config(self, hyperparameters: Mapping[str, Any], seed: int, threads: int = 1) -> TrainConfig:
+    def config(self, hyperparameters: Mapping[str, Any], seed: int) -> TrainConfig:
         """The training config of one seed of a trial. Raises InputError for a value that it does not allow."""
         data = self.train.model_dump(mode="json")
         for key, value in hyperparameters.items():
             config_files.set_value(data, f"{key}={json.dumps(value)}", "hyperparameters")
-        data["seed"], data["environment"]["threads"] = seed, threads
+        data["seed"], data["environment"]["threads"] = seed, 1
         return config_files.parse(TrainConfig, data, "hyperparameters")
 
 
@@ -222,8 +222,8 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
     checkpoint of other hyperparameters, as populations do.
     """
 
-    def setup(self, config: dict[str, Any], task: TrainingTask, threads: int = 1) -> None:
-        self._task, self._threads = task, threads
+    def setup(self, config: dict[str, Any], task: TrainingTask) -> None:
+        self._task = task
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -235,8 +235,8 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
         if not self._runs:
             from paceenv.trainers.training.training_run import Run  # PyTorch, which static settings do not need
 
-            validation = _validation(self._task.train.model_dump_json(), self._threads)
-            configs = [self._task.config(self.config, seed, self._threads) for seed in self._task.seeds]
+            validation = _validation(self._task.train.model_dump_json())
+            configs = [self._task.config(self.config, seed) for seed in self._task.seeds]
             self._runs = [Run(config, validation=validation) for config in configs]
         return self._runs
 
@@ -277,11 +277,11 @@ def checkpoint_of(folder: Path, seed: int) -> Path:
 
 
 @functools.cache
-def _validation(train_json: str, threads: int) -> Validation:
+def _validation(train_json: str) -> Validation:
     """Of a training config's selection; once in a process, as bounds take seconds to find."""
     config = TrainConfig.model_validate_json(train_json)
     assert config.selection is not None  # as the task has checked
-    return Validation(config.selection, config.environment.limits, threads)
+    return Validation(config.selection, config.environment.limits, threads=1)
 
 
 def training_space(ranges: Mapping[str, Range]) -> dict[str, Any]:
