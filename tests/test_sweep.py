@@ -302,7 +302,7 @@ def test_a_trial_that_copies_another_has_its_patience_again_and_says_whose_it_wa
         def setup(self, config: dict[str, Any]) -> None:
             super().setup(config, task)
 
-    monkeypatch.setattr("paceenv.trainers.sweep.trainables._validation", lambda train_json, threads: Looks())
+    monkeypatch.setattr("paceenv.trainers.sweep.trainables._validation", lambda train_json: Looks())
     monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path / "ray"))
     first, second = ({"sb3.learning_rate": rate} for rate in (0.001, 0.002))
     trial = Trial(first)
