@@ -1,4 +1,4 @@
-"""Timings as ratios within one run: ``python -m benchmarks`` runs all, ``python -m benchmarks.speed.engine_speed`` one
+"""Timings as ratios within one run: ``python -m benchmarks`` runs all, ``python -m benchmarks.speed.simulation`` one
 of them.
 
 Not part of the package and never asserted in a test; ``docs/evidence/benchmarks.md`` is what a run on one machine gave.

@@ -10,25 +10,11 @@ from typing import Annotated
 import typer
 
 from benchmarks._common import Report, machine, put, show
-from benchmarks.speed import (
-    agent_cost,
-    diagnosis_speed,
-    engine_speed,
-    env_speed,
-    ppo,
-    program_speed,
-)
+from benchmarks.speed import agent_cost, diagnosis_speed, simulation
 from paceenv.ui import output
 from paceenv.ui.output import markdown_table
 
-BENCHMARKS = {
-    "engine": engine_speed.run,
-    "programs": program_speed.run,
-    "env": env_speed.run,
-    "ppo": ppo.run,
-    "agent": agent_cost.run,
-    "diagnosis": diagnosis_speed.run,
-}
+BENCHMARKS = {"simulation": simulation.run, "agent": agent_cost.run, "diagnosis": diagnosis_speed.run}
 COMMAND = "python -m benchmarks --write"
 
 

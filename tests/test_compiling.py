@@ -20,7 +20,7 @@ def test_machine_code_is_ready_once_it_is_kept(tmp_path: Path, monkeypatch: pyte
     def advance() -> None:
         """A function that was not compiled in this process."""
 
-    advance.signatures = []  # type: ignore[attr-defined]
+    advance.overloads = {}  # type: ignore[attr-defined]
     monkeypatch.setattr(compiled, "cache_directory", lambda: tmp_path)
     assert not compiled.is_ready(advance)
     (tmp_path / "engine").mkdir()

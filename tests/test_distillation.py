@@ -17,7 +17,7 @@ from paceenv.policies.policy_file import load_policy
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.training import distill
-from paceenv.trainers.training.distill import DistillLearner, Student
+from paceenv.trainers.training.distill import NULL_LIMIT, DistillLearner, Student
 from paceenv.trainers.training.learner import Curve
 from paceenv.trainers.training.teacher import (
     Answers,
@@ -182,7 +182,7 @@ def test_the_margin_is_the_smallest_that_training_nulls_allow(
         last.bias.fill_(estimate)
     found = learner._choose_margin(np.random.default_rng(0))
     assert (learner.margin, found["pressure"]) == (margin, pressure)
-    assert (found["null_cost_worst"] > learner.section.null_limit) == (estimate > 5.0)
+    assert (found["null_cost_worst"] > NULL_LIMIT) == (estimate > 5.0)
     learner._choose_margin(np.random.default_rng(0))
     assert learner.pressure_K.tolist() == [pressure**2] * 2, "it grows while a cluster loses more than a null may"
 

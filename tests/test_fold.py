@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceenv.sim.cluster import load_cluster
-from paceenv.sim.cluster.derive import derive, typical
+from paceenv.sim.cluster.derive import derive, drawn
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_tables import tables
 from paceenv.sim.cluster.transfers import use_of
@@ -44,7 +44,7 @@ def event_loop(one: Cluster) -> Simulator:
     ],
 )
 def test_both_loops_take_the_same_steps(name: str, of_a_step: float, of_the_mean: float) -> None:
-    one = typical(load_cluster(name))
+    one = drawn(load_cluster(name), KEYS[0])
     assert not one.has_program
     vector, events = Simulator(derive(one, KEYS), KEYS), event_loop(one)
     a_ET, b_ET = (sim.run(sim.off(), 150) for sim in (vector, events))

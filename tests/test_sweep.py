@@ -225,7 +225,7 @@ def test_what_a_sweep_cannot_do_is_one_line_and_no_folder(
 def test_a_folder_keeps_its_sweep_and_a_sweep_without_a_result_is_an_error(
     suite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(config: SweepConfig, task: StaticTask, folder: Path, cpus: int) -> None:
+    def fails(config: SweepConfig, task: StaticTask, folder: Path) -> None:
         _write(folder / "tune" / "all" / "00000", "error.txt", "no luck\n")
 
     monkeypatch.setattr(ray_tuner, "connected", lambda address: contextlib.nullcontext(2))

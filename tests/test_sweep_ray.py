@@ -107,13 +107,13 @@ def test_three_nodes_of_which_one_is_killed_finish(
                 cluster.remove_node(nodes.pop(), allow_graceful=False)
 
         monkeypatch.setattr(ray_tuner.Progress, "on_step_end", kill_one)
-        with ray_tuner.connected(cluster.address) as cpus:
-            assert cpus == 1, "of the largest node"
+        with ray_tuner.connected(cluster.address):
+            assert ray.cluster_resources()["CPU"] == 3
             path = ray.get(ray.remote(lambda: __import__("sys").path).remote())
             assert any(
                 "runtime_resources" in one and (Path(one) / "paceenv" / "trainers" / "sweep").is_dir() for one in path
             ), "code travels"
-            ray_tuner.tune_all(config, task, out, cpus)
+            ray_tuner.tune_all(config, task, out)
     finally:
         cluster.shutdown()
     assert killed_after
@@ -146,31 +146,32 @@ def _training(folder: Path, rates: dict[str, Any], **search: Any) -> SweepConfig
 
 
 @pytest.fixture(scope="module")
-def cpus() -> Iterator[int]:
-    """Of a Ray that the tests below share."""
+def own_ray() -> Iterator[None]:
+    """A Ray that the tests below share."""
     from paceenv.trainers.sweep import ray_tuner
 
-    with ray_tuner.connected(None) as count:
-        yield count
+    with ray_tuner.connected(None):
+        yield
 
 
-def _tuned(config: SweepConfig, out: Path, cpus: int) -> Results:
+def _tuned(config: SweepConfig, out: Path) -> Results:
     from paceenv.trainers.sweep import ray_tuner
     from paceenv.trainers.sweep.trainables import make_task
     from paceenv.trainers.sweep.winner import finish
 
     task = make_task(config)
     config_files.write_yaml(out / "config.yaml", {"config": config.model_dump(mode="json")})
-    ray_tuner.tune_all(config, task, out, cpus)
+    ray_tuner.tune_all(config, task, out)
     finish(out, task)
     return Results.read(out)
 
 
 @pytest.mark.slow
-def test_hyperparameters_are_searched_and_one_that_is_not_allowed_does_not_end_it(tmp_path: Path, cpus: int) -> None:
+@pytest.mark.usefixtures("own_ray")
+def test_hyperparameters_are_searched_and_one_that_is_not_allowed_does_not_end_it(tmp_path: Path) -> None:
     asha = {"grace_period": 512, "reduction_factor": 2}
     config = _training(tmp_path, {"choice": [1e-3, 3e-3, 2.0]}, num_samples=5, asha=asha)
-    results = _tuned(config, tmp_path / "out", cpus)
+    results = _tuned(config, tmp_path / "out")
     assert len(results.failed) == 2
     assert all("sb3.learning_rate = 2.0; allowed: input should be less" in one["error"] for one in results.failed)
     assert {c.result["decisions"] for c in results.candidates} == {512, 1024}, "some stopped early"
@@ -185,10 +186,11 @@ def test_hyperparameters_are_searched_and_one_that_is_not_allowed_does_not_end_i
 
 
 @pytest.mark.slow
-def test_populations_copy_checkpoints_and_change_hyperparameters(tmp_path: Path, cpus: int) -> None:
+@pytest.mark.usefixtures("own_ray")
+def test_populations_copy_checkpoints_and_change_hyperparameters(tmp_path: Path) -> None:
     pbt = {"perturbation_interval": 256}
     config = _training(tmp_path, {"loguniform": [1e-3, 1e-1]}, num_samples=4, pbt=pbt)
-    results = _tuned(config, tmp_path / "out", cpus)
+    results = _tuned(config, tmp_path / "out")
     assert len(results.candidates) == 4
     pieces = [json.loads((max(c.folder.glob("checkpoint_*")) / "pieces.json").read_text()) for c in results.candidates]
     changed = [of_trial for of_trial in pieces if len(of_trial) > 1]
@@ -202,7 +204,8 @@ def test_populations_copy_checkpoints_and_change_hyperparameters(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_our_trainable_and_space_fit_a_tuner_of_others(tmp_path: Path, cpus: int) -> None:
+@pytest.mark.usefixtures("own_ray")
+def test_our_trainable_and_space_fit_a_tuner_of_others(tmp_path: Path) -> None:
     from ray import tune
 
     from paceenv.trainers.sweep.sweep_config import Static

@@ -1,6 +1,6 @@
 """Does `paceenv calibrate` give back what a trace was made with? Random simulated clusters of every mechanism.
 
-`python -m benchmarks.evidence.recovery --write` makes the tables of docs/evidence/validation.md. Each
+`python -m benchmarks.evidence.recovery --write` makes the table of docs/evidence/validation.md. Each
 cluster is simulated, calibrated from its trace alone (an operator's base has latencies and racks, nothing of what is
 to be found), and every parameter that the trace tells is held against the value the trace was made with.
 """
@@ -281,10 +281,11 @@ def main(
         for case in pool.map(recover, *zip(*wanted, strict=True), chunksize=4):
             cases.append(case)
             done(len(cases))
-    for title, columns, rows in tables(cases):
-        output.print_table(title, columns, rows)
+    found = rows(cases)
+    output.print_table(f"{len(cases)} clusters", COLUMNS, found)
     if write:
-        put("validation.md", "python -m benchmarks.evidence.recovery --write", lines(cases))
+        off = [row for row in found if row[-1] or row[0] == "all"]  # by more than chance
+        put("validation.md", "python -m benchmarks.evidence.recovery --write", markdown_table(COLUMNS, off))
 
 
 def coverage(found: Sequence[Recovered], level: int = 0) -> float:
@@ -292,49 +293,17 @@ def coverage(found: Sequence[Recovered], level: int = 0) -> float:
     return float(np.mean([one.inside[level] for one in found if one.is_identified]))
 
 
-Named = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]
+COLUMNS = (
+    *("parameter", "identified", "inside 90 %", "inside 95 %", "median error", "spread"),
+    *("z, root mean square", "largest", ""),
+)
 
 
-def tables(cases: Sequence[Case]) -> list[Named]:
-    """By parameter, by mechanism, and which mechanisms were detected; each with its title and columns."""
+def rows(cases: Sequence[Case]) -> list[tuple[str, ...]]:
+    """By parameter, then all of them."""
     everything = [one for case in cases for one in case.parameters]
     keys = sorted({one.key for one in everything if one.is_identified})
-    rows = [_row(key, [one for one in everything if one.key == key]) for key in keys]
-    columns = (
-        "parameter",
-        "identified",
-        "inside 90 %",
-        "inside 95 %",
-        "median error",
-        "spread",
-        "z, root mean square",
-        "largest",
-        "",
-    )
-    return [
-        ("By parameter", columns, [*rows, _row("all", everything)]),
-        _by_mechanism(cases),
-        _seen(cases),
-    ]
-
-
-def _by_mechanism(cases: Sequence[Case]) -> Named:
-    rows = []
-    for mechanism in dict.fromkeys(case.mechanism for case in cases):
-        mine = [case for case in cases if case.mechanism == mechanism]
-        inside = _share([one for case in mine for one in case.parameters], 0)
-        errors = np.abs([case.mean_error for case in mine])
-        rows.append((mechanism, str(len(mine)), inside, f"{np.median(errors):.2%}", f"{errors.max():.1%}"))
-    return "By mechanism", ("mechanism", "clusters", "inside 90 %", "mean step off, median", "largest"), rows
-
-
-def _seen(cases: Sequence[Case]) -> Named:
-    rows = []
-    for switch in [*dict.fromkeys(SWITCHES.values()), "tenants"]:
-        there = [switch in case.seen for case in cases if switch in case.there]
-        absent = [switch in case.seen for case in cases if switch not in case.there]
-        rows.append((switch, f"{sum(there)} of {len(there)}", f"{sum(absent)} of {len(absent)}"))
-    return "Detection", ("what", "detected where present", "detected where absent"), rows
+    return [*(_row(key, [one for one in everything if one.key == key]) for key in keys), _row("all", everything)]
 
 
 def _row(key: str, found: Sequence[Recovered]) -> tuple[str, ...]:
@@ -360,13 +329,6 @@ def _row(key: str, found: Sequence[Recovered]) -> tuple[str, ...]:
 
 def _share(found: Sequence[Recovered], level: int) -> str:
     return f"{coverage(found, level):.1%}"
-
-
-def lines(cases: Sequence[Case]) -> list[str]:
-    """What the page says: coverage by mechanism, and parameters whose intervals are off by more than chance."""
-    (_, columns, rows), (_, mechanism_columns, mechanism_rows), _ = tables(cases)
-    off = [row for row in rows if row[-1] or row[0] == "all"]
-    return [*markdown_table(mechanism_columns, mechanism_rows), "", *markdown_table(columns, off)]
 
 
 if __name__ == "__main__":

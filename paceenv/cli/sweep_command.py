@@ -61,8 +61,8 @@ def _run(config: SweepConfig, out: Path, address: str | None, json_: str | None)
     task = make_task(config)
     with locked(out, "sweep"):
         _begin(out, {"config": config.model_dump(mode="json", exclude={"description"}), "inputs": task.inputs()})
-        with ray_tuner.connected(address) as cpus:
-            ray_tuner.tune_all(config, task, out, cpus)
+        with ray_tuner.connected(address):
+            ray_tuner.tune_all(config, task, out)
         said = finish(out, task)
     if json_ is not None:
         output.write_json(said, json_)

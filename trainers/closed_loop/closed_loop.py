@@ -50,6 +50,8 @@ RUN = "run"
 """The folder of a real run inside its stage's."""
 SEARCH_SEED, DRAWS_SEED = 2_000_000, 3_000_000
 """Far from each other and from the seeds of the predictions: a setting meets other noise than in its search."""
+TAILOR_S = 60.0
+"""Seconds to train a policy for this job."""
 WARM_SHARE = 0.1
 """Of an observed run the first tenth is warm-up: connections, buffers, caches."""
 
@@ -59,7 +61,6 @@ class LoopOptions(Config):
 
     seed: int = Field(0, ge=0, description="of the order of the blocks and of the simulated noise")
     seeds: int = Field(8, ge=1, le=1000, description=f"simulated episodes for each of {DRAWS} drawn clusters")
-    tailor_s: float = Field(60.0, ge=5, le=86_400, description="seconds to train a policy for this job")
     candidates: tuple[str, ...] = Field(
         CANDIDATES,
         min_length=1,
@@ -271,14 +272,14 @@ class ClosedLoop:
             return search_static(suite, drawn, on_done=done).best()
 
     def _train(self, clusters: Sequence[Cluster]) -> PolicyFile | None:
-        """A policy trained on the drawn clusters for ``tailor_s``; None where no setting gains anything on them."""
+        """A policy trained on the drawn clusters for :data:`TAILOR_S`; None where no setting gains anything on them."""
         from paceenv.trainers.training.job_training import train_for_job  # PyTorch: slow to import
 
-        seconds, plan = self.options.tailor_s, self.scenario.loop
-        with output.progress("tailor", seconds) as done:
+        plan = self.scenario.loop
+        with output.progress("tailor", TAILOR_S) as done:
             found = train_for_job(
                 clusters,
-                seconds=seconds,
+                seconds=TAILOR_S,
                 seed=self.options.seed,
                 mechanisms=[plan.mechanism],
                 limits=plan.limits,

@@ -23,6 +23,8 @@ from paceenv.ui.config_files import Config, Mechanism
 
 Split = Literal["train", "validation", "held-out"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "held-out")
+RELATIVE_NULLS = 0.3
+"""Share of nulls among relatives."""
 MAX_FIRST_SEED = TRAINING_SEEDS // 2
 """First seeds of evaluations, with room for as many seeds as anybody wants below those of training."""
 
@@ -92,7 +94,6 @@ class RelativeCases(Config):
     seed: int = Field(ge=0, description="relatives of two seeds have nothing in common")
     clusters: int = Field(ge=1, le=1000, description="how many")
     suites: list[str] = Field(min_length=1, description="suites whose clusters have relatives here, of any split")
-    null_share: float = Field(0.3, ge=0, le=1, description="share of the relatives that are nulls")
     split: Split = Field("held-out", description="the split of its clusters")
     weight: float = Field(1.0, gt=0, description="of each cluster")
 
@@ -104,7 +105,7 @@ class RelativeCases(Config):
             raise InputError(f"relatives of {', '.join(self.suites)}: no cluster; allowed: suites with clusters")
         generator, drawn = np.random.default_rng([self.seed, self.clusters]), list[Case]()
         for n in range(self.clusters):
-            is_null = nulls and (generator.random() < self.null_share or not by_suite)
+            is_null = nulls and (generator.random() < RELATIVE_NULLS or not by_suite)
             cases = nulls if is_null else by_suite[generator.integers(len(by_suite))]
             case = cases[generator.integers(len(cases))]
             name = f"{case.name}-r{n}"

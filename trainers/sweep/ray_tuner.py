@@ -53,15 +53,13 @@ from paceenv.trainers.sweep.trainables import (
 MAX_FAILURES = 2
 """How often a trial begins again, from its last checkpoint, after an error or a lost worker."""
 LOOPBACK, KNOCK_S = "127.0.0.1", 10.0
-UNKNOWN_CPUS = 16
-"""Requested from a cluster without CPUs, which grows on request."""
 TEMPORARY, STATE = "paceenv-ray-", "state"
 """Beginning of the name of a temporary folder, and where an experiment keeps Tune's last whole state."""
 
 
 @contextlib.contextmanager
-def connected(address: str | None) -> Iterator[int]:
-    """A Ray cluster of this process's own, on the loopback interface, or an existing one; the CPUs of its largest node.
+def connected(address: str | None) -> Iterator[None]:
+    """A Ray cluster of this process's own, on the loopback interface, or an existing one.
 
     ``address`` is "auto", "HOST:PORT", or None for a cluster of its own, which ends with this process, however it ends.
     Code travels to an existing cluster. Raises InputError where there is no cluster.
@@ -84,7 +82,7 @@ def connected(address: str | None) -> Iterator[int]:
                 raise InputError(f"Ray does not start here: {said}") from None
             raise InputError(f"--address {address}: {said}; allowed: auto, or HOST:PORT of a running cluster") from None
         try:
-            yield max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]) or UNKNOWN_CPUS
+            yield
         finally:
             ray.shutdown()
 
@@ -111,24 +109,20 @@ def _knock(address: str) -> None:
         raise InputError(f"--address {address}: {said}") from None
 
 
-def tune_all(config: SweepConfig, task: StaticTask | TrainingTask, folder: Path, cpus: int) -> None:
+def tune_all(config: SweepConfig, task: StaticTask | TrainingTask, folder: Path) -> None:
     """Search to the end on the cluster that is :func:`connected`; one experiment in ``folder/tune`` for each search.
 
     Raises:
-        InputError: where a trial needs more CPUs than there are, or Tune cannot go on with what is in the folder.
+        InputError: where Tune cannot go on with what is in the folder.
     """
-    per_trial = config.cpus_per_trial
-    if per_trial > cpus:
-        raise InputError(f"cpus_per_trial = {per_trial}; allowed: at most {cpus}, those of Ray's largest node")
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a lost worker would be pages
     for name, part in (task.each() if isinstance(task, StaticTask) else {"all": task}).items():
         experiment = (folder / TUNE / name).absolute()
         if isinstance(part, StaticTask):
-            shared = tune.with_parameters(StaticTrial, task=part, threads=per_trial)
+            shared = tune.with_parameters(StaticTrial, task=part)
         else:
-            validation = part.validation(per_trial)
-            shared = tune.with_parameters(TrainingTrial, task=part, threads=per_trial, validation=validation)
-        runnable = tune.with_resources(shared, {"cpu": per_trial})
+            shared = tune.with_parameters(TrainingTrial, task=part, validation=part.validation())
+        runnable = tune.with_resources(shared, {"cpu": 1})
         kept = experiment / STATE
         if not kept.is_dir() and (old := kept.with_suffix(".old")).is_dir():  # killed between two renames
             old.rename(kept)

@@ -134,8 +134,6 @@ class Pbt(Config):
     """Arguments of Ray's PopulationBasedTraining; time is counted in decisions."""
 
     perturbation_interval: int = Field(ge=1, description="decisions between two comparisons of the population")
-    quantile_fraction: float = Field(0.25, gt=0, le=0.5, description="share that is replaced by as many of the best")
-    resample_probability: float = Field(0.25, ge=0, le=1, description="that a hyperparameter is drawn anew")
 
 
 def _checked_key(key: str) -> str:
@@ -179,7 +177,6 @@ class SweepConfig(Config):
     seed: int = Field(0, ge=0, description="of the search; simulations have seeds of their own")
     static: Static | None = None
     training: TrainingSweep | None = None
-    cpus_per_trial: int = Field(1, ge=1, description="processors that Ray gives a trial")
 
     @model_validator(mode="after")
     def _one_kind(self) -> SweepConfig:

@@ -99,13 +99,13 @@ class StaticTask:
                 found.append((str(mechanism), min(threshold, MAX_STATIC_THRESHOLD), window))
         return tuple(found)
 
-    def score(self, config: Mapping[str, float], threads: int = 1) -> dict[str, Any]:
+    def score(self, config: Mapping[str, float]) -> dict[str, Any]:
         """A setting's name and its values: averages over seeds, then weighted means over clusters.
 
         ``energy`` leaves out clusters without power figures, and is missing where none has any.
         """
         setting = self.setting(config)
-        scores = self.problem.score([setting], threads=threads)
+        scores = self.problem.score([setting])
         average = np.mean if self.static.average == "mean" else np.median
         weight_C = np.array([case.weight for case in self.cases])
         found: dict[str, Any] = {"policy": spelled(setting)}
@@ -120,14 +120,14 @@ class StaticTask:
 class StaticTrial(tune.Trainable):  # type: ignore[misc]
     """One static setting, in the normalised actions of a policy, on all clusters of a task: one step."""
 
-    def setup(self, config: dict[str, Any], task: StaticTask, threads: int = 1) -> None:
-        self._task, self._threads = task, threads
+    def setup(self, config: dict[str, Any], task: StaticTask) -> None:
+        self._task = task
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         return True  # an actor that is used again has loaded and compiled code
 
     def step(self) -> dict[str, Any]:
-        return {**self._task.score(self.config, self._threads), "done": True}
+        return {**self._task.score(self.config), "done": True}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Nothing: a step is the whole trial."""
@@ -196,18 +196,18 @@ class TrainingTask:
         """Those of every trial."""
         return range(self.train.seed, self.train.seed + self.count)
 
-    def config(self, hyperparameters: Mapping[str, Any], seed: int, threads: int = 1) -> TrainConfig:
+    def config(self, hyperparameters: Mapping[str, Any], seed: int) -> TrainConfig:
         """The training config of one seed of a trial. Raises InputError for a value that it does not allow."""
         data = self.train.model_dump(mode="json")
         for key, value in hyperparameters.items():
             config_files.set_value(data, f"{key}={json.dumps(value)}", "hyperparameters")
-        data["seed"], data["environment"]["threads"] = seed, threads
+        data["seed"], data["environment"]["threads"] = seed, 1
         return config_files.parse(TrainConfig, data, "hyperparameters")
 
-    def validation(self, threads: int = 1) -> Validation:
+    def validation(self) -> Validation:
         """What trials are scored on, with the look-ahead plans that take a minute to find: once for all trials."""
         assert self.train.selection is not None  # as :meth:`of` has checked
-        return Validation(self.train.selection, self.train.environment.limits, threads)
+        return Validation(self.train.selection, self.train.environment.limits, threads=1)
 
 
 def make_task(config: SweepConfig) -> StaticTask | TrainingTask:
@@ -226,10 +226,8 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
     checkpoint of other hyperparameters, as populations do.
     """
 
-    def setup(
-        self, config: dict[str, Any], task: TrainingTask, threads: int = 1, validation: Validation | None = None
-    ) -> None:
-        self._task, self._threads, self._validation = task, threads, validation
+    def setup(self, config: dict[str, Any], task: TrainingTask, validation: Validation | None = None) -> None:
+        self._task, self._validation = task, validation
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -241,7 +239,7 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
         if not self._runs:
             from paceenv.trainers.training.training_run import Run  # PyTorch, which static settings do not need
 
-            configs = [self._task.config(self.config, seed, self._threads) for seed in self._task.seeds]
+            configs = [self._task.config(self.config, seed) for seed in self._task.seeds]
             self._runs = [Run(config, validation=self._validation) for config in configs]
         return self._runs
 

@@ -24,7 +24,6 @@ from paceenv.policies.networks import ObservationEMA
 from paceenv.policies.rollout import Rollout, run, start
 from paceenv.policies.rules import passive
 from paceenv.sim.cluster import Cluster
-from paceenv.sim.cluster.derive import typical
 from paceenv.sim.engine.simulator import training_seeds
 from paceenv.trainers.training.learner import Curve, Layers, Learner, Saved
 from paceenv.trainers.training.sb3_learner import ranges_of
@@ -48,6 +47,15 @@ ROBUST = 1.0
 """Error, % of the step, beyond which it counts absolutely, no longer squared: answers have long tails."""
 LOW_PREFERENCES = 3
 """Power that makes low preferences more frequent than high ones: most jobs care for throughput."""
+EXPLORE_SHARE = 0.25
+"""Share of the episodes after the first round that drive at random."""
+MIN_UPDATES = 600
+"""In each round, by more epochs while there are few views."""
+WEIGHT_DECAY = 1e-4
+DECISION_TEMPERATURE = 0.5
+"""% of the step by which an estimate is higher where a choice is e times as likely, in the fit."""
+NULL_LIMIT = 0.002
+"""Most that a training null may lose, as a share of its mean step."""
 MIN_SCALE = 0.02
 """Inputs that vary less than this are not blown up."""
 
@@ -66,8 +74,7 @@ class DistillLearner(Learner):
             raise out_of_range("distill.always", ", ".join(sorted(both)), allowed, f"config {config.name}")
         shares = environment.shares()
         names = [share_name(share) for share in shares]
-        loaded = [(clusters or {}).get(name) or share.load() for name, share in zip(names, shares, strict=True)]
-        self.clusters = [cluster if environment.randomize else typical(cluster) for cluster in loaded]
+        self.clusters = [(clusters or {}).get(name) or share.load() for name, share in zip(names, shares, strict=True)]
         self.names, self.is_null_K = names, np.array([share.null_case for share in shares])
         self.weight_K = np.array([share.weight for share in shares])
         self.rollout_timesteps = -(-self.config.total_timesteps // self.section.rounds)
@@ -93,7 +100,7 @@ class DistillLearner(Learner):
             self.choose_candidates()
             self.student = self._new_student(len(self.candidates))
         rng, driver = np.random.default_rng([self.config.seed, self.round]), self.policy()
-        explore_share = section.explore_share if self.round else 1.0
+        explore_share = EXPLORE_SHARE if self.round else 1.0
         for k, (cluster, episodes) in enumerate(zip(self.clusters, self._episodes(rng), strict=True)):
             if not episodes:
                 continue
@@ -164,9 +171,9 @@ class DistillLearner(Learner):
             self.margin = margin
             check(self.margin, nulls_K if place else checked_K)
             if place == 0:  # whatever the margin will be: it should not have to be large
-                factor_K = np.where(loss_K > self.section.null_limit, PRESSURE, 1.0 / PRESSURE)
+                factor_K = np.where(loss_K > NULL_LIMIT, PRESSURE, 1.0 / PRESSURE)
                 self.pressure_K = np.clip(self.pressure_K * np.where(checked_K, factor_K, 1.0), 1.0, MAX_PRESSURE)
-            if not (nulls_K & (loss_K > self.section.null_limit)).any():
+            if not (nulls_K & (loss_K > NULL_LIMIT)).any():
                 break
         check(self.margin, checked_K & ~nulls_K if self.margin > min(self.section.margins) else np.zeros(K, np.bool_))
         found = {"reward": float(np.average(rewards_K[checked_K], weights=self.weight_K[checked_K]))}
@@ -294,11 +301,9 @@ class Student:
         section, N = self.section, len(answers.inputs_NI)
         x_NI = torch.from_numpy((answers.inputs_NI - self.mean_I) / self.spread_I)
         y_NX, w_N = torch.from_numpy(answers.gain_NX), torch.from_numpy(weight_K[answers.cluster_N])
-        optimizer = torch.optim.AdamW(
-            self.network.parameters(), lr=section.learning_rate, weight_decay=section.weight_decay
-        )
+        optimizer = torch.optim.AdamW(self.network.parameters(), lr=section.learning_rate, weight_decay=WEIGHT_DECAY)
         batches = -(-N // section.batch_size)
-        epochs = max(section.n_epochs, -(-section.min_updates // batches))
+        epochs = max(section.n_epochs, -(-MIN_UPDATES // batches))
         steps = epochs * batches
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1.0 - step / steps, 0.0))
         loss_sum = 0.0
@@ -335,9 +340,7 @@ class Student:
             said_NC, true_NC = said_NC + preference_N1 * said_less_NC, true_NC + preference_N1 * true_less_NC
         off_N1 = torch.zeros(len(said_NX), 1)
         margin = min(self.section.margins)
-        chance_NC = torch.softmax(
-            torch.cat([off_N1, said_NC - margin], dim=1) / self.section.decision_temperature, dim=1
-        )[:, 1:]
+        chance_NC = torch.softmax(torch.cat([off_N1, said_NC - margin], dim=1) / DECISION_TEMPERATURE, dim=1)[:, 1:]
         return error_N - self.section.decision_weight * (chance_NC * true_NC).sum(dim=1)
 
     def layers(self) -> Layers:

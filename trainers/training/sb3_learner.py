@@ -33,6 +33,8 @@ RANGE_QUANTILES = (0.001, 0.999)
 RANGE_SEED = 3_000_000
 """First episode for the calibrated range, which then does not depend on the length of the run."""
 RANGE_INTERVALS = 96
+AVERAGE_LAST = 0.3
+"""The policy is the mean of the actor over this last share of the training."""
 ROW_STEPS = 32
 """Steps of the batch between two rows of an off-policy learner's curve, as many as in a rollout of PPO."""
 CRITIC_ARCH = [256, 256]
@@ -149,7 +151,7 @@ class Sb3Learner(Learner):
         self.model._last_obs = None  # which starts new episodes
         for _ in range(rollouts):
             self.model.learn(self.rollout_timesteps, callback=self._rows, reset_num_timesteps=False)
-            if self.timesteps > (1.0 - self.section.average_last) * self.config.total_timesteps:
+            if self.timesteps > (1.0 - AVERAGE_LAST) * self.config.total_timesteps:
                 self.average.add(self._actor())
 
     def policy(self) -> Learned:

@@ -41,7 +41,6 @@ class Environment(Config):
     limits: Limits = Field(LIMITS, description="of every delay; the defaults are those of a live job")
     environments: int = Field(256, ge=1, description="rows of the batch")
     threads: int = Field(2, ge=1, description="threads that share the batch")
-    randomize: bool = Field(True, description="false: what clusters draw is at the middle of its range, for comparison")
     pool_segments: int = Field(
         0,
         ge=0,
@@ -116,7 +115,6 @@ class Sb3(Config):
     """What the algorithms of Stable-Baselines3 and sb3-contrib share; everything else is an argument of the class."""
 
     learning_rate: float = Field(1e-3, gt=0, le=1, description="at the start; falls linearly to zero")
-    average_last: float = Field(0.3, ge=0, lt=1, description="the policy is the mean of the actor over this last share")
     net_arch: list[int] = Field([64, 64], min_length=1, description="hidden layers of the actor")
     arguments: dict[str, Any] = Field(
         {}, description="of the algorithm's class, by its own names; the others are DEFAULTS of sb3_learner"
@@ -132,23 +130,14 @@ class Distill(Config):
     episode_intervals: int = Field(80, ge=2, description="control intervals of an episode")
     every_intervals: int = Field(8, ge=1, description="control intervals between two questions to the teacher")
     watched_ranks: int = Field(8, ge=1, description="ranks of a job whose views are kept at each question")
-    explore_share: float = Field(0.25, ge=0, le=1, description="episodes after the first round that drive at random")
     n_epochs: int = Field(4, ge=1, description="in each round, over the views of all rounds so far")
-    min_updates: int = Field(600, ge=1, description="in each round, by more epochs while there are few views")
     batch_size: int = Field(1024, ge=2, description="views in one update")
     learning_rate: float = Field(2e-3, gt=0, le=1, description="at the start of a round; falls linearly to zero")
-    weight_decay: float = Field(1e-4, ge=0, description="of the weights, in AdamW")
     decision_weight: float = Field(
         1.0,
         ge=0,
         allow_inf_nan=False,
         description="of the gain that the student's choices miss, against the error of estimates; 0: only the error",
-    )
-    decision_temperature: float = Field(
-        0.5,
-        gt=0,
-        allow_inf_nan=False,
-        description="% of the step by which an estimate is higher where a choice is e times as likely, in the fit",
     )
     always: Mapping[AnyMechanism, tuple[float, float]] = Field(
         {},
@@ -159,10 +148,9 @@ class Distill(Config):
     margins: list[_Weight] = Field(
         [0.05, 0.1, 0.2, 0.4],
         min_length=1,
-        description="% of the step, increasing; the first one is taken with which the training nulls hold null_limit",
+        description="% of the step, increasing; the first one is taken with which no training null loses 0.2 %",
     )
     hysteresis: _Weight = Field(0.1, description="% of the step")
-    null_limit: float = Field(0.002, ge=0, le=1, description="most that a training null may lose, share of mean step")
 
 
 class TrainConfig(Config):

@@ -16,7 +16,7 @@ from paceenv.core.errors import out_of_range
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.policies.networks import ObservationEMA
 from paceenv.sim.cluster import Cluster
-from paceenv.sim.cluster.derive import shape_of, typical
+from paceenv.sim.cluster.derive import shape_of
 from paceenv.trainers.evaluation.suites import ClusterShare
 from paceenv.trainers.training.train_config import Environment, TrainConfig, share_name
 
@@ -158,7 +158,6 @@ def make_batches(config: Environment, clusters: Mapping[str, Cluster] | None = N
     shapes: dict[tuple[int, int, str], list[tuple[ClusterShare, Cluster]]] = {}
     for share in config.shares():
         cluster = given.get(share_name(share)) or share.load()
-        cluster = cluster if config.randomize else typical(cluster)
         shapes.setdefault(shape_of(cluster), []).append((share, cluster))
     weights = [sum(share.weight for share, _ in members) for members in shapes.values()]
     rows = _apportioned(config.environments, weights, [len(members) for members in shapes.values()])

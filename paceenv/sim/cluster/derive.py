@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ from paceenv.core.errors import InputError
 from paceenv.sim.cluster.fabric import BURST_KB, SEND_BUFFER_KB, Fabric
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_run import program_alone_s, program_key, program_of
-from paceenv.sim.cluster.quantity import Draw, LogUniform, Normal, Uniform
+from paceenv.sim.cluster.quantity import Draw
 from paceenv.sim.cluster.transfers import AllReduce, message_s, tiers_of
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.program_layout import Program
@@ -42,36 +42,15 @@ def drawn(cluster: Cluster, key: np.uint64) -> Cluster:
     draw = Draw(np.array([key], np.uint64), apart.job.nodes)
     _derive(apart, program_of(apart), draw, 1, None)
 
-    return Cluster.model_validate(
-        _replaced(apart, lambda value: float(draw.drawn[id(value)][0]) if id(value) in draw.drawn else None)
-    )
+    def numbers(value: Any) -> Any:
+        """A config as plain data, with its numbers in place of what is drawn."""
+        if id(value) in draw.drawn:
+            return float(draw.drawn[id(value)][0])
+        if isinstance(value, BaseModel):
+            return {name: numbers(getattr(value, name)) for name in type(value).model_fields}
+        return [numbers(part) for part in value] if isinstance(value, list) else value
 
-
-def typical(cluster: Cluster) -> Cluster:
-    """The cluster with the middle of its range in place of every random quantity: nothing left to randomise."""
-
-    def middle(value: Any) -> float | None:
-        match value:
-            case Uniform():
-                return 0.5 * sum(value.uniform)
-            case LogUniform():
-                return math.sqrt(value.loguniform[0] * value.loguniform[1])
-            case Normal():
-                return value.normal[0]
-            case _:
-                return None
-
-    return Cluster.model_validate(_replaced(cluster, middle))
-
-
-def _replaced(value: Any, replace: Callable[[Any], float | None]) -> Any:
-    """A config as plain data, with what ``replace`` gives a number for replaced by it."""
-    number = replace(value)
-    if number is not None:
-        return number
-    if isinstance(value, BaseModel):
-        return {name: _replaced(getattr(value, name), replace) for name in type(value).model_fields}
-    return [_replaced(part, replace) for part in value] if isinstance(value, list) else value
+    return Cluster.model_validate(numbers(apart))
 
 
 def _derive(cluster: Cluster, program: Program, draw: Draw, E: int, tenants: int | None) -> JobBatch:

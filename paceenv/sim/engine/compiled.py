@@ -87,6 +87,9 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}}
 """No not-a-number and no sign of zero, so that comparisons become minima and maxima of vector registers; no
 re-association, no contraction and no approximation, so that compiled and interpreted arithmetic agree."""
 
+_NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""Nobody calls them from Python or C; wrappers that unpack all their arrays were a tenth of the compilation."""
+
 
 def cache_directory() -> Path:
     """Where machine code is kept: ``$PACEENV_CACHE_DIR`` or the user's cache, one folder a version of the sources."""
@@ -106,7 +109,7 @@ def _options(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _compile() -> tuple[Callable[..., None], ...]:
     for function in _REGISTERED:
-        register_jitable(**_options(function))(function)
+        register_jitable(**_options(function), **_NO_WRAPPERS)(function)
     with numba_cache(cache_directory()) as writable:
         return tuple(numba.njit(nogil=True, cache=writable, **_options(f))(f) for f in _COMPILED)
 
@@ -116,6 +119,6 @@ reset, advance, advance_programs, observe = _compile()
 
 def is_ready(function: Callable[..., None]) -> bool:
     """Whether there is machine code of :data:`advance` or :data:`advance_programs`; else the next call compiles it."""
-    if getattr(function, "signatures", True):  # a plain function where Numba is switched off
+    if getattr(function, "overloads", True):  # a plain function where Numba is switched off
         return True
     return any(cache_directory().rglob(f"*.{function.__name__}-*.nbi"))

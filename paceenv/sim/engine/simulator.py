@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -28,6 +29,7 @@ _LOGGER = logging.getLogger("paceenv.engine")
 _CACHE_WAYS_BYTES = 4096
 _MIN_UPDATES = 100_000
 """Rank-iterations for a thread, about half a millisecond."""
+_NO_STAMPS = np.empty((0, 0, 0))
 _PADDING = 16
 """Unused columns of ``rank_EFR`` where rows a power of two of bytes apart would fall into the same cache sets."""
 
@@ -151,6 +153,7 @@ class Simulator:
         )
         self._make_room()
         self._make_tables()
+        self._rooms: list[tuple[Any, ...]] = []
         self.reset(np.arange(E), self.keys_E)
 
     def _make_room(self) -> None:
@@ -169,8 +172,10 @@ class Simulator:
 
     def _make_tables(self) -> None:
         skewness, index = np.unique(self.batch.skewness_E, return_inverse=True)
-        self._imbalance = np.array([gamma_table(float(s)) for s in skewness]).reshape(-1, TABLE_SIZE)
+        imbalance = np.array([gamma_table(float(s)) for s in skewness]).reshape(-1, TABLE_SIZE)
         self.batch.jobs["imbalance_table"] = index
+        limits_4 = np.array(self.limits.numbers())
+        self._tables = Tables(self.batch.jobs, self.batch.tenants_EK, normal_table(), imbalance, limits_4)
 
     def reset(self, which: NDArray[np.int64], keys: NDArray[np.uint64], batch: JobBatch | None = None) -> None:
         """Start new episodes."""
@@ -187,7 +192,7 @@ class Simulator:
                 self._make_tables()
         self.keys_E[which] = keys
         self.state.clocks["key"][which] = keys
-        compiled.reset(which, self._tables(), self.state)
+        compiled.reset(which, self._tables, self.state)
 
     def run(
         self, settings_ESM2: NDArray[np.float64], iterations: int, which: NDArray[np.int64] | None = None
@@ -246,20 +251,13 @@ class Simulator:
         other.batch = self.batch.take(which)
         other.keys_E = self.keys_E[which]
         other.state = State._make(array[which] for array in self.state)
+        other._make_tables()
+        other._rooms = []
         return other
 
     def off(self) -> NDArray[np.float64]:
         """Settings for the batch with every mechanism off."""
         return pacing.off(len(self.batch), 1)
-
-    def _tables(self) -> Tables:
-        return Tables(
-            self.batch.jobs,
-            self.batch.tenants_EK,
-            normal_table(),
-            self._imbalance,
-            np.array(self.limits.numbers()),
-        )
 
     def _advance(
         self, settings: NDArray[np.float64], iterations: int, which: NDArray[np.int64] | None, *, stamps: bool
@@ -270,43 +268,43 @@ class Simulator:
             raise ValueError(
                 f"settings have shape {settings.shape}, expected ({E}, 1 or {R}, {len(pacing.MECHANISMS)}, 2)"
             )
-        T, program = iterations if stamps else 0, self.batch.program
+        step_ET, program = np.empty((E, iterations)), self.batch.program
         instructions, operations = len(program.kind_I), len(program.group_O)
-        out = Recording(
-            np.empty((E, iterations)),
-            np.empty((E, T, R)),
-            np.empty((E, T, R)),
-            np.empty((E, T, R)),
-            np.empty((E, T, R)),
-            np.empty((E, T, G)),
-            np.empty((E, T, G)),
-            np.empty((E, T, instructions)),
-            np.empty((E, T, operations)),
-            np.empty((E, T, operations)),
-        )
+        columns = (R, R, R, R, G, G, instructions, operations, operations)
+        kept = [np.empty((E, iterations, n)) for n in columns] if stamps else [_NO_STAMPS] * len(columns)
+        out = Recording(step_ET, *kept)
         function = compiled.advance_programs if instructions else compiled.advance
         if not compiled.is_ready(function):
             _LOGGER.info("compiling the engine for this machine, which happens once and takes up to a minute")
-        arguments: tuple[Any, ...] = (iterations, self._tables(), self.state, settings, out)
-
-        def advance(part: NDArray[np.int64], *given: Any) -> None:
-            """Each thread has a scratch of its own."""
-            room = (program, new_program_scratch(program, self.batch.tenants_EK.shape[1])) if instructions else ()
-            function(part, *given, layout.new_scratch(R, G), *room)
-
-        self._spread(advance, which, R * iterations, arguments)
+        self._spread(function, which, R * iterations, (iterations, self._tables, self.state, settings, out), self._room)
         return out
 
-    def _spread(self, function: Any, which: NDArray[np.int64] | None, updates: int, arguments: tuple[Any, ...]) -> None:
-        """Call ``function(which, *arguments)`` on slices of the environments, one slice a thread.
+    def _room(self, part: int) -> tuple[Any, ...]:
+        """What the thread of a part works in; kept, as allocating it costs a single row a quarter of its call."""
+        while part >= len(self._rooms):
+            program, tenants = self.batch.program, self.batch.tenants_EK.shape[1]
+            room = (program, new_program_scratch(program, tenants)) if len(program.kind_I) else ()
+            self._rooms.append((layout.new_scratch(self.batch.ranks, self.batch.groups), *room))
+        return self._rooms[part]
+
+    def _spread(
+        self,
+        function: Any,
+        which: NDArray[np.int64] | None,
+        updates: int,
+        arguments: tuple[Any, ...],
+        room: Callable[[int], tuple[Any, ...]] = lambda part: (),
+    ) -> None:
+        """Call ``function(which, *arguments, *room(part))`` on slices of the environments, one slice a thread.
 
         ``updates``: rank-iterations of one environment; short runs use fewer threads.
         """
         which = np.arange(len(self.batch)) if which is None else which
         threads = min(self.threads, len(which), len(which) * updates // _MIN_UPDATES)
         if threads <= 1:
-            function(which, *arguments)
+            function(which, *arguments, *room(0))
             return
         with ThreadPoolExecutor(threads) as pool:
-            for future in [pool.submit(function, part, *arguments) for part in np.array_split(which, threads)]:
+            parts = enumerate(np.array_split(which, threads))
+            for future in [pool.submit(function, part, *arguments, *room(i)) for i, part in parts]:
                 future.result()
