@@ -316,6 +316,13 @@ def _alike(
     """
     pieces_CP2 = np.stack([pieces_of[cell] for cell in cells])
     waits_CK = pieces_CP2[:, 2::2, 0] > pieces_CP2[:, 1::2, 1]
+    end_CK = np.array([[c.end_s for c in steps_of[rank][i].in_order] for rank, i in cells]).reshape(waits_CK.shape)
+    # where many go on to the next collective while this one runs, its end is no wait for whoever came last
+    runs_on_K = (~waits_CK & (end_CK > pieces_CP2[:, 2::2, 1])).mean(axis=0) >= _WAITED
+    for at, k in np.argwhere(waits_CK & runs_on_K & (end_CK <= pieces_CP2[:, 2::2, 0])).tolist():
+        pieces = pieces_of[cells[at]]
+        pieces[2 * k + 1, 1] = pieces[2 * k + 2, 0] = pieces[2 * k + 2, 1]
+        waits_CK[at, k] = False
     common_K = waits_CK.mean(axis=0) >= _WAITED
     for cell, waits_K in zip(cells, waits_CK, strict=True):
         pieces, ordered = pieces_of[cell], steps_of[cell[0]][cell[1]].in_order
