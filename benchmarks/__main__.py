@@ -11,6 +11,7 @@ import typer
 
 from benchmarks._common import Report, machine, put, show
 from benchmarks.speed import agent_cost, diagnosis_speed, simulation
+from paceenv.cli.options import JsonFile
 from paceenv.ui import output
 from paceenv.ui.output import markdown_table
 
@@ -37,7 +38,7 @@ def lines(reports: Sequence[Report]) -> list[str]:
 
 
 def main(
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+    json_: JsonFile = None,
     write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/benchmarks.md from this run.")] = False,
 ) -> None:
     """Run every benchmark and print its tables; takes about ten minutes."""

@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from paceenv.cli.options import JsonFile
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, read_trace
 from paceenv.sim.cluster import Cluster
@@ -213,7 +214,7 @@ def tell(run: Callable[[], Report], json_: str | None) -> None:
 def command(run: Callable[[], Report]) -> None:
     """The command line of one benchmark."""
 
-    def main(json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None) -> None:
+    def main(json_: JsonFile = None) -> None:
         tell(run, json_)
 
     main.__doc__ = run.__doc__

@@ -10,6 +10,7 @@ import typer
 from paceenv.cli.calibrate_links import calibrate_links
 from paceenv.cli.calibrate_output import print_record
 from paceenv.cli.calibrate_sources import BASE, LINKS, fit_source, recognise
+from paceenv.cli.options import JsonFile
 from paceenv.ui import config_files, output
 
 
@@ -54,7 +55,7 @@ def calibrate(
             "transfers of several communicators overlap, or one collective leaves the mean step more than 5 % off.",
         ),
     ] = None,
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+    json_: JsonFile = None,
 ) -> None:
     """Fit a cluster config to a trace or to published numbers, with error bars.
 

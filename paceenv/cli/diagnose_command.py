@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceenv.cli.options import JsonFile
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.answer import MAX_ROWS, Answer, find_answer
 from paceenv.diagnosis.causes import SLOW_RANK
@@ -37,7 +38,7 @@ def diagnose(
         bool,
         typer.Option(help="Fit a cluster to the trace and simulate pacing on it; --no-simulate saves its seconds."),
     ] = True,
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+    json_: JsonFile = None,
 ) -> None:
     """Find what a job loses against its ideal step, where, and why, whether pacing would gain any of it, what is next.
 

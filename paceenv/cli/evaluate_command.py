@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from paceenv.cli.options import JsonFile
 from paceenv.core.errors import InputError
 from paceenv.core.files import check_file_name
 from paceenv.core.limits import LIMIT_HELP
@@ -42,7 +43,7 @@ def evaluate(
         typer.Option(metavar="NAME=NUMBER", help=LIMIT_HELP),
     ] = None,
     write: Annotated[str | None, typer.Option(help="Also write the table as Markdown to this file.")] = None,
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+    json_: JsonFile = None,
 ) -> None:
     """Compare policies on a suite of clusters against passive, paired on the same noise, with 95 % intervals.
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceenv.cli.options import JsonFile
 from paceenv.core.errors import InputError
 from paceenv.core.wording import count
 from paceenv.live import control_file
@@ -57,7 +58,7 @@ def status(
         bool, typer.Option("--watch", help="Again and again, the ten worst ranks, until all ranks have ended.")
     ] = False,
     fail_if: Annotated[str | None, typer.Option(help=f"{FAIL_IF_HELP}.")] = None,
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+    json_: JsonFile = None,
 ) -> int:
     """State, step time, waits, pacing of the ranks, and the age of their last status.
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from paceenv.cli.options import JsonFile
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
 from paceenv.diagnosis.answer import MAX_ROWS
@@ -36,7 +37,7 @@ def report(
     ] = None,
     job: Annotated[str | None, typer.Option(help="Which job, where the trace holds several.")] = None,
     pattern: Annotated[str | None, typer.Option(help=PATTERN_HELP)] = None,
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+    json_: JsonFile = None,
 ) -> None:
     """Write one page about a traced job: why its steps take so long, which ranks are slow, and what would help.
 

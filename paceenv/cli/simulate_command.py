@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from paceenv.cli.options import JsonFile
 from paceenv.core import metrics
 from paceenv.core.errors import out_of_range
 from paceenv.policies.base import Policy
@@ -36,7 +37,7 @@ def simulate(
     ] = "fast",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a config value: noise.jitter_cv=0.02")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the first seed's run as a trace (Parquet).")] = None,
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+    json_: JsonFile = None,
 ) -> None:
     """Run a job on a simulated cluster and print its step-time statistics.
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceenv.cli.options import JsonFile
 from paceenv.core.errors import InputError, needs
 from paceenv.trainers.sweep.sweep_config import SweepConfig
 from paceenv.trainers.sweep.sweep_results import CONFIG, Candidate, Results, cells, columns
@@ -25,7 +26,7 @@ def sweep(
         str | None, typer.Option(help="A running Ray cluster: auto, or HOST:PORT. Default: this machine, by itself.")
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a config value: static.seeds=4")] = None,
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+    json_: JsonFile = None,
 ) -> None:
     """Try many settings or hyperparameters on Ray, and resume after an interruption.
 

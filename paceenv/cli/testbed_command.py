@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from paceenv.cli.options import JsonFile
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.live.decide.live_policy import SEPARATOR, find_candidates
 from paceenv.live.options import MODES
@@ -57,7 +58,7 @@ def run_on_testbed(
         Backend | None,
         typer.Option(help="Of torch.distributed, instead of the scenario's. nccl shares this machine's GPUs."),
     ] = None,
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+    json_: JsonFile = None,
 ) -> None:
     """Run real torchrun jobs on a small cluster on this machine: namespaces as hosts, token buckets as links.
 

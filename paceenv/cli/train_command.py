@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
+from paceenv.cli.options import JsonFile
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.importers.inputs import read_inputs
@@ -40,7 +41,7 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change a config value: total_timesteps=100000")
     ] = None,
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+    json_: JsonFile = None,
 ) -> None:
     """Train a pacing policy on the simulator.
 

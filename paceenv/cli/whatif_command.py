@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from paceenv.cli.options import JsonFile
 from paceenv.cli.simulate_command import MAX_RANK_ITERATIONS
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.intervals import Interval
@@ -60,7 +61,7 @@ def whatif(
     ] = None,
     job: Annotated[str | None, typer.Option(help="With a trace of several jobs: this one.")] = None,
     iterations: Annotated[int, typer.Option("--iterations", "-i", min=40, help="Iterations of each run.")] = 2000,
-    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+    json_: JsonFile = None,
 ) -> None:
     """Predict a job after a change: step time, throughput, CV and energy, beside today's, with 95 % intervals.
 

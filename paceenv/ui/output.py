@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,11 +17,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
 from paceenv.core.wording import hours
 
-JSON_HELP = "Write the result as JSON to this file, or to standard output with '-'."
 _LONGEST_NUMBER = 40
 """Characters, with its interval and unit."""
 FIRST_S, NEXT_S = 2.0, 10.0
@@ -35,8 +32,6 @@ def write_json(data: Any, where: str) -> None:
     if where == "-":
         sys.stdout.write(text)
         return
-    if Path(where).is_dir():
-        raise InputError(f"--json {where}: is a folder; allowed: a file or '-'")
     atomic_write(where, text.encode())
 
 
