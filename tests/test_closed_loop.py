@@ -83,7 +83,7 @@ def test_the_measure_is_the_agents_own() -> None:
     for i, step_s in enumerate(step_s_T.tolist()):
         experiment.add(i, step_s)
     experiment.final()
-    verdict, found = experiment.verdict, effect(log_ratios(step_s_T[None], BLOCKS)[0])
+    verdict, found = experiment.leading.verdict, effect(log_ratios(step_s_T[None], BLOCKS)[0])
     assert verdict.pairs == found.units == PAIRS
     assert verdict.gain is not None
     assert verdict.gain.value == pytest.approx(-found.change)

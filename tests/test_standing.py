@@ -11,10 +11,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import signals, standing, timing
 from paceenv.live.decide.blocks import PHASE_ITERATIONS, RAMP_ITERATIONS, Plan, block_plan
-from paceenv.live.decide.live_policy import at_interval, find_policy
 from paceenv.live.decide.pacer import RankPacer
-from paceenv.live.loop import Loop
-from paceenv.live.options import make_options
 from paceenv.policies import names
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
@@ -132,20 +129,6 @@ def test_the_interval_is_the_policys_own_and_older_files_have_it_in_their_traini
     save_policy(path, PolicyFile(network(interval_iterations=35), {}, {}))
     assert load_policy(path).policy.interval_iterations == 35
     assert named("learned").interval_iterations == 20
-    pacer = RankPacer([network(interval_iterations=35), named("adaptive")], cap_s=0.1, has_barrier=True)
-    assert pacer.interval_iterations == (35, 20)
-
-
-def test_another_interval_than_in_training_is_refused_and_a_rule_takes_it(tmp_path: Path) -> None:
-    path = tmp_path / "p.safetensors"
-    save_policy(path, PolicyFile(network(interval_iterations=35), {}, {}))
-    loop = Loop(make_options({"mode": "active", "job": "j", "interval_iterations": 10}), find_policy(path))
-    loop.install()
-    loop.finish()
-    assert loop.state == "observe"
-    assert "interval_iterations = 10; allowed: 35" in loop.reason
-    assert not at_interval(find_policy(path), 35).fault
-    assert at_interval(find_policy("paper"), 10).policy.interval_iterations == 10
 
 
 def test_blocks_follow_from_the_policys_time_constants() -> None:
