@@ -95,7 +95,10 @@ def test_simulate_on_either_engine_is_the_same_run(capsys: pytest.CaptureFixture
         (["calibrate", "no-such-trace", "-o", "unused.yaml"], "packaged sources"),
         (["calibrate", "straggler-se", "--stage", "7", "-o", "unused.yaml"], "stage"),
         (["evaluate", "passive", "--write", "."], ".: is a folder; allowed: the name of a file"),
-        (["evaluate", "passive", "--json", __file__], "test_commands.py: is there already; allowed: a new file"),
+        (
+            ["evaluate", "passive", "--json", __file__],
+            "test_commands.py: is there, and no such answer; allowed: a new file",
+        ),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:
