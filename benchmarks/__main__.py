@@ -11,8 +11,8 @@ import typer
 
 from benchmarks._common import Report, machine, put, show
 from benchmarks.speed import agent_cost, diagnosis_speed, simulation
-from paceenv.cli.options import JsonFile
 from paceenv.ui import output
+from paceenv.ui.json_option import JsonFile
 from paceenv.ui.output import markdown_table
 
 BENCHMARKS = {"simulation": simulation.run, "agent": agent_cost.run, "diagnosis": diagnosis_speed.run}

@@ -22,7 +22,6 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from paceenv.cli.options import JsonFile
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, read_trace
 from paceenv.sim.cluster import Cluster
@@ -32,6 +31,7 @@ from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import output
 from paceenv.ui.config_files import write_text
+from paceenv.ui.json_option import JsonFile
 
 LIBRARIES = ("numpy", "numba", "gymnasium", "stable-baselines3", "torch")
 

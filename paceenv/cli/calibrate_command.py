@@ -10,8 +10,8 @@ import typer
 from paceenv.cli.calibrate_links import calibrate_links
 from paceenv.cli.calibrate_output import print_record
 from paceenv.cli.calibrate_sources import BASE, LINKS, fit_source, recognise
-from paceenv.cli.options import JsonFile
 from paceenv.ui import config_files, output
+from paceenv.ui.json_option import JsonFile
 
 
 def calibrate(

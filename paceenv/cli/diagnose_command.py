@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceenv.cli.options import JsonFile
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.answer import MAX_ROWS, Answer, find_answer
 from paceenv.diagnosis.causes import SLOW_RANK
@@ -20,6 +19,7 @@ from paceenv.report.conclusion import POLICIES, Conclusion, conclude_answer
 from paceenv.report.recordings import find_recordings
 from paceenv.report.step_log_output import PATTERN_HELP
 from paceenv.ui import output
+from paceenv.ui.json_option import JsonFile
 
 if TYPE_CHECKING:
     from paceenv.diagnosis.two_runs import Change

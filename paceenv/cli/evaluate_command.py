@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from paceenv.cli.options import JsonFile
 from paceenv.core.errors import InputError
 from paceenv.core.files import check_file_name
 from paceenv.core.limits import LIMIT_HELP
@@ -19,6 +18,7 @@ from paceenv.trainers.evaluation.evaluate import evaluate as compare
 from paceenv.trainers.evaluation.suites import Split, load_suite
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.ui import config_files, output
+from paceenv.ui.json_option import JsonFile
 
 
 def evaluate(

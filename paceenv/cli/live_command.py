@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from paceenv.cli.options import JsonFile
 from paceenv.core.errors import InputError
 from paceenv.core.wording import count
 from paceenv.live import control_file
@@ -26,6 +25,7 @@ from paceenv.live.record.run_folder import RunFolder, is_silent, patience_s
 from paceenv.live.record.snapshot import Snapshot, number, text
 from paceenv.live.start import run_command
 from paceenv.ui import output
+from paceenv.ui.json_option import JsonFile
 
 WATCH_S = 2.0
 REST = 30.0

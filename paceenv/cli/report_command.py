@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from paceenv.cli.options import JsonFile
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
 from paceenv.diagnosis.answer import MAX_ROWS
@@ -24,6 +23,7 @@ from paceenv.report.step_log_output import PATTERN_HELP
 from paceenv.report.trace_page import Report, make_report
 from paceenv.sim.cluster import load_cluster
 from paceenv.ui import output
+from paceenv.ui.json_option import JsonFile
 from paceenv.ui.output import sentence
 
 

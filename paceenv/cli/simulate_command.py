@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from paceenv.cli.options import JsonFile
 from paceenv.core import metrics
 from paceenv.core.errors import out_of_range
 from paceenv.policies.base import Policy
@@ -19,6 +18,7 @@ from paceenv.policies.select import POLICY_HELP, select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.ui import output
+from paceenv.ui.json_option import JsonFile
 
 MAX_RANK_ITERATIONS = 10**11
 MAX_REFERENCE_RANK_ITERATIONS = 10**6

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from paceenv.cli.options import JsonFile
 from paceenv.core.errors import InputError, needs
 from paceenv.trainers.sweep.sweep_config import SweepConfig
 from paceenv.trainers.sweep.sweep_results import CONFIG, Candidate, Results, cells, columns
 from paceenv.ui import config_files, output
+from paceenv.ui.json_option import JsonFile
 from paceenv.ui.run_directory import first_difference, locked
 
 

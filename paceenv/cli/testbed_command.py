@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from paceenv.cli.options import JsonFile
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.live.decide.live_policy import SEPARATOR, find_candidates
 from paceenv.live.options import MODES
@@ -16,6 +15,7 @@ from paceenv.live.testbed import testbed_run
 from paceenv.live.testbed.testbed_run import JobResult, RunResult
 from paceenv.live.testbed.testbed_scenario import Backend, Scenario, load_scenario
 from paceenv.ui import config_files, output
+from paceenv.ui.json_option import JsonFile
 
 FEWEST = 20
 """Iterations from which a cluster is calibrated."""

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
-from paceenv.cli.options import JsonFile
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.importers.inputs import read_inputs
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.training.train_config import TrainConfig, with_algorithm
 from paceenv.ui import config_files, output
+from paceenv.ui.json_option import JsonFile
 from paceenv.ui.run_directory import prepare_folder
 from paceenv.whatif.baseline import is_config
 

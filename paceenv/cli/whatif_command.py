@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from paceenv.cli.options import JsonFile
 from paceenv.cli.simulate_command import MAX_RANK_ITERATIONS
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.intervals import Interval
@@ -19,6 +18,7 @@ from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.policies.select import POLICY_HELP
 from paceenv.report.recordings import find_recordings
 from paceenv.ui import output
+from paceenv.ui.json_option import JsonFile
 from paceenv.whatif import replayed, simulated
 from paceenv.whatif.baseline import Baseline, is_config, of_config, of_trace
 from paceenv.whatif.change import WHERE, Change, combinations

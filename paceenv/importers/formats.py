@@ -46,15 +46,6 @@ def find_format(path: str | Path) -> Format:
     return "text"
 
 
-def is_answer(path: str | Path) -> bool:
-    """Whether a file may be an answer that ``--json`` wrote: JSON in none of these formats."""
-    try:
-        text = head_of(Path(path)).decode("utf-8", "replace")
-        return text[:1] in {"{", "["} and not _is_log(text) and find_format(path) == "text"
-    except InputError:
-        return False
-
-
 def _is_log(head: str) -> bool:
     """Whether what begins like JSON is a log: lines in brackets, JSON lines, or the state of a trainer."""
     if _NO_JSON.match(head) or '"log_history"' in head:

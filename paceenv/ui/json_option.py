@@ -1,0 +1,32 @@
+"""The option ``--json`` of all commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceenv.core.errors import InputError
+
+
+def _no_input(where: str | None) -> str | None:
+    """No input is replaced: ``--json A B`` takes A as the file to write, and somebody may have meant to read it."""
+    if where is None or not Path(where).exists():
+        return where
+    if Path(where).is_dir():
+        raise InputError(f"--json {where}: is a folder; allowed: a file, or '-' for the screen")
+    with Path(where).open("rb") as file:
+        head = file.read(1 << 16)
+    foreign = any(key in head for key in (b'"traceEvents"', b'"schemaVersion"', b'"log_history"', b'"pg_config"'))
+    if foreign or not head.startswith((b'{\n  "', b"[\n")):  # as answers begin
+        raise InputError(f"--json {where}: is there, and no such answer; allowed: a new file, or '-' for the screen")
+    return where
+
+
+JsonFile = Annotated[
+    str | None,
+    typer.Option(
+        "--json", help="Write the result as JSON to this file, or to standard output with '-'.", callback=_no_input
+    ),
+]
