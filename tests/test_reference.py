@@ -47,9 +47,15 @@ def agree(config: Cluster, seed: int, iterations: int, pace: Any = None, within:
 # Every cluster that ships
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_both_engines_agree_on_every_shipped_cluster(name: str) -> None:
-    agree(load_cluster(name), 3, 6 if load_cluster(name).ranks > 100 else 30)
+@pytest.mark.parametrize(
+    ("name", "iterations"),
+    [
+        (name, 30) if load_cluster(name).ranks <= 100 else pytest.param(name, 2, marks=pytest.mark.slow)
+        for name in SHIPPED
+    ],
+)
+def test_both_engines_agree_on_every_shipped_cluster(name: str, iterations: int) -> None:
+    agree(load_cluster(name), 3, iterations)
 
 
 # Jobs with one collective a step

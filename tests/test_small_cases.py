@@ -76,6 +76,7 @@ def written(random: np.random.Generator, step_s: Array) -> str:
     return "".join(f"{tag}{lines(i, x)}\n" for i, x in enumerate(values))
 
 
+@pytest.mark.slow
 def test_of_300_mutated_logs_none_is_answered_wrong(tmp_path: Path) -> None:
     """A finding that is named is the right one, with its numbers; what cannot be told is not named."""
     random, named = np.random.default_rng(7), 0
