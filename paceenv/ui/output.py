@@ -75,7 +75,7 @@ def print_screen(lines: Sequence[str], columns: Sequence[str], rows: Sequence[Se
     console = Console(width=None if is_terminal else 120, highlight=False)
     room = max(console.height - len(rows) - 2, 2) if is_terminal else len(lines)
     if len(lines) > room:
-        lines = [*lines[: room - 1], f"({len(lines) - room + 1} more lines: --all, or paceenv diagnose FOLDER)"]
+        lines = [*lines[: room - 1], f"({len(lines) - room + 1} more lines without --watch)"]
     for number, line in enumerate(lines):
         console.print(escape(line), style="bold" if number == 0 else None, no_wrap=True, overflow="ellipsis")
     table = Table(box=None, padding=(0, 1, 0, 0))
