@@ -24,9 +24,6 @@ class StreamWaits:
         around = self._hooks.around
         around(torch.cuda.Stream, "wait_event", self._waits, self._waited, self._log.release, always=False)
 
-    def remove(self) -> None:
-        """Nothing of its own is left."""
-
     def _waits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         log = self._log
         if not log.on_device:
