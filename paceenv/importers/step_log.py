@@ -79,8 +79,8 @@ _CARRIED: Final = 60
 """Lines below one with a step number whose numbers belong to it, as Composer and OLMo print them."""
 _LONGEST: Final = 200
 """Characters of a line that nothing could be made of."""
-_LONGEST_PATTERN: Final = 2000
-"""Characters of a user's own pattern, and of a line that it sees."""
+_SEEN: Final = 2000
+"""Characters of a line that a user's own pattern sees."""
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -142,7 +142,7 @@ def compile_pattern(text: str) -> re.Pattern[str]:
     Raises InputError: it is no regular expression, or lacks a group that it needs.
     """
     try:
-        found = re.compile(text[:_LONGEST_PATTERN])
+        found = re.compile(text)
     except (re.error, RecursionError, OverflowError, MemoryError) as error:
         raise InputError(
             f"--pattern {short_repr(text)}: no regular expression ({error}); "
@@ -306,7 +306,7 @@ class _Lines:
         text = line.text
         if self._pattern is not None:
             self._number += 1
-            heads = (one[:_LONGEST_PATTERN] for one in (text, line.tagged))
+            heads = (one[:_SEEN] for one in (text, line.tagged))
             if (hit := next(filter(None, map(self._pattern.search, heads)), None)) is not None:
                 self._add_fields({name: value for name, value in hit.groupdict().items() if value is not None}, line)
         elif _EVENT in text:
