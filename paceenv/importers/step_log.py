@@ -110,6 +110,11 @@ class StepLog:
         """Ranks of the job as far as the log tells, 0 if it does not."""
         return int(self.settings.get("world size", len(self.others) + 1 if self.others else 0))
 
+    @property
+    def quantity(self) -> str:
+        """What is measured, in words."""
+        return "step time" if self.of == "step" else f"time per {self.of}"
+
     def said(self, time_s: float) -> str:
         """A time in words, and the speed that the log has where it is none of a step."""
         if self.of == "step":

@@ -39,14 +39,13 @@ _LEVEL, _WARM = "#1f7a8c", "#999999"
 def page(found: StepDiagnosis, notes: tuple[str, ...]) -> str:
     """The page; ``notes`` are those of reading the log."""
     log, top = found.log, found.ceiling
-    unit = Unit.of(found.median_s)
     read = (
-        f"Read from {log.name} ({log.source}): {len(found.steady_s_V)} step times, steps {log.step_V.min()} to "
-        f"{log.step_V.max()}, {int(found.ordinary.warm_up_V.sum())} values of warm-up left out"
+        f"Read from {log.name} ({log.source}): {len(found.steady_s_V)} values of {log.quantity}, "
+        f"steps {log.step_V.min()} to {log.step_V.max()}, {int(found.ordinary.warm_up_V.sum())} values of warm-up left out"
     )
     facts = [
-        (f"mean {log.of}", unit.text(found.mean_s)),
-        ("median", unit.text(found.median_s)),
+        ("mean step" if log.of == "step" else "mean speed", log.said(found.mean_s)),
+        ("median", log.said(found.median_s)),
         ("99th percentile / median", f"{found.p99_over_median:.3f}"),
         ("coefficient of variation", f"{found.cv:.2%}"),
         ("to win at most", "unknown" if top is None else f"{top.value:.1%}"),
@@ -78,7 +77,7 @@ def _course(found: StepDiagnosis) -> Picture:
     if width > 1:
         panel.fill_between(starts, low, high, color=BAND, lw=0, step="mid")
     mean[np.logical_or.reduceat(~steady_V, starts)] = np.nan  # which would draw the picture's edge
-    panel.plot(starts, mean, ".-" if len(at_V) <= 200 else "-", color=LINE, lw=0.9, ms=4, label=f"{log.of} time")
+    panel.plot(starts, mean, ".-" if len(at_V) <= 200 else "-", color=LINE, lw=0.9, ms=4, label=log.quantity)
     warm, top, low_end = np.flatnonzero(~steady_V), top_of(time_V[steady_V]), float(time_V[steady_V].min())
     if len(warm):
         panel.plot(warm, np.clip(time_V[warm], low_end, top), "x", color=_WARM, ms=5, label="warm-up, left out")
@@ -92,7 +91,7 @@ def _course(found: StepDiagnosis) -> Picture:
         panel.plot(ends, [unit.per_s * level.level_s] * 2, color=_LEVEL, lw=2.0, label="" if i else "level")
     for restart in np.flatnonzero(np.diff(log.run_V)) + 1:
         panel.axvline(float(restart), color=_WARM, ls=":", lw=1.0)
-    panel.set(xlabel="logged value, labelled with its step", ylabel=f"{log.of} time, {unit.name}")
+    panel.set(xlabel="logged value, labelled with its step", ylabel=f"{log.quantity}, {unit.name}")
     room = max(0.06 * (top - low_end), 0.01 * low_end)
     panel.set_ylim(low_end - room, top + room)
     panel.xaxis.set_major_locator(MaxNLocator(8, integer=True))
@@ -112,7 +111,7 @@ def _course(found: StepDiagnosis) -> Picture:
         said.append(f"Outliers come every {found.outlier_period.steps} steps.")
     classes = np.where(~steady_V, "warm-up", np.where(outlier_V, "outlier", ""))
     rows = [(str(s), f"{t:.6g}", str(c)) for s, t, c in zip(log.step_V, time_V, classes, strict=True)]
-    numbers = Numbers("step-times", ("step", f"{log.of} time, {unit.name}", "class"), rows[:200_000])
+    numbers = Numbers("step-times", ("step", f"{log.quantity}, {unit.name}", "class"), rows[:200_000])
     return drawn("Step times", " ".join(filter(None, said)), figure, numbers)
 
 
@@ -121,4 +120,5 @@ def _distribution(found: StepDiagnosis) -> Picture:
     unit = Unit.of(found.median_s)
     figure, (panel,) = figures.stack([2.6])
     spread = histogram(panel, unit.per_s * found.steady_s_V, unit, "values")
-    return drawn("Distribution", "How often a step takes how long.", figure, spread)
+    panel.set_xlabel(panel.get_xlabel().replace("step time", found.log.quantity))
+    return drawn("Distribution", f"How often which {found.log.quantity} occurs.", figure, spread)
