@@ -41,7 +41,7 @@ def page(found: StepDiagnosis, notes: tuple[str, ...]) -> str:
     log, top = found.log, found.ceiling
     read = (
         f"Read from {log.name} ({log.source}): {len(found.steady_s_V)} values of {log.quantity}, "
-        f"steps {log.step_V.min()} to {log.step_V.max()}, {int(found.ordinary.warm_up_V.sum())} values of warm-up left out"
+        f"steps {log.step_V.min()} to {log.step_V.max()}, {int(found.ordinary.warm_up_V.sum())} of warm-up left out"
     )
     facts = [
         ("mean step" if log.of == "step" else "mean speed", log.said(found.mean_s)),
