@@ -108,6 +108,7 @@ class Loop:
         """Steps that are in neither accounts nor trace, because the thread that takes them there was held up."""
         self.taking, self._thread = threading.RLock(), -1
         self._visits = self._measured_from = 0
+        self._waited_s = 0.0
         self._measures = False
         self._takes_here = self.control.decides
         """Whether the training thread takes iterations in; otherwise the housekeeping thread does."""
@@ -344,10 +345,12 @@ class Loop:
         if self._measures and watched > 0:
             self.hooks.measure(False)
             self._measures = False
-            self.history.add_overhead(self.hooks.cost_s(watched, self._log.every))
+            waited_s = self._stamps.waited_s - self._waited_s
+            self.history.add_overhead(self.hooks.cost_s(watched, self._log.every, waited_s))
         elif not self._measures and self._visits % MEASURED_EVERY == 2:
             self.hooks.measure(True)
             self._measures, self._measured_from = True, self._steps.watched
+            self._waited_s = self._stamps.waited_s
 
     def _account(self, done: list[Iteration]) -> None:
         batch = self._batch(done)

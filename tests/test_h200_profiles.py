@@ -22,11 +22,7 @@ EARLY = "operations launched before the profile began are left out, with their s
 
 
 def files_of(job: str) -> list[Path]:
-    found = [H200_DIR / f"{job}-rank{rank}.json.gz" for rank in range(2)]
-    for path in found:
-        if path.read_bytes()[:2] != b"\x1f\x8b":
-            pytest.skip(f"{path} is damaged: no gzip file")
-    return found
+    return [H200_DIR / f"{job}-rank{rank}.json.gz" for rank in range(2)]
 
 
 def check(found: Answer, job: str, steps: list[int]) -> None:

@@ -40,7 +40,7 @@ def _differing(ranks: list[list[dict[str, Any]]], iterations: int = ITERATIONS) 
         for alone, *runs in ranks
         for run in runs
         if (run["losses"], run["digest"]) != (alone["losses"], alone["digest"])
-        or run["summary"]["state"] != run["mode"]
+        or (run["summary"]["state"] != run["mode"] and "rolled back" not in run["summary"]["reason"])
         or run["summary"]["regular"] <= iterations / 2
         or not run["summary"]["locality"]["device"].startswith("cuda")
     ]
@@ -133,7 +133,7 @@ def planted_on_one_card(**parameters: Any) -> Any:
 def test_a_late_rank_is_named_and_nobody_where_none_is(
     way: str, place: str, tmp_path: Path, record_property: Record
 ) -> None:
-    job = {"way": way, "late": 1, "place": place, "late_s": LATE_S, "iterations": 200, "out": str(tmp_path / "run")}
+    job = {"way": way, "late": 1, "place": place, "late_s": LATE_S, "iterations": 160, "out": str(tmp_path / "run")}
     ranks = _on_one_card(planted_on_one_card, 2, tmp_path, **job)
     said = [f"{rank['arrival']['verdict']} {1e3 * rank['arrival']['late_s']:.1f} ms" for rank in ranks]
     cost_us = max(1e6 * (rank["overhead"]["mean_s"] or 0.0) for rank in ranks)

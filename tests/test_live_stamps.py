@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -200,3 +201,15 @@ def test_the_housekeeping_thread_asks_the_device_nothing(monkeypatch: pytest.Mon
         housekeeping.join()
     assert loop.state == "observe", loop.reason
     assert loop.history.count >= 64 - 8 - 1 - 2
+
+
+def test_a_record_that_waits_for_the_gpus_queue_is_told_apart() -> None:
+    device = Device()
+
+    def late(event: FakeEvent) -> int:
+        time.sleep(0.01)
+        return event.record()
+
+    full: Stamps = DeviceStamps(lambda: FakeEvent(device), late)
+    full.record()
+    assert 0.009 < full.waited_s < 1.0

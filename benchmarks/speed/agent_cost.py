@@ -1,9 +1,10 @@
 """What the live agent costs a training job, measured from outside: thread CPU, process CPU, memory and start-up.
 
-Jobs on gloo train with and without the agent in turn, inside one process group. Each block with the agent lies between
-two blocks without it, and its cost is its mean less theirs: a drift of the machine cancels. Where the agent delays a
-rank, the blocks without it sleep as long: what a sleep does to caches is no cost of the agent. The agent is used
-through ``attach``, ``summary`` and ``detach`` only, so that a number means the same for every version of it.
+Jobs on gloo, or on NCCL where there is a GPU, train with and without the agent in turn, inside one process group. Each
+block with the agent lies between two blocks without it, and its cost is its mean less theirs: a drift of the machine
+cancels. Where the agent delays a rank, the blocks without it sleep as long: what a sleep does to caches is no cost of
+the agent. The agent is used through ``attach``, ``summary`` and ``detach`` only, so that a number means the same for
+every version of it.
 """
 
 from __future__ import annotations
@@ -34,8 +35,12 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks._common import Report, Table, Target, command
 from paceenv.core.intervals import Interval
 
-TURNS, WARM, BATCHES, TIMED = 10, 192, 16, 32
-"""Turns; of a block untimed iterations (the agent learns the job), batches that are timed, and iterations of each."""
+TURNS, WARM, BATCHES, TIMED = 10, 192, 8, 64
+"""Turns; of a block untimed iterations (the agent learns the job), batches that are timed, and iterations of each.
+Where the agent watches one iteration in so many, each batch holds as many that are watched."""
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ONE_CARD = {"NCCL_NET": "Socket", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
+"""Ranks that share a GPU talk through sockets: NCCL is told that they sit on different hosts."""
 OWN_S = 5.0
 """Seconds in which the agent measures its own cost: it does so now and then."""
 FRESH, FRESH_ITERATIONS = 3, 1000
@@ -60,25 +65,28 @@ Iteration = Callable[[], None]
 
 def data_parallel() -> Iteration:
     """One iteration of a small DDP model."""
-    model = DistributedDataParallel(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]))
-    return _trained(model)
+    return _trained(DistributedDataParallel(_layers()))
 
 
 def alone() -> Iteration:
     """The same model without DDP and without a process group."""
-    return _trained(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]))
+    return _trained(_layers())
 
 
 def sharded() -> Iteration:
     """An FSDP2 model with some 110 collectives an iteration."""
-    model = nn.Sequential(*[nn.Linear(NARROW, NARROW) for _ in range(SHARDED_LAYERS)])
+    model = _layers(NARROW, SHARDED_LAYERS)
     for part in (*model, model):
         fully_shard(part)
     return _trained(model, NARROW)
 
 
+def _layers(width: int = WIDTH, count: int = LAYERS) -> nn.Sequential:
+    return nn.Sequential(*[nn.Linear(width, width) for _ in range(count)]).to(DEVICE)
+
+
 def _trained(model: nn.Module, width: int = WIDTH) -> Iteration:
-    optimizer, inputs = torch.optim.SGD(model.parameters(), lr=1e-6), torch.randn(BATCH, width)
+    optimizer, inputs = torch.optim.SGD(model.parameters(), lr=1e-6), torch.randn(BATCH, width, device=DEVICE)
 
     def iteration() -> None:
         model(inputs).sum().backward()
@@ -90,13 +98,13 @@ def _trained(model: nn.Module, width: int = WIDTH) -> Iteration:
 
 def reductions(count: int) -> Iteration:
     """One iteration of a job that starts its collectives in Python, as sharded and tensor-parallel jobs do."""
-    parameter = nn.Parameter(torch.ones(8))
-    optimizer, tensor = torch.optim.SGD([parameter], lr=1e-6), torch.zeros(1 << 10)
+    parameter = nn.Parameter(torch.ones(8, device=DEVICE))
+    optimizer, tensor = torch.optim.SGD([parameter], lr=1e-6), torch.zeros(1 << 10, device=DEVICE)
 
     def iteration() -> None:
         for _ in range(count):
             distributed.all_reduce(tensor)
-        parameter.grad = torch.zeros(8)
+        parameter.grad = torch.zeros(8, device=DEVICE)
         optimizer.step()
 
     return iteration
@@ -130,16 +138,20 @@ class _Sleep:
 def _block(iteration: Iteration, sleep: Iteration = lambda: None) -> tuple[float, float]:
     """CPU microseconds of this thread and of the whole process per iteration: the lower quartile of the batches.
 
-    Other work on the machine makes some batches dearer, never cheaper.
+    Other work on the machine makes some batches dearer, never cheaper. A GPU ends what it was given before the clock
+    runs again: a thread that waits for it spins.
     """
     gc.collect()
-    readings_s = np.empty((BATCHES + 1, 2))
+    taken_s = np.zeros((BATCHES + 1, 2))
     for batch in range(-1, BATCHES):
         for _ in range(WARM if batch < 0 else TIMED):
+            taken_s[batch] -= time.thread_time(), time.process_time()
             iteration()
             sleep()
-        readings_s[batch + 1] = time.thread_time(), time.process_time()
-    thread_us, process_us = 1e6 / TIMED * np.quantile(np.diff(readings_s, axis=0), 0.25, axis=0)
+            taken_s[batch] += time.thread_time(), time.process_time()
+            if DEVICE == "cuda":
+                torch.cuda.synchronize()
+    thread_us, process_us = 1e6 / TIMED * np.quantile(taken_s[:-1], 0.25, axis=0)
     return float(thread_us), float(process_us)
 
 
@@ -182,7 +194,7 @@ def _paired(iteration: Iteration, modes: Sequence[str]) -> dict[str, Any]:
 
 def _own_us(iteration: Iteration, mode: str, plain_us: float) -> float:
     """The agent's own figure, microseconds per iteration; not a number if it has none."""
-    count = torch.tensor([int(1e6 * OWN_S / plain_us)])
+    count = torch.tensor([int(1e6 * OWN_S / plain_us)], device=DEVICE)
     if distributed.is_initialized():
         distributed.broadcast(count, 0)  # as many on every rank
     with _agent(mode) as summary:
@@ -202,7 +214,8 @@ def _rank(rank: int, ranks: int, port: int, folder: str, job: str, fresh: str) -
         settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         os.environ |= {name: str(value) for name, value in settings.items()}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        distributed.init_process_group("gloo")
+        os.environ |= ONE_CARD | {"NCCL_HOSTID": f"rank{rank}"}
+        distributed.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
     iteration = make()
     result = _started(iteration, fresh) if fresh else _paired(iteration, modes)
     Path(folder, f"rank{rank}.json").write_text(json.dumps(result))
@@ -303,9 +316,9 @@ def run() -> Report:
         ),
     )
     text = (
-        f"Jobs on gloo. A collective that Python starts adds {further_us:.1f} us: the difference between 1 and "
-        f"{COLLECTIVES} of them. Of two ranks the second is measured, which mode active delays; without the agent it "
-        "sleeps as long. The process includes the agent's other threads."
+        f"Jobs on {'NCCL' if DEVICE == 'cuda' else 'gloo'}. A collective that Python starts adds {further_us:.1f} us: "
+        f"the difference between 1 and {COLLECTIVES} of them. Of two ranks the second is measured, which mode active "
+        "delays; without the agent it sleeps as long. The process includes the agent's other threads."
     )
     return Report("The live agent", text, data, tables, _targets(costs, own_us, further_us, fresh))
 

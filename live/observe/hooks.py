@@ -84,14 +84,16 @@ class Hooks:
             self._reading_s = min(-self._clock() + self._clock() for _ in range(9))
         self._measures = on
 
-    def cost_s(self, watched: int, every: int) -> float:
+    def cost_s(self, watched: int, every: int, waited_s: float) -> float:
         """The cost of an iteration: CPU seconds of the threads that called our functions; a delay's sleep takes none.
 
         Args:
             watched: iterations that were watched while it was measured,
-            every: of which there is one in so many; the calls of the others are only passed on.
+            every: of which there is one in so many; the calls of the others are only passed on,
+            waited_s: seconds of it in which a GPU took no more work.
         """
-        watched_s = (self._spent_s + (CALL_S - self._reading_s) * self._calls) / watched
+        spent_s = max(self._spent_s - waited_s, 0.0)
+        watched_s = (spent_s + (CALL_S - self._reading_s) * self._calls) / watched
         return (watched_s + (every - 1) * PASS_S * 0.5 * self._calls / watched) / every
 
     def _measured(self, function: Function, *args: Any) -> Any:

@@ -21,15 +21,15 @@ Clock = Callable[[], float]
 """Monotonic seconds."""
 MAX_STREAMS = 256
 """Streams remembered; a script with more makes new ones all the time."""
-
-
+RECORD_S = 5e-6
+"""What it takes to record an event (docs/evidence/gpu.md); whoever takes longer waits for room in the GPU's queue."""
 _ORDER = operator.attrgetter("order")
 
 
 class HostStamps:
     """Stamps of the host's clock, for gloo and all other backends that block the host: a stamp is its own time."""
 
-    immediate, dropped = True, 0
+    immediate, dropped, waited_s = True, 0, 0.0
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.record: Callable[[], Any] = clock
@@ -76,6 +76,8 @@ class DeviceStamps:
 
     immediate = False
     """Whether a stamp is its own time in seconds: then only ``record`` has to be called, and any thread may read."""
+    waited_s = 0.0
+    """Seconds for which records waited until the GPU took more work, as the job's next kernel would have."""
 
     def __init__(
         self,
@@ -106,7 +108,9 @@ class DeviceStamps:
                 return None
             self._left_to_make -= 1
             event = self._make_event()
+        start_s = time.perf_counter()
         event.stream, event.order = self._record_event(event), next(self._count)
+        self.waited_s += max(time.perf_counter() - start_s - RECORD_S, 0.0)
         return event
 
     def ready_many(self, stamps: Sequence[Event]) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from paceenv.core.trace import COMPUTE_OPS
 from paceenv.diagnosis.attribution import Component, TimeAttribution
+from paceenv.diagnosis.compute_attribution import ComputeAttribution
 from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
 from paceenv.diagnosis.own_overlap import Partner
 from paceenv.diagnosis.transfer_attribution import TransferClass
@@ -52,6 +53,8 @@ MIN_LOST: Final = 0.02
 """Share of a step; a cause that costs less is not named."""
 UNEVEN: Final = 0.2
 """Share of a rank's longest excess; with less elsewhere in its step the rank is not slow but has more work there."""
+ONE_RANK: Final = 0.95
+"""Share of the variance of all ranks' compute: one rank with more of it is the only one that varies."""
 HIDDEN: Final = 0.5
 """Share of a cause's cost; if removing it would save less, the other causes hide it."""
 
@@ -141,6 +144,8 @@ def _parts(attribution: TimeAttribution) -> Iterator[tuple[str, Component, float
     """The causes that a component goes to, as cause, component and share of the component."""
     for component in attribution.cost_s:
         if component.name == "rest":
+            if _of_one_rank(attribution):  # late now and then: who it is, and why, the arrivals say
+                continue
             skewed = _skewed_share(attribution)
             yield DATA if attribution.compute.skewness <= MAX_DATA_SKEWNESS else STALLS, component, skewed
             yield AMPLIFICATION, component, 1.0 - skewed
@@ -148,6 +153,12 @@ def _parts(attribution: TimeAttribution) -> Iterator[tuple[str, Component, float
             yield _OF_EXTRA.get(component.operation, CHECKPOINT), component, 1.0
         else:
             yield _OF_COMPONENT[component.name], component, 1.0
+
+
+def _of_one_rank(attribution: TimeAttribution) -> bool:
+    """Whether one rank alone has what varies without memory, which on all of them would be jitter or data."""
+    variance_R = attribution.compute.rest_cv_R**2
+    return bool(variance_R.max() > ONE_RANK * variance_R.sum())
 
 
 def _skewed_share(attribution: TimeAttribution) -> float:
@@ -162,6 +173,10 @@ def _skewed_share(attribution: TimeAttribution) -> float:
     if skewness < SIGNIFICANT * attribution.compute.skewness_se:
         return 0.0
     return float(min(skewness / REFERENCE_SKEWNESS, 1.0) ** (2.0 / 3.0))
+
+
+def _varies(compute: ComputeAttribution) -> float:
+    return float(np.sqrt((compute.rest_cv_R**2).mean()))
 
 
 def _ranks(matrix: OperationMatrix, at: Sequence[int], most: int = 4) -> str:
@@ -261,7 +276,7 @@ def _data(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
     if np.isfinite(c.paired):
         why = f"forward and backward pass of a micro-batch are long together (correlation {c.paired:.2f})"
     else:
-        why = f"compute varies by {c.rest_cv:.1%} with a long upper tail (skewness {c.skewness:.2f})"
+        why = f"compute varies by {_varies(c):.1%} with a long upper tail (skewness {c.skewness:.2f})"
     evidence = f"{why}, another rank in every step, without memory"
     advice = "balance sequence lengths across ranks and micro-batches (sort or pack by length), or spread long ones"
     known = np.isfinite(c.paired)
@@ -271,7 +286,7 @@ def _data(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
 def _amplification(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
     c = attribution.compute
     evidence = (
-        f"compute varies by {c.rest_cv:.1%} on every rank, independently and without memory; a step waits for the "
+        f"compute varies by {_varies(c):.1%} on every rank, independently and without memory; a step waits for the "
         f"slowest of {len(matrix.ranks)}"
     )
     advice = (
@@ -382,7 +397,7 @@ def _stalls(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str,
         evidence = f"{t.hiccups} collectives take some {typical:.3g} s longer than their like, now one, now another"
     elif most == "rest":
         evidence = (
-            f"compute varies by {c.rest_cv:.1%} with a very long tail (skewness {c.skewness:.1f}), without memory"
+            f"compute varies by {_varies(c):.1%} with a very long tail (skewness {c.skewness:.1f}), without memory"
         )
     else:
         share = c.stalls / max(c.rest.size, 1)

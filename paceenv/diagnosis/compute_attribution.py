@@ -54,8 +54,8 @@ class ComputeAttribution:
     Factors are ``(n, T)`` or ``(n, 1)`` for these operations. ``rank_R`` is the factor of all compute of a rank,
     ``slow_R`` tells whose is above 1, ``episode_RT`` when a rank is in an episode. ``paired`` is the correlation of
     forward and backward passes (not a number without both). ``skewness`` and its standard error are of a rank's
-    ``rest`` per step. ``stalls`` counts the operations that stalled. ``twins`` says whether every rank has a peer to
-    compare it with.
+    ``rest`` per step, ``rest_cv_R`` is its spread on each rank. ``stalls`` counts the operations that stalled.
+    ``twins`` says whether every rank has a peer to compare it with.
     """
 
     operation: Integers
@@ -74,7 +74,7 @@ class ComputeAttribution:
     paired: float
     skewness: float
     skewness_se: float
-    rest_cv: float
+    rest_cv_R: Array
     stalls: int
     twins: bool
 
@@ -106,10 +106,11 @@ def attribute_compute(matrix: OperationMatrix, own_NT: Array) -> ComputeAttribut
         differs_R = np.bincount(rank, factor_N != 1.0, ranks) > 0
         drift_RT = drift_RT * np.where(differs_R, 1.0, of_rank_R)[:, None]
         clean_NT = clean_NT / np.where(differs_R, 1.0, of_rank_R)[rank][:, None]
-    left_NT = clean_NT / np.maximum(base_N * stage_N * factor_N, 1e-300)[:, None]
+    usual_N = np.maximum(base_N * stage_N * factor_N, 1e-300)[:, None]
+    left_NT = clean_NT / usual_N
     data_NT, paired = _data(matrix, operation, left_NT)
     rest_NT = left_NT / data_NT
-    rest_RT = _per_rank(rest_NT * typical_N[:, None], rank, ranks) / _per_rank(typical_N[:, None], rank, ranks)
+    rest_RT = _per_rank(rest_NT * usual_N, rank, ranks) / _per_rank(usual_N, rank, ranks)
     x = rest_RT - rest_RT.mean(axis=1, keepdims=True)
     sd = float(x.std())
     kept = x[np.abs(x) < 8.0 * sd] if sd > 0.0 else x.ravel()
@@ -131,7 +132,7 @@ def attribute_compute(matrix: OperationMatrix, own_NT: Array) -> ComputeAttribut
         paired=paired,
         skewness=skewness,
         skewness_se=float(np.sqrt(6.0 / max(kept.size, 6))),
-        rest_cv=sd,
+        rest_cv_R=x.std(axis=1),
         stalls=int(stalled_NT.sum()),
         twins=twins,
     )

@@ -7,6 +7,7 @@ well the ends then agree is the error that remains.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from itertools import islice
 from typing import Final
@@ -47,7 +48,6 @@ def align_clocks(timelines: list[Timeline]) -> tuple[dict[int, float], dict[int,
     ends = {t.rank: _ends(t) for t in timelines}
     kinds = {rank: {key[1:3] for key in mine} for rank, mine in ends.items()}
     usual_s = float(np.median([step.end_s - step.start_s for t in timelines for step in t.steps]))
-    agrees_s = max(_AGREES * usual_s, _LEAST_AGREEMENT_S)
     first = timelines[0].rank
     shift_s, renumber = {first: 0.0}, {first: 0}
     reached = set(kinds[first])
@@ -57,7 +57,7 @@ def align_clocks(timelines: list[Timeline]) -> tuple[dict[int, float], dict[int,
             if reached.isdisjoint(kinds[t.rank]):
                 continue
             known = {rank: add_s for rank, add_s in shift_s.items() if not kinds[rank].isdisjoint(kinds[t.rank])}
-            found = _against_known(ends[t.rank], ends, known, agrees_s)
+            found = _against_known(ends[t.rank], ends, known, usual_s)
             if found is not None:
                 reached |= kinds[t.rank]
                 shift_s[t.rank], renumber[t.rank] = found
@@ -92,15 +92,16 @@ def _renumbered(ends: dict[Key, float], offset: int) -> dict[Key, float]:
 
 
 def _against_known(
-    mine: dict[Key, float], ends: dict[int, dict[Key, float]], known: dict[int, float], agrees_s: float
+    mine: dict[Key, float], ends: dict[int, dict[Key, float]], known: dict[int, float], step_s: float
 ) -> tuple[float, int] | None:
     """Shift and offset of a rank's steps against those whose clocks are known; None if none shares enough with it.
 
     Known are those with a kind of collective in common, as all counts of steps are tried with each of them.
     """
+    agrees_s = max(_AGREES * step_s, _LEAST_AGREEMENT_S)
     best: tuple[float, float, int] | None = None
     for rank, add_s in known.items():
-        found = _compare(mine, ends[rank], agrees_s)
+        found = _compare(mine, ends[rank], agrees_s, step_s)
         if found is not None and (best is None or found[0] < best[0]):
             best = (found[0], found[1] + add_s, found[2])
             if best[0] <= agrees_s:
@@ -108,10 +109,15 @@ def _against_known(
     return None if best is None else best[1:]
 
 
-def _compare(mine: dict[Key, float], other: dict[Key, float], agrees_s: float) -> tuple[float, float, int] | None:
-    """How far ends lie apart (s), the shift (s) and the offset of steps under which they agree best."""
+def _compare(
+    mine: dict[Key, float], other: dict[Key, float], agrees_s: float, step_s: float
+) -> tuple[float, float, int] | None:
+    """How far ends lie apart (s), the shift (s) and the offset of steps under which they agree best.
+
+    Clocks that are less than half a step apart as the steps are counted would be further apart by any other count.
+    """
     found = _apart(mine, other)
-    if found is not None and found[0] <= _SURE_S:
+    if found is not None and (found[0] <= _SURE_S or abs(found[1]) < 0.5 * step_s):
         return *found, 0
     few = dict(islice(sorted(mine.items()), _MOST_TRIED))
     steps, theirs = {key[0] for key in few}, {key[0] for key in other}
@@ -128,15 +134,16 @@ def _compare(mine: dict[Key, float], other: dict[Key, float], agrees_s: float) -
 def _apart(mine: dict[Key, float], other: dict[Key, float]) -> tuple[float, float] | None:
     """The median deviation of the differences of ends from their median, and this; None with too few of them.
 
-    A median within the range of nine in ten differences is no other clock: networks let members go that far apart.
+    A median that is no larger than nine in ten differences lie apart is no other clock: networks let members go that
+    far apart. Which nine: those that lie closest, as a GPU's clock may jump by milliseconds within a profile.
     """
     shared = mine.keys() & other.keys()
-    differences = np.array([other[key] - mine[key] for key in shared])
+    differences = np.sort([other[key] - mine[key] for key in shared])
     if not shared or (len(shared) < MIN_SHARED and np.abs(differences).max() > _SAME_CLOCK_S):
         return None
-    low, middle, high = np.quantile(differences, (0.05, 0.5, 0.95)).tolist()
-    apart = float(np.median(np.abs(differences - middle)))
-    return apart, 0.0 if abs(middle) <= high - low else middle
+    middle, most = float(np.median(differences)), math.ceil(0.9 * len(differences))
+    range_s = float(np.min(differences[most - 1 :] - differences[: len(differences) - most + 1]))
+    return float(np.median(np.abs(differences - middle))), 0.0 if abs(middle) <= range_s else middle
 
 
 def ends_apart(steps_of: Steps) -> tuple[float, int]:

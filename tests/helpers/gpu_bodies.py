@@ -18,8 +18,8 @@ from live_bodies import Training, batch, device, network
 from torch import nn
 from torch.nn import functional
 
-MANY_LAYERS = 64
-"""Each is gathered twice and its gradients are scattered once in every iteration."""
+MANY_LAYERS = 36
+"""Some 110 collectives: each layer is gathered twice and its gradients are scattered once in every iteration."""
 
 
 def _averaged(average: Callable[[list[torch.Tensor]], None], *, graphed: bool = False) -> Training:
