@@ -99,8 +99,3 @@ def test_the_hold_is_the_window_within_the_cap_and_no_delay_of_the_rank() -> Non
     assert rank[timing.DELAY_S, 0] == 0.0
     timing.decide(rank, tick, 0, 1, pacing.one_mechanism("defer", 0.0, 0.25), 0.1)
     assert 0.0999 < rank[timing.DEFER_S, 0] <= 0.1
-
-
-def test_a_wait_that_blocks_ends_a_hold() -> None:
-    assert pacing.releases(0.01, 0.1)
-    assert not pacing.releases(0.001, 0.1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -46,16 +45,6 @@ def test_two_flows_share_from_the_second_one_s_arrival() -> None:
     np.testing.assert_allclose(finish([0.0, 5.0], 4.0), [4.0, 9.0], err_msg="the first has left")
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4, 8])
-@pytest.mark.parametrize("alone_s", [0.0, 0.05, 0.3, 1.0])
-def test_equal_groups_finish_together(simulator: Make, groups: int, alone_s: float) -> None:
-    sim = simulator(
-        ranks=2 * groups, groups=groups, has_barrier=True, uplink_work_s=0.1, transfer_alone_s=alone_s, latency_s=0.01
-    )
-    rec = sim.record(sim.off(), 20)
-    np.testing.assert_allclose(rec.finish_ETG, 1.0 + max(groups * 0.1, alone_s) + 0.01, rtol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("tenant", "expected_s"),
     [
@@ -94,29 +83,11 @@ def test_who_comes_late_gets_less(simulator: Make, starts_s: float, left_s: floa
 # Closed forms
 
 
-def test_jobs_that_share_unevenly_move_apart(simulator: Make) -> None:
-    """Two like jobs on a full link: their overlap, W at most, gets shorter by (1 - late_share) of itself a step."""
-    record = {"compute_s": 1.0, "uplink_work_s": 0.4, "late_share": 0.9}
-    sim = simulator(uplink_work_s=0.4, tenants=[record])
-    sim.state.tenant_ENK[0, [layout.NEXT_S, layout.LEFT_S], 0] = 0.9, 0.0
-    overlap_T = sim.run(sim.off(), 12)[0] - 1.4
-    np.testing.assert_allclose(overlap_T[2:] / overlap_T[1:-1], 0.9, rtol=1e-9)
-
-
 def test_a_tenant_left_alone_keeps_its_own_period(simulator: Make) -> None:
     tenant = {"compute_s": 0.7, "uplink_work_s": 0.1, "rate_cap": 0.5}
     sim = simulator(range(5), uplink_work_s=1e-9, tenants=[tenant])
     elapsed_E = sim.run(sim.off(), 3000).sum(axis=1)
     np.testing.assert_allclose(sim.state.tenant_ENK[:, layout.CYCLES, 0], elapsed_E / (0.7 + 0.2), atol=1.0)
-
-
-def test_a_tenant_waits_for_the_slowest_of_its_ranks(simulator: Make) -> None:
-    tenant = {"compute_s": 0.7, "uplink_work_s": 0.1, "jitter_cv": 0.05, "ranks": 8.0}
-    sim = simulator(range(10), uplink_work_s=1e-9, tenants=[tenant])
-    elapsed_E = sim.run(sim.off(), 3000).sum(axis=1)
-    period_s = elapsed_E / sim.state.tenant_ENK[:, layout.CYCLES, 0]
-    expected_maximum = 1.42360  # of eight normals
-    assert period_s.mean() == pytest.approx(0.7 * (1 + 0.05 * expected_maximum) + 0.1, rel=1e-3)
 
 
 def test_a_tenant_comes_and_goes(simulator: Make) -> None:
@@ -151,10 +122,3 @@ def test_tenants_start_anywhere_in_their_period(simulator: Make) -> None:
     for k in range(2):
         assert stats.kstest(phase_EK[:, k], stats.uniform(0.0, 1.0).cdf).pvalue > 1e-3
     assert abs(np.corrcoef(phase_EK.T)[0, 1]) < 4.5 / math.sqrt(1000)
-
-
-def test_an_absent_tenant_changes_nothing(simulator: Make) -> None:
-    job: dict[str, Any] = {"ranks": 4, "groups": 2, "uplink_work_s": 0.1, "has_barrier": True, "jitter_cv": 0.05}
-    absent = {"compute_s": 1.0, "uplink_work_s": 0.5, "weight": 0.0}
-    plain, other = simulator(range(3), **job), simulator(range(3), tenants=[absent], **job)
-    np.testing.assert_allclose(plain.run(plain.off(), 100), other.run(other.off(), 100), rtol=1e-12)

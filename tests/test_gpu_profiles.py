@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from importer_samples import written
 
-from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.absolute import check_links
 from paceenv.diagnosis.diagnose import UNDETERMINED, diagnose
@@ -224,16 +223,6 @@ def test_a_late_host_is_named_with_what_it_did(
     assert found.ranges[0][1] * 1e6 == pytest.approx(total_us, rel=0.15)
     assert named in found.text
     assert found.to_json()["worst"]["op"] == "all_reduce"
-
-
-def test_the_command_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = written(tmp_path, {f"rank{k}.json": p for k, p in enumerate(profiles(late_host("Optimizer", 60.0)))})
-    assert application.run(["diagnose", *map(str, files), "--json", str(tmp_path / "found.json")]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Where a step's time went on each device" in said
-    assert "waiting for its host; on its host more time than on its peers' goes into Optimizer.step#Adam.step" in said
-    (late,) = json.loads((tmp_path / "found.json").read_text())["late_hosts"]
-    assert (late["rank"], late["reason"]) == (2, "host")
 
 
 def test_a_slow_device_is_not_blamed_on_its_host(tmp_path: Path) -> None:

@@ -151,14 +151,6 @@ def test_variation_and_short_turns_are_time_lost_to_nobody(turn: int) -> None:
     assert "each of ranks 0-3 waits at least 15 ms per step" in page(findings)
 
 
-def test_a_late_host_and_a_late_place_on_every_host_are_found() -> None:
-    host = find(run(SHAPES["ddp"](16), 16, slow_s=[LATE_S * (rank >= 8) for rank in range(16)]))
-    assert set(named(host)) == set(range(8, 16))
-    assert "all late ranks are on host node1: 8 of its 8 ranks" in host["text"]
-    local = find(run(SHAPES["ddp"](32), 32, slow_s=[LATE_S * (rank % 8 == 3) for rank in range(32)]))
-    assert "all late ranks have local rank 3, on 4 of 4 hosts" in local["text"]
-
-
 def pipeline(stages: int, replicas: int, weights: dict[int, float]) -> tuple[list[Phase], int]:
     """Rank ``stage * replicas + replica``; activations go up, gradients come down, and replicas reduce."""
     ranks = stages * replicas

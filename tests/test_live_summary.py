@@ -33,12 +33,6 @@ def test_the_page_says_who_waits_for_whom() -> None:
     ) in page
 
 
-def test_snapshots_without_blocks_are_no_evidence() -> None:
-    page = summarise([snapshot(rank) for rank in range(4)])
-    assert "insufficient evidence: ranks 0-3" in page
-    assert "on time" not in page
-
-
 def test_the_page_says_what_is_not_measured() -> None:
     none = dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s", "baseline_s", "newest_s"))
     unmeasured = snapshot(1, step=none, unmeasured="no collective was seen")
@@ -117,9 +111,3 @@ def test_no_snapshot_breaks_the_page(changed: dict[str, Any]) -> None:
     page = summarise([snapshot(0, **changed), snapshot(1)])
     assert "Where the step went" in page
     assert "\x1b" not in page
-
-
-def test_the_page_shows_how_long_a_verdict_takes() -> None:
-    forecast = {"text": "time to a verdict on an effect of 1 %: 32 pairs"}
-    canary = {"verdict": "insufficient evidence", "text": "insufficient evidence", "pairs": 4, "forecast": forecast}
-    assert "\n  time to a verdict on an effect of 1 %: 32 pairs\n" in summarise([snapshot(0, canary=canary)])

@@ -191,7 +191,6 @@ def test_damaged_summaries_are_refused(tmp_path: Path, change: Any, message: str
     with pytest.raises(InputError, match=message) as caught:
         config_files.load(NoiseMeasurements, "measurements", path)
     assert str(caught.value).startswith(str(path))
-    assert "\n" not in str(caught.value)
 
 
 # Reference values: "Understanding Stragglers in Large Model Training Using What-if Analysis", sample traces SE and AR.

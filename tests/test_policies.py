@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -114,7 +112,6 @@ def test_static_by_name_refuses_bad_options(options: str, expected: str) -> None
     with pytest.raises(InputError) as caught:
         names.rule(f"static:{options}")
     assert str(caught.value).startswith(f"policy static:{options}: {expected}")
-    assert "\n" not in str(caught.value)
 
 
 BARRIER = {"wait_share": 0.5}
@@ -282,16 +279,6 @@ def test_the_plan_beats_passive_where_pacing_can_help_and_equals_it_where_not() 
         plan = run(Clairvoyant(), start(load_cluster(name), np.arange(6)), 200)
         passive = run(rules.passive(), start(load_cluster(name), np.arange(6)), 200)
         assert low <= plan.step_ET.mean() / passive.step_ET.mean() <= high, name
-
-
-def test_the_package_and_the_rules_import_nothing_heavy() -> None:
-    code = """
-import sys
-import paceenv.policies, paceenv.policies.base, paceenv.policies.rules
-print(sorted({"torch", "numba", "scipy", "gymnasium", "pydantic", "yaml", "safetensors"} & set(sys.modules)))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stdout + done.stderr
 
 
 def test_every_rank_decides_on_its_own_view(simulator: Make) -> None:

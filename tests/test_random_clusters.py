@@ -7,12 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.policies.rollout import run, start
-from paceenv.policies.select import select_policy
-from paceenv.sim.cluster import Cluster
+from paceenv.policies.rollout import start
 from paceenv.trainers.evaluation.random_clusters import RandomClusters
 from paceenv.trainers.evaluation.suites import load_suite
 from paceenv.ui import config_files
@@ -49,27 +46,6 @@ def test_every_form_size_and_kind_of_trouble_occurs() -> None:
     step_s = [float(start(cluster, np.array([0])).batch.jobs["ideal_step_s"][0]) for cluster, _ in DRAWN[:100]]
     assert min(step_s) < 0.05
     assert max(step_s) > 20.0
-
-
-@pytest.mark.slow
-def test_on_a_null_no_constant_gains() -> None:
-    nulls = [cluster for cluster, null in DRAWN if null and cluster.ranks <= 64][:8]
-    assert len(nulls) == 8
-    for cluster in nulls:
-        passive = _steps(cluster, "passive")
-        for mechanism, window in (("slack", 0.1), ("phase_shift", 0.1), ("stagger", 0.3)):
-            log_ratio = np.log(
-                _steps(cluster, f"static:mechanism={mechanism},threshold=0.02,window={window}") / passive
-            )
-            error = log_ratio.std(ddof=1) / np.sqrt(len(log_ratio))
-            assert log_ratio.mean() > -0.003 - 4.0 * error, (cluster.name, mechanism)
-
-
-def _steps(cluster: Cluster, policy: str) -> NDArray[np.float64]:
-    """Mean step of each of 8 seeds, seconds."""
-    chosen = select_policy(policy, cluster)
-    rollout = run(chosen, start(cluster, np.arange(8)), 260)
-    return np.asarray(rollout.step_ET[:, 60:].mean(axis=1))
 
 
 def test_a_suite_of_them_is_like_any_other() -> None:

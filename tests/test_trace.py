@@ -163,9 +163,8 @@ def test_truncated_file(tmp_path: Path, kept: float) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: int(kept * len(content)) if 0 < kept < 1 else int(kept)])
     for read in (read_trace, load_trace, detect_format, iter_batches, import_straggler):
-        with pytest.raises(InputError, match=r"t\.parquet: truncated or damaged Parquet file") as caught:
+        with pytest.raises(InputError, match=r"t\.parquet: truncated or damaged Parquet file"):
             read(path)
-        assert "\n" not in str(caught.value)
 
 
 def test_files_that_are_not_parquet(tmp_path: Path) -> None:
