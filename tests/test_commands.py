@@ -10,13 +10,11 @@ import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
-from paceenv.core.trace import read_trace
 from paceenv.policies.names import released
 from paceenv.trainers.evaluation.suites import load_suite
 
@@ -101,22 +99,6 @@ def test_calibrate_writes_a_cluster_that_simulates(tmp_path: Path, capsys: pytes
     ideal = float(str(summary["ideal_step_time_s"]))
     compute_s = 4.061
     assert (step["mean"] - ideal) / compute_s + 1.0 == pytest.approx(1.382, rel=0.02)
-
-
-def test_a_trace_of_a_paced_run_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "run.parquet"
-    arguments = ["unequal-slack", "--policy", "static", "-i", "100", "--seeds", "2", "--trace", str(path)]
-    summary = _simulate(capsys, *arguments)
-    trace = read_trace(path)
-    seconds = trace.column("end_s") - trace.column("start_s")
-    rank, iteration = trace.column("rank"), trace.column("iteration")
-    assert set(trace.column("op")) == {"pace", "compute", "all_reduce", "optimizer", "barrier"}
-    total_IR = np.zeros((100, 8))
-    np.add.at(total_IR, (iteration, rank), seconds)
-    np.testing.assert_allclose(total_IR, total_IR[:, :1] * np.ones(8), err_msg="every rank fills the whole step")
-    assert trace.column("end_s").max() == pytest.approx(total_IR[:, 0].sum())
-    delays = seconds[trace.isin("op", "pace")]
-    assert 0.0 < delays.mean() < 0.4 * float(str(summary["ideal_step_time_s"])) + 1e-9
 
 
 def test_evaluate_pairs_policies_on_a_suite(capsys: pytest.CaptureFixture[str]) -> None:

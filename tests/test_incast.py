@@ -28,23 +28,6 @@ def test_without_loss_a_gather_takes_all_messages_one_after_the_other(simulator:
     assert sim.run(sim.off(), 3) == pytest.approx(1.0 + 7 * 0.05)
 
 
-@pytest.mark.parametrize("kind", [GATHER, ALL_TO_ALL])
-def test_late_ranks_share_the_port_as_a_fluid(simulator: Make, kind: int) -> None:
-    """Against a brute-force fluid with small time steps."""
-    sim = simulator([4], **PORT | {"incast_kind": kind, "jitter_cv": 0.1})
-    recording = sim.record(sim.off(), 2)
-    for t in range(2):
-        arrival_R = recording.entry_ETR[0, t]
-        receivers = range(8 if kind == ALL_TO_ALL else 1)
-        start_RS = np.array([np.maximum(np.delete(arrival_R, r), arrival_R[r]) for r in receivers])
-        left_RS, now_s, dt_s = np.full_like(start_RS, 0.05), start_RS.min(), 1e-4
-        while (left_RS > 0).any():
-            active_RS = (start_RS <= now_s) & (left_RS > 0)
-            left_RS -= active_RS * (dt_s / np.maximum(active_RS.sum(axis=1, keepdims=True), 1))
-            now_s += dt_s
-        assert recording.finish_ETG[0, t, 0] == pytest.approx(now_s, abs=2e-3)
-
-
 def test_a_shallow_buffer_times_out_as_often_as_its_overflow_says(simulator: Make) -> None:
     sim = simulator(range(200), **PORT | {"incast_fit": SHALLOW, "incast_timeout_s": 0.2})
     step = sim.run(sim.off(), 50)

@@ -121,7 +121,7 @@ def test_what_was_learned_of_parts_of_a_step_is_forgotten_with_the_whole() -> No
 
 def test_active_paces_nine_blocks_of_ten() -> None:
     job = Job("static:mechanism=slack", "active", _noisy(0.0), seed=1)
-    job.run(50 + 120 + 6000)
+    job.run(50 + 120 + 3000)
     paced = 1.0 - switchback.SLACK_PAUSE / switchback.SLACK_UNSURE_TURN
     assert np.mean(np.array(job.delays_s[170:]) > 0.0) == pytest.approx(0.9 * paced, abs=0.02)
 

@@ -30,7 +30,7 @@ from paceenv.live.record.findings import find
 from paceenv.live.record.history import unseen
 
 LAYERS, GATHER_S, SCATTER_S, FORWARD_S, BACKWARD_S, OPTIMIZER_S = 8, 2e-3, 3e-3, 4e-3, 8e-3, 5e-3
-LATE_S, ITERATIONS = 0.03, 400
+LATE_S, ITERATIONS = 0.03, 250
 COMPUTE, GATHERS, SCATTERS, ACROSS = range(4)
 PLACES = ("loader", "forward", "backward")
 
@@ -44,12 +44,8 @@ class Shape(NamedTuple):
     tensor: int = 0
 
 
-SHAPES = {
-    "FSDP2": Shape(8, 8),
-    "HSDP": Shape(2, 2, across=2),
-    "tensor parallel x FSDP2": Shape(-2, -2, tensor=2),
-    "DDP, hook on a side stream": Shape(0, 8),
-}
+SHAPES = {"FSDP2": Shape(8, 8), "HSDP": Shape(2, 2, across=2), "tensor parallel x FSDP2": Shape(-2, -2, tensor=2)}
+SHAPES |= {"DDP, hook on a side stream": Shape(0, 8)}
 
 
 def groups_of(ranks: int, size: int) -> list[list[int]]:
@@ -201,10 +197,7 @@ class Job:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(
-    ("shape", "ranks"),
-    [("FSDP2", 2), ("FSDP2", 4), ("FSDP2", 8), *((shape, 4) for shape in SHAPES if shape != "FSDP2")],
-)
+@pytest.mark.parametrize(("shape", "ranks"), [("FSDP2", 2), *((shape, 4) for shape in SHAPES)])
 def test_a_late_rank_is_named_wherever_it_is_late(shape: str, ranks: int, place: str) -> None:
     late = ranks - 1
     job = Job(ranks, {(late, place): LATE_S}, shape).run()

@@ -14,14 +14,8 @@ from paceenv.sim.engine.measuring import FIRST_MISSING, is_missing
 from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
-UNEQUAL: dict[str, Any] = {
-    "has_barrier": True,
-    "transfer_alone_s": 0.1,
-    "uplink_work_s": 0.1,
-    "post_work_groups": 1,
-    "post_work_s": 0.3,
-    "jitter_cv": 0.003,
-}
+UNEQUAL: dict[str, Any] = {"has_barrier": True, "transfer_alone_s": 0.1, "uplink_work_s": 0.1, "post_work_groups": 1}
+UNEQUAL |= {"post_work_s": 0.3, "jitter_cv": 0.003}
 """Two groups share an uplink, and one of them has work after its collective: the other can wait."""
 SLACK_M2 = pacing.one_mechanism("slack", 0.0, 0.3)
 

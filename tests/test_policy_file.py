@@ -50,20 +50,10 @@ def parts() -> tuple[Tensors, dict[str, Any]]:
     tensors: Tensors = {}
     for i, (weight, bias) in enumerate(learned().layers):
         tensors |= {f"layer{i}.weight": weight, f"layer{i}.bias": bias}
-    header = {
-        "format": FORMAT,
-        "observation_schema": signals.SCHEMA,
-        "observation_names": list(signals.NAMES),
-        "action_schema": ACTION_SCHEMA,
-        "mechanisms": ["slack", "phase_shift"],
-        "kind": "network",
-        "output": "linear",
-        "activation": "tanh",
-        "change_intervals": 0,
-        "interval_iterations": 20,
-        "calibrated_range": {},
-        "provenance": {},
-    }
+    header = {"format": FORMAT, "observation_schema": signals.SCHEMA, "observation_names": list(signals.NAMES)}
+    header |= {"action_schema": ACTION_SCHEMA, "mechanisms": ["slack", "phase_shift"], "kind": "network"}
+    header |= {"output": "linear", "activation": "tanh", "change_intervals": 0, "interval_iterations": 20}
+    header |= {"calibrated_range": {}, "provenance": {}}
     return tensors, header
 
 

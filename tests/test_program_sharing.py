@@ -95,12 +95,7 @@ def test_flows(op: Any, members: list[int], expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("efficiency", {"all_reduce": 0.5}),
-        ("unused_rate", "lost"),
-        ("sharing", "flows"),
-    ],
+    ("key", "value"), [("efficiency", {"all_reduce": 0.5}), ("unused_rate", "lost"), ("sharing", "flows")]
 )
 def test_keys_of_programs_are_refused_without_one(key: str, value: Any) -> None:
     data: dict[str, Any] = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.traced_jobs import H100_DIR, needs_h100
 from test_program_calibration import EXPERTS, traced, typed
+from traced_jobs import H100_DIR, needs_h100
 
 from paceenv.calibration import step_phases
 from paceenv.calibration.fit_trace import fit_trace

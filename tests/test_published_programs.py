@@ -56,14 +56,14 @@ class Log(NamedTuple):
     def read(cls, path: Path) -> Log:
         text = path.read_text(encoding="utf-8", errors="replace")
         names = ("num_layers", "hidden_size", "pipeline_model_parallel_size")
-        sizes = [int(re.findall(rf"^\s*{name} \.+ (\d+)\s*$", text, re.MULTILINE)[0]) for name in names]
+        layers, hidden, stages = (int(re.findall(rf"^\s*{n} \.+ (\d+)\s*$", text, re.MULTILINE)[0]) for n in names)
 
         def median(timer: str) -> float:
             return float(np.median([float(v) for v in re.findall(rf"{timer}: ([\d.]+)", text)][2:]))
 
         passes_ms = median(r"\| forward-compute") + median(r"\| backward-compute")
         after_ms = median(r"\| optimizer") + median(r"\| backward-params-all-reduce")
-        return cls(*sizes, median(r"elapsed time per iteration \(ms\)"), passes_ms, after_ms)
+        return cls(layers, hidden, stages, median(r"elapsed time per iteration \(ms\)"), passes_ms, after_ms)
 
     def predicted_ms(self) -> float:
         """The step, from its first stage's compute and its time after the passes."""
@@ -91,7 +91,14 @@ def test_pipelines_of_a_university_cluster_follow_from_their_first_stage() -> No
         assert log.predicted_ms() == pytest.approx(log.step_ms, rel=0.15)
 
 
-LLAMA_8B = {"layers": 32, "hidden": 4096, "heads": 32, "mlp_hidden": 18432, "vocab": 128256, "sequence": 8192}
+LLAMA_8B: dict[str, Any] = {
+    "layers": 32,
+    "hidden": 4096,
+    "heads": 32,
+    "mlp_hidden": 18432,
+    "vocab": 128256,
+    "sequence": 8192,
+}
 LLAMA_8B |= {"positions": 0, "tied_embeddings": False, "parameters_total": 8.03e9}
 
 

@@ -9,14 +9,8 @@ from benchmarks.evidence.recovery import ASKED, Case, coverage, recover, rows
 
 pytestmark = pytest.mark.slow
 
-COUNTS = {
-    "jitter": 8,
-    "imbalance": 6,
-    "slow rank": 10,
-    "fail-slow": 6,
-    "shared uplink": 1,
-    "post-collective episodes": 2,
-}
+COUNTS = {"jitter": 8, "imbalance": 6, "slow rank": 10, "fail-slow": 6, "shared uplink": 1}
+COUNTS |= {"post-collective episodes": 2}
 CHANCE = 0.02
 """How far the share of so few may be off for no reason."""
 

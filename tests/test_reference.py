@@ -84,15 +84,8 @@ noises = st.fixed_dictionaries(
     }
 )
 POWER = {"compute_w": 400.0, "wait_w": 300.0, "delay_w": 100.0, "heat_slowdown": 0.1, "heat_iterations": 10.0}
-RELIABILITY = {
-    "checkpoint_iterations": 8,
-    "checkpoint_s": 0.2,
-    "mtbf_iterations": 60.0,
-    "restart_s": 2.0,
-    "failure_heat": 0.5,
-    "warmup_iterations": 3,
-    "warmup_factor": 1.3,
-}
+RELIABILITY = {"checkpoint_iterations": 8, "checkpoint_s": 0.2, "mtbf_iterations": 60.0, "restart_s": 2.0}
+RELIABILITY |= {"failure_heat": 0.5, "warmup_iterations": 3, "warmup_factor": 1.3}
 
 
 @st.composite
@@ -106,13 +99,9 @@ def clusters(draw: st.DrawFn) -> Cluster:
         "ranks_per_node": draw(st.integers(1, 2)),
         "barrier": barrier,
     }
-    fabric: dict[str, Any] = {
-        "nodes_per_leaf": draw(choose([1, 2, 3, 4])),
-        "uplink_gbps": NIC_GBPS * draw(choose([0.5, 1.0, 2.0, 8.0])),
-        "latency_us": draw(choose([0.0, 50.0])),
-        "late_share": draw(choose([1.0, 0.8])),
-        "barrier_us": 100.0 * barrier,
-    }
+    fabric: dict[str, Any] = {"nodes_per_leaf": draw(choose([1, 2, 3, 4]))}
+    fabric |= {"uplink_gbps": NIC_GBPS * draw(choose([0.5, 1.0, 2.0, 8.0])), "latency_us": draw(choose([0.0, 50.0]))}
+    fabric |= {"late_share": draw(choose([1.0, 0.8])), "barrier_us": 100.0 * barrier}
     more: dict[str, Any] = {"noise": draw(noises), "power": draw(choose([{}, POWER])), "tenants": []}
     payload_bytes = draw(st.floats(0.02, 0.25)) * NIC_BPS
     if kind != "all_reduce":

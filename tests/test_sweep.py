@@ -316,10 +316,7 @@ def test_a_trial_that_copies_another_has_its_patience_again_and_says_whose_it_wa
     trial.load_checkpoint(str(tmp_path / "checkpoint"))
     last = trial.step()
     assert (last["score"], last["latest"], last["decisions"], last["done"]) == (0.5, 0.3, 48, True)
-    assert trial._pieces == [
-        {"hyperparameters": first, "decisions": 32},
-        {"hyperparameters": second, "decisions": 48},
-    ]
+    assert trial._pieces == [{"hyperparameters": first, "decisions": 32}, {"hyperparameters": second, "decisions": 48}]
     assert trial.reset(dict(first))
     trial.load_checkpoint(str(tmp_path / "checkpoint"))
     assert not trial._begun()[0].goes_on(), "its own checkpoint is gone on from as it was"

@@ -47,15 +47,9 @@ METADATA = TraceMetadata(
 def rows(iteration: int, **changed: Any) -> dict[str, Any]:
     """Two ranks computing and reducing in one iteration."""
     start_s = np.array([0.0, 1.0, 0.0, 1.5]) + 2.0 * iteration
-    columns: dict[str, Any] = {
-        "job": "tiny",
-        "rank": np.array([0, 0, 1, 1]),
-        "iteration": iteration,
-        "seq": np.array([0, 1, 0, 1]),
-        "op": np.array(["compute", "all_reduce"] * 2),
-        "start_s": start_s,
-        "end_s": start_s + np.array([1.0, 0.75, 1.5, 0.25]),
-    }
+    columns: dict[str, Any] = {"job": "tiny", "rank": np.array([0, 0, 1, 1]), "iteration": iteration}
+    columns |= {"seq": np.array([0, 1, 0, 1]), "op": np.array(["compute", "all_reduce"] * 2), "start_s": start_s}
+    columns |= {"end_s": start_s + np.array([1.0, 0.75, 1.5, 0.25])}
     return columns | changed
 
 
