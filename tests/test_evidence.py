@@ -1,4 +1,4 @@
-"""Benchmarks of evidence, in small: detection counts rightly, nothing gains on nulls, stated intervals hold the truth."""
+"""Benchmarks of evidence, in small: detection counts rightly, nothing gains on nulls, intervals hold the truth."""
 
 from __future__ import annotations
 
