@@ -23,7 +23,7 @@ from paceenv.live.observe.batch import STANDSTILL
 from paceenv.live.observe.hooks import Hooks
 from paceenv.live.observe.log import Group, Log, watched_next
 from paceenv.live.observe.stamps import DeviceStamps, cuda_stamps
-from paceenv.live.observe.steps import ALL_WATCHED, MAX_EVERY
+from paceenv.live.observe.steps import ALL_WATCHED, LEAST_SHARE
 from paceenv.live.observe.stream_waits import StreamWaits
 from paceenv.live.options import make_options
 from paceenv.live.record.findings import find
@@ -218,13 +218,12 @@ def test_what_a_collective_costs_the_step_is_what_the_compute_stands_still() -> 
 
 
 def test_a_job_of_many_collectives_is_watched_now_and_then_and_at_once_where_it_is_to_pace() -> None:
-    job = Job(2, {}).run(ALL_WATCHED + 10 * MAX_EVERY)
-    [every] = {rank.loop._log.every for rank in job.ranks}
-    assert every >= 16
+    job = Job(2, {}).run(12 * LEAST_SHARE)
+    assert {rank.loop._log.every for rank in job.ranks} == {8}, "the largest power of 2 in 11"
     for rank in job.ranks:
-        assert rank.watched == pytest.approx(ALL_WATCHED + 10 * MAX_EVERY / every, abs=3)
+        assert rank.watched == pytest.approx(ALL_WATCHED + 128 / 2 + 256 / 4 + 256 / 8, abs=8)
         assert rank.snapshot()["unseen"] == []
-        assert rank.loop.iterations == pytest.approx(ALL_WATCHED + 10 * MAX_EVERY, abs=every)
+        assert rank.loop.iterations == pytest.approx(12 * LEAST_SHARE, abs=8)
         rank.loop.change("shadow", find_policy("paper"), 0)
         rank.watched = 0
     job.run(40)

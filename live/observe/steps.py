@@ -28,8 +28,9 @@ in so many is watched, at least one in the second."""
 HOST_US, DEVICE_US = (8.0, 2.0), (100.0, 13.0)
 """What it takes to watch an iteration, and each operation in it: with readings of the host's clock, with CUDA events
 (measured on an H200: docs/evidence/gpu.md)."""
-ALL_WATCHED = 128
-"""Iterations at the start of a job that are watched anyway."""
+ALL_WATCHED, LEAST_SHARE = 128, 64
+"""Iterations at the start of a job that are watched anyway; later those that are watched lie no further apart than this
+part of the iterations so far, so that a rank that turns late is named soon in a young job, too."""
 MAX_OPERATIONS = 100_000
 """Operations of one step; with more, the ranks meet too seldom to keep them."""
 
@@ -230,8 +231,8 @@ class Steps:
         self._forget()
         if self._looking and self._met:
             self._look(self.shape.signature(operations))
-        elif number >= ALL_WATCHED and self.every == 1 and self.period == 1:
-            self.every = self._affordable(len(operations))
+        elif number >= ALL_WATCHED and self.every < MAX_EVERY and self.period == 1:
+            self.every = max(self._affordable(len(operations), number // LEAST_SHARE), self.every)
         operations = self._from_outside(operations)
         fits = start_s is not None and end_s > start_s and all([end >= start for _, start, end in operations])
         if start_s is None or not fits:
@@ -278,11 +279,14 @@ class Steps:
             until_s = max(until_s, end_s)
         return found_s
 
-    def _affordable(self, operations: int) -> int:
-        """One iteration in how many can be watched, a power of 2 that ranks with the same operations agree on."""
+    def _affordable(self, operations: int, most: int) -> int:
+        """One iteration in how many, at most ``most``, can be watched: a power of 2.
+
+        Ranks with the same operations agree on it, and one that is behind watches the others' iterations, too.
+        """
         fixed_us, each_us = HOST_US if self._log.stamps.immediate else DEVICE_US
         every = 1
-        while every < MAX_EVERY and fixed_us + each_us * operations > MEAN_US * every:
+        while 2 * every <= min(most, MAX_EVERY) and fixed_us + each_us * operations > MEAN_US * every:
             every *= 2
         return every
 
