@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -62,22 +61,6 @@ def test_checkpoints_lengthen_every_nth_step(simulator: Make) -> None:
     step = sim.run(sim.off(), 30)[0]
     np.testing.assert_allclose(step, np.where(np.arange(1, 31) % 10 == 0, 1.5, 1.0))
     assert sim.outcome().useful_iterations == 30
-
-
-def test_failures_come_at_their_rate_and_undo_what_was_not_saved(simulator: Make) -> None:
-    sim = simulator(
-        range(200), checkpoint_iterations=10, failure_per_s=0.01, restart_s=5.0, warmup_iterations=3, warmup_factor=2.0
-    )
-    step = sim.run(sim.off(), 1000)
-    outcome = sim.outcome()
-    assert outcome.failures.mean() == pytest.approx(10.0, abs=4.5 * math.sqrt(10.0 / 200))
-    # a failure finds from 1 to 10 iterations since the last checkpoint undone; one that falls on it, none
-    assert outcome.rerun_iterations.mean() == pytest.approx(10.0 * 4.5, rel=0.1)
-    assert np.all(outcome.useful_iterations + outcome.rerun_iterations == 1000)
-    assert np.all((step > 5.0).sum(axis=1) == outcome.failures)
-    after = np.roll(step > 5.0, 1, axis=1)
-    after[:, 0] = False
-    assert np.all(step[after] >= 2.0), "a restarted job is cold"
 
 
 def test_throughput_does_not_count_what_failures_undid(simulator: Make) -> None:

@@ -63,26 +63,6 @@ def test_senders_leave_when_the_rest_fits_their_send_buffer(
     assert lasts[:, :, 0] == pytest.approx(7 * 0.05), "the receiver needs every byte"
 
 
-@pytest.mark.parametrize("buffered_s", [0.0, 0.02, 0.05])
-def test_nobody_leaves_a_gather_before_the_receiver_is_there(simulator: Make, buffered_s: float) -> None:
-    sim = simulator([4], **PORT | {"incast_buffered_s": buffered_s, "jitter_cv": 0.2, "has_barrier": True})
-    recording = sim.record(sim.off(), 50)
-    both = np.maximum(recording.entry_ETR, recording.entry_ETR[:, :, :1])
-    assert (recording.exit_ETR >= both).all()
-    assert (recording.exit_ETR[:, :, 1:] <= recording.finish_ETG).all()
-    assert (recording.exit_ETR[:, :, 1:] == both[:, :, 1:]).all() == (buffered_s == 0.05)
-
-
-def test_only_a_message_that_fits_the_send_buffer_hides_its_timeout_from_its_sender(simulator: Make) -> None:
-    lossy = PORT | {"incast_fit": SHALLOW, "incast_timeout_s": 0.2, "has_barrier": True}
-    shown, hidden = (
-        durations(simulator(range(50), **lossy | {"incast_buffered_s": s}), 50)[:, :, 1:] for s in (0.04, 0.05)
-    )
-    overflow = np.maximum(1.0 - SHALLOW / np.arange(1, 8), 0.0)
-    assert (shown > 0.2).mean() == pytest.approx((overflow**3).mean(), abs=0.01)
-    assert hidden == pytest.approx(0.0)
-
-
 def shares(entry_TR: np.ndarray[Any, Any], exit_TR: np.ndarray[Any, Any], step_T: np.ndarray[Any, Any]) -> list[float]:
     """Share of a step in the gather: the receiver's and the senders' mean, and the senders' median."""
     inside_TR = (exit_TR - entry_TR) / step_T[:, None]

@@ -73,6 +73,8 @@ def test_stamps_of_all_collectives_give_a_trace(tmp_path: Path, capsys: pytest.C
     result = json.loads(capsys.readouterr().out)
     assert result["nccl_inspector"]["last_arrivals"][0]["rank"] == 1
     assert "rank 1" in json.dumps(result["causes"])
+    assert application.run(["diagnose", str(folder), "--no-simulate"]) == 0
+    assert "ReduceScatter" in capsys.readouterr().out
 
 
 def test_missing_collectives_give_no_trace(tmp_path: Path) -> None:
