@@ -1,15 +1,24 @@
-"""The shared uplink: cases solved by hand and closed forms; the referee has the rest."""
+"""The shared uplink, and buffers that overflow: cases solved by hand, closed forms; the referee has the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from traced_jobs import SOCKET_RUNS_DIR, needs_socket_runs
 
+from paceenv.calibration.job_stamps import read_job
+from paceenv.core import pacing
+from paceenv.core.trace import read_trace
+from paceenv.policies.rollout import start
+from paceenv.sim.cluster import load_cluster
 from paceenv.sim.engine import fluid, layout
 from paceenv.sim.engine.draws import normal_table
+from paceenv.sim.engine.layout import ALL_TO_ALL, GATHER
 from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
@@ -63,4 +72,112 @@ def test_one_tenant_by_hand(simulator: Make, tenant: dict[str, float], expected_
     assert sim.run(sim.off(), 1)[0, 0] == pytest.approx(expected_s, rel=1e-12)
 
 
-# Closed forms
+# Buffers that overflow
+
+
+SHALLOW, DEEP = 32768 / 14480, 262144 / 14480
+PORT: dict[str, Any] = {"ranks": 8, "incast_kind": GATHER, "incast_flow_s": 0.05, "incast_fit": DEEP}
+
+
+def test_without_loss_a_gather_takes_all_messages_one_after_the_other(simulator: Make) -> None:
+    sim = simulator(**PORT)
+    assert sim.run(sim.off(), 3) == pytest.approx(1.0 + 7 * 0.05)
+
+
+def test_a_shallow_buffer_times_out_as_often_as_its_overflow_says(simulator: Make) -> None:
+    sim = simulator(range(200), **PORT | {"incast_fit": SHALLOW, "incast_timeout_s": 0.2})
+    step = sim.run(sim.off(), 50)
+    overflow = np.maximum(1.0 - SHALLOW / np.arange(1, 8), 0.0)
+    expected = 1.0 - np.prod(1.0 - overflow**3)
+    waited = step > 1.36
+    assert waited.mean() == pytest.approx(expected, abs=4.5 * np.sqrt(0.25 / step.size))
+    assert step[waited] == pytest.approx(1.55, abs=1e-9)
+    assert step[~waited] == pytest.approx(1.35, abs=1e-9)
+
+
+@pytest.mark.parametrize("fit", [7.0, DEEP, np.inf])
+def test_a_buffer_that_holds_all_windows_never_times_out(simulator: Make, fit: float) -> None:
+    sim = simulator(range(20), **PORT | {"incast_fit": fit, "incast_timeout_s": 0.2})
+    assert sim.run(sim.off(), 100) == pytest.approx(1.35)
+
+
+# When senders leave a gather
+
+
+def durations(sim: Simulator, steps: int) -> np.ndarray[Any, Any]:
+    """Time of every rank in its collective, ``(E, T, R)``, seconds."""
+    recording = sim.record(sim.off(), steps)
+    return np.asarray(recording.exit_ETR - recording.entry_ETR)
+
+
+@pytest.mark.parametrize(("buffered_s", "expected_s"), [(0.05, 0.0), (0.07, 0.0), (0.02, 7 * 0.03), (0.01, 7 * 0.04)])
+def test_senders_leave_when_the_rest_fits_their_send_buffer(
+    simulator: Make, buffered_s: float, expected_s: float
+) -> None:
+    lasts = durations(simulator(**PORT | {"incast_buffered_s": buffered_s, "has_barrier": True}), 3)
+    assert lasts[:, :, 1:] == pytest.approx(expected_s)
+    assert lasts[:, :, 0] == pytest.approx(7 * 0.05), "the receiver needs every byte"
+
+
+def shares(entry_TR: np.ndarray[Any, Any], exit_TR: np.ndarray[Any, Any], step_T: np.ndarray[Any, Any]) -> list[float]:
+    """Share of a step in the gather: the receiver's and the senders' mean, and the senders' median."""
+    inside_TR = (exit_TR - entry_TR) / step_T[:, None]
+    mean_R = (exit_TR - entry_TR).mean(axis=0) / step_T.mean()
+    return [float(mean_R[0]), float(mean_R[1:].mean()), float(np.median(inside_TR[:, 1:]))]
+
+
+def simulated_shares() -> list[float]:
+    simulator = start(load_cluster("incast-shallow"), np.arange(8))
+    recording = simulator.record(simulator.off(), 400)
+    entry_TR, exit_TR = (a.reshape(-1, 8) for a in (recording.entry_ETR, recording.exit_ETR))
+    return shares(entry_TR, exit_TR, recording.step_ET.ravel())
+
+
+def test_a_simulated_gather_keeps_its_receiver_and_not_its_senders() -> None:
+    """On sockets 0.74, 0.06 and 0.01; the mean of the senders has the first minutes in it, when buffers still grow."""
+    receiver, mean, median = simulated_shares()
+    assert receiver == pytest.approx(0.74, abs=0.05)
+    assert max(mean, median) < 0.06
+
+
+@needs_socket_runs
+def test_a_recorded_gather_spends_its_steps_where_the_simulated_one_does() -> None:
+    stamps = read_job(read_trace(SOCKET_RUNS_DIR / "incast-shallow-learned.parquet"))
+    unpaced = stamps.part(stamps.unpaced_T)
+    exit_TR = exits_TR(SOCKET_RUNS_DIR / "incast-shallow-learned.parquet", unpaced.iteration_T, unpaced.begin_T)
+    start_TR = np.maximum(unpaced.entry_TR, unpaced.entry_TR[:, :1])
+    assert (exit_TR >= start_TR).all(), "no message moves before both ends are there"
+    late = unpaced.iteration_T >= 400  # when send buffers have grown
+    recorded = shares(unpaced.entry_TR[late], exit_TR[late], unpaced.step_T[late])
+    assert recorded == pytest.approx(simulated_shares(), abs=0.05)
+
+
+def exits_TR(path: Path, iteration_T: np.ndarray[Any, Any], begin_T: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """When every rank left the gather, seconds from the begin of the iteration."""
+    trace = read_trace(path)
+    gather = trace.isin("op", "gather")
+    rank, iteration, end_s = (trace.column(name)[gather] for name in ("rank", "iteration", "end_s"))
+    out_TR = np.full((iteration.max() + 1, rank.max() + 1), np.nan)
+    out_TR[iteration, rank] = end_s
+    return np.asarray(out_TR[iteration_T] - begin_T[:, None])
+
+
+def stagger_gain(simulator: Make, **job: Any) -> float:
+    """Mean step with the stagger rule over that without, on the same noise."""
+    job = PORT | {"incast_flow_s": 0.07, "incast_timeout_s": 2.8, "jitter_cv": 0.03} | job
+    passive, paced = (simulator(range(16), **job) for _ in range(2))
+    settings = pacing.one_mechanism("stagger", 0.25, 0.42)[None, None].repeat(16, axis=0)
+    return float(paced.run(settings, 1000).mean() / passive.run(passive.off(), 1000).mean())
+
+
+def test_a_stagger_pays_in_a_gather_over_a_shallow_buffer(simulator: Make) -> None:
+    assert stagger_gain(simulator, incast_fit=SHALLOW) < 0.65
+
+
+def test_a_stagger_is_hardly_tried_where_the_buffer_is_deep(simulator: Make) -> None:
+    assert 1.0 <= stagger_gain(simulator, incast_fit=DEEP) < 1.002, "only its few trials cost"
+
+
+def test_a_stagger_gives_up_in_an_all_to_all(simulator: Make) -> None:
+    """A late rank still receives from all others at once, so a stagger only delays."""
+    assert 1.0 <= stagger_gain(simulator, incast_fit=SHALLOW, incast_kind=ALL_TO_ALL) < 1.02

@@ -175,14 +175,6 @@ def test_a_fit_to_real_sockets_has_the_measured_mean_step(name: str) -> None:
     assert step_s == pytest.approx(cluster.calibration["measured"]["step_mean_s"], rel=0.08)
 
 
-def test_the_static_search_is_made_under_the_limits_of_its_suite() -> None:
-    suite = Suite(name="s", cases=[Case(cluster="unequal-slack")], mechanisms=["slack"], iterations=400, seeds=4)
-    narrow = suite.model_copy(update={"limits": suite.limits.changed(["cap_share=0.001"])})
-    wide, narrow_gain = (float(search_static(one).gain_SCE.max()) for one in (suite, narrow))
-    assert wide > 0.1
-    assert narrow_gain < 0.02
-
-
 def test_two_clusters_of_a_suite_never_share_a_name(tmp_path: Path) -> None:
     """Results are kept by name; two draws may come to the same one, and two files may hold clusters of one name."""
     for folder in ("monday", "tuesday"):
