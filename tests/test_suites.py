@@ -68,7 +68,7 @@ def test_a_case_may_change_its_cluster_and_says_where_it_cannot(tmp_path: Path) 
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case.name == "superpod-a100"))
+        pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case.name in ("superpod-a100", "opt-175b-992")))
         for case in load_suite("described").cases
     ],
 )
