@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,20 @@ def test_the_glossary_says_what_each_rule_compares() -> None:
     glossary = (ROOT / "docs" / "reference" / "glossary.md").read_text()
     for one in pacing.DEFINITIONS:
         assert f"| `{one.name}` | {one.compares} |" in glossary
+
+
+def test_the_table_of_versions_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = dict(re.fullmatch(r"([a-z0-9-]+)[^>]*(.*)", one).groups() for extra in  # type: ignore[union-attr,misc]
+                 project["optional-dependencies"].values() for one in extra)  # fmt: skip
+    asked["python"] = project["requires-python"]
+    pins = (ROOT / "constraints.txt").read_text().lower().replace("_", "-")
+    rows = re.findall(r"^\| ([a-z0-9-]+) \| ([\d.]+) \| ([\d.]*) ?\| ([\d.]+) \|$",
+                      (ROOT / "docs" / "index.md").read_text(), re.MULTILINE)  # fmt: skip
+    assert len(rows) == 5
+    for name, least, below, tested in rows:
+        assert asked[name] == f">={least}" + (f",<{below}" if below else ""), name
+        assert f"\n{name}=={tested}\n" in pins or (name == "python" and f"# linux, python {tested}." in pins), name
 
 
 def _command_lines() -> list[tuple[Path, str]]:

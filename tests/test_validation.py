@@ -66,7 +66,7 @@ def data_of(kind: str) -> list[dict[str, Any]]:
 
 
 def rows_of(kind: str) -> list[Any]:
-    """Every row of the targets of a kind, as parameters of a test; those of models that take long to lay out are slow."""
+    """Every row of the targets of a kind, as parameters of a test; those of large models are slow."""
     rows = [row for target in data_of(kind) for row in target["rows"]]
     slow = [[pytest.mark.slow] * (row.get("cluster") in ("superpod-a100", "opt-175b-992")) for row in rows]
     return [pytest.param(row, id=row["row"], marks=marks) for row, marks in zip(rows, slow, strict=True)]

@@ -68,8 +68,8 @@ def fit_trace(
         fit = fit_known(read_known(trace, known, job=job), known, name)
         return replace(fit, check="the step is that of --base", notes=tuple(notes))
 
-    def as_program(stamps: ProgramStamps, *more: str) -> JobFit:
-        fit = _checked(stamps, lambda part: fit_program(part, base, name), check=check)
+    def as_program(stamps: ProgramStamps, *more: str, fit: JobFit | None = None) -> JobFit:
+        fit = _checked(stamps, lambda part: fit_program(part, base, name), check=check, fit=fit)
         return replace(fit, notes=(*notes, *more, *unused))
 
     if program:
@@ -91,11 +91,11 @@ def fit_trace(
     if program is None and abs(fit.mean_error) > max(OFF, RUNS_APART * fit.simulated.mean_sd / fit.simulated.mean_s):
         off = f"one collective a step leaves the mean step {fit.mean_error:+.1%} off"
         said = f"{off}: the step is described as a program (--no-program)"
-        other = transfers if isinstance(transfers, str) else _or_why(partial(as_program, transfers, said))
-        if isinstance(other, str):
+        other = transfers if isinstance(transfers, str) else _or_why(partial(fit_program, transfers, base, name))
+        if isinstance(transfers, str) or isinstance(other, str):
             notes.append(f"{off}; as a program it cannot be described: {other}")
         elif abs(other.mean_error) < abs(fit.mean_error):
-            return other
+            return as_program(transfers, said, fit=other)
         else:
             notes.append(f"{off}, and a program {other.mean_error:+.1%} (--program takes it)")
     fit = _checked(stamps, lambda part: fit_collective(part, base, name, probed), check=check, fit=fit)

@@ -29,6 +29,8 @@ from paceenv.ui.run_directory import prepare_folder
 HEALTHY, IMBALANCED = "AR", "SE"
 """The two production traces: workers that are healthy but for one, and workers with memoryless data imbalance."""
 SCALING = "when-scaling-fails"
+EXPLAINED = "unequal-slack"
+"""Shows at a glance what pacing does: two ranks have work after their collective, and the others let them go first."""
 NOISY_JITTER_CV = 0.03
 
 
@@ -140,6 +142,7 @@ def _tables(out: Path, result: SuiteResult, nulls: SuiteResult, static: str, pol
 def _pictures(out: Path, result: SuiteResult) -> None:
     result_plots.step_distributions(result, result.suite.cases[0].name, out / "step-times.png")
     result_plots.pareto(result, out / "pareto.png")
+    result_plots.ranks_over_time(load_cluster(EXPLAINED), ["passive", "learned"], out / "ranks-over-time.png")
     target = config_files.load(ScalingTarget, "targets", SCALING)
     rows = list(compare_scaling(target, load_cluster(target.cluster), seeds=8, iterations=5000))
     result_plots.scaling_curve(rows, out / "scaling.png")

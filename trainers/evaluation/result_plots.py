@@ -1,22 +1,62 @@
-"""The pictures of a run: scaling curve, step-time distributions, learning curve, Pareto of throughput and CV."""
+"""The pictures of a run: ranks over time, scaling curve, step times, learning curve, Pareto of gain and CV."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.patches import Patch
 
 from paceenv.calibration.scaling_table import Comparison as Published
+from paceenv.policies.rollout import run, start
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.engine.layout import Recording
+from paceenv.sim.engine.phases import phases
 from paceenv.trainers.evaluation.evaluate import SuiteResult
 from paceenv.trainers.evaluation.score_table import label
 from paceenv.ui import figures
 from paceenv.ui.figures import STATIC_COLOUR, axes, colour
 
+SHOWN_STEPS = 3
+
 
 def short(policy: str) -> str:
     """A policy's name as a legend has room for."""
     return "best static" if policy.startswith("static:") else label(policy)
+
+
+def ranks_over_time(cluster: Cluster, policies: Sequence[str], path: Path, *, iterations: int = 1000) -> None:
+    """Draw what each rank does in the last :data:`SHOWN_STEPS` of a run, policy under policy on the same noise."""
+    figure, panels = figures.stack([0.22 * cluster.ranks + 0.4] * len(policies))
+    phase_of: dict[str, Patch] = {}
+    for panel, policy in zip(panels, policies, strict=True):
+        recordings = deque[Recording](maxlen=1)
+        simulator = start(cluster, np.zeros(1, np.int64))
+        made = run(select_policy(policy, cluster), simulator, iterations, on_recording=recordings.append)
+        step_T = recordings[0].step_ET[0, -SHOWN_STEPS:]
+        begin_T1 = (np.cumsum(step_T) - step_T)[:, None]
+        for phase in phases(recordings[0], simulator.batch):
+            if not phase.length_TR.any():
+                continue
+            spans_TR = phase.start_TR[-SHOWN_STEPS:] + begin_T1, phase.length_TR[-SHOWN_STEPS:]
+            for rank, (start_T, length_T) in enumerate(zip(*(span_TR.T for span_TR in spans_TR), strict=True)):
+                shade = figures.PHASE_COLOURS[phase.name]
+                bars = panel.barh([rank] * len(start_T), length_T, left=start_T, color=shade, height=0.8)
+                phase_of.setdefault(phase.name, bars[0])
+        for end_s in np.cumsum(step_T):
+            panel.axvline(end_s, color="#222222", linewidth=1.0)
+        panel.set_title(f"{policy}: mean step {1e3 * made.step_ET[0].mean():.0f} ms", loc="left")
+        panel.set(ylabel="rank", yticks=range(cluster.ranks), xlim=(0.0, None))
+        panel.invert_yaxis()
+        panel.grid(visible=False)
+    for panel in panels:
+        panel.set_xlim(0.0, max(one.get_xlim()[1] for one in panels))
+    panels[-1].set_xlabel("seconds; a line ends each step")
+    figure.legend(phase_of.values(), phase_of, ncols=len(phase_of), loc="outside lower center", frameon=False)
+    figures.save(figure, path)
 
 
 def scaling_curve(rows: Sequence[Published], path: Path) -> None:
