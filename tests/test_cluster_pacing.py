@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.live.decide.live_policy import find_policy
-from paceenv.live.decide.pacer import RankPacer
 from paceenv.policies import names
 from paceenv.policies.base import Policy
 from paceenv.policies.select import select_policy
@@ -52,16 +51,6 @@ def write(path: Path, section: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", config_files.names("clusters"))
-def test_every_packaged_cluster_means_the_same_simulated_and_live(name: str) -> None:
-    simulated = settings_of(select_policy("static", load_cluster(name)))
-    live = find_policy(f"static:{name}")
-    assert not live.fault
-    np.testing.assert_array_equal(settings_of(live.policy), simulated)
-    other = load_cluster("null-jitter")
-    np.testing.assert_array_equal(settings_of(select_policy(f"static:{name}", other)), simulated)
-
-
 @given(section=PACING)
 def test_any_section_means_the_same_simulated_and_live(section: dict[str, Any], tmp_path_factory: Any) -> None:
     file = write(tmp_path_factory.mktemp("cluster") / "mine.yaml", section)
@@ -71,23 +60,6 @@ def test_any_section_means_the_same_simulated_and_live(section: dict[str, Any], 
     assert live[place].tolist() == [expected.threshold, expected.window]
     assert not np.delete(live, place, axis=0).any()
     np.testing.assert_array_equal(live, settings_of(select_policy("static", load_cluster(file))))
-
-
-def delays_s(policy: str) -> list[float]:
-    """Delays that a rank decides on 200 iterations with 20 ms of slack in steps of 100 ms."""
-    found = find_policy(policy)
-    assert not found.fault
-    pacer = RankPacer(found.policy, cap_s=1.0, has_barrier=True)
-    random = np.random.default_rng(1)
-    return [pacer.iteration(0.01, random.uniform(0.02, 0.03), 0.1) for _ in range(200)]
-
-
-def test_a_rank_is_delayed_by_the_numbers_of_the_file(tmp_path: Path) -> None:
-    low = write(tmp_path / "low.yaml", {"mechanism": "slack", "threshold": 0.05, "window": 0.1})
-    high = write(tmp_path / "high.yaml", {"mechanism": "slack", "threshold": 0.5, "window": 0.1})
-    assert delays_s(f"static:{low}") == delays_s("static:mechanism=slack,threshold=0.05,window=0.1")
-    assert 0.005 < max(delays_s(f"static:{low}")) <= 0.01, "the window is 10 % of the step"
-    assert not any(delays_s(f"static:{high}"))
 
 
 def test_a_policy_from_a_file_carries_its_numbers_in_its_name(tmp_path: Path) -> None:

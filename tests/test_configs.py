@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +41,6 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
 
 
 # Finding
-
-
-def test_names_and_paths_are_told_apart(tmp_path: Path) -> None:
-    assert config_files.find("clusters", "null-jitter").name == "null-jitter.yaml"
-    path = written(tmp_path, GOOD)
-    assert config_files.find("clusters", path) == path
-    assert config_files.names("clusters") == sorted(config_files.names("clusters"))
 
 
 @pytest.mark.parametrize(
@@ -168,35 +160,6 @@ def test_set_value_refuses(assignment: str, expected: str) -> None:
 
 
 # Writing
-
-
-def test_write_text_replaces_whole_files_and_makes_folders(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "a.yaml"
-    config_files.write_text(path, "one")
-    config_files.write_text(path, "two")
-    assert path.read_text() == "two"
-    assert path.stat().st_mode & 0o777 == 0o644
-    assert os.listdir(path.parent) == ["a.yaml"]
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.yaml"
-    config_files.write_text(path, "old")
-
-    def fails(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "replace", fails)
-    with pytest.raises((OSError, InputError), match="disk full"):
-        config_files.write_text(path, "new")
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["a.yaml"]
-
-
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"):
-        config_files.write_text(tmp_path / "file" / "a.yaml", "x")
 
 
 def test_yaml_round_trip_keeps_a_cluster(tmp_path: Path) -> None:

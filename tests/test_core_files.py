@@ -38,6 +38,8 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="cannot be written: No space left"):
         fail()
+    with pytest.raises(InputError, match="cannot be written"):
+        atomic_write(path / "below a file", b"new")
     assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("file", b"old")]
 
 

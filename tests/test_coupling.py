@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from paceenv.core import pacing
 from paceenv.envs.pacing_env import PacingVectorEnv
@@ -34,25 +31,6 @@ def test_energy_is_power_times_time_by_what_ranks_do(simulator: Make) -> None:
     # the slow rank computes 2 s, the other 1 s and waits 1 s, both communicate 0.5 s
     assert sim.outcome().energy_j == pytest.approx(10 * (400 * 3.0 + 300 * (1.0 + 2 * 0.5)))
     assert sim.outcome().time_s == pytest.approx(10 * 2.5)
-
-
-@pytest.mark.parametrize("wait_w", [100.0, 300.0])
-def test_energy_of_a_delay_differs_from_that_of_a_wait_only_by_their_powers(simulator: Make, wait_w: float) -> None:
-    job = {
-        "ranks": 8,
-        "groups": 4,
-        "uplink_work_s": 0.1,
-        "has_barrier": True,
-        "post_work_groups": 1,
-        "post_work_s": 0.3,
-    }
-    job |= POWER | {"wait_w": wait_w}
-    passive, paced = (simulator(**job) for _ in range(2))
-    before_s, after_s = passive.run(passive.off(), 500).sum(), paced.run(slack(1), 500).sum()
-    delayed_s = simulator(**job).record(slack(1), 500).delay_ETR.sum()
-    saved_j = passive.outcome().energy_j[0] - paced.outcome().energy_j[0]
-    assert delayed_s > 10.0
-    assert saved_j == pytest.approx(8 * wait_w * (before_s - after_s) + (wait_w - 100.0) * delayed_s, rel=1e-6)
 
 
 # Heat
@@ -85,22 +63,6 @@ def test_checkpoints_lengthen_every_nth_step(simulator: Make) -> None:
     assert sim.outcome().useful_iterations == 30
 
 
-def test_failures_come_at_their_rate_and_undo_what_was_not_saved(simulator: Make) -> None:
-    sim = simulator(
-        range(200), checkpoint_iterations=10, failure_per_s=0.01, restart_s=5.0, warmup_iterations=3, warmup_factor=2.0
-    )
-    step = sim.run(sim.off(), 1000)
-    outcome = sim.outcome()
-    assert outcome.failures.mean() == pytest.approx(10.0, abs=4.5 * math.sqrt(10.0 / 200))
-    # a failure finds from 1 to 10 iterations since the last checkpoint undone; one that falls on it, none
-    assert outcome.rerun_iterations.mean() == pytest.approx(10.0 * 4.5, rel=0.1)
-    assert np.all(outcome.useful_iterations + outcome.rerun_iterations == 1000)
-    assert np.all((step > 5.0).sum(axis=1) == outcome.failures)
-    after = np.roll(step > 5.0, 1, axis=1)
-    after[:, 0] = False
-    assert np.all(step[after] >= 2.0), "a restarted job is cold"
-
-
 def test_throughput_does_not_count_what_failures_undid(simulator: Make) -> None:
     """Young's first-order law: checkpoints every n steps lose (n - 1) / 2 steps to each failure."""
     sim = simulator(range(200), checkpoint_iterations=20, failure_per_s=0.002)
@@ -126,23 +88,6 @@ def test_the_reward_takes_off_what_a_failure_undoes() -> None:
 
 
 # Bounded staleness
-
-
-@given(staleness=st.integers(1, 8), seed=st.integers(0, 1000), transfer_s=st.floats(0.0, 0.3))
-def test_bounded_staleness_follows_its_recurrence(
-    simulator: Make, staleness: int, seed: int, transfer_s: float
-) -> None:
-    """Against absolute times: start[t+1] = max(own arrival[t], collective[t - s]); collectives one after the other."""
-    job = {"ranks": 5, "jitter_cv": 0.3, "transfer_alone_s": transfer_s}
-    plain, ahead = simulator([seed], **job), simulator([seed], **job, staleness=staleness)
-    compute_TR = plain.record(plain.off(), 40).entry_ETR[0]
-    free_R, done_T = np.zeros(5), []
-    for t in range(40):
-        bound_s = done_T[t - 1 - staleness] if t > staleness else 0.0
-        arrival_R = np.maximum(free_R, bound_s) + compute_TR[t]
-        done_T.append(max(arrival_R.max(), done_T[-1] if done_T else 0.0) + transfer_s)
-        free_R = arrival_R
-    np.testing.assert_allclose(np.cumsum(ahead.run(ahead.off(), 40)[0]), done_T, rtol=1e-5)
 
 
 # Overlap

@@ -45,24 +45,6 @@ def test_a_hold_that_clearly_hurts_ends_at_once() -> None:
     assert neutral.sum() >= 3 * switchback.DEFER_TRIAL
 
 
-@pytest.mark.parametrize(("gain", "least"), [(0.08, 0.05)])
-def test_noise_of_steps_ends_few_trials_that_pay(gain: float, least: float) -> None:
-    """Throughput against no holding, of 8 jobs whose steps vary by a tenth in common."""
-    with_s = without_s = 0.0
-    for seed in range(8):
-        rank, tick = timing.new_state()
-        comm, wait, rng = np.zeros(1, np.float32), np.zeros(1, np.float32), np.random.default_rng(seed)
-        for _ in range(400):
-            step_s = 1.0 + 0.1 * rng.normal()
-            without_s += step_s
-            step_s /= 1.0 + gain * (rank[timing.DEFER_S, 0] > 0.0)
-            with_s += step_s
-            timing.observe_step(tick, step_s)
-            timing.observe_ranks(rank, tick, comm, wait, True)
-            timing.decide(rank, tick, 0, 1, pacing.one_mechanism("defer", 0.02, 0.1), 10.0)
-    assert without_s / with_s - 1.0 > least
-
-
 def test_a_gain_below_the_threshold_is_not_taken() -> None:
     gained = 1.0 / 0.97 - 1.0
     assert np.mean(np.array(holds(0.97, 1.0, 1000, threshold=gained - 0.01)) > 0.0) > 0.9
@@ -99,8 +81,3 @@ def test_the_hold_is_the_window_within_the_cap_and_no_delay_of_the_rank() -> Non
     assert rank[timing.DELAY_S, 0] == 0.0
     timing.decide(rank, tick, 0, 1, pacing.one_mechanism("defer", 0.0, 0.25), 0.1)
     assert 0.0999 < rank[timing.DEFER_S, 0] <= 0.1
-
-
-def test_a_wait_that_blocks_ends_a_hold() -> None:
-    assert pacing.releases(0.01, 0.1)
-    assert not pacing.releases(0.001, 0.1)

@@ -9,7 +9,7 @@ import pytest
 
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive
-from paceenv.sim.cluster.model import Cluster, load_cluster
+from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.layer_passes import MAX_SEGMENTS, segments
 from paceenv.sim.cluster.program.program_run import program_alone_s
 from paceenv.sim.cluster.program.program_tables import Start, tables
@@ -203,9 +203,3 @@ def test_segments_keep_every_layer_and_the_ends_alone(layers: int) -> None:
 def test_what_does_not_fit_is_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         cluster(**keys)
-
-
-@pytest.mark.parametrize("name", ["gpus-512-200g", "nano-cluster"])
-def test_shipped_descriptions_take_as_long_folded_as_event_by_event(name: str) -> None:
-    one = load_cluster(name)
-    assert step_s(one) == pytest.approx(alone_s(one), rel=1e-3)

@@ -10,10 +10,8 @@ import pytest
 import torch
 from stable_baselines3.common.logger import Logger
 
-from paceenv.cli import application
 from paceenv.core import metrics, pacing, signals
 from paceenv.policies.distilled import Distilled
-from paceenv.policies.policy_file import load_policy
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.training import distill
@@ -185,18 +183,6 @@ def test_the_margin_is_the_smallest_that_training_nulls_allow(
     assert (found["null_cost_worst"] > NULL_LIMIT) == (estimate > 5.0)
     learner._choose_margin(np.random.default_rng(0))
     assert learner.pressure_K.tolist() == [pressure**2] * 2, "it grows while a cluster loses more than a null may"
-
-
-@pytest.mark.slow
-def test_another_algorithm_by_an_option(tmp_path: Path) -> None:
-    sets = ["rounds=1", "episode_intervals=8", "candidates=2", "n_epochs=1", "watched_ranks=1", "margins=[0.1]"]
-    options = [part for one in [*(f"distill.{one}" for one in sets), "total_timesteps=64"] for part in ("--set", one)]
-    out = tmp_path / "out"
-    assert application.run(["train", "demo", "-o", str(out), "--algorithm", "distill", *options]) == 0
-    policy = load_policy(out / "policy.safetensors").policy
-    assert isinstance(policy, Distilled)
-    assert 1 <= len(policy.candidates) <= 2
-    assert (out / "learning-curve.png").stat().st_size > 1000
 
 
 def test_only_candidates_that_add_something_are_compared() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numba
 import numpy as np
@@ -11,12 +13,17 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from paceenv.sim.engine import compiled, draws
+from paceenv.sim.engine.code_cache import numba_cache
 from paceenv.sim.engine.simulator import episode_keys
 
-assert compiled.advance is not None, "importing it is what lets the functions below call draws compiled"
+
+def jitted(function: Callable[..., Any]) -> Any:
+    """Compiled, and kept as the engine is; importing the engine is what lets it call draws compiled."""
+    with numba_cache(compiled.cache_directory()) as writable:
+        return numba.njit(cache=writable)(function)
 
 
-@numba.njit
+@jitted
 def rank_bits(keys: NDArray[np.uint64], ranks: int) -> NDArray[np.uint32]:
     out = np.empty((keys.shape[0], ranks), np.uint32)
     for k in range(keys.shape[0]):
@@ -25,7 +32,7 @@ def rank_bits(keys: NDArray[np.uint64], ranks: int) -> NDArray[np.uint32]:
     return out
 
 
-@numba.njit
+@jitted
 def uniforms(key: np.uint64, stream: int, count: int) -> NDArray[np.float64]:
     out = np.empty(count)
     for i in range(count):
@@ -33,7 +40,7 @@ def uniforms(key: np.uint64, stream: int, count: int) -> NDArray[np.float64]:
     return out
 
 
-@numba.njit
+@jitted
 def quantiles(table: NDArray[np.float64], bits: NDArray[np.uint32]) -> NDArray[np.float64]:
     out = np.empty(bits.shape[0])
     for i in range(bits.shape[0]):
@@ -41,7 +48,7 @@ def quantiles(table: NDArray[np.float64], bits: NDArray[np.uint32]) -> NDArray[n
     return out
 
 
-@numba.njit
+@jitted
 def quantiles_at(table: NDArray[np.float64], u: NDArray[np.float64]) -> NDArray[np.float64]:
     out = np.empty(u.shape[0])
     for i in range(u.shape[0]):
@@ -49,7 +56,7 @@ def quantiles_at(table: NDArray[np.float64], u: NDArray[np.float64]) -> NDArray[
     return out
 
 
-@numba.njit
+@jitted
 def normals(
     key: np.uint64, stream: int, iterations: int, table: NDArray[np.float64], ranks: int
 ) -> NDArray[np.float64]:
@@ -60,7 +67,7 @@ def normals(
     return out
 
 
-@numba.njit
+@jitted
 def geometrics(u: NDArray[np.float64], probability: float) -> NDArray[np.int64]:
     out = np.empty(u.shape[0], np.int64)
     for i in range(u.shape[0]):

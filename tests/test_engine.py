@@ -18,17 +18,9 @@ from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
 Make = Callable[..., Simulator]
 Floats = NDArray[np.float64]
 
-COUPLED: dict[str, Any] = {
-    "ranks": 8,
-    "groups": 4,
-    "uplink_work_s": 0.1,
-    "has_barrier": True,
-    "post_work_share": 0.2,
-    "post_work_mean_iterations": 20.0,
-    "post_work_episode_s": 0.3,
-    "post_work_spread": 0.5,
-    "tenants": [{"compute_s": 1.0, "uplink_work_s": 0.3, "jitter_cv": 0.02, "ranks": 4, "weight": 2.0}],
-}
+COUPLED: dict[str, Any] = {"ranks": 8, "groups": 4, "uplink_work_s": 0.1, "has_barrier": True, "post_work_share": 0.2}
+COUPLED |= {"post_work_mean_iterations": 20.0, "post_work_episode_s": 0.3, "post_work_spread": 0.5}
+COUPLED |= {"tenants": [{"compute_s": 1.0, "uplink_work_s": 0.3, "jitter_cv": 0.02, "ranks": 4, "weight": 2.0}]}
 
 
 def computed_ETR(sim: Simulator, iterations: int) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -242,21 +243,6 @@ def test_actions_of_a_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
         env.step(np.zeros(shape, np.float32))
 
 
-def test_reward_falls_when_everyone_is_merely_slowed_down() -> None:
-    """The same constant on top of every step: the CV improves, the reward must not."""
-    results = []
-    for extra_s in (0.0, 0.02):
-        env = PacingEnv("null-jitter", reward="raw", warn_null=False)
-        env.reset(seed=0)
-        assert env._batch.simulator is not None
-        env._batch.simulator.batch.jobs["latency_s"] += extra_s
-        steps = [env.step(OFF) for _ in range(20)]
-        results.append((np.mean([s[1] for s in steps]), np.mean([s[4]["step_cv"] for s in steps])))
-    (reward, cv), (slowed_reward, slowed_cv) = results
-    assert slowed_cv < 0.95 * cv
-    assert slowed_reward < reward - 0.05
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -287,9 +273,8 @@ def test_bad_arguments_get_one_line(arguments: dict[str, Any], expected: str) ->
         else [PacingEnv, PacingVectorEnv]
     )
     for kind in kinds:
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(InputError, match=re.escape(expected)):
             kind(**arguments)
-        assert expected in str(caught.value)
 
 
 def test_mechanisms_may_come_from_a_generator() -> None:

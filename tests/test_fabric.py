@@ -1,18 +1,24 @@
-"""The shared uplink: cases solved by hand and closed forms; the referee has the rest."""
+"""The shared uplink, and buffers that overflow: cases solved by hand, closed forms; the referee has the rest."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy import stats
+from traced_jobs import SOCKET_RUNS_DIR, needs_socket_runs
 
+from paceenv.calibration.job_stamps import read_job
+from paceenv.core import pacing
+from paceenv.core.trace import read_trace
+from paceenv.policies.rollout import start
+from paceenv.sim.cluster import load_cluster
 from paceenv.sim.engine import fluid, layout
 from paceenv.sim.engine.draws import normal_table
+from paceenv.sim.engine.layout import ALL_TO_ALL, GATHER
 from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
@@ -46,16 +52,6 @@ def test_two_flows_share_from_the_second_one_s_arrival() -> None:
     np.testing.assert_allclose(finish([0.0, 5.0], 4.0), [4.0, 9.0], err_msg="the first has left")
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4, 8])
-@pytest.mark.parametrize("alone_s", [0.0, 0.05, 0.3, 1.0])
-def test_equal_groups_finish_together(simulator: Make, groups: int, alone_s: float) -> None:
-    sim = simulator(
-        ranks=2 * groups, groups=groups, has_barrier=True, uplink_work_s=0.1, transfer_alone_s=alone_s, latency_s=0.01
-    )
-    rec = sim.record(sim.off(), 20)
-    np.testing.assert_allclose(rec.finish_ETG, 1.0 + max(groups * 0.1, alone_s) + 0.01, rtol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("tenant", "expected_s"),
     [
@@ -76,85 +72,112 @@ def test_one_tenant_by_hand(simulator: Make, tenant: dict[str, float], expected_
     assert sim.run(sim.off(), 1)[0, 0] == pytest.approx(expected_s, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("starts_s", "left_s", "expected_s"),
-    [
-        (math.inf, 4.0, 4.0),  # it has 3 s of work left when we arrive, so we get a third of the uplink
-        (1.5, 0.0, 2.25),  # it arrives when we have 0.5 s of work left, and we get two thirds
-    ],
-    ids=["we come late", "it comes late"],
-)
-def test_who_comes_late_gets_less(simulator: Make, starts_s: float, left_s: float, expected_s: float) -> None:
-    record = {"compute_s": 100.0, "uplink_work_s": 4.0, "late_share": 0.5}
-    sim = simulator(uplink_work_s=1.0, tenants=[record])
-    sim.state.tenant_ENK[0, [layout.NEXT_S, layout.LEFT_S], 0] = starts_s, left_s
-    assert sim.run(sim.off(), 1)[0, 0] == pytest.approx(expected_s, rel=1e-12)
+# Buffers that overflow
 
 
-# Closed forms
+SHALLOW, DEEP = 32768 / 14480, 262144 / 14480
+PORT: dict[str, Any] = {"ranks": 8, "incast_kind": GATHER, "incast_flow_s": 0.05, "incast_fit": DEEP}
 
 
-def test_jobs_that_share_unevenly_move_apart(simulator: Make) -> None:
-    """Two like jobs on a full link: their overlap, W at most, gets shorter by (1 - late_share) of itself a step."""
-    record = {"compute_s": 1.0, "uplink_work_s": 0.4, "late_share": 0.9}
-    sim = simulator(uplink_work_s=0.4, tenants=[record])
-    sim.state.tenant_ENK[0, [layout.NEXT_S, layout.LEFT_S], 0] = 0.9, 0.0
-    overlap_T = sim.run(sim.off(), 12)[0] - 1.4
-    np.testing.assert_allclose(overlap_T[2:] / overlap_T[1:-1], 0.9, rtol=1e-9)
+def test_without_loss_a_gather_takes_all_messages_one_after_the_other(simulator: Make) -> None:
+    sim = simulator(**PORT)
+    assert sim.run(sim.off(), 3) == pytest.approx(1.0 + 7 * 0.05)
 
 
-def test_a_tenant_left_alone_keeps_its_own_period(simulator: Make) -> None:
-    tenant = {"compute_s": 0.7, "uplink_work_s": 0.1, "rate_cap": 0.5}
-    sim = simulator(range(5), uplink_work_s=1e-9, tenants=[tenant])
-    elapsed_E = sim.run(sim.off(), 3000).sum(axis=1)
-    np.testing.assert_allclose(sim.state.tenant_ENK[:, layout.CYCLES, 0], elapsed_E / (0.7 + 0.2), atol=1.0)
+def test_a_shallow_buffer_times_out_as_often_as_its_overflow_says(simulator: Make) -> None:
+    sim = simulator(range(200), **PORT | {"incast_fit": SHALLOW, "incast_timeout_s": 0.2})
+    step = sim.run(sim.off(), 50)
+    overflow = np.maximum(1.0 - SHALLOW / np.arange(1, 8), 0.0)
+    expected = 1.0 - np.prod(1.0 - overflow**3)
+    waited = step > 1.36
+    assert waited.mean() == pytest.approx(expected, abs=4.5 * np.sqrt(0.25 / step.size))
+    assert step[waited] == pytest.approx(1.55, abs=1e-9)
+    assert step[~waited] == pytest.approx(1.35, abs=1e-9)
 
 
-def test_a_tenant_waits_for_the_slowest_of_its_ranks(simulator: Make) -> None:
-    tenant = {"compute_s": 0.7, "uplink_work_s": 0.1, "jitter_cv": 0.05, "ranks": 8.0}
-    sim = simulator(range(10), uplink_work_s=1e-9, tenants=[tenant])
-    elapsed_E = sim.run(sim.off(), 3000).sum(axis=1)
-    period_s = elapsed_E / sim.state.tenant_ENK[:, layout.CYCLES, 0]
-    expected_maximum = 1.42360  # of eight normals
-    assert period_s.mean() == pytest.approx(0.7 * (1 + 0.05 * expected_maximum) + 0.1, rel=1e-3)
+@pytest.mark.parametrize("fit", [7.0, DEEP, np.inf])
+def test_a_buffer_that_holds_all_windows_never_times_out(simulator: Make, fit: float) -> None:
+    sim = simulator(range(20), **PORT | {"incast_fit": fit, "incast_timeout_s": 0.2})
+    assert sim.run(sim.off(), 100) == pytest.approx(1.35)
 
 
-def test_a_tenant_comes_and_goes(simulator: Make) -> None:
-    """Pauses of up to 400 periods at one in 100: present a third of the time, from the first step to the last."""
-    tenant = {"compute_s": 0.7, "uplink_work_s": 0.3, "pause_rate": 0.01, "pause_periods": 400.0}
-    sim = simulator(range(1000), uplink_work_s=1e-9, tenants=[tenant])
-    away_E = (sim.state.tenant_ENK[:, layout.LEFT_S, 0] == 0.0) & (sim.state.tenant_ENK[:, layout.NEXT_S, 0] > 0.7)
-    assert away_E.mean() == pytest.approx(2.0 / 3.0, abs=4 * (2 / 9 / 1000) ** 0.5)
-    rest_E = (sim.state.tenant_ENK[away_E, layout.NEXT_S, 0] - 0.7) / 400.0
-    assert rest_E.mean() == pytest.approx(1.0 / 3.0, abs=0.04), "of a uniform pause that one looks into"
-    sim.run(sim.off(), 1000)
-    later_E = (sim.state.tenant_ENK[:, layout.LEFT_S, 0] == 0.0) & (sim.state.tenant_ENK[:, layout.NEXT_S, 0] > 0.7)
-    assert later_E.mean() == pytest.approx(2.0 / 3.0, abs=4 * (2 / 9 / 1000) ** 0.5)
+# When senders leave a gather
 
 
-def test_a_bursty_tenant_is_a_renewal_process_of_exponential_bursts(simulator: Make) -> None:
-    tenant = {"compute_s": 0.6, "uplink_work_s": 0.2, "rate_cap": 0.5, "bursty": True}
-    sim = simulator(range(600), uplink_work_s=1e-9, tenants=[tenant])
-    sim.run(sim.off(), 400)
-    cycles_E = sim.state.tenant_ENK[:, layout.CYCLES, 0]
-    mean_s, variance_s2 = 0.6 + 0.4, 0.6**2 + 0.4**2  # bursts last 0.4 s at half the uplink
-    assert cycles_E.mean() == pytest.approx(400 / mean_s, rel=0.01)
-    assert cycles_E.var() == pytest.approx(400 * variance_s2 / mean_s**3, rel=0.25)
+def durations(sim: Simulator, steps: int) -> np.ndarray[Any, Any]:
+    """Time of every rank in its collective, ``(E, T, R)``, seconds."""
+    recording = sim.record(sim.off(), steps)
+    return np.asarray(recording.exit_ETR - recording.entry_ETR)
 
 
-def test_tenants_start_anywhere_in_their_period(simulator: Make) -> None:
-    sim = simulator(
-        range(1000), uplink_work_s=0.1, tenants=[{"compute_s": 0.6, "uplink_work_s": 0.2, "rate_cap": 0.5}] * 2
-    )
-    left, after = sim.state.tenant_ENK[:, layout.LEFT_S], sim.state.tenant_ENK[:, layout.NEXT_S]
-    phase_EK = np.where(left > 0.0, 0.6 + 0.4 * (1.0 - left / 0.2), 0.6 - after)
-    for k in range(2):
-        assert stats.kstest(phase_EK[:, k], stats.uniform(0.0, 1.0).cdf).pvalue > 1e-3
-    assert abs(np.corrcoef(phase_EK.T)[0, 1]) < 4.5 / math.sqrt(1000)
+@pytest.mark.parametrize(("buffered_s", "expected_s"), [(0.05, 0.0), (0.07, 0.0), (0.02, 7 * 0.03), (0.01, 7 * 0.04)])
+def test_senders_leave_when_the_rest_fits_their_send_buffer(
+    simulator: Make, buffered_s: float, expected_s: float
+) -> None:
+    lasts = durations(simulator(**PORT | {"incast_buffered_s": buffered_s, "has_barrier": True}), 3)
+    assert lasts[:, :, 1:] == pytest.approx(expected_s)
+    assert lasts[:, :, 0] == pytest.approx(7 * 0.05), "the receiver needs every byte"
 
 
-def test_an_absent_tenant_changes_nothing(simulator: Make) -> None:
-    job: dict[str, Any] = {"ranks": 4, "groups": 2, "uplink_work_s": 0.1, "has_barrier": True, "jitter_cv": 0.05}
-    absent = {"compute_s": 1.0, "uplink_work_s": 0.5, "weight": 0.0}
-    plain, other = simulator(range(3), **job), simulator(range(3), tenants=[absent], **job)
-    np.testing.assert_allclose(plain.run(plain.off(), 100), other.run(other.off(), 100), rtol=1e-12)
+def shares(entry_TR: np.ndarray[Any, Any], exit_TR: np.ndarray[Any, Any], step_T: np.ndarray[Any, Any]) -> list[float]:
+    """Share of a step in the gather: the receiver's and the senders' mean, and the senders' median."""
+    inside_TR = (exit_TR - entry_TR) / step_T[:, None]
+    mean_R = (exit_TR - entry_TR).mean(axis=0) / step_T.mean()
+    return [float(mean_R[0]), float(mean_R[1:].mean()), float(np.median(inside_TR[:, 1:]))]
+
+
+def simulated_shares() -> list[float]:
+    simulator = start(load_cluster("incast-shallow"), np.arange(8))
+    recording = simulator.record(simulator.off(), 400)
+    entry_TR, exit_TR = (a.reshape(-1, 8) for a in (recording.entry_ETR, recording.exit_ETR))
+    return shares(entry_TR, exit_TR, recording.step_ET.ravel())
+
+
+def test_a_simulated_gather_keeps_its_receiver_and_not_its_senders() -> None:
+    """On sockets 0.74, 0.06 and 0.01; the mean of the senders has the first minutes in it, when buffers still grow."""
+    receiver, mean, median = simulated_shares()
+    assert receiver == pytest.approx(0.74, abs=0.05)
+    assert max(mean, median) < 0.06
+
+
+@needs_socket_runs
+def test_a_recorded_gather_spends_its_steps_where_the_simulated_one_does() -> None:
+    stamps = read_job(read_trace(SOCKET_RUNS_DIR / "incast-shallow-learned.parquet"))
+    unpaced = stamps.part(stamps.unpaced_T)
+    exit_TR = exits_TR(SOCKET_RUNS_DIR / "incast-shallow-learned.parquet", unpaced.iteration_T, unpaced.begin_T)
+    start_TR = np.maximum(unpaced.entry_TR, unpaced.entry_TR[:, :1])
+    assert (exit_TR >= start_TR).all(), "no message moves before both ends are there"
+    late = unpaced.iteration_T >= 400  # when send buffers have grown
+    recorded = shares(unpaced.entry_TR[late], exit_TR[late], unpaced.step_T[late])
+    assert recorded == pytest.approx(simulated_shares(), abs=0.05)
+
+
+def exits_TR(path: Path, iteration_T: np.ndarray[Any, Any], begin_T: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """When every rank left the gather, seconds from the begin of the iteration."""
+    trace = read_trace(path)
+    gather = trace.isin("op", "gather")
+    rank, iteration, end_s = (trace.column(name)[gather] for name in ("rank", "iteration", "end_s"))
+    out_TR = np.full((iteration.max() + 1, rank.max() + 1), np.nan)
+    out_TR[iteration, rank] = end_s
+    return np.asarray(out_TR[iteration_T] - begin_T[:, None])
+
+
+def stagger_gain(simulator: Make, **job: Any) -> float:
+    """Mean step with the stagger rule over that without, on the same noise."""
+    job = PORT | {"incast_flow_s": 0.07, "incast_timeout_s": 2.8, "jitter_cv": 0.03} | job
+    passive, paced = (simulator(range(16), **job) for _ in range(2))
+    settings = pacing.one_mechanism("stagger", 0.25, 0.42)[None, None].repeat(16, axis=0)
+    return float(paced.run(settings, 1000).mean() / passive.run(passive.off(), 1000).mean())
+
+
+def test_a_stagger_pays_in_a_gather_over_a_shallow_buffer(simulator: Make) -> None:
+    assert stagger_gain(simulator, incast_fit=SHALLOW) < 0.65
+
+
+def test_a_stagger_is_hardly_tried_where_the_buffer_is_deep(simulator: Make) -> None:
+    assert 1.0 <= stagger_gain(simulator, incast_fit=DEEP) < 1.002, "only its few trials cost"
+
+
+def test_a_stagger_gives_up_in_an_all_to_all(simulator: Make) -> None:
+    """A late rank still receives from all others at once, so a stagger only delays."""
+    assert 1.0 <= stagger_gain(simulator, incast_fit=SHALLOW, incast_kind=ALL_TO_ALL) < 1.02

@@ -285,7 +285,6 @@ def why_refused(path: Path) -> str:
     return ""
 
 
-_SMALL = pickle.dumps(data_parallel(2, steps=1, host_stops={1: 1}).run().dump(0), 2)
 _ODD = st.sampled_from([None, -1, 1 << 70, "x", [], {}, [[]], ["x"], {"a": 1}, 1.5, float("nan"), True, b"x", ("0", 1)])
 
 

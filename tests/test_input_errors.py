@@ -7,18 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from paceenv.core.errors import MAX_MESSAGE, MAX_VALUE, InputError, out_of_range, short_repr
 from paceenv.core.files import MAX_REPEATED, parse_yaml, read_yaml
 
 QUICK_S = 5.0
 """Far more than a quick answer takes, and far less than a bomb would."""
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text("ab:- #", max_size=30),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abc", max_size=3), inner, max_size=4),
-    max_leaves=20,
-)
 
 
 def nested(depth: int) -> str:

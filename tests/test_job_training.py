@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from test_program_calibration import typed
 
 from paceenv.cli import application
 from paceenv.core import pacing
@@ -17,11 +18,10 @@ from paceenv.core.limits import Limits
 from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
 from paceenv.policies.rollout import run, start
 from paceenv.policies.rules import passive
-from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.training import job_training
 from paceenv.trainers.training.job_training import constant_policy, train_for_job
 from paceenv.trainers.training.train_config import load_train_config
-from paceenv.ui import config_files
 
 
 @pytest.mark.slow
@@ -52,29 +52,12 @@ def test_a_job_that_pacing_cannot_help_gets_none() -> None:
 
 @pytest.mark.slow
 def test_where_transfers_can_wait_holding_them_back_is_tried() -> None:
-    program = {
-        "communicators": {"gradients": {}, "experts": {}},
-        "step": [
-            {
-                "repeat": 3,
-                "step": [
-                    {"compute": {"seconds": 0.02}},
-                    {
-                        "all_reduce": {
-                            "bytes": 1.07e8,
-                            "communicator": "gradients",
-                            "background": True,
-                            "can_wait": True,
-                        }
-                    },
-                    {"all_to_all": {"bytes": 1.43e8, "communicator": "experts"}},
-                ],
-            }
-        ],
-    }
-    fabric = {"nic_gbps": 100, "nodes_per_leaf": 4, "uplink_gbps": 3200}
-    data = {"name": "layers", "job": {"nodes": 4}, "program": program, "fabric": fabric}
-    cluster = config_files.parse(Cluster, data, "test")
+    part = [
+        {"compute": {"seconds": 0.02}},
+        {"all_reduce": {"bytes": 1.07e8, "communicator": "gradients", "background": True, "can_wait": True}},
+        {"all_to_all": {"bytes": 1.43e8, "communicator": "experts"}},
+    ]
+    cluster = typed([{"repeat": 3, "step": part}], {"gradients": {}, "experts": {}}, nodes=4)
     assert cluster.rank_phases > cluster.ranks
     found = train_for_job([cluster] * 4, seconds=5.0)
     assert found.constant is not None
@@ -109,16 +92,6 @@ def test_the_best_on_the_first_episodes_is_kept_and_the_second_are_reported(monk
     assert found.file is not None
 
 
-@pytest.mark.slow
-def test_the_command_says_that_pacing_will_not_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, summary = tmp_path / "out", tmp_path / "a.json"
-    arguments = ["--job", "null-jitter", "-o", str(out), "--seconds", "10", "--json", str(summary)]
-    assert application.run(["train", *arguments]) == 0
-    assert "pacing will not help this job" in capsys.readouterr().err
-    found = json.loads(summary.read_text())
-    assert (found["best"], found["policy"], list(out.glob("*.safetensors"))) == (None, None, [])
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -130,10 +103,8 @@ def test_the_command_says_that_pacing_will_not_help(tmp_path: Path, capsys: pyte
     ],
 )
 def test_bad_requests_are_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=re.escape(message)):
         application.run(["train", "-o", str(tmp_path / "out"), *arguments])
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 

@@ -89,14 +89,7 @@ def test_what_cannot_be_determined_says_why(own_TR: np.ndarray, stage_R: list[in
     assert found.text() == (f"when ranks turned late cannot be determined: {found.why_not}",)
 
 
-def test_once_and_in_turns_are_told_apart() -> None:
-    once = work()
-    once[60:80, 2] *= 1.5
-    found = find_lateness(read_matrix(trace(once)))
-    assert found.late == ()
-    assert found.past[0].kind == watch.ONCE
-    assert found.past[0].late_s == pytest.approx(0.1, rel=0.1)
-    assert found.text()[0].endswith("ms a step, in iterations 60 to 79")
+def test_ranks_that_take_turns_are_told_so() -> None:
     turns = work(640, 4)
     for t in range(640):
         turns[t, t // 40 % 4] *= 1.5

@@ -16,7 +16,7 @@ from paceenv.live.decide.actuator import (
     DeviceActuator,
     HostActuator,
 )
-from paceenv.live.observe.stamps import HostStamps, cuda_stamps
+from paceenv.live.observe.stamps import HostStamps
 
 
 class Device:
@@ -135,17 +135,3 @@ def test_lengths_are_summed_and_quantiles_are_of_the_newest() -> None:
     assert numbers["max_s"] == lengths_s.max()
     assert numbers["mean_s"] == pytest.approx(lengths_s.mean())
     assert numbers["total_s"] == pytest.approx(lengths_s.sum())
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("asked_s", [0.002, 0.01])
-def test_a_spin_on_a_device_takes_what_was_asked(asked_s: float) -> None:
-    import torch
-
-    actuator, effective_s = DeviceActuator(cuda_stamps(torch.cuda.current_device()), cap_s=0.1), 0.0
-    for _ in range(12):
-        delay = actuator.delay(asked_s)
-        assert delay is not None
-        torch.cuda.synchronize()
-        effective_s = actuator.settle(delay) or 0.0
-    assert effective_s == pytest.approx(asked_s, rel=0.1)

@@ -10,7 +10,6 @@ import pytest
 from live_jobs import results, run_ranks
 from live_trainers import EVALUATE_EVERY, SAVE_EVERY, STEPS, hugging_face, lightning
 
-from paceenv.core.errors import InputError
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.segments import read_segment
 
@@ -51,13 +50,6 @@ def test_a_trainer_trains_as_without_the_agent(body: Callable[..., Any], paramet
         assert status["reason"] == ""
         assert marked(run, status["rank"], "checkpoint") == {SAVE_EVERY - 1}
         assert marked(run, status["rank"], "evaluation") == {EVALUATE_EVERY - 1, 2 * EVALUATE_EVERY - 1}
-
-
-def test_options_are_checked_before_training() -> None:
-    from paceenv.live.callbacks.attachment import Attachment
-
-    with pytest.raises(InputError, match=r"cap_s = 30.0; allowed: 0 to 10"):
-        Attachment(cap_s=30.0)
 
 
 def test_an_agent_that_was_there_before_stays() -> None:

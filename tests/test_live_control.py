@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from live_operations import Shaped
-from numpy.typing import NDArray
 
-from paceenv.core import pacing, signals, switchback
+from paceenv.core import signals, switchback
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
 from paceenv.live.decide.control import Control
@@ -24,7 +23,6 @@ from paceenv.live.options import make_options
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile, save_policy
-from paceenv.policies.rules import Static
 
 STEP_S = 0.1
 
@@ -36,16 +34,23 @@ def in_blocks(job: Job) -> Experiment:
 
 
 class Job:
-    """A rank that is early by ``slack_s`` and whose steps last ``step_s(delay_s)``; time stands still otherwise."""
+    """A rank that is early by ``slack_s`` and whose steps last ``step_s(delay_s)``; time stands still otherwise.
 
-    def __init__(self, policy: NamedPolicy | Policy | str, mode: str, step_s: Callable[[float], float], **options: Any):
+    It is the second of a group of two, or at another ``place``, and of ``ranks`` in all.
+    """
+
+    place, rank, ranks = (1, 2), 0, 1
+
+    def __init__(
+        self, policy: NamedPolicy | Policy | str | None, mode: str, step_s: Callable[[float], float], **options: Any
+    ):
         self.now_s, self.said, self._step_s = 0.0, list[str](), step_s
         found = policy if isinstance(policy, NamedPolicy) else find_policy(policy)
         self.control = Control(make_options({"mode": mode} | options), found, self.said.append, lambda: self.now_s)
-        self.control.begin(HostStamps(lambda: self.now_s), "cpu")
+        self.control.begin(HostStamps(lambda: self.now_s), "cpu", self.rank, self.ranks)
         actuator: Any = self.control._actuator
         actuator._sleeper = self
-        shaped = Shaped({0: (1, 2)})
+        shaped = Shaped({0: self.place})
         self.shape = shaped.shape
         for _ in range(LEARNING_ITERATIONS):
             self.shape.observe(shaped.operations(("all_reduce", 0, 1 << 20, 0.0, 0.01)), STEP_S)
@@ -64,7 +69,7 @@ class Job:
             step_s = self._step_s(delay_s)
             last = i + self.ticks - 1
             iteration = Iteration(last, 0.0, step_s, 0.0, delay_s, (), comm_s, 0.0, True, "", self.ticks)
-            self.control.observe(iteration, self.shape, 1, 2)
+            self.control.observe(iteration, self.shape, *self.place)
             self.now_s += step_s - delay_s
 
 
@@ -116,27 +121,9 @@ def test_what_was_learned_of_parts_of_a_step_is_forgotten_with_the_whole() -> No
 
 def test_active_paces_nine_blocks_of_ten() -> None:
     job = Job("static:mechanism=slack", "active", _noisy(0.0), seed=1)
-    job.run(50 + 120 + 6000)
+    job.run(50 + 120 + 3000)
     paced = 1.0 - switchback.SLACK_PAUSE / switchback.SLACK_UNSURE_TURN
     assert np.mean(np.array(job.delays_s[170:]) > 0.0) == pytest.approx(0.9 * paced, abs=0.02)
-
-
-class Broken(Policy):
-    """Works twice, then does what it is told to."""
-
-    name = "broken"
-
-    def __init__(self, breaks: Callable[[NDArray[np.float64]], Any]) -> None:
-        self._breaks, self._calls = breaks, 0
-
-    def act(self, signals_BO: NDArray[np.float32]) -> Any:
-        self._calls += 1
-        good = pacing.one_mechanism("slack", 0.02, 0.4)[None]
-        return good if self._calls < 3 else self._breaks(good)
-
-
-def _raise(_: Any) -> Any:
-    raise RuntimeError("no idea")
 
 
 def _file(path: Path, low: float, high: float) -> Path:
@@ -151,21 +138,6 @@ def test_a_job_unlike_those_the_policy_knows_is_observed(tmp_path: Path) -> None
     assert job.control.mode == "observe"
     assert "comm_share = 0." in job.control.reason
     assert "calibrated: 0.6 to 0.9" in job.control.reason
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        (None, "no policy was given"),
-        ("nonsense", "no such file; allowed: passive, paper"),
-        ("static:mechanism=magic", "allowed: one of slack"),
-        ("static:window=wide", "window = 'wide'"),
-    ],
-)
-def test_a_policy_that_is_none_is_a_reason_to_observe(given: str | None, why: str) -> None:
-    found = find_policy(given)
-    assert why in found.fault
-    assert isinstance(found.policy, Static)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04\x95pickle"])

@@ -15,7 +15,7 @@ from test_live_control import Job, in_blocks
 from paceenv.core.student_t import student_t_quantile, student_t_tail
 from paceenv.live.decide.blocks import ACTIVE, CANARY, BlockPlan, Plan
 from paceenv.live.decide.experiment import ALPHA, NEGLIGIBLE_DELAY_SHARE, Comparison, Experiment, Pair
-from paceenv.live.decide.live_policy import find_candidates, find_policy
+from paceenv.live.decide.live_policy import find_candidates
 from paceenv.live.decide.verdict_time import MOST_PAIRS, pairs_for, time_to_verdict
 
 STEP_S, BLOCK = 0.2, 12
@@ -188,11 +188,6 @@ def test_a_candidate_that_hurts_stops_and_the_others_go_on() -> None:
     paced = [found.plan.turn(i).arm for i, delay_s in enumerate(job.delays_s) if delay_s and i > found.plan.after(6)]
     assert set(paced) == {1}
     assert job.control.snapshot()["canary"]["text"].startswith("static:stagger=0/0.3: helps")
-
-
-def test_one_candidate_is_the_policy_and_a_fault_in_one_is_a_fault() -> None:
-    assert find_candidates("adaptive").candidates[0].source == find_policy("adaptive").source
-    assert "no such file" in find_candidates("adaptive;nothing-like-this").fault
 
 
 # ---------------------------------------------------------------------------------------------- how long it will take

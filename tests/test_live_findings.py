@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,14 +150,6 @@ def test_variation_and_short_turns_are_time_lost_to_nobody(turn: int) -> None:
     assert "each of ranks 0-3 waits at least 15 ms per step" in page(findings)
 
 
-def test_a_late_host_and_a_late_place_on_every_host_are_found() -> None:
-    host = find(run(SHAPES["ddp"](16), 16, slow_s=[LATE_S * (rank >= 8) for rank in range(16)]))
-    assert set(named(host)) == set(range(8, 16))
-    assert "all late ranks are on host node1: 8 of its 8 ranks" in host["text"]
-    local = find(run(SHAPES["ddp"](32), 32, slow_s=[LATE_S * (rank % 8 == 3) for rank in range(32)]))
-    assert "all late ranks have local rank 3, on 4 of 4 hosts" in local["text"]
-
-
 def pipeline(stages: int, replicas: int, weights: dict[int, float]) -> tuple[list[Phase], int]:
     """Rank ``stage * replicas + replica``; activations go up, gradients come down, and replicas reduce."""
     ranks = stages * replicas
@@ -219,17 +210,14 @@ def test_a_last_block_with_other_steps_is_left_out() -> None:
     assert "side by side over 256 iterations" in findings["verdicts"]["0"]["evidence"]
 
 
-def test_a_thousand_ranks_take_well_under_a_second() -> None:
-    """Generous for a loaded machine; the measured time is in the docs."""
-    tensor = [list(range(k, k + 8)) for k in range(0, 1000, 8)]
-    phases = [Phase("all_reduce", tensor, 0.02), Phase("reduce_scatter", [list(range(k, 1000, 8)) for k in range(8)])]
-    snapshots = json.loads(json.dumps(run(phases, 1000, late=constant(1000, 417, LATE_S), iterations=64)))
-    begin_s = time.process_time()
+def test_what_is_found_of_many_ranks_stays_small() -> None:
+    tensor = [list(range(k, k + 8)) for k in range(0, 400, 8)]
+    phases = [Phase("all_reduce", tensor, 0.02), Phase("reduce_scatter", [list(range(k, 400, 8)) for k in range(8)])]
+    snapshots = json.loads(json.dumps(run(phases, 400, late=constant(400, 117, LATE_S), iterations=64)))
     findings = find(snapshots)
-    assert time.process_time() - begin_s < 3.0
-    assert named(findings) == {417: pytest.approx(LATE_S, rel=0.1)}
+    assert named(findings) == {117: pytest.approx(LATE_S, rel=0.1)}
     assert len(findings["text"]) < 20
-    assert len(json.dumps(findings)) < 500_000
+    assert len(json.dumps(findings)) < 200_000
 
 
 @st.composite

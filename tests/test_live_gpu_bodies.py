@@ -14,25 +14,6 @@ from live_jobs import results, run_ranks
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["functional"])
-def test_the_jobs_train_alike_with_and_without_the_agent(way: str, tmp_path: Path) -> None:
-    job = {"way": way, "modes": ("", "observe", "shadow"), "iterations": 16, "out": str(tmp_path / "run")}
-    for alone, *others in results(run_ranks(gpu_bodies.train, 2, tmp_path, **job)):
-        assert len(set(alone["losses"])) > 8, "it trains"
-        for run in others:
-            assert (run["losses"], run["digest"]) == (alone["losses"], alone["digest"])
-            assert run["summary"]["state"] == run["mode"], run["summary"]["reason"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("late", [1, -1])
-def test_a_planted_delay_is_found(late: int, tmp_path: Path) -> None:
-    job = {"way": "ddp", "late": late, "place": "loader", "late_s": 0.03, "iterations": 150}
-    said = [r["arrival"] for r in results(run_ranks(gpu_bodies.planted, 2, tmp_path, out=str(tmp_path / "run"), **job))]
-    assert [one["verdict"] == "late" for one in said] == [False, late == 1], said
-
-
-@pytest.mark.slow
 def test_costs_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [found] = results(run_ranks(gpu_bodies.added_us, 1, tmp_path, way="ddp", turns=2, warm=4, timed=8))
     assert found["without the agent"] > 0.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -79,32 +77,3 @@ def test_a_live_rank_decides_as_the_simulated_one(cluster: str, policy: type[Pol
         pacer = RankPacer(policy(), has_barrier=has_barrier, **CAPS, **place)
         decided = [pacer.iteration(comm[rank], barrier[rank], step[rank]) for step, comm, barrier, _ in stamps]
         assert decided[:-1] == [delay[rank] for *_, delay in stamps[1:]]
-
-
-FORBIDDEN = {"numba", "gymnasium", "stable_baselines3", "ray", "pydantic", "scipy", "matplotlib"} | {
-    f"paceenv.{room}" for room in ("sim", "envs", "importers", "calibration", "diagnosis", "validation", "trainers")
-}
-"""What a production node need not have."""
-
-
-@pytest.mark.parametrize(
-    ("modules", "forbidden"),
-    [
-        (
-            ("live", "live.decide.pacer", "live.decide.control", "live.start.launch", "policies.policy_file"),
-            FORBIDDEN | {"torch"},
-        ),
-        (
-            (
-                *("live.agent", "live.reporting", "live.record.recorder", "live.record.prometheus"),
-                *("cli.live_command", "live.record.merge_segments"),
-            ),
-            FORBIDDEN,
-        ),
-    ],
-)
-def test_the_live_side_imports_nothing_of_the_simulator(modules: tuple[str, ...], forbidden: set[str]) -> None:
-    imports = ", ".join(f"paceenv.{module}" for module in modules)
-    code = f"import sys, {imports}; print(*sorted(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not forbidden & set(found)

@@ -18,7 +18,8 @@ from paceenv.live.observe.iteration import LEARNING_ITERATIONS
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.segments import read_segment
 from paceenv.policies.names import rule
-from paceenv.sim.engine.compiled import _OPTIONS
+from paceenv.sim.engine.code_cache import numba_cache
+from paceenv.sim.engine.compiled import _OPTIONS, cache_directory
 
 POLICY, ITERATIONS, INTERVAL = "static:mechanism=slack,threshold=0.01,window=0.3", 90, 20
 CAP_S, CAP_SHARE = LIMITS.cap_s, LIMITS.cap_share
@@ -51,11 +52,10 @@ def skewed_job(out: str) -> dict[str, Any]:
     return {"decided": decided, "views": views}
 
 
-@numba.njit(**_OPTIONS)  # type: ignore[untyped-decorator]
 def _replayed(
     comm_T: Any, step_T: Any, settings_M2: Any, rank: Any, tick: Any, decided_T: Any, views_TO: Any, off_M2: Any
 ) -> None:
-    """What ``paceenv.live.decide.pacer`` does with each iteration, in machine code."""
+    """What ``paceenv.live.decide.pacer`` does with each iteration."""
     comm_R, wait_R = np.zeros(1, np.float32), np.zeros(1, np.float32)
     for t in range(len(comm_T)):
         if t and t % INTERVAL == 0:
@@ -68,6 +68,10 @@ def _replayed(
         timing.decide(rank, tick, 0, 1, off_M2 if t < INTERVAL else settings_M2, cap_s, 0, 2)
         signals.write_signals(rank, 0, tick, views_TO[t])
         decided_T[t] = rank[timing.DELAY_S, 0]
+
+
+with numba_cache(cache_directory()) as writable:
+    in_machine_code = numba.njit(cache=writable, **_OPTIONS)(_replayed)
 
 
 def test_a_live_trace_replays_to_the_same_decisions_bit_for_bit(tmp_path: Path) -> None:
@@ -84,7 +88,7 @@ def test_a_live_trace_replays_to_the_same_decisions_bit_for_bit(tmp_path: Path) 
     assert settings_M2 is not None
     (rank, tick), decided_T = timing.new_state(), np.empty(len(comm_T), np.float64)
     views_TO = np.empty((len(comm_T), signals.SIGNALS), np.float32)
-    _replayed(comm_T, step_T, settings_M2, rank, tick, decided_T, views_TO, np.zeros_like(settings_M2))
+    in_machine_code(comm_T, step_T, settings_M2, rank, tick, decided_T, views_TO, np.zeros_like(settings_M2))
     assert decided_T.max() > 0.0
     assert decided_T.tolist() == live_rank["decided"][-len(decided_T) :]
     assert views_TO.tolist() == live_rank["views"][-len(views_TO) :]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from live_jobs import results, run_ranks
 from live_link import limited_link, pairs
+from live_skewed import skewed
 
 from paceenv.core.limits import LIMITS
 from paceenv.live.decide.blocks import Plan, block_plan
@@ -83,3 +84,21 @@ def test_unequal_slack_on_a_shared_link_is_turned_into_shorter_steps(tmp_path: P
         else:
             assert paced["taken"] > 0
             assert paced["max_s"] <= 1.2 * LIMITS.cap_share * found["summary"]["step"]["mean_s"]
+
+
+SKEWS_S = (0.0, 0.005, 0.02)
+
+
+@pytest.mark.alone
+def test_a_constant_skew_is_seen_by_ranks_side_by_side(tmp_path: Path) -> None:
+    """Late from the first iteration on: only a comparison can tell, from the status files of all ranks."""
+    job = {"skews_s": SKEWS_S, "late": 1, "iterations": 96}
+    ended = run_ranks(skewed, 2, tmp_path, out=str(tmp_path / "out"), **job)
+    for k, skew_s in enumerate(SKEWS_S):
+        early, late = (found[k]["arrival"] for found in results(ended))
+        assert "side by side" in early["evidence"]
+        tolerance_s = max(0.002, 0.2 * skew_s)
+        assert late.get("early_s", 0.0) <= (tolerance_s if skew_s else 0.0), late
+        assert abs(early.get("early_s", 0.0) - skew_s) <= tolerance_s, early
+        assert early.get("late_s", 0.0) <= tolerance_s, early
+        assert (early["verdict"], late["verdict"]) == ("early", "late") or skew_s <= tolerance_s

@@ -25,7 +25,6 @@ from paceenv.live.options import make_options
 from paceenv.live.store_messages import Peers
 
 ATTEMPT, POLICY = "20261123T053000-3f2a91", "static:slack=0.02/0.4"
-STEP_S = 0.2
 
 
 class Rank:

@@ -7,18 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
-from live_operations import Shaped
+from test_live_control import Job as LiveJob
 
 from paceenv.core.probing import HOLD_ITERATIONS, REST_SHARE, Plan, unit_of
-from paceenv.live.decide.control import Control
-from paceenv.live.decide.live_policy import find_policy
 from paceenv.live.decide.probe import EVALUATION_HOLDS, MAX_COST_SHARE
-from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration
-from paceenv.live.observe.stamps import HostStamps
-from paceenv.live.options import make_options
-
-SEEDS = st.integers(0, 2**64 - 1)
 
 
 def test_draws_are_those_of_the_traces_that_exist() -> None:
@@ -37,41 +29,23 @@ def test_what_moves_together_is_a_group_or_else_a_rank() -> None:
     assert unit_of(5, -1, 1, 8) == ("rank 5", 8)
 
 
-class Job:
-    """Rank 2 of eight, in one group or in groups of ``members``, whose steps last ``step_s(delay_s)``."""
+class Job(LiveJob):
+    """Rank 2 of eight, in one group, whose steps last ``step_s(delay_s)``."""
 
-    def __init__(self, step_s: Callable[[float], float], members: int = 8, **options: Any) -> None:
-        self.now_s, self.said, self._step_s = 0.0, list[str](), step_s
-        self._place = (2 % members, members)
-        chosen = make_options({"mode": "probe", "seed": 3} | options)
-        self.control = Control(chosen, find_policy(None), self.said.append, lambda: self.now_s)
-        self.control.begin(HostStamps(lambda: self.now_s), "cpu", 2, 8)
-        actuator: Any = self.control._actuator
-        actuator._sleeper = self
-        shaped = Shaped({0: self._place})
-        self.shape = shaped.shape
-        for _ in range(LEARNING_ITERATIONS):
-            self.shape.observe(shaped.operations(("all_reduce", 0, 1 << 20, 0.0, 0.01)), 0.1)
-        self.delays_s: list[float] = []
+    place, rank, ranks = (2, 8), 2, 8
 
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
+    def __init__(self, step_s: Callable[[float], float], **options: Any) -> None:
+        super().__init__(None, "probe", step_s, seed=3, **options)
 
-    def run(self, iterations: int) -> np.ndarray:
-        for i in range(len(self.delays_s), len(self.delays_s) + iterations):
-            delay_s = self.control.settle(self.control.apply_delay(i))
-            self.delays_s.append(delay_s)
-            step_s = self._step_s(delay_s)
-            self.control.observe(
-                Iteration(i, 0.0, step_s, 0.0, delay_s, (), 0.01, 0.0, True, ""), self.shape, *self._place
-            )
-            self.now_s += step_s - delay_s
+    def probed(self, iterations: int) -> np.ndarray:
+        """The delays of all iterations so far."""
+        self.run(iterations, slack_s=0.0)
         return np.array(self.delays_s)
 
 
 def test_a_rank_without_slack_is_probed_by_the_plan_within_every_limit() -> None:
     job = Job(lambda delay_s: 0.1 + delay_s, probe_s=0.005)
-    delay_s_T = job.run(1500)
+    delay_s_T = job.probed(1500)
     mode: Any = job.control.chosen
     bound_s = 0.005
     level_T = np.array([mode.plan.level(i, "rank 2", 8) for i in range(1500)])
@@ -84,13 +58,13 @@ def test_a_rank_without_slack_is_probed_by_the_plan_within_every_limit() -> None
 
 def test_the_guard_s_budget_and_marks_hold_for_probes() -> None:
     job = Job(lambda delay_s: 0.1, budget_s_per_minute=0.1)
-    delay_s_T = job.run(3000)
+    delay_s_T = job.probed(3000)
     assert job.control.delays()["cut"]["budget"] > 0
     assert delay_s_T[:600].sum() <= 0.1 * 1.01
     marked = Job(lambda delay_s: 0.1)
-    marked.run(60)
+    marked.probed(60)
     marked.control.guard.quiet(10_000)
-    assert not marked.run(800)[60:].any()
+    assert not marked.probed(800)[60:].any()
 
 
 EVALUATION = EVALUATION_HOLDS * HOLD_ITERATIONS
@@ -110,7 +84,7 @@ def _costly(cost_share: float, noise: float) -> Callable[[float], float]:
 
 def test_probing_that_costs_too_much_ends_and_says_so() -> None:
     job = Job(_costly(0.1, noise=0.05))
-    delay_s_T = job.run(3 * EVALUATION)
+    delay_s_T = job.probed(3 * EVALUATION)
     assert job.control.mode == "observe"
     assert "probing cost" in job.control.reason
     assert f"allowed: {100.0 * MAX_COST_SHARE:g} %" in job.control.reason
@@ -121,5 +95,5 @@ def test_probing_that_costs_too_much_ends_and_says_so() -> None:
 def test_probing_goes_on_where_it_costs_little_or_nothing_can_be_told() -> None:
     for cost_share, noise in ((0.01, 0.01), (0.0, 0.3)):
         job = Job(_costly(cost_share, noise))
-        job.run(6 * EVALUATION)
+        job.probed(6 * EVALUATION)
         assert job.control.mode == "probe", job.said

@@ -389,7 +389,7 @@ def test_every_stamp_comes_back(agent: Agent, monkeypatch: pytest.MonkeyPatch) -
     assert len(stamps._pool) == 255  # one is the base
 
 
-def test_an_error_of_the_agent_switches_it_off_and_is_said_once(agent: Agent, caplog: Any) -> None:
+def test_an_error_of_the_agent_switches_it_off_and_is_said_once(agent: Agent) -> None:
     def broken() -> float:
         raise RuntimeError("no time")
 

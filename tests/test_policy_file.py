@@ -24,7 +24,6 @@ from paceenv.core import signals
 from paceenv.core.errors import InputError
 from paceenv.policies import policy_file as policy_file
 from paceenv.policies.learned import Learned
-from paceenv.policies.networks import ACTIVATIONS, perceptron
 from paceenv.policies.policy_file import ACTION_SCHEMA, FORMAT, PolicyFile, load_policy, save_policy
 
 Tensors = dict[str, np.ndarray[Any, Any]]
@@ -51,20 +50,10 @@ def parts() -> tuple[Tensors, dict[str, Any]]:
     tensors: Tensors = {}
     for i, (weight, bias) in enumerate(learned().layers):
         tensors |= {f"layer{i}.weight": weight, f"layer{i}.bias": bias}
-    header = {
-        "format": FORMAT,
-        "observation_schema": signals.SCHEMA,
-        "observation_names": list(signals.NAMES),
-        "action_schema": ACTION_SCHEMA,
-        "mechanisms": ["slack", "phase_shift"],
-        "kind": "network",
-        "output": "linear",
-        "activation": "tanh",
-        "change_intervals": 0,
-        "interval_iterations": 20,
-        "calibrated_range": {},
-        "provenance": {},
-    }
+    header = {"format": FORMAT, "observation_schema": signals.SCHEMA, "observation_names": list(signals.NAMES)}
+    header |= {"action_schema": ACTION_SCHEMA, "mechanisms": ["slack", "phase_shift"], "kind": "network"}
+    header |= {"output": "linear", "activation": "tanh", "change_intervals": 0, "interval_iterations": 20}
+    header |= {"calibrated_range": {}, "provenance": {}}
     return tensors, header
 
 
@@ -286,18 +275,3 @@ print(sorted({{"torch", "numba", "gymnasium", "pydantic", "ray", "stable_baselin
 
 
 # The network
-
-
-MODULES = {"tanh": "Tanh", "relu": "ReLU", "silu": "SiLU"}
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations_are_torch_s(activation: str) -> None:
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(0)
-    layers = [(rng.normal(size=(7, 4)).astype(np.float32), rng.normal(size=7).astype(np.float32)) for _ in range(1)]
-    layers.append((rng.normal(size=(3, 7)).astype(np.float32), np.zeros(3, np.float32)))
-    x = np.concatenate([rng.normal(size=(50, 4)), [[1e4, -1e4, 0, 300]]]).astype(np.float32)
-    hidden = getattr(torch.nn, MODULES[activation])()(torch.from_numpy(x @ layers[0][0].T + layers[0][1]))
-    expected = hidden.numpy() @ layers[1][0].T
-    np.testing.assert_allclose(perceptron(x, layers, activation), expected, rtol=1e-5, atol=1e-5)

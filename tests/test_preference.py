@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,8 @@ def test_the_network_sees_the_preference_as_the_environment_shows_it() -> None:
     ],
 )
 def test_a_preference_that_does_not_fit_is_refused(inputs: int, arguments: dict[str, Any], expected: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=re.escape(expected)):
         Learned(network(inputs=inputs), ("slack",), **arguments)
-    assert expected in str(caught.value)
 
 
 # The file
@@ -195,7 +195,6 @@ def test_what_is_wrong_with_a_spelling_is_one_line(
     (tmp_path / "old.safetensors").write_bytes(blob(signals.SIGNALS))
     files = {"file": saved_at(tmp_path), "old": tmp_path / "old.safetensors", "missing": tmp_path / "no.safetensors"}
     spelled = text.format(**files)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=re.escape(expected)):
         select_policy(spelled, load_cluster("null-jitter"))
-    assert expected in str(caught.value)
     assert expected in find_policy(spelled).fault, "live observes for the same reason"

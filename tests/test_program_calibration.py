@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.traced_jobs import H100_DIR, awaited, needs_h100
+from traced_jobs import H100_DIR, awaited, needs_h100
 
 from paceenv.calibration.cluster_builder import JobFit
 from paceenv.calibration.fit_trace import fit_trace
@@ -33,13 +33,9 @@ STEPS = 120
 
 
 def typed(step: list[dict[str, Any]], communicators: dict[str, Any], nodes: int = 8, **fabric: Any) -> Cluster:
-    data = {
-        "name": "typed",
-        "job": {"nodes": nodes},
-        "program": {"communicators": communicators, "step": step},
-        "fabric": {"nic_gbps": 100.0, "nodes_per_leaf": 64, "uplink_gbps": 1e6, "latency_us": 0} | fabric,
-        "noise": NOISE,
-    }
+    data = {"name": "typed", "job": {"nodes": nodes}, "program": {"communicators": communicators, "step": step}}
+    data |= {"fabric": {"nic_gbps": 100.0, "nodes_per_leaf": 64, "uplink_gbps": 1e6, "latency_us": 0} | fabric}
+    data |= {"noise": NOISE}
     return config_files.parse(Cluster, data, "test")
 
 

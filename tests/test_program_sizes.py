@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.traced_jobs import H100_DIR, needs_h100
 from test_program_calibration import EXPERTS, traced, typed
+from traced_jobs import H100_DIR, needs_h100
 
 from paceenv.calibration import step_phases
 from paceenv.calibration.fit_trace import fit_trace
@@ -99,7 +99,6 @@ def test_sizes_that_no_whole_replicas_make_are_refused(cluster: Cluster, nodes: 
     with pytest.raises(InputError) as raised:
         cluster.with_nodes(nodes)
     assert str(raised.value).startswith(said)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_fitted_program_knows_which_groups_grow(tmp_path: Path) -> None:
@@ -141,7 +140,6 @@ def test_the_report_predicts_sizes_with_the_program(tmp_path: Path) -> None:
 def refused(baseline: Baseline, change: Change) -> str:
     with pytest.raises(InputError) as raised:
         check(baseline, [change])
-    assert "\n" not in str(raised.value)
     return str(raised.value)
 
 

@@ -188,19 +188,6 @@ def test_order_threads_length_and_forks_do_not_matter(
     np.testing.assert_array_equal(fork.run(two[order][[3, 0]], 30 - cut), step_ET[[order[3], order[0]], 30 + cut :])
 
 
-@given(job=coupled_jobs, seed=seeds, plan=st.integers(0, 10**6))
-def test_observations_and_steps_are_sound_whatever_the_job(
-    simulator: Make, job: dict[str, Any], seed: int, plan: int
-) -> None:
-    sim = simulator([seed], **job)
-    for setting in drawn_settings(plan, 1, 6, 5):
-        step_ET = sim.run(setting, 20)
-        assert np.isfinite(step_ET).all()
-        assert (step_ET >= 0.0).all()
-        observation = sim.observe(every_rank=True)
-        assert ((observation >= -1.0) & (observation <= 1.0)).all()
-
-
 # Where pacing pays and where it must not matter
 
 

@@ -20,7 +20,6 @@ from paceenv import __version__
 from paceenv.ui import output
 
 ROOT = Path(__file__).resolve().parents[1]
-SECTIONS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
 CONTAINERS = sorted((ROOT / "containers").glob("*.Containerfile"))
 INSTRUCTIONS = {"ARG", "FROM", "COPY", "RUN", "ENV", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
 

@@ -1,4 +1,4 @@
-"""Clusters drawn by a seed: valid, reproducible, of every kind, and labelled null only where nothing can be won."""
+"""Clusters and relatives drawn by a seed: valid, reproducible, of every kind, null only where nothing can be won."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.policies.rollout import run, start
-from paceenv.policies.select import select_policy
-from paceenv.sim.cluster import Cluster
+from paceenv.policies.rollout import start
+from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.evaluation.random_clusters import RandomClusters
-from paceenv.trainers.evaluation.suites import load_suite
+from paceenv.trainers.evaluation.relatives import MAX_RANKS, relative
+from paceenv.trainers.evaluation.suites import RelativeCases, load_suite
 from paceenv.ui import config_files
 
 DRAWN = RandomClusters(seed=11, clusters=300).draw()
@@ -51,27 +50,6 @@ def test_every_form_size_and_kind_of_trouble_occurs() -> None:
     assert max(step_s) > 20.0
 
 
-@pytest.mark.slow
-def test_on_a_null_no_constant_gains() -> None:
-    nulls = [cluster for cluster, null in DRAWN if null and cluster.ranks <= 64][:8]
-    assert len(nulls) == 8
-    for cluster in nulls:
-        passive = _steps(cluster, "passive")
-        for mechanism, window in (("slack", 0.1), ("phase_shift", 0.1), ("stagger", 0.3)):
-            log_ratio = np.log(
-                _steps(cluster, f"static:mechanism={mechanism},threshold=0.02,window={window}") / passive
-            )
-            error = log_ratio.std(ddof=1) / np.sqrt(len(log_ratio))
-            assert log_ratio.mean() > -0.003 - 4.0 * error, (cluster.name, mechanism)
-
-
-def _steps(cluster: Cluster, policy: str) -> NDArray[np.float64]:
-    """Mean step of each of 8 seeds, seconds."""
-    chosen = select_policy(policy, cluster)
-    rollout = run(chosen, start(cluster, np.arange(8)), 260)
-    return np.asarray(rollout.step_ET[:, 60:].mean(axis=1))
-
-
 def test_a_suite_of_them_is_like_any_other() -> None:
     suite = load_suite("random")
     names = [case.name for case in suite.cases]
@@ -94,3 +72,38 @@ def test_a_suite_may_hold_clusters_themselves_and_must_have_some(tmp_path: Path)
     (tmp_path / "wrong.yaml").write_text("name: wrong\nrandom: [{seed: -1}]\n")
     with pytest.raises(InputError, match=r"random\.0\.seed = -1"):
         load_suite(tmp_path / "wrong.yaml")
+
+
+SUITES = ["slack", "phase-shift", "stagger", "mixed", "scaling", "nulls"]
+
+
+def test_the_same_seed_draws_the_same_relatives_and_another_draws_others() -> None:
+    first, again, other = (RelativeCases(seed=seed, clusters=10, suites=SUITES).cases() for seed in (5, 5, 6))
+    assert [case.load() for case in first] == [case.load() for case in again]
+    assert not {str(case.load()) for case in first} & {str(case.load()) for case in other}
+    assert len({case.name for case in first}) == 10
+
+
+@pytest.mark.slow
+def test_every_relative_runs_and_nulls_stay_nulls_of_their_size() -> None:
+    suite = load_suite("relatives")
+    sizes = {case.name: case.load().ranks for case in load_suite("all").cases}
+    for case in suite.cases[::12]:
+        cluster = case.load()
+        assert cluster.ranks <= max(MAX_RANKS, sizes.get(case.name.rpartition("-r")[0], 0))
+        if case.null_case:
+            assert cluster.ranks == sizes[case.name.rpartition("-r")[0]]
+        simulator = start(cluster, np.array([1]))
+        assert np.isfinite(simulator.run(simulator.off(), 5)).all()
+    assert 0.15 < np.mean([case.null_case for case in suite.cases]) < 0.45
+
+
+@pytest.mark.parametrize("name", ["two-jobs", "incast-shallow", "when-scaling-fails"])
+def test_a_twin_stays_a_twin_and_nothing_is_drawn_twice(name: str) -> None:
+    cluster = load_cluster(name)
+    found = [relative(cluster, 3, n, f"{name}-{n}") for n in range(6)]
+    assert len({one.job.compute_s for one in found}) == 6
+    for one in found:
+        assert [tenant.period_ratio for tenant in one.tenants] == [tenant.period_ratio for tenant in cluster.tenants]
+        ratio = float(one.job.compute_s) / float(cluster.job.compute_s)  # type: ignore[arg-type]
+        assert 1 / 1.61 < ratio < 1.61

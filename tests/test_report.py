@@ -25,13 +25,7 @@ from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
 from paceenv.policies.rollout import start
 from paceenv.report.fitted import Fitted, compare, fit, sizes
 from paceenv.report.pictures import REST, parts
-from paceenv.report.rank_pictures import (
-    WAIT,
-    heat_map,
-    lateness,
-    spans,
-    timeline,
-)  # fmt: skip
+from paceenv.report.rank_pictures import WAIT, heat_map, lateness, spans, timeline
 from paceenv.report.trace_page import policies_caption
 from paceenv.sim.cluster import load_cluster
 from paceenv.ui import figures, html_page

@@ -1,8 +1,10 @@
-"""Rooms and arrows: who imports whom, read from the sources."""
+"""Rooms and arrows: who imports whom, read from the sources; and what a process never loads."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -127,3 +129,39 @@ def test_one_room_imports_ray() -> None:
 
 def test_a_cycle_is_found() -> None:
     assert set(_cycle("abc", lambda node: {"a": {"b"}, "b": {"a"}, "c": {"a"}}[node])) == {"a", "b"}
+
+
+SIMULATOR = {"numba", "gymnasium", "stable_baselines3", "ray", "pydantic", "scipy", "matplotlib"} | {
+    f"paceenv.{room}" for room in ("sim", "envs", "importers", "calibration", "diagnosis", "validation", "trainers")
+}
+"""What a production node need not have."""
+LIGHT = {
+    "help": ("from paceenv.cli import application; application.run(['--help'])", {"numpy", "numba", "torch", "typer"}),
+    "rules": (
+        "import paceenv.policies.base, paceenv.policies.rules",
+        {"torch", "numba", "scipy", "yaml", "safetensors"},
+    ),
+    "launch": (
+        "from paceenv.live.decide import control, pacer; import paceenv.live.start.launch, paceenv.policies.names",
+        SIMULATOR | {"torch"},
+    ),
+    "agent": (
+        "from paceenv.live import agent, reporting; import paceenv.cli.live_command;"
+        "from paceenv.live.record import recorder, prometheus, merge_segments",
+        SIMULATOR,
+    ),
+    "no sweep": (
+        "from paceenv.cli import evaluate_command, sweep_command; import paceenv.live, paceenv.envs.pacing_env;"
+        "from paceenv.trainers.sweep import static_search, sweep_results; import paceenv.policies.select",
+        {"ray", "optuna"},
+    ),
+}
+"""By what is done: its code, and what it must not load."""
+
+
+@pytest.mark.parametrize("what", LIGHT)
+def test_nothing_is_loaded_that_is_not_needed(what: str) -> None:
+    code, forbidden = LIGHT[what]
+    command = [sys.executable, "-c", f"{code}\nimport sys; print('LOADED', *sys.modules)"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert not forbidden & set(printed.rpartition("LOADED")[2].split())

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -214,9 +215,8 @@ def test_what_a_sweep_cannot_do_is_one_line_and_no_folder(
 ) -> None:
     given = {"name": "wrong", "static": {**SMALL, "suite": suite, **static}}
     (tmp_path / "wrong.yaml").write_text(json.dumps(given))
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=re.escape(expected)):
         application.run(["sweep", str(tmp_path / "wrong.yaml"), "-o", str(tmp_path / "out")])
-    assert expected in str(caught.value)
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputError, match="demo: a config to run needs a folder; allowed: --out FOLDER"):
         application.run(["sweep", "demo"])
@@ -316,10 +316,7 @@ def test_a_trial_that_copies_another_has_its_patience_again_and_says_whose_it_wa
     trial.load_checkpoint(str(tmp_path / "checkpoint"))
     last = trial.step()
     assert (last["score"], last["latest"], last["decisions"], last["done"]) == (0.5, 0.3, 48, True)
-    assert trial._pieces == [
-        {"hyperparameters": first, "decisions": 32},
-        {"hyperparameters": second, "decisions": 48},
-    ]
+    assert trial._pieces == [{"hyperparameters": first, "decisions": 32}, {"hyperparameters": second, "decisions": 48}]
     assert trial.reset(dict(first))
     trial.load_checkpoint(str(tmp_path / "checkpoint"))
     assert not trial._begun()[0].goes_on(), "its own checkpoint is gone on from as it was"

@@ -223,21 +223,6 @@ def test_our_trainable_and_space_fit_a_tuner_of_others(tmp_path: Path) -> None:
     assert found.get_best_result().metrics["throughput"] == max(one.metrics["throughput"] for one in found)
 
 
-def test_nothing_else_imports_ray() -> None:
-    rooms = (
-        "cli.evaluate_command",
-        "cli.sweep_command",
-        "trainers.sweep.static_search",
-        "trainers.sweep.sweep_results",
-        "live",
-        "policies.select",
-    )
-    everything = ", ".join(f"paceenv.{room}" for room in (*rooms, "envs.pacing_env"))
-    check = f"import {everything}, sys; print([m for m in ('ray', 'optuna') if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
-
-
 def test_an_address_where_nothing_runs_is_one_line(static: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--address .*allowed: auto, or HOST:PORT of a running cluster"):
         application.run(["sweep", str(static), "-o", str(tmp_path / "out"), "--address", "127.0.0.1:1"])

@@ -33,12 +33,8 @@ LEFT_AFTER_S = 60.0
 def scenario(**changes: Any) -> Scenario:
     """Two hosts on a thin link that reduce and meet, with ``changes``."""
     job = {"name": "pair", "hosts": [0, 1], "iteration": [{"all_reduce": {"bytes": 1e5}}, {"barrier": True}]}
-    plain = {
-        "name": "tiny",
-        "network": {"hosts": 2, "host_mbps": 20},
-        "jobs": [job],
-        "loop": {"job": "pair", "expect": "neutral"},
-    }
+    plain = {"name": "tiny", "network": {"hosts": 2, "host_mbps": 20}, "jobs": [job]}
+    plain |= {"loop": {"job": "pair", "expect": "neutral"}}
     return config_files.parse(Scenario, plain | changes, "test")
 
 

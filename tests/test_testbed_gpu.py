@@ -30,13 +30,9 @@ def test_every_kind_of_transfer(tmp_path: Path) -> None:
 def test_a_job_over_limited_links(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     root_and("ip", "tc", "unshare", "setpriv")
     iteration = [{"compute": {"mean_s": 0.05}}, {"all_reduce": {"bytes": PAYLOAD_BYTES}}, {"barrier": True}]
-    plain = {
-        "name": "on-nccl",
-        "backend": "nccl",
-        "network": {"hosts": 2, "host_mbps": RATE_MBPS},
-        "jobs": [{"name": "pair", "hosts": [0, 1], "iteration": iteration}],
-        "loop": {"job": "pair", "expect": "neutral"},
-    }
+    plain = {"name": "on-nccl", "backend": "nccl", "network": {"hosts": 2, "host_mbps": RATE_MBPS}}
+    plain |= {"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": iteration}]}
+    plain |= {"loop": {"job": "pair", "expect": "neutral"}}
     chosen = config_files.parse(Scenario, plain, "test")
     agents = {"pair": [*agent_options(chosen.loop, "canary"), "--policy", "static:mechanism=slack"]}
     result = run_scenario(chosen, tmp_path / "run", agents=agents, iterations=60, deadline_s=120.0).jobs["pair"]

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceenv.calibration.throughput_fit import (
-    Prediction,
-    ThroughputTarget,
-    fit,
-    fit_throughput,
-    predict,
-    step_of,
-)
+from paceenv.calibration.throughput_fit import Prediction, ThroughputTarget, fit, fit_throughput, predict, step_of
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive
@@ -43,12 +36,8 @@ def test_fit_sees_four_rows_and_its_result_is_what_ships() -> None:
 
 
 def test_fit_finds_the_parameters_that_made_the_throughputs() -> None:
-    true = {
-        "gpu.achievable_tflops": 40.0,
-        "workload.host_overhead_s": 1.2e-3,
-        "fabric.intra_node_gbps": 80.0,
-        "fabric.nic_gbps": 0.6,
-    }
+    true = {"gpu.achievable_tflops": 40.0, "workload.host_overhead_s": 1.2e-3, "fabric.intra_node_gbps": 80.0}
+    true |= {"fabric.nic_gbps": 0.6}
     made = [
         row.model_copy(update={"throughput": p.throughput})
         for row, p in zip(TARGET.rows, predict(TARGET, NANO, true), strict=True)

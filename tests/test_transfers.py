@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ NO_LATENCY = {"latency_us": 0.0, "intra_node_gbps": 1600.0, "uplink_gbps": 1e6}
 def refused(**sections: Any) -> str:
     with pytest.raises(InputError) as caught:
         cluster(**sections)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -227,10 +227,8 @@ def test_a_described_job_that_folds_takes_its_step(cut: dict[str, Any]) -> None:
     ],
 )
 def test_impossible_workloads_are_refused(workload: dict[str, Any], job: dict[str, Any], rule: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=re.escape(rule)):
         described(TEN_BILLION | workload, job)
-    assert rule in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_workload_wants_a_gpu_and_a_fabric_that_is_not_drawn() -> None:
@@ -249,8 +247,6 @@ def test_a_workload_wants_a_gpu_and_a_fabric_that_is_not_drawn() -> None:
         ({"fabric": {"nics_per_node": 0}}, "fabric.nics_per_node = 0; allowed: input should be greater than or equal"),
         ({"fabric": {"oversubscription": 2.0}}, "one of uplink_gbps and oversubscription"),
         ({"fabric": {"uplink_gbps": None}}, "one of uplink_gbps and oversubscription"),
-        ({"fabric": {"intra_node": "ethernet"}}, "'nvswitch', 'nvlink' or 'pcie'"),
-        ({"job": {"algorithm": "butterfly"}}, "job.algorithm = 'butterfly'"),
         ({"job": {"collective": "gather", "overlap": 0.5}}, "job.overlap and job.tail_bytes 0 for a gather"),
         ({"job": {"compute_s": None}}, "job.compute_s"),
         ({"job": {"gradient_bytes": None}}, "job.gradient_bytes"),

@@ -25,9 +25,9 @@ class FakeCuda:
         self.now_s, self.current, self.contexts = 0.0, 0, set[int]()
         self.stream = {index: 16 * index for index in range(devices)}
         self.lag_s: defaultdict[int, float] = defaultdict(float)
-        self.capturing, self.broken_captures = set[int](), 0
+        self.capturing = set[int]()
         self.thread = threading.get_ident()
-        self.streams_made = self.queries = self.events_made = 0
+        self.streams_made = 0
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         """Put it in place of PyTorch's own until the test ends."""
@@ -57,9 +57,7 @@ class FakeCuda:
         return before
 
     def _asked(self) -> None:
-        self.queries += 1
         if self.capturing and threading.get_ident() != self.thread:
-            self.broken_captures += 1
             raise RuntimeError("CUDA error: operation would make the legacy stream depend on a capturing stream")
 
     def _stream_class(cuda) -> type[Any]:
@@ -77,7 +75,6 @@ class FakeCuda:
             def __init__(self, enable_timing: bool = False) -> None:
                 assert enable_timing
                 self._at_s, self._device = float("-inf"), -1
-                cuda.events_made += 1
 
             def record(self, stream: Any) -> None:
                 assert stream.handle not in cuda.capturing, "the event becomes part of a graph, and cannot be read"

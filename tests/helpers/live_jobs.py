@@ -120,15 +120,9 @@ def run_ranks(
     """
     server, folder = _fork_server(), folder / f"job{next(_ports)}"
     folder.mkdir(parents=True)
-    common = {
-        "body": f"{body.__module__}:{body.__qualname__}",
-        "parameters": parameters,
-        "namespace": namespace,
-        "backend": backend,
-        "store": str(folder / "store"),
-        "timeout_s": GLOO_TIMEOUT_S,
-        "stacks_after_s": deadline_s - _STACKS_BEFORE_S,
-    }
+    common = {"body": f"{body.__module__}:{body.__qualname__}", "parameters": parameters, "namespace": namespace}
+    common |= {"backend": backend, "store": str(folder / "store"), "timeout_s": GLOO_TIMEOUT_S}
+    common |= {"stacks_after_s": deadline_s - _STACKS_BEFORE_S}
     launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": folder.name[3:], "TORCHELASTIC_RUN_ID": folder.name}
     sizes = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
     pids = []

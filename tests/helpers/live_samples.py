@@ -97,41 +97,26 @@ def read_all(folder: Path) -> tuple[int, int]:
 
 def snapshot(rank: int = 0, **changed: Any) -> dict[str, Any]:
     """A whole snapshot; ``changed`` replaces top-level entries."""
-    return {
-        "schema": SCHEMA,
-        "job": "job",
-        "rank": rank,
-        "world_size": 4,
-        "host": f"node{rank // 2}",
-        "attempt": ATTEMPT,
-        "unix_time_s": 1.7e9,
-        "final": True,
-        "mode": "canary",
-        "state": "canary",
-        "reason": "",
-        "iterations": 1200,
-        "regular": 1190,
-        "irregular": 10,
+    host = f"node{rank // 2}"
+    who = {"schema": SCHEMA, "job": "job", "rank": rank, "world_size": 4, "host": host, "attempt": ATTEMPT}
+    state = {"unix_time_s": 1.7e9, "final": True, "mode": "canary", "state": "canary", "reason": ""}
+    counts = {"iterations": 1200, "regular": 1190, "irregular": 10}
+    pacing = {"asked": 600, "taken": 590, "mean_s": 0.002, "max_s": 0.01, "total_s": 1.2, "ineffective": 3}
+    canary = {"verdict": "helps", "text": "helps by 8.1 % [7.2, 9.0]", "gain": 0.081, "low": 0.072, "high": 0.09}
+    measured = {
         "step": {"mean_s": 0.1, "cv": 0.04, "p50_s": 0.099, "p99_s": 0.14, "baseline_s": 0.095},
         "parts": {"compute_s": 0.07, "collective_s": 0.02, "barrier_s": 0.008, "pacing_s": 0.002},
         "wait": {"mean_s": 0.01},
         "arrival": verdict_of("on time", "ranks 0-3 side by side"),
-        "pacing": {"asked": 600, "taken": 590, "mean_s": 0.002, "max_s": 0.01, "total_s": 1.2, "ineffective": 3}
-        | {"holds": 40, "held": 80, "held_s": 0.4, "held_max_s": 0.02},
-        "canary": {
-            "verdict": "helps",
-            "text": "helps by 8.1 % [7.2, 9.0]",
-            "gain": 0.081,
-            "low": 0.072,
-            "high": 0.09,
-            "pairs": 16,
-        },
+        "pacing": pacing | {"holds": 40, "held": 80, "held_s": 0.4, "held_max_s": 0.02},
+        "canary": canary | {"pairs": 16},
         "overhead": {"mean_s": 2e-5},
         "policy": {"name": "slack", "source": "rule", "sha256": "ab" * 32},
-        "locality": {"host": f"node{rank // 2}"},
+        "locality": {"host": host},
         "trace": {"rows": 5000, "dropped": 0, "segments": 2},
         "events": [{"unix_time_s": 1.7e9, "text": "canary from now on"}],
-    } | changed
+    }
+    return who | state | counts | measured | changed
 
 
 def run_python(

@@ -29,32 +29,18 @@ def random_program(seed: int, *, tenants: bool = False, algorithm: str = "ring")
             step.append(_transfer(rng, rng.choice(list(named)), in_background=True))
         if rng.random() < 0.6:
             step.append(_transfer(rng, rng.choice(list(named)), in_background=False))
-    fabric: dict[str, Any] = {
-        "nic_gbps": NIC_GBPS,
-        "nics_per_node": rng.choice([1, per_node]),
-        "nodes_per_leaf": rng.choice([1, 2, 4]),
-        "latency_us": rng.choice([0.0, 5.0, 20.0]),
-    }
+    fabric: dict[str, Any] = {"nic_gbps": NIC_GBPS, "nics_per_node": rng.choice([1, per_node])}
+    fabric |= {"nodes_per_leaf": rng.choice([1, 2, 4]), "latency_us": rng.choice([0.0, 5.0, 20.0])}
     if tenants or rng.random() < 0.5:
         fabric["uplink_gbps"] = NIC_GBPS * rng.choice([0.5, 1.0, 2.0, 8.0])
     else:
         fabric["oversubscription"] = rng.choice([1.0, 2.0, 4.0])
-    noise = {
-        "jitter_cv": rng.choice([0.0, 0.01, 0.03]),
-        "transfer_cv": rng.choice([0.0, 0.1]),
-        "stall_rate": rng.choice([0.0, 0.02]),
-        "stall_mean_s": 0.05,
-        "persistent_cv": rng.choice([0.0, 0.02]),
-    }
+    noise = {"jitter_cv": rng.choice([0.0, 0.01, 0.03]), "transfer_cv": rng.choice([0.0, 0.1])}
+    noise |= {"stall_rate": rng.choice([0.0, 0.02]), "stall_mean_s": 0.05, "persistent_cv": rng.choice([0.0, 0.02])}
     other = {"period_ratio": rng.uniform(0.6, 1.5), "comm_share": rng.uniform(0.1, 0.5), "rate_share": 0.7, "ranks": 4}
-    data = {
-        "name": f"random {seed}",
-        "job": {"nodes": nodes, "ranks_per_node": per_node, "algorithm": algorithm},
-        "program": {"communicators": named, "step": step, "length_cv": rng.choice([0.0, 0.1])},
-        "fabric": fabric,
-        "noise": noise,
-        "tenants": [other] if tenants else [],
-    }
+    data = {"name": f"random {seed}", "job": {"nodes": nodes, "ranks_per_node": per_node, "algorithm": algorithm}}
+    data |= {"program": {"communicators": named, "step": step, "length_cv": rng.choice([0.0, 0.1])}, "fabric": fabric}
+    data |= {"noise": noise, "tenants": [other] if tenants else []}
     return config_files.parse(Cluster, data, "test")
 
 

@@ -155,7 +155,6 @@ def _snapshots(
     for phase in phases:
         for group in phase.groups:
             numbers.setdefault(tuple(group), len(numbers))
-    members = {key: list(key) for key in numbers}
     found = []
     for rank in range(ranks):
         if rank in missing:
@@ -177,59 +176,37 @@ def _snapshots(
                 counts[kind] = counts.get(kind, 0) + 1
         total = sum(sums.values(), np.zeros(iterations))
         error_s = float(own[:kept, rank].std() / max(kept, 1) ** 0.5)
-        found.append(
-            {
-                "schema": "paceenv.live/2",
-                "job": "toy",
-                "attempt": "20261123T053000-3f2a91",
-                "rank": rank,
-                "world_size": ranks,
-                "host": f"node{rank // per_host}",
-                "unix_time_s": 1.8e9,
-                "final": False,
-                "mode": "observe",
-                "state": "observe",
-                "iterations": iterations,
-                "regular": iterations,
-                "irregular": 0,
-                "step_iterations": 1,
-                "step": {"mean_s": float(step[:, rank].mean())},
-                "parts": {"compute_s": float(own[:, rank].mean()), "pacing_s": 0.0},
-                "own": {
-                    "mean_s": float(own[:, rank].mean()),
-                    "error_s": error_s,
-                    "blocks": {
-                        "iterations": size,
-                        "first": 0,
-                        "own_s": means(own[:, rank]),
-                        "step_s": means(step[:, rank]),
-                    },
-                },
-                "wait": {"mean_s": float(np.maximum(total - np.quantile(total, 0.05), 0.0).mean())},
-                "collectives": [
-                    {
-                        "op": op,
-                        "group": number,
-                        "per_step": counts[op, number, size_bytes],
-                        "blocked_s": float(times.mean()),
-                        "blocks_s": means(times),
-                    }
-                    for (op, number, size_bytes), times in sums.items()
-                ],
-                "groups": {
-                    str(number): {
-                        "name": f"g{number}",
-                        "ranks": format_list(list(members[key])) if members[key] is not None else None,
-                        "member": key.index(rank),
-                        "size": len(key),
-                    }
-                    for key, number in mine.items()
-                },
-                "unseen": [{"group": number, "per_step": times} for number, times in unseen.items()],
-                "side": {"per_step": 0.0, "seconds": 0.0},
-                "events": [],
-            }
-        )
+        blocks = {"iterations": size, "first": 0, "own_s": means(own[:, rank]), "step_s": means(step[:, rank])}
+        own_s = float(own[:, rank].mean())
+        who = {"schema": "paceenv.live/2", "job": "toy", "attempt": "20261123T053000-3f2a91", "rank": rank}
+        who |= {"world_size": ranks, "host": f"node{rank // per_host}", "unix_time_s": 1.8e9, "final": False}
+        course = {"iterations": iterations, "regular": iterations, "irregular": 0, "step_iterations": 1}
+        measured = {
+            "mode": "observe",
+            "state": "observe",
+            "step": {"mean_s": float(step[:, rank].mean())},
+            "parts": {"compute_s": own_s, "pacing_s": 0.0},
+            "own": {"mean_s": own_s, "error_s": error_s, "blocks": blocks},
+            "wait": {"mean_s": float(np.maximum(total - np.quantile(total, 0.05), 0.0).mean())},
+            "collectives": [
+                {"op": kind[0], "group": kind[1], "per_step": counts[kind], "blocked_s": float(times.mean())}
+                | {"blocks_s": means(times)}
+                for kind, times in sums.items()
+            ],
+            "groups": {
+                str(number): {
+                    "name": f"g{number}",
+                    "ranks": format_list(list(key)),
+                    "member": key.index(rank),
+                    "size": len(key),
+                }
+                for key, number in mine.items()
+            },
+            "unseen": [{"group": number, "per_step": times} for number, times in unseen.items()],
+            "side": {"per_step": 0.0, "seconds": 0.0},
+            "events": [],
+        }
+        found.append(who | course | measured)
     return found
 
 

@@ -1,0 +1,114 @@
+"""Benchmarks of evidence, in small: detection counts rightly, nothing gains on nulls, intervals hold the truth."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.evidence import detection
+from benchmarks.evidence._lateness_jobs import Series
+from benchmarks.evidence.exploits import NOTHING, nulls, search
+from benchmarks.evidence.recovery import ASKED, Case, coverage, recover, rows
+from paceenv.core.lateness.watch import LateSpan
+from paceenv.sim.cluster import load_cluster
+
+
+def calm(steps: int = 300, cv: float = 0.02) -> Series:
+    own_TR = 1.0 + cv * np.random.default_rng(8).normal(size=(steps, 4))
+    return Series("calm", own_TR, own_TR.max(axis=1) + 0.1, ((0, 1, 2, 3),), np.zeros_like(own_TR))
+
+
+def test_a_slowed_rank_is_named_and_a_name_of_another_one_is_wrong() -> None:
+    found = detection.delay("made", calm(), 2, 150, 0.3)
+    assert 4 <= found.steps <= 10
+    assert found.seconds == pytest.approx(found.steps * 1.45, rel=0.1)
+    assert (found.off, found.wrong) == (0.0, 0)
+    assert found.amount == pytest.approx(1.0, abs=0.1)
+    slowed = calm().slowed(2, slice(150, None), 0.3)
+    assert detection.is_true(slowed, LateSpan(2, 150, None, 160, 11, 0.3, 0.0))
+    assert not detection.is_true(slowed, LateSpan(1, 150, None, 160, 11, 0.3, 0.0))
+    assert detection.healthy("made", [slowed]).true == 1
+    assert detection.healthy("made", [calm()]).wrong == 0
+
+
+def test_a_rank_that_is_never_named_counts_as_never() -> None:
+    missed = detection.delay("made", calm(cv=0.2), 2, 150, 0.1)
+    assert math.isnan(missed.steps)
+    named = detection.delay("made", calm(), 2, 150, 0.5)
+    _, _, rows = detection.delay_table([missed, named])
+    assert [(row[0], row[4]) for row in rows if row[1] == "made"] == [("10%", "0%"), ("50%", "100%")]
+    cells = detection._delay_cells([missed, named])
+    assert (cells[0], cells[2], cells[4]) == ("2", "50%", "never")
+
+
+def test_the_limits_are_those_of_poisson() -> None:
+    assert detection.upper(0) == pytest.approx(-math.log(0.05))
+    for count in (1, 5):
+        mean = detection.upper(count)
+        assert sum(math.exp(-mean) * mean**k / math.factorial(k) for k in range(count + 1)) == pytest.approx(0.05)
+        mean = detection.lower(count)
+        assert 1.0 - sum(math.exp(-mean) * mean**k / math.factorial(k) for k in range(count)) == pytest.approx(0.05)
+
+
+NULLS = dict(nulls())
+SEARCHED = ("incast-deep", "gradients-alone", "private links")
+"""Of each kind the quickest."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEARCHED)
+def test_no_action_gains_more_than_noise_on_a_null(name: str) -> None:
+    assert not search(name, NULLS[name]).is_exploit
+
+
+@pytest.mark.slow
+def test_the_search_finds_what_there_is_to_gain() -> None:
+    found = search("expert-layers", load_cluster("expert-layers"))
+    assert found.is_exploit
+    assert found.gain > 10 * NOTHING
+
+
+COUNTS = {"jitter": 8, "imbalance": 6, "slow rank": 10, "fail-slow": 6, "shared uplink": 1}
+COUNTS |= {"post-collective episodes": 2}
+CHANCE = 0.02
+"""How far the share of so few may be off for no reason."""
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    return [recover(mechanism, seed) for mechanism, count in COUNTS.items() for seed in range(count)]
+
+
+@pytest.mark.slow
+def test_intervals_hold_the_truth_as_often_as_they_say(cases: list[Case]) -> None:
+    found = [one for case in cases for one in case.parameters]
+    low, high = ASKED[0] - CHANCE, ASKED[1] + CHANCE
+    assert low <= coverage(found) <= high
+    # an interval half as wide, or twice, would not pass
+    z = np.array([abs(one.z) for one in found if one.is_identified])
+    assert np.mean(z < 0.5 * 1.645) < low
+    assert np.mean(z < 2.0 * 1.645) > high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["job.compute_s", "noise.slow_factor", "noise.persistent_cv"])
+def test_few_workers_are_part_of_the_error(key: str, cases: list[Case]) -> None:
+    """Errors over steps alone held the truth in a third of the cases, or less."""
+    found = [one for case in cases for one in case.parameters if one.key == key]
+    assert len(found) >= 8
+    assert coverage(found) >= 0.7
+
+
+@pytest.mark.slow
+def test_what_is_there_is_seen_and_hardly_anything_else(cases: list[Case]) -> None:
+    # where fail-slow episodes begin and end, jitter may be taken for imbalance of little skewness
+    assert sum(len(set(case.seen) - set(case.there)) for case in cases) <= 1
+    assert sum(len(case.seen) for case in cases) >= 0.9 * sum(len(case.there) for case in cases)
+
+
+@pytest.mark.slow
+def test_a_fitted_cluster_takes_as_long_as_the_job(cases: list[Case]) -> None:
+    assert np.median([abs(case.mean_error) for case in cases]) < 0.01
+    assert rows(cases)[-1][0] == "all"
