@@ -25,11 +25,11 @@ from paceenv.live.observe.backward import Backward
 from paceenv.live.observe.batch import Batch
 from paceenv.live.observe.collective_calls import Collectives, FunctionalCollectives
 from paceenv.live.observe.hooks import Hooks
-from paceenv.live.observe.iteration import Iteration
 from paceenv.live.observe.log import Group, Log
 from paceenv.live.observe.optimizer_steps import Checkpoints, OptimizerTick
 from paceenv.live.observe.stamps import Clock, HostStamps, Stamps, cuda_stamps
-from paceenv.live.observe.steps import Entry, Iterations, Steps
+from paceenv.live.observe.step import Step
+from paceenv.live.observe.steps import Steps, Tick, Ticks
 from paceenv.live.observe.stream_waits import StreamWaits
 from paceenv.live.options import Options
 from paceenv.live.record.history import History
@@ -100,10 +100,10 @@ class Loop:
             self._sources += (self.deferral,)
         self.tick = self.hooks.guarded(lambda: self._optimizer.tick())
         """The end of an iteration; called by the optimizer's hook, or by hand in a loop that has none. Never raises."""
-        self._iterations = Iterations(self._log)
+        self._iterations = Ticks(self._log)
         self._steps = Steps(self._log, lambda delay: self.control.settle(delay))
-        self._ring = deque[Entry]()
-        self._done = deque[Iteration]()
+        self._ring = deque[Tick]()
+        self._done = deque[Step]()
         self.left_out = 0
         """Steps that are in neither accounts nor trace, because the thread that takes them there was held up."""
         self.taking, self._thread = threading.RLock(), -1
@@ -352,14 +352,14 @@ class Loop:
             self._measures, self._measured_from = True, self._steps.watched
             self._waited_s = self._stamps.waited_s
 
-    def _account(self, done: list[Iteration]) -> None:
+    def _account(self, done: list[Step]) -> None:
         batch = self._batch(done)
         barrier_s_T, still_s_T = np.array([(step.barrier_s, step.still_s) for step in done], float).T
         self.history.add(batch, barrier_s_T, still_s_T, np.array([step.ticks for step in done]))
         for listener in self.listeners:
             listener(batch)
 
-    def _batch(self, done: list[Iteration]) -> Batch:
+    def _batch(self, done: list[Step]) -> Batch:
         marks = self._names_of_marks
         for mark in sorted({step.mark for step in done} - set(marks)):
             if len(marks) < MAX_MARKS:

@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import HashStore
 from paceenv.live.decide.control import BARRIER_EVERY
 from paceenv.live.decide.live_policy import needed_policy
 from paceenv.live.loop import Loop
-from paceenv.live.observe.iteration import Iteration, Shape
+from paceenv.live.observe.step import Shape, Step
 from paceenv.live.options import make_options
 from paceenv.live.store_messages import BarrierWords, Peers, alone_s, read, said
 
@@ -36,7 +36,7 @@ class Rank:
         self.words, self.shape = BarrierWords(self.loop, Peers(self.loop, store)), BarrierShape()
 
     def step(self, iteration: int, barrier_s: float, comm_s: float = 0.05) -> None:
-        made = Iteration(iteration, 0.0, 0.2, 0.0, 0.0, (), comm_s, barrier_s, True, "")
+        made = Step(iteration, 0.0, 0.2, 0.0, 0.0, (), comm_s, barrier_s, True, "")
         self.loop.control.observe(made, self.shape, 0, 1)
 
     @property

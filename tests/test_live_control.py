@@ -17,8 +17,8 @@ from paceenv.live.decide.control import Control
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import NamedPolicy, find_policy
 from paceenv.live.decide.modes import Switchback
-from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration
 from paceenv.live.observe.stamps import HostStamps
+from paceenv.live.observe.step import LEARNING_ITERATIONS, Step
 from paceenv.live.options import make_options
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
@@ -68,7 +68,7 @@ class Job:
             comm_s = 0.01 + max(slack_s - delay_s, 0.0) * (i % 200 > 2)  # the baseline is seen before
             step_s = self._step_s(delay_s)
             last = i + self.ticks - 1
-            iteration = Iteration(last, 0.0, step_s, 0.0, delay_s, (), comm_s, 0.0, True, "", self.ticks)
+            iteration = Step(last, 0.0, step_s, 0.0, delay_s, (), comm_s, 0.0, True, "", self.ticks)
             self.control.observe(iteration, self.shape, *self.place)
             self.now_s += step_s - delay_s
 

@@ -32,7 +32,7 @@ INSIDE = (
     "loop",
     "observe.backward",
     "observe.collective_calls",
-    "observe.iteration",
+    "observe.step",
     "observe.log",
     "observe.optimizer_steps",
     "observe.stamps",

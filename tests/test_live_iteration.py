@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from live_operations import Shaped
 
-from paceenv.live.observe.iteration import LEARNING_ITERATIONS, RELEARN_ITERATIONS, Operation, Shape
+from paceenv.live.observe.step import LEARNING_ITERATIONS, RELEARN_ITERATIONS, Operation, Shape
 
 WORLD, PAIR = 0, 1
 MEMBERS = {WORLD: (3, 8), PAIR: (1, 2)}

@@ -13,7 +13,7 @@ from torch import distributed
 
 from paceenv.live.observe.log import EXACT_KINDS, MAX_KINDS, TOO_MANY, UNKNOWN_WAIT, Log
 from paceenv.live.observe.stamps import HostStamps
-from paceenv.live.observe.steps import Iterations
+from paceenv.live.observe.steps import Ticks
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_without_a_tick_the_rows_are_bounded_and_the_iteration_is_marked(log: Lo
     monkeypatch.setattr("paceenv.live.observe.log.MAX_ROWS", 5)
     released: list[float] = []
     monkeypatch.setattr(log.stamps, "release", released.extend)
-    iterations, kind = Iterations(log), log.kind("all_reduce", 0, 64)
+    iterations, kind = Ticks(log), log.kind("all_reduce", 0, 64)
     for i in range(8):
         log.add(kind, float(i))
     assert (len(log.rows), released) == (5, [5.0, 6.0, 7.0])
@@ -157,7 +157,7 @@ def test_without_a_tick_the_rows_are_bounded_and_the_iteration_is_marked(log: Lo
 
 def test_marks_without_a_tick_are_bounded_and_every_beginning_keeps_its_end(log: Log, monkeypatch: Any) -> None:
     monkeypatch.setattr("paceenv.live.observe.log.MAX_ROWS", 5)
-    iterations = Iterations(log)
+    iterations = Ticks(log)
     log.mark("evaluation", 1)
     for _ in range(20):
         log.mark("checkpoint", 1)

@@ -14,7 +14,7 @@ from live_jobs import results, run_ranks
 
 from paceenv.core import signals, timing
 from paceenv.core.limits import LIMITS
-from paceenv.live.observe.iteration import LEARNING_ITERATIONS
+from paceenv.live.observe.step import LEARNING_ITERATIONS
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.segments import read_segment
 from paceenv.policies.names import rule

@@ -8,10 +8,10 @@ import pytest
 
 from paceenv.live.observe import steps as steps_module
 from paceenv.live.observe.batch import Kind
-from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration
 from paceenv.live.observe.log import Log
 from paceenv.live.observe.stamps import HostStamps
-from paceenv.live.observe.steps import BY_TICKS, WATCHED, Iterations, Steps
+from paceenv.live.observe.step import LEARNING_ITERATIONS, Step
+from paceenv.live.observe.steps import BY_TICKS, WATCHED, Steps, Ticks
 
 COMPUTE_S, COLLECTIVE_S = 0.03, 0.01
 PAYLOAD = Kind("all_reduce", 0, 1 << 20)
@@ -26,7 +26,7 @@ class Rank:
     def __init__(self, *, alone: bool = False) -> None:
         self.now_s = 1.0
         self.log = Log(HostStamps(lambda: self.now_s))
-        self.iterations, self.steps = Iterations(self.log), Steps(self.log, lambda delay: 0.0)
+        self.iterations, self.steps = Ticks(self.log), Steps(self.log, lambda delay: 0.0)
         self.steps.alone = alone
 
     def compute(self) -> None:
@@ -37,13 +37,13 @@ class Rank:
         self.now_s += COLLECTIVE_S
         self.log.add(self.log.kind(*kind), None if unreadable else entry)
 
-    def tick(self) -> Iteration | None:
+    def tick(self) -> Step | None:
         self.log.tick()
         entry = self.iterations.next()
         assert entry is not None
         return self.steps.add(entry)
 
-    def run(self, rounds: int, *round_: Sequence[Kind]) -> list[Iteration | None]:
+    def run(self, rounds: int, *round_: Sequence[Kind]) -> list[Step | None]:
         """Ticks with these collectives each, ``rounds`` times over; what each tick ended."""
         found = []
         for kinds in rounds * list(round_):
@@ -54,11 +54,11 @@ class Rank:
         return found
 
 
-def ended(found: Sequence[Iteration | None]) -> list[Iteration]:
+def ended(found: Sequence[Step | None]) -> list[Step]:
     return [step for step in found if step is not None]
 
 
-def ops(rank: Rank, step: Iteration) -> list[str]:
+def ops(rank: Rank, step: Step) -> list[str]:
     return [rank.log.kinds[kind].op for kind, _, _ in step.operations]
 
 

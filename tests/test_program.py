@@ -13,8 +13,8 @@ from paceenv.core.errors import InputError
 from paceenv.core.trace import read_trace
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.live.observe.batch import Kind
-from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Operation, Shape
 from paceenv.live.observe.log import Group
+from paceenv.live.observe.step import LEARNING_ITERATIONS, Operation, Shape
 from paceenv.policies.rollout import Engine, start_engine
 from paceenv.sim.cluster.derive import ClusterMix, derive
 from paceenv.sim.cluster.model import Cluster

@@ -19,8 +19,8 @@ from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.decide.modes import Mode, Shadow, Switchback
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.decide.probe import Probing
-from paceenv.live.observe.iteration import Iteration, Shape
 from paceenv.live.observe.stamps import Clock, Stamps
+from paceenv.live.observe.step import Shape, Step
 from paceenv.live.options import Options
 from paceenv.policies.rules import passive
 
@@ -49,14 +49,14 @@ class Barriers:
         self._next_mark, self._mark_step = begin, BARRIER_EVERY
         self._newest: deque[tuple[int, float]] = deque(maxlen=BARRIER_STEPS)
 
-    def add(self, iteration: Iteration) -> None:
+    def add(self, step: Step) -> None:
         """Take in the barrier of an iteration."""
-        if iteration.iteration >= self._next_mark:  # the same iterations on every rank, whatever each has measured
+        if step.iteration >= self._next_mark:  # the same iterations on every rank, whatever each has measured
             self.compared_s, self.mark = dict(self._newest), self._next_mark
-            while self._next_mark <= iteration.iteration:
+            while self._next_mark <= step.iteration:
                 self._next_mark += self._mark_step
                 self._mark_step *= 2
-        self._newest.append((iteration.iteration, iteration.barrier_s))
+        self._newest.append((step.iteration, step.barrier_s))
 
     def forget(self) -> None:
         """What was measured is not compared any more."""
@@ -159,29 +159,27 @@ class Control:
         """The job ends: comparisons under way get their last evaluation."""
         self.chosen.final()
 
-    def observe(self, iteration: Iteration, shape: Shape, member: int, members: int) -> None:
+    def observe(self, step: Step, shape: Shape, member: int, members: int) -> None:
         """Take in a regular iteration and decide on the next delay.
 
         Args:
             member: this rank's place in the process group of the payload, 0 to ``members - 1``.
         """
-        self.iteration = iteration.iteration
+        self.iteration = step.iteration
         if shape is not self._shape:  # what was learned of parts of a step is no baseline of the whole
             self._shape, self.pacer = shape, None
             for learned in (self._slack, self._newest_s):
                 learned.clear()
             self.barriers.forget()
         acting = self._acting(self.iteration)
-        self._newest_s.append(iteration.step_s / iteration.ticks)
+        self._newest_s.append(step.step_s / step.ticks)
         if shape.has_barrier:
-            self.barriers.add(iteration)
+            self.barriers.add(step)
         try:
             if self.pacer is None:
                 self.pacer = self._make_pacer(shape, member, members)
                 self.chosen.join(*self._place, shape.payload_group, members)
-            self.pacer.iteration(
-                iteration.comm_s, iteration.barrier_s, iteration.step_s, delay_s=iteration.delay_s, acting=acting
-            )
+            self.pacer.iteration(step.comm_s, step.barrier_s, step.step_s, delay_s=step.delay_s, acting=acting)
             self._ready = True
         except (PolicyFault, OutOfRange) as error:
             self._give_up(acting or 0, str(error))
@@ -189,8 +187,8 @@ class Control:
             return
         if self._in_force.follows:
             self._slack.append(self.pacer.slack_low_s)
-        delay_s = iteration.delay_s + self.held_s  # of either kind: whether pacing did anything on this rank
-        if (stop := self._in_force.take_in(iteration, self.pacer, delay_s)) is not None:
+        delay_s = step.delay_s + self.held_s  # of either kind: whether pacing did anything on this rank
+        if (stop := self._in_force.take_in(step, self.pacer, delay_s)) is not None:
             self._give_up(*stop)
 
     def skip(self) -> None:

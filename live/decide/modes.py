@@ -14,7 +14,7 @@ from paceenv.live.decide.blocks import ACTIVE, Plan
 from paceenv.live.decide.experiment import MEMORY_PAIRS, Experiment
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.decide.verdict_time import time_to_verdict
-from paceenv.live.observe.iteration import Iteration
+from paceenv.live.observe.step import Step
 
 Stop = tuple[int | None, str]
 """The number of a candidate that must pace no more, None for all, and why."""
@@ -41,7 +41,7 @@ class Mode:
         """The delay before an iteration in which that policy acts, seconds."""
         return pacer.delay_s(acting)
 
-    def take_in(self, iteration: Iteration, pacer: RankPacer, delay_s: float) -> Stop | None:
+    def take_in(self, step: Step, pacer: RankPacer, delay_s: float) -> Stop | None:
         """A regular step, with this rank's delay of either kind; who must stop since then, if anybody."""
         return None
 
@@ -71,10 +71,10 @@ class Shadow(Mode):
     def acting(self, iteration: int) -> int | None:
         return 0
 
-    def take_in(self, iteration: Iteration, pacer: RankPacer, delay_s: float) -> Stop | None:
-        if iteration.iteration >= self._begin:
+    def take_in(self, step: Step, pacer: RankPacer, delay_s: float) -> Stop | None:
+        if step.iteration >= self._begin:
             self._steps += 1
-            self._steps_s += iteration.step_s
+            self._steps_s += step.step_s
         return None
 
     def as_dict(self, tick_s: float) -> dict[str, Any]:
@@ -102,8 +102,8 @@ class Switchback(Mode):
         self.out[number] = why
         return len(self.out) < len(self.plan.blocks)
 
-    def take_in(self, iteration: Iteration, pacer: RankPacer, delay_s: float) -> Stop | None:
-        hurting = self.experiment.add(iteration.iteration, iteration.step_s, delay_s, iteration.ticks)
+    def take_in(self, step: Step, pacer: RankPacer, delay_s: float) -> Stop | None:
+        hurting = self.experiment.add(step.iteration, step.step_s, delay_s, step.ticks)
         if hurting is None:
             return None
         return hurting, f"rolled back, as pacing {self.experiment.candidates[hurting].verdict.text}"

@@ -15,7 +15,7 @@ from paceenv.core.differences import CLIP_MEDIANS
 from paceenv.core.probing import HOLD_ITERATIONS, Plan, unit_of
 from paceenv.live.decide.modes import Mode, Stop
 from paceenv.live.decide.pacer import RankPacer
-from paceenv.live.observe.iteration import Iteration
+from paceenv.live.observe.step import Step
 from paceenv.live.options import Options
 
 EVALUATION_HOLDS, KEPT_HOLDS = 60, 600
@@ -52,10 +52,10 @@ class Probing(Mode):
     def asked_s(self, pacer: RankPacer, acting: int, iteration: int) -> float:
         return self._bound_s * self.plan.level(iteration, self._unit, self._units) if self._unit else 0.0
 
-    def take_in(self, iteration: Iteration, pacer: RankPacer, delay_s: float) -> Stop | None:
-        step_s, usual_s = iteration.step_s, pacer.step_baseline_s
+    def take_in(self, step: Step, pacer: RankPacer, delay_s: float) -> Stop | None:
+        step_s, usual_s = step.step_s, pacer.step_baseline_s
         self._bound_s = min(self._most_s, self._most_share * usual_s) if 0.0 < usual_s < math.inf else 0.0
-        too_costly = self._add(iteration.iteration, step_s)
+        too_costly = self._add(step.iteration, step_s)
         return (None, too_costly) if too_costly else None
 
     def as_dict(self, tick_s: float) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Kind(NamedTuple):
 class Batch(NamedTuple):
     """T iterations and their N operations, both in order of time; seconds on the rank's monotonic clock.
 
-    Columns of iterations are as in :class:`paceenv.live.observe.iteration.Iteration`.
+    Columns of iterations are as in :class:`paceenv.live.observe.step.Step`.
 
     Attributes:
         mark_T: index into ``marks``, 0 for none.

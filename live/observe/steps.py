@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from paceenv.live.observe.batch import STANDSTILL, STREAM, THREAD
-from paceenv.live.observe.iteration import Iteration, Operation, Shape
 from paceenv.live.observe.log import MARK, SKIP, TOO_MANY, Log, Row
+from paceenv.live.observe.step import Operation, Shape, Step
 
 WATCHED, PERIODS = 24, (1, 2, 3, 4, 5, 6, 7, 8)
 """Ticks with collectives among which a period is looked for, and the periods."""
@@ -44,12 +44,12 @@ class Delay(Protocol):
     def after(self) -> Any: ...
 
 
-Entry = tuple[int, list[Row] | None, str, Delay | None, Any]
+Tick = tuple[int, list[Row] | None, str, Delay | None, Any]
 """An iteration: its number, operations, mark, the delay at its start, the stamp of its end. Operations are None for the
 last of some that were not watched."""
 
 
-class Iterations:
+class Ticks:
     """Cuts the rows of a log into iterations. A mark after the last operation belongs to the iteration that follows."""
 
     def __init__(self, log: Log) -> None:
@@ -58,7 +58,7 @@ class Iterations:
         self.count = 0
         self.delay: Delay | None = None
 
-    def next(self) -> Entry | None:
+    def next(self) -> Tick | None:
         """The next complete iteration, if there is one."""
         rows, left = self._rows, self._log.rows
         while left:
@@ -137,18 +137,18 @@ class Steps:
         """Whether a step has begun with a tick that does not end it."""
         return self._ticks > 0
 
-    def readable(self, entry: Entry) -> bool:
+    def readable(self, entry: Tick) -> bool:
         """Whether every stamp has passed, or can never be read."""
         return self._log.stamps.immediate or self._log.stamps.ready_many(stamps_of(entry))
 
-    def release(self, entry: Entry) -> None:
+    def release(self, entry: Tick) -> None:
         """Give up a tick that is not read: the next step has no start."""
         self._log.stamps.release(stamps_of(entry))
         self._last_exit_s = None
         self.irregular += 1
         self._forget()
 
-    def add(self, entry: Entry) -> Iteration | None:
+    def add(self, entry: Tick) -> Step | None:
         """Take in a tick that is readable; returns the step that it ends."""
         number, rows, mark, delay, tick = entry
         stamps, kinds = self._log.stamps, self._log.kinds
@@ -201,7 +201,7 @@ class Steps:
             self._by_ticks, self._last_exit_s = not self._by_ticks, None
         return self._finish(number, last_s if met and not self._by_ticks else tick_s)
 
-    def _begin_at(self, entry: Entry) -> None:
+    def _begin_at(self, entry: Tick) -> None:
         """Iterations that were not watched are over: the next step begins there."""
         tick, stamps = entry[4], self._log.stamps
         self._forget()
@@ -224,7 +224,7 @@ class Steps:
     def _ends_anyway(self, number: int) -> bool:
         return not self._met and (self.alone or number >= BY_TICKS)
 
-    def _finish(self, number: int, end_s: float) -> Iteration | None:
+    def _finish(self, number: int, end_s: float) -> Step | None:
         start_s, self._last_exit_s = self._last_exit_s, end_s
         operations, ticks, mark, paced = self._operations, self._ticks, self._mark, self._paced
         still = self._still
@@ -243,7 +243,7 @@ class Steps:
         self.irregular += not regular
         pace_start_s, pace_end_s = paced if paced is not None else (start_s, start_s)
         comm_s, barrier_s = shape.comm_s(operations), shape.barrier_s(operations)
-        return Iteration(
+        return Step(
             number,
             start_s,
             end_s,
@@ -321,7 +321,7 @@ class Steps:
                 return
 
 
-def stamps_of(entry: Entry) -> list[Any]:
+def stamps_of(entry: Tick) -> list[Any]:
     """All stamps of a tick."""
     stamps = [stamp for _, start, end in entry[1] or () for stamp in (start, end)]
     stamps.append(entry[4])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceenv.live.observe.batch import Kind
-from paceenv.live.observe.iteration import Operation, Shape
 from paceenv.live.observe.log import Group
+from paceenv.live.observe.step import Operation, Shape
 
 
 class Shaped:

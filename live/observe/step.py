@@ -29,7 +29,7 @@ Operation = tuple[int, float, float]
 """One interval in which this rank was blocked: its kind, start and end in seconds on the rank's own monotonic time."""
 
 
-class Iteration(NamedTuple):
+class Step(NamedTuple):
     """One step of one rank.
 
     Attributes:
