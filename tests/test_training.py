@@ -13,6 +13,8 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from hypothesis import given
 from hypothesis import strategies as st
+from stable_baselines3.common.callbacks import CallbackList
+from stable_baselines3.common.utils import set_random_seed
 
 from paceenv.cli import application
 from paceenv.core import signals
@@ -26,6 +28,7 @@ from paceenv.trainers.evaluation.score_table import markdown, verdicts
 from paceenv.trainers.evaluation.suites import MAX_FIRST_SEED, Suite, load_suite
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.trainers.training import training_run
+from paceenv.trainers.training.sb3_learner import Sb3Learner
 from paceenv.trainers.training.train_config import Environment, TrainConfig, load_train_config
 from paceenv.trainers.training.training_envs import NativeVecEnv, make_batches
 from paceenv.trainers.training.training_run import Run
@@ -253,6 +256,24 @@ def test_a_training_seeds_its_episodes_from_its_own_domain_however_long_it_is() 
     run.advance()
     seeds = np.concatenate([env._batch.seeds_E for env in run.learner.envs.envs])
     assert (seeds >= np.uint64(TRAINING_SEEDS)).all()
+
+
+def test_ends_of_episodes_are_valued_as_stable_baselines3_values_them() -> None:
+    """It asks its critic row by row, we for all rows at once, which may differ in the last bits."""
+    data = load_train_config("demo").model_dump(mode="json", exclude_none=True)
+    data["environment"] |= {"environments": 12, "episode_intervals": 4}
+    data["sb3"]["arguments"] |= {"n_steps": 8}
+    rewards = []
+    for is_ours in (True, False):
+        learner = Run(config_files.parse(TrainConfig, data, "test")).learner
+        assert isinstance(learner, Sb3Learner)
+        set_random_seed(0)
+        model, callback = learner.model, learner._rows if is_ours else CallbackList([])
+        _, heard = model._setup_learn(1, callback)
+        model.collect_rollouts(model.env, heard, model.rollout_buffer, model.n_steps)
+        rewards.append(model.rollout_buffer.rewards)
+        assert model.rollout_buffer.episode_starts[1:].any()
+    np.testing.assert_allclose(rewards[0], rewards[1], rtol=1e-5, atol=1e-6)
 
 
 def test_a_commit_is_only_that_of_our_own_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,7 +219,7 @@ class Sb3Learner(Learner):
 
 
 class _Rows(BaseCallback):
-    """Adds one row to the learning curve every few steps of the batch."""
+    """Adds one row to the learning curve every few steps of the batch, and values the ends of episodes."""
 
     def __init__(self, curve: Curve, steps: int) -> None:
         super().__init__()
@@ -235,7 +235,21 @@ class _Rows(BaseCallback):
         if len(self._rewards) == self._steps:
             self._curve.add(self.num_timesteps, reward=float(np.mean(self._rewards)))
             self._rewards.clear()
+        if isinstance(self.model, OnPolicyAlgorithm):
+            self._value_ends(self.model)
         return True
+
+    def _value_ends(self, model: OnPolicyAlgorithm) -> None:
+        """Add what the critic expects after the episodes that ended, all at once; SB3 would ask it row by row."""
+        ended = np.flatnonzero(self.locals["dones"])
+        if len(ended):
+            infos = [self.locals["infos"][n] for n in ended]
+            last = torch.from_numpy(np.stack([info["terminal_observation"] for info in infos]))
+            with torch.no_grad():
+                values = model.policy.predict_values(last).numpy()[:, 0]
+            self.locals["rewards"][ended] += np.float32(model.gamma) * values
+            for info in infos:
+                info["TimeLimit.truncated"] = False  # it is accounted for
 
 
 class _Average:
