@@ -215,7 +215,7 @@ def defer_gain(tick: Tick) -> float:
 # --------------------------------------------------------------------------------------------------------- rule slack
 
 SLACK_FIRST_TURN, SLACK_MAX_TURN = 16, 512
-"""Distance of the pauses at first and at most; it doubles."""
+"""Distance of the pauses at first and at most; it doubles. Powers of two: a division of integers is slow."""
 SLACK_UNSURE_TURN = 64
 """The same at most while it is not sure that the rule helps. After a single comparison that looks like a loss the next
 pause comes as soon as the first."""
@@ -256,7 +256,7 @@ def watch_slack(tick: Tick, step_s: float, baseline_s: float) -> None:
         tick[slots.SLACK_PAUSE_S] += step_s / SLACK_PAUSE
     elif tick[slots.SLACK_PAUSE_S] > 0.0:
         tick[slots.SLACK_AFTER_S] += step_s / SLACK_PAUSE
-        if int(tick[slots.SLACK_CLOCK]) % int(tick[slots.SLACK_TURN]) == SLACK_PAUSE:
+        if int(tick[slots.SLACK_CLOCK]) & (int(tick[slots.SLACK_TURN]) - 1) == SLACK_PAUSE:
             compare(tick, baseline_s)
             tick[slots.SLACK_PAUSE_S] = tick[slots.SLACK_AFTER_S] = 0.0
     else:
@@ -283,7 +283,7 @@ def slack_pauses(tick: Tick) -> bool:
     if tick[slots.SLACK_CLOSED] > 0.0:
         return True
     turn = int(tick[slots.SLACK_TURN])
-    place = int(tick[slots.SLACK_CLOCK]) % turn - (turn - SLACK_PAUSE)
+    place = (int(tick[slots.SLACK_CLOCK]) & (turn - 1)) - (turn - SLACK_PAUSE)
     if place == 0:
         return bool(tick[slots.SLACK_PACED] >= SLACK_SETTLED and tick[slots.SLACK_PAUSE_S] == 0.0)
     return bool(place > 0 and tick[slots.SLACK_PAUSE_S] > 0.0)

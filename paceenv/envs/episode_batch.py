@@ -266,6 +266,7 @@ class EpisodeBatch:
         ]
         self._place_C2 = np.concatenate([self._place_C2, np.array(places, np.int64)])
         self.clusters += clusters
+        self._can_fail = any(cluster.reliability.mtbf_iterations is not None for cluster in self.clusters)
         self.names_C = np.array([cluster.name for cluster in self.clusters], object)
 
     def number_of(self, cluster: ClusterLike) -> int:
@@ -423,14 +424,16 @@ class EpisodeBatch:
         self, k: int, settings: NDArray[np.float64], running: NDArray[np.bool_] | None
     ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
         """One interval of all paced or all unpaced episodes: rewards and their terms."""
-        kept_E = self._gathered(lambda shape: shape.simulators[k].useful_iterations())
+        before_E = self._useful_iterations(k)
         step_ET = self._run(k, settings, running)
-        mean_E, sd_E = step_ET.mean(axis=1), step_ET.std(axis=1)
+        mean_E = step_ET.mean(axis=1)
+        sd_E = step_ET.std(axis=1, mean=mean_E[:, None])
         reference_E = self._gathered(lambda shape: shape.simulators[k].batch.jobs["ideal_step_s"])
         rewards_E = metrics.reward(mean_E, sd_E, reference_E, self.preference.weight_E)  # type: ignore[arg-type]
-        useful_E = self._gathered(lambda shape: shape.simulators[k].useful_iterations())
-        lost_E = self.rules.interval_iterations - (useful_E - kept_E)
-        lost_ratio_E = lost_E * reference_E / step_ET.sum(axis=1)  # what failures undid, also of earlier intervals
+        lost_ratio_E: NDArray[np.float64] | float = 0.0
+        if self._can_fail:
+            lost_E = self.rules.interval_iterations - (self._useful_iterations(k) - before_E)
+            lost_ratio_E = lost_E * reference_E / step_ET.sum(axis=1)  # what failures undid, also of earlier intervals
         terms = {
             "step_mean_s": mean_E,
             "step_cv": sd_E / mean_E,
@@ -439,6 +442,10 @@ class EpisodeBatch:
             "cv_weight": self.preference.weight_E.copy(),
         }
         return np.asarray(rewards_E - lost_ratio_E), terms
+
+    def _useful_iterations(self, k: int) -> NDArray[np.float64] | float:
+        """Iterations of each row's episode that no failure has undone, ``(E,)``; 0 where no job can fail."""
+        return self._gathered(lambda shape: shape.simulators[k].useful_iterations()) if self._can_fail else 0.0
 
     def _run(self, k: int, settings: NDArray[np.float64], running: NDArray[np.bool_] | None) -> NDArray[np.float64]:
         """Step times of one interval ``(E, T)``, seconds; 1 in rows that do not run."""

@@ -52,7 +52,7 @@ def reset(which: NDArray[np.int64], tables: Tables, state: State) -> None:
             timing.reset_rank(rank, r)
 
 
-def arrive(view: View, scratch: Scratch) -> None:
+def arrive(view: View, scratch: Scratch, per_group: int) -> None:
     """Write when the last rank of each group arrives, which is when its collective starts.
 
     That is never before the end of the last step, even if all ranks run ahead and arrived earlier.
@@ -62,10 +62,8 @@ def arrive(view: View, scratch: Scratch) -> None:
     test every access for counting from the end.
     """
     compute_R, arrival_G = scratch.compute_R, scratch.arrival_G
-    groups, ranks = arrival_G.shape[0], compute_R.shape[0]
-    per_group = ranks // groups
     delay_R = view.rank[timing.DELAY_S]
-    for g in range(groups):
+    for g in range(arrival_G.shape[0]):
         latest = np.int64(0)
         for r in range(np.uint64(g * per_group), np.uint64((g + 1) * per_group)):
             at_s = np.float64(np.float64(delay_R[r]) + compute_R[r])
@@ -148,13 +146,13 @@ def observe_and_decide(
     limits_4: NDArray[np.float64],
     step_s: float,
     extra_s: float,
+    per_group: int,
 ) -> None:
     """Every rank takes in its own timing and sets the delay of its next iteration."""
     job, rank = view.job, view.rank
     compute_R, comm_R, wait_R = scratch.compute_R, scratch.comm_R, scratch.wait_R
     finish_G, ready_G = scratch.finish_G, scratch.ready_G
-    groups, ranks = finish_G.shape[0], compute_R.shape[0]
-    per_group, delay_R = ranks // groups, rank[timing.DELAY_S]
+    groups, delay_R = finish_G.shape[0], rank[timing.DELAY_S]
     for g in range(groups):
         barrier_s = np.float32(step_s - job["barrier_s"] - ready_G[g])
         finish_s = finish_G[g]
@@ -169,7 +167,7 @@ def observe_and_decide(
                 wait_R[r] -= early_s
     if job["staleness"] > 0:
         run_ahead(view, scratch, step_s)
-    take_in(view, scratch, settings_SM2, limits_4, step_s, extra_s)
+    take_in(view, scratch, settings_SM2, limits_4, step_s, extra_s, per_group)
 
 
 def observer_rank(key: np.uint64, ranks: int) -> int:
@@ -177,11 +175,11 @@ def observer_rank(key: np.uint64, ranks: int) -> int:
     return int(uniform(key, OBSERVER, 0) * ranks)
 
 
-def reduce_once(view: View, scratch: Scratch) -> float:
+def reduce_once(view: View, scratch: Scratch, per_group: int) -> float:
     """Arrival, the one collective of each group, and what follows it; returns how long the step takes, seconds."""
     job, clock, tenant = view.job, view.clock, view.tenant
     arrival_G, finish_G, order_G = scratch.arrival_G, scratch.finish_G, scratch.order_G
-    arrive(view, scratch)
+    arrive(view, scratch, per_group)
     if job["incast_kind"] != NO_INCAST:
         receive_all(job, clock, view.rank[timing.DELAY_S], scratch.compute_R, finish_G, scratch.sent_R)
     else:
@@ -233,6 +231,7 @@ def advance(
         job, clock, tick, heat, tenant = view.job, view.clock, view.tick, view.heat, view.tenant
         compute_R, order_G, start_R = scratch.compute_R, scratch.order_G, view.start_R
         ranks, groups, step_T = compute_R.shape[0], order_G.shape[0], recording.step_ET[e]
+        per_group = ranks // groups  # here, as a division takes as long as a rank's share of an iteration
         settings_SM2, limits_4 = settings_ESM2[e], tables.limits
         delay_R, has_power = view.rank[timing.DELAY_S][:ranks], job["compute_w"] > 0.0
         is_imperfect = job["late_wake_s"] > 0.0 or job["missing_share"] > 0.0
@@ -253,7 +252,7 @@ def advance(
                 delay_imperfectly(job, clock["key"], clock["iteration"], delay_R)
                 keep_missing(job, clock["key"], clock["iteration"], view.rank, scratch.aside_FR)
             clock["delay_s"] += total(delay_R, ranks) / (ranks * iterations)
-            step_s = reduce_once(view, scratch)
+            step_s = reduce_once(view, scratch, per_group)
             if has_power:
                 spend(view, compute_s, step_s)
             extra_s = interrupt(view, step_s) if can_stop else 0.0
@@ -261,7 +260,7 @@ def advance(
             clock["time_s"] += step_s + extra_s
             if recording.ready_ETG.shape[1] > 0:
                 keep_stamps(recording, e, t, view, scratch)
-            observe_and_decide(view, scratch, settings_SM2, limits_4, step_s, extra_s)
+            observe_and_decide(view, scratch, settings_SM2, limits_4, step_s, extra_s, per_group)
             if is_imperfect:
                 keep_missing(job, clock["key"], clock["iteration"], scratch.aside_FR, view.rank)
             rewind(clock, tenant, step_s + extra_s)

@@ -76,21 +76,20 @@ def take_in(
     limits_4: NDArray[np.float64],
     step_s: float,
     extra_s: float,
+    per_group: int,
 ) -> None:
     """Every rank takes in its own timing and sets the delay of its next iteration."""
     job, rank, tick, comm_R, wait_R = view.job, view.rank, view.tick, scratch.comm_R, scratch.wait_R
     ranks = comm_R.shape[0]
-    per_group, delay_R = ranks // scratch.finish_G.shape[0], rank[timing.DELAY_S]
+    delay_R = rank[timing.DELAY_S]
     if job["stamp_noise_s"] > 0.0:
         blur(job, view.clock["key"], view.clock["iteration"], view.normal, comm_R, wait_R)
     timing.observe_step(tick, step_s + extra_s)
     timing.observe_ranks(rank, tick, comm_R, wait_R, job["has_barrier"])
     cap_s = limits.capped_s(limits_4[limits.CAP_S], limits_4[limits.CAP_SHARE], tick[timing.STEP_BASELINE_S])
-    if settings_SM2.shape[0] == 1:
-        timing.decide(rank, tick, 0, ranks, settings_SM2[0], cap_s, 0, per_group)
-    else:
-        for r in range(ranks):
-            timing.decide(rank, tick, r, r + 1, settings_SM2[r], cap_s, 0, per_group)
+    each = settings_SM2.shape[0] > 1
+    for low in range(settings_SM2.shape[0]):
+        timing.decide(rank, tick, low, low + 1 if each else ranks, settings_SM2[low], cap_s, 0, per_group)
     elapsed_s, burst_s, fill = step_s + extra_s, limits_4[limits.BURST_S], limits_4[limits.FILL]
     timing.spend(rank[timing.BUDGET_S], delay_R, ranks, elapsed_s, burst_s, fill)
 

@@ -56,6 +56,7 @@ def advance_program(
     job, clock, tick, heat, tenant = view.job, view.clock, view.tick, view.heat, view.tenant
     compute_R, comm_R, wait_R = scratch.compute_R, scratch.comm_R, scratch.wait_R
     ranks, step_T = compute_R.shape[0], recording.step_ET[e]
+    per_group = ranks // scratch.finish_G.shape[0]
     delay_R, has_power = view.rank[timing.DELAY_S][:ranks], job["compute_w"] > 0.0
     is_imperfect = job["late_wake_s"] > 0.0 or job["missing_share"] > 0.0
     can_stop = job["checkpoint_iterations"] > 0 or job["failure_per_s"] > 0.0
@@ -80,7 +81,7 @@ def advance_program(
             keep_program_stamps(recording, e, t, view, room)
         for r in range(ranks):
             comm_R[r], wait_R[r] = room.paid_R[r], step_s - job["barrier_s"] - room.at_R[r]
-        take_in(view, scratch, settings_SM2, limits_4, step_s, extra_s)
+        take_in(view, scratch, settings_SM2, limits_4, step_s, extra_s, per_group)
         if is_imperfect:
             keep_missing(job, clock["key"], clock["iteration"], scratch.aside_FR, view.rank)
         rewind(clock, tenant, step_s + extra_s)
