@@ -34,10 +34,10 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks._common import Report, Table, Target, command
 from paceenv.core.intervals import Interval
 
-TURNS, WARM, BATCHES, TIMED = 6, 4096, 8, 64
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TURNS, WARM, BATCHES, TIMED = 6, 4096 if DEVICE == "cuda" else 1088, 8, 64
 """Turns; of a block untimed iterations, after which the agent watches as few as it ever does; batches that are timed;
 iterations of each, so that each batch holds as many that are watched."""
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ONE_CARD = {"NCCL_NET": "Socket", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks that share a GPU talk through sockets: NCCL is told that they sit on different hosts."""
 OWN_S = 20.0
