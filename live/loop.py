@@ -344,13 +344,13 @@ class Loop:
         watched = self._steps.watched - self._measured_from
         if self._measures and watched > 0:
             self.hooks.measure(False)
-            self._measures = False
+            self._measures = self._stamps.measures = False
             waited_s = self._stamps.waited_s - self._waited_s
             self.history.add_overhead(self.hooks.cost_s(watched, self._log.every, waited_s))
         elif not self._measures and self._visits % MEASURED_EVERY == 2:
             self.hooks.measure(True)
             self._measures, self._measured_from = True, self._steps.watched
-            self._waited_s = self._stamps.waited_s
+            self._stamps.measures, self._waited_s = True, self._stamps.waited_s
 
     def _account(self, done: list[Step]) -> None:
         batch = self._batch(done)

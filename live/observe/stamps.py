@@ -29,7 +29,7 @@ _ORDER = operator.attrgetter("order")
 class HostStamps:
     """Stamps of the host's clock, for gloo and all other backends that block the host: a stamp is its own time."""
 
-    immediate, dropped, waited_s = True, 0, 0.0
+    immediate, dropped, waited_s, measures = True, 0, 0.0, False
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.record: Callable[[], Any] = clock
@@ -76,8 +76,8 @@ class DeviceStamps:
 
     immediate = False
     """Whether a stamp is its own time in seconds: then only ``record`` has to be called, and any thread may read."""
-    waited_s = 0.0
-    """Seconds for which records waited until the GPU took more work, as the job's next kernel would have."""
+    waited_s, measures = 0.0, False
+    """CPU seconds in which records waited, while it measures, for room in the GPU's queue, as the next kernel would."""
 
     def __init__(
         self,
@@ -108,9 +108,10 @@ class DeviceStamps:
                 return None
             self._left_to_make -= 1
             event = self._make_event()
-        start_s = time.perf_counter()
+        start_s = time.thread_time() if self.measures else 0.0
         event.stream, event.order = self._record_event(event), next(self._count)
-        self.waited_s += max(time.perf_counter() - start_s - RECORD_S, 0.0)
+        if self.measures and start_s:
+            self.waited_s += max(time.thread_time() - start_s - RECORD_S, 0.0)
         return event
 
     def ready_many(self, stamps: Sequence[Event]) -> bool:
