@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from described_steps import node_bytes
 
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive
@@ -13,7 +14,7 @@ from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.layer_passes import MAX_SEGMENTS, segments
 from paceenv.sim.cluster.program.program_run import program_alone_s
 from paceenv.sim.cluster.program.program_tables import Start, tables
-from paceenv.sim.cluster.transfers import node_bytes, use_of
+from paceenv.sim.cluster.transfers import use_of
 from paceenv.sim.cluster.workload import ADAM_BYTES, MASTER_BYTES
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files

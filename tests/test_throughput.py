@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from described_steps import Prediction, predict, step_of
 
-from paceenv.calibration.throughput_fit import Prediction, ThroughputTarget, fit, fit_throughput, predict, step_of
+from paceenv.calibration.published_tables import ThroughputTarget, fit_table
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive
@@ -25,7 +26,7 @@ def rows() -> dict[str, Prediction]:
 
 def test_fit_sees_four_rows_and_its_result_is_what_ships() -> None:
     assert [r.name for r in TARGET.rows if r.fit] == ["1x2 data", "1x2 tensor", "1x2 pipeline", "2x1 tensor"]
-    fitted = fit_throughput(TARGET, NANO)
+    fitted = fit_table(TARGET, NANO)
     record, data = NANO.calibration["fitted"], NANO.model_dump()
     assert set(fitted.calibration["fitted"]) == set(record)
     for path, numbers in fitted.calibration["fitted"].items():
@@ -42,9 +43,10 @@ def test_fit_finds_the_parameters_that_made_the_throughputs() -> None:
         row.model_copy(update={"throughput": p.throughput})
         for row, p in zip(TARGET.rows, predict(TARGET, NANO, true), strict=True)
     ]
-    parameters, predictions = fit(TARGET.model_copy(update={"rows": made}), NANO)
-    assert {key: found.value for key, found in parameters.items()} == pytest.approx(true, rel=1e-3)
-    assert all(abs(p.error) < 1e-3 for p in predictions)
+    target = TARGET.model_copy(update={"rows": made})
+    fitted = fit_table(target, NANO)
+    assert {key: found["value"] for key, found in fitted.calibration["fitted"].items()} == pytest.approx(true, rel=1e-3)
+    assert all(p.throughput == pytest.approx(p.row.throughput, rel=1e-3) for p in predict(target, fitted))
 
 
 def test_the_engine_takes_the_steps_that_the_description_predicts(rows: dict[str, Prediction]) -> None:
@@ -59,12 +61,12 @@ def test_the_engine_takes_the_steps_that_the_description_predicts(rows: dict[str
 def test_a_target_needs_as_many_rows_as_parameters() -> None:
     data = TARGET.model_dump()
     data["rows"] = [row | {"fit": False} for row in data["rows"]]
-    with pytest.raises(InputError, match=r"at least as many rows to fit as free parameters \(0 and 4\)"):
-        config_files.parse(ThroughputTarget, data, "test")
+    with pytest.raises(InputError, match=r"free = 4 keys; allowed: 1 to 0, as many numbers as are marked"):
+        fit_table(config_files.parse(ThroughputTarget, data, "test"), NANO)
     data = TARGET.model_dump()
     data["free"]["fabric.latency_us"] = [1, 100]
-    with pytest.raises(InputError, match="free"):
-        config_files.parse(ThroughputTarget, data, "test")
+    with pytest.raises(InputError, match="free = 5 keys; allowed: 1 to 4"):
+        fit_table(config_files.parse(ThroughputTarget, data, "test"), NANO)
 
 
 def test_a_setting_that_cannot_run_names_the_row() -> None:

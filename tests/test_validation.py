@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from described_steps import Step, predict, step_of
 
-from paceenv.calibration import throughput_fit
 from paceenv.calibration.measurements import NoiseMeasurements
 from paceenv.calibration.noise_fit import fit_noise
-from paceenv.calibration.scaling_table import Rule, ScalingTarget, simulate_column
+from paceenv.calibration.published_tables import Rule, ScalingTarget, ThroughputTarget, simulate_column
 from paceenv.core import pacing
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.collectives import Law, volume
@@ -110,11 +110,11 @@ def test_the_engine_amplifies_as_the_closed_forms_say(simulator: Callable[..., S
 
 
 @functools.cache
-def described_step(cluster: str, *settings: str) -> tuple[throughput_fit.Step, float]:
+def described_step(cluster: str, *settings: str) -> tuple[Step, float]:
     """The step, and the peak of a GPU in TFLOP/s; once for all rows of a cluster, as its collectives are simulated."""
     one = load_cluster(cluster).changed(list(settings))
     assert one.gpu is not None
-    return throughput_fit.step_of(one), one.gpu.peak_tflops
+    return step_of(one), one.gpu.peak_tflops
 
 
 def described(quantity: str, row: dict[str, Any], settings: dict[str, Any]) -> float:
@@ -144,8 +144,8 @@ def test_measured_throughputs(data: dict[str, Any]) -> None:
     """Throughputs within a quarter, and network volumes within a tenth: headers of frames alone are 4.6 %."""
 
     def checks() -> Iterator[Check]:
-        target = config_files.parse(throughput_fit.ThroughputTarget, data, "test")
-        for p in throughput_fit.predict(target, load_cluster(target.cluster)):
+        target = config_files.parse(ThroughputTarget, data, "test")
+        for p in predict(target, load_cluster(target.cluster)):
             row = p.row
             yield Check(f"{row.name}, throughput", p.throughput, row.throughput, 0.25)
             for quantity, value, tolerance in (

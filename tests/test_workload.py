@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from described_steps import Step, step_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceenv.calibration.throughput_fit import Step, step_of
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.architecture import Tensor

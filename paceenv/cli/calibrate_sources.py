@@ -13,8 +13,7 @@ from paceenv.calibration.fit_trace import fit_trace
 from paceenv.calibration.heldout import check_stage
 from paceenv.calibration.measurements import NoiseMeasurements, chosen, measure_stage, stage_times
 from paceenv.calibration.noise_fit import fit_noise
-from paceenv.calibration.scaling_table import ScalingTarget, fit_scaling
-from paceenv.calibration.throughput_fit import ThroughputTarget, fit_throughput
+from paceenv.calibration.published_tables import ScalingTarget, ThroughputTarget, fit_table
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.diagnosis.clocks import trace_on_one_clock
@@ -26,14 +25,13 @@ BASE: Final = "null-jitter"
 LINKS: Final = "nccl-tests output, which tells links, not a cluster"
 JOB: Final = "the trace of a job"
 STAGE: Final = "a trace of which the compute of a stage is fitted"
-NOISE, SCALING, THROUGHPUT = "measurements of noise", "a scaling table", "a table of throughputs"
+NOISE, TABLE = "measurements of noise", "a table of published numbers"
 _CLUSTER = ("--out", "--base")
 ACT_ON: Final = {
     JOB: (*_CLUSTER, "--probe", "--program"),
     STAGE: (*_CLUSTER, "--stage"),
     NOISE: (*_CLUSTER, "--stage"),
-    SCALING: _CLUSTER,
-    THROUGHPUT: _CLUSTER,
+    TABLE: _CLUSTER,
     LINKS: ("--out", "--base", "--ranks-per-node"),
 }
 """The options that act on each kind of source."""
@@ -57,10 +55,9 @@ def _recognised(names: Sequence[str], options: Options) -> tuple[str, Any]:
     path = _config(names)
     if path is not None:
         content = config_files.read_yaml(path)
-        if content.get("kind") == "throughput":
-            return THROUGHPUT, config_files.load(ThroughputTarget, "targets", path)
         if "rows" in content:
-            return SCALING, config_files.load(ScalingTarget, "targets", path)
+            target = ThroughputTarget if content.get("kind") == "throughput" else ScalingTarget
+            return TABLE, config_files.load(target, "targets", path)
         return NOISE, config_files.load(NoiseMeasurements, "measurements", path)
     inputs = find_recordings(names).read()
     for note in inputs.notes:
@@ -92,8 +89,7 @@ def fit_source(kind: str, content: Any, options: Options) -> tuple[Cluster, dict
     if kind == STAGE:
         return _fit_stage(content, options["--stage"] or 0, load_cluster(base or BASE), name), {}
     with output.progress(f"fit {name}"):
-        if kind in {SCALING, THROUGHPUT}:
-            fit_table = fit_scaling if kind == SCALING else fit_throughput
+        if kind == TABLE:
             return fit_table(content, load_cluster(base or content.cluster)), {}
         fit = fit_noise(content.stage(options["--stage"] or 0), content.source)
         return noise_cluster(fit, load_cluster(base or BASE), name), {}

@@ -13,8 +13,8 @@ import typer
 from paceenv.calibration.compute_noise import noise_cluster
 from paceenv.calibration.measurements import NoiseMeasurements
 from paceenv.calibration.noise_fit import NoiseFit, fit_noise
-from paceenv.calibration.scaling_table import ScalingTarget
-from paceenv.calibration.scaling_table import compare as compare_scaling
+from paceenv.calibration.published_tables import ScalingTarget
+from paceenv.calibration.published_tables import compare as compare_scaling
 from paceenv.policies.policy_file import save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.evaluation import result_plots, score_table
@@ -68,10 +68,9 @@ def _calibrate(name: str) -> NoiseFit:
     with output.progress(f"calibrate {name}"):
         measured = config_files.load(NoiseMeasurements, "measurements", path)
         fit = fit_noise(measured.stage(0), measured.source)
-    worst = max(abs(row.error) for row in fit.held_out)
     output.say(
         f"calibrated {name} from {path.name}: {fit.workers} ranks, mean compute {fit.mean_compute_s.value:.3g} s, "
-        f"E[max]/mean on held-out steps within {worst:.1%}"
+        f"its distribution within {fit.distance:.1%}"
     )
     return fit
 

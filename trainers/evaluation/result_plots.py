@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.patches import Patch
 
-from paceenv.calibration.scaling_table import Comparison as Published
+from paceenv.calibration.published_tables import Comparison as Published
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster

@@ -15,7 +15,7 @@ from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, TREE_BELOW_BYTES, Al
 from paceenv.sim.cluster.environment import Job
 from paceenv.sim.cluster.fabric import INTRA_NODE_GBPS, Fabric
 from paceenv.sim.cluster.program.footprint import Tiers, Topology, Use, Values, laid, use
-from paceenv.sim.cluster.program.program_tables import Start, StepPlan
+from paceenv.sim.cluster.program.program_tables import Start
 from paceenv.sim.cluster.protocols import AS_GIVEN, Choice, choices
 from paceenv.sim.cluster.quantity import Draw
 
@@ -91,20 +91,6 @@ def use_of(fabric: Fabric, job: Job, *, has_tenants: bool = False) -> Callable[[
         return one._replace(alone_s=one.alone_s * start.parts, latency_s=one.latency_s * start.parts, weight=weight)
 
     return found
-
-
-def node_bytes(plan: StepPlan, fabric: Fabric, job: Job) -> float:
-    """What the busiest node sends through its NICs in a step of a program, bytes."""
-    tiers, sent_N = tiers_of(fabric, job), np.zeros(job.nodes)
-    choose = choice_of(fabric, job, tiers)
-    for name, groups in plan.communicators.items():
-        for members in groups:
-            for start in plan.roles[plan.role_R[members[0]]]:
-                if isinstance(start, Start) and start.communicator == name:
-                    choice = choose(start, members)
-                    one = laid(tiers, start.op, members, start.payload_bytes / choice.data_share, choice.algorithm)
-                    sent_N += one.load[tiers.nic_links][::2].reshape(job.nodes, -1).sum(axis=1)
-    return float(sent_N.max())
 
 
 class Times(NamedTuple):

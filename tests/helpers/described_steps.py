@@ -1,0 +1,103 @@
+"""Steps of described clusters by themselves, and published throughputs beside what they would have measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceenv.calibration.published_tables import Setting, ThroughputTarget
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.environment import Job
+from paceenv.sim.cluster.fabric import Fabric
+from paceenv.sim.cluster.program.footprint import laid
+from paceenv.sim.cluster.program.program_tables import Start, StepPlan
+from paceenv.sim.cluster.transfers import choice_of, tiers_of
+from paceenv.sim.engine.simulator import episode_keys
+
+
+def node_bytes(plan: StepPlan, fabric: Fabric, job: Job) -> float:
+    """What the busiest node sends through its NICs in a step of a program, bytes."""
+    tiers, sent_N = tiers_of(fabric, job), np.zeros(job.nodes)
+    choose = choice_of(fabric, job, tiers)
+    for name, groups in plan.communicators.items():
+        for members in groups:
+            for start in plan.roles[plan.role_R[members[0]]]:
+                if isinstance(start, Start) and start.communicator == name:
+                    choice = choose(start, members)
+                    one = laid(tiers, start.op, members, start.payload_bytes / choice.data_share, choice.algorithm)
+                    sent_N += one.load[tiers.nic_links][::2].reshape(job.nodes, -1).sum(axis=1)
+    return float(sent_N.max())
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a described cluster when no rank is late and nobody else is on its links."""
+
+    step_s: float
+    gpus: int
+    samples: float
+    """Of the whole job."""
+    kernel_flops: float
+    """Of one GPU on average, also what backward computes anew."""
+    kernel_s: float
+    """Those FLOPs at the rate of its kernels."""
+    nic_bytes: float
+    """That the busiest node sends through its NICs."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of the whole job."""
+        return self.samples / self.step_s
+
+    @property
+    def efficiency(self) -> float:
+        """Kernel time as a share of the step."""
+        return self.kernel_s / self.step_s
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A row beside what the described cluster does."""
+
+    row: Setting
+    step: Step
+    throughput: float
+    scaling: float
+    net_gbps: float
+    """Payload sent and received by the busiest node per second; measurements include packet headers."""
+    volume_GB: float
+
+
+def step_of(cluster: Cluster, *settings: dict[str, Any]) -> Step:
+    """The ideal step of a described cluster with ``key.sub: value`` settings applied."""
+    one = cluster.changed([f"{key}={value}" for setting in settings for key, value in setting.items()])
+    workload, gpu = one.workload, one.gpu
+    assert workload is not None
+    assert gpu is not None
+    samples = one.samples_per_step
+    flops = samples * (workload.sample_flops + workload.recomputed_flops) / one.ranks
+    step_s = float(derive(one, episode_keys([0])).jobs["ideal_step_s"][0])
+    kernel_s = flops / (gpu.achievable_tflops * 1e12)
+    return Step(step_s, one.ranks, samples, flops, kernel_s, node_bytes(one.plan(), one.fabric, one.job))
+
+
+def predict(target: ThroughputTarget, cluster: Cluster, values: dict[str, Any] | None = None) -> list[Prediction]:
+    """All rows of a table as the cluster would have measured them."""
+    values = values or {}
+    single = step_of(cluster, target.single, values).samples_per_s
+    return [_prediction(target, row, step_of(cluster, row.set, values), single) for row in target.rows]
+
+
+def _prediction(target: ThroughputTarget, row: Setting, step: Step, single: float) -> Prediction:
+    both_ways = 2.0 * step.nic_bytes
+    return Prediction(
+        row,
+        step,
+        throughput=step.samples_per_s * target.units_per_sample,
+        scaling=step.samples_per_s / (step.gpus * single),
+        net_gbps=both_ways * 8e-9 / step.step_s,
+        volume_GB=both_ways * 1e-9 * target.run_samples / step.samples,
+    )
