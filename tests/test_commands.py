@@ -91,7 +91,7 @@ def test_bad_input_is_exit_code_2_on_the_error_stream() -> None:
 def test_calibrate_writes_a_cluster_that_simulates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "measured.yaml"
     text = _run(capsys, "calibrate", "straggler-se", "-o", str(out))
-    assert "E[max]/mean" in text
+    assert "noise.imbalance_skew" in text
     summary = _simulate(capsys, str(out), "-i", "2000", "--seeds", "4")
     step = summary["step_time_s"]
     assert isinstance(step, dict)

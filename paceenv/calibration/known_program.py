@@ -30,7 +30,7 @@ from paceenv.calibration.program_stamps import Row, plain_op, read_rows
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.sim.cluster import Cluster
-from paceenv.sim.cluster.program.step_program import ProgramPhase, StepProgram, Work, flat
+from paceenv.sim.cluster.program.step_program import StepProgram, Work, flat
 from paceenv.sim.engine.program_layout import OPS, START, WAIT, Program
 
 MIN_SEEN: Final = 0.02
@@ -213,25 +213,15 @@ def _scaled(stamps: AnchorStamps, works: Sequence[Work], *, by_rank: bool) -> tu
 
 def _with_seconds(program: StepProgram, seconds: Array, length: float) -> StepProgram:
     """The program with other compute times, each phase with a length of its own where those vary."""
-    left = list(enumerate(seconds.tolist()))
-
-    def changed(phases: Sequence[ProgramPhase]) -> list[dict[str, Any]]:
-        found = []
-        for phase in phases:
-            if phase.repeat is not None:
-                bodies = [changed(phase.step) for _ in range(phase.repeat)]
-                found += [one for body in bodies for one in body]
-                continue
-            config = phase.model_dump(exclude_none=True, exclude_defaults=True)
-            if phase.compute is not None:
-                number, value = left.pop(0)
-                config["compute"]["seconds"] = float(f"{value:.6g}")
-                if length and phase.compute.micro_batch < 0:
-                    config["compute"]["micro_batch"] = number
-            found.append(config)
-        return found
-
-    data = program.model_dump(exclude_defaults=True) | {"step": changed(program.step)}
+    left, step = iter(enumerate(seconds.tolist())), list[dict[str, Any]]()
+    for phase in flat(program.step):
+        step.append(phase.model_dump(exclude_none=True, exclude_defaults=True))
+        if phase.compute is not None:
+            number, value = next(left)
+            step[-1]["compute"]["seconds"] = float(f"{value:.6g}")
+            if length and phase.compute.micro_batch < 0:
+                step[-1]["compute"]["micro_batch"] = number
+    data = program.model_dump(exclude_defaults=True) | {"step": step}
     return StepProgram.model_validate(data | ({"length_cv": float(f"{length:.4g}")} if length else {}))
 
 

@@ -26,7 +26,7 @@ from paceenv.ui.config_files import Config
 WIDTHS: Final = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 QUANTILES: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 MIN_STEPS: Final = 8
-"""Fewer would leave halves without a third moment."""
+"""Fewer would leave little of a third moment."""
 REPLICATES: Final = 20
 SLOW_FACTOR: Final = 1.2
 SLOW_MADS: Final = 6.0
@@ -64,9 +64,9 @@ class StageMeasurements(Config):
 
     ``slow_workers`` are positions among the stage's workers in ascending order of rank. ``quantiles`` (at
     :data:`QUANTILES`) are of compute time over its step's mean, minus 1, times sqrt(R / (R - 1)) to undo the centring.
-    ``even`` and ``odd`` are every second step. ``replicates`` leave out one of :data:`REPLICATES` blocks of consecutive
-    steps each: the spread of any function of them gives its jackknife error. A packaged summary has one list of each
-    moment of the replicates, which is a third of the size.
+    ``replicates`` leave out one of :data:`REPLICATES` blocks of consecutive steps each: the spread of any function of
+    them gives its jackknife error. A packaged summary has one list of each moment of the replicates, which is a third
+    of the size.
     """
 
     stage: int
@@ -75,8 +75,6 @@ class StageMeasurements(Config):
     slow_workers: tuple[int, ...]
     quantiles: tuple[float, ...]
     all: Moments
-    even: Moments
-    odd: Moments
     replicates: tuple[Moments, ...]
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -96,7 +94,7 @@ class StageMeasurements(Config):
     @model_validator(mode="after")
     def _whole(self) -> Self:
         expected = len(widths(self.workers - len(self.slow_workers)))
-        given = {len(m.max_over_mean) for m in (self.all, self.even, self.odd, *self.replicates)}
+        given = {len(m.max_over_mean) for m in (self.all, *self.replicates)}
         if given != {expected} or len(self.quantiles) != len(QUANTILES) or len(self.replicates) < 2:
             raise ValueError(
                 f"stage {self.stage}: needs {expected} max_over_mean each, {len(QUANTILES)} quantiles and 2 replicates "
@@ -198,8 +196,6 @@ def measure_stage(compute_s_TR: Array, *, stage: int = 0) -> StageMeasurements:
         slow_workers=tuple(int(r) for r in np.flatnonzero(slow_R)),
         quantiles=tuple(float(q) for q in np.quantile(x_TR * np.sqrt(ranks / (ranks - 1)), QUANTILES)),
         all=moments(compute_s_TR, slow_R),
-        even=moments(compute_s_TR[::2], slow_R),
-        odd=moments(compute_s_TR[1::2], slow_R),
         replicates=tuple(moments(np.delete(compute_s_TR, block, axis=0), slow_R) for block in blocks),
     )
 

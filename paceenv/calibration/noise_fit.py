@@ -1,4 +1,4 @@
-"""Fits the simulator's compute noise to measurements, and tests it on unseen steps.
+"""Fits the simulator's compute noise to measurements.
 
 The model, per worker r and iteration t (the engine's, without its rare events):
 
@@ -98,20 +98,6 @@ class WorkerDistribution:
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """E[max]/mean at one width on steps the fit has not seen.
-
-    ``measured`` and ``predicted`` average both directions (even steps predict odd ones and the reverse), so that
-    ``error`` shows what the model's form gets wrong, not how two halves of a short trace differ.
-    """
-
-    width: int
-    measured: float
-    predicted: float
-    error: float
-
-
-@dataclass(frozen=True)
 class NoiseFit:
     """The noise of one stage. Parameters that the fit fixed at zero (jitter or imbalance) have no error bars: None.
 
@@ -129,8 +115,8 @@ class NoiseFit:
     imbalance_cv: Estimate | None
     imbalance_skew: Estimate | None
     slow_factor: Estimate | None
-    held_out: tuple[HeldOut, ...]
     distance: float
+    worker: WorkerDistribution
 
     def to_config(self) -> dict[str, Any]:
         """``mean_compute_s``, the ``noise`` section of a cluster config, and where it comes from in ``calibration``."""
@@ -145,13 +131,12 @@ class NoiseFit:
         calibration = {
             "source": f"{self.source}, stage {self.stage}",
             "fitted": fitted,
-            "held_out": [asdict(row) for row in self.held_out],
         }
         return {"mean_compute_s": self.mean_compute_s.value, "noise": noise, "calibration": calibration}
 
 
 def fit_noise(m: StageMeasurements, source: str) -> NoiseFit:
-    """Fit one stage's noise to all steps, and check it by fitting each half of the steps and predicting the other."""
+    """Fit one stage's noise."""
     target_se = _jackknife_se(np.array([_targets(replicate) for replicate in m.replicates]))
     skewed = m.all.idiosyncratic_skewness > SIGNIFICANT * target_se[1]
     model = _fit_worker(m.all, skewed, target_se)
@@ -187,8 +172,8 @@ def fit_noise(m: StageMeasurements, source: str) -> NoiseFit:
         slow_factor=with_workers(m.all.slow_factor, [r.slow_factor for r in m.replicates], 1.0 / slow + 1.0 / healthy)
         if slow
         else None,
-        held_out=_held_out(m, skewed, target_se),
         distance=float(np.max(np.abs(model.cdf(1.0 + np.array(m.quantiles)) - QUANTILES))),
+        worker=model,
     )
 
 
@@ -214,16 +199,6 @@ def _fit_worker(moments: Moments, skewed: bool, target_se: Array) -> WorkerDistr
     start = np.clip(targets[:2], [1e-9, 0.05], [np.inf, 10.0])
     best = optimize.least_squares(misfit, start, bounds=([1e-9, 0.02], [np.inf, 20.0]), x_scale=start).x
     return WorkerDistribution(persistent_cv, *best.tolist())
-
-
-def _held_out(m: StageMeasurements, skewed: bool, target_se: Array) -> tuple[HeldOut, ...]:
-    tested = WIDTHS[: len(m.all.max_over_mean)]
-    from_even, from_odd = (_fit_worker(half, skewed, target_se).expected_max(tested) for half in (m.even, m.odd))
-    even, odd = np.array(m.even.max_over_mean), np.array(m.odd.max_over_mean)
-    measured, predicted = (even + odd) / 2.0, (from_even + from_odd) / 2.0
-    columns = (measured, predicted, predicted / measured - 1)
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return tuple(HeldOut(width, *row) for width, row in zip(tested, rows, strict=True))
 
 
 def _persistent(m: StageMeasurements) -> Estimate:

@@ -34,8 +34,6 @@ def print_record(cluster: Cluster) -> None:
         output.print_table(title, ("parameter", "value used", "bounds", "why"), rows)
     if "held_out_steps" in record:
         _print_check(record["held_out_steps"])
-    elif "held_out" in record:
-        _print_halves(record["held_out"])
 
 
 def _print_check(check: dict[str, Any]) -> None:
@@ -59,16 +57,6 @@ def _print_check(check: dict[str, Any]) -> None:
     )
     for distance in check["ks_distances"]:
         output.print_table(Distance(*(distance[name] for name in DISTANCE)).text, (), ())
-
-
-def _print_halves(rows: list[dict[str, float]]) -> None:
-    """How each half of the steps predicts the other."""
-    output.print_table(
-        "E[max]/mean of compute on held-out steps",
-        ("ranks", "measured", "predicted", "error"),
-        [(f"{h['width']}", f"{h['measured']:.3f}", f"{h['predicted']:.3f}", f"{h['error']:+.2%}") for h in rows],
-        "half of the steps predicts the other half, both ways averaged",
-    )
 
 
 def _numbers(record: dict[str, Any], *names: str) -> tuple[str, ...]:
