@@ -181,12 +181,9 @@ def _late_arrivals(activity: Iterable[RankActivity]) -> list[_Late]:
     members: dict[tuple[int, str, str, int], list[tuple[int, float, CollectiveActivity]]] = defaultdict(list)
     ended_s: dict[tuple[int, str], float] = {}
     for one in activity:
-        seen: dict[tuple[str, str], int] = defaultdict(int)
-        for c in one.collectives:
-            if c.group:
-                before_s = ended_s.get((one.rank, c.group), -np.inf)
-                members[one.iteration, c.group, c.op, seen[c.group, c.op]].append((one.rank, before_s, c))
-                seen[c.group, c.op] += 1
+        for key, c in one.placed():
+            if c.group and isinstance(c, CollectiveActivity):
+                members[one.iteration, *key].append((one.rank, ended_s.get((one.rank, c.group), -np.inf), c))
                 ended_s[one.rank, c.group] = c.end_s
     found = []
     for (iteration, _, _, place), met in members.items():

@@ -319,10 +319,9 @@ def _joined(timelines: Sequence[Timeline]) -> list[Timeline]:
     joined = []
     for first, *others in windows.values():
         steps = [step for one in (first, *others) for step in one.steps]
-        activity = [of_step for one in (first, *others) for of_step in one.activity]
         said = f"the first of {1 + len(others)} windows, which are read as one recording"
         notes = (*first.notes, said) if others else first.notes
-        joined.append(replace(first, steps=tuple(steps), activity=tuple(activity), notes=notes))
+        joined.append(replace(first, steps=tuple(steps), notes=notes))
     return joined
 
 

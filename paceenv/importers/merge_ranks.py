@@ -126,12 +126,11 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     trace = Trace.from_columns(
         {"job": name, **{k: np.array(v) for k, v in columns.items()}}, TraceMetadata(job, ranks, source), name
     )
-    kept_steps = set(kept)
     activity = tuple(
-        _named_like(one.moved(t.rank, number, shift_s[t.rank] - origin_s), steps_of[t.rank][number])
-        for t in ordered
-        for one in t.activity
-        if (number := one.iteration + renumber[t.rank]) in kept_steps
+        replace(step.shifted(-origin_s), iteration=i)
+        for steps in steps_of.values()
+        for i in kept
+        if isinstance(step := steps[i], RankActivity)
     )
     return Merged(trace, clocks, tuple(notes), activity)
 
@@ -154,15 +153,6 @@ def _unknown_members(steps_of: Steps) -> list[str]:
     if not left or len(steps_of) < 2:
         return []
     return [f"{left} of {len(found)} collectives name no process group and end with no other's: who waits is unknown"]
-
-
-def _named_like(one: RankActivity, step: Step) -> RankActivity:
-    """The activity with the names that operations and groups have in the trace."""
-    ordered = step.in_order
-    if len(ordered) != len(one.collectives):
-        return one
-    pairs = zip(one.collectives, ordered, strict=True)
-    return replace(one, collectives=tuple(replace(a, op=c.op, group=c.group) for a, c in pairs))
 
 
 def _belong_together(timelines: list[Timeline]) -> tuple[list[Timeline], list[str]]:

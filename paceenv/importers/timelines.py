@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,10 @@ class Collective:
     bytes: int
     peer: int = -1
 
+    def shifted(self, add_s: float) -> Self:
+        """The same on a clock that is ahead by ``add_s``."""
+        return replace(self, start_s=self.start_s + add_s, end_s=self.end_s + add_s)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -60,9 +64,9 @@ class Step:
             yield (c.group, c.op, seen[c.group, c.op]), c
             seen[c.group, c.op] += 1
 
-    def shifted(self, add_s: float) -> Step:
+    def shifted(self, add_s: float) -> Self:
         """The step on a clock that is ahead by ``add_s``."""
-        collectives = tuple(replace(c, start_s=c.start_s + add_s, end_s=c.end_s + add_s) for c in self.collectives)
+        collectives = tuple(c.shifted(add_s) for c in self.collectives)
         moved = replace(self, start_s=self.start_s + add_s, end_s=self.end_s + add_s, collectives=collectives)
         return replace(moved, busy_start_s=self.busy_start_s + add_s, busy_end_s=self.busy_end_s + add_s)
 
@@ -76,7 +80,6 @@ class Timeline:
     steps: tuple[Step, ...]
     about: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    activity: tuple[RankActivity, ...] = ()
 
 
 def union(start_s: Array, end_s: Array) -> tuple[Array, Array]:
@@ -99,25 +102,27 @@ def without(spans: tuple[Array, Array], taken: tuple[Array, Array]) -> tuple[Arr
     return union(edges[kept], edges[kept + 1])
 
 
+def inside_of(spans: tuple[Array, Array], begin_s: float, end_s: float) -> tuple[Array, Array]:
+    """Those of disjoint spans, in order, that lie at least in part between two moments."""
+    first, last = np.searchsorted(spans[1], begin_s, side="right"), np.searchsorted(spans[0], end_s, side="left")
+    return spans[0][first:last], spans[1][first:last]
+
+
 OUTSIDE = "no recorded operation"
 """What a host does where none of its launching threads is inside a recorded range: Python, or nothing."""
 
 
-@dataclass(frozen=True)
-class CollectiveActivity:
-    """One collective as a rank ran it, and what the rank did since it had begun the collective before.
+@dataclass(frozen=True, kw_only=True)
+class CollectiveActivity(Collective):
+    """One collective as a device ran it, and what the rank did since it had begun the collective before.
 
-    Times are s on the clock of the trace, ``launched_s`` (not a number where unknown) on the host's side of it.
-    ``exposed_s`` is the part during which the device did nothing else, ``hidden_s`` the rest. Since the begin of the
-    collective before (or of the profile): ``compute_s`` of kernels, ``copy_s`` of copies only, ``host_wait_s`` that the
-    device idled because its next operation had not been launched; and on the host, since the launch of the collective
-    before, ``host_s`` by what it was in.
+    ``launched_s`` (not a number where unknown) is on the host's side of the same clock. ``exposed_s`` is the part
+    during which the device did nothing else, ``hidden_s`` the rest. Since the begin of the collective before (or of
+    the profile): ``compute_s`` of kernels, ``copy_s`` of copies only, ``host_wait_s`` that the device idled because its
+    next operation had not been launched; and on the host, since the launch of the collective before, ``host_s`` by what
+    it was in.
     """
 
-    op: str
-    group: str
-    start_s: float
-    end_s: float
     launched_s: float
     exposed_s: float
     hidden_s: float
@@ -126,15 +131,20 @@ class CollectiveActivity:
     host_wait_s: float
     host_s: Mapping[str, float]
 
+    def shifted(self, add_s: float) -> Self:
+        """The same on a clock that is ahead by ``add_s``."""
+        return replace(super().shifted(add_s), launched_s=self.launched_s + add_s)
 
-@dataclass(frozen=True)
-class RankActivity:
-    """One rank in one step; all times s. Kernels come before copies, these before collectives, then waiting."""
 
+@dataclass(frozen=True, kw_only=True)
+class RankActivity(Step):
+    """A step of a rank with a device; all times s. Kernels come before copies, these before collectives, then waiting.
+
+    Its collectives are in the order of their begin.
+    """
+
+    collectives: tuple[CollectiveActivity, ...]
     rank: int
-    iteration: int
-    start_s: float
-    end_s: float
     compute_s: float
     to_device_s: float  # only copies from the host to the device ran
     other_copies_s: float  # only other copies and memory sets ran
@@ -143,13 +153,3 @@ class RankActivity:
     host_wait_s: float  # nothing ran as the host had not launched the next operation yet; nan without any launch
     idle_s: float
     loader_s: float  # the host was in the data loader's ``__next__``
-    collectives: tuple[CollectiveActivity, ...]
-
-    def moved(self, rank: int, iteration: int, add_s: float) -> RankActivity:
-        """The same of a rank and step of the trace, on its clock."""
-        collectives = tuple(
-            replace(c, start_s=c.start_s + add_s, end_s=c.end_s + add_s, launched_s=c.launched_s + add_s)
-            for c in self.collectives
-        )
-        moved = replace(self, rank=rank, iteration=iteration, collectives=collectives)
-        return replace(moved, start_s=self.start_s + add_s, end_s=self.end_s + add_s)

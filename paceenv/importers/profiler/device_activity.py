@@ -10,13 +10,15 @@ import numpy as np
 
 from paceenv.importers.profiler.device_steps import STEP, Device, is_runtime
 from paceenv.importers.profiler.event_columns import Array, EventTable, Integers
-from paceenv.importers.timelines import OUTSIDE, Collective, CollectiveActivity, RankActivity, union, without
+from paceenv.importers.timelines import OUTSIDE, Collective, CollectiveActivity, RankActivity, inside_of, union, without
 
 _US: Final = 1e-6
 
 
-def device_activity(table: EventTable, device: Device, collectives: dict[int, Collective]) -> tuple[RankActivity, ...]:
-    """The activity of a device in its steps; times in s on the profile's clock, ranks not yet known (-1)."""
+def device_activity(
+    table: EventTable, device: Device, collectives: dict[int, Collective], rank: int
+) -> tuple[RankActivity, ...]:
+    """The steps of a rank's device; times in s on the profile's clock."""
     start_us, end_us = table.start_us_E[device.event_D], table.end_us_E[device.event_D]
     is_kernel = table.in_categories(lambda category: category == "kernel")[device.event_D] & ~device.is_collective_D
     is_to_device = table.named(lambda name: "HtoD" in name or "HostToDevice" in name)[device.event_D]
@@ -49,14 +51,17 @@ def device_activity(table: EventTable, device: Device, collectives: dict[int, Co
     places_of: dict[int, list[int]] = defaultdict(list)
     for place in places:
         places_of[int(device.step_D[place])].append(place)
+    busy = [inside_of(work, *edges) for edges in edges_us.tolist()]
     found = []
     for k, i in enumerate(steps.tolist()):
         found.append(
             RankActivity(
-                rank=-1,
+                rank=rank,
                 iteration=int(device.number_T[i]),
                 start_s=float(edges_us[k, 0]) * _US,
                 end_s=float(edges_us[k, 1]) * _US,
+                busy_start_s=busy[k][0] * _US,
+                busy_end_s=busy[k][1] * _US,
                 compute_s=float(compute_s[k]),
                 to_device_s=float(device_s[k]),
                 other_copies_s=max(float(work_s[k] - compute_s[k] - device_s[k]), 0.0),
@@ -102,10 +107,7 @@ def _collectives(
     for k, place in enumerate(places):
         c = collectives[place]
         found[place] = CollectiveActivity(
-            op=c.op,
-            group=c.group,
-            start_s=c.start_s,
-            end_s=c.end_s,
+            **vars(c),
             launched_s=float(launched_us[k]) * _US,
             exposed_s=max(float(end_us[k] - start_us[k] - hidden_us[k]), 0.0) * _US,
             hidden_s=float(hidden_us[k]) * _US,

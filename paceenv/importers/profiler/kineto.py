@@ -8,6 +8,7 @@ else that runs on device or CPU is compute. What the events mean is worked out i
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,8 +29,8 @@ from paceenv.importers.profiler.device_steps import (
     host_marks,
     stepping_processes,
 )
-from paceenv.importers.profiler.event_columns import Array, EventColumns, EventTable, Integers, decode
-from paceenv.importers.timelines import Collective, RankActivity, Step, Timeline, union
+from paceenv.importers.profiler.event_columns import EventColumns, EventTable, Integers, decode
+from paceenv.importers.timelines import Collective, Step, Timeline, inside_of, union
 
 UNKNOWN_RANK: Final = "unknown_rank"
 SOURCE: Final = "PyTorch profiler"
@@ -60,8 +61,8 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
     if len(processes) > 1:
         named = ", ".join(processes[:4])
         raise InputError(f"{file.path}: steps of {len(processes)} processes ({named}); allowed: one file per rank")
-    device = find_device(table)
-    activity: tuple[RankActivity, ...] = ()
+    (rank, unknown), device = _rank(file), find_device(table)
+    steps: Sequence[Step]
     if device is None:
         steps = _host_steps(table)
     else:
@@ -69,8 +70,7 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
         if not len(device.number_T):
             given = _recurring(file, table, device, collectives)
             device = find_device(table, given) or device
-        steps = _device_steps(table, device, collectives)
-        activity = device_activity(table, device, collectives)
+        steps = device_activity(table, device, collectives, rank)
     if not steps:
         raise InputError(
             f"{file.path}: no ProfilerStep# in {file.events} events; allowed: a profile of a job that calls "
@@ -80,7 +80,6 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
     base_s = base_ns * 1e-9 if is_number(base_ns) else 0.0
     about: dict[str, Any] = {"host": host} if isinstance(host := file.value("host_name"), str) else {}
     about |= {"world_size": size} if (size := _world_size(file)) else {}
-    rank, unknown = _rank(file)
     about |= {UNKNOWN_RANK: unknown} if unknown else {}
     return Timeline(
         rank,
@@ -88,7 +87,6 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
         tuple(step.shifted(base_s) for step in steps),
         about,
         _notes(device),
-        tuple(one.moved(rank, one.iteration, base_s) for one in activity),
     )
 
 
@@ -128,19 +126,6 @@ def _notes(device: Device | None) -> tuple[str, ...]:
     return tuple(note for note in (others, early) if note)
 
 
-def _device_steps(table: EventTable, device: Device, collectives: dict[int, Collective]) -> list[Step]:
-    work = device.event_D[~device.is_collective_D]
-    busy = union(table.start_us_E[work] * 1e-6, table.end_us_E[work] * 1e-6)
-    inside: list[list[Collective]] = [[] for _ in device.number_T]
-    for place, collective in collectives.items():
-        if device.step_D[place] >= 0:
-            inside[device.step_D[place]].append(collective)
-    return [
-        _step(int(device.number_T[i]), device.begin_us_T[i] * 1e-6, device.end_us_T[i] * 1e-6, inside[i], busy)
-        for i in np.flatnonzero(np.isfinite(device.begin_us_T)).tolist()
-    ]
-
-
 def _host_steps(table: EventTable) -> list[Step]:
     marks = host_marks(table)
     is_work = table.in_categories(lambda category: category == "cpu_op")
@@ -155,9 +140,11 @@ def _host_steps(table: EventTable) -> list[Step]:
     for place, collective in zip(at.tolist(), collectives, strict=True):
         if place >= 0:
             inside[place].append(collective)
-    return [
-        _step(int(marks.number_T[i]), begins[i], max(ends[i], begins[i]), inside[i], busy) for i in range(len(marks))
-    ]
+    steps = []
+    for i, (begin_s, end_s) in enumerate(zip(begins.tolist(), np.maximum(ends, begins).tolist(), strict=True)):
+        spans = inside_of(busy, begin_s, end_s)
+        steps.append(Step(int(marks.number_T[i]), begin_s, end_s, tuple(inside[i]), *spans))
+    return steps
 
 
 def _holding(table: EventTable, calls: Integers) -> NDArray[np.bool_]:
@@ -169,13 +156,6 @@ def _holding(table: EventTable, calls: Integers) -> NDArray[np.bool_]:
         begun = np.searchsorted(at_us, table.start_us_E[mine], side="left")
         found[mine] = np.searchsorted(at_us, table.end_us_E[mine], side="left") > begun
     return found
-
-
-def _step(number: int, begin_s: float, end_s: float, inside: list[Collective], busy: tuple[Array, Array]) -> Step:
-    """A step with the part of a rank's busy time that lies in it."""
-    first = int(np.searchsorted(busy[1], begin_s, side="right"))
-    last = int(np.searchsorted(busy[0], end_s, side="left"))
-    return Step(number, float(begin_s), float(end_s), tuple(inside), busy[0][first:last], busy[1][first:last])
 
 
 def _only_group(file: EventFile) -> str:
