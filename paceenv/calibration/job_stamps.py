@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,162 +88,149 @@ class JobStamps(StepStamps):
         return np.asarray(value_TR.reshape(len(value_TR), self.groups, -1).max(axis=2))
 
 
-@dataclass(frozen=True)
-class _Rank:
-    """One rank's iterations: for the payload first entry and last exit, for the barrier likewise."""
+class _Rank(NamedTuple):
+    """One rank's payload, and stamps by iteration ``(T,)``, seconds: not a number where it has none or is unusual.
+
+    ``entry_T`` is its first entry of the payload, ``exit_T`` its last exit, ``wait_T`` its entry of the last
+    collective, ``end_T`` the end of all of them, also of an unusual iteration.
+    """
 
     group: int
     ops: tuple[str, ...]
     payload_op: str
     payload_bytes: int
     barrier: bool
-    entry_s: dict[int, float]
-    exit_s: dict[int, float]
-    wait_s: dict[int, float]
-    end_s: dict[int, float]
-    delay_s: dict[int, float]
+    entry_T: Array
+    exit_T: Array
+    wait_T: Array
+    end_T: Array
+    delay_T: Array
 
 
 def read_job(trace: Trace, *, job: str | None = None) -> JobStamps:
     """The stamps of one job of a trace; ``job`` must be named where the trace holds several."""
-    name, rows = _rows_of(trace, job)
-    per_rank = {rank: _read_rank(rank, *part) for rank, part in rows.items()}
-    sizes = Counter(rank.group for rank in per_rank.values())
-    if len(set(sizes.values())) > 1:
-        raise InputError(
-            f"trace of {name}: process groups of {sorted(set(sizes.values()))} ranks carry the payload; allowed: equal"
-        )
-    first_of = {number: min(r for r in per_rank if per_rank[r].group == number) for number in sizes}
-    numbers = sorted(sizes, key=lambda number: first_of[number])
-    members = tuple(tuple(r for r in sorted(per_rank) if per_rank[r].group == number) for number in numbers)
-    return _stamps(name, trace.metadata.source, members, per_rank)
-
-
-def _rows_of(trace: Trace, job: str | None) -> tuple[str, dict[int, tuple[NDArray[np.int64], ...]]]:
-    """The job's name, and by rank its rows in the order of iteration and seq, as columns."""
-    job = trace.job_name(job)
-    columns = [trace.column(n) for n in ("iteration", "op", "group", "bytes", "start_s", "end_s")]
-    rank, seq, mine = trace.column("rank"), trace.column("seq"), trace.isin("job", job)
-    order = np.lexsort((seq, columns[0], rank))
+    name = trace.job_name(job)
+    mine = trace.isin("job", name)
+    order = np.lexsort((trace.column("seq"), trace.column("iteration"), trace.column("rank")))
     order = order[mine[order]]
-    bounds = np.flatnonzero(np.diff(rank[order])) + 1
-    return job, {int(rank[part[0]]): tuple(c[part] for c in columns) for part in np.split(order, bounds)}
+    rank = trace.column("rank")[order]
+    columns = [trace.column(n)[order] for n in ("op", "group", "bytes", "start_s", "end_s")]
+    iterations, at = np.unique(trace.column("iteration")[order], return_inverse=True)
+    parts = np.split(np.arange(len(order)), np.flatnonzero(np.diff(rank)) + 1)
+    ranks = {
+        int(rank[part[0]]): _read_rank(int(rank[part[0]]), len(iterations), at[part], *(c[part] for c in columns))
+        for part in parts
+    }
+    of_group: dict[int, list[int]] = {}
+    for number, one in ranks.items():  # in the order of ranks, so that groups are in that of their first ones
+        of_group.setdefault(one.group, []).append(number)
+    members = tuple(map(tuple, of_group.values()))
+    sizes = sorted(set(map(len, members)))
+    if len(sizes) > 1:
+        raise InputError(f"trace of {name}: process groups of {sizes} ranks carry the payload; allowed: equal")
+    return _stamps(name, trace.metadata.source, members, iterations, [ranks[r] for group in members for r in group])
 
 
-def _read_rank(rank: int, *columns: NDArray[np.int64]) -> _Rank:
+def _read_rank(rank: int, iterations: int, at: NDArray[np.int64], *columns: NDArray[np.int64]) -> _Rank:
     """Which of its collectives are payload and barrier, from the usual iteration, and when they were."""
-    iteration, op, group, size, start_s, end_s = (column.tolist() for column in columns)
+    iteration, (op, group, size, start_s, end_s) = at.tolist(), (column.tolist() for column in columns)
     collectives: dict[int, list[int]] = {}
-    delay_s: dict[int, float] = {}
+    delay_T = np.zeros(iterations)
     unusual: set[int] = set()
     for i, kind in enumerate(op):
         if kind in COLLECTIVE_OPS or (group[i] >= 0 and kind not in _NOT_COLLECTIVE):
             collectives.setdefault(iteration[i], []).append(i)
         elif kind == PACE_OP:
-            delay_s[iteration[i]] = delay_s.get(iteration[i], 0.0) + end_s[i] - start_s[i]
+            delay_T[iteration[i]] += end_s[i] - start_s[i]
         elif kind in _ENDS_USE or kind == "evaluation":
             unusual.add(iteration[i])
-    signatures = {t: tuple((op[i], group[i]) for i in at) for t, at in collectives.items()}
+    signatures = {t: tuple((op[i], group[i]) for i in places) for t, places in collectives.items()}
     if not signatures:
         raise InputError(f"trace: rank {rank} has no collective; allowed: a job whose ranks communicate")
     plain = sorted(signatures.keys() - unusual) or sorted(signatures)  # what every iteration has is not unusual
     usual = Counter(signatures[t] for t in plain).most_common(1)[0][0]
     kept = [t for t in plain if signatures[t] == usual]
-    usual_bytes = [int(np.median([size[collectives[t][k]] for t in kept])) for k in range(len(usual))]
-    carries = _carries(usual, usual_bytes)
-    if not carries:  # nothing but barriers: the last one is what ranks meet in
-        carries = [len(usual) - 1]
-    last = carries[-1]
-    first = last
-    at_T = np.array([collectives[t] for t in kept])
-    starts, ends = np.asarray(start_s)[at_T], np.asarray(end_s)[at_T]
-    lasts = np.median(ends - starts, axis=0)
-    while first and first - 1 in carries and usual[first - 1] == usual[last]:
-        if np.median(starts[:, first] - ends[:, first - 1]) > min(lasts[first], lasts[first - 1]):
-            break
-        first -= 1
-    barrier = last + 1 < len(usual)
+    rows_TK = np.array([collectives[t] for t in kept])
+    starts, ends = np.asarray(start_s)[rows_TK], np.asarray(end_s)[rows_TK]
+    usual_bytes = np.median(np.asarray(size)[rows_TK], axis=0).astype(np.int64).tolist()
+    first, last = _payload(usual, usual_bytes, starts, ends)
+    entry_T, exit_T, wait_T, end_T = np.full((4, iterations), np.nan)
+    entry_T[kept], exit_T[kept], wait_T[kept] = starts[:, first], ends[:, last], starts[:, -1]
+    end_T[list(collectives)] = [max(end_s[i] for i in places) for places in collectives.values()]
     return _Rank(
         group=int(usual[last][1]),
         ops=tuple(kind for kind, _ in usual),
         payload_op=usual[last][0],
         payload_bytes=sum(usual_bytes[first : last + 1]),
-        barrier=barrier,
-        entry_s=dict(zip(kept, starts[:, first].tolist(), strict=True)),
-        exit_s=dict(zip(kept, ends[:, last].tolist(), strict=True)),
-        wait_s=dict(zip(kept, starts[:, -1].tolist(), strict=True)) if barrier else {},
-        end_s={t: max(end_s[i] for i in at) for t, at in collectives.items()},
-        delay_s=delay_s,
+        barrier=last + 1 < len(usual),
+        entry_T=entry_T,
+        exit_T=exit_T,
+        wait_T=wait_T,
+        end_T=end_T,
+        delay_T=delay_T,
     )
 
 
-def _carries(usual: tuple[tuple[str, int], ...], usual_bytes: list[int]) -> list[int]:
-    """Which collectives of the usual iteration carry something."""
-    largest = max(usual_bytes)
-    small = [0 < size <= SYNCHRONISES_BYTES < largest for size in usual_bytes]
-    return [k for k, (kind, _) in enumerate(usual) if kind != "barrier" and not small[k]]
+def _payload(usual: tuple[tuple[str, int], ...], sizes: list[int], starts: Array, ends: Array) -> tuple[int, int]:
+    """First and last bucket of the payload among the collectives of the usual iteration."""
+    small = [0 < size <= SYNCHRONISES_BYTES < max(sizes) for size in sizes]
+    carries = [k for k, (kind, _) in enumerate(usual) if kind != "barrier" and not small[k]]
+    first = last = carries[-1] if carries else len(usual) - 1  # of nothing but barriers, ranks meet in the last one
+    lasts = np.median(ends - starts, axis=0)
+    while first and first - 1 in carries and usual[first - 1] == usual[last]:
+        if np.median(starts[:, first] - ends[:, first - 1]) > min(lasts[first], lasts[first - 1]):
+            break
+        first -= 1
+    return first, last
 
 
 def _stamps(
-    name: str,
-    source: str,
-    members: tuple[tuple[int, ...], ...],
-    ranks: dict[int, _Rank],
-    only: set[int] | None = None,
+    name: str, source: str, members: tuple[tuple[int, ...], ...], iterations: NDArray[np.int64], ranks: list[_Rank]
 ) -> JobStamps:
-    """The stamps of the iterations that are complete and alike on all ranks, of those in ``only`` if given."""
-    order = [rank for group in members for rank in group]
-    if len({ranks[r].barrier for r in order}) > 1 or len({ranks[r].ops[-1] for r in order}) > 1:
+    """The stamps of the iterations that are complete and alike on all ranks."""
+    first = ranks[0]
+    if len({(one.barrier, one.ops[-1]) for one in ranks}) > 1:
         raise InputError(f"trace of {name}: ranks differ in the collectives of an iteration; allowed: alike on all")
-    seen = set.union(*(set(ranks[r].end_s) for r in order))
-    ended = set.intersection(*(set(ranks[r].end_s) for r in order))
-    kept = set.intersection(*(set(ranks[r].entry_s) for r in order))
-    use = np.array(sorted(t for t in kept if t - 1 in ended and (only is None or t in only)), np.int64)
-    if len(use) < MIN_ITERATIONS:
+    keys = ("entry_T", "exit_T", "wait_T", "end_T", "delay_T")
+    entry_TR, exit_TR, wait_TR, end_TR, delay_TR = (np.stack([getattr(r, key) for r in ranks], axis=1) for key in keys)
+    end_T = end_TR.max(axis=1)  # not a number where a rank has no end
+    begin_T = np.concatenate([[np.nan], np.where(np.diff(iterations) == 1, end_T[:-1], np.nan)])
+    use_T = np.isfinite(entry_TR).all(axis=1) & np.isfinite(begin_T)
+    seen, complete = int(np.isfinite(end_TR).any(axis=1).sum()), int(use_T.sum())
+    if complete < MIN_ITERATIONS:
         raise InputError(
-            f"trace of {name}: {len(use)} complete iterations of its most usual kind; "
+            f"trace of {name}: {complete} complete iterations of its most usual kind; "
             f"allowed: at least {MIN_ITERATIONS}"
         )
-
-    def matrix(values: list[dict[int, float]], shift: int = 0) -> Array:
-        return np.array([[value[t + shift] for value in values] for t in use.tolist()])
-
-    chosen = [ranks[r] for r in order]
-    begin_T = matrix([r.end_s for r in chosen], -1).max(axis=1)
-    end_T = matrix([r.end_s for r in chosen]).max(axis=1)
-    delay_TR = np.array([[r.delay_s.get(t, 0.0) for r in chosen] for t in use.tolist()])
-    entry_TR = matrix([r.entry_s for r in chosen]) - begin_T[:, None]
-    waits_T = (entry_TR > delay_TR).all(axis=1)
-    if not waits_T.all():  # a rank got out of the barrier much later than another: nothing to say about that iteration
-        if waits_T.sum() < max(MIN_ITERATIONS, len(use) / 2):
-            raise InputError(
-                f"trace of {name}: in {int((~waits_T).sum())} of {len(use)} iterations a rank began its payload before "
-                "others ended the iteration before; allowed: a job whose ranks wait for each other"
-            )
-        return _stamps(name, source, members, ranks, set(use[waits_T].tolist()))
-    exit_TR = matrix([r.exit_s for r in chosen]) - begin_T[:, None]
-    if len(members) == len(order):
+    entry_TR, exit_TR, wait_TR = (x_TR - begin_T[:, None] for x_TR in (entry_TR, exit_TR, wait_TR))
+    use_T &= (entry_TR > delay_TR).all(axis=1)  # else a rank got out of the barrier much later than another
+    if use_T.sum() < max(MIN_ITERATIONS, complete / 2):
+        raise InputError(
+            f"trace of {name}: in {complete - int(use_T.sum())} of {complete} iterations a rank began its payload "
+            "before others ended the iteration before; allowed: a job whose ranks wait for each other"
+        )
+    entry_TR, exit_TR, wait_TR, delay_TR = (x_TR[use_T] for x_TR in (entry_TR, exit_TR, wait_TR, delay_TR))
+    if len(members) == len(ranks):
         entry_TR = exit_TR
-    shape = (len(use), len(members), -1)
-    finish_TG = exit_TR.reshape(shape).max(axis=2)
-    ready_TG, barrier = finish_TG, chosen[0].barrier
-    if barrier:
-        ready_TG = (matrix([r.wait_s for r in chosen]) - begin_T[:, None]).reshape(shape).max(axis=2)
+    arrival_TG, finish_TG, ready_TG = (
+        x_TR.reshape(len(x_TR), len(members), -1).max(axis=2) for x_TR in (entry_TR, exit_TR, wait_TR)
+    )
+    finish_TG = np.maximum(finish_TG, arrival_TG)
     return JobStamps(
         name=name,
         source=source,
-        names=tuple(order),
+        names=tuple(rank for group in members for rank in group),
         members=members,
-        collective=_KINDS.get(chosen[0].payload_op, "all_reduce"),
-        ops=chosen[0].ops,
-        payload_bytes=int(np.median([r.payload_bytes for r in chosen])),
-        barrier=barrier,
-        iteration_T=use,
-        begin_T=begin_T,
+        collective=_KINDS.get(first.payload_op, "all_reduce"),
+        ops=first.ops,
+        payload_bytes=int(np.median([one.payload_bytes for one in ranks])),
+        barrier=first.barrier,
+        iteration_T=iterations[use_T].astype(np.int64),
+        begin_T=begin_T[use_T],
         entry_TR=entry_TR,
         delay_TR=np.minimum(delay_TR, np.maximum(entry_TR, 0.0)),
-        finish_TG=np.maximum(finish_TG, entry_TR.reshape(shape).max(axis=2)),
-        ready_TG=np.maximum(ready_TG, finish_TG),
-        step_T=end_T - begin_T,
-        dropped=len(seen) - len(use),
+        finish_TG=finish_TG,
+        ready_TG=np.maximum(ready_TG, finish_TG) if first.barrier else finish_TG,
+        step_T=(end_T - begin_T)[use_T],
+        dropped=seen - int(use_T.sum()),
     )
