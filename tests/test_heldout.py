@@ -46,7 +46,7 @@ def test_a_job_that_stays_as_it_was_agrees_in_every_quantity(stamps: JobStamps) 
     lines = checked(check)
     widths = [f"E[max]/mean of compute, {n} ranks" for n in (2, 4, 8)]
     skew = ["arrival skew, mean", "arrival skew, p95"]
-    assert list(lines) == ["mean step", "CV of the step", "p99 of the step", *widths, *skew]
+    assert list(lines) == ["mean step", "CV of the step", "p99 of the step", *widths, *skew, "KS distance of the step"]
     assert isinstance(check, HeldOutCheck)
     assert (check.fitted_steps, check.held_out_steps) == (159, 80)
     assert check.good
@@ -123,16 +123,14 @@ def test_the_command_writes_check_and_error_into_the_config(tmp_path: Path) -> N
 
 def test_the_distribution_of_steps_is_compared(stamps: JobStamps) -> None:
     """A job that stays as it was is no farther away than chance puts it; one that changes is."""
-    check = check_job(stamps)
-    assert isinstance(check, HeldOutCheck)
-    (step,) = check.distances
-    assert (step.quantity, step.values) == ("step", 80)
-    assert step.distance <= step.chance
-    assert check.to_record()["ks_distances"][0]["distance"] == pytest.approx(step.distance, rel=1e-3)
+    step = checked(check_job(stamps))["KS distance of the step"]
+    assert step.held_out <= step.simulated.high
+    assert step.verdict == "agrees"
     late = replace(stamps, step_T=np.where(np.arange(len(stamps.step_T)) >= 159, 1.1, 1.0) * stamps.step_T)
     changed = check_job(late)
-    assert isinstance(changed, HeldOutCheck)
-    assert changed.distances[0].distance > max(changed.distances[0].chance, 0.3)
+    step = checked(changed)["KS distance of the step"]
+    assert step.held_out > max(step.simulated.high, 0.3)
+    assert step.verdict == "off"
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from paceenv.calibration.distances import Distance
+from paceenv.calibration.heldout import distance_of
 from paceenv.core import metrics
 from paceenv.core.metrics import bootstrap_interval, reward, step_statistics
 
@@ -79,6 +79,6 @@ def test_chance_is_exceeded_in_a_twentieth_of_cases() -> None:
 def test_values_like_their_neighbours_are_fewer_values() -> None:
     random = np.random.default_rng(3)
     independent, runs = random.normal(1.0, 0.1, 3200), np.repeat(random.normal(1.0, 0.1, 200), 16)
-    one, other = (Distance.between("x", values, [independent]) for values in (independent, runs))
-    assert one.chance == pytest.approx(metrics.ks_chance(3200), rel=0.1)
-    assert other.chance == pytest.approx(metrics.ks_chance(200), rel=0.2)
+    one, other = (distance_of("x", values, [independent]).simulated.high for values in (independent, runs))
+    assert one == pytest.approx(metrics.ks_chance(3200), rel=0.1)
+    assert other == pytest.approx(metrics.ks_chance(200), rel=0.2)

@@ -7,14 +7,14 @@ errors of the fit and the differences between runs. Axes: T iterations, R ranks,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, MIN_UNPACED, StepStamps, simulator_of
-from paceenv.calibration.distances import Distance, HeldOutCheck, Line
+from paceenv.calibration.distances import HeldOutCheck, Line
 from paceenv.calibration.job_stamps import MIN_ITERATIONS, JobStamps
 from paceenv.calibration.measurements import (
     MIN_STEPS,
@@ -25,6 +25,7 @@ from paceenv.calibration.measurements import (
 )
 from paceenv.calibration.noise_fit import TOLERANCE, NoiseFit, fit_noise
 from paceenv.calibration.posterior import drawn_clusters
+from paceenv.core import metrics
 from paceenv.core.intervals import Interval
 from paceenv.sim.cluster import Cluster
 
@@ -37,6 +38,8 @@ _MAX_CELLS = 1e8
 _LEAD_IN = 100
 """Iterations before a simulated run counts, as the held-out part does not begin a job either."""
 _GOOD_P99, _GOOD_SKEW = 0.1, 0.1
+CLOSE: Final = 0.1
+"""A distance that exceeds what chance gives by no more is close."""
 
 Array = NDArray[np.float64]
 Stamps = TypeVar("Stamps", bound=StepStamps)
@@ -131,8 +134,19 @@ def _check(
         rounding = ROUNDING * (step_s if unit else 1.0)
         interval = Interval(float(values.mean()), low - rounding, high + rounding)
         lines.append(Line(quantity, unit, value, interval, _tolerance(quantity)))
-    distance = Distance.between(what, held_out_T, steps)
-    return HeldOutCheck(fitted, len(held_out_T), tuple(lines), (distance,))
+    return HeldOutCheck(fitted, len(held_out_T), (*lines, distance_of(what, held_out_T, steps)))
+
+
+def distance_of(what: str, held_out_T: Array, simulated: Sequence[Array]) -> Line:
+    """Kolmogorov-Smirnov distance of held-out values to all simulated ones together.
+
+    Its interval is what chance gives so many values in 95 % of cases, of which neighbours may be alike.
+    """
+    distance = metrics.ks_distance(held_out_T, np.concatenate([values.ravel() for values in simulated]))
+    is_constant = np.ptp(held_out_T) <= ROUNDING * abs(float(held_out_T.mean()))
+    independent = 1.0 if is_constant else len(held_out_T) / metrics.correlation_length(held_out_T)
+    chance = metrics.ks_chance(max(independent, 1.0))
+    return Line(f"KS distance of the {what}", "", distance, Interval(chance, 0.0, chance), CLOSE)
 
 
 def _tolerance(quantity: str) -> float:

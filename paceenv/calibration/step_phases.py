@@ -83,7 +83,7 @@ class StepPhases:
 
     def by_micro_batch(self) -> list[dict[str, Any]]:
         """The same with every phase by itself, so that the length of each varies by itself."""
-        found = [_plain(one.to_config()) for one in self.phases]
+        found = [one.to_config() for one in self.phases]
         for number, one in enumerate(one["compute"] for one in found if "compute" in one):
             one["micro_batch"] = number
         return found
@@ -220,7 +220,7 @@ def folded(phases: Sequence[Phase]) -> list[dict[str, Any]]:
     """Phases as a config, those that follow each other again and again written once, as ``repeat``."""
     found = _best_repeat(phases)
     if found is None:
-        return [_plain(one.to_config()) for one in phases]
+        return [one.to_config() for one in phases]
     first, period, count = found
     body = []
     for i in range(period):
@@ -243,16 +243,6 @@ def _best_repeat(phases: Sequence[Phase]) -> tuple[int, int, int] | None:
             if count > 1 and run % period == 0 and (count - 1) * period > saved:
                 best, saved = (i + 1 - run, period, count), (count - 1) * period
     return best
-
-
-def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    """With lists for tuples, as YAML has them."""
-    return {
-        key: {name: list(x) if isinstance(x, tuple) else x for name, x in value.items()}
-        if isinstance(value, dict)
-        else value
-        for key, value in config.items()
-    }
 
 
 class _Kind(NamedTuple):

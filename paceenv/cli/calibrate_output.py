@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceenv.calibration.distances import Distance
 from paceenv.calibration.posterior import parameters_of
 from paceenv.sim.cluster import Cluster
 from paceenv.ui import output
 
 NUMBERS = ("value", "se", "lo", "hi")
-DISTANCE = ("quantity", "values", "distance", "chance")
 
 
 def print_record(cluster: Cluster) -> None:
@@ -43,8 +41,9 @@ def _print_check(check: dict[str, Any]) -> None:
         return
     rows = []
     for x in check["lines"]:
-        error, is_cv = x["simulated"] - x["held_out"], x["quantity"].startswith("CV")  # which is relative already
-        said = f"{error:+.3f}" if is_cv or not x["held_out"] else f"{error / x['held_out']:+.1%}"
+        error = x["simulated"] - x["held_out"]
+        is_relative = x["quantity"].startswith(("CV", "KS"))  # by itself
+        said = f"{error:+.3f}" if is_relative or not x["held_out"] else f"{error / x['held_out']:+.1%}"
         unit = x["unit"] and f", {x['unit']}"
         numbers = _numbers(x, "held_out", "simulated", "low", "high")
         rows.append((f"{x['quantity']}{unit}", *numbers, said, x["verdict"]))
@@ -53,10 +52,9 @@ def _print_check(check: dict[str, Any]) -> None:
         ("quantity", "held out", "simulated", "95 % low", "high", "error", "verdict"),
         rows,
         "the interval holds single simulated runs of that length, of clusters drawn from the errors of that fit; "
-        "close: outside of it but not by much. The written cluster is fitted to all steps.",
+        "of a KS distance it is what chance gives. close: outside of it but not by much. The written cluster is fitted "
+        "to all steps.",
     )
-    for distance in check["ks_distances"]:
-        output.print_table(Distance(*(distance[name] for name in DISTANCE)).text, (), ())
 
 
 def _numbers(record: dict[str, Any], *names: str) -> tuple[str, ...]:
