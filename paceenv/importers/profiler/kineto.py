@@ -61,12 +61,14 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
     if len(processes) > 1:
         named = ", ".join(processes[:4])
         raise InputError(f"{file.path}: steps of {len(processes)} processes ({named}); allowed: one file per rank")
-    (rank, unknown), device = _rank(file), find_device(table)
+    found = file.value("distributedInfo")
+    said = found if isinstance(found, dict) else {}
+    (rank, unknown), device = _rank(file.path, said.get("rank")), find_device(table)
     steps: Sequence[Step]
     if device is None:
         steps = _host_steps(table)
     else:
-        collectives = device_collectives(table, device, _only_group(file))
+        collectives = device_collectives(table, device, _only_group(said.get("pg_config")))
         if not len(device.number_T):
             given = _recurring(file, table, device, collectives)
             device = find_device(table, given) or device
@@ -79,7 +81,7 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
     base_ns = file.value("baseTimeNanoseconds")
     base_s = base_ns * 1e-9 if is_number(base_ns) else 0.0
     about: dict[str, Any] = {"host": host} if isinstance(host := file.value("host_name"), str) else {}
-    about |= {"world_size": size} if (size := _world_size(file)) else {}
+    about |= {"world_size": size} if (size := _number(said.get("world_size"))) else {}
     about |= {UNKNOWN_RANK: unknown} if unknown else {}
     return Timeline(
         rank,
@@ -158,30 +160,23 @@ def _holding(table: EventTable, calls: Integers) -> NDArray[np.bool_]:
     return found
 
 
-def _only_group(file: EventFile) -> str:
+def _only_group(groups: Any) -> str:
     """The process group of a job that has no other, as its collectives name it; else ""."""
-    about = file.value("distributedInfo")
-    groups = about.get("pg_config") if isinstance(about, dict) else None
     if not isinstance(groups, list) or len(groups) != 1 or not isinstance(groups[0], dict):
         return ""
     name, ranks = groups[0].get("pg_name"), groups[0].get("ranks")
     return f"{ranks}/{name}" if isinstance(ranks, list) and isinstance(name, str) and len(ranks) > 1 else ""
 
 
-def _world_size(file: EventFile) -> int:
-    """How many ranks the job has, 0 where unknown."""
-    about = file.value("distributedInfo")
-    size = about.get("world_size") if isinstance(about, dict) else None
-    return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size < 1 << 31 else 0
+def _number(said: Any) -> int | None:
+    return said if isinstance(said, int) and not isinstance(said, bool) and 0 <= said < 1 << 31 else None
 
 
-def _rank(file: EventFile) -> tuple[int, str]:
+def _rank(path: Path, said: Any) -> tuple[int, str]:
     """Which rank a file is of, or 0 and why that is unknown: a file by itself needs none."""
-    about = file.value("distributedInfo")
-    rank = about.get("rank") if isinstance(about, dict) else None
-    if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 1 << 31:
+    if (rank := _number(said)) is not None:
         return rank, ""
     for pattern in _IN_NAME:
-        if (named := pattern.search(file.path.name)) is not None:
+        if (named := pattern.search(path.name)) is not None:
             return int(named[1]), ""
-    return 0, f"{file.path}: neither distributedInfo nor its name says which rank it is; allowed: rank3.json"
+    return 0, f"{path}: neither distributedInfo nor its name says which rank it is; allowed: rank3.json"
