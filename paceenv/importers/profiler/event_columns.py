@@ -6,19 +6,19 @@ name, so the loop over the events is short.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.importers.collective_names import is_number
 
 MAX_US: Final = 1e19
 """Times beyond this are damaged."""
@@ -30,6 +30,7 @@ _OTHER_PHASES: Final = "BEIMRCNODPSTVFabcefinstvp()"
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Found = TypeVar("Found", bound=msgspec.Struct)
 
 
 class Launch(msgspec.Struct, gc=False, frozen=True):
@@ -68,22 +69,6 @@ class Complete(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     tid: int | str | None = None
     args: Launch = _NO_LAUNCH
 
-    @classmethod
-    def of(cls, event: dict[str, Any]) -> Complete | None:
-        """An event that may have anything anywhere; what has not its type is left at its default."""
-        if event.get("ph") != "X":
-            return None
-        found = cls(pid=_plain(event.get("pid")), tid=_plain(event.get("tid")))
-        for key in ("cat", "name"):
-            if isinstance(value := event.get(key), str):
-                setattr(found, key, value)
-        for key in ("ts", "dur"):
-            if is_number(value := event.get(key)):
-                setattr(found, key, float(value))
-        if isinstance(arguments := event.get("args"), dict):
-            found.args = _arguments(arguments)
-        return found
-
 
 class CompleteCollective(Complete, gc=False, tag_field="ph", tag="X"):
     """As :class:`Complete`, with what is said of collectives."""
@@ -91,21 +76,23 @@ class CompleteCollective(Complete, gc=False, tag_field="ph", tag="X"):
     args: CollectiveArguments = _NO_ARGUMENTS
 
 
-def _plain(value: Any) -> int | str | None:
-    return value if value is None or isinstance(value, int | str) else str(value)
+def _of(event: dict[str, Any]) -> Complete | None:
+    """An event that may have anything anywhere, if it is complete."""
+    if event.get("ph") != "X":
+        return None
+    found, said = _fitting(Complete, event), event.get("args")
+    found.args = _fitting(CollectiveArguments, said) if isinstance(said, dict) else _NO_LAUNCH
+    return found
 
 
-def _arguments(said: dict[str, Any]) -> CollectiveArguments:
-    """Arguments of any types: each is taken if it alone can be."""
+def _fitting(kind: type[Found], said: dict[str, Any]) -> Found:
+    """What has its type, each by itself; all else is left at its default."""
     found: dict[str, Any] = {}
-    for key in CollectiveArguments.__struct_encode_fields__:
-        if key in said:
-            try:
-                msgspec.convert({key: said[key]}, CollectiveArguments)
-            except (msgspec.MsgspecError, RecursionError):
-                continue
-            found[key] = said[key]
-    return msgspec.convert(found, CollectiveArguments)
+    for name, key in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
+        if key in said and key != "args":
+            with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+                found[name] = getattr(msgspec.convert({"ph": "X", key: said[key]}, kind), name)
+    return kind(**found)
 
 
 def _decoder(kind: type[Complete]) -> msgspec.json.Decoder[list[Any]]:
@@ -186,7 +173,7 @@ class EventColumns:
         # A batch has events of one decoder only, so without plain ones it is a batch that says more, or a strange one.
         says_more = not kept
         if says_more:
-            odd = (Complete.of(event) if type(event) is dict else event for event in events)
+            odd = (_of(event) if type(event) is dict else event for event in events)
             kept = [event for event in odd if isinstance(event, Complete)]
         if not kept:
             return
