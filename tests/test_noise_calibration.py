@@ -154,7 +154,7 @@ def test_too_little_to_measure(times_TR: Array, message: str) -> None:
         (lambda content: content.update(step_cv=float("nan")), "step_cv = nan"),
         (lambda content: content.pop("stages"), "stages is missing"),
         (lambda content: content["stages"][0]["all"].update(idiosyncratic_var=-1.0), "idiosyncratic_var = -1.0"),
-        (lambda content: content["stages"][0]["replicates"]["mean_s"].pop(), "replicates: lists of one length"),
+        (lambda content: content["stages"][0]["replicates"][3].pop("mean_s"), "replicates.3.mean_s is missing"),
         (lambda content: content["stages"][0]["all"]["max_over_mean"].pop(), "needs 5 max_over_mean each"),
     ],
 )

@@ -13,7 +13,7 @@ subset of n workers without replacement, from order statistics, divided by the m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Final, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,8 +65,7 @@ class StageMeasurements(Config):
     ``slow_workers`` are positions among the stage's workers in ascending order of rank. ``quantiles`` (at
     :data:`QUANTILES`) are of compute time over its step's mean, minus 1, times sqrt(R / (R - 1)) to undo the centring.
     ``replicates`` leave out one of :data:`REPLICATES` blocks of consecutive steps each: the spread of any function of
-    them gives its jackknife error. A packaged summary has one list of each moment of the replicates, which is a third
-    of the size.
+    them gives its jackknife error.
     """
 
     stage: int
@@ -78,18 +77,6 @@ class StageMeasurements(Config):
     replicates: tuple[Moments, ...]
 
     model_config = ConfigDict(allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_rows(cls, data: Any) -> Any:
-        columns = data.get("replicates") if isinstance(data, dict) else None
-        if not isinstance(columns, dict):
-            return data
-        try:
-            rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        except (TypeError, ValueError):
-            raise ValueError("replicates: lists of one length") from None
-        return data | {"replicates": rows}
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
