@@ -44,11 +44,18 @@ def fit(compute_s_TR: Array) -> NoiseFit:
     return fit_noise(measure_stage(compute_s_TR), "synthetic")
 
 
+def worker_of(fitted: NoiseFit) -> WorkerDistribution:
+    noise = fitted.to_config()["noise"]
+    return WorkerDistribution(
+        noise["persistent_cv"], max(noise["imbalance_cv"], noise["jitter_cv"]), noise["imbalance_skew"]
+    )
+
+
 def half_errors(times_TR: Array) -> float:
     """Of E[max]/mean, where each half of the steps predicts the other, both ways averaged; the largest of all."""
     halves = [measure_stage(times_TR[first::2]) for first in (0, 1)]
     tested = widths(times_TR.shape[1] - len(halves[0].slow_workers))
-    predicted = np.mean([fit_noise(half, "half").worker.expected_max(tested) for half in halves], axis=0)
+    predicted = np.mean([worker_of(fit_noise(half, "half")).expected_max(tested) for half in halves], axis=0)
     measured = np.mean([half.all.max_over_mean for half in halves], axis=0)
     return float(np.abs(predicted / measured - 1.0).max())
 
@@ -180,9 +187,9 @@ def test_packaged_se_has_the_published_numbers_and_its_fit_gives_them() -> None:
         # the reference divides by the mean of the subset, which matters at small widths, by 0.2 %
         assert stage.all.max_over_mean == pytest.approx(MAX_OVER_MEAN_SE[stage.stage], rel=2.1e-3)
         assert fitted.jitter_cv is None
-        noise = fitted.to_config()["noise"]
-        model = WorkerDistribution(noise["persistent_cv"], noise["imbalance_cv"], noise["imbalance_skew"])
-        assert model.expected_max(WIDTHS[:5]) == pytest.approx(np.array(MAX_OVER_MEAN_SE[stage.stage]), rel=0.005)
+        assert worker_of(fitted).expected_max(WIDTHS[:5]) == pytest.approx(
+            np.array(MAX_OVER_MEAN_SE[stage.stage]), rel=0.005
+        )
 
 
 def test_packaged_ar_has_one_slow_worker_and_quiet_peers() -> None:

@@ -152,11 +152,6 @@ class JobFit:
         """Of the mean step, relative."""
         return self.simulated.mean_s / self.measured.mean_s - 1.0
 
-    @property
-    def cv_error(self) -> float:
-        """Of the coefficient of variation."""
-        return self.simulated.cv - self.measured.cv
-
 
 class ClusterBuilder(Generic[Stamps]):
     """The cluster so far; ``base`` is what the operator knows.

@@ -116,7 +116,6 @@ class NoiseFit:
     imbalance_skew: Estimate | None
     slow_factor: Estimate | None
     distance: float
-    worker: WorkerDistribution
 
     def to_config(self) -> dict[str, Any]:
         """``mean_compute_s``, the ``noise`` section of a cluster config, and where it comes from in ``calibration``."""
@@ -173,7 +172,6 @@ def fit_noise(m: StageMeasurements, source: str) -> NoiseFit:
         if slow
         else None,
         distance=float(np.max(np.abs(model.cdf(1.0 + np.array(m.quantiles)) - QUANTILES))),
-        worker=model,
     )
 
 

@@ -116,16 +116,13 @@ OUTSIDE = "no recorded operation"
 class CollectiveActivity(Collective):
     """One collective as a device ran it, and what the rank did since it had begun the collective before.
 
-    ``launched_s`` (not a number where unknown) is on the host's side of the same clock. ``exposed_s`` is the part
-    during which the device did nothing else, ``hidden_s`` the rest. Since the begin of the collective before (or of
-    the profile): ``compute_s`` of kernels, ``copy_s`` of copies only, ``host_wait_s`` that the device idled because its
-    next operation had not been launched; and on the host, since the launch of the collective before, ``host_s`` by what
-    it was in.
+    ``launched_s`` (not a number where unknown) is on the host's side of the same clock. Since the begin of the
+    collective before (or of the profile): ``compute_s`` of kernels, ``copy_s`` of copies only, ``host_wait_s`` that the
+    device idled because its next operation had not been launched; and on the host, since the launch of the collective
+    before, ``host_s`` by what it was in.
     """
 
     launched_s: float
-    exposed_s: float
-    hidden_s: float
     compute_s: float
     copy_s: float
     host_wait_s: float

@@ -89,13 +89,11 @@ def _collectives(
     if not places:
         return {}
     events = device.event_D[places]
-    start_us, end_us = table.start_us_E[events], table.end_us_E[events]
-    launch = device.launch_D[places]
+    start_us, launch = table.start_us_E[events], device.launch_D[places]
     launched_us = np.where(launch >= 0, table.start_us_E[launch], np.nan)
     all_start_us = table.start_us_E[device.event_D]
     since_us = np.concatenate([all_start_us[:1], start_us])
     compute_us, work_us = np.diff(covered_until(kernels, since_us)), np.diff(covered_until(work, since_us))
-    hidden_us = covered_until(work, end_us) - covered_until(work, start_us)
     waited = np.concatenate([[0.0], np.cumsum(waits_us)])
     wait_us = np.diff(waited[np.searchsorted(all_start_us, since_us, side="right")])
     known = np.flatnonzero(launch >= 0)
@@ -109,8 +107,6 @@ def _collectives(
         found[place] = CollectiveActivity(
             **vars(c),
             launched_s=float(launched_us[k]) * _US,
-            exposed_s=max(float(end_us[k] - start_us[k] - hidden_us[k]), 0.0) * _US,
-            hidden_s=float(hidden_us[k]) * _US,
             compute_s=float(compute_us[k]) * _US,
             copy_s=max(float(work_us[k] - compute_us[k]), 0.0) * _US,
             host_wait_s=float(wait_us[k]) * _US,

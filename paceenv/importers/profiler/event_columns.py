@@ -42,7 +42,6 @@ class Launch(msgspec.Struct, gc=False, frozen=True):
 class CollectiveArguments(Launch, gc=False, frozen=True):
     """What PyTorch writes about a collective, at its kernel and at ``record_param_comms`` on its host."""
 
-    external: int = msgspec.field(default=-1, name="External id")
     name: str = msgspec.field(default="", name="Collective name")
     elements: int | float = msgspec.field(default=-1, name="In msg nelems")
     outputs: int | float = msgspec.field(default=-1, name="Out msg nelems")
