@@ -13,7 +13,7 @@ from described_steps import Step, predict, step_of
 
 from paceenv.calibration.measurements import NoiseMeasurements
 from paceenv.calibration.noise_fit import fit_noise
-from paceenv.calibration.published_tables import Rule, ScalingTarget, ThroughputTarget, simulate_column
+from paceenv.calibration.published_tables import ScalingTarget, ThroughputTarget, simulate_column
 from paceenv.core import pacing
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.collectives import Law, volume
@@ -254,7 +254,7 @@ def test_the_baseline_of_the_scaling_table_is_within_three_per_cent(scaling: Sca
     def checks() -> Iterator[Check]:
         for row in scaling.rows:
             cluster = load_cluster(scaling.cluster).with_nodes(row.nodes)
-            throughput, cv = simulate_column(cluster, None, seeds=SEEDS, iterations=ITERATIONS)
+            throughput, cv = simulate_column(cluster, paced=False, seeds=SEEDS, iterations=ITERATIONS)
             yield Check(f"{row.nodes} nodes, throughput", throughput, row.baseline.throughput, 0.03)
             yield Check(f"{row.nodes} nodes, cv", cv, row.baseline.cv, 0.03, absolute=True)
 
@@ -271,7 +271,7 @@ def test_only_the_gain_at_64_nodes_is_near_the_published_one_and_only_in_this_st
     for variant in scaling.structure.variants:
         at = cluster.changed(variant.change)
         before, after = (
-            simulate_column(at, rule, seeds=SEEDS, iterations=ITERATIONS)[0] for rule in (None, Rule.of(cluster))
+            simulate_column(at, paced=paced, seeds=SEEDS, iterations=ITERATIONS)[0] for paced in (False, True)
         )
         gains[variant.row] = after / before - 1.0
     published = scaling.rows[-1].coordination.throughput / scaling.rows[-1].baseline.throughput - 1.0

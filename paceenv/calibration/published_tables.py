@@ -26,7 +26,7 @@ from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
-from paceenv.ui.config_files import AnyMechanism, Config
+from paceenv.ui.config_files import Config
 
 THROUGHPUT_SCALE, CV_SCALE = 0.01, 0.01
 """Residuals of one: 1 % of throughput, 0.01 of CV."""
@@ -40,19 +40,6 @@ class Target(Config):
     free: dict[str, tuple[float, float]] = {}
     step: ClassVar[float] = 1e-6
     """Of differences, as a share of the bounds."""
-
-    @property
-    def seen(self) -> int:
-        """How many numbers the fit may see."""
-        raise NotImplementedError
-
-    def residuals(self, cluster: Cluster) -> list[float]:
-        """What a cluster misses the numbers by that the fit may see."""
-        raise NotImplementedError
-
-    def variance(self, cluster: Cluster) -> float:
-        """Of residuals, beside the fitted cluster."""
-        raise NotImplementedError
 
 
 class Published(Config):
@@ -70,20 +57,6 @@ class Row(Config):
     nodes: int = Field(ge=1)
     baseline: Published
     coordination: Published
-
-
-class Rule(Config):
-    """A fixed setting of one pacing rule, as ``pacing.one_mechanism`` takes it."""
-
-    mechanism: AnyMechanism
-    threshold: float = Field(0.0, ge=0)
-    window: float = Field(ge=0, le=1)
-
-    @classmethod
-    def of(cls, cluster: Cluster) -> Rule:
-        """The static setting of a cluster config."""
-        own = cluster.pacing
-        return cls(mechanism=own.mechanism, threshold=own.threshold, window=own.window)
 
 
 class Variant(Config):
@@ -110,14 +83,17 @@ class ScalingTarget(Target):
 
     @property
     def seen(self) -> int:
+        """How many numbers the fit may see."""
         return sum(2 * column.fit for row in self.rows for column in (row.baseline, row.coordination))
 
     def residuals(self, cluster: Cluster) -> list[float]:
+        """What a cluster misses these numbers by."""
         scale = {"throughput": THROUGHPUT_SCALE, "cv": CV_SCALE}
         rows = compare(self, cluster, seeds=6, iterations=4000, only_fit=True)
         return [row.error / scale[row.quantity.split()[-1]] for row in rows]
 
-    def variance(self, cluster: Cluster) -> float:
+    def variance(self, _: Cluster) -> float:
+        """Of residuals."""
         return 1.0
 
 
@@ -151,9 +127,11 @@ class ThroughputTarget(Target):
 
     @property
     def seen(self) -> int:
+        """How many numbers the fit may see."""
         return sum(row.fit for row in self.rows)
 
     def residuals(self, cluster: Cluster) -> list[float]:
+        """What a cluster misses these numbers by."""
         return [self._residual(row, cluster) for row in self.rows if row.fit]
 
     def variance(self, cluster: Cluster) -> float:
@@ -184,11 +162,12 @@ class Comparison:
         return difference / self.expected if self.quantity.endswith("throughput") else difference
 
 
-def simulate_column(cluster: Cluster, rule: Rule | None, *, seeds: int, iterations: int) -> tuple[float, float]:
-    """Throughput in samples/s and CV of a cluster."""
+def simulate_column(cluster: Cluster, *, paced: bool, seeds: int, iterations: int) -> tuple[float, float]:
+    """Throughput in samples/s and CV of a cluster, without pacing or with the static setting of its config."""
     keys = episode_keys(list(range(seeds)))
     simulator = Simulator(derive(cluster, keys), keys, threads=os.cpu_count() or 1)
-    settings = pacing.off() if rule is None else pacing.one_mechanism(rule.mechanism, rule.threshold, rule.window)
+    own = cluster.pacing
+    settings = pacing.one_mechanism(own.mechanism, own.threshold, own.window) if paced else pacing.off()
     step = simulator.run(np.broadcast_to(settings, (seeds, 1, *settings.shape)), iterations)
     statistics = metrics.step_statistics(step)
     return cluster.samples_per_step / statistics["mean"], statistics["cv"]
@@ -203,13 +182,13 @@ def compare(
         for name, published in (("baseline", row.baseline), ("coordination", row.coordination)):
             if only_fit and not published.fit:
                 continue
-            rule = Rule.of(at) if name == "coordination" else None
-            throughput, cv = simulate_column(at, rule, seeds=seeds, iterations=iterations)
+            paced = name == "coordination"
+            throughput, cv = simulate_column(at, paced=paced, seeds=seeds, iterations=iterations)
             yield Comparison(row.nodes, f"{name} throughput", published.throughput, throughput, published.fit)
             yield Comparison(row.nodes, f"{name} cv", published.cv, cv, published.fit)
 
 
-def fit_table(target: Target, start: Cluster) -> Cluster:
+def fit_table(target: ScalingTarget | ThroughputTarget, start: Cluster) -> Cluster:
     """Fit a cluster to the numbers of a target that are marked for it; the record has standard errors.
 
     Least squares from the present values. Common random numbers make simulated residuals smooth and reproducible.
