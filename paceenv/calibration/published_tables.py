@@ -222,7 +222,6 @@ def fit_table(target: ScalingTarget | ThroughputTarget, start: Cluster) -> Clust
     se = np.sqrt(np.diag(covariance)) * (high - low)
     record = {
         "source": f"targets/{target.name}",
-        "cost": round(2.0 * float(found.cost), 3),
         "fitted": {
             key: Estimate.normal(value, error).to_record()
             for key, value, error in zip(keys, values(found.x), se.tolist(), strict=True)
