@@ -53,23 +53,3 @@ def _unwritable(folder: Path) -> str:
     if not folder.is_dir():
         return f"{folder} is not a folder"
     return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} may not be written to"
-
-
-def obstacle_elsewhere(options: Options, policy: str | None) -> str:
-    """As :func:`obstacle`, found in a forked child: this process imports no NumPy before the script does."""
-    receive, send = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(receive)
-            os.write(send, obstacle(options, policy).encode()[:4096])
-            code = 0
-        except BaseException as error:
-            os.write(send, f"it cannot be checked: {type(error).__name__}: {error}".encode()[:4096])
-            code = 1
-        os._exit(code)
-    os.close(send)
-    with os.fdopen(receive, "rb") as stream:
-        found = stream.read().decode(errors="replace")
-    _, status = os.waitpid(child, 0)
-    return found or (f"it cannot be checked: exit status {status}" if status else "")

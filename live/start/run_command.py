@@ -12,15 +12,23 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand
 
 from paceenv.core.errors import InputError, needs
 from paceenv.live.options import OPTIONS, make_options
-from paceenv.live.start.launch import Module, PolicyName, Script, refuse, with_agent_options
+from paceenv.live.start.launch import (
+    Module,
+    PolicyName,
+    Script,
+    become,
+    check_script,
+    launch,
+    refuse,
+    with_agent_options,
+)
 from paceenv.live.start.obstacles import obstacle
 
 HELP = """Launch a training script with the agent on this node, or run it as the rank that this process already is.
@@ -77,22 +85,19 @@ def run(
 ) -> None:
     found: Split = context.meta[_SPLIT]
     options = make_options(given | {"mode": mode, "job": given["job"] or "job"})  # refuses what is out of range
-    ours = ["-m", "paceenv.live", *found.agent, *found.script]
+    if not found.launcher:
+        os.environ.update(slurm_rank(os.environ))
     if is_rank(os.environ):
-        _become(ours)
-    names = slurm_rank(os.environ)
-    if names and not found.launcher:
-        os.environ.update(names)
-        _become(ours)
-    if not module and not Path(script[0]).exists():
-        raise InputError(f"script {script[0]}: no such file; allowed: a Python file, or a module with -m")
+        launch(script=script, module=module, mode=mode, policy=policy, **given)
+    check_script(script[0], module)
     why = obstacle(options, policy)
     if options.strict:
         refuse(options, why)
     elif why:
         _say(f"warning: mode {mode} cannot be entered: {why}; the job runs unpaced (--strict ends the launch instead)")
     launcher = [*_added(found.launcher, os.environ), *found.launcher]
-    _become(["-m", "paceenv.live.start.torchrun", script[0], *launcher, *ours])
+    ours = ["-m", "paceenv.live", *found.agent, *found.script]
+    become(["-m", "paceenv.live.start.torchrun", script[0], *launcher, *ours])
 
 
 def split(arguments: Sequence[str]) -> Split:
@@ -175,10 +180,3 @@ def _added(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 def _say(text: str) -> None:
     print(f"paceenv live run: {text}", file=sys.stderr)
-
-
-def _become(arguments: list[str]) -> NoReturn:
-    """Replace this process by the interpreter with these arguments."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, *arguments])
