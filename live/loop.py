@@ -22,7 +22,7 @@ from paceenv.live.decide.deferral import Deferral
 from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.log_once import Messages, described, raised_by_a_signal_handler
 from paceenv.live.observe.backward import Backward
-from paceenv.live.observe.batch import Batch
+from paceenv.live.observe.batch import ITERATION, OPERATION, Batch
 from paceenv.live.observe.collective_calls import Collectives, FunctionalCollectives
 from paceenv.live.observe.hooks import Hooks
 from paceenv.live.observe.log import Group, Log
@@ -354,8 +354,7 @@ class Loop:
 
     def _account(self, done: list[Step]) -> None:
         batch = self._batch(done)
-        barrier_s_T, still_s_T = np.array([(step.barrier_s, step.still_s) for step in done], float).T
-        self.history.add(batch, barrier_s_T, still_s_T, np.array([step.ticks for step in done]))
+        self.history.add(batch)
         for listener in self.listeners:
             listener(batch)
 
@@ -364,24 +363,17 @@ class Loop:
         for mark in sorted({step.mark for step in done} - set(marks)):
             if len(marks) < MAX_MARKS:
                 marks.append(mark if len(marks) < MAX_MARKS - 1 else OTHER_MARKS)
-        start_s_T, end_s_T, pace_start_s_T, pace_end_s_T = np.array([step[1:5] for step in done], np.float64).T
-        operations = [operation for step in done for operation in step.operations]
-        columns = np.array(operations, np.float64).reshape(-1, 3)
-        return Batch(
-            np.array([step.iteration for step in done], np.int64),
-            start_s_T,
-            end_s_T,
-            pace_start_s_T,
-            pace_end_s_T,
-            np.array([step.regular for step in done], bool),
-            np.array([marks.index(step.mark) if step.mark in marks else len(marks) - 1 for step in done], np.uint8),
-            np.repeat(np.arange(len(done)), [len(step.operations) for step in done]),
-            columns[:, 0].astype(np.uint16),
-            columns[:, 1],
-            columns[:, 2],
-            tuple(self._log.kinds),
-            tuple(marks),
-        )
+        numbers = {mark: number for number, mark in enumerate(marks)}
+        rows = [
+            (*step[:5], step.barrier_s, step.still_s, step.ticks, numbers.get(step.mark, len(marks) - 1), step.regular)
+            for step in done
+        ]
+        columns = np.array([operation for step in done for operation in step.operations], float).reshape(-1, 3)
+        operations_N = np.empty(len(columns), OPERATION)
+        operations_N["place"] = np.repeat(np.arange(len(done)), [len(step.operations) for step in done])
+        for name, column in zip(("kind", "start_s", "end_s"), columns.T, strict=True):
+            operations_N[name] = column
+        return Batch(np.array(rows, ITERATION), operations_N, tuple(self._log.kinds), tuple(marks))
 
     def _begin(self) -> None:
         """The first tick: only now are rank, backend and device known. Its iteration is not counted."""

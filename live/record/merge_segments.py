@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, TraceMetadata, TraceWriter
-from paceenv.live.observe.batch import THREAD
+from paceenv.live.observe.batch import THREAD, Batch
 from paceenv.live.record.findings import in_short
 from paceenv.live.record.run_folder import RunFolder
-from paceenv.live.record.segments import Segment, read_header, read_segment
+from paceenv.live.record.segments import read_header, read_segment
 
 NEIGHBOURS: Final = 31
 """Iterations over which a clock's shift is a running median; odd."""
@@ -78,7 +78,7 @@ def write_merged(folder: RunFolder, path: str | Path, attempt: str | None = None
     return rows
 
 
-def segment_rows(segment: Segment, after: int = -1) -> dict[str, Any]:
+def segment_rows(segment: Batch, after: int = -1) -> dict[str, Any]:
     """The rows of a segment's iterations, as columns of a trace. Without overlaps they add up to the steps.
 
     Args:
@@ -201,16 +201,16 @@ class _Merger:
                 self._folder.note(f"{path}: passed over: of an agent that was attached before another")
         return [path for path in paths if began[path] == max(began.values())]
 
-    def _read(self, rank: int) -> Iterator[tuple[Path, Segment]]:
+    def _read(self, rank: int) -> Iterator[tuple[Path, Batch]]:
         """The segments of a rank that hold any iteration."""
         for path in self._segments[rank]:
             try:
-                segment = read_segment(path)
+                _, segment, note = read_segment(path)
             except InputError as error:  # replaced meanwhile
                 self._folder.note(f"passed over: {error}")
                 continue
-            if segment.note:
-                self._folder.note(segment.note)
+            if note:
+                self._folder.note(note)
             if len(segment.iterations_T):
                 yield path, segment
 
