@@ -41,6 +41,9 @@ EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
 METRICS_S = 10.0
 """Seconds between two calls of the script's ``on_metrics``."""
 
+Task = tuple[str, float, Callable[[bool], None]]
+"""A periodic task: its name, seconds between two runs, and what runs."""
+
 
 class Output:
     """Serves one loop, from its first tick on."""
@@ -133,7 +136,7 @@ class Output:
             "reason": loop.reason,
             "iterations": loop.iterations,
             "regular": history.count,
-            "irregular": loop.irregular,
+            "irregular": loop.steps.irregular,
             "unmeasured": loop.why_nothing_is_measured(),
             "step": history.step(),
             "step_iterations": history.step_iterations(),
@@ -142,15 +145,15 @@ class Output:
             "collectives": history.collectives(),
             "groups": {
                 str(g.number): {"name": g.name, "ranks": g.listed, "member": g.member, "size": g.size}
-                for g in list(loop.groups.values())[:MAX_GROUPS]
+                for g in list(loop.log.groups.values())[:MAX_GROUPS]
             },
-            "unseen": unseen(loop.groups, history.count),
+            "unseen": unseen(loop.log.groups, history.count),
             "side": history.side(),
             "wait": history.wait(),
             "arrival": ALONE,
             "pacing": loop.control.delays() | loop.deferral.counts(),
             **loop.control.snapshot(),
-            "stamps": {"dropped": loop.dropped_stamps},
+            "stamps": {"dropped": loop.log.stamps.dropped},
             "overhead": history.overhead(),
             "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
             "locality": self._locality,
@@ -172,7 +175,6 @@ class Output:
         keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up())
         keep.add("the look at SIGTERM", DESCRIPTOR_S, lambda final: loop.at_next_tick(self._last_words.look))
         store = job_store() if loop.backend else None
-        self._peers = Peers(loop, store)
         digest = settings_digest(options, (loop.policy.source, loop.policy.sha256), loop.control.seed)
         self._rendezvous = Rendezvous(loop.rank, loop.world_size, digest, self._identified)
         if options.out is not None:
@@ -184,18 +186,19 @@ class Output:
         if options.metrics_port is not None:
             self._serve(options.metrics_port)
         if options.kill_file is not None:
-            self._watch("the check of the kill file", KILL_FILE_S, self._check_kill_file)
+            self._watch("the check of the kill file", ("the kill file", KILL_FILE_S, self._check_kill_file))
+        period_s, tasks = poll_s(loop.world_size), list[Task]()
+        peers = Peers(loop, store)
         if options.out is not None:
             import paceenv.policies.policy_file  # noqa: F401 (the watch thread should import nothing)
 
-            self._control = ControlReader(options.out, loop, self._peers)
-            self._watch("the check of control.json", poll_s(loop.world_size), self._control.look)
+            self._control = control = ControlReader(options.out, loop, peers)
+            tasks += [("control.json", period_s, control.look), ("who follows it", period_s, control.agree)]
         if options.mode in PACING or (options.out is not None and loop.world_size > 1):
-            period_s, barrier_words = poll_s(loop.world_size), BarrierWords(loop, self._peers)
-            self._beside(
-                ("the words of other ranks", period_s, self._peers.look),
-                ("the words about the barrier", period_s, barrier_words.look),
-            )
+            tasks += [("the words of other ranks", period_s, peers.look)]
+            tasks += [("the words about the barrier", period_s, BarrierWords(loop, peers).look)]
+        if tasks:
+            self._watch("the check of control.json and of other ranks", *tasks)
         if self.on_metrics is not None:
             self._beside(("on_metrics", METRICS_S, self._call), patience_s=PATIENCE_S)
         keep.start()
@@ -204,14 +207,13 @@ class Output:
         if loop.rank == 0:
             loop.messages.log_once(self._greeting(), level=20)
 
-    def _watch(self, name: str, period_s: float, look: Callable[[bool], None]) -> None:
+    def _watch(self, name: str, *tasks: Task) -> None:
         """Look for a wish to stop, on a thread of its own: a file system may hang, and then nothing is delayed."""
         lively = self._loop.lively
         lively[name] = time.monotonic()
-        heartbeat = ("the heartbeat", HEARTBEAT_S, lambda final: lively.update({name: time.monotonic()}))
-        self._beside(heartbeat, (name, period_s, look))
+        self._beside(("the heartbeat", HEARTBEAT_S, lambda final: lively.update({name: time.monotonic()})), *tasks)
 
-    def _beside(self, *tasks: tuple[str, float, Callable[[bool], None]], patience_s: float = 0.0) -> None:
+    def _beside(self, *tasks: Task, patience_s: float = 0.0) -> None:
         """Run tasks on a thread of their own: a file system, a store, the script's own function may hang."""
         thread = Housekeeping(self._loop.messages.log_once)
         for task in tasks:

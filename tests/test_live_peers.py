@@ -40,6 +40,7 @@ class Rank:
     def look(self) -> None:
         if self.reader is not None:
             self.reader.look(False)
+            self.reader.agree(False)
         self.peers.look(False)
 
     def tick(self, iteration: int) -> None:

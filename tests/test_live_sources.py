@@ -60,10 +60,10 @@ def _wrapped() -> dict[str, Any]:
 def _taken(agent: Agent) -> tuple[list[tuple[str, int]], str]:
     """What was seen since the last call, as an iteration that ends now: kinds with bytes, and its mark."""
     loop = agent._loop
-    loop._log.tick()
+    loop.log.tick()
     iteration = loop._iterations.next()
     assert iteration is not None
-    kinds = [loop._log.kinds[kind] for kind, _, _ in iteration[1]]
+    kinds = [loop.log.kinds[kind] for kind, _, _ in iteration[1]]
     assert all(end >= start for _, start, end in iteration[1])
     return [(kind.op, kind.bytes) for kind in kinds], iteration[2]
 
@@ -202,7 +202,7 @@ def test_a_check_that_hangs_delays_nothing_and_holds_up_no_other_check(
         monkeypatch.setattr(f"{live_at}.loop.MAX_SILENCE_S", 60.0)
         assert loop._may_delay()
         monkeypatch.setattr(f"{live_at}.loop.MAX_SILENCE_S", 1.0)
-        said = "the check of control.json takes more than 1 s; nothing is delayed until it is over"
+        said = "the check of control.json and of other ranks takes more than 1 s; nothing is delayed until it is over"
         assert comes(lambda: not loop._may_delay() and any(said == e["text"] for e in loop.messages.events))
         files["kill_file"].touch()
         assert comes(lambda: agent.state == "off")
@@ -367,9 +367,8 @@ def test_every_stamp_comes_back(agent: Agent, monkeypatch: pytest.MonkeyPatch) -
     optimizer.step()
     loop = agent._loop
     for owner, name, value in (
-        (loop, "_stamps", stamps),
-        (loop._log, "stamps", stamps),
-        (loop._log, "on_device", True),
+        (loop.log, "stamps", stamps),
+        (loop.log, "on_device", True),
         (loop, "device", "cuda:0"),
         (loop, "_takes_here", True),
         (loop._optimizer, "tick", loop._tick),
@@ -393,7 +392,7 @@ def test_an_error_of_the_agent_switches_it_off_and_is_said_once(agent: Agent) ->
     def broken() -> float:
         raise RuntimeError("no time")
 
-    agent._loop._log.stamps.record = broken  # type: ignore[method-assign]
+    agent._loop.log.stamps.record = broken  # type: ignore[method-assign]
     tensor = torch.ones(2)
     for _ in range(3):
         distributed.all_reduce(tensor)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceenv.core.limits import Limits
-from paceenv.live.decide.actuator import MIN_DELAY_S, Delay, DelayLengths, DeviceActuator, HostActuator
+from paceenv.live.decide.actuator import MIN_DELAY_S, DelayLengths, DeviceActuator, HostActuator
 from paceenv.live.decide.blocks import ACTIVE, CANARY, Plan, block_plan, shared_seed
 from paceenv.live.decide.guard import Guard, GuardedPolicy, OutOfRange, PolicyFault
 from paceenv.live.decide.live_policy import NamedPolicy
@@ -21,11 +21,10 @@ from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.decide.probe import Probing
 from paceenv.live.observe.stamps import Clock, Stamps
 from paceenv.live.observe.step import Shape, Step
-from paceenv.live.options import Options
+from paceenv.live.observe.steps import Delay
+from paceenv.live.options import PACED, Options
 from paceenv.policies.rules import passive
 
-PACED = ("canary", "active")
-"""Modes that delay by a policy."""
 BARRIER_ALONE_S = 1e-3
 """A barrier is taken to need at most this once all ranks are there, until they have compared theirs; the time beyond
 it is waiting, however constant."""
@@ -298,7 +297,7 @@ def _make_mode(options: Options, policies: Sequence[NamedPolicy], *, seed: int, 
         return Probing(options, seed, begin)
     if options.mode == "shadow":
         return Shadow(begin)
-    if options.mode in ("canary", "active"):
+    if options.mode in PACED:
         plan = Plan(seed, blocks, begin=begin, every=CANARY if options.mode == "canary" else ACTIVE)
         return Switchback(plan, [one.source for one in policies])
     return Mode()

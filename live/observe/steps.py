@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from paceenv.live.observe.batch import STANDSTILL, STREAM, THREAD
 from paceenv.live.observe.log import MARK, SKIP, TOO_MANY, Log, Row
@@ -35,13 +35,13 @@ MAX_OPERATIONS = 100_000
 """Operations of one step; with more, the ranks meet too seldom to keep them."""
 
 
-class Delay(Protocol):
-    """A delay of this rank: the stamps of its beginning and of its end."""
+class Delay(NamedTuple):
+    """A delay under way, with its two stamps. ``slept_s`` is the host's sleep or the device's planned spin, seconds."""
 
-    @property
-    def before(self) -> Any: ...
-    @property
-    def after(self) -> Any: ...
+    slept_s: float
+    before: Any
+    after: Any | None
+    cycles: int = 0
 
 
 Tick = tuple[int, list[Row] | None, str, Delay | None, Any]

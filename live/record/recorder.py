@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from paceenv.live.log_once import described
 from paceenv.live.observe.batch import Batch
-from paceenv.live.record.housekeeping import describe
 from paceenv.live.record.run_folder import segment_path
 from paceenv.live.record.segments import MAX_FLUSHES, flush_bytes, header_bytes
 
@@ -192,4 +192,4 @@ class TraceRecorder:
         if not self._said:
             self._said = True
             with contextlib.suppress(Exception):
-                self._problem(f"the trace cannot be written, and the job goes on: {describe(error)}")
+                self._problem(f"the trace cannot be written, and the job goes on: {described(error)}")

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceenv.core.errors import needs
-from paceenv.live.options import Options
+from paceenv.live.options import DECIDING, Options
 
 if TYPE_CHECKING:  # it brings NumPy, which the script may want to import itself
     from paceenv.policies.base import Policy
-
-_BY_POLICY = ("shadow", "canary", "active")
-"""The modes that need a policy."""
 
 
 def obstacle(options: Options, policy: Policy | str | os.PathLike[str] | None) -> str:
@@ -27,7 +24,7 @@ def obstacle(options: Options, policy: Policy | str | os.PathLike[str] | None) -
         return f"out = {str(options.out)!r}: {why}"
     if options.kill_file is not None and _there(options.kill_file):
         return f"kill_file {options.kill_file} is there already, and the agent would detach at once"
-    if options.mode not in _BY_POLICY:
+    if options.mode not in DECIDING:
         return ""
     try:
         from paceenv.live.decide.live_policy import needed_policy
