@@ -23,14 +23,13 @@ from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.log_once import Messages, described, raised_by_a_signal_handler
 from paceenv.live.observe.backward import Backward
 from paceenv.live.observe.batch import ITERATION, OPERATION, Batch
-from paceenv.live.observe.collective_calls import Collectives, FunctionalCollectives
+from paceenv.live.observe.collective_calls import Collectives, FunctionalCollectives, StreamWaits
 from paceenv.live.observe.hooks import Hooks
 from paceenv.live.observe.log import Log
 from paceenv.live.observe.optimizer_steps import Checkpoints, OptimizerTick
 from paceenv.live.observe.stamps import Clock, HostStamps, cuda_stamps
 from paceenv.live.observe.step import Step
 from paceenv.live.observe.steps import Steps, Tick, Ticks
-from paceenv.live.observe.stream_waits import StreamWaits
 from paceenv.live.options import Options
 from paceenv.live.record.history import History
 
@@ -77,7 +76,7 @@ class Loop:
         self.on_begin: Callable[[], None] = lambda: None
         """Called at the first tick, when the rank is known."""
         self._off_reason = "" if options.mode != "off" else "by mode"
-        self._stop_reason = self._downgrade_reason = ""
+        self._stop_reason = ""
         self._begun = self._ended = False
         self.hooks = Hooks(self.fail)
         self.log = Log(HostStamps(clock))
@@ -145,7 +144,7 @@ class Loop:
 
     def at_next_tick(self, run: Callable[[], None]) -> None:
         """Call ``run`` once at the end of the next iteration, on the thread that ends it; from any thread."""
-        self.log.chore = run
+        self.log.chores.append(run)
 
     def begin_mark(self, kind: str) -> None:
         """A checkpoint or an evaluation begins: no measurement and no delay until :meth:`end_mark`."""
@@ -166,7 +165,7 @@ class Loop:
 
     def downgrade(self, reason: str) -> None:
         """Only observe from the next tick on; may be called from any thread."""
-        self._downgrade_reason = reason
+        self.at_next_tick(lambda: self.control.downgrade(reason))
 
     def change(self, mode: str, policy: NamedPolicy, from_iteration: int) -> None:
         """Change over to another mode and policy, after the first tick; may be called from any thread.
@@ -198,7 +197,7 @@ class Loop:
         self._read()
         self.control.finish()
         self._change, self.paused, self.log.hurry = None, mode == "off", False
-        self.policy, self._downgrade_reason = policy, ""
+        self.policy = policy
         self.options = replace(self.options, mode="observe" if self.paused else mode)
         self.control = Control(
             self.options, policy, self.messages.log_once, self._clock, begins_at=begins_at, inform=self._inform
@@ -226,8 +225,6 @@ class Loop:
         if self._stop_reason:
             self.detach(self._stop_reason)
             return
-        if self._downgrade_reason:
-            self.control.downgrade(self._downgrade_reason)
         log.tick()
         if not self._takes_here and not self._take_over():
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from paceenv.live.decide.control import BARRIER_ALONE_S
@@ -75,7 +76,7 @@ class Peers:
             iteration, _, why = words.read(name).partition(" ")
             if iteration.isdecimal() and int(iteration) >= control.begins_at:
                 if number not in stopped:
-                    control.hear(number, why[:300])
+                    loop.at_next_tick(partial(control.hear, number, why[:300]))
             elif number in stopped:
                 words.write(name, f"{control.iteration} on rank {loop.rank}: {stopped[number]}")
 

@@ -48,9 +48,8 @@ class Rank:
         change = self.loop._change
         if change is not None and iteration >= change[2]:
             self.loop._change_over(*change)
-        if self.loop._downgrade_reason:
-            self.loop.control.downgrade(self.loop._downgrade_reason)
-        self.loop.control.apply_delay(iteration)
+        while self.loop.log.chores:
+            self.loop.log.chores.popleft()()
 
 
 def in_blocks(rank: Rank) -> Experiment:

@@ -20,11 +20,11 @@ from fake_cuda import FakeCuda
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.live.loop import Loop
 from paceenv.live.observe.batch import STANDSTILL
+from paceenv.live.observe.collective_calls import StreamWaits
 from paceenv.live.observe.hooks import Hooks
 from paceenv.live.observe.log import Group, Log, watched_next
 from paceenv.live.observe.stamps import DeviceStamps, cuda_stamps
 from paceenv.live.observe.steps import ALL_WATCHED, LEAST_SHARE
-from paceenv.live.observe.stream_waits import StreamWaits
 from paceenv.live.options import make_options
 from paceenv.live.record.findings import find
 from paceenv.live.record.history import unseen

@@ -100,7 +100,6 @@ class Control:
         """The longest real hold of a transfer in the iteration taken in next, seconds."""
         limits = Limits(options.cap_s, options.cap_share, options.budget_s_per_minute, self.quiet_until)
         self.guard = Guard(limits)
-        self._heard = dict[int | None, str]()
 
     @property
     def tick_s(self) -> float:
@@ -151,8 +150,9 @@ class Control:
         return dict(self.chosen.out) | all_of_them
 
     def hear(self, number: int | None, why: str) -> None:
-        """Another rank paces no more, so that this one must not either; any thread may call it."""
-        self._heard[number] = why
+        """Another rank paces no more, so that this one must not either."""
+        if number is None or number not in self.chosen.out:
+            self._give_up(number, why)
 
     def finish(self) -> None:
         """The job ends: comparisons under way get their last evaluation."""
@@ -196,10 +196,6 @@ class Control:
 
     def apply_delay(self, iteration: int) -> Delay | None:
         """Delay this rank before ``iteration``, if policy, mode, schedule and guard agree; None without a delay."""
-        while self._heard:
-            number, why = self._heard.popitem()
-            if number is None or number not in self.chosen.out:
-                self._give_up(number, why)
         acting, pacer, mode = self._acting(iteration), self.pacer, self._in_force
         if acting is None or pacer is None or not self._ready:
             return None

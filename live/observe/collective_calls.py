@@ -13,6 +13,7 @@ from threading import get_ident
 from typing import Any
 from weakref import ref
 
+from paceenv.live.observe.batch import STANDSTILL
 from paceenv.live.observe.hooks import Hooks
 from paceenv.live.observe.log import UNKNOWN_WAIT, Group, Log
 
@@ -251,3 +252,33 @@ def _process_group(argument: Any) -> Any:
         return getattr(distributed_c10d, "_resolve_process_group")(argument)  # noqa: B009 private: it may go
     mesh, *dimension = argument if isinstance(argument, tuple) and len(argument) == 2 else (argument,)
     return mesh.get_group(*dimension) if hasattr(mesh, "get_group") and hasattr(mesh, "mesh_dim_names") else None
+
+
+class StreamWaits:
+    """Wraps a CUDA stream's wait for an event; ``log`` gets one row per wait of the stream that is the current one.
+
+    The collectives of FSDP run beside the compute: what they cost the step is only the time in which the compute stream
+    stands still for them.
+    """
+
+    def __init__(self, log: Log, hooks: Hooks) -> None:
+        self._log, self._hooks = log, hooks
+
+    def install(self) -> None:
+        import torch
+
+        around = self._hooks.around
+        around(torch.cuda.Stream, "wait_event", self._waits, self._waited, self._log.release, always=False)
+
+    def _waits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        log = self._log
+        if not log.on_device:
+            return None
+        stamp = log.stamps.record()
+        if stamp is None or stamp.stream != args[0].cuda_stream:  # a stream of the collectives waits for the compute
+            log.release(stamp)
+            return None
+        return stamp
+
+    def _waited(self, stamp: Any, result: Any) -> None:
+        self._log.add(self._log.kind(STANDSTILL, -1, 0), stamp)

@@ -112,8 +112,8 @@ class Log:
         self.rows = deque[Row]()
         """Written here and taken by one reader, which may be another thread."""
         self.overflow: Callable[[], None] = lambda: None
-        self.chore: Callable[[], None] | None = None
-        """Called once, at the next tick."""
+        self.chores = deque[Callable[[], None]]()
+        """Called once each, at the next tick; any thread may add some."""
         self.kinds: list[Kind] = [Kind("wait", -1, 0)]
         self._numbers: dict[tuple[str, int, int, int], int] = {}
         self._adding = RLock()
@@ -143,9 +143,8 @@ class Log:
 
     def tick(self) -> None:
         """An iteration ends now."""
-        if self.chore is not None:
-            chore, self.chore = self.chore, None
-            chore()
+        while self.chores:
+            self.chores.popleft()()
         if self.skips():
             return
         cut, self.cut = self.cut, ""
