@@ -105,16 +105,16 @@ def became(monkeypatch: pytest.MonkeyPatch, folder: Path, arguments: str, **envi
     return words[1:]
 
 
-LAUNCH = ["-m", "paceenv.live.start.torchrun"]
-AGENT = ["-m", "paceenv.live"]
+LAUNCH = ["-m", "torch.distributed.run"]
 
 
 def test_alone_it_launches_on_one_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = "--nproc-per-node 2 --mode shadow --policy paper"
     found = became(monkeypatch, tmp_path, f"{options} train.py --lr 1")
-    ours = ["--mode", "shadow", "--policy", "paper", "train.py", "--lr", "1"]
-    launcher = ["train.py", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node", "2"]
-    assert found == [*LAUNCH, *launcher, *AGENT, *ours]
+    launcher = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node", "2"]
+    assert found == [*LAUNCH, *launcher, "train.py", "--lr", "1"]
+    settings = json.loads(os.environ["PACEENV_LIVE_SETTINGS"])
+    assert (settings["mode"], settings["policy"], settings["process"]) == ("shadow", "paper", -os.getpid())
 
 
 def test_a_rank_runs_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

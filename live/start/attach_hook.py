@@ -30,21 +30,22 @@ from paceenv.live.options import IN_A_GROUP_ONLY, KILL_SWITCH, LAUNCHER_SETTINGS
 SETTINGS_VARIABLE = "PACEENV_LIVE_SETTINGS"
 """Environment variable with the launcher's settings, as JSON."""
 SCRIPT_S_PROCESS, ROOT = "process", "root"
-"""Beside them: the number of the process that becomes the script, and the folder in which this package lies."""
+"""Beside them: the number of the process that becomes the script, or minus the number of the one that starts those
+which do; and the folder in which this package lies."""
 _CHILDREN = str(Path(__file__).parents[1] / "children")
 
 
-def hand_down(settings: dict[str, Any]) -> None:
-    """Leave the settings to the script that this process becomes; they replace the arguments of ``live.attach`` in it.
+def hand_down(settings: dict[str, Any], *, below: bool) -> None:
+    """Leave the settings, in place of the arguments of ``live.attach``, to the script.
 
-    Raises InputError where the interpreter takes nothing from the environment.
+    This process becomes the script, or those which it starts, where the script is ``below``. Raises InputError where
+    the interpreter takes nothing from the environment.
     """
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise InputError("the interpreter's options -E, -I and -S keep the agent out; allowed: without them")
     root = str(Path(paceenv.__file__).parents[1])
-    os.environ[SETTINGS_VARIABLE] = json.dumps(
-        settings | {SCRIPT_S_PROCESS: os.getpid(), ROOT: root}, default=os.fspath
-    )
+    settings = settings | {SCRIPT_S_PROCESS: -os.getpid() if below else os.getpid(), ROOT: root}
+    os.environ[SETTINGS_VARIABLE] = json.dumps(settings, default=os.fspath)
     folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     os.environ["PYTHONPATH"] = os.pathsep.join([_CHILDREN, *(f for f in folders if f != _CHILDREN)])
 
@@ -56,7 +57,9 @@ def spec_of_optimizers(name: str, path: Sequence[str] | None, target: ModuleType
     if spec is None or loader is None or os.environ.get(KILL_SWITCH):
         return None
     settings = json.loads(os.environ[SETTINGS_VARIABLE])
-    script, _ = settings.pop(SCRIPT_S_PROCESS), settings.pop(ROOT)
+    is_script = settings.pop(SCRIPT_S_PROCESS) in (os.getpid(), -os.getppid())
+    script = os.getpid() if is_script else -1
+    del settings[ROOT]
     LAUNCHER_SETTINGS.update(settings)
 
     def exec_module(module: ModuleType) -> None:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from paceenv.core.errors import InputError
-from paceenv.live.options import ENVIRONMENT_KILL_FILE, OPTIONS, Option, Options, absolute_policy, make_options
+from paceenv.live.options import ENVIRONMENT_KILL_FILE, OPTIONS, Option, absolute_policy, make_options
 from paceenv.live.start.attach_hook import hand_down
 from paceenv.live.start.obstacles import obstacle
 
@@ -80,29 +80,36 @@ PolicyName = Annotated[str | None, typer.Option(help=" ".join(POLICY_HELP.split(
 @application.command(help=HELP, context_settings={"allow_interspersed_args": False})
 @with_agent_options
 def launch(*, script: Script, module: Module = False, mode: str, policy: PolicyName = None, **given: Any) -> NoReturn:
-    given |= {"mode": mode, "job": given["job"] or (script[0] if module else Path(script[0]).stem)}
-    options = make_options(given)
-    check_script(script[0], module)
-    if options.strict:
-        refuse(options, obstacle(options, policy))
+    become([*_own_flags(), *prepare(script, module, given | {"mode": mode}, policy)])
+
+
+def prepare(
+    script: Sequence[str], module: bool, given: dict[str, Any], policy: str | None, *, below: bool = False
+) -> list[str]:
+    """Check the settings and leave them in the environment, and return the interpreter's arguments for the script.
+
+    Args:
+        below: whether the processes that this one will start run the script, and not this one itself.
+    """
+    mode = given["mode"]
+    options = make_options(given | {"job": given["job"] or (script[0] if module else Path(script[0]).stem)})
+    if not module and not Path(script[0]).exists():
+        raise InputError(f"script {script[0]}: no such file; allowed: a Python file, or a module with -m")
+    why = obstacle(options, policy) if options.strict or below else ""
+    if why and options.strict:
+        raise InputError(f"mode {mode} cannot be entered: {why}")
+    if why:
+        say(f"warning: mode {mode} cannot be entered: {why}; the job runs unpaced (--strict ends the launch instead)")
     if options.mode == mode:  # else it is the kill switch: as little as possible happens
         if os.environ.get(ENVIRONMENT_KILL_FILE):
             os.environ[ENVIRONMENT_KILL_FILE] = str(options.kill_file or "")
         absolute = {"out": options.out, "kill_file": options.kill_file}  # the script may change the folder
-        hand_down(given | absolute | {"policy": absolute_policy(policy)})
-    become([*_own_flags(), *(["-m"] if module else []), *script])
+        hand_down(given | absolute | {"job": options.job, "policy": absolute_policy(policy)}, below=below)
+    return [*(["-m"] if module else []), *script]
 
 
-def check_script(script: str, module: bool) -> None:
-    """Raises InputError for a script that is not there."""
-    if not module and not Path(script).exists():
-        raise InputError(f"script {script}: no such file; allowed: a Python file, or a module with -m")
-
-
-def refuse(options: Options, why: str) -> None:
-    """Raise InputError where something stands in the way of the mode."""
-    if why:
-        raise InputError(f"mode {options.mode} cannot be entered: {why}")
+def say(text: str) -> None:
+    print(f"paceenv live run: {text}", file=sys.stderr)
 
 
 def become(arguments: Sequence[str]) -> NoReturn:
