@@ -17,49 +17,27 @@ from paceenv.live.observe.batch import STANDSTILL
 from paceenv.live.observe.hooks import Hooks
 from paceenv.live.observe.log import UNKNOWN_WAIT, Group, Log
 
-METHODS = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "allgather": "all_gather",
-    "_allgather_base": "all_gather",
-    "all_gather_single": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "all_gather_single_coalesced": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "reduce_scatter_single_coalesced": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "monitored_barrier": "barrier",
-    "send": "send",
-    "recv": "recv",
-    "recv_anysource": "recv",
-}
-"""Methods of a process group, and their names in the trace. Methods that this PyTorch does not have are skipped."""
-FUNCTIONS = {
+_METHODS_OF = {
+    "all_reduce": "allreduce allreduce_coalesced",
+    "all_gather": "allgather _allgather_base all_gather_single allgather_coalesced allgather_into_tensor_coalesced "
+    "all_gather_single_coalesced",
+    "reduce_scatter": "reduce_scatter _reduce_scatter_base reduce_scatter_single reduce_scatter_tensor_coalesced "
+    "reduce_scatter_single_coalesced",
+    "all_to_all": "alltoall alltoall_base all_to_all_single",
+    "barrier": "barrier monitored_barrier",
+    "recv": "recv recv_anysource",
+} | {name: name for name in ("broadcast", "reduce", "gather", "scatter", "send")}
+_FUNCTIONS_OF = {
     "all_reduce": "all_reduce",
-    "all_gather_single": "all_gather",
-    "all_gather_single_autograd": "all_gather",
-    "all_gather_tensor": "all_gather",
-    "all_gather_tensor_autograd": "all_gather",
-    "reduce_scatter_single": "reduce_scatter",
-    "reduce_scatter_single_autograd": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_autograd": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-    "all_to_all_single_autograd": "all_to_all",
+    "all_gather": "all_gather_single all_gather_single_autograd all_gather_tensor all_gather_tensor_autograd",
+    "reduce_scatter": "reduce_scatter_single reduce_scatter_single_autograd reduce_scatter_tensor "
+    "reduce_scatter_tensor_autograd",
+    "all_to_all": "all_to_all_single all_to_all_single_autograd",
     "broadcast": "broadcast",
 }
-"""Functions of the module, and their names in the trace; those that this PyTorch does not have are skipped."""
+METHODS, FUNCTIONS = ({name: op for op in of for name in of[op].split()} for of in (_METHODS_OF, _FUNCTIONS_OF))
+"""Methods of a process group, and functions of the module of functional collectives, with their names in the trace;
+those that this PyTorch does not have are skipped."""
 SINGLE = ("all_reduce", "broadcast", "reduce", "barrier", "send", "recv")
 """Kinds whose first argument is a list of one tensor, nearly always."""
 MAX_PENDING = 1024
