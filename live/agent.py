@@ -71,11 +71,11 @@ class Agent:
         Args:
             kind: what goes on inside, such as ``evaluation`` or ``checkpoint``.
         """
-        self._quietly(lambda: self._loop.begin_mark(kind))
+        self._quietly(lambda: self._loop.log.mark(str(kind), 1))
         try:
             yield
         finally:
-            self._quietly(lambda: self._loop.end_mark(kind))
+            self._quietly(lambda: self._loop.log.mark(str(kind), -1))
 
     def tick(self) -> None:
         """The end of an iteration. Only needed in loops without a ``torch.optim`` optimizer."""

@@ -146,13 +146,6 @@ class Loop:
         """Call ``run`` once at the end of the next iteration, on the thread that ends it; from any thread."""
         self.log.chores.append(run)
 
-    def begin_mark(self, kind: str) -> None:
-        """A checkpoint or an evaluation begins: no measurement and no delay until :meth:`end_mark`."""
-        self.log.mark(str(kind), 1)
-
-    def end_mark(self, kind: str) -> None:
-        self.log.mark(str(kind), -1)
-
     def stop(self, reason: str) -> None:
         """Detach, where delays are possible at the next tick; may be called from any thread."""
         self.messages.log_once(reason)

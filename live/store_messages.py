@@ -8,6 +8,7 @@ not every rank follows is none.
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -107,7 +108,8 @@ class BarrierWords:
             return
         place = f"barrier/{control.begins_at}/{mark}"
         if self._said != mark:
-            words.write(f"{place}/{loop.rank}", said(control.barriers.compared_s))
+            microseconds = {i: round(1e6 * seconds) for i, seconds in control.barriers.compared_s.items()}
+            words.write(f"{place}/{loop.rank}", json.dumps(microseconds))
             words.count(f"{place}/said", 1)
             self._said = mark
         if loop.rank == 0 and words.count(f"{place}/said") >= loop.world_size:
@@ -121,8 +123,8 @@ class BarrierWords:
         heard = [words.read(f"{place}/{rank}") for rank in range(self._loop.world_size)]
         if "" in heard:  # a count that came twice
             return
-        found = alone_s([read(word) for word in heard])
-        words.write(f"{place}/alone", "-" if found is None else f"{1e6 * found:.0f}")
+        found = alone([json.loads(word) for word in heard])
+        words.write(f"{place}/alone", "-" if found is None else f"{found:.0f}")
 
     def _hear(self, seconds: float) -> None:
         self._loop.control.know_barrier_alone(seconds)
@@ -132,19 +134,8 @@ class BarrierWords:
             self._loop.messages.log_once(found, level=20)
 
 
-def said(barriers_s: Mapping[int, float]) -> str:
-    """A rank's barriers, by iteration, as a word: ``iteration:microseconds``."""
-    return " ".join(f"{iteration}:{1e6 * seconds:.0f}" for iteration, seconds in barriers_s.items())
-
-
-def read(word: str) -> dict[int, float]:
-    """The barriers of such a word, seconds by iteration."""
-    pairs = (part.split(":") for part in word.split())
-    return {int(iteration): 1e-6 * float(us) for iteration, us in pairs}
-
-
-def alone_s(ranks: Sequence[Mapping[int, float]]) -> float | None:
-    """The barrier once all ranks are there: median over steps of the shortest of all ranks, s; None with few steps."""
+def alone(ranks: Sequence[Mapping[Any, float]]) -> float | None:
+    """The barrier once all ranks are there: the median over steps of the shortest of all ranks; None with few steps."""
     common = set(ranks[0]).intersection(*ranks[1:])
-    shortest_s = [min(rank[iteration] for rank in ranks) for iteration in common]
-    return statistics.median(shortest_s) if len(shortest_s) >= LEAST_STEPS else None
+    shortest = [min(rank[iteration] for rank in ranks) for iteration in common]
+    return statistics.median(shortest) if len(shortest) >= LEAST_STEPS else None

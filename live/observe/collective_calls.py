@@ -65,10 +65,12 @@ class Collectives:
         for method, op in METHODS.items():
             before = self._blocks if method == "monitored_barrier" else self._starts
             single = op in SINGLE and "coalesced" not in method
-            around(ProcessGroup, method, before, self._started(method, op, single), self._failed, always=False)
-        around(ProcessGroup, "_start_coalescing", self._coalesces, self._coalescing_began, self._failed, always=False)
+            around(ProcessGroup, method, before, self._started(method, op, single), self._log.give_up, always=False)
+        around(
+            ProcessGroup, "_start_coalescing", self._coalesces, self._coalescing_began, self._log.give_up, always=False
+        )
         around(ProcessGroup, "_end_coalescing", lambda args, kwargs: args, self._coalesced, always=False)
-        around(Work, "wait", self._waits, self._waited, self._failed, always=False)
+        around(Work, "wait", self._waits, self._waited, self._log.give_up, always=False)
 
     def _starts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The arguments, and the entry of a call that blocks, the host or a GPU's current stream."""
@@ -112,9 +114,6 @@ class Collectives:
                 self._forget()
 
         return after
-
-    def _failed(self, token: Any) -> None:
-        self._log.release(token[1])
 
     def _coalesces(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args, self._log.stamps.record() if self._log.on_device else None
@@ -187,7 +186,9 @@ class FunctionalCollectives:
             return
         for name, op in FUNCTIONS.items():
             self._hooks.around(module, name, self._starts, self._started(op), traced=True, always=False)
-        self._hooks.around(module, "wait_tensor", self._waits, self._waited, self._failed, traced=True, always=False)
+        self._hooks.around(
+            module, "wait_tensor", self._waits, self._waited, self._log.give_up, traced=True, always=False
+        )
 
     def _starts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = (*args[1:], *kwargs.values())
@@ -211,9 +212,6 @@ class FunctionalCollectives:
 
     def _waited(self, token: Any, result: Any) -> None:
         self._log.add(*token)
-
-    def _failed(self, token: Any) -> None:
-        self._log.release(token[1])
 
 
 def _address(tensor: Any) -> int:

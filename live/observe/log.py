@@ -208,6 +208,10 @@ class Log:
         """Return stamps that will not be read to the pool."""
         self.stamps.release([stamp for stamp in stamps if stamp is not None])
 
+    def give_up(self, token: tuple[Any, Any]) -> None:
+        """An operation that raised: what was to be logged, and the stamp of its entry."""
+        self.release(token[1])
+
     def mark(self, kind: str, change: int | None = None) -> None:
         """Mark an irregular event that happens now, such as a checkpoint; 1 and -1 mark its beginning and its end."""
         if change == -1 and self._unlogged:

@@ -117,8 +117,6 @@ class Steps:
         """Ticks of which the rows were taken in."""
         self.irregular = 0
         """Ticks that could not be read, or steps that are unlike the usual ones."""
-        self.lost = 0
-        """Steps with an operation whose stamps could not be recorded."""
         self._recent: deque[int] = deque(maxlen=WATCHED)
         self._candidates, self._looking = 0, True
         self._met = False
@@ -160,7 +158,6 @@ class Steps:
         if not stamps.immediate:
             rows = self._in_seconds(rows, tick)
         if any(start_s is None or end_s is None for _, start_s, end_s in rows):
-            self.lost += 1
             self.release(entry)
             return None
         last_s, last = -math.inf, None
