@@ -142,9 +142,10 @@ class Loop:
             self.hooks.active = False
             self.deferral.stop()
 
-    def at_next_tick(self, run: Callable[[], None]) -> None:
+    def at_next_tick(self, run: Callable[..., None], *arguments: Any) -> None:
         """Call ``run`` once at the end of the next iteration, on the thread that ends it; from any thread."""
-        self.log.chores.append(run)
+        if (run, arguments) not in self.log.chores:
+            self.log.chores.append((run, arguments))
 
     def stop(self, reason: str) -> None:
         """Detach, where delays are possible at the next tick; may be called from any thread."""
@@ -158,7 +159,10 @@ class Loop:
 
     def downgrade(self, reason: str) -> None:
         """Only observe from the next tick on; may be called from any thread."""
-        self.at_next_tick(lambda: self.control.downgrade(reason))
+        self.at_next_tick(self._observe_only, reason)
+
+    def _observe_only(self, reason: str) -> None:
+        self.control.downgrade(reason)
 
     def change(self, mode: str, policy: NamedPolicy, from_iteration: int) -> None:
         """Change over to another mode and policy, after the first tick; may be called from any thread.

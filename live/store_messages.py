@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from paceenv.live.decide.control import BARRIER_ALONE_S
@@ -77,7 +76,7 @@ class Peers:
             iteration, _, why = words.read(name).partition(" ")
             if iteration.isdecimal() and int(iteration) >= control.begins_at:
                 if number not in stopped:
-                    loop.at_next_tick(partial(control.hear, number, why[:300]))
+                    loop.at_next_tick(control.hear, number, why[:300])
             elif number in stopped:
                 words.write(name, f"{control.iteration} on rank {loop.rank}: {stopped[number]}")
 

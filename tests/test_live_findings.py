@@ -313,7 +313,7 @@ def test_a_foreign_file_is_no_verdict(content: str, tmp_path: Path) -> None:
         ),
         (
             {1: {"unix_time_s": 1.0}, 0: {"ended": "RuntimeError: x"}},
-            "rank 1 ended before the others, at its end or by sys.exit",
+            "rank 1 ended before the others, without an exception",
         ),
         ({rank: {"ended": "SIGTERM"} for rank in range(4)}, "all ranks arrive on time"),
     ],

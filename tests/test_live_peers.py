@@ -49,7 +49,8 @@ class Rank:
         if change is not None and iteration >= change[2]:
             self.loop._change_over(*change)
         while self.loop.log.chores:
-            self.loop.log.chores.popleft()()
+            chore, arguments = self.loop.log.chores.popleft()
+            chore(*arguments)
 
 
 def in_blocks(rank: Rank) -> Experiment:

@@ -199,7 +199,7 @@ def test_a_job_is_launched_with_one_command(tmp_path: Path) -> None:
     ("end", "exit_code", "page"),
     [
         ("os.kill(os.getpid(), 9)", -9, "rank 1 left no last word"),
-        ("sys.exit(3)", 3, "rank 1 ended before the others, at its end or by sys.exit"),
+        ("sys.exit(3)", 3, "rank 1 raised SystemExit: 3 (train.py:11), after 39 iterations"),
     ],
 )
 def test_a_rank_that_ends_is_named_and_the_report_is_headed_by_the_script(

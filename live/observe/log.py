@@ -112,8 +112,8 @@ class Log:
         self.rows = deque[Row]()
         """Written here and taken by one reader, which may be another thread."""
         self.overflow: Callable[[], None] = lambda: None
-        self.chores = deque[Callable[[], None]]()
-        """Called once each, at the next tick; any thread may add some."""
+        self.chores = deque[tuple[Callable[..., None], tuple[Any, ...]]]()
+        """Functions and arguments, called once each at the next tick; any thread may add some."""
         self.kinds: list[Kind] = [Kind("wait", -1, 0)]
         self._numbers: dict[tuple[str, int, int, int], int] = {}
         self._adding = RLock()
@@ -144,7 +144,8 @@ class Log:
     def tick(self) -> None:
         """An iteration ends now."""
         while self.chores:
-            self.chores.popleft()()
+            chore, arguments = self.chores.popleft()
+            chore(*arguments)
         if self.skips():
             return
         cut, self.cut = self.cut, ""
@@ -156,6 +157,11 @@ class Log:
             self._to_skip = watched_next(self._iteration, self.every) - self._iteration
             if self._to_skip:
                 self._watch(False)
+
+    @property
+    def ticks(self) -> int:
+        """Iterations so far, watched or not."""
+        return self._iteration + self._skipped
 
     def skips(self) -> bool:
         """Whether the iteration that ends now was not watched."""

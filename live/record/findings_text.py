@@ -74,7 +74,7 @@ def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
         before_s = number(first, "unix_time_s") or 0.0
         ended = [s for s in snapshots if s.get("final") and not text(s, "ended")]
         if earlier := [int(s["rank"]) for s in ended if (number(s, "unix_time_s") or before_s) < before_s]:
-            lines.append(f"{name_ranks(earlier)} ended before the others, at its end or by sys.exit")
+            lines.append(f"{name_ranks(earlier)} ended before the others, without an exception")
         after = f"; after it, {name_ranks([int(s['rank']) for s in others])} raised, too" if others else ""
         seen = count(number(first, "iterations"))
         lines.append(f"rank {first['rank']} raised {text(first, 'ended')}, after {seen} iterations{after}")
