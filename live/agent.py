@@ -37,12 +37,13 @@ class Agent:
     def __init__(self, loop: Loop) -> None:
         self._loop, self._output = loop, Output(loop)
         self._process, self._exit = os.getpid(), (SystemExit(), -1)
-        loop.hooks.around(sys, "exit", self._exits, lambda token, result: None)
         atexit.register(self._at_exit)
         if multiprocessing.parent_process() is not None:  # such a process may end without running those
             multiprocessing.util.Finalize(None, self._at_exit, exitpriority=100)
         _alive.add(self)
         loop.install()
+        if loop.hooks.active:
+            loop.hooks.around(sys, "exit", self._exits, lambda token, result: None)
 
     @property
     def state(self) -> str:

@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimiz
 
 from paceenv import live
 from paceenv.live.agent import Agent
+from paceenv.live.log_once import described
 from paceenv.live.observe.stamps import DeviceStamps
 
 
@@ -47,6 +49,23 @@ def agent(group: None) -> Iterator[Agent]:
     agent = live.attach(quiet_first=0)
     yield agent
     agent.detach()
+
+
+def test_an_exit_is_noted_and_void_once_the_script_goes_on(agent: Agent) -> None:
+    agent.tick()
+    try:
+        raise ValueError("of the script")
+    except ValueError:
+        with pytest.raises(SystemExit):
+            sys.exit(3)
+    noted, ticks = agent._exit
+    assert (noted.code, ticks) == (3, agent._loop.log.ticks)
+    assert isinstance(noted.__context__, ValueError)
+    assert described(noted, of_script=True).startswith("SystemExit: 3 (test_live_sources.py:")
+    agent.tick()
+    assert agent._loop.log.ticks == ticks + 1
+    agent.detach()
+    assert not hasattr(sys.exit, "__wrapped__")
 
 
 def _wrapped() -> dict[str, Any]:
