@@ -123,6 +123,7 @@ def changed(records: Any, **values: Any) -> bytes:
         (changed(OPER, place=2), "of no iteration"),
         (changed(ITER, iteration=[1, 1]), "do not increase"),
         (changed(ITER) * 2, "do not increase"),
+        (changed(ITER, iteration=[2**63 - 1, -(2**63)]), "do not increase"),
         (changed(ITER, mark=3), "unknown mark"),
         (changed(ITER, pace_start_s=1.0), "times that are none"),
         (b"OP", "torn"),

@@ -38,10 +38,10 @@ def rank_header(
     attempt: str,
     locality: Mapping[str, Any],
 ) -> dict[str, Any]:
-    described = {"name": job, "ranks": world_size, "attempt": attempt} | dict(settings or {})
+    about = {"name": job, "ranks": world_size, "attempt": attempt} | dict(settings or {})
     entry = {"rank": rank, "dp_rank": rank, "stage": 0, "locality": dict(locality)}
     entry |= {key: locality[key] for key in ("host", "clock", "device") if key in locality}
-    return {"source": SOURCE, "job": described, "rank": entry, "began_unix_s": time.time()}
+    return {"source": SOURCE, "job": about, "rank": entry, "began_unix_s": time.time()}
 
 
 class TraceRecorder:

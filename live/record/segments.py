@@ -180,7 +180,8 @@ def _check(flush: Batch, last: int) -> None:
         if not (np.isfinite(start_s) & np.isfinite(end_s) & (end_s >= start_s)).all():
             raise _Damage("damaged: times that are none")
     iteration_T = iterations_T["iteration"]
-    if not len(iteration_T) or (np.diff(iteration_T, prepend=last) <= 0).any() or iteration_T[-1] > MAX_ITERATION:
+    within = len(iteration_T) and last < iteration_T.min() and iteration_T.max() <= MAX_ITERATION
+    if not within or (np.diff(iteration_T) <= 0).any():
         raise _Damage("damaged: iterations that do not increase")
     for numbers, most, what in (
         (iterations_T["mark"], max(len(flush.marks), 1), "an unknown mark"),
