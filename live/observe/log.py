@@ -249,7 +249,13 @@ class Log:
         if found is not None:
             return found
         name = _name(group)
-        number = -1 if not name else int(name) if name.isdecimal() and len(name) < 9 else _hash31(name)
+        number = (
+            -1
+            if not name
+            else int(name)
+            if name.isdecimal() and len(name) < 9
+            else zlib.crc32(name.encode()) & 0x7FFFFFFF
+        )
         described = self.groups.get(number)
         if described is None or described.ended:
             described = Group(number, name, *_place(group), _ranks(group), group, begun)
@@ -330,7 +336,3 @@ def _graph_task() -> Callable[[], int]:
     import torch
 
     return getattr(torch._C, "_current_graph_task_id", lambda: -1)
-
-
-def _hash31(name: str) -> int:
-    return zlib.crc32(name.encode()) & 0x7FFFFFFF

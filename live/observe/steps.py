@@ -291,7 +291,7 @@ class Steps:
         """In order of their start, without those inside another one: a group may delegate to another, a hook wait."""
         if len(operations) < 2:
             return operations
-        operations.sort(key=_outer_first)
+        operations.sort(key=lambda operation: (operation[1], -operation[2]))
         found, until_s, kinds = list[Operation](), -math.inf, self._log.kinds
         for operation in operations:
             if kinds[operation[0]].side:
@@ -330,7 +330,3 @@ def stamps_of(entry: Tick) -> list[Any]:
 def _repeats(recent: Sequence[int], period: int) -> bool:
     last = len(recent) - 2 * PERIODS[-1]
     return all(recent[i] == recent[i - period] for i in range(max(last, period), len(recent)))
-
-
-def _outer_first(operation: Operation) -> tuple[float, float]:
-    return operation[1], -operation[2]

@@ -126,7 +126,11 @@ class TraceRecorder:
         descriptor = self._open()
         try:
             kinds, marks = newest.kinds[self._kinds_written :], newest.marks[self._marks_written :]
-            content = (b"" if self._size else self._begin_file()) + flush_bytes(batches, kinds, marks)
+            content = flush_bytes(batches, kinds, marks)
+            if not self._size:
+                content = (
+                    header_bytes(self._header | {"job": self._header["job"] | {"attempt": self.attempt}}) + content
+                )
             self._write_whole(descriptor, content)
         finally:
             os.close(descriptor)
@@ -135,9 +139,6 @@ class TraceRecorder:
         self._kinds_written += len(kinds)
         self._marks_written += len(marks)
         self._rows += sum(len(batch.iterations_T) + len(batch.operations_N) for batch in batches)
-
-    def _begin_file(self) -> bytes:
-        return header_bytes(self._header | {"job": self._header["job"] | {"attempt": self.attempt}})
 
     def _open(self) -> int:
         """The current file, if it is as this process left it and not full; else a new one."""
