@@ -10,6 +10,7 @@ import math
 import os
 import secrets
 import stat
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -131,6 +132,7 @@ class ControlReader:
         self._waiting: tuple[Wish, NamedPolicy] | None = None
         """What begins once all ranks follow."""
         self._said = ""  # the last request that this rank has said to follow
+        self._lock = threading.Lock()  # held for a moment only: a request that came later must not be undone
 
     def state(self) -> dict[str, Any] | None:
         """For the status: the last request's ``id``, why it was ``refused`` or "", whether it is still ``waiting``."""
@@ -142,17 +144,23 @@ class ControlReader:
         return taken | {"waiting": waits or self._loop.changing}
 
     def agree(self, final: bool) -> None:
-        """Say that this rank follows, and change over once all do. Raises whatever the store raises."""
-        words = None if final or self._waiting is None else self._peers.words()
-        if words is None or self._waiting is None:
+        """Say that this rank follows, and change over once all do; beside :meth:`look`, as the store may hang, too.
+
+        Raises whatever the store raises.
+        """
+        waiting = self._waiting
+        words = self._peers.words() if waiting is not None and not final else None
+        if words is None or waiting is None:
             return
-        wish, policy = self._waiting
+        wish, policy = waiting
         if self._said != wish.id:
             words.count(f"{wish.id}/follow", 1)
             self._said = wish.id
         if words.count(f"{wish.id}/follow") >= self._loop.world_size:
-            self._loop.change(wish.mode, policy, wish.from_iteration)
-            self._waiting = None
+            with self._lock:
+                if self._waiting is waiting:
+                    self._loop.change(wish.mode, policy, wish.from_iteration)
+                    self._waiting = None
 
     def look(self, final: bool) -> None:
         """Read the file if it has changed. An invalid request, or one for another start of the job, changes nothing.
@@ -186,9 +194,10 @@ class ControlReader:
             return
         self._begins_at = wish.from_iteration
         together = wish.mode in DECIDING and self._loop.permitted and self._loop.world_size > 1
-        self._waiting = (wish, policy) if together else None  # first: what was asked for before is void
-        if not together:  # for nobody else, or nothing is paced before or after
-            self._loop.change(wish.mode, policy, wish.from_iteration)
+        with self._lock:
+            self._waiting = (wish, policy) if together else None  # what was asked for before is void
+            if not together:  # for nobody else, or nothing is paced before or after
+                self._loop.change(wish.mode, policy, wish.from_iteration)
         self._taken = {"id": wish.id, "refused": ""}
 
     def _why_not(self, wish: Wish, policy: NamedPolicy) -> str:

@@ -41,9 +41,6 @@ EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
 METRICS_S = 10.0
 """Seconds between two calls of the script's ``on_metrics``."""
 
-Task = tuple[str, float, Callable[[bool], None]]
-"""A periodic task: its name, seconds between two runs, and what runs."""
-
 
 class Output:
     """Serves one loop, from its first tick on."""
@@ -186,19 +183,18 @@ class Output:
         if options.metrics_port is not None:
             self._serve(options.metrics_port)
         if options.kill_file is not None:
-            self._watch("the check of the kill file", ("the kill file", KILL_FILE_S, self._check_kill_file))
-        period_s, tasks = poll_s(loop.world_size), list[Task]()
-        peers = Peers(loop, store)
+            self._watch("the check of the kill file", KILL_FILE_S, self._check_kill_file)
+        period_s, peers = poll_s(loop.world_size), Peers(loop, store)
+        others = [("the words of other ranks", period_s, peers.look)]
+        others += [("the words about the barrier", period_s, BarrierWords(loop, peers).look)]
         if options.out is not None:
             import paceenv.policies.policy_file  # noqa: F401 (the watch thread should import nothing)
 
-            self._control = control = ControlReader(options.out, loop, peers)
-            tasks += [("control.json", period_s, control.look), ("who follows it", period_s, control.agree)]
+            self._control = ControlReader(options.out, loop, peers)
+            self._watch("the check of control.json", period_s, self._control.look)
+            others += [("who follows control.json", period_s, self._control.agree)]
         if options.mode in PACING or (options.out is not None and loop.world_size > 1):
-            tasks += [("the words of other ranks", period_s, peers.look)]
-            tasks += [("the words about the barrier", period_s, BarrierWords(loop, peers).look)]
-        if tasks:
-            self._watch("the check of control.json and of other ranks", *tasks)
+            self._beside(*others)
         if self.on_metrics is not None:
             self._beside(("on_metrics", METRICS_S, self._call), patience_s=PATIENCE_S)
         keep.start()
@@ -207,13 +203,14 @@ class Output:
         if loop.rank == 0:
             loop.messages.log_once(self._greeting(), level=20)
 
-    def _watch(self, name: str, *tasks: Task) -> None:
+    def _watch(self, name: str, period_s: float, look: Callable[[bool], None]) -> None:
         """Look for a wish to stop, on a thread of its own: a file system may hang, and then nothing is delayed."""
         lively = self._loop.lively
         lively[name] = time.monotonic()
-        self._beside(("the heartbeat", HEARTBEAT_S, lambda final: lively.update({name: time.monotonic()})), *tasks)
+        heartbeat = ("the heartbeat", HEARTBEAT_S, lambda final: lively.update({name: time.monotonic()}))
+        self._beside(heartbeat, (name, period_s, look))
 
-    def _beside(self, *tasks: Task, patience_s: float = 0.0) -> None:
+    def _beside(self, *tasks: tuple[str, float, Callable[[bool], None]], patience_s: float = 0.0) -> None:
         """Run tasks on a thread of their own: a file system, a store, the script's own function may hang."""
         thread = Housekeeping(self._loop.messages.log_once)
         for task in tasks:

@@ -221,7 +221,7 @@ def test_a_check_that_hangs_delays_nothing_and_holds_up_no_other_check(
         monkeypatch.setattr(f"{live_at}.loop.MAX_SILENCE_S", 60.0)
         assert loop._may_delay()
         monkeypatch.setattr(f"{live_at}.loop.MAX_SILENCE_S", 1.0)
-        said = "the check of control.json and of other ranks takes more than 1 s; nothing is delayed until it is over"
+        said = "the check of control.json takes more than 1 s; nothing is delayed until it is over"
         assert comes(lambda: not loop._may_delay() and any(said == e["text"] for e in loop.messages.events))
         files["kill_file"].touch()
         assert comes(lambda: agent.state == "off")
