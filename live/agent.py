@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
+import math
 import multiprocessing.util
 import os
 import sys
+import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from paceenv.core.errors import InputError, out_of_range
@@ -30,12 +36,14 @@ class Agent:
 
     def __init__(self, loop: Loop) -> None:
         self._loop, self._output = loop, Output(loop)
-        self._process = os.getpid()
+        self._process, self._exit = os.getpid(), (SystemExit(), -1)
         atexit.register(self._at_exit)
         if multiprocessing.parent_process() is not None:  # such a process may end without running those
             multiprocessing.util.Finalize(None, self._at_exit, exitpriority=100)
         _alive.add(self)
         loop.install()
+        if loop.hooks.active:
+            loop.hooks.around(sys, "exit", self._exits, lambda token, result: None)
 
     @property
     def state(self) -> str:
@@ -66,11 +74,11 @@ class Agent:
         Args:
             kind: what goes on inside, such as ``evaluation`` or ``checkpoint``.
         """
-        self._quietly(lambda: self._loop.begin_mark(kind))
+        self._quietly(lambda: self._loop.log.mark(str(kind), 1))
         try:
             yield
         finally:
-            self._quietly(lambda: self._loop.end_mark(kind))
+            self._quietly(lambda: self._loop.log.mark(str(kind), -1))
 
     def tick(self) -> None:
         """The end of an iteration. Only needed in loops without a ``torch.optim`` optimizer."""
@@ -93,10 +101,23 @@ class Agent:
             self._loop.hooks.report(error)
             return otherwise
 
+    def _exits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The script calls ``sys.exit``, of which the interpreter keeps nothing; it may catch that, and go on."""
+        error, frame = SystemExit(*args), sys._getframe()
+        while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("paceenv.live."):
+            frame = frame.f_back
+        error.__context__ = sys.exception()
+        place = TracebackType(None, frame, frame.f_lasti, frame.f_lineno)
+        self._exit = error.with_traceback(place), self._loop.log.ticks
+
     def _at_exit(self) -> None:
         if os.getpid() == self._process:
             with contextlib.suppress(Exception):
-                self._output.end_with(_uncaught())
+                exit_, ticks = self._exit
+                error = _uncaught(exit_ if self._loop.log.ticks == ticks else None)
+                if error is not None and LAUNCHER_SETTINGS:
+                    _tell_torchrun(error)
+                self._output.end_with(error)
                 self.detach()
 
     def _forget(self) -> None:
@@ -124,12 +145,28 @@ class Absent(Agent):
         return otherwise
 
 
-def _uncaught() -> BaseException | None:
-    """The exception that ends this process; None where it ends as it should, or nobody can know (``os._exit``)."""
-    error = sys.exception() or getattr(sys, "last_value", None)  # in flight in a child of multiprocessing
+def _uncaught(exit_: SystemExit | None) -> BaseException | None:
+    """The exception that ends this process; None where it ends as it should, or nobody can know (``os._exit``).
+
+    Args:
+        exit_: of ``sys.exit``, if the script has called it.
+    """
+    error = sys.exception() or getattr(sys, "last_value", None) or exit_  # in flight in a child of multiprocessing
     if isinstance(error, SystemExit):
         error = (error.__context__ or error) if error.code else None
     return None if hasattr(sys, "ps1") else error  # at a prompt, the last one may be long past
+
+
+def _tell_torchrun(error: BaseException) -> None:
+    """Leave the error for torchrun's report, in the form of its own ``@record``, unless the script has done so.
+
+    The time is rounded up: a rank that was killed leaves no file, and comes before those that lost it.
+    """
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if file is not None and not os.path.exists(file):
+        extra = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(math.ceil(time.time()))}
+        with contextlib.suppress(OSError):
+            Path(file).write_text(json.dumps({"message": {"message": repr(error), "extraInfo": extra}}))
 
 
 _alive: weakref.WeakSet[Agent] = weakref.WeakSet()

@@ -10,6 +10,7 @@ import math
 import os
 import secrets
 import stat
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.files import atomic_write
 from paceenv.live.decide.live_policy import NamedPolicy, find_policy
 from paceenv.live.loop import Loop
-from paceenv.live.options import absolute_policy
+from paceenv.live.options import DECIDING, PACED, absolute_policy
 from paceenv.live.record.snapshot import Snapshot, number
 from paceenv.live.store_messages import Peers, lead_s
 
@@ -27,7 +28,6 @@ SCHEMA = "paceenv.live.control/1"
 NAME = "control.json"
 MODES = ("off", "observe", "shadow", "canary", "active")
 """Modes that a running agent can change to; probes need their plan in the trace from the start."""
-DECIDING = ("shadow", "canary", "active")
 _MAX_BYTES = 1 << 16
 
 
@@ -129,16 +129,38 @@ class ControlReader:
         self._seen: tuple[int, ...] | None = None
         self._taken: dict[str, Any] | None = None
         self._begins_at = 0  # of the mode that is asked for, if that decides
+        self._waiting: tuple[Wish, NamedPolicy] | None = None
+        """What begins once all ranks follow."""
+        self._said = ""  # the last request that this rank has said to follow
+        self._lock = threading.Lock()  # held for a moment only: a request that came later must not be undone
 
     def state(self) -> dict[str, Any] | None:
         """For the status: the last request's ``id``, why it was ``refused`` or "", whether it is still ``waiting``."""
-        taken = self._taken
+        taken, waits = self._taken, self._waiting is not None
         if not taken or taken["refused"]:
             return taken and taken | {"waiting": False}
-        waits = self._peers.waits(taken["id"])
         if waits and self._loop.iterations >= self._begins_at:
             return taken | {"refused": f"not every rank followed by iteration {self._begins_at}", "waiting": False}
         return taken | {"waiting": waits or self._loop.changing}
+
+    def agree(self, final: bool) -> None:
+        """Say that this rank follows, and change over once all do; beside :meth:`look`, as the store may hang, too.
+
+        Raises whatever the store raises.
+        """
+        waiting = self._waiting
+        words = self._peers.words() if waiting is not None and not final else None
+        if words is None or waiting is None:
+            return
+        wish, policy = waiting
+        if self._said != wish.id:
+            words.count(f"{wish.id}/follow", 1)
+            self._said = wish.id
+        if words.count(f"{wish.id}/follow") >= self._loop.world_size:
+            with self._lock:
+                if self._waiting is waiting:
+                    self._loop.change(wish.mode, policy, wish.from_iteration)
+                    self._waiting = None
 
     def look(self, final: bool) -> None:
         """Read the file if it has changed. An invalid request, or one for another start of the job, changes nothing.
@@ -166,25 +188,22 @@ class ControlReader:
         if self._loop.state == "off" and not self._loop.paused:
             self._refuse(wish.id, f"the agent is off for good: {self._loop.reason}")
             return
-        if wish.mode not in DECIDING:
-            self._begins_at = 0
-            self._peers.followed(wish.id)  # first: what was asked for before is void
-            self._loop.change(wish.mode, self._loop.policy, wish.from_iteration)
-        elif why := self._why_not(wish, policy := find_policy(wish.policy)):
+        policy = find_policy(wish.policy) if wish.mode in DECIDING else self._loop.policy
+        if wish.mode in DECIDING and (why := self._why_not(wish, policy)):
             self._refuse(wish.id, why)
             return
-        else:
-            self._begins_at = wish.from_iteration
-            if self._loop.permitted:
-                self._peers.follow(wish.id, lambda: self._loop.change(wish.mode, policy, wish.from_iteration))
-            else:  # nothing is paced, before or after
+        self._begins_at = wish.from_iteration
+        together = wish.mode in DECIDING and self._loop.permitted and self._loop.world_size > 1
+        with self._lock:
+            self._waiting = (wish, policy) if together else None  # what was asked for before is void
+            if not together:  # for nobody else, or nothing is paced before or after
                 self._loop.change(wish.mode, policy, wish.from_iteration)
         self._taken = {"id": wish.id, "refused": ""}
 
     def _why_not(self, wish: Wish, policy: NamedPolicy) -> str:
         """Why this rank cannot follow a wish for a mode that decides; "" if it can."""
         now = self._loop.iterations
-        if wish.mode in ("canary", "active") and not self._loop.permitted:
+        if wish.mode in PACED and not self._loop.permitted:
             return "not every rank is known to have an agent with the same settings"
         if now < self._begins_at:
             return f"an earlier request waits for iteration {self._begins_at}; ask again after it"

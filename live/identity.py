@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 
 import paceenv
 from paceenv.live.decide.blocks import shared_seed
+from paceenv.live.log_once import described
 from paceenv.live.native_calls import native
 from paceenv.live.options import Options
-from paceenv.live.record.housekeeping import background, describe
+from paceenv.live.record.housekeeping import background
 
 DEADLINE_S = 30.0
 """Rank 0 waits this long for the other ranks' agents; the others wait a little longer for its verdict."""
@@ -114,7 +115,7 @@ class Rendezvous:
             words = Words(store, place)
             identity = self._lead(words) if self._rank == 0 else self._follow(words)
         except Exception as error:  # the store may be anybody's
-            guess = self._guess(f"the job's store cannot be used: {describe(error)[:200]}")
+            guess = self._guess(f"the job's store cannot be used: {described(error)[:200]}")
             identity = guess._replace(attempt=self.identity.attempt or guess.attempt)  # others know the rank by it
         self._know(identity)
 

@@ -22,15 +22,14 @@ from paceenv.live.decide.deferral import Deferral
 from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.log_once import Messages, described, raised_by_a_signal_handler
 from paceenv.live.observe.backward import Backward
-from paceenv.live.observe.batch import Batch
-from paceenv.live.observe.collective_calls import Collectives, FunctionalCollectives
+from paceenv.live.observe.batch import ITERATION, OPERATION, Batch
+from paceenv.live.observe.collective_calls import Collectives, FunctionalCollectives, StreamWaits
 from paceenv.live.observe.hooks import Hooks
-from paceenv.live.observe.log import Group, Log
+from paceenv.live.observe.log import Log
 from paceenv.live.observe.optimizer_steps import Checkpoints, OptimizerTick
-from paceenv.live.observe.stamps import Clock, HostStamps, Stamps, cuda_stamps
+from paceenv.live.observe.stamps import Clock, HostStamps, cuda_stamps
 from paceenv.live.observe.step import Step
 from paceenv.live.observe.steps import Steps, Tick, Ticks
-from paceenv.live.observe.stream_waits import StreamWaits
 from paceenv.live.options import Options
 from paceenv.live.record.history import History
 
@@ -77,31 +76,30 @@ class Loop:
         self.on_begin: Callable[[], None] = lambda: None
         """Called at the first tick, when the rank is known."""
         self._off_reason = "" if options.mode != "off" else "by mode"
-        self._stop_reason = self._downgrade_reason = ""
+        self._stop_reason = ""
         self._begun = self._ended = False
-        self._stamps: Stamps = HostStamps(clock)
         self.hooks = Hooks(self.fail)
-        self._log = Log(self._stamps)
-        self._log.overflow, self._log.on_watch = self.catch_up, self.hooks.watch
+        self.log = Log(HostStamps(clock))
+        self.log.overflow, self.log.on_watch = self.catch_up, self.hooks.watch
         self._optimizer = OptimizerTick(self._first_tick, self.hooks, optimizer)
-        self._checkpoints = Checkpoints(self._log, self.hooks)
-        self._backward = Backward(self._log, self.hooks)
+        self._checkpoints = Checkpoints(self.log, self.hooks)
+        self._backward = Backward(self.log, self.hooks)
         self._sources: tuple[Any, ...] = (
             self._optimizer,
-            Collectives(self._log, self.hooks),
-            FunctionalCollectives(self._log, self.hooks),
+            Collectives(self.log, self.hooks),
+            FunctionalCollectives(self.log, self.hooks),
             self._backward,
-            StreamWaits(self._log, self.hooks),
+            StreamWaits(self.log, self.hooks),
             self._checkpoints,
         )
-        self.deferral = Deferral(options.defer, self._log, self.hooks, self.messages.log_once)
+        self.deferral = Deferral(options.defer, self.log, self.hooks, self.messages.log_once)
         """Holds back transfers for rule ``defer``."""
         if options.defer:
             self._sources += (self.deferral,)
         self.tick = self.hooks.guarded(lambda: self._optimizer.tick())
         """The end of an iteration; called by the optimizer's hook, or by hand in a loop that has none. Never raises."""
-        self._iterations = Ticks(self._log)
-        self._steps = Steps(self._log, lambda delay: self.control.settle(delay))
+        self._iterations = Ticks(self.log)
+        self.steps = Steps(self.log, lambda delay: self.control.settle(delay))
         self._ring = deque[Tick]()
         self._done = deque[Step]()
         self.left_out = 0
@@ -144,22 +142,16 @@ class Loop:
             self.hooks.active = False
             self.deferral.stop()
 
-    def at_next_tick(self, run: Callable[[], None]) -> None:
+    def at_next_tick(self, run: Callable[..., None], *arguments: Any) -> None:
         """Call ``run`` once at the end of the next iteration, on the thread that ends it; from any thread."""
-        self._log.chore = run
-
-    def begin_mark(self, kind: str) -> None:
-        """A checkpoint or an evaluation begins: no measurement and no delay until :meth:`end_mark`."""
-        self._log.mark(str(kind), 1)
-
-    def end_mark(self, kind: str) -> None:
-        self._log.mark(str(kind), -1)
+        if (run, arguments) not in self.log.chores:
+            self.log.chores.append((run, arguments))
 
     def stop(self, reason: str) -> None:
         """Detach, where delays are possible at the next tick; may be called from any thread."""
         self.messages.log_once(reason)
         self.deferral.stop()
-        self._log.hurry = True
+        self.log.hurry = True
         if self._takes_here:
             self._stop_reason = reason
         else:
@@ -167,7 +159,10 @@ class Loop:
 
     def downgrade(self, reason: str) -> None:
         """Only observe from the next tick on; may be called from any thread."""
-        self._downgrade_reason = reason
+        self.at_next_tick(self._observe_only, reason)
+
+    def _observe_only(self, reason: str) -> None:
+        self.control.downgrade(reason)
 
     def change(self, mode: str, policy: NamedPolicy, from_iteration: int) -> None:
         """Change over to another mode and policy, after the first tick; may be called from any thread.
@@ -176,7 +171,7 @@ class Loop:
             from_iteration: the first iteration of the new mode, the same on every rank; 0 is at once. An agent that
                 is past it only observes, because the other ranks may have changed over without it.
         """
-        self._change, self._log.hurry = (mode, policy, from_iteration), True
+        self._change, self.log.hurry = (mode, policy, from_iteration), True
         self._optimizer.tick = self._tick  # which knows the number of the iteration
 
     @property
@@ -198,13 +193,13 @@ class Loop:
         begins_at = self._iterations.count
         self._read()
         self.control.finish()
-        self._change, self.paused, self._log.hurry = None, mode == "off", False
-        self.policy, self._downgrade_reason = policy, ""
+        self._change, self.paused, self.log.hurry = None, mode == "off", False
+        self.policy = policy
         self.options = replace(self.options, mode="observe" if self.paused else mode)
         self.control = Control(
             self.options, policy, self.messages.log_once, self._clock, begins_at=begins_at, inform=self._inform
         )
-        self.control.begin(self._stamps, self.device, self.rank, self.world_size)
+        self.control.begin(self.log.stamps, self.device, self.rank, self.world_size)
         self.messages.log_once(f"mode {mode} from iteration {begins_at} on, by paceenv live set", level=20)
         if policy.fault:
             self.control.downgrade(policy.fault)
@@ -213,22 +208,20 @@ class Loop:
 
     def _first_tick(self) -> None:
         self._iterations.skip()
-        if not self._stamps.capturing():
+        if not self.log.stamps.capturing():
             self._begin()
 
     def _tick(self) -> None:
         """The end of an iteration, where the training thread itself takes it in."""
-        log = self._log
+        log = self.log
         if log.skips():
             return
-        if log.on_device and self._stamps.capturing():  # a step as a CUDA graph: not even a query is allowed
+        if log.on_device and self.log.stamps.capturing():  # a step as a CUDA graph: not even a query is allowed
             return
         self.control.held_s = self.deferral.tick()
         if self._stop_reason:
             self.detach(self._stop_reason)
             return
-        if self._downgrade_reason:
-            self.control.downgrade(self._downgrade_reason)
         log.tick()
         if not self._takes_here and not self._take_over():
             return
@@ -236,7 +229,7 @@ class Loop:
         if self._change is not None and self._iterations.count >= self._change[2]:
             self._change_over(*self._change)
         self._read()
-        if self.control.decides and not self._steps.inside and self._may_delay():
+        if self.control.decides and not self.steps.inside and self._may_delay():
             self.deferral.hold_s = self.control.hold_s(self._iterations.count)
             self._iterations.delay = self.control.apply_delay(self._iterations.count)
 
@@ -298,27 +291,13 @@ class Loop:
         """Iterations since the rank was known, as far as they were taken in."""
         return self._iterations.count
 
-    @property
-    def irregular(self) -> int:
-        """Iterations that are not used by the estimator."""
-        return self._steps.irregular
-
-    @property
-    def dropped_stamps(self) -> int:
-        return self._stamps.dropped
-
-    @property
-    def groups(self) -> dict[int, Group]:
-        """The process groups that were seen, by number."""
-        return self._log.groups
-
     def why_nothing_is_measured(self) -> str:
         """The reason, after many iterations of which none could be measured; otherwise ""."""
         if self.iterations < HOPELESS_ITERATIONS or self.history.count:
             return ""
-        if self._stamps.dropped:
-            return f"{self._stamps.dropped} CUDA events could not be recorded"
-        if not self._steps.shape.known and not self._done:
+        if self.log.stamps.dropped:
+            return f"{self.log.stamps.dropped} CUDA events could not be recorded"
+        if not self.steps.shape.known and not self._done:
             return "no collective was seen in them"
         return "none of them could be read"
 
@@ -341,21 +320,20 @@ class Loop:
     def _measure(self) -> None:
         """Measure the agent's own cost from one visit to the next, in some of them."""
         self._visits += 1
-        watched = self._steps.watched - self._measured_from
+        watched = self.steps.watched - self._measured_from
         if self._measures and watched > 0:
             self.hooks.measure(False)
-            self._measures = self._stamps.measures = False
-            waited_s = self._stamps.waited_s - self._waited_s
-            self.history.add_overhead(self.hooks.cost_s(watched, self._log.every, waited_s))
+            self._measures = self.log.stamps.measures = False
+            waited_s = self.log.stamps.waited_s - self._waited_s
+            self.history.add_overhead(self.hooks.cost_s(watched, self.log.every, waited_s))
         elif not self._measures and self._visits % MEASURED_EVERY == 2:
             self.hooks.measure(True)
-            self._measures, self._measured_from = True, self._steps.watched
-            self._stamps.measures, self._waited_s = True, self._stamps.waited_s
+            self._measures, self._measured_from = True, self.steps.watched
+            self.log.stamps.measures, self._waited_s = True, self.log.stamps.waited_s
 
     def _account(self, done: list[Step]) -> None:
         batch = self._batch(done)
-        barrier_s_T, still_s_T = np.array([(step.barrier_s, step.still_s) for step in done], float).T
-        self.history.add(batch, barrier_s_T, still_s_T, np.array([step.ticks for step in done]))
+        self.history.add(batch)
         for listener in self.listeners:
             listener(batch)
 
@@ -364,24 +342,17 @@ class Loop:
         for mark in sorted({step.mark for step in done} - set(marks)):
             if len(marks) < MAX_MARKS:
                 marks.append(mark if len(marks) < MAX_MARKS - 1 else OTHER_MARKS)
-        start_s_T, end_s_T, pace_start_s_T, pace_end_s_T = np.array([step[1:5] for step in done], np.float64).T
-        operations = [operation for step in done for operation in step.operations]
-        columns = np.array(operations, np.float64).reshape(-1, 3)
-        return Batch(
-            np.array([step.iteration for step in done], np.int64),
-            start_s_T,
-            end_s_T,
-            pace_start_s_T,
-            pace_end_s_T,
-            np.array([step.regular for step in done], bool),
-            np.array([marks.index(step.mark) if step.mark in marks else len(marks) - 1 for step in done], np.uint8),
-            np.repeat(np.arange(len(done)), [len(step.operations) for step in done]),
-            columns[:, 0].astype(np.uint16),
-            columns[:, 1],
-            columns[:, 2],
-            tuple(self._log.kinds),
-            tuple(marks),
-        )
+        numbers = {mark: number for number, mark in enumerate(marks)}
+        rows = [
+            (*step[:5], step.barrier_s, step.still_s, step.ticks, numbers.get(step.mark, len(marks) - 1), step.regular)
+            for step in done
+        ]
+        columns = np.array([operation for step in done for operation in step.operations], float).reshape(-1, 3)
+        operations_N = np.empty(len(columns), OPERATION)
+        operations_N["place"] = np.repeat(np.arange(len(done)), [len(step.operations) for step in done])
+        for name, column in zip(("kind", "start_s", "end_s"), columns.T, strict=True):
+            operations_N[name] = column
+        return Batch(np.array(rows, ITERATION), operations_N, tuple(self.log.kinds), tuple(marks))
 
     def _begin(self) -> None:
         """The first tick: only now are rank, backend and device known. Its iteration is not counted."""
@@ -394,7 +365,7 @@ class Loop:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return
         self._begun, self._thread = True, threading.get_ident()
-        self._log.on_this_thread()
+        self.log.on_this_thread()
         if up:
             self.rank, self.world_size = distributed.get_rank(), distributed.get_world_size()
             named = str(distributed.get_backend_config()).split(",")  # get_backend may say "undefined"
@@ -403,19 +374,19 @@ class Loop:
             if "nccl" in self.backend and torch.cuda.is_available() and (device is None or device.type == "cuda"):
                 index = device.index if device is not None else torch.cuda.current_device()
                 self.device = f"cuda:{index}"
-                self._stamps = self._log.stamps = cuda_stamps(index)
-                self._log.on_device = True
+                self.log.stamps = cuda_stamps(index)
+                self.log.on_device = True
                 self._takes_here = True  # events are read where a capture of a graph cannot be disturbed
-        self._steps.alone = self.world_size == 1
+        self.steps.alone = self.world_size == 1
         self.messages.rank = self.rank
-        self.control.begin(self._stamps, self.device, self.rank, self.world_size)
-        self._optimizer.tick = self._tick if self._takes_here else self._log.tick
+        self.control.begin(self.log.stamps, self.device, self.rank, self.world_size)
+        self._optimizer.tick = self._tick if self._takes_here else self.log.tick
         self.on_begin()
 
     def _read(self) -> None:
         """Take iterations out of the ring, as far as their stamps have passed, and decide where the mode does."""
-        ring, steps, control = self._ring, self._steps, self.control
-        self._log.every = 1 if control.decides else steps.every
+        ring, steps, control = self._ring, self.steps, self.control
+        self.log.every = 1 if control.decides else steps.every
         while ring and steps.readable(ring[0]):
             step = steps.add(ring.popleft())
             if step is None:
@@ -429,7 +400,7 @@ class Loop:
             if not step.regular:
                 control.skip()
             elif control.decides:
-                group = self._log.groups.get(steps.shape.payload_group)
+                group = self.log.groups.get(steps.shape.payload_group)
                 control.observe(step, steps.shape, *((group.member, group.size) if group is not None else (0, 1)))
         while self.device != "cpu" and len(ring) > MAX_PENDING:
             steps.release(ring.popleft())

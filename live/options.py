@@ -23,6 +23,8 @@ try:
 except OSError:  # it is gone; paths that need it fail where they are used
     LAUNCH_FOLDER = ""
 MODES = ("off", "observe", "probe", "shadow", "canary", "active")
+PACED, DECIDING = MODES[4:], MODES[3:]
+"""Modes that delay by a policy; and those that need one."""
 KILL_SWITCH = "PACEENV_LIVE"
 """Environment variable; with any value, such as ``off``, every agent is off: no typing error keeps one running."""
 ENVIRONMENT_KILL_FILE = "PACEENV_LIVE_KILL_FILE"

@@ -133,7 +133,7 @@ class Output:
             "reason": loop.reason,
             "iterations": loop.iterations,
             "regular": history.count,
-            "irregular": loop.irregular,
+            "irregular": loop.steps.irregular,
             "unmeasured": loop.why_nothing_is_measured(),
             "step": history.step(),
             "step_iterations": history.step_iterations(),
@@ -142,15 +142,15 @@ class Output:
             "collectives": history.collectives(),
             "groups": {
                 str(g.number): {"name": g.name, "ranks": g.listed, "member": g.member, "size": g.size}
-                for g in list(loop.groups.values())[:MAX_GROUPS]
+                for g in list(loop.log.groups.values())[:MAX_GROUPS]
             },
-            "unseen": unseen(loop.groups, history.count),
+            "unseen": unseen(loop.log.groups, history.count),
             "side": history.side(),
             "wait": history.wait(),
             "arrival": ALONE,
             "pacing": loop.control.delays() | loop.deferral.counts(),
             **loop.control.snapshot(),
-            "stamps": {"dropped": loop.dropped_stamps},
+            "stamps": {"dropped": loop.log.stamps.dropped},
             "overhead": history.overhead(),
             "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
             "locality": self._locality,
@@ -172,7 +172,6 @@ class Output:
         keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up())
         keep.add("the look at SIGTERM", DESCRIPTOR_S, lambda final: loop.at_next_tick(self._last_words.look))
         store = job_store() if loop.backend else None
-        self._peers = Peers(loop, store)
         digest = settings_digest(options, (loop.policy.source, loop.policy.sha256), loop.control.seed)
         self._rendezvous = Rendezvous(loop.rank, loop.world_size, digest, self._identified)
         if options.out is not None:
@@ -185,17 +184,17 @@ class Output:
             self._serve(options.metrics_port)
         if options.kill_file is not None:
             self._watch("the check of the kill file", KILL_FILE_S, self._check_kill_file)
+        period_s, peers = poll_s(loop.world_size), Peers(loop, store)
+        others = [("the words of other ranks", period_s, peers.look)]
+        others += [("the words about the barrier", period_s, BarrierWords(loop, peers).look)]
         if options.out is not None:
             import paceenv.policies.policy_file  # noqa: F401 (the watch thread should import nothing)
 
-            self._control = ControlReader(options.out, loop, self._peers)
-            self._watch("the check of control.json", poll_s(loop.world_size), self._control.look)
+            self._control = ControlReader(options.out, loop, peers)
+            self._watch("the check of control.json", period_s, self._control.look)
+            others += [("who follows control.json", period_s, self._control.agree)]
         if options.mode in PACING or (options.out is not None and loop.world_size > 1):
-            period_s, barrier_words = poll_s(loop.world_size), BarrierWords(loop, self._peers)
-            self._beside(
-                ("the words of other ranks", period_s, self._peers.look),
-                ("the words about the barrier", period_s, barrier_words.look),
-            )
+            self._beside(*others)
         if self.on_metrics is not None:
             self._beside(("on_metrics", METRICS_S, self._call), patience_s=PATIENCE_S)
         keep.start()

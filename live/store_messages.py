@@ -1,21 +1,22 @@
 """What the agents of a running job tell each other, through the job's own store, beside the training's communication.
 
-:class:`Peers`: who paces no more, who follows a wish. :class:`BarrierWords`: how long a barrier takes. Every rank looks
-at the store on a background thread; the training waits for nothing. A word that is not heard changes nothing: a rank's
-own comparison still ends pacing that hurts, and a change of mode that not every rank follows is none.
+:class:`Peers`: who paces no more. :class:`BarrierWords`: how long a barrier takes. Who follows a change of mode is in
+``paceenv.live.control_file``. Every rank looks at the store on one background thread; the training waits for nothing. A
+word that is not heard changes nothing: a rank's own comparison still ends pacing that hurts, and a change of mode that
+not every rank follows is none.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
-import threading
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceenv.live.decide.control import BARRIER_ALONE_S, PACED
+from paceenv.live.decide.control import BARRIER_ALONE_S
 from paceenv.live.identity import Words
 from paceenv.live.loop import Loop
+from paceenv.live.options import PACED
 
 PACING = ("probe", *PACED)
 """Modes that delay."""
@@ -37,7 +38,7 @@ def lead_s(world_size: int) -> float:
 
 
 class Peers:
-    """Carries these words for one loop.
+    """What the ranks of one loop say to each other, on one thread.
 
     One rank that paces no more ends pacing on all: no rank may pace in a mixed job. Ranks that stopped leave a word
     under one name, with the iteration; a word from before the present mode says nothing.
@@ -49,62 +50,20 @@ class Peers:
     def __init__(self, loop: Loop, store: Any) -> None:
         self._loop, self._store = loop, store
         self._words: Words | None = None
-        self._unsaid = deque[str]()
-        self._question: tuple[str, Callable[[], None]] | None = None
-        """A wish, and what is called once all ranks follow it."""
-        self._lock = threading.Lock()  # held for a moment only: a wish that came later must not be undone
-
-    def follow(self, wish: str, then: Callable[[], None]) -> None:
-        """This rank follows a wish; ``then`` is called, on another thread, once every rank does. From any thread."""
-        if self._loop.world_size == 1:
-            then()
-            return
-        self._ask((wish, then))
-        self._unsaid.append(wish)
-
-    def followed(self, wish: str) -> None:
-        """This rank has followed a wish that waits for nobody. From any thread."""
-        self._ask(None)
-        self._unsaid.append(wish)
-
-    def waits(self, wish: str) -> bool:
-        """Whether it is not known yet that every rank follows."""
-        question = self._question
-        return question is not None and question[0] == wish
-
-    def _ask(self, question: tuple[str, Callable[[], None]] | None) -> None:
-        with self._lock:
-            self._question = question
-
-    def look(self, final: bool) -> None:
-        """Say and hear what there is. Raises whatever the store raises."""
-        loop = self._loop
-        if final or self._store is None or not loop.attempt or loop.world_size == 1:
-            return
-        pacing = loop.options.mode in PACING
-        if not pacing and not self._unsaid and self._question is None:
-            return
-        words = self.words()
-        if words is not None:
-            self._answer(words)
-            if pacing:
-                self._compare(words)
 
     def words(self) -> Words | None:
-        """The words of this start of the job; None while it has no id, and without a store. On one thread only."""
+        """The words of this start of the job; None while it has no id, and without a store."""
         if self._words is None and self._store is not None and self._loop.attempt:
             self._words = Words(self._store, f"paceenv.peers/{self._loop.attempt}")
         return self._words
 
-    def _answer(self, words: Words) -> None:
-        while self._unsaid:
-            words.count(f"{self._unsaid.popleft()}/follow", 1)
-        question = self._question
-        if question is not None and words.count(f"{question[0]}/follow") >= self._loop.world_size:
-            with self._lock:
-                if self._question is question:
-                    question[1]()
-                    self._question = None
+    def look(self, final: bool) -> None:
+        """Say and hear what there is. Raises whatever the store raises."""
+        if final or self._loop.world_size == 1 or self._loop.options.mode not in PACING:
+            return
+        words = self.words()
+        if words is not None:
+            self._compare(words)
 
     def _compare(self, words: Words) -> None:
         """Hear what other ranks have stopped, and say what this one has."""
@@ -117,7 +76,7 @@ class Peers:
             iteration, _, why = words.read(name).partition(" ")
             if iteration.isdecimal() and int(iteration) >= control.begins_at:
                 if number not in stopped:
-                    control.hear(number, why[:300])
+                    loop.at_next_tick(control.hear, number, why[:300])
             elif number in stopped:
                 words.write(name, f"{control.iteration} on rank {loop.rank}: {stopped[number]}")
 
@@ -148,7 +107,8 @@ class BarrierWords:
             return
         place = f"barrier/{control.begins_at}/{mark}"
         if self._said != mark:
-            words.write(f"{place}/{loop.rank}", said(control.barriers.compared_s))
+            microseconds = {i: round(1e6 * seconds) for i, seconds in control.barriers.compared_s.items()}
+            words.write(f"{place}/{loop.rank}", json.dumps(microseconds))
             words.count(f"{place}/said", 1)
             self._said = mark
         if loop.rank == 0 and words.count(f"{place}/said") >= loop.world_size:
@@ -162,8 +122,8 @@ class BarrierWords:
         heard = [words.read(f"{place}/{rank}") for rank in range(self._loop.world_size)]
         if "" in heard:  # a count that came twice
             return
-        found = alone_s([read(word) for word in heard])
-        words.write(f"{place}/alone", "-" if found is None else f"{1e6 * found:.0f}")
+        found = alone([json.loads(word) for word in heard])
+        words.write(f"{place}/alone", "-" if found is None else f"{found:.0f}")
 
     def _hear(self, seconds: float) -> None:
         self._loop.control.know_barrier_alone(seconds)
@@ -173,19 +133,8 @@ class BarrierWords:
             self._loop.messages.log_once(found, level=20)
 
 
-def said(barriers_s: Mapping[int, float]) -> str:
-    """A rank's barriers, by iteration, as a word: ``iteration:microseconds``."""
-    return " ".join(f"{iteration}:{1e6 * seconds:.0f}" for iteration, seconds in barriers_s.items())
-
-
-def read(word: str) -> dict[int, float]:
-    """The barriers of such a word, seconds by iteration."""
-    pairs = (part.split(":") for part in word.split())
-    return {int(iteration): 1e-6 * float(us) for iteration, us in pairs}
-
-
-def alone_s(ranks: Sequence[Mapping[int, float]]) -> float | None:
-    """The barrier once all ranks are there: median over steps of the shortest of all ranks, s; None with few steps."""
+def alone(ranks: Sequence[Mapping[Any, float]]) -> float | None:
+    """The barrier once all ranks are there: the median over steps of the shortest of all ranks; None with few steps."""
     common = set(ranks[0]).intersection(*ranks[1:])
-    shortest_s = [min(rank[iteration] for rank in ranks) for iteration in common]
-    return statistics.median(shortest_s) if len(shortest_s) >= LEAST_STEPS else None
+    shortest = [min(rank[iteration] for rank in ranks) for iteration in common]
+    return statistics.median(shortest) if len(shortest) >= LEAST_STEPS else None

@@ -17,8 +17,8 @@ from paceenv.live.record.segments import read_segment
 def marked(run: RunFolder, rank: int, mark: str) -> set[int]:
     """Iterations that the trace of a rank marks as a checkpoint or an evaluation."""
     [path] = run.segments(run.latest())[rank]
-    segment = read_segment(path)
-    assert segment.note == ""
+    _, segment, note = read_segment(path)
+    assert note == ""
     return {int(t["iteration"]) for t in segment.iterations_T if segment.marks[t["mark"]] == mark}
 
 

@@ -339,7 +339,7 @@ def scattered(met_by: str) -> dict[str, Any]:
     for work in (*before, *(work for _, work in held)):
         work.wait()
     said = [event["text"] for event in agent._loop.messages.events]
-    unseen = agent._loop._log.known(group).unseen()
+    unseen = agent._loop.log.known(group).unseen()
     agent.detach()
     return {"kinds": kinds, "got": [into.tolist() for into, _ in held], "said": said, "unseen": unseen}
 

@@ -14,9 +14,17 @@ from test_live_control import Job, in_blocks
 
 from paceenv.core.student_t import student_t_quantile, student_t_tail
 from paceenv.live.decide.blocks import ACTIVE, CANARY, BlockPlan, Plan
-from paceenv.live.decide.experiment import ALPHA, NEGLIGIBLE_DELAY_SHARE, Comparison, Experiment, Pair
+from paceenv.live.decide.experiment import (
+    ALPHA,
+    MOST_PAIRS,
+    NEGLIGIBLE_DELAY_SHARE,
+    Comparison,
+    Experiment,
+    Pair,
+    pairs_for,
+    time_to_verdict,
+)
 from paceenv.live.decide.live_policy import find_candidates
-from paceenv.live.decide.verdict_time import MOST_PAIRS, pairs_for, time_to_verdict
 
 STEP_S, BLOCK = 0.2, 12
 SMALL = BlockPlan(BLOCK, 2, 12)

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_samples import (
     ATTEMPT,
-    MARKS,
     STEP_S,
     batch,
     make_batch,
@@ -31,7 +30,6 @@ from paceenv.live.observe.batch import Kind
 from paceenv.live.record import segments
 from paceenv.live.record.merge_segments import segment_rows, write_merged
 from paceenv.live.record.run_folder import MAX_STATUS_BYTES, RunFolder, host_folder, status_path, write_status
-from paceenv.live.record.segments import Segment
 
 LATER = "20261123T060000-000000"
 
@@ -163,8 +161,7 @@ def test_a_host_has_a_folder_of_its_own_whatever_its_name(one: str, other: str) 
 
 def events_of(iterations: Any, operations: Any = (), **more: Any) -> list[tuple[str, float, float]]:
     """The rows of iterations as (op, start, end)."""
-    made = make_batch(iterations, operations, **more)
-    columns = segment_rows(Segment({}, *segments.to_records(made), tuple(made.kinds), MARKS, ""))
+    columns = segment_rows(make_batch(iterations, operations, **more))
     places = columns["iteration"].tolist()
     for i, seq in enumerate(columns["seq"].tolist()):
         assert seq == i - places.index(places[i])

@@ -19,20 +19,16 @@ torch.nn.parallel.DistributedDataParallel, torch.optim.SGD
 loaded, before_mb = set(sys.modules), resident_mb()
 
 from paceenv.live import attach
-from paceenv.live.observe.batch import Batch, Kind
+from paceenv.live.observe.batch import ITERATION, OPERATION, Batch, Kind
 from paceenv.live.record.housekeeping import Housekeeping
 from paceenv.live.record.recorder import TraceRecorder, rank_header
 header = rank_header("job", rank=0, world_size=1, attempt="20261123T053000-3f2a91", locality={"host": "node0"})
 target, done, enough = TraceRecorder(Path(sys.argv[1]), header, problem=print, flush_s=0.0), [], threading.Event()
 def trace(final):
-    first_s = 100.0 * len(done)
-    start_s_T, place_N = first_s + np.arange(100.0), np.repeat(np.arange(100), 20)
-    start_s_N = start_s_T[place_N] + np.tile(np.arange(20) / 20, 100)
-    numbers_T, kind_N = 100 * len(done) + np.arange(100), np.zeros(2000, np.uint16)
-    mark_T, regular_T = np.zeros(100, np.uint8), np.ones(100, bool)
-    times_T = start_s_T, start_s_T + 1.0, start_s_T, start_s_T
-    kinds = [Kind("all_reduce", 0, 8)]
-    target.add(Batch(numbers_T, *times_T, regular_T, mark_T, place_N, kind_N, start_s_N, start_s_N, kinds, [""]))
+    iterations_T, operations_N = np.zeros(100, ITERATION), np.zeros(2000, OPERATION)
+    iterations_T["iteration"] = 100 * len(done) + np.arange(100)
+    operations_N["place"] = np.repeat(np.arange(100), 20)
+    target.add(Batch(iterations_T, operations_N, [Kind("all_reduce", 0, 8)], [""]))
     target.write(final)
     done.append(final)
     if len(done) > 50: enough.set()

@@ -13,6 +13,7 @@ from live_samples import make_batch
 from paceenv.live.observe.batch import STREAM, THREAD, Batch, Kind
 from paceenv.live.observe.log import Group
 from paceenv.live.record.history import BLOCK_ITERATIONS, BLOCKS, LISTED_COLLECTIVES, History, unseen
+from paceenv.live.record.segments import joined
 
 KINDS = (
     Kind("all_reduce", 0, 1000),
@@ -23,7 +24,7 @@ KINDS = (
 STEP_S, REDUCE_S, BARRIER_S, PACE_S = 0.1, 0.03, 0.02, 0.01
 
 
-def steps(first: int, number: int, *, own_s: float = 0.04, kinds: Sequence[Kind] = KINDS) -> Batch:
+def steps(first: int, number: int, *, own_s: float = 0.04, **more: Any) -> Batch:
     """Steps of a delay, own work, a reduction and a barrier."""
     iterations, operations = [], []
     for i in range(number):
@@ -32,12 +33,7 @@ def steps(first: int, number: int, *, own_s: float = 0.04, kinds: Sequence[Kind]
         reduce, barrier = go + own_s, go + own_s + REDUCE_S
         iterations.append((first + i, start, barrier + BARRIER_S, start, go))
         operations += [(i, 0, reduce, barrier), (i, 1, barrier, barrier + BARRIER_S)]
-    return make_batch(iterations, operations, kinds=kinds)
-
-
-def add(history: History, batch: Batch, *, ticks: int = 1) -> None:
-    T = len(batch.iteration_T)
-    history.add(batch, np.full(T, BARRIER_S), np.full(T, math.nan), np.full(T, ticks))
+    return make_batch(iterations, operations, kinds=KINDS, barrier_s=BARRIER_S, **more)
 
 
 def one_step(
@@ -46,8 +42,7 @@ def one_step(
     """The account of a step of a second with these operations: kind, start and end in it."""
     history = History()
     rows = [(0, kind, start, end) for kind, start, end in operations]
-    batch = make_batch([(0, 0.0, 1.0, 0.0, 0.0)], rows, kinds=kinds)
-    history.add(batch, np.zeros(1), np.full(1, still_s), np.ones(1, np.int64))
+    history.add(make_batch([(0, 0.0, 1.0, 0.0, 0.0)], rows, kinds=kinds, still_s=still_s))
     return history
 
 
@@ -57,7 +52,7 @@ def total_s(history: History, op: str) -> float:
 
 def test_parts_add_up_to_the_step() -> None:
     history = History()
-    add(history, steps(0, 5), ticks=4)
+    history.add(steps(0, 5, ticks=4))
     parts = history.parts()
     assert parts == pytest.approx({"compute_s": 0.04, "collective_s": 0.03, "barrier_s": 0.02, "pacing_s": 0.01})
     assert sum(value for value in parts.values() if value is not None) == pytest.approx(history.step()["mean_s"])
@@ -67,8 +62,7 @@ def test_parts_add_up_to_the_step() -> None:
 
 def test_nothing_measured_is_unknown_and_not_zero() -> None:
     history = History()
-    none = make_batch([])
-    history.add(none, np.zeros(0), np.zeros(0), np.zeros(0, np.int64))
+    history.add(make_batch([]))
     for found in (history.parts(), history.step(), history.wait(), history.overhead()):
         assert set(found.values()) == {None}
     assert history.collectives() == []
@@ -101,13 +95,12 @@ def test_a_collective_on_another_stream_tells_arrivals_and_costs_what_the_comput
 
 def test_marked_steps_and_outliers_are_left_out() -> None:
     history = History()
-    add(history, steps(0, 40))
+    history.add(steps(0, 40))
     before = history.own(), history.collectives(), history.count
-    checkpoint = steps(40, 3, own_s=0.5)
-    add(history, checkpoint._replace(mark_T=np.ones(3, np.uint8)))
-    add(history, steps(43, 1, own_s=60.0))
+    history.add(steps(40, 3, own_s=0.5, mark=1))
+    history.add(steps(43, 1, own_s=60.0))
     assert (history.own(), history.collectives(), history.count) == before
-    add(history, steps(44, 1, own_s=0.2))  # long, but a step of the job
+    history.add(steps(44, 1, own_s=0.2))  # long, but a step of the job
     assert history.count == 41
 
 
@@ -122,9 +115,7 @@ def account(first: int, last: int, chunk: int, own: Callable[[int], float] = own
     for begin in range(first, last, chunk):
         number = min(chunk, last - begin)
         parts = [steps(begin + i, 1, own_s=own(begin + i)) for i in range(number)]
-        place_N = np.repeat(np.arange(number), 2)
-        columns = {name: np.concatenate([getattr(p, name) for p in parts]) for name in Batch._fields[:11]}
-        add(history, Batch(**columns | {"place_N": place_N}, kinds=KINDS, marks=("",)))
+        history.add(joined(parts))
     return {**history.own()["blocks"], "collectives": history.collectives()}
 
 

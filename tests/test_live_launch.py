@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import py_compile
 import subprocess
 import sys
 import textwrap
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,36 +26,14 @@ HELPERS = TESTS / "helpers"
 
 LOOKS_AROUND = """
     '''What a script can see of how it was started.'''
-    import atexit, multiprocessing, pickle, sys
-    looks = [sys.argv, sys.path, __name__, __doc__, __file__, __package__, type(__loader__).__name__, sorted(globals())]
-
-    class Thing:
-        pass
-
-    def work(queue, thing):
-        queue.put([type(thing).__module__, type(thing).__name__, __name__, sys.argv])
-
-    if __name__ == "__main__":
-        print(*looks, __spec__ and __spec__.name, __annotations__, sep="\\n")
-        print(sys.modules["__main__"].Thing is Thing, type(pickle.loads(pickle.dumps(Thing()))) is Thing)
-        if __spec__ is None or not __spec__.name.endswith("__main__"):  # those, spawn has never supported
-            context = multiprocessing.get_context("spawn")
-            queue = context.Queue()
-            process = context.Process(target=work, args=(queue, Thing()))
-            process.start()
-            print(queue.get(timeout=200))
-            process.join()
-        atexit.register(lambda: print(Thing, sys.modules["__main__"].Thing is Thing, sys.excepthook))
+    import sys
+    print(sys.argv, sys.path, __name__, __doc__, __file__, __package__, sorted(globals()), __spec__ and __spec__.name)
+    print(sys.modules["__main__"].__dict__ is globals(), sys.excepthook, sys.flags)
+    print([name for name in sys.modules if name.partition(".")[0] in ("paceenv", "numpy", "torch", "typer")])
 """
 ENDINGS = {
     "exit code": "import sys; sys.exit(3)",
     "exception": "def f():\n    raise ValueError('bad')\nf()",
-    "syntax": "x = (1,\ny = 2",
-    "interrupt": "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time; time.sleep(1)",
-    "own hook": "import sys, traceback\n"
-    "sys.excepthook = lambda *e: print('hook', len(traceback.extract_tb(e[2])), e[1].__traceback__ is e[2])\nf()",
-    "at exit": "import atexit\natexit.register(print, 'last')\nraise KeyError('first')",
-    "no future": "def f(x: int): pass\nprint(f.__annotations__)",
 }
 
 
@@ -85,40 +61,24 @@ def assert_same(folder: Path, *arguments: str | Path) -> subprocess.CompletedPro
     return plain
 
 
-@pytest.mark.parametrize(
-    "form",
-    ["link", "module", *(pytest.param(form, marks=pytest.mark.slow) for form in ("compiled", "archive", "package"))],
-)
+@pytest.mark.parametrize("form", ["link", "module"])
 def test_a_script_sees_what_it_always_sees(form: str, tmp_path: Path) -> None:
     script = write(tmp_path / "inner" / "train.py", LOOKS_AROUND)
     arguments: Sequence[str | Path] = [script.relative_to(tmp_path)]
     if form == "link":
         (tmp_path / "link.py").symlink_to(script)
         arguments = ["link.py"]
-    elif form == "compiled":
-        arguments = [py_compile.compile(str(script), cfile=str(tmp_path / "train.pyc"))]
-    elif form == "package":
-        script.rename(script.parent / "__main__.py")
-        arguments = ["-m", "inner"]
-    elif form == "archive":
-        with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
-            archive.write(script, "__main__.py")
-        arguments = ["train.zip"]
-    elif form == "module":
+    else:
         arguments = ["-m", "inner.train"]
     seen = assert_same(tmp_path, *arguments, "--mode", "theirs", "-m", "x", "--help")
     assert "--help" in seen.stdout
     assert seen.returncode == 0, seen.stderr
 
 
-@pytest.mark.parametrize(
-    "ending", [e if e in ("exception", "own hook") else pytest.param(e, marks=pytest.mark.slow) for e in ENDINGS]
-)
+@pytest.mark.parametrize("ending", ENDINGS)
 def test_a_script_ends_as_it_always_ends(ending: str, tmp_path: Path) -> None:
     write(tmp_path / "train.py", ENDINGS[ending])
     assert_same(tmp_path, "train.py")
-    if ending == "exception":
-        assert_same(tmp_path, "-m", "train")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +87,7 @@ def test_a_script_ends_as_it_always_ends(ending: str, tmp_path: Path) -> None:
         (["--cap-s", "30", "train.py"], ["cap_s = 30.0", "0 to 10"]),
         (["--cap-s", "long", "train.py"], ["--cap-s", "long"]),
         (["--lr", "3", "train.py"], ["--lr"]),
-        (["missing.py"], ["missing.py", "No such file"]),
+        (["missing.py"], ["missing.py", "no such file"]),
         ([], ["SCRIPT"]),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_live_trace_replays_to_the_same_decisions_bit_for_bit(tmp_path: Path) 
     [live_rank, _] = results(run_ranks(skewed_job, 2, tmp_path, out=str(out)))
     run = RunFolder(out)
     [path] = run.segments(run.latest())[0]
-    operations_N = read_segment(path).operations_N
+    operations_N = read_segment(path)[1].operations_N
     start_T, end_T = operations_N["start_s"], operations_N["end_s"]
     comm_T, step_T = (end_T - start_T)[LEARNING_ITERATIONS:], np.diff(end_T)[LEARNING_ITERATIONS - 1 :]
     policy = rule(POLICY)

@@ -40,6 +40,7 @@ class Rank:
     def look(self) -> None:
         if self.reader is not None:
             self.reader.look(False)
+            self.reader.agree(False)
         self.peers.look(False)
 
     def tick(self, iteration: int) -> None:
@@ -47,9 +48,9 @@ class Rank:
         change = self.loop._change
         if change is not None and iteration >= change[2]:
             self.loop._change_over(*change)
-        if self.loop._downgrade_reason:
-            self.loop.control.downgrade(self.loop._downgrade_reason)
-        self.loop.control.apply_delay(iteration)
+        while self.loop.log.chores:
+            chore, arguments = self.loop.log.chores.popleft()
+            chore(*arguments)
 
 
 def in_blocks(rank: Rank) -> Experiment:

@@ -81,11 +81,11 @@ def slow_reduction(state: dict[str, float], bucket: Any) -> torch.futures.Future
 def reductions(agent: Agent) -> list[tuple[float, float]]:
     """Entry and exit of all reductions since the last call, after what is inside another one was left out."""
     loop = agent._loop
-    loop._log.tick()
+    loop.log.tick()
     entry = loop._iterations.next()
     assert entry is not None
-    rows = [(kind, start, end) for kind, start, end in entry[1] if loop._log.kinds[kind].op == "all_reduce"]
-    return [(start, end) for _, start, end in loop._steps._from_outside(rows)]
+    rows = [(kind, start, end) for kind, start, end in entry[1] if loop.log.kinds[kind].op == "all_reduce"]
+    return [(start, end) for _, start, end in loop.steps._from_outside(rows)]
 
 
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -22,7 +22,7 @@ from paceenv.core.errors import InputError
 from paceenv.live.options import make_options
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.start import run_command
-from paceenv.live.start.obstacles import obstacle, obstacle_elsewhere
+from paceenv.live.start.obstacles import obstacle
 from paceenv.live.start.run_command import Split, is_rank, slurm_rank, split
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -105,22 +105,24 @@ def became(monkeypatch: pytest.MonkeyPatch, folder: Path, arguments: str, **envi
     return words[1:]
 
 
-LAUNCH = ["-m", "paceenv.live.start.torchrun"]
-AGENT = ["-m", "paceenv.live"]
+LAUNCH = ["-m", "torch.distributed.run"]
 
 
 def test_alone_it_launches_on_one_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = "--nproc-per-node 2 --mode shadow --policy paper"
     found = became(monkeypatch, tmp_path, f"{options} train.py --lr 1")
-    ours = ["--mode", "shadow", "--policy", "paper", "train.py", "--lr", "1"]
-    launcher = ["train.py", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node", "2"]
-    assert found == [*LAUNCH, *launcher, *AGENT, *ours]
+    launcher = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node", "2"]
+    assert found == [*LAUNCH, *launcher, "train.py", "--lr", "1"]
+    settings = json.loads(os.environ["PACEENV_LIVE_SETTINGS"])
+    assert (settings["mode"], settings["policy"], settings["process"]) == ("shadow", "paper", -os.getpid())
 
 
 def test_a_rank_runs_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rank = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
     found = became(monkeypatch, tmp_path, "--out d -m pkg.train --lr 1", **rank)
-    assert found == [*AGENT, "--out", "d", "-m", "pkg.train", "--lr", "1"]
+    assert found == ["-m", "pkg.train", "--lr", "1"]
+    settings = json.loads(os.environ["PACEENV_LIVE_SETTINGS"])
+    assert (settings["out"], settings["job"], settings["process"]) == (str(tmp_path / "d"), "pkg.train", os.getpid())
     assert is_rank({"RANK": "0", "WORLD_SIZE": "2"})
     assert not is_rank({"RANK": "0", "WORLD_SIZE": "2", "PET_NNODES": "2"})  # a node's, for the launcher in it
     assert not is_rank({})
@@ -132,7 +134,7 @@ def test_a_task_of_srun_is_a_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert names == {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "gpu07", "MASTER_PORT": "22345"}
     assert slurm_rank(task | {"SLURM_STEP_NODELIST": "a-1,b-2"})["MASTER_ADDR"] == "a-1"
     assert slurm_rank({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) == {}  # the batch script itself
-    assert became(monkeypatch, tmp_path, "train.py", **task) == [*AGENT, "train.py"]
+    assert became(monkeypatch, tmp_path, "train.py", **task) == ["train.py"]
     assert became(monkeypatch, tmp_path, "--nproc-per-node 1 train.py", **task)[:2] == LAUNCH
 
 
@@ -147,11 +149,8 @@ def test_without_strict_an_unpaced_job_is_announced(
 
 def test_what_prevents_a_mode(tmp_path: Path) -> None:
     (tmp_path / "bad.safetensors").write_text("no tensors")
-    found = obstacle(make_options({"mode": "shadow"}), str(tmp_path / "bad.safetensors"))
-    assert "bad.safetensors" in found
-    assert obstacle_elsewhere(make_options({"mode": "shadow"}), str(tmp_path / "bad.safetensors")) == found
+    assert "bad.safetensors" in obstacle(make_options({"mode": "shadow"}), str(tmp_path / "bad.safetensors"))
     assert obstacle(make_options({"mode": "canary"}), "paper") == ""
-    assert obstacle_elsewhere(make_options({"mode": "canary"}), "learned") == ""
     assert obstacle(make_options({"mode": "observe"}), "nope") == ""
     assert obstacle(make_options({"mode": "observe", "out": tmp_path / "a" / "b"}), None) == ""
 

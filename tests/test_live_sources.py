@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimiz
 
 from paceenv import live
 from paceenv.live.agent import Agent
+from paceenv.live.log_once import described
 from paceenv.live.observe.stamps import DeviceStamps
 
 
@@ -49,6 +51,23 @@ def agent(group: None) -> Iterator[Agent]:
     agent.detach()
 
 
+def test_an_exit_is_noted_and_void_once_the_script_goes_on(agent: Agent) -> None:
+    agent.tick()
+    try:
+        raise ValueError("of the script")
+    except ValueError:
+        with pytest.raises(SystemExit):
+            sys.exit(3)
+    noted, ticks = agent._exit
+    assert (noted.code, ticks) == (3, agent._loop.log.ticks)
+    assert isinstance(noted.__context__, ValueError)
+    assert described(noted, of_script=True).startswith("SystemExit: 3 (test_live_sources.py:")
+    agent.tick()
+    assert agent._loop.log.ticks == ticks + 1
+    agent.detach()
+    assert not hasattr(sys.exit, "__wrapped__")
+
+
 def _wrapped() -> dict[str, Any]:
     owners = {"group": distributed.ProcessGroup, "work": distributed.Work, "ddp": DistributedDataParallel}
     names = ("allreduce", "barrier", "_allgather_base", "wait", "forward")
@@ -60,10 +79,10 @@ def _wrapped() -> dict[str, Any]:
 def _taken(agent: Agent) -> tuple[list[tuple[str, int]], str]:
     """What was seen since the last call, as an iteration that ends now: kinds with bytes, and its mark."""
     loop = agent._loop
-    loop._log.tick()
+    loop.log.tick()
     iteration = loop._iterations.next()
     assert iteration is not None
-    kinds = [loop._log.kinds[kind] for kind, _, _ in iteration[1]]
+    kinds = [loop.log.kinds[kind] for kind, _, _ in iteration[1]]
     assert all(end >= start for _, start, end in iteration[1])
     return [(kind.op, kind.bytes) for kind in kinds], iteration[2]
 
@@ -367,9 +386,8 @@ def test_every_stamp_comes_back(agent: Agent, monkeypatch: pytest.MonkeyPatch) -
     optimizer.step()
     loop = agent._loop
     for owner, name, value in (
-        (loop, "_stamps", stamps),
-        (loop._log, "stamps", stamps),
-        (loop._log, "on_device", True),
+        (loop.log, "stamps", stamps),
+        (loop.log, "on_device", True),
         (loop, "device", "cuda:0"),
         (loop, "_takes_here", True),
         (loop._optimizer, "tick", loop._tick),
@@ -393,7 +411,7 @@ def test_an_error_of_the_agent_switches_it_off_and_is_said_once(agent: Agent) ->
     def broken() -> float:
         raise RuntimeError("no time")
 
-    agent._loop._log.stamps.record = broken  # type: ignore[method-assign]
+    agent._loop.log.stamps.record = broken  # type: ignore[method-assign]
     tensor = torch.ones(2)
     for _ in range(3):
         distributed.all_reduce(tensor)

@@ -159,20 +159,19 @@ def _looped(monkeypatch: pytest.MonkeyPatch, device: Device, mode: str, **option
     stamps: Stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record, clock=clock, pool_events=256)
     loop.hooks.active = True
     loop.tick()
-    monkeypatch.setattr(loop, "_stamps", stamps)
     monkeypatch.setattr(loop, "device", "cuda:0")
     monkeypatch.setattr(loop, "_takes_here", True)
     monkeypatch.setattr(loop._optimizer, "tick", loop._tick)
-    monkeypatch.setattr(loop._log, "stamps", stamps)
+    monkeypatch.setattr(loop.log, "stamps", stamps)
     return loop
 
 
 def _iterations(loop: Loop, device: Device, count: int) -> None:
     for _ in range(count):
         device.now_s += 0.06
-        entry = loop._log.stamps.record()
+        entry = loop.log.stamps.record()
         device.now_s += 0.04
-        loop._log.add(loop._log.kind("all_reduce", 0, 1 << 20), entry)
+        loop.log.add(loop.log.kind("all_reduce", 0, 1 << 20), entry)
         loop.tick()
     loop.catch_up()
 
@@ -188,7 +187,7 @@ def test_the_loop_reads_events_one_or_two_iterations_late_and_never_waits(
     assert loop.history.count >= 64 - 8 - 1 - 2  # the shape is learned from 8, the first has no start, 2 are under way
     assert loop.history.step()["mean_s"] == pytest.approx(0.1)
     assert loop.history.parts()["collective_s"] == pytest.approx(0.04)
-    assert loop.dropped_stamps == 0
+    assert loop.log.stamps.dropped == 0
 
 
 def test_the_housekeeping_thread_asks_the_device_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

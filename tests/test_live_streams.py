@@ -20,11 +20,11 @@ from fake_cuda import FakeCuda
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.live.loop import Loop
 from paceenv.live.observe.batch import STANDSTILL
+from paceenv.live.observe.collective_calls import StreamWaits
 from paceenv.live.observe.hooks import Hooks
 from paceenv.live.observe.log import Group, Log, watched_next
 from paceenv.live.observe.stamps import DeviceStamps, cuda_stamps
 from paceenv.live.observe.steps import ALL_WATCHED, LEAST_SHARE
-from paceenv.live.observe.stream_waits import StreamWaits
 from paceenv.live.options import make_options
 from paceenv.live.record.findings import find
 from paceenv.live.record.history import unseen
@@ -93,13 +93,13 @@ class Rank:
         loop.hooks.active = True
         loop.tick()
         stamps = DeviceStamps(lambda: Event(self), Event.record, clock=lambda: 0.0)
-        loop._stamps = loop._log.stamps = stamps
-        loop.device, loop._takes_here, loop._log.on_device, loop._optimizer.tick = "cuda:0", True, True, loop._tick
+        loop.log.stamps = stamps
+        loop.device, loop._takes_here, loop.log.on_device, loop._optimizer.tick = "cuda:0", True, True, loop._tick
         self.counted = dict[int, Counted]()
 
     def log(self, op: str, members: Sequence[int], stream: int, start_s: float, end_s: float) -> None:
         """A row from one moment of a stream to another, as the hooks log it: one per call in a watched iteration."""
-        log, number = self.loop._log, -1
+        log, number = self.loop.log, -1
         if members:
             number = int("".join(map(str, members)))
             counted = self.counted.setdefault(number, Counted())
@@ -126,13 +126,13 @@ class Rank:
 
     def snapshot(self) -> dict[str, Any]:
         self.loop.catch_up()
-        history, groups = self.loop.history, self.loop.groups.values()
+        history, groups = self.loop.history, self.loop.log.groups.values()
         names = ("own", "step", "parts", "wait", "collectives", "side")
         return {name: getattr(history, name)() for name in names} | {
             "rank": self.rank,
             "world_size": self.ranks,
             "iterations": self.loop.iterations,
-            "unseen": unseen(self.loop.groups, history.count),
+            "unseen": unseen(self.loop.log.groups, history.count),
             "groups": {
                 str(g.number): {"name": g.name, "ranks": g.listed, "member": g.member, "size": g.size} for g in groups
             },
@@ -219,7 +219,7 @@ def test_what_a_collective_costs_the_step_is_what_the_compute_stands_still() -> 
 
 def test_a_job_of_many_collectives_is_watched_now_and_then_and_at_once_where_it_is_to_pace() -> None:
     job = Job(2, {}).run(12 * LEAST_SHARE)
-    assert {rank.loop._log.every for rank in job.ranks} == {8}, "the largest power of 2 in 11"
+    assert {rank.loop.log.every for rank in job.ranks} == {8}, "the largest power of 2 in 11"
     for rank in job.ranks:
         assert rank.watched == pytest.approx(ALL_WATCHED + 128 / 2 + 256 / 4 + 256 / 8, abs=8)
         assert rank.snapshot()["unseen"] == []

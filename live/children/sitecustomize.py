@@ -1,8 +1,8 @@
 """At the start of a Python process below ``-m paceenv.live``: wait for its first optimizer, and do nothing else.
 
-Ranks that a script starts by itself (``mp.spawn``, the launchers of Lightning and accelerate) come by here; so does
-every other Python process below it, of any version. So this imports nothing of ours, leaves ``sys.path`` as it was, and
-runs the ``sitecustomize`` that would have run.
+The script comes by here, and so do the ranks that it starts by itself (``mp.spawn``, the launchers of Lightning and
+accelerate) and every other Python process below it, of any version. So this imports nothing of ours, leaves
+``sys.path`` as it was, and runs the ``sitecustomize`` that would have run.
 """
 
 import importlib
@@ -17,13 +17,18 @@ class _Finder:
         if name != "torch.optim.optimizer":
             return None
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+        before = list(sys.path)
         try:
-            from paceenv.live.start.attach_hook import inherited
+            import json
 
-            finder = inherited()
-            return finder and finder.find_spec(name, path, target)
+            sys.path.append(json.loads(os.environ["PACEENV_LIVE_SETTINGS"])["root"])  # of a checkout
+            from paceenv.live.start.attach_hook import spec_of_optimizers
+
+            return spec_of_optimizers(name, path, target)
         except Exception:  # another environment without our package: this process has no agent
             return None
+        finally:
+            sys.path[:] = before
 
 
 def _as_it_would_have_been():  # type: ignore[no-untyped-def]

@@ -11,11 +11,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from paceenv.live.observe.stamps import Stamps
+from paceenv.live.observe.steps import Delay
 
 MIN_DELAY_S = 1e-4
 """A shorter delay is left out: an operating system oversleeps by about as much."""
@@ -24,15 +25,6 @@ MIN_RATE_HZ, MAX_RATE_HZ = 0.2e9, 3e9
 RATE_SMOOTHING = 0.5
 KEPT_DELAYS = 4096
 """The newest delays, whose quantiles are reported."""
-
-
-class Delay(NamedTuple):
-    """A delay under way, with its two stamps. ``slept_s`` is the host's sleep or the device's planned spin, seconds."""
-
-    slept_s: float
-    before: Any
-    after: Any | None
-    cycles: int = 0
 
 
 class HostActuator:

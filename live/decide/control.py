@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceenv.core.limits import Limits
-from paceenv.live.decide.actuator import MIN_DELAY_S, Delay, DelayLengths, DeviceActuator, HostActuator
+from paceenv.live.decide.actuator import MIN_DELAY_S, DelayLengths, DeviceActuator, HostActuator
 from paceenv.live.decide.blocks import ACTIVE, CANARY, Plan, block_plan, shared_seed
 from paceenv.live.decide.guard import Guard, GuardedPolicy, OutOfRange, PolicyFault
 from paceenv.live.decide.live_policy import NamedPolicy
@@ -21,11 +21,10 @@ from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.decide.probe import Probing
 from paceenv.live.observe.stamps import Clock, Stamps
 from paceenv.live.observe.step import Shape, Step
-from paceenv.live.options import Options
+from paceenv.live.observe.steps import Delay
+from paceenv.live.options import PACED, Options
 from paceenv.policies.rules import passive
 
-PACED = ("canary", "active")
-"""Modes that delay by a policy."""
 BARRIER_ALONE_S = 1e-3
 """A barrier is taken to need at most this once all ranks are there, until they have compared theirs; the time beyond
 it is waiting, however constant."""
@@ -101,7 +100,6 @@ class Control:
         """The longest real hold of a transfer in the iteration taken in next, seconds."""
         limits = Limits(options.cap_s, options.cap_share, options.budget_s_per_minute, self.quiet_until)
         self.guard = Guard(limits)
-        self._heard = dict[int | None, str]()
 
     @property
     def tick_s(self) -> float:
@@ -152,8 +150,9 @@ class Control:
         return dict(self.chosen.out) | all_of_them
 
     def hear(self, number: int | None, why: str) -> None:
-        """Another rank paces no more, so that this one must not either; any thread may call it."""
-        self._heard[number] = why
+        """Another rank paces no more, so that this one must not either."""
+        if number is None or number not in self.chosen.out:
+            self._give_up(number, why)
 
     def finish(self) -> None:
         """The job ends: comparisons under way get their last evaluation."""
@@ -197,10 +196,6 @@ class Control:
 
     def apply_delay(self, iteration: int) -> Delay | None:
         """Delay this rank before ``iteration``, if policy, mode, schedule and guard agree; None without a delay."""
-        while self._heard:
-            number, why = self._heard.popitem()
-            if number is None or number not in self.chosen.out:
-                self._give_up(number, why)
         acting, pacer, mode = self._acting(iteration), self.pacer, self._in_force
         if acting is None or pacer is None or not self._ready:
             return None
@@ -298,7 +293,7 @@ def _make_mode(options: Options, policies: Sequence[NamedPolicy], *, seed: int, 
         return Probing(options, seed, begin)
     if options.mode == "shadow":
         return Shadow(begin)
-    if options.mode in ("canary", "active"):
+    if options.mode in PACED:
         plan = Plan(seed, blocks, begin=begin, every=CANARY if options.mode == "canary" else ACTIVE)
         return Switchback(plan, [one.source for one in policies])
     return Mode()

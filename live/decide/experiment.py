@@ -18,6 +18,8 @@ import numpy as np
 from paceenv.core import differences
 from paceenv.core.differences import Mean
 from paceenv.core.intervals import Interval
+from paceenv.core.student_t import student_t_quantile
+from paceenv.core.wording import hours
 from paceenv.live.decide.blocks import Plan, Turn
 
 ALPHA, FIRST_EVALUATION_PAIRS = 0.05, 4
@@ -30,6 +32,10 @@ NEGLIGIBLE_DELAY_SHARE = 1e-3
 """A rank counts as not paced if its delays were below this share of its paced blocks."""
 DIFFERENCE_ALPHA = 0.05
 """Share of differences between two candidates whose interval may miss the truth, at one look."""
+EFFECTS = (0.01, 0.02, 0.05)
+"""Relative effects for which the time to a verdict is given."""
+MOST_PAIRS = 1 << 14
+"""More pairs than anybody waits for."""
 
 Kind = Literal["helps", "does not help", "insufficient evidence", "hurts"]
 
@@ -241,3 +247,33 @@ def gain_over(ratios: Mapping[int, float], other: Mapping[int, float]) -> tuple[
     mine, theirs = dict(ratios), dict(other)  # copies: another thread may be adding to them
     by_round = Mean(ratio - theirs[number] for number, ratio in mine.items() if number in theirs)
     return (differences.gain(by_round.interval(DIFFERENCE_ALPHA)), by_round.count) if by_round.count > 1 else None
+
+
+def time_to_verdict(plan: Plan, comparison: Comparison, step_s: float | None) -> str:
+    """The time to a verdict of ``comparison`` in one line; "" while nothing is known about the noise.
+
+    Args:
+        step_s: a usual iteration; None leaves minutes out.
+    """
+    if comparison.pairs < 2:
+        return ""
+    noise, takes = comparison.mean.deviation, []
+    for effect in EFFECTS:
+        pairs, text = pairs_for(-math.log1p(-effect), noise), "too many pairs"
+        if pairs is not None:
+            iterations = plan.after(0) - plan.begin + pairs * (plan.after(1) - plan.after(0))
+            text = f"{pairs} pairs, {iterations:,} iterations"
+            text += f", about {hours(iterations * step_s)}" if step_s else ""
+        takes.append(f"{100 * effect:g} %: {text}")
+    return f"time to a verdict on an effect of {'; '.join(takes)} (noise of a pair {100 * noise:.2g} %)"
+
+
+def pairs_for(half_width: float, pair_noise: float) -> int | None:
+    """Pairs at the first evaluation whose interval is expected to be no wider than ``half_width`` to either side."""
+    pairs, share = FIRST_EVALUATION_PAIRS, 0.5 * ALPHA
+    while pairs <= MOST_PAIRS:
+        half = student_t_quantile(0.5 * share, pairs - 1) * pair_noise / math.sqrt(pairs)
+        if half <= half_width:
+            return pairs
+        pairs, share = 2 * pairs, 0.5 * share
+    return None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from paceenv.core.errors import InputError
 from paceenv.core.limits import Limits
 from paceenv.live.log_once import described
+from paceenv.live.options import PACED
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
 from paceenv.policies.names import AHEAD, NAMES, STATIC_DEFAULTS, find, rule
@@ -68,7 +69,7 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
 def needed_policy(mode: str, policy: Policy | str | os.PathLike[str] | None, candidates: str) -> NamedPolicy:
     """What a mode decides by: the policy or, where it has several, the candidates."""
     found = find_policy(policy)
-    if mode in ("canary", "active") and candidates:
+    if mode in PACED and candidates:
         return find_candidates(candidates, found if policy is not None else None)
     return found
 

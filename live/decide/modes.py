@@ -11,9 +11,8 @@ from typing import Any
 
 from paceenv.live.decide.actuator import DelayLengths
 from paceenv.live.decide.blocks import ACTIVE, Plan
-from paceenv.live.decide.experiment import MEMORY_PAIRS, Experiment
+from paceenv.live.decide.experiment import MEMORY_PAIRS, Experiment, time_to_verdict
 from paceenv.live.decide.pacer import RankPacer
-from paceenv.live.decide.verdict_time import time_to_verdict
 from paceenv.live.observe.step import Step
 
 Stop = tuple[int | None, str]

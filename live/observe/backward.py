@@ -40,7 +40,7 @@ class Backward:
         around = self._hooks.around
         around(DistributedDataParallel, "__init__", lambda args, kwargs: args[0], self._made)
         around(DistributedDataParallel, "forward", self._forward_begins, self._forward_ended, traced=True)
-        buffers = self._buffers, self._synchronised, self._failed
+        buffers = self._buffers, self._synchronised, self._log.give_up
         around(DistributedDataParallel, "_sync_buffers", *buffers, traced=True, always=False)
         classes = {id(kind) for kind in _with_subclasses(DistributedDataParallel)}
         for thing in gc.get_referrers(*_with_subclasses(DistributedDataParallel)):  # an object refers to its class
@@ -82,9 +82,6 @@ class Backward:
         model = self._model(token[0])
         if model is not None:
             self._log.add(model.broadcast, token[1])
-
-    def _failed(self, token: Any) -> None:
-        self._log.release(token[1])
 
 
 class _Model:

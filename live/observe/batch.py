@@ -1,9 +1,9 @@
-"""Iterations that are over, as arrays: what the observation hands to accounting, findings and trace."""
+"""Iterations that are over, as records: what the observation hands to accounts, findings and trace."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,15 @@ POINT_TO_POINT = ("send", "recv")
 THREAD, STREAM = 1, 2
 STANDSTILL = "stream wait"
 """In place of an operation: the compute stream waits for another stream. Part of no batch."""
+_TIMES: Final = ("start_s", "end_s", "pace_start_s", "pace_end_s", "barrier_s", "still_s")
+ITERATION: Final = np.dtype(
+    [("iteration", "<i8"), *((name, "<f8") for name in _TIMES), ("ticks", "<u4"), ("mark", "<u2"), ("regular", "<u2")]
+)
+"""An iteration, 64 bytes: as :class:`paceenv.live.observe.step.Step`; ``mark`` is a place in the marks, 0 for none."""
+OPERATION: Final = np.dtype([("place", "<u4"), ("kind", "<u4"), ("start_s", "<f8"), ("end_s", "<f8")])
+"""An operation, 24 bytes: the place of its iteration, the place of its kind in the kinds, and its times."""
+
+Records = NDArray[np.void]
 
 
 class Kind(NamedTuple):
@@ -34,26 +43,15 @@ class Kind(NamedTuple):
 class Batch(NamedTuple):
     """T iterations and their N operations, both in order of time; seconds on the rank's monotonic clock.
 
-    Columns of iterations are as in :class:`paceenv.live.observe.step.Step`.
-
-    Attributes:
-        mark_T: index into ``marks``, 0 for none.
-        place_N: the iteration of an operation, as an index into T.
-        kind_N: index into ``kinds``.
-        kinds: the kinds met so far; it grows, and never changes its order.
-        marks: names of irregular events, the first is "".
+    ``kinds`` are those met so far: they grow, and never change their order. So do the names of irregular events in
+    ``marks``, the first of which is "".
     """
 
-    iteration_T: NDArray[np.int64]
-    start_s_T: NDArray[np.float64]
-    end_s_T: NDArray[np.float64]
-    pace_start_s_T: NDArray[np.float64]
-    pace_end_s_T: NDArray[np.float64]
-    regular_T: NDArray[np.bool_]
-    mark_T: NDArray[np.uint8]
-    place_N: NDArray[np.int64]
-    kind_N: NDArray[np.uint16]
-    start_s_N: NDArray[np.float64]
-    end_s_N: NDArray[np.float64]
+    iterations_T: Records
+    operations_N: Records
     kinds: Sequence[Kind]
     marks: Sequence[str]
+
+    @property
+    def nbytes(self) -> int:
+        return self.iterations_T.nbytes + self.operations_N.nbytes

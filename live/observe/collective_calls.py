@@ -13,52 +13,31 @@ from threading import get_ident
 from typing import Any
 from weakref import ref
 
+from paceenv.live.observe.batch import STANDSTILL
 from paceenv.live.observe.hooks import Hooks
 from paceenv.live.observe.log import UNKNOWN_WAIT, Group, Log
 
-METHODS = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "allgather": "all_gather",
-    "_allgather_base": "all_gather",
-    "all_gather_single": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "all_gather_single_coalesced": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "reduce_scatter_single_coalesced": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "monitored_barrier": "barrier",
-    "send": "send",
-    "recv": "recv",
-    "recv_anysource": "recv",
-}
-"""Methods of a process group, and their names in the trace. Methods that this PyTorch does not have are skipped."""
-FUNCTIONS = {
+_METHODS_OF = {
+    "all_reduce": "allreduce allreduce_coalesced",
+    "all_gather": "allgather _allgather_base all_gather_single allgather_coalesced allgather_into_tensor_coalesced "
+    "all_gather_single_coalesced",
+    "reduce_scatter": "reduce_scatter _reduce_scatter_base reduce_scatter_single reduce_scatter_tensor_coalesced "
+    "reduce_scatter_single_coalesced",
+    "all_to_all": "alltoall alltoall_base all_to_all_single",
+    "barrier": "barrier monitored_barrier",
+    "recv": "recv recv_anysource",
+} | {name: name for name in ("broadcast", "reduce", "gather", "scatter", "send")}
+_FUNCTIONS_OF = {
     "all_reduce": "all_reduce",
-    "all_gather_single": "all_gather",
-    "all_gather_single_autograd": "all_gather",
-    "all_gather_tensor": "all_gather",
-    "all_gather_tensor_autograd": "all_gather",
-    "reduce_scatter_single": "reduce_scatter",
-    "reduce_scatter_single_autograd": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_autograd": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-    "all_to_all_single_autograd": "all_to_all",
+    "all_gather": "all_gather_single all_gather_single_autograd all_gather_tensor all_gather_tensor_autograd",
+    "reduce_scatter": "reduce_scatter_single reduce_scatter_single_autograd reduce_scatter_tensor "
+    "reduce_scatter_tensor_autograd",
+    "all_to_all": "all_to_all_single all_to_all_single_autograd",
     "broadcast": "broadcast",
 }
-"""Functions of the module, and their names in the trace; those that this PyTorch does not have are skipped."""
+METHODS, FUNCTIONS = ({name: op for op in of for name in of[op].split()} for of in (_METHODS_OF, _FUNCTIONS_OF))
+"""Methods of a process group, and functions of the module of functional collectives, with their names in the trace;
+those that this PyTorch does not have are skipped."""
 SINGLE = ("all_reduce", "broadcast", "reduce", "barrier", "send", "recv")
 """Kinds whose first argument is a list of one tensor, nearly always."""
 MAX_PENDING = 1024
@@ -86,10 +65,12 @@ class Collectives:
         for method, op in METHODS.items():
             before = self._blocks if method == "monitored_barrier" else self._starts
             single = op in SINGLE and "coalesced" not in method
-            around(ProcessGroup, method, before, self._started(method, op, single), self._failed, always=False)
-        around(ProcessGroup, "_start_coalescing", self._coalesces, self._coalescing_began, self._failed, always=False)
+            around(ProcessGroup, method, before, self._started(method, op, single), self._log.give_up, always=False)
+        around(
+            ProcessGroup, "_start_coalescing", self._coalesces, self._coalescing_began, self._log.give_up, always=False
+        )
         around(ProcessGroup, "_end_coalescing", lambda args, kwargs: args, self._coalesced, always=False)
-        around(Work, "wait", self._waits, self._waited, self._failed, always=False)
+        around(Work, "wait", self._waits, self._waited, self._log.give_up, always=False)
 
     def _starts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The arguments, and the entry of a call that blocks, the host or a GPU's current stream."""
@@ -133,9 +114,6 @@ class Collectives:
                 self._forget()
 
         return after
-
-    def _failed(self, token: Any) -> None:
-        self._log.release(token[1])
 
     def _coalesces(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args, self._log.stamps.record() if self._log.on_device else None
@@ -208,7 +186,9 @@ class FunctionalCollectives:
             return
         for name, op in FUNCTIONS.items():
             self._hooks.around(module, name, self._starts, self._started(op), traced=True, always=False)
-        self._hooks.around(module, "wait_tensor", self._waits, self._waited, self._failed, traced=True, always=False)
+        self._hooks.around(
+            module, "wait_tensor", self._waits, self._waited, self._log.give_up, traced=True, always=False
+        )
 
     def _starts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = (*args[1:], *kwargs.values())
@@ -233,9 +213,6 @@ class FunctionalCollectives:
     def _waited(self, token: Any, result: Any) -> None:
         self._log.add(*token)
 
-    def _failed(self, token: Any) -> None:
-        self._log.release(token[1])
-
 
 def _address(tensor: Any) -> int:
     return int(getattr(tensor, "elem", tensor).untyped_storage().data_ptr())
@@ -251,3 +228,33 @@ def _process_group(argument: Any) -> Any:
         return getattr(distributed_c10d, "_resolve_process_group")(argument)  # noqa: B009 private: it may go
     mesh, *dimension = argument if isinstance(argument, tuple) and len(argument) == 2 else (argument,)
     return mesh.get_group(*dimension) if hasattr(mesh, "get_group") and hasattr(mesh, "mesh_dim_names") else None
+
+
+class StreamWaits:
+    """Wraps a CUDA stream's wait for an event; ``log`` gets one row per wait of the stream that is the current one.
+
+    The collectives of FSDP run beside the compute: what they cost the step is only the time in which the compute stream
+    stands still for them.
+    """
+
+    def __init__(self, log: Log, hooks: Hooks) -> None:
+        self._log, self._hooks = log, hooks
+
+    def install(self) -> None:
+        import torch
+
+        around = self._hooks.around
+        around(torch.cuda.Stream, "wait_event", self._waits, self._waited, self._log.release, always=False)
+
+    def _waits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        log = self._log
+        if not log.on_device:
+            return None
+        stamp = log.stamps.record()
+        if stamp is None or stamp.stream != args[0].cuda_stream:  # a stream of the collectives waits for the compute
+            log.release(stamp)
+            return None
+        return stamp
+
+    def _waited(self, stamp: Any, result: Any) -> None:
+        self._log.add(self._log.kind(STANDSTILL, -1, 0), stamp)

@@ -112,8 +112,8 @@ class Log:
         self.rows = deque[Row]()
         """Written here and taken by one reader, which may be another thread."""
         self.overflow: Callable[[], None] = lambda: None
-        self.chore: Callable[[], None] | None = None
-        """Called once, at the next tick."""
+        self.chores = deque[tuple[Callable[..., None], tuple[Any, ...]]]()
+        """Functions and arguments, called once each at the next tick; any thread may add some."""
         self.kinds: list[Kind] = [Kind("wait", -1, 0)]
         self._numbers: dict[tuple[str, int, int, int], int] = {}
         self._adding = RLock()
@@ -143,9 +143,9 @@ class Log:
 
     def tick(self) -> None:
         """An iteration ends now."""
-        if self.chore is not None:
-            chore, self.chore = self.chore, None
-            chore()
+        while self.chores:
+            chore, arguments = self.chores.popleft()
+            chore(*arguments)
         if self.skips():
             return
         cut, self.cut = self.cut, ""
@@ -157,6 +157,11 @@ class Log:
             self._to_skip = watched_next(self._iteration, self.every) - self._iteration
             if self._to_skip:
                 self._watch(False)
+
+    @property
+    def ticks(self) -> int:
+        """Iterations so far, watched or not."""
+        return self._iteration + self._skipped
 
     def skips(self) -> bool:
         """Whether the iteration that ends now was not watched."""
@@ -209,6 +214,10 @@ class Log:
         """Return stamps that will not be read to the pool."""
         self.stamps.release([stamp for stamp in stamps if stamp is not None])
 
+    def give_up(self, token: tuple[Any, Any]) -> None:
+        """An operation that raised: what was to be logged, and the stamp of its entry."""
+        self.release(token[1])
+
     def mark(self, kind: str, change: int | None = None) -> None:
         """Mark an irregular event that happens now, such as a checkpoint; 1 and -1 mark its beginning and its end."""
         if change == -1 and self._unlogged:
@@ -240,7 +249,13 @@ class Log:
         if found is not None:
             return found
         name = _name(group)
-        number = -1 if not name else int(name) if name.isdecimal() and len(name) < 9 else _hash31(name)
+        number = (
+            -1
+            if not name
+            else int(name)
+            if name.isdecimal() and len(name) < 9
+            else zlib.crc32(name.encode()) & 0x7FFFFFFF
+        )
         described = self.groups.get(number)
         if described is None or described.ended:
             described = Group(number, name, *_place(group), _ranks(group), group, begun)
@@ -321,7 +336,3 @@ def _graph_task() -> Callable[[], int]:
     import torch
 
     return getattr(torch._C, "_current_graph_task_id", lambda: -1)
-
-
-def _hash31(name: str) -> int:
-    return zlib.crc32(name.encode()) & 0x7FFFFFFF

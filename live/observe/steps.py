@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from paceenv.live.observe.batch import STANDSTILL, STREAM, THREAD
 from paceenv.live.observe.log import MARK, SKIP, TOO_MANY, Log, Row
@@ -35,13 +35,13 @@ MAX_OPERATIONS = 100_000
 """Operations of one step; with more, the ranks meet too seldom to keep them."""
 
 
-class Delay(Protocol):
-    """A delay of this rank: the stamps of its beginning and of its end."""
+class Delay(NamedTuple):
+    """A delay under way, with its two stamps. ``slept_s`` is the host's sleep or the device's planned spin, seconds."""
 
-    @property
-    def before(self) -> Any: ...
-    @property
-    def after(self) -> Any: ...
+    slept_s: float
+    before: Any
+    after: Any | None
+    cycles: int = 0
 
 
 Tick = tuple[int, list[Row] | None, str, Delay | None, Any]
@@ -117,8 +117,6 @@ class Steps:
         """Ticks of which the rows were taken in."""
         self.irregular = 0
         """Ticks that could not be read, or steps that are unlike the usual ones."""
-        self.lost = 0
-        """Steps with an operation whose stamps could not be recorded."""
         self._recent: deque[int] = deque(maxlen=WATCHED)
         self._candidates, self._looking = 0, True
         self._met = False
@@ -160,7 +158,6 @@ class Steps:
         if not stamps.immediate:
             rows = self._in_seconds(rows, tick)
         if any(start_s is None or end_s is None for _, start_s, end_s in rows):
-            self.lost += 1
             self.release(entry)
             return None
         last_s, last = -math.inf, None
@@ -294,7 +291,7 @@ class Steps:
         """In order of their start, without those inside another one: a group may delegate to another, a hook wait."""
         if len(operations) < 2:
             return operations
-        operations.sort(key=_outer_first)
+        operations.sort(key=lambda operation: (operation[1], -operation[2]))
         found, until_s, kinds = list[Operation](), -math.inf, self._log.kinds
         for operation in operations:
             if kinds[operation[0]].side:
@@ -333,7 +330,3 @@ def stamps_of(entry: Tick) -> list[Any]:
 def _repeats(recent: Sequence[int], period: int) -> bool:
     last = len(recent) - 2 * PERIODS[-1]
     return all(recent[i] == recent[i - period] for i in range(max(last, period), len(recent)))
-
-
-def _outer_first(operation: Operation) -> tuple[float, float]:
-    return operation[1], -operation[2]

@@ -53,40 +53,46 @@ class History:
         self._blocks = np.zeros((_FIRST_KIND + KEPT_COLLECTIVES, BLOCKS))
         self._side_operations, self._side_s, self._streams_s = 0, 0.0, 0.0
 
-    def add(self, batch: Batch, barrier_s_T: Array, still_s_T: Array, ticks_T: NDArray[np.int64]) -> None:
-        """Take in the steps of a batch; marked ones are left out.
-
-        Args:
-            still_s_T: time in which the compute stream stood still for collectives on others, where that is known.
-        """
-        step_s_T = batch.end_s_T - batch.start_s_T
-        usual_s = float(np.median(step_s_T[-KEPT_ITERATIONS:])) if len(step_s_T) else 0.0
+    def add(self, batch: Batch) -> None:
+        """Take in the steps of a batch; marked ones are left out."""
+        of_T, of_N, place_N = batch.iterations_T, batch.operations_N, batch.operations_N["place"]
+        if not len(of_T):
+            return
+        barrier_s_T, still_s_T = of_T["barrier_s"], of_T["still_s"]
+        step_s_T, pacing_s_T = of_T["end_s"] - of_T["start_s"], of_T["pace_end_s"] - of_T["pace_start_s"]
+        usual_s = float(np.median(step_s_T[-KEPT_ITERATIONS:]))
         if self.count:
             usual_s = float(np.median(np.append(self._kept()[-64:, _STEP], usual_s)))
-        counts_T = (batch.mark_T == 0) & (step_s_T > 0.0) & (step_s_T < STOPPED * usual_s)
+        counts_T = (of_T["mark"] == 0) & (step_s_T > 0.0) & (step_s_T < STOPPED * usual_s)
         number_N = self._numbers(batch)
-        side_of_N = np.array([kind.side for kind in batch.kinds], np.int64)[batch.kind_N]
-        side_N = side_of_N == THREAD
-        blocked_s_N = _blocked(batch, ~side_N)
-        self._side_operations += int(side_N.sum())
-        self._side_s += float((batch.end_s_N - batch.start_s_N)[side_N].sum())
-        self._streams_s += float((batch.end_s_N - batch.start_s_N)[side_of_N == STREAM].sum())
-        used_N = counts_T[batch.place_N] & ~side_N
-        blocked_s_N = np.where(used_N, blocked_s_N, 0.0)
-        blocked_s_T: Array = np.bincount(batch.place_N, blocked_s_N, len(step_s_T)).astype(np.float64)
-        pacing_s_T = batch.pace_end_s_T - batch.pace_start_s_T
+        side_N = np.array([kind.side for kind in batch.kinds], np.int64)[of_N["kind"]]
+        lasts_s_N = of_N["end_s"] - of_N["start_s"]
+        self._side_operations += int((side_N == THREAD).sum())
+        self._side_s += float(lasts_s_N[side_N == THREAD].sum())
+        self._streams_s += float(lasts_s_N[side_N == STREAM].sum())
+        used_N = counts_T[place_N] & (side_N != THREAD)
+        blocked_s_N = np.where(used_N, _blocked(batch, side_N != THREAD), 0.0)
+        blocked_s_T: Array = np.bincount(place_N, blocked_s_N, len(step_s_T)).astype(np.float64)
         # beside the compute, a collective costs the step only the time in which the compute stands still for it
-        alone_s_N = np.where(used_N, _blocked(batch, side_of_N == 0), 0.0)
-        stood_s_T = still_s_T + np.bincount(batch.place_N, alone_s_N, len(step_s_T))
+        alone_s_N = np.where(used_N, _blocked(batch, side_N == 0), 0.0)
+        stood_s_T = still_s_T + np.bincount(place_N, alone_s_N, len(step_s_T))
         stood_s_T = np.where(np.isnan(still_s_T), blocked_s_T, np.minimum(stood_s_T, step_s_T - pacing_s_T))
         own_s_T = np.maximum(step_s_T - stood_s_T - pacing_s_T, 0.0)
         np.add.at(self._operations, number_N[used_N], 1.0)
-        self._into_blocks(batch, counts_T, step_s_T, own_s_T, number_N, blocked_s_N, used_N)
         rows = np.stack([step_s_T, own_s_T, np.maximum(stood_s_T - barrier_s_T, 0.0), barrier_s_T, pacing_s_T], 1)
         for row in rows[counts_T][-KEPT_ITERATIONS:]:
             self._rows[self.count % KEPT_ITERATIONS] = row
             self.count += 1
-        self._ticks += int(ticks_T[counts_T].sum())
+        self._ticks += int(of_T["ticks"][counts_T].sum())
+
+        while int(of_T["iteration"][-1]) // self._block_iterations - self._first_block >= BLOCKS:
+            self._merge_blocks()
+        block_T = of_T["iteration"] // self._block_iterations - self._first_block
+        counts_T &= block_T >= 0
+        for row, value_T in ((_STEPS, np.ones(len(of_T))), (_STEP_S, step_s_T), (_OWN_S, own_s_T)):
+            np.add.at(self._blocks[row], block_T[counts_T], value_T[counts_T])
+        used_N &= counts_T[place_N]
+        np.add.at(self._blocks, (_FIRST_KIND + number_N[used_N], block_T[place_N][used_N]), blocked_s_N[used_N])
 
     def _numbers(self, batch: Batch) -> NDArray[np.integer]:
         """The collective of every operation, as a row of the accounts."""
@@ -96,28 +102,8 @@ class History:
             if key not in self._keys and len(self._keys) < KEPT_COLLECTIVES:
                 self._keys[key] = len(self._keys)
             self._number.append(self._keys.get(key, self._keys[_OTHER]))
-        return np.array(self._number, np.int64)[batch.kind_N]
-
-    def _into_blocks(
-        self,
-        batch: Batch,
-        counts_T: NDArray[np.bool_],
-        step_s_T: Array,
-        own_s_T: Array,
-        number_N: NDArray[np.integer],
-        blocked_s_N: Array,
-        used_N: NDArray[np.bool_],
-    ) -> None:
-        if not len(batch.iteration_T):
-            return
-        while int(batch.iteration_T[-1]) // self._block_iterations - self._first_block >= BLOCKS:
-            self._merge_blocks()
-        block_T = batch.iteration_T // self._block_iterations - self._first_block
-        counts_T = counts_T & (block_T >= 0)
-        for row, value_T in ((_STEPS, 1.0 + 0.0 * step_s_T), (_STEP_S, step_s_T), (_OWN_S, own_s_T)):
-            np.add.at(self._blocks[row], block_T[counts_T], value_T[counts_T])
-        used_N = used_N & (block_T[batch.place_N] >= 0)
-        np.add.at(self._blocks, (_FIRST_KIND + number_N[used_N], block_T[batch.place_N][used_N]), blocked_s_N[used_N])
+        number_N: NDArray[np.integer] = np.array(self._number, np.int64)[batch.operations_N["kind"]]
+        return number_N
 
     def _merge_blocks(self) -> None:
         """Blocks of twice as many iterations; the first one is even, so that all ranks have the same ones."""
@@ -238,9 +224,10 @@ def unseen(groups: dict[int, Group], steps: int) -> list[dict[str, Any]]:
 
 def _blocked(batch: Batch, counts_N: NDArray[np.bool_]) -> Array:
     """Seconds that each counting operation added to their time ``(N,)``: what overlaps an earlier one counts once."""
-    if not len(batch.kind_N):
+    of_N = batch.operations_N
+    if not len(of_N):
         return np.zeros(0)
-    end_s_N = np.where(counts_N, batch.end_s_N, -np.inf)
+    end_s_N = np.where(counts_N, of_N["end_s"], -np.inf)
     before_s_N = np.concatenate([[-np.inf], np.maximum.accumulate(end_s_N)[:-1]])
-    start_s_N = np.maximum(np.maximum(batch.start_s_N, before_s_N), batch.start_s_T[batch.place_N])
-    return np.where(counts_N, np.maximum(batch.end_s_N - start_s_N, 0.0), 0.0)
+    start_s_N = np.maximum(np.maximum(of_N["start_s"], before_s_N), batch.iterations_T["start_s"][of_N["place"]])
+    return np.where(counts_N, np.maximum(of_N["end_s"] - start_s_N, 0.0), 0.0)

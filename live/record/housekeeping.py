@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paceenv.live.log_once import described
+
 _KEPT_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 """The thread's own instructions raise these, so a fault handler must see them there."""
 
@@ -125,7 +127,7 @@ class Housekeeping:
         except Exception as error:
             task.failures += 1
             if task.failures == MAX_FAILURES or (final and task.failures < MAX_FAILURES):
-                self._say(f"{task.name} failed: {describe(error)}")
+                self._say(f"{task.name} failed: {described(error)}")
         # counted from the end, so that a process that was stopped for a while does not catch up
         pause = min(2 ** max(task.failures - MAX_FAILURES, 0), LONGEST_PAUSE)
         task.due_s = time.monotonic() + pause * task.period_s
@@ -148,12 +150,6 @@ def background(
             run()
         except Exception as error:
             with contextlib.suppress(Exception):
-                problem(f"thread {name} ended: {describe(error)}")
+                problem(f"thread {name} ended: {described(error)}")
 
     return threading.Thread(target=guarded, name=name, daemon=True)
-
-
-def describe(error: BaseException) -> str:
-    """An exception in one line, with its type where the text alone is not clear."""
-    text = " ".join(str(error).split())
-    return text if text and isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}".rstrip(": ")

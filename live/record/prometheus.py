@@ -8,22 +8,18 @@ Names and units are in :data:`paceenv.live.record.snapshot.QUANTITIES` and :data
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import socket
-import socketserver
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TextIO
-from wsgiref.simple_server import WSGIRequestHandler
+from typing import Any, Final
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 from prometheus_client.registry import Collector
 
-from paceenv.live.record.housekeeping import background, describe
-from paceenv.live.record.snapshot import ARRIVALS, QUANTITIES, STATES, VERDICTS, Snapshot, entry, number, text
+from paceenv.live.log_once import described
+from paceenv.live.options import MODES
+from paceenv.live.record.snapshot import ARRIVALS, QUANTITIES, VERDICTS, Snapshot, entry, number, text
 
 PREFIX: Final = "paceenv_live_"
 LABELS: Final = ("training_job", "rank")
@@ -44,7 +40,7 @@ class Choice:
 
 
 CHOICES: Final = (
-    Choice("state", "The mode in force.", "state", ("state",), STATES),
+    Choice("state", "The mode in force.", "state", ("state",), MODES),
     Choice("arrival", "How this rank arrives at the collective.", "verdict", ("arrival", "verdict"), ARRIVALS),
     Choice(
         "canary", "Verdict of comparing blocks with and without pacing.", "verdict", ("canary", "verdict"), VERDICTS
@@ -82,7 +78,7 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 class MetricsServer:
-    """Serves the metrics of a snapshot over HTTP until :meth:`close`.
+    """Serves the metrics of a snapshot over HTTP until :meth:`close`, through the library's own server.
 
     ``start`` may take as long as the system's resolver and belongs on a background thread.
     ``problem`` is called once with one line if the endpoint cannot be started.
@@ -99,7 +95,7 @@ class MetricsServer:
         self._asked, self._problem, self._process = (host, port), problem, os.getpid()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(SnapshotCollector(snapshot))
-        self._server: _Server | None = None
+        self._server: Any = None
 
     @property
     def port(self) -> int | None:
@@ -109,17 +105,15 @@ class MetricsServer:
     def start(self) -> bool:
         """Listen and serve; False, with a report to ``problem``, where that is not possible."""
         host, port = self._asked
-        server: _Server | None = None
         try:
-            server = _Server(host, port)
-            server.set_app(make_wsgi_app(self._registry))
-            server.thread.start()
+            server: Any = start_http_server(port, host, self._registry)[0]
         except Exception as error:
-            if server is not None:
-                server.server_close()
             with contextlib.suppress(Exception):
-                self._problem(f"no metrics on {host}:{port}: {describe(error)}")
+                self._problem(f"no metrics on {host}:{port}: {described(error)}")
             return False
+        server.handle_error = lambda request, address: None  # a client that goes away in the middle
+        handler = server.RequestHandlerClass
+        server.RequestHandlerClass = type(handler.__name__, (handler,), {"timeout": REQUEST_TIMEOUT_S})
         self._server = server
         os.register_at_fork(after_in_child=server.socket.close)  # else the port is in use as long as the child lives
         return True
@@ -130,30 +124,3 @@ class MetricsServer:
         if server is not None and os.getpid() == self._process:
             server.shutdown()  # within half a second
             server.server_close()
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = REQUEST_TIMEOUT_S
-
-    def get_stderr(self) -> TextIO:
-        """Discard the library's reports of request errors: the error stream belongs to the job."""
-        return io.StringIO()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Write nothing to the job's error stream."""
-
-
-class _Server(ThreadingWSGIServer):
-    def __init__(self, host: str, port: int) -> None:
-        self.server_name, self.address_family = host, socket.AF_INET6 if ":" in host else socket.AF_INET
-        super().__init__((host, port), _Handler)
-        self.thread = background("paceenv-metrics", self.serve_forever)
-
-    def server_bind(self) -> None:
-        """Bind without asking the resolver for our own full name: the library does, and it may take minutes."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_port = self.socket.getsockname()[1]
-        self.setup_environ()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a client that goes away in the middle."""

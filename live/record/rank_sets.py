@@ -25,9 +25,9 @@ from paceenv.core.lateness.watch import (
     pattern_of_all,
 )
 from paceenv.core.wording import duration, name_ranks
+from paceenv.live.observe.batch import POINT_TO_POINT
 from paceenv.live.record.side_by_side import (
     FLOOR_S,
-    POINT_TO_POINT,
     Blocks,
     Times,
     Traffic,

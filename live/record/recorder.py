@@ -11,27 +11,22 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from paceenv.live.log_once import described
 from paceenv.live.observe.batch import Batch
-from paceenv.live.record.housekeeping import describe
 from paceenv.live.record.run_folder import segment_path
-from paceenv.live.record.segments import Records, header_bytes, kinds_block, marks_block, record_blocks, to_records
+from paceenv.live.record.segments import MAX_FLUSHES, flush_bytes, header_bytes
 
 SOURCE: Final = "paceenv live"
 PENDING_BYTES: Final = 1 << 20
 """A flush is due when this much waits."""
 KEPT_BYTES: Final = 8 << 20
 """If it cannot be written, the newest records are kept up to this size."""
-MAX_FLUSHES: Final = 10_000
-"""Of one file, so that a reader has a bounded number of blocks."""
-LOCK_S: Final = 1.0
-"""Longest wait for another thread that is writing, seconds."""
 
 
 def rank_header(
@@ -43,10 +38,10 @@ def rank_header(
     attempt: str,
     locality: Mapping[str, Any],
 ) -> dict[str, Any]:
-    described = {"name": job, "ranks": world_size, "attempt": attempt} | dict(settings or {})
+    about = {"name": job, "ranks": world_size, "attempt": attempt} | dict(settings or {})
     entry = {"rank": rank, "dp_rank": rank, "stage": 0, "locality": dict(locality)}
     entry |= {key: locality[key] for key in ("host", "clock", "device") if key in locality}
-    return {"source": SOURCE, "job": described, "rank": entry, "began_unix_s": time.time()}
+    return {"source": SOURCE, "job": about, "rank": entry, "began_unix_s": time.time()}
 
 
 class TraceRecorder:
@@ -75,11 +70,8 @@ class TraceRecorder:
         self._folder, self._host, self._rank = Path(folder), str(entry.get("host", "")), int(entry["rank"])
         self._header, self._problem, self._said = dict(header), problem, False
         self._flush_s, self._file_bytes, self._max_files = flush_s, file_bytes, max(max_files, 1)
-        self._process, self._lock = os.getpid(), threading.Lock()
-        self._incoming = deque[tuple[Batch, tuple[Records, Records]]]()
-        self._pending: list[tuple[Records, Records]] = []
-        self._pending_bytes, self._flushed_s = 0, time.monotonic()
-        self._batch: Batch | None = None  # the newest: its tables hold all entries
+        self._process, self._flushed_s = os.getpid(), time.monotonic()
+        self._waiting = deque[Batch]()
         self._rows = self._dropped = 0
         self._number, self._size, self._flushes = -1, 0, 0  # of the current file; -1 before the first
         self._own: list[Path] = []
@@ -91,72 +83,54 @@ class TraceRecorder:
         return {"rows": self._rows, "dropped": self._dropped, "segments": self._number + 1}
 
     def add(self, batch: Batch) -> None:
-        """Take in iterations that are over, without waiting for a thread that writes."""
-        if os.getpid() != self._process or not len(batch.iteration_T):
-            return
-        try:
-            self._incoming.append((batch, to_records(batch)))
-        except Exception as error:  # no memory, say
-            self._dropped += len(batch.iteration_T)
-            self._say(error)
-            return
-        if self._lock.acquire(blocking=False):
-            try:
-                self._take_in()
-            finally:
-                self._lock.release()
-        with contextlib.suppress(IndexError, RuntimeError):  # another thread takes them in
-            while sum(_size(part) for _, part in tuple(self._incoming)) > KEPT_BYTES:
-                self._dropped += len(self._incoming.popleft()[1][0])
-
-    def _take_in(self) -> None:
-        """Move what was added to what waits; under the lock."""
-        while self._incoming:
-            self._batch, records = self._incoming.popleft()
-            self._pending.append(records)
-            self._pending_bytes += _size(records)
-        while self._pending_bytes > KEPT_BYTES and len(self._pending) > 1:
+        """Take in iterations that are over, on any thread, without waiting for the one that writes."""
+        if os.getpid() == self._process and len(batch.iterations_T):
+            self._waiting.append(batch)
             self._forget_oldest()
 
     def write(self, final: bool) -> None:
         """Flush if it is due, or ``final``; for the housekeeping thread, about once a second."""
-        due = self._pending_bytes >= PENDING_BYTES or time.monotonic() - self._flushed_s >= self._flush_s
+        due = self._bytes() >= PENDING_BYTES or time.monotonic() - self._flushed_s >= self._flush_s
         if final or due:
             self.flush()
 
     def flush(self) -> bool:
-        """Append what waits; from any thread, also in a signal's handler. Returns whether nothing is left.
-
-        Where another thread has been writing for a second, as on a file system that hangs, it gives up.
-        """
+        """Append what waits; on one thread only. Returns whether nothing is left."""
         if os.getpid() != self._process:
             return True
-        if not self._lock.acquire(timeout=LOCK_S):
+        self._flushed_s = time.monotonic()
+        if not self._waiting:
+            return True
+        if not self.attempt:
             return False
+        batches = [self._waiting.popleft() for _ in range(len(self._waiting))]
         try:
-            self._flushed_s = time.monotonic()
-            self._take_in()
-            if self._pending and self._batch is not None:
-                if not self.attempt:
-                    return False
-                self._append(self._batch)
+            self._append(batches)
             return True
         except Exception as error:  # the next flush tries again
+            self._waiting.extendleft(reversed(batches))
+            self._forget_oldest()
             self._say(error)
             return False
-        finally:
-            self._lock.release()
 
-    def _append(self, batch: Batch) -> None:
-        iterations = sum(len(iterations_T) for iterations_T, _ in self._pending)
-        operations = sum(len(operations_N) for _, operations_N in self._pending)
+    def _bytes(self) -> int:
+        return sum(batch.nbytes for batch in tuple(self._waiting))
+
+    def _forget_oldest(self) -> None:
+        with contextlib.suppress(IndexError, RuntimeError):  # another thread takes them
+            while len(self._waiting) > 1 and self._bytes() > KEPT_BYTES:
+                self._dropped += len(self._waiting.popleft().iterations_T)
+
+    def _append(self, batches: list[Batch]) -> None:
+        newest = batches[-1]  # its tables hold all entries
         descriptor = self._open()
         try:
-            kinds, marks = batch.kinds[self._kinds_written :], batch.marks[self._marks_written :]
-            parts = [self._begin_file()] if not self._size else []
-            parts += [kinds_block(kinds)] if kinds else []
-            parts += [marks_block(marks)] if marks else []
-            content = b"".join([*parts, record_blocks(self._pending)])
+            kinds, marks = newest.kinds[self._kinds_written :], newest.marks[self._marks_written :]
+            content = flush_bytes(batches, kinds, marks)
+            if not self._size:
+                content = (
+                    header_bytes(self._header | {"job": self._header["job"] | {"attempt": self.attempt}}) + content
+                )
             self._write_whole(descriptor, content)
         finally:
             os.close(descriptor)
@@ -164,11 +138,7 @@ class TraceRecorder:
         self._flushes += 1
         self._kinds_written += len(kinds)
         self._marks_written += len(marks)
-        self._rows += iterations + operations
-        self._pending, self._pending_bytes = [], 0
-
-    def _begin_file(self) -> bytes:
-        return header_bytes(self._header | {"job": self._header["job"] | {"attempt": self.attempt}})
+        self._rows += sum(len(batch.iterations_T) + len(batch.operations_N) for batch in batches)
 
     def _open(self) -> int:
         """The current file, if it is as this process left it and not full; else a new one."""
@@ -219,17 +189,8 @@ class TraceRecorder:
                 self._own.pop().unlink()
             self._number -= 1
 
-    def _forget_oldest(self) -> None:
-        records = self._pending.pop(0)
-        self._pending_bytes -= _size(records)
-        self._dropped += len(records[0])
-
     def _say(self, error: Exception) -> None:
         if not self._said:
             self._said = True
             with contextlib.suppress(Exception):
-                self._problem(f"the trace cannot be written, and the job goes on: {describe(error)}")
-
-
-def _size(records: tuple[Records, Records]) -> int:
-    return sum(part.nbytes for part in records)
+                self._problem(f"the trace cannot be written, and the job goes on: {described(error)}")

@@ -1,6 +1,6 @@
 """The segments of a rank's trace: plain binary files that are only appended to, without any native library.
 
-A file is a header and then blocks; every part has a CRC-32, so a reader takes all that was written before a torn or
+A file is a header and then flushes, each of which has a CRC-32, so a reader takes all that was written before a torn or
 damaged place. The format is described in ``docs/reference/live-folder.md``. Reading a file allocates at most
 :data:`MAX_FILE_BYTES` and runs nothing, whatever it holds.
 Legend: T iterations, N operations; times in seconds on the rank's own clock.
@@ -12,63 +12,30 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.files import open_regular
-from paceenv.live.observe.batch import STREAM, THREAD, Batch, Kind
+from paceenv.live.observe.batch import ITERATION, OPERATION, STREAM, THREAD, Batch, Kind
 
 MAGIC: Final = b"PACESEG\0"
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_HEADER_BYTES: Final = 1 << 20
-MAX_BLOCK_BYTES: Final = 1 << 24
+MAX_FLUSH_BYTES: Final = 1 << 25
 MAX_FILE_BYTES: Final = 1 << 28
-MAX_BLOCKS: Final = 1 << 17
-"""Per file; some ten microseconds each for a reader."""
+MAX_FLUSHES: Final = 10_000
+"""Of one file, so that a reader has a bounded number of them."""
 MAX_KINDS: Final = 1 << 16
 MAX_MARKS: Final = 1 << 8
 MAX_NAME: Final = 200
 """Most characters in the name of an operation or of a mark."""
 MAX_ITERATION: Final = 2**31 - 1
 
-ITERATION: Final = np.dtype(
-    [
-        ("iteration", "<i8"),
-        ("start_s", "<f8"),
-        ("end_s", "<f8"),
-        ("pace_start_s", "<f8"),
-        ("pace_end_s", "<f8"),
-        ("mark", "u1"),
-        ("regular", "u1"),
-        ("unused", "V6"),
-    ]
-)
-"""The record of an iteration, 48 bytes."""
-OPERATION: Final = np.dtype([("place", "<u4"), ("kind", "<u2"), ("unused", "V2"), ("start_s", "<f8"), ("end_s", "<f8")])
-"""The record of an operation, 24 bytes."""
-
 _HEAD: Final = struct.Struct("<8sHHII")  # magic, version, unused, length and CRC of the header
-_BLOCK: Final = struct.Struct("<4sII")  # type, length of the content, CRC of type, length and content
-_KINDS, _MARKS, _OPERATIONS, _ITERATIONS = b"KIND", b"MARK", b"OPER", b"ITER"
-
-Records = NDArray[np.void]
-
-
-@dataclass(frozen=True)
-class Segment:
-    """What a file held. ``note`` says in one line why its end was not read; "" if all was read."""
-
-    header: Mapping[str, Any]
-    iterations_T: Records
-    operations_N: Records
-    kinds: tuple[Kind, ...]
-    marks: tuple[str, ...]
-    note: str
+_FLUSH: Final = struct.Struct("<IIII")  # bytes of the tables, operations, iterations, CRC of these and the content
 
 
 def header_bytes(header: Mapping[str, Any]) -> bytes:
@@ -79,37 +46,25 @@ def header_bytes(header: Mapping[str, Any]) -> bytes:
     return _HEAD.pack(MAGIC, VERSION, 0, len(content), zlib.crc32(content)) + content
 
 
-def kinds_block(kinds: Sequence[Kind]) -> bytes:
-    return _block(_KINDS, json.dumps([[op[:MAX_NAME], group, size, side] for op, group, size, side in kinds]).encode())
+def flush_bytes(batches: Sequence[Batch], kinds: Sequence[Kind], marks: Sequence[str]) -> bytes:
+    """Batches as one flush, with the kinds and marks that the file does not have yet."""
+    new = [[op[:MAX_NAME], *rest] for op, *rest in kinds], [mark[:MAX_NAME] for mark in marks]
+    tables, together = json.dumps(new).encode(), joined(batches)
+    content = tables + together.operations_N.tobytes() + together.iterations_T.tobytes()
+    sizes = struct.pack("<III", len(tables), len(together.operations_N), len(together.iterations_T))
+    return sizes + struct.pack("<I", zlib.crc32(content, zlib.crc32(sizes))) + content
 
 
-def marks_block(marks: Sequence[str]) -> bytes:
-    return _block(_MARKS, json.dumps([mark[:MAX_NAME] for mark in marks]).encode())
-
-
-def to_records(batch: Batch) -> tuple[Records, Records]:
-    iterations_T = np.zeros(len(batch.iteration_T), ITERATION)
-    for name in ("iteration", "start_s", "end_s", "pace_start_s", "pace_end_s", "mark", "regular"):
-        iterations_T[name] = getattr(batch, f"{name}_T")
-    operations_N = np.zeros(len(batch.place_N), OPERATION)
-    for name in ("place", "kind", "start_s", "end_s"):
-        operations_N[name] = getattr(batch, f"{name}_N")
-    return iterations_T, operations_N
-
-
-def record_blocks(parts: Sequence[tuple[Records, Records]]) -> bytes:
-    """Iterations and their operations (:func:`to_records`) as blocks.
-
-    Operations come first: the block of iterations, of which there is one, completes what is before it.
-    """
-    operations, first = list[Records](), 0
-    for iterations_T, operations_N in parts:
-        operations.append(operations_N.copy())
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Batches as one, with the newest tables."""
+    operations, first = [np.zeros(0, OPERATION)], 0
+    for batch in batches:
+        operations.append(batch.operations_N.copy())
         operations[-1]["place"] += first
-        first += len(iterations_T)
-    together_N, most = np.concatenate(operations), MAX_BLOCK_BYTES // OPERATION.itemsize
-    blocks = [_block(_OPERATIONS, together_N[i : i + most].tobytes()) for i in range(0, len(together_N), most)]
-    return b"".join([*blocks, _block(_ITERATIONS, b"".join(i.tobytes() for i, _ in parts))])
+        first += len(batch.iterations_T)
+    iterations = [np.zeros(0, ITERATION), *(batch.iterations_T for batch in batches)]
+    kinds, marks = (batches[-1].kinds, batches[-1].marks) if batches else ((), ())
+    return Batch(np.concatenate(iterations), np.concatenate(operations), kinds, marks)
 
 
 def read_header(path: Path) -> Mapping[str, Any]:
@@ -118,32 +73,34 @@ def read_header(path: Path) -> Mapping[str, Any]:
         return _read_header(file, path)
 
 
-def read_segment(path: Path) -> Segment:
+def read_segment(path: Path) -> tuple[Mapping[str, Any], Batch, str]:
     """Read a file up to its end or the first damaged place.
 
+    Returns:
+        Its header, what it holds, and why its end was not read, in one line; "" if all was read.
+
     Raises:
-        InputError: not a regular file, too large, or its header is damaged, foreign or of a newer version.
+        InputError: not a regular file, too large, or its header is damaged, foreign or of another version.
     """
     with open_regular(path, MAX_FILE_BYTES) as file:
-        reader = _Reader(_read_header(file, path))
-        place, note = file.tell(), ""
+        header = _read_header(file, path)
+        found, kinds, marks, place, note = list[Batch](), list[Kind](), list[str](), file.tell(), ""
         try:
-            while reader.take(*_read_block(file)):
+            while (flush := _read_flush(file, kinds, marks)) is not None:
+                _check(flush, int(found[-1].iterations_T["iteration"][-1]) if found else -1)
+                found.append(flush)
                 place = file.tell()
+                if len(found) > MAX_FLUSHES:
+                    raise _Damage("damaged: too many flushes")
         except _Damage as damage:
             note = f"{path}: read up to byte {place}, where it is {damage}"
         except OSError as error:
             note = f"{path}: read up to byte {place}: {error.strerror}"
-        return reader.segment(note)
+        return header, joined(found), note
 
 
 class _Damage(ValueError):
-    """Why a block cannot be used, in words."""
-
-
-def _block(kind: bytes, content: bytes) -> bytes:
-    length = len(content)
-    return _BLOCK.pack(kind, length, zlib.crc32(content, zlib.crc32(struct.pack("<4sI", kind, length)))) + content
+    """Why a flush cannot be used, in words."""
 
 
 def _read_header(file: BinaryIO, path: Path) -> Mapping[str, Any]:
@@ -170,130 +127,66 @@ def _read_header(file: BinaryIO, path: Path) -> Mapping[str, Any]:
     return header
 
 
-def _read_block(file: BinaryIO) -> tuple[bytes, bytes]:
-    """The next block's type and content; both empty at the end of the file."""
-    head = file.read(_BLOCK.size)
+def _read_flush(file: BinaryIO, kinds: list[Kind], marks: list[str]) -> Batch | None:
+    """The next flush, whose own kinds and marks are added to those before; None at the end of the file."""
+    head = file.read(_FLUSH.size)
     if not head:
-        return b"", b""
-    if len(head) < _BLOCK.size:
+        return None
+    if len(head) < _FLUSH.size:
         raise _Damage("torn")
-    kind, length, crc = _BLOCK.unpack(head)
-    if length > MAX_BLOCK_BYTES:
-        raise _Damage("damaged: a block of an impossible length")
-    content = file.read(length)
-    if len(content) < length:
+    tables, operations, iterations, crc = _FLUSH.unpack(head)
+    size = tables + operations * OPERATION.itemsize + iterations * ITERATION.itemsize
+    if size > MAX_FLUSH_BYTES:
+        raise _Damage("damaged: a flush of an impossible length")
+    content = file.read(size)
+    if len(content) < size:
         raise _Damage("torn")
-    if zlib.crc32(content, zlib.crc32(head[:8])) != crc:
+    if zlib.crc32(content, zlib.crc32(head[:12])) != crc:
         raise _Damage("damaged: a wrong checksum")
-    return kind, content
+    _parse_tables(content[:tables], kinds, marks)
+    iterations_T = np.frombuffer(content, ITERATION, iterations, size - iterations * ITERATION.itemsize)
+    return Batch(iterations_T, np.frombuffer(content, OPERATION, operations, tables), kinds, marks)
 
 
-class _Reader:
-    """Collects the blocks of one file, each checked before it counts."""
-
-    def __init__(self, header: Mapping[str, Any]) -> None:
-        self._header, self._blocks = header, 0
-        self._kinds, self._marks = list[Kind](), list[str]()
-        self._iterations, self._operations = list[Records](), list[Records]()
-        self._waiting = list[Records]()  # operations whose iterations have not come yet
-        self._iterations_read, self._last = 0, -1
-
-    def take(self, kind: bytes, content: bytes) -> bool:
-        """Take in a block; returns whether there may be another."""
-        if not kind:
-            if self._waiting:
-                raise _Damage("torn")
-            return False
-        self._blocks += 1
-        if self._blocks > MAX_BLOCKS:
-            raise _Damage("damaged: too many blocks")
-        if kind == _KINDS:
-            self._take_kinds(_parse_table(content))
-        elif kind == _MARKS:
-            self._take_marks(_parse_table(content))
-        elif kind == _OPERATIONS:
-            self._take_operations(content)
-        elif kind == _ITERATIONS:
-            self._take_iterations(content)
-        # blocks of other types are passed over, so that later versions may add some
-        return True
-
-    def segment(self, note: str) -> Segment:
-        return Segment(
-            self._header,
-            np.concatenate([np.zeros(0, ITERATION), *self._iterations]),
-            np.concatenate([np.zeros(0, OPERATION), *self._operations]),
-            tuple(self._kinds),
-            tuple(self._marks),
-            note,
-        )
-
-    def _take_kinds(self, entries: list[Any]) -> None:
-        kinds = [_parse_kind(entry) for entry in entries]
-        if len(self._kinds) + len(kinds) > MAX_KINDS:
-            raise _Damage("damaged: too many kinds of operations")
-        self._kinds += kinds
-
-    def _take_marks(self, entries: list[Any]) -> None:
-        if not all(isinstance(entry, str) and len(entry) <= MAX_NAME for entry in entries):
-            raise _Damage("damaged: a mark that is no short text")
-        if len(self._marks) + len(entries) > MAX_MARKS:
-            raise _Damage("damaged: too many marks")
-        self._marks += entries
-
-    def _take_operations(self, content: bytes) -> None:
-        records = _parse_records(content, OPERATION)
-        if int(records["kind"].max()) >= len(self._kinds):
-            raise _Damage("damaged: an operation of an unknown kind")
-        _check_times(records, ("start_s", "end_s"))
-        self._waiting.append(records)
-
-    def _take_iterations(self, content: bytes) -> None:
-        records = _parse_records(content, ITERATION)
-        _check_times(records, ("start_s", "end_s"))
-        _check_times(records, ("pace_start_s", "pace_end_s"))
-        iteration_T = records["iteration"]
-        if iteration_T[0] <= self._last or (np.diff(iteration_T) <= 0).any() or iteration_T[-1] > MAX_ITERATION:
-            raise _Damage("damaged: iterations that do not increase")
-        if int(records["mark"].max()) >= max(len(self._marks), 1):
-            raise _Damage("damaged: an unknown mark")
-        operations = np.concatenate([np.zeros(0, OPERATION), *self._waiting])
-        if len(operations) and int(operations["place"].max()) >= len(records):
-            raise _Damage("damaged: an operation of no iteration")
-        operations["place"] += self._iterations_read
-        self._waiting.clear()
-        self._iterations.append(records)
-        self._operations.append(operations)
-        self._iterations_read, self._last = self._iterations_read + len(records), int(iteration_T[-1])
-
-
-def _parse_table(content: bytes) -> list[Any]:
+def _parse_tables(content: bytes, kinds: list[Kind], marks: list[str]) -> None:
     try:
-        entries = json.loads(content)
-    except (ValueError, RecursionError):
-        raise _Damage("damaged: a table that is not JSON") from None
-    if not isinstance(entries, list):
-        raise _Damage("damaged: a table that is no list")
-    return entries
+        more_kinds, more_marks = json.loads(content)
+        kinds += [_parse_kind(*entry) for entry in more_kinds]
+        marks += more_marks
+    except (TypeError, ValueError, RecursionError) as error:
+        raise error if isinstance(error, _Damage) else _Damage("damaged: tables that are none") from None
+    if not all(isinstance(mark, str) and len(mark) <= MAX_NAME for mark in marks):
+        raise _Damage("damaged: a mark that is no short text")
+    if len(kinds) > MAX_KINDS or len(marks) > MAX_MARKS:
+        raise _Damage("damaged: too many kinds or marks")
 
 
-def _parse_kind(entry: Any) -> Kind:
-    if isinstance(entry, list) and len(entry) == 4:
-        op, group, size, side = entry
-        if isinstance(op, str) and 0 < len(op) <= MAX_NAME and side in (0, THREAD, STREAM):
-            whole = type(group) is int and type(size) is int
-            if whole and -(2**31) <= group < 2**31 and 0 <= size < 2**63:
-                return Kind(op, group, size, side)
+def _parse_kind(op: Any, group: Any, size: Any, side: Any) -> Kind:
+    whole = type(group) is int and type(size) is int and -(2**31) <= group < 2**31 and 0 <= size < 2**63
+    if whole and isinstance(op, str) and 0 < len(op) <= MAX_NAME and side in (0, THREAD, STREAM):
+        return Kind(op, group, size, side)
     raise _Damage("damaged: a kind that is none")
 
 
-def _parse_records(content: bytes, dtype: np.dtype[np.void]) -> Records:
-    if not content or len(content) % dtype.itemsize:
-        raise _Damage("damaged: a block of broken records")
-    return np.frombuffer(content, dtype)
-
-
-def _check_times(records: Records, names: tuple[str, str]) -> None:
-    start_s, end_s = (records[name] for name in names)
-    if not (np.isfinite(start_s) & np.isfinite(end_s) & (end_s >= start_s)).all():
-        raise _Damage("damaged: times that are none")
+def _check(flush: Batch, last: int) -> None:
+    """Raises _Damage for records that cannot be; ``last`` is the number of the iteration before them."""
+    iterations_T, operations_N = flush.iterations_T, flush.operations_N
+    for records, start, end in (
+        (iterations_T, "start_s", "end_s"),
+        (iterations_T, "pace_start_s", "pace_end_s"),
+        (operations_N, "start_s", "end_s"),
+    ):
+        start_s, end_s = records[start], records[end]
+        if not (np.isfinite(start_s) & np.isfinite(end_s) & (end_s >= start_s)).all():
+            raise _Damage("damaged: times that are none")
+    iteration_T = iterations_T["iteration"]
+    within = len(iteration_T) and last < iteration_T.min() and iteration_T.max() <= MAX_ITERATION
+    if not within or (np.diff(iteration_T) <= 0).any():
+        raise _Damage("damaged: iterations that do not increase")
+    for numbers, most, what in (
+        (iterations_T["mark"], max(len(flush.marks), 1), "an unknown mark"),
+        (operations_N["kind"], len(flush.kinds), "an operation of an unknown kind"),
+        (operations_N["place"], len(iterations_T), "an operation of no iteration"),
+    ):
+        if len(numbers) and int(numbers.max()) >= most:
+            raise _Damage(f"damaged: {what}")

@@ -32,7 +32,6 @@ MAX_BLOCKS = 128
 """More blocks than any agent keeps; a snapshot with more is not from one."""
 COMMON_END = ("all_reduce", "barrier", "all_gather", "reduce_scatter", "all_to_all")
 """Operations that all members leave together."""
-POINT_TO_POINT = ("send", "recv")
 OTHER = "other"
 """The operation that sums the rest of a snapshot's collectives."""
 MAX_OPERATIONS = 64

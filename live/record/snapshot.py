@@ -60,7 +60,6 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 SCHEMA: Final = "paceenv.live/2"
-STATES: Final = ("off", "observe", "probe", "shadow", "canary", "active")
 PARTS: Final = ("compute", "collective", "barrier", "pacing")
 EARLY, LATE, ON_TIME, UNKNOWN = "early", "late", "on time", "insufficient evidence"
 ARRIVALS: Final = (EARLY, LATE, ON_TIME, UNKNOWN)

@@ -1,12 +1,12 @@
-"""Attaches the launcher's agent when the script makes its first optimizer, and not before; also in its children.
+"""Brings the launcher's agent into a script's processes through the environment, and attaches it with an optimizer.
 
-Until then the launcher has not imported PyTorch. So everything the script does before its own ``import torch``
-(environment variables, warning filters, a usage message) has its usual effect. The first optimizer is early enough for
-the agent: it finds the existing models, and without an optimizer there is no iteration to watch.
+Any Python process below the launcher, the script first of all, finds the settings in its environment, and the folder
+``children`` in its ``PYTHONPATH``, whose ``sitecustomize`` calls :func:`spec_of_optimizers`. A forked process has the
+hook from its parent. A process that the script has started is watched only as a rank of a process group.
 
-A script may start its ranks by itself. A forked one has this module's hook from its parent. Any other Python process
-finds the settings in the environment, and the folder ``children`` in its ``PYTHONPATH``, whose ``sitecustomize`` calls
-:func:`inherited`. A child is watched only as a rank of a process group.
+The agent is attached when the first optimizer is made, and not before. Until then nothing of ours imports PyTorch, so
+all that the script does before its own ``import torch`` has its usual effect. It is early enough: the agent finds the
+existing models, and without an optimizer there is no iteration to watch.
 """
 
 from __future__ import annotations
@@ -22,81 +22,71 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import paceenv
+from paceenv.core.errors import InputError
 from paceenv.live.log_once import Messages, described  # now: later, no file may be readable
 from paceenv.live.options import IN_A_GROUP_ONLY, KILL_SWITCH, LAUNCHER_SETTINGS
 
 SETTINGS_VARIABLE = "PACEENV_LIVE_SETTINGS"
-"""Environment variable with the launcher's settings for the processes that the script starts, as JSON."""
+"""Environment variable with the launcher's settings, as JSON."""
+SCRIPT_S_PROCESS, ROOT = "process", "root"
+"""Beside them: the number of the process that becomes the script, or minus the number of the one that starts those
+which do; and the folder in which this package lies."""
 _CHILDREN = str(Path(__file__).parents[1] / "children")
-_OPTIMIZER_MODULE = "torch.optim.optimizer"
 
 
-def attach_later(**arguments: Any) -> None:
-    """Call ``live.attach(**arguments)`` with the first optimizer; these arguments replace the script's own."""
-    LAUNCHER_SETTINGS.update(arguments)
-    atexit.register(_explain_absence, os.getpid())
-    _hand_down(arguments)
-    loaded = sys.modules.get(_OPTIMIZER_MODULE)
-    if loaded is not None:
-        _wait_for_optimizer(loaded)
-    else:
-        sys.meta_path.insert(0, _Finder())
+def hand_down(settings: dict[str, Any], *, below: bool) -> None:
+    """Leave the settings, in place of the arguments of ``live.attach``, to the script.
 
-
-def inherited() -> _Finder | None:
-    """What sees the first optimizer in a process that a launched script has started; None if that has its own agent."""
-    if LAUNCHER_SETTINGS or os.environ.get(KILL_SWITCH):
-        return None
-    LAUNCHER_SETTINGS.update(json.loads(os.environ[SETTINGS_VARIABLE]) | {IN_A_GROUP_ONLY: True})
-    return _Finder()
-
-
-def _hand_down(settings: dict[str, Any]) -> None:
-    if not os.path.isdir(_CHILDREN):  # in a zip archive
-        return
+    This process becomes the script, or those which it starts, where the script is ``below``. Raises InputError where
+    the interpreter takes nothing from the environment.
+    """
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        raise InputError("the interpreter's options -E, -I and -S keep the agent out; allowed: without them")
+    root = str(Path(paceenv.__file__).parents[1])
+    settings = settings | {SCRIPT_S_PROCESS: -os.getpid() if below else os.getpid(), ROOT: root}
     os.environ[SETTINGS_VARIABLE] = json.dumps(settings, default=os.fspath)
     folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     os.environ["PYTHONPATH"] = os.pathsep.join([_CHILDREN, *(f for f in folders if f != _CHILDREN)])
 
 
-class _Finder:
-    """Sees the import of the optimizers' module once, and removes itself."""
+def spec_of_optimizers(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+    """The spec of PyTorch's module of optimizers, whose first one attaches the agent."""
+    spec = PathFinder.find_spec(name, path, target)
+    loader = spec.loader if spec is not None else None
+    if spec is None or loader is None or os.environ.get(KILL_SWITCH):
+        return None
+    settings = json.loads(os.environ[SETTINGS_VARIABLE])
+    is_script = settings.pop(SCRIPT_S_PROCESS) in (os.getpid(), -os.getppid())
+    script = os.getpid() if is_script else -1
+    del settings[ROOT]
+    LAUNCHER_SETTINGS.update(settings)
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != _OPTIMIZER_MODULE:
-            return None
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
-        spec = PathFinder.find_spec(name, path, target)
-        loader = spec.loader if spec is not None else None
-        if spec is None or loader is None:
-            return None
+    def exec_module(module: ModuleType) -> None:
+        del loader.exec_module  # it was the loader's own again
+        loader.exec_module(module)
+        _wait_for_optimizer(module, script)
 
-        def exec_module(module: ModuleType) -> None:
-            del loader.exec_module  # it was the loader's own again
-            loader.exec_module(module)
-            _wait_for_optimizer(module)
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    loader.exec_module = exec_module  # type: ignore[method-assign]
+    return spec
 
 
-def _wait_for_optimizer(module: ModuleType) -> None:
-    optimizer, process = module.Optimizer, os.getpid()
+def _wait_for_optimizer(module: ModuleType, script: int) -> None:
+    optimizer = module.Optimizer
     original: Callable[..., None] = optimizer.__init__
     done = False
+    explain_absence = functools.partial(_explain_absence, script)
+    atexit.register(explain_absence)
 
     @functools.wraps(original)
     def first(self: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal done
         if not done:
             done = True
-            atexit.unregister(_explain_absence)
+            atexit.unregister(explain_absence)
             if optimizer.__init__ is first:
                 optimizer.__init__ = original
-            if os.getpid() != process:  # a child that the script forked before
-                LAUNCHER_SETTINGS[IN_A_GROUP_ONLY] = True
+            LAUNCHER_SETTINGS[IN_A_GROUP_ONLY] = os.getpid() != script
             attach_now()
         original(self, *args, **kwargs)
 
@@ -114,12 +104,7 @@ def attach_now() -> None:
         Messages().log_once(f"could not be attached: {described(error)}; the job goes on without it")
 
 
-def _explain_absence(process: int) -> None:
+def _explain_absence(script: int) -> None:
     """At the end of a script that made no optimizer: log why the agent was never attached."""
-    if (
-        "torch" in sys.modules
-        and "paceenv.live.agent" not in sys.modules
-        and os.getpid() == process
-        and os.environ.get("RANK", "0") == "0"
-    ):
+    if "paceenv.live.agent" not in sys.modules and os.getpid() == script and os.environ.get("RANK", "0") == "0":
         Messages().log_once("this process made no optimizer of torch.optim, so there was nothing to watch in it")

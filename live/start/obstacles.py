@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceenv.core.errors import needs
-from paceenv.live.options import Options
+from paceenv.live.options import DECIDING, Options
 
 if TYPE_CHECKING:  # it brings NumPy, which the script may want to import itself
     from paceenv.policies.base import Policy
-
-_BY_POLICY = ("shadow", "canary", "active")
-"""The modes that need a policy."""
 
 
 def obstacle(options: Options, policy: Policy | str | os.PathLike[str] | None) -> str:
@@ -27,7 +24,7 @@ def obstacle(options: Options, policy: Policy | str | os.PathLike[str] | None) -
         return f"out = {str(options.out)!r}: {why}"
     if options.kill_file is not None and _there(options.kill_file):
         return f"kill_file {options.kill_file} is there already, and the agent would detach at once"
-    if options.mode not in _BY_POLICY:
+    if options.mode not in DECIDING:
         return ""
     try:
         from paceenv.live.decide.live_policy import needed_policy
@@ -53,23 +50,3 @@ def _unwritable(folder: Path) -> str:
     if not folder.is_dir():
         return f"{folder} is not a folder"
     return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} may not be written to"
-
-
-def obstacle_elsewhere(options: Options, policy: str | None) -> str:
-    """As :func:`obstacle`, found in a forked child: this process imports no NumPy before the script does."""
-    receive, send = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(receive)
-            os.write(send, obstacle(options, policy).encode()[:4096])
-            code = 0
-        except BaseException as error:
-            os.write(send, f"it cannot be checked: {type(error).__name__}: {error}".encode()[:4096])
-            code = 1
-        os._exit(code)
-    os.close(send)
-    with os.fdopen(receive, "rb") as stream:
-        found = stream.read().decode(errors="replace")
-    _, status = os.waitpid(child, 0)
-    return found or (f"it cannot be checked: exit status {status}" if status else "")

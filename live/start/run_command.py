@@ -1,27 +1,24 @@
 """``paceenv live run``: one command that launches the ranks of a node with the agent, or becomes one of them.
 
 Options of torchrun and of the agent may be mixed; the first word that is no option is the script, and all after it is
-the script's. The process is then replaced: by torchrun, which starts ``-m paceenv.live`` in every rank, or by
-``-m paceenv.live`` itself where a launcher has started this process as a rank already. So signals, exit codes and
-tracebacks are theirs.
+the script's. The process is then replaced: by torchrun, whose ranks find the agent in their environment, or by the
+script itself where a launcher has started this process as a rank already. So signals, exit codes and tracebacks are
+theirs.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand
 
 from paceenv.core.errors import InputError, needs
-from paceenv.live.options import OPTIONS, make_options
-from paceenv.live.start.launch import Module, PolicyName, Script, refuse, with_agent_options
-from paceenv.live.start.obstacles import obstacle
+from paceenv.live.options import OPTIONS
+from paceenv.live.start.launch import Module, PolicyName, Script, become, launch, prepare, say, with_agent_options
 
 HELP = """Launch a training script with the agent on this node, or run it as the rank that this process already is.
 
@@ -76,23 +73,12 @@ def run(
     **given: Any,
 ) -> None:
     found: Split = context.meta[_SPLIT]
-    options = make_options(given | {"mode": mode, "job": given["job"] or "job"})  # refuses what is out of range
-    ours = ["-m", "paceenv.live", *found.agent, *found.script]
+    if not found.launcher:
+        os.environ.update(slurm_rank(os.environ))
     if is_rank(os.environ):
-        _become(ours)
-    names = slurm_rank(os.environ)
-    if names and not found.launcher:
-        os.environ.update(names)
-        _become(ours)
-    if not module and not Path(script[0]).exists():
-        raise InputError(f"script {script[0]}: no such file; allowed: a Python file, or a module with -m")
-    why = obstacle(options, policy)
-    if options.strict:
-        refuse(options, why)
-    elif why:
-        _say(f"warning: mode {mode} cannot be entered: {why}; the job runs unpaced (--strict ends the launch instead)")
-    launcher = [*_added(found.launcher, os.environ), *found.launcher]
-    _become(["-m", "paceenv.live.start.torchrun", script[0], *launcher, *ours])
+        launch(script=script, module=module, mode=mode, policy=policy, **given)
+    ours = prepare(script, module, given | {"mode": mode}, policy, below=True)
+    become(["-m", "torch.distributed.run", *_added(found.launcher, os.environ), *found.launcher, *ours])
 
 
 def split(arguments: Sequence[str]) -> Split:
@@ -165,20 +151,9 @@ def _added(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
         gpus = torch.cuda.device_count()
         added.append(f"--nproc-per-node={gpus or 1}")
-        _say(f"{gpus} ranks, one for each GPU" if gpus else "1 rank, as PyTorch sees no GPU; more: --nproc-per-node N")
+        say(f"{gpus} ranks, one for each GPU" if gpus else "1 rank, as PyTorch sees no GPU; more: --nproc-per-node N")
     if not any(map(named, _RENDEZVOUS)):
         added.append("--standalone")
         if not named("local-addr"):  # a container may not know its own name, and torchrun would wait for that
             added.append("--local-addr=127.0.0.1")
     return added
-
-
-def _say(text: str) -> None:
-    print(f"paceenv live run: {text}", file=sys.stderr)
-
-
-def _become(arguments: list[str]) -> NoReturn:
-    """Replace this process by the interpreter with these arguments."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, *arguments])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from paceenv.core.trace import Trace, read_trace
-from paceenv.live.observe.batch import Batch, Kind
+from paceenv.live.observe.batch import ITERATION, OPERATION, Batch, Kind
 from paceenv.live.record.findings import verdict_of
 from paceenv.live.record.merge_segments import write_merged
 from paceenv.live.record.recorder import TraceRecorder, rank_header
@@ -56,14 +57,14 @@ def make_batch(
     *,
     kinds: Sequence[Kind] = KINDS,
     mark: int = 0,
+    barrier_s: float = 0.0,
+    still_s: float = math.nan,
+    ticks: int = 1,
 ) -> Batch:
     """A batch of (iteration, start, end, start of the delay, its end) and (place, kind, start, end)."""
-    of_T, of_N = np.array(iterations, float).reshape(-1, 5), np.array(operations, float).reshape(-1, 4)
-    regular_T, mark_T = np.full(len(of_T), not mark), np.full(len(of_T), mark, np.uint8)
-    place_N, kind_N = of_N[:, 0].astype(np.int64), of_N[:, 1].astype(np.uint16)
-    times_T = of_T[:, 1], of_T[:, 2], of_T[:, 3], of_T[:, 4]
-    numbers_T = of_T[:, 0].astype(np.int64)
-    return Batch(numbers_T, *times_T, regular_T, mark_T, place_N, kind_N, of_N[:, 2], of_N[:, 3], kinds, MARKS)
+    rows = [(*row, barrier_s, still_s, ticks, mark, not mark) for row in iterations]
+    operations_N = np.array([(place, kind, start_s, end_s) for place, kind, start_s, end_s in operations], OPERATION)
+    return Batch(np.array(rows, ITERATION), operations_N, kinds, MARKS)
 
 
 def recorder(
@@ -92,7 +93,7 @@ def segment_files(folder: Path) -> list[Path]:
 def read_all(folder: Path) -> tuple[int, int]:
     """Iterations in all segments of a run's folder, and how many of its files have a damaged end."""
     found = [read_segment(path) for path in segment_files(folder)]
-    return sum(len(segment.iterations_T) for segment in found), sum(bool(segment.note) for segment in found)
+    return sum(len(segment.iterations_T) for _, segment, _ in found), sum(bool(note) for *_, note in found)
 
 
 def snapshot(rank: int = 0, **changed: Any) -> dict[str, Any]:
