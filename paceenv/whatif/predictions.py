@@ -38,7 +38,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Differences:
-    """Differences between two jobs, run by run or step by step; relative, except for the CV."""
+    """Differences between two jobs, run by run; relative, except for the CV."""
 
     step: Interval
     throughput: Interval
@@ -80,8 +80,7 @@ class Prediction:
     """
 
     source: str  # name of the config or trace
-    basis: str  # ``simulator`` or ``replay``
-    method: str  # the same in words
+    method: str  # how it was made, in words
     unit: str  # what throughput counts
     today: Case  # the job as it is
     changed: Sequence[Row]  # the changed jobs
@@ -95,7 +94,6 @@ class Prediction:
         """Plain data, as ``paceenv whatif --json`` prints it."""
         return {
             "source": self.source,
-            "basis": self.basis,
             "method": self.method,
             "throughput_unit": self.unit,
             "measured": {"step_time_s": as_json(self.measured_step_s), "cv": as_json(self.measured_cv)},

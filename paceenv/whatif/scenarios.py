@@ -1,13 +1,13 @@
 """What a trace of one size leaves open and a changed job may depend on, predicted at its usual value and at both ends.
 
-A trace of one size does not show how long a round of messages takes, whether post-collective work grows with the job,
-and whether its own NICs or the tier above them limit a lone group.
+A trace of one size does not show how long a round of messages takes, and whether post-collective work grows with the
+job.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from paceenv.calibration.parameters import ROUND_US
@@ -26,23 +26,15 @@ MIN_PAYLOAD_SHARE: Final = 0.05
 BISECTIONS: Final = 12
 SAME_STEP: Final = 0.001
 """Relative difference of two steps of a program that count as equal."""
-FREE: Final = 1e3
-"""Links this many times as fast make the time of a payload negligible."""
 POST_WORK_S: Final = ("work_s", "episode_s")
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One set of values for what the trace leaves open.
-
-    Attributes:
-        link_factor: how many times as fast the links of a lone group are on leaves of the asked oversubscription; None
-            where the cluster itself says so.
-    """
+    """One set of values for what the trace leaves open."""
 
     round_us: float | None = None  # time of a round of messages; None: as calibrated
     growth: float = 0.0  # exponent of post-collective work over nodes
-    link_factor: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,9 +60,6 @@ def changed(change: Change, cluster: Cluster, slow: Collection[int] | None, scen
             f"post_collective_work.{key}={factor * s!r}" for key, s in longer.items() if isinstance(s, float) and s
         ]
         cluster = cluster.changed(assignments, cluster.name) if factor != 1.0 and assignments else cluster
-    if scenario.link_factor is not None and change.oversubscription is not None:
-        change = replace(change, oversubscription=1.0)
-        cluster = _with_links(cluster, scenario.link_factor)
     return apply(change, cluster, slow)
 
 
@@ -163,17 +152,4 @@ def unknown_growth() -> Unknown:
         "a trace at a second size; then post-collective work as a power law in a cluster config",
         {"growth": GROWTH[0]},
         {"growth": GROWTH[-1]},
-    )
-
-
-def unknown_limit(oversubscription: float) -> Unknown:
-    """The limit of a lone group: only the tier above the NICs, or only the NICs, which then meet the asked ratio."""
-    slowest = f"{oversubscription:g} times as long" if oversubscription > 1.0 else "as long as today"
-    return Unknown(
-        "limit of the payload",
-        "fabric.uplink_gbps",
-        f"from no time to {slowest}",
-        "--base with a cluster that gives fabric.nic_gbps, fabric.uplink_gbps and fabric.nodes_per_leaf",
-        {"link_factor": FREE},
-        {"link_factor": 1.0 / max(oversubscription, 1.0)},
     )

@@ -95,10 +95,8 @@ def predict(
     text = (
         f"simulated: {len(known)} clusters drawn from the calibration's errors x " if len(known) > 1 else "simulated: "
     )
-    measured = baseline.measured
     return Prediction(
         source=baseline.source,
-        basis="simulator",
         method=f"{text}{per_draw} seeds x {iterations} iterations, the same noise for all rows",
         unit="batches of a rank" if baseline.counts_batches else "samples",
         today=_case(baseline.cluster, runs[Change()], "passive", {}),
@@ -106,8 +104,8 @@ def predict(
         assumes=baseline.assumes(changes),
         cannot_tell=baseline.cannot_tell(changes),
         left_open=baseline.left_open(changes),
-        measured_step_s=None if measured is None else measured.step_s,
-        measured_cv=None if measured is None else measured.cv,
+        measured_step_s=baseline.measured_step_s,
+        measured_cv=baseline.measured_cv,
     )
 
 
@@ -183,11 +181,11 @@ def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
     A run draws the persistent differences between its ranks, and all its steps share them. So the trace gives the
     mean step of the cluster no better than one run gives that of another.
     """
-    if not baseline.parameters or baseline.measured is None:
+    step_s = baseline.measured_step_s
+    if not baseline.parameters or step_s is None:
         return [baseline.cluster]
-    step_s, steps = baseline.measured.step_s, baseline.measured.steps
     simulator = start(baseline.cluster, np.arange(MEASURED_RUNS) + seed)
-    steps = min(steps, max(MAX_MEASURED // (MEASURED_RUNS * baseline.cluster.ranks), 1))
+    steps = min(baseline.steps, max(MAX_MEASURED // (MEASURED_RUNS * baseline.cluster.ranks), 1))
     run_s_E = simulator.run(simulator.off(), steps).mean(axis=1)
     half_s = float(stats.norm.ppf(0.5 + 0.5 * LEVEL)) * float(run_s_E.std(ddof=1))
     if math.isfinite(step_s.low):
