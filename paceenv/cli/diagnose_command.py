@@ -46,8 +46,8 @@ def diagnose(
     rank), logs. A file's content decides its format; other files are named and skipped. The bare command does the same:
     paceenv runs/job-17
 
-    The ideal step: every rank and operation of a kind equal. Slowdown and its attribution to ranks, stages and
-    operations come from replaying the steps' dependencies; causes are named with their share of the lost time, the
+    The ideal step: every rank and operation of a kind equal. The slowdown comes from replaying the steps' dependencies;
+    causes are named with their share of the lost time, the
     evidence, and what to do, which is often not pacing. It says so where a trace does not identify the cause.
 
     The headline comes from the causes and from pacing policies simulated on clusters that are fitted to the trace. A
@@ -183,10 +183,10 @@ def _next_steps(
     """Commands that work when typed, the most useful first."""
     words, steps = shlex.join(map(str, paths)), list[str]()
     if answer is not None and answer.diagnosis is not None and conclusion is not None:
-        causes, worst, late = answer.diagnosis.causes, answer.diagnosis.attribution, answer.diagnosis.late
-        if causes and causes[0].cause == SLOW_RANK and worst is not None and worst.rank:
-            rank = late[0] if late else max(worst.rank, key=lambda r: worst.rank[r])
-            steps.append(f"paceenv whatif {words} --replace-rank {rank}")
+        causes, matrix = answer.diagnosis.causes, answer.matrix
+        late = answer.diagnosis.late or [one.rank for one in answer.diagnosis.arrivals.late]
+        if causes and causes[0].cause == SLOW_RANK and late and matrix is not None and not matrix.stage_N.any():
+            steps.append(f"paceenv whatif {words} --replace-rank {late[0]}")
         stands = bool(answer.ended) or any(hang.hangs for hang in answer.hangs) or bool(answer.diagnosis.refused)
         if conclusion.verdict.claim in {"helps", "is open"} and len(paths) == 1 and not stands:
             steps.append(f"paceenv train --job {words} -o runs/mine")

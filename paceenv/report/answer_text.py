@@ -1,4 +1,4 @@
-"""What ``paceenv diagnose`` prints: causes, slowdowns, late ranks, where time went on devices, hangs, collectives."""
+"""What ``paceenv diagnose`` prints: causes, late ranks, where time went on devices, hangs, collectives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # what few need brings libraries that take a second to import
 
 ACTIVITY: Final = "Where a step's time went on each device"
 _MOST_ROWS: Final = 16
-_MOST_SLOWDOWNS: Final = 8
 _MOST_RANKS_HUNG: Final = 24
 _SHOWN: Final = (
     ("kernels", "compute_s"),
@@ -89,18 +88,6 @@ def activity_table(activity: Sequence[RankActivity], late: Sequence[LateHost]) -
     return ["rank", *(title for title, _ in shown)], rows
 
 
-def slowdown_tables(found: Diagnosis) -> list[tuple[str, tuple[str, str], list[tuple[str, str]]]]:
-    """Title, columns and rows of the largest slowdowns by rank, stage and operation."""
-    a = found.attribution
-    tables: list[tuple[str, tuple[str, str], list[tuple[str, str]]]] = []
-    for what, values in (("rank", a.rank), ("stage", a.stage), ("operation", a.operation)) if a is not None else ():
-        if len(values) > 1:
-            worst = sorted(values.items(), key=lambda item: -item[1])[:_MOST_SLOWDOWNS]
-            cells = [(str(key), f"{value:.3f}") for key, value in worst]
-            tables.append((f"Slowdown with only one {what}'s own durations", (what, "slowdown"), cells))
-    return tables
-
-
 def late_sentences(late: Sequence[LateHost], found: Diagnosis | None) -> list[str]:
     """Why ranks are late; how late is said only once, in the headline where no causes can be named."""
     said = {one.rank for one in found.arrivals.late} if found is not None and found.refused else set()
@@ -108,7 +95,7 @@ def late_sentences(late: Sequence[LateHost], found: Diagnosis | None) -> list[st
 
 
 def _print_diagnosis(found: Diagnosis, verdict: Verdict, name: str) -> None:
-    """Causes with what to do, the headline, and slowdowns."""
+    """Causes with what to do, and the headline."""
     rows = [(c.cause, f"{c.share:.0%}", f"{c.lost_s:.4g}", c.evidence, verdict.advice(c)) for c in found.causes]
     known = found.bare_step_s is not None and found.causes
     bare = f" ({found.bare_step_s:.4g} s without any cause)" if known else ""
@@ -122,8 +109,6 @@ def _print_diagnosis(found: Diagnosis, verdict: Verdict, name: str) -> None:
         output.say(note)
     title = f"{name}: mean step {found.step_time_s:.4g} s{ideal}"
     output.print_table(title, ("cause", "of lost time", "s a step", "evidence", "advice"), rows, headline(verdict))
-    for table in slowdown_tables(found):
-        output.print_table(*table)
 
 
 def _print_hang(hang: Hang) -> None:

@@ -104,21 +104,21 @@ def usual_and_worst(matrix: OperationMatrix) -> tuple[int, int]:
     return int(np.argmin(np.abs(step_s_T - np.median(step_s_T)))), int(np.argmax(step_s_T))
 
 
-def _shown_ranks(matrix: OperationMatrix, slowdown_of: dict[int, float]) -> Integers:
-    """At most MAX_LINES places of ranks, evenly from the cheapest to the most expensive; whole pipelines if any."""
+def _shown_ranks(matrix: OperationMatrix, late_s_R: Array) -> Integers:
+    """At most MAX_LINES places of ranks, evenly from the most punctual to the latest; whole pipelines if any."""
     dp_rank_R, stage_R = (np.zeros(len(matrix.ranks), np.int64) for _ in range(2))
     dp_rank_R[matrix.rank_N], stage_R[matrix.rank_N] = matrix.dp_rank_N, matrix.stage_N
-    replicas, per_replica = np.unique(dp_rank_R, return_counts=True)
-    cost = np.array([slowdown_of.get(int(r), 1.0) for r in replicas])
-    chosen = replicas[figures.representative(cost, max(MAX_LINES // int(per_replica.max()), 1))]
+    replicas, of_R, per_replica = np.unique(dp_rank_R, return_inverse=True, return_counts=True)
+    late_s = np.asarray(np.bincount(of_R, late_s_R), np.float64)
+    chosen = replicas[figures.representative(late_s, max(MAX_LINES // int(per_replica.max()), 1))]
     at = np.flatnonzero(np.isin(dp_rank_R, chosen))
     at = at[np.lexsort((stage_R[at], dp_rank_R[at]))]
     return at[figures.representative(np.arange(len(at), dtype=np.float64), MAX_LINES)]
 
 
-def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], slowdown_of: dict[int, float]) -> Picture:
+def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], late_s_R: Array) -> Picture:
     """What some ranks did in a usual step and in the worst one, on the same scale."""
-    at_R, steps = _shown_ranks(matrix, slowdown_of), usual_and_worst(matrix)
+    at_R, steps = _shown_ranks(matrix, late_s_R), usual_and_worst(matrix)
     longest_s = float(matrix.step_s_T[list(steps)].max())
     unit, height = Unit.of(longest_s), 0.6 + 0.21 * len(at_R)
     figure, panels = figures.stack([height, height])
@@ -136,7 +136,7 @@ def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], slowdown_of: dict[
     handles = [Patch(fc=colour, label=name) for name, colour in figures.PHASE_COLOURS.items() if name in seen]
     figure.legend(handles=handles, loc="outside lower center", ncols=8, fontsize=9, frameon=False)
     some = (
-        f" {len(at_R)} of {len(matrix.ranks)} ranks are shown, from the cheapest to the most expensive."
+        f" {len(at_R)} of {len(matrix.ranks)} ranks are shown, from the most punctual to the latest."
         if len(at_R) < len(matrix.ranks)
         else ""
     )

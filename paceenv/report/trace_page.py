@@ -15,7 +15,7 @@ from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.importers.inputs import Inputs
 from paceenv.report import pictures
-from paceenv.report.answer_text import ACTIVITY, activity_table, headline, late_sentences, slowdown_tables
+from paceenv.report.answer_text import ACTIVITY, activity_table, headline, late_sentences
 from paceenv.report.conclusion import Conclusion, conclude_answer
 from paceenv.report.fitted import Fitted, sizes
 from paceenv.report.pictures import Picture, Unit
@@ -66,7 +66,6 @@ class Report:
         parts.append(html_page.paragraph(headline(self.conclusion.verdict), "verdict"))
         parts += [self._facts(), html_page.heading("Causes"), self._causes(), *self._late()]
         parts += [picture.html() for picture in self.pictures]
-        parts += self._slowdowns()
         parts += [*self._measured(), *self._fit()]
         return html_page.page(f"Why the steps of {name} take as long as they do", parts)
 
@@ -108,13 +107,6 @@ class Report:
             why = "costs enough to be named" if self.diagnosis.bare_step_s is not None else "can be named, see above"
             return html_page.paragraph(f"No cause {why}.")
         return html_page.table(("cause", "of lost time", f"{unit.name} a step", "evidence", "what to do"), rows)
-
-    def _slowdowns(self) -> list[str]:
-        """Slowdowns by rank, stage and operation."""
-        parts = []
-        for title, columns, rows in slowdown_tables(self.diagnosis):
-            parts += [html_page.paragraph(f"{title}:"), html_page.table(columns, rows)]
-        return [html_page.heading("Slowdown by rank, stage and operation"), *parts] if parts else []
 
     def _late(self) -> list[str]:
         """Which ranks were late when, and why."""
@@ -211,7 +203,7 @@ def make_report(inputs: Inputs, files: Sequence[Path], policies: Sequence[str], 
         late = lateness(matrix, graph)
         drawn = [
             pictures.waterfall(diagnosis),
-            timeline(matrix, spans(matrix, graph), _cost_by_rank(diagnosis)),
+            timeline(matrix, spans(matrix, graph), diagnosis.arrivals.late_RT.sum(axis=1)),
             None if late is None else heat_map(matrix, late),
             pictures.course(matrix),
             pictures.spread(matrix),
@@ -235,10 +227,3 @@ def make_report(inputs: Inputs, files: Sequence[Path], policies: Sequence[str], 
         pictures=[picture for picture in drawn if picture is not None],
         sizes=at_sizes,
     )
-
-
-def _cost_by_rank(diagnosis: Diagnosis) -> dict[int, float]:
-    """How bad each rank is, for the choice of those to draw: its slowdown, else the sum of its lateness."""
-    if diagnosis.attribution is not None:
-        return dict(diagnosis.attribution.rank)
-    return {one.rank: sum(one.late_s) for one in diagnosis.arrivals.late}
