@@ -109,10 +109,10 @@ def test_a_job_of_1000_ranks_and_2000_steps_stays_small() -> None:
     picture = heat_map(cells, late_RT)
     assert "mean over 13 steps of the latest of 11 ranks" in picture.text[0]
     assert "mean over 13 steps of the latest of 11 ranks" in picture.svg, "on the picture itself"
-    assert len(page("", "", (), [picture])) < 2e6
+    assert len(page("", "", [picture])) < 2e6
     lines = timeline(few, spans(few, build_graph(few)), np.zeros(1000))
     assert "16 of 1000 ranks" in lines.text[0]
-    assert len(page("", "", (), [lines])) < 5e5
+    assert len(page("", "", [lines])) < 5e5
 
 
 def test_labels_are_never_formulas() -> None:

@@ -47,7 +47,7 @@ def diagnose(
     its host (and what it did longer than its peers), its kernels or its copies.
 
     Dumps of a job that hangs or died: which ranks it waits for in the end, what each of the others waits for, and what
-    the missing ones were last seen doing. Logs of NCCL Inspector: bandwidths, and which rank arrives last. Output of
+    the missing ones were last seen doing. Logs of NCCL Inspector: which rank arrives last. Output of
     nccl-tests: the law of the links.
 
     From a text log of a training program (Megatron-LM, torchtitan, nanoGPT, MLPerf, ..., or any with --pattern) it

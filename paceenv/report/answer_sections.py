@@ -1,4 +1,4 @@
-"""An answer in sections: hangs, causes, late ranks, where time went on devices, collectives, step times."""
+"""An answer in sections: hangs, causes, late ranks, where time went on devices, step times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from paceenv.report.section import Section
 from paceenv.ui.output import sentence
 
 if TYPE_CHECKING:  # what few need brings libraries that take a second to import
-    from paceenv.diagnosis.collective_times import CollectiveTimes
     from paceenv.diagnosis.hang import Hang, LastSeen
     from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
 
@@ -44,7 +43,8 @@ def answer_sections(
     if found.ended:
         sections.append(Section("What else the logs say", list(map(sentence, found.ended))))
     if found.times is not None:
-        sections += _collective_times(found.times)
+        title = f"NCCL Inspector: logs of {found.times.processes} processes"
+        sections.append(Section(title, verdict=sentence(found.times.verdict)))
     if found.diagnosis is not None and verdict is not None:
         sections.append(_causes(found.diagnosis, verdict, name))
     if found.lateness is not None and not found.lateness.why_not:
@@ -126,25 +126,6 @@ def _last_seen(seen: LastSeen) -> tuple[str, ...]:
     behind = f"{seen.behind} collectives" if seen.behind else "-"
     following = f"{seen.next_op} of {seen.next_group}" if seen.next_op else "-"
     return str(seen.rank), did, behind, following, "; ".join(seen.frames) or "not recorded"
-
-
-def _collective_times(times: CollectiveTimes) -> list[Section]:
-    """Who arrives last, and times and bandwidths by communicator, collective and size."""
-    columns = (
-        "communicator", "collective", "bytes", "records", "time, ms", "99 %, ms", "algorithm GB/s", "bus GB/s",
-        "slowest rank",
-    )  # fmt: skip
-    rows = [
-        (
-            row.communicator, row.op, str(row.size_bytes), str(row.calls), f"{row.time_s * 1e3:.4g}",
-            f"{row.p99_s * 1e3:.4g}", f"{row.algbw_Bps / 1e9:.4g}", f"{row.busbw_Bps / 1e9:.4g}",
-            f"{row.slowest_rank} ({row.slowest_s * 1e3:.4g} ms)",
-        )
-        for row in times.rows
-    ]  # fmt: skip
-    note = "Medians. Times include waiting for the last rank, so a rank that is late looks fast, not slow."
-    title = f"NCCL Inspector: logs of {times.processes} processes"
-    return [Section(title, verdict=sentence(times.verdict)), Section("Collectives", [note], columns, rows)]
 
 
 def _steps(found: StepDiagnosis) -> Section:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from paceenv.core import metrics
 from paceenv.core.errors import InputError
 from paceenv.core.wording import duration
 from paceenv.diagnosis.dependency_graph import build_graph
@@ -42,42 +41,22 @@ def page_of(found: Examination, at_sizes: Prediction | str) -> str:
         sections.append(Section("What the delays in this trace did", [said]))
     sections += _predicted(found.conclusion, at_sizes)
     title = f"Why the steps of {matrix.name} take as long as they do"
-    return page(title, "; ".join([read, *found.notes]) + ".", _facts(matrix, answer.diagnosis), sections)
+    return page(title, "; ".join([read, *found.notes]) + ".", sections)
 
 
 def _of_log(found: Examination, steps: StepDiagnosis) -> str:
-    log, top = steps.log, steps.ceiling
+    log = steps.log
     read = (
         f"Read from {log.name} ({log.source}): {len(steps.steady_s_V)} values of {log.quantity}, "
         f"steps {log.step_V.min()} to {log.step_V.max()}, {int(steps.ordinary.warm_up_V.sum())} of warm-up left out"
     )
-    facts = [
-        ("mean step" if log.of == "step" else "mean speed", log.said(steps.mean_s)),
-        ("median", log.said(steps.median_s)),
-        ("99th percentile / median", f"{steps.p99_over_median:.3f}"),
-        ("coefficient of variation", f"{steps.cv:.2%}"),
-        ("to win at most", "unknown" if top is None else f"{top.value:.1%}"),
-        ("steps a value averages over", f"{steps.averaged:.0f}" if steps.averaged else "unknown"),
-    ]
     sections = [
         pictures.course(log.step_s_V, log.step_V, "Step times", steps),
         pictures.spread(steps.steady_s_V, "Distribution", log.quantity),
         *found.sections(),
         Section("What a log does not tell", [WHY_NO_CAUSE]),
     ]
-    return page(f"Step times of {log.name}", "; ".join([read, *found.notes]) + ".", facts, sections)
-
-
-def _facts(matrix: OperationMatrix, diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    statistics, paced, facts = metrics.step_statistics(matrix.step_s_T), diagnosis.paced, []
-    if paced is not None:
-        facts += [("with delays", duration(paced.paced_s)), ("without delays", duration(paced.plain_s))]
-    facts += [("99th percentile", duration(statistics["p99"])), ("coefficient of variation", f"{statistics['cv']:.3f}")]
-    if diagnosis.ideal_step_time_s is not None:
-        facts.append(("ideal step, all ranks alike", duration(diagnosis.ideal_step_time_s)))
-        facts.append(("slowdown against it", f"{diagnosis.slowdown:.3f}"))
-    counts = [("ranks", str(len(matrix.ranks))), ("steps", str(matrix.steps))]
-    return [("mean step", duration(statistics["mean"])), *facts, *counts]
+    return page(f"Step times of {log.name}", "; ".join([read, *found.notes]) + ".", sections)
 
 
 def _drawn(matrix: OperationMatrix, diagnosis: Diagnosis) -> list[Section]:

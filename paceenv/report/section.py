@@ -42,14 +42,14 @@ def print_sections(sections: Iterable[Section]) -> None:
         output.print_table(one.title, one.columns, one.rows[:MAX_PRINTED], text)
 
 
-def page(title: str, note: str, facts: Sequence[tuple[str, str]], sections: Sequence[Section]) -> str:
-    """A whole page: verdicts first, then a row of ``facts`` (names and values), then all sections."""
+def page(title: str, note: str, sections: Sequence[Section]) -> str:
+    """A whole page: verdicts first, then all sections."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     made = Environment(loader=PackageLoader("paceenv.report", "."), autoescape=True, undefined=StrictUndefined)
     template = made.get_template("page.html.j2")
     return template.render(
-        title=title, note=note, facts=facts, sections=sections, most=MAX_ROWS, are_numbers=output.are_numbers,
+        title=title, note=note, sections=sections, most=MAX_ROWS, are_numbers=output.are_numbers,
         as_csv=_as_csv,
     )  # fmt: skip
 
