@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from paceenv.core.errors import InputError
-from paceenv.core.wording import duration
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
 from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.report import pictures
 from paceenv.report.examination import Conclusion, Examination
+from paceenv.report.fit_sections import fit_sections
 from paceenv.report.fitted import Fitted
 from paceenv.report.rank_pictures import heat_map, lateness, spans, timeline
 from paceenv.report.section import Section, page
@@ -80,23 +80,9 @@ def _predicted(conclusion: Conclusion, at_sizes: Prediction | str) -> list[Secti
         said = f"This trace gives no cluster to simulate: {fitted}."
         said += " So other sizes and pacing policies are not predicted here."
         return [Section("At other sizes, and with pacing", [said])]
-    fit = fitted.fit
-    said = (
-        f"The predictions below come from a cluster with {len(fit.parameters)} parameters fitted to this trace. "
-        f"Its mean step is {duration(fit.simulated.mean_s)}, measured {duration(fit.measured.mean_s)} "
-        f"({fit.mean_error:+.1%}); its CV {fit.simulated.cv:.3f}, measured {fit.measured.cv:.3f}."
-    )
-    doubt = [f"{sentence(fitted.doubt)} Read the predictions below as a sketch."] if fitted.doubt else []
-    numbers = [
-        (p.key, *(_number(x) for x in (p.value, p.lo, p.hi)), p.evidence) for p in fit.parameters if p.is_identified
-    ]
-    about = ("parameter", "value", "95 % low", "high", "evidence")
-    sections = [Section("The fitted cluster", [said, *doubt], about, numbers, csv="parameters")]
-    open_ = [(p.key, _number(p.value), p.reason) for p in fit.parameters if not p.is_identified]
-    if open_:
-        sections.append(
-            Section("Not identified by the trace, and what is used instead", (), ("parameter", "used", "why"), open_)
-        )
+    sections = fit_sections(fitted.fit.cluster)
+    if fitted.doubt:
+        sections.append(Section("How far to trust it", [f"{sentence(fitted.doubt)} What is predicted is a sketch."]))
     if isinstance(at_sizes, str):
         sections.append(Section("At other sizes", [f"Not predicted: {at_sizes}."]))
     else:
@@ -130,7 +116,3 @@ def policies_caption(fitted: Fitted) -> str:
             "look like a slower link here; only a canary shows it."
         )
     return caption
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"

@@ -14,10 +14,8 @@ from typing import Final
 
 from paceenv.ui import output
 
-MAX_PRINTED: Final = 24
-"""Rows of a table in a terminal."""
 MAX_ROWS: Final = 40
-"""Rows of a table that is shown under a picture; the file to download has all of them."""
+"""Rows of a table in a terminal, and under a picture; the JSON and the file to download have all of them."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +34,10 @@ class Section:
 def print_sections(sections: Iterable[Section]) -> None:
     """Titles, tables, and below them the sentences."""
     for one in sections:
-        left = len(one.rows) - MAX_PRINTED
+        left = len(one.rows) - MAX_ROWS
         more = [f"{left} more rows; --json has all"] if left > 0 else []
         text = "\n".join(filter(None, [*more, one.verdict, *one.text]))
-        output.print_table(one.title, one.columns, one.rows[:MAX_PRINTED], text)
+        output.print_table(one.title, one.columns, one.rows[:MAX_ROWS], text)
 
 
 def page(title: str, note: str, sections: Sequence[Section]) -> str:
