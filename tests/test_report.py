@@ -145,18 +145,18 @@ def test_other_sizes_are_those_of_what_if(fitted_to: Callable[..., Fitted]) -> N
     fitted = fitted_to("null-jitter", "--nodes", "16", *(f"--set={change}" for change in changes))
     found = sizes(fitted)
     assert isinstance(found, Prediction)
-    assert [row.case.nodes for row in found.changed] == [4, 8, 32, 64, 128]
+    assert [row.nodes for row in found.changed] == [4, 8, 32, 64, 128]
     for row in (found.changed[0], found.changed[-2]):
-        true = load_cluster("null-jitter").changed([*changes, f"job.nodes={row.case.nodes}"])
+        true = load_cluster("null-jitter").changed([*changes, f"job.nodes={row.nodes}"])
         simulator = start(true, np.arange(40, 48))
         true_s = float(simulator.run(simulator.off(), 400).mean())
-        assert row.case.step_s.value == pytest.approx(true_s, rel=0.01)
-        assert row.case.step_s.low < true_s < row.case.step_s.high
-    small, large = found.changed[0].case.step_s, found.changed[-1].case.step_s
+        assert row.job.step.value == pytest.approx(true_s, rel=0.01)
+        assert row.job.step.low < true_s < row.job.step.high
+    small, large = found.changed[0].job.step, found.changed[-1].job.step
     assert large.value > 1.15 * small.value, "the more ranks, the later the last one"
     assert large.high > 1.05 * large.value, "rounds of messages may take longer than is assumed"
     again = predict(fitted.baseline, [Change(nodes=4)], seeds=32, first_seed=0, iterations=300)
-    assert again.changed[0].case.step_s == small
+    assert again.changed[0].job.step == small
 
 
 def test_sizes_that_hang_on_a_guess_are_not_foretold(fitted_to: Callable[..., Fitted]) -> None:

@@ -86,14 +86,14 @@ def test_a_prediction_is_what_rollouts_say() -> None:
     cluster = load_cluster("unequal-slack")
     answer = predict(of_config("unequal-slack"), [Change(nodes=16), Change(nodes=16, pacing="static")], **QUICK)
     plain, paced = answer.changed
-    assert answer.today.step_s.value == pytest.approx(mean_step_s(cluster))
-    assert plain.case.step_s.value == pytest.approx(mean_step_s(cluster.with_nodes(16)))
-    assert paced.case.step_s.value == pytest.approx(mean_step_s(cluster.with_nodes(16), "static"))
+    assert answer.today.job.step.value == pytest.approx(mean_step_s(cluster))
+    assert plain.job.step.value == pytest.approx(mean_step_s(cluster.with_nodes(16)))
+    assert paced.job.step.value == pytest.approx(mean_step_s(cluster.with_nodes(16), "static"))
     assert plain.against_today.step.value > 0.2
     assert plain.against_unpaced is None
     assert paced.against_unpaced is not None
     assert paced.against_unpaced.step.high < -0.05, "pacing pays here"
-    assert plain.case.throughput.value == pytest.approx(256 * 16 / plain.case.step_s.value, rel=1e-3)
+    assert plain.job.throughput.value == pytest.approx(256 * 16 / plain.job.step.value, rel=1e-3)
 
 
 def test_energy_where_the_cluster_has_power() -> None:
@@ -101,8 +101,8 @@ def test_energy_where_the_cluster_has_power() -> None:
     baseline = of_config("null-jitter", power)
     answer = predict(baseline, [Change(settings=("power.wait_w=0",))], **QUICK)
     (row,) = answer.changed
-    assert answer.today.energy_j is not None
-    assert answer.today.energy_j.value > 400 * 0.2 * 8 / (256 * 8)
+    assert answer.today.job.energy is not None
+    assert answer.today.job.energy.value > 400 * 0.2 * 8 / (256 * 8)
     assert row.against_today.energy is not None
     assert row.against_today.energy.high < 0.0
     assert row.against_today.step.value == 0.0
@@ -128,16 +128,16 @@ def test_a_trace_predicts_more_nodes_and_a_job_without_its_slow_rank(one_group: 
     answer = predict(baseline, changes, seeds=32, first_seed=0, iterations=200)
     for row, changed in zip(answer.changed, (["job.nodes=32"], ["job.nodes=7", "noise.slow_ranks=0"]), strict=False):
         true_s = mean_step_s(truth.changed(changed), seeds=16, first_seed=900, iterations=400)
-        assert row.case.step_s.value == pytest.approx(true_s, rel=0.02)
-        assert row.case.step_s.low < true_s < row.case.step_s.high
+        assert row.job.step.value == pytest.approx(true_s, rel=0.02)
+        assert row.job.step.low < true_s < row.job.step.high
     without, healthy, replaced = answer.changed[1:]
     assert without.against_today.step.high < -0.2
     assert healthy.against_today.step.value == pytest.approx(0.0, abs=0.01)
-    assert replaced.case.ranks == 8
-    assert replaced.case.step_s.value == pytest.approx(without.case.step_s.value, rel=0.02)
+    assert replaced.ranks == 8
+    assert replaced.job.step.value == pytest.approx(without.job.step.value, rel=0.02)
     assert any(f"rank {like} is a rank like the others" in line for line in answer.assumes)
     assert answer.unit == "batches of a rank"
-    assert answer.today.throughput.value == pytest.approx(8 / answer.today.step_s.value, rel=0.01)
+    assert answer.today.job.throughput.value == pytest.approx(8 / answer.today.job.step.value, rel=0.01)
 
 
 def test_questions_that_hang_on_a_guess_are_refused(one_group: tuple[Cluster, Baseline]) -> None:
@@ -189,10 +189,10 @@ def test_what_one_size_leaves_open_is_in_the_interval() -> None:
     assert isinstance(work_s, float)
     for exponent in (0.0, 0.5, 1.0):
         truth = cluster.changed(["job.nodes=32", f"post_collective_work.work_s={work_s * 4.0**exponent}"])
-        assert more.case.step_s.low < mean_step_s(truth) < more.case.step_s.high
+        assert more.job.step.low < mean_step_s(truth) < more.job.step.high
     of_size = [unknown.name for unknown in baseline.unknowns(same_size.change)]
     assert of_size == ["round of messages"], "no other size, no growth"
-    assert same_size.case.step_s.high < 1.02 * same_size.case.step_s.low
+    assert same_size.job.step.high < 1.02 * same_size.job.step.low
     assert any(line.startswith("round of messages, 2 to ") and "nccl-tests" in line for line in answer.left_open)
     assert not any("latency_us" in line for line in answer.cannot_tell), "it is in the interval"
     stated = of_trace(recorded(cluster, 0, 200), "groups", "unequal-slack", None)

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from paceenv.core.intervals import Interval
 from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
 from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.report.section import Section
@@ -215,14 +214,15 @@ def waterfall(diagnosis: Diagnosis) -> Section | None:
 # --- predictions ------------------------------------------------------------------------------------------------------
 def scaling(answer: Prediction) -> Section:
     """Mean step and throughput over the number of nodes: the answer of ``paceenv whatif --nodes``."""
-    now, same = answer.today, Interval(0.0, 0.0, 0.0)
-    cases = [(now, same), *((row.case, row.against_today.throughput) for row in answer.changed)]
-    cases.sort(key=lambda of: of[0].nodes)
-    nodes = [case.nodes for case, _ in cases]
-    measured_s = now.step_s.value if answer.measured_step_s is None else answer.measured_step_s.value
+    now = answer.today
+    rows = sorted([now, *answer.changed], key=lambda row: row.nodes)
+    nodes = [row.nodes for row in rows]
+    measured_s = now.job.step.value if answer.measured_step_s is None else answer.measured_step_s.value
     unit = Unit.of(measured_s)
-    step_n3 = unit.per_s * np.array([case.step_s for case, _ in cases])
-    throughput_n3 = 1.0 + np.array([gain for _, gain in cases])
+    step_n3 = unit.per_s * np.array([row.job.step for row in rows])
+    throughput_n3 = np.array(
+        [(1.0, 1.0, 1.0) if row.against_today is None else np.add(1.0, row.against_today.throughput) for row in rows]
+    )
     figure, (left, right) = figures.figure(2)
     figure.set_size_inches(11.2, 3.8)
     for panel, values in ((left, step_n3), (right, throughput_n3)):
@@ -247,10 +247,10 @@ def scaling(answer: Prediction) -> Section:
     )
     if answer.left_open:
         caption += f" Open, and in the band: {'; '.join(answer.left_open)}."
-    rows = [
-        (str(case.nodes), *(f"{x:.4g}" for x in (*step_3, *throughput_3, *case.cv)))
-        for (case, _), step_3, throughput_3 in zip(cases, step_n3, throughput_n3, strict=True)
+    cells = [
+        (str(row.nodes), *(f"{x:.4g}" for x in (*step_3, *throughput_3, *row.job.cv)))
+        for row, step_3, throughput_3 in zip(rows, step_n3, throughput_n3, strict=True)
     ]
     names = (f"step, {unit.name}", "throughput", "CV")
     columns = ("nodes", *(f"{name}{part}" for name in names for part in ("", " low", " high")))
-    return drawn("At other sizes", caption, figure, "scaling", columns, rows)
+    return drawn("At other sizes", caption, figure, "scaling", columns, cells)
