@@ -15,9 +15,9 @@ from paceenv.diagnosis import self_check
 from paceenv.diagnosis.arrivals import Arrivals, measure_arrivals
 from paceenv.diagnosis.attribution import TimeAttribution
 from paceenv.diagnosis.causes import OF_ONE_RANK, Cause, name_causes
-from paceenv.diagnosis.clocks import on_one_clock
+from paceenv.diagnosis.clocks import matrix_on_one_clock
 from paceenv.diagnosis.dependency_graph import Graph, build_graph
-from paceenv.diagnosis.operation_matrix import Integers, OperationMatrix, read_matrix
+from paceenv.diagnosis.operation_matrix import Integers, OperationMatrix
 from paceenv.diagnosis.paced_steps import MIN_SHARE, measure_pacing
 from paceenv.diagnosis.replay import ideal_durations, own_durations, replay
 from paceenv.diagnosis.verdict import Diagnosis
@@ -34,7 +34,7 @@ UNDETERMINED: Final = "cannot be determined"
 
 def diagnose(trace: Trace, *, job: str | None = None) -> Diagnosis:
     """Diagnose one job of a trace."""
-    matrix, note = on_one_clock(read_matrix(trace, job=job))
+    matrix, note = matrix_on_one_clock(trace, job=job)
     found = with_agent(diagnose_matrix(matrix), trace.metadata.job)
     return replace(found, notes=(note, *found.notes)) if note else found
 

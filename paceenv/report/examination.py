@@ -189,7 +189,7 @@ def _changes(
         if earlier is not None:
             logs = [log for log in (earlier.one_log(), inputs.one_log()) if log is not None]
         if len(logs) != 2:
-            raise InputError("the runs are not of the same kind; allowed: two logs, two traces, or two tables")
+            raise InputError("the runs are not of the same kind; allowed: two logs, or two traces")
         names = names if earlier is not None else (logs[0].name, logs[1].name)
         changes, ranks = compare(*map(of_log, logs)), (logs[0].world_size, logs[1].world_size)
     columns = ("what", "before", "after", "change", "")
@@ -204,12 +204,9 @@ def _links(inputs: Inputs, earlier: Inputs | None) -> dict[str, str]:
         return {}
     from paceenv.calibration.bandwidth import fit_bandwidth  # SciPy, which takes a second to import
     from paceenv.diagnosis.absolute import check_nics
-    from paceenv.diagnosis.two_runs import compare_tables
 
     found = {}
     for table in tables:
         nics = check_nics(table, inputs.network) if inputs.network is not None else ""
         found[table.source] = fit_bandwidth(table).text + (f" {sentence(nics)}" if nics else "")
-    if len(tables) == 2:
-        found[f"{tables[0].source} and {tables[1].source}"] = sentence(compare_tables(*tables))
     return found
