@@ -35,9 +35,6 @@ def test_a_slow_rank_of_a_barrier_job_in_closed_form() -> None:
     assert found.step_time_s == pytest.approx(2.5)
     assert found.ideal_step_time_s == pytest.approx(1.25 + 0.5)
     assert found.slowdown == pytest.approx(2.5 / 1.75)
-    # the ideal with one rank's own second is no slower than that rank
-    assert found.attribution.rank == pytest.approx({0: 1.0, 1: 1.0, 2: 1.0, 3: 2.5 / 1.75})
-    assert found.attribution.operation["all_reduce"] == pytest.approx(1.0)
     (cause,) = found.causes
     assert (cause.cause, cause.share) == (names.SLOW_RANK, pytest.approx(1.0))
     assert cause.lost_s == pytest.approx(1.0), "its peers take one second"
@@ -209,13 +206,11 @@ def test_the_command_prints_what_it_promises(tmp_path: Path, capsys: pytest.Capt
     assert application.run(["diagnose", str(path), "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
     times = {"slowdown", "ideal_step_time_s", "bare_step_s", "step_time_s", "replay_error"}
-    rest = {"attribution", "causes", "verdict", "arrivals", "notes", "lateness", "runs", "links", "next"}
+    rest = {"causes", "verdict", "arrivals", "notes", "lateness", "runs", "links", "next"}
     assert set(result) == times | rest | CONCLUDED
     assert result["paced_steps"] is None, "the trace has no delays"
-    assert {"rank", "stage", "operation"} <= set(result["attribution"])
     assert [set(cause) for cause in result["causes"]] == [{"cause", "share", "lost_s", "evidence", "advice"}]
     assert result["causes"][0]["cause"] == names.STAGE
-    assert result["attribution"]["stage"].keys() == {"0", "1"}
     assert application.run(["diagnose", str(path)]) == 0
     assert names.STAGE in capsys.readouterr().out
 
@@ -235,38 +230,18 @@ def test_of_a_long_trace_only_blocks_are_read(tmp_path: Path) -> None:
 
 
 @needs_traces
-@pytest.mark.parametrize(
-    ("name", "slowdown", "ranks", "stages", "operations"),
-    [
-        (
-            "AR",
-            1.973,
-            {0: 1.973, 1: 1.011, 2: 1.011, 3: 1.011},
-            {0: 1.979, 1: 1.0, 2: 1.0, 3: 1.0},
-            {"backward-compute": 1.581, "forward-compute": 1.369},
-        ),
-        ("SE", 1.537, None, {0: 1.168, 1: 1.435}, {"backward-compute": 1.413, "forward-compute": 1.146}),
-    ],
-)
-def test_published_slowdowns(
-    name: str, slowdown: float, ranks: dict[int, float] | None, stages: dict[int, float], operations: dict[str, float]
-) -> None:
+@pytest.mark.parametrize(("name", "slowdown"), [("AR", 1.973), ("SE", 1.537)])
+def test_published_slowdowns(name: str, slowdown: float) -> None:
     found = diagnose_matrix(matrix_in(STRAGGLER_DIR / f"trace-{name}.parquet"))
     assert abs(found.replay_error) < 0.01
     assert found.slowdown == pytest.approx(slowdown, rel=1e-3)
-    for said, measured in ((ranks, found.attribution.rank), (stages, found.attribution.stage)):
-        if said is not None:
-            assert measured == pytest.approx(said, abs=0.006)
-    assert {op: found.attribution.operation[op] for op in operations} == pytest.approx(operations, abs=0.002)
     first = found.causes[0]
     if name == "AR":
         assert (first.cause, first.share > 0.95) == (names.SLOW_RANK, True)
         assert "find out why rank 0 took longer" in first.advice
-        assert (found.attribution.rank[0] - 1.0) / (found.slowdown - 1.0) > 0.95
     else:
         assert first.cause == names.DATA
         assert "sequence lengths" in first.advice
-        assert all(1.11 < value < 1.21 for value in found.attribution.rank.values())
 
 
 def test_what_a_rank_computes_before_one_bucket_is_not_what_it_does_before_another() -> None:
@@ -284,7 +259,6 @@ def test_what_a_rank_computes_before_one_bucket_is_not_what_it_does_before_anoth
     cells = read_matrix(trace_of_rows(rows))
     found = diagnose_matrix(cells)
     assert len(np.unique(cells.kind_N)) == 4
-    assert found.attribution.rank == pytest.approx(dict.fromkeys(range(4), 1.0), abs=0.003)
     assert found.slowdown == pytest.approx(1.0, abs=0.003)
     assert not found.causes
 

@@ -176,6 +176,6 @@ def test_throughput_of_a_trace_counts_batches_of_ranks() -> None:
     assert isinstance(baseline.cluster, Cluster)
     assert baseline.counts_batches
     answer = predict(baseline, [Change()], seeds=4, first_seed=0, iterations=50)
-    step_s = answer.today.step_s.value
+    step_s = answer.today.job.step.value
     assert answer.unit == "batches of a rank"
-    assert answer.today.throughput.value == pytest.approx(RANKS / step_s, rel=0.02)
+    assert answer.today.job.throughput.value == pytest.approx(RANKS / step_s, rel=0.02)

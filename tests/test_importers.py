@@ -89,7 +89,6 @@ def test_real_profiles_of_a_real_job(tmp_path: Path, capsys: pytest.CaptureFixtu
         return
     named = {cause["cause"]: cause["advice"] for cause in result["causes"]}
     assert "rank 1" in named[names.SLOW_RANK], "besides, a busy machine may stall"
-    assert max(result["attribution"]["rank"], key=result["attribution"]["rank"].get) == "1"
 
 
 def gloo_profile(rank: int, world: int, late_us: float, *, blocks: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inspector_logs import OPS, log_of, write_logs
+from inspector_logs import log_of, write_logs
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
@@ -33,12 +33,6 @@ def test_the_last_rank_is_named_whatever_the_version(tmp_path: Path, version: st
     assert last.late_s == pytest.approx(0.003, rel=0.05)
     assert last.waited_share == pytest.approx(0.75, rel=0.02), "3 of 4 ms"
     assert "rank 2 (n0:1002) arrives last in 100%, by 3 ms at the median" in found.verdict
-    assert {(row.op, row.size_bytes) for row in found.rows} == set(OPS)
-    row = next(row for row in found.rows if row.op == "AllGather")
-    assert (row.ranks, row.calls) == (4, 120)
-    assert row.time_s == pytest.approx(0.004, rel=0.05)
-    assert row.busbw_Bps == pytest.approx(1.75 * row.algbw_Bps)
-    assert row.slowest_rank != 2
 
 
 def test_each_operation_of_a_communicator_is_numbered_apart(tmp_path: Path) -> None:
@@ -74,7 +68,7 @@ def test_stamps_of_all_collectives_give_a_trace(tmp_path: Path, capsys: pytest.C
     assert result["nccl_inspector"]["last_arrivals"][0]["rank"] == 1
     assert "rank 1" in json.dumps(result["causes"])
     assert application.run(["diagnose", str(folder), "--no-simulate"]) == 0
-    assert "ReduceScatter" in capsys.readouterr().out
+    assert "arrives last" in capsys.readouterr().out
 
 
 def test_missing_collectives_give_no_trace(tmp_path: Path) -> None:

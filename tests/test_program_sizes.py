@@ -22,7 +22,7 @@ from paceenv.sim.cluster.program.program_tables import StepPlan
 from paceenv.ui import config_files
 from paceenv.whatif.baseline import Baseline, of_trace
 from paceenv.whatif.change import Change
-from paceenv.whatif.predictions import Case
+from paceenv.whatif.predictions import Row
 from paceenv.whatif.simulated import check, predict
 
 DATA = [
@@ -61,11 +61,11 @@ def mean_step_s(cluster: Cluster) -> float:
     return float(run(select_policy("passive", cluster), start(cluster, np.arange(2)), 300).step_ET.mean())
 
 
-def predicted(cluster: Cluster, path: Path, nodes: int) -> Case:
+def predicted(cluster: Cluster, path: Path, nodes: int) -> Row:
     """What a trace of a cluster predicts for more nodes."""
     baseline = of_trace(traced(cluster, path), path.name, None, None)
     answer = predict(baseline, [Change(nodes=nodes)], seeds=4, first_seed=0, iterations=100)
-    return answer.changed[0].case
+    return answer.changed[0]
 
 
 def test_groups_that_grow_have_more_members_and_others_become_more() -> None:
@@ -112,7 +112,7 @@ def test_a_fitted_program_knows_which_groups_grow(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cluster", [TENSOR, EXPERTS], ids=["tensor", "experts"])
 def test_a_trace_predicts_the_program_at_another_size(cluster: Cluster, tmp_path: Path) -> None:
     case = predicted(cluster, tmp_path / "trace.parquet", 16)
-    assert case.step_s.value == pytest.approx(mean_step_s(cluster.with_nodes(16)), rel=0.02)
+    assert case.job.step.value == pytest.approx(mean_step_s(cluster.with_nodes(16)), rel=0.02)
 
 
 @pytest.mark.slow
@@ -121,8 +121,8 @@ def test_rounds_that_nobody_saw_are_in_the_interval(tmp_path: Path) -> None:
     slow = EXPERTS.changed(["fabric.latency_us=600"])
     case = predicted(slow, tmp_path / "trace.parquet", 32)
     truth_s = mean_step_s(slow.with_nodes(32))
-    assert truth_s > 1.02 * case.step_s.value
-    assert case.step_s.low <= truth_s <= case.step_s.high
+    assert truth_s > 1.02 * case.job.step.value
+    assert case.job.step.low <= truth_s <= case.job.step.high
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_the_report_predicts_sizes_with_the_program(tmp_path: Path) -> None:
     assert fitted.baseline.cluster.can_defer
     answer = sizes(fitted)
     assert not isinstance(answer, str)
-    assert [row.case.nodes for row in answer.changed] == [4, 16, 32, 64]  # 2 ranks make no group of experts
+    assert [row.nodes for row in answer.changed] == [4, 16, 32, 64]  # 2 ranks make no group of experts
     assert any("groups of world have more members" in line for line in answer.assumes)
 
 

@@ -33,7 +33,7 @@ def _refused(found: Diagnosis, why: str) -> None:
     assert not found.causes
     assert found.slowdown is None
     assert found.ideal_step_time_s is None
-    assert found.to_json()["attribution"] == {}
+    assert found.to_json()["causes"] == []
 
 
 def _late(late_rank: int = 2, steps: int = 40) -> Trace:

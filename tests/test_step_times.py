@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps
 from paceenv.importers.step_log import StepLog
-from paceenv.report.step_log_output import rows
+from paceenv.report.answer_sections import step_rows as rows
 
 Array = NDArray[np.float64]
 NORMAL_P1 = 2.3263

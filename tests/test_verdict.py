@@ -25,8 +25,8 @@ from paceenv.diagnosis.paced_steps import PacedSteps, measure_pacing
 from paceenv.diagnosis.verdict import BLIND_SPOT, HEALTHY, Diagnosis, Pacing, Verdict, conclude, word_of
 from paceenv.importers.inputs import Inputs, read_inputs
 from paceenv.importers.nccl_tests import Table
-from paceenv.report.answer_text import headline
-from paceenv.report.conclusion import conclude_answer
+from paceenv.report.answer_sections import headline
+from paceenv.report.examination import conclude_answer
 from paceenv.sim.cluster.collectives import Law, volume
 from paceenv.trainers.evaluation.suites import load_suite
 

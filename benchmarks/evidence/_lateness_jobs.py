@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from benchmarks._common import NOISE
 from paceenv.core.lateness.watch import lateness_of
-from paceenv.diagnosis.clocks import on_one_clock
+from paceenv.diagnosis.clocks import matrix_on_one_clock
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.lateness_over_time import own_work
-from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.replay import own_durations
 from paceenv.importers.inputs import read_inputs
 from paceenv.sim.cluster import load_cluster
@@ -110,7 +109,7 @@ def _simulate(noise: dict[str, float], ranks: int, steps: int, seed: int) -> tup
 
 def recorded(path: Path) -> Series:
     """A recorded job as it is; no rank is supposed to be late."""
-    matrix, _ = on_one_clock(read_matrix(read_inputs([path]).require_trace()))
+    matrix, _ = matrix_on_one_clock(read_inputs([path]).require_trace())
     own_TR = own_work(matrix, own_durations(matrix, build_graph(matrix))).T
     stage_R = np.zeros(len(matrix.ranks), np.int64)
     stage_R[matrix.rank_N] = matrix.stage_N

@@ -74,10 +74,6 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command line; returns the exit code."""
     commands = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if asks_for_completion(arguments):
-        from paceenv.cli.completion import complete
-
-        complete(arguments, commands, SUMMARIES)
     if not arguments or arguments[0] in {"-h", "--help", "help"}:
         _print_help()
         return 0
@@ -92,11 +88,6 @@ def run(arguments: list[str]) -> int:
         hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(commands))}"
         raise InputError(f"no command {name}{hint}")
     return _run_command(commands[name], rest)
-
-
-def asks_for_completion(arguments: list[str]) -> bool:
-    """Whether this call is about completion by the shell, and runs no command."""
-    return "_PACEENV_COMPLETE" in os.environ or arguments[:1] in (["--install-completion"], ["--show-completion"])
 
 
 def _run_command(entry: EntryPoint, arguments: list[str]) -> int:
@@ -137,4 +128,3 @@ def _print_help() -> None:
             print(f"  {name:<10} {line}")
     print("\n  paceenv PATH recognises what lies there (diagnose).")
     print("  paceenv COMMAND --help explains a command. First steps: paceenv demo")
-    print("  paceenv --install-completion lets the shell complete commands and options.")

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from paceenv.cli.calibrate_links import calibrate_links
-from paceenv.cli.calibrate_output import print_record
 from paceenv.cli.calibrate_sources import BASE, LINKS, fit_source, recognise
+from paceenv.report.fit_sections import fit_sections
+from paceenv.report.section import print_sections
 from paceenv.ui import config_files, output
 from paceenv.ui.json_option import JsonFile
 
@@ -86,5 +87,5 @@ def calibrate(
         if json_ is not None:
             output.write_json({"cluster": config} | more if more else config, json_)
         if json_ != "-":
-            print_record(cluster)
+            print_sections(fit_sections(cluster))
             output.say(f"wrote {out}")

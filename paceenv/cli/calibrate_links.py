@@ -10,6 +10,7 @@ from typing import Any
 from paceenv.calibration.bandwidth import BandwidthFit, fit_bandwidth
 from paceenv.core.errors import InputError
 from paceenv.importers.nccl_tests import Table
+from paceenv.report.section import Section, print_sections
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import config_files, output
 
@@ -34,8 +35,7 @@ def calibrate_links(
         output.write_json(results[0] if len(results) == 1 else {"tables": results}, json_)
     if json_ == "-":
         return
-    for one in zip(fits, nodes, strict=True):
-        _print(*one)
+    print_sections([Section("Links", [fit.text for fit in fits])])
     if out is not None:
         if base is None:
             output.say("the table has no compute: job.compute_s is a stand-in; set yours with --set job.compute_s=...")
@@ -69,30 +69,3 @@ def _to_json(fit: BandwidthFit, nodes: int, per_node: int | None) -> dict[str, A
         "residuals": [{"size_bytes": size, "relative": residual} for size, residual in sizes],
         "fabric": fit.to_config(nodes == 1),
     }
-
-
-def _print(fit: BandwidthFit, nodes: int) -> None:
-    table, law = fit.table, fit.law
-    place = "inside a node" if nodes == 1 else f"across {nodes or 'several'} nodes"
-    title = f"{table.op} among {table.members} {place}: fitted to {table.source}"
-    if fit.refused:
-        output.print_table(title, (), (), fit.refused)
-        return
-    if fit.is_bandwidth_only:
-        rate = f"{law.bandwidth_Bps / 1e9:.4g}", f"{fit.bandwidth_se / 1e9:.2g}"
-        note = f"{len(table.time_s)} runs of too few sizes: latency cannot be identified"
-        output.print_table(title, ("term", "value", "standard error"), [("bandwidth, GB/s", *rate)], note)
-        return
-    rows = [
-        ("latency of a round, us", f"{law.hop_s * 1e6:.4g}", f"{fit.hop_se * 1e6:.2g}"),
-        ("bandwidth, GB/s", f"{law.bandwidth_Bps / 1e9:.4g}", f"{fit.bandwidth_se / 1e9:.2g}"),
-        ("us per square root of a MB", f"{law.sqrt_s * 1e9:.4g}", f"{fit.sqrt_se * 1e9:.2g}"),
-    ]
-    output.print_table(title, ("term", "value", "standard error"), rows)
-    lines = zip(table.size_bytes, table.time_s, fit.residual, strict=True)
-    output.print_table(
-        "Residuals",
-        ("bytes", "measured us", "law"),
-        [(f"{size:.0f}", f"{time_s * 1e6:.4g}", f"{a:+.1%}") for size, time_s, a in lines],
-        f"root mean square {fit.misfit:.1%}",
-    )

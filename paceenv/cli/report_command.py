@@ -9,22 +9,14 @@ import typer
 
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
-from paceenv.diagnosis.answer import MAX_ROWS
-from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
-from paceenv.importers.step_log import StepLog
 from paceenv.policies.select import POLICY_HELP, select_policy
-from paceenv.report import log_page
-from paceenv.report.answer_text import headline
-from paceenv.report.conclusion import POLICIES
-from paceenv.report.fitted import Paced
-from paceenv.report.pictures import Unit
-from paceenv.report.recordings import find_recordings
-from paceenv.report.step_log_output import PATTERN_HELP
-from paceenv.report.trace_page import Report, make_report
+from paceenv.report.examination import PATTERN_HELP, POLICIES, examine
+from paceenv.report.fitted import sizes
+from paceenv.report.report_page import page_of
+from paceenv.report.section import print_sections
 from paceenv.sim.cluster import load_cluster
 from paceenv.ui import output
 from paceenv.ui.json_option import JsonFile
-from paceenv.ui.output import sentence
 
 
 def report(
@@ -51,60 +43,28 @@ def report(
     paceenv report log.txt
     """
     names = list(dict.fromkeys([*POLICIES, *(name for name in policy or [] if name != "passive")]))
-    _check(out, names)
-    inputs = find_recordings(traces).read(pattern, MAX_ROWS)
-    if inputs.trace is None and (log := inputs.one_log()) is not None:
+    if out.suffix.lower() not in {".html", ".htm"} or out.is_dir():
+        raise InputError(f"--out {out}: allowed: a file that ends in .html")
+    for name in names:
+        select_policy(name, load_cluster("null-jitter"))
+    found = examine(traces, pattern=pattern, job=job, policies=names)
+    if found.conclusion is None:
+        if found.inputs.one_log() is None or found.answer is None or not found.answer.steps:
+            found.inputs.require_trace()
+            raise InputError("; ".join(found.notes))
         for option, value in (("--policy", policy or None), ("--job", job)):
             if value is not None:
                 raise InputError(f"{option} {value}: {traces[0]} holds step times alone; allowed: with a trace")
-        _report_log(log, inputs.notes, out, json_)
-        return
-    found = make_report(inputs, traces, names, job)
-    atomic_write(out, found.html().encode())
+    fitted = found.conclusion.fitted if found.conclusion is not None else ""
+    with output.progress("predict other sizes", 1, shown=not isinstance(fitted, str)) as done:
+        at_sizes = fitted if isinstance(fitted, str) else sizes(fitted, done)
+    atomic_write(out, page_of(found, at_sizes).encode())
     if json_ is not None:
-        output.write_json(found.as_json(), json_)
+        plain = found.to_json()
+        if found.conclusion is not None:
+            plain["fitted"] = {"why_not": fitted} if isinstance(fitted, str) else fitted.to_json()
+            plain["sizes"] = {"why_not": at_sizes} if isinstance(at_sizes, str) else at_sizes.as_dict()
+        output.write_json(plain, json_)
     if json_ != "-":
-        _say(found, out)
-
-
-def _check(out: Path, policies: list[str]) -> None:
-    """Refuse outputs that cannot be written, and unknown policies, before the work."""
-    if out.suffix.lower() not in {".html", ".htm"} or out.is_dir():
-        raise InputError(f"--out {out}: allowed: a file that ends in .html")
-    for name in policies:
-        select_policy(name, load_cluster("null-jitter"))
-
-
-def _report_log(log: StepLog, notes: tuple[str, ...], out: Path, json_: str | None) -> None:
-    """Write the page of a text log."""
-    found = diagnose_steps(log)
-    atomic_write(out, log_page.page(found, notes).encode())
-    if json_ is not None:
-        output.write_json(found.to_json() | {"reading": list(notes)}, json_)
-    if json_ != "-":
-        output.say(sentence(found.verdict))
-        output.say(f"wrote {out}")
-
-
-def _say(report: Report, out: Path) -> None:
-    """Print a summary for people."""
-    d, unit = report.diagnosis, Unit.of(report.diagnosis.step_time_s)
-    rows = [("mean step", unit.text(d.step_time_s), "")]
-    if d.slowdown is not None:
-        rows.append(("slowdown", f"{d.slowdown:.3f}", ""))
-    verdict = report.conclusion.verdict
-    rows += [(c.cause, f"{c.lost_s / d.step_time_s:.0%} of the step", verdict.advice(c)) for c in d.causes]
-    rows += [
-        (f"throughput with {one.policy}", f"{one.gain[0]:+.1%}", one.verdict)
-        for one in report.conclusion.policies
-        if isinstance(one, Paced)
-    ]
-    title = f"{report.matrix.name}: {len(report.matrix.ranks)} ranks, {report.matrix.steps} steps"
-    output.print_table(title, ("", "", ""), rows)
-    output.say(headline(verdict))
-    fitted = report.conclusion.fitted
-    if isinstance(fitted, str):
-        output.say(f"not predicted: {fitted}")
-    elif fitted.doubt:
-        output.say(sentence(fitted.doubt))
-    output.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")
+        print_sections(found.sections())
+        output.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")

@@ -15,7 +15,7 @@ from paceenv.core.errors import out_of_range
 from paceenv.policies.base import Policy
 from paceenv.policies.rollout import Engine, run, start_engine
 from paceenv.policies.select import POLICY_HELP, select_policy
-from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster import load_cluster
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.ui import output
 from paceenv.ui.json_option import JsonFile
@@ -53,20 +53,8 @@ def simulate(
     if iterations * seeds * config.job.ranks > most:
         asked = f"{iterations} x {seeds} seeds x {config.job.ranks} ranks"
         raise out_of_range("iterations x seeds x ranks", asked, f"at most {most:.0e}", f"simulate, {engine} engine")
-    _one(config, policy, range(seed, seed + seeds), iterations, engine, trace, json_)
-
-
-def _one(
-    config: Cluster,
-    policy: str,
-    seeds: range,
-    iterations: int,
-    engine: Engine,
-    trace: Path | None,
-    json_: str | None,
-) -> None:
     chosen = select_policy(policy, config)
-    simulator = start_engine(engine, config, np.asarray(seeds), threads=os.cpu_count() or 1)
+    simulator = start_engine(engine, config, np.arange(seed, seed + seeds), threads=os.cpu_count() or 1)
     with output.progress(f"{config.name}, {config.job.nodes} nodes, {policy}", iterations) as done:
         if trace is None:
             result = run(chosen, simulator, iterations, on_interval=done)
@@ -84,8 +72,8 @@ def _one(
         "policy": policy,
         "engine": engine,
         "iterations": iterations,
-        "seeds": len(seeds),
-        "seed": seeds[0],
+        "seeds": seeds,
+        "seed": seed,
         "throughput_samples_per_s": samples / float(result.useful_step_E.mean()),
         "throughput_ci95": list(throughput[1:]),
         "step_time_s": statistics,

@@ -12,17 +12,14 @@ import typer
 from paceenv.cli.simulate_command import MAX_RANK_ITERATIONS
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.intervals import Interval
-from paceenv.diagnosis.answer import MAX_ROWS
-from paceenv.diagnosis.clocks import on_one_clock
-from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.policies.select import POLICY_HELP
 from paceenv.report.recordings import find_recordings
 from paceenv.ui import output
 from paceenv.ui.json_option import JsonFile
-from paceenv.whatif import replayed, simulated
+from paceenv.whatif import simulated
 from paceenv.whatif.baseline import Baseline, is_config, of_config, of_trace
 from paceenv.whatif.change import WHERE, Change, combinations
-from paceenv.whatif.predictions import Differences, Prediction
+from paceenv.whatif.predictions import Numbers, Prediction
 
 SEEDS = 32
 """Runs of each row; two or more of each drawn cluster."""
@@ -70,9 +67,8 @@ def whatif(
     From a cluster config: simulated, with the same noise for all rows. An interval holds the result of one run. If the
     config was calibrated from a job's trace, the interval also holds the errors of the calibration.
 
-    From a trace: --remove-rank and --replace-rank alone are answered by a replay of its own operations, for any format
-    and for pipelines. Everything else is simulated on the cluster that the trace calibrates to. A question that depends
-    on something that the trace does not identify is refused.
+    From a trace: simulated on the cluster that the trace calibrates to. A question that depends on something that the
+    trace does not identify is refused.
 
     Examples: paceenv whatif when-scaling-fails --nodes 32,64,128 -p passive -p static --
     paceenv whatif trace.parquet --replace-rank 0 -- paceenv whatif trace.parquet --nodes 128 --oversubscription 1
@@ -86,7 +82,7 @@ def whatif(
         _print(answer)
     for row in answer.changed:
         if row.outside is not None:
-            output.say(f"{row.change.label}: policy {row.case.policy}: {row.outside}")
+            output.say(f"{row.change.label}: policy {row.change.pacing}: {row.outside}")
 
 
 def _answer(
@@ -97,16 +93,10 @@ def _answer(
             if value is not None:
                 raise InputError(f"{option} {value}: {source[0]} is a cluster config; allowed: only with a trace")
         return _simulate(of_config(source[0]), changes, iterations)
-    by_replay = all(change.only_ranks for change in changes) and base is None
-    found = find_recordings(source).read(max_rows=MAX_ROWS if by_replay else None)
+    found = find_recordings(source).read()
     for note in found.notes:
         output.say(note)
     trace = found.require_trace()
-    if by_replay:
-        matrix, clocks = on_one_clock(read_matrix(trace, job=job))
-        if clocks:
-            output.say(clocks)
-        return replayed.predict(replayed.RankScenario(matrix), source[0], changes)
     with output.progress(f"calibrate {Path(source[0]).name}", 1):
         baseline = of_trace(trace, source[0], base, job)
     return _simulate(baseline, changes, iterations)
@@ -122,33 +112,36 @@ def _simulate(baseline: Baseline, changes: Sequence[Change], iterations: int) ->
 
 
 def _print(answer: Prediction) -> None:
-    has_energy = answer.today.energy_j is not None
-    cases = [("today", answer.today), *((row.change.label, row.case) for row in answer.changed)]
-    size = "nodes" if answer.basis == "simulator" else "ranks"
-    columns = ("", size, "step, s", f"{answer.unit}/s", "CV", *(["J/sample"] if has_energy else []))
-    values = [
-        (label, str(c.nodes), *map(_plain, (c.step_s, c.throughput)), _plain(c.cv, ".3f"), *_energy(c.energy_j, ".4g"))
-        for label, c in cases
-    ]
-    output.print_table(f"What if: {answer.source}", columns, values, answer.method)
-    pairs = "run by run, on the same noise" if answer.basis == "simulator" else "step by step"
-    note = f"differences {pairs}; intervals of 95 %"
-    _print_differences("Against today", [(r.change.label, r.against_today) for r in answer.changed], note)
-    paced = [(r.change.label, r.against_unpaced) for r in answer.changed if r.against_unpaced is not None]
-    if paced and any(r.change != Change(pacing=r.change.pacing) for r in answer.changed):
-        _print_differences("Against the same without pacing", paced, note)
+    rows, note = answer.changed, "differences run by run, on the same noise; intervals of 95 %"
+    jobs = [("today", answer.today), *((row.change.label, row) for row in rows)]
+    columns = ("step, s", f"{answer.unit}/s", "CV", "J/sample")
+    title = f"What if: {answer.source}"
+    _table(title, columns, [(name, str(row.nodes), row.job) for name, row in jobs], (".4g", ".3f"), answer.method)
+    columns, digits = ("step", "throughput", "CV", "energy a sample"), ("+.1%", "+.3f")
+    _table("Against today", columns, [(r.change.label, "", r.against_today) for r in rows], digits, note)
+    paced = [(r.change.label, "", r.against_unpaced) for r in rows if r.against_unpaced is not None]
+    if paced and any(r.change != Change(pacing=r.change.pacing) for r in rows):
+        _table("Against the same without pacing", columns, paced, digits, note)
     for line in _remarks(answer):
         output.say(line)
 
 
-def _print_differences(title: str, rows: Sequence[tuple[str, Differences]], note: str) -> None:
-    has_energy = rows[0][1].energy is not None
-    columns = ("", "step", "throughput", "CV", *(["energy a sample"] if has_energy else []))
-    cells = [
-        (label, _plain(d.step, "+.1%"), _plain(d.throughput, "+.1%"), _plain(d.cv, "+.3f"), *_energy(d.energy, "+.1%"))
-        for label, d in rows
-    ]
-    output.print_table(title, columns, cells, note)
+def _table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[tuple[str, str, Numbers | None]],
+    digits: tuple[str, str],
+    note: str,
+) -> None:
+    """Rows of label, nodes and numbers; ``digits`` of all numbers but the CV, and of the CV."""
+    cells = []
+    for label, nodes, n in rows:
+        assert n is not None
+        energy = () if n.energy is None else (_plain(n.energy, digits[0]),)
+        numbers = (_plain(n.step, digits[0]), _plain(n.throughput, digits[0]), _plain(n.cv, digits[1]), *energy)
+        cells.append((label, *([nodes] if nodes else []), *numbers))
+    first = ("", "nodes") if rows[0][1] else ("",)
+    output.print_table(title, (*first, *columns)[: len(cells[0])], cells, note)
 
 
 def _remarks(answer: Prediction) -> list[str]:
@@ -158,10 +151,6 @@ def _remarks(answer: Prediction) -> list[str]:
     lines += [f"open, inside the intervals: {line}" for line in answer.left_open]
     lines += [f"assumed: {line}" for line in answer.assumes]
     return lines + [f"not identified: {line}" for line in answer.cannot_tell]
-
-
-def _energy(estimate: Interval | None, digits: str) -> tuple[str, ...]:
-    return () if estimate is None else (_plain(estimate, digits),)
 
 
 def _plain(estimate: Interval, digits: str = ".4g") -> str:

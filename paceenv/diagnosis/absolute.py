@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from paceenv.diagnosis.dependency_graph import Graph, build_graph
+from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.operation_matrix import OperationMatrix
+from paceenv.diagnosis.replay import own_durations
 from paceenv.importers.nccl_info import Network
 from paceenv.importers.nccl_tests import Table
 from paceenv.sim.cluster.collectives import Op, volume
@@ -55,7 +56,7 @@ def check_links(matrix: OperationMatrix, tables: Sequence[Table]) -> list[Absolu
 
     if not tables:
         return []
-    measured, found = _measured(matrix, build_graph(matrix)), []
+    measured, found = _measured(matrix), []
     for table in tables:
         low, high = table.size_bytes.min() / _BEYOND, table.size_bytes.max() * _BEYOND
         alike = [(b, s) for op, n, b, s in measured if (op, n) == (table.op, table.members) and low <= b <= high]
@@ -70,18 +71,17 @@ def check_links(matrix: OperationMatrix, tables: Sequence[Table]) -> list[Absolu
     return found
 
 
-def _measured(matrix: OperationMatrix, graph: Graph) -> list[tuple[Op, int, float, float]]:
+def _measured(matrix: OperationMatrix) -> list[tuple[Op, int, float, float]]:
     """Collectives of the usual step: operation, members, bytes, and the median time once the last one is there."""
-    found = []
+    graph, found = build_graph(matrix), []
+    own_NT = own_durations(matrix, graph)
     for k, operations in enumerate(np.split(graph.member_N, graph.task_K[1:-1])):
         op = _LAWS.get(matrix.ops[matrix.op_N[operations[0]]])
         size_bytes = float(matrix.bytes_N[operations].max())
-        start_mT, end_mT = matrix.start_NT[operations], matrix.end_NT[operations]
-        whole_T = np.isfinite(start_mT).all(axis=0) & np.isfinite(end_mT).all(axis=0)
-        if op is None or len(operations) < 2 or size_bytes <= 0.0 or graph.queued_K[k] or not whole_T.any():
-            continue
-        alone_T = end_mT[:, whole_T].max(axis=0) - start_mT[:, whole_T].max(axis=0)
-        found.append((op, len(operations), size_bytes, float(np.median(alone_T))))
+        whole_T = np.isfinite(matrix.start_NT[operations]).all(axis=0)
+        if op is not None and len(operations) > 1 and size_bytes > 0.0 and not graph.queued_K[k] and whole_T.any():
+            alone_s = float(np.median(own_NT[operations].max(axis=0)[whole_T]))
+            found.append((op, len(operations), size_bytes, alone_s))
     return found
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from paceenv.core.errors import InputError
-from paceenv.diagnosis.clocks import on_one_clock
+from paceenv.diagnosis.clocks import matrix_on_one_clock
 from paceenv.diagnosis.diagnose import diagnose_matrix, with_agent
 from paceenv.diagnosis.host_activity import LateHost, find_late_hosts, one_rank
 from paceenv.diagnosis.lateness_over_time import LatenessOverTime, find_lateness
-from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
+from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.importers.inputs import Inputs
 
@@ -81,7 +81,7 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
     late_hosts: tuple[LateHost, ...] = ()
     if inputs.trace is not None:
         try:
-            matrix, clocks = on_one_clock(read_matrix(inputs.trace, job=job, least=1))
+            matrix, clocks = matrix_on_one_clock(inputs.trace, job=job, least=1)
         except InputError as error:
             if job is not None:
                 raise

@@ -92,7 +92,7 @@ def name_causes(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[
 def _pacing(cause: str, attribution: TimeAttribution) -> str:
     """How delays may act on a cause; "" where they cannot."""
     if cause == CONTENTION and _is_between_groups(attribution):
-        found = _worst(attribution, lambda k: k.contention.value)
+        found = _worst(attribution, lambda k: k.contention)
         if found is not None and found.partner is not None:
             return "pacing (defer)"
         return "pacing of the groups that have slack (slack)"
@@ -313,14 +313,13 @@ def _worst(attribution: TimeAttribution, key: Callable[[TransferClass], float]) 
 
 
 def _contention(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
-    found = _worst(attribution, lambda k: k.contention.value)
+    found = _worst(attribution, lambda k: k.contention)
     if _is_between_groups(attribution) and found is not None and found.partner is not None:
         return _own_partner(found, found.partner)
     if _is_between_groups(attribution) and found is not None:
-        times, low, high = found.contention
         evidence = (
-            f"{found.groups} groups run {found.op} side by side; each takes {times:.2f} times as long as "
-            f"alone, as a shared uplink under their own starts explains (90 % likely: {low:.2f} to {high:.2f})"
+            f"{found.groups} groups run {found.op} side by side; each takes {found.contention:.2f} times as long as "
+            "alone, as a shared uplink under their own starts explains"
         )
         return evidence, "more uplink, or groups that share leaves"
     varies = "transfers take longer now and then, without memory"
@@ -333,7 +332,7 @@ def _contention(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[
 
 def _own_partner(found: TransferClass, partner: Partner) -> tuple[str, str]:
     """A reduction in the background that slows what the ranks stand still for."""
-    times = found.contention.value
+    times = found.contention
     how = (
         f"takes {times:.2f} times as long as without it"
         if partner.is_measured

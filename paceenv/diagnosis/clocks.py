@@ -16,7 +16,7 @@ from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.dependency_graph import Graph, build_graph
-from paceenv.diagnosis.operation_matrix import Array, OperationMatrix, read_matrix
+from paceenv.diagnosis.operation_matrix import MIN_STEPS, Array, OperationMatrix, read_matrix
 
 MEETS: Final = ("all_reduce", "barrier", "reduce_scatter", "all_gather", "all_to_all")
 """Collectives that nobody can leave before everybody has entered; and those that end like these:"""
@@ -34,12 +34,11 @@ def is_meeting(matrix: OperationMatrix, graph: Graph) -> NDArray[np.bool_]:
     return np.asarray(graph.meets_N & matrix.is_op(*closed) & matrix.is_collective_N)
 
 
-def on_one_clock(matrix: OperationMatrix) -> tuple[OperationMatrix, str]:
-    """The matrix with clocks that differ set right, and a note on them, or ""."""
-    offset_R = clock_offsets(matrix, build_graph(matrix))
-    if not offset_R.any():
-        return matrix, ""
-    return matrix.shifted(offset_R), _note(matrix, offset_R)
+def matrix_on_one_clock(trace: Trace, *, job: str | None = None, least: int = MIN_STEPS) -> tuple[OperationMatrix, str]:
+    """The matrix of a job with clocks that differ set right, and a note on them, or ""."""
+    matrix = read_matrix(trace, job=job, least=least)
+    right, note = _set_right(trace, matrix, job)
+    return (read_matrix(right, job=job, least=least) if note else matrix), note
 
 
 def trace_on_one_clock(trace: Trace, job: str | None = None) -> tuple[Trace, str]:
@@ -48,9 +47,12 @@ def trace_on_one_clock(trace: Trace, job: str | None = None) -> tuple[Trace, str
     A trace that cannot be diagnosed stays as it is.
     """
     try:
-        matrix = read_matrix(trace, job=job)
+        return _set_right(trace, read_matrix(trace, job=job), job)
     except InputError:
         return trace, ""
+
+
+def _set_right(trace: Trace, matrix: OperationMatrix, job: str | None) -> tuple[Trace, str]:
     offset_R = clock_offsets(matrix, build_graph(matrix))
     if not offset_R.any():
         return trace, ""

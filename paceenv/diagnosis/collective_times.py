@@ -1,4 +1,4 @@
-"""What NCCL Inspector's logs show without time stamps: bandwidths by collective and size, and who arrives last.
+"""What NCCL Inspector's logs show without time stamps: who arrives last.
 
 A collective that needs all its members ends everywhere at about the same time, so on the rank that arrives last it
 takes least, and on the others longer by as much as they wait for it.
@@ -22,23 +22,6 @@ from paceenv.importers.nccl_inspector import InspectorLog
 
 MIN_SHARED: Final = 20
 """Collectives that all members of a communicator must have recorded."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One kind of collective of one communicator."""
-
-    communicator: str  # its id and name
-    ranks: int  # ranks that recorded it
-    op: str  # the collective, as NCCL calls it
-    size_bytes: int  # message size as NCCL counts it
-    calls: int  # records of all ranks
-    time_s: float  # median over all records, seconds
-    p99_s: float  # 99th percentile
-    algbw_Bps: float  # median algorithm bandwidth, bytes per second
-    busbw_Bps: float  # median bus bandwidth
-    slowest_rank: int  # the rank (in the communicator) with the largest median time
-    slowest_s: float  # that median
 
 
 @dataclass(frozen=True)
@@ -73,7 +56,6 @@ class CollectiveTimes:
     """What the logs show."""
 
     processes: int  # how many logs
-    rows: tuple[Row, ...]  # by communicator, collective and size; those first that take most time
     arrivals: tuple[LastArrival, ...]  # for each communicator with enough shared collectives
     notes: tuple[str, ...]  # why something cannot be said
 
@@ -95,7 +77,6 @@ class CollectiveTimes:
         return {
             "processes": self.processes,
             "verdict": self.verdict,
-            "collectives": [vars(row) for row in self.rows],
             "last_arrivals": [vars(one) for one in self.arrivals],
             "notes": list(self.notes),
         }
@@ -111,9 +92,8 @@ def measure_times(logs: Sequence[InspectorLog]) -> CollectiveTimes:
             parts[comm.id].append((comm.rank, log, np.flatnonzero(log.comm_V == k)))
             names[comm.id] = f"{comm.id} {comm.name}".strip()
             members[comm.id] = max(members.get(comm.id, 0), comm.ranks)
-    rows, arrivals, notes = [], [], []
+    arrivals, notes = [], []
     for key, records in parts.items():
-        rows += _rows(names[key], records)
         if len(records) > 1:
             found = _last(names[key], members[key], records)
             if isinstance(found, str):
@@ -124,34 +104,8 @@ def measure_times(logs: Sequence[InspectorLog]) -> CollectiveTimes:
         notes.append("no communicator has logs of two ranks")
     if not all(log.is_gpu_timed for log in logs):
         notes.append("some times are those of the host, not of the device")
-    rows.sort(key=lambda row: -row.calls * row.time_s)
     arrivals.sort(key=lambda one: (not one.is_late, -one.waited_share * one.shared))
-    return CollectiveTimes(len(logs), tuple(rows), tuple(arrivals), tuple(notes))
-
-
-def _rows(name: str, records: list[tuple[int, InspectorLog, NDArray[np.int64]]]) -> list[Row]:
-    by_kind: dict[tuple[str, int], list[tuple[int, InspectorLog, NDArray[np.int64]]]] = defaultdict(list)
-    for rank, log, chosen in records:
-        kinds = np.stack([log.op_V[chosen], log.size_bytes_V[chosen].astype(np.int64)], axis=1)
-        for op, size in np.unique(kinds, axis=0).tolist():
-            here = chosen[(kinds[:, 0] == op) & (kinds[:, 1] == size)]
-            by_kind[log.ops[op], size].append((rank, log, here))
-    found = []
-    for (op, size), parts in by_kind.items():
-        time_s = np.concatenate([log.time_s_V[here] for _, log, here in parts])
-        slowest_s, slowest = max((float(np.median(log.time_s_V[here])), -rank) for rank, log, here in parts)
-        rates = (
-            np.concatenate([getattr(log, key)[here] for _, log, here in parts])
-            for key in ("algbw_Bps_V", "busbw_Bps_V")
-        )
-        algbw, busbw = (float(np.median(rate)) for rate in rates)
-        found.append(
-            Row(
-                name, len(parts), op, size, len(time_s), float(np.median(time_s)), float(np.quantile(time_s, 0.99)),
-                algbw, busbw, -slowest, slowest_s,
-            )
-        )  # fmt: skip
-    return found
+    return CollectiveTimes(len(logs), tuple(arrivals), tuple(notes))
 
 
 def _last(name: str, members: int, records: list[tuple[int, InspectorLog, NDArray[np.int64]]]) -> LastArrival | str:

@@ -15,11 +15,11 @@ from paceenv.diagnosis import self_check
 from paceenv.diagnosis.arrivals import Arrivals, measure_arrivals
 from paceenv.diagnosis.attribution import TimeAttribution
 from paceenv.diagnosis.causes import OF_ONE_RANK, Cause, name_causes
-from paceenv.diagnosis.clocks import on_one_clock
+from paceenv.diagnosis.clocks import matrix_on_one_clock
 from paceenv.diagnosis.dependency_graph import Graph, build_graph
-from paceenv.diagnosis.operation_matrix import Integers, OperationMatrix, read_matrix
+from paceenv.diagnosis.operation_matrix import Integers, OperationMatrix
 from paceenv.diagnosis.paced_steps import MIN_SHARE, measure_pacing
-from paceenv.diagnosis.replay import add_attributions, attribute, ideal_durations, own_durations, replay
+from paceenv.diagnosis.replay import ideal_durations, own_durations, replay
 from paceenv.diagnosis.verdict import Diagnosis
 
 MIN_STEPS: Final = 3
@@ -34,7 +34,7 @@ UNDETERMINED: Final = "cannot be determined"
 
 def diagnose(trace: Trace, *, job: str | None = None) -> Diagnosis:
     """Diagnose one job of a trace."""
-    matrix, note = on_one_clock(read_matrix(trace, job=job))
+    matrix, note = matrix_on_one_clock(trace, job=job)
     found = with_agent(diagnose_matrix(matrix), trace.metadata.job)
     return replace(found, notes=(note, *found.notes)) if note else found
 
@@ -52,7 +52,7 @@ def with_agent(found: Diagnosis, job: Mapping[str, Any]) -> Diagnosis:
         return found
     why = f"collectives of {duration(aside_s)} a step run beside the compute, whose rows contain the waiting for them"
     return replace(
-        found, refused=f"{UNDETERMINED}: {why}", causes=(), slowdown=None, ideal_step_time_s=None, attribution=None,
+        found, refused=f"{UNDETERMINED}: {why}", causes=(), slowdown=None, ideal_step_time_s=None,
         bare_step_s=None, doubt="",
     )  # fmt: skip
 
@@ -105,7 +105,6 @@ def _diagnose_kind(matrix: OperationMatrix, arrivals: Arrivals, of: str = "") ->
     return Diagnosis(
         slowdown=None if refused else slowdown,
         ideal_step_time_s=None if refused else min(ideal_s, replayed_s),
-        attribution=None if refused else attribute(matrix, graph, own_NT, ideal_NT),
         step_time_s=measured_s,
         replay_error=replayed_s / measured_s - 1.0 if measured_s > 0.0 else 0.0,
         causes=causes if bare_s is not None else (),
@@ -126,16 +125,14 @@ def _together(parts: list[tuple[Diagnosis, int]], matrix: OperationMatrix, arriv
     for _, one in weighed:
         if one.bare_step_s is None:
             return replace(
-                one, slowdown=None, ideal_step_time_s=None, attribution=None, step_time_s=measured_s,
-                replay_error=error, notes=notes,
-            )  # fmt: skip
-    whole = [(w, one, one.slowdown or 1.0, one.ideal_step_time_s or 0.0, one.attribution) for w, one in weighed]
-    ideal_s = sum(w * ideal for w, _, _, ideal, _ in whole)
+                one, slowdown=None, ideal_step_time_s=None, step_time_s=measured_s, replay_error=error, notes=notes
+            )
+    whole = [(w, one.slowdown or 1.0, one.ideal_step_time_s or 0.0) for w, one in weighed]
+    ideal_s = sum(w * ideal for w, _, ideal in whole)
     causes = _add_causes(weighed)
     return Diagnosis(
-        slowdown=sum(w * slowdown * ideal for w, _, slowdown, ideal, _ in whole) / ideal_s if ideal_s > 0.0 else 1.0,
+        slowdown=sum(w * slowdown * ideal for w, slowdown, ideal in whole) / ideal_s if ideal_s > 0.0 else 1.0,
         ideal_step_time_s=ideal_s,
-        attribution=add_attributions([(a, w * ideal / ideal_s) for w, _, _, ideal, a in whole if a and ideal_s > 0.0]),
         step_time_s=measured_s,
         replay_error=error,
         causes=causes,

@@ -72,15 +72,6 @@ class OperationMatrix:
         both = {k: v[np.ix_(here_N, chosen)] for k, v in vars(self).items() if k.endswith("_NT")}
         return replace(self, **of_operations, **of_steps, **both)
 
-    def shifted(self, offset_R: Array) -> OperationMatrix:
-        """The matrix on one clock, from seconds by which each rank's is ahead."""
-        start_NT, end_NT = (x - offset_R[self.rank_N, None] for x in (self.start_NT, self.end_NT))
-        whole_T = self.step_s_T  # a step still begins where the one before it ended
-        follows_T = np.concatenate([[False], np.diff(self.iteration_T) == 1])
-        last_T = np.nanmax(end_NT, axis=0)
-        begin_T = np.where(follows_T, np.concatenate([[0.0], (last_T - whole_T)[:-1]]), np.nanmin(start_NT, axis=0))
-        return replace(self, start_NT=start_NT - begin_T, end_NT=end_NT - begin_T, step_s_T=last_T - begin_T)
-
     @property
     def steps(self) -> int:
         return len(self.iteration_T)

@@ -8,14 +8,11 @@ Axes: N operations, K tasks, T steps.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numba
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from paceenv.diagnosis.dependency_graph import Graph
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
@@ -141,15 +138,6 @@ MAX_WORK: Final = 1e8
 """Cells of the matrix that one attribution replays; of a larger matrix, steps at even distances."""
 
 
-@dataclass(frozen=True)
-class SlowdownAttribution:
-    """Slowdowns by what they are due to; ``rank`` is the data-parallel rank, with all its stages."""
-
-    rank: Mapping[int, float]
-    stage: Mapping[int, float]
-    operation: Mapping[str, float]
-
-
 def ideal_durations(matrix: OperationMatrix, own_NT: Array) -> Array:
     """Ideal durations ``(N, T)``, seconds, from durations without waiting."""
     ideal_NT = np.zeros_like(own_NT)
@@ -168,48 +156,3 @@ def ideal_durations(matrix: OperationMatrix, own_NT: Array) -> Array:
             mean_s = own_NT[like].sum() / (present.sum() * workers / having)
             ideal_NT[like] = (mean_s * len(like) / having / of_rank[matrix.rank_N[like]])[:, None]
     return ideal_NT
-
-
-def attribute(matrix: OperationMatrix, graph: Graph, own_NT: Array, ideal_NT: Array) -> SlowdownAttribution:
-    """The slowdown by rank, stage and kind of operation."""
-    operations = np.array([matrix.ops[op] for op in matrix.op_N])
-    by = partial(_by, graph, own_NT, ideal_NT)
-    return SlowdownAttribution(
-        rank=by(matrix.dp_rank_N),  # type: ignore[arg-type]
-        stage=by(matrix.stage_N),  # type: ignore[arg-type]
-        operation=by(operations),  # type: ignore[arg-type]
-    )
-
-
-def add_attributions(parts: Sequence[tuple[SlowdownAttribution, float]]) -> SlowdownAttribution:
-    """That of steps of several kinds, from each kind's and its share of the ideal time.
-
-    What a kind lacks is ideal in it.
-    """
-    found: dict[str, dict[Any, float]] = {}
-    for name in ("rank", "stage", "operation"):
-        labels = dict.fromkeys(label for one, _ in parts for label in getattr(one, name))
-        found[name] = {
-            label: sum(share * getattr(one, name).get(label, 1.0) for one, share in parts) for label in labels
-        }
-    return SlowdownAttribution(**found)
-
-
-def _ratio(time_s: ArrayLike, ideal_s: ArrayLike) -> Array:
-    """A slowdown; 1 where ideally no time is taken."""
-    time, ideal = np.broadcast_arrays(np.asarray(time_s, np.float64), np.asarray(ideal_s, np.float64))
-    return np.asarray(np.divide(time, ideal, out=np.ones_like(time), where=ideal > 0.0))
-
-
-def _by(graph: Graph, own_NT: Array, ideal_NT: Array, label_N: NDArray[np.generic]) -> dict[Hashable, float]:
-    labels, at_N = np.unique(label_N, return_inverse=True)
-    every = max(1, int(np.ceil(own_NT.size * len(labels) / MAX_WORK)))
-    own_NT, ideal_NT = np.ascontiguousarray(own_NT[:, ::every]), np.ascontiguousarray(ideal_NT[:, ::every])
-    ideal_s, mixed_NT = replay(graph, ideal_NT).mean(), ideal_NT.copy()
-    found: dict[Hashable, float] = {}
-    for i, label in enumerate(labels.tolist()):
-        mine = at_N == i
-        mixed_NT[mine] = own_NT[mine]
-        found[label] = float(_ratio(replay(graph, mixed_NT).mean(), ideal_s))
-        mixed_NT[mine] = ideal_NT[mine]
-    return found

@@ -24,7 +24,6 @@ from typing import Final
 
 import numpy as np
 
-from paceenv.core.intervals import Interval
 from paceenv.diagnosis.dependency_graph import QUEUED_OPS, Graph
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.outliers import stall_threshold
@@ -203,16 +202,12 @@ def _matters(
     return bool(matrix.is_collective_N[chain[0][0][0]]) and (spared_s >= MIN_EXCESS * step_s or side_by_side)
 
 
-_ALONE: Final = Interval(1.0, 1.0, 1.0)
-
-
 @dataclass(frozen=True)
 class _Contended:
-    """What groups cost each other, or a partner costs them: whether, factors, their mean, fitted seconds."""
+    """What groups cost each other, or a partner costs them: whether, factors, fitted seconds."""
 
     contended: bool | None
     factor_KT: Array
-    mean: Interval = _ALONE
     uplink_s: tuple[float, float] | None = None
     partner: Partner | None = None
 
@@ -223,7 +218,7 @@ def _contend(arrival_KT: Array, classes: list[TransferClass], partners: list[Par
         return [
             _Contended(False, np.ones_like(found.left_KT))
             if one is None
-            else _Contended(True, one.factor_KT, Interval(float(one.factor_KT.mean())), partner=one)
+            else _Contended(True, one.factor_KT, partner=one)
             for found, one in zip(classes, partners, strict=True)
         ]
     return [_on_uplink(arrival_KT, classes)] * len(classes)
@@ -235,6 +230,7 @@ def _on_uplink(arrival_KT: Array, classes: list[TransferClass]) -> _Contended:
     if len(left_KT) == 1:
         return _Contended(False, np.ones_like(left_KT))
     from paceenv.diagnosis.uplink_contention import (
+        contention,
         fit_uplink,  # brings SciPy's optimizer and the engine, which take a second
     )
 
@@ -242,7 +238,7 @@ def _on_uplink(arrival_KT: Array, classes: list[TransferClass]) -> _Contended:
     fit = fit_uplink(known_KT, left_KT, np.asarray(np.isfinite(arrival_KT).all(axis=0)))
     if not fit.contended:
         return _Contended(fit.contended, np.ones_like(left_KT))
-    return _Contended(True, fit.contention_KT(known_KT), fit.mean_contention(known_KT), (fit.alone_s, fit.work_s))
+    return _Contended(True, contention(known_KT, fit.alone_s, fit.work_s), (fit.alone_s, fit.work_s))
 
 
 class TransferClass:
@@ -256,7 +252,7 @@ class TransferClass:
     collapsed steps take (0: none), ``collapsed`` their share.
     """
 
-    contention: Interval
+    contention: float
     contended: bool | None
     partner: Partner | None
     predictability = inflated = 0.0
@@ -277,7 +273,8 @@ class TransferClass:
 
     def contend(self, found: _Contended) -> None:
         """Take off what the groups cost each other, or a partner costs them."""
-        self.contention, self.contended, self.partner = found.mean, found.contended, found.partner
+        self.contention = float(found.factor_KT.mean())
+        self.contended, self.partner = found.contended, found.partner
         self.left_KT = self.left_KT / found.factor_KT
 
     def tenant_KT(self) -> Array:

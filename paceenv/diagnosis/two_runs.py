@@ -14,7 +14,6 @@ from paceenv.core.metrics import correlation_length
 from paceenv.core.wording import duration
 from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.diagnosis.step_times.ordinary import split
-from paceenv.importers.nccl_tests import Table
 from paceenv.importers.step_log import StepLog
 from paceenv.importers.timelines import RankActivity
 
@@ -119,31 +118,3 @@ def headline(changes: tuple[Change, ...], ranks: tuple[int, int] = (0, 0)) -> st
             shares = communication.before_s / step.before_s, communication.after_s / step.after_s
             text += f"; communication with nothing beside it is {shares[1]:.0%} of a step instead of {shares[0]:.0%}"
     return text
-
-
-_ALIKE: Final = 0.05
-"""Two bandwidths that differ by less are alike."""
-
-
-def compare_tables(before: Table, after: Table) -> str:
-    """Bus bandwidths of two tables of one collective at the sizes that both have."""
-    from paceenv.calibration.bandwidth import bus_bandwidth, mib  # SciPy, which takes a second to import
-
-    rates = []
-    for table in (before, after):
-        sizes = np.unique(table.size_bytes)
-        time_s = np.array([np.median(table.time_s[table.size_bytes == size]) for size in sizes])
-        rates.append(dict(zip(sizes.tolist(), bus_bandwidth(table, sizes, time_s).tolist(), strict=True)))
-    common = sorted(rates[0].keys() & rates[1].keys())
-    if before.op != after.op or not common:
-        return "not compared: another collective, or no size that both have"
-    ratio = np.array([rates[1][size] / rates[0][size] for size in common])
-    last = common[-1]
-    if np.abs(ratio - 1.0).max() < _ALIKE:
-        return f"alike: bus bandwidths at {len(common)} sizes differ by at most {np.abs(ratio - 1.0).max():.0%}"
-    worst = int(np.argmax(np.abs(np.log(ratio))))
-    more = f"; most at {mib(common[worst])} ({ratio[worst] - 1.0:+.0%})" if common[worst] != last else ""
-    return (
-        f"bus bandwidth {rates[0][last] / 1e9:.3g} GB/s before, {rates[1][last] / 1e9:.3g} GB/s after at {mib(last)} "
-        f"({ratio[-1] - 1.0:+.0%}){more}"
-    )

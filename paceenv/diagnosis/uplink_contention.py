@@ -6,22 +6,18 @@ Axes: K groups, T steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.calibration.link_replay import share_uplink
-from paceenv.calibration.links import UplinkModel, jackknife
-from paceenv.core.intervals import Interval
+from paceenv.calibration.links import UplinkModel
 
 MIN_EXPLAINED: Final = 0.05
 """Smallest share of the variance of durations that the shared uplink explains where there is contention."""
 MIN_CAP: Final = 1.05
 """Smallest factor by which groups side by side take longer than alone where there is contention."""
-SURE: Final = 1.645
-"""Standard errors on either side of a 90 % interval."""
 _MAX_STEPS: Final = 400
 _MADS: Final = 6.0
 _BLOCKS: Final = 8
@@ -29,28 +25,12 @@ _BLOCKS: Final = 8
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class UplinkFit:
-    """``contended`` is None where the trace does not identify it; the seconds are those of ``LinkFit``.
-
-    ``cap_se`` is the standard error of ``work_s / alone_s``, the share of the uplink that a group alone can use.
-    """
+class UplinkFit(NamedTuple):
+    """``contended`` is None where the trace does not identify it; the seconds are those of ``LinkFit``."""
 
     contended: bool | None
     alone_s: float
     work_s: float
-    cap_se: float = 0.0
-
-    def contention_KT(self, arrival_KT: Array) -> Array:
-        """How many times longer than alone each group takes when they start like this."""
-        return contention(arrival_KT, self.alone_s, self.work_s)
-
-    def mean_contention(self, arrival_KT: Array) -> Interval:
-        """The mean of ``contention_KT`` with a 90 % interval."""
-        cap, groups = self.work_s / self.alone_s, len(arrival_KT)
-        ends = (np.clip(cap + sign * SURE * self.cap_se, 1.0 / groups, 1.0) for sign in (-1.0, 1.0))
-        low, high = (float(contention(arrival_KT, self.work_s / float(end), self.work_s).mean()) for end in ends)
-        return Interval(float(self.contention_KT(arrival_KT).mean()), low, high)
 
 
 def contention(arrival_KT: Array, alone_s: float, work_s: float) -> Array:
@@ -85,23 +65,17 @@ def fit_uplink(arrival_KT: Array, lasts_KT: Array, use_T: NDArray[np.bool_]) -> 
         return UplinkFit(False, alone_s, work_s)
     if best.explained < MIN_EXPLAINED:
         return unknown
-    return UplinkFit(True, alone_s, work_s, best.cap_se())
+    return UplinkFit(True, alone_s, work_s)
 
 
 class _Fit:
     """Least squares of durations ``lasts_TK`` under starts ``start_TK``, relative times; ``fitted`` parameters."""
 
     def __init__(self, start_TK: Array, lasts_TK: Array, fitted: int) -> None:
-        self.block_T = _BLOCKS * np.arange(len(start_TK)) // len(start_TK)  # eighths of the trace: noise may last
-        self.model = UplinkModel(start_TK, start_TK + lasts_TK, np.zeros_like(start_TK), self.block_T, None)
+        block_T = _BLOCKS * np.arange(len(start_TK)) // len(start_TK)  # eighths of the trace: noise may last
+        self.model = UplinkModel(start_TK, start_TK + lasts_TK, np.zeros_like(start_TK), block_T, None)
         self.theta = self.model.least_squares()
         cost = float((self.model.residual(self.theta) ** 2).mean())
         self.unexplained = float(lasts_TK.var())
         self.explained = 1.0 - cost / max(self.unexplained, 1e-12)
         self.criterion = lasts_TK.size * float(np.log(max(cost, 1e-12))) + fitted * float(np.log(lasts_TK.size))
-
-    def cap_se(self) -> float:
-        """Standard error of the cap."""
-        x_TKP = self.model.jacobian(self.theta, self.model.arrival_TG)
-        scores_TP = np.einsum("tkp,tk->tp", x_TKP, self.model.residual(self.theta))
-        return float(np.sqrt(jackknife(scores_TP, np.einsum("tkp,tkq->tpq", x_TKP, x_TKP), self.block_T)[1, 1]))

@@ -15,7 +15,6 @@ from paceenv.diagnosis.absolute import AbsoluteCheck
 from paceenv.diagnosis.arrivals import Arrivals
 from paceenv.diagnosis.causes import MIN_LOST, OF_ONE_RANK, Cause
 from paceenv.diagnosis.paced_steps import PacedSteps
-from paceenv.diagnosis.replay import SlowdownAttribution
 
 HEALTHY: Final = "healthy"
 NO_DIFFERENCE: Final = 0.005
@@ -51,7 +50,6 @@ class Diagnosis:
 
     slowdown: float | None
     ideal_step_time_s: float | None  # of the replay with all ranks equal
-    attribution: SlowdownAttribution | None  # the slowdown by rank, stage and operation
     step_time_s: float  # the measured mean step
     replay_error: float  # by how much the replayed mean step exceeds the measured one, as a share of it
     causes: tuple[Cause, ...]  # the largest first, behind that of a rank that is late; none where undetermined
@@ -72,14 +70,12 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as ``paceenv diagnose --json`` prints it."""
-        attribution = vars(self.attribution) if self.attribution else {}
         return {
             "slowdown": self.slowdown,
             "ideal_step_time_s": self.ideal_step_time_s,
             "bare_step_s": self.bare_step_s,
             "step_time_s": self.step_time_s,
             "replay_error": self.replay_error,
-            "attribution": {key: {str(k): v for k, v in values.items()} for key, values in attribution.items()},
             "causes": [{k: v for k, v in vars(c).items() if k != "pacing"} for c in self.causes],
             "verdict": self.verdict,
             "arrivals": self.arrivals.to_json(),

@@ -62,8 +62,6 @@ class _Coll(msgspec.Struct, gc=False):
     size_bytes: float = msgspec.field(default=0.0, name="coll_msg_size_bytes")
     time_us: float = msgspec.field(default=0.0, name="coll_exec_time_us")
     source: str = msgspec.field(default="", name="coll_timing_source")
-    busbw_gbs: float = msgspec.field(default=0.0, name="coll_busbw_gbs")
-    algbw_gbs: float = msgspec.field(default=0.0, name="coll_algobw_gbs")
     stamps: _Stamps | None = msgspec.field(default=None, name="event_trace_ts")
 
 
@@ -73,8 +71,6 @@ class _P2p(msgspec.Struct, gc=False):
     size_bytes: float = msgspec.field(default=0.0, name="p2p_msg_size_bytes")
     time_us: float = msgspec.field(default=0.0, name="p2p_exec_time_us")
     source: str = msgspec.field(default="", name="p2p_timing_source")
-    busbw_gbs: float = msgspec.field(default=0.0, name="p2p_busbw_gbs")
-    algbw_gbs: float = msgspec.field(default=0.0, name="p2p_algobw_gbs")
     stamps: ClassVar[None] = None
 
 
@@ -116,8 +112,6 @@ class InspectorLog:
     sn_V: NDArray[np.int64]  # number in the communicator, of its collectives of this operation or of its transfers
     size_bytes_V: NDArray[np.float64]  # message size as NCCL counts it
     time_s_V: NDArray[np.float64]  # execution time, seconds
-    algbw_Bps_V: NDArray[np.float64]  # algorithm bandwidth, bytes per second
-    busbw_Bps_V: NDArray[np.float64]  # bus bandwidth, bytes per second
     begin_s_V: NDArray[np.float64]  # of its first kernel, since 1970; not-a-number without verbose output
     end_s_V: NDArray[np.float64]  # when the last one ended
     is_gpu_timed: bool  # whether all times are those of the device
@@ -165,8 +159,7 @@ class _Columns:
             self.comms[key] = len(self.comms), comm
         self.integers.extend((self.comms[key][0], self.ops.setdefault(perf.op, len(self.ops)), perf.sn))
         begin_us, end_us = _stamps(perf.stamps)
-        rates = perf.algbw_gbs * 1e9, perf.busbw_gbs * 1e9
-        self.numbers.extend((size, time_us * 1e-6, *rates, begin_us * 1e-6, end_us * 1e-6))
+        self.numbers.extend((size, time_us * 1e-6, begin_us * 1e-6, end_us * 1e-6))
         self.is_gpu_timed &= perf.source in {"kernel_gpu", ""}
 
 
@@ -200,9 +193,7 @@ def read_inspector(path: str | Path) -> InspectorLog:
     notes += [f"{path}: the plugin dropped {columns.dropped} collectives"] if columns.dropped else []
     about = columns.metadata
     comm_V, op_V, sn_V = np.array(columns.integers, np.int64).reshape(-1, 3).T.copy()
-    size_bytes_V, time_s_V, algbw_Bps_V, busbw_Bps_V, begin_s_V, end_s_V = (
-        np.array(columns.numbers, np.float64).reshape(-1, 6).T.copy()
-    )
+    size_bytes_V, time_s_V, begin_s_V, end_s_V = np.array(columns.numbers, np.float64).reshape(-1, 4).T.copy()
     return InspectorLog(
         path,
         f"{about.hostname or '?'}:{about.pid}",
@@ -213,8 +204,6 @@ def read_inspector(path: str | Path) -> InspectorLog:
         sn_V,
         size_bytes_V,
         time_s_V,
-        algbw_Bps_V,
-        busbw_Bps_V,
         begin_s_V,
         end_s_V,
         columns.is_gpu_timed,

@@ -75,6 +75,10 @@ class Fitted:
             said.append("the fitted cluster lacks the other job among the causes")
         return ", and ".join(said)
 
+    def to_json(self) -> dict[str, Any]:
+        """The calibration as plain data."""
+        return self.fit.to_json() | {"doubt": self.doubt or None}
+
 
 def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = frozenset()) -> Fitted | str:
     """The cluster of a trace, or why there is none."""

@@ -1,6 +1,6 @@
-"""Pictures of a report: where the time goes, how steps vary, other sizes, and policies; each with the numbers in it.
+"""Pictures of a report: how steps vary, where the time goes, other sizes; each with the numbers in it.
 
-Axes: T steps.
+Axes: V steps, or logged values.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from paceenv.core.intervals import Interval
-from paceenv.diagnosis.operation_matrix import OperationMatrix
+from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
 from paceenv.diagnosis.verdict import Diagnosis
-from paceenv.ui import figures, html_page
+from paceenv.report.section import Section
+from paceenv.ui import figures
 
 if TYPE_CHECKING:  # the simulator, which the page of a log does not need
     from paceenv.whatif.predictions import Prediction
@@ -28,39 +28,22 @@ Integers = NDArray[np.int64]
 
 MAX_POINTS: Final = 1500
 """Steps that are drawn one by one; of more, the mean and the range of bins."""
+MAX_MARKS: Final = 400
+"""Outliers that are marked."""
+MAX_NUMBERS: Final = 200_000
+"""Steps in the file to download."""
 REST: Final = "everything else"
 LINE, BAND, MARK = "#333333", "#aebfd8", "#d55e00"
 _STEP, _GAINED, _SIMULATED = "#8c96a8", "#0072b2", "#4c72b0"
+_LEVEL, _WARM = "#1f7a8c", "#999999"
 _TYPICAL_TOP: Final = 0.995
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """A table behind a picture, all cells as text; ``name`` is that of the file to download."""
-
-    name: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A section of a page: title, caption, the drawing (``paceenv.ui.figures.svg``), and the numbers in it."""
-
-    title: str
-    caption: str
-    svg: str
-    numbers: Sequence[Numbers]
-
-    def html(self) -> str:
-        """The picture in a section of its own."""
-        tables = [html_page.numbers(n.name, n.columns, n.rows) for n in self.numbers]
-        return "\n".join([html_page.heading(self.title), html_page.picture(self.svg, self.caption), *tables])
-
-
-def drawn(title: str, caption: str, figure: Figure, *numbers: Numbers) -> Picture:
-    """A picture from a finished figure."""
-    return Picture(title, caption, figures.svg(figure, title), numbers)
+def drawn(
+    title: str, caption: str, figure: Figure, csv: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> Section:
+    """A finished figure and the numbers in it."""
+    return Section(title, [caption], columns, rows, svg=figures.svg(figure, title), csv=csv)
 
 
 @dataclass(frozen=True)
@@ -82,73 +65,99 @@ class Unit:
         return f"{self.per_s * value_s:.4g} {self.name}"
 
 
-# --- step times: of a trace and of a log ------------------------------------------------------------------------------
-def binned_steps(time_T: Array) -> tuple[Integers, Array, Array, Array]:
-    """Where bins of steps begin, and the mean, least and most in each; at most MAX_POINTS bins."""
-    starts = np.arange(0, len(time_T), -(-len(time_T) // MAX_POINTS))
-    mean = np.add.reduceat(time_T, starts) / np.diff(np.append(starts, len(time_T)))
-    return starts, mean, np.minimum.reduceat(time_T, starts), np.maximum.reduceat(time_T, starts)
-
-
-def top_of(time_T: Array) -> float:
+# --- step times: of a trace or of a log -------------------------------------------------------------------------------
+def _top_of(time_V: Array) -> float:
     """Where a picture of times ends: above all of them, or where few are very long, above all but those."""
-    longest, middle = float(time_T.max()), float(np.median(time_T))
-    typical = float(np.quantile(time_T, _TYPICAL_TOP)) - middle
+    longest, middle = float(time_V.max()), float(np.median(time_V))
+    typical = float(np.quantile(time_V, _TYPICAL_TOP)) - middle
     return longest if longest <= middle + 4.0 * typical else middle + 2.5 * typical
 
 
-def histogram(panel: Axes, time_T: Array, unit: Unit, what: str) -> Numbers:
+def spread(step_s_V: Array, title: str, quantity: str = "step time") -> Section:
     """How often a step takes how long, with mean and percentiles."""
-    low, high = float(time_T.min()), top_of(time_T)
-    cut = int((time_T > high).sum())
+    unit = Unit.of(float(np.median(step_s_V)))
+    time_V, (figure, (panel,)) = unit.per_s * step_s_V, figures.stack([3.0])
+    low, high = float(time_V.min()), _top_of(time_V)
+    cut = int((time_V > high).sum())
     if high - low <= 1e-9 * high:
         low, high = 0.98 * low, 1.02 * high + 1e-12
-    edges = np.linspace(low, high, int(np.clip(2 * np.sqrt(len(time_T)), 8, 60)) + 1)
-    counts, _ = np.histogram(np.minimum(time_T, high), edges)
-    panel.stairs(100.0 * counts / len(time_T), edges, fill=True, color=BAND)
-    median, p95, p99 = np.quantile(time_T, [0.5, 0.95, 0.99])
-    marks = (("mean", time_T.mean(), "-"), ("median", median, "--"), ("95 %", p95, "-."), ("99 %", p99, ":"))
+    edges = np.linspace(low, high, int(np.clip(2 * np.sqrt(len(time_V)), 8, 60)) + 1)
+    counts, _ = np.histogram(np.minimum(time_V, high), edges)
+    panel.stairs(100.0 * counts / len(time_V), edges, fill=True, color=BAND)
+    median, p95, p99 = np.quantile(time_V, [0.5, 0.95, 0.99])
+    marks = (("mean", time_V.mean(), "-"), ("median", median, "--"), ("95 %", p95, "-."), ("99 %", p99, ":"))
     for name, value, style in marks:
         panel.axvline(min(value, high), color=MARK, ls=style, lw=1.2, label=f"{name} {value:.4g} {unit.name}")
-    panel.legend(fontsize=8, frameon=False, title=f"CV {time_T.std() / time_T.mean():.3f}", title_fontsize=8)
+    panel.legend(fontsize=8, frameon=False, title=f"CV {time_V.std() / time_V.mean():.3f}", title_fontsize=8)
     more = f"; {cut} longer ones in the last bar" if cut else ""
-    panel.set(xlabel=f"step time, {unit.name}{more}", ylabel=f"{what}, %")
+    panel.set(xlabel=f"{quantity}, {unit.name}{more}", ylabel="share, %")
     rows = [(f"{a:.6g}", f"{b:.6g}", str(n)) for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)]
-    return Numbers("distribution", (f"from, {unit.name}", f"to, {unit.name}", what), rows)
+    columns = (f"from, {unit.name}", f"to, {unit.name}", "count")
+    return drawn(title, f"How often which {quantity} occurs.", figure, "distribution", columns, rows)
 
 
-def course(matrix: OperationMatrix) -> Picture:
-    """Step times in order; of many the mean and the range of bins."""
-    unit = Unit.of(float(np.median(matrix.step_s_T)))
-    starts, mean, low, high = binned_steps(unit.per_s * matrix.step_s_T)
-    width = -(-matrix.steps // MAX_POINTS)
-    iteration = matrix.iteration_T[starts]
-    figure, (panel,) = figures.stack([1.9])
-    gaps = np.diff(iteration) > width
-    line = np.insert(mean, np.flatnonzero(gaps) + 1, np.nan)
-    at = np.insert(iteration.astype(np.float64), np.flatnonzero(gaps) + 1, np.nan)
-    panel.plot(at, line, ".-" if matrix.steps <= 200 else "-", color=LINE, lw=0.9, ms=4)
+def course(step_s_V: Array, step_V: Integers, title: str, of_log: StepDiagnosis | None = None) -> Section:
+    """Step times in order; of many the mean and the range of bins.
+
+    Of a log also its levels, warm-up, restarts and outliers.
+    """
+    steady_V, outlier_V = np.ones(len(step_V), bool), np.zeros(len(step_V), bool)
+    quantity, said = "step time", []
+    if of_log is not None:
+        steady_V, outlier_V = of_log.ordinary.steady_V, of_log.ordinary.outlier_V
+        quantity = of_log.log.quantity
+    unit = Unit.of(float(np.median(step_s_V[steady_V])))
+    time_V, width = unit.per_s * step_s_V, -(-len(step_V) // MAX_POINTS)
+    starts = np.arange(0, len(time_V), width)
+    mean = np.add.reduceat(time_V, starts) / np.diff(np.append(starts, len(time_V)))
+    figure, (panel,) = figures.stack([3.0])
     if width > 1:
-        panel.fill_between(iteration, low, high, color=BAND, lw=0, step="mid")
-    panel.set(xlabel="iteration", ylabel=f"step time, {unit.name}")
-    panel.margins(x=0.01, y=0.1)
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    caption = "How long every step took" + (
-        f": mean (line) and range (band) of {width} steps at a time." if width > 1 else "."
-    )
-    if gaps.any():
-        caption += " The line is broken where the trace leaves out steps."
-    rows = [(str(i), *(f"{x:.6g}" for x in v)) for i, *v in zip(iteration, mean, low, high, strict=True)]
-    columns = ("from iteration", *(f"{what}, {unit.name}" for what in ("mean", "least", "most")))
-    return drawn("Step time, step by step", caption, figure, Numbers("steps", columns, rows))
+        low, high = np.minimum.reduceat(time_V, starts), np.maximum.reduceat(time_V, starts)
+        panel.fill_between(starts, low, high, color=BAND, lw=0, step="mid")
+        said.append(f"The line is the mean and the band the range of {width} values at a time.")
+    mean[np.logical_or.reduceat(~steady_V, starts)] = np.nan  # which would draw the picture's edge
+    panel.plot(starts, mean, ".-" if len(time_V) <= 200 else "-", color=LINE, lw=0.9, ms=4, label=quantity)
+    top, low_end = _top_of(time_V[steady_V]), float(time_V[steady_V].min())
+    if of_log is not None:
+        said += _events(panel, of_log, time_V, (low_end, top), unit)
+        panel.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0.0, 1.13), ncols=5)
+    if beyond := int((time_V > top).sum()):
+        said.append(f"Longer ones than the picture shows are marked at its edge ({beyond}).")
+    panel.set(xlabel="step", ylabel=f"{quantity}, {unit.name}")
+    room = max(0.06 * (top - low_end), 0.01 * low_end)
+    panel.set_ylim(low_end - room, top + room)
+    panel.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    ticks = [int(t) for t in panel.get_xticks() if 0 <= t < len(step_V)]
+    panel.set_xticks(ticks, [str(step_V[t]) for t in ticks])
+    panel.margins(x=0.01)
+    classes = np.where(~steady_V, "warm-up", np.where(outlier_V, "outlier", ""))
+    rows = [(str(s), f"{t:.6g}", str(c)) for s, t, c in zip(step_V, time_V, classes, strict=True)][:MAX_NUMBERS]
+    columns = ("step", f"{quantity}, {unit.name}", "class")
+    return drawn(title, " ".join(["Step times in their order.", *said]), figure, "step-times", columns, rows)
 
 
-def spread(matrix: OperationMatrix) -> Picture:
-    """Distribution of step times."""
-    unit = Unit.of(float(np.median(matrix.step_s_T)))
-    figure, (panel,) = figures.stack([3.2])
-    distribution = histogram(panel, unit.per_s * matrix.step_s_T, unit, "steps")
-    return drawn("Distribution of step times", "How often a step takes how long.", figure, distribution)
+def _events(panel: Axes, found: StepDiagnosis, time_V: Array, ends: tuple[float, float], unit: Unit) -> list[str]:
+    """Draw what happens in a log; in words what the lines mean."""
+    steady_V, said = found.ordinary.steady_V, []
+    warm, marked = np.flatnonzero(~steady_V), np.flatnonzero(found.ordinary.outlier_V)
+    if len(warm):
+        panel.plot(warm, np.clip(time_V[warm], *ends), "x", color=_WARM, ms=5, label="warm-up, left out")
+    chosen = marked[np.argsort(-time_V[marked], kind="stable")[:MAX_MARKS]]
+    if len(chosen):
+        panel.plot(chosen, np.minimum(time_V[chosen], ends[1]), "^", color=MARK, ms=4, label="outlier", alpha=0.8)
+    steady = np.flatnonzero(steady_V)
+    for i, level in enumerate(found.ordinary.levels):
+        at = steady[level.start], steady[level.end - 1]
+        panel.plot(at, [unit.per_s * level.level_s] * 2, color=_LEVEL, lw=2.0, label="" if i else "level")
+    for restart in np.flatnonzero(np.diff(found.log.run_V)) + 1:
+        panel.axvline(float(restart), color=_WARM, ls=":", lw=1.0)
+    if len(found.ordinary.levels) > 1:
+        said.append(f"The level changes {len(found.ordinary.levels) - 1} times (thick lines).")
+    if found.runs > 1:
+        said.append(f"Dotted lines are restarts or further files ({found.runs - 1}).")
+    if found.outlier_period is not None:
+        said.append(f"Outliers come every {found.outlier_period.steps} steps.")
+    return said
 
 
 # --- a diagnosis ------------------------------------------------------------------------------------------------------
@@ -164,7 +173,7 @@ def parts(diagnosis: Diagnosis) -> list[tuple[str, float]]:
     return [("step without any of it", diagnosis.bare_step_s), *causes, (REST, rest_s)]
 
 
-def waterfall(diagnosis: Diagnosis) -> Picture | None:
+def waterfall(diagnosis: Diagnosis) -> Section | None:
     """From the step without any cause to the measured one; None where causes are not determined."""
     found = parts(diagnosis)
     if not found:
@@ -199,20 +208,21 @@ def waterfall(diagnosis: Diagnosis) -> Picture | None:
     rows = [(name, f"{value:.6g}", f"{value / diagnosis.step_time_s:.4f}") for name, value in found]
     rows.append(("measured mean step", f"{diagnosis.step_time_s:.6g}", "1"))
     columns = ("part", "seconds", "share of the step")
-    return drawn("Where the time goes", caption, figure, Numbers("waterfall", columns, rows))
+    return drawn("Where the time goes", caption, figure, "waterfall", columns, rows)
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------
-def scaling(answer: Prediction) -> Picture:
+def scaling(answer: Prediction) -> Section:
     """Mean step and throughput over the number of nodes: the answer of ``paceenv whatif --nodes``."""
-    now, same = answer.today, Interval(0.0, 0.0, 0.0)
-    cases = [(now, same), *((row.case, row.against_today.throughput) for row in answer.changed)]
-    cases.sort(key=lambda of: of[0].nodes)
-    nodes = [case.nodes for case, _ in cases]
-    measured_s = now.step_s.value if answer.measured_step_s is None else answer.measured_step_s.value
+    now = answer.today
+    rows = sorted([now, *answer.changed], key=lambda row: row.nodes)
+    nodes = [row.nodes for row in rows]
+    measured_s = now.job.step.value if answer.measured_step_s is None else answer.measured_step_s.value
     unit = Unit.of(measured_s)
-    step_n3 = unit.per_s * np.array([case.step_s for case, _ in cases])
-    throughput_n3 = 1.0 + np.array([gain for _, gain in cases])
+    step_n3 = unit.per_s * np.array([row.job.step for row in rows])
+    throughput_n3 = np.array(
+        [(1.0, 1.0, 1.0) if row.against_today is None else np.add(1.0, row.against_today.throughput) for row in rows]
+    )
     figure, (left, right) = figures.figure(2)
     figure.set_size_inches(11.2, 3.8)
     for panel, values in ((left, step_n3), (right, throughput_n3)):
@@ -237,10 +247,10 @@ def scaling(answer: Prediction) -> Picture:
     )
     if answer.left_open:
         caption += f" Open, and in the band: {'; '.join(answer.left_open)}."
-    rows = [
-        (str(case.nodes), *(f"{x:.4g}" for x in (*step_3, *throughput_3, *case.cv)))
-        for (case, _), step_3, throughput_3 in zip(cases, step_n3, throughput_n3, strict=True)
+    cells = [
+        (str(row.nodes), *(f"{x:.4g}" for x in (*step_3, *throughput_3, *row.job.cv)))
+        for row, step_3, throughput_3 in zip(rows, step_n3, throughput_n3, strict=True)
     ]
     names = (f"step, {unit.name}", "throughput", "CV")
     columns = ("nodes", *(f"{name}{part}" for name in names for part in ("", " low", " high")))
-    return drawn("At other sizes", caption, figure, Numbers("scaling", columns, rows))
+    return drawn("At other sizes", caption, figure, "scaling", columns, cells)

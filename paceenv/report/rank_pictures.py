@@ -21,7 +21,8 @@ from matplotlib.patches import Patch
 from paceenv.core.trace import PACE_OP
 from paceenv.diagnosis.dependency_graph import Graph
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
-from paceenv.report.pictures import Numbers, Picture, Unit, drawn
+from paceenv.report.pictures import Unit, drawn
+from paceenv.report.section import Section
 from paceenv.ui import figures
 
 WAIT: Final = "wait for peers"
@@ -104,21 +105,21 @@ def usual_and_worst(matrix: OperationMatrix) -> tuple[int, int]:
     return int(np.argmin(np.abs(step_s_T - np.median(step_s_T)))), int(np.argmax(step_s_T))
 
 
-def _shown_ranks(matrix: OperationMatrix, slowdown_of: dict[int, float]) -> Integers:
-    """At most MAX_LINES places of ranks, evenly from the cheapest to the most expensive; whole pipelines if any."""
+def _shown_ranks(matrix: OperationMatrix, late_s_R: Array) -> Integers:
+    """At most MAX_LINES places of ranks, evenly from the most punctual to the latest; whole pipelines if any."""
     dp_rank_R, stage_R = (np.zeros(len(matrix.ranks), np.int64) for _ in range(2))
     dp_rank_R[matrix.rank_N], stage_R[matrix.rank_N] = matrix.dp_rank_N, matrix.stage_N
-    replicas, per_replica = np.unique(dp_rank_R, return_counts=True)
-    cost = np.array([slowdown_of.get(int(r), 1.0) for r in replicas])
-    chosen = replicas[figures.representative(cost, max(MAX_LINES // int(per_replica.max()), 1))]
+    replicas, of_R, per_replica = np.unique(dp_rank_R, return_inverse=True, return_counts=True)
+    late_s = np.asarray(np.bincount(of_R, late_s_R), np.float64)
+    chosen = replicas[figures.representative(late_s, max(MAX_LINES // int(per_replica.max()), 1))]
     at = np.flatnonzero(np.isin(dp_rank_R, chosen))
     at = at[np.lexsort((stage_R[at], dp_rank_R[at]))]
     return at[figures.representative(np.arange(len(at), dtype=np.float64), MAX_LINES)]
 
 
-def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], slowdown_of: dict[int, float]) -> Picture:
+def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], late_s_R: Array) -> Section:
     """What some ranks did in a usual step and in the worst one, on the same scale."""
-    at_R, steps = _shown_ranks(matrix, slowdown_of), usual_and_worst(matrix)
+    at_R, steps = _shown_ranks(matrix, late_s_R), usual_and_worst(matrix)
     longest_s = float(matrix.step_s_T[list(steps)].max())
     unit, height = Unit.of(longest_s), 0.6 + 0.21 * len(at_R)
     figure, panels = figures.stack([height, height])
@@ -136,7 +137,7 @@ def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], slowdown_of: dict[
     handles = [Patch(fc=colour, label=name) for name, colour in figures.PHASE_COLOURS.items() if name in seen]
     figure.legend(handles=handles, loc="outside lower center", ncols=8, fontsize=9, frameon=False)
     some = (
-        f" {len(at_R)} of {len(matrix.ranks)} ranks are shown, from the cheapest to the most expensive."
+        f" {len(at_R)} of {len(matrix.ranks)} ranks are shown, from the most punctual to the latest."
         if len(at_R) < len(matrix.ranks)
         else ""
     )
@@ -145,7 +146,7 @@ def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], slowdown_of: dict[
         f"The black line is the end of the step.{some} White is time without an operation in the trace."
     )
     columns = ("iteration", "rank", "what", "operation", f"start, {unit.name}", f"end, {unit.name}")
-    return drawn("Timeline of ranks", caption, figure, Numbers("timeline", columns, rows))
+    return drawn("Timeline of ranks", caption, figure, "timeline", columns, rows)
 
 
 def _bars(
@@ -202,7 +203,7 @@ def lateness(matrix: OperationMatrix, graph: Graph) -> Array | None:
     return np.where(there_RT > 0, late_RT, np.nan) if sets else None
 
 
-def heat_map(matrix: OperationMatrix, late_RT: Array) -> Picture:
+def heat_map(matrix: OperationMatrix, late_RT: Array) -> Section:
     """Rank by step: dark where the others wait for the rank, pale where it is on time or waits itself."""
     R, T = late_RT.shape
     ranks, steps = -(-R // MAX_RANKS), -(-T // MAX_STEPS)
@@ -238,7 +239,13 @@ def heat_map(matrix: OperationMatrix, late_RT: Array) -> Picture:
         f"one of all comes after the one before it. {shared} "
         f"Colours end at the {_EXTREME:.0f}th percentile."
     )
-    return drawn("Arrival skew", caption, figure, _cells(matrix, late_BC, ranks, steps))
+    rows = [
+        (str(matrix.ranks[b * ranks]), str(matrix.iteration_T[c * steps]), f"{value:.4g}" if np.isfinite(value) else "")
+        for b, row_C in enumerate(late_BC)
+        for c, value in enumerate(row_C.tolist())
+    ]
+    columns = ("from rank", "from iteration", "others wait for it, s")
+    return drawn("Arrival skew", caption, figure, "arrivals", columns, rows)
 
 
 def binned(late_RT: Array, ranks: int, steps: int) -> Array:
@@ -250,13 +257,3 @@ def binned(late_RT: Array, ranks: int, steps: int) -> Array:
     sum_BC = np.add.reduceat(np.where(there_BT, latest_BT, 0.0), np.arange(0, T, steps), axis=1)
     count_BC = np.add.reduceat(there_BT.astype(np.float64), np.arange(0, T, steps), axis=1)
     return np.where(count_BC > 0, sum_BC / np.maximum(count_BC, 1.0), np.nan)
-
-
-def _cells(matrix: OperationMatrix, late_BC: Array, ranks: int, steps: int) -> Numbers:
-    rows = [
-        (str(matrix.ranks[b * ranks]), str(matrix.iteration_T[c * steps]), f"{value:.4g}" if np.isfinite(value) else "")
-        for b, row_C in enumerate(late_BC)
-        for c, value in enumerate(row_C.tolist())
-    ]
-    columns = ("from rank", "from iteration", "others wait for it, s")
-    return Numbers("arrivals", columns, rows)

@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -23,7 +24,7 @@ from paceenv.core.wording import hours
 _LONGEST_NUMBER = 40
 """Characters, with its interval and unit."""
 FIRST_S, NEXT_S = 2.0, 10.0
-"""Seconds of work before its first plain line of progress, and at least between two such lines of a process."""
+"""Seconds of work before its first plain line of progress, and between two such lines."""
 
 
 def write_json(data: Any, where: str) -> None:
@@ -121,7 +122,7 @@ def sentence(text: str) -> str:
 def progress(description: str, total: float | None = None, *, shown: bool = True) -> Iterator[Callable[[float], None]]:
     """A progress bar on the error stream, or plain lines there where it is no terminal.
 
-    The first line comes after two seconds, the next ones ten seconds or more apart, over all bars of the process.
+    The first line comes after two seconds, the next ones ten seconds apart.
 
     Args:
         total: all of it; None where nobody knows how much there is.
@@ -130,7 +131,7 @@ def progress(description: str, total: float | None = None, *, shown: bool = True
         A function that takes how much of ``total`` is done.
     """
     if shown and not sys.stderr.isatty():
-        with plain_progress(description, total) as done:
+        with _lines(description, total) as done:
             yield done
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -139,57 +140,23 @@ def progress(description: str, total: float | None = None, *, shown: bool = True
         yield lambda done: bar.update(task, completed=done)
 
 
-class Pace:
-    """When the last plain line was written, by whichever work; a process has one error stream."""
-
-    def __init__(self) -> None:
-        self._lock, self._last_s = threading.Lock(), float("-inf")
-
-    def wait_s(self, now_s: float) -> float:
-        """Seconds until a line may be written."""
-        return max(self._last_s + NEXT_S - now_s, 0.0)
-
-    def take(self, now_s: float) -> bool:
-        """Whether a line may be written now; then it counts as written."""
-        with self._lock:
-            if self.wait_s(now_s) > 0.0:
-                return False
-            self._last_s = now_s
-            return True
-
-
-_PACE = Pace()
-
-
 @contextmanager
-def plain_progress(
-    description: str,
-    total: float | None,
-    *,
-    write: Callable[[str], object] = lambda line: print(line, file=sys.stderr, flush=True),
-    pace: Pace = _PACE,
-    first_s: float = FIRST_S,
-) -> Iterator[Callable[[float], None]]:
+def _lines(description: str, total: float | None) -> Iterator[Callable[[float], None]]:
     """Write lines while the work goes on, on a thread of their own: silent work is reported, too."""
-    began_s, ended, reached = time.monotonic(), threading.Event(), 0.0
+    began_s, ended, reached = time.monotonic(), threading.Event(), deque([0.0], 1)
 
-    def done(amount: float) -> None:
-        nonlocal reached
-        reached = amount
+    def write() -> None:
+        wait_s = FIRST_S
+        while not ended.wait(wait_s):
+            with suppress(OSError, ValueError):  # the stream is gone
+                line = progress_line(description, reached[-1], total, time.monotonic() - began_s)
+                print(line, file=sys.stderr, flush=True)
+            wait_s = NEXT_S
 
-    def lines() -> None:
-        wait_s = first_s
-        while not ended.wait(max(wait_s, pace.wait_s(time.monotonic()))):
-            now_s = time.monotonic()
-            if pace.take(now_s):
-                with suppress(OSError, ValueError):  # the stream is gone
-                    write(progress_line(description, reached, total, now_s - began_s))
-            wait_s = 0.1  # another's line came first
-
-    thread = threading.Thread(target=lines, name="paceenv-progress", daemon=True)
+    thread = threading.Thread(target=write, name="paceenv-progress", daemon=True)
     thread.start()
     try:
-        yield done
+        yield reached.append
     finally:
         ended.set()
         thread.join()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ from typing import Final
 from paceenv.calibration import step_phases
 from paceenv.calibration.cluster_builder import JobFit
 from paceenv.calibration.fit_trace import fit_trace
-from paceenv.calibration.parameters import Parameter
+from paceenv.calibration.parameters import NORMAL_95, Parameter
 from paceenv.calibration.posterior import parameters_of
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
@@ -23,35 +23,14 @@ from paceenv.core.trace import Trace
 from paceenv.diagnosis.clocks import trace_on_one_clock
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.whatif.change import Change
-from paceenv.whatif.estimate import cv, mean, of_steps
-from paceenv.whatif.scenarios import (
-    GROWTH,
-    POST_WORK_S,
-    Scenario,
-    Unknown,
-    unknown_growth,
-    unknown_limit,
-    unknown_rounds,
-)
+from paceenv.whatif.scenarios import GROWTH, POST_WORK_S, Scenario, Unknown, unknown_growth, unknown_rounds
 
 _FROM_BASE: Final = "from base"
 _NOT_LIMITING: Final = "assumed not to limit"
-_USUAL_STEPS: Final = 400
-"""Steps of a trace whose length is not in its calibration record."""
-_NORMAL_95: Final = 1.96
 _NIC: Final = "fabric.nic_gbps"
 _OPTION: Final = re.compile(r" \(--[^)]*\)")
 """An option of another command in a note."""
 _RANK: Final = re.compile(r"\brank (\d+)")
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Steps of the trace without pacing: mean, seconds, coefficient of variation, and how many they are."""
-
-    step_s: Interval
-    cv: Interval
-    steps: int
 
 
 @dataclass(frozen=True)
@@ -67,7 +46,9 @@ class Baseline:
     slow: frozenset[int] | None  # ranks known to be slow; None where every run draws which ones are
     ranks: tuple[int, ...]  # numbers of the ranks
     parameters: tuple[Parameter, ...] = ()
-    measured: Measured | None = None  # steps of the trace; None where nothing was measured
+    measured_step_s: Interval | None = None  # mean step of the trace without pacing; None where nothing was measured
+    measured_cv: Interval | None = None  # coefficient of variation of these steps
+    steps: int = 400  # how many they are; where the record does not tell, the usual number
     knows_leaves: bool = True  # whether the calibration knew on which leaf each node is
     is_trace: bool = False  # whether it comes from a trace
     fit: JobFit | None = None  # the fit of a trace
@@ -102,11 +83,6 @@ class Baseline:
         """Keys that neither calibration nor base identified, and why."""
         return {p.key: p.reason for p in self.parameters if _is_guess(p)}
 
-    def _is_bounded(self, change: Change) -> bool:
-        """Whether an oversubscription has two ends instead of a value: for a lone group with an unknown uplink."""
-        lone = self.cluster.groups == 1 and self.cluster.job.collective == "all_reduce" and self.cluster.is_measured
-        return change.oversubscription is not None and lone and "fabric.uplink_gbps" in self._guessed()
-
     def _has_growth(self, change: Change) -> bool:
         """Whether post-collective work was measured at one size and is predicted at another."""
         seen = {p.key for p in self.parameters} & {f"post_collective_work.{key}" for key in POST_WORK_S}
@@ -115,10 +91,7 @@ class Baseline:
 
     def scenario(self, change: Change) -> Scenario:
         """The usual values of what the trace leaves open."""
-        return Scenario(
-            growth=GROWTH[1] if self._has_growth(change) else 0.0,
-            link_factor=1.0 if self._is_bounded(change) else None,
-        )
+        return Scenario(growth=GROWTH[1] if self._has_growth(change) else 0.0)
 
     def unknowns(self, change: Change) -> list[Unknown]:
         """Open quantities that the answer may depend on."""
@@ -128,13 +101,11 @@ class Baseline:
             found.append(unknown_rounds(self.cluster))
         if self._has_growth(change):
             found.append(unknown_growth())
-        if change.oversubscription is not None and self._is_bounded(change):
-            found.append(unknown_limit(change.oversubscription))
         return found
 
     def _hinges(self, change: Change) -> tuple[str, ...]:
         """Keys of the cluster that the answer depends on."""
-        if change.oversubscription is not None and not self._is_bounded(change):
+        if change.oversubscription is not None:
             leaves = (
                 ("fabric.nodes_per_leaf",) if change.oversubscription > 1.0 else ()
             )  # non-blocking does not depend on it
@@ -166,11 +137,6 @@ class Baseline:
             lines.append("other jobs on the uplink keep their period relative to ours")
         if any(c.removed for c in changes):
             lines.append("ranks taken out: the others keep their batch, so a step does less work")
-        if any(self._is_bounded(c) for c in changes):
-            lines.append(
-                "the payload takes as long as today; the interval holds both ends: only the tier above the leaves "
-                "limits it now, or only the NICs do, with all traffic across leaves"
-            )
         if self.slow:
             like = sorted({r for c in changes for r in (*c.removed, *c.replaced)} - self.slow)
             slow = ", ".join(map(str, sorted(self.slow)))
@@ -223,16 +189,13 @@ class Baseline:
 def of_config(name: str, settings: Sequence[str] = ()) -> Baseline:
     """The job of a cluster config, by file or by name."""
     cluster = load_cluster(name).changed(list(settings), name)
-    measured = cluster.calibration.get("measured", {})
-    if "step_mean_s" not in measured:
+    if "step_mean_s" not in cluster.calibration.get("measured", {}):
         notes = () if not cluster.calibration else (
             "intervals hold the differences between runs only: the config was not calibrated from a job's trace, so "
             "the errors of its calibration are unknown",
         )  # fmt: skip
         return Baseline(name, cluster, None, tuple(range(cluster.ranks)), notes=notes)
-    parameters = tuple(parameters_of(cluster))
-    ranks = tuple(cluster.calibration.get("ranks", ()))
-    return _calibrated(name, cluster, parameters, _recorded(measured), ranks if len(ranks) == cluster.ranks else None)
+    return _calibrated(name, cluster, tuple(parameters_of(cluster)))
 
 
 def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Baseline:
@@ -240,16 +203,12 @@ def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Ba
     stages = len(set(trace.metadata.of_ranks("stage", 0).values()))
     if stages > 1:
         raise InputError(
-            f"{source}: a pipeline of {stages} stages, for which no cluster can be fitted; allowed: --remove-rank and "
-            "--replace-rank alone, answered from its own operations, or a cluster config"
+            f"{source}: a pipeline of {stages} stages, for which no cluster can be fitted; allowed: a cluster config. "
+            "What a late rank or stage costs, paceenv diagnose says"
         )
     trace, clocks = trace_on_one_clock(trace, job)
     fit = fit_trace(trace, base=None if base is None else load_cluster(base), job=job)
-    step_s_T, steps = fit.step_T, len(fit.step_T)
-    measured = Measured(Interval(fit.measured.mean_s), Interval(fit.measured.cv), _USUAL_STEPS)
-    if steps:
-        measured = Measured(of_steps(mean(step_s_T), steps), of_steps(cv(step_s_T), steps, positive=True), steps)
-    baseline = _calibrated(source, fit.cluster, fit.parameters, measured, fit.ranks)
+    baseline = replace(_calibrated(source, fit.cluster, fit.parameters), steps=len(fit.step_T) or Baseline.steps)
     cluster = baseline.cluster
     if base is None:  # a batch of each rank
         cluster = cluster.changed([f"job.samples_per_node={cluster.job.ranks_per_node}"], source)
@@ -265,14 +224,11 @@ def is_config(sources: Sequence[str]) -> bool:
     return path.suffix in {".yaml", ".yml"} or not (path.exists() or path.suffix)
 
 
-def _calibrated(
-    source: str,
-    cluster: Cluster,
-    parameters: tuple[Parameter, ...],
-    measured: Measured,
-    ranks: tuple[int, ...] | None = None,
-) -> Baseline:
+def _calibrated(source: str, cluster: Cluster, parameters: tuple[Parameter, ...]) -> Baseline:
+    """From the record of a calibration, in the cluster."""
     by_key, notes = {p.key: p for p in parameters}, []
+    record, ranks = cluster.calibration["measured"], tuple(cluster.calibration.get("ranks", ()))
+    mean_s, half_s = record["step_mean_s"], NORMAL_95 * record.get("step_mean_se_s", math.nan)
     uplink = by_key.get("fabric.uplink_gbps")
     if uplink is not None and not uplink.is_identified and _NOT_LIMITING in uplink.evidence:
         # so it does not limit at other sizes either
@@ -286,19 +242,13 @@ def _calibrated(
         source,
         cluster,
         slow,
-        ranks or tuple(range(cluster.ranks)),
+        ranks if len(ranks) == cluster.ranks else tuple(range(cluster.ranks)),
         parameters,
-        measured,
+        Interval(mean_s, mean_s - half_s, mean_s + half_s),
+        Interval(record["step_cv"]),
         knows_leaves=cluster.fabric.nodes_per_leaf != 1,  # the assumption of a calibration without a base
         notes=tuple(notes),
     )
-
-
-def _recorded(measured: Mapping[str, float]) -> Measured:
-    """The steps in a calibration record, with their error if the record has it."""
-    mean_s, se_s = measured["step_mean_s"], measured.get("step_mean_se_s", math.nan)
-    step_s = Interval(mean_s, mean_s - _NORMAL_95 * se_s, mean_s + _NORMAL_95 * se_s)
-    return Measured(step_s, Interval(measured["step_cv"]), _USUAL_STEPS)
 
 
 def _is_guess(parameter: Parameter) -> bool:

@@ -43,11 +43,6 @@ class Change:
             parts.append(f"{_ranks_text(self.replaced)} replaced")
         return ", ".join([*parts, *self.settings, *([] if self.pacing == "passive" else [self.pacing])])
 
-    @property
-    def only_ranks(self) -> bool:
-        """Whether only ranks change, which the replay of a trace can answer."""
-        return self == Change(removed=self.removed, replaced=self.replaced)
-
     def as_dict(self) -> dict[str, Any]:
         """The change as plain data."""
         return {
@@ -141,15 +136,15 @@ def apply(change: Change, cluster: Cluster, slow: Collection[int] | None) -> Clu
         )
     if (change.removed or change.replaced) and cluster.program is not None and cluster.program.has_own_ranks:
         raise InputError(
-            f"{where}: ranks differ by phases of the program, so nothing says what the others would do; allowed: of a "
-            "trace alone, which answers from its own operations"
+            f"{where}: ranks differ by phases of the program, so nothing says what the others would do; allowed: a "
+            "program whose ranks all do the same"
         )
     if gone and job.ranks_per_node > 1:
         raise InputError(f"{where}: a node has {job.ranks_per_node} ranks; allowed: --nodes, which removes whole nodes")
     if gone and change.nodes is None and job.groups > 1:
         raise InputError(
             f"{where}: a process group of {job.group_nodes} nodes would have fewer than the others; allowed: with "
-            f"--nodes, a multiple of {job.group_nodes}, or of a trace alone, which answers from its own operations"
+            f"--nodes, a multiple of {job.group_nodes}"
         )
     if gone and job.nodes - gone < 2:
         raise out_of_range("ranks taken out", gone, f"such that two of the {job.nodes} are left", where)

@@ -1,22 +1,18 @@
-"""95 % intervals from runs of drawn clusters and from a trace's steps."""
+"""95 % intervals from runs of drawn clusters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from paceenv.core.intervals import Interval
 from paceenv.core.student_t import student_t_quantile
 
 LEVEL: Final = 0.95
-MAX_BLOCKS: Final = 32
-MIN_STEPS: Final = 16
-"""A shorter trace has no interval."""
 
 Array = NDArray[np.float64]
 Ends = tuple[float, float]
@@ -55,7 +51,7 @@ def of_runs(value_DS: Array) -> Interval:
     draws = len(x_DS)
     count = draws if draws > 1 else x_DS.size
     sd = math.sqrt((between + within) * (1.0 + 1.0 / count))
-    half = float(stats.t.ppf(0.5 + 0.5 * LEVEL, count - 1)) * sd
+    half = student_t_quantile(0.5 * (1.0 - LEVEL), count - 1) * sd
     low, high = float(x_DS.mean()) - half, float(x_DS.mean()) + half
     if by_factors:
         low, high = math.exp(low), math.exp(high)
@@ -77,35 +73,3 @@ def _variances(x_DS: Array) -> tuple[float, float]:
     within = float(x_DS.var(axis=1, ddof=1).mean()) if runs > 1 else 0.0
     between = float(x_DS.mean(axis=1).var(ddof=1)) - within / runs if draws > 1 else 0.0
     return max(between, 0.0), within
-
-
-def of_steps(statistic: Callable[[Array], Array], steps: int, *, positive: bool = False) -> Interval:
-    """A statistic of a trace's steps, with the interval for its value over many more such steps.
-
-    Delete-one-block jackknife over consecutive steps, so correlation from step to step counts.
-    """
-    value = float(statistic(np.full(steps, 1.0 / steps)))
-    if steps < MIN_STEPS:
-        return Interval(value)
-    blocks = min(max(math.isqrt(steps), 8), MAX_BLOCKS)
-    block_T = np.arange(steps) * blocks // steps
-    weight_BT = (block_T != np.arange(blocks)[:, None]).astype(np.float64)
-    left_B = statistic(weight_BT / weight_BT.sum(axis=1, keepdims=True))
-    se = math.sqrt((blocks - 1) ** 2 / blocks * float(left_B.var(ddof=1)))
-    half = float(stats.t.ppf(0.5 + 0.5 * LEVEL, blocks - 1)) * se
-    return Interval(value, max(value - half, 0.0) if positive else value - half, value + half)
-
-
-def mean(step_s_T: Array) -> Callable[[Array], Array]:
-    """The mean as a statistic for :func:`of_steps`."""
-    return lambda weight_T: np.asarray(weight_T @ step_s_T)
-
-
-def cv(step_s_T: Array) -> Callable[[Array], Array]:
-    """The coefficient of variation as a statistic for :func:`of_steps`."""
-
-    def found(weight_T: Array) -> Array:
-        average = weight_T @ step_s_T
-        return np.asarray(np.sqrt(np.maximum(weight_T @ step_s_T**2 - average**2, 0.0)) / average)
-
-    return found

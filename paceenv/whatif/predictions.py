@@ -13,60 +13,45 @@ from paceenv.whatif.estimate import as_json
 
 
 @dataclass(frozen=True)
-class Case:
-    """A job: mean step in seconds, throughput in the answer's unit a second, CV of the step, energy in J a sample."""
+class Numbers:
+    """Of a job: mean step, s; throughput in the answer's unit a second; CV of the step; energy, J a sample.
 
-    nodes: int
-    ranks: int
-    policy: str
-    step_s: Interval
-    throughput: Interval
-    cv: Interval
-    energy_j: Interval | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "nodes": self.nodes,
-            "ranks": self.ranks,
-            "policy": self.policy,
-            "step_time_s": as_json(self.step_s),
-            "throughput_per_s": as_json(self.throughput),
-            "cv": as_json(self.cv),
-            "energy_j_per_sample": as_json(self.energy_j),
-        }
-
-
-@dataclass(frozen=True)
-class Differences:
-    """Differences between two jobs, run by run or step by step; relative, except for the CV."""
+    Between two jobs, run by run: relative differences, of the CV the difference itself.
+    """
 
     step: Interval
     throughput: Interval
     cv: Interval
-    energy: Interval | None = None
+    energy: Interval | None
 
-    def as_dict(self) -> dict[str, Any]:
-        found = {"step_time": self.step, "throughput": self.throughput, "cv": self.cv, "energy": self.energy}
-        return {name: as_json(value) for name, value in found.items()}
+    def as_dict(self, *names: str) -> dict[str, Any]:
+        """Under these names, in the order of the fields."""
+        return dict(zip(names, map(as_json, (self.step, self.throughput, self.cv, self.energy)), strict=True))
 
 
 @dataclass(frozen=True)
 class Row:
-    """A changed job, its difference from today's and, if it is paced, from the same job without pacing."""
+    """A job, its difference from today's and, if it is paced, from the same job without pacing."""
 
     change: Change
-    case: Case
-    against_today: Differences
-    against_unpaced: Differences | None = None
+    nodes: int
+    ranks: int
+    job: Numbers
+    against_today: Numbers | None = None
+    against_unpaced: Numbers | None = None
     outside: Outside | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return {
+        job = self.job.as_dict("step_time_s", "throughput_per_s", "cv", "energy_j_per_sample")
+        found = {"nodes": self.nodes, "ranks": self.ranks, "policy": self.change.pacing} | job
+        if self.against_today is None:
+            return found
+        names, unpaced = ("step_time", "throughput", "cv", "energy"), self.against_unpaced
+        return found | {
             "label": self.change.label,
             "change": self.change.as_dict(),
-            **self.case.as_dict(),
-            "against_today": self.against_today.as_dict(),
-            "against_unpaced": None if self.against_unpaced is None else self.against_unpaced.as_dict(),
+            "against_today": self.against_today.as_dict(*names),
+            "against_unpaced": None if unpaced is None else unpaced.as_dict(*names),
             "outside_calibrated_range": None if self.outside is None else asdict(self.outside),
         }
 
@@ -80,10 +65,9 @@ class Prediction:
     """
 
     source: str  # name of the config or trace
-    basis: str  # ``simulator`` or ``replay``
-    method: str  # the same in words
+    method: str  # how it was made, in words
     unit: str  # what throughput counts
-    today: Case  # the job as it is
+    today: Row  # the job as it is
     changed: Sequence[Row]  # the changed jobs
     assumes: Sequence[str]  # what the numbers take for granted
     cannot_tell: Sequence[str]  # what they leave open outside of the intervals
@@ -95,7 +79,6 @@ class Prediction:
         """Plain data, as ``paceenv whatif --json`` prints it."""
         return {
             "source": self.source,
-            "basis": self.basis,
             "method": self.method,
             "throughput_unit": self.unit,
             "measured": {"step_time_s": as_json(self.measured_step_s), "cv": as_json(self.measured_cv)},

@@ -1,13 +1,13 @@
 """What a trace of one size leaves open and a changed job may depend on, predicted at its usual value and at both ends.
 
-A trace of one size does not show how long a round of messages takes, whether post-collective work grows with the job,
-and whether its own NICs or the tier above them limit a lone group.
+A trace of one size does not show how long a round of messages takes, and whether post-collective work grows with the
+job.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from paceenv.calibration.parameters import ROUND_US
@@ -23,26 +23,20 @@ The one published scaling table that needs such work was fitted with 0.86 +- 0.3
 """
 MIN_PAYLOAD_SHARE: Final = 0.05
 """The smallest share of a collective's time that is payload, however long a round is."""
-BISECTIONS: Final = 12
+MOST_SHARE: Final = 2.0
+"""The largest, should rounds be shorter than is assumed."""
+BISECTIONS: Final = 14
 SAME_STEP: Final = 0.001
-"""Relative difference of two steps of a program that count as equal."""
-FREE: Final = 1e3
-"""Links this many times as fast make the time of a payload negligible."""
+"""Relative difference of two steps that count as equal."""
 POST_WORK_S: Final = ("work_s", "episode_s")
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One set of values for what the trace leaves open.
-
-    Attributes:
-        link_factor: how many times as fast the links of a lone group are on leaves of the asked oversubscription; None
-            where the cluster itself says so.
-    """
+    """One set of values for what the trace leaves open."""
 
     round_us: float | None = None  # time of a round of messages; None: as calibrated
     growth: float = 0.0  # exponent of post-collective work over nodes
-    link_factor: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,69 +62,44 @@ def changed(change: Change, cluster: Cluster, slow: Collection[int] | None, scen
             f"post_collective_work.{key}={factor * s!r}" for key, s in longer.items() if isinstance(s, float) and s
         ]
         cluster = cluster.changed(assignments, cluster.name) if factor != 1.0 and assignments else cluster
-    if scenario.link_factor is not None and change.oversubscription is not None:
-        change = replace(change, oversubscription=1.0)
-        cluster = _with_links(cluster, scenario.link_factor)
     return apply(change, cluster, slow)
 
 
 def with_rounds(cluster: Cluster, round_us: float) -> Cluster:
-    """The cluster with rounds of this time and less payload, such that collectives take as long as before."""
-    return _with_links(cluster.changed([f"fabric.latency_us={round_us!r}"]), 1.0 / _payload_share(cluster, round_us))
+    """The cluster with rounds of this time and less payload, such that a step without lateness takes as long as before.
+
+    Roughly: to a few thousandths of the payload.
+    """
+    assert isinstance(cluster.fabric.latency_us, float)
+    wanted_s, low, high = _ideal_s(cluster, cluster.fabric.latency_us, 1.0), MIN_PAYLOAD_SHARE, MOST_SHARE
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if _ideal_s(cluster, round_us, middle) > wanted_s else (middle, high)
+    return _with_rounds(cluster, round_us, high)
 
 
 def longest_round_us(cluster: Cluster) -> float:
-    """The longest time of a round that leaves a collective's total time as it is."""
+    """The longest time of a round with which a step can be as long as today."""
     assert isinstance(cluster.fabric.latency_us, float)
     now_us, later_us = cluster.fabric.latency_us, ROUND_US[1]
-    if not cluster.is_measured:
-        return _longest_of_program(cluster, now_us, later_us)
-    lost = 1.0 - _payload_share(cluster, later_us)
-    if lost <= 1.0 - MIN_PAYLOAD_SHARE or later_us <= now_us:
-        return later_us
-    return now_us + (later_us - now_us) * (1.0 - MIN_PAYLOAD_SHARE) / lost
-
-
-def _payload_share(cluster: Cluster, round_us: float) -> float:
-    """The payload's time with rounds of this time, as a share of today's."""
-    if not cluster.is_measured:
-        return _share_of_program(cluster, round_us)
-    now, then = (_job(one) for one in (cluster, cluster.changed([f"fabric.latency_us={round_us!r}"])))
-    payload_s = max(now["transfer_alone_s"], cluster.groups * now["uplink_work_s"])
-    return 1.0 - (then["latency_s"] - now["latency_s"]) / payload_s if payload_s > 0.0 else 1.0
-
-
-def _program_s(cluster: Cluster, round_us: float, share: float) -> float:
-    """A program's step when no rank is late, seconds."""
-    one = _with_links(cluster.changed([f"fabric.latency_us={round_us!r}"]), 1.0 / share)
-    return float(derive(one, episode_keys([0])).jobs["ideal_step_s"][0])
-
-
-def _share_of_program(cluster: Cluster, round_us: float) -> float:
-    """Share of today's payload time with which a program's step is as long with rounds of this time, roughly."""
-    assert isinstance(cluster.fabric.latency_us, float)
-    wanted_s, low, high = _program_s(cluster, cluster.fabric.latency_us, 1.0), MIN_PAYLOAD_SHARE, 1.0
-    for _ in range(BISECTIONS):
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if _program_s(cluster, round_us, middle) > wanted_s else (middle, high)
-    return high
-
-
-def _longest_of_program(cluster: Cluster, now_us: float, later_us: float) -> float:
-    """The longest round with which a program's step can be as long as today."""
-    limit_s = (1.0 + SAME_STEP) * _program_s(cluster, now_us, 1.0)
-    if _program_s(cluster, later_us, MIN_PAYLOAD_SHARE) <= limit_s:
+    limit_s = (1.0 + SAME_STEP) * _ideal_s(cluster, now_us, 1.0)
+    if _ideal_s(cluster, later_us, MIN_PAYLOAD_SHARE) <= limit_s:
         return later_us
     low, high = now_us, later_us
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
-        low, high = (low, middle) if _program_s(cluster, middle, MIN_PAYLOAD_SHARE) > limit_s else (middle, high)
+        low, high = (low, middle) if _ideal_s(cluster, middle, MIN_PAYLOAD_SHARE) > limit_s else (middle, high)
     return low
 
 
-def _job(cluster: Cluster) -> Mapping[str, float]:
-    jobs = derive(cluster, episode_keys([0])).jobs
-    return {key: float(jobs[key][0]) for key in ("transfer_alone_s", "uplink_work_s", "latency_s")}
+def _ideal_s(cluster: Cluster, round_us: float, share: float) -> float:
+    """The step when no rank is late, with rounds of this time and this share of today's payload, seconds."""
+    one = _with_rounds(cluster, round_us, share)
+    return float(derive(one, episode_keys([0])).jobs["ideal_step_s"][0])
+
+
+def _with_rounds(cluster: Cluster, round_us: float, share: float) -> Cluster:
+    return _with_links(cluster.changed([f"fabric.latency_us={round_us!r}"]), 1.0 / share)
 
 
 def _with_links(cluster: Cluster, factor: float) -> Cluster:
@@ -163,17 +132,4 @@ def unknown_growth() -> Unknown:
         "a trace at a second size; then post-collective work as a power law in a cluster config",
         {"growth": GROWTH[0]},
         {"growth": GROWTH[-1]},
-    )
-
-
-def unknown_limit(oversubscription: float) -> Unknown:
-    """The limit of a lone group: only the tier above the NICs, or only the NICs, which then meet the asked ratio."""
-    slowest = f"{oversubscription:g} times as long" if oversubscription > 1.0 else "as long as today"
-    return Unknown(
-        "limit of the payload",
-        "fabric.uplink_gbps",
-        f"from no time to {slowest}",
-        "--base with a cluster that gives fabric.nic_gbps, fabric.uplink_gbps and fabric.nodes_per_leaf",
-        {"link_factor": FREE},
-        {"link_factor": 1.0 / max(oversubscription, 1.0)},
     )

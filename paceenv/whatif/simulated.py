@@ -24,7 +24,7 @@ from paceenv.sim.cluster import Cluster
 from paceenv.whatif.baseline import Baseline
 from paceenv.whatif.change import Change
 from paceenv.whatif.estimate import LEVEL, Array, Ends, of_runs, widened
-from paceenv.whatif.predictions import Case, Differences, Prediction, Row
+from paceenv.whatif.predictions import Numbers, Prediction, Row
 from paceenv.whatif.scenarios import Scenario, changed
 
 MIN_SEEDS = 2
@@ -95,19 +95,17 @@ def predict(
     text = (
         f"simulated: {len(known)} clusters drawn from the calibration's errors x " if len(known) > 1 else "simulated: "
     )
-    measured = baseline.measured
     return Prediction(
         source=baseline.source,
-        basis="simulator",
         method=f"{text}{per_draw} seeds x {iterations} iterations, the same noise for all rows",
         unit="batches of a rank" if baseline.counts_batches else "samples",
-        today=_case(baseline.cluster, runs[Change()], "passive", {}),
+        today=_row(Change(), baseline, runs, ends),
         changed=[_row(change, baseline, runs, ends) for change in changes],
         assumes=baseline.assumes(changes),
         cannot_tell=baseline.cannot_tell(changes),
         left_open=baseline.left_open(changes),
-        measured_step_s=None if measured is None else measured.step_s,
-        measured_cv=None if measured is None else measured.cv,
+        measured_step_s=baseline.measured_step_s,
+        measured_cv=baseline.measured_cv,
     )
 
 
@@ -163,18 +161,22 @@ class _Ends:
 
 
 def _row(change: Change, baseline: Baseline, runs: Mapping[Change, Runs], ends: _Ends) -> Row:
-    found, unpaced = runs[change], None
+    found, unpaced, against_today = runs[change], None, None
+    moved: _Moved = {}
+    if change != Change():
+        moved = ends.moved(Change(), change)
+        against_today = _differences(runs[Change()], found, moved)
     if change.pacing != "passive":
         alike = replace(change, pacing="passive")
         unpaced = _differences(runs[alike], found, ends.moved(alike, change))
-    moved = ends.moved(Change(), change)
-    return Row(
-        change,
-        _case(changed(change, baseline.cluster, baseline.slow, baseline.scenario(change)), found, change.pacing, moved),
-        _differences(runs[Change()], found, moved),
-        unpaced,
-        found.outside,
+    cluster = changed(change, baseline.cluster, baseline.slow, baseline.scenario(change))
+    job = Numbers(
+        step=_wider("step_s", of_runs(np.array(found.step_s)), moved),
+        throughput=_wider("throughput", of_runs(np.array(found.throughput)), moved),
+        cv=_wider("cv", of_runs(np.array(found.cv)), moved),
+        energy=_wider("energy_j", of_runs(np.array(found.energy_j)), moved) if found.energy_j else None,
     )
+    return Row(change, cluster.job.nodes, cluster.ranks, job, against_today, unpaced, found.outside)
 
 
 def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
@@ -183,11 +185,11 @@ def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
     A run draws the persistent differences between its ranks, and all its steps share them. So the trace gives the
     mean step of the cluster no better than one run gives that of another.
     """
-    if not baseline.parameters or baseline.measured is None:
+    step_s = baseline.measured_step_s
+    if not baseline.parameters or step_s is None:
         return [baseline.cluster]
-    step_s, steps = baseline.measured.step_s, baseline.measured.steps
     simulator = start(baseline.cluster, np.arange(MEASURED_RUNS) + seed)
-    steps = min(steps, max(MAX_MEASURED // (MEASURED_RUNS * baseline.cluster.ranks), 1))
+    steps = min(baseline.steps, max(MAX_MEASURED // (MEASURED_RUNS * baseline.cluster.ranks), 1))
     run_s_E = simulator.run(simulator.off(), steps).mean(axis=1)
     half_s = float(stats.norm.ppf(0.5 + 0.5 * LEVEL)) * float(run_s_E.std(ddof=1))
     if math.isfinite(step_s.low):
@@ -197,31 +199,19 @@ def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
     return found if any(one is not baseline.cluster for one in found) else [baseline.cluster]
 
 
-def _case(cluster: Cluster, runs: Runs, policy: str, moved: _Moved) -> Case:
-    return Case(
-        nodes=cluster.job.nodes,
-        ranks=cluster.ranks,
-        policy=policy,
-        step_s=_wider("step_s", of_runs(np.array(runs.step_s)), moved),
-        throughput=_wider("throughput", of_runs(np.array(runs.throughput)), moved),
-        cv=_wider("cv", of_runs(np.array(runs.cv)), moved),
-        energy_j=_wider("energy_j", of_runs(np.array(runs.energy_j)), moved) if runs.energy_j else None,
-    )
-
-
 def _wider(name: str, interval: Interval, moved: _Moved) -> Interval:
     """The interval with the unknowns in it; a CV has no end below 0."""
     found = widened(interval, moved.get(name, {}).values(), by_factors=name != "cv")
     return found._replace(low=max(found.low, 0.0)) if name == "cv" else found
 
 
-def _differences(before: Runs, after: Runs, moved: _Moved) -> Differences:
+def _differences(before: Runs, after: Runs, moved: _Moved) -> Numbers:
     def ratio(name: str) -> Interval:
         found = of_runs(np.array(getattr(after, name)) / np.array(getattr(before, name)))
         return Interval(*(end - 1.0 for end in _wider(name, found, moved)))
 
     cv = of_runs(np.array(after.cv) - np.array(before.cv))
-    return Differences(
+    return Numbers(
         step=ratio("step_s"),
         throughput=ratio("throughput"),
         cv=widened(cv, moved.get("cv", {}).values(), by_factors=False),

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from paceenv.core.trace import Trace, TraceMetadata
-from paceenv.diagnosis.clocks import on_one_clock
-from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
+from paceenv.diagnosis.clocks import matrix_on_one_clock
+from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.importers.inputs import read_inputs
 
 STRAGGLER_DIR = Path(
@@ -79,7 +79,7 @@ def trace_of_rows(rows: list[tuple[Any, ...]]) -> Trace:
 
 def matrix_in(path: Path) -> OperationMatrix:
     """The matrix of the one job in a file, on one clock."""
-    return on_one_clock(read_matrix(read_inputs([path]).require_trace()))[0]
+    return matrix_on_one_clock(read_inputs([path]).require_trace())[0]
 
 
 def awaited(trace: Trace, op: str = "all_reduce") -> Trace:

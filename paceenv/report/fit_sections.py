@@ -1,44 +1,45 @@
-"""What ``paceenv calibrate`` prints of a fit: the record in the written cluster."""
+"""A fit in sections: the record in the fitted cluster, which ``paceenv calibrate`` prints and a report shows."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from paceenv.calibration.posterior import parameters_of
+from paceenv.report.section import Section
 from paceenv.sim.cluster import Cluster
-from paceenv.ui import output
 
 NUMBERS = ("value", "se", "lo", "hi")
 
 
-def print_record(cluster: Cluster) -> None:
-    """Print the parameters that the source tells, why it does not tell the others, and checks on unseen steps."""
+def fit_sections(cluster: Cluster) -> list[Section]:
+    """The parameters that the source tells, why it does not tell the others, and checks on unseen steps."""
     record = cluster.calibration
-    measured, simulated, note = record.get("measured"), record.get("simulated"), ""
+    measured, simulated, notes = record.get("measured"), record.get("simulated"), []
     if measured and simulated:
         step_s, again_s = measured["step_mean_s"], simulated["step_mean_s"]
-        note = f"mean step {step_s:.4g} s, simulated {again_s:.4g} s ({again_s / step_s - 1.0:+.1%}); "
-        note += f"CV {measured['step_cv']:.3f}, simulated {simulated['step_cv']:.3f}"
+        note = f"Mean step {step_s:.4g} s, simulated {again_s:.4g} s ({again_s / step_s - 1.0:+.1%}); "
+        notes.append(f"{note}CV {measured['step_cv']:.3f}, simulated {simulated['step_cv']:.3f}.")
     fitted = [(key, *_numbers(p, *NUMBERS), p.get("evidence", "")) for key, p in record["fitted"].items()]
     columns = ("parameter", "value", "standard error", "95 % low", "high", "evidence")
-    output.print_table(f"{cluster.name}: fitted to {record['source']}", columns, fitted, note)
+    title = f"{cluster.name}: fitted to {record['source']}"
+    sections = [Section(title, notes, columns, fitted, csv="parameters")]
     rows = [
         (p.key, *_numbers(p.to_record(), "value"), _bounds(p.to_record()), p.reason)
         for p in parameters_of(cluster)
         if not p.is_identified
     ]
     if rows:
-        title = "Cannot be identified from this trace"
-        output.print_table(title, ("parameter", "value used", "bounds", "why"), rows)
+        open_ = ("parameter", "value used", "bounds", "why")
+        sections.append(Section("Cannot be identified from this trace", (), open_, rows))
     if "held_out_steps" in record:
-        _print_check(record["held_out_steps"])
+        sections.append(_check(record["held_out_steps"]))
+    return sections
 
 
-def _print_check(check: dict[str, Any]) -> None:
+def _check(check: dict[str, Any]) -> Section:
     """A check on held-out steps, or the reason why there is none."""
     if "cannot_tell" in check:
-        output.say(f"not compared with unseen steps: {check['cannot_tell']}")
-        return
+        return Section("Steps not seen", [f"not compared: {check['cannot_tell']}"])
     rows = []
     for x in check["lines"]:
         error = x["simulated"] - x["held_out"]
@@ -47,14 +48,13 @@ def _print_check(check: dict[str, Any]) -> None:
         unit = x["unit"] and f", {x['unit']}"
         numbers = _numbers(x, "held_out", "simulated", "low", "high")
         rows.append((f"{x['quantity']}{unit}", *numbers, said, x["verdict"]))
-    output.print_table(
-        f"Steps not seen: {check['held_out_steps']} held out, fitted to the {check['fitted_steps']} before",
-        ("quantity", "held out", "simulated", "95 % low", "high", "error", "verdict"),
-        rows,
+    text = [
         "the interval holds single simulated runs of that length, of clusters drawn from the errors of that fit; "
         "of a KS distance it is what chance gives. close: outside of it but not by much. The written cluster is fitted "
         "to all steps.",
-    )
+    ]
+    title = f"Steps not seen: {check['held_out_steps']} held out, fitted to the {check['fitted_steps']} before"
+    return Section(title, text, ("quantity", "held out", "simulated", "95 % low", "high", "error", "verdict"), rows)
 
 
 def _numbers(record: dict[str, Any], *names: str) -> tuple[str, ...]:

@@ -1,0 +1,212 @@
+"""What ``paceenv diagnose`` and ``report`` find: all that lies under some paths, and one verdict on it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceenv.core.errors import InputError, needs
+from paceenv.diagnosis.absolute import AbsoluteCheck, check_links
+from paceenv.diagnosis.answer import MAX_ROWS, Answer, find_answer
+from paceenv.diagnosis.causes import SLOW_RANK
+from paceenv.diagnosis.verdict import Pacing, Verdict, conclude
+from paceenv.importers.inputs import Inputs
+from paceenv.report.answer_sections import answer_sections
+from paceenv.report.recordings import find_recordings
+from paceenv.report.section import Section
+from paceenv.ui import output
+from paceenv.ui.output import sentence
+
+if TYPE_CHECKING:  # what few need brings libraries that take a second to import
+    from paceenv.diagnosis.two_runs import Change
+    from paceenv.report.fitted import Fitted, Paced
+
+POLICIES = ("paper", "learned")
+"""Always compared; others by option."""
+NOT_ASKED = "not asked for"
+PATTERN_HELP = (
+    "For text logs of other programs: a regular expression with a named group for the step time, (?P<s>..) or "
+    "(?P<ms>..); or for a speed, (?P<steps_per_s>..); or for a running clock, (?P<elapsed_s>..); beside it "
+    "(?P<step>..)."
+)
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """The verdict on a trace and what it rests on; a missing cluster or missing policies are the reason, in words."""
+
+    verdict: Verdict
+    fitted: Fitted | str
+    policies: list[Paced] | str
+    checks: tuple[AbsoluteCheck, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: the headline, and what was simulated."""
+        policies = [] if isinstance(self.policies, str) else [one.as_dict() for one in self.policies]
+        return {
+            "verdict": self.verdict.text,
+            "headline": self.verdict.to_json() | {"checks": [check.to_json() for check in self.checks]},
+            "policies": policies,
+            "not_simulated": self.policies if isinstance(self.policies, str) else None,
+        }
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All of it; None or empty where nothing of the kind lies there."""
+
+    paths: Sequence[Path]
+    inputs: Inputs
+    runs: dict[str, str]  # the page of each live run
+    answer: Answer | None
+    conclusion: Conclusion | None  # of a trace that was diagnosed
+    links: dict[str, str]  # the law of each bandwidth table, in words
+    changes: tuple[Change, ...] = ()  # against an earlier run, or between two logs
+    compared: Section | None = None  # the same for people
+
+    @property
+    def notes(self) -> list[str]:
+        """On the inputs, and on what was left out, a line each."""
+        if self.answer is None:
+            return list(self.inputs.notes)
+        notes = [*self.answer.notes, *(self.answer.diagnosis.notes if self.answer.diagnosis else ())]
+        return [*notes, *(note for one in self.answer.steps for note in one.log.notes)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as ``--json`` prints it."""
+        found: dict[str, Any] = {"notes": list(self.inputs.notes)} if self.answer is None else self.answer.to_json()
+        found |= self.conclusion.to_json() if self.conclusion is not None else {}
+        changes = {"changes": [one.to_json() for one in self.changes]} if self.changes else {}
+        return found | {"runs": self.runs, "links": self.links, "next": self.next} | changes
+
+    def sections(self) -> list[Section]:
+        """All that was found, for people."""
+        found = []
+        if self.answer is not None:
+            verdict = self.conclusion.verdict if self.conclusion is not None else None
+            found = answer_sections(self.answer, verdict, self.inputs.activity, str(self.paths[0]))
+        found += [self.compared] if self.compared is not None else []
+        if self.links:
+            found.append(Section("Links", [f"{source}: {law}" for source, law in self.links.items()]))
+        return found
+
+    @property
+    def next(self) -> list[str]:
+        """Commands that work when typed, the most useful first."""
+        words, steps, answer = shlex.join(map(str, self.paths)), list[str](), self.answer
+        if answer is not None and answer.diagnosis is not None and self.conclusion is not None:
+            causes, matrix = answer.diagnosis.causes, answer.matrix
+            late = answer.diagnosis.late or [one.rank for one in answer.diagnosis.arrivals.late]
+            if causes and causes[0].cause == SLOW_RANK and late and matrix is not None and not matrix.stage_N.any():
+                steps.append(f"paceenv whatif {words} --replace-rank {late[0]}")
+            stands = bool(answer.ended) or any(hang.hangs for hang in answer.hangs) or bool(answer.diagnosis.refused)
+            if self.conclusion.verdict.claim in {"helps", "is open"} and len(self.paths) == 1 and not stands:
+                steps.append(f"paceenv train --job {words} -o runs/mine")
+        if answer is not None and (answer.matrix is not None or len(answer.steps) == 1):
+            steps.append(f"paceenv report {words} -o report.html")
+        for source, law in list(self.links.items())[:1]:
+            if "law holds for neither" not in law:
+                steps.append(f"paceenv calibrate {shlex.quote(source.partition(', table ')[0])} -o links.yaml")
+        return steps
+
+
+def examine(
+    paths: Sequence[Path],
+    *,
+    pattern: str | None = None,
+    against: Path | None = None,
+    job: str | None = None,
+    policies: Sequence[str] = POLICIES,
+) -> Examination:
+    """Read, diagnose, fit, simulate, compare, conclude."""
+    recordings = find_recordings(paths)
+    runs = {str(path): page for path, page in recordings.pages().items()}
+    inputs = recordings.read(pattern, MAX_ROWS)
+    if inputs.apart and against is None and len(paths) == 2:
+        against, paths = paths[0], paths[1:]
+        inputs = find_recordings(paths).read(pattern, MAX_ROWS)
+    if inputs.several_traces:
+        raise InputError(f"{inputs.several_traces}, or two, which are compared")
+    earlier = None if against is None else find_recordings([against]).read(pattern, MAX_ROWS)
+    links = _links(inputs, earlier)
+    is_job = inputs.trace is not None or inputs.dumps or inputs.ended or inputs.steps or inputs.inspected
+    if not is_job and (runs or links):
+        return Examination(paths, inputs, runs, None, None, links)
+    with output.progress("replay the steps"):
+        answer = find_answer(inputs, job)
+    conclusion = None
+    if answer.diagnosis is not None:
+        conclusion = conclude_answer(answer, inputs, str(paths[0]), job, policies=policies)
+    changes, compared = _changes(inputs, answer, earlier, (str(against), str(paths[0])))
+    return Examination(paths, inputs, runs, answer, conclusion, links, changes, compared)
+
+
+def conclude_answer(
+    answer: Answer, inputs: Inputs, source: str, job: str | None = None, *, policies: Sequence[str] = POLICIES
+) -> Conclusion:
+    """Fit, simulate, check, conclude."""
+    diagnosis, matrix, trace = answer.diagnosis, answer.matrix, inputs.require_trace()
+    assert diagnosis is not None, "there is a trace"
+    assert matrix is not None, "there is a trace"
+    checks = check_links(matrix, inputs.tables)
+    if inputs.tables and not any(check.what.endswith("nccl-tests") for check in checks):
+        output.say("not compared with nccl-tests: no collective here is of a table's kind, number of ranks and sizes")
+    fitted: Fitted | str = NOT_ASKED
+    paced: list[Paced] | str = NOT_ASKED
+    if policies:
+        from paceenv.report.fitted import compare, fit  # the simulator, which a hang or a log does not need
+
+        with output.progress("fit a cluster, simulate pacing", len(policies)) as done:
+            fitted = fit(trace, source, job, frozenset(cause.cause for cause in diagnosis.causes))
+            try:
+                paced = fitted if isinstance(fitted, str) else compare(fitted, policies, done)
+            except ModuleNotFoundError as error:  # the released policy's file needs a library that it does not
+                paced = str(needs("the comparison", error.name, "train"))
+    if isinstance(paced, str) or isinstance(fitted, str):
+        pacing = Pacing(why_not=str(paced))
+    else:
+        pacing = Pacing(tuple((one.policy, one.gain) for one in paced), doubt=fitted.doubt)
+    return Conclusion(conclude(diagnosis, pacing, checks), fitted, paced, tuple(checks))
+
+
+def _changes(
+    inputs: Inputs, answer: Answer, earlier: Inputs | None, names: tuple[str, str]
+) -> tuple[tuple[Change, ...], Section | None]:
+    """Against an earlier run, or between the two logs that were given."""
+    if earlier is None and len(answer.steps) != 2:
+        return (), None
+    from paceenv.diagnosis.two_runs import compare, headline, of_log, of_trace
+
+    before = find_answer(earlier) if earlier is not None else None
+    if before is not None and earlier is not None and before.matrix is not None and answer.matrix is not None:
+        changes = compare(of_trace(before.matrix, earlier.activity), of_trace(answer.matrix, inputs.activity))
+        ranks = len(before.matrix.ranks), len(answer.matrix.ranks)
+    else:
+        logs = [one.log for one in answer.steps]
+        if earlier is not None:
+            logs = [log for log in (earlier.one_log(), inputs.one_log()) if log is not None]
+        if len(logs) != 2:
+            raise InputError("the runs are not of the same kind; allowed: two logs, or two traces")
+        names = names if earlier is not None else (logs[0].name, logs[1].name)
+        changes, ranks = compare(*map(of_log, logs)), (logs[0].world_size, logs[1].world_size)
+    columns = ("what", "before", "after", "change", "")
+    said, rows = sentence(headline(changes, ranks)), [one.row() for one in changes]
+    return changes, Section(" and ".join(names), [said], columns, rows) if changes else None
+
+
+def _links(inputs: Inputs, earlier: Inputs | None) -> dict[str, str]:
+    """The law of each bandwidth table, whether it is normal for its NICs, and what differs between two."""
+    tables = (*(earlier.tables if earlier is not None else ()), *inputs.tables)
+    if not tables:
+        return {}
+    from paceenv.calibration.bandwidth import fit_bandwidth  # SciPy, which takes a second to import
+    from paceenv.diagnosis.absolute import check_nics
+
+    found = {}
+    for table in tables:
+        nics = check_nics(table, inputs.network) if inputs.network is not None else ""
+        found[table.source] = fit_bandwidth(table).text + (f" {sentence(nics)}" if nics else "")
+    return found

@@ -1,0 +1,118 @@
+"""The page of a trace or of a log: what ``paceenv diagnose`` finds, pictures, and the fitted cluster's predictions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from paceenv.core.errors import InputError
+from paceenv.diagnosis.dependency_graph import build_graph
+from paceenv.diagnosis.operation_matrix import OperationMatrix
+from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
+from paceenv.diagnosis.verdict import Diagnosis
+from paceenv.report import pictures
+from paceenv.report.examination import Conclusion, Examination
+from paceenv.report.fit_sections import fit_sections
+from paceenv.report.fitted import Fitted
+from paceenv.report.rank_pictures import heat_map, lateness, spans, timeline
+from paceenv.report.section import Section, page
+from paceenv.ui.output import sentence
+from paceenv.whatif.predictions import Prediction
+
+WHY_NO_CAUSE: Final = (
+    "No cause is named here: step times alone do not say which ranks wait for each other, for what, or for how long; "
+    "that needs a trace (paceenv live, or profiles of every rank)."
+)
+
+
+def page_of(found: Examination, at_sizes: Prediction | str) -> str:
+    """The page; ``at_sizes`` is the job at other sizes, or why it is not predicted."""
+    answer = found.answer
+    assert answer is not None, "something was diagnosed"
+    if answer.matrix is None or answer.diagnosis is None or found.conclusion is None:
+        return _of_log(found, answer.steps[0])
+    matrix, names = answer.matrix, [path.name for path in found.paths]
+    if not matrix.step_s_T.max() > 0.0:
+        raise InputError(f"trace of {matrix.name}: steps that take no time; allowed: a job that takes some")
+    files = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    read = f"Read from {files} ({matrix.source}): {len(matrix.ranks)} ranks, {matrix.steps} steps"
+    sections = [*found.sections(), *_drawn(matrix, answer.diagnosis)]
+    if (paced := answer.diagnosis.paced) is not None:
+        said = f"{sentence(paced.text)} Other settings of pacing may do better or worse."
+        sections.append(Section("What the delays in this trace did", [said]))
+    sections += _predicted(found.conclusion, at_sizes)
+    title = f"Why the steps of {matrix.name} take as long as they do"
+    return page(title, "; ".join([read, *found.notes]) + ".", sections)
+
+
+def _of_log(found: Examination, steps: StepDiagnosis) -> str:
+    log = steps.log
+    read = (
+        f"Read from {log.name} ({log.source}): {len(steps.steady_s_V)} values of {log.quantity}, "
+        f"steps {log.step_V.min()} to {log.step_V.max()}, {int(steps.ordinary.warm_up_V.sum())} of warm-up left out"
+    )
+    sections = [
+        pictures.course(log.step_s_V, log.step_V, "Step times", steps),
+        pictures.spread(steps.steady_s_V, "Distribution", log.quantity),
+        *found.sections(),
+        Section("What a log does not tell", [WHY_NO_CAUSE]),
+    ]
+    return page(f"Step times of {log.name}", "; ".join([read, *found.notes]) + ".", sections)
+
+
+def _drawn(matrix: OperationMatrix, diagnosis: Diagnosis) -> list[Section]:
+    """All pictures of a trace."""
+    graph = build_graph(matrix)
+    late_RT = lateness(matrix, graph)
+    found = [
+        pictures.waterfall(diagnosis),
+        timeline(matrix, spans(matrix, graph), diagnosis.arrivals.late_RT.sum(axis=1)),
+        None if late_RT is None else heat_map(matrix, late_RT),
+        pictures.course(matrix.step_s_T, matrix.iteration_T, "Step time, step by step"),
+        pictures.spread(matrix.step_s_T, "Distribution of step times"),
+    ]
+    return [picture for picture in found if picture is not None]
+
+
+def _predicted(conclusion: Conclusion, at_sizes: Prediction | str) -> list[Section]:
+    """The fitted cluster and what it predicts, or why there is none."""
+    fitted, policies = conclusion.fitted, conclusion.policies
+    if isinstance(fitted, str):
+        said = f"This trace gives no cluster to simulate: {fitted}."
+        said += " So other sizes and pacing policies are not predicted here."
+        return [Section("At other sizes, and with pacing", [said])]
+    sections = fit_sections(fitted.fit.cluster)
+    if fitted.doubt:
+        sections.append(Section("How far to trust it", [f"{sentence(fitted.doubt)} What is predicted is a sketch."]))
+    if isinstance(at_sizes, str):
+        sections.append(Section("At other sizes", [f"Not predicted: {at_sizes}."]))
+    else:
+        sections.append(pictures.scaling(at_sizes))
+    if isinstance(policies, str):
+        return [*sections, Section("Would pacing help?", [f"Not predicted: {policies}."])]
+    columns = (
+        "policy", "throughput gain", "low", "high", "CV", "CV without pacing", "mean delay / step", "so it",
+        "outside its range",
+    )  # fmt: skip
+    rows = [
+        (
+            one.policy, *(f"{x:+.2%}" for x in one.gain), f"{one.cv:.4f}", f"{one.cv_passive:.4f}",
+            f"{one.delay_share:.4f}", one.verdict, one.outside,
+        )
+        for one in policies
+    ]  # fmt: skip
+    return [*sections, Section("Would pacing help?", [policies_caption(fitted)], columns, rows)]
+
+
+def policies_caption(fitted: Fitted) -> str:
+    """What the comparison of policies is."""
+    caption = (
+        f"Pacing policies on {len(fitted.clusters)} clusters that may be the one behind this trace, each with "
+        f"{fitted.fit.cluster.job.nodes} nodes, paired with no pacing on the same noise; 95 % of such clusters lie "
+        "between low and high. A simulation: on the job itself a canary (paceenv live) decides."
+    )
+    if fitted.tenants is False:
+        caption += (
+            " This trace shows no other job on the same links; one that collides with ours in every single step would "
+            "look like a slower link here; only a canary shows it."
+        )
+    return caption
