@@ -4,12 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
-TUNED := static-held-out tuned
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-gpu lint format-check format typecheck docs dist bench tuned scores released commit-checks clean
+.PHONY: help setup demo test test-slow test-gpu lint format-check format typecheck docs dist bench scores released commit-checks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -66,11 +65,6 @@ dist: $(STAMP) ## sdist and wheel into dist/, the wheel tried in empty environme
 
 bench: $(STAMP) ## timings, as ratios within one run
 	@$(BIN)/python -m benchmarks
-
-tuned: $(STAMP) ## find static settings for the clusters of SCORES.md by sweep, into configs/contests (about 20 minutes; goes on where it was)
-	@for sweep in $(TUNED); do $(BIN)/paceenv sweep $$sweep -o runs/sweeps/$$sweep || exit 1; done
-	@mkdir -p configs/contests
-	@for sweep in $(TUNED); do cp runs/sweeps/$$sweep/winner.yaml configs/contests/$$sweep.yaml; done
 
 scores: $(STAMP) ## rebuild SCORES.md from the committed configurations
 	@$(BIN)/paceenv evaluate --write SCORES.md

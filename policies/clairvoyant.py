@@ -10,23 +10,35 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import metrics, pacing
 from paceenv.core.errors import out_of_range
+from paceenv.core.pacing import Candidate
 from paceenv.sim.engine.simulator import Simulator
 
 MAX_FORKED_RANKS = 2**20
 """Ranks that are rolled ahead at once, for memory: about 100 bytes each."""
-_THRESHOLDS = {"slack": (0.0, 0.02), "phase_shift": (0.0, 0.1), "mean_slack": (0.01,), "stagger": (0.0,)}
 _WINDOWS = (0.05, 0.1, 0.2, 0.4, 0.6)
-_TOGETHER = (0.1, 0.3, 0.6), (0.05, 0.2)
-"""Windows of slack and of phase_shift where both are on."""
-_HOLDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
-"""Windows of defer, which is as long as a transfer and not as a step; its threshold 0 holds back without trials."""
+GRID: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "slack": ((0.0, 0.02), _WINDOWS),
+    "phase_shift": ((0.0, 0.1), _WINDOWS),
+    "mean_slack": ((0.0, 0.02), _WINDOWS),
+    "stagger": ((0.0, 0.3), _WINDOWS),  # 0: places that are held without a judgement
+    "paper": ((0.0, 0.02), _WINDOWS),
+    "defer": ((0.0,), (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)),  # as long as a transfer, not as a step
+}
+"""Thresholds and windows of a mechanism that are tried, by the look-ahead and by the teacher of the distillation."""
+_TOGETHER = (
+    (("slack", 0.02, (0.1, 0.3, 0.6)), ("phase_shift", 0.1, (0.05, 0.2))),
+    (("slack", 0.05, (0.1, 0.3)), ("stagger", 0.3, (0.2, 0.4))),
+)
+"""Threshold and windows of two mechanisms where both are on."""
+MECHANISMS = ("slack", "phase_shift", "mean_slack", "stagger")
+"""Those whose settings are tried in every job; defer only where the program has transfers that can wait."""
 
 
 def roll_ahead(
@@ -47,22 +59,19 @@ def roll_ahead(
     return np.concatenate(step_s)
 
 
-def candidates(
-    mechanisms: Sequence[str] = ("slack", "phase_shift", "mean_slack", "stagger"), *, can_defer: bool = False
-) -> NDArray[np.float64]:
-    """Settings ``(C, M, 2)`` to try: off, every mechanism at a few thresholds and windows, slack with phase_shift."""
-    rows = [pacing.off()]
-    for name in mechanisms:
-        rows += [pacing.one_mechanism(name, t, w) for t, w in itertools.product(_THRESHOLDS[name], _WINDOWS)]
-    if {"slack", "phase_shift"} <= set(mechanisms):
-        slack, phase_shift = _TOGETHER
-        rows += [
-            pacing.one_mechanism("slack", 0.02, a) + pacing.one_mechanism("phase_shift", 0.1, b)
-            for a, b in itertools.product(slack, phase_shift)
-        ]
-    if can_defer:
-        rows += [pacing.one_mechanism("defer", 0.0, window) for window in _HOLDS]
-    return np.stack(rows)
+def grid(mechanisms: Sequence[str]) -> list[Candidate]:
+    """Every mechanism alone with each of its thresholds and windows, and pairs of them."""
+    found: list[Candidate] = [{m: pair} for m in mechanisms for pair in itertools.product(*GRID[m])]
+    for (a, a_threshold, a_windows), (b, b_threshold, b_windows) in _TOGETHER:
+        if a in mechanisms and b in mechanisms:
+            both = itertools.product(a_windows, b_windows)
+            found += [{a: (a_threshold, one), b: (b_threshold, other)} for one, other in both]
+    return found
+
+
+def settings_of(candidates: Iterable[Candidate]) -> NDArray[np.float64]:
+    """Off and the candidates as settings ``(1 + C, M, 2)``."""
+    return np.stack([pacing.off(), *(pacing.settings(candidate) for candidate in candidates)])
 
 
 class Clairvoyant:
@@ -84,7 +93,8 @@ class Clairvoyant:
 
     def plan(self, simulator: Simulator, interval_iterations: int) -> NDArray[np.float64]:
         """The best candidate for each environment's next interval, ``(E, 1, M, 2)``; the simulator is not changed."""
-        tried = candidates(can_defer=bool(simulator.batch.program.can_wait_O.any()))
+        can_defer = simulator.batch.program.can_wait_O.any()
+        tried = settings_of(grid([*MECHANISMS, "defer"] if can_defer else MECHANISMS))
         step_s_ECT = roll_ahead(simulator, np.arange(len(simulator.batch)), tried, self._horizon * interval_iterations)
         ideal_s_E1 = simulator.batch.jobs["ideal_step_s"][:, None]
         mean_s_EC, sd_s_EC = step_s_ECT.mean(axis=2), step_s_ECT.std(axis=2)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from paceenv.core import pacing, signals
 from paceenv.core.differences import Gains, Levels
 from paceenv.core.errors import out_of_range
+from paceenv.core.pacing import Candidate
 from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.learned import Learned
 
@@ -25,8 +26,6 @@ MAX_CANDIDATES = 256
 CHECKED = ("phase_shift",)
 """Mechanisms that a policy that checks itself may stop. The rules slack and stagger judge themselves, sooner and at
 less cost: in single iterations, by every step."""
-Candidate = Mapping[str, tuple[float, float]]
-"""One setting: (threshold, window) by mechanism, ratios; mechanisms that are not named are off."""
 
 
 class Distilled(Learned):
@@ -154,7 +153,6 @@ def plain(candidate: Candidate) -> dict[str, tuple[float, float]]:
 
 def _settings(candidate: Candidate, where: str) -> NDArray[np.float64]:
     """A candidate as settings ``(M, 2)``."""
-    settings = pacing.off()
     for mechanism, (threshold, window) in candidate.items():
         if mechanism not in pacing.MECHANISMS:
             raise out_of_range("candidate", mechanism, f"mechanisms of {', '.join(pacing.MECHANISMS)}", where)
@@ -165,8 +163,7 @@ def _settings(candidate: Candidate, where: str) -> NDArray[np.float64]:
         ):
             if not 0.0 <= value <= most:
                 raise out_of_range(f"{key} of {mechanism}", value, f"0 to {most:g}", where)
-        settings[m] = threshold, window
-    return settings
+    return pacing.settings(candidate)
 
 
 OPEN, REST, CLOSED, TRIAL = range(4)

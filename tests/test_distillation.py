@@ -11,6 +11,7 @@ import torch
 from stable_baselines3.common.logger import Logger
 
 from paceenv.core import metrics, pacing, signals
+from paceenv.policies.clairvoyant import grid, settings_of
 from paceenv.policies.distilled import Distilled
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
@@ -20,11 +21,9 @@ from paceenv.trainers.training.learner import Curve
 from paceenv.trainers.training.teacher import (
     Answers,
     choose_candidates,
-    coarse_grid,
     finer_grid,
     gains,
     select_candidates,
-    settings_of,
 )
 from paceenv.trainers.training.train_config import Distill, Environment, TrainConfig
 from paceenv.ui import config_files
@@ -81,7 +80,7 @@ def test_clusters_of_little_weight_take_turns(tmp_path: Path) -> None:
 
 
 def test_grids_stay_within_what_a_setting_may_be() -> None:
-    coarse = coarse_grid(pacing.MECHANISMS)
+    coarse = grid(pacing.MECHANISMS)
     fine = finer_grid(coarse)
     assert len(fine) == len({tuple(sorted(one.items())) for one in fine}) > len(coarse)
     for candidate in fine:
@@ -89,7 +88,7 @@ def test_grids_stay_within_what_a_setting_may_be() -> None:
             assert 0.0 <= threshold <= pacing.MAX_THRESHOLD[pacing.MECHANISMS.index(mechanism)]
             assert 0.0 < window <= pacing.MAX_WINDOW
     assert any(len(one) == 2 for one in coarse)
-    assert all(set(one) == {"slack"} for one in coarse_grid(["slack"]))
+    assert all(set(one) == {"slack"} for one in grid(["slack"]))
 
 
 def test_candidates_are_those_that_help_somewhere() -> None:

@@ -53,7 +53,8 @@ def test_the_same_actions_give_the_run_of_an_evaluation_bit_for_bit(cluster: str
 
 
 def test_one_action_for_all_ranks_gives_the_scalar_environment() -> None:
-    together, alone = PacingParallelEnv(cv_weight=(0.0, 1.0)), PacingEnv("two-jobs", mechanisms="phase_shift")
+    together = PacingParallelEnv("two-jobs", cv_weight=(0.0, 1.0))
+    alone = PacingEnv("two-jobs", mechanisms="phase_shift")
     weighed = PacingEnv("two-jobs", mechanisms="phase_shift", cv_weight=(0.0, 1.0))
     together.reset(seed=3), alone.reset(seed=3), weighed.reset(seed=3)
     action = np.array([-0.5, 0.6], np.float32)

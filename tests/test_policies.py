@@ -15,7 +15,7 @@ from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
 from paceenv.policies import names, rules
 from paceenv.policies.base import Policy
-from paceenv.policies.clairvoyant import Clairvoyant, candidates
+from paceenv.policies.clairvoyant import MECHANISMS, Clairvoyant, grid, settings_of
 from paceenv.policies.rollout import run, start
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.engine.simulator import Simulator
@@ -253,7 +253,7 @@ def test_the_first_interval_is_passive_and_passive_never_delays() -> None:
 
 
 def test_candidates_start_with_off_and_use_the_named_mechanisms() -> None:
-    tried = candidates(("phase_shift",))
+    tried = settings_of(grid(("phase_shift",)))
     assert not tried[0].any()
     assert len(np.unique(tried, axis=0)) == len(tried)
     assert not np.delete(tried, pacing.PHASE_SHIFT, axis=1).any()
@@ -266,7 +266,7 @@ def test_plan_is_the_best_candidate_on_the_noise_that_comes(simulator: Make) -> 
     sim.run(sim.off(), 40)
     planned = Clairvoyant(horizon=1).plan(sim, 20)
     best_E = sim.fork(np.arange(4)).run(planned, 20).mean(axis=1)
-    for tried in candidates():
+    for tried in settings_of(grid(MECHANISMS)):
         step_E = sim.fork(np.arange(4)).run(np.tile(tried, (4, 1, 1, 1)), 20).mean(axis=1)
         assert (best_E <= step_E).all()
 

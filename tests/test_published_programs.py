@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from traced_jobs import STRAGGLER_DIR
 
-from paceenv.core import pacing
-from paceenv.policies.clairvoyant import candidates
+from paceenv.policies.clairvoyant import grid, settings_of
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_tables import Compute
@@ -177,7 +176,7 @@ def test_exchanges_of_experts_are_slowed_by_gradients_and_gain_from_going_first(
     free, is_exchange = job.record(job.off(), 2), ~program.can_wait_O
     took_O, alone_O = (free.through_ETO - free.start_ETO)[0, -1], program.alone_O + program.latency_O
     assert (took_O[is_exchange] / alone_O[is_exchange]).max() > 2.0
-    tried = [setting for setting in candidates(can_defer=True) if setting[pacing.DEFER, pacing.WINDOW] > 0.0]
+    tried = settings_of(grid(["defer"]))[1:]
     held_s = min(float(Simulator(batch, keys).run(setting[None, None], 12)[0, -1]) for setting in tried)
     ahead = Simulator(replace(batch, program=program._replace(weight_O=np.where(is_exchange, 1e6, 1.0))), keys)
     first_s = float(ahead.run(ahead.off(), 2)[0, -1])  # exchanges strictly first on every link

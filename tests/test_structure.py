@@ -152,7 +152,8 @@ LIGHT = {
     ),
     "no sweep": (
         "from paceenv.cli import evaluate_command, sweep_command; import paceenv.live, paceenv.envs.pacing_env;"
-        "from paceenv.trainers.sweep import static_search, sweep_results; import paceenv.policies.select",
+        "from paceenv.trainers.evaluation import static_search;"
+        "from paceenv.trainers.sweep import sweep_results; import paceenv.policies.select",
         {"ray", "optuna"},
     ),
 }

@@ -17,8 +17,8 @@ from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.trainers.evaluation.evaluate import TUNED, evaluate, mean_share, share_interval, share_of_best
+from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import ALL, REPORTED, SPLITS, Case, Suite, load_suite, load_suites
-from paceenv.trainers.sweep.static_search import search_static, spelled
 from paceenv.ui import config_files
 
 CASES = load_suite(ALL).cases
@@ -87,8 +87,7 @@ def test_the_static_sweep_finds_each_mechanism_where_it_pays() -> None:
     cases = [Case(cluster=name) for name in ("unequal-slack", "sockets-two-jobs", "incast-shallow")]
     suite = Suite(name="three", cases=cases, seeds=8, iterations=300)
     found = search_static(suite)
-    best_C = found.gain_SCE.mean(axis=2).argmax(axis=0)
-    tuned = {case.name: spelled(found.settings[s]) for case, s in zip(cases, best_C.tolist(), strict=True)}
+    tuned = found.best_of_each()
     for case, mechanism in zip(cases, ("slack", "phase_shift", "stagger"), strict=True):
         assert f"{mechanism}=" in tuned[case.name]
     weights_gain = found.gain_SCE.mean(axis=(1, 2))

@@ -25,8 +25,8 @@ from paceenv.sim.cluster import load_cluster
 from paceenv.sim.engine.simulator import MAX_RUN_SEED, SEEDS_OF_A_RUN, TRAINING_SEEDS, episode_keys, training_seed
 from paceenv.trainers.evaluation.evaluate import evaluate
 from paceenv.trainers.evaluation.score_table import markdown, verdicts
+from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import MAX_FIRST_SEED, Suite, load_suite
-from paceenv.trainers.sweep.static_search import search_static
 from paceenv.trainers.training import training_run
 from paceenv.trainers.training.sb3_learner import Sb3Learner
 from paceenv.trainers.training.train_config import Environment, TrainConfig, load_train_config

@@ -13,9 +13,10 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from paceenv.core.errors import InputError
-from paceenv.envs.null_jobs import PAYS, NullJobWarning
+from paceenv.envs import null_jobs
+from paceenv.envs.null_jobs import NullJobWarning
 from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
-from paceenv.envs.registration import register_envs
+from paceenv.envs.registration import SCENARIOS, register_envs
 from paceenv.sim.cluster import load_cluster
 
 register_envs()
@@ -199,12 +200,15 @@ def test_a_null_job_is_named_once_and_nothing_else_is() -> None:
         PacingEnv(load_cluster("null-jitter").model_copy(update={"name": "other-null"}), warn_null=False)
 
 
-@pytest.mark.parametrize(("cluster", "mechanism"), PAYS.items())
-def test_the_examples_of_the_warning_pay(cluster: str, mechanism: str) -> None:
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_registered_scenario_pays_unless_it_is_the_null(name: str) -> None:
+    assert f"paceenv/{name}-v0" in gymnasium.registry
+    given = SCENARIOS[name] | {"warn_null": True}
+    null_jobs._warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        PacingEnv(cluster, mechanisms=mechanism)
-    assert not [one for one in said if issubclass(one.category, NullJobWarning)]
+        gymnasium.make(f"paceenv/{name}-v0", **given)
+    assert (NullJobWarning in [one.category for one in said]) == (name == "Null")
 
 
 # Frames

@@ -17,8 +17,8 @@ from paceenv.core import metrics
 from paceenv.core.intervals import Interval
 from paceenv.policies.policy_file import save_policy
 from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
+from paceenv.trainers.evaluation.static_search import Problem, Setting, spelled
 from paceenv.trainers.evaluation.suites import Case, Suite, load_suite
-from paceenv.trainers.sweep.static_search import Problem, Setting, spelled
 from paceenv.trainers.training.sb3_learner import Sb3Learner
 from paceenv.trainers.training.train_config import TrainConfig, load_train_config
 from paceenv.trainers.training.training_run import Run

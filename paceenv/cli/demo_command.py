@@ -19,8 +19,8 @@ from paceenv.policies.policy_file import save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.evaluation import result_plots, score_table
 from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
+from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Case, Suite, load_suite
-from paceenv.trainers.sweep.static_search import search_static
 from paceenv.trainers.training import training_run
 from paceenv.trainers.training.train_config import TrainConfig, load_train_config
 from paceenv.ui import config_files, output

@@ -15,8 +15,8 @@ from paceenv.trainers.evaluation import score_table
 from paceenv.trainers.evaluation.comparison import Comparison, is_comparison, load_comparison
 from paceenv.trainers.evaluation.evaluate import SuiteResult
 from paceenv.trainers.evaluation.evaluate import evaluate as compare
+from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Split, load_suite
-from paceenv.trainers.sweep.static_search import search_static
 from paceenv.ui import config_files, output
 from paceenv.ui.json_option import JsonFile
 

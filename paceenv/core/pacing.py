@@ -10,12 +10,14 @@ from it. Always ``0 <= delay <= window <= cap``; a rule with window 0 is off.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+Candidate = Mapping[str, tuple[float, float]]
+"""One setting: (threshold, window) by mechanism, ratios; mechanisms that are not named are off."""
 SLACK_GAIN = 0.7
 """Share of the observed low-quantile slack that is used; the rest is the margin for the next step's noise."""
 PHASE_SHIFT_GAIN = 2.0
@@ -239,17 +241,17 @@ def off(*shape: int) -> NDArray[np.float64]:
     return np.zeros((*shape, len(MECHANISMS), 2))
 
 
-def one_mechanism(mechanism: str, threshold: float, window: float) -> NDArray[np.float64]:
-    """Settings ``(M, 2)`` with one mechanism on.
+def settings(candidate: Candidate) -> NDArray[np.float64]:
+    """A candidate as settings ``(M, 2)``; mechanisms other than :data:`MECHANISMS` raise ValueError."""
+    found = off()
+    for mechanism, pair in candidate.items():
+        found[MECHANISMS.index(mechanism)] = pair
+    return found
 
-    Args:
-        mechanism: one of :data:`MECHANISMS`; others raise ValueError.
-        threshold: a ratio, see :data:`DEFINITIONS`.
-        window: largest delay as a share of the baseline step.
-    """
-    settings = off()
-    settings[MECHANISMS.index(mechanism)] = threshold, window
-    return settings
+
+def one_mechanism(mechanism: str, threshold: float, window: float) -> NDArray[np.float64]:
+    """Settings ``(M, 2)`` with one mechanism on, as :func:`settings`."""
+    return settings({mechanism: (threshold, window)})
 
 
 def decode_action(action_BA: NDArray[np.floating], mechanisms: Sequence[str]) -> NDArray[np.float64]:

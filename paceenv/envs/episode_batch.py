@@ -33,8 +33,8 @@ P = ParamSpec("P")
 
 WHERE = "paceenv/Pacing-v0"
 """What messages name as the place of a wrong value."""
-DEFAULT_CLUSTER, DEFAULT_MECHANISMS = "two-jobs", ("phase_shift",)
-"""A job on which pacing pays, with what pays there."""
+DEFAULT_CLUSTER, DEFAULT_MECHANISMS = ("two-jobs", "two-jobs-other-period", "one-job"), ("phase_shift",)
+"""A job with a twin on its uplink, with a job of another period, and alone: no constant setting suits all three."""
 PACED, TWIN = 0, 1
 """Index into the simulators of a shape."""
 

@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 from paceenv.core import metrics, pacing
 from paceenv.core.limits import Limits
 from paceenv.envs.episode_batch import Rules
+from paceenv.envs.registration import SCENARIOS
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 
 NEGLIGIBLE = 0.001
 """A reward of this much more a step, about 0.1 % of throughput, is nothing to win."""
-PAYS = {"two-jobs": "phase_shift", "unequal-slack": "slack", "incast-shallow": "stagger"}
-"""Clusters on which pacing pays, each with the mechanism that does it."""
 _THRESHOLDS, _WINDOWS = (0.0, 0.05, 0.3), (0.05, 0.15, 0.4)
 """Settings that are tried, every pair: thresholds and windows, ratios."""
 _SETTLING, _INTERVALS = 4, 8
@@ -61,7 +60,8 @@ def warn_of_nulls(clusters: Sequence[Cluster], rules: Rules) -> None:
 
 
 def _examples() -> str:
-    return ", ".join(f"{cluster} ({mechanism})" for cluster, mechanism in PAYS.items())
+    pays = [given for name, given in SCENARIOS.items() if name != "Null"]
+    return ", ".join(f"{given['cluster']} ({given['mechanisms']})" for given in pays)
 
 
 @functools.cache

@@ -92,7 +92,8 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     With ``cv_weight=0`` a paired reward of 0.05 is a gain of 5 % of the ideal step's throughput; the job's own relative
     gain is ``info["gain"]``, which is larger by the factor ``passive_step_mean_s / reference_step_s``. Otherwise
     ``cv_weight`` times what the standard deviation falls by, as a share of the ideal step, is part of the reward, so
-    that a reward of 0.05 may be steadier steps at the same throughput.
+    that a reward of 0.05 may be steadier steps at the same throughput, and a positive reward may come with a loss of
+    throughput: a policy that is to gain throughput first takes ``cv_weight=0`` or a small one.
     Raw rewards differ by far more between clusters and seeds than between actions.
 
     ## Info
@@ -133,8 +134,8 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ## Arguments
 
-    * ``cluster``: a name in `configs/clusters`, a file, a `Cluster`, or a list of them (default ``"DEFAULT_CLUSTER"``);
-      each episode draws one of a list
+    * ``cluster``: a name in `configs/clusters`, a file, a `Cluster`, or a list of them, of which each
+      episode draws one (default: DEFAULT_CLUSTER)
     * ``weights``: with a list, how often each is drawn (default: equally)
     * ``mechanisms``: which of them the action sets, in this order; a string is one (``("DEFAULT_MECHANISM",)``)
     * ``interval_iterations``: iterations in one step of the environment (default 20)
@@ -154,7 +155,8 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ```python
     >>> import gymnasium
-    >>> env = gymnasium.make("paceenv/Pacing-v0", cluster="two-jobs", mechanisms="phase_shift")
+    >>> env = gymnasium.make("paceenv/TwoJobs-v0")
+    >>> env = gymnasium.make("paceenv/Pacing-v0", cluster="two-jobs", mechanisms="phase_shift")  # the same
     >>> envs = gymnasium.make_vec("paceenv/Pacing-v0", num_envs=64, vectorization_mode="vector_entry_point")
     ```
 
@@ -233,7 +235,7 @@ def _document(env: type[PacingEnv]) -> None:
         "ACTION_TABLE": pacing.action_table(),
         "MECHANISM_TABLE": pacing.mechanism_table(),
         "OBSERVATION_TABLE": signals.table(),
-        "DEFAULT_CLUSTER": DEFAULT_CLUSTER,
+        "DEFAULT_CLUSTER": ", ".join(f"``{name}``" for name in DEFAULT_CLUSTER),
         "DEFAULT_MECHANISM": DEFAULT_MECHANISMS[0],
         "SIGNALS + 1": str(signals.SIGNALS + 1),
         "SIGNALS": str(signals.SIGNALS),

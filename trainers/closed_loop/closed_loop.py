@@ -36,8 +36,8 @@ from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
 from paceenv.trainers.closed_loop.paired_blocks import Effect, Found, contest_results, job_steps, mean_step
 from paceenv.trainers.closed_loop.predict import Prediction, Predictor, predicted_differences
 from paceenv.trainers.closed_loop.scenario_program import needs_program, program_base
+from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Case, Suite
-from paceenv.trainers.sweep.static_search import search_static
 from paceenv.ui import config_files, output
 from paceenv.ui.config_files import Config
 

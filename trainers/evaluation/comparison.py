@@ -68,8 +68,8 @@ def is_comparison(text: str) -> bool:
 
 
 def load_comparison(path: str | os.PathLike[str]) -> Comparison:
-    """A contest by file or by name in ``configs/contests``; InputError for one that names code (``module:Class``)."""
-    file = config_files.find("contests", path)
+    """Read the file of a comparison; InputError for one that names code (``module:Class``)."""
+    file = Path(path)
     found = config_files.parse(Comparison, config_files.read_yaml(file), str(file))
     for name in (*found.policies, *found.tuned.values()):
         if names_class(name):

@@ -50,6 +50,8 @@ class Outcome:
     """Every 32nd step over the ideal step, for pictures of the distribution."""
     tenant_rate_EK: NDArray[np.float64]
     """Iterations a second of each co-tenant, ``(E, K)``; not-a-number where it is absent."""
+    ideal_step_s_E: NDArray[np.float64]
+    """The step if every rank were equal and every link free."""
     outside: Outside | None = None
     """Whether the policy was passive because it was outside its calibrated range."""
 
@@ -112,6 +114,11 @@ class SuiteResult:
         if case.null_case or (AHEAD, case.name) not in self.outcomes:
             return None
         return max(float(self.gain_E(policy, case).mean()) for policy in self.policies)
+
+    def bound(self, case: Case) -> float:
+        """The gain over passive if every rank were equal and every link free, which no policy can exceed."""
+        passive = self.outcomes["passive", case.name]
+        return float((passive.step_s_E / passive.ideal_step_s_E - 1.0).mean())
 
     def _share_of_best(self, policy: str, case: Case) -> tuple[float, NDArray[np.float64]] | None:
         """As :func:`share_of_best`; None where there is nothing to win, as far as anybody knows."""
@@ -188,7 +195,9 @@ def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
     ratio = (found.step_ET / found.ideal_step_E[:, None])[:, ::32].astype(np.float32)
     rate_EK = found.outcome.tenant_cycles_EK / found.outcome.time_s[:, None]
     delay_E = found.mean_delay_E / found.ideal_step_E
-    return Outcome(mean_E, sd_E / found.step_ET.mean(axis=1), delay_E, ratio, rate_EK, found.outside)
+    return Outcome(
+        mean_E, sd_E / found.step_ET.mean(axis=1), delay_E, ratio, rate_EK, found.ideal_step_E, found.outside
+    )
 
 
 def share_of_best(gain_PE: NDArray[np.float64], policy: int, *, seed: int = 0) -> tuple[float, NDArray[np.float64]]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from paceenv.policies.names import STATIC_DEFAULTS
-from paceenv.trainers.evaluation.comparison import load_comparison
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, TUNED, Score, SuiteResult, evaluate
+from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import ALL, Case, Split, load_suite
 from paceenv.ui import output
 from paceenv.ui.output import markdown_table
@@ -161,13 +161,13 @@ its own view, within the limits that a live job has by default:
 {limits}.
 A CV is never a result by itself.
 
-`static` is the single setting that is best for a whole split, found by the sweep `static-SPLIT` on the clusters of that
-split themselves, on other seeds: the bar to beat. `static-tuned` is tuned for each cluster by the sweep `tuned`. What
-they found is committed in `configs/contests` (`make tuned` finds it again). `clairvoyant` looks ahead on the true
-noise and cannot be deployed. Gap closed is a gain as a share of the best known one, which is the best gain of any
-policy or setting in the table on that cluster: `clairvoyant` is exceeded now and then. Its interval is over seeds and,
-for a split, over clusters. Tenants' throughput is that of the other jobs on the uplink, which pacing may help or cost,
-too.
+`static` is the single setting of a grid that is best for the whole split, chosen on the clusters of that split
+themselves, on other seeds: the bar to beat. `static-tuned` is the best of the same grid for each cluster by itself.
+`clairvoyant` looks ahead on the true noise and cannot be deployed. Gap closed is a gain as a share of the best known
+one, which is the best gain of any policy or setting in the table on that cluster: `clairvoyant` is exceeded now and
+then. Its interval is over seeds and, for a split, over clusters. No policy can exceed the bound, the gain if all ranks
+were equal and every link free. Tenants' throughput is that of the other jobs on the uplink, which pacing may help or
+cost, too.
 
 `learned` is the released policy: trained on the clusters of split train and selected on those of split validation.
 Those of split held-out and of the last section are drawn by a seed that is the beginning of the policy file's SHA-256
@@ -181,19 +181,15 @@ On {worth} of them something in the table gains more than {least:.1%}; gap close
 
 
 def committed_page() -> str:
-    """The page ``SCORES.md``: every policy that ships on every case of the suites, and on random clusters.
-
-    The best single static setting and the tuned ones are those that sweeps found. Raises InputError where a cluster is
-    no longer the one that was searched.
-    """
+    """The page ``SCORES.md``: every policy that ships on every case of the suites, and on random clusters."""
     suite = load_suite(ALL)
     text = PAGE.format(seeds=suite.seeds, iterations=suite.iterations, limits=suite.limits)
     suite = suite.only([SCORED]).model_copy(update={"name": SCORED})
-    best, tuned = load_comparison(f"static-{SCORED}"), load_comparison("tuned").tuned_for(suite)
-    best.check(suite)
-    static = best.policies[0]
+    with output.progress(f"{suite.name}: constant settings", 1) as done:
+        found = search_static(suite, on_done=done)
+    static = found.best()
     with output.progress(f"{suite.name}: compare", len(suite.cases) * (len(POLICIES) + 3)) as done:
-        result = evaluate([static, *POLICIES], suite, on_done=done, tuned=tuned)
+        result = evaluate([static, *POLICIES], suite, on_done=done, tuned=found.best_of_each())
     drawn = load_suite("random").only([SCORED])
     constants = [f"static:{m}={threshold}/{window}" for m, (threshold, window) in STATIC_DEFAULTS.items()]
     with output.progress("random: compare", len(drawn.cases) * (len(constants) + len(POLICIES) + 1)) as done:
@@ -224,7 +220,8 @@ def _section(result: SuiteResult, static: str) -> list[str]:
     lines += ["", *markdown_table(("policy", *head), rows), "", *_about_learned(result, static), ""]
     for case in suite.cases:
         kind = "null" if case.null_case else "positive"
-        lines += [f"### {case.name} ({case.suite}, {result.ranks[case.name]} ranks, {kind})", ""]
+        bound = f"{kind}, bound {result.bound(case):+.0%}"
+        lines += [f"### {case.name} ({case.suite}, {result.ranks[case.name]} ranks, {bound})", ""]
         of_case = [result.score(policy, case) for policy in result.policies]
         lines += [*markdown_table(COLUMNS, cells(of_case)), ""]
     return lines

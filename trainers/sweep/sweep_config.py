@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from paceenv.core import pacing
+from paceenv.trainers.evaluation.static_search import GRID
 from paceenv.trainers.evaluation.suites import ALL, Split
 from paceenv.ui.config_files import Config, Mechanism
 
@@ -33,14 +34,7 @@ class GridOf(Config):
     )
 
 
-DEFAULT_GRID: dict[Mechanism, GridOf] = {
-    "slack": GridOf(threshold=[0.0, 0.02, 0.05, 0.1], window=[0.05, 0.1, 0.3, 0.6]),
-    "phase_shift": GridOf(threshold=[0.05, 0.1, 0.15, 0.2, 0.3, 0.5], window=[0.02, 0.05, 0.1, 0.3]),
-    "stagger": GridOf(threshold=[0.0, 0.25, 0.5], window=[0.1, 0.2, 0.3, 0.4, 0.5]),
-    "defer": GridOf(threshold=[0.0, 0.01], window=[0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3]),
-    "mean_slack": GridOf(threshold=[0.0, 0.02, 0.05], window=[0.05, 0.1, 0.2, 0.3]),
-}
-"""Thresholds and windows that are tried, by mechanism."""
+DEFAULT_GRID = {m: GridOf(threshold=list(both[0]), window=list(both[1])) for m, both in GRID.items()}
 
 
 class Optuna(Config):

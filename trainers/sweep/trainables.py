@@ -24,8 +24,8 @@ from ray import tune
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.trainers.evaluation.comparison import digest
+from paceenv.trainers.evaluation.static_search import Problem, Setting, encoded, spelled
 from paceenv.trainers.evaluation.suites import Case, load_suite, load_suites
-from paceenv.trainers.sweep.static_search import Problem, Setting, encoded, spelled
 from paceenv.trainers.sweep.sweep_config import (
     FIRST_SEED,
     MAX_STATIC_THRESHOLD,

@@ -14,8 +14,8 @@ from paceenv.core import pacing, signals
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.trainers.evaluation.comparison import Comparison
+from paceenv.trainers.evaluation.static_search import Setting, encoded
 from paceenv.trainers.evaluation.suites import ALL
-from paceenv.trainers.sweep.static_search import Setting, encoded
 from paceenv.trainers.sweep.sweep_results import COLUMNS, DECISIONS, SCORE, Candidate, Results, values_of
 from paceenv.trainers.sweep.trainables import PIECES, StaticTask, TrainingTask, checkpoint_of
 from paceenv.ui import config_files, figures

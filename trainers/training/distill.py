@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from paceenv.core import signals
 from paceenv.core.errors import out_of_range
+from paceenv.core.pacing import Candidate
 from paceenv.policies.base import Policy
-from paceenv.policies.distilled import Candidate, Distilled
+from paceenv.policies.distilled import Distilled
 from paceenv.policies.learned import Learned
 from paceenv.policies.networks import ObservationEMA
 from paceenv.policies.rollout import Rollout, run, start
@@ -34,7 +35,7 @@ FIRST_SEED, CHECK_SEED = 1 << 31, 7 << 29
 """Within the episodes of a run: far above those of evaluation, so that no number of rounds reaches them."""
 CHECK_SEEDS, CHECK_INTERVALS = 8, 60
 """Episodes on a training cluster on which a margin is tried."""
-CHECK_CLUSTERS = 48
+CHECK_CLUSTERS = 32
 """Most training clusters on which it is tried in a round; where there are more, others in each round."""
 RANGE_ROWS = 4096
 """Views of a cluster that count for the calibrated range, so that large jobs do not count more."""

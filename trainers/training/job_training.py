@@ -23,8 +23,10 @@ from paceenv.core import metrics, signals
 from paceenv.core.errors import out_of_range
 from paceenv.core.intervals import Interval
 from paceenv.core.limits import LIMITS, Limits
+from paceenv.core.pacing import Candidate
 from paceenv.policies.base import Policy
-from paceenv.policies.distilled import Candidate, Distilled
+from paceenv.policies.clairvoyant import settings_of
+from paceenv.policies.distilled import Distilled
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile
 from paceenv.policies.rollout import run, start
@@ -34,7 +36,6 @@ from paceenv.sim.cluster import Cluster
 from paceenv.trainers.evaluation.suites import ClusterShare
 from paceenv.trainers.training.distill import DistillLearner
 from paceenv.trainers.training.learner import Curve
-from paceenv.trainers.training.teacher import settings_of
 from paceenv.trainers.training.train_config import TrainConfig, load_train_config
 from paceenv.trainers.training.training_run import git_commit
 

@@ -8,35 +8,21 @@ C candidates (without off), I inputs of the student, K clusters.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing
-from paceenv.policies.clairvoyant import roll_ahead
-from paceenv.policies.distilled import Candidate, Distilled
+from paceenv.core.pacing import Candidate
+from paceenv.policies.clairvoyant import grid, roll_ahead, settings_of
+from paceenv.policies.distilled import Distilled
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator, training_seeds
 from paceenv.trainers.training.train_config import Distill, Environment
 
-GRID: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "slack": ((0.0, 0.02, 0.05, 0.1), (0.05, 0.1, 0.2, 0.4, 0.6)),
-    "phase_shift": ((0.0, 0.05, 0.1, 0.2, 0.4), (0.05, 0.1, 0.2, 0.4)),
-    "stagger": ((0.1, 0.2, 0.5, 1.0), (0.1, 0.2, 0.4, 0.6)),  # not 0: places that are held without a judgement
-    "paper": ((0.0, 0.02, 0.05), (0.05, 0.1, 0.2)),
-    "defer": ((0.0, 0.02), (0.02, 0.05, 0.1, 0.2)),
-    "mean_slack": ((0.0, 0.02, 0.05), (0.05, 0.1, 0.2)),
-}
-"""Thresholds and windows of a mechanism that a first pilot tries."""
-TOGETHER = (
-    (("slack", 0.02, (0.1, 0.2, 0.4)), ("phase_shift", 0.1, (0.05, 0.1, 0.2))),
-    (("slack", 0.05, (0.1, 0.2, 0.4)), ("stagger", 0.2, (0.2, 0.4))),
-)
-"""Threshold and windows of two mechanisms where both are on."""
 FINER = (0.7, 1.4)
 """Factors of threshold and window by which a second pilot looks around what the first one chose."""
 PILOT_SEED = 3 << 30
@@ -73,14 +59,6 @@ class Answers:
             np.concatenate([part.gain_NX for part in parts]),
             np.concatenate([part.cluster_N for part in parts]),
         )
-
-
-def settings_of(candidates: Iterable[Candidate]) -> NDArray[np.float64]:
-    """Off and the candidates as settings ``(1 + C, M, 2)``."""
-    rows = [pacing.off()]
-    for candidate in candidates:
-        rows.append(sum((pacing.one_mechanism(m, t, w) for m, (t, w) in candidate.items()), pacing.off()))
-    return np.stack(rows)
 
 
 def gains(
@@ -128,18 +106,6 @@ def select_candidates(gain_SC: NDArray[np.float64], most: int) -> list[int]:
     return chosen
 
 
-def coarse_grid(mechanisms: Sequence[str]) -> list[Candidate]:
-    """Every mechanism alone with each of its thresholds and windows, and pairs of them."""
-    found: list[Candidate] = [
-        {m: (threshold, window)} for m in mechanisms for threshold, window in itertools.product(*GRID[m])
-    ]
-    for (a, a_threshold, a_windows), (b, b_threshold, b_windows) in TOGETHER:
-        if a in mechanisms and b in mechanisms:
-            both = itertools.product(a_windows, b_windows)
-            found += [{a: (a_threshold, one), b: (b_threshold, other)} for one, other in both]
-    return found
-
-
 def finer_grid(chosen: Sequence[Candidate]) -> list[Candidate]:
     """The chosen settings and their neighbours: window and threshold a factor of :data:`FINER` away."""
     found = list(chosen)
@@ -160,11 +126,12 @@ def choose_candidates(
 ) -> tuple[list[Candidate], NDArray[np.float64]]:
     """The settings that the student will choose from, and what the best of them gains on each cluster, ``(K,)``, in %.
 
-    A first pilot tries a coarse grid, a second one the neighbourhood of what it chose. Settings are chosen one after
-    the other, by what each adds if the best were always known; every cluster counts alike, whatever its gains.
+    A first pilot tries the grid of the look-ahead, a second one the neighbourhood of what it chose. Settings are chosen
+    one after the other, by what each adds if the best were always known; every cluster counts alike, whatever its
+    gains.
     """
     interval = environment.interval_iterations
-    candidates, scale_K = coarse_grid(environment.mechanisms), np.ones(len(clusters))
+    candidates, scale_K = grid(environment.mechanisms), np.ones(len(clusters))
     for pilot in range(2):
         parts = []
         for k, cluster in enumerate(clusters):

@@ -20,10 +20,17 @@ from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.rollout import start, useful_step_s
 from paceenv.sim.cluster import Cluster
 from paceenv.trainers.evaluation.suites import Case, Suite
-from paceenv.trainers.sweep.sweep_config import DEFAULT_GRID
 from paceenv.ui.config_files import Mechanism
 
 Array = NDArray[np.float64]
+GRID: Mapping[Mechanism, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "slack": ((0.0, 0.02, 0.05, 0.1), (0.05, 0.1, 0.3, 0.6)),
+    "phase_shift": ((0.05, 0.1, 0.15, 0.2, 0.3, 0.5), (0.02, 0.05, 0.1, 0.3)),
+    "stagger": ((0.0, 0.25, 0.5), (0.1, 0.2, 0.3, 0.4, 0.5)),
+    "defer": ((0.0, 0.01), (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)),
+    "mean_slack": ((0.0, 0.02, 0.05), (0.05, 0.1, 0.2, 0.3)),
+}
+"""Thresholds and windows that are tried, by mechanism: finer than those of the look-ahead, which tries them often."""
 SETTINGS_AT_ONCE = 32
 """Settings in one batch of the engine: with their seeds some hundred rows, which is as fast as it gets."""
 
@@ -135,8 +142,7 @@ def _run(
 
 def singles(mechanisms: Sequence[Mechanism]) -> list[Setting]:
     """One mechanism at a time, on its default grid."""
-    grids = [(m, DEFAULT_GRID[m]) for m in mechanisms]
-    return [((m, t, w),) for m, grid in grids for t, w in itertools.product(grid.threshold, grid.window)]
+    return [((m, t, w),) for m in mechanisms for t, w in itertools.product(*GRID[m])]
 
 
 def joint(settings: Sequence[Setting], value_S: NDArray[np.float64], combine: int) -> list[Setting]:
@@ -168,6 +174,11 @@ class StaticSearch:
         """The single setting with the highest mean gain over all cases, by their weights."""
         weights = np.array([case.weight for case in self.cases])
         return spelled(self.settings[int((self.gain_SCE.mean(axis=2) @ weights).argmax())])
+
+    def best_of_each(self) -> dict[str, str]:
+        """By case, the setting with the highest mean gain there."""
+        best_C = self.gain_SCE.mean(axis=2).argmax(axis=0)
+        return {case.name: spelled(self.settings[s]) for case, s in zip(self.cases, best_C.tolist(), strict=True)}
 
 
 def search_static(
