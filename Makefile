@@ -69,7 +69,7 @@ bench: $(STAMP) ## timings, as ratios within one run
 scores: $(STAMP) ## rebuild SCORES.md from the committed configurations
 	@$(BIN)/paceenv evaluate --write SCORES.md
 
-released: $(STAMP) ## train the released policy anew (about 20 minutes; goes on where it was), and put it in place
+released: $(STAMP) ## train the released policy anew (about an hour; goes on where it was), and put it in place
 	@$(BIN)/paceenv train distilled -o runs/released --resume
 	@cp runs/released/policy.safetensors policies/learned.safetensors
 

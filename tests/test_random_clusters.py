@@ -53,7 +53,7 @@ def test_every_form_size_and_kind_of_trouble_occurs() -> None:
 def test_a_suite_of_them_is_like_any_other() -> None:
     suite = load_suite("random")
     names = [case.name for case in suite.cases]
-    assert len(set(names)) == len(names) == 192
+    assert len(set(names)) == len(names) == 336
     assert all(case.suite == "random" and case.load().name == case.name for case in suite.cases[::20])
     assert {case.load().ranks for case in suite.only(["train"]).cases} <= set(range(65))
 

@@ -29,8 +29,8 @@ def test_it_was_trained_as_its_config_says() -> None:
     content = load_policy(names.released())
     trained, config = content.provenance["config"], load_train_config("distilled").model_dump(mode="json")
     assert "added_after_training" not in content.provenance
-    steps = trained["distill"]["total_timesteps"]  # it stood there when the file was made
-    assert _of_today(trained, config) | {"total_timesteps": steps, "sb3": None} == config
+    about = {"description": config["description"]}  # prose, which may say how long it took
+    assert _of_today(trained, config) | about == config
     assert trained["environment"]["limits"] == asdict(LIMITS), "those of a live job"
     assert isinstance(content.policy, Distilled)
     assert set(content.calibrated_range) == set(signals.NAMES)

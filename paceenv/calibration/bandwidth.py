@@ -64,7 +64,9 @@ class BandwidthFit:
         if self.refused:
             return f"{table.op} among {table.members} ranks: {self.refused}."
         said = f"{table.op} among {table.members} ranks: {law.bandwidth_Bps / 1e9:.4g} GB/s"
-        if not self.is_bandwidth_only:
+        if self.is_bandwidth_only:
+            said += "; with so few sizes latency cannot be identified"
+        else:
             said += f", {law.hop_s * 1e6:.4g} us a round; the law misses the table by {self.misfit:.1%}"
         if self.misfit > POOR:
             worst = int(np.argmax(np.abs(self.residual)))

@@ -242,7 +242,11 @@ def off(*shape: int) -> NDArray[np.float64]:
 
 
 def settings(candidate: Candidate) -> NDArray[np.float64]:
-    """A candidate as settings ``(M, 2)``; mechanisms other than :data:`MECHANISMS` raise ValueError."""
+    """A candidate as settings ``(M, 2)``.
+
+    Args:
+        candidate: (threshold, window) by mechanism; others than :data:`MECHANISMS` raise ValueError.
+    """
     found = off()
     for mechanism, pair in candidate.items():
         found[MECHANISMS.index(mechanism)] = pair
@@ -250,7 +254,13 @@ def settings(candidate: Candidate) -> NDArray[np.float64]:
 
 
 def one_mechanism(mechanism: str, threshold: float, window: float) -> NDArray[np.float64]:
-    """Settings ``(M, 2)`` with one mechanism on, as :func:`settings`."""
+    """Settings ``(M, 2)`` with one mechanism on.
+
+    Args:
+        mechanism: one of :data:`MECHANISMS`; others raise ValueError.
+        threshold: a ratio, see :data:`DEFINITIONS`.
+        window: largest delay as a share of the baseline step.
+    """
     return settings({mechanism: (threshold, window)})
 
 

@@ -89,7 +89,7 @@ def _fitting(kind: type[Found], said: dict[str, Any]) -> Found:
     found: dict[str, Any] = {}
     for name, key in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
         if key in said and key != "args":
-            with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+            with contextlib.suppress(msgspec.MsgspecError, RecursionError, UnicodeError):
                 found[name] = getattr(msgspec.convert({"ph": "X", key: said[key]}, kind), name)
     return kind(**found)
 
