@@ -125,7 +125,7 @@ def _run(
 ) -> Array:
     """Mean steps in seconds, CVs, joules an iteration ``(3, S, E)``; the first interval unpaced, as in a rollout."""
     simulator = start(cluster, np.tile(seeds_E, len(settings)), threads, limits)
-    given = np.stack([sum((pacing.one_mechanism(*part) for part in setting), pacing.off()) for setting in settings])
+    given = np.stack([pacing.settings({m: (t, w) for m, t, w in setting}) for setting in settings])
     simulator.quiet_start()
     before = simulator.outcome()
     step_ET = np.concatenate(
