@@ -81,11 +81,11 @@ def calibrate(
     if kind == LINKS or out is None:
         calibrate_links(content, out, json_, base, ranks_per_node)
     else:
-        cluster, more = fit_source(kind, content, options)
+        cluster, notes = fit_source(kind, content, options)
         config = cluster.model_dump(exclude_defaults=True)
         config_files.write_yaml(out, config)
         if json_ is not None:
-            output.write_json({"cluster": config} | more if more else config, json_)
+            output.write_json({"cluster": config, "notes": notes}, json_)
         if json_ != "-":
             print_sections(fit_sections(cluster))
             output.say(f"wrote {out}")

@@ -81,21 +81,21 @@ def _config(names: Sequence[str]) -> Path | None:
     raise InputError(f"{names[0]}: neither a file nor one of the packaged sources {', '.join(known)}")
 
 
-def fit_source(kind: str, content: Any, options: Options) -> tuple[Cluster, dict[str, Any]]:
-    """The cluster fitted to a source, and what else belongs into the JSON."""
+def fit_source(kind: str, content: Any, options: Options) -> tuple[Cluster, list[str]]:
+    """The cluster fitted to a source, and notes on the fit."""
     name, base = options["--out"].stem, options["--base"]
     if kind == JOB:
         return _fit_job(content, options, name)
     if kind == STAGE:
-        return _fit_stage(content, options["--stage"] or 0, load_cluster(base or BASE), name), {}
+        return _fit_stage(content, options["--stage"] or 0, load_cluster(base or BASE), name), []
     with output.progress(f"fit {name}"):
         if kind == TABLE:
-            return fit_table(content, load_cluster(base or content.cluster)), {}
+            return fit_table(content, load_cluster(base or content.cluster)), []
         fit = fit_noise(content.stage(options["--stage"] or 0), content.source)
-        return noise_cluster(fit, load_cluster(base or BASE), name), {}
+        return noise_cluster(fit, load_cluster(base or BASE), name), []
 
 
-def _fit_job(trace: Trace, options: Options, name: str) -> tuple[Cluster, dict[str, Any]]:
+def _fit_job(trace: Trace, options: Options, name: str) -> tuple[Cluster, list[str]]:
     trace, clocks = trace_on_one_clock(trace)
     base = None if options["--base"] is None else load_cluster(options["--base"])
     probe = None
@@ -107,9 +107,7 @@ def _fit_job(trace: Trace, options: Options, name: str) -> tuple[Cluster, dict[s
     notes = [*filter(None, [clocks]), *fit.notes]
     for note in notes:
         output.say(note)
-    cluster = _with_check(fit.cluster, fit.check)
-    held_out = {"held_out_steps": cluster.calibration["held_out_steps"]}
-    return cluster, fit.to_json() | held_out | {"notes": notes}
+    return _with_check(fit.cluster, fit.check), notes
 
 
 def _fit_stage(trace: Trace, stage: int, base: Cluster, name: str) -> Cluster:
