@@ -7,13 +7,14 @@ the cluster with the trace and writes the record. Axes: T steps, R ranks, E simu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import optimize
 
 from paceenv.calibration.distances import HeldOutCheck
 from paceenv.calibration.parameters import Parameter, not_identifiable
@@ -30,6 +31,8 @@ MIN_UNPACED: Final = 16
 """Steps without pacing from which on only those count as what the job does by itself."""
 GOOD_MEAN, GOOD_CV = 0.05, 0.03
 """How far a good fit may be off: of the mean step relative to it, of its coefficient of variation."""
+MATCHED, MATCHED_T = 5e-4, 100
+"""Relative precision of a rate that gives the measured step, and the steps that are simulated for it."""
 _EPISODES = 32
 _BLOCKS = 8
 """Blocks of consecutive steps, whose means give the error of the mean."""
@@ -118,6 +121,13 @@ def simulate(cluster: Cluster, iterations: int) -> Steps:
     return Steps(float(mean_E.mean()), float(cv_E.mean()), float(mean_E.std()), float(cv_E.std()))
 
 
+class Matched(NamedTuple):
+    """Rates by key, and the standard error of their common factor, relative to it."""
+
+    gbps: dict[str, float]
+    relative_se: float
+
+
 Stamps = TypeVar("Stamps", bound=StepStamps)
 
 
@@ -156,14 +166,12 @@ class ClusterBuilder(Generic[Stamps]):
         self.stamps, self.base, self.data = stamps, base, data
         self.measured = of_trace(stamps.step_T[stamps.steady_T])
         self.parameters: list[Parameter] = []
-        self.correlations: dict[str, dict[str, float]] = {}
         self.stand_ins: dict[str, float] = {}
 
     def copy(self) -> ClusterBuilder[Stamps]:
         """Another builder that has come as far, to try a change on."""
         found = ClusterBuilder(self.stamps, self.base, deepcopy(self.data))
-        found.parameters, found.correlations = list(self.parameters), deepcopy(self.correlations)
-        found.stand_ins = dict(self.stand_ins)
+        found.parameters, found.stand_ins = list(self.parameters), dict(self.stand_ins)
         return found
 
     def add(self, *parameters: Parameter) -> None:
@@ -177,14 +185,14 @@ class ClusterBuilder(Generic[Stamps]):
             section, _, key = one.key.partition(".")
             self.data.setdefault(section, {})[key] = one.value
 
+    def stand_in(self, key: str, value: float, why: str, source: str) -> None:
+        """Put a value that the trace does not identify and that nobody else knows either."""
+        self.put(not_identifiable(key, value, why, source))
+        self.stand_ins[key] = value
+
     def drop(self, keys: Iterable[str]) -> None:
         """Take back the evidence of some keys, which a later stage knows better."""
         self.parameters = [one for one in self.parameters if one.key not in set(keys)]
-
-    def add_correlation(self, one: str, other: str, correlation: float) -> None:
-        """Record that the errors of two parameters are correlated; 0 is not recorded."""
-        if correlation:
-            self.correlations.setdefault(one, {})[other] = float(f"{correlation:.4g}")
 
     def known(self, section: str, key: str) -> float | None:
         """A plain number that ``base`` gives."""
@@ -213,6 +221,32 @@ class ClusterBuilder(Generic[Stamps]):
             value = self.known("fabric", key) or AMPLE
             self.put(not_identifiable(f"fabric.{key}", value, why, self.source("fabric", key)))
 
+    def match_step(self, keys: Sequence[str], low: float, high: float) -> Matched | str:
+        """The rates, all changed alike, with which the simulated step is as long as the measured one; or why none are.
+
+        Rates from ``low`` to ``high`` times those known before are tried.
+        """
+        known = {key: float(self.data["fabric"][key.partition(".")[2]]) for key in keys}
+        mean_s, se_s = self.measured.mean_s, self.measured.mean_sd
+
+        def rates(factor: float) -> dict[str, float]:
+            return {key: float(f"{factor * gbps:.6g}") for key, gbps in known.items()}
+
+        def step_s(factor: float) -> float:
+            fabric = {key.partition(".")[2]: gbps for key, gbps in rates(factor).items()}
+            return simulate(self.cluster(**fabric), MATCHED_T).mean_s
+
+        slow_s, fast_s = step_s(low), step_s(high)
+        if slow_s - fast_s < 0.01 * mean_s:
+            return "the step does not depend on it"
+        if not fast_s < mean_s < slow_s:
+            at_any = f"the simulated step is {fast_s:.4g} to {slow_s:.4g} s at any rate near it"
+            return f"{at_any}, the measured one {mean_s:.4g}"
+        found = optimize.brentq(lambda x: step_s(float(np.exp(x))) - mean_s, np.log(low), np.log(high), xtol=MATCHED)
+        factor = float(np.exp(found))
+        slope = abs(step_s(1.1 * factor) - step_s(factor)) / 0.1
+        return Matched(rates(factor), max(min(se_s / max(slope, 1e-12), 0.5), 0.01))
+
     def fit(self) -> JobFit:
         """The cluster, compared with the trace, and where each of its numbers comes from."""
         stamps, cluster = self.stamps, self.cluster()
@@ -221,7 +255,6 @@ class ClusterBuilder(Generic[Stamps]):
             "source": f"{stamps.described}, {len(stamps.step_T)} iterations",
             "fitted": {p.key: p.to_record() for p in self.parameters if p.is_identified},
             "cannot_tell": {p.key: p.to_record() for p in self.parameters if not p.is_identified},
-            "correlations": self.correlations,
             "measured": {
                 "step_mean_s": self.measured.mean_s,
                 "step_mean_se_s": self.measured.mean_sd,

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from paceenv.calibration.cluster_builder import ClusterBuilder, JobFit, StepStamps, simulator_of
+from paceenv.calibration.cluster_builder import ClusterBuilder, JobFit, Matched, StepStamps, simulator_of
 from paceenv.calibration.compute_noise import add_noise, fit_ratios, length_cv, put_length
 from paceenv.calibration.measurements import MIN_STEPS
 from paceenv.calibration.parameters import Parameter, exact, identified, not_identifiable
-from paceenv.calibration.program_links import ALIKE, Matched, match_step
+from paceenv.calibration.program_links import ALIKE
 from paceenv.calibration.program_stamps import Row, plain_op, read_rows
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
@@ -245,7 +245,7 @@ def _put_speeds(builder: ClusterBuilder[AnchorStamps]) -> None:
 def _put_rate(builder: ClusterBuilder[AnchorStamps]) -> None:
     """The NICs' rate that makes the simulated step as long as the measured one."""
     key = "fabric.nic_gbps"
-    found = match_step(builder, [key], 0.3, 2.0)
+    found = builder.match_step([key], 0.3, 2.0)
     if isinstance(found, Matched):
         said = "the rate with which the simulated step is as long as the measured one; latency is in it"
         builder.put(identified(key, found.gbps[key], found.gbps[key] * found.relative_se, said))

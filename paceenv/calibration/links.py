@@ -61,7 +61,6 @@ class LinkFit:
     ``residual_TG`` is measured minus modelled duration over all iterations. ``probed`` says whether random delays
     identified the times, ``outliers`` how many iterations were left out. ``alone_most_s`` is an upper bound, given
     where the uplink itself may limit a group alone; ``work_most_s`` likewise where the uplink may limit no group.
-    ``correlation`` is that of the errors of the logarithms of the two.
     """
 
     alone_s: float
@@ -74,7 +73,6 @@ class LinkFit:
     outliers: int
     alone_most_s: float | None = None
     work_most_s: float | None = None
-    correlation: float = 0.0
 
 
 def fit_links(stamps: JobStamps, latency_s: float, *, known_alone_s: float | None = None) -> LinkFit:
@@ -190,7 +188,7 @@ class UplinkModel:
         return theta
 
     def with_errors(self, theta: Array, fit: LinkFit) -> LinkFit:
-        """The fit with the standard errors of time alone and work, their correlation, and why one is infinite.
+        """The fit with the standard errors of time alone and work, and why one is infinite.
 
         A cap of 1 is the end of what can be seen: near it only what a group takes alone at most is known. Near the
         other end the same holds for the uplink.
@@ -235,8 +233,7 @@ class UplinkModel:
         if may_be_uncapped:
             why = "alone a group has about the whole uplink: its own links may be faster"
             return replace(fit, work_se=work_se, why_not=why, alone_most_s=alone_most_s)
-        together = float(covariance[0] @ gradient) / max(alone_se / alone_s * work_se / work_s, 1e-300)
-        return replace(fit, alone_se=alone_se, work_se=work_se, correlation=together)
+        return replace(fit, alone_se=alone_se, work_se=work_se)
 
 
 def jackknife(scores_TP: Array, bread_TPP: Array, block_T: NDArray[np.int64]) -> Array:
@@ -312,7 +309,6 @@ def _put_uplink(builder: ClusterBuilder[JobStamps], links: LinkFit, unit_work_s:
     gbps, known = unit_work_s / links.work_s, builder.known("fabric", "uplink_gbps")
     if math.isfinite(links.work_se):
         builder.put(identified("fabric.uplink_gbps", gbps, gbps * (links.work_se / links.work_s), _how(links)))
-        builder.add_correlation("fabric.nic_gbps", "fabric.uplink_gbps", links.correlation)
         return
     limits = builder.stamps.groups > 1
     most_s = links.work_most_s if limits else links.alone_s / builder.stamps.groups

@@ -1,7 +1,7 @@
 """Clusters that may be the real one: parameters drawn from a calibration's errors, for predictions and training.
 
-Everything comes from the ``calibration`` record of a cluster config: values, errors, correlations of errors, and the
-measured mean step. Legend: N values, P parameters.
+Everything comes from the ``calibration`` record of a cluster config: values, errors, and the measured mean step.
+Legend: N values, P parameters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceenv.calibration.cluster_builder import simulator_of
 from paceenv.calibration.parameters import NORMAL_95, Parameter
@@ -75,7 +74,7 @@ def drawn_clusters(
 ) -> list[Cluster]:
     """Clusters that may be the real one: parameters drawn from their errors so that the measured mean step results.
 
-    A job's mean step is known better than its parameters, even with their correlations on record. So ``CANDIDATES``
+    A job's mean step is known better than its parameters, whose errors are drawn each by itself. So ``CANDIDATES``
     times as many clusters are drawn. For each wanted one a mean step is drawn from the interval of the measured one,
     and the candidate with the nearest mean step is taken. Without a measured mean step the first candidates are taken.
     A rate that the trace leaves open (``OPEN``) is drawn once for each wanted cluster and its candidates, so that the
@@ -89,14 +88,13 @@ def drawn_clusters(
     measured = measured_step(cluster) if measured is None else measured
     if not vague and opened is None:
         return [cluster] * draws
-    root_PP = _correlated(cluster, vague)
     each = 1 if measured is None else CANDIDATES
     candidates, for_N = [cluster] * draws, list(range(draws))  # at least, should most draws contradict themselves
     settings: list[str] = []
     for n in range(each * draws):
         if opened is not None and n % each == 0:
             settings = [f"{OPEN}={random.uniform(*_range(cluster, opened))!r}"]
-        values = _draw(vague, root_PP, random) if vague else []
+        values = _draw(vague, random) if vague else []
         with contextlib.suppress(InputError):
             drawn = [f"{p.key}={value!r}" for p, value in zip(vague, values, strict=True)]
             candidates.append(cluster.changed(settings + drawn, "drawn"))
@@ -148,28 +146,12 @@ def _edges(parameter: Parameter) -> tuple[float, float]:
     return max(low, MIN_SHARE * abs(parameter.value)), high
 
 
-def _correlated(cluster: Cluster, parameters: Sequence[Parameter]) -> NDArray[np.float64]:
-    """A root ``(P, P)`` of the correlations of the parameters' errors, by the cluster's record; others have none."""
-    known = {
-        (one, other): r
-        for one, others in cluster.calibration.get("correlations", {}).items()
-        for other, r in others.items()
-    }
-    matrix_PP = np.eye(len(parameters))
-    for i, one in enumerate(parameters):
-        for k, other in enumerate(parameters[:i]):
-            matrix_PP[i, k] = matrix_PP[k, i] = known.get((one.key, other.key), known.get((other.key, one.key), 0.0))
-    size_P, vectors_PP = np.linalg.eigh(matrix_PP)
-    root_PP: NDArray[np.float64] = vectors_PP * np.sqrt(np.maximum(size_P, 0.0))
-    return root_PP
-
-
-def _draw(parameters: Sequence[Parameter], root_PP: NDArray[np.float64], random: np.random.Generator) -> list[float]:
+def _draw(parameters: Sequence[Parameter], random: np.random.Generator) -> list[float]:
     """Values from normals whose two halves are as wide as their intervals on either side, each within its interval."""
     value_P = np.array([p.value for p in parameters])
     low_P, high_P = np.array([_edges(p) for p in parameters]).T
     for _ in range(TRIES):
-        away_P = root_PP @ random.standard_normal(len(parameters))
+        away_P = random.standard_normal(len(parameters))
         drawn_P = value_P + away_P * np.where(away_P < 0.0, value_P - low_P, high_P - value_P) / NORMAL_95
         if ((low_P <= drawn_P) & (drawn_P <= high_P)).all():
             return [float(value) for value in drawn_P]

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import ClusterBuilder, JobFit, simulator_of
-from paceenv.calibration.compute_noise import MIN_CV, add_noise, fit_ratios, length_cv, put_length
-from paceenv.calibration.measurements import MIN_STEPS
-from paceenv.calibration.parameters import exact, identified, not_identifiable
-from paceenv.calibration.program_links import (
-    NO_LIMIT,
-    Durations,
-    LinkRate,
-    Matched,
-    durations,
-    fit_rates,
-    fit_sharing,
-    match_step,
-    nodes_of,
-)
+from paceenv.calibration.cluster_builder import ClusterBuilder, JobFit, Matched
+from paceenv.calibration.compute_noise import add_noise, fit_ratios, length_cv, put_length
+from paceenv.calibration.parameters import exact, not_identifiable
+from paceenv.calibration.program_links import NO_LIMIT, NONE_ALONE, SETTLES, fit_links, nodes_of
 from paceenv.calibration.program_stamps import ProgramStamps
 from paceenv.calibration.step_order import StepOrder, read_order
 from paceenv.calibration.step_phases import StepPhases, group_growth, step_phases
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
-from paceenv.sim.engine.program_layout import START
 from paceenv.sim.engine.recording import SIMULATOR
 
 CLOSE: Final = 0.01
@@ -36,10 +23,6 @@ CLOSE: Final = 0.01
 LONG: Final = 0.01
 """Share of a step that a phase must take for its variation to count."""
 MAX_MICRO_BATCHES: Final = 4096
-SETTLES: Final = "a step in which transfers run one at a time, or nccl-tests output of the same links, settles it"
-
-NONE_ALONE: Final = "no transfer ran alone, so each may have been slowed by another"
-
 Array = NDArray[np.float64]
 
 
@@ -51,13 +34,7 @@ def fit_program(stamps: ProgramStamps, base: Cluster | None = None, name: str = 
     builder = ClusterBuilder(stamps, base, _data(stamps, phases, base, name))
     _add_structure(builder, order)
     builder.add(growth)
-    found = durations(stamps)
-    contended = partial(_simulated_s, builder)
-    rates = fit_rates(stamps, found)
-    sharing = fit_sharing(stamps, found, rates, contended, is_known=base is not None)
-    _put_rates(builder, sharing.rates, found)
-    builder.add(*sharing.parameters)
-    builder.data["fabric"] |= {key.partition(".")[2]: value for key, value in sharing.keys.items()}
+    unmeasured = fit_links(builder)
     compute = fit_ratios(builder, phases.ratio_TR, "none")
     if compute is not None:
         add_noise(builder, compute, by_rank=phases.by_rank)
@@ -67,13 +44,12 @@ def fit_program(stamps: ProgramStamps, base: Cluster | None = None, name: str = 
         other = fit if varied is None else varied.fit()
         if varied is not None and abs(other.mean_error) < abs(fit.mean_error):
             builder, fit = varied, other
-    unmeasured = [rate.key for rate in sharing.rates if not rate.alone and rate.key in builder.stand_ins]
-    if not unmeasured or not isinstance(matched := match_step(builder, unmeasured, 0.5, 8.0), Matched):
+    if not unmeasured or not isinstance(matched := builder.match_step(unmeasured, 0.5, 8.0), Matched):
         return fit
     for key in unmeasured:
         builder.drop([key])
         source = f"put so that the step takes as long as measured; {SETTLES}"
-        _put_unknown(builder, key, matched.gbps[key], NONE_ALONE, source)
+        builder.stand_in(key, matched.gbps[key], NONE_ALONE, source)
     return builder.fit()
 
 
@@ -121,25 +97,6 @@ def _data(stamps: ProgramStamps, phases: StepPhases, base: Cluster | None, name:
     }
 
 
-def _simulated_s(builder: ClusterBuilder[ProgramStamps], keys: dict[str, Any]) -> Array:
-    """Seconds of each transfer of the trace in the simulated step without noise, with some keys of the fabric."""
-    transfers = builder.stamps.transfers
-    simulator = simulator_of(builder.cluster(**{key.partition(".")[2]: value for key, value in keys.items()}))
-    program = simulator.batch.program
-    iterations = int(np.lcm.reduce([one.every for one in transfers]))
-    recording = simulator.record(simulator.off(), iterations)
-    seconds_O = (recording.through_ETO - recording.start_ETO)[0].max(axis=0)
-    # a rank starts its transfers in the order of the trace's
-    found = np.zeros(len(transfers))
-    for k, one in enumerate(transfers):
-        rank = one.groups[0][0]
-        mine = [i for i, other in enumerate(transfers) if rank in other.ranks]
-        first, last = int(program.first_R[rank]), int(program.first_R[rank + 1])
-        starts = [i for i in range(first, last) if program.kind_I[i] == START]
-        found[k] = seconds_O[program.operation_I[starts[mine.index(k)]]]
-    return found
-
-
 def _add_structure(builder: ClusterBuilder[ProgramStamps], order: StepOrder) -> None:
     """What the trace says of ranks, transfers and their order."""
     stamps, job = builder.stamps, builder.data["job"]
@@ -162,54 +119,3 @@ def _add_structure(builder: ClusterBuilder[ProgramStamps], order: StepOrder) -> 
         why = f"no rank was ever seen to wait for {int(unseen.sum())} transfers in the background"
         source = "awaited as soon as they are through; a slower link, or a profile with the calls that wait, settles it"
         builder.add(not_identifiable("program.wait", None, why, source))
-
-
-def _put_rates(builder: ClusterBuilder[ProgramStamps], rates: list[LinkRate], found: Durations) -> None:
-    """Rates of links, with those that are stand-ins, and the noise of transfers that ran alone."""
-    for rate in rates:
-        gbps = float(f"{rate.gbps:.6g}")
-        if not rate.alone:
-            known = builder.known(*rate.key.split("."))
-            why = NONE_ALONE
-            source = "from base" if known is not None else f"that of the transfer that got most of it; {SETTLES}"
-            _put_unknown(builder, rate.key, gbps if known is None else known, why, source, is_known=known is not None)
-            if builder.base is None:
-                _put_unknown(builder, rate.latency_key, 0.0, why, "none; the rate has it")
-            continue
-        said = f"{rate.alone} transfers that ran alone, {rate.kinds} kinds"
-        builder.put(identified(rate.key, gbps, rate.se_gbps, said))
-        if rate.latency_us is None:
-            why = "transfers that ran alone have one size; the rate has their latency"
-            source = "none; transfers of another size that run alone settle it"
-            _put_unknown(builder, rate.latency_key, 0.0, why, source)
-        else:
-            said, latency_us = "transfers of different sizes that ran alone", float(f"{rate.latency_us:.4g}")
-            builder.put(identified(rate.latency_key, latency_us, rate.se_latency_us, said))
-    if builder.base is None:
-        _put_no_limits(builder, {rate.key for rate in rates})
-    cvs = [rate.cv for rate in rates if rate.alone and rate.cv > MIN_CV]
-    if cvs and (found.alone_TK.sum(axis=0) >= MIN_STEPS).any():
-        cv = min(float(f"{np.mean(cvs):.3g}"), 1.0)
-        said = "durations of transfers that ran alone"
-        builder.put(identified("noise.transfer_cv", cv, cv / max(2.0 * found.alone_TK.sum(), 1.0) ** 0.5, said))
-
-
-def _put_no_limits(builder: ClusterBuilder[ProgramStamps], fitted: set[str]) -> None:
-    """Rates of links on which the trace has no transfer."""
-    nic_gbps, job = float(builder.data["fabric"]["nic_gbps"]), builder.data["job"]
-    if "fabric.nic_gbps" not in fitted:
-        _put_unknown(builder, "fabric.nic_gbps", nic_gbps, "no transfer between nodes", "assumed not to limit")
-    uplink_gbps = float(f"{nic_gbps * job['nodes'] * 100.0:.6g}")
-    why = "what a tier above the NICs adds is in their rate"
-    _put_unknown(builder, "fabric.uplink_gbps", uplink_gbps, why, "assumed not to limit")
-    if job["ranks_per_node"] > 1 and "fabric.intra_node_gbps" not in fitted:
-        builder.data["fabric"]["intra_node_gbps"] = builder.stand_ins["fabric.intra_node_gbps"] = NO_LIMIT
-
-
-def _put_unknown(
-    builder: ClusterBuilder[ProgramStamps], key: str, value: float, why: str, source: str, *, is_known: bool = False
-) -> None:
-    """A value that the trace does not identify, among the stand-ins where nobody else knows it either."""
-    builder.put(not_identifiable(key, value, why, source))
-    if not is_known:
-        builder.stand_ins[key] = value

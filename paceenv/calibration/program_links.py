@@ -1,8 +1,8 @@
-"""The rates of a fabric from the transfers of a program: from those that ran alone, or else a stand-in.
+"""The links of a program's step, from how long its transfers take: rates, latencies, efficiencies, and how they share.
 
 A transfer runs alone where no other of any communicator runs between its start and its end. It starts when its last
-member entered it and the one before it in its process group was through. Nothing above the NICs is identified: what a
-tier above them would add is in the rate of the NICs.
+member entered it and the one before it in its process group was through. Rates come from those that ran alone, or else
+are stand-ins. Nothing above the NICs is identified: what a tier above them would add is in the rate of the NICs.
 
 Transfers alone also give the efficiency of each operation: its speed next to that of the fastest one. Those that met
 others then choose between what a link can do: divide its rate between operations or flows, and let others use what an
@@ -13,7 +13,7 @@ Axes: T steps, K transfers of a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -21,12 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from paceenv.calibration.cluster_builder import ClusterBuilder, simulate
-from paceenv.calibration.parameters import Parameter, identified
+from paceenv.calibration.cluster_builder import ClusterBuilder, simulator_of
+from paceenv.calibration.compute_noise import MIN_CV
+from paceenv.calibration.measurements import MIN_STEPS
+from paceenv.calibration.parameters import Parameter, identified, not_identifiable
 from paceenv.calibration.program_stamps import ProgramStamps, Transfer
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT
 from paceenv.sim.cluster.program.footprint import Tiers, use
+from paceenv.sim.engine.program_layout import START
 
 ALIKE: Final = 0.05
 """Efficiencies that differ by less are the same."""
@@ -38,8 +41,6 @@ NO_LIMIT: Final = 1e4
 """Rate of the tier above the NICs over that of all of them: it limits nothing."""
 MEDIAN_VARIANCE: Final = np.pi / 2.0
 """Of a median of normal values, over that of their mean."""
-MATCHED, MATCHED_T = 5e-4, 100
-"""Relative precision of a rate that gives the measured step, and the steps that are simulated for it."""
 BETTER: Final = 0.02
 """By so much, in logarithms of durations, a choice must be better than one before it."""
 MEETS: Final = 0.5
@@ -47,17 +48,27 @@ MEETS: Final = 0.5
 CHOICES: Final = [
     {"sharing": sharing, "unused_rate": unused} for sharing in ("operations", "flows") for unused in ("free", "lost")
 ]
+SETTLES: Final = "a step in which transfers run one at a time, or nccl-tests output of the same links, settles it"
+NONE_ALONE: Final = "no transfer ran alone, so each may have been slowed by another"
 
 Array = NDArray[np.float64]
 Place = Literal["inside", "across"]
+KEYS: Final[dict[Place, tuple[str, str]]] = {
+    "inside": ("intra_node_gbps", "intra_node_latency_us"),
+    "across": ("nic_gbps", "latency_us"),
+}
+"""Rate and latency of links inside a node and between nodes, as keys of a fabric."""
 
 
-@dataclass(frozen=True)
-class Durations:
+class Durations(NamedTuple):
     """How long each transfer took, seconds ``(T, K)``, and whether it ran alone."""
 
     seconds_TK: Array
     alone_TK: NDArray[np.bool_]
+
+    def alone(self, k: int) -> Array:
+        """How long a transfer took where it ran alone."""
+        return np.asarray(self.seconds_TK[self.alone_TK[:, k], k])
 
 
 @dataclass(frozen=True)
@@ -68,24 +79,74 @@ class LinkRate:
     ``latency_us`` is None where rate and latency cannot be told apart, and the rate has both; 0 where none shows.
     """
 
-    place: Place
     gbps: float
-    se_gbps: float
-    latency_us: float | None
-    alone: int
-    kinds: int
-    cv: float
+    se_gbps: float = 0.0
+    latency_us: float | None = None
     se_latency_us: float = 0.0
+    alone: int = 0
+    kinds: int = 0
+    cv: float = 0.0
 
-    @property
-    def key(self) -> str:
-        """The key of a cluster config that has the rate."""
-        return "fabric.intra_node_gbps" if self.place == "inside" else "fabric.nic_gbps"
 
-    @property
-    def latency_key(self) -> str:
-        """The key of a cluster config that has the latency."""
-        return "fabric.intra_node_latency_us" if self.place == "inside" else "fabric.latency_us"
+def fit_links(builder: ClusterBuilder[ProgramStamps]) -> list[str]:
+    """Add what the transfers show of the links; the keys of rates that nobody knows and none shows."""
+    stamps, found = builder.stamps, durations(builder.stamps)
+    rates, keys, parameters = _rates(stamps, found), dict[str, Any](), list[Parameter]()
+    if "across" in rates and rates["across"].alone:
+        efficiency, gbps, parameters = _efficiencies(stamps, found)
+        if efficiency:
+            keys["efficiency"] = efficiency
+            rates["across"] = replace(rates["across"], gbps=gbps, latency_us=None)
+        if builder.base is None:
+            keys |= _sharing(builder, found, rates, keys)
+    for place, rate in rates.items():
+        _put_rate(builder, place, rate)
+    if builder.base is None:
+        _put_no_limits(builder, rates)
+    cvs = [rate.cv for rate in rates.values() if rate.alone and rate.cv > MIN_CV]
+    if cvs and (found.alone_TK.sum(axis=0) >= MIN_STEPS).any():
+        cv = min(float(f"{np.mean(cvs):.3g}"), 1.0)
+        said = "durations of transfers that ran alone"
+        builder.put(identified("noise.transfer_cv", cv, cv / max(2.0 * found.alone_TK.sum(), 1.0) ** 0.5, said))
+    builder.add(*parameters)
+    builder.data["fabric"] |= keys
+    unseen = [f"fabric.{KEYS[place][0]}" for place, rate in rates.items() if not rate.alone]
+    return [key for key in unseen if key in builder.stand_ins]
+
+
+def _put_rate(builder: ClusterBuilder[ProgramStamps], place: Place, rate: LinkRate) -> None:
+    """The rate and latency of one kind of link, and stand-ins where no transfer shows them."""
+    key, latency_key = (f"fabric.{key}" for key in KEYS[place])
+    gbps = float(f"{rate.gbps:.6g}")
+    if not rate.alone:
+        known = builder.known("fabric", KEYS[place][0])
+        if known is None:
+            builder.stand_in(key, gbps, NONE_ALONE, f"that of the transfer that got most of it; {SETTLES}")
+        else:
+            builder.put(not_identifiable(key, known, NONE_ALONE, "from base"))
+        if builder.base is None:
+            builder.stand_in(latency_key, 0.0, NONE_ALONE, "none; the rate has it")
+        return
+    said = f"{rate.alone} transfers that ran alone, {rate.kinds} kinds"
+    builder.put(identified(key, gbps, rate.se_gbps, said))
+    if rate.latency_us is None:
+        why = "transfers that ran alone have one size; the rate has their latency"
+        builder.stand_in(latency_key, 0.0, why, "none; transfers of another size that run alone settle it")
+    else:
+        said, latency_us = "transfers of different sizes that ran alone", float(f"{rate.latency_us:.4g}")
+        builder.put(identified(latency_key, latency_us, rate.se_latency_us, said))
+
+
+def _put_no_limits(builder: ClusterBuilder[ProgramStamps], fitted: Collection[Place]) -> None:
+    """Rates of links on which the trace has no transfer."""
+    nic_gbps, job = float(builder.data["fabric"]["nic_gbps"]), builder.data["job"]
+    if "across" not in fitted:
+        builder.stand_in("fabric.nic_gbps", nic_gbps, "no transfer between nodes", "assumed not to limit")
+    uplink_gbps = float(f"{nic_gbps * job['nodes'] * 100.0:.6g}")
+    why = "what a tier above the NICs adds is in their rate"
+    builder.stand_in("fabric.uplink_gbps", uplink_gbps, why, "assumed not to limit")
+    if job["ranks_per_node"] > 1 and "inside" not in fitted:
+        builder.data["fabric"]["intra_node_gbps"] = builder.stand_ins["fabric.intra_node_gbps"] = NO_LIMIT
 
 
 def nodes_of(stamps: ProgramStamps) -> tuple[int, int]:
@@ -148,50 +209,41 @@ def place_of(one: Transfer, ranks_per_node: int) -> Place:
     return "inside" if is_inside and ranks_per_node > 1 else "across"
 
 
-def _unit_tiers(nodes: int, each: int, *, hop: bool) -> Tiers:
+def _unit_tiers(stamps: ProgramStamps, *, hop: bool) -> Tiers:
     """Links of a byte a second and no latency, or of no limit and a second a hop."""
-    rate, hop_s = (np.inf, 1.0) if hop else (1.0, 0.0)
+    (nodes, each), (rate, hop_s) = nodes_of(stamps), (np.inf, 1.0) if hop else (1.0, 0.0)
     return Tiers(nodes, each, nodes, 1, rate, rate, np.inf, np.inf, hop_s, hop_s)
 
 
 def link_bytes(stamps: ProgramStamps, one: Transfer) -> float:
     """Bytes of a transfer on its busiest link."""
-    return use(_unit_tiers(*nodes_of(stamps), hop=False), one.op, one.groups[0], one.payload_bytes).alone_s
+    return use(_unit_tiers(stamps, hop=False), one.op, one.groups[0], one.payload_bytes).alone_s
 
 
-def fit_rates(stamps: ProgramStamps, found: Durations) -> list[LinkRate]:
+def _rates(stamps: ProgramStamps, found: Durations) -> dict[Place, LinkRate]:
     """Rates of the links that the transfers use."""
-    nodes, each = nodes_of(stamps)
     by_place: dict[Place, list[int]] = {}
     for k, one in enumerate(stamps.transfers):
         if one.payload_bytes > 0.0:
-            by_place.setdefault(place_of(one, each), []).append(k)
-    rates = []
+            by_place.setdefault(place_of(one, nodes_of(stamps)[1]), []).append(k)
+    rates: dict[Place, LinkRate] = {}
     for place, used in by_place.items():
         seen_K = np.isfinite(found.seconds_TK).sum(axis=0)
         alone = [k for k in used if found.alone_TK[:, k].sum() >= min(MIN_ALONE, seen_K[k])]
-        alone = [k for k in alone if np.median(found.seconds_TK[found.alone_TK[:, k], k]) > 0.0]
-        if alone:
-            rates.append(_of_alone(stamps, found, alone, place, nodes, each))
-        else:
-            rates.append(_of_fastest(stamps, found, used, place))
+        alone = [k for k in alone if np.median(found.alone(k)) > 0.0]
+        rates[place] = _of_alone(stamps, found, alone) if alone else _of_fastest(stamps, found, used)
     return rates
 
 
-def _of_alone(
-    stamps: ProgramStamps, found: Durations, alone: Sequence[int], place: Place, nodes: int, each: int
-) -> LinkRate:
+def _of_alone(stamps: ProgramStamps, found: Durations, alone: Sequence[int]) -> LinkRate:
     """From transfers that ran alone: latency and rate by least squares of relative errors, neither negative."""
-    flat, hops = _unit_tiers(nodes, each, hop=False), _unit_tiers(nodes, each, hop=True)
+    hops = _unit_tiers(stamps, hop=True)
     rows, cvs, kinds_A, counts = list[tuple[float, float, float, float]](), list[float](), list[str](), 0
     for k in alone:
-        one = stamps.transfers[k]
-        seconds = found.seconds_TK[found.alone_TK[:, k], k]
-        group = one.groups[0]
-        link_bytes = use(flat, one.op, group, one.payload_bytes).alone_s
-        rounds = use(hops, one.op, group, one.payload_bytes).latency_s
+        one, seconds = stamps.transfers[k], found.alone(k)
+        rounds = use(hops, one.op, one.groups[0], one.payload_bytes).latency_s
         mean_s, cv = float(np.median(seconds)), float(seconds.std()) / float(seconds.mean())
-        rows.append((link_bytes, rounds, mean_s, MEDIAN_VARIANCE * cv**2 / len(seconds)))
+        rows.append((link_bytes(stamps, one), rounds, mean_s, MEDIAN_VARIANCE * cv**2 / len(seconds)))
         cvs.append(cv)
         kinds_A.append(f"{one.op} {one.payload_bytes:g}")
         counts += len(seconds)
@@ -207,9 +259,9 @@ def _of_alone(
         solution = optimize.nnls(design, wanted)[0]
     se, kinds = _errors(design, solution, wanted, variance_A, kinds_A)
     gbps = 1.0 / float(solution[0]) / BYTES_PER_GBIT
-    latency = (float(solution[1]) * 1e6, float(se[1]) * 1e6) if is_told else (None, 0.0)
+    latency_us, se_us = (float(solution[1]) * 1e6, float(se[1]) * 1e6) if is_told else (None, 0.0)
     se_gbps = gbps * float(se[0] / solution[0])
-    return LinkRate(place, gbps, se_gbps, latency[0], counts, kinds, float(np.mean(cvs)), latency[1])
+    return LinkRate(gbps, se_gbps, latency_us, se_us, counts, kinds, float(np.mean(cvs)))
 
 
 def _errors(
@@ -229,88 +281,32 @@ def _errors(
     return np.sqrt((solve**2) @ (variance_A * wanted**2) + misfit2 * shared2), kinds
 
 
-def _of_fastest(stamps: ProgramStamps, found: Durations, used: Sequence[int], place: Place) -> LinkRate:
+def _of_fastest(stamps: ProgramStamps, found: Durations, used: Sequence[int]) -> LinkRate:
     """A stand-in: the rate of the transfer that got most of its links; they are no slower than that."""
     seconds = [float(np.nanmean(found.seconds_TK[:, k])) for k in used]
     if sum(seconds) <= 0.0:
         raise InputError(f"trace of {stamps.name}: its transfers take no time; allowed: transfers that do")
     speeds = [link_bytes(stamps, stamps.transfers[k]) / max(s, 1e-9) for k, s in zip(used, seconds, strict=True)]
-    return LinkRate(place, max(speeds) / BYTES_PER_GBIT, 0.0, None, 0, 0, 0.0)
+    return LinkRate(max(speeds) / BYTES_PER_GBIT)
 
 
-class Matched(NamedTuple):
-    """Rates by key, and the standard error of their common factor, relative to it."""
-
-    gbps: dict[str, float]
-    relative_se: float
-
-
-def match_step(builder: ClusterBuilder[Any], keys: Sequence[str], low: float, high: float) -> Matched | str:
-    """The rates, all changed alike, with which the simulated step is as long as the measured one; or why none are.
-
-    Rates from ``low`` to ``high`` times those known before are tried.
-    """
-    known = {key: float(builder.data["fabric"][key.partition(".")[2]]) for key in keys}
-    mean_s, se_s = builder.measured.mean_s, builder.measured.mean_sd
-
-    def rates(factor: float) -> dict[str, float]:
-        return {key: float(f"{factor * gbps:.6g}") for key, gbps in known.items()}
-
-    def step_s(factor: float) -> float:
-        fabric = {key.partition(".")[2]: gbps for key, gbps in rates(factor).items()}
-        return simulate(builder.cluster(**fabric), MATCHED_T).mean_s
-
-    slow_s, fast_s = step_s(low), step_s(high)
-    if slow_s - fast_s < 0.01 * mean_s:
-        return "the step does not depend on it"
-    if not fast_s < mean_s < slow_s:
-        return (
-            f"the simulated step is {fast_s:.4g} to {slow_s:.4g} s at any rate near it, the measured one {mean_s:.4g}"
-        )
-    found = optimize.brentq(lambda x: step_s(float(np.exp(x))) - mean_s, np.log(low), np.log(high), xtol=MATCHED)
-    factor = float(np.exp(found))
-    slope = abs(step_s(1.1 * factor) - step_s(factor)) / 0.1
-    return Matched(rates(factor), max(min(se_s / max(slope, 1e-12), 0.5), 0.01))
-
-
-class Sharing(NamedTuple):
-    """Keys of a fabric, the rates that go with them, and the evidence."""
-
-    keys: dict[str, Any]
-    rates: list[LinkRate]
-    parameters: list[Parameter]
-
-
-def fit_sharing(
-    stamps: ProgramStamps,
-    found: Durations,
-    rates: list[LinkRate],
-    contended: Callable[[dict[str, Any]], Array],
-    *,
-    is_known: bool,
-) -> Sharing:
-    """How transfers between nodes share their links; the rates as they are where the trace does not show it."""
-    nothing = Sharing({}, rates, [])
-    across = [rate for rate in rates if rate.place == "across" and rate.alone]
-    if not across:
-        return nothing
-    efficiency, gbps, parameters = _efficiencies(stamps, found)
-    keys: dict[str, Any] = {"fabric.efficiency": efficiency} if efficiency else {}
-    if efficiency:
-        rates = [replace(one, gbps=gbps, latency_us=None) if one.place == "across" else one for one in rates]
-    meets = [k for k, one in enumerate(stamps.transfers) if one.payload_bytes > 0.0 and _meets(found, k)]
+def _sharing(
+    builder: ClusterBuilder[ProgramStamps], found: Durations, rates: Mapping[Place, LinkRate], keys: Mapping[str, Any]
+) -> dict[str, str]:
+    """How transfers between nodes share their links, as keys of a fabric; none where the trace does not show it."""
+    meets = [k for k, one in enumerate(builder.stamps.transfers) if one.payload_bytes > 0.0 and _meets(found, k)]
     meets = [k for k in meets if np.nanmean(found.seconds_TK[:, k]) > 0.0]
-    if is_known or not meets:
-        return Sharing(keys, rates, parameters)
-    known = {rate.key: rate.gbps for rate in rates} | {rate.latency_key: rate.latency_us or 0.0 for rate in rates}
+    if not meets:
+        return {}
+    known = {KEYS[place][0]: rate.gbps for place, rate in rates.items()}
+    known |= {KEYS[place][1]: rate.latency_us or 0.0 for place, rate in rates.items()}
     wanted_K = np.log(np.nanmean(found.seconds_TK[:, meets], axis=0))
     errors = []
     for choice in CHOICES:
-        seconds_K = contended({**known, **keys, **{f"fabric.{key}": value for key, value in choice.items()}})[meets]
+        seconds_K = _simulated_s(builder, {**known, **keys, **choice})[meets]
         errors.append(float(np.sqrt(np.mean((np.log(np.maximum(seconds_K, 1e-12)) - wanted_K) ** 2))))
     taken = next(n for n, error in enumerate(errors) if error < min(errors) + BETTER)
-    chosen = {f"fabric.{key}": value for key, value in CHOICES[taken].items()} if taken else {}
-    return Sharing(keys | chosen, rates, parameters)
+    return CHOICES[taken] if taken else {}
 
 
 def _meets(found: Durations, k: int) -> bool:
@@ -319,19 +315,37 @@ def _meets(found: Durations, k: int) -> bool:
     return bool(seen_T.any()) and float(found.alone_TK[seen_T, k].mean()) < MEETS
 
 
+def _simulated_s(builder: ClusterBuilder[ProgramStamps], fabric: Mapping[str, Any]) -> Array:
+    """Seconds of each transfer of the trace in the simulated step without noise, with some keys of the fabric."""
+    transfers, simulator = builder.stamps.transfers, simulator_of(builder.cluster(**fabric))
+    program = simulator.batch.program
+    iterations = int(np.lcm.reduce([one.every for one in transfers]))
+    recording = simulator.record(simulator.off(), iterations)
+    seconds_O = (recording.through_ETO - recording.start_ETO)[0].max(axis=0)
+    # a rank starts its transfers in the order of the trace's
+    found = np.zeros(len(transfers))
+    for k, one in enumerate(transfers):
+        rank = one.groups[0][0]
+        mine = [i for i, other in enumerate(transfers) if rank in other.ranks]
+        first, last = int(program.first_R[rank]), int(program.first_R[rank + 1])
+        starts = [i for i in range(first, last) if program.kind_I[i] == START]
+        found[k] = seconds_O[program.operation_I[starts[mine.index(k)]]]
+    return found
+
+
 def _efficiencies(stamps: ProgramStamps, found: Durations) -> tuple[dict[str, float], float, list[Parameter]]:
     """Efficiencies below 1 of operations that ran alone, and the rate of the fastest one, Gb/s."""
     _, each = nodes_of(stamps)
     speed_of: dict[str, list[tuple[float, float, float]]] = {}
     for k, one in enumerate(stamps.transfers):
-        seconds = found.seconds_TK[found.alone_TK[:, k], k]
+        seconds = found.alone(k)
         if one.payload_bytes > 0.0 and place_of(one, each) == "across" and len(seconds) >= MIN_ALONE:
             mean_s = float(np.median(seconds))
             if not mean_s > 0.0:
                 continue
             speed = link_bytes(stamps, one) / mean_s
             speed_of.setdefault(one.op, []).append((speed, mean_s, float(seconds.std() / len(seconds) ** 0.5) / mean_s))
-    if len(speed_of) < 2 or any(_spread(rows) > ALIKE for rows in speed_of.values()):
+    if len(speed_of) < 2 or any(max(rows)[0] / min(rows)[0] - 1.0 > ALIKE for rows in speed_of.values()):
         return {}, 0.0, []  # speeds that depend on the size have latency in them
     speeds = {op: float(np.average([row[0] for row in rows], weights=[row[1] for row in rows])) for op, rows in
               speed_of.items()}  # fmt: skip
@@ -345,9 +359,3 @@ def _efficiencies(stamps: ProgramStamps, found: Durations) -> tuple[dict[str, fl
             said = f"its transfers alone beside those of {fastest}, the fastest"
             parameters.append(identified(f"fabric.efficiency.{op}", efficiency[op], se, said))
     return efficiency, speeds[fastest] / BYTES_PER_GBIT, parameters
-
-
-def _spread(rows: Sequence[tuple[float, float, float]]) -> float:
-    """The largest speed over the smallest, less 1."""
-    speeds = [row[0] for row in rows]
-    return max(speeds) / min(speeds) - 1.0

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -23,7 +22,7 @@ from scipy import stats
 
 from paceenv.calibration.cluster_builder import AMPLE, GOOD_CV, GOOD_MEAN, ClusterBuilder, simulate
 from paceenv.calibration.job_stamps import JobStamps
-from paceenv.calibration.link_replay import Filtered, filter_tenant
+from paceenv.calibration.link_replay import JUMPS, Filtered, filter_tenant
 from paceenv.calibration.parameters import Estimate, estimated, not_identifiable
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
@@ -59,30 +58,13 @@ _ROUNDS = (
 )
 """Temperature of the weights by which points are chosen, and how far new ones lie from them."""
 _PAUSE_RATES = np.array([0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2])
-_PAUSE_PARTICLES, _PAUSE_SEEDS = 384, 4
+_PAUSE_PARTICLES, _SEEDS = 384, range(4)
 _PAUSE_TEMPERATURE = 2.0
 """Pauses are independent events, unlike the durations in between, but the likelihood is no less noisy."""
 _WIDE = 3.0 * _ROUNDS[-1][1]
 """Over which the sample's density is smoothed."""
 
 Array = NDArray[np.float64]
-Make = Callable[[float, float, float], Cluster]
-
-
-@dataclass(frozen=True)
-class TenantFit:
-    """Period ratio, share, own time alone, rate of pauses, with the posterior's deviation as error.
-
-    ``explained`` is the share of the durations' variance that the filter expects one iteration ahead.
-    ``correlation`` is that of ratio, share and own time alone in the posterior, ``(3, 3)``.
-    """
-
-    period_ratio: Estimate
-    comm_share: Estimate
-    alone_s: Estimate
-    pause_rate: Estimate
-    explained: float
-    correlation: Array
 
 
 def is_disturbed(residual_T: Array, mean_s: float, step_s: float) -> tuple[bool, str]:
@@ -97,82 +79,99 @@ def is_disturbed(residual_T: Array, mean_s: float, step_s: float) -> tuple[bool,
     return spread > MIN_SPREAD and spread * mean_s > MIN_OF_STEP * step_s and p < SIGNIFICANCE, said
 
 
-def fit_tenant(
-    make: Make,
-    stamps: JobStamps,
-    alone_s: float,
-    latency_s: float,
-    misfit: Callable[[Cluster], float],
-    seed: int = 0,
-) -> TenantFit:
-    """The tenant that explains the durations of our payloads.
+class _Search:
+    """What is known of a tenant at ``theta``: logarithm of its period ratio, its share, logarithm of our time alone.
 
-    Two jobs lock into each other by small differences of their periods. So the value is where the posterior is dense
-    and the cluster has little misfit.
+    ``cap`` is how many times the NICs of a group can fill the uplink's share, from the links alone.
     """
-    lasts_T = stamps.duration_TG.mean(axis=1) - latency_s
-    advance_T = np.append(np.diff(stamps.begin_T), stamps.step_T[-1])
-    spread_s, own_share = _TRUST * float(lasts_T.mean()), alone_s / float(np.median(stamps.step_T))
-    seeds = range(seed, seed + _PAUSE_SEEDS)
-    counts = min(1.0, _EFFECTIVE_ITERATIONS / min(len(lasts_T), _MAX_ITERATIONS))
+
+    def __init__(
+        self,
+        builder: ClusterBuilder[JobStamps],
+        cap: float,
+        unit_alone_s: float,
+        unit_work_s: float,
+        latency_s: float,
+        jitter: float,
+    ) -> None:
+        stamps = builder.stamps
+        self.builder, self.stamps, self.jitter = builder, stamps, jitter
+        self.cap = cap if stamps.groups > 1 else AMPLE
+        self.unit_alone_s, self.unit_whole_s = unit_alone_s, unit_work_s * stamps.groups
+        self.lasts_T = stamps.duration_TG.mean(axis=1) - latency_s
+        self.advance_T = np.append(np.diff(stamps.begin_T), stamps.step_T[-1])
+        self.alone_s = float(np.quantile(stamps.duration_TG.mean(axis=1), 0.02)) - latency_s
+
+    def cluster(self, theta: Array) -> Cluster:
+        """The uplink is what the payload of all groups fills when no tenant transfers."""
+        ratio, share, whole_s = _natural(theta)
+        tenant = {"period_ratio": ratio, "comm_share": share, "ranks": self.stamps.ranks, "jitter_cv": self.jitter}
+        rates = {"uplink_gbps": self.unit_whole_s / whole_s, "nic_gbps": self.unit_alone_s / whole_s * self.cap}
+        data = self.builder.data
+        return self.builder.parse(data | {"tenants": [tenant], "fabric": data["fabric"] | rates})
+
+    def misfit(self, theta: Array) -> float:
+        """Of mean step and CV, in units of what counts as a good fit and of what one run differs from another."""
+        measured, simulated = self.builder.measured, simulate(self.cluster(theta), len(self.stamps.step_T))
+        mean = (simulated.mean_s - measured.mean_s) / math.hypot(GOOD_MEAN * simulated.mean_s, simulated.mean_sd)
+        return math.hypot(mean, (simulated.cv - measured.cv) / math.hypot(GOOD_CV, simulated.cv_sd))
 
     def follow(
-        theta: Array,
-        iterations: int = _MAX_ITERATIONS,
-        particles: int = _PARTICLES,
-        first_seed: int = seed,
-        **more: float,
-    ) -> Filtered:
-        last = slice(-iterations, None)
-        return filter_tenant(
-            derive(make(*_natural(theta)), episode_keys([0])),
-            stamps.arrival_TG[last],
-            lasts_T[last],
-            advance_T[last],
-            spread_s=spread_s,
-            particles=particles,
-            seed=first_seed,
-            **more,
-        )
+        self, theta: Array, iterations: int = _MAX_ITERATIONS, particles: int = _PARTICLES, seed: int = 0,
+        jumps: float = JUMPS,
+    ) -> Filtered:  # fmt: skip
+        """The filter through the last iterations."""
+        last, batch = slice(-iterations, None), derive(self.cluster(theta), episode_keys([0]))
+        stamps = self.stamps.arrival_TG[last], self.lasts_T[last], self.advance_T[last]
+        spread_s = _TRUST * float(self.lasts_T.mean())
+        return filter_tenant(batch, *stamps, spread_s=spread_s, particles=particles, seed=seed, jumps=jumps)
 
-    def pauses(theta: Array) -> Estimate:
+    def cost(self, theta: Array) -> float:
+        """Minus twice the logarithm of prior and coarsened likelihood."""
+        own_share = self.alone_s / float(np.median(self.stamps.step_T))
+        if not (abs(theta[0]) < 1.1 and 0.02 < theta[1] < 0.9 and abs(theta[2] - math.log(self.alone_s)) < 0.7):
+            return math.inf
+        prior = (theta[0] / _LIKE_US[0]) ** 2 + ((theta[1] - own_share) / _LIKE_US[1]) ** 2
+        counts = min(1.0, _EFFECTIVE_ITERATIONS / min(len(self.lasts_T), _MAX_ITERATIONS))
+        return float(prior) - 2.0 * counts * self.follow(theta).log_likelihood
+
+    def sample(self) -> Array:
+        """An equally weighted sample of the posterior ``(samples, P)``."""
+        grid = np.array(
+            [[math.log(r), share, math.log(self.alone_s * own)] for r in _RATIOS for share in _SHARES for own in _ALONE]
+        )
+        scanned = [self.follow(theta, _SCAN_ITERATIONS, _SCAN_PARTICLES).log_likelihood for theta in grid]
+        return _posterior(self.cost, grid[np.argsort(scanned)[-_SCAN_KEPT:]], np.random.default_rng(0))
+
+    def best(self, sample: Array) -> Array:
+        """Where the posterior is dense and the cluster has little misfit.
+
+        Two jobs lock into each other by small differences of their periods, which the posterior does not show.
+        """
+        density = np.log(_near(sample[:_JUDGED], sample, _WIDE).mean(axis=1))
+        judged = [self.misfit(theta) ** 2 for theta in sample[:_JUDGED]]
+        found: Array = sample[int(np.argmin(judged - 2.0 * density))]
+        return found
+
+    def explained(self, theta: Array) -> float:
+        """The share of the durations' variance that the filter expects one iteration ahead."""
+        lasts_T = self.lasts_T[-_MAX_ITERATIONS:]
+        return 1.0 - float(np.mean((lasts_T - self.follow(theta).expected_T) ** 2)) / float(lasts_T.var())
+
+    def pauses(self, theta: Array) -> Estimate:
         """How often the tenant is not where it should be, by the likelihood of each rate."""
         found = [
-            np.mean([follow(theta, particles=_PAUSE_PARTICLES, first_seed=s, jumps=r).log_likelihood for s in seeds])
-            for r in _PAUSE_RATES
+            np.mean([self.follow(theta, particles=_PAUSE_PARTICLES, seed=s, jumps=rate).log_likelihood for s in _SEEDS])
+            for rate in _PAUSE_RATES
         ]
         weight = _weights(-2.0 / _PAUSE_TEMPERATURE * np.array(found))
         mean, below = float(weight @ _PAUSE_RATES), np.cumsum(weight)
         low, high = (float(_PAUSE_RATES[np.searchsorted(below, edge)]) for edge in (0.025, 0.975))
         return Estimate(mean, float(np.sqrt(weight @ (_PAUSE_RATES - mean) ** 2)), min(low, mean), max(high, mean))
 
-    def cost(theta: Array) -> float:
-        """Minus twice the logarithm of prior and coarsened likelihood."""
-        inside = abs(theta[0]) < 1.1 and 0.02 < theta[1] < 0.9 and abs(theta[2] - math.log(alone_s)) < 0.7
-        if not inside:
-            return math.inf
-        prior = (theta[0] / _LIKE_US[0]) ** 2 + ((theta[1] - own_share) / _LIKE_US[1]) ** 2
-        return float(prior) - 2.0 * counts * follow(theta).log_likelihood
-
-    grid = np.array(
-        [[math.log(r), share, math.log(alone_s * own)] for r in _RATIOS for share in _SHARES for own in _ALONE]
-    )
-    scanned = [follow(theta, _SCAN_ITERATIONS, _SCAN_PARTICLES).log_likelihood for theta in grid]
-    kept = grid[np.argsort(scanned)[-_SCAN_KEPT:]]
-    sample = _posterior(cost, kept, np.random.default_rng(seed))
-    density = np.log(_near(sample[:_JUDGED], sample, _WIDE).mean(axis=1))
-    judged = [misfit(make(*_natural(theta))) ** 2 for theta in sample[:_JUDGED]]
-    at = sample[int(np.argmin(judged - 2.0 * density))]
-    natural = np.array([_natural(theta) for theta in sample])
-    estimates = [_estimate(value, natural[:, k]) for k, value in enumerate(_natural(at))]
-    best = follow(at)
-    unexplained = lasts_T[-_MAX_ITERATIONS:] - best.expected_T
-    explained = 1.0 - float(np.mean(unexplained**2)) / float(lasts_T[-_MAX_ITERATIONS:].var())
-    correlation = np.nan_to_num(np.corrcoef(natural.T))
-    return TenantFit(estimates[0], estimates[1], estimates[2], pauses(at), explained, correlation)
-
 
 def _natural(theta: Array) -> tuple[float, float, float]:
+    """Period ratio, share, time alone in seconds."""
     return math.exp(theta[0]), float(theta[1]), math.exp(theta[2])
 
 
@@ -222,66 +221,37 @@ def add_tenant(
     latency_s: float,
     jitter: float,
 ) -> bool:
-    """Fit a tenant and take it into the cluster; False if none explains the durations.
-
-    Args:
-        cap: how many times the NICs of a group can fill the uplink's share, from the links alone.
-    """
-    stamps, fabric, groups = builder.stamps, builder.data["fabric"], builder.stamps.groups
-    alone_s = float(np.quantile(stamps.duration_TG.mean(axis=1), 0.02)) - latency_s
-    if alone_s <= 0.0:
+    """Fit a tenant and take it into the cluster; False if none explains the durations."""
+    search = _Search(builder, cap, unit_alone_s, unit_work_s, latency_s, jitter)
+    if search.alone_s <= 0.0:
         return False
-
-    def make(ratio: float, share: float, whole_s: float) -> Cluster:
-        """The uplink is what the payload of all groups fills when no tenant transfers, in ``whole_s``."""
-        tenant = {"period_ratio": ratio, "comm_share": share, "ranks": stamps.ranks, "jitter_cv": jitter}
-        data = builder.data | {"tenants": [tenant]}
-        rates = {"uplink_gbps": unit_work_s * groups / whole_s}
-        rates["nic_gbps"] = unit_alone_s / whole_s * (cap if groups > 1 else AMPLE)
-        data["fabric"] = fabric | rates
-        return builder.parse(data)
-
-    def misfit(cluster: Cluster) -> float:
-        """Of mean step and CV, in units of what counts as a good fit and of what one run differs from another."""
-        simulated = simulate(cluster, len(stamps.step_T))
-        mean = (simulated.mean_s - builder.measured.mean_s) / math.hypot(
-            GOOD_MEAN * simulated.mean_s, simulated.mean_sd
-        )
-        return math.hypot(mean, (simulated.cv - builder.measured.cv) / math.hypot(GOOD_CV, simulated.cv_sd))
-
-    found = fit_tenant(make, stamps, alone_s, latency_s, misfit)
-    if found.explained < MIN_EXPLAINED:
+    sample = search.sample()
+    at = search.best(sample)
+    explained = search.explained(at)
+    if explained < MIN_EXPLAINED:
         return False
-    best = make(found.period_ratio.value, found.comm_share.value, found.alone_s.value)
-    builder.data["tenants"] = [t.model_dump() | {"pause_rate": found.pause_rate.value} for t in best.tenants]
-    fabric |= {"nic_gbps": best.fabric.nic_gbps, "uplink_gbps": best.fabric.uplink_gbps}
+    natural = np.array([_natural(theta) for theta in sample])
+    ratio, share, alone = (_estimate(value, natural[:, k]) for k, value in enumerate(_natural(at)))
+    pauses, best = search.pauses(at), search.cluster(at)
+    builder.data["tenants"] = [t.model_dump() | {"pause_rate": pauses.value} for t in best.tenants]
+    builder.data["fabric"] |= {"nic_gbps": best.fabric.nic_gbps, "uplink_gbps": best.fabric.uplink_gbps}
     builder.drop(["fabric.nic_gbps"])
-    _add_tenant(builder, found, unit_work_s * groups)
-    return True
-
-
-def _add_tenant(builder: ClusterBuilder[JobStamps], found: TenantFit, unit_whole_s: float) -> None:
-    fabric = builder.data["fabric"]
     said = (
-        f"particle filter through the trace's own arrivals, which expects {found.explained:.0%} of the durations' "
+        f"particle filter through the trace's own arrivals, which expects {explained:.0%} of the durations' "
         "variance one iteration ahead; of the posterior what comes nearest to mean and CV of the step"
     )
-    alone = found.alone_s
-    rate = unit_whole_s / alone.value
-    scaled = Estimate(rate, rate * alone.se / alone.value, unit_whole_s / alone.hi, unit_whole_s / alone.lo)
-    evidence = f"payload without the tenant takes {alone.value:.4g} s: {said}"
-    builder.add(estimated("fabric.uplink_gbps", scaled, evidence))
+    rate, whole_s = search.unit_whole_s / alone.value, search.unit_whole_s
+    scaled = Estimate(rate, rate * alone.se / alone.value, whole_s / alone.hi, whole_s / alone.lo)
     why = "with a tenant on the uplink, whether a group's own links limit it as well"
-    builder.add(not_identifiable("fabric.nic_gbps", fabric["nic_gbps"], why, "assumed not to limit beyond the uplink"))
-    builder.add(estimated("tenants.0.period_ratio", found.period_ratio, said))
-    builder.add(estimated("tenants.0.comm_share", found.comm_share, said))
-    (_, ratio_share, ratio_alone), (*_, share_alone), _ = found.correlation.tolist()
-    builder.add_correlation("tenants.0.period_ratio", "tenants.0.comm_share", ratio_share)
-    builder.add_correlation(
-        "tenants.0.period_ratio", "fabric.uplink_gbps", -ratio_alone
-    )  # the longer alone, the slower
-    builder.add_correlation("tenants.0.comm_share", "fabric.uplink_gbps", -share_alone)
-    why = "a tenant that takes less of the uplink for longer slows us alike"
-    builder.add(not_identifiable("tenants.0.rate_share", 1.0, why, "assumed to take what it gets"))
-    said = "chance a period, by how often the filter loses sight of it"
-    builder.add(estimated("tenants.0.pause_rate", found.pause_rate, said))
+    stays = "a tenant that takes less of the uplink for longer slows us alike"
+    builder.add(
+        estimated("fabric.uplink_gbps", scaled, f"payload without the tenant takes {alone.value:.4g} s: {said}"),
+        not_identifiable(
+            "fabric.nic_gbps", builder.data["fabric"]["nic_gbps"], why, "assumed not to limit beyond the uplink"
+        ),
+        estimated("tenants.0.period_ratio", ratio, said),
+        estimated("tenants.0.comm_share", share, said),
+        not_identifiable("tenants.0.rate_share", 1.0, stays, "assumed to take what it gets"),
+        estimated("tenants.0.pause_rate", pauses, "chance a period, by how often the filter loses sight of it"),
+    )
+    return True
