@@ -21,7 +21,7 @@ from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.whatif.baseline import Baseline, of_config, of_trace
 from paceenv.whatif.change import MAX_ROWS, Change, apply, combinations
-from paceenv.whatif.estimate import of_runs
+from paceenv.whatif.predictions import of_runs
 from paceenv.whatif.scenarios import longest_round_us, with_rounds
 from paceenv.whatif.simulated import predict
 

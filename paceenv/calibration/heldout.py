@@ -37,7 +37,8 @@ _MAX_CELLS = 1e8
 """Rank-iterations simulated at most, beyond one run a cluster."""
 _LEAD_IN = 100
 """Iterations before a simulated run counts, as the held-out part does not begin a job either."""
-_GOOD_P99, _GOOD_SKEW = 0.1, 0.1
+_TOLERANCES: Final = {"mean": GOOD_MEAN, "CV": GOOD_CV, "p99": 0.1, "E[": TOLERANCE, "arrival": 0.1}
+"""How far off still counts as close, by how a quantity's name begins."""
 CLOSE: Final = 0.1
 """A distance that exceeds what chance gives by no more is close."""
 
@@ -133,7 +134,8 @@ def _check(
         unit = "" if quantity.startswith(("CV", "E[")) else "s"
         rounding = ROUNDING * (step_s if unit else 1.0)
         interval = Interval(float(values.mean()), low - rounding, high + rounding)
-        lines.append(Line(quantity, unit, value, interval, _tolerance(quantity)))
+        tolerance = next(most for begin, most in _TOLERANCES.items() if quantity.startswith(begin))
+        lines.append(Line(quantity, unit, value, interval, tolerance))
     return HeldOutCheck(fitted, len(held_out_T), (*lines, distance_of(what, held_out_T, steps)))
 
 
@@ -147,8 +149,3 @@ def distance_of(what: str, held_out_T: Array, simulated: Sequence[Array]) -> Lin
     independent = 1.0 if is_constant else len(held_out_T) / metrics.correlation_length(held_out_T)
     chance = metrics.ks_chance(max(independent, 1.0))
     return Line(f"KS distance of the {what}", "", distance, Interval(chance, 0.0, chance), CLOSE)
-
-
-def _tolerance(quantity: str) -> float:
-    by_begin = {"mean": GOOD_MEAN, "CV": GOOD_CV, "p99": _GOOD_P99, "E[": TOLERANCE, "arrival": _GOOD_SKEW}
-    return next(tolerance for begin, tolerance in by_begin.items() if quantity.startswith(begin))

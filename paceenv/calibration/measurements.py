@@ -137,13 +137,13 @@ def moments(compute_s_TR: Array, slow_R: NDArray[np.bool_]) -> Moments:
     steps, ranks = healthy_s_TR.shape
     mean_s = float(healthy_s_TR.mean())
     y_TR = healthy_s_TR / mean_s
-    residual_TR = _residual(y_TR)
+    residual_TR = y_TR - y_TR.mean(axis=0) - y_TR.mean(axis=1, keepdims=True) + y_TR.mean()
     idiosyncratic = float(np.sum(residual_TR**2)) / ((steps - 1) * (ranks - 1))
     skewness = 0.0
-    if ranks > 2:
+    if ranks > 2 and idiosyncratic > _ROUNDING_VAR:
         # A doubly centred residual keeps (n - 1)(n - 2) / n^2 of the third moment along each axis.
         kept = (steps - 1) * (steps - 2) / steps**2 * (ranks - 1) * (ranks - 2) / ranks**2
-        skewness = _skewness(float(np.mean(residual_TR**3)) / kept, idiosyncratic)
+        skewness = float(np.mean(residual_TR**3)) / kept / idiosyncratic**1.5
     return Moments(
         mean_s=mean_s,
         persistent_var=float(y_TR.mean(axis=0).var(ddof=1)) - idiosyncratic / steps,
@@ -210,13 +210,3 @@ def _compute_matrix(rank: NDArray[np.int32], iteration: NDArray[np.int32], durat
     total_s_TR: Array = np.bincount(cell, duration_s, len(steps) * len(ranks)).reshape(shape).astype(np.float64)
     complete_T = np.bincount(cell, minlength=total_s_TR.size).reshape(shape).all(axis=1)
     return total_s_TR[complete_T]
-
-
-def _residual(y_TR: Array) -> Array:
-    residual_TR: Array = y_TR - y_TR.mean(axis=0) - y_TR.mean(axis=1, keepdims=True) + y_TR.mean()
-    return residual_TR
-
-
-def _skewness(third_moment: float, variance: float) -> float:
-    """Skewness of relative times; 0 where the variance is nothing but rounding."""
-    return third_moment / variance**1.5 if variance > _ROUNDING_VAR else 0.0

@@ -11,7 +11,7 @@ from paceenv.calibration.bandwidth import BandwidthFit, fit_bandwidth
 from paceenv.core.errors import InputError
 from paceenv.importers.nccl_tests import Table
 from paceenv.report.section import Section, print_sections
-from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster import load_cluster
 from paceenv.ui import config_files, output
 
 
@@ -29,7 +29,12 @@ def calibrate_links(
             raise InputError(f"--out: {len(fits)} tables ({named}); allowed: one, whose law is written")
         if fits[0].refused:
             raise InputError(f"{fits[0].table.source}: {fits[0].refused}, so no config is written")
-        config_files.write_yaml(out, _linked(fits[0], nodes[0], out.stem, base).model_dump(exclude_defaults=True))
+        if base is None:
+            linked = fits[0].to_cluster(out.stem, nodes[0])
+        else:  # with these keys of its fabric
+            values = fits[0].to_config(nodes[0] == 1).items()
+            linked = load_cluster(base).changed([f"fabric.{key}={value}" for key, value in values], base)
+        config_files.write_yaml(out, linked.model_dump(exclude_defaults=True))
     if json_ is not None:
         results = [_to_json(*one, per_node) for one in zip(fits, nodes, strict=True)]
         output.write_json(results[0] if len(results) == 1 else {"tables": results}, json_)
@@ -40,14 +45,6 @@ def calibrate_links(
         if base is None:
             output.say("the table has no compute: job.compute_s is a stand-in; set yours with --set job.compute_s=...")
         output.say(f"wrote {out}; next: paceenv simulate {shlex.quote(str(out))}")
-
-
-def _linked(fit: BandwidthFit, nodes: int, name: str, base: str | None) -> Cluster:
-    """A cluster with the measured links: a stand-in of its own, or ``base`` with these keys of its fabric."""
-    if base is None:
-        return fit.to_cluster(name, nodes)
-    values = fit.to_config(nodes == 1).items()
-    return load_cluster(base).changed([f"fabric.{key}={value}" for key, value in values], base)
 
 
 def _to_json(fit: BandwidthFit, nodes: int, per_node: int | None) -> dict[str, Any]:

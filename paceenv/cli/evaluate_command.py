@@ -13,7 +13,6 @@ from paceenv.core.limits import LIMIT_HELP
 from paceenv.policies.select import POLICY_HELP
 from paceenv.trainers.evaluation import score_table
 from paceenv.trainers.evaluation.comparison import Comparison, is_comparison, load_comparison
-from paceenv.trainers.evaluation.evaluate import SuiteResult
 from paceenv.trainers.evaluation.evaluate import evaluate as compare
 from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Split, load_suite
@@ -86,14 +85,10 @@ def evaluate(
         page = [f"# Policies on suite {chosen.name}", "", f"Made by `{made_by}`.", "", score_table.markdown(result)]
         config_files.write_text(write, "\n".join(page))
     if json_ != "-":
-        _print(result)
-
-
-def _print(result: SuiteResult) -> None:
-    suite, rows = result.suite, score_table.cells(score_table.scores(result))
-    length = f"{suite.seeds} seeds x {suite.iterations} iterations, paired on common random numbers"
-    note = f"Gain: throughput against passive, ours and the tenants'. {length}; {suite.limits}"
-    output.print_table(f"Suite {suite.name}", score_table.COLUMNS, rows, note)
+        rows = score_table.cells(score_table.scores(result))
+        length = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"
+        note = f"Gain: throughput against passive, ours and the tenants'. {length}; {chosen.limits}"
+        output.print_table(f"Suite {chosen.name}", score_table.COLUMNS, rows, note)
 
 
 def _comparison(arguments: list[str]) -> tuple[Comparison | None, list[str]]:

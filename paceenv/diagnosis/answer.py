@@ -73,6 +73,7 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
                 steps.append(diagnose_steps(log))
             except InputError as error:
                 failed.append(error)
+    broke_off = bool(inputs.ended) or any(hang.hangs for hang in hangs)
     notes, matrix, diagnosis, lateness = inputs.notes, None, None, None
     late_hosts: tuple[LateHost, ...] = ()
     if inputs.trace is not None:
@@ -85,8 +86,7 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
         else:
             notes = (*notes, clocks) if clocks else notes
             diagnosis = with_agent(diagnose_matrix(matrix), inputs.trace.metadata.job)
-            broke_off = diagnosis.ended or bool(inputs.ended) or any(hang.hangs for hang in hangs)
-            diagnosis = replace(diagnosis, ended=broke_off)
+            diagnosis = replace(diagnosis, ended=diagnosis.ended or broke_off)
             if len(matrix.ranks) < 2 and inputs.activity:
                 diagnosis = replace(diagnosis, refused=f"{diagnosis.refused}; {one_rank(inputs.activity)}")
             if matrix.steps > 1 and not diagnosis.agent:  # else the agent has said it, from all that it measured
@@ -95,20 +95,14 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
             late_hosts = tuple(find_late_hosts(inputs.activity, clock_error_s=error_s))
     elif inputs.why_no_trace and not any(hang.hangs for hang in hangs):
         notes = (*notes, f"no steps: {inputs.why_no_trace}")
-    ended = _ended(inputs, hangs, steps)
+    last = (f"the last step in {one.log.name} is {one.log.step_V.max()}" for one in steps if broke_off)
+    ended = (*inputs.ended, *last)
     if not (hangs or times or steps or diagnosis or ended):
         if failed:
             raise failed[0]
         inputs.require_trace()
     notes = (*notes, *map(str, failed))
     return Answer(matrix, notes, diagnosis, lateness, late_hosts, hangs, times, ended, tuple(steps))
-
-
-def _ended(inputs: Inputs, hangs: tuple[Hang, ...], steps: list[StepDiagnosis]) -> tuple[str, ...]:
-    """How the job ended, and after which step."""
-    if not steps or not (inputs.ended or any(hang.hangs for hang in hangs)):
-        return inputs.ended
-    return *inputs.ended, *(f"the last step in {one.log.name} is {one.log.step_V.max()}" for one in steps)
 
 
 MAX_ROWS: Final = 2_000_000

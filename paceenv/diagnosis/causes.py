@@ -145,7 +145,9 @@ def _parts(attribution: TimeAttribution) -> Iterator[tuple[str, Component, float
     """The causes that a component goes to, as cause, component and share of the component."""
     for component in attribution.cost_s:
         if component.name == "rest":
-            if _of_one_rank(attribution):  # late now and then: who it is, and why, the arrivals say
+            variance_R = attribution.compute.rest_cv_R**2
+            # one rank alone is late now and then: who it is, and why, the arrivals say
+            if variance_R.max() > ONE_RANK * variance_R.sum():
                 continue
             skewed = _skewed_share(attribution)
             yield DATA if attribution.compute.skewness <= MAX_DATA_SKEWNESS else STALLS, component, skewed
@@ -154,12 +156,6 @@ def _parts(attribution: TimeAttribution) -> Iterator[tuple[str, Component, float
             yield _OF_EXTRA.get(component.operation, CHECKPOINT), component, 1.0
         else:
             yield _OF_COMPONENT[component.name], component, 1.0
-
-
-def _of_one_rank(attribution: TimeAttribution) -> bool:
-    """Whether one rank alone has what varies without memory, which on all of them would be jitter or data."""
-    variance_R = attribution.compute.rest_cv_R**2
-    return bool(variance_R.max() > ONE_RANK * variance_R.sum())
 
 
 def _skewed_share(attribution: TimeAttribution) -> float:

@@ -106,7 +106,8 @@ class LateHost:
         """What the host did, and whether it has any reserve."""
         said = ""
         if self.ranges:
-            named = ", ".join(f"{_in_words(name)} (+{duration(extra_s)})" for name, extra_s in self.ranges.items())
+            words = {OUTSIDE: "no recorded operation (Python, or not running)"}
+            named = ", ".join(f"{words.get(name, name)} (+{duration(s)})" for name, s in self.ranges.items())
             said = f"; on its host more time than on its peers' goes into {named}"
         mine_s, peers_s = self.lead_s, self.peers_lead_s
         if np.isfinite(mine_s) and np.isfinite(peers_s) and mine_s < _LITTLE_LEAD * peers_s:
@@ -239,7 +240,3 @@ def _lead(activity: Iterable[RankActivity], ranks: set[int]) -> float:
         if np.isfinite(c.launched_s)
     ]
     return float(np.median(leads)) if leads else float("nan")
-
-
-def _in_words(name: str) -> str:
-    return "no recorded operation (Python, or not running)" if name == OUTSIDE else name

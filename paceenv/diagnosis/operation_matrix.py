@@ -127,7 +127,9 @@ class OperationMatrix:
 
 def read_matrix(trace: Trace, *, job: str | None = None, least: int = MIN_STEPS) -> OperationMatrix:
     """The matrix of one job of a trace; ``job`` must be named where the trace holds several."""
-    name, rows = _rows_of(trace, job)
+    name = trace.job_name(job)
+    mine = trace.isin("job", name)
+    rows: Any = slice(None) if mine.all() else np.flatnonzero(mine)
     columns = {key: trace.column(key)[rows] for key in ("rank", "iteration", "seq", "group", "micro_batch", "chunk")}
     columns |= {key: trace.column(key)[rows] for key in ("start_s", "end_s", "bytes")}
     codes = trace.table["op"].combine_chunks()
@@ -185,13 +187,6 @@ def read_matrix(trace: Trace, *, job: str | None = None, least: int = MIN_STEPS)
         dropped=recorded + before - steps,
         lacking=lacking,
     )
-
-
-def _rows_of(trace: Trace, job: str | None) -> tuple[str, NDArray[Any]]:
-    job = trace.job_name(job)
-    mine = trace.isin("job", job)
-    rows = slice(None) if mine.all() else np.flatnonzero(mine)
-    return job, rows  # type: ignore[return-value]  # a slice, where it is all of them
 
 
 def _complete(columns: dict[str, NDArray[Any]]) -> tuple[NDArray[np.bool_], int, str]:

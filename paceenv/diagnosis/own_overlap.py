@@ -56,7 +56,8 @@ class OwnOverlaps:
         kinds: dict[tuple[int, int], list[list[Integers]]] = {}
         for members in classes:
             first = int(members[0][0])
-            if self._behind_R and communicates[first] and self._is_needed(first):
+            is_needed = matrix.ops[matrix.op_N[first]] not in REDUCTIONS or self._stands_still(first)
+            if self._behind_R and communicates[first] and is_needed:
                 kinds.setdefault((int(matrix.op_N[first]), int(matrix.bytes_N[first])), []).append(members)
         for alike in kinds.values():
             self._look(alike)
@@ -64,9 +65,6 @@ class OwnOverlaps:
     def of(self, members: list[Integers]) -> Partner | None:
         """The partner of a class of collectives, if it has one."""
         return self._found.get(int(members[0][0]))
-
-    def _is_needed(self, n: int) -> bool:
-        return self._matrix.ops[self._matrix.op_N[n]] not in REDUCTIONS or self._stands_still(n)
 
     def _stands_still(self, n: int) -> bool:
         """Whether the rank begins nothing while the operation runs, in most steps."""

@@ -206,8 +206,11 @@ def _said(found: Diagnosis, pacing: Pacing, claim: Claim, best: tuple[str, Inter
         return f"pacing helps (simulated: {shown}{doubt})"
     if not acted_on:
         doubt += "; no cause here is one that delays act on, so only a canary (paceenv live) shows whether that is true"
-    elif best[1].low > (most := _most(found, acted_on)) + _MARGIN:
-        doubt += f"; more than {names} can cost ({most:+.1%}), so the simulation exaggerates"
+    else:
+        lost = min(sum(cause.lost_s for cause in acted_on) / found.step_time_s, 0.99)
+        most = lost / (1.0 - lost)  # the gain of throughput if all that these causes cost were gone
+        exaggerates = f"; more than {names} can cost ({most:+.1%}), so the simulation exaggerates"
+        doubt += exaggerates if best[1].low > most + _MARGIN else ""
     return f"pacing helps{f' against {names}' if names else ''} (simulated: {shown}{doubt})"
 
 
@@ -229,12 +232,6 @@ def _measured(gain: Interval, pacing: Pacing, best: tuple[str, Interval] | None)
     if best[1].low > gain.high or best[1].high < gain.low:
         return f"{said}, which disagree: the measurement counts, for the settings that were measured"
     return said
-
-
-def _most(found: Diagnosis, acted_on: Sequence[Cause]) -> float:
-    """The gain of throughput if all that these causes cost were gone."""
-    lost = min(sum(cause.lost_s for cause in acted_on) / found.step_time_s, 0.99)
-    return lost / (1.0 - lost)
 
 
 def _shown(best: tuple[str, Interval] | None) -> str:

@@ -45,7 +45,10 @@ def align_clocks(timelines: list[Timeline]) -> tuple[dict[int, float], dict[int,
 
     Raises InputError if a rank shares too few collectives with the others.
     """
-    ends = {t.rank: _ends(t) for t in timelines}
+    ends = {
+        t.rank: {(step.iteration, *key): c.end_s for step in t.steps for key, c in step.placed() if c.group}
+        for t in timelines
+    }  # on the rank's own clock
     kinds = {rank: {key[1:3] for key in mine} for rank, mine in ends.items()}
     usual_s = float(np.median([step.end_s - step.start_s for t in timelines for step in t.steps]))
     first = timelines[0].rank
@@ -80,11 +83,6 @@ def _cannot(one: Timeline, timelines: list[Timeline], known: set[int]) -> InputE
         f"{one.path}: rank {one.rank} shares fewer than {MIN_SHARED} collectives with the other ranks, so its clock "
         "cannot be aligned; allowed: profiles of the same steps"
     )
-
-
-def _ends(timeline: Timeline) -> dict[Key, float]:
-    """When each collective ended on the rank's own clock."""
-    return {(step.iteration, *key): c.end_s for step in timeline.steps for key, c in step.placed() if c.group}
 
 
 def _renumbered(ends: dict[Key, float], offset: int) -> dict[Key, float]:

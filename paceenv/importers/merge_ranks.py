@@ -243,7 +243,9 @@ def _whole(steps_of: dict[int, dict[int, Step]], common: list[int]) -> tuple[lis
     ]
     notes = []
     if uneven:
-        notes.append(f"{_named(uneven)} left out: not all ranks have the same collectives in them")
+        more = f" and {len(uneven) - _NAMED} more" if len(uneven) > _NAMED else ""
+        named = f"step{'s' * (len(uneven) > 1)} {', '.join(map(str, uneven[:_NAMED]))}{more}"
+        notes.append(f"{named} left out: not all ranks have the same collectives in them")
     kept = [i for i in common if i not in set(uneven)]
     kinds = {i: tuple(signature(steps[i]) for steps in steps_of.values()) for i in kept}
     for place, edge in ((0, "first"), (-1, "last")):
@@ -260,11 +262,6 @@ def _whole(steps_of: dict[int, dict[int, Step]], common: list[int]) -> tuple[lis
 def _part(one: tuple[Signature, ...], other: tuple[Signature, ...], *, end: bool) -> bool:
     """Whether a step is on every rank the end of another one, or else its begin."""
     return all(a == (b[len(b) - len(a) :] if end else b[: len(a)]) for a, b in zip(one, other, strict=True))
-
-
-def _named(steps: list[int]) -> str:
-    text = ", ".join(map(str, steps[:_NAMED])) + (f" and {len(steps) - _NAMED} more" if len(steps) > _NAMED else "")
-    return f"step{'s' if len(steps) > 1 else ''} {text}"
 
 
 def _columns(steps_of: dict[int, dict[int, Step]], kept: list[int]) -> dict[str, list[Any]]:

@@ -130,7 +130,9 @@ def _served(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     receives after the last compute and sends before the first, and the ends of the pipeline, where there is no peer; of
     an interleaved pipeline's first receive not even that is recorded.
     """
-    op, key = columns["optype"], _keys(columns["step"], columns["rank"])
+    op, (ranks, rank_at) = columns["optype"], np.unique(columns["rank"], return_inverse=True)
+    # a number for each worker and step
+    key = np.unique(columns["step"], return_inverse=True)[1].astype(np.int64) * len(ranks) + rank_at
     is_compute = np.isin(op, COMPUTE_OPS)
     micro_batch = np.where(is_compute, columns["mb_id"], -1).astype(np.int32)
     chunk = np.where(is_compute, columns["mc"], -1).astype(np.int32)
@@ -159,12 +161,6 @@ def _served(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
             micro_batch[rows[has_peer]] = columns["mb_id"][served[has_peer]]
             chunk[rows[has_peer]] = columns["mc"][served[has_peer]]
     return micro_batch, chunk
-
-
-def _keys(step: NDArray[np.int32], rank: NDArray[np.int32]) -> NDArray[np.int64]:
-    """A number for each worker and step, counted from 0."""
-    rank_at, ranks = np.unique(rank, return_inverse=True)[1], len(np.unique(rank))
-    return np.asarray(np.unique(step, return_inverse=True)[1] * np.int64(ranks) + rank_at)
 
 
 def _in_order(columns: Columns, key: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -51,7 +51,9 @@ def answer_sections(
         sections.append(Section("When which rank was late", found.lateness.text))
     if activity:
         columns, rows = _activity(activity, found.late_hosts)
-        why = _late_sentences(found.late_hosts, found.diagnosis)
+        told = found.diagnosis.arrivals.late if found.diagnosis is not None and found.diagnosis.refused else ()
+        said = {one.rank for one in told}  # by the headline, how late
+        why = [sentence(one.why if one.rank in said else one.text) for one in found.late_hosts]
         sections.append(Section("Where a step's time went on each device", why, columns, rows))
     return [*sections, *map(_steps, found.steps)]
 
@@ -74,12 +76,6 @@ def _activity(activity: Sequence[RankActivity], late: Sequence[LateHost]) -> tup
         means_s = [float(np.mean([getattr(one, key) for one in of_rank[rank]])) for _, key in shown]
         row += [duration(mean_s) if np.isfinite(mean_s) else "unknown" for mean_s in means_s]
     return ["rank", *(title for title, _ in shown)], rows
-
-
-def _late_sentences(late: Sequence[LateHost], found: Diagnosis | None) -> list[str]:
-    """Why ranks are late; how late is said only once, in the headline where no causes can be named."""
-    said = {one.rank for one in found.arrivals.late} if found is not None and found.refused else set()
-    return [sentence(one.why if one.rank in said else one.text) for one in late]
 
 
 def _causes(found: Diagnosis, verdict: Verdict, name: str) -> Section:

@@ -25,8 +25,7 @@ from paceenv.diagnosis.verdict import NO_DIFFERENCE, word_of
 from paceenv.sim.cluster import Cluster
 from paceenv.whatif.baseline import Baseline, of_trace
 from paceenv.whatif.change import Change
-from paceenv.whatif.estimate import one_more
-from paceenv.whatif.predictions import Prediction
+from paceenv.whatif.predictions import Prediction, one_more
 from paceenv.whatif.simulated import MIN_SEEDS, Runs, check, drawn, predict
 
 Array = NDArray[np.float64]

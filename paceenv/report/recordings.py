@@ -57,15 +57,13 @@ class Recordings:
 def find_recordings(paths: Sequence[str | Path]) -> Recordings:
     """Look at what lies there, unread. Raises InputError if there is no file."""
     files = list_files(paths)
-    runs = tuple(dict.fromkeys(run for path in files if (run := _run_of(path)) is not None))
+    above = (
+        next((one.parent for one in path.absolute().parents if ATTEMPT.fullmatch(one.name)), None) for path in files
+    )
+    runs = tuple(dict.fromkeys(run for run in above if run is not None))
     if not runs:
         return Recordings(tuple(map(Path, paths)), ())
     return Recordings(tuple(path for path in files if not set(runs) & set(path.absolute().parents)), runs)
-
-
-def _run_of(path: Path) -> Path | None:
-    """The folder of the live run that a file belongs to."""
-    return next((folder.parent for folder in path.absolute().parents if ATTEMPT.fullmatch(folder.name)), None)
 
 
 def _statuses(path: Path) -> list[Snapshot]:

@@ -62,7 +62,7 @@ class Baseline:
 
     def check(self, changes: Iterable[Change]) -> None:
         """Raise InputError for a change that depends on a guess."""
-        guessed = self._guessed()
+        guessed = {p.key: p.reason for p in self.parameters if _is_guess(p)}
         if self.parameters and not self.knows_leaves:
             guessed["fabric.nodes_per_leaf"] = "where nodes sit; assumed to be each on a leaf of its own"
         for change in changes:
@@ -78,10 +78,6 @@ class Baseline:
                         f"{change.label}: depends on {key}, which the calibration of {self.source} cannot identify "
                         f"({guessed[key]}); allowed: a trace with --base, a cluster that gives it"
                     )
-
-    def _guessed(self) -> dict[str, str]:
-        """Keys that neither calibration nor base identified, and why."""
-        return {p.key: p.reason for p in self.parameters if _is_guess(p)}
 
     def _has_growth(self, change: Change) -> bool:
         """Whether post-collective work was measured at one size and is predicted at another."""

@@ -1,13 +1,28 @@
-"""The answer to a what-if question: today's job, each changed one beside it, what the numbers rest on."""
+"""The answer to a what-if question: today's job, each changed one beside it, what the numbers rest on; 95 % intervals.
+
+Axes: D drawn clusters, S runs of each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from paceenv.core.intervals import Interval
+from paceenv.core.student_t import student_t_quantile
 from paceenv.policies.ranges import Outside
 from paceenv.whatif.change import Change
+
+LEVEL: Final = 0.95
+
+Array = NDArray[np.float64]
+Ends = tuple[float, float]
+"""How far the two ends of an unknown move a number."""
 
 
 @dataclass(frozen=True)
@@ -54,3 +69,41 @@ class Prediction:
     left_open: Sequence[str] = ()
     measured_step_s: Interval | None = None  # mean step of the trace
     measured_cv: Interval | None = None  # coefficient of variation of the trace's steps
+
+
+def one_more(value_N: Array) -> Interval:
+    """The mean of a sample, and between which ends one more value would lie."""
+    return _one_more(value_N[:, None], by_factors=False)
+
+
+def of_runs(value_DS: Array) -> Interval:
+    """The same for one more run of one more drawn cluster; positive numbers vary by factors."""
+    return _one_more(value_DS, by_factors=bool((value_DS > 0.0).all()))
+
+
+def _one_more(value_DS: Array, *, by_factors: bool) -> Interval:
+    value, (draws, runs) = float(value_DS.mean()), value_DS.shape
+    if value_DS.size < 2:
+        return Interval(value)
+    x_DS = np.log(value_DS) if by_factors else value_DS
+    within = float(x_DS.var(axis=1, ddof=1).mean()) if runs > 1 else 0.0  # between runs of one cluster
+    between = max(float(x_DS.mean(axis=1).var(ddof=1)) - within / runs, 0.0) if draws > 1 else 0.0
+    count = draws if draws > 1 else x_DS.size
+    half = student_t_quantile(0.5 * (1.0 - LEVEL), count - 1) * math.sqrt((between + within) * (1.0 + 1.0 / count))
+    low, high = float(x_DS.mean()) - half, float(x_DS.mean()) + half
+    if by_factors:
+        low, high = math.exp(low), math.exp(high)
+    return Interval(value, min(low, value), max(high, value))
+
+
+def widened(interval: Interval, ends: Collection[Ends], *, by_factors: bool) -> Interval:
+    """An interval that also holds what one size leaves open.
+
+    Ends are not errors: the truth may be at one end of each unknown, so the ends add up.
+    """
+    if not ends or not interval.is_bounded:
+        return interval
+    low, high = (math.log(x) if by_factors else x for x in interval[1:])
+    low += sum(min(0.0, *moved) for moved in ends)
+    high += sum(max(0.0, *moved) for moved in ends)
+    return Interval(interval.value, *((math.exp(low), math.exp(high)) if by_factors else (low, high)))

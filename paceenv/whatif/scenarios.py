@@ -99,15 +99,10 @@ def _ideal_s(cluster: Cluster, round_us: float, share: float) -> float:
 
 
 def _with_rounds(cluster: Cluster, round_us: float, share: float) -> Cluster:
-    return _with_links(cluster.changed([f"fabric.latency_us={round_us!r}"]), 1.0 / share)
-
-
-def _with_links(cluster: Cluster, factor: float) -> Cluster:
-    """The cluster with NICs, and an uplink of its own rate, this many times as fast."""
-    keys = ("nic_gbps", "uplink_gbps")
-    rates = {key: getattr(cluster.fabric, key) for key in keys}
-    assignments = [f"fabric.{key}={rate * factor!r}" for key, rate in rates.items() if isinstance(rate, int | float)]
-    return cluster.changed(assignments, cluster.name)
+    """The cluster with rounds of this time, and links on which a payload takes this share of its time."""
+    rates = {key: getattr(cluster.fabric, key) for key in ("nic_gbps", "uplink_gbps")}
+    faster = [f"fabric.{key}={rate * (1.0 / share)!r}" for key, rate in rates.items() if isinstance(rate, int | float)]
+    return cluster.changed([f"fabric.latency_us={round_us!r}", *faster], cluster.name)
 
 
 def unknown_rounds(cluster: Cluster) -> Unknown:

@@ -23,8 +23,7 @@ from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.whatif.baseline import Baseline
 from paceenv.whatif.change import Change
-from paceenv.whatif.estimate import LEVEL, Array, Ends, of_runs, widened
-from paceenv.whatif.predictions import Numbers, Prediction, Row
+from paceenv.whatif.predictions import LEVEL, Array, Ends, Numbers, Prediction, Row, of_runs, widened
 from paceenv.whatif.scenarios import Scenario, changed
 
 MIN_SEEDS = 2

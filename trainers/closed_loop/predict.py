@@ -33,7 +33,7 @@ from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator
 from paceenv.trainers.closed_loop.paired_blocks import Effect, PairedBlocks, log_ratios, step_summary
-from paceenv.whatif.estimate import one_more
+from paceenv.whatif.predictions import one_more
 
 
 @dataclass(frozen=True)
