@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from paceenv.core.trace import PACE_OP
-from paceenv.diagnosis.compute_attribution import ComputeAttribution, attribute_compute
+from paceenv.diagnosis.compute_attribution import Components, ComputeAttribution, attribute_compute
 from paceenv.diagnosis.dependency_graph import Graph
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.replay import MAX_WORK, begins, ideal_durations, replay
@@ -24,8 +24,10 @@ from paceenv.diagnosis.transfer_attribution import TransferAttribution, attribut
 MIN_COMPONENT: Final = 0.002
 """Share of a step; a component that costs less always stays in, so that it gets no cost of its own."""
 MAX_COMPONENTS: Final = 8
-COMPUTE_COMPONENTS: Final = ("stage", "rank", "episode", "drift", "data", "rest")
-TRANSFER_COMPONENTS: Final = ("link", "contention", "tenant")
+COMPONENTS: Final = (
+    *("stage", "rank", "episode", "drift", "data", "rest", "stall"),  # of compute
+    *("link", "contention", "tenant", "timeout", "hiccup", "transfer"),  # of transfers
+)
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,8 @@ class TimeAttribution:
     ``cost_s`` holds seconds by component, among them ``gap``, which no operation explains.
 
     ``base_s`` is the mean step without any component, ``measured_s`` with all. Components of compute and of transfers
-    have the names above, with ``stall``, ``timeout``, ``hiccup`` and ``transfer`` (the rest of transfers). Each kind of
-    other work has two: ``work`` is fixed per rank, ``varies`` is not. Each operation that only some steps have has one,
-    ``extra``, and ``present`` counts these steps.
+    have the names above. Each kind of other work has two: ``work`` is fixed per rank, ``varies`` is not. Each operation
+    that only some steps have has one, ``extra``, and ``present`` counts these steps.
     """
 
     def __init__(self, matrix: OperationMatrix, graph: Graph, own_NT: Array) -> None:
@@ -56,8 +57,7 @@ class TimeAttribution:
         self.transfers = attribute_transfers(matrix, graph, own_NT, self.measured_s)
         self._graph, self._own_NT = graph, own_NT
         self._other = _other(matrix, self.compute, self.transfers, own_NT)
-        names = [*COMPUTE_COMPONENTS, "stall", *TRANSFER_COMPONENTS, "timeout", "hiccup", "transfer"]
-        self._components = [Component(name) for name in names if self._differs(name)] + list(self._other)
+        self._components = [Component(name) for name in COMPONENTS if self._differs(name)] + list(self._other)
         self.cost_s, self.base_s, whole_s = self._costs()
         self.cost_s[GAP] = self.measured_s - whole_s
         self.present = {name: int((own_NT[at].sum(axis=0) > 0.0).sum()) for name, (at, _) in self._other.items()}
@@ -76,11 +76,10 @@ class TimeAttribution:
         c, t = self.compute, self.transfers
         if name == "contention":
             return bool(t.uplinks) or bool((t.beside != 1.0).any())
-        seconds = {"stall": c.stall_s, "timeout": t.timeout_s, "hiccup": t.hiccup_s}
+        seconds, factors = c.seconds | t.seconds, c.factors | t.factors
         if name in seconds:
             return bool((np.abs(seconds[name]) > 1e-12).any())
-        factor = t.rest if name == "transfer" else getattr(c if name in COMPUTE_COMPONENTS else t, name)
-        return bool((np.abs(factor - 1.0) > (1e-12 if name == "transfer" else 1e-9)).any())
+        return bool((np.abs(factors[name] - 1.0) > (1e-12 if name == "transfer" else 1e-9)).any())
 
     def _mean_s(self, on: frozenset[Component], every: int = 1) -> float:
         """Mean step of the replay with only the components ``on``, of every so many-th step."""
@@ -88,21 +87,16 @@ class TimeAttribution:
         c, t = self.compute, self.transfers
         names = {component.name for component in on}
 
-        def product(part: ComputeAttribution | TransferAttribution, factors: tuple[str, ...]) -> Array:
+        def made_of(part: Components) -> tuple[Array, Array | int]:
+            """The base times all factors that are on, and the seconds to be added."""
             out = np.broadcast_to(part.base_s, (len(part.operation), self._own_NT.shape[1]))[:, ::every].copy()
-            for name in factors:
-                if name in names:
-                    factor = getattr(part, name)
-                    out *= factor[:, ::every] if factor.shape[1] > 1 else factor
-            return out
+            for factor in (factor for name, factor in part.factors.items() if name in names):
+                out *= factor[:, ::every] if factor.shape[1] > 1 else factor
+            return out, sum(more_s[:, ::every] for name, more_s in part.seconds.items() if name in names)
 
-        d_NT[c.operation] = product(c, COMPUTE_COMPONENTS) + (c.stall_s[:, ::every] if "stall" in names else 0.0)
-        transfer = product(t, ("link", "tenant"))
-        if "transfer" in names:
-            transfer *= t.rest[:, ::every]
-        late_s = t.timeout_s[:, ::every] if "timeout" in names else 0.0
-        if "hiccup" in names:
-            late_s = late_s + t.hiccup_s[:, ::every]
+        compute, stall_s = made_of(c)
+        d_NT[c.operation] = compute + stall_s
+        transfer, late_s = made_of(t)
         for component, (operations, excess) in self._other.items():
             if component not in on:
                 d_NT[operations] -= excess[:, ::every]

@@ -195,7 +195,7 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
         who, usual_s = _ranks(matrix, most.tolist()), float(np.median(own_R))
         evidence = f"{op} takes rank {who} {own_R.max():.3g} s a step, the others {usual_s:.3g} s"
         return evidence, f"give the ranks equal work: spread {op}, or overlap it"
-    excess_s = ((c.rank - 1.0) * c.base_s * c.stage).mean(axis=1)
+    excess_s = ((c.factors["rank"] - 1.0) * c.base_s * c.factors["stage"]).mean(axis=1)
     worst = int(at[0]) if len(at) else int(np.bincount(matrix.rank_N[c.operation], np.maximum(excess_s, 0.0)).argmax())
     if (uneven := _uneven_work(matrix, excess_s, attribution, worst)) is not None:
         return uneven
@@ -221,7 +221,7 @@ def _uneven_work(
     """Where a rank's excess lies in one place of the step and its other compute is like its peers': no slow device."""
     c = attribution.compute
     mine = np.flatnonzero(matrix.rank_N[c.operation] == worst)
-    usual_s = (c.base_s * c.stage).mean(axis=1)
+    usual_s = (c.base_s * c.factors["stage"]).mean(axis=1)
     at = int(mine[np.argmax(excess_s[mine])])
     elsewhere = mine[mine != at]
     if excess_s[elsewhere].sum() > UNEVEN * excess_s[at] or usual_s[elsewhere].sum() < usual_s[at]:
@@ -296,7 +296,8 @@ def _amplification(matrix: OperationMatrix, attribution: TimeAttribution) -> tup
 def _stage(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
     c = attribution.compute
     stages = np.unique(matrix.stage_N[c.operation])
-    load = np.array([float((c.base_s * c.stage)[matrix.stage_N[c.operation] == s].mean()) for s in stages])
+    load_NT = c.base_s * c.factors["stage"]
+    load = np.array([float(load_NT[matrix.stage_N[c.operation] == s].mean()) for s in stages])
     worst = int(np.argmax(load))
     factor = load[worst] / np.median(np.delete(load, worst))
     evidence = f"stage {stages[worst]} computes {factor:.2f} times as long as the others"
@@ -389,15 +390,17 @@ def _stalls(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str,
         share = parts["gap"] / attribution.measured_s
         evidence = f"{share:.1%} of the step lies between operations, where no dependency explains it"
     elif most == "hiccup":
-        typical = float(np.median(t.hiccup_s[t.hiccup_s > 0.0])) if t.hiccups else 0.0
+        hiccup_s = t.seconds["hiccup"]
+        typical = float(np.median(hiccup_s[hiccup_s > 0.0])) if t.hiccups else 0.0
         evidence = f"{t.hiccups} collectives take some {typical:.3g} s longer than their like, now one, now another"
     elif most == "rest":
         evidence = (
             f"compute varies by {_varies(c):.1%} with a very long tail (skewness {c.skewness:.1f}), without memory"
         )
     else:
-        share = c.stalls / max(c.rest.size, 1)
-        typical = float(np.median(c.stall_s[c.stall_s > 0.0])) if c.stalls else 0.0
+        stall_s = c.seconds["stall"]
+        share = c.stalls / max(stall_s.size, 1)
+        typical = float(np.median(stall_s[stall_s > 0.0])) if c.stalls else 0.0
         evidence = f"{share:.2%} of compute operations take {typical:.3g} s longer than their like, on any rank"
     advice = (
         "look at garbage collection, allocation, data loading and services of the host; "
@@ -424,7 +427,7 @@ def _restart(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str
 
 def _drift(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
     c = attribution.compute
-    spread = float(np.std(c.drift))
+    spread = float(np.std(c.factors["drift"]))
     evidence = (
         f"ranks' compute wanders by {spread:.1%}, each rank by itself, with a memory of some {c.drift_steps:.0f} steps"
     )

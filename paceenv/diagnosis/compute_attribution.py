@@ -48,25 +48,28 @@ _LEAST: Final = 1e-3
 
 
 @dataclass(frozen=True)
-class ComputeAttribution:
-    """Components of the operations ``operation``; ``stall_s`` adds seconds, the others are factors.
+class Components:
+    """What makes up the durations of the operations ``operation``: a base, times factors, plus seconds, by component.
 
-    Factors are ``(n, T)`` or ``(n, 1)`` for these operations. ``rank_R`` is the factor of all compute of a rank,
-    ``slow_R`` tells whose is above 1, ``episode_RT`` when a rank is in an episode. ``paired`` is the correlation of
-    forward and backward passes (not a number without both). ``skewness`` and its standard error are of a rank's
-    ``rest`` per step, ``rest_cv_R`` is its spread on each rank. ``stalls`` counts the operations that stalled.
-    ``twins`` says whether every rank has a peer to compare it with.
+    All are ``(n, T)`` or ``(n, 1)`` for these operations.
     """
 
     operation: Integers
     base_s: Array
-    stage: Array
-    rank: Array
-    episode: Array
-    drift: Array
-    data: Array
-    rest: Array
-    stall_s: Array
+    factors: dict[str, Array]
+    seconds: dict[str, Array]
+
+
+@dataclass(frozen=True)
+class ComputeAttribution(Components):
+    """Components of compute, and what they say of ranks.
+
+    ``rank_R`` is the factor of all compute of a rank, ``slow_R`` tells whose is above 1, ``episode_RT`` when a rank is
+    in an episode. ``paired`` is the correlation of forward and backward passes (not a number without both).
+    ``skewness`` and its standard error are of a rank's ``rest`` per step, ``rest_cv_R`` is its spread on each rank.
+    ``stalls`` counts the operations that stalled. ``twins`` says whether every rank has a peer to compare it with.
+    """
+
     rank_R: Array
     slow_R: NDArray[np.bool_]
     episode_RT: NDArray[np.bool_]
@@ -115,16 +118,12 @@ def attribute_compute(matrix: OperationMatrix, own_NT: Array) -> ComputeAttribut
     sd = float(x.std())
     kept = x[np.abs(x) < 8.0 * sd] if sd > 0.0 else x.ravel()
     skewness = float((kept**3).mean() / max(kept.std(), 1e-12) ** 3) if sd > 1e-9 else 0.0
+    factors = {"stage": stage_N[:, None], "rank": factor_N[:, None], "episode": factor_RT[rank]}
     return ComputeAttribution(
-        operation=operation,
-        base_s=base_N[:, None] * common_T,
-        stage=stage_N[:, None],
-        rank=factor_N[:, None],
-        episode=factor_RT[rank],
-        drift=drift_RT[rank],
-        data=data_NT,
-        rest=rest_NT,
-        stall_s=stall_s,
+        operation,
+        base_N[:, None] * common_T,
+        factors | {"drift": drift_RT[rank], "data": data_NT, "rest": rest_NT},
+        {"stall": stall_s},
         rank_R=rank_R,
         slow_R=slow_R,
         episode_RT=episode_RT,

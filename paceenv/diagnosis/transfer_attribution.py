@@ -8,7 +8,7 @@
 | | ... or what its own reduction on another communicator costs them, from when it runs beside them |
 | tenant | comes and goes over iterations: another job |
 | timeout | the distance of a collapsed step: incast |
-| rest | without memory |
+| transfer | without memory |
 | hiccup | beyond the tail of the bulk |
 
 Transfer times count from the last arrival. Only collectives that cost enough are split. Of the others, and of transfers
@@ -24,6 +24,7 @@ from typing import Final
 
 import numpy as np
 
+from paceenv.diagnosis.compute_attribution import Components
 from paceenv.diagnosis.dependency_graph import QUEUED_OPS, Graph
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.outliers import stall_threshold
@@ -65,20 +66,13 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class TransferAttribution:
-    """As ``ComputeAttribution``, for the operations that meet; factors are ``(n, T)`` or ``(n, 1)``.
+class TransferAttribution(Components):
+    """Components of the operations that meet; contention comes from the others.
 
     ``beside`` is what the job's own reductions on another communicator cost; ``uplinks`` cost the rest of contention.
     """
 
-    operation: Integers
-    base_s: Array
-    link: Array
     beside: Array
-    tenant: Array
-    rest: Array
-    timeout_s: Array
-    hiccup_s: Array
     hiccups: int
     classes: tuple[TransferClass, ...]
     uplinks: tuple[Shared, ...]
@@ -139,8 +133,8 @@ def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, st
                 hiccup_s[a] = np.where(beyond_T, np.maximum(rest[a] - 1.0, 0.0) * explained, 0.0)
                 rest[a] = np.where(beyond_T, np.minimum(rest[a], 1.0), rest[a])
                 hiccups += int(beyond_T.sum())
-    factors = (base_s, link, beside, tenant, rest)
-    return TransferAttribution(operation, *factors, timeout_s, hiccup_s, hiccups, tuple(classes), tuple(uplinks))
+    factors, seconds = {"link": link, "tenant": tenant, "transfer": rest}, {"timeout": timeout_s, "hiccup": hiccup_s}
+    return TransferAttribution(operation, base_s, factors, seconds, beside, hiccups, tuple(classes), tuple(uplinks))
 
 
 def _classes(matrix: OperationMatrix, graph: Graph, operation: Integers) -> list[list[Integers]]:
