@@ -116,8 +116,8 @@ def test_the_command_writes_check_and_error_into_the_config(tmp_path: Path) -> N
     assert {line["verdict"] for line in record["lines"]} <= {"agrees", "close", "off"}
     step = measured_step(cluster)
     assert step is not None
-    assert step["mean_s"] == pytest.approx(printed["cluster"]["calibration"]["measured"]["step_mean_s"])
-    assert 0.0 < step["high_s"] - step["low_s"] < 0.05 * step["mean_s"]
+    assert step.value == pytest.approx(printed["cluster"]["calibration"]["measured"]["step_mean_s"])
+    assert 0.0 < step.high - step.low < 0.05 * step.value
     assert cluster.job.nodes == 8  # fitted to all steps, not to those of the check
 
 

@@ -13,7 +13,7 @@ Axes: T steps, R ranks, J anchors of a rank: rows in the order of the program, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -24,7 +24,7 @@ from scipy import optimize
 from paceenv.calibration.cluster_builder import ClusterBuilder, JobFit, Matched, StepStamps, simulator_of
 from paceenv.calibration.compute_noise import add_noise, fit_ratios, length_cv, put_length
 from paceenv.calibration.measurements import MIN_STEPS
-from paceenv.calibration.parameters import Parameter, exact, identified, not_identifiable
+from paceenv.calibration.parameters import exact, identified, not_identifiable
 from paceenv.calibration.program_links import ALIKE
 from paceenv.calibration.program_stamps import Row, plain_op, read_rows
 from paceenv.core.errors import InputError
@@ -226,20 +226,44 @@ def _with_seconds(program: StepProgram, seconds: Array, length: float) -> StepPr
 
 
 def _put_speeds(builder: ClusterBuilder[AnchorStamps]) -> None:
-    """Efficiencies of operations; none where the base has them or the trace does not show them."""
-    stamps, fabric = builder.stamps, builder.data["fabric"]
-    if fabric["efficiency"]:
+    """Efficiencies of operations below 1; none where the base has them or the trace does not tell them apart."""
+    stamps, fabric, step_s = builder.stamps, builder.data["fabric"], builder.measured.mean_s
+    program = simulator_of(builder.parse(builder.data | {"noise": {}})).batch.program
+    kinds = sorted({OPS[op] for op, size in zip(program.op_O, program.bytes_O, strict=True) if size > 0.0})
+    if fabric["efficiency"] or len(kinds) < 2:
+        return
+    seen_TK = _seen(program, stamps.rows_R, kinds, handed_over=stamps.handed_over)
+    wanted_K = seen_TK.mean(axis=0)
+    if wanted_K.min() < MIN_SEEN * step_s:
         return
 
-    def made(speeds: dict[str, float]) -> Cluster:
-        fastest = max(speeds.values(), default=1.0)
-        shares = {kind: speed / fastest for kind, speed in speeds.items()}
-        changed = fabric | {"nic_gbps": fabric["nic_gbps"] * fastest, "efficiency": shares}
-        return builder.parse(builder.data | {"fabric": changed, "noise": {}})
+    def error_K(log_speed_K: Array) -> Array:
+        speed_K = np.exp(log_speed_K)
+        shares = dict(zip(kinds, (speed_K / speed_K.max()).tolist(), strict=True))
+        changed = fabric | {"nic_gbps": fabric["nic_gbps"] * float(speed_K.max()), "efficiency": shares}
+        cluster = builder.parse(builder.data | {"fabric": changed, "noise": {}})
+        error: Array = (_simulated_K(cluster, kinds, handed_over=stamps.handed_over) - wanted_K) / step_s
+        return error
 
-    efficiency, found = fit_speeds(made, stamps.rows_R, builder.measured.mean_s, handed_over=stamps.handed_over)
-    fabric["efficiency"] = efficiency
-    builder.add(*found)
+    limits = np.log(SLOWEST), np.log(FASTEST)
+    starts = [*np.log(np.where(np.eye(len(kinds)) > 0.0, SLOW_START, 1.0)), np.zeros(len(kinds))]
+    for start_K in reversed(starts):  # an operation that only others slow down does not show its own speed
+        found = optimize.least_squares(error_K, start_K - 0.1, bounds=limits, diff_step=0.02, xtol=1e-4)
+        if np.abs(found.fun).max() <= MISFIT:
+            break
+    least_slope = np.linalg.svd(found.jac, compute_uv=False).min()
+    if np.abs(found.fun).max() > MISFIT or least_slope < MIN_SLOPE:
+        return
+    speed_K = np.exp(found.x)
+    ratio_K = speed_K / speed_K.max()
+    inverse_KK = np.linalg.pinv(found.jac)
+    covariance_KK = np.atleast_2d(np.cov(seen_TK / step_s, rowvar=False)) / len(seen_TK)
+    se_K = np.sqrt(np.diag(inverse_KK @ covariance_KK @ inverse_KK.T))  # of logarithms of speeds
+    said = f"how long ranks see it beside {kinds[int(speed_K.argmax())]}, which is the fastest"
+    for kind, ratio, se in zip(kinds, ratio_K.tolist(), se_K.tolist(), strict=True):
+        if ratio < 1.0 - ALIKE:
+            fabric["efficiency"] = fabric["efficiency"] | {kind: float(f"{ratio:.4g}")}
+            builder.add(identified(f"fabric.efficiency.{kind}", fabric["efficiency"][kind], ratio * se, said))
 
 
 def _put_rate(builder: ClusterBuilder[AnchorStamps]) -> None:
@@ -251,49 +275,6 @@ def _put_rate(builder: ClusterBuilder[AnchorStamps]) -> None:
         builder.put(identified(key, found.gbps[key], found.gbps[key] * found.relative_se, said))
     else:
         builder.add(not_identifiable(key, builder.data["fabric"]["nic_gbps"], found, "from base"))
-
-
-def fit_speeds(
-    made: Callable[[dict[str, float]], Cluster], rows_R: Rows, step_s: float, *, handed_over: bool
-) -> tuple[dict[str, float], list[Parameter]]:
-    """Efficiencies of operations below 1, by operation; none where the trace does not tell them apart."""
-    cluster = made({})
-    simulator = simulator_of(cluster)
-    program = simulator.batch.program
-    kinds = sorted({OPS[op] for op, size in zip(program.op_O, program.bytes_O, strict=True) if size > 0.0})
-    if len(kinds) < 2:
-        return {}, []
-    seen_TK = _seen(program, rows_R, kinds, handed_over=handed_over)
-    wanted_K = seen_TK.mean(axis=0)
-    if wanted_K.min() < MIN_SEEN * step_s:
-        return {}, []
-
-    def error_K(log_speed_K: Array) -> Array:
-        speeds = dict(zip(kinds, np.exp(log_speed_K).tolist(), strict=True))
-        error: Array = (_simulated_K(made(speeds), kinds, handed_over=handed_over) - wanted_K) / step_s
-        return error
-
-    limits = np.log(SLOWEST), np.log(FASTEST)
-    starts = [*np.log(np.where(np.eye(len(kinds)) > 0.0, SLOW_START, 1.0)), np.zeros(len(kinds))]
-    for start_K in reversed(starts):  # an operation that only others slow down does not show its own speed
-        found = optimize.least_squares(error_K, start_K - 0.1, bounds=limits, diff_step=0.02, xtol=1e-4)
-        if np.abs(found.fun).max() <= MISFIT:
-            break
-    least_slope = np.linalg.svd(found.jac, compute_uv=False).min()
-    if np.abs(found.fun).max() > MISFIT or least_slope < MIN_SLOPE:
-        return {}, []
-    speed_K = np.exp(found.x)
-    ratio_K = speed_K / speed_K.max()
-    inverse_KK = np.linalg.pinv(found.jac)
-    covariance_KK = np.atleast_2d(np.cov(seen_TK / step_s, rowvar=False)) / len(seen_TK)
-    se_K = np.sqrt(np.diag(inverse_KK @ covariance_KK @ inverse_KK.T))  # of logarithms of speeds
-    efficiency, parameters = dict[str, float](), list[Parameter]()
-    for kind, ratio, se in zip(kinds, ratio_K.tolist(), se_K.tolist(), strict=True):
-        if ratio < 1.0 - ALIKE:
-            efficiency[kind] = float(f"{ratio:.4g}")
-            said = f"how long ranks see it beside {kinds[int(speed_K.argmax())]}, which is the fastest"
-            parameters.append(identified(f"fabric.efficiency.{kind}", efficiency[kind], ratio * se, said))
-    return efficiency, parameters
 
 
 def _simulated_K(cluster: Cluster, kinds: Sequence[str], *, handed_over: bool) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from paceenv.calibration.cluster_builder import simulator_of
 from paceenv.calibration.parameters import NORMAL_95, Parameter
 from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
 from paceenv.sim.cluster import Cluster
 
 DRAWS: Final = 16
@@ -53,22 +54,22 @@ def parameters_of(cluster: Cluster) -> list[Parameter]:
     return found
 
 
-def measured_step(cluster: Cluster) -> dict[str, float] | None:
-    """The measured mean step in a cluster's record, seconds: ``mean_s`` and its 95 % interval ``low_s``, ``high_s``.
+def measured_step(cluster: Cluster) -> Interval | None:
+    """The measured mean step in a cluster's record, seconds; without an interval where the record has no error.
 
-    None where the record has none, as after a fit of compute noise alone.
+    None where the record has no mean step, as after a fit of compute noise alone.
     """
     measured = cluster.calibration.get("measured", {})
-    if "step_mean_s" not in measured or "step_mean_se_s" not in measured:
+    if "step_mean_s" not in measured:
         return None
-    mean_s, half_s = measured["step_mean_s"], NORMAL_95 * measured["step_mean_se_s"]
-    return {"mean_s": mean_s, "low_s": mean_s - half_s, "high_s": mean_s + half_s}
+    mean_s, half_s = measured["step_mean_s"], NORMAL_95 * measured.get("step_mean_se_s", math.nan)
+    return Interval(mean_s, mean_s - half_s, mean_s + half_s)
 
 
 def drawn_clusters(
     cluster: Cluster,
     parameters: Sequence[Parameter] | None = None,
-    measured: Mapping[str, float] | None = None,
+    measured: Interval | None = None,
     seed: int = 0,
     draws: int = DRAWS,
 ) -> list[Cluster]:
@@ -88,25 +89,25 @@ def drawn_clusters(
     measured = measured_step(cluster) if measured is None else measured
     if not vague and opened is None:
         return [cluster] * draws
-    each = 1 if measured is None else CANDIDATES
+    is_known = measured is not None and measured.is_bounded
+    each = CANDIDATES if is_known else 1
     candidates, for_N = [cluster] * draws, list(range(draws))  # at least, should most draws contradict themselves
-    settings: list[str] = []
-    for n in range(each * draws):
-        if opened is not None and n % each == 0:
-            settings = [f"{OPEN}={random.uniform(*_range(cluster, opened))!r}"]
-        values = _draw(vague, random) if vague else []
-        with contextlib.suppress(InputError):
-            drawn = [f"{p.key}={value!r}" for p, value in zip(vague, values, strict=True)]
-            candidates.append(cluster.changed(settings + drawn, "drawn"))
-            for_N.append(n // each)
+    for d in range(draws):
+        settings = [] if opened is None else [f"{OPEN}={random.uniform(*_range(cluster, opened))!r}"]
+        for _ in range(each):
+            values = _draw(vague, random) if vague else []
+            with contextlib.suppress(InputError):
+                drawn = [f"{p.key}={value!r}" for p, value in zip(vague, values, strict=True)]
+                candidates.append(cluster.changed(settings + drawn, "drawn"))
+                for_N.append(d)
     candidates, mine_N = candidates[-each * draws :], np.array(for_N[-each * draws :])
-    if measured is None:
+    if measured is None or not is_known:
         return candidates
     luck = _mean_step_s(cluster, SHORT_RUNS) / _mean_step_s(cluster, USUAL_RUNS)
     mean_s_N = np.array([_mean_step_s(candidate, SHORT_RUNS) for candidate in candidates]) / luck
     found = []
-    sd_s = (measured["high_s"] - measured["low_s"]) / (2.0 * NORMAL_95)
-    for d, wanted_s in enumerate(random.normal(measured["mean_s"], sd_s, draws)):
+    sd_s = (measured.high - measured.low) / (2.0 * NORMAL_95)
+    for d, wanted_s in enumerate(random.normal(measured.value, sd_s, draws)):
         off_N = np.abs(mean_s_N - wanted_s)
         nearest = int((off_N if opened is None else np.where(mine_N == d, off_N, np.inf)).argmin())
         found.append(candidates[nearest])

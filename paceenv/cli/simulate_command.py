@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,7 +83,7 @@ def simulate(
         "energy_j_per_sample": float((outcome.energy_j / np.maximum(useful, samples)).mean()),
     }
     summary["stand_ins"] = config.stand_ins
-    summary["outside_calibrated_range"] = asdict(result.outside) if result.outside else None
+    summary["outside_calibrated_range"] = result.outside
     if result.outside is not None:
         output.say(f"policy {policy}: {result.outside}")
     if json_ is not None:

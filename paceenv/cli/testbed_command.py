@@ -139,12 +139,16 @@ def _loop(scenario: Scenario, folder: Path, candidates: str | None, seed: int, j
 
 
 def _print(scenario: Scenario, result: RunResult) -> None:
-    rows = [
-        (name, *(_cell(_numbers(job)[key]) for key in ("ranks", "iterations", "mean_s", "cv", "p99_s")), _said(job))
-        for name, job in result.jobs.items()
-    ]
+    rows = []
+    for name, job in result.jobs.items():
+        numbers = [_numbers(job)[key] for key in ("ranks", "iterations", "mean_s", "cv", "p99_s")]
+        cells = ("–" if x is None else str(x) if isinstance(x, int) else f"{x:.3f}" for x in numbers)
+        rows.append((name, *cells, _said(job)))
     columns = ("job", "ranks", "steps", "mean step s", "CV", "p99 s", "agent's verdict")
-    output.print_table(f"{scenario.name}: {_network(scenario)}", columns, rows)
+    network = scenario.network
+    racks = f" in {network.racks} racks, uplinks {network.uplink_mbps:g}" if network.uplink_mbps else ""
+    title = f"{scenario.name}: {network.hosts} hosts at {network.host_mbps:g}{racks} Mbit/s"
+    output.print_table(title, columns, rows)
 
 
 def _numbers(job: JobResult) -> dict[str, Any]:
@@ -166,13 +170,3 @@ def _said(job: JobResult) -> str:
         return "-"
     canary = job.snapshots[0].get("canary")
     return str(canary["text"].partition(";")[0]) if canary else str(job.snapshots[0].get("state", "-"))
-
-
-def _cell(value: float | None) -> str:
-    return "–" if value is None else str(value) if isinstance(value, int) else f"{value:.3f}"
-
-
-def _network(scenario: Scenario) -> str:
-    network = scenario.network
-    racks = f" in {network.racks} racks, uplinks {network.uplink_mbps:g}" if network.uplink_mbps else ""
-    return f"{network.hosts} hosts at {network.host_mbps:g}{racks} Mbit/s"

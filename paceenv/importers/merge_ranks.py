@@ -272,7 +272,7 @@ def _columns(steps_of: dict[int, dict[int, Step]], kept: list[int]) -> dict[str,
         of_kind[signature(steps_of[rank][i])].append((rank, i))
     wanted_of = {kind: _alike(steps_of, pieces_of, cells) for kind, cells in of_kind.items()}
     groups: dict[str, int] = {}
-    columns: dict[str, list[Any]] = defaultdict(list)
+    found: list[tuple[Any, ...]] = []
     for (rank, i), pieces in pieces_of.items():
         step = steps_of[rank][i]
         wanted = wanted_of[signature(step)]
@@ -285,13 +285,9 @@ def _columns(steps_of: dict[int, dict[int, Step]], kept: list[int]) -> dict[str,
                 rows.append((c.op, group, c.start_s, max(c.end_s, c.start_s), c.bytes, c.peer))
             if is_wanted:
                 rows.append((COMPUTE_OPS[0], -1, *piece, 0, -1))
-        for seq, (op, group, start_s, end_s, size, peer) in enumerate(rows):
-            for key, value in (
-                ("rank", rank), ("iteration", i), ("seq", seq), ("op", op), ("group", group),
-                ("start_s", start_s), ("end_s", end_s), ("bytes", size), ("peer", peer),
-            ):  # fmt: skip
-                columns[key].append(value)
-    return columns
+        found += [(rank, i, seq, *row) for seq, row in enumerate(rows)]
+    names = ("rank", "iteration", "seq", "op", "group", "start_s", "end_s", "bytes", "peer")
+    return dict(zip(names, map(list, zip(*found, strict=True)), strict=False))  # nothing of no rows
 
 
 def _alike(

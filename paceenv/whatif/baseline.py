@@ -5,7 +5,6 @@ A parameter that the calibration could not identify stays a guess. A question th
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +14,8 @@ from typing import Final
 from paceenv.calibration import step_phases
 from paceenv.calibration.cluster_builder import JobFit
 from paceenv.calibration.fit_trace import fit_trace
-from paceenv.calibration.parameters import NORMAL_95, Parameter
-from paceenv.calibration.posterior import parameters_of
+from paceenv.calibration.parameters import Parameter
+from paceenv.calibration.posterior import measured_step, parameters_of
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace
@@ -185,7 +184,7 @@ class Baseline:
 def of_config(name: str, settings: Sequence[str] = ()) -> Baseline:
     """The job of a cluster config, by file or by name."""
     cluster = load_cluster(name).changed(list(settings), name)
-    if "step_mean_s" not in cluster.calibration.get("measured", {}):
+    if measured_step(cluster) is None:
         notes = () if not cluster.calibration else (
             "intervals hold the differences between runs only: the config was not calibrated from a job's trace, so "
             "the errors of its calibration are unknown",
@@ -223,8 +222,7 @@ def is_config(sources: Sequence[str]) -> bool:
 def _calibrated(source: str, cluster: Cluster, parameters: tuple[Parameter, ...]) -> Baseline:
     """From the record of a calibration, in the cluster."""
     by_key, notes = {p.key: p for p in parameters}, []
-    record, ranks = cluster.calibration["measured"], tuple(cluster.calibration.get("ranks", ()))
-    mean_s, half_s = record["step_mean_s"], NORMAL_95 * record.get("step_mean_se_s", math.nan)
+    ranks = tuple(cluster.calibration.get("ranks", ()))
     uplink = by_key.get("fabric.uplink_gbps")
     if uplink is not None and not uplink.is_identified and _NOT_LIMITING in uplink.evidence:
         # so it does not limit at other sizes either
@@ -240,8 +238,8 @@ def _calibrated(source: str, cluster: Cluster, parameters: tuple[Parameter, ...]
         slow,
         ranks if len(ranks) == cluster.ranks else tuple(range(cluster.ranks)),
         parameters,
-        Interval(mean_s, mean_s - half_s, mean_s + half_s),
-        Interval(record["step_cv"]),
+        measured_step(cluster),
+        Interval(cluster.calibration["measured"]["step_cv"]),
         knows_leaves=cluster.fabric.nodes_per_leaf != 1,  # the assumption of a calibration without a base
         notes=tuple(notes),
     )

@@ -193,7 +193,7 @@ def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
     half_s = float(stats.norm.ppf(0.5 + 0.5 * LEVEL)) * float(run_s_E.std(ddof=1))
     if math.isfinite(step_s.low):
         half_s = max(half_s, 0.5 * (step_s.high - step_s.low))
-    known = {"mean_s": step_s.value, "low_s": step_s.value - half_s, "high_s": step_s.value + half_s}
+    known = Interval(step_s.value, step_s.value - half_s, step_s.value + half_s)
     found = drawn_clusters(baseline.cluster, baseline.parameters, known, seed, DRAWS)
     return found if any(one is not baseline.cluster for one in found) else [baseline.cluster]
 

@@ -22,6 +22,7 @@ from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.core.differences import Array
 from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.intervals import Interval
 from paceenv.core.trace import read_trace
 from paceenv.live.decide.blocks import BLOCK_ITERATIONS
 from paceenv.live.decide.live_policy import SEPARATOR, find_policy
@@ -230,7 +231,8 @@ class ClosedLoop:
         """Clusters that may be the real one, drawn from the errors of the calibration."""
         plan, observed, fitted = self.scenario.loop, self.folder.found("observe"), self._fitted()
         parameters = [Parameter(**known) for known in self.folder.found("calibrate")["parameters"]]
-        return drawn_clusters(fitted, parameters, observed["jobs"][plan.job], DRAWS_SEED + self.options.seed)
+        measured = Interval(*(observed["jobs"][plan.job][name] for name in ("mean_s", "low_s", "high_s")))
+        return drawn_clusters(fitted, parameters, measured, DRAWS_SEED + self.options.seed)
 
     def _candidates(self) -> dict[str, list[str]]:
         """The policies of the contest, each with its roles; a policy may have several."""
