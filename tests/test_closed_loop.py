@@ -304,18 +304,6 @@ def test_a_loop_goes_on_where_it_was_interrupted_and_refuses_to_be_another(tmp_p
     assert [run["--mode"] for run in second.runs] == ["canary"]
 
 
-def test_a_stage_that_is_run_again_undoes_those_that_rest_on_it(tmp_path: Path) -> None:
-    folder = LoopDirectory(tmp_path, STAGES)
-    (tmp_path / ".loop.json.x8w_1q").touch()  # of a loop that was killed over its first record
-    folder.claim({"seed": 0})
-    for stage in STAGES:
-        folder.begin(stage)
-        folder.finish(stage, {})
-    assert all(folder.is_done(stage) for stage in STAGES)
-    folder.begin("calibrate")
-    assert [stage for stage in STAGES if folder.is_done(stage)] == ["observe", "probe"]
-
-
 def test_what_the_agent_would_refuse_is_refused_before_anything_runs(tmp_path: Path) -> None:
     testbed = SimulatedTestbed()
     with pytest.raises(InputError, match="block_iterations = 25; allowed: a multiple"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,8 @@ from paceenv.live.decide.experiment import (
     ALPHA,
     MOST_PAIRS,
     NEGLIGIBLE_DELAY_SHARE,
-    Comparison,
     Experiment,
-    Pair,
     pairs_for,
-    time_to_verdict,
 )
 from paceenv.live.decide.live_policy import find_candidates
 
@@ -214,13 +210,3 @@ def test_the_pairs_are_those_whose_interval_is_as_narrow(noise: float) -> None:
     assert found == 4 or half(found // 2) > 0.02
     assert pairs_for(1e-6, 1.0) is None
     assert (pairs_for(0.01, 0.1) or 0) <= MOST_PAIRS
-
-
-def test_the_time_to_a_verdict_follows_from_the_noise_of_two_pairs() -> None:
-    plan, comparison = Plan(0, [SMALL], begin=100), Comparison("one")
-    for number, ratio in enumerate((-0.02, 0.02)):
-        assert time_to_verdict(plan, comparison, STEP_S) == ""
-        comparison.take(Pair((number, 0), ratio, 0.0, 1.0))
-    text = time_to_verdict(plan, comparison, STEP_S)
-    assert re.search(r"1 %: \d+ pairs, [\d,]+ iterations, about ", text)
-    assert text.endswith("(noise of a pair 2.8 %)")

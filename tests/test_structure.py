@@ -116,12 +116,6 @@ def test_a_basename_stands_once() -> None:
     assert {stem for stem, count in counts.items() if count > 1} <= COMMON_BASENAMES
 
 
-def test_no_source_has_marks_of_a_merge() -> None:
-    marks = ("<" * 7 + " ", ">" * 7 + " ")
-    found = [name for name, path in FILES.items() if any(mark in path.read_text() for mark in marks)]
-    assert not found
-
-
 def test_one_room_imports_ray() -> None:
     found = [name for name, path in FILES.items() if any(one.partition(".")[0] == "ray" for one in _imported(path))]
     assert found == ["paceenv.trainers.sweep.ray_tuner", "paceenv.trainers.sweep.trainables"]

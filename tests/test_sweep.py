@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,9 @@ from paceenv.trainers.evaluation.comparison import load_comparison
 from paceenv.trainers.evaluation.static_search import encoded, search_static, spelled
 from paceenv.trainers.evaluation.suites import load_suite, load_suites
 from paceenv.trainers.sweep import ray_tuner
-from paceenv.trainers.sweep.sweep_config import FIRST_SEED, Range, SweepConfig
-from paceenv.trainers.sweep.sweep_results import CONFIG, Candidate, Results
-from paceenv.trainers.sweep.trainables import StaticTask, TrainingTask, TrainingTrial, make_task, static_space, within
+from paceenv.trainers.sweep.sweep_config import FIRST_SEED, SweepConfig
+from paceenv.trainers.sweep.sweep_results import CONFIG, Results
+from paceenv.trainers.sweep.trainables import StaticTask, TrainingTask, TrainingTrial, make_task, static_space
 from paceenv.trainers.sweep.winner import constant_policy, finish
 from paceenv.ui import config_files
 from paceenv.ui.config_files import names
@@ -186,16 +185,6 @@ def test_what_a_killed_sweep_leaves_is_read(suite: str, tmp_path: Path) -> None:
         Results.read(tmp_path / "nothing")
 
 
-def test_of_equal_settings_the_one_with_the_fewest_parameters_wins(suite: str) -> None:
-    def candidate(trial: int, gain: float, label: str) -> Candidate:
-        return Candidate(trial, label, "", {"throughput": gain, "cv": 0.1}, Path())
-
-    tried = [candidate(0, 0.0, "static:slack=0/0.1"), candidate(1, 0.0, "passive"), candidate(2, -0.1, "passive")]
-    results = Results(_config(suite), {}, ("throughput", "cv"), tried, [])
-    assert results.best() == tried[1]
-    assert results.front() == [tried[1]]
-
-
 @pytest.mark.parametrize(
     ("static", "expected"),
     [
@@ -250,19 +239,6 @@ def test_pickles_of_another_user_are_not_read(tmp_path: Path, monkeypatch: pytes
         ray_tuner._restored(tmp_path, TrainingTrial)
 
 
-def test_temporary_folders_of_killed_sweeps_are_removed() -> None:
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    left, kept = (Path("/tmp") / f"{ray_tuner.TEMPORARY}{pid}-test" for pid in (ended.pid, os.getpid()))
-    for folder in (left, kept):
-        folder.mkdir()
-    with ray_tuner._temporary_folder() as own:
-        assert not left.exists()
-        assert kept.exists()
-    assert not Path(own).exists()
-    kept.rmdir()
-
-
 PIECES = """
 name: pieces
 environment:
@@ -286,49 +262,6 @@ def _training(folder: Path, **changed: Any) -> TrainingTask:
     task = make_task(SweepConfig.model_validate({"name": "pieces", "training": training}))
     assert isinstance(task, TrainingTask)
     return task
-
-
-def test_a_trial_that_copies_another_has_its_patience_again_and_says_whose_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four looks of which only the first gets better: with a patience of one, each trial ends after one more."""
-    task, found = _training(tmp_path), iter([0.5, 0.4, 0.3, 0.2])
-
-    class Looks:
-        def evaluate(self, policy: object) -> dict[str, float]:
-            return {"gap_closed": 0.0, "null_loss": 0.0, "score": next(found)}
-
-    class Trial(TrainingTrial):  # type: ignore[misc]
-        def setup(self, config: dict[str, Any]) -> None:
-            super().setup(config, task, validation=Looks())
-
-    monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path / "ray"))
-    first, second = ({"sb3.learning_rate": rate} for rate in (0.001, 0.002))
-    trial = Trial(first)
-    told = [trial.step(), trial.step()]
-    assert [(one["score"], one["latest"], one["decisions"], one["done"]) for one in told] == [
-        (0.5, 0.5, 16, False),
-        (0.5, 0.4, 32, True),
-    ]
-    (tmp_path / "checkpoint").mkdir()
-    trial.save_checkpoint(str(tmp_path / "checkpoint"))
-    assert trial.reset(dict(second))
-    trial.load_checkpoint(str(tmp_path / "checkpoint"))
-    last = trial.step()
-    assert (last["score"], last["latest"], last["decisions"], last["done"]) == (0.5, 0.3, 48, True)
-    assert trial._pieces == [{"hyperparameters": first, "decisions": 32}, {"hyperparameters": second, "decisions": 48}]
-    assert trial.reset(dict(first))
-    trial.load_checkpoint(str(tmp_path / "checkpoint"))
-    assert not trial._begun()[0].goes_on(), "its own checkpoint is gone on from as it was"
-    assert trial.reset({"sb3.learning_rate": 2.0})
-    refused = trial.step()
-    assert refused["error"].startswith("hyperparameters: sb3.learning_rate = 2.0; allowed: input should be less")
-    assert refused["done"]
-
-
-def test_changed_hyperparameters_stay_in_their_ranges() -> None:
-    ranges = {"a": Range(loguniform=(1e-4, 1e-2)), "b": Range(uniform=(0.0, 1.0)), "c": Range(choice=[1, 2])}
-    assert within({"a": 1.2e-2, "b": -0.1, "c": 2}, ranges) == {"a": 1e-2, "b": 0.0, "c": 2}
 
 
 def test_hyperparameters_that_cannot_change_meanwhile_are_refused() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -166,28 +165,6 @@ def rank_ends(job: Job, i: int) -> None:
         if job.variant == "exits":
             sys.exit(3)
         os._exit(4)
-
-
-def _square(x: int) -> int:
-    return x * x
-
-
-@breaks("child processes", "fork spawn pool python")
-def children(job: Job, i: int) -> None:
-    if i != 10:
-        return
-    if job.variant == "python":
-        code = "import sys; print(sorted(m for m in sys.modules if m.startswith('paceenv')))"
-        print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout, flush=True)
-    elif job.variant == "pool":
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            print(pool.map(_square, range(5)), flush=True)
-    else:
-        context: Any = multiprocessing.get_context(job.variant)
-        process = context.Process(target=_square, args=(3,))
-        process.start()
-        process.join()
-        print(process.exitcode, flush=True)
 
 
 class _Data:

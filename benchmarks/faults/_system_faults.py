@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import resource
 import shutil
@@ -145,32 +144,6 @@ def kill_file(job: Job) -> None:
     if job.variant != "name":
         _put(path, job.variant)
     job.train()
-
-
-@breaks("control.json is odd", "garbage huge deep policy kill off active fifo folder loop", pause_s=0.1)
-def control_file(job: Job, i: int) -> None:
-    if i != 10:
-        return
-    job.live.mkdir(exist_ok=True)
-    path = job.live / "control.json"
-    attempt = next((folder.name for folder in job.live.glob("attempt-*")), "")
-    good: dict[str, Any] = {"schema": "paceenv.live.control/1", "id": "1", "attempt": attempt, "mode": "active"}
-    good |= {"policy": "paper", "sha256": None, "from_iteration": 0, "kill": False}
-    changes: dict[str, dict[str, Any]] = {
-        "policy": {"policy": "/dev/zero", "sha256": "x"},
-        "kill": {"kill": True},
-        "off": {"mode": "off", "policy": None},
-        "active": {},
-    }
-    if job.variant == "huge":
-        with path.open("wb") as file:
-            file.truncate(1 << 34)
-    elif job.variant in changes:
-        path.write_text(json.dumps(good | changes[job.variant]))
-    elif job.variant in ("garbage", "deep"):
-        path.write_bytes(os.urandom(5000) if job.variant == "garbage" else b"[" * 60000)
-    else:
-        _put(path, job.variant)
 
 
 @fault("foreign files in the folder", "old file fifo loop many", ranks=2)

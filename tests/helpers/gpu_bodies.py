@@ -5,10 +5,9 @@ They run without a GPU, too, where a stream or a graph is nothing: so most of th
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import live_bodies
@@ -195,34 +194,6 @@ def train(**parameters: Any) -> list[dict[str, Any]]:
     return live_bodies.train(**parameters)
 
 
-@contextlib.contextmanager
-def _attached(training: Training, mode: str) -> Iterator[None]:
-    from paceenv import live
-
-    agent = live.attach(training.attached, mode=mode)
-    try:
-        yield
-    finally:
-        agent.detach()
-
-
-def added_us(*, way: str, turns: int, warm: int, timed: int) -> dict[str, float]:
-    """Host microseconds of the training thread per iteration: without the agent, and what observing adds."""
-    live_bodies.WAYS.update(MORE_WAYS)
-    training, found = live_bodies.WAYS[way](), {"": list[float](), "observe": list[float]()}
-    for _ in range(turns):
-        for mode, times in found.items():
-            with _attached(training, mode) if mode else contextlib.nullcontext():
-                for i in range(warm):
-                    training.step(i)
-                start_s = time.thread_time()
-                for i in range(timed):
-                    training.step(i)
-                times.append(1e6 * (time.thread_time() - start_s) / timed)
-    added = statistics.median(under - plain for plain, under in zip(found[""], found["observe"], strict=True))
-    return {"without the agent": statistics.median(found[""]), "added": added}
-
-
 def planted(*, way: str, late: int, place: str, late_s: float, iterations: int, out: str) -> dict[str, Any]:
     """What the agent says of this rank, of which rank ``late`` is late in each iteration: its loader, or its device."""
     from paceenv import live
@@ -241,37 +212,6 @@ def planted(*, way: str, late: int, place: str, late_s: float, iterations: int, 
     dist.barrier()  # all have written their last status
     summary = agent.summary(compare=True)
     return {"arrival": summary["arrival"], "parts": summary["parts"], "overhead": summary["overhead"]}
-
-
-def calls_us(*, index: int) -> dict[str, float]:
-    """Host microseconds of one stamp: recorded, asked for among 400, and read."""
-    from paceenv.live.observe.stamps import cuda_stamps
-
-    if torch.cuda.is_available():
-        torch.cuda.init()
-    stamps, count = cuda_stamps(index), 400
-    taken = list[Any]()
-
-    def timed(call: Callable[[], Any]) -> float:
-        start_s = time.perf_counter()
-        call()
-        return 1e6 * (time.perf_counter() - start_s) / count
-
-    found: dict[str, list[float]] = {"record": [], "ask": [], "read": []}
-    for _ in range(20):
-        found["record"].append(timed(lambda: taken.extend(stamps.record() for _ in range(count))))
-        _let_pass(index)
-        found["ask"].append(timed(lambda: stamps.ready_many(taken)))
-        assert stamps.ready_many(taken)
-        found["read"].append(timed(lambda: stamps.seconds_many(taken)))
-        stamps.release(taken)
-        taken.clear()
-    return {name: min(times) for name, times in found.items()}
-
-
-def _let_pass(index: int) -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize(index)
 
 
 def on_the_second_device(*, mode: str, iterations: int) -> dict[str, Any]:
