@@ -309,29 +309,6 @@ def tensor_and_data(job: Job) -> Step:
     return _step(job, _TensorParallel(job, pair), reduce=reduce)
 
 
-def hybrid_sharded(job: Job) -> Step:
-    """Gradients are reduced and scattered in pairs and summed across them; parameters are gathered in pairs."""
-    pair, across, model = _pairs(job), _across(job), job.network()
-    flat = nn.utils.parameters_to_vector(model.parameters()).detach()
-    flat = torch.cat([flat, flat.new_zeros(flat.numel() % 2)])
-    shard = flat.chunk(2)[job.rank % 2].clone().requires_grad_()
-    optimizer = torch.optim.AdamW([shard], lr=1e-3)
-
-    def step(iteration: int) -> None:
-        dist.all_gather_into_tensor(flat, shard.detach(), group=pair)
-        nn.utils.vector_to_parameters(flat[: sum(p.numel() for p in model.parameters())].clone(), model.parameters())
-        model.zero_grad()
-        job.loss(model, iteration).backward()
-        gradients, shard.grad = torch.zeros_like(flat), torch.empty_like(shard)
-        own = _flat_gradients(model)
-        gradients[: own.numel()] = own
-        dist.reduce_scatter_tensor(shard.grad, gradients, group=pair)
-        dist.all_reduce(shard.grad, group=across)
-        optimizer.step()
-
-    return step
-
-
 def _fully_sharded(job: Job, shape: tuple[int, ...], names: tuple[str, ...]) -> Step:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
