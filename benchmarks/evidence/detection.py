@@ -100,7 +100,6 @@ def healthy_jobs(seed: int) -> Iterator[Series]:
         yield series
         yield from (jobs.resampled(series, RESAMPLED_STEPS, rng) for _ in range(40))
     yield from jobs.sockets()
-    yield from jobs.repeated_runs()
 
 
 def delay(kind: str, series: Series, rank: int, begin: int, slower: float) -> Delay:

@@ -1,34 +1,23 @@
-"""A small training job of which one rank is slow, under torchrun or starting its own processes.
-
-It imports nothing of ``paceenv``, as a user's script does not, and tells what it did in one JSON file per rank.
-"""
+"""A small training job of which one rank is slow. It imports nothing of ``paceenv``, as a user's script does not."""
 
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
-import json
-import os
-import socket
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import typer
 from torch import nn
-from torch.multiprocessing.spawn import spawn as spawn_ranks
 
 WIDTH, CLASSES, BATCH = 64, 8, 4
 BASE_S = 0.006
 """What every rank sleeps in an iteration: compute that needs no core, so that eight ranks fit on two."""
 SETTLED = 20
 """Iterations before the job's own figures begin."""
-TIMEOUT_S = 60.0
 
 Step = Callable[[int], None]
 
@@ -114,39 +103,3 @@ class SlowHere(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = _SlowHere.apply(inputs, self.job)
         return result
-
-
-def train(
-    rank: int, size: int, shape: str, slow: int, place: str, slow_s: float, iterations: int, seed: int, told: Path
-) -> None:
-    """This process's part of a job; the group is made from the environment."""
-    from benchmarks.jobs import _shapes
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT_S))
-    job = Job(rank, size, slow, place, slow_s, seed)
-    figures = job.run(getattr(_shapes, shape)(job), iterations)
-    (told / f"rank{rank}.json").write_text(json.dumps(figures))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def main(
-    shape: str,
-    told: Annotated[Path, typer.Option(help="Folder for the job's own figures.")],
-    slow: int = -1,
-    place: str = "load",
-    slow_s: float = 0.02,
-    iterations: int = 150,
-    seed: int = 0,
-    spawn: Annotated[int, typer.Option(help="Start so many ranks by multiprocessing; 0: under torchrun.")] = 0,
-) -> None:
-    """Train."""
-    rest = (shape, slow, place, slow_s, iterations, seed, told)
-    if spawn:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
-        spawn_ranks(train, (spawn, *rest), nprocs=spawn)
-    else:
-        train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), *rest)

@@ -94,7 +94,7 @@ def planned(only: str, ranks: Sequence[int], seeds: int) -> list[Run]:
 
 def command(run: Run, folder: Path) -> list[str]:
     """What a user types."""
-    program = ["-m", "benchmarks.jobs", "ddp" if run.shape == SPAWN else run.shape]
+    program = ["-m", "benchmarks.jobs._train", "ddp" if run.shape == SPAWN else run.shape]
     program += ["--told", str(folder), "--slow", str(run.slow), "--place", run.place, "--slow-s", str(SLOW_S)]
     program += ["--iterations", str(ITERATIONS), "--seed", str(run.seed)]
     watched = ["-m", "paceenv.live", "--out", str(folder / "live"), *program]

@@ -13,7 +13,7 @@ from typing import Any
 import live_bodies
 import torch
 import torch.distributed as dist
-from live_bodies import Training, batch, device, network
+from live_bodies import WIDTH, Training, batch, device, network, sharded
 from torch import nn
 from torch.nn import functional
 
@@ -162,25 +162,8 @@ def _graphed_collectives() -> Training:
 
 def _many_collectives() -> Training:
     """FSDP2 with hundreds of collectives in an iteration."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     torch.manual_seed(1)
-    mesh = init_device_mesh(device(), (dist.get_world_size(),))
-    model = nn.Sequential(*[nn.Linear(48, 48) for _ in range(MANY_LAYERS)]).to(device())
-    for layer in model:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def step(iteration: int) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(batch(iteration)[0]).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Training(model, step, lambda: (p.to_local() for p in model.parameters()))
+    return sharded(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(MANY_LAYERS)]).to(device()))
 
 
 MORE_WAYS: dict[str, Callable[[], Training]] = {"side stream": _side_stream, "coalesced": _coalesced}
