@@ -70,14 +70,13 @@ def evaluate(
     chosen = comparison.chosen() if comparison and not suite else load_suite(suite or "demo")
     chosen = chosen.model_copy(update={**update, "limits": chosen.limits.changed(limit or [])})
     chosen = chosen.only([split]) if split else chosen
-    tuned = comparison.tuned_for(chosen) if comparison else {}
     for i, name in enumerate(names):
         if name == "best-static":
             with output.progress("best static setting", 1) as done:
                 names[i] = search_static(chosen, on_done=done).best()
-    runs = len(chosen.cases) * (len(set(names)) + 1 + bool(tuned))
+    runs = len(chosen.cases) * (len(set(names)) + 1)
     with output.progress(f"evaluate on {chosen.name}", runs) as done:
-        result = compare(names, chosen, on_done=done, tuned=tuned)
+        result = compare(names, chosen, on_done=done)
     for line in result.outside():
         output.say(line)
     if json_ is not None:
