@@ -60,7 +60,7 @@ def run_on_testbed(
     ] = None,
     json_: JsonFile = None,
 ) -> None:
-    """Run real torchrun jobs on a small cluster on this machine: namespaces as hosts, token buckets as links.
+    """Run real PyTorch jobs on a small cluster on this machine: namespaces as hosts, token buckets as links.
 
     Needs Linux, root and Debian's iproute2. It touches nothing outside its own namespaces, and the kernel removes all
     of it, however it ends.
