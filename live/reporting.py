@@ -14,7 +14,7 @@ from typing import Any
 from paceenv.core import probing
 from paceenv.live.control_file import ControlReader
 from paceenv.live.decide.live_policy import SEPARATOR
-from paceenv.live.decide.probe import Probing
+from paceenv.live.decide.modes import Probing
 from paceenv.live.identity import Identity, Rendezvous, job_store, settings_digest
 from paceenv.live.last_words import LastWords
 from paceenv.live.log_once import described
@@ -114,7 +114,7 @@ class Output:
 
     def _snapshot(self) -> Snapshot:
         loop, history, options = self._loop, self._loop.history, self._options
-        policy = loop.policy
+        policy, step, step_iterations = loop.policy, history.step(), history.step_iterations()
         control = self._control.state() if self._control is not None else None  # before the mode, which follows it
         trace = self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0}
         return {
@@ -135,8 +135,8 @@ class Output:
             "regular": history.count,
             "irregular": loop.steps.irregular,
             "unmeasured": loop.why_nothing_is_measured(),
-            "step": history.step(),
-            "step_iterations": history.step_iterations(),
+            "step": step,
+            "step_iterations": step_iterations,
             "parts": history.parts(),
             "own": history.own(),
             "collectives": history.collectives(),
@@ -149,7 +149,7 @@ class Output:
             "wait": history.wait(),
             "arrival": ALONE,
             "pacing": loop.control.delays() | loop.deferral.counts(),
-            **loop.control.snapshot(),
+            **loop.control.snapshot((step["newest_s"] or 0.0) / step_iterations),
             "stamps": {"dropped": loop.log.stamps.dropped},
             "overhead": history.overhead(),
             "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},

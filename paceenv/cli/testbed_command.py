@@ -135,7 +135,7 @@ def _loop(scenario: Scenario, folder: Path, candidates: str | None, seed: int, j
         output.write_json(found, json_)
     if json_ != "-":
         sim_to_real_report.show(found)
-        output.say(f"report, pictures and all runs are in {folder}/")
+        output.say(f"report, picture and all runs are in {folder}/")
 
 
 def _print(scenario: Scenario, result: RunResult) -> None:

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import Field
 
 from paceenv.calibration.cluster_builder import JobFit
@@ -201,11 +200,7 @@ class ClosedLoop:
 
     def _report(self, place: Path) -> Found:
         report = sim_to_real_report.build(self.scenario, {stage: self.folder.found(stage) for stage in STAGES[:-1]})
-        found = self.folder.found("contest")
-        policies = [row["policy"] for row in found["candidates"]]
-        contest = self.scenario.loop.contest(policies, found["seed"])
-        steps_s_TR = np.asarray(np.load(self._run_of("contest") / "steps.npy"), np.float64)
-        sim_to_real_report.write(report, steps_s_TR, contest, self.out)
+        sim_to_real_report.write(report, self.out)
         return report
 
     def _real(self, place: Path, mode: str, iterations: int, *more: str) -> RunResult:
@@ -316,10 +311,10 @@ def _parsed(base: dict[str, Any], scenario: Scenario) -> Cluster:
 
 
 def default_rule(scenario: Scenario) -> str:
-    """The mechanism's rule with its default settings, spelled out."""
+    """The mechanism's rule with its default settings."""
     mechanism = scenario.loop.mechanism
     threshold, window = STATIC_DEFAULTS.get(mechanism, DEFER_DEFAULT)
-    return f"static:mechanism={mechanism},threshold={threshold},window={window}"
+    return f"static:{mechanism}={threshold:g}/{window:g}"
 
 
 def choose(predicted: Sequence[Found]) -> Found:
