@@ -25,7 +25,7 @@ from paceenv.live.record.housekeeping import Housekeeping, background
 from paceenv.live.record.run_folder import of_the_others, status_period_s, write_status
 from paceenv.live.record.snapshot import ASKED, QUANTITIES, SCHEMA, Snapshot, number
 from paceenv.live.record.summary import summarise, write_summary
-from paceenv.live.store_messages import PACING, BarrierWords, Peers, poll_s
+from paceenv.live.store_messages import PACING, Peers, poll_s
 
 PAGE_S, KILL_FILE_S = 600.0, 0.5
 """Seconds between two writes of the page, and two checks of the kill file."""
@@ -186,7 +186,6 @@ class Output:
             self._watch("the check of the kill file", KILL_FILE_S, self._check_kill_file)
         period_s, peers = poll_s(loop.world_size), Peers(loop, store)
         others = [("the words of other ranks", period_s, peers.look)]
-        others += [("the words about the barrier", period_s, BarrierWords(loop, peers).look)]
         if options.out is not None:
             import paceenv.policies.policy_file  # noqa: F401 (the watch thread should import nothing)
 
@@ -231,7 +230,7 @@ class Output:
                 loop.downgrade(known.why)
 
     def _agents(self) -> dict[str, Any]:
-        known = self._rendezvous.identity if self._rendezvous is not None else Identity("", None, False)
+        known = self._rendezvous.identity if self._rendezvous is not None else Identity()
         return {"count": known.agents, "complete": known.complete, "reason": known.why}
 
     def _record(self, out: Path) -> None:
