@@ -164,9 +164,7 @@ class Output:
         from paceenv.live.observe import locality
 
         loop, options, keep = self._loop, self._options, self._housekeeping
-        self._locality = locality.describe(
-            device=loop.device, backend=loop.backend, rank=loop.rank, world_size=loop.world_size
-        )
+        self._locality = locality.describe(device=loop.device, backend=loop.backend)
         if options.out is not None:  # before all else, as a launcher that lost a rank soon kills the others
             keep.add("the last word", PAGE_S, partial(self._write_last_word, options.out))
         keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up())

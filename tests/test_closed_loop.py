@@ -29,9 +29,7 @@ from paceenv.trainers.closed_loop.closed_loop import (
     STAGES,
     ClosedLoop,
     LoopOptions,
-    choose,
     default_rule,
-    known_cluster,
 )
 from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
 from paceenv.trainers.closed_loop.paired_blocks import (
@@ -45,6 +43,7 @@ from paceenv.trainers.closed_loop.paired_blocks import (
     paired_blocks,
 )
 from paceenv.trainers.closed_loop.predict import Predictor, run_in_blocks
+from paceenv.trainers.closed_loop.scenario_program import known_cluster
 from paceenv.ui import config_files
 
 BLOCK, QUIET, PAIRS = 12, 5, 8
@@ -151,8 +150,8 @@ def _row(policy: str, change: float, half: float) -> dict[str, Any]:
 
 def test_the_best_policy_that_surely_helps_is_chosen_and_else_none() -> None:
     rows = [_row("a", -0.10, 0.02), _row("b", -0.20, 0.25), _row("c", -0.12, 0.05), _row("d", 0.1, 0.01)]
-    assert choose(rows)["policy"] == "c"
-    assert choose([rows[1], rows[3]])["policy"] == "passive"
+    assert sim_to_real_report.choose(rows)["policy"] == "c"
+    assert sim_to_real_report.choose([rows[1], rows[3]])["policy"] == "passive"
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,9 @@ def run_on_testbed(
 
     With --loop the stages are: observe (the real job, watched by the agent), probe (the same with tiny random delays,
     where the scenario asks for it), calibrate (a cluster with errors from those traces), tailor (the best static
-    setting, and a policy trained for this job), predict (each candidate, simulated), choose (the best one whose
-    predicted effect excludes 0), contest (the real job, on which all candidates take turns in paired blocks with and
-    without pacing), report. The same command resumes a killed loop after its last finished stage.
+    setting, and a policy trained for this job), predict (each candidate, simulated; the best one
+    whose predicted effect excludes 0 is chosen), contest (the real job, on which all candidates take turns in paired
+    blocks with and without pacing). The same command resumes a killed loop after its last finished stage.
 
     Examples: paceenv testbed -- paceenv testbed unequal-slack -o runs/observed
     -- paceenv testbed incast-shallow --mode canary --policy adaptive -- paceenv testbed unequal-slack --loop

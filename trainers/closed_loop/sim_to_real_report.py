@@ -50,7 +50,7 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
         "held_out": fit(found["contest"]["unpaced"], passive),
         "calibration": found["calibrate"]["parameters"],
         "policies": predicted["policies"],
-        "chosen": found["choose"],
+        "chosen": choose(predicted["policies"]),
         "contest": contest,
         "notes": [
             *filter(None, [found["tailor"]["note"]]),
@@ -59,6 +59,16 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
         ],
     }
     return {**report, "verdict": verdict(report)}
+
+
+def choose(predicted: Sequence[Found]) -> Found:
+    """The policy with the best predicted effect, always on, whose interval excludes 0; else passive."""
+    helping = [(Effect.of(row["always"]), row["policy"]) for row in predicted]
+    helping = [(found, policy) for found, policy in helping if found.high < 0.0]
+    if not helping:
+        return {"policy": "passive", "why": "no candidate is predicted to help"}
+    best, policy = min(helping, key=lambda one: one[0].change)
+    return {"policy": policy, "why": f"the best predicted effect, {best}"}
 
 
 def judged(run: Found, predicted: Found, observed: Found) -> Found:
