@@ -114,7 +114,7 @@ class Output:
 
     def _snapshot(self) -> Snapshot:
         loop, history, options = self._loop, self._loop.history, self._options
-        policy, step, step_iterations = loop.policy, history.step(), history.step_iterations()
+        policy, accounts = loop.policy, history.as_dict()
         control = self._control.state() if self._control is not None else None  # before the mode, which follows it
         trace = self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0}
         return {
@@ -132,26 +132,18 @@ class Output:
             "state": loop.state,
             "reason": loop.reason,
             "iterations": loop.iterations,
-            "regular": history.count,
             "irregular": loop.steps.irregular,
             "unmeasured": loop.why_nothing_is_measured(),
-            "step": step,
-            "step_iterations": step_iterations,
-            "parts": history.parts(),
-            "own": history.own(),
-            "collectives": history.collectives(),
+            **accounts,
             "groups": {
                 str(g.number): {"name": g.name, "ranks": g.listed, "member": g.member, "size": g.size}
                 for g in list(loop.log.groups.values())[:MAX_GROUPS]
             },
             "unseen": unseen(loop.log.groups, history.count),
-            "side": history.side(),
-            "wait": history.wait(),
             "arrival": ALONE,
             "pacing": loop.control.delays() | loop.deferral.counts(),
-            **loop.control.snapshot((step["newest_s"] or 0.0) / step_iterations),
+            **loop.control.snapshot((accounts["step"]["newest_s"] or 0.0) / accounts["step_iterations"]),
             "stamps": {"dropped": loop.log.stamps.dropped},
-            "overhead": history.overhead(),
             "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
             "locality": self._locality,
             "trace": trace | {"dropped": trace["dropped"] + loop.left_out},
