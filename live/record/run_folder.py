@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceenv.core.errors import InputError, short_repr
-from paceenv.core.files import atomic_write, finite, open_regular
+from paceenv.core.files import atomic_write, open_regular
+from paceenv.core.plain import plain
 from paceenv.live.record.snapshot import SCHEMA, Snapshot, number
 
 SUMMARY: Final = "summary.txt"
@@ -82,7 +83,7 @@ def segment_path(folder: Path, attempt: str, host: str, rank: int, number: int) 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:
     """Data as a file of JSON; numbers that are not finite, and what JSON does not know, become null."""
-    return (json.dumps(finite(data), allow_nan=False, default=lambda value: None) + "\n").encode()
+    return (json.dumps(plain(data), allow_nan=False, default=lambda value: None) + "\n").encode()
 
 
 def write_status(folder: Path, snapshot: Mapping[str, Any]) -> None:

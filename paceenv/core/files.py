@@ -6,7 +6,6 @@ import contextlib
 import errno
 import glob
 import importlib.resources
-import math
 import os
 import stat
 from collections.abc import Iterator
@@ -28,17 +27,6 @@ def atomic_write(path: str | os.PathLike[str], content: bytes) -> None:
     """
     with open_atomic(path) as file:
         file.write(content)
-
-
-def finite(data: Any) -> Any:
-    """``data`` for JSON, which knows neither not-a-number, which becomes null, nor NumPy's numbers."""
-    if isinstance(data, dict):
-        return {str(key): finite(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [finite(value) for value in data]
-    if hasattr(data, "item") and not isinstance(data, (str, bytes)):
-        data = data.item()
-    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def check_file_name(path: str | os.PathLike[str]) -> None:

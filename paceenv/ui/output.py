@@ -17,7 +17,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from paceenv.core.files import atomic_write, finite
+from paceenv.core.files import atomic_write
+from paceenv.core.plain import plain
 from paceenv.core.wording import hours
 
 _LONGEST_NUMBER = 40
@@ -27,8 +28,8 @@ FIRST_S, NEXT_S = 2.0, 10.0
 
 
 def write_json(data: Any, where: str) -> None:
-    """Write ``data`` as JSON to a file or, with ``-``, to standard output; not-a-number becomes null."""
-    text = json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """Write ``data`` as JSON to a file or, with ``-``, to standard output (:func:`paceenv.core.plain.plain`)."""
+    text = json.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if where == "-":
         sys.stdout.write(text)
         return
