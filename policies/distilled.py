@@ -23,6 +23,8 @@ from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.learned import Learned
 
 MAX_CANDIDATES = 256
+SURE_GAIN = 1e6
+"""What a constant's network says that it gains, % of the step: more than any hysteresis or margin."""
 CHECKED = ("phase_shift",)
 """Mechanisms that a policy that checks itself may stop. The rules slack and stagger judge themselves, sooner and at
 less cost: in single iterations, by every step."""
@@ -144,6 +146,16 @@ class Distilled(Learned):
             rests_B = self._checked_C[choice_B] & ~self._check.allowed(trend_B, cv_B)
             choice_B = np.where(rests_B, 0, choice_B)  # what it would choose stays, for when it may again
         return self._settings_CM2[choice_B]
+
+
+def constant_policy(
+    candidate: Candidate, name: str = "static", interval_iterations: int = INTERVAL_ITERATIONS
+) -> Distilled:
+    """A constant setting as a policy that a file can hold: a network that says the same of every view."""
+    layers = [(np.zeros((1, signals.SIGNALS), np.float32), np.full(1, SURE_GAIN, np.float32))]
+    return Distilled(
+        layers, [candidate], margin=0.0, hysteresis=0.0, name=name, interval_iterations=interval_iterations
+    )
 
 
 def plain(candidate: Candidate) -> dict[str, tuple[float, float]]:

@@ -110,7 +110,7 @@ def test_a_live_run_is_a_page_and_a_trace(tmp_path: Path, capsys: pytest.Capture
     assert found["verdict"].startswith(" ".join(lead.split())), "the verdict leads with what the page says"
     assert found["step_time_s"] > 0.0
     assert application.run(["whatif", str(run), "--replace-rank", "1", "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["changed"][0]["label"] == "rank 1 replaced"
+    assert json.loads(capsys.readouterr().out)["changed"][0]["change"]["label"] == "rank 1 replaced"
     for segment in run.rglob("*.pace"):
         segment.unlink()
     left = diagnosed(capsys, str(run))

@@ -17,6 +17,7 @@ from importer_samples import written
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
+from paceenv.core.plain import plain
 from paceenv.diagnosis.absolute import check_links
 from paceenv.diagnosis.diagnose import UNDETERMINED, diagnose
 from paceenv.diagnosis.host_activity import find_late_hosts
@@ -208,10 +209,10 @@ def test_a_late_host_is_named_with_what_it_did(
     assert found.reason == "host"
     assert np.median(found.late_s) * 1e6 == pytest.approx(truth_us, rel=0.05)
     assert found.extra_s["host"] * 1e6 == pytest.approx(truth_us, rel=0.1)
-    assert where in found.ranges[0][0]
-    assert found.ranges[0][1] * 1e6 == pytest.approx(total_us, rel=0.15)
+    assert where in next(iter(found.ranges))
+    assert next(iter(found.ranges.values())) * 1e6 == pytest.approx(total_us, rel=0.15)
     assert named in found.text
-    assert found.to_json()["worst"]["op"] == "all_reduce"
+    assert found.worst.op == "all_reduce"
 
 
 def test_the_command_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,7 +282,7 @@ def test_whatever_is_damaged_the_trace_is_sound_or_refused(
         assert sum(parts) == pytest.approx(one.end_s - one.start_s, rel=1e-3, abs=1e-6)
     for late in find_late_hosts(merged.activity, clock_error_s=merged.clocks.error_s):
         assert "\n" not in late.text
-        json.dumps(late.to_json(), allow_nan=False)
+        json.dumps(plain(late), allow_nan=False)
 
 
 def test_steps_between_calls_of_the_optimizer(tmp_path: Path) -> None:

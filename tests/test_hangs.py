@@ -17,6 +17,7 @@ from importer_samples import dump_of
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
+from paceenv.core.plain import plain
 from paceenv.diagnosis.hang import NOTHING_HANGS, Hang, find_hangs
 from paceenv.importers.flight_recorder import read_dump
 from paceenv.importers.inputs import read_inputs
@@ -277,7 +278,7 @@ def why_refused(path: Path) -> str:
     """Why nothing can be said of a dump; "" where everything can."""
     try:
         for found in find_hangs(read_inputs([path]).dumps):
-            json.dumps(found.to_json())
+            json.dumps(plain(found))
             assert found.verdict
             found.waiting_rows()
     except InputError as error:

@@ -111,12 +111,12 @@ def test_the_command_writes_check_and_error_into_the_config(tmp_path: Path) -> N
     assert application.run([*arguments, "--json", str(tmp_path / "c.json")]) == 0
     cluster, printed = load_cluster(tmp_path / "c.yaml"), json.loads((tmp_path / "c.json").read_text())
     record = cluster.calibration["held_out_steps"]
-    assert printed["held_out_steps"] == record
+    assert printed["cluster"]["calibration"]["held_out_steps"] == record
     assert (record["fitted_steps"], record["held_out_steps"]) == (79, 40)
     assert {line["verdict"] for line in record["lines"]} <= {"agrees", "close", "off"}
     step = measured_step(cluster)
     assert step is not None
-    assert step["mean_s"] == pytest.approx(printed["measured"]["step_mean_s"])
+    assert step["mean_s"] == pytest.approx(printed["cluster"]["calibration"]["measured"]["step_mean_s"])
     assert 0.0 < step["high_s"] - step["low_s"] < 0.05 * step["mean_s"]
     assert cluster.job.nodes == 8  # fitted to all steps, not to those of the check
 

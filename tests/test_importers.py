@@ -135,7 +135,7 @@ def test_who_is_late_in_a_profile_of_the_cpu(tmp_path: Path, world: int, blocks:
     assert found is not None
     (late,) = found.arrivals.late
     assert (late.rank, len(late.iterations)) == (world - 1, 6)
-    assert late.mean_s == pytest.approx(0.03, rel=0.05)
+    assert late.mean_late_s == pytest.approx(0.03, rel=0.05)
     assert f"before all_reduce 1 takes rank {world - 1}" in found.causes[0].evidence
     assert found.causes[0].lost_s == pytest.approx(0.03, rel=0.1)
 

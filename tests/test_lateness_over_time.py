@@ -10,6 +10,7 @@ import pytest
 from traced_jobs import SOCKET_RUNS_DIR, job_of, needs_socket_runs
 
 from paceenv.core.lateness import watch
+from paceenv.core.plain import plain
 from paceenv.core.trace import Trace, TraceMetadata, read_trace
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.lateness_over_time import find_lateness, own_work
@@ -46,12 +47,12 @@ def test_a_rank_that_turned_late_is_told_with_step_amount_and_delay() -> None:
     assert abs(team.since - 120) <= 1
     assert team.until is None
     assert team.late_s == pytest.approx(0.06, abs=0.005)
-    [line] = found.text()
+    [line] = found.text
     assert re.match(rf"rank 5 is late by (5[5-9]|6\d)[.\d]* ms since iteration {team.since}, 2\d% of the step", line)
     said = re.search(r"named after (\d+) steps", line)
     assert said is not None
     assert 4 <= int(said[1]) <= 12
-    json.dumps(found.to_json(), allow_nan=False)
+    json.dumps(plain(found), allow_nan=False)
 
 
 def test_a_late_host_is_one_line_and_its_name() -> None:
@@ -61,7 +62,7 @@ def test_a_late_host_is_one_line_and_its_name() -> None:
     found = find_lateness(read_matrix(made), hosts=made.metadata.of_ranks("host"))
     assert [team.ranks for team in found.late] == [(4, 5, 6, 7)]
     assert found.late[0].kind == watch.CHRONIC
-    assert found.text()[1] == "all late ranks are on host node1: 4 of its 4 ranks"
+    assert found.text[1] == "all late ranks are on host node1: 4 of its 4 ranks"
 
 
 def test_stages_are_compared_with_their_like() -> None:
@@ -71,7 +72,7 @@ def test_stages_are_compared_with_their_like() -> None:
     found = find_lateness(read_matrix(trace(own_TR, [0, 0, 1, 1, 2])))
     assert found.late == ()
     assert found.alone == (4,)
-    assert "rank 4: no other rank has the same stage" in found.text()[-1]
+    assert "rank 4: no other rank has the same stage" in found.text[-1]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_stages_are_compared_with_their_like() -> None:
 def test_what_cannot_be_determined_says_why(own_TR: np.ndarray, stage_R: list[int] | None, why: str) -> None:
     found = find_lateness(read_matrix(trace(own_TR, stage_R)))
     assert why in found.why_not
-    assert found.text() == (f"when ranks turned late cannot be determined: {found.why_not}",)
+    assert found.text == (f"when ranks turned late cannot be determined: {found.why_not}",)
 
 
 @needs_socket_runs

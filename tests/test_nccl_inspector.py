@@ -14,6 +14,7 @@ from inspector_logs import log_of, write_logs
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
+from paceenv.core.plain import plain
 from paceenv.diagnosis.collective_times import measure_times
 from paceenv.importers.inputs import read_inputs
 from paceenv.importers.nccl_inspector import read_inspector
@@ -27,7 +28,7 @@ def test_the_last_rank_is_named_whatever_the_version(tmp_path: Path, version: st
     assert inputs.trace is None
     assert "collectives without time stamps" in inputs.why_no_trace
     found = measure_times(inputs.inspected)
-    (last,) = found.arrivals
+    (last,) = found.last_arrivals
     assert (last.rank, last.process, last.ranks, last.members, last.shared) == (2, "n0:1002", 4, 4, 90)
     assert last.share == 1.0
     assert last.late_s == pytest.approx(0.003, rel=0.05)
@@ -45,7 +46,7 @@ def test_each_operation_of_a_communicator_is_numbered_apart(tmp_path: Path) -> N
             if record["coll_perf"]["coll"] == "AllGather":
                 record["coll_perf"]["coll_exec_time_us"] = 300
         (tmp_path / f"n0-pid{1000 + rank}.log").write_text("\n".join(map(json.dumps, records)))
-    (last,) = measure_times(read_inputs([tmp_path]).inspected).arrivals
+    (last,) = measure_times(read_inputs([tmp_path]).inspected).last_arrivals
     assert last.shared == 30
     assert not last.is_late
 
@@ -113,7 +114,7 @@ def test_whatever_a_log_holds_it_is_read_or_refused(tmp_path: Path, data: st.Dat
         inputs = read_inputs(paths)
         found = measure_times(inputs.inspected)
         assert found.verdict
-        json.dumps(found.to_json())
+        json.dumps(plain(found))
     except InputError as error:
         refused = str(error)
     assert "\n" not in refused

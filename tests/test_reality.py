@@ -11,7 +11,7 @@ import pytest
 from traced_jobs import STRAGGLER_DIR
 
 from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
-from paceenv.importers.step_log import StepLog
+from paceenv.importers.log_text.conversion import StepLog
 
 STEPS = Path(os.environ.get("PACEENV_DATA_DIR") or STRAGGLER_DIR.parent) / "mlperf-v5.1" / "steps.parquet"
 

@@ -58,7 +58,7 @@ def test_a_page_in_a_browser(browser: Browser, tmp_path: Path, capsys: pytest.Ca
     assert {one["policy"]: one["verdict"] for one in result["policies"]}["learned"] == "helps"
     answer = result["sizes"]
     assert [size["nodes"] for size in answer["changed"]] == [2, 4, 16, 32, 64]
-    assert answer["today"]["step_time_s"]["value"] == pytest.approx(result["step_time_s"], rel=0.03)
+    assert answer["today"]["job"]["step"]["value"] == pytest.approx(result["step_time_s"], rel=0.03)
     seen = browser.look(out)
     check_shown(seen, [*OF_TRACE, "At other sizes"])
     assert "Would pacing help?" in seen.text

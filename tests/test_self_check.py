@@ -9,6 +9,7 @@ import pytest
 from damaged_traces import RIGHT, WRONG, answers
 from traced_jobs import SOCKET_RUNS_DIR, STRAGGLER_DIR, job_of, matrix_in, needs_socket_runs, needs_traces
 
+from paceenv.core.plain import plain
 from paceenv.core.trace import Trace, TraceMetadata
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.arrivals import measure_arrivals
@@ -33,7 +34,7 @@ def _refused(found: Diagnosis, why: str) -> None:
     assert not found.causes
     assert found.slowdown is None
     assert found.ideal_step_time_s is None
-    assert found.to_json()["causes"] == []
+    assert plain(found)["causes"] == []
 
 
 def _late(late_rank: int = 2, steps: int = 40) -> Trace:
@@ -48,7 +49,7 @@ def test_who_arrives_last_is_seen_without_a_model() -> None:
     arrivals = measure_arrivals(matrix, build_graph(matrix))
     (late,) = arrivals.late
     assert (late.rank, len(late.iterations), late.op) == (2, 40, "all_reduce")
-    assert late.mean_s == pytest.approx(0.49, abs=0.02)
+    assert late.mean_late_s == pytest.approx(0.49, abs=0.02)
     assert arrivals.waiting_s == pytest.approx(0.75 * 0.5, abs=0.02)
     assert arrivals.transfer_s == pytest.approx(0.5)
     assert "rank 2 arrives last in 40 of 40 steps, by 4" in arrivals.text

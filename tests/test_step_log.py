@@ -15,8 +15,9 @@ from traced_jobs import JEAN_ZAY_DIR, needs_jean_zay
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
+from paceenv.importers.log_text.conversion import StepLog
 from paceenv.importers.log_text.log_lines import stamp_in
-from paceenv.importers.step_log import StepLog, read_step_log
+from paceenv.importers.step_log import read_step_log
 
 TRUE_S = 1.0 + 0.05 * np.random.default_rng(3).normal(size=640)
 """Step times behind every sample."""

@@ -11,8 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
+from paceenv.core.plain import plain
 from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps
-from paceenv.importers.step_log import StepLog
+from paceenv.importers.log_text.conversion import StepLog
 from paceenv.report.answer_sections import step_rows as rows
 
 Array = NDArray[np.float64]
@@ -165,7 +166,7 @@ def test_plain_data_and_the_table_are_whole() -> None:
     step_s[500:] *= 1.2
     step_s[::90] += 2.0
     found = diagnosed(step_s)
-    data = json.loads(json.dumps(found.to_json()))
+    data = json.loads(json.dumps(plain(found)))
     assert data["verdict"]
     assert data["next"]
     assert len(data["levels"]) == 2

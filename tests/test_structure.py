@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LINKED = ("policies", "trainers", "live", "configs")
 ORDER = (
     *("core", "ui", "configs", "sim", "envs", "policies", "importers", "calibration", "diagnosis"),
-    *("whatif", "live", "live command", "trainers", "report", "cli", "benchmarks"),
+    *("whatif", "live", "live command", "report", "trainers", "cli", "benchmarks"),
 )
 """Rooms from below to above: each imports those before it, and ``paceenv`` itself is imported by none."""
 ALLOWED = {room: set(ORDER[:k]) for k, room in enumerate(ORDER)} | {"live": {"core", "policies"}}

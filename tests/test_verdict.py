@@ -15,6 +15,7 @@ from traced_jobs import job_of
 
 from paceenv.cli import application
 from paceenv.core.intervals import Interval
+from paceenv.core.plain import plain
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.diagnosis.absolute import AbsoluteCheck, check_links
 from paceenv.diagnosis.answer import find_answer
@@ -39,7 +40,8 @@ def check(found: Diagnosis, pacing: Pacing, verdict: Verdict, checks: tuple[Abso
     """Every claim of the headline against what stands below it."""
     text = verdict.text
     words = {word_of(gain) for _, gain in pacing.gains}
-    measured = word_of(found.paced.gain) if found.paced is not None and found.paced.gain.is_bounded else None
+    paced = found.paced_steps
+    measured = word_of(paced.gain) if paced is not None and paced.gain.is_bounded else None
     helps = "helps" in words if measured is None else measured == "helps"
     assert (verdict.claim == "not simulated") == (not pacing.gains and measured is None)
     assert (verdict.claim == "helps") == helps
@@ -93,7 +95,7 @@ def diagnoses(draw: st.DrawFn) -> Diagnosis:
     ]
     gain = draw(st.none() | GAIN | st.builds(Interval, st.floats(-0.3, 0.6)))
     paced = None if gain is None else PacedSteps(1.0, 1.0 + gain.value, 40, 4, np.arange(40), gain)
-    return replace(PLAIN, causes=tuple(sorted(causes, key=lambda c: -c.lost_s)), refused="", paced=paced)
+    return replace(PLAIN, causes=tuple(sorted(causes, key=lambda c: -c.lost_s)), refused="", paced_steps=paced)
 
 
 @given(
@@ -150,7 +152,7 @@ def test_a_headline_says_what_the_delays_in_the_file_did() -> None:
     assert "own pacing" not in {cause.cause for cause in found.causes}, "causes are those without delays"
     assert found.notes[0].startswith("causes are those of the 199 steps without delays")
     assert found.step_time_s == pytest.approx(1.5, rel=0.02)
-    assert found.to_json()["paced_steps"]["steps"] == 200
+    assert plain(found)["paced_steps"]["paced"] == 200
 
 
 def test_delays_from_some_step_on_have_no_interval() -> None:
@@ -159,8 +161,8 @@ def test_delays_from_some_step_on_have_no_interval() -> None:
     assert found.paced == 20
     assert not found.gain.is_bounded
     assert "do not take turns" in found.text
-    assert found.to_json()["throughput_gain"]["lo"] is None
-    verdict = conclude(replace(PLAIN, paced=found), Pacing(why_not="no cluster"))
+    assert plain(found)["gain"]["low"] is None
+    verdict = conclude(replace(PLAIN, paced_steps=found), Pacing(why_not="no cluster"))
     assert verdict.claim == "not simulated", "a number without an interval decides nothing"
     assert measure_pacing(read_matrix(paced_job(0.1, 0, steps=50, every=40))) is None, "10 steps with delays"
 

@@ -217,19 +217,19 @@ def test_the_command_on_a_config_and_on_a_trace(tmp_path: Path, capsys: pytest.C
     assert application.run(["whatif", "unequal-slack", *options, "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {
-        "source", "method", "throughput_unit", "measured", "today", "changed", "assumes", "left_open",
-        "cannot_tell",
+        "source", "method", "unit", "today", "changed", "assumes", "cannot_tell", "left_open", "measured_step_s",
+        "measured_cv",
     }  # fmt: skip
     assert [row["nodes"] for row in found["changed"]] == [4, 4, 16, 16]
-    assert found["changed"][0]["energy_j_per_sample"] is None
+    assert found["changed"][0]["job"]["energy"] is None
     assert any("energy" in line for line in found["cannot_tell"])
     path = tmp_path / "trace.parquet"
     compute_s_TR = np.random.default_rng(0).normal(1.0, 0.01, (60, 4)) * [1.0, 1.0, 1.0, 2.0]
     write_trace(job_of(compute_s_TR), path)
     assert application.run(["whatif", str(path), "--replace-rank", "0,3", "-i", "100", "--json", "-"]) == 0
     like, slow = json.loads(capsys.readouterr().out)["changed"]
-    assert like["against_today"]["step_time"]["value"] == pytest.approx(0.0, abs=0.01)
-    assert slow["step_time_s"]["value"] == pytest.approx(1.5, rel=0.03)
+    assert like["against_today"]["step"]["value"] == pytest.approx(0.0, abs=0.01)
+    assert slow["job"]["step"]["value"] == pytest.approx(1.5, rel=0.03)
     assert application.run(["whatif", str(path), "--replace-rank", "0,3", "-i", "100"]) == 0
     printed = capsys.readouterr()
     assert "rank 3 replaced" in printed.out

@@ -139,14 +139,6 @@ class JobFit:
     check: HeldOutCheck | str = NOT_ASKED
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Every parameter, and how well the cluster does what the job did, as plain data."""
-        return {
-            "parameters": [{"key": p.key, "told": p.is_identified} | p.to_record() for p in self.parameters],
-            "measured": {"step_mean_s": self.measured.mean_s, "step_cv": self.measured.cv},
-            "simulated": {"step_mean_s": self.simulated.mean_s, "step_cv": self.simulated.cv},
-        }
-
     @property
     def mean_error(self) -> float:
         """Of the mean step, relative."""

@@ -62,7 +62,7 @@ def diagnose(
     for note in found.notes:
         output.say(note)
     if json_ is not None:
-        output.write_json(found.to_json(), json_)
+        output.write_json(found, json_)
     if json_ != "-":
         sys.stdout.writelines(found.runs.values())
         print_sections(found.sections())

@@ -60,11 +60,9 @@ def report(
         at_sizes = fitted if isinstance(fitted, str) else sizes(fitted, done)
     atomic_write(out, page_of(found, at_sizes).encode())
     if json_ is not None:
-        plain = found.to_json()
-        if found.conclusion is not None:
-            plain["fitted"] = {"why_not": fitted} if isinstance(fitted, str) else fitted.to_json()
-            plain["sizes"] = {"why_not": at_sizes} if isinstance(at_sizes, str) else at_sizes.as_dict()
-        output.write_json(plain, json_)
+        more = {"fitted": fitted, "sizes": at_sizes} if found.conclusion is not None else {}
+        why_not = {name: {"why_not": one} for name, one in more.items() if isinstance(one, str)}
+        output.write_json(found.to_json() | more | why_not, json_)
     if json_ != "-":
         print_sections(found.sections())
         output.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")

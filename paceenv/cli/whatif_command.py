@@ -77,7 +77,7 @@ def whatif(
     changes = combinations(nodes, oversubscription, remove_rank, replace_rank, pacing or [], set_ or [])
     answer = _answer(source, changes, base, job, iterations)
     if json_ is not None:
-        output.write_json(answer.as_dict(), json_)
+        output.write_json(answer, json_)
     if json_ != "-":
         _print(answer)
     for row in answer.changed:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -40,10 +40,6 @@ class AbsoluteCheck:
     value: float
     is_low: bool
     text: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return vars(self)
 
 
 def check_links(matrix: OperationMatrix, tables: Sequence[Table]) -> list[AbsoluteCheck]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from paceenv.core.errors import InputError
+from paceenv.core.plain import plain
 from paceenv.diagnosis.clocks import matrix_on_one_clock
 from paceenv.diagnosis.diagnose import diagnose_matrix, with_agent
 from paceenv.diagnosis.host_activity import LateHost, find_late_hosts, one_rank
@@ -38,21 +39,16 @@ class Answer:
         """Plain data, as ``paceenv diagnose --json`` prints it; that of a log alone is that of its step times."""
         if self.diagnosis is None and len(self.steps) == 1 and not (self.hangs or self.ended):
             return self.steps[0].to_json()
-        found = self.diagnosis.to_json() if self.diagnosis is not None else {}
+        found = plain(self.diagnosis) if self.diagnosis is not None else {}
         found["notes"] = [*self.notes, *found.get("notes", ())]
-        if self.lateness is not None:
-            found["lateness"] = self.lateness.to_json()
-        if self.late_hosts:
-            found["late_hosts"] = [one.to_json() for one in self.late_hosts]
-        if self.hangs:
-            found["hang"] = [one.to_json() for one in self.hangs]
-        if self.ended:
-            found["ended"] = list(self.ended)
-        if self.times is not None:
-            found["nccl_inspector"] = self.times.to_json()
-        if self.steps:
-            found["step_times"] = [one.to_json() for one in self.steps]
-        return found
+        more: dict[str, Any] = {
+            "lateness": self.lateness,
+            "late_hosts": self.late_hosts,
+            "hang": self.hangs,
+            "ended": self.ended,
+        }
+        more |= {"nccl_inspector": self.times, "step_times": self.steps}
+        return found | {name: one for name, one in more.items() if one}
 
 
 def find_answer(inputs: Inputs, job: str | None = None) -> Answer:

@@ -10,7 +10,7 @@ Time in which several collectives wait for the same rank counts once. Axes: R ra
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +35,10 @@ class LateRank:
     iterations: tuple[int, ...]  # the steps in which it was the latest rank by at least LEAST_SHARE of a mean step
     late_s: tuple[float, ...]  # by how much in each of them, summed over their collectives, seconds
     op: str  # the collective to which it was late for longest
+    SHOWN: ClassVar = ("rank", "iterations", "late_s", "mean_late_s", "op")
 
     @property
-    def mean_s(self) -> float:
+    def mean_late_s(self) -> float:
         """Mean lateness in those steps, seconds."""
         return float(np.mean(self.late_s))
 
@@ -52,20 +53,7 @@ class Arrivals:
     transfer_s: float | None  # in collectives after that; part of it may lie beside compute
     late_RT: Array  # lateness of each rank in each step, summed over collectives, seconds
     late: tuple[LateRank, ...]  # ranks that were the latest in some step, the one with the largest sum first
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, as ``paceenv diagnose --json`` prints it."""
-        late = [
-            {
-                "rank": one.rank,
-                "iterations": list(one.iterations),
-                "late_s": list(one.late_s),
-                "mean_late_s": one.mean_s,
-                "op": one.op,
-            }
-            for one in self.late
-        ]
-        return {"steps": self.steps, "waiting_s": self.waiting_s, "transfer_s": self.transfer_s, "late": late}
+    SHOWN: ClassVar = ("steps", "waiting_s", "transfer_s", "late")
 
     @property
     def text(self) -> str:
@@ -198,5 +186,5 @@ def _culprits(arrivals: Arrivals) -> str:
 
 def _said(one: LateRank, steps: int) -> str:
     listed = [duration(s) for s in one.late_s] if len(one.late_s) <= MAX_LISTED else []
-    by = ", ".join(listed) or f"{duration(one.mean_s)} on average"
+    by = ", ".join(listed) or f"{duration(one.mean_late_s)} on average"
     return f"rank {one.rank} arrives last in {len(one.iterations)} of {steps} steps, by {by} (mostly at {one.op})"

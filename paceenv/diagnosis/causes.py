@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -69,6 +69,7 @@ class Cause:
     advice: str
     lost_s: float
     pacing: str = ""
+    SHOWN: ClassVar = ("cause", "share", "evidence", "advice", "lost_s")
 
 
 def name_causes(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[Cause, ...]:

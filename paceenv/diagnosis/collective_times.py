@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,30 +56,20 @@ class CollectiveTimes:
     """What the logs show."""
 
     processes: int  # how many logs
-    arrivals: tuple[LastArrival, ...]  # for each communicator with enough shared collectives
+    last_arrivals: tuple[LastArrival, ...]  # for each communicator with enough shared collectives
     notes: tuple[str, ...]  # why something cannot be said
+    SHOWN: ClassVar = ("processes", "verdict", "last_arrivals", "notes")
 
     @property
     def verdict(self) -> str:
         """The answer in a sentence or a few."""
-        late = [one.text() for one in self.arrivals if one.is_late]
+        late = [one.text() for one in self.last_arrivals if one.is_late]
         if late:
             return "; ".join(late[:4])
-        if self.arrivals:
-            shared = sum(one.shared for one in self.arrivals)
-            return (
-                f"no rank is usually the last to arrive in {shared} collectives of {len(self.arrivals)} communicators"
-            )
+        if self.last_arrivals:
+            shared, of = sum(one.shared for one in self.last_arrivals), f"{len(self.last_arrivals)} communicators"
+            return f"no rank is usually the last to arrive in {shared} collectives of {of}"
         return "; ".join(["who arrives last cannot be determined", *self.notes])
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "processes": self.processes,
-            "verdict": self.verdict,
-            "last_arrivals": [vars(one) for one in self.arrivals],
-            "notes": list(self.notes),
-        }
 
 
 def measure_times(logs: Sequence[InspectorLog]) -> CollectiveTimes:

@@ -73,7 +73,7 @@ def diagnose_matrix(matrix: OperationMatrix) -> Diagnosis:
         plain = _diagnose_kinds(matrix.of_steps(paced.plain_T))
         if found.refused or found.doubt or not plain.doubt:
             found, of = plain, f"the {len(paced.plain_T)} steps without delays"
-    return replace(found, paced=paced, notes=(*notes, f"causes are those of {of}; {paced.text}", *found.notes))
+    return replace(found, paced_steps=paced, notes=(*notes, f"causes are those of {of}; {paced.text}", *found.notes))
 
 
 def _diagnose_kinds(matrix: OperationMatrix) -> Diagnosis:

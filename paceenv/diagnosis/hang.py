@@ -295,12 +295,12 @@ class Hang:
             "dumps": len(self.job.dumps),
             "hangs": self.hangs,
             "verdict": self.verdict,
-            "suspects": list(self.suspects),
-            "stopped": list(self.stopped),
-            "never_saw_ends": {str(rank): count for rank, count in self.job.blind.items()},
-            "without_dump": list(self.job.silent),
+            "suspects": self.suspects,
+            "stopped": self.stopped,
+            "never_saw_ends": self.job.blind,
+            "without_dump": self.job.silent,
             "mismatches": [mismatch.text for mismatch in self.mismatches],
-            "last_seen": [one.to_json() for one in self.last_seen],
+            "last_seen": self.last_seen,
             "waits": [
                 {"rank": rank, "wait_in": wait.unit.text, "group": wait.unit.group.text}
                 | {"absent": wait.absent, "busy": wait.busy, "in_the_end_for": ends[rank]}

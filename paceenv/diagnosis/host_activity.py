@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -39,13 +39,22 @@ _LOADER_CURE: Final = "more or faster workers of its data loader, or fetch ahead
 _LOADER: Final = ("DataLoader", "dataloader_next")
 
 
+class Worst(NamedTuple):
+    """One collective: its step, operation, place among its like there, and by how much a rank was late to it, s."""
+
+    iteration: int
+    op: str
+    place: int
+    late_s: float
+
+
 @dataclass(frozen=True)
 class LateHost:
     """One rank that arrives last, and what it spent more time on than its peers; times are means over the steps, s.
 
     Attributes:
         late_s: by how much in each of these, summed over their collectives; time in which several waited counts once.
-        worst: the collective to which it was late most: step, operation, place among its like there, and s.
+        worst: the collective to which it was late most.
         extra_s: time beyond its peers' before collectives that it was late to, in those steps, by reason.
         ranges: what its host did longer than its peers' before these collectives, largest first, by outermost range.
     """
@@ -54,27 +63,12 @@ class LateHost:
     steps: int  # steps looked at
     iterations: tuple[int, ...]  # those in which it arrived last by at least LEAST_SHARE of a step
     late_s: tuple[float, ...]
-    worst: tuple[int, str, int, float]
+    worst: Worst
     reason: Reason  # what most of its lateness comes from
     extra_s: dict[Reason, float]
-    ranges: tuple[tuple[str, float], ...]
-    lead_s: tuple[float, float]  # how far its host is ahead of its device (median), and those of its peers
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        step, op, place, late_s = self.worst
-        return {
-            "rank": self.rank,
-            "steps": self.steps,
-            "iterations": list(self.iterations),
-            "late_s": list(self.late_s),
-            "worst": {"iteration": step, "op": op, "place": place, "late_s": late_s},
-            "reason": self.reason,
-            "extra_s": dict(self.extra_s),
-            "ranges": [{"name": name, "extra_s": extra_s} for name, extra_s in self.ranges],
-            "lead_s": self.lead_s[0] if np.isfinite(self.lead_s[0]) else None,
-            "peers_lead_s": self.lead_s[1] if np.isfinite(self.lead_s[1]) else None,
-        }
+    ranges: dict[str, float]
+    lead_s: float  # how far its host is ahead of its device (median); not a number where unknown
+    peers_lead_s: float  # and those of its peers
 
     @property
     def text(self) -> str:
@@ -103,7 +97,7 @@ class LateHost:
             return f"{said}; its copies take {extra} more than its peers': {_CURES['copies']}"
         if self.reason == "launch":
             return f"{said}; its host launched late, {extra} after its peers': {_CURES['launch']}"
-        loads = bool(self.ranges) and any(word in self.ranges[0][0] for word in _LOADER)
+        loads = any(word in name for name in list(self.ranges)[:1] for word in _LOADER)
         cure = _LOADER_CURE if loads else _CURES["host"]
         return f"{said}; its GPU is idle {extra} a step more than its peers', waiting for its host{self._host}: {cure}"
 
@@ -112,9 +106,9 @@ class LateHost:
         """What the host did, and whether it has any reserve."""
         said = ""
         if self.ranges:
-            named = ", ".join(f"{_in_words(name)} (+{duration(extra_s)})" for name, extra_s in self.ranges)
+            named = ", ".join(f"{_in_words(name)} (+{duration(extra_s)})" for name, extra_s in self.ranges.items())
             said = f"; on its host more time than on its peers' goes into {named}"
-        mine_s, peers_s = self.lead_s
+        mine_s, peers_s = self.lead_s, self.peers_lead_s
         if np.isfinite(mine_s) and np.isfinite(peers_s) and mine_s < _LITTLE_LEAD * peers_s:
             said += f"; it is {duration(max(mine_s, 0.0))} ahead of its GPU, its peers {duration(peers_s)}"
         return said
@@ -226,11 +220,12 @@ def _finding(
         steps=len(steps),
         iterations=tuple(sorted(named)),
         late_s=tuple(named[i] for i in sorted(named)),
-        worst=(worst.iteration, worst.mine.op, worst.place, worst.late_s),
+        worst=Worst(worst.iteration, worst.mine.op, worst.place, worst.late_s),
         reason=reason,
         extra_s=extra_s,
-        ranges=tuple((name, s) for name, s in largest if s >= 0.05 * late_s) if reason == "host" else (),
-        lead_s=(_lead(activity, {rank}), _lead(activity, {one.rank for one in activity} - {rank})),
+        ranges={name: s for name, s in largest if s >= 0.05 * late_s} if reason == "host" else {},
+        lead_s=_lead(activity, {rank}),
+        peers_lead_s=_lead(activity, {one.rank for one in activity} - {rank}),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -55,12 +55,9 @@ class LatenessOverTime:
     places: tuple[str, ...]
     alone: tuple[int, ...]
     why_not: str
+    SHOWN: ClassVar = (*("late", "past", "pattern", "lost_s", "step_s", "steps", "places", "alone", "why_not", "text"),)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        plain = vars(self) | {"late": [vars(t) for t in self.late], "past": [vars(t) for t in self.past]}
-        return plain | {"text": list(self.text())}
-
+    @property
     def text(self) -> tuple[str, ...]:
         """All of it in words, the most important first."""
         if self.why_not:

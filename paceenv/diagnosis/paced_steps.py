@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,29 +37,21 @@ class PacedSteps:
     stretches: int  # into how many stretches these fall
     plain_T: Integers  # places of the steps without delays
     gain: Interval  # of throughput, a share; without an interval where either kind is in one block
+    SHOWN: ClassVar = ("paced", "plain", "stretches", "paced_s", "plain_s", "gain")
+
+    @property
+    def plain(self) -> int:
+        """How many steps have no delays."""
+        return len(self.plain_T)
 
     @property
     def text(self) -> str:
         """What was measured, in words."""
-        plain = len(self.plain_T)
-        steps = (
-            f"{self.paced} steps with delays take {duration(self.paced_s)}, {plain} without {duration(self.plain_s)}"
-        )
+        with_delays = f"{self.paced} steps with delays take {duration(self.paced_s)}"
+        steps = f"{with_delays}, {self.plain} without {duration(self.plain_s)}"
         if not self.gain.is_bounded:
             return f"measured: {self.gain.value:+.1%} throughput; no interval, as they do not take turns; {steps}"
         return f"measured: {self.gain.value:+.1%} throughput [{self.gain.low:+.1%} to {self.gain.high:+.1%}]; {steps}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; ends of an interval that there is not are null."""
-        low, high = (x if math.isfinite(x) else None for x in (self.gain.low, self.gain.high))
-        return {
-            "steps": self.paced,
-            "steps_without": len(self.plain_T),
-            "stretches": self.stretches,
-            "step_time_s": self.paced_s,
-            "step_time_without_s": self.plain_s,
-            "throughput_gain": {"value": self.gain.value, "lo": low, "hi": high},
-        }
 
 
 def measure_pacing(matrix: OperationMatrix) -> PacedSteps | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from paceenv.core.metrics import correlation_length
 from paceenv.core.wording import duration
 from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.diagnosis.step_times.ordinary import split
-from paceenv.importers.step_log import StepLog
+from paceenv.importers.log_text.conversion import StepLog
 from paceenv.importers.timelines import RankActivity
 
 STEP: Final = "step"
@@ -38,6 +38,7 @@ class Change:
     before_s: float
     after_s: float
     half_width_s: float | None
+    SHOWN: ClassVar = ("what", "before_s", "after_s", "half_width_s", "verdict")
 
     @property
     def verdict(self) -> str:
@@ -50,10 +51,6 @@ class Change:
         """For a table."""
         ratio = f"{self.after_s / self.before_s - 1.0:+.1%}" if self.before_s > 0.0 else "-"
         return self.what, duration(self.before_s), duration(self.after_s), ratio, self.verdict
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**vars(self), "verdict": self.verdict}
 
 
 def of_log(log: StepLog) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from paceenv.core.intervals import Interval
 from paceenv.diagnosis.absolute import AbsoluteCheck
@@ -61,27 +61,16 @@ class Diagnosis:
     agent: str = ""  # what the agent of a live job says of late ranks; leads the verdict
     late: tuple[int, ...] = ()  # the ranks that it names
     ended: bool = False  # whether the job broke off or stands still, as its agent or other files say
-    paced: PacedSteps | None = None  # what delays in the trace did; None without enough steps with and without
+    paced_steps: PacedSteps | None = None  # what delays in the trace did; None without enough steps with and without
+    SHOWN: ClassVar = (
+        *("slowdown", "ideal_step_time_s", "bare_step_s", "step_time_s", "replay_error", "causes", "verdict"),
+        *("arrivals", "paced_steps", "notes"),
+    )
 
     @property
     def verdict(self) -> str:
         """In one sentence, without a simulation."""
         return conclude(self).text
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, as ``paceenv diagnose --json`` prints it."""
-        return {
-            "slowdown": self.slowdown,
-            "ideal_step_time_s": self.ideal_step_time_s,
-            "bare_step_s": self.bare_step_s,
-            "step_time_s": self.step_time_s,
-            "replay_error": self.replay_error,
-            "causes": [{k: v for k, v in vars(c).items() if k != "pacing"} for c in self.causes],
-            "verdict": self.verdict,
-            "arrivals": self.arrivals.to_json(),
-            "paced_steps": self.paced and self.paced.to_json(),
-            "notes": list(self.notes),
-        }
 
 
 @dataclass(frozen=True)
@@ -122,18 +111,9 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        gain = None if self.best is None else dict(zip(("value", "lo", "hi"), self.best[1], strict=True))
-        return {
-            "text": self.text,
-            "lost": self.lost,
-            "pacing": {
-                "claim": self.claim,
-                "policy": self.best and self.best[0],
-                "throughput_gain": gain,
-                "measured": self.measured and dict(zip(("value", "lo", "hi"), self.measured, strict=True)),
-            },
-            "checks": list(self.checks),
-        }
+        policy, gain = self.best or (None, None)
+        pacing = {"claim": self.claim, "policy": policy, "throughput_gain": gain, "measured": self.measured}
+        return {"text": self.text, "lost": self.lost, "pacing": pacing, "checks": self.checks}
 
 
 def conclude(found: Diagnosis, pacing: Pacing | None = None, checks: Sequence[AbsoluteCheck] = ()) -> Verdict:
@@ -141,7 +121,7 @@ def conclude(found: Diagnosis, pacing: Pacing | None = None, checks: Sequence[Ab
     pacing = pacing or Pacing()
     best = max(pacing.gains, key=lambda one: (word_of(one[1]) == "helps", one[1].value), default=None)
     claim = _claim(found, pacing)
-    measured = found.paced.gain if found.paced and found.paced.gain.is_bounded else None
+    measured = found.paced_steps.gain if found.paced_steps and found.paced_steps.gain.is_bounded else None
     seen = [gain for gain in (best and best[1], measured) if gain is not None]
     is_paying = any(word_of(gain) == "helps" and gain.value >= MIN_LOST for gain in seen)
     said = [f"{check.text}" for check in checks]
@@ -164,9 +144,9 @@ def conclude(found: Diagnosis, pacing: Pacing | None = None, checks: Sequence[Ab
 def _claim(found: Diagnosis, pacing: Pacing) -> Claim:
     """Whether pacing helps; what the trace itself shows of it goes before any simulation."""
     simulated = _simulated_claim(found, pacing)
-    if found.paced is None or not found.paced.gain.is_bounded:
+    if found.paced_steps is None or not found.paced_steps.gain.is_bounded:
         return simulated
-    if word_of(found.paced.gain) == "helps":
+    if word_of(found.paced_steps.gain) == "helps":
         return "helps"
     return "gains nothing" if simulated == "gains nothing" else "is open"
 
@@ -204,8 +184,8 @@ def _find_out(found: Diagnosis) -> str:
 
 
 def _said(found: Diagnosis, pacing: Pacing, claim: Claim, best: tuple[str, Interval] | None) -> str:
-    if found.paced is not None and found.paced.gain.is_bounded:
-        return _measured(found.paced.gain, pacing, best)
+    if found.paced_steps is not None and found.paced_steps.gain.is_bounded:
+        return _measured(found.paced_steps.gain, pacing, best)
     acted_on = _acted_on(found)
     names = " and ".join(cause.cause for cause in acted_on)
     if claim == "not simulated":

@@ -25,13 +25,14 @@ from paceenv.importers.dump_steps import timeline_of
 from paceenv.importers.flight_recorder import Dump, read_dump
 from paceenv.importers.formats import find_format, list_files
 from paceenv.importers.hang_text import HangText
+from paceenv.importers.log_text.conversion import StepLog
 from paceenv.importers.merge_ranks import merge_ranks
 from paceenv.importers.nccl_info import Network, read_network
 from paceenv.importers.nccl_inspector import InspectorLog, ranks_of, read_inspector, timeline_of_log
 from paceenv.importers.nccl_tests import Table, is_table, read_tables
 from paceenv.importers.profiler import kineto
 from paceenv.importers.profiler.kineto import UNKNOWN_RANK, import_kineto
-from paceenv.importers.step_log import StepLog, jobs_of, read_step_log
+from paceenv.importers.step_log import jobs_of, read_step_log
 from paceenv.importers.straggler import import_straggler
 from paceenv.importers.timelines import RankActivity, Timeline
 from paceenv.ui import output

@@ -21,13 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError, short_repr
-from paceenv.core.wording import duration
 from paceenv.importers.log_text.conversion import (
     GROUPS,
     MIN_VALUES,
     Column,
     Number,
-    Steps,
+    StepLog,
     bars_of_steps,
     convert,
     number,
@@ -84,42 +83,6 @@ _SEEN: Final = 2000
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class StepLog:
-    """Step times as a log has them. All arrays are ``(V,)``."""
-
-    name: str  # of the file
-    source: str  # the format
-    step_V: Integers  # number of the step at which a value was logged; counted from 0 where the log has no numbers
-    step_s_V: Array  # step time, seconds: the mean over ``steps_V`` steps that end at ``step_V``
-    steps_V: Integers  # how many steps a value averages over, at least 1; 0 where the log does not tell
-    clock_s_V: Array  # when it was logged, seconds since 1970; not-a-number where the log has no time stamps
-    run_V: Integers  # number of the run: a restart, or another file, begins a new one
-    rounding_s: float = 0.0  # how coarse the times are, seconds: the unit of the last digit over the steps of a value
-    rank: int | None = None  # the rank whose lines these are, where lines are tagged
-    others: tuple[StepLog, ...] = ()  # the same of other ranks
-    notes: tuple[str, ...] = ()  # what was left out or had to be assumed, a line each
-    phases: Mapping[str, Array] = field(default_factory=dict)  # seconds of named parts of each value's step, (V,)
-    settings: Mapping[str, str] = field(default_factory=dict)  # named_numbers.SETTINGS that it printed
-    of: str = "step"  # what a time is of: a token, say, where all that a log has is a speed
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of the job as far as the log tells, 0 if it does not."""
-        return int(self.settings.get("world size", len(self.others) + 1 if self.others else 0))
-
-    @property
-    def quantity(self) -> str:
-        """What is measured, in words."""
-        return "step time" if self.of == "step" else f"time per {self.of}"
-
-    def said(self, time_s: float) -> str:
-        """A time in words, and the speed that the log has where it is none of a step."""
-        if self.of == "step":
-            return duration(time_s)
-        return f"{1.0 / time_s:,.0f} {self.of}s/s" if time_s < 0.01 else f"{1.0 / time_s:.3g} {self.of}s/s"
 
 
 def read_step_log(
@@ -511,21 +474,19 @@ class _Lines:
         for rank, columns in by_rank.items():
             for total, column in columns.items():
                 try:
-                    steps = convert(column, f"{path}: lines of {source}", batch)
+                    log, line_V = convert(column, path, source, batch)
                 except InputError as error:
                     problem = problem or str(error)
                     continue
                 said = (f"of progress bars of {', '.join(columns)} steps that of {total} is used",) * (len(columns) > 1)
-                parts = _phases_of(steps, self._phases.get(rank) or {}) if steps.of == "step" else {}
+                parts = _phases_of(line_V, self._phases.get(rank) or {}) if log.of == "step" else {}
                 longest_s = max((float(np.nanmedian(part_V)) for part_V in parts.values()), default=0.0)
-                if longest_s > _WHOLE * float(np.median(steps.step_s_V)) and self._pattern is None:
+                if longest_s > _WHOLE * float(np.median(log.step_s_V)) and self._pattern is None:
                     problem = (
                         f"{path}: lines of {source} are of a part of a step; allowed: --pattern with the whole step"
                     )
                     continue
-                found = steps.step_V, steps.step_s_V, steps.steps_V, steps.clock_s_V, steps.run_V, steps.rounding_s
-                notes = (*said, *steps.notes)
-                logs.append(StepLog(path.name, source, *found, rank, notes=notes, phases=parts, of=steps.of))
+                logs.append(replace(log, rank=rank, notes=(*said, *log.notes), phases=parts))
                 break
         if not logs:
             raise InputError(problem)
@@ -548,9 +509,9 @@ def _as_clock(found: Number) -> Number:
     return Number(*(unit_s * x for x in found))
 
 
-def _phases_of(steps: Steps, phases: Mapping[str, _Phase]) -> dict[str, Array]:
+def _phases_of(line_V: Integers, phases: Mapping[str, _Phase]) -> dict[str, Array]:
     """Named parts of a step at each value: those of its own line, or of the lines up to the next value."""
-    line_V, found = steps.line_V, {}
+    found = {}
     order = np.argsort(line_V, kind="stable")
     for name, phase in phases.items():
         line, value = np.array(phase.line), np.array(phase.value)

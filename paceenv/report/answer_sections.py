@@ -48,7 +48,7 @@ def answer_sections(
     if found.diagnosis is not None and verdict is not None:
         sections.append(_causes(found.diagnosis, verdict, name))
     if found.lateness is not None and not found.lateness.why_not:
-        sections.append(Section("When which rank was late", found.lateness.text()))
+        sections.append(Section("When which rank was late", found.lateness.text))
     if activity:
         columns, rows = _activity(activity, found.late_hosts)
         why = _late_sentences(found.late_hosts, found.diagnosis)

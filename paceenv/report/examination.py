@@ -45,13 +45,9 @@ class Conclusion:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: the headline, and what was simulated."""
-        policies = [] if isinstance(self.policies, str) else [one.as_dict() for one in self.policies]
-        return {
-            "verdict": self.verdict.text,
-            "headline": self.verdict.to_json() | {"checks": [check.to_json() for check in self.checks]},
-            "policies": policies,
-            "not_simulated": self.policies if isinstance(self.policies, str) else None,
-        }
+        policies, why_not = ([], self.policies) if isinstance(self.policies, str) else (self.policies, None)
+        headline = self.verdict.to_json() | {"checks": self.checks}
+        return {"verdict": self.verdict.text, "headline": headline, "policies": policies, "not_simulated": why_not}
 
 
 @dataclass(frozen=True)
@@ -77,10 +73,10 @@ class Examination:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as ``--json`` prints it."""
-        found: dict[str, Any] = {"notes": list(self.inputs.notes)} if self.answer is None else self.answer.to_json()
+        found: dict[str, Any] = {"notes": self.inputs.notes} if self.answer is None else self.answer.to_json()
         found |= self.conclusion.to_json() if self.conclusion is not None else {}
-        changes = {"changes": [one.to_json() for one in self.changes]} if self.changes else {}
-        return found | {"runs": self.runs, "links": self.links, "next": self.next} | changes
+        found |= {"runs": self.runs, "links": self.links, "next": self.next}
+        return found | {"changes": self.changes} if self.changes else found
 
     def sections(self) -> list[Section]:
         """All that was found, for people."""

@@ -10,8 +10,8 @@ Legend: D drawn clusters, E seeds, T steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,7 @@ class Fitted:
 
     def to_json(self) -> dict[str, Any]:
         """The calibration as plain data."""
-        return self.fit.to_json() | {"doubt": self.doubt or None}
+        return {"calibration": self.fit.cluster.calibration, "doubt": self.doubt}
 
 
 def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = frozenset()) -> Fitted | str:
@@ -134,7 +134,8 @@ class Paced:
     cv: float
     cv_passive: float
     delay_share: float
-    outside: str = field(default="")
+    outside: str = ""
+    SHOWN: ClassVar = ("policy", "gain", "cv", "cv_passive", "delay_share", "verdict", "outside")
 
     @property
     def verdict(self) -> str:
@@ -145,12 +146,6 @@ class Paced:
             "is open": "; this trace does not show whether it helps",
         }
         return word + more.get(word, "")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        numbers = {"cv": self.cv, "cv_passive": self.cv_passive, "delay_share": self.delay_share}
-        gain = {"throughput_gain": dict(zip(("value", "lo", "hi"), self.gain, strict=True))}
-        return {"policy": self.policy} | gain | numbers | {"verdict": self.verdict, "outside": self.outside or None}
 
 
 def compare(

@@ -36,7 +36,7 @@ def page_of(found: Examination, at_sizes: Prediction | str) -> str:
     files = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     read = f"Read from {files} ({matrix.source}): {len(matrix.ranks)} ranks, {matrix.steps} steps"
     sections = [*found.sections(), *_drawn(matrix, answer.diagnosis)]
-    if (paced := answer.diagnosis.paced) is not None:
+    if (paced := answer.diagnosis.paced_steps) is not None:
         said = f"{sentence(paced.text)} Other settings of pacing may do better or worse."
         sections.append(Section("What the delays in this trace did", [said]))
     sections += _predicted(found.conclusion, at_sizes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 import threading
@@ -19,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paceenv.core.files import atomic_write
+from paceenv.core.plain import plain
 from paceenv.core.wording import hours
 
 _LONGEST_NUMBER = 40
@@ -28,22 +28,12 @@ FIRST_S, NEXT_S = 2.0, 10.0
 
 
 def write_json(data: Any, where: str) -> None:
-    """Write ``data`` as JSON to a file or, with ``-``, to standard output; not-a-number becomes null."""
-    text = json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """Write ``data`` as JSON to a file or, with ``-``, to standard output (:func:`paceenv.core.plain.plain`)."""
+    text = json.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if where == "-":
         sys.stdout.write(text)
         return
     atomic_write(where, text.encode())
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {str(k): _finite(v) for k, v in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_finite(v) for v in data]
-    if hasattr(data, "item") and not isinstance(data, (str, bytes)):
-        data = data.item()
-    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.sim.cluster import Cluster
@@ -30,6 +30,7 @@ class Change:
     replaced: tuple[int, ...] = ()
     pacing: str = "passive"
     settings: tuple[str, ...] = ()
+    SHOWN: ClassVar = ("label", "nodes", "oversubscription", "removed", "replaced", "pacing", "settings")
 
     @property
     def label(self) -> str:
@@ -42,17 +43,6 @@ class Change:
         if self.replaced:
             parts.append(f"{_ranks_text(self.replaced)} replaced")
         return ", ".join([*parts, *self.settings, *([] if self.pacing == "passive" else [self.pacing])])
-
-    def as_dict(self) -> dict[str, Any]:
-        """The change as plain data."""
-        return {
-            "nodes": self.nodes,
-            "oversubscription": self.oversubscription,
-            "removed_ranks": list(self.removed),
-            "replaced_ranks": list(self.replaced),
-            "pacing": self.pacing,
-            "settings": list(self.settings),
-        }
 
 
 def _ranks_text(ranks: tuple[int, ...]) -> str:

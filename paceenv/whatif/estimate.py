@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,6 @@ LEVEL: Final = 0.95
 Array = NDArray[np.float64]
 Ends = tuple[float, float]
 """How far the two ends of an unknown move a number."""
-
-
-def as_json(interval: Interval | None) -> dict[str, Any] | None:
-    """An interval as ``paceenv whatif --json`` prints it."""
-    return None if interval is None else {"value": interval.value, "ci95": [interval.low, interval.high]}
 
 
 def widened(interval: Interval, ends: Collection[Ends], *, by_factors: bool) -> Interval:

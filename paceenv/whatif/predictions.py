@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from paceenv.core.intervals import Interval
 from paceenv.policies.ranges import Outside
 from paceenv.whatif.change import Change
-from paceenv.whatif.estimate import as_json
 
 
 @dataclass(frozen=True)
@@ -24,10 +22,6 @@ class Numbers:
     cv: Interval
     energy: Interval | None
 
-    def as_dict(self, *names: str) -> dict[str, Any]:
-        """Under these names, in the order of the fields."""
-        return dict(zip(names, map(as_json, (self.step, self.throughput, self.cv, self.energy)), strict=True))
-
 
 @dataclass(frozen=True)
 class Row:
@@ -40,20 +34,6 @@ class Row:
     against_today: Numbers | None = None
     against_unpaced: Numbers | None = None
     outside: Outside | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        job = self.job.as_dict("step_time_s", "throughput_per_s", "cv", "energy_j_per_sample")
-        found = {"nodes": self.nodes, "ranks": self.ranks, "policy": self.change.pacing} | job
-        if self.against_today is None:
-            return found
-        names, unpaced = ("step_time", "throughput", "cv", "energy"), self.against_unpaced
-        return found | {
-            "label": self.change.label,
-            "change": self.change.as_dict(),
-            "against_today": self.against_today.as_dict(*names),
-            "against_unpaced": None if unpaced is None else unpaced.as_dict(*names),
-            "outside_calibrated_range": None if self.outside is None else asdict(self.outside),
-        }
 
 
 @dataclass(frozen=True)
@@ -74,17 +54,3 @@ class Prediction:
     left_open: Sequence[str] = ()
     measured_step_s: Interval | None = None  # mean step of the trace
     measured_cv: Interval | None = None  # coefficient of variation of the trace's steps
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data, as ``paceenv whatif --json`` prints it."""
-        return {
-            "source": self.source,
-            "method": self.method,
-            "throughput_unit": self.unit,
-            "measured": {"step_time_s": as_json(self.measured_step_s), "cv": as_json(self.measured_cv)},
-            "today": self.today.as_dict(),
-            "changed": [row.as_dict() for row in self.changed],
-            "assumes": list(self.assumes),
-            "left_open": list(self.left_open),
-            "cannot_tell": list(self.cannot_tell),
-        }

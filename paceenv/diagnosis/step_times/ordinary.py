@@ -17,7 +17,7 @@ from scipy import ndimage
 from paceenv.core.metrics import correlation_length
 from paceenv.core.warm_up import unlike_values
 from paceenv.diagnosis.outliers import MAX_STALLS, stall_threshold
-from paceenv.importers.step_log import StepLog
+from paceenv.importers.log_text.conversion import StepLog
 
 WINDOW: Final = 51
 """Values of the running median that an outlier is compared with."""

@@ -19,7 +19,7 @@ from paceenv.core.metrics import correlation_length
 from paceenv.diagnosis.step_times.ordinary import Ordinary, clipped, split
 from paceenv.diagnosis.step_times.step_findings import Finding, find_all, take_turns
 from paceenv.diagnosis.step_times.step_patterns import Drift, Period, drift, outlier_period, pattern_period
-from paceenv.importers.step_log import StepLog
+from paceenv.importers.log_text.conversion import StepLog
 
 MIN_VALUES: Final = 8
 """Values that an interval needs."""

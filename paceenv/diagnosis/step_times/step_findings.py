@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.step_times.ordinary import Ordinary
 from paceenv.diagnosis.step_times.step_patterns import Drift, Period
-from paceenv.importers.step_log import FASTEST, StepLog
+from paceenv.importers.log_text.conversion import StepLog
+from paceenv.importers.step_log import FASTEST
 
 Kind = Literal["growth", "levels", "alternation", "long steps", "rank", "part"]
 LEAST: Final = 0.3

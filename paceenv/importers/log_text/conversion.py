@@ -7,12 +7,14 @@ import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
+from paceenv.core.wording import duration
 from paceenv.importers.log_text.log_lines import Stamp
 
 Kind = Literal["step time", "steps a second", "speed", "elapsed", "elapsed or step time", "mean speed"]
@@ -128,29 +130,51 @@ def number(text: str, unit: float = 1.0) -> Number | None:
     return Number(unit * value, unit * other, unit * 10.0 ** (int(exponent or 0) - decimals))
 
 
-class Steps(NamedTuple):
-    """The arrays of a :class:`~paceenv.importers.step_log.StepLog`, ``(V,)`` each, its rounding, notes, lines, unit."""
+@dataclass(frozen=True)
+class StepLog:
+    """Step times as a log has them. All arrays are ``(V,)``."""
 
-    step_V: Integers
-    step_s_V: Array
-    steps_V: Integers
-    clock_s_V: Array
-    run_V: Integers
-    rounding_s: float
-    notes: tuple[str, ...]
-    line_V: Integers
-    of: str
+    name: str  # of the file
+    source: str  # the format
+    step_V: Integers  # number of the step at which a value was logged; counted from 0 where the log has no numbers
+    step_s_V: Array  # step time, seconds: the mean over ``steps_V`` steps that end at ``step_V``
+    steps_V: Integers  # how many steps a value averages over, at least 1; 0 where the log does not tell
+    clock_s_V: Array  # when it was logged, seconds since 1970; not-a-number where the log has no time stamps
+    run_V: Integers  # number of the run: a restart, or another file, begins a new one
+    rounding_s: float = 0.0  # how coarse the times are, seconds: the unit of the last digit over the steps of a value
+    rank: int | None = None  # the rank whose lines these are, where lines are tagged
+    others: tuple[StepLog, ...] = ()  # the same of other ranks
+    notes: tuple[str, ...] = ()  # what was left out or had to be assumed, a line each
+    phases: Mapping[str, Array] = field(default_factory=dict)  # seconds of named parts of each value's step, (V,)
+    settings: Mapping[str, str] = field(default_factory=dict)  # named_numbers.SETTINGS that it printed
+    of: str = "step"  # what a time is of: a token, say, where all that a log has is a speed
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job as far as the log tells, 0 if it does not."""
+        return int(self.settings.get("world size", len(self.others) + 1 if self.others else 0))
+
+    @property
+    def quantity(self) -> str:
+        """What is measured, in words."""
+        return "step time" if self.of == "step" else f"time per {self.of}"
+
+    def said(self, time_s: float) -> str:
+        """A time in words, and the speed that the log has where it is none of a step."""
+        if self.of == "step":
+            return duration(time_s)
+        return f"{1.0 / time_s:,.0f} {self.of}s/s" if time_s < 0.01 else f"{1.0 / time_s:.3g} {self.of}s/s"
 
 
-def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
-    """One writer's numbers as step times.
+def convert(column: Column, path: Path, source: str, batch: float = 0.0) -> tuple[StepLog, Integers]:
+    """One writer's numbers as step times, and the line of each.
 
     Args:
         batch: samples of a step; 0 if unknown.
 
     Raises InputError: too few step times, or no times at all.
     """
-    notes: list[str] = []
+    notes, where = list[str](), f"{path}: lines of {source}"
     step_V, value_V, clock_s_V, line_V = column.arrays(notes)
     if len(value_V) >= MAX_VALUES:
         notes.append(f"only the first {MAX_VALUES} values are used")
@@ -201,7 +225,8 @@ def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
     steps_V = gap_V if averages == "interval" else np.full(len(step_V), float(single))
     run_V = np.unique(run_V[good], return_inverse=True)[1].astype(np.int64)
     found = step_V[good].astype(np.int64), value_V[good], steps_V[good].astype(np.int64), clock_s_V[good], run_V
-    return Steps(*found, float(rounding), tuple(notes), line_V[row_V][good], of)
+    log = StepLog(path.name, source, *found, float(rounding), notes=tuple(notes), of=of)
+    return log, line_V[row_V][good]
 
 
 def _seconds_a_step(step_V: Array, clock_s_V: Array, run_V: Integers) -> Array:
