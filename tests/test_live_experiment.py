@@ -17,6 +17,7 @@ from paceenv.live.decide.experiment import (
     ALPHA,
     MOST_PAIRS,
     NEGLIGIBLE_DELAY_SHARE,
+    Comparison,
     Experiment,
     pairs_for,
 )
