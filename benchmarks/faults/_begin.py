@@ -1,4 +1,4 @@
-"""Becomes a rank of a job: under limits, with file systems that only it sees, as a user without any right."""
+"""Becomes a rank of a job: under limits, with file systems that only it sees."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import resource
 import sys
 
-NOBODY = 65534
 _NEW_MOUNTS, _REMOUNT_READ_ONLY, _PRIVATE = 0x20000, 0x21, 0x44000
 
 
@@ -19,10 +18,6 @@ def main() -> None:
         _mount(start["mounts"])
     for name, limit in {"CORE": 0, **start["limits"]}.items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
-    if start["nobody"]:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
     os.execv(sys.executable, [sys.executable, *start["flags"], *sys.argv[2:]])
 
 

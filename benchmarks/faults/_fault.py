@@ -26,14 +26,13 @@ class Start:
 
     ``flags`` are of the interpreter. ``limits`` are names of ``resource.RLIMIT_*`` without the prefix. ``mounts`` are
     file systems that only the job sees: its place ("live" is the run's folder) and its options, or "ro". ``options``
-    are the agent's. ``nobody`` runs it as a user without any right.
+    are the agent's.
     """
 
     flags: tuple[str, ...] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
-    nobody: bool = False
 
 
 @dataclass(frozen=True)

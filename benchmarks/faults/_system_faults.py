@@ -15,15 +15,15 @@ from typing import Any
 
 from benchmarks.faults._fault import Job, Start, breaks, fault
 
-MIB = 1 << 20
+MIB, NOBODY = 1 << 20, 65534
 
 
 def _flags(*flags: str) -> Start:
     return Start(flags=flags)
 
 
-def _limits(name: str, *limits: int, nobody: bool = False) -> dict[str, Start]:
-    return {str(n): Start(limits={name: n}, nobody=nobody) for n in limits}
+def _limits(name: str, *limits: int) -> dict[str, Start]:
+    return {str(n): Start(limits={name: n}) for n in limits}
 
 
 def _mounts(place: str, *options: str) -> dict[str, Start]:
@@ -40,12 +40,11 @@ STARTS: dict[str, dict[str, Start]] = {
     },
     "address space from the start": _limits("AS", 2500 * MIB, 3500 * MIB, 4500 * MIB),
     "few descriptors": _limits("NOFILE", 22, 26, 32),
-    "limit of processes": _limits("NPROC", 1, 8, nobody=True),
-    "limit of a file's size": _limits("FSIZE", 0, 100, 4096),
+    "limit of a file's size": _limits("FSIZE", 100, 4096),
     "full disk": _mounts("live", "size=4k", "size=16k", "size=64k"),
     "no inodes": _mounts("live", "nr_inodes=1", "nr_inodes=2", "nr_inodes=4"),
-    "read-only folder": {"mounted": Start(mounts={"live": "ro"}), "no right": Start(nobody=True)},
-    "system's files are hidden": {place: Start(mounts={place: "size=4k"}) for place in ("/proc", "/sys", "/dev")},
+    "read-only folder": {"mounted": Start(mounts={"live": "ro"})},
+    "system's files are hidden": {place: Start(mounts={place: "size=4k"}) for place in ("/proc", "/sys")},
 }
 """A plain job that is started oddly: kinds, and how each variant is started."""
 for _kind, _variants in STARTS.items():
@@ -70,6 +69,21 @@ def address_space(job: Job, i: int) -> None:
         size = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize"))
         limit = int(size.split()[1]) * 1024 + int(mib) * MIB
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+@fault("a user without any right", "1 8 200")
+def nobody(job: Job) -> None:
+    """And with a limit of processes and threads, which is none for root; what is imported late cannot be read."""
+    import torch._dynamo  # with every optimizer
+    import torch.nn.parallel  # noqa: F401
+
+    job.begin()
+    limit = int(job.variant)
+    resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    job.train()
 
 
 @breaks("no descriptor left", "before later", Start(limits={"NOFILE": 200}))
