@@ -167,8 +167,33 @@ def contest_results(result: RunResult, job: str, contest: Plan, policies: Sequen
         {"policy": one, "than": other, "measured": difference(ratios[one], ratios[other])._asdict()}
         for one, other in permutations(policies, 2)
     ]
-    unpaced_steps = mean_step(np.concatenate(unpaced))
-    return {"candidates": rows, "differences": differences, "unpaced": unpaced_steps, "delays": delays(mine.snapshots)}
+    return {
+        "candidates": rows,
+        "differences": differences,
+        "unpaced": mean_step(np.concatenate(unpaced)),
+        "delays": delays(mine.snapshots),
+        "blocks": _course(contest, policies, end_s_T - end_s_T[0], step_s_T),
+    }
+
+
+def _course(contest: Plan, policies: Sequence[str], end_s_T: Array, step_s_T: Array) -> list[Found]:
+    """Each block's policy (None: no pacing), end and mean step, seconds; without the steps in which the job settles."""
+    blocks = list[list[int]]()
+    turns = [contest.turn(i) for i in range(len(step_s_T))]
+    for i, turn in enumerate(turns):
+        if turn.counted and i and turns[i - 1].counted and turns[i - 1].arm == turn.arm:
+            blocks[-1].append(i)
+        elif turn.counted:
+            blocks.append([i])
+    named: list[str | None] = [*policies, None]
+    return [
+        {
+            "policy": named[-1 if (arm := turns[block[0]].arm) is None else arm],
+            "end_s": float(end_s_T[block[-1] + 1]),
+            "mean_s": float(step_s_T[block].mean()),
+        }
+        for block in blocks
+    ]
 
 
 def candidate_agents(snapshots: Sequence[Snapshot], candidate: int, ranks: int) -> Found:

@@ -205,9 +205,18 @@ def write(report: Found, out: Path) -> None:
 
 
 def _picture(report: Found, path: Path) -> None:
-    """Each policy's effect on mean step time: predicted always on and in blocks, and measured in the contest."""
+    """Above the real job's course, block by block; below each policy's effect, predicted and measured."""
     rows, measured = report["policies"], {row["policy"]: row["measured"] for row in report["contest"]["candidates"]}
-    figure, panel = figures.axes(f"{report['scenario']}: effect on mean step time", "change of mean step time, %", "")
+    figure, (course, panel) = figures.stack([2.4, 0.7 + 0.45 * len(rows)])
+    for policy in (None, *(row["policy"] for row in rows)):
+        blocks = [block for block in report["contest"]["blocks"] if block["policy"] == policy]
+        ends_min, steps_ms = [b["end_s"] / 60.0 for b in blocks], [1e3 * b["mean_s"] for b in blocks]
+        shade, name = ("#555555", "no pacing") if policy is None else (None, label(policy))
+        course.plot(ends_min, steps_ms, "o", ms=5, color=shade, label=name)
+    course.set(title=f"{report['scenario']}: the real job, block by block", xlabel="minutes", ylabel="mean step, ms")
+    course.set_ylim(0.0, None)
+    course.legend(fontsize=8, loc="lower right", ncols=len(rows) + 1)
+    panel.set(title="Effect of each policy", xlabel="change of mean step time, %")
     for k, (what, shade) in enumerate(_SHADES.items()):
         data = [(row["always"], row["blocks"], measured.get(row["policy"]))[k] for row in rows]
         found = {i + 0.22 * (k - 1): Effect.of(one) for i, one in enumerate(data) if one is not None}
@@ -218,8 +227,8 @@ def _picture(report: Found, path: Path) -> None:
     panel.axvline(0.0, color="#999999", lw=0.8)
     panel.set_yticks(range(len(rows)), [label(row["policy"]) for row in rows], fontsize=8)
     panel.set_ylim(len(rows) - 0.4, -0.6)
-    figure.legend(loc="outside lower center", ncols=len(_SHADES), fontsize=8, frameon=False)
-    figure.savefig(path)
+    panel.legend(fontsize=8, loc="lower left", ncols=len(_SHADES))
+    figures.save(figure, path)
 
 
 def markdown(report: Found) -> str:
