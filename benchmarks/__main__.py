@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from benchmarks._common import Report, machine, put, show
+from benchmarks._common import Report, put, show
 from benchmarks.speed import agent_cost, diagnosis_speed, simulation
-from paceenv.ui import output
-from paceenv.ui.json_option import JsonFile
 from paceenv.ui.output import markdown_table
 
-BENCHMARKS = {"simulation": simulation.run, "agent": agent_cost.run, "diagnosis": diagnosis_speed.run}
 COMMAND = "python -m benchmarks --write"
 
 
@@ -38,21 +34,15 @@ def lines(reports: Sequence[Report]) -> list[str]:
 
 
 def main(
-    json_: JsonFile = None,
     write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/benchmarks.md from this run.")] = False,
 ) -> None:
     """Run every benchmark and print its tables; takes about ten minutes."""
-    reports = {}
-    for name, run in BENCHMARKS.items():
-        start = time.perf_counter()
-        reports[name] = run()
-        output.say(f"{name}: {time.perf_counter() - start:.0f} s")
-        if json_ != "-":
-            show(reports[name])
-    if json_ is not None:
-        output.write_json({"machine": machine()} | {name: r.data for name, r in reports.items()}, json_)
+    reports = []
+    for run in (simulation.run, agent_cost.run, diagnosis_speed.run):
+        reports.append(run())
+        show(reports[-1])
     if write:
-        put("benchmarks.md", COMMAND, lines(list(reports.values())))
+        put("benchmarks.md", COMMAND, lines(reports))
 
 
 if __name__ == "__main__":

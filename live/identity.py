@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 import paceenv
 from paceenv.live.decide.blocks import shared_seed
 from paceenv.live.log_once import described
-from paceenv.live.native_calls import native
 from paceenv.live.options import Options
-from paceenv.live.record.housekeeping import background
+from paceenv.live.record.housekeeping import background, native
 
 DEADLINE_S = 30.0
 """Rank 0 waits this long for the other ranks' agents; the others wait a little longer for its verdict."""
@@ -44,14 +43,17 @@ class Identity(NamedTuple):
     Attributes:
         attempt: the id that its ranks share, ``<UTC time>-<6 hex digits>``; "" while it is not known.
         agents: number of ranks with an agent; None while it is not known.
-        complete: whether every rank has an agent with the same settings. Only then may anything be paced.
-        why: why not, in a few words; "" while it is not known.
+        why: why nothing may be paced, in a few words; "" while it is not known.
     """
 
-    attempt: str
-    agents: int | None
-    complete: bool
+    attempt: str = ""
+    agents: int | None = None
     why: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank has an agent with the same settings. Only then may anything be paced."""
+        return self.agents is not None and not self.why
 
 
 class Rendezvous:
@@ -74,7 +76,7 @@ class Rendezvous:
         self._ending, self._lock, self._settled = threading.Event(), threading.Lock(), False
         self._process = os.getpid()
         self._thread: threading.Thread | None = None
-        self.identity = Identity("", None, False)
+        self.identity = Identity()
         """What is known so far; replaced as a whole, so any thread may read it."""
 
     def begin(self, store: Any, place: str = "") -> None:
@@ -85,7 +87,7 @@ class Rendezvous:
                 first agents of the other ranks, the second one the second ones.
         """
         if self._world_size == 1:
-            self._know(Identity(new_attempt(), 1, True))
+            self._know(Identity(new_attempt(), 1))
             return
         if store is None:
             self._know(self._guess("the job has no store that the agents could use"))
@@ -122,7 +124,7 @@ class Rendezvous:
     def _lead(self, words: Words) -> Identity:
         """Rank 0: answer every word that is left, until every rank has said that it heard, or time is up."""
         attempt, answered, size = new_attempt(), set[int](), self._world_size
-        self._know(Identity(attempt, None, False))
+        self._know(Identity(attempt))
         for last in self._looks(self._deadline_s):
             for ticket in set(range(1, words.count("tickets") + 1)) - answered:
                 word = words.read(f"ticket/{ticket}")
@@ -144,13 +146,13 @@ class Rendezvous:
             if not attempt and (attempt := words.read(f"answer/{word}")):
                 for what in (self._settings, "agents"):  # rank 0 looks at the settings once all agents have come
                     words.count(f"{attempt}/{what}", 1)
-                self._know(Identity(attempt, None, False))
+                self._know(Identity(attempt))
             verdict = words.read(f"{attempt}/verdict") if attempt else ""
             if verdict:
                 agents, alike = map(int, verdict.split())
                 return _verdict(attempt, agents, alike, self._world_size)
             if attempt and (last or self._ending.is_set()):
-                return Identity(attempt, None, False, "rank 0 did not say how many ranks have an agent")
+                return Identity(attempt, None, "rank 0 did not say how many ranks have an agent")
         return self._guess("rank 0 has no agent that answers")
 
     def _looks(self, deadline_s: float) -> Iterator[bool]:
@@ -166,7 +168,7 @@ class Rendezvous:
         yield True
 
     def _guess(self, why: str) -> Identity:
-        return Identity(guessed_attempt(), None, False, why)
+        return Identity(guessed_attempt(), None, why)
 
     def _know(self, identity: Identity) -> None:
         with self._lock:
@@ -243,11 +245,12 @@ def settings_digest(options: Options, policy: tuple[str, str | None], seed: int)
 
 
 def _verdict(attempt: str, agents: int, alike: int, size: int) -> Identity:
+    why = ""
     if agents < size:
-        return Identity(attempt, agents, False, f"{agents} of {size} ranks have an agent")
-    if alike < size:
-        others = f"{size - alike} of {size} ranks have other settings than rank 0"
-        return Identity(
-            attempt, agents, False, f"{others}: options, policy, version of paceenv or, without --seed, MASTER_ADDR"
+        why = f"{agents} of {size} ranks have an agent"
+    elif alike < size:
+        why = (
+            f"{size - alike} of {size} ranks have other settings than rank 0: options, policy, version of paceenv or, "
         )
-    return Identity(attempt, agents, True)
+        why += "without --seed, MASTER_ADDR"
+    return Identity(attempt, agents, why)

@@ -12,7 +12,7 @@ from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.record.findings import Findings
 from paceenv.live.record.findings_text import describe_end
 from paceenv.live.record.run_folder import RunFolder, age_s, is_silent, patience_s
-from paceenv.live.record.snapshot import EARLY, LATE, Snapshot, entry, number, text
+from paceenv.live.record.snapshot import EARLY, LATE, UNKNOWN, Snapshot, entry, number, text
 from paceenv.live.record.summary import held, shadowed
 from paceenv.ui import output
 
@@ -86,12 +86,13 @@ def chosen_conditions(text: str | None) -> list[str]:
 
 def holding(snapshots: Sequence[Snapshot], attempt: str, now_s: float) -> dict[str, str]:
     """The conditions that hold, each with the reason in words."""
+    undecided = [s for s in snapshots if text(s, "canary", "verdict") == UNKNOWN]
     why = {
         "late": _late(snapshots),
         "hurts": _hurts(snapshots),
         "agent-lost": _agent_lost(snapshots, attempt, now_s),
-        "unpaced": _unpaced(snapshots),
-        "undecided": _undecided(snapshots),
+        "unpaced": next(iter(_downgrades(snapshots)), ""),
+        "undecided": text(undecided[0], "canary", "text") if undecided else "",
     }
     return {name: reason for name, reason in why.items() if reason}
 
@@ -123,22 +124,6 @@ def _agent_lost(snapshots: Sequence[Snapshot], attempt: str, now_s: float) -> st
             return f"{agents:.0f} of {size:.0f} ranks have an agent"
     ended = [s for s in snapshots if text(s, "state") == "off" and text(s, "mode") != "off"]
     return f"{name_ranks([int(s['rank']) for s in ended])} off: {text(ended[0], 'reason')}" if ended else ""
-
-
-def _unpaced(snapshots: Sequence[Snapshot]) -> str:
-    other = [s for s in snapshots if is_downgraded(s)]
-    if not other:
-        return ""
-    state, mode, reason = (text(other[0], name) for name in ("state", "mode", "reason"))
-    who = name_ranks([int(s["rank"]) for s in other])
-    return f"{who} in mode {state}, asked for {mode}: {reason or 'no reason given'}"
-
-
-def _undecided(snapshots: Sequence[Snapshot]) -> str:
-    for snapshot in snapshots:
-        if text(snapshot, "canary", "verdict") == "insufficient evidence":
-            return text(snapshot, "canary", "text")
-    return ""
 
 
 def print_status(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot]) -> None:
@@ -181,7 +166,7 @@ def _downgrades(snapshots: Sequence[Snapshot]) -> list[str]:
         key = text(snapshot, "mode"), text(snapshot, "state"), text(snapshot, "reason")
         of.setdefault(key, []).append(int(snapshot["rank"]))
     return [
-        f"{name_ranks(ranks)}: asked for {mode}, in force {state or '-'}: {reason or 'no reason given'}"
+        f"{name_ranks(ranks)} in mode {state or '-'}, asked for {mode}: {reason or 'no reason given'}"
         for (mode, state, reason), ranks in of.items()
     ]
 

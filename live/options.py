@@ -4,15 +4,13 @@ The command line of ``-m paceenv.live``, its ``--help``, the checks and the tabl
 from :class:`Options`. This module also applies the kill switch of the environment.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+from typing import Any, get_args
 
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, MAX_BUDGET_S, MAX_CAP_S
@@ -52,126 +50,99 @@ class Meaning:
         return f"{self.low:.12g} to {self.high:.12g}" if self.low > -math.inf else ""
 
 
+def _option(default: Any, help: str, **more: Any) -> Any:
+    """A field of :class:`Options`, with its :class:`Meaning`."""
+    return field(default=default, metadata={"meaning": Meaning(help, **more)})
+
+
 @dataclass(frozen=True)
 class Options:
     """Settings of one agent. Every rank of a job must have the same. Raises InputError for a value out of range."""
 
-    mode: Annotated[str, Meaning("What the agent may do", choices=MODES)] = "observe"
-    out: Annotated[
-        Path | None, Meaning("Folder for trace, status and summary, the same for all ranks", unset="no files")
-    ] = None
-    job: Annotated[str, Meaning("The job's name in traces and metrics", unset="the script's name")] = ""
-    cap_s: Annotated[float, Meaning("Longest delay before an iteration, seconds", low=0, high=MAX_CAP_S)] = LIMITS.cap_s
-    cap_share: Annotated[float, Meaning("Longest delay as a share of the job's baseline step", low=0, high=1)] = (
-        LIMITS.cap_share
+    mode: str = _option("observe", "What the agent may do", choices=MODES)
+    out: Path | None = _option(None, "Folder for trace, status and summary, the same for all ranks", unset="no files")
+    job: str = _option("", "The job's name in traces and metrics", unset="the script's name")
+    cap_s: float = _option(LIMITS.cap_s, "Longest delay before an iteration, seconds", low=0, high=MAX_CAP_S)
+    cap_share: float = _option(LIMITS.cap_share, "Longest delay as a share of the job's baseline step", low=0, high=1)
+    budget_s_per_minute: float = _option(
+        LIMITS.budget_s_per_minute, "Most delay in any minute, seconds; 60 is no limit", low=0, high=MAX_BUDGET_S
     )
-    budget_s_per_minute: Annotated[
-        float, Meaning("Most delay in any minute, seconds; 60 is no limit", low=0, high=MAX_BUDGET_S)
-    ] = LIMITS.budget_s_per_minute
-    probe_s: Annotated[
-        float,
-        Meaning(
-            "Longest delay in mode probe, seconds; the two caps and a tenth of the step limit it too", low=0, high=1
-        ),
-    ] = 0.01
-    quiet_first: Annotated[int, Meaning("Iterations at the start without any delay", low=0, high=10**9)] = (
-        LIMITS.quiet_first
+    probe_s: float = _option(
+        0.01, "Longest delay in mode probe, seconds; the two caps and a tenth of the step limit it too", low=0, high=1
     )
-    block_iterations: Annotated[
-        int | None,
-        Meaning(
-            "Iterations of a block with or without pacing",
-            low=6,
-            high=10**6,
-            unset="from the policy's time constants: 60, or 240 where it may shift phases",
-        ),
-    ] = None
-    candidates: Annotated[
-        str,
-        Meaning(
-            "What takes turns in modes canary and active, each against no pacing: names and files as for the policy, "
-            "separated by semicolons; defaults is the default constant of each mechanism",
-            unset="the policy alone",
-        ),
-    ] = ""
-    seed: Annotated[
-        int | None,
-        Meaning("Seed of the order of the blocks and of the probes", unset="one that all ranks of the launch share"),
-    ] = None
-    metrics_port: Annotated[
-        int | None,
-        Meaning(
-            "Port of the Prometheus endpoint of a node's first rank; the other ranks use the next ones",
-            low=1,
-            high=65535,
-            unset="no endpoint",
-        ),
-    ] = None
-    metrics_host: Annotated[str, Meaning("Address of that endpoint")] = "127.0.0.1"
-    kill_file: Annotated[Path | None, Meaning("The agent detaches as soon as this file exists", unset="none")] = None
-    strict: Annotated[
-        bool,
-        Meaning(
-            "An invalid policy, or a mode that cannot be entered, ends the launch with exit code 2 before the script "
-            "starts; without it the job runs unpaced and says so"
-        ),
-    ] = False
-    defer: Annotated[
-        str,
-        Meaning(
-            "Asynchronous transfers that rule defer may hold back, on gloo: kinds such as all_reduce, and names or "
-            "descriptions of process groups, separated by commas",
-            unset="none",
-        ),
-    ] = ""
+    quiet_first: int = _option(LIMITS.quiet_first, "Iterations at the start without any delay", low=0, high=10**9)
+    block_iterations: int | None = _option(
+        None,
+        "Iterations of a block with or without pacing",
+        low=6,
+        high=10**6,
+        unset="from the policy's time constants: 60, or 240 where it may shift phases",
+    )
+    candidates: str = _option(
+        "",
+        "What takes turns in modes canary and active, each against no pacing: names and files as for the policy, "
+        "separated by semicolons; defaults is the default constant of each mechanism",
+        unset="the policy alone",
+    )
+    seed: int | None = _option(
+        None, "Seed of the order of the blocks and of the probes", unset="one that all ranks of the launch share"
+    )
+    metrics_port: int | None = _option(
+        None,
+        "Port of the Prometheus endpoint of a node's first rank; the other ranks use the next ones",
+        low=1,
+        high=65535,
+        unset="no endpoint",
+    )
+    metrics_host: str = _option("127.0.0.1", "Address of that endpoint")
+    kill_file: Path | None = _option(None, "The agent detaches as soon as this file exists", unset="none")
+    strict: bool = _option(
+        False,
+        "An invalid policy, or a mode that cannot be entered, ends the launch with exit code 2 before the script "
+        "starts; without it the job runs unpaced and says so",
+    )
+    defer: str = _option(
+        "",
+        "Asynchronous transfers that rule defer may hold back, on gloo: kinds such as all_reduce, and names or "
+        "descriptions of process groups, separated by commas",
+        unset="none",
+    )
 
     def __post_init__(self) -> None:
         for option in OPTIONS:
-            option.check(getattr(self, option.name))
+            _check(option, getattr(self, option.name))
 
 
-class Option(NamedTuple):
-    """One field of :class:`Options`: its name, its type (``int | None``, say), its default and its meaning."""
-
-    name: str
-    type: Any
-    default: Any
-    meaning: Meaning
-
-    def check(self, value: Any) -> None:
-        """Raise InputError for a value that is not one of the choices, or not a number within the range."""
-        means, whole = self.meaning, self.type in (int, int | None)
-        if self.type is bool:
-            if type(value) is not bool:
-                raise out_of_range(self.name, value, "true or false", "live")
-            return
-        if means.choices:
-            fits = value in means.choices
-        elif means.low == -math.inf or (value is None and self.default is None):
-            return
-        else:
-            number = type(value) is int or (not whole and isinstance(value, (int, float)))
-            fits = number and means.low <= value <= means.high  # not-a-number fails too
-        if not fits:
-            raise out_of_range(self.name, value, "a whole number from " * whole + means.allowed, "live")
+OPTIONS = fields(Options)
+"""Their names, types, defaults, and ``metadata["meaning"]``."""
 
 
-def _options() -> Iterator[Option]:
-    hints = get_type_hints(Options, include_extras=True)
-    for field in fields(Options):
-        kind, meaning = get_args(hints[field.name])
-        yield Option(field.name, kind, field.default, meaning)
-
-
-OPTIONS = tuple(_options())
+def _check(option: Field[Any], value: Any) -> None:
+    """Raises InputError for a value that is not one of the choices, or not a number within the range."""
+    means: Meaning = option.metadata["meaning"]
+    whole = option.type in (int, int | None)
+    if option.type is bool:
+        if type(value) is not bool:
+            raise out_of_range(option.name, value, "true or false", "live")
+        return
+    if means.choices:
+        fits = value in means.choices
+    elif means.low == -math.inf or (value is None and option.default is None):
+        return
+    else:
+        number = type(value) is int or (not whole and isinstance(value, (int, float)))
+        fits = number and means.low <= value <= means.high  # not-a-number fails too
+    if not fits:
+        raise out_of_range(option.name, value, "a whole number from " * whole + means.allowed, "live")
 
 
 def options_table() -> str:
     """The options as a Markdown table, for the documentation."""
     rows = ["| option | type | default | allowed | meaning |", "| --- | --- | --- | --- | --- |"]
-    for name, kind, default, means in OPTIONS:
-        type_name = (get_args(kind) or (kind,))[0].__name__
-        rows.append(f"| `{name}` | {type_name} | {means.unset or f'`{default}`'} | {means.allowed} | {means.help} |")
+    for option in OPTIONS:
+        means, kind = option.metadata["meaning"], (get_args(option.type) or (option.type,))[0].__name__
+        default = means.unset or f"`{option.default}`"
+        rows.append(f"| `{option.name}` | {kind} | {default} | {means.allowed} | {means.help} |")
     return "\n".join(rows)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from paceenv.core import probing
 from paceenv.live.control_file import ControlReader
 from paceenv.live.decide.live_policy import SEPARATOR
-from paceenv.live.decide.probe import Probing
+from paceenv.live.decide.modes import Probing
 from paceenv.live.identity import Identity, Rendezvous, job_store, settings_digest
 from paceenv.live.last_words import LastWords
 from paceenv.live.log_once import described
@@ -25,7 +25,7 @@ from paceenv.live.record.housekeeping import Housekeeping, background
 from paceenv.live.record.run_folder import of_the_others, status_period_s, write_status
 from paceenv.live.record.snapshot import ASKED, QUANTITIES, SCHEMA, Snapshot, number
 from paceenv.live.record.summary import summarise, write_summary
-from paceenv.live.store_messages import PACING, BarrierWords, Peers, poll_s
+from paceenv.live.store_messages import PACING, Peers, poll_s
 
 PAGE_S, KILL_FILE_S = 600.0, 0.5
 """Seconds between two writes of the page, and two checks of the kill file."""
@@ -114,7 +114,7 @@ class Output:
 
     def _snapshot(self) -> Snapshot:
         loop, history, options = self._loop, self._loop.history, self._options
-        policy = loop.policy
+        policy, accounts = loop.policy, history.as_dict()
         control = self._control.state() if self._control is not None else None  # before the mode, which follows it
         trace = self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0}
         return {
@@ -132,26 +132,18 @@ class Output:
             "state": loop.state,
             "reason": loop.reason,
             "iterations": loop.iterations,
-            "regular": history.count,
             "irregular": loop.steps.irregular,
             "unmeasured": loop.why_nothing_is_measured(),
-            "step": history.step(),
-            "step_iterations": history.step_iterations(),
-            "parts": history.parts(),
-            "own": history.own(),
-            "collectives": history.collectives(),
+            **accounts,
             "groups": {
                 str(g.number): {"name": g.name, "ranks": g.listed, "member": g.member, "size": g.size}
                 for g in list(loop.log.groups.values())[:MAX_GROUPS]
             },
             "unseen": unseen(loop.log.groups, history.count),
-            "side": history.side(),
-            "wait": history.wait(),
             "arrival": ALONE,
             "pacing": loop.control.delays() | loop.deferral.counts(),
-            **loop.control.snapshot(),
+            **loop.control.snapshot((accounts["step"]["newest_s"] or 0.0) / accounts["step_iterations"]),
             "stamps": {"dropped": loop.log.stamps.dropped},
-            "overhead": history.overhead(),
             "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
             "locality": self._locality,
             "trace": trace | {"dropped": trace["dropped"] + loop.left_out},
@@ -164,9 +156,7 @@ class Output:
         from paceenv.live.observe import locality
 
         loop, options, keep = self._loop, self._options, self._housekeeping
-        self._locality = locality.describe(
-            device=loop.device, backend=loop.backend, rank=loop.rank, world_size=loop.world_size
-        )
+        self._locality = locality.describe(device=loop.device, backend=loop.backend)
         if options.out is not None:  # before all else, as a launcher that lost a rank soon kills the others
             keep.add("the last word", PAGE_S, partial(self._write_last_word, options.out))
         keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up())
@@ -186,7 +176,6 @@ class Output:
             self._watch("the check of the kill file", KILL_FILE_S, self._check_kill_file)
         period_s, peers = poll_s(loop.world_size), Peers(loop, store)
         others = [("the words of other ranks", period_s, peers.look)]
-        others += [("the words about the barrier", period_s, BarrierWords(loop, peers).look)]
         if options.out is not None:
             import paceenv.policies.policy_file  # noqa: F401 (the watch thread should import nothing)
 
@@ -231,7 +220,7 @@ class Output:
                 loop.downgrade(known.why)
 
     def _agents(self) -> dict[str, Any]:
-        known = self._rendezvous.identity if self._rendezvous is not None else Identity("", None, False)
+        known = self._rendezvous.identity if self._rendezvous is not None else Identity()
         return {"count": known.agents, "complete": known.complete, "reason": known.why}
 
     def _record(self, out: Path) -> None:

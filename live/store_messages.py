@@ -1,9 +1,8 @@
 """What the agents of a running job tell each other, through the job's own store, beside the training's communication.
 
-:class:`Peers`: who paces no more. :class:`BarrierWords`: how long a barrier takes. Who follows a change of mode is in
-``paceenv.live.control_file``. Every rank looks at the store on one background thread; the training waits for nothing. A
-word that is not heard changes nothing: a rank's own comparison still ends pacing that hurts, and a change of mode that
-not every rank follows is none.
+Who paces no more, and how long a barrier takes; who follows a change of mode is in ``paceenv.live.control_file``. Every
+rank looks at the store on one background thread; the training waits for nothing. A word that is not heard changes
+nothing: a rank's own comparison still ends pacing that hurts, and a change of mode that not every rank follows is none.
 """
 
 from __future__ import annotations
@@ -38,10 +37,16 @@ def lead_s(world_size: int) -> float:
 
 
 class Peers:
-    """What the ranks of one loop say to each other, on one thread.
+    """What the ranks of one loop say to each other.
 
     One rank that paces no more ends pacing on all: no rank may pace in a mixed job. Ranks that stopped leave a word
     under one name, with the iteration; a word from before the present mode says nothing.
+
+    A rank alone cannot tell a barrier that takes 10 ms from one in which it always waits for 10 ms. If it takes the
+    first for the second, the last rank delays itself, and the job with it. In each step the rank that came last has the
+    shortest barrier. So every rank leaves its barriers of some steps as one word, rank 0 takes the shortest of each
+    step, and their median is the answer. It happens in the quiet start and again after ever longer times. Without an
+    answer nothing changes.
 
     Args:
         store: the job's (``torch.distributed.Store``), or None where there is none, and then nothing is ever paced.
@@ -50,6 +55,7 @@ class Peers:
     def __init__(self, loop: Loop, store: Any) -> None:
         self._loop, self._store = loop, store
         self._words: Words | None = None
+        self._said, self._done = -1, -1  # marks, of this rank's word about barriers and of the answer
 
     def words(self) -> Words | None:
         """The words of this start of the job; None while it has no id, and without a store."""
@@ -59,11 +65,15 @@ class Peers:
 
     def look(self, final: bool) -> None:
         """Say and hear what there is. Raises whatever the store raises."""
-        if final or self._loop.world_size == 1 or self._loop.options.mode not in PACING:
+        loop = self._loop
+        words = self.words() if not final and loop.world_size > 1 else None
+        if words is None:
             return
-        words = self.words()
-        if words is not None:
+        if loop.options.mode in PACING:
             self._compare(words)
+        mark = loop.control.barriers.mark
+        if loop.permitted and loop.control.mode in PACED and mark is not None and mark != self._done:
+            self._compare_barriers(words, mark)
 
     def _compare(self, words: Words) -> None:
         """Hear what other ranks have stopped, and say what this one has."""
@@ -80,57 +90,28 @@ class Peers:
             elif number in stopped:
                 words.write(name, f"{control.iteration} on rank {loop.rank}: {stopped[number]}")
 
-
-class BarrierWords:
-    """How long the barrier takes once all ranks are there, found by all ranks of one loop together.
-
-    A rank alone cannot tell a barrier that takes 10 ms from one in which it always waits for 10 ms. If it takes the
-    first for the second, the last rank delays itself, and the job with it. In each step the rank that came last has the
-    shortest barrier. So every rank leaves its barriers of some steps as one word, rank 0 takes the shortest of each
-    step, and their median is the answer. It happens in the quiet start and again after ever longer times. Without an
-    answer nothing changes.
-    """
-
-    def __init__(self, loop: Loop, peers: Peers) -> None:
-        self._loop, self._peers = loop, peers
-        self._said, self._done = -1, -1  # marks, of this rank's word and of the answer
-        self._told = False
-
-    def look(self, final: bool) -> None:
-        """Say what this rank measured, and hear the answer. Raises whatever the store raises."""
-        loop, control = self._loop, self._loop.control
-        mark = control.barriers.mark
-        if final or not loop.permitted or control.mode not in PACED or mark is None or mark == self._done:
-            return
-        words = self._peers.words()
-        if words is None:
-            return
-        place = f"barrier/{control.begins_at}/{mark}"
+    def _compare_barriers(self, words: Words, mark: int) -> None:
+        """Say what barriers took before an iteration, and hear the answer."""
+        loop, barriers = self._loop, self._loop.control.barriers
+        place = f"barrier/{loop.control.begins_at}/{mark}"
         if self._said != mark:
-            microseconds = {i: round(1e6 * seconds) for i, seconds in control.barriers.compared_s.items()}
+            microseconds = {i: round(1e6 * seconds) for i, seconds in barriers.compared_s.items()}
             words.write(f"{place}/{loop.rank}", json.dumps(microseconds))
             words.count(f"{place}/said", 1)
             self._said = mark
         if loop.rank == 0 and words.count(f"{place}/said") >= loop.world_size:
-            self._lead(words, place)
+            heard = [words.read(f"{place}/{rank}") for rank in range(loop.world_size)]
+            if "" not in heard:  # else a count came twice
+                found = alone([json.loads(word) for word in heard])
+                words.write(f"{place}/alone", "-" if found is None else f"{found:.0f}")
         if word := words.read(f"{place}/alone"):
             self._done = mark
+            seconds = barriers.alone_s if word == "-" else 1e-6 * float(word)
+            if loop.rank == 0 and barriers.alone_s <= BARRIER_ALONE_S < seconds:
+                said = f"a barrier takes {1e3 * seconds:.1f} ms once all ranks are there; the time beyond it is waiting"
+                loop.messages.log_once(said, level=20)
             if word != "-":
-                self._hear(1e-6 * float(word))
-
-    def _lead(self, words: Words, place: str) -> None:
-        heard = [words.read(f"{place}/{rank}") for rank in range(self._loop.world_size)]
-        if "" in heard:  # a count that came twice
-            return
-        found = alone([json.loads(word) for word in heard])
-        words.write(f"{place}/alone", "-" if found is None else f"{found:.0f}")
-
-    def _hear(self, seconds: float) -> None:
-        self._loop.control.know_barrier_alone(seconds)
-        if self._loop.rank == 0 and seconds > BARRIER_ALONE_S and not self._told:
-            self._told = True
-            found = f"a barrier takes {1e3 * seconds:.1f} ms once all ranks are there; the time beyond it is waiting"
-            self._loop.messages.log_once(found, level=20)
+                loop.control.know_barrier_alone(seconds)
 
 
 def alone(ranks: Sequence[Mapping[Any, float]]) -> float | None:

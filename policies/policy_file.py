@@ -157,7 +157,6 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
             margin=header.percent("margin"),
             hysteresis=header.percent("hysteresis"),
             always=header.setting("always", header.get("always", {})),
-            checks_itself=len(candidates) > 1,
             **common,
         )
     return PolicyFile(policy, ranges, header["provenance"])

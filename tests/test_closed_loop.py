@@ -16,6 +16,7 @@ from scipy import stats
 
 from paceenv.cli.application import run as paceenv
 from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
 from paceenv.core.limits import LIMITS
 from paceenv.live.decide.blocks import BlockPlan, Plan
 from paceenv.live.decide.experiment import Experiment
@@ -28,34 +29,33 @@ from paceenv.trainers.closed_loop.closed_loop import (
     STAGES,
     ClosedLoop,
     LoopOptions,
-    choose,
     default_rule,
-    known_cluster,
 )
 from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
 from paceenv.trainers.closed_loop.paired_blocks import (
     Effect,
-    PairedBlocks,
     candidate_agents,
     delays,
     difference,
     effect,
     log_ratios,
     other_log_ratios,
+    paired_blocks,
 )
 from paceenv.trainers.closed_loop.predict import Predictor, run_in_blocks
+from paceenv.trainers.closed_loop.scenario_program import known_cluster
 from paceenv.ui import config_files
 
 BLOCK, QUIET, PAIRS = 12, 5, 8
 ITERATIONS = QUIET + BLOCK * (1 + 2 * PAIRS)
 CONTEST = Plan(3, [BlockPlan(BLOCK, BLOCK // 3, 0)], begin=QUIET)
-BLOCKS = PairedBlocks.of(CONTEST, ITERATIONS)
+ON_T, BLOCKS = paired_blocks(CONTEST, ITERATIONS)
 
 
 def _steps(seed: int, change: float) -> np.ndarray:
     """Steps of a job that pacing changes by ``change``, with noise that has a long tail."""
     random = np.random.default_rng(seed)
-    return 0.2 * np.where(BLOCKS.on_T, 1.0 + change, 1.0) * np.exp(0.05 * random.standard_t(3, ITERATIONS))
+    return 0.2 * np.where(ON_T, 1.0 + change, 1.0) * np.exp(0.05 * random.standard_t(3, ITERATIONS))
 
 
 def test_the_paired_effect_is_students_interval_of_the_pairs_log_ratios() -> None:
@@ -77,7 +77,7 @@ def test_the_measure_is_the_agents_own() -> None:
     """On the same steps the live comparison finds the same change; a stall is clipped by both alike."""
     step_s_T = _steps(1, -0.05)
     step_s_T[QUIET + 2 * BLOCK - 1] = 30.0
-    experiment = Experiment(["one"], CONTEST, {})
+    experiment = Experiment(["one"], CONTEST)
     for i, step_s in enumerate(step_s_T.tolist()):
         experiment.add(i, step_s)
     experiment.final()
@@ -89,15 +89,13 @@ def test_the_measure_is_the_agents_own() -> None:
 
 
 def test_pairs_that_are_cut_off_do_not_count() -> None:
-    assert len(PairedBlocks.of(CONTEST, ITERATIONS - 1).counted()) == PAIRS - 1
-    assert len(PairedBlocks.of(CONTEST, QUIET + 2 * BLOCK).counted()) == 0
-    assert len(BLOCKS.first(3).counted()) == 3
-    assert BLOCKS.first(0).counted() == []
-    assert PairedBlocks.of(CONTEST, QUIET + BLOCK + 1).counted() == []  # ends before anything of its first pair counts
-    nothing = effect(log_ratios(np.ones((1, QUIET)), PairedBlocks.of(CONTEST, QUIET))[0])
+    assert len(paired_blocks(CONTEST, ITERATIONS - 1)[1]) == PAIRS - 1
+    assert len(paired_blocks(CONTEST, QUIET + 2 * BLOCK)[1]) == 0
+    assert paired_blocks(CONTEST, QUIET + BLOCK + 1)[1] == []  # ends before anything of its first pair counts
+    nothing = effect(log_ratios(np.ones((1, QUIET)), [])[0])
     assert nothing.units == 0
     assert math.isnan(nothing.change)
-    assert math.isnan(Effect.of(json.loads(json.dumps(nothing.as_dict()).replace("NaN", "null"))).low)
+    assert math.isnan(Effect.of(json.loads(json.dumps(nothing._asdict()).replace("NaN", "null"))).low)
 
 
 def test_another_job_is_judged_by_its_steps_within_our_blocks() -> None:
@@ -107,7 +105,7 @@ def test_another_job_is_judged_by_its_steps_within_our_blocks() -> None:
     ends, now_s = [49.0], 49.0
     while now_s < end_s_T[-1] + 1.0:
         i = np.searchsorted(end_s_T, now_s, "right") - 1
-        now_s += 0.03 * (0.9 if 0 <= i < ITERATIONS and BLOCKS.on_T[i] else 1.0)
+        now_s += 0.03 * (0.9 if 0 <= i < ITERATIONS and ON_T[i] else 1.0)
         ends.append(now_s)
     found = effect(other_log_ratios(end_s_T, np.array(ends), BLOCKS))
     assert found.units == PAIRS
@@ -147,13 +145,13 @@ def test_a_prediction_knows_what_pacing_does_and_how_well() -> None:
 
 
 def _row(policy: str, change: float, half: float) -> dict[str, Any]:
-    return {"policy": policy, "always": Effect(change, change - half, change + half, 16).as_dict()}
+    return {"policy": policy, "always": Effect(change, change - half, change + half, 16)._asdict()}
 
 
 def test_the_best_policy_that_surely_helps_is_chosen_and_else_none() -> None:
     rows = [_row("a", -0.10, 0.02), _row("b", -0.20, 0.25), _row("c", -0.12, 0.05), _row("d", 0.1, 0.01)]
-    assert choose(rows)["policy"] == "c"
-    assert choose([rows[1], rows[3]])["policy"] == "passive"
+    assert sim_to_real_report.choose(rows)["policy"] == "c"
+    assert sim_to_real_report.choose([rows[1], rows[3]])["policy"] == "passive"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +171,8 @@ def test_the_best_policy_that_surely_helps_is_chosen_and_else_none() -> None:
 def test_agreement_is_said_in_words(
     predicted: tuple[float, ...], measured: tuple[float, ...], inside: bool | None, sign: bool | None, said: str
 ) -> None:
-    found = sim_to_real_report.compare(Effect(*predicted, 16), Effect(*measured, 8))
+    both = (Effect.of_logs(Interval(*map(math.log1p, one)), 8) for one in (predicted, measured))
+    found = sim_to_real_report.compare(*both)
     assert (found["inside"], found["sign"]) == (inside, sign)
     assert said in found["verdict"]
 
@@ -189,7 +188,7 @@ def test_an_effect_that_outlasts_its_blocks_is_noted() -> None:
     )
     agents = {"paced_pairs": None}
     for unpaced, noted in ((shorter, True), (observed, False)):
-        changes = {"unpaced": sim_to_real_report.against(unpaced, observed).as_dict(), "paced": found.as_dict()}
+        changes = {"unpaced": sim_to_real_report.against(unpaced, observed)._asdict(), "paced": found._asdict()}
         row = {"policy": "adaptive", "agents": agents, "against_observed": changes}
         cut = {"taken": 10, "mean_s": 0.01, "cut": {"slack": 1, "budget": 3}, "holds": 5, "held": 2, "unheld": []}
         said = sim_to_real_report.notes({"candidates": [row], "delays": cut}, scenario())
@@ -273,7 +272,7 @@ def test_a_loop_reports_what_its_runs_say(tmp_path: Path, capsys: pytest.Capture
     assert "cannot be identified from this trace" in text
     assert "## Against the best constant" in text
     assert json.loads((tmp_path / "loop" / "report.json").read_text()) == report
-    for name in ("report.md", "report.json", "effects.png", "steps.png"):
+    for name in ("report.md", "report.json", "effects.png"):
         assert (tmp_path / "loop" / name).stat().st_size > 500
 
 
@@ -302,18 +301,6 @@ def test_a_loop_goes_on_where_it_was_interrupted_and_refuses_to_be_another(tmp_p
     assert not other.runs
     _loop(tmp_path, second, options=SHORT).go()
     assert [run["--mode"] for run in second.runs] == ["canary"]
-
-
-def test_a_stage_that_is_run_again_undoes_those_that_rest_on_it(tmp_path: Path) -> None:
-    folder = LoopDirectory(tmp_path, STAGES)
-    (tmp_path / ".loop.json.x8w_1q").touch()  # of a loop that was killed over its first record
-    folder.claim({"seed": 0})
-    for stage in STAGES:
-        folder.begin(stage)
-        folder.finish(stage, {})
-    assert all(folder.is_done(stage) for stage in STAGES)
-    folder.begin("calibrate")
-    assert [stage for stage in STAGES if folder.is_done(stage)] == ["observe", "probe"]
 
 
 def test_what_the_agent_would_refuse_is_refused_before_anything_runs(tmp_path: Path) -> None:

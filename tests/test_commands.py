@@ -128,12 +128,15 @@ def test_evaluate_tells_files_of_one_name_apart_and_names_its_command(
         path.parent.mkdir()
         path.write_bytes(released().read_bytes())
     options = ["--suite", "demo", "--seeds", "2", "-i", "60", "--limit", "cap_share=0.2", "--json", "-"]
-    page = tmp_path / "page.md"
-    rows = json.loads(_run(capsys, "evaluate", *map(str, paths), *options, "--write", str(page)))
+    page, drawn = tmp_path / "page.md", tmp_path / "side-by-side.html"
+    made = ["--write", str(page), "--watch", str(drawn)]
+    rows = json.loads(_run(capsys, "evaluate", *map(str, paths), *options, *made))
     assert {row["policy"] for row in rows} == {"passive", *map(str, paths)}
     assert f"| {paths[1]} |" in page.read_text()
     assert "--suite demo --seeds 2 --iterations 60" in page.read_text()
     assert "--limit cap_share=0.2" in page.read_text()
+    shown, mean = drawn.read_text(), "policy: mean step"
+    assert [shown.count(text) for text in ("<svg", "passive: mean step", mean)] == [3, 3, 6], "a picture a cluster"
     rows = json.loads(_run(capsys, "evaluate", str(paths[0]), *options))
     assert {row["policy"] for row in rows} == {"passive", "policy"}
 

@@ -10,20 +10,17 @@ import pytest
 import torch
 from stable_baselines3.common.logger import Logger
 
-from paceenv.core import metrics, pacing, signals
-from paceenv.policies.clairvoyant import grid, settings_of
+from paceenv.core import metrics, signals
+from paceenv.policies.clairvoyant import settings_of
 from paceenv.policies.distilled import Distilled
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
-from paceenv.trainers.training import distill
 from paceenv.trainers.training.distill import NULL_LIMIT, DistillLearner, Student
 from paceenv.trainers.training.learner import Curve
 from paceenv.trainers.training.teacher import (
     Answers,
     choose_candidates,
-    finer_grid,
     gains,
-    select_candidates,
 )
 from paceenv.trainers.training.train_config import Distill, Environment, TrainConfig
 from paceenv.ui import config_files
@@ -67,28 +64,6 @@ def test_gain_and_less_variation_are_the_reward() -> None:
         mean_s.append(step_s_ET.mean(axis=1))
     expected_E = 100.0 * (reward[1] - reward[0]) * mean_s[0] / ideal_s_E
     np.testing.assert_allclose(found[:, 0] + weight * found[:, 1], expected_E, rtol=1e-4, atol=1e-4)
-
-
-def test_clusters_of_little_weight_take_turns(tmp_path: Path) -> None:
-    learner = _learner(tmp_path)
-    learner.weight_K = np.array([1.0, 1e-4])
-    learner.rollout_timesteps = 100 * learner.section.episode_intervals
-    rounds = np.array([learner._episodes(np.random.default_rng(n)) for n in range(1000)])
-    assert set(rounds[:, 0]) == {100}
-    assert set(rounds[:, 1]) == {0, distill.MIN_EPISODES}
-    assert rounds[:, 1].mean() == pytest.approx(0.01, abs=0.008)
-
-
-def test_grids_stay_within_what_a_setting_may_be() -> None:
-    coarse = grid(pacing.MECHANISMS)
-    fine = finer_grid(coarse)
-    assert len(fine) == len({tuple(sorted(one.items())) for one in fine}) > len(coarse)
-    for candidate in fine:
-        for mechanism, (threshold, window) in candidate.items():
-            assert 0.0 <= threshold <= pacing.MAX_THRESHOLD[pacing.MECHANISMS.index(mechanism)]
-            assert 0.0 < window <= pacing.MAX_WINDOW
-    assert any(len(one) == 2 for one in coarse)
-    assert all(set(one) == {"slack"} for one in grid(["slack"]))
 
 
 def test_candidates_are_those_that_help_somewhere() -> None:
@@ -182,10 +157,3 @@ def test_the_margin_is_the_smallest_that_training_nulls_allow(
     assert (found["null_cost_worst"] > NULL_LIMIT) == (estimate > 5.0)
     learner._choose_margin(np.random.default_rng(0))
     assert learner.pressure_K.tolist() == [pressure**2] * 2, "it grows while a cluster loses more than a null may"
-
-
-def test_only_candidates_that_add_something_are_compared() -> None:
-    gain_SC = np.array([[0.0, 0.1, 0.09, -0.3, 0.0], [0.0, 0.1, 0.09, 0.2, 0.0]])
-    assert select_candidates(gain_SC, 6) == [0, 1, 3]
-    assert select_candidates(gain_SC, 1) == [0, 1]
-    assert select_candidates(-np.abs(gain_SC), 6) == [0]

@@ -94,7 +94,6 @@ def test_a_file_keeps_every_bit(tmp_path: Path) -> None:
     assert isinstance(after, Distilled)
     assert (after.name, after.margin, after.hysteresis, after.candidates) == ("mine", 0.1, 0.2, before.candidates)
     assert after.mechanisms == ("slack", "phase_shift")
-    after.checks_itself = False  # the views are no course of a job
     for views_BO in np.random.default_rng(4).uniform(-1, 1, (9, 5, signals.SIGNALS)).astype(np.float32):
         np.testing.assert_array_equal(before.decide(before.inputs(views_BO)), after.decide(after.inputs(views_BO)))
     with pytest.raises(InputError, match="no preference, as it was trained for one"):

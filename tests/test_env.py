@@ -20,7 +20,6 @@ from paceenv.core.errors import InputError
 from paceenv.envs.env_checker import AnyVectorEnv, check_vector_env, pacing_factories
 from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
 from paceenv.envs.registration import ENV_ID, register_envs
-from paceenv.sim.cluster.derive import ClusterMix
 from paceenv.ui.config_files import AnyMechanism
 
 register_envs()
@@ -158,13 +157,6 @@ def test_info_has_the_raw_terms_of_the_reward() -> None:
     assert (terminated, truncated) == (False, False)
 
 
-def test_truncated_after_its_intervals_and_never_terminated() -> None:
-    env = PacingEnv(episode_intervals=3)
-    env.reset(seed=0)
-    ends = [env.step(OFF)[2:4] for _ in range(3)]
-    assert ends == [(False, False), (False, False), (False, True)]
-
-
 def test_seed_repeats_reset_without_seed_goes_on() -> None:
     env = PacingEnv()
     first, _ = env.reset(seed=11)
@@ -275,16 +267,3 @@ def test_bad_arguments_get_one_line(arguments: dict[str, Any], expected: str) ->
     for kind in kinds:
         with pytest.raises(InputError, match=re.escape(expected)):
             kind(**arguments)
-
-
-def test_mechanisms_may_come_from_a_generator() -> None:
-    made = PacingEnv(mechanisms=(name for name in ("slack", "stagger")))  # type: ignore[arg-type]
-    assert made.action_space == PacingEnv(mechanisms=["slack", "stagger"]).action_space
-
-
-def test_an_episode_and_its_unpaced_twin_share_their_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    env, derived, derive = PacingVectorEnv(3), [], ClusterMix.derive
-    env.reset(seed=0)
-    monkeypatch.setattr(ClusterMix, "derive", lambda *given: (derived.append(1), derive(*given))[1])
-    env.reset()
-    assert len(derived) == 1

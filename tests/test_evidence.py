@@ -1,4 +1,4 @@
-"""Benchmarks of evidence, in small: detection counts rightly, nothing gains on nulls, intervals hold the truth."""
+"""Benchmarks of evidence, in small: detection counts rightly, intervals hold the truth."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import pytest
 
 from benchmarks.evidence import detection
 from benchmarks.evidence._lateness_jobs import Series
-from benchmarks.evidence.exploits import NOTHING, nulls, search
 from benchmarks.evidence.recovery import ASKED, Case, coverage, recover, rows
 from paceenv.core.lateness.watch import LateSpan
-from paceenv.sim.cluster import load_cluster
 
 
 def calm(steps: int = 300, cv: float = 0.02) -> Series:
@@ -25,12 +23,10 @@ def test_a_slowed_rank_is_named_and_a_name_of_another_one_is_wrong() -> None:
     assert 4 <= found.steps <= 10
     assert found.seconds == pytest.approx(found.steps * 1.45, rel=0.1)
     assert (found.off, found.wrong) == (0.0, 0)
-    assert found.amount == pytest.approx(1.0, abs=0.1)
     slowed = calm().slowed(2, slice(150, None), 0.3)
     assert detection.is_true(slowed, LateSpan(2, 150, None, 160, 11, 0.3, 0.0))
     assert not detection.is_true(slowed, LateSpan(1, 150, None, 160, 11, 0.3, 0.0))
-    assert detection.healthy("made", [slowed]).true == 1
-    assert detection.healthy("made", [calm()]).wrong == 0
+    assert (detection.healthy(slowed).wrong, detection.healthy(calm()).wrong) == (0, 0)
 
 
 def test_a_rank_that_is_never_named_counts_as_never() -> None:
@@ -41,33 +37,6 @@ def test_a_rank_that_is_never_named_counts_as_never() -> None:
     assert [(row[0], row[4]) for row in rows if row[1] == "made"] == [("10%", "0%"), ("50%", "100%")]
     cells = detection._delay_cells([missed, named])
     assert (cells[0], cells[2], cells[4]) == ("2", "50%", "never")
-
-
-def test_the_limits_are_those_of_poisson() -> None:
-    assert detection.upper(0) == pytest.approx(-math.log(0.05))
-    for count in (1, 5):
-        mean = detection.upper(count)
-        assert sum(math.exp(-mean) * mean**k / math.factorial(k) for k in range(count + 1)) == pytest.approx(0.05)
-        mean = detection.lower(count)
-        assert 1.0 - sum(math.exp(-mean) * mean**k / math.factorial(k) for k in range(count)) == pytest.approx(0.05)
-
-
-NULLS = dict(nulls())
-SEARCHED = ("incast-deep", "gradients-alone", "private links")
-"""Of each kind the quickest."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SEARCHED)
-def test_no_action_gains_more_than_noise_on_a_null(name: str) -> None:
-    assert not search(name, NULLS[name]).is_exploit
-
-
-@pytest.mark.slow
-def test_the_search_finds_what_there_is_to_gain() -> None:
-    found = search("expert-layers", load_cluster("expert-layers"))
-    assert found.is_exploit
-    assert found.gain > 10 * NOTHING
 
 
 COUNTS = {"jitter": 8, "imbalance": 6, "slow rank": 10, "fail-slow": 6, "shared uplink": 1}

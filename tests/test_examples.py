@@ -142,17 +142,6 @@ def test_lightning_starts_its_ranks_and_the_page_names_the_late_one(tmp_path: Pa
 # Notebook
 
 
-def test_the_notebook_is_committed_with_its_outputs_and_pictures() -> None:
-    book = nbformat.read(EXAMPLES / "diagnosis.ipynb", as_version=4)
-    nbformat.validate(book)
-    code = [cell for cell in book.cells if cell.cell_type == "code"]
-    assert all(cell.outputs for cell in code)
-    pictures = [o for cell in code for o in cell.outputs if "image/png" in o.get("data", {})]
-    assert len(pictures) >= 2
-    assert not [o for cell in code for o in cell.outputs if o.output_type == "error"]
-    assert (EXAMPLES / "diagnosis.ipynb").stat().st_size < 200_000
-
-
 @pytest.mark.slow
 def test_the_notebook_runs_and_prints_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parent))

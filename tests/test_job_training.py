@@ -15,13 +15,13 @@ from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.limits import Limits
+from paceenv.policies.distilled import constant_policy
 from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
 from paceenv.policies.rollout import run, start
 from paceenv.policies.rules import passive
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.training import job_training
-from paceenv.trainers.training.job_training import constant_policy, train_for_job
-from paceenv.trainers.training.train_config import load_train_config
+from paceenv.trainers.training.job_training import train_for_job
 
 
 @pytest.mark.slow
@@ -66,8 +66,8 @@ def test_where_transfers_can_wait_holding_them_back_is_tried() -> None:
 
 
 def test_a_constant_s_file_is_that_setting_always(tmp_path: Path) -> None:
-    config, setting = load_train_config("distilled"), {"slack": (0.02, 0.4), "phase_shift": (0.1, 0.2)}
-    save_policy(tmp_path / "c.safetensors", PolicyFile(constant_policy(setting, config)))
+    setting = {"slack": (0.02, 0.4), "phase_shift": (0.1, 0.2)}
+    save_policy(tmp_path / "c.safetensors", PolicyFile(constant_policy(setting)))
     policy = load_policy(tmp_path / "c.safetensors").policy
     policy.reset(3)
     views = np.random.default_rng(0).uniform(-1, 1, (20, 3, policy.layers[0][0].shape[1])).astype(np.float32)

@@ -90,15 +90,6 @@ def test_what_cannot_be_determined_says_why(own_TR: np.ndarray, stage_R: list[in
     assert found.text == (f"when ranks turned late cannot be determined: {found.why_not}",)
 
 
-def test_ranks_that_take_turns_are_told_so() -> None:
-    turns = work(640, 4)
-    for t in range(640):
-        turns[t, t // 40 % 4] *= 1.5
-    found = find_lateness(read_matrix(trace(turns)))
-    assert found.pattern == watch.IN_TURNS
-    assert "another of ranks 0-3 comes last" in found.text[0]
-
-
 @needs_socket_runs
 @pytest.mark.parametrize(
     ("name", "ranks"), [("my-slack-static", {2, 3}), ("incast-shallow-learned", set()), ("two-jobs-learned", set())]

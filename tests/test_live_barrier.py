@@ -11,7 +11,7 @@ from paceenv.live.decide.live_policy import needed_policy
 from paceenv.live.loop import Loop
 from paceenv.live.observe.step import Shape, Step
 from paceenv.live.options import make_options
-from paceenv.live.store_messages import BarrierWords, Peers, alone
+from paceenv.live.store_messages import Peers, alone
 
 POLICY = "static:slack=0.0/0.4"
 QUIET = 20
@@ -32,7 +32,7 @@ class Rank:
         made = make_options({"mode": "canary", "seed": 3, "quiet_first": QUIET} | options)
         self.loop = Loop(made, needed_policy(made.mode, POLICY, made.candidates))
         self.loop.rank, self.loop.world_size, self.loop.attempt, self.loop.permitted = rank, ranks, "a", True
-        self.words, self.shape = BarrierWords(self.loop, Peers(self.loop, store)), BarrierShape()
+        self.peers, self.shape = Peers(self.loop, store), BarrierShape()
 
     def step(self, iteration: int, barrier_s: float, comm_s: float = 0.05) -> None:
         made = Step(iteration, 0.0, 0.2, 0.0, 0.0, (), comm_s, barrier_s, True, "")
@@ -55,7 +55,7 @@ def steps(ranks: list[Rank], until: int, first: int = 0, barrier_s: float = 0.01
 def look(ranks: list[Rank]) -> None:
     for _ in range(2):
         for rank in reversed(ranks):
-            rank.words.look(False)
+            rank.peers.look(False)
 
 
 def alone_ms(ranks: list[Rank]) -> list[float]:

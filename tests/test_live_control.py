@@ -16,7 +16,6 @@ from paceenv.core.limits import LIMITS
 from paceenv.live.decide.control import Control
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import NamedPolicy, find_policy
-from paceenv.live.decide.modes import Switchback
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.observe.step import LEARNING_ITERATIONS, Step
 from paceenv.live.options import make_options
@@ -29,8 +28,8 @@ STEP_S = 0.1
 
 def in_blocks(job: Job) -> Experiment:
     """The experiment of a job in mode canary or active."""
-    assert isinstance(job.control.chosen, Switchback)
-    return job.control.chosen.experiment
+    assert isinstance(job.control.chosen, Experiment)
+    return job.control.chosen
 
 
 class Job:

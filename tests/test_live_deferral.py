@@ -585,7 +585,8 @@ def in_mode(mode: str) -> dict[str, Any]:
         dist.barrier()
         agent.tick()
         held.append(deferral.hold_s)
-    pacing, step_s = agent.summary()["pacing"], agent._loop.control.tick_s
+    found = agent.summary()
+    pacing, step_s = found["pacing"], found["step"]["newest_s"]
     plan, quiet = getattr(agent._loop.control.chosen, "plan", None), agent._loop.control.quiet_until
     first = agent._loop.iterations - len(held) + 1
     paced = [i + first >= quiet and plan is not None and plan.turn(i + first).arm is not None for i in range(len(held))]

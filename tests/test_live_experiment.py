@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,7 @@ from paceenv.live.decide.experiment import (
     NEGLIGIBLE_DELAY_SHARE,
     Comparison,
     Experiment,
-    Pair,
     pairs_for,
-    time_to_verdict,
 )
 from paceenv.live.decide.live_policy import find_candidates
 
@@ -47,15 +44,15 @@ def _noise(seed: int, iterations: int, sd: float, memory: float) -> np.ndarray:
     return draws
 
 
-def _of(seed: int, every: int = CANARY, **options: Any) -> Experiment:
-    return Experiment(["one"], Plan(seed, [SMALL], every=every), {}, **options)
+def _of(seed: int, every: int = CANARY) -> Experiment:
+    return Experiment(["one"], Plan(seed, [SMALL], every=every))
 
 
 def _compared(
     seed: int, pairs: int, gain: float, *, sd: float = 0.05, memory: float = 0.5, delay_s: float = 0.002, begin: int = 0
 ) -> Experiment:
     """An experiment that has followed a job whose mean step falls by ``gain`` where it is paced."""
-    experiment = Experiment(["one"], Plan(seed, [SMALL], begin=begin), {})
+    experiment = Experiment(["one"], Plan(seed, [SMALL], begin=begin))
     iterations = experiment.plan.after(pairs) + 1
     for i, noise in enumerate(_noise(seed, iterations, sd, memory).tolist()):
         on = experiment.plan.turn(i).arm is not None
@@ -102,7 +99,7 @@ def test_a_rank_that_is_never_delayed_has_no_help_to_report() -> None:
 @pytest.mark.parametrize("ticks", [1, 3, 30])
 def test_steps_of_several_iterations_are_compared_and_weigh_as_many(ticks: int) -> None:
     plan, irregular = Plan(7, [BlockPlan(60, 20, 60)], begin=50), iter(range(10**6))
-    experiment = Experiment(["one"], plan, {})
+    experiment = Experiment(["one"], plan)
     for i in range(ticks - 1, plan.after(8) + ticks, ticks):
         if next(irregular) % (10 * 60 // ticks):  # one step in ten blocks is irregular
             on = plan.turn(i - ticks + 1).arm is not None
@@ -134,7 +131,8 @@ def test_one_stall_does_not_decide_a_comparison() -> None:
 
 
 def test_a_comparison_that_forgets_finds_out_when_pacing_no_longer_pays() -> None:
-    experiment, kinds = _of(5, ACTIVE, memory_pairs=8), []
+    experiment, kinds = _of(5, ACTIVE), []
+    experiment.candidates[0] = Comparison("one", memory_pairs=8)
     noise = _noise(5, experiment.plan.after(17), 0.01, 0.5)
     for i in range(experiment.plan.after(16)):
         gain = 0.1 if i < experiment.plan.after(8) else -0.1
@@ -151,7 +149,7 @@ def test_a_comparison_that_forgets_finds_out_when_pacing_no_longer_pays() -> Non
 
 def _several(gains: tuple[float, ...], rounds: int) -> Experiment:
     plan = Plan(3, [BlockPlan(60, 20, 40)] * len(gains))
-    experiment, random = Experiment([f"p{k}" for k in range(len(gains))], plan, {}), np.random.default_rng(0)
+    experiment, random = Experiment([f"p{k}" for k in range(len(gains))], plan), np.random.default_rng(0)
     for i in range(plan.after(rounds) + 1):
         arm = plan.turn(i).arm
         gain = gains[arm] if arm is not None else 0.0
@@ -165,7 +163,7 @@ def test_each_candidate_has_its_verdict_and_differences_have_students_interval()
     assert [one.pairs for one in found.candidates] == [8, 8, 8]
     assert [one.verdict.kind for one in found.candidates][1:] == ["helps", "helps"]
     assert found.leading is found.candidates[1]
-    told = found.as_dict()
+    told = found.as_dict(STEP_S)["canary"]
     one = next(d for d in told["differences"] if (d["name"], d["than"]) == ("p2", "p1"))
     by_round = [found.candidates[2].ratios[r] - found.candidates[1].ratios[r] for r in range(8)]
     wanted = stats.ttest_1samp(by_round, 0.0).confidence_interval(0.95)
@@ -173,7 +171,7 @@ def test_each_candidate_has_its_verdict_and_differences_have_students_interval()
     assert one["low"] < 1.0 - 0.9 / 0.8 < one["high"] < 0.0
     assert told["candidates"][1]["name"] == "p1"
     assert len(told["differences"]) == 3
-    assert _several((0.1,), 4).as_dict()["differences"] == []
+    assert _several((0.1,), 4).as_dict(STEP_S)["canary"]["differences"] == []
 
 
 def test_a_candidate_that_hurts_stops_and_the_others_go_on() -> None:
@@ -195,7 +193,7 @@ def test_a_candidate_that_hurts_stops_and_the_others_go_on() -> None:
     assert found.candidates[1].verdict.kind == "helps"
     paced = [found.plan.turn(i).arm for i, delay_s in enumerate(job.delays_s) if delay_s and i > found.plan.after(6)]
     assert set(paced) == {1}
-    assert job.control.snapshot()["canary"]["text"].startswith("static:stagger=0/0.3: helps")
+    assert job.control.snapshot(STEP_S)["canary"]["text"].startswith("static:stagger=0/0.3: helps")
 
 
 # ---------------------------------------------------------------------------------------------- how long it will take
@@ -214,13 +212,3 @@ def test_the_pairs_are_those_whose_interval_is_as_narrow(noise: float) -> None:
     assert found == 4 or half(found // 2) > 0.02
     assert pairs_for(1e-6, 1.0) is None
     assert (pairs_for(0.01, 0.1) or 0) <= MOST_PAIRS
-
-
-def test_the_time_to_a_verdict_follows_from_the_noise_of_two_pairs() -> None:
-    plan, comparison = Plan(0, [SMALL], begin=100), Comparison("one")
-    for number, ratio in enumerate((-0.02, 0.02)):
-        assert time_to_verdict(plan, comparison, STEP_S) == ""
-        comparison.take(Pair((number, 0), ratio, 0.0, 1.0))
-    text = time_to_verdict(plan, comparison, STEP_S)
-    assert re.search(r"1 %: \d+ pairs, [\d,]+ iterations, about ", text)
-    assert text.endswith("(noise of a pair 2.8 %)")

@@ -18,8 +18,6 @@ import torch
 from live_bodies import BATCH, WAYS, WIDTH, network, train
 from live_jobs import results, run_ranks
 
-from paceenv.live.observe.steps import ALL_WATCHED, MAX_EVERY
-
 pytestmark = pytest.mark.gpu
 
 EVERY_MODE = ("", "observe", "shadow", "canary", "active")
@@ -83,22 +81,6 @@ def test_a_device_that_is_not_the_current_one(tmp_path: Path, record_property: R
     assert found["current"] == 0
     assert not found["new context"], "a context on device 0 takes hundreds of megabytes there"
     record_property("regular", f"{found['summary']['regular']} of {ITERATIONS} iterations measured")
-
-
-def test_what_a_stamp_costs(tmp_path: Path, record_property: Record) -> None:
-    [found] = results(run_ranks(gpu_bodies.calls_us, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S, index=0))
-    record_property("stamp", ", ".join(f"{name} {us:.2f} µs" for name, us in found.items()))
-    assert found["ask"] < found["read"], "one query is enough for all stamps of a stream"
-
-
-@pytest.mark.parametrize(("way", "timed"), [("ddp", 256), ("FSDP2, many collectives", MAX_EVERY)])
-def test_what_observing_costs_the_training_thread(
-    way: str, timed: int, tmp_path: Path, record_property: Record
-) -> None:
-    job = {"way": way, "turns": 5, "warm": ALL_WATCHED + 8, "timed": timed}
-    [found] = results(run_ranks(gpu_bodies.added_us, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S, **job))
-    record_property("cost", f"{found['added']:.1f} µs an iteration, of {found['without the agent']:.0f} µs on the host")
-    assert found["without the agent"] > 0.0
 
 
 def two_on_one_card(**parameters: Any) -> Any:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.live_faults import HARMED, UNHARMED, Ended, Host, Run, differences, measure, open_hosts, planned
+from benchmarks.faults.live_faults import HARMED, UNHARMED, Ended, Run, differences, measure, planned
 
 pytestmark = pytest.mark.slow
 
 RUNS = (
-    Run("address space is short from the first step on", "1", 0),
-    Run("no descriptor left", "before_the_agent", 0),
+    Run("address space is short", "later_0", 0),
+    Run("no descriptor left", "before", 0),
     Run("no new threads", "RuntimeError", 0),
-    Run("full disk", "4k", 0),
+    Run("full disk", "size=4k", 0),
     Run("perf_counter is odd", "jumps", 0),
     Run("bad policy", "raises", 0),
     Run("bad policy", "huge", 0),
@@ -30,16 +28,9 @@ RUNS = (
 )
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[queue.Queue[Host]]:
-    planned()
-    with open_hosts(1) as found:
-        yield found
-
-
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
-def test_a_job_with_a_fault_is_not_harmed(run: Run, tmp_path: Path, hosts: queue.Queue[Host]) -> None:
-    found = measure(run, tmp_path, hosts)
+def test_a_job_with_a_fault_is_not_harmed(run: Run, tmp_path: Path) -> None:
+    found = measure(run, tmp_path)
     assert found["verdict"] == UNHARMED, found["why"]
 
 

@@ -47,40 +47,42 @@ def one_step(
 
 
 def total_s(history: History, op: str) -> float:
-    return sum(float(c["blocked_s"]) for c in history.collectives() if c["op"] == op)
+    return sum(float(c["blocked_s"]) for c in history.as_dict()["collectives"] if c["op"] == op)
 
 
 def test_parts_add_up_to_the_step() -> None:
     history = History()
     history.add(steps(0, 5, ticks=4))
-    parts = history.parts()
+    parts = history.as_dict()["parts"]
     assert parts == pytest.approx({"compute_s": 0.04, "collective_s": 0.03, "barrier_s": 0.02, "pacing_s": 0.01})
-    assert sum(value for value in parts.values() if value is not None) == pytest.approx(history.step()["mean_s"])
-    assert history.parts()["compute_s"] == pytest.approx(0.04)
-    assert history.step_iterations() == 4.0
+    assert sum(value for value in parts.values() if value is not None) == pytest.approx(
+        history.as_dict()["step"]["mean_s"]
+    )
+    assert history.as_dict()["parts"]["compute_s"] == pytest.approx(0.04)
+    assert history.as_dict()["step_iterations"] == 4.0
 
 
 def test_nothing_measured_is_unknown_and_not_zero() -> None:
     history = History()
     history.add(make_batch([]))
-    for found in (history.parts(), history.step(), history.wait(), history.overhead()):
+    for found in (history.as_dict()[name] for name in ("parts", "step", "wait", "overhead")):
         assert set(found.values()) == {None}
-    assert history.collectives() == []
-    assert history.side() == {"per_step": 0.0, "seconds": 0.0, "streams_s": 0.0}
+    assert history.as_dict()["collectives"] == []
+    assert history.as_dict()["side"] == {"per_step": 0.0, "seconds": 0.0, "streams_s": 0.0}
 
 
 def test_overlapping_operations_count_once() -> None:
     history = one_step([(0, 0.2, 0.5), (1, 0.4, 0.6), (0, 0.45, 0.55), (1, 0.8, 0.9)])
-    assert history.parts()["compute_s"] == pytest.approx(1.0 - 0.4 - 0.1)
+    assert history.as_dict()["parts"]["compute_s"] == pytest.approx(1.0 - 0.4 - 0.1)
     assert total_s(history, "all_reduce") == pytest.approx(0.3)
     assert total_s(history, "barrier") == pytest.approx(0.1 + 0.1)
 
 
 def test_operations_on_another_thread_do_not_block_the_step() -> None:
     history = one_step([(2, 0.0, 0.9), (0, 0.2, 0.5), (2, 0.55, 1.4)])
-    assert history.parts()["compute_s"] == pytest.approx(0.7)
-    assert [c["group"] for c in history.collectives()] == [0]
-    assert history.side() == pytest.approx({"per_step": 2.0, "seconds": 0.9 + 0.85, "streams_s": 0.0})
+    assert history.as_dict()["parts"]["compute_s"] == pytest.approx(0.7)
+    assert [c["group"] for c in history.as_dict()["collectives"]] == [0]
+    assert history.as_dict()["side"] == pytest.approx({"per_step": 2.0, "seconds": 0.9 + 0.85, "streams_s": 0.0})
 
 
 @pytest.mark.parametrize(("still_s", "collective_s"), [(math.nan, 0.5), (0.0, 0.1), (0.15, 0.25)])
@@ -88,18 +90,18 @@ def test_a_collective_on_another_stream_tells_arrivals_and_costs_what_the_comput
     still_s: float, collective_s: float
 ) -> None:
     history = one_step([(3, 0.1, 0.4), (3, 0.3, 0.5), (0, 0.8, 0.9)], still_s=still_s)
-    assert history.own()["blocks"]["own_s"] == pytest.approx([1.0 - collective_s])
-    assert history.parts()["collective_s"] == pytest.approx(collective_s)
+    assert history.as_dict()["own"]["blocks"]["own_s"] == pytest.approx([1.0 - collective_s])
+    assert history.as_dict()["parts"]["collective_s"] == pytest.approx(collective_s)
     assert total_s(history, "all_gather") == pytest.approx(0.4)
 
 
 def test_marked_steps_and_outliers_are_left_out() -> None:
     history = History()
     history.add(steps(0, 40))
-    before = history.own(), history.collectives(), history.count
+    before = history.as_dict()["own"], history.as_dict()["collectives"], history.count
     history.add(steps(40, 3, own_s=0.5, mark=1))
     history.add(steps(43, 1, own_s=60.0))
-    assert (history.own(), history.collectives(), history.count) == before
+    assert (history.as_dict()["own"], history.as_dict()["collectives"], history.count) == before
     history.add(steps(44, 1, own_s=0.2))  # long, but a step of the job
     assert history.count == 41
 
@@ -116,7 +118,7 @@ def account(first: int, last: int, chunk: int, own: Callable[[int], float] = own
         number = min(chunk, last - begin)
         parts = [steps(begin + i, 1, own_s=own(begin + i)) for i in range(number)]
         history.add(joined(parts))
-    return {**history.own()["blocks"], "collectives": history.collectives()}
+    return {**history.as_dict()["own"]["blocks"], "collectives": history.as_dict()["collectives"]}
 
 
 @pytest.mark.parametrize("last", [1, 16, 100, 511, 512, 513, 1500])
@@ -152,7 +154,7 @@ def test_collectives_beyond_those_listed_become_other_and_nothing_is_lost() -> N
     kinds = [Kind("all_reduce", group, 100) for group in range(number)]
     lasts = [0.001 * (1 + group / number) for group in range(number)]
     operations = [(group, 0.02 * group, 0.02 * group + lasts[group]) for group in range(number)]
-    listed = one_step(operations, kinds=kinds).collectives()
+    listed = one_step(operations, kinds=kinds).as_dict()["collectives"]
     assert len(listed) == LISTED_COLLECTIVES + 1
     assert [c["group"] for c in listed[:-1]] == list(range(number - 1, 9, -1))
     assert (listed[-1]["op"], listed[-1]["group"]) == ("other", -1)

@@ -9,8 +9,8 @@ import time
 import pytest
 from live_samples import run_python
 
-from paceenv.live import native_calls
-from paceenv.live.native_calls import _Native
+from paceenv.live.record import housekeeping
+from paceenv.live.record.housekeeping import _Native
 
 
 def test_after_the_end_whoever_wants_in_ends_and_holds_nothing() -> None:
@@ -46,11 +46,11 @@ def test_the_end_waits_for_the_one_inside_but_not_for_ever(monkeypatch: pytest.M
     thread = threading.Thread(target=call)
     thread.start()
     begun.wait()
-    monkeypatch.setattr(native_calls, "NATIVE_S", 0.05)
+    monkeypatch.setattr(housekeeping, "NATIVE_S", 0.05)
     before_s = time.monotonic()
     native.end()  # it hangs, and is given up
     assert 0.05 <= time.monotonic() - before_s < 30.0
-    monkeypatch.setattr(native_calls, "NATIVE_S", 60.0)
+    monkeypatch.setattr(housekeeping, "NATIVE_S", 60.0)
     threading.Timer(0.05, go.set).start()
     native.end()
     assert go.is_set()
@@ -61,7 +61,7 @@ def test_a_child_that_is_forked_while_a_thread_is_inside_can_get_in() -> None:
     begun, go = threading.Event(), threading.Event()
 
     def call() -> None:
-        with native_calls.native:
+        with housekeeping.native:
             begun.set()
             go.wait(60)
 
@@ -70,7 +70,7 @@ def test_a_child_that_is_forked_while_a_thread_is_inside_can_get_in() -> None:
     begun.wait()
     child = os.fork()
     if child == 0:
-        free = native_calls.native._lock.acquire(timeout=5)
+        free = housekeeping.native._lock.acquire(timeout=5)
         os._exit(0 if free else 1)
     status = os.waitpid(child, 0)[1]
     go.set()
@@ -83,7 +83,7 @@ def test_a_process_ends_well_while_a_thread_asks_a_store() -> None:
     """Without the guard, such a process is aborted in a part of its ends: 'terminate called without an exception'."""
     code = (
         "import threading, datetime, torch.distributed as dist\n"
-        "from paceenv.live.native_calls import native\n"
+        "from paceenv.live.record.housekeeping import native\n"
         "store = dist.TCPStore('127.0.0.1', 0, 1, True, timeout=datetime.timedelta(seconds=20))\n"
         "store.set('a', 'b')\n"
         "def ask():\n"

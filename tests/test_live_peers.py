@@ -19,7 +19,6 @@ from paceenv.live import store_messages
 from paceenv.live.control_file import ControlReader, Wish, write_wish
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import find_policy, needed_policy
-from paceenv.live.decide.modes import Switchback
 from paceenv.live.loop import Loop
 from paceenv.live.options import make_options
 from paceenv.live.store_messages import Peers
@@ -54,8 +53,8 @@ class Rank:
 
 
 def in_blocks(rank: Rank) -> Experiment:
-    assert isinstance(rank.loop.control.chosen, Switchback)
-    return rank.loop.control.chosen.experiment
+    assert isinstance(rank.loop.control.chosen, Experiment)
+    return rank.loop.control.chosen
 
 
 def job(ranks: int, folder: Path | None = None, **options: Any) -> list[Rank]:

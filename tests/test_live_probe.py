@@ -10,7 +10,7 @@ import pytest
 from test_live_control import Job as LiveJob
 
 from paceenv.core.probing import HOLD_ITERATIONS, REST_SHARE, Plan, unit_of
-from paceenv.live.decide.probe import EVALUATION_HOLDS, MAX_COST_SHARE
+from paceenv.live.decide.modes import EVALUATION_HOLDS, MAX_COST_SHARE
 
 
 def test_draws_are_those_of_the_traces_that_exist() -> None:

@@ -19,10 +19,8 @@ from live_samples import segment_files
 from paceenv import live as agents
 from paceenv.cli.live_command import application
 from paceenv.core.errors import InputError
-from paceenv.live.options import make_options
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.start import run_command
-from paceenv.live.start.obstacles import obstacle
 from paceenv.live.start.run_command import Split, is_rank, slurm_rank, split
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -145,14 +143,6 @@ def test_without_strict_an_unpaced_job_is_announced(
     said = capsys.readouterr().err
     assert "warning: mode canary cannot be entered: policy lerned" in said
     assert "the job runs unpaced" in said
-
-
-def test_what_prevents_a_mode(tmp_path: Path) -> None:
-    (tmp_path / "bad.safetensors").write_text("no tensors")
-    assert "bad.safetensors" in obstacle(make_options({"mode": "shadow"}), str(tmp_path / "bad.safetensors"))
-    assert obstacle(make_options({"mode": "canary"}), "paper") == ""
-    assert obstacle(make_options({"mode": "observe"}), "nope") == ""
-    assert obstacle(make_options({"mode": "observe", "out": tmp_path / "a" / "b"}), None) == ""
 
 
 def test_attach_with_strict_refuses(tmp_path: Path) -> None:

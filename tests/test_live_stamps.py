@@ -185,8 +185,8 @@ def test_the_loop_reads_events_one_or_two_iterations_late_and_never_waits(
     _iterations(loop, device, 64)
     assert loop.state == mode, loop.reason
     assert loop.history.count >= 64 - 8 - 1 - 2  # the shape is learned from 8, the first has no start, 2 are under way
-    assert loop.history.step()["mean_s"] == pytest.approx(0.1)
-    assert loop.history.parts()["collective_s"] == pytest.approx(0.04)
+    assert loop.history.as_dict()["step"]["mean_s"] == pytest.approx(0.1)
+    assert loop.history.as_dict()["parts"]["collective_s"] == pytest.approx(0.04)
     assert loop.log.stamps.dropped == 0
 
 

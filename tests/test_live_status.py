@@ -17,7 +17,6 @@ from paceenv.core.errors import InputError
 from paceenv.live.inspect_status import CONDITIONS, holding
 from paceenv.live.record.findings import verdict_of
 from paceenv.live.record.run_folder import write_status
-from paceenv.live.record.summary import summarise
 
 NOW_S = time.time()
 LATE = verdict_of("late", "ranks 0-3 side by side", late_s=0.02)
@@ -170,20 +169,3 @@ def test_many_ranks_fit_on_a_screen(
     assert shown[:3] == ["100", "77", "153"]
     assert len(shown) == 10
     assert all(len(line) <= 80 + line.count("\x1b") * 8 for line in lines), lines
-
-
-def test_shadow_shows_the_delays_it_would_have_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shadow = {"count": 60, "steps": 1000, "share": 0.012, "p50_s": 0.003, "p95_s": 0.008, "max_s": 0.0101}
-    paced = {"mode": "shadow", "state": "shadow", "canary": None, "pacing": {"asked": 80, "taken": 0}}
-    found = ranks(2, **paced, shadow=shadow | {"mean_s": 0.004, "total_s": 0.24})
-    found[1]["shadow"] = {"count": 0, "steps": 1000, "share": 0.0, "max_s": 0.0}
-    page = " ".join(summarise(found).split())
-    assert "it would have taken 60 delays in 2,000 steps of 2 ranks, 0.6 % of the step on average" in page
-    assert "most by rank 0: 1.2 %" in page
-    assert "median 3 ms, 95 % quantile 8 ms, longest 10.1 ms" in page
-    for one in found:
-        write_status(tmp_path, one)
-    live("status", str(tmp_path))
-    out = " ".join(capsys.readouterr().out.split())
-    assert "would have taken 60 delays" in out
-    assert "(would 4 ms)" in out

@@ -21,17 +21,6 @@ JSON = st.recursive(
 FIELDS = sorted(set(snapshot()) - {"rank", "attempt"})
 
 
-def test_the_page_says_what_is_not_measured() -> None:
-    none = dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s", "baseline_s", "newest_s"))
-    unmeasured = snapshot(1, step=none, unmeasured="no collective was seen")
-    page = summarise([unmeasured])
-    assert "a step is 8 iterations: the ranks meet in every 8th" in summarise([snapshot(0, step_iterations=8)])
-    assert "1,200 iterations, none measured: no collective was seen" in page
-    page = summarise([snapshot(0, agents={"count": 3, "complete": False, "reason": "rank 2 is silent"}), unmeasured])
-    assert "3 of 4 ranks have an agent: rank 2 is silent" in page
-    assert "nothing measured on rank 1: no collective was seen" in page
-
-
 def test_the_page_says_where_the_step_went_and_what_pacing_did() -> None:
     slow = {"compute_s": 0.09, "collective_s": 0.0, "barrier_s": 0.008, "pacing_s": 0.002}
     page = summarise([snapshot(0), snapshot(1, parts=slow)])
@@ -43,25 +32,6 @@ def test_the_page_says_where_the_step_went_and_what_pacing_did() -> None:
     assert "1,180 delays taken of 1,200 asked for, 2.4 s in all, longest 10 ms" in page
     assert "blocks with and without, 16 pairs: helps by 8.1 % [7.2, 9.0]" in page
     assert "the agent itself took 20 µs of host time per iteration, 0.02 % of the step" in page
-
-
-def test_the_page_says_what_was_held_back() -> None:
-    page = " ".join(summarise([snapshot(0), snapshot(1)]).split())
-    assert "rule defer held back 160 transfers, 5 ms on average, 20 ms at most in 80 iterations of all ranks" in page
-    none = {"asked": 0, "taken": 0}
-    holds = none | {"holds": 3, "held": 6, "held_s": 0.06, "held_max_s": 0.02}
-    page = " ".join(summarise([snapshot(0, pacing=none), snapshot(1, pacing=holds)]).split())
-    assert "most by rank 1 (6); no rank stood still" in page
-    assert "no delay was asked for" not in page
-    shadow = snapshot(0, pacing=none | {"holds": 3, "held": 0}, mode="shadow", state="shadow", canary=None)
-    assert "it would have held transfers back in 3 iterations" in " ".join(summarise([shadow]).split())
-    assert "no delay was asked for" in summarise([snapshot(0, pacing=none | {"holds": 0, "held": 0})])
-
-
-def test_the_page_says_why_a_mode_is_not_in_force() -> None:
-    page = summarise([snapshot(0, state="observe", reason="policy file: no such file", pacing={}, canary=None)])
-    assert "mode canary, in force: observe (policy file: no such file); policy slack (abababababab)" in page
-    assert "nothing: no delay was asked for" in page
 
 
 def test_what_several_ranks_said_alike_is_one_line() -> None:

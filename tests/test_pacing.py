@@ -81,17 +81,3 @@ def test_infinite_actions_are_clipped_and_not_a_number_is_off() -> None:
         settings[:, pacing.PAPER],
         [[0.0, 0.0], [pacing.MAX_THRESHOLD[pacing.PAPER], pacing.MAX_WINDOW], [0.0, pacing.MAX_WINDOW]],
     )
-
-
-def test_order_of_mechanisms_decides_which_action_sets_what() -> None:
-    action = np.array([[1.0, 1.0, -1.0, -1.0]])
-    assert pacing.decode_action(action, ("phase_shift", "slack"))[0, pacing.PHASE_SHIFT].all()
-    assert not pacing.decode_action(action, ("phase_shift", "slack"))[0, pacing.SLACK].any()
-
-
-def test_one_mechanism_and_off() -> None:
-    settings = pacing.one_mechanism("phase_shift", 0.1, 0.3)
-    assert settings[pacing.PHASE_SHIFT].tolist() == [0.1, 0.3]
-    assert np.count_nonzero(settings) == 2
-    assert pacing.off(2, 5).shape == (2, 5, len(pacing.MECHANISMS), 2)
-    assert not pacing.off(2, 5).any()

@@ -55,12 +55,6 @@ def test_rows_of_a_batch_are_separate_ranks(name: str) -> None:
         np.testing.assert_array_equal(np.stack([alone.act(rows[r : r + 1])[0] for rows in view]), decided[:, r])
 
 
-def test_passive_is_off() -> None:
-    constant = rules.passive().constant()
-    assert constant is not None
-    assert not constant[:, pacing.WINDOW].any()
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -250,14 +244,6 @@ def test_the_first_interval_is_passive_and_passive_never_delays() -> None:
 
 
 # The look-ahead plan
-
-
-def test_candidates_start_with_off_and_use_the_named_mechanisms() -> None:
-    tried = settings_of(grid(("phase_shift",)))
-    assert not tried[0].any()
-    assert len(np.unique(tried, axis=0)) == len(tried)
-    assert not np.delete(tried, pacing.PHASE_SHIFT, axis=1).any()
-    assert tried[1:, pacing.PHASE_SHIFT, pacing.WINDOW].all()
 
 
 def test_plan_is_the_best_candidate_on_the_noise_that_comes(simulator: Make) -> None:

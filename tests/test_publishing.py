@@ -21,13 +21,6 @@ CONTAINERS = sorted((ROOT / "containers").glob("*.Containerfile"))
 INSTRUCTIONS = {"ARG", "FROM", "COPY", "RUN", "ENV", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
 
 
-def test_the_version_stands_in_one_place() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert "version" not in project["project"]
-    assert project["tool"]["setuptools"]["dynamic"]["version"]["attr"] == "paceenv.__version__"
-    assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)
-
-
 def test_every_pin_installs_on_the_oldest_python_that_is_promised() -> None:
     """Also on its first patch release: distributions keep 3.11.2 for years, and a pin may ask for 3.11.5."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -83,16 +76,3 @@ def test_silent_work_is_reported_on_plain_lines(
             time.sleep(0.01)
             said += capsys.readouterr().err
     assert re.fullmatch(r"work: 25 %, \d+ s so far, about \d+ s left\n", said), "the next line comes ten seconds later"
-
-
-@pytest.mark.parametrize(
-    ("share", "total", "took_s", "line"),
-    [
-        (0.0, 4.0, 20.0, "work: 20 s so far"),
-        (1.0, None, 75.0, "work: 1 min 15 s so far"),
-        (1.0, 4.0, 20.0, "work: 25 %, 20 s so far, about 60 s left"),
-        (4.0, 4.0, 20.0, "work: 100 %, 20 s so far"),
-    ],
-)
-def test_a_line_says_how_far_it_is(share: float, total: float | None, took_s: float, line: str) -> None:
-    assert output.progress_line("work", share, total, took_s) == line

@@ -19,7 +19,7 @@ from paceenv.live.decide.guard import GuardedPolicy, OutOfRange
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile, save_policy
-from paceenv.policies.ranges import HOLD_INTERVALS, OUTSIDE_INTERVALS, RangeHold, RangeWatch
+from paceenv.policies.ranges import HOLD_INTERVALS, OUTSIDE_INTERVALS, RangeWatch
 from paceenv.policies.rollout import run, start
 from paceenv.sim.cluster import load_cluster
 
@@ -68,18 +68,6 @@ def test_only_the_rank_that_is_outside_is_passive() -> None:
     policy.reset(3)
     on = [is_on(policy, INSIDE, OUTSIDE, INSIDE) for _ in range(OUTSIDE_INTERVALS)]
     assert on == [[True] * 3] * (OUTSIDE_INTERVALS - 1) + [[True, False, True]]
-
-
-def test_what_was_outside_most_often_is_named_with_its_farthest_value() -> None:
-    hold = RangeHold(CALIBRATED)
-    for far in (0.5, -0.9, 0.7):
-        view_BO = views(far, INSIDE)
-        view_BO[1, signals.NAMES.index("wait_share")] = 0.9
-        for _ in range(OUTSIDE_INTERVALS):
-            hold.passive(np.repeat(view_BO, [2, 1], axis=0))
-    outside = hold.outside()
-    assert outside is not None
-    assert (outside.signal, round(outside.value, 3), outside.low, outside.high) == ("step_cv", -0.9, 0.1, 0.3)
 
 
 def test_without_a_range_only_what_is_not_a_number_is_outside() -> None:

@@ -9,7 +9,7 @@ import pytest
 from paceenv.core.errors import InputError
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.sim.cluster import Cluster
-from paceenv.trainers.closed_loop.scenario_program import left_out, program_base
+from paceenv.trainers.closed_loop.scenario_program import known_cluster, left_out
 from paceenv.ui import config_files
 
 COMPUTE = {"compute": {"mean_s": 0.05}}
@@ -26,7 +26,9 @@ def scenario(*phases: dict[str, Any], on: tuple[int, ...] = (0, 1, 2, 3), **netw
 
 def base_of(*phases: dict[str, Any], **given: Any) -> Cluster:
     """The program of such a job."""
-    return config_files.parse(Cluster, program_base(scenario(*phases, **given)), "test")
+    found = known_cluster(scenario(*phases, **given))
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_to_all"])

@@ -17,7 +17,6 @@ from paceenv.core.trace import PACE_OP, read_trace
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.policies import rollout
 from paceenv.policies.base import Policy
-from paceenv.policies.distilled import Distilled
 from paceenv.policies.rules import passive
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import load_cluster
@@ -75,11 +74,8 @@ def slack_windows(policy: str, job: Recorded, rank: int) -> NDArray[np.float64]:
     """The slack window that a rank decides on after each interval of a recorded job, share of the baseline step.
 
     As far as :data:`ENOUGH`: a wider one changes nothing.
-    Without the policy's check of itself: it measures what its pacing does, which is nothing in a recording.
     """
     chosen = select_policy(policy, load_cluster("unequal-slack"))
-    if isinstance(chosen, Distilled):
-        chosen.checks_itself = False
     pacer = RankPacer(chosen, cap_s=0.1, has_barrier=True, barrier_alone_s=BARRIER_ALONE_S)  # type: ignore[arg-type]
     found = []
     for t in range(len(job.step_T)):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceenv.core import signals, standing, timing
-from paceenv.live.decide.blocks import PHASE_ITERATIONS, RAMP_ITERATIONS, Plan, block_plan
+from paceenv.core import signals
+from paceenv.live.decide.blocks import Plan, block_plan
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.policies import names
 from paceenv.policies.base import Policy
@@ -114,31 +114,11 @@ def test_the_delay_is_back_at_once_and_several_policies_do_not_disturb_each_othe
     assert expected[-1] > 0.0
 
 
-def test_of_a_block_without_pacing_only_the_baselines_stay() -> None:
-    rank, tick = timing.new_state()
-    rank[:], tick[:] = 1.0, 1.0
-    left = standing.leave(rank, tick)
-    rank[:], tick[:] = 2.0, 2.0
-    standing.resume(rank, tick, left)
-    assert set(np.flatnonzero(rank[:, 0] == 2.0)) == set(standing.RANK_BASELINES)
-    assert set(np.flatnonzero(tick == 2.0)) == set(standing.TICK_BASELINES)
-
-
 def test_the_interval_is_the_policys_own_and_older_files_have_it_in_their_training(tmp_path: Path) -> None:
     path = tmp_path / "p.safetensors"
     save_policy(path, PolicyFile(network(interval_iterations=35), {}, {}))
     assert load_policy(path).policy.interval_iterations == 35
     assert named("learned").interval_iterations == 20
-
-
-def test_blocks_follow_from_the_policys_time_constants() -> None:
-    slack = block_plan(named("static:slack=0.02/0.4"))
-    assert slack == (60, RAMP_ITERATIONS, 20 + RAMP_ITERATIONS)
-    shift = block_plan(named("static:phase_shift=0.02/0.4"))
-    assert shift == (240, PHASE_ITERATIONS, 20 + PHASE_ITERATIONS)
-    slow = block_plan(network(interval_iterations=50, memory_intervals=8))
-    assert slow == (150, RAMP_ITERATIONS, 50 + RAMP_ITERATIONS + 400)
-    assert block_plan(named("adaptive"), 30).settle_iterations == 10
 
 
 def test_the_first_compared_block_comes_after_the_memory_is_full() -> None:

@@ -23,10 +23,7 @@ from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.policies.policy_file import load_policy
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.engine.simulator import MAX_RUN_SEED, SEEDS_OF_A_RUN, TRAINING_SEEDS, episode_keys, training_seed
-from paceenv.trainers.evaluation.evaluate import evaluate
-from paceenv.trainers.evaluation.score_table import markdown, verdicts
-from paceenv.trainers.evaluation.static_search import search_static
-from paceenv.trainers.evaluation.suites import MAX_FIRST_SEED, Suite, load_suite
+from paceenv.trainers.evaluation.suites import MAX_FIRST_SEED, Suite
 from paceenv.trainers.training import training_run
 from paceenv.trainers.training.sb3_learner import Sb3Learner
 from paceenv.trainers.training.train_config import Environment, TrainConfig, load_train_config
@@ -109,38 +106,6 @@ def test_the_adapter_is_the_environment() -> None:
         assert all(not infos[n] for n in np.flatnonzero(~done))
         ended += done.sum()
     assert ended > 6
-
-
-def test_the_adapter_refuses_another_autoreset_mode() -> None:
-    with pytest.raises(InputError, match="autoreset_mode = 'NextStep'; allowed: SameStep"):
-        NativeVecEnv([PacingVectorEnv(2)])
-
-
-def test_a_row_has_the_attributes_and_methods_of_its_batch() -> None:
-    mode = AutoresetMode.SAME_STEP
-    env = NativeVecEnv(
-        [
-            PacingVectorEnv(2, "unequal-slack", mechanisms="slack", autoreset_mode=mode),
-            PacingVectorEnv(1, mechanisms="slack", autoreset_mode=mode, warn_null=False),
-        ]
-    )
-    assert env.get_attr("num_envs") == [2, 2, 1]
-    env.set_attr("note", "here", indices=[0, 2])
-    assert env.get_attr("note") == ["here"] * 3
-    assert env.env_method("render", indices=[1, 2]) == [None, None]
-
-
-def test_a_comparison_says_in_words_what_its_intervals_say() -> None:
-    suite = load_suite("demo").model_copy(update={"seeds": 8, "iterations": 200, "mechanisms": ["phase_shift"]})
-    static = search_static(suite).best()
-    comparison = evaluate([static, "paper", "clairvoyant"], suite)
-    total = comparison.total("clairvoyant")
-    assert total.gain_ci95[0] <= total.gain <= total.gain_ci95[1]
-    itself = comparison.total(static, against=static)
-    assert (itself.gain, *itself.gain_ci95) == (0.0, 0.0, 0.0)
-    text = markdown(comparison, verdicts(comparison, "paper", static))
-    assert "| clairvoyant | demo |" in text
-    assert "one-job" in verdicts(comparison, "paper", static)[-1]
 
 
 def test_an_interrupted_run_resumes_to_the_same_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

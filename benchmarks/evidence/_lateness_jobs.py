@@ -6,13 +6,11 @@ Suffixes: T steps, R ranks. Times are seconds.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from benchmarks._common import NOISE
@@ -33,7 +31,6 @@ MEMORYLESS: Final = ("jitter_cv", "imbalance_cv", "stall_rate", "common_cv")
 """Noise of single steps; without it only what lasts is left."""
 MOST_STEPS: Final = 4000
 """Recorded at once by the simulator."""
-LEAST_RUNS, LEAST_ROWS = 4, 100
 
 NOISES: Final[dict[str, dict[str, float]]] = {
     "jitter 1 %": {"jitter_cv": 0.01},
@@ -144,29 +141,3 @@ def sockets() -> list[Series]:
     """The recorded jobs over sockets; two hosts of ``my-slack`` have work that the others do not, so it is removed."""
     paths = sorted((DATA / "socket-runs").glob("*.parquet"))
     return [evened(series) if series.name.startswith("my-slack") else series for series in map(recorded, paths)]
-
-
-def repeated_runs() -> Iterator[Series]:
-    """MLPerf: runs of the same system and benchmark side by side, each as if it were a rank of one job.
-
-    They logged whole steps. A run's usual step is set to that of all runs; its tails, drift and persistence are real.
-    """
-    path = DATA / "mlperf-v5.1" / "steps.parquet"
-    if not path.exists():
-        return
-    table = pq.read_table(path, columns=["system", "benchmark", "run", "step_time_s"])
-    system, benchmark = (
-        np.asarray(table[c].cast("string").to_numpy(zero_copy_only=False)) for c in table.schema.names[:2]
-    )
-    run, step_s = table["run"].to_numpy(), table["step_time_s"].to_numpy()
-    for name in sorted(set(zip(system.tolist(), benchmark.tolist(), strict=True))):
-        mine = (system == name[0]) & (benchmark == name[1])
-        runs = [step_s[mine & (run == r)][2:] for r in np.unique(run[mine])]
-        length = int(np.median([len(r) for r in runs]))
-        runs = [r[:length] for r in runs if len(r) >= length]
-        if len(runs) >= LEAST_RUNS and length >= LEAST_ROWS:
-            own_TR = np.stack(runs, axis=1)
-            usual_R = np.median(own_TR, axis=0)
-            own_TR = own_TR * (np.median(usual_R) / usual_R)
-            alike = (tuple(range(len(runs))),)
-            yield Series(" ".join(name), own_TR, np.median(own_TR, axis=1), alike, np.zeros_like(own_TR))

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Final
 
 import numpy as np
 import typer
-from scipy import stats
 
 from benchmarks._common import put
 from benchmarks.evidence import _lateness_jobs as jobs
@@ -51,14 +49,11 @@ Table = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]
 
 @dataclass(frozen=True)
 class Healthy:
-    """Wrong names in jobs in which no rank is late; ``true`` ones are of ranks that really were, by drift or else."""
+    """Wrong names in jobs in which no lateness was put; of a rank that really was late, by drift or else, is right."""
 
-    kind: str
-    jobs: int
     steps: int
     hours: float
     wrong: int
-    true: int
 
 
 @dataclass(frozen=True)
@@ -74,8 +69,6 @@ class Delay:
     seconds: float
     off: float
     """Steps between the true begin and the one found."""
-    amount: float
-    """Found lateness over the true one."""
     wrong: int
 
 
@@ -90,35 +83,23 @@ def is_true(series: Series, span: LateSpan) -> bool:
     return bool(series.true_late_TR[steps, span.rank].mean() > LEAST_SHARE * series.step_s_T[steps].mean())
 
 
-def healthy(kind: str, found: Iterable[Series]) -> Healthy:
-    """Watch jobs in which no lateness was put."""
-    count = steps = wrong = true = 0
-    hours = 0.0
-    for series in found:
-        named = watch(series).named
-        right = sum(is_true(series, span) for span in named)
-        count, steps, hours = count + 1, steps + series.steps, hours + series.hours
-        wrong, true = wrong + len(named) - right, true + right
-    return Healthy(kind, count, steps, hours, wrong, true)
+def healthy(series: Series) -> Healthy:
+    """Watch a job in which no lateness was put."""
+    return Healthy(series.steps, series.hours, sum(not is_true(series, span) for span in watch(series).named))
 
 
-def healthy_jobs(seed: int) -> Iterator[tuple[str, Iterable[Series]]]:
-    """Healthy jobs by kind."""
+def healthy_jobs(seed: int) -> Iterator[Series]:
+    """Healthy jobs of every kind."""
     for noise in jobs.NOISES:
         for ranks, steps in HEALTHY.items():
             first = NEW_SEED + 1000 * seed
             seeds = range(first, first + math.ceil(steps / JOB_STEPS))
-            yield f"simulated, {noise}", map(partial(_simulated, noise, ranks), seeds)
+            yield from (jobs.simulated(noise, ranks, JOB_STEPS, one) for one in seeds)
     for series in jobs.production():
         rng = np.random.default_rng([seed, len(series.own_TR[0])])
-        yield series.name, [series]
-        yield f"{series.name}, resampled", [jobs.resampled(series, RESAMPLED_STEPS, rng) for _ in range(40)]
-    yield "recorded socket jobs", jobs.sockets()
-    yield "MLPerf runs side by side", jobs.repeated_runs()
-
-
-def _simulated(noise: str, ranks: int, seed: int) -> Series:
-    return jobs.simulated(noise, ranks, JOB_STEPS, seed)
+        yield series
+        yield from (jobs.resampled(series, RESAMPLED_STEPS, rng) for _ in range(40))
+    yield from jobs.sockets()
 
 
 def delay(kind: str, series: Series, rank: int, begin: int, slower: float) -> Delay:
@@ -130,13 +111,10 @@ def delay(kind: str, series: Series, rank: int, begin: int, slower: float) -> De
     ranks = series.own_TR.shape[1]
     share = float(slowed.true_late_TR[begin:, rank].mean() / slowed.step_s_T[begin:].mean())
     if not right:
-        return Delay(kind, ranks, slower, share, math.nan, math.nan, math.nan, math.nan, wrong)
+        return Delay(kind, ranks, slower, share, math.nan, math.nan, math.nan, wrong)
     first = right[0]
     seconds = float(slowed.step_s_T[begin : first.named + 1].sum())
-    true_s = float(slowed.true_late_TR[begin : first.named + 1, rank].mean())
-    return Delay(
-        kind, ranks, slower, share, first.named - begin + 1, seconds, first.first - begin, first.late_s / true_s, wrong
-    )
+    return Delay(kind, ranks, slower, share, first.named - begin + 1, seconds, first.first - begin, wrong)
 
 
 def delays(seed: int, repeats: int) -> Iterator[Delay]:
@@ -167,41 +145,6 @@ def cost_us() -> dict[int, float]:
         find_late_ranks(own_TR, 1.0)
         found[ranks] = 1e6 * (time.process_time() - begin) / len(own_TR)
     return found
-
-
-def upper(count: int) -> float:
-    """Upper 95 % limit of a Poisson mean of which ``count`` were seen; 3.0 for none (rule of three)."""
-    return float(stats.chi2.ppf(0.95, 2 * (count + 1)) / 2)
-
-
-def lower(count: int) -> float:
-    """Lower 95 % limit."""
-    return float(stats.chi2.ppf(0.05, 2 * count) / 2) if count else 0.0
-
-
-def healthy_table(rows: Sequence[Healthy]) -> Table:
-    """Wrong names by kind of job."""
-    merged: dict[str, list[Healthy]] = {}
-    for row in rows:
-        merged.setdefault(row.kind, []).append(row)
-    merged["**all simulated**"] = [row for row in rows if row.kind.startswith("simulated")]
-    cells = []
-    for kind, mine in merged.items():
-        steps, wrong, hours = (sum(getattr(r, name) for r in mine) for name in ("steps", "wrong", "hours"))
-        cells.append(
-            (
-                kind,
-                str(sum(r.jobs for r in mine)),
-                f"{steps:,}",
-                f"{hours:,.2f}",
-                str(wrong),
-                f"{1e3 * wrong / hours:.1f} [{1e3 * lower(wrong) / hours:.2g}, {1e3 * upper(wrong) / hours:.2g}]",
-                f"{1e6 * upper(wrong) / steps:,.0f}",
-                str(sum(r.true for r in mine)),
-            )
-        )
-    columns = ("healthy jobs", "jobs", "steps", "hours", "wrong names", "per 1,000 hours [95 % limits]")
-    return "False alarms", (*columns, "at most, per million steps", "true names"), cells
 
 
 def delay_table(rows: Sequence[Delay]) -> Table:
@@ -262,24 +205,23 @@ def main(
     write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/detection.md from this run.")] = False,
 ) -> None:
     """Put lateness into simulated and recorded jobs, and count how soon and how rightly it is named."""
-    kinds = list(healthy_jobs(seed))
-    rows: list[Delay] = []
-    calm: list[Healthy] = []
-    with output.progress("healthy jobs", len(kinds)) as done:
-        for kind, found in kinds:
-            calm.append(healthy(kind, found))
+    calm, rows = list[Healthy](), list[Delay]()
+    with output.progress("healthy jobs") as done:
+        for series in healthy_jobs(seed):
+            calm.append(healthy(series))
             done(len(calm))
-    calm = [row for row in calm if row.jobs]
     cases = len(jobs.NOISES) * len(HEALTHY) * len(SLOWER) * repeats
     with output.progress("late ranks", cases) as done:
         for row in delays(seed, repeats):
             rows.append(row)
             done(min(len(rows), cases))
-    tables = [summary_table(rows, calm, cost_us()), delay_table(rows), healthy_table(calm)]
-    for title, columns, cells in tables:
-        output.print_table(title, columns, cells)
+    (_, columns, short), (_, delay_columns, delay_rows) = tables = (
+        summary_table(rows, calm, cost_us()),
+        delay_table(rows),
+    )
+    for title, names, cells in tables:
+        output.print_table(title, names, cells)
     if write:
-        (_, columns, short), (_, delay_columns, delay_rows), _ = tables
         all_rows = [row for row in delay_rows if "all" in row[1]]
         lines = [*markdown_table(columns, short), "", *markdown_table(delay_columns, all_rows)]
         put("detection.md", f"python -m benchmarks.evidence.detection --repeats {repeats} --seed {seed} --write", lines)

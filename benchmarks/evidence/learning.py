@@ -1,11 +1,10 @@
-"""What trainings by the config `demo` cost and learn, beside the best constant setting, on seeds that neither saw."""
+"""Reference curves of the default task: learners beside the best constant setting, by CPU time, on held-out seeds."""
 
 from __future__ import annotations
 
 import itertools
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,39 +18,42 @@ from paceenv.policies.policy_file import save_policy
 from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
 from paceenv.trainers.evaluation.static_search import Problem, Setting, spelled
 from paceenv.trainers.evaluation.suites import Case, Suite, load_suite
-from paceenv.trainers.training.sb3_learner import Sb3Learner
-from paceenv.trainers.training.train_config import TrainConfig, load_train_config
+from paceenv.trainers.training.train_config import TrainConfig, load_train_config, with_algorithm
 from paceenv.trainers.training.training_run import Run
+from paceenv.ui import figures
 
 Array = NDArray[np.float64]
-CONFIG, SEEDS, MOST_S = "demo", 5, 60.0
+CONFIG, MOST_S = "demo", 60.0
+PICTURE = Path(__file__).resolve().parents[2] / "docs" / "static" / "learning.png"
+SEEDS = {"PPO": 5, "SAC": 3, "distill": 3}
+SEGMENT = {"PPO": 10, "SAC": 1, "distill": 1}
+"""Rollouts of a segment; PPO has those of `paceenv train`."""
+DISTILL = {"rounds": 6, "candidates": 8, "net_arch": [64, 64], "every_intervals": 16}
+POINTS = 8
+"""Policies of a training that are evaluated; their number decides how long the benchmark takes."""
 THRESHOLDS, WINDOWS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2), (0.02, 0.04, 0.06, 0.1, 0.2)
 """Of the constants that are tried: finer than the default grid of sweeps."""
-PARTS = ("stepping", "update", "policy and the rest")
 
 
-def _timed(function: Callable[[], Any], spent: list[float]) -> Callable[[], Any]:
-    def timed() -> Any:
-        started = time.process_time()
-        found = function()
-        spent[0] += time.process_time() - started
-        return found
+def config_of(algorithm: str, seed: int) -> TrainConfig:
+    """The config `demo` on one thread, with another algorithm at its defaults."""
+    data = with_algorithm(load_train_config(CONFIG).model_dump(), algorithm) | {"seed": seed}
+    data["environment"]["threads"] = 1
+    if algorithm == "distill":
+        data |= {"distill": DISTILL, "total_timesteps": 12_000}
+    return TrainConfig.model_validate(data)
 
-    return timed
 
-
-def train(config: TrainConfig, path: Path) -> tuple[int, float, tuple[float, ...]]:
-    """Train and save; decisions, CPU seconds, and the share of them in each of :data:`PARTS`."""
-    run, stepping, update = Run(config), [0.0], [0.0]
-    learner = run.learner
-    assert isinstance(learner, Sb3Learner)
-    setattr(learner.envs, "step_wait", _timed(learner.envs.step_wait, stepping))  # noqa: B010 (a method, to mypy)
-    learner.model.train = _timed(learner.model.train, update)
-    while run.goes_on():
-        run.advance()
-    save_policy(path, run.result().file)
-    shares = stepping[0] / run.cpu_s, update[0] / run.cpu_s
-    return run.timesteps, run.cpu_s, (*shares, 1.0 - sum(shares))
+def train(config: TrainConfig, folder: Path) -> list[tuple[int, float, str]]:
+    """Train for at most :data:`MOST_S`: decisions, CPU seconds and policy file, at :data:`POINTS` moments."""
+    run, made = Run(config), list[tuple[int, float, str]]()
+    while run.goes_on() and run.cpu_s < MOST_S:
+        run.advance(run.timesteps + SEGMENT[config.algorithm] * run.learner.rollout_timesteps)
+        path = folder / f"{config.algorithm}-{config.seed}-{run.timesteps}.safetensors"
+        save_policy(path, run.result().file)
+        made.append((run.timesteps, run.cpu_s, str(path)))
+    kept = np.unique(np.linspace(0, len(made) - 1, POINTS).round().astype(int))
+    return [made[n] for n in kept]
 
 
 def best_constant(suite: Suite) -> str:
@@ -64,42 +66,60 @@ def best_constant(suite: Suite) -> str:
 
 
 def run() -> Report:
-    """Train with several seeds, and compare each policy with the best constant on held-out seeds."""
-    config, suite = load_train_config(CONFIG), load_suite(CONFIG)
-    config = config.model_copy(update={"environment": config.environment.model_copy(update={"threads": 1})})
-    Run(config).advance(1)  # compiles
+    """Train with several learners and seeds, and compare each policy with the best constant on held-out seeds."""
+    suite = load_suite(CONFIG)
+    Run(config_of("PPO", 0)).advance(1)  # compiles
     constant = best_constant(suite)
     with tempfile.TemporaryDirectory() as folder:
-        files = [str(Path(folder) / f"seed-{seed}.safetensors") for seed in range(SEEDS)]
-        found = [train(config.model_copy(update={"seed": n}), Path(file)) for n, file in enumerate(files)]
-        result = evaluate([constant, *files], suite)
-    rows, data = list[tuple[str, ...]](), list[dict[str, Any]]()
-    for seed, (file, (decisions, cpu_s, shares)) in enumerate(zip(files, found, strict=True)):
+        curves = {
+            (algorithm, seed): train(config_of(algorithm, seed), Path(folder))
+            for algorithm, seeds in SEEDS.items()
+            for seed in range(seeds)
+        }
+        result = evaluate([constant, *(file for curve in curves.values() for _, _, file in curve)], suite)
+    rows, data, last = list[tuple[str, ...]](), list[dict[str, Any]](), dict[str, list[str]]()
+    for (algorithm, seed), curve in curves.items():
+        decisions, cpu_s, file = curve[-1]
         gain, ahead = result.total(file), result.total(file, against=constant)
-        rate = decisions / cpu_s
-        cells = (f"{cpu_s:.0f}", figure(rate), *(f"{share:.0%}" for share in shares))
-        rows.append((str(seed), *cells, f"{gain.gain:+.2%}", _interval(Interval(ahead.gain, *ahead.gain_ci95))))
-        data.append({"seed": seed, "cpu_s": cpu_s, "rate": rate, "gain": gain.gain, "beyond": ahead.gain})
+        cells = (f"{cpu_s:.0f}", figure(decisions), figure(decisions / cpu_s), f"{gain.gain:+.2%}")
+        rows.append((algorithm, str(seed), *cells, _interval(Interval(ahead.gain, *ahead.gain_ci95))))
+        points = [{"decisions": n, "cpu_s": at_s, "gain": result.total(one).gain} for n, at_s, one in curve]
+        data.append({"algorithm": algorithm, "seed": seed, "curve": points, "beyond": ahead.gain})
+        last.setdefault(algorithm, []).append(file)
+    draw(data, result.total(constant).gain)
     clusters = list[tuple[str, ...]]()
     for name, cases in ((suite.name, suite.cases), *((case.name, [case]) for case in suite.cases)):
-        constants, ours = (f"{_gain_E(result, some, cases).mean():+.2%}" for some in ([constant], files))
-        beyond = metrics.bootstrap_interval(_gain_E(result, files, cases, constant))
-        clusters.append((name, constants, ours, _interval(beyond)))
-    slowest = max(cpu_s for _, cpu_s, _ in found)
-    worst = min(result.total(file, against=constant).gain_ci95[0] for file in files)
+        ours = [
+            _interval(metrics.bootstrap_interval(_gain_E(result, files, cases, constant))) for files in last.values()
+        ]
+        clusters.append((name, f"{_gain_E(result, [constant], cases).mean():+.2%}", *ours))
+    slowest = max(curves["PPO", seed][-1][1] for seed in range(SEEDS["PPO"]))
+    worst = min(result.total(file, against=constant).gain_ci95[0] for file in last["PPO"])
     target = Target(
-        "better than the best constant, every seed",
+        "PPO better than the best constant, every seed",
         f"surely, in {MOST_S:.0f} CPU s",
         f"lowest end {worst:+.2%}, {slowest:.0f} CPU s",
         worst > 0.0 and slowest <= MOST_S,
     )
-    columns = ("seed", "CPU s", "decisions per CPU s", *PARTS, "gain", "beyond the best constant")
-    text = f"`paceenv train {CONFIG}` on one thread; the best constant on the same task is `{constant}`."
-    tables = (
-        Table("trainings", columns, rows),
-        Table("by cluster, means of the seeds", ("cluster", "constant", "trained", "beyond the constant"), clusters),
-    )
+    text = f"The task of `paceenv train {CONFIG}` on one thread; the best constant there is `{constant}`."
+    columns = ("learner", "seed", "CPU s", "decisions", "a CPU s", "gain", "beyond the best constant")
+    by_cluster = ("cluster", "constant", *(f"{algorithm} beyond it" for algorithm in last))
+    tables = (Table("trainings", columns, rows), Table("by cluster, means of the seeds", by_cluster, clusters))
     return Report("Learning", text, {"trainings": data, "constant": constant}, tables, (target,))
+
+
+def draw(trainings: Sequence[dict[str, Any]], constant_gain: float) -> None:
+    """Gain by CPU seconds, a line a seed and a colour a learner."""
+    drawn, panel = figures.axes("The default task, held-out seeds", "CPU seconds", "throughput against no pacing, %")
+    shades = dict(zip(SEEDS, ("#4c72b0", "#dd8452", "#8172b3"), strict=True))
+    for one in trainings:
+        at_s, gains = ([point[key] for point in one["curve"]] for key in ("cpu_s", "gain"))
+        label = one["algorithm"] if one["seed"] == 0 else None
+        panel.plot(at_s, 100.0 * np.array(gains), "o-", ms=3, linewidth=1, color=shades[one["algorithm"]], label=label)
+    panel.axhline(100.0 * constant_gain, color=figures.STATIC_COLOUR, linestyle="--", label="best constant")
+    panel.set(xlim=(0.0, None))
+    panel.legend(loc="lower right")
+    figures.save(drawn, PICTURE)
 
 
 def _gain_E(result: SuiteResult, policies: Sequence[str], cases: Sequence[Case], against: str = "passive") -> Array:

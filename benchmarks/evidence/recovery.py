@@ -156,7 +156,7 @@ TENANTS_IN = 4
 
 @dataclass(frozen=True)
 class Recovered:
-    """One parameter of one calibration beside the value the trace was made with; ``inside`` by level of LEVELS.
+    """One parameter of one calibration; ``inside``: whether its interval holds the true value, by level of LEVELS.
 
     ``z`` is the error over what the interval gives for a standard error on the side of the true value; NaN if not
     identified.
@@ -164,16 +164,9 @@ class Recovered:
 
     mechanism: str
     key: str
-    true: float
-    value: float
     z: float
     inside: tuple[bool, ...]
     is_identified: bool
-
-    @property
-    def error(self) -> float:
-        """Relative."""
-        return self.value / self.true - 1.0
 
 
 def random_cluster(mechanism: str, rng: Rng) -> Cluster:
@@ -230,7 +223,7 @@ def compare(mechanism: str, fit: JobFit, cluster: Cluster) -> list[Recovered]:
             continue
         edges = [_interval(p, level) for level in LEVELS] if p.is_identified else []
         inside = tuple(low <= true <= high for low, high in edges)
-        found.append(Recovered(mechanism, p.key, true, p.value, _away(p, true), inside, p.is_identified))
+        found.append(Recovered(mechanism, p.key, _away(p, true), inside, p.is_identified))
     return found
 
 
@@ -293,10 +286,7 @@ def coverage(found: Sequence[Recovered], level: int = 0) -> float:
     return float(np.mean([one.inside[level] for one in found if one.is_identified]))
 
 
-COLUMNS = (
-    *("parameter", "identified", "inside 90 %", "inside 95 %", "median error", "spread"),
-    *("z, root mean square", "largest", ""),
-)
+COLUMNS = ("parameter", "identified", "inside 90 %", "inside 95 %", "z, root mean square", "largest", "")
 
 
 def rows(cases: Sequence[Case]) -> list[tuple[str, ...]]:
@@ -308,27 +298,13 @@ def rows(cases: Sequence[Case]) -> list[tuple[str, ...]]:
 
 def _row(key: str, found: Sequence[Recovered]) -> tuple[str, ...]:
     identified = [one for one in found if one.is_identified]
-    errors = np.array([one.error for one in identified])
     z = np.array([one.z for one in identified])
     inside, n = sum(one.inside[0] for one in identified), len(identified)
     # a count that chance alone may make of a share within what was asked for is not called off
     low, high = stats.binom.ppf(0.025, n, ASKED[0]), stats.binom.ppf(0.975, n, ASKED[1])
-    spread = float(np.diff(np.quantile(errors, [0.25, 0.75]))[0]) / 1.349  # of the bulk, as a standard deviation
-    return (
-        key,
-        f"{n} of {len(found)}",
-        _share(identified, 0),
-        _share(identified, 1),
-        f"{np.median(errors):+.2%}",
-        f"{spread:.2%}",
-        f"{np.sqrt(np.mean(z**2)):.2f}",
-        f"{np.abs(z).max():.1f}",
-        "" if low <= inside <= high else "too narrow" if inside < low else "too wide",
-    )
-
-
-def _share(found: Sequence[Recovered], level: int) -> str:
-    return f"{coverage(found, level):.1%}"
+    off = "" if low <= inside <= high else "too narrow" if inside < low else "too wide"
+    shares = (f"{coverage(identified, level):.1%}" for level in range(len(LEVELS)))
+    return (key, f"{n} of {len(found)}", *shares, f"{np.sqrt(np.mean(z**2)):.2f}", f"{np.abs(z).max():.1f}", off)
 
 
 if __name__ == "__main__":

@@ -274,13 +274,15 @@ def main(
             done(len(verdicts))
     with_cause, without = verdicts[: len(sick)], verdicts[len(sick) :]
     result = summary(with_cause, without)
-    output.print_table("Diagnosis of known causes", ("", ""), [(k, _spelled(v)) for k, v in result.items()])
+    rows = [(key, _spelled(value)) for key, value in result.items()]
+    output.print_table("Diagnosis of known causes", ("", ""), rows)
     for v in with_cause:
         if not v.top_right or v.error > WITHIN:
             shares = f"true {_shares(v.true)}, found {_shares(v.found)}"
             output.say(f"{v.case.label} {v.case.causes}: lost {v.lost:.1%}, {shares}")
     if write:
-        put("detection.md", "python -m benchmarks.evidence.simulated_causes --write", lines(with_cause, result))
+        command = "python -m benchmarks.evidence.simulated_causes --write"
+        put("detection.md", command, markdown_table(("simulated jobs", ""), rows))
 
 
 def summary(with_cause: list[Verdict], without: list[Verdict]) -> dict[str, Any]:
@@ -301,19 +303,6 @@ def summary(with_cause: list[Verdict], without: list[Verdict]) -> dict[str, Any]
 
 def _shares(shares: dict[str, float]) -> str:
     return ", ".join(f"{cause} {share:.0%}" for cause, share in shares.items()) or "nothing"
-
-
-def lines(with_cause: list[Verdict], result: dict[str, Any]) -> list[str]:
-    """What the page says: the numbers that count, and every job that was judged wrongly."""
-    missed = [v for v in with_cause if not v.top_right or v.error > WITHIN]
-    table = [(v.case.label, f"{v.lost:.0%}", _shares(v.true), _shares(v.found)) for v in missed]
-    return [
-        *markdown_table(("simulated jobs", ""), [(key, _spelled(value)) for key, value in result.items()]),
-        "",
-        f"Every job with a wrong top cause, or with its share off by more than {WITHIN * 100:.0f} points:",
-        "",
-        *markdown_table(("job", "lost", "true", "found"), table),
-    ]
 
 
 def _spelled(value: float | int) -> str:

@@ -13,28 +13,26 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-ITERATIONS, PAUSE_S = 40, 0.01
+ITERATIONS, PAUSE_S = 40, 0.03
 
 
 @dataclass(frozen=True)
 class Start:
     """How the processes of a job are started.
 
-    ``fresh`` is a new interpreter, with ``flags``; otherwise a fork of one that has imported PyTorch. ``limits`` are
-    names of ``resource.RLIMIT_*`` without the prefix. ``mounts`` are file systems that only the job sees: its place
-    ("live" is the run's folder) and its options, or "ro". ``nobody`` runs it as a user without any right.
+    ``flags`` are of the interpreter. ``limits`` are names of ``resource.RLIMIT_*`` without the prefix. ``mounts`` are
+    file systems that only the job sees: its place ("live" is the run's folder) and its options, or "ro". ``options``
+    are the agent's.
     """
 
-    fresh: bool = False
     flags: tuple[str, ...] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
-    environ: Mapping[str, str | None] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
-    nobody: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,18 +51,31 @@ class Fault:
 FAULTS: dict[str, Fault] = {}
 
 Act = Callable[["Job"], None]
+Break = Callable[["Job", int], object]
 
 
 def fault(
-    kind: str, variants: str | Mapping[str, Start] = "", start: Start | None = None, **more: Any
+    kind: str, variants: str | Mapping[str, Start] = "", start: Start = Start(), **more: Any
 ) -> Callable[[Act], Act]:
     """Register a job as a kind of fault. ``variants``: their names, or how each is started; ``more`` as in Fault."""
     if isinstance(variants, str):
-        variants = {name: start or Start() for name in variants.split() or [""]}
+        variants = dict.fromkeys(variants.split() or [""], start)
 
     def register(act: Act) -> Act:
         FAULTS[kind] = Fault(kind, act, variants, **more)
         return act
+
+    return register
+
+
+def breaks(
+    kind: str, variants: str | Mapping[str, Start], start: Start = Start(), *, pause_s: float = PAUSE_S, **more: Any
+) -> Callable[[Break], Break]:
+    """Register what is called before every iteration of a plain job as a kind of fault."""
+
+    def register(before: Break) -> Break:
+        fault(kind, variants, start, **more)(lambda job: job.train(before=partial(before, job), pause_s=pause_s))
+        return before
 
     return register
 
@@ -78,22 +89,23 @@ class Job:
         self.agent = agent
         """"", "launcher" or "attach"."""
         self.random = random.Random(1000 * seed + self.rank)
+        self.kept: list[Any] = []
+        """What is to stay until the end."""
 
-    def begin(self, timeout_s: float = 60.0) -> None:
+    def begin(self, timeout_s: float = 30.0) -> None:
         """Join the job's process group."""
-        import torch
         import torch.distributed as dist
 
-        torch.manual_seed(self.seed)
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
 
-    def network(self, hidden: int = 32) -> Any:
+    def network(self) -> Any:
         """The same weights on every rank."""
         import torch
         from torch import nn
 
         torch.manual_seed(self.seed)
-        return nn.Sequential(nn.Linear(16, hidden), nn.Tanh(), nn.Linear(hidden, 4))
+        return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
 
     def ddp(self, network: Any = None, **options: Any) -> Any:
         from torch.nn.parallel import DistributedDataParallel
@@ -104,14 +116,6 @@ class Job:
         import torch
 
         return torch.optim.SGD(model.parameters(), lr=0.05)
-
-    def attach(self, model: Any = None, **options: Any) -> Any:
-        """The agent, where the job is run with one that it attaches itself."""
-        if self.agent != "attach":
-            return None
-        from paceenv import live
-
-        return live.attach(model, out=str(self.live), **options)
 
     def inputs(self, iteration: int) -> Any:
         import torch
@@ -129,6 +133,7 @@ class Job:
         pause_s: float = PAUSE_S,
     ) -> None:
         """Train and print what came out; ``before`` is called with every iteration, ``step`` replaces its body."""
+        self.begin()
         model = self.ddp() if model is None else model
         optimizer = self.optimizer(model) if optimizer is None else optimizer
 

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module
 from pathlib import Path
 
-
-def main() -> None:
-    """Arguments: kind, variant, seed, folder, and how the agent is attached ("", launcher or attach)."""
-    from benchmarks.faults._fault import FAULTS, Job
-
-    kind, variant, seed, folder, agent = sys.argv[1:]
-    for name in ("system", "process", "python", "torch"):
-        import_module(f"benchmarks.faults._{name}_faults")
-    job = Job(variant, int(seed), Path(folder), agent=agent)
-    os.chdir(folder)
-    FAULTS[kind].act(job)
-
+from benchmarks.faults import _process_faults, _system_faults, _torch_faults  # noqa: F401  # they register
+from benchmarks.faults._fault import FAULTS, Job
 
 if __name__ == "__main__":
-    main()
+    kind, variant, seed, folder, agent = sys.argv[1:]  # agent: "", launcher or attach
+    os.chdir(folder)
+    FAULTS[kind].act(Job(variant, int(seed), Path(folder), agent=agent))

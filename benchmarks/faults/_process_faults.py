@@ -1,49 +1,29 @@
-"""Faults of processes, signals, threads and of the interpreter itself."""
+"""Faults of processes, signals and threads, of policies and of logging."""
 
-# mypy: disable-error-code="no-untyped-call"
+# mypy: disable-error-code="no-untyped-call,misc,assignment"
 from __future__ import annotations
 
-import multiprocessing
+import atexit
+import gc
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
-from benchmarks.faults._fault import Job, Start, fault
-
-PLAIN = Start(fresh=True)
-
-
-def _flags(*flags: str, **environ: str) -> Start:
-    return Start(fresh=True, flags=flags, environ=environ)
-
-
-@fault(
-    "interpreter's flags",
-    {
-        "-O": _flags("-O"),
-        "-OO": _flags("-OO"),
-        "-X dev": _flags("-X", "dev"),
-        "-W error": _flags("-W", "error", "-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning"),
-        "-W error::ResourceWarning": _flags("-X", "dev", "-W", "error::ResourceWarning"),
-        "-B -u": _flags("-B", "-u"),
-        "-X importtime": _flags("-X", "importtime"),
-        "-X tracemalloc": _flags("-X", "tracemalloc"),
-        "debug": _flags(PYTHONMALLOC="debug"),
-        "hash seed": _flags(PYTHONHASHSEED="0"),
-        "int digits": _flags("-X", "int_max_str_digits=640"),
-    },
-)
-def flags(job: Job) -> None:
-    job.begin()
-    job.train()
+from benchmarks.faults._fault import Job, breaks, fault
 
 
 class Unrelated(Exception):
-    """What the job's own handlers raise."""
+    """What the job's own code raises."""
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise Unrelated
 
 
 @fault("a handler that raises at random moments", "SIGUSR1 SIGALRM SIGINT SIGTERM", seeds=3, code_only=True)
@@ -86,40 +66,27 @@ def raising_handler(job: Job) -> None:
     print("through", flush=True)
 
 
-@fault("ended by a signal", "SIGTERM SIGINT SIGHUP SIGKILL SIGSEGV SIGABRT SIGQUIT SIGPIPE SIGXCPU SIGUSR1")
-def ended_by_signal(job: Job) -> None:
-    number = getattr(signal, job.variant)
-    job.begin()
-    if job.variant == "SIGPIPE":
-        signal.signal(number, signal.SIG_DFL)
-
-    def end(i: int) -> None:
-        if i == 20:
-            os.kill(os.getpid(), number)
-
-    job.train(before=end)
+@breaks("ended by a signal", "SIGTERM SIGINT SIGHUP SIGKILL SIGSEGV SIGABRT SIGQUIT SIGXCPU SIGUSR1")
+def ended_by_signal(job: Job, i: int) -> None:
+    if i == 20:
+        os.kill(os.getpid(), getattr(signal, job.variant))
 
 
-@fault("SIGTERM and a handler of its own", "exits raises ignores wakeup before later", ranks=2)
+@fault("SIGTERM and a handler of its own", "exits raises ignores before later", ranks=2)
 def own_sigterm(job: Job) -> None:
-    def exits(number: int, frame: Any) -> None:
+    def handler(number: int, frame: Any) -> None:
         if job.variant == "raises":
             raise Unrelated
-        if job.variant not in ("ignores", "wakeup"):
+        if job.variant != "ignores":
             print("asked to end", flush=True)
             sys.exit(7)
 
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    if job.variant != "later":
-        signal.signal(signal.SIGTERM, exits)
-    if job.variant == "wakeup":
-        signal.set_wakeup_fd(write)
-    job.begin()
+    if job.variant == "before":
+        signal.signal(signal.SIGTERM, handler)
 
     def end(i: int) -> None:
-        if i == 10 and job.variant == "later":
-            signal.signal(signal.SIGTERM, exits)
+        if i == (10 if job.variant == "later" else 0) and job.variant != "before":
+            signal.signal(signal.SIGTERM, handler)
         if i == 20:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -128,56 +95,36 @@ def own_sigterm(job: Job) -> None:
     except Unrelated:
         print("raised", flush=True)
         os._exit(5)
-    if job.variant == "wakeup":
-        print(os.read(read, 10))
 
 
-@fault("stopped and continued", "once often", ranks=2)
-def stopped(job: Job) -> None:
-    job.begin()
-
-    def stop(i: int) -> None:
-        if job.rank == 1 and (i == 20 or (i % 8 == 0 and job.variant == "often")):
-            subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -CONT {os.getpid()}"])
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-    job.train(before=stop)
+@breaks("stopped and continued", "once often", ranks=2)
+def stopped(job: Job, i: int) -> None:
+    if job.rank == 1 and (i == 20 or (i % 8 == 0 and job.variant == "often")):
+        subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@fault("fork in the midst", "exits os_exits trains many", ranks=2)
-def forks(job: Job) -> None:
+@breaks("fork in the midst", "exits trains many", ranks=2)
+def forks(job: Job, i: int) -> None:
     import torch
 
-    job.begin()
-
-    def fork(i: int) -> None:
-        if i != 20 and not (job.variant == "many" and i > 20):
-            return
-        pid = os.fork()
-        if pid == 0:
-            if job.variant in ("os_exits", "many"):
-                os._exit(3)
-            if job.variant == "trains":
-                weight = torch.zeros(3, requires_grad=True)
-                optimizer = torch.optim.SGD([weight], lr=1.0)
-                for _ in range(5):
-                    (weight.sum()).backward()
-                    optimizer.step()
-                os._exit(4)
-            sys.exit(4)
+    if i != 20 and not (job.variant == "many" and i > 20):
+        return
+    pid = os.fork()
+    if pid:
         print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    else:
+        if job.variant == "trains":
+            weight = torch.zeros(3, requires_grad=True)
+            optimizer = torch.optim.SGD([weight], lr=1.0)
+            for _ in range(5):
+                weight.sum().backward()
+                optimizer.step()
+        os._exit(3)
 
-    job.train(before=fork)
 
-
-@fault(
-    "an end in the midst", "os_exit exit raises exec exec_itself step_exits step_raises hook_exits atexit stdout_closed"
-)
+@fault("an end in the midst", "os_exit exit raises exec step_exits step_raises hook_exits atexit")
 def ends(job: Job) -> None:
-    import atexit
-
-    import torch
-
     job.begin()
     model = job.ddp()
     optimizer = job.optimizer(model)
@@ -194,97 +141,33 @@ def ends(job: Job) -> None:
             os._exit(3)
         elif job.variant == "exec":
             os.execv("/bin/echo", ["echo", "another program"])
-        elif job.variant == "exec_itself":
-            os.execv(sys.executable, [sys.executable, "-c", "import torch; torch.optim.SGD([torch.zeros(1)], 1.0)"])
         elif job.variant.startswith("step"):
             optimizer.register_step_post_hook(out)
         elif job.variant == "hook_exits":
             model.module.register_full_backward_hook(out)
         elif job.variant == "atexit":
             atexit.register(out)
-        elif job.variant == "stdout_closed":
-            job.told(model.parameters())
-            sys.stdout.close()
         else:
             out()
 
-    assert torch.is_grad_enabled()
-    if job.variant == "stdout_closed":
-        told = job.told
-        job.told = lambda parameters: None if sys.stdout.closed else told(parameters)  # type: ignore[method-assign]
     job.train(model, optimizer, before=end)
 
 
-@fault("a rank ends early", "killed raises exits os_exits", ranks=2, code_only=True)
-def rank_ends(job: Job) -> None:
-    job.begin(20.0)
-
-    def end(i: int) -> None:
-        if i == 20 and job.rank == 1:
-            if job.variant == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if job.variant == "raises":
-                raise Unrelated
-            if job.variant == "exits":
-                sys.exit(3)
-            os._exit(4)
-
-    job.train(before=end)
-
-
-def _context(name: str) -> Any:
-    return multiprocessing.get_context(name)
-
-
-def _square(x: int) -> int:
-    return x * x
-
-
-@fault("child processes", "fork spawn forkserver pool system python")
-def children(job: Job) -> None:
-    job.begin()
-
-    def start(i: int) -> None:
-        if i != 10:
-            return
-        if job.variant == "system":
-            print(os.system("exit 3"), flush=True)
-        elif job.variant == "python":
-            code = "import sys; print(sorted(m for m in sys.modules if m.startswith('paceenv')))"
-            print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout, flush=True)
-        elif job.variant == "pool":
-            with multiprocessing.get_context("fork").Pool(2) as pool:
-                print(pool.map(_square, range(5)), flush=True)
-        else:
-            process = _context(job.variant).Process(target=_square, args=(3,))
-            process.start()
-            process.join()
-            print(process.exitcode, flush=True)
-
-    job.train(before=start)
-
-
-@fault("a data loader's workers", "fork spawn persistent raise killed")
-def loader(job: Job) -> None:
-    from torch.utils.data import DataLoader
-
-    job.begin()
-    model = job.ddp()
-    optimizer = job.optimizer(model)
-    context = "spawn" if job.variant == "spawn" else "fork"
-    data: Any = _Data(job.variant)
-    loader: Any = DataLoader(
-        data, 4, num_workers=2, multiprocessing_context=context, persistent_workers=job.variant == "persistent"
-    )
-    for _ in range(2):
-        for batch in loader:
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
-    job.told(model.parameters())
+@breaks("a rank ends early", "killed raises exits os_exits", ranks=2, code_only=True)
+def rank_ends(job: Job, i: int) -> None:
+    if i == 20 and job.rank == 1:
+        if job.variant == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if job.variant == "raises":
+            raise Unrelated
+        if job.variant == "exits":
+            sys.exit(3)
+        os._exit(4)
 
 
 class _Data:
+    """A data set of which one item does not come."""
+
     def __init__(self, what: str) -> None:
         self.what = what
 
@@ -299,3 +182,136 @@ class _Data:
         if i == 17 and self.what == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.full((16,), i / 24)
+
+
+@fault("a data loader's workers", "fork spawn persistent raise killed")
+def loader(job: Job) -> None:
+    from torch.utils.data import DataLoader
+
+    job.begin()
+    model = job.ddp()
+    optimizer = job.optimizer(model)
+    context, data = "spawn" if job.variant == "spawn" else "fork", _Data(job.variant)
+    workers: Any = {"num_workers": 2, "multiprocessing_context": context}
+    loader: Any = DataLoader(data, 4, persistent_workers=job.variant == "persistent", **workers)  # type: ignore[arg-type]
+    for _ in range(2):
+        for batch in loader:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+    job.told(model.parameters())
+
+
+@fault("bad policy", "raises exits slow nan shape none text huge", ranks=2, attach=True, seeds=3)
+def bad_policy(job: Job) -> None:
+    """A KeyboardInterrupt is not among these: it cannot be told from the user's own, which has to end the job."""
+    job.begin()
+    model = job.ddp()
+    if job.agent:
+        import numpy as np
+
+        from paceenv import live
+        from paceenv.policies.base import Policy
+
+        class Bad(Policy):
+            name = "bad"
+
+            def act(self, signals_BO: Any) -> Any:
+                good = np.tile(np.array([0.01, 0.4]), (len(signals_BO), 3, 1))
+                if job.variant == "raises":
+                    raise Unrelated
+                if job.variant == "exits":
+                    sys.exit(13)
+                if job.variant == "slow":
+                    time.sleep(0.7)
+                odd = {"nan": good * np.nan, "shape": good[0], "none": None, "text": "fast", "huge": good * 1e300}
+                return odd.get(job.variant, good)
+
+        mode = ("active", "shadow", "canary")[job.seed % 3]
+        short = {"quiet_first": 0, "block_iterations": 8, "cap_share": 0.5}
+        live.attach(model, policy=Bad(), mode=mode, out=str(job.live), **short)  # type: ignore[arg-type]
+    job.train(model, iterations=150, pause_s=0.01)
+
+
+class _Raises(logging.Handler):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise self.error if record.name.startswith("paceenv") else Unrelated
+
+
+@breaks("broken logging", "handler exits filter factory formatter none closed locked")
+def broken_logging(job: Job, i: int) -> None:
+    if i:
+        return
+    root = logging.getLogger()
+    if job.variant in ("handler", "exits"):
+        root.addHandler(_Raises(SystemExit(17) if job.variant == "exits" else Unrelated()))
+    elif job.variant == "formatter":
+        logging.basicConfig(format="%(nothing)s")
+    elif job.variant == "factory":
+        logging.setLogRecordFactory(_refuse)
+    elif job.variant == "none":
+        sys.stderr = None
+    elif job.variant == "closed":
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        sys.stderr.close()
+    else:
+        root.addHandler(handler := logging.StreamHandler())
+        if job.variant == "filter":
+            handler.addFilter(_refuse)
+        else:
+            handler.createLock()
+            threading.Thread(target=_hold, args=(handler,), daemon=True).start()
+            time.sleep(0.1)
+
+
+def _hold(handler: logging.Handler) -> None:
+    """Another thread is in the handler for two seconds."""
+    with handler.lock:  # type: ignore[union-attr]
+        time.sleep(2.0)
+
+
+def _rss_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+@fault("20,000 iterations", "sizes groups tags threads")
+def leaks(job: Job) -> None:
+    """Says whether the second half took memory; 8 MiB are no leak, but 1 KiB an iteration is."""
+    import torch
+    import torch.distributed as dist
+
+    job.begin()
+    weight = torch.nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    payload = torch.zeros(40000)
+    group = dist.new_group([0])
+    begun = 0.0
+    for i in range(20000):
+        if job.variant == "sizes":
+            dist.all_reduce(payload[: 1 + (i * 7919) % 40000])
+        elif job.variant == "groups":
+            if i % 50 == 0:
+                dist.destroy_process_group(group)
+                group = dist.new_group([0])
+            dist.all_reduce(payload[:10], group=group)
+        elif job.variant == "threads":
+            if i % 20 == 0:
+                thread = threading.Thread(target=dist.all_reduce, args=(payload[:7],))
+                thread.start()
+                thread.join()
+            dist.all_reduce(payload[:10], async_op=True).wait()
+        else:
+            dist.all_reduce(payload[:10], async_op=True)  # never waited for
+            dist.barrier()
+        weight.grad = torch.ones(4)
+        optimizer.step()
+        if i == 10000:
+            gc.collect()
+            begun = _rss_mib()
+    gc.collect()
+    print("grew" if _rss_mib() - begun > 8.0 else "flat")
+    job.told([weight])

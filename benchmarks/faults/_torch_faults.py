@@ -11,25 +11,24 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from benchmarks.faults._fault import Job, fault
+from benchmarks.faults._fault import Job, breaks, fault
 
 
-@fault("process group is destroyed and made again", "once often by_iteration", ranks=2)
+@fault("process group is destroyed and made again", "8 1", ranks=2)
 def again(job: Job) -> None:
+    """Every so many iterations."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore
 
     model = job.network()
+    optimizer = job.optimizer(model)
 
     def renew(i: int) -> None:
-        if i % {"once": 20, "often": 8, "by_iteration": 1}[job.variant]:
-            return
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        store = FileStore(str(job.folder / f"store{i}"), job.size)
-        dist.init_process_group("gloo", store=store, rank=job.rank, world_size=job.size)
-
-    optimizer = job.optimizer(model)
+        if i % int(job.variant) == 0:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            store = FileStore(str(job.folder / f"store{i}"), job.size)
+            dist.init_process_group("gloo", store=store, rank=job.rank, world_size=job.size)
 
     def step(i: int) -> None:
         wrapped = job.ddp(model)
@@ -40,41 +39,32 @@ def again(job: Job) -> None:
     job.train(model, optimizer, before=renew, step=step)
 
 
-@fault("groups come and go", "new destroyed collected subgroups nameless", ranks=2)
-def groups(job: Job) -> None:
+@breaks("groups come and go", "new destroyed collected subgroups nameless", ranks=2)
+def groups(job: Job, i: int) -> None:
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore, PrefixStore
 
-    job.begin()
-    kept: list[Any] = []
-
-    def use(i: int) -> None:
-        one = torch.ones(3)
-        if job.variant == "subgroups":
-            group, _ = dist.new_subgroups(1)
-        elif job.variant == "nameless":
-            store = PrefixStore(f"x{i}", FileStore(str(job.folder / "nameless"), job.size))
-            backend: Any = dist.ProcessGroupGloo(store, job.rank, job.size, timedelta(seconds=30))
-            backend.allreduce([one]).wait()
-            return
-        else:
-            group = dist.new_group([0, 1])
-        dist.all_reduce(one, group=group)
-        if job.variant == "destroyed":
-            dist.destroy_process_group(group)
-        elif job.variant == "collected":
-            work = dist.all_reduce(one, group=group, async_op=True)
-            del group
-            gc.collect()
-            work.wait()
-        else:
-            kept.append(group)
-
-    job.train(before=use)
+    one = torch.ones(3)
+    if job.variant == "nameless":
+        store = PrefixStore(f"x{i}", FileStore(str(job.folder / "nameless"), job.size))
+        backend: Any = dist.ProcessGroupGloo(store, job.rank, job.size, timedelta(seconds=30))
+        backend.allreduce([one]).wait()
+        return
+    group = dist.new_subgroups(1)[0] if job.variant == "subgroups" else dist.new_group([0, 1])
+    dist.all_reduce(one, group=group)
+    if job.variant == "destroyed":
+        dist.destroy_process_group(group)
+    elif job.variant == "collected":
+        work = dist.all_reduce(one, group=group, async_op=True)
+        del group
+        gc.collect()
+        work.wait()
+    else:
+        job.kept.append(group)
 
 
-@fault("others replace the same functions", "before after nested out_of_order raising slots", ranks=2)
+@fault("others replace the same functions", "before after nested out_of_order", ranks=2)
 def replaced(job: Job) -> None:
     import torch
     import torch.distributed as dist
@@ -90,79 +80,59 @@ def replaced(job: Job) -> None:
         (torch.optim.SGD, "step"),
         (dist, "all_reduce"),
     ]
-    originals = {(owner, name): getattr(owner, name) for owner, name in places}
-    calls = [0]
+    originals = [(owner, name, getattr(owner, name)) for owner, name in places]
 
     def wrap() -> None:
         for owner, name in places:
             original = getattr(owner, name)
 
-            def ours(*args: Any, original: Any = original, **kwargs: Any) -> Any:
-                calls[0] += 1
+            def theirs(*args: Any, original: Any = original, **kwargs: Any) -> Any:
                 return original(*args, **kwargs)
 
-            setattr(owner, name, functools.wraps(original)(ours))
+            setattr(owner, name, functools.wraps(original)(theirs))
 
     def restore() -> None:
-        for (owner, name), original in originals.items():
+        for owner, name, original in originals:
             setattr(owner, name, original)
 
-    job.begin()
+    changes = {"after": {10: wrap}, "nested": {10: wrap, 20: wrap, 30: wrap}, "out_of_order": {20: restore, 30: wrap}}
     if job.variant in ("before", "out_of_order"):
         wrap()
 
     def change(i: int) -> None:
-        if i == 10 and job.variant in ("after", "nested"):
-            wrap()
-        if i == 20 and job.variant == "nested":
-            wrap()
-        if i in (20, 30) and job.variant in ("out_of_order", "nested"):
-            (restore if i == 20 and job.variant == "out_of_order" else wrap)()
-        if i == 10 and job.variant == "raising":
-            Work.wait = functools.partial(_raises_sometimes, Work.wait, [0])  # type: ignore[method-assign]
-        one = torch.ones(3)
-        dist.all_reduce(one)
+        changes.get(job.variant, {}).get(i, lambda: None)()
+        dist.all_reduce(torch.ones(3))
 
     job.train(before=change)
 
 
-def _raises_sometimes(original: Any, calls: list[int], *args: Any) -> Any:
-    return original(*args)
-
-
-@fault("torch.compile", "model step functional fullgraph optimizer ddp", ranks=2, code_only=False)
+@fault("torch.compile", "model step functional optimizer", ranks=2)
 def compiled(job: Job) -> None:
     import torch
     import torch.distributed as dist
     from torch.distributed import _functional_collectives as functional
 
     job.begin()
+    compile_: Any = functools.partial(torch.compile, backend="eager")
     network = job.network()
-    model = job.ddp(torch.compile(network, backend="eager") if job.variant == "model" else network)
+    model = job.ddp(compile_(network) if job.variant == "model" else network)
     optimizer = job.optimizer(model)
     world: Any = dist.group.WORLD
-    compile_: Any = functools.partial(torch.compile, backend="eager")
 
-    def body(x: Any) -> Any:
-        loss = model(x).square().mean()
-        loss.backward()
-        return loss
+    def forth_and_back(x: Any) -> Any:
+        model(x).square().mean().backward()
 
     def reduced(x: Any) -> Any:
         return functional.all_reduce(x, "sum", world) * 2
 
-    run: Any = {"step": compile_(body), "ddp": compile_(model)}.get(job.variant)
-    reduce = compile_(reduced, fullgraph=job.variant == "fullgraph")
+    run = compile_(forth_and_back) if job.variant == "step" else forth_and_back
+    reduce = compile_(reduced)
     stepped = compile_(optimizer.step) if job.variant == "optimizer" else optimizer.step
 
     def step(i: int) -> None:
         optimizer.zero_grad()
-        x = job.inputs(i)
-        if job.variant == "step":
-            run(x)
-        else:
-            (run if job.variant == "ddp" else model)(x).square().mean().backward()
-        if job.variant in ("functional", "fullgraph"):
+        run(job.inputs(i))
+        if job.variant == "functional":
             with torch.no_grad():
                 network[0].bias.grad += reduce(torch.ones(3)).sum() * 0.001
         stepped()
@@ -170,27 +140,16 @@ def compiled(job: Job) -> None:
     job.train(model, optimizer, iterations=12, step=step)
 
 
-@fault(
-    "odd DDP", "deepcopy hook_fp16 hook_raises hook_none static unused no_sync join two_models buckets ignored", ranks=2
-)
+@fault("odd DDP", "deepcopy hook_raises hook static unused no_sync join two_models", ranks=2)
 def odd_ddp(job: Job) -> None:
     import torch
     import torch.distributed as dist
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     job.begin()
-    network = job.network()
-    options: Any = {
-        "static": {"static_graph": True},
-        "unused": {"find_unused_parameters": True},
-        "buckets": {"bucket_cap_mb": 0.0001, "gradient_as_bucket_view": True},
-    }.get(job.variant, {})
-    if job.variant == "ignored":
-        from torch.nn.parallel import DistributedDataParallel
-
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, ["0.weight", "0.bias"])
-    model = job.ddp(network, **options)
+    options: Any = {"static": {"static_graph": True}, "unused": {"find_unused_parameters": True}}
+    model = job.ddp(**options.get(job.variant, {}))
     other = job.ddp(job.network()) if job.variant == "two_models" else model
+    optimizer = job.optimizer(model)
     calls = [0]
 
     def hook(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -201,13 +160,12 @@ def odd_ddp(job: Job) -> None:
         future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0] / 2)
         return future
 
-    hook.__annotations__ = {
-        "bucket": vars(dist)["GradBucket"],
-        "return": torch.futures.Future[torch.Tensor],
-    }  # DDP reads them
     if job.variant.startswith("hook"):
-        model.register_comm_hook(None, default_hooks.fp16_compress_hook if job.variant == "hook_fp16" else hook)
-    optimizer = job.optimizer(model)
+        hook.__annotations__ = {
+            "bucket": vars(dist)["GradBucket"],
+            "return": torch.futures.Future[torch.Tensor],
+        }  # DDP reads them
+        model.register_comm_hook(None, hook)
 
     def step(i: int) -> None:
         nonlocal model
@@ -231,8 +189,8 @@ def odd_ddp(job: Job) -> None:
         job.told(model.parameters())
 
 
-@fault("odd backward passes", "grad retained double reentrant nested anomaly raises threads checkpoint hooks", ranks=2)
-def odd_backward(job: Job) -> None:  # noqa: C901  # one branch per way
+@fault("odd backward passes", "grad retained double reentrant nested raises threads", ranks=2)
+def odd_backward(job: Job) -> None:
     import torch
     from torch.utils.checkpoint import checkpoint
 
@@ -241,25 +199,17 @@ def odd_backward(job: Job) -> None:  # noqa: C901  # one branch per way
     model = job.ddp(network)
     optimizer = job.optimizer(model)
 
-    class Fails(torch.autograd.Function):
+    class Inner(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
             return x.clone()
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
-            raise ArithmeticError("of the job")
-
-    class Nested(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Any) -> Any:
+            if job.variant == "raises":
+                raise ArithmeticError("of the job")
             with torch.enable_grad():
-                y = torch.ones(3, requires_grad=True)
-                y.sum().backward()
+                torch.ones(3, requires_grad=True).sum().backward()
             return gradient
 
     def step(i: int) -> None:
@@ -277,53 +227,32 @@ def odd_backward(job: Job) -> None:  # noqa: C901  # one branch per way
             x.requires_grad_()
             (inner,) = torch.autograd.grad(network(x).sum(), x, create_graph=True)
             (model(x).square().mean() + inner.square().mean()).backward()
-        elif job.variant in ("reentrant", "checkpoint"):
-            x.requires_grad_()
-            hidden: Any = checkpoint(network[0], x, use_reentrant=job.variant == "reentrant")
+        elif job.variant == "reentrant":
+            hidden: Any = checkpoint(network[0], x.requires_grad_(), use_reentrant=True)
             network[2](network[1](hidden)).square().mean().backward()
-        elif job.variant in ("nested", "raises"):
-            one = Nested if job.variant == "nested" or i != 20 else Fails
-            one.apply(model(x)).square().mean().backward()
         elif job.variant == "threads":
-            losses = [network(x).square().mean() for _ in range(3)]
-            threads = [threading.Thread(target=loss.backward) for loss in losses]
-            for thread in threads:
+            for loss in [network(x).square().mean() for _ in range(3)]:
+                thread = threading.Thread(target=loss.backward)
                 thread.start()
                 thread.join()
         else:
-            model(x).square().mean().backward()
+            inner = Inner.apply(model(x)) if job.variant == "nested" or i == 20 else model(x)
+            inner.square().mean().backward()
         optimizer.step()
 
-    if job.variant == "hooks":
-        for p in network.parameters():
-            p.register_hook(lambda g: g * 2)
-            p.register_post_accumulate_grad_hook(lambda p: None)
-    if job.variant == "anomaly":
-        with torch.autograd.detect_anomaly(check_nan=True):
-            job.train(model, optimizer, step=step)
-    else:
-        job.train(model, optimizer, step=step)
+    job.train(model, optimizer, step=step)
 
 
-@fault("profilers", "profile schedule record_function emit", ranks=2)
+@fault("profilers", "profile schedule", ranks=2)
 def profilers(job: Job) -> None:
-    import torch
     from torch.profiler import ProfilerActivity, profile, schedule
 
-    job.begin()
+    activities = [ProfilerActivity.CPU]
     if job.variant == "schedule":
-        with profile(
-            activities=[ProfilerActivity.CPU], schedule=schedule(wait=2, warmup=2, active=3), with_stack=True
-        ) as p:
+        with profile(activities=activities, schedule=schedule(wait=2, warmup=2, active=3), with_stack=True) as p:
             job.train(before=lambda i: p.step())
-    elif job.variant == "record_function":
-        with torch.profiler.record_function("all"):
-            job.train()
-    elif job.variant == "emit":
-        with torch.autograd.profiler.profile(use_kineto=False):
-            job.train()
     else:
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True):
+        with profile(activities=activities, record_shapes=True, profile_memory=True):
             job.train()
 
 

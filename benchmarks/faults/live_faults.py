@@ -6,27 +6,27 @@ agent against those of the same job without it under the same fault. A run that 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import queue
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from benchmarks.faults._fault import FAULTS, Start
+from benchmarks.faults import _process_faults, _system_faults, _torch_faults  # noqa: F401  # they register
+from benchmarks.faults._fault import FAULTS
 from paceenv.ui import output
 from paceenv.ui.output import markdown_table
 
@@ -35,14 +35,9 @@ DEADLINE_S = 90.0
 UNHARMED, HARMED = "unharmed", "harmed"
 TRIES = 3
 """A job that differs from so many without the agent is harmed: some faults have no certain outcome."""
-ENVIRON: dict[str, str | None] = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "MASTER_ADDR": "127.0.0.1",
-    "PYTHONFAULTHANDLER": None,
-}
 ROOT = Path(__file__).resolve().parents[2]
+ENVIRON = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
+ENVIRON |= {"PYTHONPATH": str(ROOT)}
 _FRAME = re.compile(r'^\s+File "([^"]+)", line \d+')
 _OURS = re.compile(rf"^{re.escape(str(ROOT))}/(live|core|policies|paceenv)/")
 
@@ -72,64 +67,58 @@ class Ended:
 _references: dict[str, list[Ended]] = {}
 
 
-class Host:
-    """A process that starts jobs, one at a time."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-c", "from benchmarks.faults._fork_host import main; main()"]
-        environ = os.environ | {name: value for name, value in ENVIRON.items() if value is not None}
-        environ |= {"PYTHONPATH": str(ROOT)}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ
-        )
-
-    def run(self, run: Run, folder: Path, *, agent: bool, ranks: int = 0) -> list[Ended]:
-        """Run the job in an empty folder, with another number of ranks than its own where that is given."""
-        fault = FAULTS[run.kind]
-        size = ranks or fault.ranks
-        start: Start = fault.variants[run.variant]
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+def run_job(run: Run, folder: Path, *, agent: bool, ranks: int = 0) -> list[Ended]:
+    """Run the job in an empty folder, with another number of ranks than its own where that is given."""
+    fault = FAULTS[run.kind]
+    size, start = ranks or fault.ranks, fault.variants[run.variant]
+    shutil.rmtree(folder, ignore_errors=True)
+    live = folder / "live"
+    how = "" if not agent else "attach" if fault.attach else "launcher"
+    script = ["-m", "benchmarks.faults._fault_job", run.kind, run.variant, str(run.seed), str(folder), how]
+    launcher = ["-m", "paceenv.live", "--out", str(live), *start.options] if how == "launcher" else []
+    mounts = {str(live) if place == "live" else place: options for place, options in start.mounts.items()}
+    begin = json.dumps(asdict(start) | {"mounts": mounts})
+    command = [sys.executable, "-m", "benchmarks.faults._begin", begin, *launcher, *script]
+    environ = os.environ | ENVIRON | {"WORLD_SIZE": str(size), "MASTER_PORT": str(_port())}
+    environ.pop("PYTHONFAULTHANDLER", None)
+    processes = []
+    for rank in range(size):
+        place = folder / f"rank{rank}"
+        place.mkdir(parents=True)
         folder.chmod(0o777)
-        live = folder / "live"
-        how = "" if not agent else "attach" if fault.attach else "launcher"
-        script = ["-m", "benchmarks.faults._fault_job", run.kind, run.variant, str(run.seed), str(folder), how]
-        launcher = ["-m", "paceenv.live", "--out", str(live), *start.options] if how == "launcher" else []
-        request = asdict(start) | {
-            "ranks": size,
-            "folder": str(folder),
-            "arguments": [*launcher, *script],
-            "environ": ENVIRON | {"WORLD_SIZE": str(size), "MASTER_PORT": str(_port())} | dict(start.environ),
-            "mounts": {str(live) if place == "live" else place: how for place, how in start.mounts.items()},
-            "deadline_s": DEADLINE_S,
-        }
-        requests, answers = self._pipes()
-        requests.write(json.dumps(request) + "\n")
-        requests.flush()
-        codes = json.loads(answers.readline())
-        folders = [folder / f"rank{rank}" for rank in range(size)]
-        texts = [[(f / name).read_text(errors="replace") for name in ("out", "err")] for f in folders]
-        return [Ended(code, *text) for code, text in zip(codes, texts, strict=True)]
+        with (place / "out").open("ab") as out, (place / "err").open("ab") as err:
+            own = environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+            processes.append(subprocess.Popen(command, **streams, env=own, start_new_session=True))
+    codes = _wait(processes)
+    texts = [
+        [(folder / f"rank{rank}" / name).read_text(errors="replace") for name in ("out", "err")] for rank in range(size)
+    ]
+    return [Ended(code, *text) for code, text in zip(codes, texts, strict=True)]
 
-    def reference(self, run: Run, out: Path) -> list[Ended]:
-        """How the job ends without a fault and without the agent: a job that ends like that was not harmed."""
-        plain = Run("umask", "022", run.seed)
-        ranks = FAULTS[run.kind].ranks
-        key = f"reference_{ranks}_{run.seed}"
-        if key not in _references:
-            _references[key] = self.run(plain, out / key, agent=False, ranks=ranks)
-        return _references[key]
 
-    def _pipes(self) -> tuple[IO[str], IO[str]]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        return self._process.stdin, self._process.stdout
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
+    """Exit codes, negative for a signal; None for a rank that had to be killed."""
+    codes, until_s = list[int | None](), time.monotonic() + DEADLINE_S
+    for process in processes:
+        try:
+            codes.append(process.wait(max(until_s - time.monotonic(), 0.0)))
+        except subprocess.TimeoutExpired:
+            codes.append(None)
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # also what the rank has left behind
+        process.wait()
+    return codes
 
-    def close(self) -> None:
-        """End the process; it has no job."""
-        for pipe in self._pipes():
-            pipe.close()
-        self._process.wait()
+
+def reference(run: Run, out: Path) -> list[Ended]:
+    """How the job ends without a fault and without the agent: a job that ends like that was not harmed."""
+    ranks = FAULTS[run.kind].ranks
+    key = f"reference_{ranks}_{run.seed}"
+    if key not in _references:
+        _references[key] = run_job(Run("no fault", "", run.seed), out / key, agent=False, ranks=ranks)
+    return _references[key]
 
 
 def _port() -> int:
@@ -173,53 +162,33 @@ def _said(code: int | None) -> str:
     return "none (hangs)" if code is None else str(code)
 
 
-def measure(run: Run, out: Path, hosts: queue.Queue[Host]) -> dict[str, Any]:
+def measure(run: Run, out: Path) -> dict[str, Any]:
     """The result of a run, from its folder if it was there."""
     folder = out / run.name
     result_file = folder / "result.json"
     if result_file.exists():
         before: dict[str, Any] = json.loads(result_file.read_text())
         return before
-    fault, host = FAULTS[run.kind], hosts.get()
-    try:
-        begun_s = time.monotonic()
-        watched = host.run(run, folder / "watched", agent=True)
-        lasted_s = time.monotonic() - begun_s
-        bare = host.reference(run, out)
-        found = differences(bare, watched, code_only=False)
-        for _ in range(TRIES):
-            if not found:
-                break
-            bare = host.run(run, folder / "bare", agent=False)
-            found = differences(bare, watched, code_only=fault.code_only)
-    finally:
-        hosts.put(host)
+    watched = run_job(run, folder / "watched", agent=True)
+    bare = reference(run, out)
+    found = differences(bare, watched, code_only=False)
+    for _ in range(TRIES):
+        if not found:
+            break
+        bare = run_job(run, folder / "bare", agent=False)
+        found = differences(bare, watched, code_only=FAULTS[run.kind].code_only)
     result = asdict(run) | {
         "verdict": HARMED if found else UNHARMED,
         "why": found[:4],
         "ended": [rank.code for rank in bare],
-        "lasted_s": round(lasted_s, 1),
         "said": sorted({line for rank in watched for line in rank.err.splitlines() if " live" in line})[:6],
     }
     result_file.write_text(json.dumps(result, indent=1))
     return result
 
 
-@contextmanager
-def open_hosts(jobs: int) -> Iterator[queue.Queue[Host]]:
-    """So many hosts, closed at the end."""
-    with ExitStack() as stack:
-        hosts = queue.Queue[Host]()
-        for _ in range(jobs):
-            hosts.put(host := Host())
-            stack.callback(host.close)
-        yield hosts
-
-
 def planned(only: str = "", seeds: Sequence[int] = (0,)) -> list[Run]:
     """All runs, or those of the kinds and variants that a regular expression finds."""
-    for name in ("system", "process", "python", "torch"):
-        import_module(f"benchmarks.faults._{name}_faults")
     runs = list[tuple[int, Run]]()
     for kind, fault in FAULTS.items():
         places = [(variant, seed, more) for more in range(fault.seeds) for seed in seeds for variant in fault.variants]
@@ -260,12 +229,8 @@ def main(
         print("\n".join(f"{run.kind}: {run.variant}, seed {run.seed}" for run in runs))
         return
     results: dict[Run, dict[str, Any]] = {}
-    with (
-        open_hosts(jobs) as hosts,
-        ThreadPoolExecutor(jobs) as pool,
-        output.progress("jobs", len(runs)) as advance,
-    ):
-        futures = {pool.submit(measure, run, out.resolve(), hosts): run for run in runs}
+    with ThreadPoolExecutor(jobs) as pool, output.progress("jobs", len(runs)) as advance:
+        futures = {pool.submit(measure, run, out.resolve()): run for run in runs}
         for future in as_completed(futures):
             run, found = futures[future], future.result()
             results[run] = found

@@ -36,7 +36,7 @@ MEANINGS = {
     INEXACT: "the slow rank and no other is named, its lateness is off by more than 20 %",
     MISSED: "nobody is named, and no reason is given",
     WRONG: "another rank is named",
-    FAILED: "the job failed, or its parameters differ from those without the agent",
+    FAILED: "the job failed",
 }
 SETTINGS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,25 +67,19 @@ RUNS = (
     _runs("ddp", TWO, (0, "backward"), (1, "forward"), (-1, "load")),
     _runs("ddp_buffers", (2, 4, 8), (1, "load")),
     _runs("ddp_buffers", FOUR, (0, "load"), (2, "backward"), (-1, "load")),
-    _runs("reentrant", (2, 4, 8), (1, "backward")),
-    _runs("ddp_unused", (2, 4), (1, "load")),
-    _runs("experts", (4, 8), (1, "load")),
-    _runs("experts", FOUR, (2, "backward"), (-1, "load")),
-    _runs("tensor_and_data", (4, 8), (1, "load")),
-    _runs("tensor_and_data", FOUR, (3, "backward"), (-1, "load")),
-    _runs("hybrid_sharded", (4, 8), (1, "load")),
-    _runs("small_first", (2, 4, 8), (1, "backward")),
-    _runs("fsdp2", (2, 4), (1, "load")),
-    _runs("fsdp2", TWO, (0, "forward")),
-    _runs("ddp_buckets checkpointed accumulation_synced metrics_after objects_after", TWO, (1, "load")),
-    _runs("bf16_hook barrier_after several_optimizers super_step nested gan", TWO, (1, "load")),
-    _runs("local_sgd diloco nameless per_group_steps accumulation second_thread", (2, 4), (1, "forward")),
-    _runs("zero_redundancy manual manual_flat coalesced functional_calls", TWO, (1, "load")),
-    _runs("parameter_server", FOUR, (0, "load"), (2, "load")),
-    _runs("tensors_distributed", (2, 4), (1, "load")),
+    _runs("reentrant", (2, 8), (1, "backward")),
+    _runs("experts", FOUR, (1, "load"), (2, "backward"), (-1, "load")),
+    _runs("tensor_and_data", FOUR, (1, "load"), (3, "backward"), (-1, "load")),
+    _runs("experts tensor_and_data", EIGHT, (1, "load")),
     _runs("fsdp2_hybrid three_dimensions", FOUR, (1, "load")),
+    _runs("small_first", (2, 4, 8), (1, "backward")),
+    _runs("fsdp2 tensors_distributed", (2, 4), (1, "load")),
+    _runs("fsdp2", TWO, (0, "forward")),
+    _runs("metrics_after barrier_after zero_redundancy manual coalesced functional_calls", TWO, (1, "load")),
+    _runs("local_sgd nameless accumulation", (2, 4), (1, "forward")),
+    _runs("parameter_server", FOUR, (0, "load"), (2, "load")),
     _runs("three_dimensions", EIGHT, (5, "forward")),
-    _runs("pipeline_1f1b pipeline_gpipe pipeline_by_hand", TWO, (1, "forward")),
+    _runs("pipeline_1f1b pipeline_by_hand", TWO, (1, "forward")),
     _runs("pipeline_1f1b", FOUR, (2, "forward")),
     _runs(SPAWN, TWO, (1, "load")),
 )
@@ -98,27 +92,24 @@ def planned(only: str, ranks: Sequence[int], seeds: int) -> list[Run]:
     return [Run(**asdict(run) | {"seed": seed}) for seed in range(seeds) for run in chosen]
 
 
-def command(run: Run, folder: Path, *, agent: bool) -> list[str]:
+def command(run: Run, folder: Path) -> list[str]:
     """What a user types."""
-    program = ["-m", "benchmarks.jobs._shapes", "ddp" if run.shape == SPAWN else run.shape]
+    program = ["-m", "benchmarks.jobs._train", "ddp" if run.shape == SPAWN else run.shape]
     program += ["--told", str(folder), "--slow", str(run.slow), "--place", run.place, "--slow-s", str(SLOW_S)]
     program += ["--iterations", str(ITERATIONS), "--seed", str(run.seed)]
-    program += ["--spawn", str(run.ranks)] if run.shape == SPAWN else []
-    watched = ["-m", "paceenv.live", "--out", str(folder / "live")] if agent else []
+    watched = ["-m", "paceenv.live", "--out", str(folder / "live"), *program]
     if run.shape == SPAWN:
-        return [sys.executable, *watched, *program]
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={run.ranks}"]
-    return [sys.executable, *launcher, *watched, *program]
+        return [sys.executable, *watched, "--spawn", str(run.ranks)]
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={run.ranks}", *watched]
 
 
-def start(run: Run, folder: Path, *, agent: bool) -> str:
+def start(run: Run, folder: Path) -> str:
     """Run the job in a folder that gets its figures and its log; returns why it failed, or ""."""
     folder.mkdir(parents=True, exist_ok=True)
     environ = os.environ | SETTINGS | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command(run, folder, agent=agent), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ
-        )
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        process = subprocess.Popen(command(run, folder), **streams, env=environ)
         try:
             code = process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
@@ -183,27 +174,20 @@ def judge(run: Run, ranks: dict[int, dict[str, Any]], page: str, figures: list[d
     }
 
 
-def measure(run: Run, out: Path, *, compare: bool) -> dict[str, Any]:
-    """The result of a run, from its folder if it was there; with ``compare`` also whether the agent changed it."""
+def measure(run: Run, out: Path) -> dict[str, Any]:
+    """The result of a run, from its folder if it was there."""
     folder = out / run.name
     result_file = folder / "result.json"
     if result_file.exists():
         before: dict[str, Any] = json.loads(result_file.read_text())
-        if not compare or before["equal"] is not None:
-            return before
-    problem, equal = start(run, folder, agent=True), None
+        return before
+    problem = start(run, folder)
     found: dict[str, Any] = {"verdict": FAILED, "named": [], "stated_s": None, "wanted_s": None, "reason": problem}
     if not problem:
-        figures = told(run, folder)
         ranks, page = asked(folder)
         (folder / "page.txt").write_text(page)
-        found = judge(run, ranks, page, figures)
-        if compare:
-            problem = start(run, folder / "bare", agent=False)
-            equal = not problem and [r["hash"] for r in told(run, folder / "bare")] == [r["hash"] for r in figures]
-            if not equal:
-                found |= {"verdict": FAILED, "reason": problem or "the parameters differ from those without the agent"}
-    result = asdict(run) | found | {"equal": equal}
+        found = judge(run, ranks, page, told(run, folder))
+    result = asdict(run) | found
     result_file.write_text(json.dumps(result, indent=1))
     return result
 
@@ -235,7 +219,6 @@ def main(
     only: Annotated[str, typer.Option(help="Regular expression: only runs whose name has it.")] = "",
     ranks: Annotated[list[int] | None, typer.Option(help="Only jobs of so many ranks; may be given again.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Run everything so many times, each with its seed.")] = 1,
-    compare: Annotated[bool, typer.Option("--compare", help="Run each job without the agent, too.")] = False,
     names: Annotated[bool, typer.Option("--list", help="Only list the runs.")] = False,
 ) -> None:
     """Run the jobs one after the other; print one line each, then a table in Markdown."""
@@ -249,7 +232,7 @@ def main(
     results = []
     with output.progress("jobs", len(runs)) as advance:
         for run in runs:
-            results.append(found := measure(run, out.resolve(), compare=compare))
+            results.append(found := measure(run, out.resolve()))
             advance(len(results))
             stated = "" if found["stated_s"] is None else f" {1e3 * found['stated_s']:.1f} ms"
             named = f", named {found['named']}" if found["named"] else ""

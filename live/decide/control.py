@@ -14,11 +14,11 @@ from typing import Any
 from paceenv.core.limits import Limits
 from paceenv.live.decide.actuator import MIN_DELAY_S, DelayLengths, DeviceActuator, HostActuator
 from paceenv.live.decide.blocks import ACTIVE, CANARY, Plan, block_plan, shared_seed
+from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.guard import Guard, GuardedPolicy, OutOfRange, PolicyFault
 from paceenv.live.decide.live_policy import NamedPolicy
-from paceenv.live.decide.modes import Mode, Shadow, Switchback
+from paceenv.live.decide.modes import Mode, Probing, Shadow
 from paceenv.live.decide.pacer import RankPacer
-from paceenv.live.decide.probe import Probing
 from paceenv.live.observe.stamps import Clock, Stamps
 from paceenv.live.observe.step import Shape, Step
 from paceenv.live.observe.steps import Delay
@@ -93,19 +93,12 @@ class Control:
         self._actuator: HostActuator | None = None
         self._ready = False
         self._slack: deque[float] = deque(maxlen=SLACK_MEMORY)
-        self._newest_s: deque[float] = deque(maxlen=SLACK_MEMORY)
         self._asked = self._holds = 0
         self._taken = DelayLengths()
         self.held_s = 0.0
         """The longest real hold of a transfer in the iteration taken in next, seconds."""
         limits = Limits(options.cap_s, options.cap_share, options.budget_s_per_minute, self.quiet_until)
         self.guard = Guard(limits)
-
-    @property
-    def tick_s(self) -> float:
-        """Mean time of an iteration in the newest regular steps, seconds; 0 before the first. Any thread may ask."""
-        newest = tuple(self._newest_s)
-        return sum(newest) / len(newest) if newest else 0.0
 
     @property
     def decides(self) -> bool:
@@ -167,11 +160,9 @@ class Control:
         self.iteration = step.iteration
         if shape is not self._shape:  # what was learned of parts of a step is no baseline of the whole
             self._shape, self.pacer = shape, None
-            for learned in (self._slack, self._newest_s):
-                learned.clear()
+            self._slack.clear()
             self.barriers.forget()
         acting = self._acting(self.iteration)
-        self._newest_s.append(step.step_s / step.ticks)
         if shape.has_barrier:
             self.barriers.add(step)
         try:
@@ -253,10 +244,13 @@ class Control:
             "holds": self._holds,
         }
 
-    def snapshot(self) -> dict[str, Any]:
-        """What the mode has found, as plain data; None for what belongs to other modes."""
-        nothing = dict.fromkeys(("shadow", "canary", "probe"))
-        return nothing | self.chosen.as_dict(self.tick_s)
+    def snapshot(self, tick_s: float) -> dict[str, Any]:
+        """What the mode has found, as plain data; None for what belongs to other modes.
+
+        Args:
+            tick_s: a usual iteration, seconds; 0: not known.
+        """
+        return dict.fromkeys(("shadow", "canary", "probe")) | self.chosen.as_dict(tick_s)
 
     def _acting(self, iteration: int) -> int | None:
         """Number of the policy to which mode and plan allow a delay before ``iteration``; None: no delay."""
@@ -295,5 +289,5 @@ def _make_mode(options: Options, policies: Sequence[NamedPolicy], *, seed: int, 
         return Shadow(begin)
     if options.mode in PACED:
         plan = Plan(seed, blocks, begin=begin, every=CANARY if options.mode == "canary" else ACTIVE)
-        return Switchback(plan, [one.source for one in policies])
+        return Experiment([one.source for one in policies], plan)
     return Mode()

@@ -20,10 +20,10 @@ from typing import Any
 
 from paceenv.core.pacing import releases
 from paceenv.live.decide.held_transfer import Transfer, held_work, on_cpu, plain_mode
-from paceenv.live.native_calls import launches
 from paceenv.live.observe.collective_calls import FUNCTIONS, METHODS
 from paceenv.live.observe.hooks import Hooks
 from paceenv.live.observe.log import LISTS, Log
+from paceenv.live.record.housekeeping import launches
 
 DEFERRABLE = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 """Kinds that can be held back."""

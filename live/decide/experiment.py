@@ -20,7 +20,10 @@ from paceenv.core.differences import Mean
 from paceenv.core.intervals import Interval
 from paceenv.core.student_t import student_t_quantile
 from paceenv.core.wording import hours
-from paceenv.live.decide.blocks import Plan, Turn
+from paceenv.live.decide.blocks import ACTIVE, Plan, Turn
+from paceenv.live.decide.modes import Mode, Stop
+from paceenv.live.decide.pacer import RankPacer
+from paceenv.live.observe.step import Step
 
 ALPHA, FIRST_EVALUATION_PAIRS = 0.05, 4
 """Share of comparisons whose interval may miss the truth at any evaluation, and pairs before the first one."""
@@ -191,18 +194,33 @@ def _sentence(kind: Kind, gain: Interval, pairs: int, undelayed: bool) -> str:
     return f"{effect}, {pairs} pairs of blocks{own}"
 
 
-class Experiment:
-    """The candidates of modes canary and active on one rank; none is eliminated unless it hurts.
+class Experiment(Mode):
+    """Modes canary and active: candidates take turns by a plan that all ranks share; what surely hurts, stops.
 
-    Args:
-        out: the candidates that pace no more, and why; the caller fills it.
+    No other candidate is eliminated.
     """
 
-    def __init__(
-        self, names: Sequence[str], plan: Plan, out: Mapping[int, str], *, memory_pairs: int | None = None
-    ) -> None:
-        self.plan, self.out, self._pairs = plan, out, Pairs(plan)
+    follows = True
+
+    def __init__(self, names: Sequence[str], plan: Plan) -> None:
+        super().__init__()
+        self.plan, self._pairs = plan, Pairs(plan)
+        memory_pairs = MEMORY_PAIRS if plan.every == ACTIVE else None
         self.candidates = [Comparison(name, memory_pairs=memory_pairs) for name in names]
+
+    def acting(self, iteration: int) -> int | None:
+        arm = self.plan.turn(iteration).arm
+        return None if arm in self.out else arm
+
+    def give_up(self, number: int, why: str) -> bool:
+        self.out[number] = why
+        return len(self.out) < len(self.candidates)
+
+    def take_in(self, step: Step, pacer: RankPacer, delay_s: float) -> Stop | None:
+        hurting = self.add(step.iteration, step.step_s, delay_s, step.ticks)
+        if hurting is None:
+            return None
+        return hurting, f"rolled back, as pacing {self.candidates[hurting].verdict.text}"
 
     def add(self, iteration: int, step_s: float, delay_s: float = 0.0, ticks: int = 1) -> int | None:
         """Take in a regular step; the number of the candidate that surely hurts since this iteration, if any."""
@@ -226,8 +244,8 @@ class Experiment:
         """The candidate that gained most so far."""
         return max(self.candidates, key=lambda one: -one.mean.value)
 
-    def as_dict(self) -> dict[str, Any]:
-        of = self.candidates
+    def as_dict(self, tick_s: float) -> dict[str, Any]:
+        of, leader = self.candidates, self.leading
         differing = [
             {"name": of[a].name, "than": of[b].name, "gain": gain, "low": low, "high": high, "pairs": pairs}
             for a in range(len(of))
@@ -239,7 +257,11 @@ class Experiment:
             {"name": one.name, **one.verdict.as_dict(), "pairs": one.pairs, "stopped": self.out.get(k, "")}
             for k, one in enumerate(of)
         ]
-        return {"candidates": listed, "differences": differing}
+        canary = leader.verdict.as_dict() | {"candidates": listed, "differences": differing}
+        if len(of) > 1:
+            canary["text"] = f"{leader.name}: {leader.verdict.text}"
+        until = time_to_verdict(self.plan, leader, tick_s)
+        return {"canary": canary | {"forecast": {"text": until} if until else None}}
 
 
 def gain_over(ratios: Mapping[int, float], other: Mapping[int, float]) -> tuple[Interval, int] | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import gc
 import itertools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from paceenv.live.observe.hooks import Hooks
@@ -91,10 +91,12 @@ class _Model:
         import torch
         from torch.autograd import Variable
         from torch.autograd.graph import get_gradient_edge
+        from torch.nn.parallel.distributed import _find_tensors  # as DDP itself does, with unused parameters
 
         self._log, self.ddp, self._hooks = log, weakref.ref(ddp), hooks
         self._queue = Variable._execution_engine.queue_callback
         self._is_compiling = torch.compiler.is_compiling
+        self._find_tensors: Callable[[Any], Iterable[Any]] = _find_tensors
         self._graph_task = getattr(torch._C, "_current_graph_task_id", itertools.count().__next__)
         parameters = [p for p in ddp.parameters() if p.requires_grad]
         known = log.known(ddp.process_group)
@@ -114,8 +116,8 @@ class _Model:
 
     def watch(self, output: Any) -> None:
         """Detect the backward pass of this output, whichever parameters it uses."""
-        nodes = [tensor.grad_fn for tensor in _tensors(output, _MAX_NODES) if tensor.grad_fn is not None]
-        for node in nodes[:_MAX_NODES]:
+        nodes = (tensor.grad_fn for tensor in self._find_tensors(output) if tensor.grad_fn is not None)
+        for node in itertools.islice(nodes, _MAX_NODES):
             self._hooks.register(node.register_prehook, self._backward_runs, kept=False, always=False)
 
     def _backward_runs(self, gradients: Any) -> None:
@@ -146,21 +148,3 @@ def _with_subclasses(kind: type) -> list[type]:
 
 def _bytes(tensors: Iterable[Any]) -> int:
     return sum(int(t.numel() * t.element_size()) for t in tensors)
-
-
-def _tensors(output: Any, most: int) -> list[Any]:
-    """Tensors with a gradient in what a model returned: a tensor, or lists, dictionaries and data classes of them."""
-    import torch
-
-    found, left = list[Any](), [output]
-    while left and len(found) < most:
-        thing = left.pop()
-        if isinstance(thing, torch.Tensor):
-            found += [thing] if thing.requires_grad else []
-        elif isinstance(thing, (list, tuple)):
-            left += thing[:most]
-        elif isinstance(thing, dict):
-            left += list(thing.values())[:most]
-        elif hasattr(thing, "__dataclass_fields__"):
-            left += list(vars(thing).values())[:most] if hasattr(thing, "__dict__") else []
-    return found

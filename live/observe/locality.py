@@ -7,7 +7,6 @@ keys of the trace's metadata and of the snapshot.
 from __future__ import annotations
 
 import os
-import platform
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -37,8 +36,6 @@ def describe(
     *,
     device: str = "cpu",
     backend: str = "",
-    rank: int = 0,
-    world_size: int = 1,
     proc: Path = Path("/proc"),
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Any]:
@@ -47,11 +44,8 @@ def describe(
         "host": _or_none(socket.gethostname),
         "clock": _or_none(lambda: namespace("time", proc)),
         "process": _or_none(lambda: f"{namespace('pid', proc)} {os.getpid()}"),
-        "kernel": _or_none(platform.release),
-        "python": platform.python_version(),
         "torch": str(getattr(sys.modules.get("torch"), "__version__", "")) or None,
         "backend": backend or None,
-        "world": _world(rank, world_size, environ),
         "device": device,
         "gpu": _or_none(lambda: _gpu(device)),
         "cpus": _or_none(lambda: format_list(sorted(os.sched_getaffinity(0)))),
@@ -86,12 +80,6 @@ def parse_list(text: str) -> list[int]:
         if first.isdecimal():
             numbers += range(int(first), (int(last) if last.isdecimal() else int(first)) + 1)
     return numbers
-
-
-def _world(rank: int, world_size: int, environ: Mapping[str, str]) -> dict[str, int]:
-    names = {"local_rank": "LOCAL_RANK", "local_size": "LOCAL_WORLD_SIZE", "node": "GROUP_RANK"}
-    told = {key: environ[name] for key, name in names.items() if environ.get(name, "").isdecimal()}
-    return {"rank": rank, "size": world_size} | {key: int(value) for key, value in told.items()}
 
 
 def _gpu(device: str) -> dict[str, Any] | None:

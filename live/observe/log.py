@@ -24,8 +24,7 @@ TOO_MANY = "too many operations"
 MAX_KINDS = 60_000
 _SCATTER = 0x9E3779B97F4A7C15
 EXACT_KINDS = 1_000
-"""With more kinds, sizes are rounded up to a power of two, and at last left out: in some jobs each payload has its
-own."""
+"""With more kinds, sizes are rounded up to a power of two: in some jobs each payload has its own."""
 
 LISTS = "reduce_scatter"
 """The method of a process group that scatters lists of tensors."""
@@ -190,19 +189,12 @@ class Log:
             return self._added(Kind(op, group, size_bytes, side))
 
     def _added(self, kind: Kind) -> int:
-        size_bytes = kind.bytes
+        if kind not in self._numbers and len(self.kinds) > EXACT_KINDS and kind.bytes > 0:
+            kind = kind._replace(bytes=1 << (kind.bytes - 1).bit_length())
         if kind in self._numbers:
             return self._numbers[kind]
-        if len(self.kinds) > EXACT_KINDS:
-            rounded = 1 << (size_bytes - 1).bit_length() if size_bytes > 0 else 0
-            sizes = (rounded, 0) if len(self.kinds) > MAX_KINDS // 2 else (rounded,)
-            coarse = [kind._replace(bytes=size) for size in sizes]
-            for known in coarse:
-                if known in self._numbers:
-                    return self._numbers[known]
-            if len(self.kinds) >= MAX_KINDS:
-                return UNKNOWN_WAIT
-            kind = coarse[-1]
+        if len(self.kinds) >= MAX_KINDS:
+            return UNKNOWN_WAIT
         self._numbers[kind] = len(self.kinds)
         self.kinds.append(kind)
         return len(self.kinds) - 1

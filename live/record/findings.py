@@ -26,8 +26,9 @@ from paceenv.core.lateness.watch import IN_TURNS
 from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record import findings_text as words
 from paceenv.live.record.rank_sets import Job, RankSet, judge
+from paceenv.live.record.run_folder import json_bytes
 from paceenv.live.record.side_by_side import FLOOR_S, connected_sets, used_groups
-from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, entry, finite, number, text
+from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, entry, number, text
 
 SCHEMA: Final = "paceenv.findings/1"
 TOO_NOISY_SHARE = 0.25
@@ -163,7 +164,7 @@ def findings_period_s(world_size: int) -> float:
 
 def write_findings(folder: Path, findings: Findings) -> None:
     """Write ``findings.json`` into an attempt's folder, completely or not at all. Raises InputError."""
-    atomic_write(folder / FINDINGS, (json.dumps(finite(findings), allow_nan=False) + "\n").encode())
+    atomic_write(folder / FINDINGS, json_bytes(findings))
 
 
 def read_verdict(folder: Path, rank: int) -> dict[str, Any] | None:

@@ -51,7 +51,8 @@ class History:
         self._operations = np.zeros(KEPT_COLLECTIVES)
         self._block_iterations, self._first_block = BLOCK_ITERATIONS, 0
         self._blocks = np.zeros((_FIRST_KIND + KEPT_COLLECTIVES, BLOCKS))
-        self._side_operations, self._side_s, self._streams_s = 0, 0.0, 0.0
+        self._side = {"per_step": 0.0, "seconds": 0.0, "streams_s": 0.0}
+        """Collectives of other threads: how many, and seconds; and seconds on other CUDA streams."""
 
     def add(self, batch: Batch) -> None:
         """Take in the steps of a batch; marked ones are left out."""
@@ -67,9 +68,9 @@ class History:
         number_N = self._numbers(batch)
         side_N = np.array([kind.side for kind in batch.kinds], np.int64)[of_N["kind"]]
         lasts_s_N = of_N["end_s"] - of_N["start_s"]
-        self._side_operations += int((side_N == THREAD).sum())
-        self._side_s += float(lasts_s_N[side_N == THREAD].sum())
-        self._streams_s += float(lasts_s_N[side_N == STREAM].sum())
+        self._side["per_step"] += int((side_N == THREAD).sum())
+        self._side["seconds"] += float(lasts_s_N[side_N == THREAD].sum())
+        self._side["streams_s"] += float(lasts_s_N[side_N == STREAM].sum())
         used_N = counts_T[place_N] & (side_N != THREAD)
         blocked_s_N = np.where(used_N, _blocked(batch, side_N != THREAD), 0.0)
         blocked_s_T: Array = np.bincount(place_N, blocked_s_N, len(step_s_T)).astype(np.float64)
@@ -116,54 +117,46 @@ class History:
         self._block_iterations *= 2
         self._first_block //= 2
 
-    def overhead(self) -> dict[str, float | None]:
-        return {"mean_s": fmean(self._overhead_s) if self._overhead_s else None}
-
     def _kept(self) -> Array:
         """The kept steps, the oldest first."""
         if self.count <= KEPT_ITERATIONS:
             return self._rows[: self.count]
         return np.roll(self._rows, -(self.count % KEPT_ITERATIONS), axis=0)
 
-    def step_iterations(self) -> float:
-        """Ticks of the optimizer per step, on average; 1 where every tick ends a step."""
-        return round(self._ticks / self.count, 3) if self.count else 1.0
-
-    def step(self) -> dict[str, float | None]:
-        """Mean, coefficient of variation, quantiles and best of the step time, and the mean of the newest steps."""
-        step = self._kept()[:, _STEP]
-        if not len(step):
-            return dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s", "baseline_s", "newest_s"))
-        low, p50, p99 = np.quantile(step, (LOW, 0.5, 0.99))
-        return {
-            "mean_s": float(step.mean()),
-            "cv": float(step.std() / step.mean()),
-            "p50_s": float(p50),
-            "p99_s": float(p99),
-            "baseline_s": float(low),
-            "newest_s": float(step[-NEWEST:].mean()),
+    def as_dict(self) -> dict[str, Any]:
+        """Its entries of a snapshot (``paceenv.live.record.snapshot``)."""
+        overhead_s, names = tuple(self._overhead_s), ("compute_s", "collective_s", "barrier_s", "pacing_s")
+        found: dict[str, Any] = {
+            "regular": self.count,
+            "step_iterations": round(self._ticks / self.count, 3) if self.count else 1.0,
+            "step": dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s", "baseline_s", "newest_s")),
+            "parts": dict.fromkeys(names),
+            "own": {"blocks": None},
+            "collectives": self._collectives(),
+            "side": {name: number / max(self.count, 1) for name, number in self._side.items()},
+            "wait": {"mean_s": None},
+            "overhead": {"mean_s": fmean(overhead_s) if overhead_s else None},
         }
-
-    def parts(self) -> dict[str, float | None]:
-        """Where the mean step went; the parts sum to it."""
-        names = ("compute_s", "collective_s", "barrier_s", "pacing_s")
         if not self.count:
-            return dict.fromkeys(names)
-        return dict(zip(names, map(float, self._kept()[:, _OWN:].mean(axis=0)), strict=True))
-
-    def own(self) -> dict[str, Any]:
-        """Time outside blocking operations and delays, in blocks."""
-        if not self.count:
-            return {"blocks": None}
-        return {
-            "blocks": {
-                "iterations": self._block_iterations,
-                "first": self._first_block,
-                "steps": [int(steps) for steps in self._used_blocks()[_STEPS]],
-                "own_s": self._means(_OWN_S),
-                "step_s": self._means(_STEP_S),
-            },
+            return found
+        rows = self._kept()
+        step, collective, barrier = (rows[:, column] for column in (_STEP, _COLLECTIVE, _BARRIER))
+        low, p50, p99 = np.quantile(step, (LOW, 0.5, 0.99)).tolist()
+        mean_s, newest_s = float(step.mean()), float(step[-NEWEST:].mean())
+        found["step"] = {"mean_s": mean_s, "cv": float(step.std() / step.mean()), "p50_s": p50, "p99_s": p99}
+        found["step"] |= {"baseline_s": low, "newest_s": newest_s}
+        found["parts"] = dict(zip(names, rows[:, _OWN:].mean(axis=0).tolist(), strict=True))
+        found["own"]["blocks"] = {
+            "iterations": self._block_iterations,
+            "first": self._first_block,
+            "steps": [int(steps) for steps in self._used_blocks()[_STEPS]],
+            "own_s": self._means(_OWN_S),
+            "step_s": self._means(_STEP_S),
         }
+        # a slow network is in it, and a wait that is the same in every step is not: a rank alone cannot tell them
+        wait = np.maximum(collective - float(np.quantile(collective, LOW)), 0.0) + barrier
+        found["wait"]["mean_s"] = float(wait.mean())
+        return found
 
     def _used_blocks(self) -> Array:
         used = np.flatnonzero(self._blocks[_STEPS])
@@ -174,7 +167,7 @@ class History:
         means_s = np.round(blocks[row] / np.maximum(blocks[_STEPS], 1.0), 9).tolist()  # to the nanosecond: short JSON
         return [mean_s if steps else None for mean_s, steps in zip(means_s, blocks[_STEPS], strict=True)]
 
-    def collectives(self) -> list[dict[str, Any]]:
+    def _collectives(self) -> list[dict[str, Any]]:
         """The collectives with the most blocked time: kind, group, and seconds per step, also by block."""
         steps = float(self._blocks[_STEPS].sum())
         if not steps:
@@ -198,22 +191,6 @@ class History:
             others_s = sum(float(blocked_s_K[k]) for _, k in rest)
             found.append({"op": _OTHER[0], "group": _OTHER[1], "blocked_s": others_s / steps})
         return found
-
-    def wait(self) -> dict[str, float | None]:
-        """Mean time in the barrier, and blocked elsewhere beyond the least of it.
-
-        A slow network is in it, and a wait that is the same in every step is not: one rank alone cannot tell them.
-        """
-        rows = self._kept()
-        if not len(rows):
-            return {"mean_s": None}
-        wait = np.maximum(rows[:, _COLLECTIVE] - float(np.quantile(rows[:, _COLLECTIVE], LOW)), 0.0) + rows[:, _BARRIER]
-        return {"mean_s": float(wait.mean())}
-
-    def side(self) -> dict[str, float]:
-        """Collectives beside the step's own work, per step: how many of other threads, seconds, and on CUDA streams."""
-        counts = {"per_step": self._side_operations, "seconds": self._side_s, "streams_s": self._streams_s}
-        return {name: count / max(self.count, 1) for name, count in counts.items()}
 
 
 def unseen(groups: dict[int, Group], steps: int) -> list[dict[str, Any]]:

@@ -6,13 +6,14 @@ busy machine does not cost its last output. A forked child has no such thread, a
 thread takes no signals: they reach the main thread as usual.
 
 Import the modules of a task before the thread starts: a fork during an import on another thread would leave the child
-with a lock that is never released. A task runs no C++ code that gives up the interpreter (pyarrow, say): at the end of
-the process, a thread that asks for the interpreter again is unwound where it stands, and unwinding such code aborts
-the process.
+with a lock that is never released. A task runs no C++ code that gives up the interpreter (pyarrow, say), or only under
+:data:`native` (PyTorch's store): at the end of the process, a thread that asks for the interpreter again is unwound
+where it stands, and unwinding such code aborts the process.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -26,6 +27,8 @@ from paceenv.live.log_once import described
 _KEPT_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 """The thread's own instructions raise these, so a fault handler must see them there."""
 
+NATIVE_S = 5.0
+"""The end of the process waits at most this long for :data:`native`."""
 MAX_FAILURES = 3
 """Failures in a row before the report; a network file system may be away for a moment."""
 LONGEST_PAUSE = 64
@@ -153,3 +156,39 @@ def background(
                 problem(f"thread {name} ended: {described(error)}")
 
     return threading.Thread(target=guarded, name=name, daemon=True)
+
+
+class _Native:
+    """``with native: ...`` on a housekeeping thread; once the process ends, entering it ends the thread instead."""
+
+    def __init__(self) -> None:
+        self._ended = False
+        self.renew()
+
+    def renew(self) -> None:
+        """Make a new lock in a forked child, where the old one may be held for ever."""
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._ended:
+            self._lock.release()
+            raise SystemExit
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
+
+    def end(self) -> None:
+        """Refuse new entries, and wait for the current one."""
+        self._ended = True
+        self._lock.acquire(timeout=NATIVE_S)
+
+
+native = _Native()
+"""Guards calls into C++; nothing in it may wait for a peer longer than a moment."""
+launches = _Native()
+"""The same for starts of the job's collectives on a thread of ours: those never wait for a peer."""
+# registered with this import, so that functions that an agent registers later, for its last output, run before
+for _one in (native, launches):
+    atexit.register(_one.end)
+    os.register_at_fork(after_in_child=_one.renew)

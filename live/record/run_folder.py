@@ -27,7 +27,8 @@ from typing import Any, Final
 
 from paceenv.core.errors import InputError, short_repr
 from paceenv.core.files import atomic_write, open_regular
-from paceenv.live.record.snapshot import SCHEMA, Snapshot, finite, number
+from paceenv.core.plain import plain
+from paceenv.live.record.snapshot import SCHEMA, Snapshot, number
 
 SUMMARY: Final = "summary.txt"
 SILENT_S, SILENT_PERIODS = 30.0, 5.0
@@ -80,10 +81,15 @@ def segment_path(folder: Path, attempt: str, host: str, rank: int, number: int) 
     return folder / attempt / host_folder(host) / f"rank{rank:05d}-{number:03d}.pace"
 
 
+def json_bytes(data: Mapping[str, Any]) -> bytes:
+    """Data as a file of JSON; numbers that are not finite, and what JSON does not know, become null."""
+    return (json.dumps(plain(data), allow_nan=False, default=lambda value: None) + "\n").encode()
+
+
 def write_status(folder: Path, snapshot: Mapping[str, Any]) -> None:
-    """Write a rank's snapshot completely or not at all; numbers that are not finite become null. Raises InputError."""
+    """Write a rank's snapshot completely or not at all. Raises InputError."""
     path = status_path(folder, str(snapshot["attempt"]), str(snapshot["host"]), int(snapshot["rank"]))
-    atomic_write(path, (json.dumps(finite(snapshot), allow_nan=False) + "\n").encode())
+    atomic_write(path, json_bytes(snapshot))
 
 
 class RunFolder:

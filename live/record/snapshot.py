@@ -56,7 +56,7 @@ events      the agent's messages: ``unix_time_s``, ``text`` each
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 SCHEMA: Final = "paceenv.live/2"
@@ -122,21 +122,13 @@ def number(snapshot: Any, *path: str) -> float | None:
     return float(value)
 
 
+def total(snapshots: Iterable[Any], *path: str) -> float:
+    """The sum of a number over the ranks that know it."""
+    return sum(number(snapshot, *path) or 0.0 for snapshot in snapshots)
+
+
 def text(snapshot: Any, *path: str) -> str:
     """The text at a path of keys in one line of printable characters; "" if it is missing."""
     value = entry(snapshot, *path)
     line = " ".join(value.split()) if isinstance(value, str) else ""
     return "".join(c if c.isprintable() else "?" for c in line)
-
-
-def finite(value: Any) -> Any:
-    """``value`` as plain JSON data: numbers that are not finite, and types unknown to JSON, become null."""
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    if hasattr(value, "item") and not isinstance(value, (str, bytes)):
-        value = value.item()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if isinstance(value, (str, int, bool)) else None

@@ -17,7 +17,7 @@ from paceenv.core.files import atomic_write
 from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.record.findings import find
 from paceenv.live.record.run_folder import SUMMARY, of_the_others
-from paceenv.live.record.snapshot import PARTS, Snapshot, entry, number, text
+from paceenv.live.record.snapshot import PARTS, Snapshot, entry, number, text, total
 
 NAMES: Final = {
     "compute": "compute and everything else",
@@ -135,11 +135,8 @@ def _waiting(ranks: Sequence[Snapshot]) -> list[str]:
 
 
 def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
-    def total(name: str) -> float:
-        return sum(number(s, "pacing", name) or 0.0 for s in ranks)
-
     lines = ["What pacing did", *_probes(own)]
-    asked, taken = total("asked"), total("taken")
+    asked, taken = total(ranks, "pacing", "asked"), total(ranks, "pacing", "taken")
     if foregone := shadowed(ranks):
         lines += [f"  {line}" for line in foregone]
     elif not asked and not taken:
@@ -147,7 +144,8 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     else:
         longest = max(number(s, "pacing", "max_s") or 0.0 for s in ranks)
         lines.append(
-            f"  {count(taken)} delays taken of {count(asked)} asked for, {duration(total('total_s'))} in all, "
+            f"  {count(taken)} delays taken of {count(asked)} asked for, "
+            f"{duration(total(ranks, 'pacing', 'total_s'))} in all, "
             f"longest {duration(longest)}"
         )
         if spread := _lengths(ranks, "pacing"):
@@ -160,8 +158,8 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
             listed = ", ".join(f"rank {rank} {duration(total_s)}" for total_s, rank in paced[:LISTED])
             lines.append(f"  most by {listed}")
     lines += [f"  {line}" for line in held(ranks)]
-    if asked or taken or total("holds"):
-        cut = [f"{NAMES_OF_LIMITS.get(name, name)} {count(n)}" for name, n in _cut(ranks)]
+    if asked or taken or total(ranks, "pacing", "holds"):
+        cut = [f"{NAMES_OF_LIMITS.get(name, name)} {count(n)}" for name, n in cut_by_limits(ranks).most_common()]
         if cut:
             lines.append(f"  shortened or forbidden by limits: {', '.join(cut)}")
     verdict = text(own, "canary", "verdict")
@@ -181,13 +179,12 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
 def held(ranks: Sequence[Snapshot]) -> list[str]:
     """What rule ``defer`` held back: how many transfers and how long, then by whom; nothing where it held none."""
     of_rank = {int(s["rank"]): number(s, "pacing", "held") or 0.0 for s in ranks}
-    transfers, iterations = sum(of_rank.values()), sum(number(s, "pacing", "holds") or 0.0 for s in ranks)
+    transfers, iterations = sum(of_rank.values()), total(ranks, "pacing", "holds")
     if not transfers:
         would = any(text(s, "state") == "shadow" for s in ranks) and iterations
         return [f"it would have held transfers back in {count(iterations)} iterations"] if would else []
-    total_s = sum(number(s, "pacing", "held_s") or 0.0 for s in ranks)
     longest_s = max(number(s, "pacing", "held_max_s") or 0.0 for s in ranks)
-    mean, longest = duration(total_s / transfers), duration(longest_s)
+    mean, longest = duration(total(ranks, "pacing", "held_s") / transfers), duration(longest_s)
     most = max(of_rank, key=of_rank.__getitem__)
     by = f"most by rank {most} ({count(of_rank[most])})"
     return [
@@ -202,7 +199,7 @@ def shadowed(ranks: Sequence[Snapshot]) -> list[str]:
     if not own:
         return []
     counts = {int(s["rank"]): int(number(s, "shadow", "count") or 0.0) for s in own}
-    steps = sum(int(number(s, "shadow", "steps") or 0.0) for s in own)
+    steps = total(own, "shadow", "steps")
     if not any(counts.values()):
         return [f"mode shadow: it would have taken no delay in {count(steps)} steps"]
     shares = {int(s["rank"]): number(s, "shadow", "share") or 0.0 for s in own}
@@ -253,14 +250,14 @@ def _probes(own: Snapshot) -> list[str]:
     return [f"  probes: random delays of at most {duration(bound_s)}{cost_text}"]
 
 
-def _cut(ranks: Sequence[Snapshot]) -> list[tuple[str, float]]:
-    """How often each limit of the guard cut a delay, over all ranks, the most frequent first."""
+def cut_by_limits(ranks: Sequence[Snapshot]) -> Counter[str]:
+    """How often each limit of the guard cut a delay, over all ranks."""
     sums: Counter[str] = Counter()
     for snapshot in ranks:
         limits = entry(snapshot, "pacing", "cut")
         for name in limits if isinstance(limits, dict) else ():
             sums[name] += int(number(snapshot, "pacing", "cut", name) or 0.0)
-    return [(name, float(n)) for name, n in sums.most_common()]
+    return sums
 
 
 def _said(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:

@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import Field
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -19,7 +20,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from paceenv.core.errors import InputError
-from paceenv.live.options import ENVIRONMENT_KILL_FILE, OPTIONS, Option, absolute_policy, make_options
+from paceenv.live.options import ENVIRONMENT_KILL_FILE, OPTIONS, absolute_policy, make_options
 from paceenv.live.start.attach_hook import hand_down
 from paceenv.live.start.obstacles import obstacle
 
@@ -61,8 +62,8 @@ def with_agent_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _parameter(option: Option) -> Parameter:
-    means = option.meaning
+def _parameter(option: Field[Any]) -> Parameter:
+    means = option.metadata["meaning"]
     text = f"{means.help} ({means.allowed})." if means.allowed else f"{means.help}."
     text += f" Default: {means.unset}." if means.unset else ""
     flag = (f"--{option.name.replace('_', '-')}",) if option.type is bool else ()  # without a --no-... beside it

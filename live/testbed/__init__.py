@@ -1,1 +1,1 @@
-"""A small cluster on one machine: network namespaces as hosts, real TCP between them, real torchrun jobs on it."""
+"""A small cluster on one machine: network namespaces as hosts, real TCP between them, real PyTorch jobs on it."""

@@ -1,7 +1,7 @@
 """The first process of a testbed's private namespaces: builds the network, runs the jobs on it, reports progress.
 
 :mod:`paceenv.live.testbed.testbed_run` starts it with a request, a JSON file. It writes one JSON object per line on
-standard output: ``progress`` (iterations of the main job), ``ended`` (exit codes by job and host), ``failed`` (the
+standard output: ``progress`` (iterations of the main job), ``ended`` (exit codes by job and rank), ``failed`` (the
 reason). Racks and spine are bridges, hosts are named network namespaces, links are token buckets. No other process sees
 them: when this process ends, or is killed, the kernel kills all others in its namespaces and takes the network down.
 
@@ -10,16 +10,13 @@ torchrun is forked from a process with PyTorch loaded: importing it takes most o
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +35,8 @@ POLL_S = 0.2
 _ENVIRONMENT = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 STEP_FILE, FLOAT_BYTES = "rank{rank:05d}.f64", 8
 """The file of a rank's step ends, written by ``training_job``; defined here because reading needs no PyTorch."""
-_CLONE_NEWNS, _CLONE_NEWNET = 0x0002_0000, 0x4000_0000
-_MS_REC, _MS_SLAVE, _MNT_DETACH = 0x4000, 0x8_0000, 2
-_LIBC = ctypes.CDLL(None, use_errno=True)
+Ranks = list[subprocess.Popen[bytes]]
+"""The processes of a job."""
 
 
 def main(request_file: str) -> None:
@@ -57,10 +53,10 @@ def main(request_file: str) -> None:
 
 
 def _run_jobs(request: Mapping[str, Any]) -> dict[str, list[int | None]]:
-    """Run the main job to its end with the others beside it; exit codes by job and host, None for a running one."""
+    """Run the main job to its end with the others beside it; exit codes by job and rank, None for a running one."""
     jobs = {job["name"]: job for job in request["jobs"]}
     main_job = jobs[request["main"]]
-    running: dict[str, list[Torchrun]] = {}
+    running: dict[str, Ranks] = {}
     for port, (name, job) in enumerate(jobs.items(), start=FIRST_PORT):
         if name != request["main"]:
             running[name] = _start(job, port)
@@ -82,18 +78,24 @@ def _run_jobs(request: Mapping[str, Any]) -> dict[str, list[int | None]]:
     return _exit_codes(running)
 
 
-def _start(job: Mapping[str, Any], port: int) -> list[Torchrun]:
-    return [_launch(job, place, host, port) for place, host in enumerate(job["hosts"])]
-
-
-def _launch(job: Mapping[str, Any], place: int, host: int, port: int) -> Torchrun:
-    options = [
-        *(f"--nnodes={len(job['hosts'])}", f"--node-rank={place}", f"--nproc-per-node={job['ranks_per_host']}"),
-        *(f"--master-addr={address(job['hosts'][0])}", f"--master-port={port}", f"--local-addr={address(host)}"),
-        "--monitor-interval=1",
-    ]
-    log, environ = Path(job["log"]) / f"host{host}.txt", _ENVIRONMENT | {"TMPDIR": job["tmp"]}
-    return Torchrun(NAMES / host_name(host), [*options, *job["command"]], log, environ)
+def _start(job: Mapping[str, Any], port: int) -> Ranks:
+    """A process for each rank, in its host's network."""
+    hosts, local_size = job["hosts"], job["ranks_per_host"]
+    common = {"WORLD_SIZE": len(hosts) * local_size, "LOCAL_WORLD_SIZE": local_size, "MASTER_PORT": port}
+    common |= {"MASTER_ADDR": address(hosts[0]), "TMPDIR": job["tmp"]}
+    started: Ranks = []
+    for rank in range(len(hosts) * local_size):
+        node, local_rank = divmod(rank, local_size)
+        own = common | {"RANK": rank, "LOCAL_RANK": local_rank, "GROUP_RANK": node}
+        with (Path(job["log"]) / f"rank{rank}.txt").open("wb") as log:
+            process = subprocess.Popen(
+                ["ip", "netns", "exec", host_name(hosts[node]), sys.executable, *job["command"]],
+                stdout=log,
+                stderr=log,
+                env=os.environ | _ENVIRONMENT | {name: str(value) for name, value in own.items()},
+            )
+        started.append(process)
+    return started
 
 
 def _iterations(job: Mapping[str, Any]) -> int:
@@ -104,11 +106,11 @@ def _iterations(job: Mapping[str, Any]) -> int:
         return 0
 
 
-def _failed(running: Mapping[str, list[Torchrun]]) -> bool:
+def _failed(running: Mapping[str, Ranks]) -> bool:
     return any(process.poll() for processes in running.values() for process in processes)
 
 
-def _exit_codes(running: Mapping[str, list[Torchrun]]) -> dict[str, list[int | None]]:
+def _exit_codes(running: Mapping[str, Ranks]) -> dict[str, list[int | None]]:
     return {name: [process.poll() for process in processes] for name, processes in running.items()}
 
 
@@ -175,61 +177,6 @@ def _command(*command: str) -> None:
     if done.returncode:
         reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise InputError(f"testbed: {' '.join(command)}: {reason}")
-
-
-class Torchrun:
-    """A torchrun process in a named network namespace."""
-
-    def __init__(self, namespace: Path, arguments: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
-        from torch.distributed import run  # in the parent, so that the fork has it
-
-        self._exit_code: int | None = None
-        self._pid = os.fork()
-        if self._pid:
-            return
-        exit_code = 1
-        try:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_DFL)
-            with log.open("wb") as output:
-                for stream in (1, 2):
-                    os.dup2(output.fileno(), stream)
-            os.environ.update(environ)
-            tempfile.tempdir = None  # PyTorch may have cached it from our environment
-            _enter(namespace)
-            run.main(list(arguments))
-            exit_code = 0
-        except SystemExit as end:
-            exit_code = end.code if isinstance(end.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(exit_code)
-
-    def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
-        if self._exit_code is None:
-            ended, status = os.waitpid(self._pid, os.WNOHANG)
-            if ended:
-                self._exit_code = os.waitstatus_to_exitcode(status)
-        return self._exit_code
-
-
-def _enter(namespace: Path) -> None:
-    """Enter the host's network and mount its /sys, as ``ip netns exec`` does."""
-    with namespace.open() as file:
-        _checked(_LIBC.setns(file.fileno(), _CLONE_NEWNET))
-    _checked(_LIBC.unshare(_CLONE_NEWNS))
-    _checked(_LIBC.mount(b"", b"/", b"none", _MS_SLAVE | _MS_REC, None))
-    _LIBC.umount2(b"/sys", _MNT_DETACH)  # in some containers there is none
-    _checked(_LIBC.mount(namespace.name.encode(), b"/sys", b"sysfs", 0, None))
-
-
-def _checked(failed: int) -> None:
-    if failed:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 if __name__ == "__main__":

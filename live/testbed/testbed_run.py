@@ -11,13 +11,12 @@ A run's folder::
     JOB/steps.npy      monotonic seconds of each rank's end of each step, (T, R), written by the job itself
     JOB/live/          the agent's own folder, if the job has an agent
     JOB/trace.parquet  its ranks' trace on one clock
-    JOB/log/host0.txt  output of torchrun on a host
+    JOB/log/rank0.txt  output of a rank
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -46,7 +45,6 @@ DEADLINE_S = 600.0
 """Longest time without a step of the main job, its start included; the whole run may last longer."""
 TAIL_LINES = 4
 """Lines of a failed job's log in the error message."""
-_TORCHRUN_FAILED = re.compile(r"E\d{4} .*torch/distributed/elastic")
 _WARNING = re.compile(r"\[?W\d{4} ")
 TOOLS: Mapping[str, str] = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "setpriv": "util-linux"}
 """The needed tools, and Debian's packages for them."""
@@ -123,9 +121,9 @@ def run_scenario(
     atomic_write(folder / "request.json", json.dumps(request, indent=1).encode())
     exit_codes = _follow(folder, on_progress)
     if failed := _first_failed(exit_codes, scenario.loop.job):
-        job, host = failed
-        log = folder / job / "log" / f"host{scenario.job(job).hosts[host]}.txt"
-        if exit_codes[job][host] is None:
+        job, rank = failed
+        log = folder / job / "log" / f"rank{rank}.txt"
+        if exit_codes[job][rank] is None:
             started = scenario.loop.job in exit_codes
             after = f"made no step for {deadline_s:g} s" if started else "never made a step"
             raise InputError(f"testbed: job {job} {after}; its last output: {_why(log)}")
@@ -177,7 +175,7 @@ def missing() -> str:
 
 
 def _follow(folder: Path, on_progress: Callable[[float], None]) -> dict[str, list[int | None]]:
-    """Run the request to its end in private namespaces; exit codes by job and host."""
+    """Run the request to its end in private namespaces; exit codes by job and rank."""
     if lacking := missing():
         raise InputError(f"testbed: needs Linux with root and iproute2; missing: {lacking}")
     alone = ["setpriv", "--pdeathsig", "KILL"]
@@ -211,22 +209,21 @@ def _follow(folder: Path, on_progress: Callable[[float], None]) -> dict[str, lis
 
 
 def _first_failed(exit_codes: Mapping[str, Sequence[int | None]], main: str) -> tuple[str, int] | None:
-    """Job and host of the first failure. A main job that still runs has failed; the other jobs are killed."""
+    """Job and rank of the first failure. A main job that still runs has failed; the other jobs are killed."""
     for name, codes in exit_codes.items():
-        for host, code in enumerate(codes):
+        for rank, code in enumerate(codes):
             if code:
-                return name, host
+                return name, rank
     if main not in exit_codes:
         return next(iter(exit_codes)), 0  # jobs beside the main one never made a step
-    still = [host for host, code in enumerate(exit_codes[main]) if code is None]
+    still = [rank for rank, code in enumerate(exit_codes[main]) if code is None]
     return (main, still[0]) if still else None
 
 
 def _why(log: Path) -> str:
-    """The end of a job's own output in one line, without warnings and torchrun's report."""
+    """The end of a process's output in one line, without warnings."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    own = list(itertools.takewhile(lambda line: not _TORCHRUN_FAILED.match(line), lines)) or lines
-    kept = [" ".join(line.split()) for line in own if line.strip() and not _WARNING.match(line)]
+    kept = [" ".join(line.split()) for line in lines if line.strip() and not _WARNING.match(line)]
     return " | ".join(kept[-TAIL_LINES:]) or f"no output in {log}"
 
 

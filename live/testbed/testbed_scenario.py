@@ -127,7 +127,7 @@ class Model(Config):
 
 
 class Job(Config):
-    """One torchrun job. Rank r runs on ``hosts[r // ranks_per_host]``."""
+    """One job. Rank r runs on ``hosts[r // ranks_per_host]``."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")
     hosts: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="hosts that it runs on")

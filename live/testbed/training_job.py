@@ -1,7 +1,7 @@
 """The training script that a testbed's ranks run: iterations of emulated or real work and real collectives.
 
-It has no code for the agent: the launcher ``-m paceenv.live`` adds it. torchrun runs this script with a JSON file from
-``paceenv.live.testbed.testbed_run`` as its argument. After every step a rank appends its monotonic time to its own
+It has no code for the agent: the launcher ``-m paceenv.live`` adds it. Its argument is a JSON file from
+``paceenv.live.testbed.testbed_run``. After every step a rank appends its monotonic time to its own
 file. So step times are known without the agent, and up to the moment in which a job is killed.
 """
 

@@ -23,7 +23,7 @@ from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Case, Suite, load_suite
 from paceenv.trainers.training import training_run
 from paceenv.trainers.training.train_config import TrainConfig, load_train_config
-from paceenv.ui import config_files, output
+from paceenv.ui import config_files, figures, output
 from paceenv.ui.run_directory import prepare_folder
 
 HEALTHY, IMBALANCED = "AR", "SE"
@@ -141,7 +141,9 @@ def _tables(out: Path, result: SuiteResult, nulls: SuiteResult, static: str, pol
 def _pictures(out: Path, result: SuiteResult) -> None:
     result_plots.step_distributions(result, result.suite.cases[0].name, out / "step-times.png")
     result_plots.pareto(result, out / "pareto.png")
-    result_plots.ranks_over_time(load_cluster(EXPLAINED), ["passive", "learned"], out / "ranks-over-time.png")
+    figures.save(
+        result_plots.ranks_over_time(load_cluster(EXPLAINED), ["passive", "learned"]), out / "ranks-over-time.png"
+    )
     target = config_files.load(ScalingTarget, "targets", SCALING)
     rows = list(compare_scaling(target, load_cluster(target.cluster), seeds=8, iterations=5000))
     result_plots.scaling_curve(rows, out / "scaling.png")

@@ -42,6 +42,9 @@ def evaluate(
         typer.Option(metavar="NAME=NUMBER", help=LIMIT_HELP),
     ] = None,
     write: Annotated[str | None, typer.Option(help="Also write the table as Markdown to this file.")] = None,
+    watch: Annotated[
+        str | None, typer.Option(metavar="PAGE", help="Also draw what ranks do under each policy, as one HTML file.")
+    ] = None,
     json_: JsonFile = None,
 ) -> None:
     """Compare policies on a suite of clusters against passive, paired on the same noise, with 95 % intervals.
@@ -49,15 +52,15 @@ def evaluate(
     best-static searches the best single static setting for the whole suite, on other seeds.
 
     Examples: paceenv evaluate paper adaptive -- paceenv evaluate learned best-static --suite all --split validation
-    -- paceenv evaluate mine:Policy
+    -- paceenv evaluate learned best-static --watch side-by-side.html
     """
-    for path in (write, json_ if json_ != "-" else None):
+    for path in (write, watch, json_ if json_ != "-" else None):
         if path is not None:
             check_file_name(path)
     given = {"--suite": suite, "--split": split, "--seeds": seeds, "--iterations": iterations, "--write": write}
     given = {name: value for name, value in given.items() if value is not None}
     if not policies:
-        if list(given) != ["--write"] or write is None or limit or json_:
+        if list(given) != ["--write"] or write is None or limit or watch or json_:
             raise InputError("POLICY: none given; allowed: at least one, or none with --write alone, for SCORES.md")
         config_files.write_text(write, score_table.committed_page())
         return
@@ -66,14 +69,13 @@ def evaluate(
     chosen = comparison.chosen() if comparison and not suite else load_suite(suite or "demo")
     chosen = chosen.model_copy(update={**update, "limits": chosen.limits.changed(limit or [])})
     chosen = chosen.only([split]) if split else chosen
-    tuned = comparison.tuned_for(chosen) if comparison else {}
     for i, name in enumerate(names):
         if name == "best-static":
             with output.progress("best static setting", 1) as done:
                 names[i] = search_static(chosen, on_done=done).best()
-    runs = len(chosen.cases) * (len(set(names)) + 1 + bool(tuned))
+    runs = len(chosen.cases) * (len(set(names)) + 1)
     with output.progress(f"evaluate on {chosen.name}", runs) as done:
-        result = compare(names, chosen, on_done=done, tuned=tuned)
+        result = compare(names, chosen, on_done=done)
     for line in result.outside():
         output.say(line)
     if json_ is not None:
@@ -84,6 +86,11 @@ def evaluate(
         made_by = shlex.join(["paceenv", "evaluate", *policies, *options])
         page = [f"# Policies on suite {chosen.name}", "", f"Made by `{made_by}`.", "", score_table.markdown(result)]
         config_files.write_text(write, "\n".join(page))
+    if watch is not None:
+        from paceenv.trainers.evaluation.result_plots import side_by_side_page  # Matplotlib doubles the time of --help
+
+        with output.progress("draw"):
+            config_files.write_text(watch, side_by_side_page(result))
     if json_ != "-":
         rows = score_table.cells(score_table.scores(result))
         length = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"

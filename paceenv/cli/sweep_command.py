@@ -9,7 +9,7 @@ import typer
 
 from paceenv.core.errors import InputError, needs
 from paceenv.trainers.sweep.sweep_config import SweepConfig
-from paceenv.trainers.sweep.sweep_results import CONFIG, Candidate, Results, cells, columns
+from paceenv.trainers.sweep.sweep_results import CONFIG, Results, cells, columns
 from paceenv.ui import config_files, output
 from paceenv.ui.json_option import JsonFile
 from paceenv.ui.run_directory import first_difference, locked
@@ -87,22 +87,14 @@ def _begin(out: Path, asked: dict[str, Any]) -> None:
 def _show_folder(folder: Path, json_: str | None) -> None:
     results = Results.read(folder)
     if json_ is not None:
-        output.write_json(results.as_json(_chosen(results)), json_)
+        output.write_json(results.as_json(results.front()), json_)
     if json_ != "-":
         _show(results)
 
 
-def _chosen(results: Results) -> list[Candidate]:
-    """The front, or each cluster's winner."""
-    if len(results.clusters) < 2:
-        return results.front()
-    return [best for cluster in results.clusters if (best := results.best(cluster)) is not None]
-
-
 def _show(results: Results) -> None:
-    rows = [cells(candidate, results.objectives) for candidate in _chosen(results)]
+    rows = [cells(candidate, results.objectives) for candidate in results.front()]
     note = f"{len(results.candidates)} candidates, {len(results.failed)} trials failed"
-    what = "winners" if len(results.clusters) > 1 else "front"
-    output.print_table(f"sweep {results.config.name}: {what}", columns(results), rows, note)
+    output.print_table(f"sweep {results.config.name}: front", columns(results), rows, note)
     for row in results.failed:
         output.say(f"trial {row['trial']} failed: {row['error']}")

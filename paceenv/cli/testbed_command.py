@@ -60,16 +60,16 @@ def run_on_testbed(
     ] = None,
     json_: JsonFile = None,
 ) -> None:
-    """Run real torchrun jobs on a small cluster on this machine: namespaces as hosts, token buckets as links.
+    """Run real PyTorch jobs on a small cluster on this machine: namespaces as hosts, token buckets as links.
 
     Needs Linux, root and Debian's iproute2. It touches nothing outside its own namespaces, and the kernel removes all
     of it, however it ends.
 
     With --loop the stages are: observe (the real job, watched by the agent), probe (the same with tiny random delays,
     where the scenario asks for it), calibrate (a cluster with errors from those traces), tailor (the best static
-    setting, and a policy trained for this job), predict (each candidate, simulated), choose (the best one whose
-    predicted effect excludes 0), contest (the real job, on which all candidates take turns in paired blocks with and
-    without pacing), report. The same command resumes a killed loop after its last finished stage.
+    setting, and a policy trained for this job), predict (each candidate, simulated; the best one
+    whose predicted effect excludes 0 is chosen), contest (the real job, on which all candidates take turns in paired
+    blocks with and without pacing). The same command resumes a killed loop after its last finished stage.
 
     Examples: paceenv testbed -- paceenv testbed unequal-slack -o runs/observed
     -- paceenv testbed incast-shallow --mode canary --policy adaptive -- paceenv testbed unequal-slack --loop
@@ -135,7 +135,7 @@ def _loop(scenario: Scenario, folder: Path, candidates: str | None, seed: int, j
         output.write_json(found, json_)
     if json_ != "-":
         sim_to_real_report.show(found)
-        output.say(f"report, pictures and all runs are in {folder}/")
+        output.say(f"report, picture and all runs are in {folder}/")
 
 
 def _print(scenario: Scenario, result: RunResult) -> None:

@@ -1,7 +1,7 @@
 """The plan of probes: which units are delayed when and by how much. It is random, but every rank draws the same from
 the seed.
 
-A live rank delays itself by it (``paceenv.live.decide.probe``). The *intended* delays are a pure function of seed,
+A live rank delays itself by it (``paceenv.live.decide.modes``). The *intended* delays are a pure function of seed,
 iteration and unit. The effect of a delay can therefore be separated from all other causes that made a rank late. A
 *unit* is delayed as a whole: a process group where the job has several, else each rank by itself. Standard library
 only.

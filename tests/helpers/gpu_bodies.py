@@ -5,16 +5,15 @@ They run without a GPU, too, where a stream or a graph is nothing: so most of th
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import live_bodies
 import torch
 import torch.distributed as dist
-from live_bodies import Training, batch, device, network
+from live_bodies import WIDTH, Training, batch, device, network, sharded
 from torch import nn
 from torch.nn import functional
 
@@ -163,25 +162,8 @@ def _graphed_collectives() -> Training:
 
 def _many_collectives() -> Training:
     """FSDP2 with hundreds of collectives in an iteration."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     torch.manual_seed(1)
-    mesh = init_device_mesh(device(), (dist.get_world_size(),))
-    model = nn.Sequential(*[nn.Linear(48, 48) for _ in range(MANY_LAYERS)]).to(device())
-    for layer in model:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def step(iteration: int) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(batch(iteration)[0]).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Training(model, step, lambda: (p.to_local() for p in model.parameters()))
+    return sharded(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(MANY_LAYERS)]).to(device()))
 
 
 MORE_WAYS: dict[str, Callable[[], Training]] = {"side stream": _side_stream, "coalesced": _coalesced}
@@ -193,34 +175,6 @@ def train(**parameters: Any) -> list[dict[str, Any]]:
     """:func:`live_bodies.train` for the ways of this module."""
     live_bodies.WAYS.update(MORE_WAYS)
     return live_bodies.train(**parameters)
-
-
-@contextlib.contextmanager
-def _attached(training: Training, mode: str) -> Iterator[None]:
-    from paceenv import live
-
-    agent = live.attach(training.attached, mode=mode)
-    try:
-        yield
-    finally:
-        agent.detach()
-
-
-def added_us(*, way: str, turns: int, warm: int, timed: int) -> dict[str, float]:
-    """Host microseconds of the training thread per iteration: without the agent, and what observing adds."""
-    live_bodies.WAYS.update(MORE_WAYS)
-    training, found = live_bodies.WAYS[way](), {"": list[float](), "observe": list[float]()}
-    for _ in range(turns):
-        for mode, times in found.items():
-            with _attached(training, mode) if mode else contextlib.nullcontext():
-                for i in range(warm):
-                    training.step(i)
-                start_s = time.thread_time()
-                for i in range(timed):
-                    training.step(i)
-                times.append(1e6 * (time.thread_time() - start_s) / timed)
-    added = statistics.median(under - plain for plain, under in zip(found[""], found["observe"], strict=True))
-    return {"without the agent": statistics.median(found[""]), "added": added}
 
 
 def planted(*, way: str, late: int, place: str, late_s: float, iterations: int, out: str) -> dict[str, Any]:
@@ -241,37 +195,6 @@ def planted(*, way: str, late: int, place: str, late_s: float, iterations: int, 
     dist.barrier()  # all have written their last status
     summary = agent.summary(compare=True)
     return {"arrival": summary["arrival"], "parts": summary["parts"], "overhead": summary["overhead"]}
-
-
-def calls_us(*, index: int) -> dict[str, float]:
-    """Host microseconds of one stamp: recorded, asked for among 400, and read."""
-    from paceenv.live.observe.stamps import cuda_stamps
-
-    if torch.cuda.is_available():
-        torch.cuda.init()
-    stamps, count = cuda_stamps(index), 400
-    taken = list[Any]()
-
-    def timed(call: Callable[[], Any]) -> float:
-        start_s = time.perf_counter()
-        call()
-        return 1e6 * (time.perf_counter() - start_s) / count
-
-    found: dict[str, list[float]] = {"record": [], "ask": [], "read": []}
-    for _ in range(20):
-        found["record"].append(timed(lambda: taken.extend(stamps.record() for _ in range(count))))
-        _let_pass(index)
-        found["ask"].append(timed(lambda: stamps.ready_many(taken)))
-        assert stamps.ready_many(taken)
-        found["read"].append(timed(lambda: stamps.seconds_many(taken)))
-        stamps.release(taken)
-        taken.clear()
-    return {name: min(times) for name, times in found.items()}
-
-
-def _let_pass(index: int) -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize(index)
 
 
 def on_the_second_device(*, mode: str, iterations: int) -> dict[str, Any]:

@@ -92,25 +92,26 @@ def _slow() -> Training:
     return _data_parallel(wrap)
 
 
+def _hooked(hook: Any, state: Any = None, *, bucket_mb: float = 0.01) -> Training:
+    def wrap(ddp: DistributedDataParallel) -> nn.Module:
+        ddp.register_comm_hook(state, hook)
+        return ddp
+
+    return _data_parallel(wrap, bucket_mb=bucket_mb)
+
+
 def _compressed() -> Training:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
-    def wrap(ddp: DistributedDataParallel) -> nn.Module:
-        ddp.register_comm_hook(None, fp16_compress_hook)
-        return ddp
-
-    return _data_parallel(wrap)
+    return _hooked(fp16_compress_hook)
 
 
 def _power_sgd() -> Training:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-    def wrap(ddp: DistributedDataParallel) -> nn.Module:
-        ddp.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=3), powerSGD_hook)
-        return ddp
-
+    state = PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=3)
     # one bucket: the hook's later collectives start in callbacks, which gloo runs in another order on another rank
-    return _data_parallel(wrap, bucket_mb=1.0)
+    return _hooked(powerSGD_hook, state, bucket_mb=1.0)
 
 
 def _two_optimizers() -> Training:
@@ -145,11 +146,12 @@ def _compiled() -> Training:
     return _data_parallel(lambda ddp: torch.compile(ddp, backend="aot_eager"), bucket_mb=1.0)
 
 
-def _sharded() -> Training:
+def sharded(model: nn.Sequential | None = None) -> Training:
+    """FSDP2."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model, mesh = network(), init_device_mesh(device(), (dist.get_world_size(),))
+    model, mesh = model or network(), init_device_mesh(device(), (dist.get_world_size(),))
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
@@ -198,7 +200,7 @@ def _plain() -> Training:
 
 WAYS: dict[str, Callable[[], Training]] = {"ddp": _data_parallel, "slow": _slow, "fp16 hook": _compressed}
 WAYS |= {"PowerSGD hook": _power_sgd, "accumulation": lambda: _data_parallel(parts=3)}
-WAYS |= {"two optimizers": _two_optimizers, "gradient scaler": _scaled, "compiled": _compiled, "fsdp": _sharded}
+WAYS |= {"two optimizers": _two_optimizers, "gradient scaler": _scaled, "compiled": _compiled, "fsdp": sharded}
 WAYS |= {"plain": _plain}
 
 

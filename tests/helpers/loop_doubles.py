@@ -21,7 +21,7 @@ from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import Simulator
 from paceenv.trainers.closed_loop.closed_loop import CANDIDATES, TAILORED, LoopOptions
-from paceenv.trainers.closed_loop.paired_blocks import PairedBlocks
+from paceenv.trainers.closed_loop.paired_blocks import paired_blocks
 from paceenv.trainers.closed_loop.predict import run_in_blocks
 
 TRUTH = "unequal-slack"
@@ -134,12 +134,12 @@ def _contest(
     for k, name in enumerate(names):
         policy, simulator = select_policy(name, cluster), _limited(scenario, cluster, options)
         assert isinstance(policy, Policy)
-        blocks = PairedBlocks.of(contest, iterations, k)
-        own_T = blocks.on_T | (blocks.pair_T >= 0) | (k == 0)  # the first has what is left
-        step_s_T[own_T] = run_in_blocks(policy, simulator, blocks.on_T, scenario.loop.quiet_first)[0][0][own_T]
-    experiment = Experiment(names, contest, {})
+        on_T, pair_T = paired_blocks(contest, iterations, k)[0], [contest.turn(i).pair for i in range(iterations)]
+        own_T = on_T | [pair is not None and pair[1] == k for pair in pair_T] | (k == 0)  # the first has what is left
+        step_s_T[own_T] = run_in_blocks(policy, simulator, on_T, scenario.loop.quiet_first)[0][0][own_T]
+    experiment = Experiment(names, contest)
     for i, step_s in enumerate(step_s_T.tolist()):
         experiment.add(i, step_s, 0.01 * (contest.turn(i).arm is not None))
     experiment.final()
     pacing = {"taken": 10, "total_s": 0.1, "cut": {"cap": 1}}
-    return step_s_T, [{"state": options["--mode"], "canary": experiment.as_dict(), "pacing": pacing, "reason": ""}] * 8
+    return step_s_T, [{"state": options["--mode"], **experiment.as_dict(0.1), "pacing": pacing, "reason": ""}] * 8

@@ -1,4 +1,4 @@
-"""The closed loop on a testbed scenario: observe, calibrate, tailor, predict, contest, report; resumable.
+"""The closed loop on a testbed scenario: observe, calibrate, tailor, predict, contest; resumable.
 
 Every stage has a directory of its own (``paceenv.trainers.closed_loop.loop_directory``). Talks to the testbed, which
 runs real jobs, to the calibration, the simulator and the report. ``paceenv.trainers.closed_loop.paired_blocks``
@@ -7,14 +7,11 @@ computes the effect of blocks with pacing from the steps that the job itself rec
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from pydantic import Field
 
 from paceenv.calibration.cluster_builder import JobFit
@@ -34,15 +31,15 @@ from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.closed_loop import sim_to_real_report
 from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
-from paceenv.trainers.closed_loop.paired_blocks import Effect, Found, contest_results, job_steps, mean_step
+from paceenv.trainers.closed_loop.paired_blocks import Found, contest_results, job_steps, mean_step
 from paceenv.trainers.closed_loop.predict import Prediction, Predictor, predicted_differences
-from paceenv.trainers.closed_loop.scenario_program import needs_program, program_base
+from paceenv.trainers.closed_loop.scenario_program import known_cluster, needs_program
 from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.ui import config_files, output
 from paceenv.ui.config_files import Config
 
-STAGES = ("observe", "probe", "calibrate", "tailor", "predict", "choose", "contest", "report")
+STAGES = ("observe", "probe", "calibrate", "tailor", "predict", "contest")
 CONSTANT, DEFAULT, TAILORED = "constant", "default", "tailored"
 CANDIDATES = (CONSTANT, DEFAULT, "adaptive", "paper", "learned", TAILORED)
 """In the contest by default: the best static setting of a search on the calibrated cluster, the mechanism's default
@@ -114,16 +111,16 @@ class ClosedLoop:
                 "calibrate": self._calibrate,
                 "tailor": self._tailor,
                 "predict": self._predict,
-                "choose": lambda place: choose(folder.found("predict")["policies"]),
                 "contest": self._contest,
-                "report": self._report,
             }
             for stage in STAGES:
-                if not folder.is_done(stage) or stage == "report":  # cheap, and another version may report more
+                if not folder.is_done(stage):
                     folder.finish(stage, work[stage](folder.begin(stage)))
                 if stage == "observe" and not folder.is_done("contest"):
                     self._say_how_long()
-            return folder.found("report")
+            report = sim_to_real_report.build(self.scenario, {stage: folder.found(stage) for stage in STAGES})
+            sim_to_real_report.write(report, self.out)
+            return report
 
     def _observe(self, place: Path) -> Found:
         plan = self.scenario.loop
@@ -199,15 +196,6 @@ class ClosedLoop:
         for row in found["candidates"]:
             row.update(roles=roles[row["policy"]], sha256=find_policy(row["policy"]).sha256)
         return {**found, "seed": seed, **_version()}
-
-    def _report(self, place: Path) -> Found:
-        report = sim_to_real_report.build(self.scenario, {stage: self.folder.found(stage) for stage in STAGES[:-1]})
-        found = self.folder.found("contest")
-        policies = [row["policy"] for row in found["candidates"]]
-        contest = self.scenario.loop.contest(policies, found["seed"])
-        steps_s_TR = np.asarray(np.load(self._run_of("contest") / "steps.npy"), np.float64)
-        sim_to_real_report.write(report, steps_s_TR, contest, self.out)
-        return report
 
     def _real(self, place: Path, mode: str, iterations: int, *more: str) -> RunResult:
         plan = self.scenario.loop
@@ -290,48 +278,11 @@ class ClosedLoop:
         return found.student
 
 
-def known_cluster(scenario: Scenario) -> Cluster | None:
-    """The operator's knowledge of the cluster: ``loop.known`` with nominal rates; None where the plan gives nothing.
-
-    Where transfers run in the background it has the scenario's own program: a trace does not show its order.
-    """
-    plan, network = scenario.loop, scenario.network
-    if needs_program(scenario.job(plan.job)):
-        return _parsed(program_base(scenario), scenario)
-    if not plan.known:
-        return None
-    # what leaves all racks together
-    uplink_gbps = 1e-3 * network.racks * (network.uplink_mbps or network.hosts * network.host_mbps)
-    base: dict[str, Any] = {
-        "name": f"{scenario.name}-known",
-        "job": {"nodes": scenario.job(plan.job).ranks, "compute_s": 1.0, "gradient_bytes": 1e6},
-        "fabric": {"nic_gbps": 1e-3 * network.host_mbps, "nodes_per_leaf": 1, "uplink_gbps": uplink_gbps},
-    }
-    return _parsed(base, scenario)
-
-
-def _parsed(base: dict[str, Any], scenario: Scenario) -> Cluster:
-    """A cluster from a config and what the plan of a scenario knows."""
-    for key, value in scenario.loop.known.items():
-        config_files.set_value(base, f"{key}={json.dumps(value)}", "loop.known")
-    return config_files.parse(Cluster, base, f"scenario {scenario.name}: loop.known")
-
-
 def default_rule(scenario: Scenario) -> str:
-    """The mechanism's rule with its default settings, spelled out."""
+    """The mechanism's rule with its default settings."""
     mechanism = scenario.loop.mechanism
     threshold, window = STATIC_DEFAULTS.get(mechanism, DEFER_DEFAULT)
-    return f"static:mechanism={mechanism},threshold={threshold},window={window}"
-
-
-def choose(predicted: Sequence[Found]) -> Found:
-    """The policy with the best predicted effect, always on, whose interval excludes 0; else passive."""
-    helping = [(Effect.of(row["always"]), row["policy"]) for row in predicted]
-    helping = [(found, policy) for found, policy in helping if found.high < 0.0]
-    if not helping:
-        return {"policy": "passive", "why": "no candidate is predicted to help"}
-    best, policy = min(helping, key=lambda one: one[0].change)
-    return {"policy": policy, "why": f"the best predicted effect, {best}"}
+    return f"static:{mechanism}={threshold:g}/{window:g}"
 
 
 def _version() -> dict[str, str]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import permutations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,8 @@ from numpy.typing import NDArray
 from paceenv.core.differences import Array, Mean, log_ratio
 from paceenv.core.intervals import Interval
 from paceenv.live.decide.blocks import Plan
-from paceenv.live.record.snapshot import Snapshot, entry, number, text
+from paceenv.live.record.snapshot import Snapshot, entry, number, text, total
+from paceenv.live.record.summary import cut_by_limits
 from paceenv.live.testbed.testbed_run import RunResult
 
 Found = dict[str, Any]
@@ -34,15 +34,11 @@ PARTS = 20
 """Parts of a run whose means give the error of its mean, also for correlated steps."""
 
 
-@dataclass(frozen=True)
-class Effect:
+class Effect(NamedTuple):
     """A-B effect: relative change of mean step time with its 95 % interval; below 0 steps are shorter with pacing.
 
-    Attributes:
-        change: the estimate.
-        low: lower end; not-a-number with fewer than two units.
-        high: upper end, likewise.
-        units: pairs of blocks, or simulated clusters, that it rests on.
+    It rests on so many ``units``: pairs of blocks, or simulated clusters; with fewer than two there is no interval, and
+    its ends are not-a-number.
     """
 
     change: float
@@ -52,22 +48,15 @@ class Effect:
 
     @classmethod
     def of_logs(cls, log_ratio: Interval, units: int) -> Effect:
-        """From the logarithm of the ratio of means.
-
-        Args:
-            log_ratio: logarithm of the mean with pacing over that without, with its interval.
-        """
+        """From the logarithm of the ratio of the means, with pacing over without."""
         change, low, high = map(math.expm1, log_ratio)
         return cls(change, low, high, units)
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Effect:
-        """From :meth:`as_dict` as JSON gives it back, where not-a-number is null."""
+        """From its fields as JSON gives them back, where not-a-number is null."""
         change, low, high = (math.nan if data[key] is None else float(data[key]) for key in ("change", "low", "high"))
         return cls(change, low, high, int(data["units"]))
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def __str__(self) -> str:
         if math.isnan(self.change):
@@ -75,66 +64,40 @@ class Effect:
         return f"{100 * self.change:+.1f} % [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
 
 
-@dataclass(frozen=True)
-class PairedBlocks:
-    """The blocks of an A-B test (without and with pacing) over T iterations.
-
-    Attributes:
-        on_T: whether an iteration is paced.
-        pair_T: the pair that it belongs to; -1: none.
-        counted_T: whether it counts for its pair.
-    """
-
-    on_T: NDArray[np.bool_]
-    pair_T: NDArray[np.int64]
-    counted_T: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, plan: Plan, iterations: int, candidate: int = 0) -> PairedBlocks:
-        """The blocks of one candidate; in those of the others it neither paces nor counts."""
-        turns = [plan.turn(i) for i in range(iterations)]
-        on_T = np.array([turn.arm == candidate for turn in turns])
-        pair_T = np.array([turn.pair[0] if turn.pair and turn.pair[1] == candidate else -1 for turn in turns])
-        return cls(on_T, pair_T, np.array([turn.counted for turn in turns]) & (pair_T >= 0))
-
-    def first(self, pairs: int | None) -> PairedBlocks:
-        """Only so many of the pairs; None for all."""
-        kept_T = self.pair_T < (math.inf if pairs is None else pairs)
-        return PairedBlocks(self.on_T, self.pair_T, self.counted_T & kept_T)
-
-    def both(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """All counted iterations without and with pacing."""
-        off, on = zip(*self.counted(), strict=True) if self.counted() else ((), ())
-        empty = np.empty(0, np.int64)
-        return np.concatenate([empty, *off]), np.concatenate([empty, *on])
-
-    def counted(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """The counted iterations of each pair's block without and with pacing, of pairs that are whole."""
-        found, length = [], 0
-        for pair in range(int(self.pair_T.max(initial=-1)) + 1):
-            here = self.counted_T & (self.pair_T == pair)
-            off, on = np.flatnonzero(here & ~self.on_T), np.flatnonzero(here & self.on_T)
-            length = length or max(len(off), len(on))  # the first pair has one whole block at least, or there is none
-            if len(off) == len(on) == length > 0:
-                found.append((off, on))
-        return found
+Pairs = list[tuple[NDArray[np.int64], NDArray[np.int64]]]
+"""The counted iterations of each pair's block without and with pacing, of pairs that are whole."""
 
 
-def log_ratios(step_s_ET: Array, blocks: PairedBlocks) -> Array:
+def paired_blocks(plan: Plan, iterations: int, candidate: int = 0) -> tuple[NDArray[np.bool_], Pairs]:
+    """The blocks of one candidate over so many iterations: where it may pace ``(T,)``, and its pairs."""
+    turns = [plan.turn(i) for i in range(iterations)]
+    on_T = np.array([turn.arm == candidate for turn in turns], np.bool_)
+    counted: dict[int, list[int]] = {}
+    for i, turn in enumerate(turns):
+        if turn.counted and turn.pair is not None and turn.pair[1] == candidate:
+            counted.setdefault(turn.pair[0], []).append(i)
+    whole, found = plan.blocks[candidate].counted_iterations, []
+    for here in map(np.array, counted.values()):
+        off, on = here[~on_T[here]], here[on_T[here]]
+        if len(off) == len(on) == whole:
+            found.append((off, on))
+    return on_T, found
+
+
+def log_ratios(step_s_ET: Array, pairs: Pairs) -> Array:
     """Logarithm of the mean step with pacing over that without, ``(E, P)``, pair by pair."""
-    pairs = [log_ratio(step_s_ET[:, off], step_s_ET[:, on]) for off, on in blocks.counted()]
-    return np.stack(pairs, axis=1) if pairs else np.empty((len(step_s_ET), 0))
+    ratios = [log_ratio(step_s_ET[:, off], step_s_ET[:, on]) for off, on in pairs]
+    return np.stack(ratios, axis=1) if ratios else np.empty((len(step_s_ET), 0))
 
 
-def other_log_ratios(end_s_T: Array, other_end_s_U: Array, blocks: PairedBlocks) -> Array:
+def other_log_ratios(end_s_T: Array, other_end_s_U: Array, pairs: Pairs) -> Array:
     """The same for another job's steps, ``(P,)``: those that lie wholly within the counted parts of our blocks.
 
     Args:
-        end_s_T: ends of our steps, one more than iterations of ``blocks``; iteration ``i`` lies between ends ``i`` and
-            ``i + 1``.
+        end_s_T: ends of our steps; iteration ``i`` lies between ends ``i`` and ``i + 1``.
     """
     found = []
-    for off, on in blocks.counted():
+    for off, on in pairs:
         steps = [_steps_within(other_end_s_U, end_s_T[at[0]], end_s_T[at[-1] + 1]) for at in (off, on)]
         if min(step.size for step in steps) >= MIN_STEPS:
             found.append(log_ratio(*steps))
@@ -183,37 +146,54 @@ def contest_results(result: RunResult, job: str, contest: Plan, policies: Sequen
     mine = result.jobs[job]
     end_s_T, step_s_T = job_steps(mine.steps_s_TR)
     beside = {name: job_steps(other.steps_s_TR)[0] for name, other in result.jobs.items() if name != job}
-    rows, ratios, unpaced = list[Found](), dict[str, Array](), list[Array]()
+    rows, ratios, unpaced = list[Found](), dict[str, Array](), [np.empty(0)]
     for k, policy in enumerate(policies):
         agents = candidate_agents(mine.snapshots, k, ranks)
-        blocks = PairedBlocks.of(contest, len(step_s_T), k).first(agents["paced_pairs"])
-        ratios[policy] = log_ratios(step_s_T[None], blocks)[0]
-        off, on = blocks.both()
-        unpaced.append(step_s_T[off])
+        pairs = paired_blocks(contest, len(step_s_T), k)[1][: agents["paced_pairs"]]
+        ratios[policy] = log_ratios(step_s_T[None], pairs)[0]
+        off, on = (np.concatenate([np.empty(0), *(step_s_T[pair[i]] for pair in pairs)]) for i in (0, 1))
+        unpaced.append(off)
+        others = {name: effect(other_log_ratios(end_s_T, ends, pairs))._asdict() for name, ends in beside.items()}
         rows.append(
             {
                 "policy": policy,
-                "measured": effect(ratios[policy]).as_dict(),
-                "others": {
-                    name: effect(other_log_ratios(end_s_T, ends, blocks)).as_dict() for name, ends in beside.items()
-                },
-                "steps": {"unpaced": mean_step(step_s_T[off]), "paced": mean_step(step_s_T[on])},
+                "measured": effect(ratios[policy])._asdict(),
+                "others": others,
+                "steps": {"unpaced": mean_step(off), "paced": mean_step(on)},
                 "agents": agents,
             }
         )
+    differences = [
+        {"policy": one, "than": other, "measured": difference(ratios[one], ratios[other])._asdict()}
+        for one, other in permutations(policies, 2)
+    ]
     return {
         "candidates": rows,
-        "differences": [
-            {
-                "policy": one,
-                "than": other,
-                "measured": difference(ratios[one], ratios[other]).as_dict(),
-            }
-            for one, other in permutations(policies, 2)
-        ],
+        "differences": differences,
         "unpaced": mean_step(np.concatenate(unpaced)),
         "delays": delays(mine.snapshots),
+        "blocks": _course(contest, policies, end_s_T - end_s_T[0], step_s_T),
     }
+
+
+def _course(contest: Plan, policies: Sequence[str], end_s_T: Array, step_s_T: Array) -> list[Found]:
+    """Each block's policy (None: no pacing), end and mean step, seconds; without the steps in which the job settles."""
+    blocks = list[list[int]]()
+    turns = [contest.turn(i) for i in range(len(step_s_T))]
+    for i, turn in enumerate(turns):
+        if turn.counted and i and turns[i - 1].counted and turns[i - 1].arm == turn.arm:
+            blocks[-1].append(i)
+        elif turn.counted:
+            blocks.append([i])
+    named: list[str | None] = [*policies, None]
+    return [
+        {
+            "policy": named[-1 if (arm := turns[block[0]].arm) is None else arm],
+            "end_s": float(end_s_T[block[-1] + 1]),
+            "mean_s": float(step_s_T[block].mean()),
+        }
+        for block in blocks
+    ]
 
 
 def candidate_agents(snapshots: Sequence[Snapshot], candidate: int, ranks: int) -> Found:
@@ -254,17 +234,14 @@ def delays(snapshots: Sequence[Snapshot]) -> Found:
     ``held`` is how many transfers rule defer held back, ``holds`` in how many iterations it would have, and ``unheld``
     what agents said of transfers that they do not hold.
     """
-    taken = sum(number(s, "pacing", "taken") or 0.0 for s in snapshots)
-    total_s = sum(number(s, "pacing", "total_s") or 0.0 for s in snapshots)
-    cut: Counter[str] = Counter()
-    for snapshot in snapshots:
-        cut.update({name: int(count) for name, count in (entry(snapshot, "pacing", "cut") or {}).items()})
+    names = ("taken", "total_s", "holds", "held")
+    taken, total_s, holds, held = (total(snapshots, "pacing", name) for name in names)
     events = [event for s in snapshots for event in entry(s, "events") or [] if isinstance(event, Mapping)]
     return {
         "taken": int(taken),
         "mean_s": total_s / taken if taken else 0.0,
-        "cut": dict(cut),
-        "holds": int(sum(number(s, "pacing", "holds") or 0.0 for s in snapshots)),
-        "held": int(sum(number(s, "pacing", "held") or 0.0 for s in snapshots)),
+        "cut": dict(cut_by_limits(snapshots)),
+        "holds": int(holds),
+        "held": int(held),
         "unheld": sorted({said for event in events if "not held back" in (said := text(event, "text"))}),
     }

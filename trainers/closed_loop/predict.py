@@ -15,9 +15,8 @@ Legend: D drawn clusters, E episodes (seeds), N values, T iterations, P pairs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import permutations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +31,11 @@ from paceenv.policies.rollout import start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator
-from paceenv.trainers.closed_loop.paired_blocks import Effect, PairedBlocks, log_ratios, step_summary
+from paceenv.trainers.closed_loop.paired_blocks import Effect, log_ratios, paired_blocks, step_summary
 from paceenv.whatif.predictions import one_more
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """The predicted effect of one policy.
 
     Attributes:
@@ -57,8 +55,8 @@ class Prediction:
     always_N: Array
 
     def as_dict(self) -> dict[str, Any]:
-        effects = {"always": self.always.as_dict(), "blocks": self.blocks.as_dict()}
-        return {"policy": self.policy, **effects, "cv": self.cv, "mean_delay_s": self.mean_delay_s}
+        numbers = {name: value for name, value in self._asdict().items() if name != "always_N"}
+        return numbers | {"always": self.always._asdict(), "blocks": self.blocks._asdict()}
 
 
 class Predictor:
@@ -87,7 +85,7 @@ class Predictor:
 
     def predict(self, policy: str, contest: Plan) -> Prediction:
         """One policy, by name or file, always on and in the blocks of the first candidate of ``contest``."""
-        in_blocks = PairedBlocks.of(contest, len(self._always_T))
+        on_T, pairs = paired_blocks(contest, len(self._always_T))
         always_D, blocks_D, cv_D, delay_D = [], [], [], []
         for d, passive_s_ET in enumerate(self._passive):
             step_s_ET, delay_s = self._run(policy, d, self._always_T)
@@ -95,7 +93,7 @@ class Predictor:
             always_D.append(np.log(paced.mean(axis=1) / plain.mean(axis=1)).mean())
             cv_D.append((paced.std(axis=1) / paced.mean(axis=1)).mean())
             delay_D.append(delay_s)
-            blocks_D.append(log_ratios(self._run(policy, d, in_blocks.on_T)[0], in_blocks).mean(axis=1))
+            blocks_D.append(log_ratios(self._run(policy, d, on_T)[0], pairs).mean(axis=1))
         always_N = np.ravel(always_D)
         always, blocks = (Effect.of_logs(one_more(x_N), len(x_N)) for x_N in (always_N, np.ravel(blocks_D)))
         return Prediction(policy, always, blocks, float(np.mean(cv_D)), float(np.mean(delay_D)), always_N)
@@ -116,7 +114,7 @@ def predicted_differences(predictions: Sequence[Prediction]) -> list[dict[str, A
         {
             "policy": one.policy,
             "than": other.policy,
-            "always": Effect.of_logs(one_more(one.always_N - other.always_N), len(one.always_N)).as_dict(),
+            "always": Effect.of_logs(one_more(one.always_N - other.always_N), len(one.always_N))._asdict(),
         }
         for one, other in permutations(predictions, 2)
     ]

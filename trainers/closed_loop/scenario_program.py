@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from paceenv.core.errors import InputError
 from paceenv.live.testbed.testbed_scenario import Compute, Job, Scenario, Transfer
+from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.program.step_program import WORLD
+from paceenv.ui import config_files
 
 
 def needs_program(job: Job) -> bool:
@@ -53,26 +56,31 @@ def scenario_program(job: Job) -> dict[str, Any]:
     return {"communicators": communicators, "step": step}
 
 
-def program_base(scenario: Scenario) -> dict[str, Any]:
-    """A cluster config of the scenario's job with its program and nominal rates."""
-    job, network = scenario.job(scenario.loop.job), scenario.network
-    nodes = len(job.hosts)
+def known_cluster(scenario: Scenario) -> Cluster | None:
+    """The operator's knowledge of the cluster: ``loop.known`` with nominal rates; None where the plan gives nothing.
+
+    Where transfers run in the background it has the scenario's own program: a trace does not show its order.
+    """
+    plan, network, job = scenario.loop, scenario.network, scenario.job(scenario.loop.job)
     nic_gbps = 1e-3 * network.host_mbps
-    racks = {host % network.racks for host in job.hosts}
-    uplink_gbps = 1e-3 * network.uplink_mbps * len(racks) if network.uplink_mbps else 1e3 * nodes * nic_gbps
-    return {
-        "name": f"{scenario.name}-known",
-        "job": {"nodes": nodes, "ranks_per_node": job.ranks_per_host},
-        "program": scenario_program(job),
-        "fabric": {
-            "nic_gbps": nic_gbps,
-            "nodes_per_leaf": nodes if len(racks) == 1 else 1,
-            "uplink_gbps": uplink_gbps,
-            # first-in, first-out queues divide a link between flows, and replies wait in them behind the data
-            "sharing": "flows",
-            "unused_rate": "lost",
-        },
-    }
+    if needs_program(job):
+        nodes, racks = len(job.hosts), {host % network.racks for host in job.hosts}
+        uplink_gbps = 1e-3 * network.uplink_mbps * len(racks) if network.uplink_mbps else 1e3 * nodes * nic_gbps
+        base: dict[str, Any] = {"job": {"nodes": nodes, "ranks_per_node": job.ranks_per_host}}
+        base |= {"program": scenario_program(job), "fabric": {"nodes_per_leaf": nodes if len(racks) == 1 else 1}}
+        # first-in, first-out queues divide a link between flows, and replies wait in them behind the data
+        base["fabric"] |= {"sharing": "flows", "unused_rate": "lost"}
+    elif plan.known:
+        # what leaves all racks together
+        uplink_gbps = 1e-3 * network.racks * (network.uplink_mbps or network.hosts * network.host_mbps)
+        base = {"job": {"nodes": job.ranks, "compute_s": 1.0, "gradient_bytes": 1e6}, "fabric": {"nodes_per_leaf": 1}}
+    else:
+        return None
+    base["name"] = f"{scenario.name}-known"
+    base["fabric"] |= {"nic_gbps": nic_gbps, "uplink_gbps": uplink_gbps}
+    for key, value in plan.known.items():
+        config_files.set_value(base, f"{key}={json.dumps(value)}", "loop.known")
+    return config_files.parse(Cluster, base, f"scenario {scenario.name}: loop.known")
 
 
 def _compute(given: Compute, ranks: int) -> list[dict[str, Any]]:

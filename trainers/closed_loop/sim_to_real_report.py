@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import paceenv
-from paceenv.core.differences import Array
 from paceenv.core.intervals import Interval
-from paceenv.live.decide.blocks import Plan
 from paceenv.live.testbed.testbed_scenario import Scenario
-from paceenv.trainers.closed_loop import loop_plots
-from paceenv.trainers.closed_loop.loop_plots import label
 from paceenv.trainers.closed_loop.paired_blocks import Effect
 from paceenv.trainers.closed_loop.scenario_program import left_out
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
-from paceenv.ui import config_files, output
+from paceenv.trainers.evaluation.score_table import label
+from paceenv.ui import config_files, figures, output
 
 SCHEMA = "paceenv.loop/2"
 MEAN_LIMIT, CV_LIMIT = 0.05, 0.03
@@ -26,6 +25,7 @@ MANY = 0.2
 """Share of the delays that the guard may cut before it is worth a note."""
 CONSTANTS = ("constant", "default")
 """Roles of candidates that are constant settings; the better one as measured is what the others are held to."""
+_SHADES = {"predicted, always on": "#b0b0b0", "predicted, in blocks": "#4c72b0", "measured": "#c44e52"}
 Found = dict[str, Any]
 
 
@@ -50,7 +50,7 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
         "held_out": fit(found["contest"]["unpaced"], passive),
         "calibration": found["calibrate"]["parameters"],
         "policies": predicted["policies"],
-        "chosen": found["choose"],
+        "chosen": choose(predicted["policies"]),
         "contest": contest,
         "notes": [
             *filter(None, [found["tailor"]["note"]]),
@@ -59,6 +59,16 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
         ],
     }
     return {**report, "verdict": verdict(report)}
+
+
+def choose(predicted: Sequence[Found]) -> Found:
+    """The policy with the best predicted effect, always on, whose interval excludes 0; else passive."""
+    helping = [(Effect.of(row["always"]), row["policy"]) for row in predicted]
+    helping = [(found, policy) for found, policy in helping if found.high < 0.0]
+    if not helping:
+        return {"policy": "passive", "why": "no candidate is predicted to help"}
+    best, policy = min(helping, key=lambda one: one[0].change)
+    return {"policy": policy, "why": f"the best predicted effect, {best}"}
 
 
 def judged(run: Found, predicted: Found, observed: Found) -> Found:
@@ -70,7 +80,7 @@ def judged(run: Found, predicted: Found, observed: Found) -> Found:
     for row in run["candidates"]:
         known = policies[row["policy"]]
         said = compare(Effect.of(known["blocks"]), Effect.of(row["measured"]))
-        said["against_observed"] = {kind: against(steps, observed).as_dict() for kind, steps in row["steps"].items()}
+        said["against_observed"] = {kind: against(steps, observed)._asdict() for kind, steps in row["steps"].items()}
         rows.append({**row, "predicted": known["blocks"], "always": known["always"], **said})
     both = [{**one, "always": differences[one["policy"], one["than"]]["always"]} for one in run["differences"]]
     return {**run, "candidates": rows, "differences": both, "reference": constant}
@@ -187,17 +197,38 @@ def _stopped(run: Found) -> list[str]:
     return found
 
 
-def write(report: Found, steps_s_TR: Array, contest: Plan, out: Path) -> None:
-    """Write the report and its pictures.
-
-    Args:
-        steps_s_TR: ends of the steps of the contest's run ``(T, R)``, seconds.
-    """
-    loop_plots.effects(report, out / "effects.png")
-    names = [label(row["policy"]) for row in report["contest"]["candidates"]]
-    loop_plots.steps(steps_s_TR, contest, names, out / "steps.png")
+def write(report: Found, out: Path) -> None:
+    """Write the report and its picture."""
+    _picture(report, out / "effects.png")
     output.write_json(report, str(out / "report.json"))
     config_files.write_text(out / "report.md", markdown(report))
+
+
+def _picture(report: Found, path: Path) -> None:
+    """Above the real job's course, block by block; below each policy's effect, predicted and measured."""
+    rows, measured = report["policies"], {row["policy"]: row["measured"] for row in report["contest"]["candidates"]}
+    figure, (course, panel) = figures.stack([2.4, 0.7 + 0.45 * len(rows)])
+    for policy in (None, *(row["policy"] for row in rows)):
+        blocks = [block for block in report["contest"]["blocks"] if block["policy"] == policy]
+        ends_min, steps_ms = [b["end_s"] / 60.0 for b in blocks], [1e3 * b["mean_s"] for b in blocks]
+        shade, name = ("#555555", "no pacing") if policy is None else (None, label(policy))
+        course.plot(ends_min, steps_ms, "o", ms=5, color=shade, label=name)
+    course.set(title=f"{report['scenario']}: the real job, block by block", xlabel="minutes", ylabel="mean step, ms")
+    course.set_ylim(0.0, None)
+    course.legend(fontsize=8, loc="lower right", ncols=len(rows) + 1)
+    panel.set(title="Effect of each policy", xlabel="change of mean step time, %")
+    for k, (what, shade) in enumerate(_SHADES.items()):
+        data = [(row["always"], row["blocks"], measured.get(row["policy"]))[k] for row in rows]
+        found = {i + 0.22 * (k - 1): Effect.of(one) for i, one in enumerate(data) if one is not None}
+        change = np.array([effect.change for effect in found.values()])
+        ends = np.array([(effect.change - effect.low, effect.high - effect.change) for effect in found.values()])
+        bars = 100 * np.nan_to_num(ends.reshape(-1, 2).clip(0.0), posinf=0.0).T
+        panel.errorbar(100 * change, [*found], xerr=bars, fmt="o", ms=4, capsize=3, color=shade, label=what)
+    panel.axvline(0.0, color="#999999", lw=0.8)
+    panel.set_yticks(range(len(rows)), [label(row["policy"]) for row in rows], fontsize=8)
+    panel.set_ylim(len(rows) - 0.4, -0.6)
+    panel.legend(fontsize=8, loc="lower left", ncols=len(_SHADES))
+    figures.save(figure, path)
 
 
 def markdown(report: Found) -> str:
@@ -214,13 +245,12 @@ def markdown(report: Found) -> str:
         *[f"- {note}" for note in report["notes"]],
         "",
         "Changes are of mean step time, below 0 where steps got shorter; intervals are 95 %. A static rule is named by "
-        "its mechanism, threshold / window.",
+        "its mechanism = threshold / window.",
     ]
     for title, columns, rows, note in tables(report):
         lines += ["", f"## {title}", "", *output.markdown_table(columns, rows)]
         lines += ["", note] if note else []
-    lines += ["", "![predicted and measured effects](effects.png)", "", "![steps of the contest](steps.png)", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "![predicted and measured effects](effects.png)", ""])
 
 
 def show(report: Found) -> None:

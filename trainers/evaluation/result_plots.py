@@ -7,20 +7,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from paceenv.calibration.published_tables import Comparison as Published
+from paceenv.core.limits import LIMITS, Limits
+from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
+from paceenv.report.section import Section, page
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.phases import phases
+from paceenv.sim.engine.simulator import Simulator
 from paceenv.trainers.evaluation.evaluate import SuiteResult
 from paceenv.trainers.evaluation.score_table import label
 from paceenv.ui import figures
 from paceenv.ui.figures import STATIC_COLOUR, axes, colour
 
 SHOWN_STEPS = 3
+SHOWN_RANKS = 16
 
 
 def short(policy: str) -> str:
@@ -28,35 +34,64 @@ def short(policy: str) -> str:
     return "best static" if policy.startswith("static:") else label(policy)
 
 
-def ranks_over_time(cluster: Cluster, policies: Sequence[str], path: Path, *, iterations: int = 1000) -> None:
-    """Draw what each rank does in the last :data:`SHOWN_STEPS` of a run, policy under policy on the same noise."""
-    figure, panels = figures.stack([0.22 * cluster.ranks + 0.4] * len(policies))
+def ranks_over_time(
+    cluster: Cluster, policies: Sequence[str], *, seed: int = 0, iterations: int = 1000, limits: Limits = LIMITS
+) -> Figure:
+    """What ranks do in the same :data:`SHOWN_STEPS` steps, policy under policy on the same noise.
+
+    Shown are the steps at the end of that control interval in which every policy is closest to its mean over the run.
+    """
+
+    def start_run() -> Simulator:
+        return start(cluster, np.array([seed]), limits=limits)
+
+    step_PT = [run(select_policy(policy, cluster), start_run(), iterations).step_ET[0] for policy in policies]
+    ends = range(INTERVAL_ITERATIONS, iterations + 1, INTERVAL_ITERATIONS)
+    off_PE = [[abs(step_T[end - SHOWN_STEPS : end].mean() / step_T.mean() - 1.0) for end in ends] for step_T in step_PT]
+    end = ends[int(np.sum(off_PE, axis=0).argmin())]
+    shown_R = figures.representative(np.arange(cluster.ranks, dtype=np.float64), SHOWN_RANKS)
+    figure, panels = figures.stack([0.22 * len(shown_R) + 0.4] * len(policies))
     phase_of: dict[str, Patch] = {}
-    for panel, policy in zip(panels, policies, strict=True):
-        recordings = deque[Recording](maxlen=1)
-        simulator = start(cluster, np.zeros(1, np.int64))
-        made = run(select_policy(policy, cluster), simulator, iterations, on_recording=recordings.append)
+    for panel, policy, of_run_T in zip(panels, policies, step_PT, strict=True):
+        recordings, simulator = deque[Recording](maxlen=1), start_run()
+        run(select_policy(policy, cluster), simulator, end, on_recording=recordings.append)
         step_T = recordings[0].step_ET[0, -SHOWN_STEPS:]
         begin_T1 = (np.cumsum(step_T) - step_T)[:, None]
         for phase in phases(recordings[0], simulator.batch):
             if not phase.length_TR.any():
                 continue
             spans_TR = phase.start_TR[-SHOWN_STEPS:] + begin_T1, phase.length_TR[-SHOWN_STEPS:]
-            for rank, (start_T, length_T) in enumerate(zip(*(span_TR.T for span_TR in spans_TR), strict=True)):
+            for row, (start_T, length_T) in enumerate(zip(*(span_TR.T[shown_R] for span_TR in spans_TR), strict=True)):
                 shade = figures.PHASE_COLOURS[phase.name]
-                bars = panel.barh([rank] * len(start_T), length_T, left=start_T, color=shade, height=0.8)
+                bars = panel.barh([row] * len(start_T), length_T, left=start_T, color=shade, height=0.8)
                 phase_of.setdefault(phase.name, bars[0])
         for end_s in np.cumsum(step_T):
             panel.axvline(end_s, color="#222222", linewidth=1.0)
-        panel.set_title(f"{policy}: mean step {1e3 * made.step_ET[0].mean():.0f} ms", loc="left")
-        panel.set(ylabel="rank", yticks=range(cluster.ranks), xlim=(0.0, None))
+        panel.set_title(f"{short(policy)}: mean step {1e3 * of_run_T.mean():.0f} ms", loc="left")
+        panel.set(ylabel="rank", yticks=range(len(shown_R)), yticklabels=[str(rank) for rank in shown_R])
         panel.invert_yaxis()
         panel.grid(visible=False)
+    longest_s = max(panel.get_xlim()[1] for panel in panels)
     for panel in panels:
-        panel.set_xlim(0.0, max(one.get_xlim()[1] for one in panels))
+        panel.set_xlim(0.0, longest_s)
     panels[-1].set_xlabel("seconds; a line ends each step")
     figure.legend(phase_of.values(), phase_of, ncols=len(phase_of), loc="outside lower center", frameon=False)
-    figures.save(figure, path)
+    return figure
+
+
+def side_by_side_page(result: SuiteResult) -> str:
+    """A page of one file: for every cluster the ranks under each policy, on the noise of the suite's first seed."""
+    suite, sections = result.suite, []
+    for case in suite.cases:
+        drawn = ranks_over_time(
+            case.load(), result.policies, seed=suite.first_seed, iterations=suite.iterations, limits=suite.limits
+        )
+        gains = [f"{short(one)} {result.gain_E(one, case).mean():+.1%}" for one in result.policies[1:]]
+        caption = f"Throughput against passive, mean of {suite.seeds} seeds: {', '.join(gains)}."
+        title = f"{case.name}{' (null: pacing cannot help)' if case.null_case else ''}"
+        sections.append(Section(title, [caption], svg=figures.svg(drawn, f"{case.name}: ranks over time")))
+    note = f"{SHOWN_STEPS} steps of {suite.iterations}, close to every policy's mean. All policies meet the same noise."
+    return page(f"Policies side by side on {suite.name}", note, sections)
 
 
 def scaling_curve(rows: Sequence[Published], path: Path) -> None:

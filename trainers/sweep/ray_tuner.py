@@ -110,26 +110,23 @@ def _knock(address: str) -> None:
 
 
 def tune_all(config: SweepConfig, task: StaticTask | TrainingTask, folder: Path) -> None:
-    """Search to the end on the cluster that is :func:`connected`; one experiment in ``folder/tune`` for each search.
+    """Search to the end on the cluster that is :func:`connected`; Tune's experiment is ``folder/tune/all``.
 
     Raises:
         InputError: where Tune cannot go on with what is in the folder.
     """
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a lost worker would be pages
-    for name, part in (task.each() if isinstance(task, StaticTask) else {"all": task}).items():
-        experiment = (folder / TUNE / name).absolute()
-        if isinstance(part, StaticTask):
-            shared = tune.with_parameters(StaticTrial, task=part)
-        else:
-            shared = tune.with_parameters(TrainingTrial, task=part, validation=part.validation())
-        runnable = tune.with_resources(shared, {"cpu": 1})
-        kept = experiment / STATE
-        if not kept.is_dir() and (old := kept.with_suffix(".old")).is_dir():  # killed between two renames
-            old.rename(kept)
-        if kept.is_dir():
-            _restored(experiment, runnable).fit()
-        else:
-            _tuner(config, part, runnable, experiment).fit()
+    experiment = (folder / TUNE / "all").absolute()
+    if isinstance(task, StaticTask):
+        shared = tune.with_parameters(StaticTrial, task=task)
+    else:
+        shared = tune.with_parameters(TrainingTrial, task=task, validation=task.validation())
+    runnable = tune.with_resources(shared, {"cpu": 1})
+    kept = experiment / STATE
+    if not kept.is_dir() and (old := kept.with_suffix(".old")).is_dir():  # killed between two renames
+        old.rename(kept)
+    tuner = _restored(experiment, runnable) if kept.is_dir() else _tuner(config, task, runnable, experiment)
+    tuner.fit()
 
 
 def _restored(experiment: Path, trainable: Any) -> tune.Tuner:

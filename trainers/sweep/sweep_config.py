@@ -40,7 +40,7 @@ DEFAULT_GRID = {m: GridOf(threshold=list(both[0]), window=list(both[1])) for m, 
 class Optuna(Config):
     """Settings that Ray's OptunaSearch asks for, over the whole range that a policy can set."""
 
-    num_samples: int = Field(256, ge=1, description="settings tried; on each cluster, where it is searched by itself")
+    num_samples: int = Field(256, ge=1, description="settings tried")
     sampler: Literal["tpe", "nsga2"] = Field("tpe", description="Optuna's own name")
     n_startup_trials: int = Field(48, ge=0, description="settings drawn at random before the sampler learns")
 
@@ -55,7 +55,6 @@ class Static(Config):
         min_length=1,
         description="rules whose settings are searched",
     )
-    scope: Literal["suite", "each"] = Field("suite", description="one setting for all clusters, or for each its own")
     grid: dict[Mechanism, GridOf] = Field(
         {}, description="without optuna, each combination of these is tried; mechanisms not named have a default"
     )

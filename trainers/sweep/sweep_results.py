@@ -33,14 +33,12 @@ class Candidate:
     Attributes:
         trial: its number, and the name of its folder.
         label: how it is spelled: a policy's name, or hyperparameters.
-        cluster: the one it was tried on; empty for all of them.
         result: metrics as the trainable reports them, and the trial's ``config``.
         folder: Tune's of this trial.
     """
 
     trial: int
     label: str
-    cluster: str
     result: Mapping[str, Any]
     folder: Path
 
@@ -63,34 +61,25 @@ class Results:
             raise InputError(f"{folder}: holds no sweep; allowed: the folder of one")
         asked = config_files.read_yaml(path)
         config = config_files.parse(SweepConfig, asked.get("config", {}), str(path))
-        each = config.static is not None and config.static.scope == "each"
         candidates, failed = [], []
-        for place in sorted((folder / TUNE).glob("*/[0-9]*")):
-            cluster = place.parent.name if each else ""
+        for place in sorted((folder / TUNE).glob("all/[0-9]*")):
             result = last_result(place / "result.json")
             error = result.get("error") if result.get("done") else last_line(place / "error.txt")
             if error:
-                failed.append({"trial": int(place.name), "cluster": cluster, "error": error})
+                failed.append({"trial": int(place.name), "error": error})
             elif result:
-                candidates.append(Candidate(int(place.name), _label(result), cluster, result, place))
+                candidates.append(Candidate(int(place.name), _label(result), result, place))
         objectives = (SCORE,) if config.static is None else tuple(config.static.objectives)
         return cls(config, asked.get("inputs", {}), objectives, candidates, failed)
 
-    @property
-    def clusters(self) -> list[str]:
-        """Those with a winner of their own, nothing where one stands for all."""
-        return list(dict.fromkeys(candidate.cluster for candidate in self.candidates))
-
-    def best(self, cluster: str = "") -> Candidate | None:
+    def best(self) -> Candidate | None:
         """The winner: best in the first objective, then in the others, then with the fewest parameters."""
-        found = [candidate for candidate in self.candidates if candidate.cluster == cluster]
-        return min(found, key=self._place, default=None)
+        return min(self.candidates, key=self._place, default=None)
 
-    def front(self, cluster: str = "") -> list[Candidate]:
+    def front(self) -> list[Candidate]:
         """Candidates that no other one equals in all objectives and beats in one, best first; one of equal ones."""
-        found = [candidate for candidate in self.candidates if candidate.cluster == cluster]
         kept: list[Candidate] = []
-        for one in sorted(found, key=self._place):
+        for one in sorted(self.candidates, key=self._place):
             mine = self.goodness(one)
             if not any(all(a >= b for a, b in zip(self.goodness(k), mine, strict=True)) for k in kept):
                 kept.append(one)
@@ -105,10 +94,7 @@ class Results:
 
     def as_json(self, candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
         """Candidates as plain data."""
-        return [
-            {"trial": c.trial, "candidate": c.label, **({"cluster": c.cluster} if c.cluster else {}), **values_of(c)}
-            for c in candidates
-        ]
+        return [{"trial": c.trial, "candidate": c.label, **values_of(c)} for c in candidates]
 
 
 def values_of(candidate: Candidate) -> dict[str, float]:
@@ -141,14 +127,12 @@ def _label(result: Mapping[str, Any]) -> str:
 
 def columns(results: Results) -> list[str]:
     """The head of a table of candidates."""
-    where = ["cluster"] if any(results.clusters) else []
-    return ["candidate", "trial", *where, *(COLUMNS[name] for name in results.objectives)]
+    return ["candidate", "trial", *(COLUMNS[name] for name in results.objectives)]
 
 
 def cells(candidate: Candidate, objectives: Sequence[str]) -> tuple[str, ...]:
-    """A row of a table: candidate, trial, cluster, and objectives."""
-    text = [_cell(name, candidate.result[name]) for name in objectives]
-    return (candidate.label, str(candidate.trial), *([candidate.cluster] if candidate.cluster else []), *text)
+    """A row of a table: candidate, trial, and objectives."""
+    return (candidate.label, str(candidate.trial), *(_cell(name, candidate.result[name]) for name in objectives))
 
 
 def _cell(name: str, value: float) -> str:

@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from ray import tune
 
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
-from paceenv.trainers.evaluation.comparison import digest
+from paceenv.sim.cluster import Cluster
 from paceenv.trainers.evaluation.static_search import Problem, Setting, encoded, spelled
 from paceenv.trainers.evaluation.suites import Case, load_suite, load_suites
 from paceenv.trainers.sweep.sweep_config import (
@@ -60,25 +61,9 @@ class StaticTask:
         suite = load_suite(static.suite).only(static.splits)
         seeds = FIRST_SEED + np.arange(static.seeds)
         problem = Problem.of([case.load() for case in suite.cases], seeds, static.iterations, limits=suite.limits)
-        unknown = [bool(np.isnan(passive[2]).any()) for passive in problem.passive]
-        if "energy" in static.objectives and (any(unknown) if static.scope == "each" else all(unknown)):
-            which = "not every" if static.scope == "each" else "no"
-            raise InputError(
-                f"objectives: energy on suite {suite.name}: {which} cluster has power figures; allowed: others"
-            )
+        if "energy" in static.objectives and all(np.isnan(passive[2]).any() for passive in problem.passive):
+            raise InputError(f"objectives: energy on suite {suite.name}: no cluster has power figures; allowed: others")
         return cls(static, tuple(suite.cases), problem)
-
-    def each(self) -> dict[str, StaticTask]:
-        """The tasks to search one after the other, by the name of their folder."""
-        if self.static.scope == "suite":
-            return {"all": self}
-        parts = zip(self.cases, self.problem.clusters, self.problem.passive, strict=True)
-        return {
-            case.name: StaticTask(
-                self.static, (case,), dataclasses.replace(self.problem, clusters=(cluster,), passive=(passive,))
-            )
-            for case, cluster, passive in parts
-        }
 
     def inputs(self) -> dict[str, Any]:
         """What results depend on beside the config: the cases, and a digest of every resolved cluster."""
@@ -115,6 +100,12 @@ class StaticTask:
             if share_C.any():
                 found[name] = float(share_C @ np.nan_to_num(value_C) / share_C.sum())
         return found
+
+
+def digest(cluster: Cluster) -> str:
+    """Of a resolved cluster, as far as it is simulated; without defaults, as new versions bring new ones."""
+    simulated = cluster.model_dump_json(exclude_defaults=True, exclude={"description", "calibration"})
+    return sha256(simulated.encode()).hexdigest()[:16]
 
 
 class StaticTrial(tune.Trainable):  # type: ignore[misc]

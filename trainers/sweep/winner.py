@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import paceenv
-from paceenv.core import pacing, signals
-from paceenv.policies.learned import Learned
+from paceenv.core import pacing
+from paceenv.policies.distilled import constant_policy
 from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.trainers.evaluation.comparison import Comparison
-from paceenv.trainers.evaluation.static_search import Setting, encoded
 from paceenv.trainers.evaluation.suites import ALL
 from paceenv.trainers.sweep.sweep_results import COLUMNS, DECISIONS, SCORE, Candidate, Results, values_of
 from paceenv.trainers.sweep.trainables import PIECES, StaticTask, TrainingTask, checkpoint_of
@@ -29,46 +28,27 @@ PERCENT = ("throughput",)
 def finish(folder: Path, task: StaticTask | TrainingTask) -> dict[str, Any]:
     """Write all files; returns a summary as plain data."""
     results = Results.read(folder)
-    winners = {cluster: best for cluster in results.clusters if (best := results.best(cluster)) is not None}
+    best = results.best()
     said: dict[str, Any] = {
         "sweep": results.config.name,
         "trials": len(results.candidates) + len(results.failed),
         "failed": list(results.failed),
-        "winners": results.as_json(winners.values()),
+        "winners": results.as_json([best] if best else []),
     }
-    if not winners:
+    if best is None:
         return said
-    if isinstance(task, TrainingTask):
-        comparison = _write_trained(folder, results, winners[""], task)
-    else:
-        comparison = _write_static(folder, results, winners, task)
-    config_files.write_yaml(folder / WINNER, comparison.model_dump(mode="json"))
-    if "" in winners:
-        pareto(results, folder / PARETO)
+    write = _write_trained if isinstance(task, TrainingTask) else _write_static
+    config_files.write_yaml(folder / WINNER, write(folder, results, best, task).model_dump(mode="json"))  # type: ignore[arg-type]
+    pareto(results, folder / PARETO)
     return said
 
 
-def constant_policy(setting: Setting, name: str = "static") -> Learned:
-    """A policy file's network that always sets ``setting``, whatever it sees; to the precision of float32."""
-    mechanisms = [m for m, _, _ in setting] or [pacing.MECHANISMS[0]]
-    actions = [action for part in setting for action in encoded(*part)] or [-1.0, -1.0]
-    values = np.array(actions, np.float32)
-    return Learned([(np.zeros((len(values), signals.SIGNALS), np.float32), values)], mechanisms, name)
-
-
-def _write_static(folder: Path, results: Results, winners: Mapping[str, Candidate], task: StaticTask) -> Comparison:
-    common: dict[str, Any] = {
-        "description": f"Found by the sweep {results.config.name}.",
-        "suite": task.static.suite,
-        "splits": task.static.splits,
-        "clusters": results.inputs["clusters"],
-    }
-    if task.static.scope == "each":
-        return Comparison(tuned={cluster: best.label for cluster, best in winners.items()}, **common)
-    best = winners[""]
-    policy = constant_policy(task.setting(best.result["config"]))
+def _write_static(folder: Path, results: Results, best: Candidate, task: StaticTask) -> Comparison:
+    setting = task.setting(best.result["config"])
+    policy = constant_policy({m: (t, w) for m, t, w in setting} or {pacing.MECHANISMS[0]: (0.0, 0.0)})
     save_policy(folder / POLICY, PolicyFile(policy, {}, _provenance(results, best)))
-    return Comparison(policies=[best.label], **common)
+    static, description = task.static, f"Found by the sweep {results.config.name}."
+    return Comparison(description=description, policies=[best.label], suite=static.suite, splits=static.splits)
 
 
 def _provenance(results: Results, best: Candidate) -> dict[str, Any]:

@@ -218,7 +218,6 @@ class DistillLearner(Learner):
             change_intervals=change,
             interval_iterations=self.config.environment.interval_iterations,
             always=dict(self.section.always.items()),
-            checks_itself=len(self.candidates) > 1,  # as a policy file is loaded
         )
 
     def options(self, policy: Learned) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,14 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.utils import set_random_seed
 
 import paceenv
-from paceenv.core import metrics, signals
+from paceenv.core import metrics
 from paceenv.core.errors import out_of_range
 from paceenv.core.intervals import Interval
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.core.pacing import Candidate
 from paceenv.policies.base import Policy
 from paceenv.policies.clairvoyant import settings_of
-from paceenv.policies.distilled import Distilled
+from paceenv.policies.distilled import constant_policy
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile
 from paceenv.policies.rollout import run, start
@@ -36,7 +36,7 @@ from paceenv.sim.cluster import Cluster
 from paceenv.trainers.evaluation.suites import ClusterShare
 from paceenv.trainers.training.distill import DistillLearner
 from paceenv.trainers.training.learner import Curve
-from paceenv.trainers.training.train_config import TrainConfig, load_train_config
+from paceenv.trainers.training.train_config import load_train_config
 from paceenv.trainers.training.training_run import git_commit
 
 BASE = "distilled"
@@ -61,8 +61,6 @@ ITERATIONS = 1200
 CHOICE_SEED, FINAL_SEED = 6_000_000, 6_500_000
 """Episodes on which a policy is chosen, and on which it is measured."""
 MAX_SEEDS, MIN_SEEDS, MAX_EVALUATED_RANK_PHASES = 16, 4, 2048
-SURE_GAIN = 1e6
-"""What a constant's file says that it gains, % of the step: more than any hysteresis or margin."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,8 @@ def train_for_job(
     if learned:
         student = PolicyFile(policy := learner.policy(), _wider(learner.calibrated_range(policy)))
         constant = _best_constant(learner.candidates, trained, limits)
-        files |= {TAILORED: student, CONSTANT: PolicyFile(constant_policy(constant, learner.config))}
+        interval = learner.config.environment.interval_iterations
+        files |= {TAILORED: student, CONSTANT: PolicyFile(constant_policy(constant, CONSTANT, interval))}
     policies = {name: file.policy for name, file in files.items()}
     seeds = int(np.clip(MAX_EVALUATED_RANK_PHASES // (clusters[0].rank_phases * len(compared)), MIN_SEEDS, MAX_SEEDS))
     chosen_on = _gains(policies, compared, CHOICE_SEED, seeds, limits)
@@ -142,25 +141,21 @@ def train_for_job(
     best = _best(chosen_on)
     helps = chosen_on[best].value >= MIN_GAIN and chosen_on[best].low > 0.0
     gains = _gains(policies, compared, FINAL_SEED, seeds, limits)
-    found = JobPolicy(best if helps else None, None, student, constant, gains, time.process_time() - begun)
-    on_progress(found.cpu_s)
+    policy_of_job = JobPolicy(best if helps else None, None, student, constant, gains, time.process_time() - begun)
+    on_progress(policy_of_job.cpu_s)
     record = {
         "paceenv": paceenv.__version__,
         "git_commit": git_commit(),
         "config": learner.config.model_dump(mode="json", exclude={"environment": {"clusters"}}),
         "algorithm": learner.label,
         "timesteps": learner.timesteps,
-        "tailored": {"cluster": clusters[0].name, "seed": seed, **found.to_json()},
+        "tailored": {"cluster": clusters[0].name, "seed": seed, **policy_of_job.to_json()},
     }
-    kept = files[best] if helps else None
-    return JobPolicy(
-        found.best,
-        None if kept is None else PolicyFile(kept.policy, kept.calibrated_range, record),
-        None if student is None else PolicyFile(student.policy, student.calibrated_range, record),
-        constant,
-        gains,
-        found.cpu_s,
-    )
+
+    def recorded(file: PolicyFile | None) -> PolicyFile | None:
+        return None if file is None else PolicyFile(file.policy, file.calibrated_range, record)
+
+    return replace(policy_of_job, file=recorded(files[best] if helps else None), student=recorded(student))
 
 
 def _wider(calibrated: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
@@ -170,13 +165,6 @@ def _wider(calibrated: dict[str, tuple[float, float]]) -> dict[str, tuple[float,
         signal: (max(low - moved[signal], -1.0), min(high + moved[signal], 1.0))
         for signal, (low, high) in calibrated.items()
     }
-
-
-def constant_policy(candidate: Candidate, config: TrainConfig) -> Distilled:
-    """A constant setting as a policy that a file can hold: a network that says the same of every view."""
-    layers = [(np.zeros((1, signals.SIGNALS), np.float32), np.full(1, SURE_GAIN, np.float32))]
-    interval = config.environment.interval_iterations
-    return Distilled(layers, [candidate], margin=0.0, hysteresis=0.0, name=CONSTANT, interval_iterations=interval)
 
 
 def _train(

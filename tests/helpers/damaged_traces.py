@@ -7,7 +7,6 @@ names another first cause than the true one with the trace as evidence.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,16 +31,6 @@ TRUE_CAUSES: Final = {
 """The causes that may come first. AR's slow workers are all stages of one replica or, of what is left of the trace, a
 stage; a pair of my-slack has more work than the others, whose traffic contends with it; of a few steps
 of two-jobs nobody can say whether the other traffic has a memory."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What was said of one damaged trace: ``kind`` is one of the four above."""
-
-    source: str
-    damage: tuple[str, ...]
-    kind: str
-    said: str
 
 
 def steps_cut(rng: Rng, c: Columns) -> Columns:
@@ -130,32 +119,27 @@ def _of(c: Columns, kept: Any) -> Columns:
     return {key: column[kept] for key, column in c.items()}
 
 
-def answer(rng: Rng, source: str, trace: Trace) -> Answer:
-    """Damage a trace in one to three ways, and diagnose it."""
-    chosen = rng.choice(len(DAMAGE), int(rng.integers(1, 4)), replace=False)
+def answer(rng: Rng, source: str, trace: Trace) -> tuple[str, str]:
+    """Damage a trace in one to three ways and diagnose it: the kind of answer, and what was damaged and said."""
+    chosen = [DAMAGE[i] for i in rng.choice(len(DAMAGE), int(rng.integers(1, 4)), replace=False)]
     columns: Columns = {name: trace.column(name) for name in SCHEMA.names}
-    for i in chosen:
+    for damage in chosen:
         if len(columns["rank"]):
-            columns = DAMAGE[i](rng, columns)
+            columns = damage(rng, columns)
     said_ranks = trace.metadata.ranks if rng.random() < 0.5 else ()
-    damage = tuple(DAMAGE[i].__name__ for i in chosen) + (() if said_ranks else ("metadata_removed",))
+    told = f"{source}: {[damage.__name__ for damage in chosen]}, {'with' if said_ranks else 'no'} metadata"
     try:
-        damaged = Trace.from_columns(columns, TraceMetadata({"name": source}, said_ranks, trace.metadata.source))
-        found = diagnose(damaged)
+        found = diagnose(
+            Trace.from_columns(columns, TraceMetadata({"name": source}, said_ranks, trace.metadata.source))
+        )
     except InputError as error:
-        return Answer(source, damage, REFUSED, str(error))
-    if found.verdict.startswith((UNDETERMINED, INSUFFICIENT)):
-        return Answer(source, damage, OPEN, found.verdict)
+        return REFUSED, f"{told}: {error}"
     first = found.causes[0].cause if found.causes else "healthy"
-    return Answer(source, damage, RIGHT if first in TRUE_CAUSES[source] else WRONG, found.verdict)
+    kind = RIGHT if first in TRUE_CAUSES[source] else WRONG
+    return OPEN if found.verdict.startswith((UNDETERMINED, INSUFFICIENT)) else kind, f"{told}: {found.verdict}"
 
 
-def answers(data: Path, count: int, seed: int, progress: Callable[[float], None] = lambda _: None) -> list[Answer]:
+def answers(data: Path, count: int, seed: int) -> list[tuple[str, str]]:
     """What is said of ``count`` damaged traces of the folder ``data``."""
-    traces = {name: read_inputs([data / name]).require_trace() for name in TRUE_CAUSES}
-    found = []
-    for i in range(count):
-        name = list(traces)[i % len(traces)]
-        found.append(answer(np.random.default_rng([seed, i]), name, traces[name]))
-        progress(float(i + 1))
-    return found
+    traces = [(name, read_inputs([data / name]).require_trace()) for name in TRUE_CAUSES]
+    return [answer(np.random.default_rng([seed, i]), *traces[i % len(traces)]) for i in range(count)]
