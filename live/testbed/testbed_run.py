@@ -162,9 +162,7 @@ def _prepare(
         "hosts": job.hosts,
         "ranks_per_host": job.ranks_per_host,
         "command": command,
-        "log": str(place / "log"),
-        "tmp": str(place / "tmp"),
-        "first_steps": str(place / "steps" / STEP_FILE.format(rank=0)),
+        "folder": str(place),
     }
 
 
