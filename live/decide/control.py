@@ -19,9 +19,9 @@ from paceenv.live.decide.guard import Guard, GuardedPolicy, OutOfRange, PolicyFa
 from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.decide.modes import Mode, Probing, Shadow
 from paceenv.live.decide.pacer import RankPacer
+from paceenv.live.observe.log import Delay
 from paceenv.live.observe.stamps import Clock, Stamps
 from paceenv.live.observe.step import Shape, Step
-from paceenv.live.observe.steps import Delay
 from paceenv.live.options import PACED, Options
 from paceenv.policies.rules import passive
 
