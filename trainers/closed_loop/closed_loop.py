@@ -36,6 +36,7 @@ from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.ui import config_files, output
 from paceenv.ui.config_files import Config
+from paceenv.ui.run_directory import locked
 
 STAGES = ("observe", "probe", "calibrate", "tailor", "predict", "contest")
 CONSTANT, DEFAULT, TAILORED = "constant", "default", "tailored"
@@ -100,7 +101,7 @@ class ClosedLoop:
             if role not in CANDIDATES and (fault := find_policy(role).fault):
                 raise InputError(f"candidate {role}: {fault}; allowed: {', '.join(CANDIDATES)}, or a policy")
         folder = self.folder
-        with folder.locked():
+        with locked(self.out, "loop"):
             record = {"scenario": self.scenario.model_dump(mode="json"), "options": self.options.model_dump()}
             folder.claim(record)
             work: dict[str, Callable[[Path], Found]] = {
