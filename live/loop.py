@@ -65,7 +65,7 @@ class Loop:
         """The checks for a wish to stop, and when the thread of each was last seen alive, by ``time.monotonic``."""
         self.backend, self.device = "", "cpu"
         self.history = History()
-        self.control = Control(options, policy, self.messages.log_once, clock, inform=self._inform)
+        self.control = Control(options, policy, self.messages.log_once, clock)
         self.listeners: list[Callable[[Batch], None]] = []
         """Called with every batch of steps, on the thread that takes them in."""
         self.paused = False
@@ -177,9 +177,6 @@ class Loop:
         """Whether a :meth:`change` or :meth:`stop` is still to come."""
         return self._change is not None or bool(self._stop_reason and not self._off_reason)
 
-    def _inform(self, text: str) -> None:
-        self.messages.log_once(text, level=20)
-
     def _take_over(self) -> bool:
         """Let the training thread take iterations in from now on; False while the housekeeping thread is at it."""
         if self.taking.acquire(blocking=False):
@@ -194,9 +191,7 @@ class Loop:
         self._change, self.paused, self.log.hurry = None, mode == "off", False
         self.policy = policy
         self.options = replace(self.options, mode="observe" if self.paused else mode)
-        self.control = Control(
-            self.options, policy, self.messages.log_once, self._clock, begins_at=begins_at, inform=self._inform
-        )
+        self.control = Control(self.options, policy, self.messages.log_once, self._clock, begins_at=begins_at)
         self.control.begin(self.log.stamps, self.device, self.rank, self.world_size)
         self.messages.log_once(f"mode {mode} from iteration {begins_at} on, by paceenv live set", level=20)
         if policy.fault:
