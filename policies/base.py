@@ -58,7 +58,14 @@ class Policy(ABC):
 
 
 def fault_of(settings: NDArray[Any], rows: int, *, threshold: float, window: float) -> str:
-    """What is wrong with a policy's answer, in words: numbers ``(rows, M, 2)`` from 0 to these; "" for nothing."""
+    """What is wrong with a policy's answer, in words; "" for nothing.
+
+    Args:
+        settings: the answer, which is to be numbers ``(rows, M, 2)``, at least 0.
+        rows: ranks that it was asked for.
+        threshold: the largest allowed one.
+        window: likewise.
+    """
     wanted = (rows, len(pacing.MECHANISMS), 2)
     if settings.shape != wanted or settings.dtype.kind not in "fiu":
         return f"returned {settings.dtype} of shape {settings.shape}; allowed: numbers of shape {wanted}"
