@@ -29,7 +29,7 @@ from paceenv.live.observe.log import Log
 from paceenv.live.observe.optimizer_steps import Checkpoints, OptimizerTick
 from paceenv.live.observe.stamps import Clock, HostStamps, cuda_stamps
 from paceenv.live.observe.step import Step
-from paceenv.live.observe.steps import Steps, Tick, Ticks
+from paceenv.live.observe.steps import Steps
 from paceenv.live.options import Options
 from paceenv.live.record.history import History
 
@@ -65,7 +65,7 @@ class Loop:
         """The checks for a wish to stop, and when the thread of each was last seen alive, by ``time.monotonic``."""
         self.backend, self.device = "", "cpu"
         self.history = History()
-        self.control = Control(options, policy, self.messages.log_once, clock, inform=self._inform)
+        self.control = Control(options, policy, self.messages.log_once, clock)
         self.listeners: list[Callable[[Batch], None]] = []
         """Called with every batch of steps, on the thread that takes them in."""
         self.paused = False
@@ -98,9 +98,7 @@ class Loop:
             self._sources += (self.deferral,)
         self.tick = self.hooks.guarded(lambda: self._optimizer.tick())
         """The end of an iteration; called by the optimizer's hook, or by hand in a loop that has none. Never raises."""
-        self._iterations = Ticks(self.log)
         self.steps = Steps(self.log, lambda delay: self.control.settle(delay))
-        self._ring = deque[Tick]()
         self._done = deque[Step]()
         self.left_out = 0
         """Steps that are in neither accounts nor trace, because the thread that takes them there was held up."""
@@ -179,9 +177,6 @@ class Loop:
         """Whether a :meth:`change` or :meth:`stop` is still to come."""
         return self._change is not None or bool(self._stop_reason and not self._off_reason)
 
-    def _inform(self, text: str) -> None:
-        self.messages.log_once(text, level=20)
-
     def _take_over(self) -> bool:
         """Let the training thread take iterations in from now on; False while the housekeeping thread is at it."""
         if self.taking.acquire(blocking=False):
@@ -190,15 +185,13 @@ class Loop:
         return self._takes_here
 
     def _change_over(self, mode: str, policy: NamedPolicy, from_iteration: int) -> None:
-        begins_at = self._iterations.count
+        begins_at = self.log.count
         self._read()
         self.control.finish()
         self._change, self.paused, self.log.hurry = None, mode == "off", False
         self.policy = policy
         self.options = replace(self.options, mode="observe" if self.paused else mode)
-        self.control = Control(
-            self.options, policy, self.messages.log_once, self._clock, begins_at=begins_at, inform=self._inform
-        )
+        self.control = Control(self.options, policy, self.messages.log_once, self._clock, begins_at=begins_at)
         self.control.begin(self.log.stamps, self.device, self.rank, self.world_size)
         self.messages.log_once(f"mode {mode} from iteration {begins_at} on, by paceenv live set", level=20)
         if policy.fault:
@@ -207,7 +200,7 @@ class Loop:
             self.control.downgrade(f"iteration {from_iteration} of the change to mode {mode} was over already")
 
     def _first_tick(self) -> None:
-        self._iterations.skip()
+        self.log.forget()
         if not self.log.stamps.capturing():
             self._begin()
 
@@ -222,16 +215,17 @@ class Loop:
         if self._stop_reason:
             self.detach(self._stop_reason)
             return
-        log.tick()
+        tick = log.tick()
+        if tick is not None and (tick[2] or log.marked):
+            self.control.guard.quiet(tick[0])
         if not self._takes_here and not self._take_over():
             return
-        self._collect()
-        if self._change is not None and self._iterations.count >= self._change[2]:
+        if self._change is not None and log.count >= self._change[2]:
             self._change_over(*self._change)
         self._read()
         if self.control.decides and not self.steps.inside and self._may_delay():
-            self.deferral.hold_s = self.control.hold_s(self._iterations.count)
-            self._iterations.delay = self.control.apply_delay(self._iterations.count)
+            self.deferral.hold_s = self.control.hold_s(log.count)
+            log.delay = self.control.apply_delay(log.count)
 
     def _may_delay(self) -> bool:
         """Whether every rank is known to have an agent, and a wish to stop would be heard; shadow needs neither."""
@@ -245,13 +239,6 @@ class Loop:
                 )
                 return False
         return True
-
-    def _collect(self) -> None:
-        iterations = self._iterations
-        while (entry := iterations.next()) is not None:
-            self._ring.append(entry)
-            if entry[2] or iterations.marked:
-                self.control.guard.quiet(entry[0])
 
     def fail(self, error: BaseException) -> None:
         """End the loop because of ``error``, log it, and let the job go on.
@@ -288,12 +275,12 @@ class Loop:
 
     @property
     def iterations(self) -> int:
-        """Iterations since the rank was known, as far as they were taken in."""
-        return self._iterations.count
+        """Iterations since the rank was known."""
+        return self.log.count
 
     def why_nothing_is_measured(self) -> str:
         """The reason, after many iterations of which none could be measured; otherwise ""."""
-        if self.iterations < HOPELESS_ITERATIONS or self.history.count:
+        if self.log.count - len(self.log.over) < HOPELESS_ITERATIONS or self.history.count:
             return ""
         if self.log.stamps.dropped:
             return f"{self.log.stamps.dropped} CUDA events could not be recorded"
@@ -305,7 +292,6 @@ class Loop:
         """Take in the iterations that can be read by now; on the housekeeping thread, or where that is not served."""
         with self.taking:
             if not self._takes_here or threading.get_ident() == self._thread:
-                self._collect()
                 self._read()
             self._measure()
             done = [self._done.popleft() for _ in range(len(self._done))]
@@ -384,8 +370,8 @@ class Loop:
         self.on_begin()
 
     def _read(self) -> None:
-        """Take iterations out of the ring, as far as their stamps have passed, and decide where the mode does."""
-        ring, steps, control = self._ring, self.steps, self.control
+        """Take iterations in, as far as their stamps have passed, and decide where the mode does."""
+        ring, steps, control = self.log.over, self.steps, self.control
         self.log.every = 1 if control.decides else steps.every
         while ring and steps.readable(ring[0]):
             step = steps.add(ring.popleft())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,3 +55,23 @@ class Policy(ABC):
     def outside(self) -> Outside | None:
         """How often since the last reset ranks were passive because they were outside the range; None: never."""
         return None
+
+
+def fault_of(settings: NDArray[Any], rows: int, *, threshold: float, window: float) -> str:
+    """What is wrong with a policy's answer, in words; "" for nothing.
+
+    Args:
+        settings: the answer, which is to be numbers ``(rows, M, 2)``, at least 0.
+        rows: ranks that it was asked for.
+        threshold: the largest allowed one.
+        window: likewise.
+    """
+    wanted = (rows, len(pacing.MECHANISMS), 2)
+    if settings.shape != wanted or settings.dtype.kind not in "fiu":
+        return f"returned {settings.dtype} of shape {settings.shape}; allowed: numbers of shape {wanted}"
+    for what, index, most in (("threshold", pacing.THRESHOLD, threshold), ("window", pacing.WINDOW, window)):
+        values = settings[..., index]
+        wrong = values[~((values >= 0.0) & (values <= most))]
+        if wrong.size:
+            return f"returned a {what} of {wrong[0]:g}; allowed: 0 to {most:g}"
+    return ""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing
 from paceenv.core.errors import InputError, short_repr
-from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
+from paceenv.policies.base import INTERVAL_ITERATIONS, Policy, fault_of
 
 FOREIGN_HELP = "an agent of your own, module:Class, which runs its code"
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -47,18 +47,9 @@ class OwnPolicy(Policy):
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
         settings = np.asarray(self._inner.act(signals_BO.copy()))
-        wanted = (len(signals_BO), len(pacing.MECHANISMS), 2)
-        if settings.shape != wanted or settings.dtype.kind not in "fiu":
-            found = f"{settings.dtype} of shape {settings.shape}"
-            raise InputError(f"policy {self.name}: act returned {found}; allowed: numbers of shape {wanted}")
-        for name, index, most in (
-            ("threshold", pacing.THRESHOLD, max(pacing.MAX_THRESHOLD)),
-            ("window", pacing.WINDOW, pacing.MAX_WINDOW),
-        ):
-            values = settings[..., index]
-            wrong = values[~((values >= 0.0) & (values <= most))]
-            if wrong.size:
-                raise InputError(f"policy {self.name}: act returned a {name} of {wrong[0]:g}; allowed: 0 to {most:g}")
+        fault = fault_of(settings, len(signals_BO), threshold=max(pacing.MAX_THRESHOLD), window=pacing.MAX_WINDOW)
+        if fault:
+            raise InputError(f"policy {self.name}: act {fault}")
         return settings.astype(np.float64)
 
 

@@ -123,7 +123,7 @@ def test_a_job_says_where_its_limits_are_narrower_than_those_of_the_training() -
     for options, expected in (({}, 0), ({"cap_share": 0.1, "budget_s_per_minute": 5.0}, 1)):
         said.clear()
         made = Options(mode="canary", **options)
-        control = Control(made, named, print, lambda: 0.0, inform=said.append)
+        control = Control(made, named, lambda text, level: said.append(text), lambda: 0.0)
         control.begin(HostStamps(), "cpu", rank=0, ranks=2)
         assert len(said) == expected
     assert said == [

@@ -20,7 +20,7 @@ from live_train import train
 from paceenv.core.errors import InputError
 from paceenv.live.options import OPTIONS, Options
 from paceenv.live.record.run_folder import RunFolder
-from paceenv.live.start.launch import main
+from paceenv.live.start.run_command import main
 
 TESTS = Path(__file__).parent
 HELPERS = TESTS / "helpers"

@@ -13,7 +13,6 @@ from torch import distributed
 
 from paceenv.live.observe.log import EXACT_KINDS, MAX_KINDS, TOO_MANY, UNKNOWN_WAIT, Log
 from paceenv.live.observe.stamps import HostStamps
-from paceenv.live.observe.steps import Ticks
 
 
 @pytest.fixture
@@ -139,43 +138,39 @@ def test_without_a_tick_the_rows_are_bounded_and_the_iteration_is_marked(log: Lo
     monkeypatch.setattr("paceenv.live.observe.log.MAX_ROWS", 5)
     released: list[float] = []
     monkeypatch.setattr(log.stamps, "release", released.extend)
-    iterations, kind = Ticks(log), log.kind("all_reduce", 0, 64)
+    kind = log.kind("all_reduce", 0, 64)
     for i in range(8):
         log.add(kind, float(i))
     assert (len(log.rows), released) == (5, [5.0, 6.0, 7.0])
     log.tick()
-    log.add(kind, 9.0)  # nobody has taken the others yet
+    log.add(kind, 9.0)
     log.tick()
-    entries = [iterations.next(), iterations.next()]
-    assert [(len(entry[1]), entry[2]) for entry in entries if entry] == [(5, TOO_MANY), (0, TOO_MANY)]
-    log.add(kind, 10.0)
-    log.tick()
-    entry = iterations.next()
-    assert entry is not None
-    assert (len(entry[1]), entry[2]) == (1, "")
+    assert [(len(rows or ()), mark) for _, rows, mark, *_ in log.over] == [(5, TOO_MANY), (1, "")]
 
 
 def test_marks_without_a_tick_are_bounded_and_every_beginning_keeps_its_end(log: Log, monkeypatch: Any) -> None:
-    monkeypatch.setattr("paceenv.live.observe.log.MAX_ROWS", 5)
-    iterations = Ticks(log)
+    monkeypatch.setattr("paceenv.live.observe.log.MAX_MARKS", 5)
     log.mark("evaluation", 1)
     for _ in range(20):
         log.mark("checkpoint", 1)
         log.mark("checkpoint")
         log.mark("checkpoint", -1)
     log.mark("evaluation", -1)
-    assert len(log.rows) <= 7
+    assert len(log._marks) <= 7
     log.tick()
-    entry = iterations.next()
-    assert entry is not None
-    assert entry[2] == TOO_MANY
     log.add(log.kind("all_reduce", 0, 64), 1.0)
     log.tick()
-    assert iterations.next() is not None
     log.tick()
-    entry = iterations.next()
-    assert entry is not None
-    assert entry[2] == "", "a mark that has ended"
+    assert [mark for _, _, mark, *_ in log.over][::2] == [TOO_MANY, ""], "a mark that has ended"
+
+
+def test_nobody_takes_iterations_until_there_are_too_many(log: Log, monkeypatch: Any) -> None:
+    monkeypatch.setattr("paceenv.live.observe.log.MAX_WAITING", 5)
+    log.overflow = log.over.clear
+    for _ in range(10):
+        log.add(log.kind("all_reduce", 0, 64), 1.0)
+        log.tick()
+        assert len(log.over) < 3
 
 
 @pytest.fixture(autouse=True)

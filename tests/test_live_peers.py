@@ -43,7 +43,7 @@ class Rank:
         self.peers.look(False)
 
     def tick(self, iteration: int) -> None:
-        self.loop._iterations.count = iteration
+        self.loop.log.count = iteration
         change = self.loop._change
         if change is not None and iteration >= change[2]:
             self.loop._change_over(*change)
@@ -123,7 +123,7 @@ def test_where_one_rank_refuses_none_changes_over(why: str, tmp_path: Path, monk
         if why == "policy":
             changed.setattr("paceenv.live.control_file.find_policy", lambda name: find_policy(None))
         else:
-            ranks[1].loop._iterations.count = 100
+            ranks[1].loop.log.count = 100
         ranks[1].look()
     assert pass_by(ranks, 100) == ["canary"] * 3
     assert not any(rank.loop.changing for rank in ranks)

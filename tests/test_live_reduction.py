@@ -82,9 +82,11 @@ def reductions(agent: Agent) -> list[tuple[float, float]]:
     """Entry and exit of all reductions since the last call, after what is inside another one was left out."""
     loop = agent._loop
     loop.log.tick()
-    entry = loop._iterations.next()
-    assert entry is not None
-    rows = [(kind, start, end) for kind, start, end in entry[1] if loop.log.kinds[kind].op == "all_reduce"]
+    rows = [
+        (kind, start, end)
+        for kind, start, end in loop.log.over.popleft()[1] or ()
+        if loop.log.kinds[kind].op == "all_reduce"
+    ]
     return [(start, end) for _, start, end in loop.steps._from_outside(rows)]
 
 

@@ -80,11 +80,10 @@ def _taken(agent: Agent) -> tuple[list[tuple[str, int]], str]:
     """What was seen since the last call, as an iteration that ends now: kinds with bytes, and its mark."""
     loop = agent._loop
     loop.log.tick()
-    iteration = loop._iterations.next()
-    assert iteration is not None
-    kinds = [loop.log.kinds[kind] for kind, _, _ in iteration[1]]
-    assert all(end >= start for _, start, end in iteration[1])
-    return [(kind.op, kind.bytes) for kind in kinds], iteration[2]
+    _, rows, mark, *_ = loop.log.over.popleft()
+    kinds = [loop.log.kinds[kind] for kind, _, _ in rows or ()]
+    assert all(end >= start for _, start, end in rows or ())
+    return [(kind.op, kind.bytes) for kind in kinds], mark
 
 
 def _seen(agent: Agent) -> list[tuple[str, int]]:
@@ -190,7 +189,6 @@ def test_steps_that_nobody_accounts_for_are_bounded_and_counted(agent: Agent, mo
         for _ in range(30):
             distributed.all_reduce(torch.ones(1))
             agent.tick()
-        loop._collect()
         loop._read()
         assert 0 < len(loop._done) <= 10
         assert loop.left_out > 10
@@ -274,7 +272,7 @@ def test_evaluation_and_checkpoints_mark_the_iteration_that_they_lengthen(agent:
     distributed.all_reduce(torch.ones(1))
     torch.save({"a": torch.ones(1)}, io.BytesIO())  # behind the last collective, with whose exit the iteration ended
     assert _taken(agent)[1] == ""
-    assert agent._loop._iterations.marked
+    assert agent._loop.log.marked
     assert [ended(), ended()] == ["checkpoint", ""]
     with agent.mark("evaluation"):
         distributed.all_reduce(torch.ones(1))

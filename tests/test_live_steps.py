@@ -11,7 +11,7 @@ from paceenv.live.observe.batch import Kind
 from paceenv.live.observe.log import Log
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.observe.step import LEARNING_ITERATIONS, Step
-from paceenv.live.observe.steps import BY_TICKS, WATCHED, Steps, Ticks
+from paceenv.live.observe.steps import BY_TICKS, WATCHED, Steps
 
 COMPUTE_S, COLLECTIVE_S = 0.03, 0.01
 PAYLOAD = Kind("all_reduce", 0, 1 << 20)
@@ -26,7 +26,7 @@ class Rank:
     def __init__(self, *, alone: bool = False) -> None:
         self.now_s = 1.0
         self.log = Log(HostStamps(lambda: self.now_s))
-        self.iterations, self.steps = Ticks(self.log), Steps(self.log, lambda delay: 0.0)
+        self.steps = Steps(self.log, lambda delay: 0.0)
         self.steps.alone = alone
 
     def compute(self) -> None:
@@ -39,9 +39,7 @@ class Rank:
 
     def tick(self) -> Step | None:
         self.log.tick()
-        entry = self.iterations.next()
-        assert entry is not None
-        return self.steps.add(entry)
+        return self.steps.add(self.log.over.popleft())
 
     def run(self, rounds: int, *round_: Sequence[Kind]) -> list[Step | None]:
         """Ticks with these collectives each, ``rounds`` times over; what each tick ended."""
@@ -156,7 +154,7 @@ def test_a_stamp_that_could_not_be_recorded_costs_its_step_and_the_start_of_the_
 
 
 def test_the_operations_of_ranks_that_hardly_ever_meet_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps_module, "MAX_OPERATIONS", 10)
+    monkeypatch.setattr(steps_module, "MAX_ROWS", 10)
     rank = Rank()
     rank.run(12, [PAYLOAD])
     for _ in range(40):

@@ -128,7 +128,8 @@ class Rank:
         self.loop.catch_up()
         history, groups = self.loop.history, self.loop.log.groups.values()
         names = ("own", "step", "parts", "wait", "collectives", "side")
-        return {name: getattr(history, name)() for name in names} | {
+        accounts = history.as_dict()
+        return {name: accounts[name] for name in names} | {
             "rank": self.rank,
             "world_size": self.ranks,
             "iterations": self.loop.iterations,

@@ -24,6 +24,7 @@ class Attachment:
     ) -> None:
         make_options({"mode": mode} | {name: options[name] for name in options if name != "on_metrics"})
         self._arguments = {"policy": policy, "mode": mode} | options
+        self._agent: Any = None
         self._ours = False
 
     def begin(self, optimizer: Any) -> None:
@@ -32,23 +33,17 @@ class Attachment:
 
         self._ours = self._ours or attached() is None
         try:
-            attach(optimizer, **self._arguments)
+            self._agent = attach(optimizer, **self._arguments)
         except InputError:  # the options are valid, so it is a trainer's own object that is no real optimizer
-            attach(**self._arguments)
+            self._agent = attach(**self._arguments)
 
     def mark(self, kind: str) -> None:
         """A checkpoint or an evaluation has just ended, so this iteration is irregular."""
-        from paceenv.live.agent import attached
-
-        agent = attached()
-        if agent is not None:
-            with agent.mark(kind):
+        if self._agent is not None:
+            with self._agent.mark(kind):
                 pass
 
     def end(self) -> None:
-        from paceenv.live.agent import attached
-
-        agent = attached()
-        if agent is not None and self._ours:
-            agent.detach()
-        self._ours = False
+        if self._ours:
+            self._agent.detach()
+        self._agent, self._ours = None, False

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from paceenv.live.observe.log import Delay
 from paceenv.live.observe.stamps import Stamps
-from paceenv.live.observe.steps import Delay
 
 MIN_DELAY_S = 1e-4
 """A shorter delay is left out: an operating system oversleeps by about as much."""

@@ -19,9 +19,9 @@ from paceenv.live.decide.guard import Guard, GuardedPolicy, OutOfRange, PolicyFa
 from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.decide.modes import Mode, Probing, Shadow
 from paceenv.live.decide.pacer import RankPacer
+from paceenv.live.observe.log import Delay
 from paceenv.live.observe.stamps import Clock, Stamps
 from paceenv.live.observe.step import Shape, Step
-from paceenv.live.observe.steps import Delay
 from paceenv.live.options import PACED, Options
 from paceenv.policies.rules import passive
 
@@ -66,21 +66,14 @@ class Control:
     """Decides and delays, as far as the mode allows."""
 
     def __init__(
-        self,
-        options: Options,
-        policy: NamedPolicy,
-        log_once: Callable[[str], None],
-        clock: Clock,
-        *,
-        begins_at: int = 0,
-        inform: Callable[[str], None] = lambda text: None,
+        self, options: Options, policy: NamedPolicy, log_once: Callable[..., None], clock: Clock, *, begins_at: int = 0
     ) -> None:
         self.begins_at = self.iteration = begins_at
         """``iteration`` is the last one that was taken in while this rank decided."""
         self.quiet_until = begins_at + options.quiet_first
         """The first iteration that may be delayed."""
         self.mode, self.reason = options.mode, ""
-        self._options, self._log_once, self._clock, self._inform = options, log_once, clock, inform
+        self._options, self._log_once, self._clock = options, log_once, clock
         self.seed = options.seed if options.seed is not None else shared_seed(os.environ)
         """Of the order of blocks and of probes; ranks with another one would pace at other times."""
         self._policies, self._place = policy.candidates or (policy,), (0, 1)
@@ -108,19 +101,15 @@ class Control:
     def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
         """Make the actuator, now that the rank and its timeline are known."""
         cap_s, self._place = self._options.cap_s, (rank, ranks)
-        if rank == 0 and self._in_force.follows:
-            self._say_what_is_narrower()
+        for one in self._policies if rank == 0 and self._in_force.follows else ():
+            narrower = self.guard.limits.narrower(one.limits) if one.limits is not None else []
+            if narrower:
+                said = f"policy {one.source} was trained with wider limits and may gain less here"
+                self._log_once(f"{said}: {', '.join(narrower)}", level=20)
         if device != "cpu":
             self._actuator = DeviceActuator(stamps, cap_s=cap_s, device=device)
         else:
             self._actuator = HostActuator(stamps, cap_s=cap_s, clock=self._clock)
-
-    def _say_what_is_narrower(self) -> None:
-        for one in self._policies:
-            narrower = self.guard.limits.narrower(one.limits) if one.limits is not None else []
-            if narrower:
-                listed = ", ".join(narrower)
-                self._inform(f"policy {one.source} was trained with wider limits and may gain less here: {listed}")
 
     def downgrade(self, reason: str) -> None:
         """Only observe from now on, and log the reason."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from paceenv.core import pacing
 from paceenv.core.limits import Limits, refilled
 from paceenv.live.log_once import described
-from paceenv.policies.base import Policy
+from paceenv.policies.base import Policy, fault_of
 from paceenv.policies.ranges import RangeWatch
 
 MAX_WINDOW, MAX_THRESHOLD = 1.0, 2.0 * max(pacing.MAX_THRESHOLD)
@@ -154,19 +154,8 @@ class GuardedPolicy(Policy):
         except (Exception, SystemExit) as error:  # not KeyboardInterrupt: that is the user's
             raise self._failed(f"raised {described(error)}") from error
         self._check_time(self._clock() - start_s)
-        wanted = (len(signals_BO), len(pacing.MECHANISMS), 2)
-        if settings.shape != wanted or settings.dtype.kind not in "fiu":
-            raise self._failed(
-                f"returned {settings.dtype} of shape {settings.shape}; allowed: numbers of shape {wanted}"
-            )
-        for what, index, most in (
-            ("window", pacing.WINDOW, MAX_WINDOW),
-            ("threshold", pacing.THRESHOLD, MAX_THRESHOLD),
-        ):
-            values = settings[..., index]
-            wrong = values[~((values >= 0.0) & (values <= most))]
-            if wrong.size:
-                raise self._failed(f"returned a {what} of {wrong[0]:g}; allowed: 0 to {most:g}")
+        if fault := fault_of(settings, len(signals_BO), threshold=MAX_THRESHOLD, window=MAX_WINDOW):
+            raise self._failed(fault)
         return settings.astype(np.float64)
 
     def _failed(self, how: str) -> PolicyFault:

@@ -1,4 +1,4 @@
-"""What the sources of one rank have seen since the last tick: rows of numbers, and the tables that explain them.
+"""What the sources of one rank have seen: operations of the iteration under way, iterations that are over, and tables.
 
 Everything here runs on the training thread (or on autograd's, while the training thread waits for it), so it is lean:
 one row per operation, and what an operation is becomes a small number, its *kind*.
@@ -11,14 +11,15 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from threading import RLock, get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceenv.core.wording import format_list
 from paceenv.live.observe.batch import THREAD, Kind
 from paceenv.live.observe.stamps import Stamps
 
-MAX_ROWS = 20_000
-"""Rows kept until somebody takes them; with more, operations are left out and the iteration is marked."""
+MAX_ROWS, MAX_WAITING, MAX_MARKS = 100_000, 20_000, 1_000
+"""Operations of one iteration or step, and marks in it: with more, some are left out, and it is marked; in between,
+operations that wait for whoever takes them: with more, the training thread does."""
 TOO_MANY = "too many operations"
 """Mark of an iteration from which operations are left out."""
 MAX_KINDS = 60_000
@@ -32,12 +33,22 @@ LISTS = "reduce_scatter"
 UNKNOWN_WAIT = 0
 """The kind of a wait for something that was started where the agent does not see it."""
 
-TICK, MARK, SKIP = -1, -2, -3
-"""In place of a kind: the end of an iteration, with its stamp and its mark or ""; an irregular event, with its name; of
-iterations that were not watched, their number and the stamp of the last one's end."""
-
 Row = tuple[int, Any, Any]
 """Kind, and the stamps of entry and exit; None for a stamp that could not be recorded."""
+
+
+class Delay(NamedTuple):
+    """A delay under way, with its two stamps. ``slept_s`` is the host's sleep or the device's planned spin, seconds."""
+
+    slept_s: float
+    before: Any
+    after: Any | None
+    cycles: int = 0
+
+
+Tick = tuple[int, list[Row] | None, str, Delay | None, Any]
+"""An iteration: its number, operations, mark, the delay at its start, the stamp of its end. Operations are None for the
+last of some that were not watched."""
 
 
 class Group:
@@ -108,8 +119,12 @@ class Log:
 
     def __init__(self, stamps: Stamps) -> None:
         self.stamps, self.on_device = stamps, False
-        self.rows = deque[Row]()
-        """Written here and taken by one reader, which may be another thread."""
+        self.rows = list[Row]()
+        """The operations of the iteration under way."""
+        self.over = deque[Tick]()
+        """Iterations that are over: written here and taken by one reader, which may be another thread."""
+        self.delay: Delay | None = None
+        """At the start of the iteration under way."""
         self.overflow: Callable[[], None] = lambda: None
         self.chores = deque[tuple[Callable[..., None], tuple[Any, ...]]]()
         """Functions and arguments, called once each at the next tick; any thread may add some."""
@@ -121,18 +136,21 @@ class Log:
         self._by_identity: dict[int, Group] = {}
         self._followed: dict[tuple[int, int], Any] = {}
         self._thread, self._in_graph = get_ident(), _graph_task()
-        self.cut = ""
-        """The mark of this iteration if something of it is left out."""
         self.every, self.hurry = 1, False
         """One iteration in so many is watched; with ``hurry`` the next one is, and all that follow."""
         self.on_watch: Callable[[bool], None] = lambda watching: None
-        self._iteration = self._skipped = self._to_skip = 0
+        self.count = 0
+        """Iterations that are over."""
+        self._skipped = self._to_skip = 0
+        self._marks = deque[tuple[str, int | None, int]]()  # any thread may add some: name, change, operations before
+        self._late, self._held = "", list[str]()  # a mark after the last operation; those that are under way
+        self._cut, self._noted = "", False  # the mark if something is left out; whether one of these three is set
         self._unlogged = 0  # marks under way whose beginning is left out, and whose end must be
 
     def add(self, kind: int, entry: Any) -> None:
         """Log an operation that ends now."""
-        if len(self.rows) >= MAX_ROWS:  # nobody takes them before the next tick: an evaluation, say
-            self.cut = TOO_MANY
+        if len(self.rows) >= MAX_ROWS:  # without a tick: an evaluation, say
+            self._cut, self._noted = TOO_MANY, True
             self.release(entry)
             return
         exit_ = self.stamps.record()
@@ -140,27 +158,58 @@ class Log:
             kind = self.on_the_side(kind)
         self.rows.append((kind, entry, exit_))
 
-    def tick(self) -> None:
-        """An iteration ends now."""
+    def tick(self) -> Tick | None:
+        """An iteration ends now; None where it was not watched."""
         while self.chores:
             chore, arguments = self.chores.popleft()
             chore(*arguments)
-        if self.skips():
-            return
-        cut, self.cut = self.cut, ""
-        self.rows.append((TICK, self.stamps.record(), cut))
-        self._iteration += 1
-        if len(self.rows) > MAX_ROWS:
+        if self._to_skip and self.skips():
+            return None
+        rows = self.rows
+        mark = self._mark_of(len(rows)) if self._marks or self._noted else ""
+        tick = self.count, rows, mark, self.delay, self.stamps.record()
+        self.rows, self.delay = [], None
+        self.count += 1
+        self.over.append(tick)
+        if len(self.over) * (1 + len(rows)) > MAX_WAITING:  # iterations are alike
             self.overflow()
         if self.every > 1 and not self.hurry:
-            self._to_skip = watched_next(self._iteration, self.every) - self._iteration
+            self._to_skip = watched_next(self.count, self.every) - self.count
             if self._to_skip:
                 self._watch(False)
+        return tick
 
     @property
     def ticks(self) -> int:
         """Iterations so far, watched or not."""
-        return self._iteration + self._skipped
+        return self.count + self._skipped
+
+    @property
+    def marked(self) -> bool:
+        """Whether the iteration that has just begun is marked already."""
+        return bool(self._late or self._held)
+
+    def _mark_of(self, operations: int) -> str:
+        """The mark of the iteration that ends now; one after its last operation belongs to the one that follows."""
+        found, late, place = "", self._late, 0
+        while self._marks:
+            kind, change, next_place = self._marks.popleft()
+            found = found or (late if next_place > place else "")
+            late, place = kind, next_place
+            if change == 1:
+                self._held.append(kind)
+            elif change == -1:
+                self._held = self._held[:-1]
+        found, self._late = (found or late, "") if operations > place else (found, late)
+        found, self._cut = found or self._cut, ""
+        self._noted = self.marked
+        return self._held[-1] if self._held else found
+
+    def forget(self) -> None:
+        """Forget what was logged so far."""
+        self.release(*(stamp for _, *stamps in self.rows for stamp in stamps))
+        self._marks.clear()
+        self.rows, self._late, self._cut = [], "", ""
 
     def skips(self) -> bool:
         """Whether the iteration that ends now was not watched."""
@@ -169,9 +218,11 @@ class Log:
         self._to_skip -= 1
         self._skipped += 1
         if not self._to_skip or self.hurry:
-            self.rows.append((SKIP, self._skipped, self.stamps.record()))
-            self._iteration += self._skipped
+            self.count += self._skipped
             self._skipped = self._to_skip = 0
+            self._mark_of(0)
+            self._late = ""
+            self.over.append((self.count - 1, None, "", None, self.stamps.record()))
             self._watch(True)
         return True
 
@@ -215,13 +266,13 @@ class Log:
         if change == -1 and self._unlogged:
             self._unlogged -= 1
             return
-        if change != -1 and len(self.rows) >= MAX_ROWS:
-            self.cut = TOO_MANY
+        if change != -1 and len(self._marks) >= MAX_MARKS:
+            self._cut, self._noted = TOO_MANY, True
             self._unlogged += change == 1
             return
-        mark = (MARK, kind, change)
-        if change is not None or not self.rows or self.rows[-1] != mark:  # an evaluation makes one for every batch
-            self.rows.append(mark)
+        mark = (kind, change, len(self.rows))
+        if change is not None or not self._marks or self._marks[-1] != mark:  # an evaluation makes one for every batch
+            self._marks.append(mark)
 
     def on_this_thread(self) -> None:
         """From now on, this is the thread whose waiting blocks the step."""

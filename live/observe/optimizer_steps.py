@@ -33,7 +33,7 @@ CHECKPOINTS = (
 class OptimizerTick:
     """Calls ``tick`` after each step of the optimizer that owns the tick; a given one owns it from the start."""
 
-    def __init__(self, tick: Callable[[], None], hooks: Hooks, optimizer: Any = None) -> None:
+    def __init__(self, tick: Callable[[], object], hooks: Hooks, optimizer: Any = None) -> None:
         self.tick, self._hooks, self._given = tick, hooks, optimizer is not None
         self._owner: Callable[[], Any] | None = None if optimizer is None else _reference(optimizer)
         self._sizes: list[tuple[Callable[[], Any], int]] = []

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceenv.live.observe.batch import STANDSTILL, STREAM, THREAD
-from paceenv.live.observe.log import MARK, SKIP, TOO_MANY, Log, Row
+from paceenv.live.observe.log import MAX_ROWS, Log, Row, Tick
 from paceenv.live.observe.step import Operation, Shape, Step
 
 WATCHED, PERIODS = 24, (1, 2, 3, 4, 5, 6, 7, 8)
@@ -31,77 +31,6 @@ HOST_US, DEVICE_US = (8.0, 2.0), (100.0, 13.0)
 ALL_WATCHED, LEAST_SHARE = 128, 64
 """Iterations at the start of a job that are watched anyway; later those that are watched lie no further apart than this
 part of the iterations so far, so that a rank that turns late is named soon in a young job, too."""
-MAX_OPERATIONS = 100_000
-"""Operations of one step; with more, the ranks meet too seldom to keep them."""
-
-
-class Delay(NamedTuple):
-    """A delay under way, with its two stamps. ``slept_s`` is the host's sleep or the device's planned spin, seconds."""
-
-    slept_s: float
-    before: Any
-    after: Any | None
-    cycles: int = 0
-
-
-Tick = tuple[int, list[Row] | None, str, Delay | None, Any]
-"""An iteration: its number, operations, mark, the delay at its start, the stamp of its end. Operations are None for the
-last of some that were not watched."""
-
-
-class Ticks:
-    """Cuts the rows of a log into iterations. A mark after the last operation belongs to the iteration that follows."""
-
-    def __init__(self, log: Log) -> None:
-        self._log, self._rows, self._marks, self._late = log, list[Row](), "", ""
-        self._held: list[str] = []
-        self.count = 0
-        self.delay: Delay | None = None
-
-    def next(self) -> Tick | None:
-        """The next complete iteration, if there is one."""
-        rows, left = self._rows, self._log.rows
-        while left:
-            row = left.popleft()
-            if row[0] >= 0:
-                rows.append(row)
-                self._marks, self._late = self._marks or self._late, ""
-            elif row[0] == MARK:
-                self._hold(row[1], row[2])
-            elif row[0] == SKIP:
-                self._marks = self._late = ""
-                self.count += row[1]
-                return self.count - 1, None, "", None, row[2]
-            else:
-                mark = self._held[-1] if self._held else self._marks or row[2]
-                entry = self.count, rows, mark, self.delay, row[1]
-                self._rows, self._marks, self.delay = [], "", None
-                self.count += 1
-                return entry
-            if len(rows) > MAX_OPERATIONS:
-                self._log.release(*(stamp for _, *stamps in rows for stamp in stamps))
-                rows.clear()
-                self._marks = self._marks or TOO_MANY
-        return None
-
-    def _hold(self, kind: str, change: int | None) -> None:
-        self._late = kind
-        if change == 1:
-            self._held.append(kind)
-        elif change == -1:
-            self._held = self._held[:-1]
-
-    @property
-    def marked(self) -> bool:
-        """Whether the iteration that has just begun is marked already."""
-        return bool(self._late or self._held)
-
-    def skip(self) -> None:
-        """Forget what was logged so far."""
-        rows = [row for row in self._log.rows if row[0] >= 0] + self._rows
-        self._log.release(*(stamp for _, *stamps in rows for stamp in stamps))
-        self._log.rows.clear()
-        self._rows, self._marks, self._late, self._log.cut = [], "", "", ""
 
 
 class Steps:
@@ -186,7 +115,7 @@ class Steps:
         else:
             tick_s = tick
         if not met and not self._ends_anyway(number):
-            if len(operations) > MAX_OPERATIONS:
+            if len(operations) > MAX_ROWS:  # the ranks meet too seldom to keep them
                 self._last_exit_s = None
                 self._forget()
             return None

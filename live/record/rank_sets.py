@@ -55,7 +55,6 @@ OTHER_STEP_SHARE = 0.05
 """Ranks whose mean steps over the same iterations differ by more do not share their steps."""
 ALIKE_STAGES = 0.2
 """Single pipeline stages are compared where the others differ by at most this share of the lateness."""
-OF_THREADS = "other threads wait for them"
 RARE = 0.25
 """Unseen collectives in fewer blocks than this share cannot move a median over the blocks."""
 
@@ -123,7 +122,7 @@ class Job:
         """First iteration of a lateness (of its last span, or of span ``of``), and its last iteration."""
         assert self.blocks is not None
         last = late.spans[-1].last
-        return self.blocks.span(late.spans[of].first, self.blocks.own_s_RK.shape[1] - 1 if last is None else last)
+        return self.blocks.grid.span(late.spans[of].first, self.blocks.grid.length - 1 if last is None else last)
 
 
 def judge(job: Job, places: list[int]) -> RankSet:
@@ -142,11 +141,11 @@ def judge(job: Job, places: list[int]) -> RankSet:
         return found
     own_s_RK = blocks.own_s_RK[found.compared]
     known = np.flatnonzero(~np.isnan(own_s_RK).all(axis=0))
-    first, last = blocks.span(int(known[0]), int(known[-1]))
+    first, last = blocks.grid.span(int(known[0]), int(known[-1]))
     found.sides = f"{name_ranks(job.names(found.compared))} side by side over {last - first + 1} iterations"
     found.stages = _stages(job, found)
     watched = _watch(job, found, own_s_RK, blocks.steps_K)
-    _hidden(job, found, blocks.iterations)
+    _hidden(job, found, blocks.grid.iterations)
     _name(job, found, watched, own_s_RK)
     _set_pattern(job, found, watched)
     return found
@@ -266,7 +265,9 @@ def _hidden_times(job: Job, found: RankSet) -> None:
             found.reasons.append(f"up to {duration(seconds)} {what}")
     side_s = job.numbers(found.compared, "side", "seconds")
     if side_s.max(initial=0.0) > found.floor_s:
-        found.reasons.append(f"up to {duration(float(side_s.max()))} in collectives that were put aside: {OF_THREADS}")
+        found.reasons.append(
+            f"up to {duration(float(side_s.max()))} in collectives that were put aside: other threads wait for them"
+        )
 
 
 def _name(job: Job, found: RankSet, watched: Findings, own_s_RK: Times) -> None:
@@ -277,7 +278,12 @@ def _name(job: Job, found: RankSet, watched: Findings, own_s_RK: Times) -> None:
     known_K = ~np.isnan(own_s_RK).all(axis=0)
     chosen = [k for k in np.flatnonzero(known_K).tolist() if k >= first]
     found.own_s = dict(zip(found.compared, medians(own_s_RK[:, chosen]).tolist(), strict=True))
-    found.waits = _waits(job, found, chosen)
+    compared_R = np.isin(np.arange(len(job.ranks)), found.compared)
+    found.waits = [
+        measure_wait(operation, compared_R, chosen)
+        for operation in job.traffic.operations
+        if compared_R[operation.places].sum() > 1 and operation.group.consistent
+    ]
     waited_s_R = waited_for(len(job.ranks), found.waits)[found.compared]
     paced_s_R = job.numbers(found.compared, "parts", "pacing_s")  # early ranks that are delayed wait for less
     waited_s_R += np.maximum(-lateness_of(paced_s_R), 0.0)
@@ -293,17 +299,6 @@ def _name(job: Job, found: RankSet, watched: Findings, own_s_RK: Times) -> None:
             found.refused[place] = "it may be waiting for the collectives of other threads"
         else:
             found.named.append(place)
-
-
-def _waits(job: Job, found: RankSet, chosen: list[int]) -> list[Wait]:
-    compared, waits = np.zeros(len(job.ranks), dtype=np.bool_), []
-    compared[found.compared] = True
-    for operation in job.traffic.operations:
-        kept = compared[operation.places]
-        if kept.sum() > 1 and operation.group.consistent:
-            kept_only = operation._replace(places=operation.places[kept], blocked_s_EK=operation.blocked_s_EK[kept])
-            waits.append(measure_wait(kept_only, chosen))
-    return waits
 
 
 def _set_pattern(job: Job, found: RankSet, watched: Findings) -> None:

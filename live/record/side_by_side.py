@@ -42,58 +42,61 @@ Key = tuple[Any, ...]
 Times = NDArray[np.float64]
 
 
-class Blocks(NamedTuple):
-    """R ranks over the same K blocks; block ``k`` is the iterations from ``first + k * iterations`` on."""
-
-    iterations: int
-    first: int
-    own_s_RK: Times
-    step_s_RK: Times
-    steps_K: Times
-    """Steps of a block that a rank has measured, the most; at least 1."""
-
-    def span(self, first: int, last: int) -> tuple[int, int]:
-        """First and last iteration of the blocks ``first`` to ``last``."""
-        return self.first + first * self.iterations, self.first + (last + 1) * self.iterations - 1
-
-
 class Grid(NamedTuple):
-    """The blocks that all ranks can be brought to: their length in iterations, the first one's number, how many."""
+    """Blocks that all ranks can be brought to: their length in iterations, the first one's number, how many.
+
+    Block ``k`` is the iterations from ``(first + k) * iterations`` on.
+    """
 
     iterations: int
     first: int
     length: int
 
+    def span(self, first: int, last: int) -> tuple[int, int]:
+        """First and last iteration of the blocks ``first`` to ``last``."""
+        return (self.first + first) * self.iterations, (self.first + last + 1) * self.iterations - 1
+
+
+class Blocks(NamedTuple):
+    """R ranks over the same K blocks."""
+
+    grid: Grid
+    own_s_RK: Times
+    step_s_RK: Times
+    steps_K: Times
+    """Steps of a block that a rank has measured, the most; at least 1."""
+
 
 def find_grid(snapshots: Sequence[Snapshot]) -> Grid | None:
     """The grid of the ranks' blocks: as long as the longest of them; None if there are none."""
-    spans = []
-    for snapshot in snapshots:
-        size, first = number(snapshot, "own", "blocks", "iterations"), number(snapshot, "own", "blocks", "first")
-        own = entry(snapshot, "own", "blocks", "own_s")
-        if size is not None and first is not None and isinstance(own, list) and _valid(size, first, len(own)):
-            spans.append((int(size), int(first) * int(size), (int(first) + len(own)) * int(size)))
-    if not spans:
+    grids = [grid for grid in map(_own_grid, snapshots) if grid is not None]
+    if not grids:
         return None
-    size = max(span[0] for span in spans)
-    low, high = min(span[1] for span in spans) // size, max(-(-span[2] // size) for span in spans)
+    size = max(grid.iterations for grid in grids)
+    low = min(grid.first * grid.iterations for grid in grids) // size
+    high = max(-(-(grid.first + grid.length) * grid.iterations // size) for grid in grids)
     return Grid(size, low, min(high - low, MAX_BLOCKS))
 
 
-def _valid(size: float, first: float, length: int) -> bool:
+def _own_grid(snapshot: Snapshot) -> Grid | None:
+    """The blocks of one rank; None where there are none, or they are no agent's."""
+    blocks = entry(snapshot, "own", "blocks")
+    size, first, own = number(blocks, "iterations"), number(blocks, "first"), entry(blocks, "own_s")
+    if size is None or first is None or not isinstance(own, list):
+        return None
     power = size == int(size) and 1 <= size <= 1 << 30 and int(size) & (int(size) - 1) == 0
-    return power and 0 <= first < 1 << 40 and 0 < length <= MAX_BLOCKS
+    fits = power and 0 <= first < 1 << 40 and 0 < len(own) <= MAX_BLOCKS
+    return Grid(int(size), int(first), len(own)) if fits else None
 
 
 def on_grid(grid: Grid, snapshot: Snapshot, values: Any, *, total: bool = False) -> Times:
     """A rank's values by block, on ``grid``: of the shorter blocks in one the mean over their steps, or the total."""
     found = np.full(grid.length, math.nan)
-    size, first = number(snapshot, "own", "blocks", "iterations"), number(snapshot, "own", "blocks", "first")
-    own, steps = _floats(values), _floats(entry(snapshot, "own", "blocks", "steps"))
-    if size is None or first is None or own is None or not _valid(size, first, len(own)):
+    theirs, own, steps = _own_grid(snapshot), _floats(values), _floats(entry(snapshot, "own", "blocks", "steps"))
+    if theirs is None or own is None or not 0 < len(own) <= MAX_BLOCKS:
         return found
     weights = np.ones(len(own)) if total or steps is None or len(steps) != len(own) else steps
-    block = (np.arange(len(own)) + int(first)) // (grid.iterations // int(size)) - grid.first
+    block = (np.arange(len(own)) + theirs.first) // (grid.iterations // theirs.iterations) - grid.first
     known = (block >= 0) & (block < grid.length) & ~np.isnan(own) & (weights > 0.0)
     block, own, weights = block[known], own[known], weights[known]
     sums, counts = (np.bincount(block, summed, grid.length) for summed in (own * weights, weights))
@@ -122,7 +125,7 @@ def side_by_side(snapshots: Sequence[Snapshot], grid: Grid) -> Blocks:
     most_K = np.max(steps_RK, axis=0, initial=0.0, where=~np.isnan(steps_RK))
     # the last block of a rank that was heard earlier holds fewer of the steps
     own_s_RK[steps_RK < WHOLE_SHARE * most_K] = math.nan
-    return Blocks(grid.iterations, grid.first * grid.iterations, own_s_RK, step_s_RK, np.maximum(most_K, 1.0))
+    return Blocks(grid, own_s_RK, step_s_RK, np.maximum(most_K, 1.0))
 
 
 @dataclass
@@ -254,20 +257,13 @@ def _operation(op: str, group: Group, entries: list[tuple[int, Times]]) -> Opera
 
 def connected_sets(ranks: int, groups: Iterable[Group]) -> list[list[int]]:
     """Places of ranks that ``groups`` connect, in ascending order; a rank that none connects is a set of its own."""
-    parent = list(range(ranks))
-
-    def root(place: int) -> int:
-        while parent[place] != place:
-            parent[place] = place = parent[parent[place]]
-        return place
-
+    of = {place: {place} for place in range(ranks)}
     for group in groups:
-        for place in group.places[1:]:
-            parent[root(place)] = root(group.places[0])
-    found: dict[int, list[int]] = {}
-    for place in range(ranks):
-        found.setdefault(root(place), []).append(place)
-    return list(found.values())
+        parts = {id(of[place]): of[place] for place in group.places}
+        if len(parts) > 1:
+            joined = set().union(*parts.values())
+            of |= dict.fromkeys(joined, joined)
+    return [sorted(together) for together in {id(one): one for one in of.values()}.values()]
 
 
 def used_groups(traffic: Traffic) -> list[Group]:
@@ -277,12 +273,13 @@ def used_groups(traffic: Traffic) -> list[Group]:
     return [group for group in found.values() if group.size > 1]
 
 
-def measure_wait(operation: Operation, blocks: Sequence[int] | slice) -> Wait:
-    """How long each member waits in ``operation`` for the last one, over the given blocks."""
-    chosen = operation.blocked_s_EK[:, blocks]
+def measure_wait(operation: Operation, among_R: NDArray[np.bool_], blocks: Sequence[int]) -> Wait:
+    """How long each member among those ranks waits in ``operation`` for the last one, over the given blocks."""
+    kept = among_R[operation.places]
+    chosen = operation.blocked_s_EK[kept][:, blocks]
     blocked_s_E = np.median(chosen, axis=1) if chosen.shape[1] else np.full(len(chosen), math.nan)
     waits = blocked_s_E - blocked_s_E.min()
-    return Wait(operation.op, operation.group, operation.common_end, operation.places, waits)
+    return Wait(operation.op, operation.group, operation.common_end, operation.places[kept], waits)
 
 
 def waited_for(ranks: int, waits: Iterable[Wait]) -> Times:

@@ -1,6 +1,4 @@
-"""The command line of ``-m paceenv.live``: settings of the agent, then a script that runs as it does without it.
-
-``paceenv live run`` has the same settings, and launches the ranks as well (``paceenv.live.start.run_command``).
+"""The agent's settings on a command line, left in the environment for the script that this process becomes.
 
 The settings go into the environment (``paceenv.live.start.attach_hook``), and this process becomes the interpreter
 that was asked for: signals, exit codes, tracebacks, pickles and ``__main__`` are the script's.
@@ -24,27 +22,9 @@ from paceenv.live.options import ENVIRONMENT_KILL_FILE, OPTIONS, absolute_policy
 from paceenv.live.start.attach_hook import hand_down
 from paceenv.live.start.obstacles import obstacle
 
-USER_ERROR = 2
-HELP = """Run a training script with the agent attached, without a line changed in it.
-
-\b
-torchrun --nproc-per-node 8 -m paceenv.live train.py --lr 3e-4
-torchrun --nproc-per-node 8 -m paceenv.live --out runs/live/mine train.py --lr 3e-4
-torchrun --nproc-per-node 8 -m paceenv.live --out runs/live/mine -m package.train --lr 3e-4
-torchrun --nproc-per-node 8 -m paceenv.live --mode canary --policy policy.safetensors train.py --lr 3e-4
-
-paceenv live run --nproc-per-node 8 --out runs/live/mine train.py --lr 3e-4 launches the ranks by itself.
-
-Begin with the first: it only observes, and reports at the end where the step went and which rank waits for which. Watch
-it with paceenv live status DIR. Then go on to shadow (decides, never delays), canary (a switchback test: every rank
-alternates paired blocks with and without pacing, and measures whether pacing pays) and active (paces nine of ten
-blocks). Mode probe adds very small random delays, so that its trace shows what a delay does to the job.
-Everything after the script's name belongs to the script. PACEENV_LIVE=off in the environment switches the agent off."""
 POLICY_HELP = """Decides in modes shadow, canary and active; beside candidates one more. A policy file of paceenv
 train; learned (the released one); both also with :preference=0.3. Or a rule: paper, adaptive,
 static:mechanism=slack,threshold=0.02,window=0.4, or static:my-cluster.yaml for the pacing of a cluster config."""
-
-application = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def with_agent_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,12 +56,6 @@ Script = Annotated[
 ]
 Module = Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")]
 PolicyName = Annotated[str | None, typer.Option(help=" ".join(POLICY_HELP.split()))]
-
-
-@application.command(help=HELP, context_settings={"allow_interspersed_args": False})
-@with_agent_options
-def launch(*, script: Script, module: Module = False, mode: str, policy: PolicyName = None, **given: Any) -> NoReturn:
-    become([*_own_flags(), *prepare(script, module, given | {"mode": mode}, policy)])
 
 
 def prepare(
@@ -118,25 +92,3 @@ def become(arguments: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, *arguments])
-
-
-def _own_flags() -> list[str]:
-    """The interpreter's options, as torchrun's ``-u``, where it was started as ``python ... -m paceenv.live``."""
-    own, rest = sys.orig_argv, sys.argv[1:]
-    before = own[1 : len(own) - len(rest)]
-    return before[:-2] if own[len(own) - len(rest) :] == rest and before[-2:] == ["-m", "paceenv.live"] else []
-
-
-def main() -> None:
-    """Entry point of ``python -m paceenv.live``; exit code 2 for a user's mistake, before the script starts."""
-    try:
-        typer.main.get_command(application).main(
-            sys.argv[1:], prog_name="python -m paceenv.live", standalone_mode=False
-        )
-    except Exception as error:
-        explain = getattr(error, "format_message", None)  # only errors of usage have one
-        if explain is None and not isinstance(error, InputError):
-            raise
-        text = str(error) if explain is None else f"{explain()} See python -m paceenv.live --help"
-        print(f"paceenv: error: {' '.join(text.split())}", file=sys.stderr)
-        sys.exit(USER_ERROR)

@@ -3,13 +3,14 @@
 Options of torchrun and of the agent may be mixed; the first word that is no option is the script, and all after it is
 the script's. The process is then replaced: by torchrun, whose ranks find the agent in their environment, or by the
 script itself where a launcher has started this process as a rank already. So signals, exit codes and tracebacks are
-theirs.
+theirs. ``-m paceenv.live`` is the same command for a process that is to run the script itself.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,20 +19,32 @@ from typer.core import TyperCommand
 
 from paceenv.core.errors import InputError, needs
 from paceenv.live.options import OPTIONS
-from paceenv.live.start.launch import Module, PolicyName, Script, become, launch, prepare, say, with_agent_options
+from paceenv.live.start.launch import Module, PolicyName, Script, become, prepare, say, with_agent_options
 
-HELP = """Launch a training script with the agent on this node, or run it as the rank that this process already is.
+USER_ERROR = 2
+HELP = """Run a training script with the agent attached, without a line changed in it.
 
 \b
 paceenv live run --nproc-per-node 8 train.py --lr 3e-4
 paceenv live run --nproc-per-node 8 --out runs/mine --mode shadow --policy learned train.py --lr 3e-4
 paceenv live run --nproc-per-node 8 --mode canary --policy learned --strict -- train.py --lr 3e-4
 srun --ntasks-per-node 8 paceenv live run --out runs/mine train.py --lr 3e-4
+torchrun --nproc-per-node 8 -m paceenv.live --out runs/mine train.py --lr 3e-4
 
-Takes the options of torchrun (--nnodes, --nproc-per-node, --rdzv-endpoint, ...; all of them: torchrun --help) and those
-below, in any order, before the script. Without --nproc-per-node: a rank for each GPU, or one rank. In a process that
-torchrun, srun or an operator has started as a rank it runs the script in place; options of torchrun are not allowed
-there. Ends with the exit code of the job, or with 2 for a mistake in the command line, before anything has started."""
+Begin with the first: it only observes, and reports at the end where the step went and which rank waits for which. Watch
+it with paceenv live status DIR. Then go on to shadow (decides, never delays), canary (a switchback test: every rank
+alternates paired blocks with and without pacing, and measures whether pacing pays) and active (paces nine of ten
+blocks). Mode probe adds very small random delays, so that its trace shows what a delay does to the job.
+
+paceenv live run takes the options of torchrun (--nnodes, --nproc-per-node, --rdzv-endpoint, ...; all of them: torchrun
+--help) and those below, in any order, before the script. Without --nproc-per-node: a rank for each GPU, or one rank. In
+a process that torchrun, srun or an operator has started as a rank it runs the script in place, as -m paceenv.live does
+everywhere; options of torchrun are not allowed there. Everything after the script's name belongs to the script. Ends
+with the exit code of the job, or with 2 for a mistake in the command line, before anything has started.
+PACEENV_LIVE=off in the environment switches the agent off."""
+IN_PLACE = "in place"
+"""The context's object where this process runs the script itself, whatever its environment says."""
+SETTINGS = {"allow_interspersed_args": False}
 _SPLIT = "paceenv.live.start.split"
 _ONE_RANK = ("RANK", "WORLD_SIZE")
 _RENDEZVOUS = (
@@ -51,11 +64,11 @@ class Split(NamedTuple):
 
 
 class RunCommand(TyperCommand):
-    """Takes torchrun's options out of the command line; the rest is read as that of ``-m paceenv.live``."""
+    """Takes torchrun's options out of the command line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        found = Split([], [], args)
-        if args and args[0] != "--help" and not ctx.resilient_parsing and not is_rank(os.environ):
+        found, in_place = Split([], [], args), ctx.obj == IN_PLACE or is_rank(os.environ)
+        if args and args[0] != "--help" and not ctx.resilient_parsing and not in_place:
             found = split(args)
         ctx.meta[_SPLIT] = found
         rest = [*found.agent, *found.script]
@@ -73,10 +86,11 @@ def run(
     **given: Any,
 ) -> None:
     found: Split = context.meta[_SPLIT]
-    if not found.launcher:
+    in_place = context.obj == IN_PLACE
+    if not found.launcher and not in_place:
         os.environ.update(slurm_rank(os.environ))
-    if is_rank(os.environ):
-        launch(script=script, module=module, mode=mode, policy=policy, **given)
+    if in_place or is_rank(os.environ):
+        become([*_own_flags(), *prepare(script, module, given | {"mode": mode}, policy)])
     ours = prepare(script, module, given | {"mode": mode}, policy, below=True)
     become(["-m", "torch.distributed.run", *_added(found.launcher, os.environ), *found.launcher, *ours])
 
@@ -157,3 +171,26 @@ def _added(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         if not named("local-addr"):  # a container may not know its own name, and torchrun would wait for that
             added.append("--local-addr=127.0.0.1")
     return added
+
+
+def _own_flags() -> list[str]:
+    """The interpreter's options, as torchrun's ``-u``, where it was started as ``python ... -m paceenv.live``."""
+    own, rest = sys.orig_argv, sys.argv[1:]
+    before = own[1 : len(own) - len(rest)]
+    return before[:-2] if own[len(own) - len(rest) :] == rest and before[-2:] == ["-m", "paceenv.live"] else []
+
+
+def main() -> None:
+    """Entry point of ``python -m paceenv.live``; exit code 2 for a user's mistake, before the script starts."""
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    name = "python -m paceenv.live"
+    application.command(cls=RunCommand, help=HELP, context_settings=SETTINGS)(run)
+    try:
+        typer.main.get_command(application).main(sys.argv[1:], prog_name=name, standalone_mode=False, obj=IN_PLACE)
+    except Exception as error:
+        explain = getattr(error, "format_message", None)  # only errors of usage have one
+        if explain is None and not isinstance(error, InputError):
+            raise
+        text = str(error) if explain is None else f"{explain()} See {name} --help"
+        print(f"paceenv: error: {' '.join(text.split())}", file=sys.stderr)
+        sys.exit(USER_ERROR)

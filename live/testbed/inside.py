@@ -82,12 +82,12 @@ def _start(job: Mapping[str, Any], port: int) -> Ranks:
     """A process for each rank, in its host's network."""
     hosts, local_size = job["hosts"], job["ranks_per_host"]
     common = {"WORLD_SIZE": len(hosts) * local_size, "LOCAL_WORLD_SIZE": local_size, "MASTER_PORT": port}
-    common |= {"MASTER_ADDR": address(hosts[0]), "TMPDIR": job["tmp"]}
+    common |= {"MASTER_ADDR": address(hosts[0]), "TMPDIR": f"{job['folder']}/tmp"}
     started: Ranks = []
     for rank in range(len(hosts) * local_size):
         node, local_rank = divmod(rank, local_size)
         own = common | {"RANK": rank, "LOCAL_RANK": local_rank, "GROUP_RANK": node}
-        with (Path(job["log"]) / f"rank{rank}.txt").open("wb") as log:
+        with Path(job["folder"], "log", f"rank{rank}.txt").open("wb") as log:
             process = subprocess.Popen(
                 ["ip", "netns", "exec", host_name(hosts[node]), sys.executable, *job["command"]],
                 stdout=log,
@@ -101,7 +101,7 @@ def _start(job: Mapping[str, Any], port: int) -> Ranks:
 def _iterations(job: Mapping[str, Any]) -> int:
     """Steps that the first rank of a job has made."""
     try:
-        return Path(job["first_steps"]).stat().st_size // FLOAT_BYTES
+        return Path(job["folder"], "steps", STEP_FILE.format(rank=0)).stat().st_size // FLOAT_BYTES
     except FileNotFoundError:
         return 0
 

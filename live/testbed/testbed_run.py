@@ -62,9 +62,14 @@ class JobResult:
     trace: Path | None
 
     @property
+    def end_s_T(self) -> NDArray[np.float64]:
+        """Ends of the steps, each with its last rank, seconds ``(T,)``."""
+        return np.asarray(self.steps_s_TR.max(axis=1))
+
+    @property
     def step_s_T(self) -> NDArray[np.float64]:
-        """Durations of the steps after the first, by the last rank's end, seconds ``(T - 1,)``."""
-        return np.diff(self.steps_s_TR.max(axis=1))
+        """Durations of the steps after the first, seconds ``(T - 1,)``."""
+        return np.diff(self.end_s_T)
 
 
 @dataclass(frozen=True)
@@ -162,9 +167,7 @@ def _prepare(
         "hosts": job.hosts,
         "ranks_per_host": job.ranks_per_host,
         "command": command,
-        "log": str(place / "log"),
-        "tmp": str(place / "tmp"),
-        "first_steps": str(place / "steps" / STEP_FILE.format(rank=0)),
+        "folder": str(place),
     }
 
 

@@ -39,7 +39,7 @@ application = typer.Typer(
 )
 
 application.command(
-    name="run", cls=run_command.RunCommand, help=run_command.HELP, context_settings={"allow_interspersed_args": False}
+    name="run", cls=run_command.RunCommand, help=run_command.HELP, context_settings=run_command.SETTINGS
 )(run_command.run)
 
 Folder = Annotated[Path, typer.Argument(help="The folder given to the agent as out.", show_default=False)]

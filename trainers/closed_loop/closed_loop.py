@@ -17,7 +17,6 @@ from pydantic import Field
 from paceenv.calibration.cluster_builder import JobFit
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
-from paceenv.core.differences import Array
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.intervals import Interval
 from paceenv.core.trace import read_trace
@@ -31,13 +30,14 @@ from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.closed_loop import sim_to_real_report
 from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
-from paceenv.trainers.closed_loop.paired_blocks import Found, contest_results, job_steps, mean_step
+from paceenv.trainers.closed_loop.paired_blocks import Found, contest_results, mean_step
 from paceenv.trainers.closed_loop.predict import Prediction, Predictor, predicted_differences
 from paceenv.trainers.closed_loop.scenario_program import known_cluster, needs_program
 from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.ui import config_files, output
 from paceenv.ui.config_files import Config
+from paceenv.ui.run_directory import locked
 
 STAGES = ("observe", "probe", "calibrate", "tailor", "predict", "contest")
 CONSTANT, DEFAULT, TAILORED = "constant", "default", "tailored"
@@ -102,7 +102,7 @@ class ClosedLoop:
             if role not in CANDIDATES and (fault := find_policy(role).fault):
                 raise InputError(f"candidate {role}: {fault}; allowed: {', '.join(CANDIDATES)}, or a policy")
         folder = self.folder
-        with folder.locked():
+        with locked(self.out, "loop"):
             record = {"scenario": self.scenario.model_dump(mode="json"), "options": self.options.model_dump()}
             folder.claim(record)
             work: dict[str, Callable[[Path], Found]] = {
@@ -296,7 +296,6 @@ def _settled(result: RunResult) -> dict[str, dict[str, float]]:
     """Mean step and CV of every job, without its warm-up."""
     found = {}
     for name, job in result.jobs.items():
-        step_s_T: Array = job_steps(job.steps_s_TR)[1]
-        kept = step_s_T[int(WARM_SHARE * len(step_s_T)) :]
+        kept = job.step_s_T[int(WARM_SHARE * len(job.step_s_T)) :]
         found[name] = {**mean_step(kept), "iterations": len(kept)}
     return found

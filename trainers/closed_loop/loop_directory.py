@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from paceenv.core.errors import InputError
+from paceenv.trainers.closed_loop.paired_blocks import Found
 from paceenv.ui import output
-from paceenv.ui.run_directory import LOCK, first_difference, locked
+from paceenv.ui.run_directory import LOCK, first_difference
 
 RECORD, DONE = "loop.json", "done.json"
-Found = dict[str, Any]
 
 
 class LoopDirectory:
@@ -65,10 +64,6 @@ class LoopDirectory:
         elif changed := first_difference(_read(path), json.loads(json.dumps(record))):
             raise InputError(f"{self.path}: begun with {changed}; allowed: the same, or another folder")
         output.write_json(dict(record), str(path))
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Keep other loops out, as long as this process lives. Raises InputError."""
-        return locked(self.path, "loop")
 
 
 def _read(path: Path) -> Found:

@@ -120,12 +120,6 @@ def difference(log_ratio_P: Array, other_P: Array) -> Effect:
     return effect(log_ratio_P[:rounds] - other_P[:rounds])
 
 
-def job_steps(steps_s_TR: Array) -> tuple[Array, Array]:
-    """Ends of the job's steps ``(T,)``, each with its last rank, and the time from one to the next ``(T - 1,)``."""
-    end_s_T = steps_s_TR.max(axis=1)
-    return end_s_T, np.diff(end_s_T)
-
-
 def mean_step(step_s_T: Array) -> dict[str, float]:
     """Mean, its 95 % interval and CV of a run's steps; the interval from the means of its parts one after the other."""
     if not len(step_s_T):
@@ -144,8 +138,8 @@ def step_summary(step_s: Interval, cv: float) -> dict[str, float]:
 def contest_results(result: RunResult, job: str, contest: Plan, policies: Sequence[str], ranks: int) -> Found:
     """The measured effects of a contest's candidates and the differences between them, as plain data."""
     mine = result.jobs[job]
-    end_s_T, step_s_T = job_steps(mine.steps_s_TR)
-    beside = {name: job_steps(other.steps_s_TR)[0] for name, other in result.jobs.items() if name != job}
+    end_s_T, step_s_T = mine.end_s_T, mine.step_s_T
+    beside = {name: other.end_s_T for name, other in result.jobs.items() if name != job}
     rows, ratios, unpaced = list[Found](), dict[str, Array](), [np.empty(0)]
     for k, policy in enumerate(policies):
         agents = candidate_agents(mine.snapshots, k, ranks)

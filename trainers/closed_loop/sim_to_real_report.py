@@ -12,7 +12,7 @@ import numpy as np
 import paceenv
 from paceenv.core.intervals import Interval
 from paceenv.live.testbed.testbed_scenario import Scenario
-from paceenv.trainers.closed_loop.paired_blocks import Effect
+from paceenv.trainers.closed_loop.paired_blocks import Effect, Found
 from paceenv.trainers.closed_loop.scenario_program import left_out
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
 from paceenv.trainers.evaluation.score_table import label
@@ -26,7 +26,6 @@ MANY = 0.2
 CONSTANTS = ("constant", "default")
 """Roles of candidates that are constant settings; the better one as measured is what the others are held to."""
 _SHADES = {"predicted, always on": "#b0b0b0", "predicted, in blocks": "#4c72b0", "measured": "#c44e52"}
-Found = dict[str, Any]
 
 
 def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
