@@ -32,6 +32,7 @@ from paceenv.sim.engine import (
     program_layout,
 )
 from paceenv.sim.engine.code_cache import base_directory, numba_cache
+from paceenv.sim.engine.linking import LinkedCompiler
 
 _MODULES: tuple[ModuleType, ...] = (
     pacing,
@@ -64,12 +65,12 @@ _REGISTERED = tuple(
 _ALLOCATE = (incast.receive_all,)
 """All others are compiled without Numba's runtime and must not allocate; their callers keep arrays alive. The runtime
 counts references with locked instructions, two for each slice: more than half the time of an iteration of 8 ranks."""
-_STEPS = (program.advance_program, program.keep_program_stamps)
 _INLINED = (
+    kernel.run,
     kernel.reduce_once,
     kernel.arrive,
     kernel.finish_step,
-    kernel.observe_and_decide,
+    kernel.measure,
     measuring.take_in,
     timing.observe_step,
     timing.observe_ranks,
@@ -86,7 +87,7 @@ _INLINED = (
     coupling.spend,
     coupling.interrupt,
     *(f for f in _REGISTERED if f.__module__ == link_fluid.__name__),
-    *(f for f in _REGISTERED if f.__module__ == program.__name__ and f not in _STEPS),
+    *(f for f in _REGISTERED if f.__module__ == program.__name__ and f is not program.keep_program_stamps),
 )
 """Called again and again with whole groups. A call would copy the header of every array to the stack, which made an
 iteration of 8 ranks 30 % slower than single arguments, and programs three to eight times slower."""
@@ -94,7 +95,7 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}}
 """No not-a-number and no sign of zero, so that comparisons become minima and maxima of vector registers; no
 re-association, no contraction and no approximation, so that compiled and interpreted arithmetic agree."""
 
-_NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_INNER: dict[str, Any] = {"pipeline_class": LinkedCompiler, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Nobody calls them from Python or C; wrappers that unpack all their arrays were a tenth of the compilation."""
 
 
@@ -116,7 +117,7 @@ def _options(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _compile() -> tuple[Callable[..., None], ...]:
     for function in _REGISTERED:
-        register_jitable(**_options(function), **_NO_WRAPPERS)(function)
+        register_jitable(**_options(function), **_INNER)(function)
     with numba_cache(cache_directory()) as writable:
         return tuple(numba.njit(nogil=True, cache=writable, **_options(f))(f) for f in _COMPILED)
 

@@ -8,12 +8,11 @@ otherwise; times are in seconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from paceenv.core import timing
 
 JOB = np.dtype(
     [
@@ -219,29 +218,17 @@ class View(NamedTuple):
     """One job of a batch: its row of every field of :class:`Tables` and :class:`State`, which it writes to."""
 
     job: Any
-    """Record of ``JOB``."""
     clock: Any
-    """Record of ``CLOCK``."""
     tenants: Any
-    """``(K,)`` of ``TENANT``."""
     normal: NDArray[np.float64]
-    """``(TABLE_SIZE,)``."""
     imbalance: NDArray[np.float64]
-    """``(TABLE_SIZE,)``: the table of this job."""
     noise: NDArray[np.float32]
-    """``(NOISE_FIELDS, R)``."""
     heat: NDArray[np.float32]
-    """``(HEAT_FIELDS, nodes)``."""
     start_R: NDArray[np.float32]
-    """``(R,)`` or ``(0,)``, seconds."""
     group: NDArray[np.float64]
-    """``(GROUP_FIELDS, G)``."""
     tenant: NDArray[np.float64]
-    """``(TENANT_FIELDS, K)``."""
     rank: NDArray[np.float32]
-    """``(timing.RANK_FIELDS, R or more)``."""
     tick: NDArray[np.float64]
-    """``(timing.TICK_FIELDS,)``."""
 
 
 class Scratch(NamedTuple):
@@ -302,22 +289,19 @@ class Recording(NamedTuple):
     """When it was through."""
 
 
-def new_scratch(ranks: int, groups: int) -> Scratch:
-    """Room for one iteration of a job, not initialised but for the order of groups."""
-    return Scratch(
-        np.empty(ranks),
-        np.empty(ranks),
-        np.empty(ranks, np.uint32),
-        np.empty(ranks, np.float32),
-        np.empty(ranks, np.float32),
-        np.empty(ranks),
-        np.empty((timing.RANK_FIELDS, ranks), np.float32),
-        np.arange(groups),
-        np.empty(groups),
-        np.empty(groups),
-        np.empty(groups),
-        np.empty(groups),
-    )
+_KINDS = {"uint32": np.uint32, "int64": np.int64, "float32": np.float32, "float64": np.float64, "bool_": np.bool_}
+
+
+def zeros(fields: type[Any], sizes: Mapping[str, int]) -> Any:
+    """A named tuple of arrays of zeros: annotations say of which type, the last letters of names of which axes.
+
+    A field that is no array is 0.
+    """
+    found: list[Any] = []
+    for name, annotation in fields.__annotations__.items():
+        kind = next((kind for word, kind in _KINDS.items() if word in str(annotation)), None)
+        found.append(np.zeros([sizes[axis] for axis in name.rpartition("_")[2]], kind) if kind else 0)
+    return fields(*found)
 
 
 def default_job(environments: int) -> NDArray[np.void]:

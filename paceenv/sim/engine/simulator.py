@@ -21,9 +21,9 @@ from paceenv.core.errors import out_of_range
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.core.signals import SIGNALS
 from paceenv.sim.engine import compiled, layout
-from paceenv.sim.engine.draws import TABLE_SIZE, gamma_table, normal_table
+from paceenv.sim.engine.draws import TABLE_SIZE, gamma_table, mix64, normal_table
 from paceenv.sim.engine.layout import Recording, State, Tables
-from paceenv.sim.engine.program_layout import NO_PROGRAM, Program, new_program_scratch
+from paceenv.sim.engine.program_layout import NO_PROGRAM, Program, program_room
 
 _LOGGER = logging.getLogger("paceenv.engine")
 _CACHE_WAYS_BYTES = 4096
@@ -89,8 +89,8 @@ class Outcome:
 def episode_keys(seeds_E: NDArray[np.uint64] | list[int], episode: int | NDArray[np.int64] = 0) -> NDArray[np.uint64]:
     """64-bit keys ``(E,)`` of the noise of an episode: a hash of the environment's seed and the episode's number."""
     x = np.asarray(seeds_E, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    x = _mix(x) ^ (np.asarray(episode, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95))
-    return _mix(x + np.uint64(0x2545F4914F6CDD1D))
+    x = mix64(np.atleast_1d(x)) ^ (np.asarray(episode, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95))
+    return np.asarray(mix64(x + np.uint64(0x2545F4914F6CDD1D)))
 
 
 TRAINING_SEEDS = 1 << 63
@@ -112,13 +112,6 @@ def training_seed(run_seed: int, offset: int = 0) -> int:
 def training_seeds(run_seed: int, offset: int, count: int) -> NDArray[np.uint64]:
     """So many of them one after the other, ``(count,)``; arguments as of :func:`training_seed`."""
     return np.uint64(training_seed(run_seed, offset)) + np.arange(count, dtype=np.uint64)
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = np.atleast_1d(x)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 @dataclass
@@ -283,8 +276,9 @@ class Simulator:
         """What the thread of a part works in; kept, as allocating it costs a single row a quarter of its call."""
         while part >= len(self._rooms):
             program, tenants = self.batch.program, self.batch.tenants_EK.shape[1]
-            room = (program, new_program_scratch(program, tenants)) if len(program.kind_I) else ()
-            self._rooms.append((layout.new_scratch(self.batch.ranks, self.batch.groups), *room))
+            room = (program, program_room(program, tenants)) if len(program.kind_I) else ()
+            sizes = {"R": self.batch.ranks, "G": self.batch.groups, "F": timing.RANK_FIELDS}
+            self._rooms.append((layout.zeros(layout.Scratch, sizes), *room))
         return self._rooms[part]
 
     def _spread(
