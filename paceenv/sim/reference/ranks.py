@@ -162,21 +162,21 @@ class Step:
                 self.computed_R[r] += lasts_s
                 at_s = yield at_s + lasts_s
             elif isinstance(one, Start):
-                self._release(r, self._held_up_to(r, o), at_s)
+                self._release(r, o, at_s)
                 if one.can_wait and self._hold_R[r] > 0.0:
                     self._held_R[r].append(o)
-                    self._at(at_s + self._hold_R[r], partial(self._release, r, [o]))
+                    self._at(at_s + self._hold_R[r], partial(self._release, r, o))
                 else:
                     self._hand_over(r, o, at_s)
             else:
-                self._release(r, self._held_up_to(r, o), at_s)
+                self._release(r, o, at_s)
                 self._blocked_R[r], since_s = o, at_s
                 at_s = yield max(self._free_O[o].get(r, math.inf), at_s)
                 self._blocked_R[r] = -1
                 self.waited_R[r] += at_s - since_s
                 self.paid_R[r] += (at_s - since_s) * self._laid.operations[o].is_payload
                 if pacing.releases(at_s - since_s, self._hold_R[r]):
-                    self._release(r, list(self._held_R[r]), at_s)
+                    self._release(r, None, at_s)
             self.end_RI[r].append(at_s)
             self.at_R[r] = at_s
 
@@ -198,15 +198,11 @@ class Step:
 
     # transfers
 
-    def _held_up_to(self, r: int, o: int) -> list[int]:
-        """What rank ``r`` holds back of the group of operation ``o``, up to it."""
+    def _release(self, r: int, up_to: int | None, at_s: float) -> None:
+        """Rank ``r`` hands over what it holds back of the group of an operation up to that one, or all."""
         operations = self._laid.operations
-        return [held for held in self._held_R[r] if held <= o and operations[held].group == operations[o].group]
-
-    def _release(self, r: int, operations: Sequence[int], at_s: float) -> None:
-        """Hand over what is still held back."""
-        for o in operations:
-            if o in self._held_R[r]:
+        for o in list(self._held_R[r]):
+            if up_to is None or (o <= up_to and operations[o].group == operations[up_to].group):
                 self._held_R[r].remove(o)
                 self._hand_over(r, o, at_s)
 
