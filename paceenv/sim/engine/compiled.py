@@ -32,7 +32,7 @@ from paceenv.sim.engine import (
     program_layout,
 )
 from paceenv.sim.engine.code_cache import base_directory, numba_cache
-from paceenv.sim.engine.linking import LinkedCompiler
+from paceenv.sim.engine.linking import LinkedCompiler, VectorCompiler
 
 _MODULES: tuple[ModuleType, ...] = (
     pacing,
@@ -95,7 +95,9 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}}
 """No not-a-number and no sign of zero, so that comparisons become minima and maxima of vector registers; no
 re-association, no contraction and no approximation, so that compiled and interpreted arithmetic agree."""
 
-_INNER: dict[str, Any] = {"pipeline_class": LinkedCompiler, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_VECTORS = (draws.bits_of_ranks, draws.quantiles)
+"""Within all that calls them their loops would be no vectors: 6 % of an iteration of 512 ranks."""
+_NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Nobody calls them from Python or C; wrappers that unpack all their arrays were a tenth of the compilation."""
 
 
@@ -117,7 +119,8 @@ def _options(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _compile() -> tuple[Callable[..., None], ...]:
     for function in _REGISTERED:
-        register_jitable(**_options(function), **_INNER)(function)
+        compiler = VectorCompiler if function in _VECTORS else LinkedCompiler
+        register_jitable(**_options(function), **_NO_WRAPPERS, pipeline_class=compiler)(function)
     with numba_cache(cache_directory()) as writable:
         return tuple(numba.njit(nogil=True, cache=writable, **_options(f))(f) for f in _COMPILED)
 
