@@ -249,7 +249,7 @@ class EpisodeBatch:
     def _add(self, clusters: Sequence[Cluster]) -> None:
         """Take clusters in, after those that are there."""
         if not clusters:
-            ClusterMix([])  # which refuses it
+            raise InputError("clusters: none given; allowed: at least one")
         by_shape: dict[tuple[int, int, str], list[Cluster]] = {}
         places = []
         for cluster in clusters:
