@@ -32,7 +32,6 @@ from paceenv.sim.engine import (
     program_layout,
 )
 from paceenv.sim.engine.code_cache import base_directory, numba_cache
-from paceenv.sim.engine.linking import LinkedCompiler, VectorCompiler
 
 _MODULES: tuple[ModuleType, ...] = (
     pacing,
@@ -95,6 +94,8 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}}
 """No not-a-number and no sign of zero, so that comparisons become minima and maxima of vector registers; no
 re-association, no contraction and no approximation, so that compiled and interpreted arithmetic agree."""
 
+_KNOWN_NUMBA = (0, 68)
+"""The newest Numba whose inner parts ``linking`` knows; a newer one compiles all functions in its own way."""
 _VECTORS = (draws.bits_of_ranks, draws.quantiles)
 """Within all that calls them their loops would be no vectors: 6 % of an iteration of 512 ranks."""
 _NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -104,9 +105,9 @@ _NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 def cache_directory() -> Path:
     """Where machine code is kept: ``$PACEENV_CACHE_DIR`` or the user's cache, one folder a version of the sources."""
     digest = hashlib.sha256()
-    for module in _MODULES:
-        digest.update(Path(str(module.__file__)).read_bytes())
-    digest.update(Path(__file__).read_bytes())
+    here = Path(__file__)
+    for path in (*(Path(str(module.__file__)) for module in _MODULES), here, here.with_name("linking.py")):
+        digest.update(path.read_bytes())
     digest.update(f"{numba.__version__} {platform.python_version()}".encode())
     return base_directory() / digest.hexdigest()[:16]
 
@@ -117,10 +118,18 @@ def _options(function: Callable[..., Any]) -> dict[str, Any]:
     return {**_OPTIONS, "_nrt": function in _ALLOCATE, "forceinline": function in _INLINED}
 
 
+def _pipeline(function: Callable[..., Any]) -> dict[str, Any]:
+    """How Numba compiles a function that only compiled ones call."""
+    if numba.version_info.short > _KNOWN_NUMBA:
+        return {}
+    from paceenv.sim.engine.linking import LinkedCompiler, VectorCompiler
+
+    return {"pipeline_class": VectorCompiler if function in _VECTORS else LinkedCompiler}
+
+
 def _compile() -> tuple[Callable[..., None], ...]:
     for function in _REGISTERED:
-        compiler = VectorCompiler if function in _VECTORS else LinkedCompiler
-        register_jitable(**_options(function), **_NO_WRAPPERS, pipeline_class=compiler)(function)
+        register_jitable(**_options(function), **_NO_WRAPPERS, **_pipeline(function))(function)
     with numba_cache(cache_directory()) as writable:
         return tuple(numba.njit(nogil=True, cache=writable, **_options(f))(f) for f in _COMPILED)
 
