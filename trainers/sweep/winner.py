@@ -14,7 +14,7 @@ from paceenv.core import pacing, signals
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.trainers.evaluation.comparison import Comparison
-from paceenv.trainers.evaluation.static_search import Setting, encoded
+from paceenv.trainers.evaluation.static_search import Setting
 from paceenv.trainers.evaluation.suites import ALL
 from paceenv.trainers.sweep.sweep_results import COLUMNS, DECISIONS, SCORE, Candidate, Results, values_of
 from paceenv.trainers.sweep.trainables import PIECES, StaticTask, TrainingTask, checkpoint_of
@@ -51,7 +51,7 @@ def finish(folder: Path, task: StaticTask | TrainingTask) -> dict[str, Any]:
 def constant_policy(setting: Setting, name: str = "static") -> Learned:
     """A policy file's network that always sets ``setting``, whatever it sees; to the precision of float32."""
     mechanisms = [m for m, _, _ in setting] or [pacing.MECHANISMS[0]]
-    actions = [action for part in setting for action in encoded(*part)] or [-1.0, -1.0]
+    actions = [action for part in setting for action in pacing.encode_action(*part)] or [-1.0, -1.0]
     values = np.array(actions, np.float32)
     return Learned([(np.zeros((len(values), signals.SIGNALS), np.float32), values)], mechanisms, name)
 
