@@ -20,7 +20,7 @@ from paceenv.envs.multi_agent import PacingParallelEnv
 
 CLUSTER, MECHANISM, WINDOW = "unequal-slack", "stagger", 0.25
 # with threshold 0 this mechanism delays every second rank by the window, whatever it sees: who does it is our choice
-ON = pacing.encode_action(pacing.one_mechanism(MECHANISM, 0.0, WINDOW)[None], [MECHANISM])[0]
+ON = np.array(pacing.encode_action(MECHANISM, 0.0, WINDOW), np.float32)
 OFF = np.array([-1.0, -1.0], np.float32)
 SLACK = signals.NAMES.index("slack_share")
 

@@ -16,7 +16,7 @@ from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
 from paceenv.policies.clairvoyant import Clairvoyant
 from paceenv.policies.ranges import Outside
 from paceenv.sim.cluster import Cluster
-from paceenv.sim.cluster.derive import ClusterMix
+from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import Outcome, Simulator, episode_keys
 from paceenv.sim.reference import Reference
@@ -56,13 +56,10 @@ def useful_step_s(step_ET: NDArray[np.float64], outcome: Outcome) -> NDArray[np.
     return np.asarray(step_ET.mean(axis=1) * (step_ET.shape[1] / useful_E))
 
 
-def start(
-    clusters: ClusterMix | Cluster, seeds: NDArray[np.integer], threads: int = 1, limits: Limits = LIMITS
-) -> Simulator:
-    """A simulator with one episode per seed; the same seeds give every policy the same clusters and noise."""
+def start(cluster: Cluster, seeds: NDArray[np.integer], threads: int = 1, limits: Limits = LIMITS) -> Simulator:
+    """A simulator with one episode per seed; the same seeds give every policy the same draws and noise."""
     keys = episode_keys(list(seeds))
-    mix = clusters if isinstance(clusters, ClusterMix) else ClusterMix([clusters])
-    return Simulator(mix.derive(keys), keys, threads, limits)
+    return Simulator(derive(cluster, keys), keys, threads, limits)
 
 
 def start_engine(

@@ -12,7 +12,7 @@ from scipy import stats
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.sim.cluster.derive import ClusterMix, derive
+from paceenv.sim.cluster.derive import ClusterMix, derive, draw_index, edges
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
 
@@ -91,12 +91,11 @@ def test_power_law_grows_with_nodes(nodes: int, expected: float) -> None:
 
 
 def test_mix_draws_by_weight_and_the_same_for_a_key() -> None:
-    mix = ClusterMix([cluster(job={"compute_s": c}) for c in (1.0, 2.0, 3.0)], [1.0, 3.0, 0.0])
-    keys = episode_keys(list(range(4000)))
-    compute_E = mix.derive(keys).jobs["compute_s"]
-    assert np.mean(compute_E == 1.0) == pytest.approx(0.25, abs=0.03)
-    assert not (compute_E == 3.0).any()
-    np.testing.assert_array_equal(mix.derive(keys[::-1]).jobs["compute_s"], compute_E[::-1])
+    keys, edges_C = episode_keys(list(range(4000))), edges(3, [1.0, 3.0, 0.0])
+    which = draw_index(keys, edges_C)
+    assert np.mean(which == 0) == pytest.approx(0.25, abs=0.03)
+    assert not (which == 2).any()
+    np.testing.assert_array_equal(draw_index(keys[::-1], edges_C), which[::-1])
 
 
 @pytest.mark.parametrize("other", ["one-job", "three jobs"])
@@ -110,7 +109,8 @@ def test_a_mixed_batch_equals_its_clusters_one_by_one(other: str) -> None:
     )
     parts = [three_jobs if other == "three jobs" else load_cluster(other), two_jobs]
     mix = ClusterMix(parts)
-    mixed, which = mix.derive(keys), mix.which(keys)
+    which = draw_index(keys, edges(2, None))
+    mixed = mix.derive(keys, which)
     assert set(which) == {0, 1}
     step_ET = Simulator(mixed, keys).run(pacing.off(30, 1), 20)
     for c, part in enumerate(parts):
@@ -122,14 +122,12 @@ def test_a_mixed_batch_equals_its_clusters_one_by_one(other: str) -> None:
 @pytest.mark.parametrize("weights", [[1.0], [-1.0, 2.0], [0.0, 0.0]])
 def test_mix_refuses_weights_that_say_nothing(weights: list[float]) -> None:
     with pytest.raises(InputError, match=r"weights = .* allowed: one non-negative number for each cluster"):
-        ClusterMix([cluster(), cluster()], weights)
+        edges(2, weights)
 
 
-def test_mix_refuses_clusters_of_different_shape_and_none() -> None:
+def test_mix_refuses_clusters_of_different_shape() -> None:
     with pytest.raises(InputError, match="has 8 ranks in 1 groups, tiny has 4 in 1; allowed: the same"):
         ClusterMix([cluster(), cluster(job={"nodes": 8})])
-    with pytest.raises(InputError, match="at least one"):
-        ClusterMix([])
 
 
 # What ships

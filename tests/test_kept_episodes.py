@@ -28,7 +28,7 @@ def course(env: PacingVectorEnv, seeds: list[tuple[int, int]]) -> list[Any]:
         env.desync_episodes()
         for _ in range(steps):
             observation, reward, _, truncated, _ = env.step(rng.uniform(-1, 1, (ROWS, 2)).astype(np.float32))
-            found += [observation, reward, truncated, *env.last_terms.values()]
+            found += [observation, reward, truncated, *env._batch.terms.values()]
     return found
 
 

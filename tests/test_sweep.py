@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from paceenv.cli import application
+from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.policies.names import rule
 from paceenv.policies.policy_file import load_policy
 from paceenv.trainers.evaluation.comparison import load_comparison
-from paceenv.trainers.evaluation.static_search import encoded, search_static, spelled
+from paceenv.trainers.evaluation.static_search import search_static, spelled
 from paceenv.trainers.evaluation.suites import load_suite, load_suites
 from paceenv.trainers.sweep import ray_tuner
 from paceenv.trainers.sweep.sweep_config import FIRST_SEED, SweepConfig
@@ -85,7 +86,7 @@ def test_settings_score_as_in_the_search_for_the_best_static_one(suite: str) -> 
     found = search_static(load_suite(suite).model_copy(update=changed))
     task = _static(_config(suite, seeds=2))
     for (part,), gain_CE in zip(found.settings, found.gain_SCE, strict=True):
-        action = dict(zip(("phase_shift.threshold", "phase_shift.window"), encoded(*part), strict=True))
+        action = dict(zip(("phase_shift.threshold", "phase_shift.window"), pacing.encode_action(*part), strict=True))
         assert task.setting(action) == (part,)
         score = task.score(action)
         assert score["policy"] == spelled((part,))
@@ -99,7 +100,9 @@ def test_what_counts_is_the_average_over_seeds(average: str, suite: str) -> None
     gain_CE = task.problem.score([(("phase_shift", 0.5, 0.1),)]).gain_SCE[0]
     wanted = {name: take(gain_CE, axis=1) @ [2 / 3, 1 / 3] for name, take in (("median", np.median), ("mean", np.mean))}
     assert abs(wanted["mean"] - wanted["median"]) > 1e-4
-    action = dict(zip(("phase_shift.threshold", "phase_shift.window"), encoded("phase_shift", 0.5, 0.1), strict=True))
+    action = dict(
+        zip(("phase_shift.threshold", "phase_shift.window"), pacing.encode_action("phase_shift", 0.5, 0.1), strict=True)
+    )
     assert task.score(action)["throughput"] == pytest.approx(wanted[average], abs=1e-15)
 
 

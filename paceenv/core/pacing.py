@@ -10,6 +10,7 @@ from it. Always ``0 <= delay <= window <= cap``; a rule with window 0 is off.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -287,29 +288,13 @@ def decode_action(action_BA: NDArray[np.floating], mechanisms: Sequence[str]) ->
     return settings
 
 
-def encode_action(settings_BM2: NDArray[np.float64], mechanisms: Sequence[str]) -> NDArray[np.float32]:
-    """The actions ``(B, 2 * len(mechanisms))`` that :func:`decode_action` turns into these settings, up to rounding.
-
-    A mechanism with window 0 is off, whatever its threshold; its action is (-1, -1).
+def encode_action(mechanism: str, threshold: float, window: float) -> tuple[float, float]:
+    """The two actions of a mechanism, -1 to 1, that :func:`decode_action` turns into these settings, up to rounding.
 
     Args:
-        settings_BM2: thresholds and windows as ratios, ``(B, M, 2)``.
-        mechanisms: those that the action sets, in its order.
-
-    Raises:
-        ValueError: for settings that no action stands for: out of range, or of another mechanism.
+        mechanism: one of :data:`MECHANISMS`; others raise ValueError.
+        threshold: a ratio, 0 to its end in ``MAX_THRESHOLD``.
+        window: largest delay as a share of the baseline step, 0 to ``MAX_WINDOW``.
     """
-    settings = np.asarray(settings_BM2, dtype=np.float64)
-    at = [MECHANISMS.index(name) for name in mechanisms]
-    on_BM = settings[..., WINDOW] > 0.0
-    others = [name for m, name in enumerate(MECHANISMS) if m not in at and on_BM[:, m].any()]
-    if others:
-        raise ValueError(f"settings of {others[0]}; allowed: of {', '.join(mechanisms)}")
-    ratio = np.where(on_BM[..., None], settings / np.stack([MAX_THRESHOLD, np.full(len(MECHANISMS), MAX_WINDOW)], 1), 0)
-    if not ((ratio >= 0.0) & (ratio <= 1.0)).all():
-        raise ValueError(f"settings up to {settings.max():g}; allowed: thresholds and windows that an action can set")
-    root = np.sqrt(ratio[:, at])
-    action = np.empty((len(settings), 2 * len(at)), np.float32)
-    action[:, ::2] = 2.0 * root[..., THRESHOLD] - 1.0
-    action[:, 1::2] = np.where(on_BM[:, at], OFF_BELOW + (1.0 - OFF_BELOW) * root[..., WINDOW], -1.0)
-    return action
+    most, share = MAX_THRESHOLD[MECHANISMS.index(mechanism)], math.sqrt(window / MAX_WINDOW)
+    return 2.0 * math.sqrt(threshold / most) - 1.0, OFF_BELOW + (1.0 - OFF_BELOW) * share

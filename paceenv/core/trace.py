@@ -11,8 +11,8 @@ rank within one iteration; operations may overlap.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
 from paceenv.core.errors import InputError, out_of_range
-from paceenv.core.files import check_file_name
+from paceenv.core.files import check_file_name, open_atomic
 
 SCHEMA_VERSION: Final = 3
 """Of the files that are written. Columns with a default may be missing in a file."""
@@ -187,8 +187,7 @@ class Trace:
 class TraceWriter:
     """Stream a trace to ``path``: a context manager that leaves a whole file or no file.
 
-    Rows go to a temporary file beside ``path`` that is renamed on a clean exit and removed on an exception. Raises
-    InputError if the directory is missing, the disk is full, or rows do not fit the schema.
+    Raises InputError if the file cannot be written, the disk is full, or rows do not fit the schema.
 
     Args:
         path: of the file.
@@ -198,18 +197,16 @@ class TraceWriter:
     def __init__(self, path: str | Path, metadata: TraceMetadata) -> None:
         self._path = Path(path)
         check_file_name(self._path)
-        self._temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         self._schema = SCHEMA.with_metadata({METADATA_KEY: metadata.to_json().encode()})
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
         self._rows = 0
 
     def __enter__(self) -> TraceWriter:
-        try:
-            self._writer = pq.ParquetWriter(self._temporary, self._schema, compression="zstd")
-        except OSError as error:
-            self._temporary.unlink(missing_ok=True)  # a full disk may leave an empty one
-            raise InputError(f"{self._path}: cannot write here: {error}") from error
+        with ExitStack() as stack:
+            file = stack.enter_context(open_atomic(self._path))
+            self._writer = stack.enter_context(pq.ParquetWriter(file, self._schema, compression="zstd"))
+            self._open = stack.pop_all()
         return self
 
     def append(self, columns: Mapping[str, ArrayLike | pa.Array] | pa.RecordBatch) -> None:
@@ -233,25 +230,17 @@ class TraceWriter:
     def _flush(self) -> None:
         if self._pending:
             table = pa.Table.from_batches(self._pending).unify_dictionaries()
-            try:
-                self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
-            except OSError as error:
-                raise InputError(f"{self._path}: cannot be written: {error.strerror or error}") from None
+            self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         self._pending, self._pending_rows = [], 0
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            with self._writer:  # closes it even if the last rows cannot be written
-                if kind is None:
-                    self._flush()
-            if kind is None:
-                os.replace(self._temporary, self._path)
-        except OSError as found:
-            raise InputError(f"{self._path}: cannot be written: {found.strerror or found}") from None
-        finally:
-            self._temporary.unlink(missing_ok=True)
+        if kind is not None:
+            self._open.__exit__(kind, error, traceback)
+            return
+        with self._open:
+            self._flush()
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:

@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from paceenv.core import metrics, pacing, signals
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, Limits
-from paceenv.envs.kept_episodes import KeptEpisodes, KeptJobs
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import ClusterMix, draw_index, edges, shape_of
 from paceenv.sim.cluster.quantity import Draw, Uniform
 from paceenv.sim.engine.layout import Recording
-from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
+from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys, joined
 
 ClusterLike: TypeAlias = str | os.PathLike[str] | Cluster
 Reward: TypeAlias = Literal["paired", "raw"]
@@ -161,54 +160,49 @@ class _Shape:
         simulators: the paced one and, where rules ask for it, its unpaced twin on the same noise; none before the
             first episode here.
         recording: the last interval of every row, where it is kept.
-        kept: the jobs of episodes that come again, where they are kept.
+        kept: the jobs of episodes that come again, by key and cluster, where they are kept.
     """
 
     def __init__(self, clusters: Sequence[Cluster], rules: Rules, threads: int, *, keeps_stamps: bool) -> None:
         self.mix, self._rules, self._threads, self._keeps_stamps = ClusterMix(clusters), rules, threads, keeps_stamps
         self.simulators: list[Simulator] = []
         self.recording: Recording | None = None
-        self.kept: KeptJobs | None = None
+        self.kept: dict[tuple[int, int], JobBatch] | None = None
 
     def start(
         self,
         rows: NDArray[np.int64],
         keys_E: NDArray[np.uint64],
         cluster_E: NDArray[np.int64],
-        needs_twin: NDArray[np.bool_] | None = None,
+        simulators: Sequence[int],
     ) -> None:
         """Start episodes in some rows: the quiet start and one interval without pacing.
 
         Args:
             rows: their numbers, ``(n,)``.
             cluster_E: index of each row's cluster within this shape; 0 for rows whose episode is elsewhere.
-            needs_twin: which of these rows start their unpaced twin, too, ``(n,)``; None: all.
+            simulators: in which of them.
         """
         if not self.simulators:
             jobs, limits = self.mix.derive(keys_E, cluster_E), self._rules.limits
             self.simulators = [Simulator(jobs, keys_E, self._threads, limits) for _ in range(1 + self._rules.has_twin)]
-        jobs = self.jobs(keys_E[rows], cluster_E[rows])
-        self.start_one(PACED, rows, keys_E[rows], jobs)
-        if len(self.simulators) > 1:
-            mine = np.arange(len(rows)) if needs_twin is None else np.flatnonzero(needs_twin)
-            self.start_one(TWIN, rows[mine], keys_E[rows[mine]], jobs.take(mine))
+        jobs = self._jobs(keys_E[rows], cluster_E[rows])
+        for k in simulators:
+            self.simulators[k].reset(rows, keys_E[rows], jobs)
+            self.simulators[k].quiet_start(rows)
+            self.run(k, self.simulators[k].off(), rows)
 
-    def start_one(self, k: int, rows: NDArray[np.int64], keys: NDArray[np.uint64], jobs: JobBatch) -> None:
-        """As :meth:`start`, of simulator ``k``."""
-        if len(rows):
-            simulator = self.simulators[k]
-            simulator.reset(rows, keys, jobs)
-            simulator.quiet_start(rows)
-            self.run(k, simulator.off(), rows)
-
-    def jobs(self, keys: NDArray[np.uint64], cluster: NDArray[np.int64]) -> JobBatch:
+    def _jobs(self, keys: NDArray[np.uint64], cluster: NDArray[np.int64]) -> JobBatch:
         """The jobs of episodes with these keys, each on its cluster."""
         if self.kept is None:
             return self.mix.derive(keys, cluster)
-        new = self.kept.missing(keys, cluster)
-        if len(new):
-            self.kept.add(keys[new], cluster[new], self.mix.derive(keys[new], cluster[new]))
-        return self.kept.take(keys, cluster)
+        episodes = list(zip(keys.tolist(), cluster.tolist(), strict=True))
+        new = {episode: n for n, episode in enumerate(episodes) if episode not in self.kept}
+        if new:
+            at = np.array(list(new.values()))
+            jobs = self.mix.derive(keys[at], cluster[at])
+            self.kept |= {episode: jobs.take(np.array([i])) for i, episode in enumerate(new)}
+        return joined([self.kept[episode] for episode in episodes])
 
     def run(self, k: int, settings: NDArray[np.float64], rows: NDArray[np.int64] | None) -> NDArray[np.float64]:
         """One interval of simulator ``k`` in ``rows`` (None: all); step times ``(E, T)``, seconds."""
@@ -245,7 +239,9 @@ class EpisodeBatch:
         self.keys_E = np.zeros(environments, np.uint64)
         self.elapsed_E, self.cluster_E = np.zeros(environments, np.int64), np.zeros(environments, np.int64)
         self.terms: dict[str, NDArray[np.float64]] = {}
-        self._kept: KeptEpisodes | None = None
+        self._passive_of: dict[tuple[int, int], NDArray[np.float64]] | None = None
+        """Mean step and reward of each interval without pacing ``(T, 2)``, by key and cluster, where they are kept."""
+        self._passive_ETV, self._age_E = np.zeros((environments, 0, 2)), np.zeros(environments, np.int64)
         entries = signals.SIGNALS + self.preference.is_drawn
         self.observation_space = gymnasium.spaces.Box(signals.LOW, signals.HIGH, (entries,), np.float32)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2 * len(self.mechanisms),), np.float32)
@@ -253,7 +249,7 @@ class EpisodeBatch:
     def _add(self, clusters: Sequence[Cluster]) -> None:
         """Take clusters in, after those that are there."""
         if not clusters:
-            ClusterMix([])  # which refuses it
+            raise InputError("clusters: none given; allowed: at least one")
         by_shape: dict[tuple[int, int, str], list[Cluster]] = {}
         places = []
         for cluster in clusters:
@@ -311,31 +307,46 @@ class EpisodeBatch:
         keys = episode_keys(self.seeds_E[which], self.episode_E[which])
         self.keys_E[which] = keys
         self.preference.draw(which, keys)
-        if cluster is not None or len(self._edges) > 1:
-            self.cluster_E[which] = draw_index(keys, self._edges) if cluster is None else cluster
-        else:
-            self.cluster_E[which] = 0
-        needs_twin = None if self._kept is None else self._kept.start(which, keys, self.cluster_E[which])
-        if len(self._shapes) == 1:
-            self._shapes[0].start(which, self.keys_E, self.cluster_E, needs_twin)
-            return
+        self.cluster_E[which] = draw_index(keys, self._edges) if cluster is None else cluster
+        self._start(which, (PACED, TWIN) if self.rules.has_twin and self._passive_of is None else (PACED,))
+        if self._passive_of is not None:
+            self._look_up_passive(which, self._passive_of)
+
+    def _start(self, which: NDArray[np.int64], simulators: Sequence[int]) -> None:
+        """Start the present episodes of some rows in some simulators."""
         shape_E, place_E = self._place_C2[self.cluster_E].T
         for s in np.unique(shape_E[which]):
-            mine = shape_E[which] == s
-            needs = None if needs_twin is None else needs_twin[mine]
-            self._shapes[s].start(which[mine], self.keys_E, np.where(shape_E == s, place_E, 0), needs)
+            rows = which[shape_E[which] == s]
+            self._shapes[s].start(rows, self.keys_E, np.where(shape_E == s, place_E, 0), simulators)
+
+    def _look_up_passive(self, which: NDArray[np.int64], known: dict[tuple[int, int], NDArray[np.float64]]) -> None:
+        """Episodes start in some rows: their intervals without pacing; of those not known, the whole twin runs."""
+        episodes = [(int(self.keys_E[row]), int(self.cluster_E[row])) for row in which]
+        new = {episode: row for episode, row in zip(episodes, which, strict=True) if episode not in known}
+        if new:
+            rows, off = np.array(list(new.values())), pacing.off(len(self.seeds_E), 1)
+            self._start(rows, (TWIN,))
+            running = np.isin(np.arange(len(self.seeds_E)), rows)
+            intervals = [self._interval(TWIN, off, running) for _ in range(self.rules.episode_intervals)]
+            of_all_ETV = np.stack([[terms["step_mean_s"], reward_E] for reward_E, terms in intervals]).T.swapaxes(1, 2)
+            known |= {episode: of_all_ETV[row].copy() for episode, row in new.items()}
+        for episode, row in zip(episodes, which, strict=True):
+            self._passive_ETV[row] = known[episode]
+        self._age_E[which] = 0
 
     def keep_episodes(self) -> None:
         """Keep the jobs and unpaced twins of episodes, for when their seeds come again; before the first episode.
 
-        Results do not depend on it.
+        An episode's key decides its cluster's draws and its noise, so its twin does the same every time. Results do not
+        depend on it.
         """
         if self.simulator is not None:
             raise InputError(f"{WHERE}: keep_episodes() after an episode has begun; allowed: before the first reset()")
         for shape in self._shapes:
-            shape.kept = KeptJobs()
+            shape.kept = {}
         if self.rules.has_twin:
-            self._kept = KeptEpisodes(len(self.seeds_E), self.rules.episode_intervals, 2)
+            self._passive_of = {}
+            self._passive_ETV = np.zeros((len(self.seeds_E), self.rules.episode_intervals, 2))
 
     def observe(self) -> NDArray[np.float32]:
         """What the observer rank of each row saw in its last interval, ``(E, O)``."""
@@ -402,22 +413,12 @@ class EpisodeBatch:
 
     def _passive(self, running: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean step in seconds and reward of the coming interval without pacing, ``(E,)`` each."""
-        off = pacing.off(len(self.seeds_E), 1)
-        if self._kept is None:
-            rewards_E, terms = self._interval(TWIN, off, running)
+        if self._passive_of is None:
+            rewards_E, terms = self._interval(TWIN, pacing.off(len(self.seeds_E), 1), running)
             return terms["step_mean_s"], rewards_E
-        missing_E, behind = self._kept.missing(running)
-        for row in behind.tolist():
-            shape, place = self._place_C2[self.cluster_E[row]]
-            only = np.array([row])
-            jobs = self._shapes[shape].jobs(self.keys_E[only], np.array([place]))
-            self._shapes[shape].start_one(TWIN, only, self.keys_E[only], jobs)
-            for _ in range(self._kept.bring_up(row)):
-                self._shapes[shape].run(TWIN, off, only)
-        if missing_E.any():
-            rewards_E, terms = self._interval(TWIN, off, missing_E)
-            self._kept.keep(missing_E, np.stack([terms["step_mean_s"], rewards_E], axis=1))
-        mean_E, rewards_E = self._kept.passed(running).T
+        age_E = np.minimum(self._age_E, self.rules.episode_intervals - 1)
+        self._age_E += True if running is None else running
+        mean_E, rewards_E = self._passive_ETV[np.arange(len(age_E)), age_E].T
         return mean_E.copy(), rewards_E.copy()
 
     def _interval(

@@ -398,11 +398,6 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         """Which of them each row's present episode has drawn, ``(E,)``."""
         return self._batch.cluster_E.copy()
 
-    @property
-    def last_terms(self) -> dict[str, NDArray[np.float64]]:
-        """The numbers of the last step's info for every row, also where an episode has ended in it."""
-        return self._batch.terms
-
     def keep_episodes(self) -> None:
         """Keep the jobs and unpaced twins of episodes, for trainers whose seeds come again; before the first reset.
 

@@ -9,12 +9,14 @@ import numpy as np
 
 from paceenv.calibration.published_tables import Setting, ThroughputTarget
 from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.architecture import Transformer
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.environment import Job
 from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.program.footprint import laid
 from paceenv.sim.cluster.program.program_tables import Start, StepPlan
 from paceenv.sim.cluster.transfers import choice_of, tiers_of
+from paceenv.sim.cluster.workload import Workload
 from paceenv.sim.engine.simulator import episode_keys
 
 
@@ -78,10 +80,18 @@ def step_of(cluster: Cluster, *settings: dict[str, Any]) -> Step:
     assert workload is not None
     assert gpu is not None
     samples = one.samples_per_step
-    flops = samples * (workload.sample_flops + workload.recomputed_flops) / one.ranks
+    flops = samples * _sample_flops(workload) / one.ranks
     step_s = float(derive(one, episode_keys([0])).jobs["ideal_step_s"][0])
     kernel_s = flops / (gpu.achievable_tflops * 1e12)
     return Step(step_s, one.ranks, samples, flops, kernel_s, node_bytes(one.plan(), one.fabric, one.job))
+
+
+def _sample_flops(workload: Workload) -> float:
+    """Forward and backward of one sample, with as many experts as a token goes to and what backward repeats."""
+    model, again = workload.model, 0.0
+    if isinstance(model, Transformer):
+        again = {"none": 0.0, "selective": model.attention_flops, "full": model.layer_flops}[workload.recompute]
+    return model.flops + 3.0 * model.layers * workload.expert_flops + model.layers * again
 
 
 def predict(target: ThroughputTarget, cluster: Cluster, values: dict[str, Any] | None = None) -> list[Prediction]:

@@ -6,7 +6,6 @@ Legend: S settings, C cases, E episodes (seeds), M mechanisms.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,13 +41,6 @@ def spelled(setting: Setting) -> str:
     """The static policy's name with this setting, as command lines spell it; without any mechanism passive."""
     options = ",".join(f"{m}={threshold:g}/{window:g}" for m, threshold, window in setting)
     return f"static:{options}" if options else "passive"
-
-
-def encoded(mechanism: str, threshold: float, window: float) -> tuple[float, float]:
-    """The two normalised actions in [-1, 1] that ``pacing.decode_action`` turns into this threshold and window."""
-    most = pacing.MAX_THRESHOLD[pacing.MECHANISMS.index(mechanism)]
-    share = math.sqrt(window / pacing.MAX_WINDOW)
-    return 2.0 * math.sqrt(threshold / most) - 1.0, pacing.OFF_BELOW + (1.0 - pacing.OFF_BELOW) * share
 
 
 @dataclass(frozen=True)

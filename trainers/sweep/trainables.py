@@ -25,7 +25,7 @@ from ray import tune
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
-from paceenv.trainers.evaluation.static_search import Problem, Setting, encoded, spelled
+from paceenv.trainers.evaluation.static_search import Problem, Setting, spelled
 from paceenv.trainers.evaluation.suites import Case, load_suite, load_suites
 from paceenv.trainers.sweep.sweep_config import (
     FIRST_SEED,
@@ -137,8 +137,8 @@ def static_space(static: Static) -> dict[str, Any]:
         return {key: tune.uniform(-1.0, 1.0) for key in _keys(static)}
     found: dict[str, Any] = {}
     for m, grid in static.grids().items():
-        found[f"{m}.threshold"] = tune.grid_search([encoded(m, value, 0.0)[0] for value in grid.threshold])
-        found[f"{m}.window"] = tune.grid_search([encoded(m, 0.0, value)[1] for value in grid.window])
+        found[f"{m}.threshold"] = tune.grid_search([pacing.encode_action(m, value, 0.0)[0] for value in grid.threshold])
+        found[f"{m}.window"] = tune.grid_search([pacing.encode_action(m, 0.0, value)[1] for value in grid.window])
     return found
 
 

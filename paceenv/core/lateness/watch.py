@@ -274,14 +274,8 @@ class _Watch:
         for rank, mine in spans.items():
             mine.sort(key=lambda span: span.first)
             edges = [(span.first, self._end if span.last is None else span.last) for span in mine]
-            joined = _joined(edges)
             now = mine[-1].last is None
-            if not now:
-                kind = _kind_of_past(joined, self._end - begin + 1)
-            elif len(joined) == 1 and len(edges) > 1:
-                kind = SINCE  # late before, and by much more since
-            else:
-                kind = _kind_of(joined, begin, self._end)
+            kind = _kind_of(_joined(edges), len(edges), begin, self._end, goes_on=now)
             row = LateRank(rank, kind, mine[-1].late_s, mine[-1].error_s, tuple(mine))
             (late if now else past).append(row)
         late.sort(key=lambda row: (-row.late_s, row.rank))
@@ -473,14 +467,11 @@ def _joined(edges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def _kind_of(spans: Sequence[tuple[int, int]], begin: int, end: int) -> str:
-    """The kind of a rank's lateness from its spans in ascending order, the last of which goes on."""
-    if len(spans) > 1:
+def _kind_of(joined: Sequence[tuple[int, int]], spans: int, begin: int, end: int, *, goes_on: bool) -> str:
+    """The kind of a rank's lateness from its joined spans in ascending order, of so many."""
+    if not goes_on:
+        lasted = joined[-1][1] - joined[0][0] + 1
+        return ONCE if len(joined) == 1 and lasted <= max(1, int(ONCE_SHARE * (end - begin + 1))) else SOMETIMES
+    if len(joined) > 1:
         return SOMETIMES
-    return CHRONIC if spans[0][0] <= begin else SINCE
-
-
-def _kind_of_past(spans: Sequence[tuple[int, int]], observed: int) -> str:
-    """The kind of lateness that is over: once, or now and then."""
-    lasted = spans[-1][1] - spans[0][0] + 1
-    return ONCE if len(spans) == 1 and lasted <= max(1, int(ONCE_SHARE * observed)) else SOMETIMES
+    return CHRONIC if spans == 1 and joined[0][0] <= begin else SINCE  # or late before, and by much more since

@@ -57,7 +57,16 @@ class Law:
 def volume(op: Op, way: Way, members: int, payload_bytes: Bytes) -> Volume:
     """Rounds and bytes of a collective.
 
+    Around a ring (Patarasuk and Yuan 2009) every member passes ``n - 1`` of n parts on, twice for an all-reduce. A
+    broadcast is a pipeline along the ring; an all-to-all has no ring but ``n - 1`` pairwise exchanges.
+
+    An all-reduce by tree takes two binary ones with half of the payload each (Sanders, Speck and Traeff 2009),
+    pipelined, as in NCCL. An inner member of one tree is a leaf of the other: it sends half the payload up and down to
+    two children, and half up as a leaf: ``2 S``, as much as a large ring, in ``2 ceil(log2 n)`` rounds. With two
+    members it is ``S``, with three ``1.5 S``, for want of children. NCCL's members are nodes, each a chain inside.
+
     Args:
+        way: tree for an all-reduce only.
         payload_bytes: number or array. All-reduce, reduce-scatter and all-gather: the full tensor. All-to-all: what one
             member holds. Broadcast, send and gather: the message.
     """
@@ -66,30 +75,10 @@ def volume(op: Op, way: Way, members: int, payload_bytes: Bytes) -> Volume:
         return Volume(0.0, 0.0 * S)
     if op in ("send", "gather"):
         return Volume(1.0, 1.0 * S)
-    return _ring(op, n, S) if way == "ring" or op == "all_to_all" else _tree(op, n, S)
-
-
-def _ring(op: Op, n: int, S: Bytes) -> Volume:
-    """Ring (Patarasuk and Yuan 2009): every member passes ``n - 1`` of n parts on, twice for an all-reduce.
-
-    A broadcast is a pipeline along the ring; an all-to-all has no ring but ``n - 1`` pairwise exchanges.
-    """
+    if way == "tree":
+        return Volume(2.0 * (n - 1).bit_length(), min(n, 4) / 2.0 * S)
     passes = {"all_reduce": 2.0, "broadcast": n / (n - 1)}.get(op, 1.0)
     return Volume((n - 1) * (2.0 if op == "all_reduce" else 1.0), passes * (n - 1) / n * S)
-
-
-def _tree(op: Op, n: int, S: Bytes) -> Volume:
-    """Two binary trees with half of the payload each (Sanders, Speck and Traeff 2009), pipelined, as in NCCL.
-
-    An inner member of one tree is a leaf of the other: for an all-reduce it sends half the payload up and down to two
-    children, and half up as a leaf: ``2 S``, as much as a large ring, in ``2 ceil(log2 n)`` rounds. With two members
-    it is ``S``, with three ``1.5 S``, for want of children. NCCL's members are nodes, each of them a chain inside.
-    Reduce-scatter and all-gather use one binomial tree per part, aggregated (PAT, NCCL 2.23).
-    """
-    rounds = float((n - 1).bit_length())
-    if op == "all_reduce":
-        return Volume(2.0 * rounds, min(n, 4) / 2.0 * S)
-    return Volume(rounds, 1.0 * S if op == "broadcast" else (n - 1) / n * S)
 
 
 def tree_messages(n: int) -> list[tuple[int, int]]:

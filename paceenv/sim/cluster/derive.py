@@ -241,11 +241,9 @@ def shape_of(cluster: Cluster) -> tuple[int, int, str]:
 
 
 class ClusterMix:
-    """Clusters with weights, from which every episode draws one; they must agree in ranks and groups."""
+    """Clusters of which every episode is on one; they must agree in ranks and groups."""
 
-    def __init__(self, clusters: Sequence[Cluster], weights: Sequence[float] | None = None) -> None:
-        if not clusters:
-            raise InputError("clusters: none given; allowed: at least one")
+    def __init__(self, clusters: Sequence[Cluster]) -> None:
         first = clusters[0]
         for other in clusters[1:]:
             if (other.ranks, other.groups) != (first.ranks, first.groups):
@@ -259,7 +257,6 @@ class ClusterMix:
                     "allowed: the same for all clusters of a batch with a program"
                 )
         self.clusters, self.ranks, self.groups = tuple(clusters), first.ranks, first.groups
-        self._edges = edges(len(clusters), weights)
         self._tenants = max(len(c.tenants) for c in clusters)
         self._fixed: dict[int, JobBatch] = {}
 
@@ -279,19 +276,10 @@ class ClusterMix:
             self._fixed[c] = batch.take(np.zeros(1, np.int64))
         return batch
 
-    def which(self, keys_E: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Index of the cluster that each episode draws, ``(E,)``."""
-        return draw_index(keys_E, self._edges)
-
-    def derive(self, keys_E: NDArray[np.uint64], which: NDArray[np.int64] | None = None) -> JobBatch:
-        """Parameter records of E episodes.
-
-        Args:
-            which: index of the cluster of each, ``(E,)``; default: as :meth:`which` draws it.
-        """
+    def derive(self, keys_E: NDArray[np.uint64], which: NDArray[np.int64]) -> JobBatch:
+        """Parameter records of E episodes; ``which`` is the index of the cluster of each, ``(E,)``."""
         if len(self.clusters) == 1:
             return self._derive(0, keys_E)
-        which = self.which(keys_E) if which is None else which
         jobs = np.zeros(len(keys_E), layout.JOB)
         tenants_EK = np.zeros((len(keys_E), self._tenants), layout.TENANT)
         skewness_E = np.zeros(len(keys_E))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, TREE_BELOW_BYTES, Algorithm
 from paceenv.sim.cluster.environment import Job
 from paceenv.sim.cluster.fabric import INTRA_NODE_GBPS, Fabric
-from paceenv.sim.cluster.program.footprint import Tiers, Topology, Use, Values, laid, use
+from paceenv.sim.cluster.program.footprint import Laid, Tiers, Topology, Use, Values, laid, use
 from paceenv.sim.cluster.program.program_tables import Start
 from paceenv.sim.cluster.protocols import AS_GIVEN, Choice, choices
 from paceenv.sim.cluster.quantity import Draw
@@ -101,31 +101,7 @@ class Times(NamedTuple):
     latency_s: Values
 
 
-class _Peaks(NamedTuple):
-    """An all-reduce of one byte by the first ranks of a job, as in :class:`~.footprint.Laid`; of loads the largest."""
-
-    inside: float
-    nic: float
-    sent: float
-    first: float
-    rounds: float
-    chain_rounds: float
-    hop_bytes: float
-    hops: int
-    hops_above: int
-    nodes: int
-    per_node: int
-
-
-@lru_cache(256)
-def _peaks(place: Topology, members: int, algorithm: Algorithm) -> _Peaks:
-    one = laid(place, "all_reduce", range(members), 1.0, algorithm)
-    inside, nic = (float(one.load[links].max()) for links in (place.inside_links, place.nic_links))
-    sizes = len(one.per_node), max(map(len, one.per_node.values()))
-    return _Peaks(
-        inside, nic, one.sent_bytes, one.first_bytes, one.rounds, one.chain_rounds, one.hop_bytes, one.hops,
-        one.hops_above, *sizes,
-    )  # fmt: skip
+_of_one_byte = lru_cache(256)(laid)
 
 
 class AllReduce:
@@ -159,16 +135,18 @@ class AllReduce:
 
     def _by(self, algorithm: Algorithm, choice: Choice, payload_bytes: NDArray[np.float64]) -> Times:
         """By one algorithm: bytes cross NICs and links inside at once, hierarchical ones one after the other."""
-        tiers, one, S = self._tiers, _peaks(self._place, self._members, algorithm), payload_bytes / choice.data_share
+        tiers, one, S = self._tiers, self._laid(algorithm), payload_bytes / choice.data_share
+        nodes, per_node = len(one.per_node), max(map(len, one.per_node.values()))
+        inside, nic = (float(one.load[links].max()) for links in (self._place.inside_links, self._place.nic_links))
         hop_s, inside_hop_s = tiers.hop_s * choice.hop_share, tiers.inside_hop_s * choice.inside_hop_share
-        alone_s = np.maximum(one.inside * S / tiers.inside_Bps, one.nic * S / tiers.nic_Bps)
-        alone_s = np.maximum(alone_s, max(one.sent, one.inside) * S / choice.channels_Bps)
-        first_s, sqrt_s = one.first * S / tiers.inside_Bps, tiers.inside_sqrt_s * np.sqrt(one.first * S)
-        hops_s = one.rounds * (hop_s if one.nodes > 1 else inside_hop_s) + one.chain_rounds * inside_hop_s
-        if one.nodes > 1:
-            sqrt_s = sqrt_s + tiers.sqrt_s * np.sqrt(one.sent * S / one.per_node)
+        alone_s = np.maximum(inside * S / tiers.inside_Bps, nic * S / tiers.nic_Bps)
+        alone_s = np.maximum(alone_s, max(one.sent_bytes, inside) * S / choice.channels_Bps)
+        first_s, sqrt_s = one.first_bytes * S / tiers.inside_Bps, tiers.inside_sqrt_s * np.sqrt(one.first_bytes * S)
+        hops_s = one.rounds * (hop_s if nodes > 1 else inside_hop_s) + one.chain_rounds * inside_hop_s
+        if nodes > 1:
+            sqrt_s = sqrt_s + tiers.sqrt_s * np.sqrt(one.sent_bytes * S / per_node)
         else:
-            sqrt_s = sqrt_s + tiers.inside_sqrt_s * np.sqrt(one.sent * S)
+            sqrt_s = sqrt_s + tiers.inside_sqrt_s * np.sqrt(one.sent_bytes * S)
         work_s = self._hops_above(one) * (one.hop_bytes * S) / tiers.uplink_Bps
         leaf_s = work_s
         if self._fabric.oversubscription is not None:  # it can use no other's leaves
@@ -178,7 +156,11 @@ class AllReduce:
             work_s = work_s * self._imbalance
         return Times(alone_s, work_s, first_s + hops_s + sqrt_s + choice.operation_s)
 
-    def _hops_above(self, one: _Peaks) -> float:
+    def _laid(self, algorithm: Algorithm) -> Laid:
+        """One byte, reduced by the first ranks of the job."""
+        return _of_one_byte(self._place, "all_reduce", range(self._members), 1.0, algorithm)
+
+    def _hops_above(self, one: Laid) -> float:
         """Messages that leave their leaf; of nodes in random order the expected number."""
         nodes, per_leaf = self._tiers.nodes, self._tiers.nodes_per_leaf
         if self._fabric.placement == "packed" or nodes <= per_leaf:
@@ -200,7 +182,7 @@ class AllReduce:
         fewer flows than paths the rest stays idle.
         """
         tiers, paths = self._tiers, self._tiers.paths
-        hops = self._hops_above(_peaks(self._place, self._members, "ring"))
+        hops = self._hops_above(self._laid("ring"))
         if paths is None or hops == 0.0:
             return 1.0, 1.0
         own_leaves, leaves = self._own_leaves, tiers.leaves

@@ -207,21 +207,6 @@ class Workload(Config):
         return (6.0 if backward else 14.0) * model.vocab / self.tensor_parallel
 
     @property
-    def sample_flops(self) -> float:
-        """Forward and backward of one sample, FLOPs, with as many experts as a token goes to."""
-        model = self.model
-        return model.flops + (1.0 + BACKWARD) * model.layers * self.expert_flops
-
-    @property
-    def recomputed_flops(self) -> float:
-        """Forward of one sample that backward repeats, FLOPs."""
-        model = self.model
-        if isinstance(model, Generic):
-            return 0.0
-        again = {"none": 0.0, "selective": model.attention_flops, "full": model.layer_flops}
-        return model.layers * again[self.recompute]
-
-    @property
     def expert_flops(self) -> float:
         """Forward FLOPs of a layer and a sample, beyond those of one expert."""
         model = self.model

@@ -64,12 +64,12 @@ _REGISTERED = tuple(
 _ALLOCATE = (incast.receive_all,)
 """All others are compiled without Numba's runtime and must not allocate; their callers keep arrays alive. The runtime
 counts references with locked instructions, two for each slice: more than half the time of an iteration of 8 ranks."""
-_STEPS = (program.advance_program, program.keep_program_stamps)
 _INLINED = (
+    kernel.run,
     kernel.reduce_once,
     kernel.arrive,
     kernel.finish_step,
-    kernel.observe_and_decide,
+    kernel.measure,
     measuring.take_in,
     timing.observe_step,
     timing.observe_ranks,
@@ -86,7 +86,7 @@ _INLINED = (
     coupling.spend,
     coupling.interrupt,
     *(f for f in _REGISTERED if f.__module__ == link_fluid.__name__),
-    *(f for f in _REGISTERED if f.__module__ == program.__name__ and f not in _STEPS),
+    *(f for f in _REGISTERED if f.__module__ == program.__name__ and f is not program.keep_program_stamps),
 )
 """Called again and again with whole groups. A call would copy the header of every array to the stack, which made an
 iteration of 8 ranks 30 % slower than single arguments, and programs three to eight times slower."""
@@ -94,6 +94,10 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}}
 """No not-a-number and no sign of zero, so that comparisons become minima and maxima of vector registers; no
 re-association, no contraction and no approximation, so that compiled and interpreted arithmetic agree."""
 
+_KNOWN_NUMBA = (0, 68)
+"""The newest Numba whose inner parts ``linking`` knows; a newer one compiles all functions in its own way."""
+_VECTORS = (draws.bits_of_ranks, draws.quantiles)
+"""Within all that calls them their loops would be no vectors: 6 % of an iteration of 512 ranks."""
 _NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Nobody calls them from Python or C; wrappers that unpack all their arrays were a tenth of the compilation."""
 
@@ -101,9 +105,9 @@ _NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 def cache_directory() -> Path:
     """Where machine code is kept: ``$PACEENV_CACHE_DIR`` or the user's cache, one folder a version of the sources."""
     digest = hashlib.sha256()
-    for module in _MODULES:
-        digest.update(Path(str(module.__file__)).read_bytes())
-    digest.update(Path(__file__).read_bytes())
+    here = Path(__file__)
+    for path in (*(Path(str(module.__file__)) for module in _MODULES), here, here.with_name("linking.py")):
+        digest.update(path.read_bytes())
     digest.update(f"{numba.__version__} {platform.python_version()}".encode())
     return base_directory() / digest.hexdigest()[:16]
 
@@ -114,9 +118,18 @@ def _options(function: Callable[..., Any]) -> dict[str, Any]:
     return {**_OPTIONS, "_nrt": function in _ALLOCATE, "forceinline": function in _INLINED}
 
 
+def _pipeline(function: Callable[..., Any]) -> dict[str, Any]:
+    """How Numba compiles a function that only compiled ones call."""
+    if numba.version_info.short > _KNOWN_NUMBA:
+        return {}
+    from paceenv.sim.engine.linking import LinkedCompiler, VectorCompiler
+
+    return {"pipeline_class": VectorCompiler if function in _VECTORS else LinkedCompiler}
+
+
 def _compile() -> tuple[Callable[..., None], ...]:
     for function in _REGISTERED:
-        register_jitable(**_options(function), **_NO_WRAPPERS)(function)
+        register_jitable(**_options(function), **_NO_WRAPPERS, **_pipeline(function))(function)
     with numba_cache(cache_directory()) as writable:
         return tuple(numba.njit(nogil=True, cache=writable, **_options(f))(f) for f in _COMPILED)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +35,11 @@ TABLE_SIZE = 2 * _SIDE + 2
 """Entries of a quantile table: lower side from tail probability 2**-32 up to one half, then the upper side."""
 
 
-def mix64(x: np.uint64) -> np.uint64:
-    """The splitmix64 finaliser: a bijection of 64 bits that passes for random (Steele, Lea and Flood 2014)."""
+def mix64(x: Any) -> Any:
+    """The splitmix64 finaliser: a bijection of 64 bits that passes for random (Steele, Lea and Flood 2014).
+
+    Of one ``np.uint64`` or of an array of them.
+    """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -44,7 +48,7 @@ def mix64(x: np.uint64) -> np.uint64:
 def key_of(key: np.uint64, stream: int, counter: int) -> np.uint64:
     """64 random bits for (key, stream, counter)."""
     x = mix64(key ^ (np.uint64(stream) * np.uint64(0x9E3779B97F4A7C15)))
-    return mix64(x ^ (np.uint64(counter) * np.uint64(0xD1342543DE82EF95)))
+    return np.uint64(mix64(x ^ (np.uint64(counter) * np.uint64(0xD1342543DE82EF95))))
 
 
 def bits32(key: np.uint64, rank: int) -> np.uint32:

@@ -129,30 +129,17 @@ def share_uplink(
     arrival_G: NDArray[np.float64],
     finish_G: NDArray[np.float64],
 ) -> None:
-    """Write when each group finishes: at once by its own links, where nothing of it occupies the uplink."""
-    if job["uplink_work_s"] > NO_WORK * job["transfer_alone_s"]:
-        run_uplink(job, clock, tenants, tenant, normal, order_G, arrival_G, finish_G)
-        return
-    for g in range(arrival_G.shape[0]):
-        finish_G[g] = arrival_G[g] + job["transfer_alone_s"]
-
-
-def run_uplink(
-    job: Any,
-    clock: Any,
-    tenants: Any,
-    tenant: NDArray[np.float64],
-    normal: NDArray[np.float64],
-    order_G: NDArray[np.int64],
-    arrival_G: NDArray[np.float64],
-    finish_G: NDArray[np.float64],
-) -> None:
     """Run the uplink until all our groups are through, and write when each finishes.
 
-    Tenants keep their state, so the uplink goes on from where it stood (``clock["link_s"]``).
+    Tenants keep their state, so the uplink goes on from where it stood (``clock["link_s"]``). Where nothing of a group
+    occupies the uplink, each finishes by its own links.
     """
     groups, K = arrival_G.shape[0], tenants.shape[0]
     work_s, alone_s = job["uplink_work_s"], job["transfer_alone_s"]
+    if work_s <= NO_WORK * alone_s:
+        for g in range(groups):
+            finish_G[g] = arrival_G[g] + alone_s
+        return
     own_cap = min(1.0, work_s / max(alone_s, work_s))
     now_s, served = clock["link_s"], 0.0
     head, tail = 0, 0
@@ -232,9 +219,7 @@ def vary_transfers(view: View, scratch: Scratch) -> None:
         lasts_s = finish_G[g] + job["latency_s"] - arrival_G[g]
         factor = math.exp(math.sqrt(variance) * quantile(view.normal, bits32(key, g)) - 0.5 * variance)
         finish_G[g] += lasts_s * (factor - 1.0)
-    if (
-        view.tenants.shape[0] == 0
-    ):  # then the uplink is free once our last group is through; else its state is as of link_s
+    if view.tenants.shape[0] == 0:  # then the uplink is free once our last group is through
         last_s = finish_G[0]
         for g in range(1, finish_G.shape[0]):
             last_s = max(last_s, finish_G[g])

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import signals, timing
-from paceenv.sim.engine.coupling import interrupt, reset_coupling, run_ahead, slow_down, spend
+from paceenv.sim.engine.coupling import interrupt, note_computed, reset_coupling, run_ahead, slow_down, spend
 from paceenv.sim.engine.draws import OBSERVER, uniform
 from paceenv.sim.engine.fluid import reset_tenants, rewind, share_uplink, vary_transfers
 from paceenv.sim.engine.incast import receive_all
@@ -34,7 +34,7 @@ from paceenv.sim.engine.layout import (
 )
 from paceenv.sim.engine.measuring import delay_imperfectly, keep_missing, take_in, total
 from paceenv.sim.engine.noise import draw_compute, reset_noise, start_post_work
-from paceenv.sim.engine.program import advance_program
+from paceenv.sim.engine.program import keep_program_stamps, run_program
 from paceenv.sim.engine.program_layout import Program, ProgramScratch
 
 
@@ -58,7 +58,7 @@ def arrive(view: View, scratch: Scratch, per_group: int) -> None:
     That is never before the end of the last step, even if all ranks run ahead and arrived earlier.
 
     Floats that are not negative are ordered as their bits, and a maximum of integers runs in vector registers. Here and
-    in :func:`observe_and_decide` ranks are counted unsigned: for a signed index that does not start at 0 Numba would
+    in :func:`measure` ranks are counted unsigned: for a signed index that does not start at 0 Numba would
     test every access for counting from the end.
     """
     compute_R, arrival_G = scratch.compute_R, scratch.arrival_G
@@ -139,16 +139,8 @@ def exit_s(job: Any, scratch: Scratch, g: int, r: int) -> float:
     return float(min(scratch.sent_R[r] + latency_s, scratch.finish_G[g]))
 
 
-def observe_and_decide(
-    view: View,
-    scratch: Scratch,
-    settings_SM2: NDArray[np.float64],
-    limits_4: NDArray[np.float64],
-    step_s: float,
-    extra_s: float,
-    per_group: int,
-) -> None:
-    """Every rank takes in its own timing and sets the delay of its next iteration."""
+def measure(view: View, scratch: Scratch, step_s: float, per_group: int) -> None:
+    """Write what every rank measures of its collective and of the barrier, seconds."""
     job, rank = view.job, view.rank
     compute_R, comm_R, wait_R = scratch.compute_R, scratch.comm_R, scratch.wait_R
     finish_G, ready_G = scratch.finish_G, scratch.ready_G
@@ -167,7 +159,6 @@ def observe_and_decide(
                 wait_R[r] -= early_s
     if job["staleness"] > 0:
         run_ahead(view, scratch, step_s)
-    take_in(view, scratch, settings_SM2, limits_4, step_s, extra_s, per_group)
 
 
 def observer_rank(key: np.uint64, ranks: int) -> int:
@@ -178,10 +169,13 @@ def observer_rank(key: np.uint64, ranks: int) -> int:
 def reduce_once(view: View, scratch: Scratch, per_group: int) -> float:
     """Arrival, the one collective of each group, and what follows it; returns how long the step takes, seconds."""
     job, clock, tenant = view.job, view.clock, view.tenant
-    arrival_G, finish_G, order_G = scratch.arrival_G, scratch.finish_G, scratch.order_G
+    compute_R, arrival_G, finish_G, order_G = scratch.compute_R, scratch.arrival_G, scratch.finish_G, scratch.order_G
+    if job["staleness"] > 0:
+        for r in range(compute_R.shape[0]):
+            compute_R[r] += view.start_R[r]
     arrive(view, scratch, per_group)
     if job["incast_kind"] != NO_INCAST:
-        receive_all(job, clock, view.rank[timing.DELAY_S], scratch.compute_R, finish_G, scratch.sent_R)
+        receive_all(job, clock, view.rank[timing.DELAY_S], compute_R, finish_G, scratch.sent_R)
     else:
         if job["overlap_share"] > 0.0:
             start_early(view, scratch)
@@ -206,11 +200,42 @@ def advance(
 ) -> None:
     """Run the environments ``which``, whose jobs have one collective a step, for ``iterations``.
 
-    All of the loop is one function, as each one around it would be optimised once more.
-
     Args:
         which: numbers of the environments, ``(n,)``; the rows of the others stay as they are.
         settings_ESM2: (threshold, window) of each mechanism, for all ranks of a job (S = 1) or for each (S = R).
+    """
+    run(which, iterations, tables, state, settings_ESM2, recording, scratch, None, None)
+
+
+def advance_programs(
+    which: NDArray[np.int64],
+    iterations: int,
+    tables: Tables,
+    state: State,
+    settings_ESM2: NDArray[np.float64],
+    recording: Recording,
+    scratch: Scratch,
+    program: Program,
+    room: ProgramScratch,
+) -> None:
+    """:func:`advance` for jobs whose step is a program."""
+    run(which, iterations, tables, state, settings_ESM2, recording, scratch, program, room)
+
+
+def run(
+    which: NDArray[np.int64],
+    iterations: int,
+    tables: Tables,
+    state: State,
+    settings_ESM2: NDArray[np.float64],
+    recording: Recording,
+    scratch: Scratch,
+    program: Program | None,
+    room: Any,
+) -> None:
+    """Run jobs of either kind. Numba compiles each apart, as it drops branches that ``program is None`` rules out.
+
+    So neither pays for the other: with a program's tables in its loop an iteration of 8 ranks took 1.7 times as long.
     """
     for i in range(which.shape[0]):
         e = which[i]
@@ -228,8 +253,8 @@ def advance(
             state.rank_EFR[e],
             state.tick_EK[e],
         )
-        job, clock, tick, heat, tenant = view.job, view.clock, view.tick, view.heat, view.tenant
-        compute_R, order_G, start_R = scratch.compute_R, scratch.order_G, view.start_R
+        job, clock, tick, tenant = view.job, view.clock, view.tick, view.tenant
+        compute_R, comm_R, wait_R, order_G = scratch.compute_R, scratch.comm_R, scratch.wait_R, scratch.order_G
         ranks, groups, step_T = compute_R.shape[0], order_G.shape[0], recording.step_ET[e]
         per_group = ranks // groups  # here, as a division takes as long as a rank's share of an iteration
         settings_SM2, limits_4 = settings_ESM2[e], tables.limits
@@ -242,60 +267,39 @@ def advance(
             order_G[g] = g
         for t in range(iterations):
             draw_compute(view, scratch)
-            if heat.shape[1] > 0 or can_stop:
+            if has_power or can_stop:
                 slow_down(view, scratch)
             compute_s = total(compute_R, ranks) if has_power else 0.0
-            if job["staleness"] > 0:
-                for r in range(ranks):
-                    compute_R[r] += start_R[r]
             if is_imperfect:
                 delay_imperfectly(job, clock["key"], clock["iteration"], delay_R)
                 keep_missing(job, clock["key"], clock["iteration"], view.rank, scratch.aside_FR)
             clock["delay_s"] += total(delay_R, ranks) / (ranks * iterations)
-            step_s = reduce_once(view, scratch, per_group)
+            if program is None:
+                step_s = reduce_once(view, scratch, per_group)
+            else:
+                step_s = run_program(view, program, room, compute_R, scratch.spare_R) + job["barrier_s"]
+                if has_power:
+                    note_computed(view, room.computed_R)
+                    compute_s = total(room.computed_R, ranks)
             if has_power:
                 spend(view, compute_s, step_s)
             extra_s = interrupt(view, step_s) if can_stop else 0.0
             step_T[t] = step_s + extra_s
             clock["time_s"] += step_s + extra_s
-            if recording.ready_ETG.shape[1] > 0:
-                keep_stamps(recording, e, t, view, scratch)
-            observe_and_decide(view, scratch, settings_SM2, limits_4, step_s, extra_s, per_group)
+            if program is None:
+                if recording.ready_ETG.shape[1] > 0:
+                    keep_stamps(recording, e, t, view, scratch)
+                measure(view, scratch, step_s, per_group)
+            else:
+                if recording.ready_ETG.shape[1] > 0:
+                    keep_program_stamps(recording, e, t, view, room)
+                for r in range(ranks):
+                    comm_R[r], wait_R[r] = room.paid_R[r], step_s - job["barrier_s"] - room.at_R[r]
+            take_in(view, scratch, settings_SM2, limits_4, step_s, extra_s, per_group)
             if is_imperfect:
                 keep_missing(job, clock["key"], clock["iteration"], scratch.aside_FR, view.rank)
             rewind(clock, tenant, step_s + extra_s)
             clock["iteration"] += 1
-
-
-def advance_programs(
-    which: NDArray[np.int64],
-    iterations: int,
-    tables: Tables,
-    state: State,
-    settings_ESM2: NDArray[np.float64],
-    recording: Recording,
-    scratch: Scratch,
-    program: Program,
-    room: ProgramScratch,
-) -> None:
-    """:func:`advance` for jobs whose step is a program; apart, as others need not wait until it is compiled."""
-    for i in range(which.shape[0]):
-        e = which[i]
-        view = View(  # not made by a function: Numba would return copies of the records
-            tables.jobs[e],
-            state.clocks[e],
-            tables.tenants_EK[e],
-            tables.normal,
-            tables.imbalance[tables.jobs[e]["imbalance_table"]],
-            state.noise_ENR[e],
-            state.heat_EHN[e],
-            state.start_ER[e],
-            state.group_ENG[e],
-            state.tenant_ENK[e],
-            state.rank_EFR[e],
-            state.tick_EK[e],
-        )
-        advance_program(e, iterations, view, scratch, settings_ESM2[e], tables.limits, recording, program, room)
 
 
 def keep_stamps(recording: Recording, e: int, t: int, view: View, scratch: Scratch) -> None:

@@ -8,12 +8,11 @@ otherwise; times are in seconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from paceenv.core import timing
 
 JOB = np.dtype(
     [
@@ -171,7 +170,7 @@ NOISE_FIELDS = 2
 # group[N, G]
 POST_WORK_UNTIL, POST_WORK_NOW_S, FIXED_POST_WORK_S = 0, 1, 2
 GROUP_FIELDS = 3
-# heat[N, node], float32; no nodes where no job has a heat slowdown or a failure rate that depends on heat
+# heat[N, node], float32; as many places as ranks, of which a job's nodes have the first
 HEAT, COMPUTED_S = 0, 1
 HEAT_FIELDS = 2
 # tenant[N, K]
@@ -202,9 +201,9 @@ class State(NamedTuple):
     noise_ENR: NDArray[np.float32]
     """``(E, NOISE_FIELDS, R)``: lasting factors of each rank, no unit."""
     heat_EHN: NDArray[np.float32]
-    """``(E, HEAT_FIELDS, nodes)``: heat (no unit) and compute time (seconds) of each node; no nodes without heat."""
+    """``(E, HEAT_FIELDS, R)``: heat (no unit) and compute time (seconds) of each node."""
     start_ER: NDArray[np.float32]
-    """``(E, R)``: when each rank started its step, seconds, at most 0; ``(E, 0)`` where no rank may run ahead."""
+    """``(E, R)``: when each rank started its step, seconds, at most 0."""
     group_ENG: NDArray[np.float64]
     """``(E, GROUP_FIELDS, G)``: post-collective work of each group; seconds and iteration numbers."""
     tenant_ENK: NDArray[np.float64]
@@ -219,29 +218,17 @@ class View(NamedTuple):
     """One job of a batch: its row of every field of :class:`Tables` and :class:`State`, which it writes to."""
 
     job: Any
-    """Record of ``JOB``."""
     clock: Any
-    """Record of ``CLOCK``."""
     tenants: Any
-    """``(K,)`` of ``TENANT``."""
     normal: NDArray[np.float64]
-    """``(TABLE_SIZE,)``."""
     imbalance: NDArray[np.float64]
-    """``(TABLE_SIZE,)``: the table of this job."""
     noise: NDArray[np.float32]
-    """``(NOISE_FIELDS, R)``."""
     heat: NDArray[np.float32]
-    """``(HEAT_FIELDS, nodes)``."""
     start_R: NDArray[np.float32]
-    """``(R,)`` or ``(0,)``, seconds."""
     group: NDArray[np.float64]
-    """``(GROUP_FIELDS, G)``."""
     tenant: NDArray[np.float64]
-    """``(TENANT_FIELDS, K)``."""
     rank: NDArray[np.float32]
-    """``(timing.RANK_FIELDS, R or more)``."""
     tick: NDArray[np.float64]
-    """``(timing.TICK_FIELDS,)``."""
 
 
 class Scratch(NamedTuple):
@@ -302,22 +289,19 @@ class Recording(NamedTuple):
     """When it was through."""
 
 
-def new_scratch(ranks: int, groups: int) -> Scratch:
-    """Room for one iteration of a job, not initialised but for the order of groups."""
-    return Scratch(
-        np.empty(ranks),
-        np.empty(ranks),
-        np.empty(ranks, np.uint32),
-        np.empty(ranks, np.float32),
-        np.empty(ranks, np.float32),
-        np.empty(ranks),
-        np.empty((timing.RANK_FIELDS, ranks), np.float32),
-        np.arange(groups),
-        np.empty(groups),
-        np.empty(groups),
-        np.empty(groups),
-        np.empty(groups),
-    )
+_KINDS = {"uint32": np.uint32, "int64": np.int64, "float32": np.float32, "float64": np.float64, "bool_": np.bool_}
+
+
+def zeros(fields: type[Any], sizes: Mapping[str, int]) -> Any:
+    """A named tuple of arrays of zeros: annotations say of which type, the last letters of names of which axes.
+
+    A field that is no array is 0.
+    """
+    found: list[Any] = []
+    for name, annotation in fields.__annotations__.items():
+        kind = next((kind for word, kind in _KINDS.items() if word in str(annotation)), None)
+        found.append(np.zeros([sizes[axis] for axis in name.rpartition("_")[2]], kind) if kind else 0)
+    return fields(*found)
 
 
 def default_job(environments: int) -> NDArray[np.void]:

@@ -27,23 +27,18 @@ def is_missing(job: Any, key: np.uint64, t: int, r: int) -> bool:
     return bool(t >= FIRST_MISSING and share > 0.0 and bits32(key_of(key, MISSING, t), r) < share * 2.0**32)
 
 
-def real_delay_s(job: Any, key: np.uint64, t: int, r: int, asked_s: float) -> float:
-    """How long rank ``r`` is delayed at the start of iteration ``t``, seconds.
+def delay_imperfectly(job: Any, key: np.uint64, t: int, delay_R: NDArray[np.float32]) -> None:
+    """Replace the delays that the ranks decided on by the real ones, which they will also measure; seconds.
 
     A sleep is over late by an exponential time. After a step that it could not measure, a rank does not delay itself.
     """
-    if is_missing(job, key, t - 1, r):
-        return 0.0
-    if asked_s > 0.0 and job["late_wake_s"] > 0.0:
-        u = (float(bits32(key_of(key, LATE_WAKE, t), r)) + 0.5) * 2.0**-32
-        return float(asked_s - job["late_wake_s"] * math.log(u))
-    return asked_s
-
-
-def delay_imperfectly(job: Any, key: np.uint64, t: int, delay_R: NDArray[np.float32]) -> None:
-    """Replace the delays that the ranks decided on by the real ones, which they will also measure."""
     for r in range(delay_R.shape[0]):
-        delay_R[r] = real_delay_s(job, key, t, r, np.float64(delay_R[r]))
+        asked_s = np.float64(delay_R[r])
+        if is_missing(job, key, t - 1, r):
+            delay_R[r] = 0.0
+        elif asked_s > 0.0 and job["late_wake_s"] > 0.0:
+            u = (float(bits32(key_of(key, LATE_WAKE, t), r)) + 0.5) * 2.0**-32
+            delay_R[r] = asked_s - job["late_wake_s"] * math.log(u)
 
 
 def blur(

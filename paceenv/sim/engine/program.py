@@ -13,9 +13,6 @@ A transfer that can wait may be held back (rule ``defer``): its rank hands it ov
 when it waits for the transfer, when it hands another one to the same communicator, or when another transfer for which
 it was blocked is through. The order on each communicator is untouched.
 
-It stands apart from the kernel so that a job with one collective pays nothing for it: with a program's tables in its
-loop an iteration of 8 ranks took 1.7 times as long.
-
 The legend is that of ``paceenv.sim.engine.program_layout``.
 """
 
@@ -27,65 +24,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core import pacing, signals, timing
-from paceenv.sim.engine.coupling import interrupt, note_computed, slow_down, spend
+from paceenv.core import pacing, timing
 from paceenv.sim.engine.draws import INCAST, LENGTH, TRANSFER, bits32, key_of, quantile, uniform
-from paceenv.sim.engine.fluid import rewind, tenant_goes_on
-from paceenv.sim.engine.layout import LEFT_S, NEXT_S, Recording, Scratch, View
+from paceenv.sim.engine.fluid import tenant_goes_on
+from paceenv.sim.engine.layout import LEFT_S, NEXT_S, Recording, View
 from paceenv.sim.engine.link_fluid import clear, first_s, join_links, leave_links, put, share_links, take_first
-from paceenv.sim.engine.measuring import delay_imperfectly, keep_missing, take_in, total
-from paceenv.sim.engine.noise import draw_compute
 from paceenv.sim.engine.program_layout import COMPUTE, START, Program, ProgramScratch
 
 _NONE = -1
 _DONE = 1e-12
-
-
-def advance_program(
-    e: int,
-    iterations: int,
-    view: View,
-    scratch: Scratch,
-    settings_SM2: NDArray[np.float64],
-    limits_4: NDArray[np.float64],
-    recording: Recording,
-    program: Program,
-    room: ProgramScratch,
-) -> None:
-    """Run one environment."""
-    job, clock, tick, heat, tenant = view.job, view.clock, view.tick, view.heat, view.tenant
-    compute_R, comm_R, wait_R = scratch.compute_R, scratch.comm_R, scratch.wait_R
-    ranks, step_T = compute_R.shape[0], recording.step_ET[e]
-    per_group = ranks // scratch.finish_G.shape[0]
-    delay_R, has_power = view.rank[timing.DELAY_S][:ranks], job["compute_w"] > 0.0
-    is_imperfect = job["late_wake_s"] > 0.0 or job["missing_share"] > 0.0
-    can_stop = job["checkpoint_iterations"] > 0 or job["failure_per_s"] > 0.0
-    signals.start_interval(tick)
-    clock["delay_s"] = 0.0
-    for t in range(iterations):
-        draw_compute(view, scratch)
-        if heat.shape[1] > 0 or can_stop:
-            slow_down(view, scratch)
-        if is_imperfect:
-            delay_imperfectly(job, clock["key"], clock["iteration"], delay_R)
-            keep_missing(job, clock["key"], clock["iteration"], view.rank, scratch.aside_FR)
-        clock["delay_s"] += total(delay_R, ranks) / (ranks * iterations)
-        step_s = run_program(view, program, room, compute_R, scratch.spare_R) + job["barrier_s"]
-        if has_power:
-            note_computed(view, room.computed_R)
-            spend(view, total(room.computed_R, ranks), step_s)
-        extra_s = interrupt(view, step_s) if can_stop else 0.0
-        step_T[t] = step_s + extra_s
-        clock["time_s"] += step_s + extra_s
-        if recording.ready_ETG.shape[1] > 0:
-            keep_program_stamps(recording, e, t, view, room)
-        for r in range(ranks):
-            comm_R[r], wait_R[r] = room.paid_R[r], step_s - job["barrier_s"] - room.at_R[r]
-        take_in(view, scratch, settings_SM2, limits_4, step_s, extra_s, per_group)
-        if is_imperfect:
-            keep_missing(job, clock["key"], clock["iteration"], scratch.aside_FR, view.rank)
-        rewind(clock, tenant, step_s + extra_s)
-        clock["iteration"] += 1
 
 
 def keep_program_stamps(recording: Recording, e: int, t: int, view: View, room: ProgramScratch) -> None:
@@ -136,7 +83,7 @@ def run_program(view: View, program: Program, s: ProgramScratch, compute_R: Any,
     while True:
         while runnable > 0:
             runnable = go_on(view, program, s, compute_R, s.stack_R[runnable - 1], runnable - 1)
-        if s.queued[0] == 0 and changed == 0:
+        if s.queued_1[0] == 0 and changed == 0:
             break
         if changed > 0 or tenants.shape[0] > 0:
             share_links(program, s, changed, now_s, tenants, tenant[LEFT_S])
@@ -158,7 +105,7 @@ def happen(view: View, program: Program, s: ProgramScratch, now_s: float) -> tup
         How many operations have a rate to be found, and how many ranks can run.
     """
     changed, runnable, due = 0, 0, 0
-    while s.queued[0] > 0 and first_s(s) - now_s <= _DONE * (program.alone_O[s.queue_O[0]] + now_s):
+    while s.queued_1[0] > 0 and first_s(s) - now_s <= _DONE * (program.alone_O[s.queue_O[0]] + now_s):
         o = take_first(s)
         if s.start_O[o] == math.inf:
             s.due_O[due] = o

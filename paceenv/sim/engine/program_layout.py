@@ -7,10 +7,12 @@ members of all operations, K tenants.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from paceenv.sim.engine.layout import zeros
 
 COMPUTE, START, WAIT = 0, 1, 2
 """Kinds of instructions."""
@@ -127,11 +129,11 @@ class ProgramScratch(NamedTuple):
     event_O: NDArray[np.float64]
     """When it starts or has moved its bytes, whichever is next."""
     queue_O: NDArray[np.int64]
-    """A heap of operations with an event to come, in the order of ``event_O``; the first ``queued[0]`` count."""
+    """A heap of operations with an event to come, in the order of ``event_O``; the first ``queued_1[0]`` count."""
     place_O: NDArray[np.int64]
     """Its place in the heap; -1: it is in none."""
-    queued: NDArray[np.int64]
-    """How many operations are in the heap, ``(1,)``."""
+    queued_1: NDArray[np.int64]
+    """How many operations are in the heap."""
     due_O: NDArray[np.int64]
     """Operations that start at the present event."""
     handed_X: NDArray[np.float64]
@@ -152,54 +154,13 @@ class ProgramScratch(NamedTuple):
     """The share of the uplink that each tenant has now."""
 
 
-def new_program_scratch(program: Program, tenants: int) -> ProgramScratch:
+def program_room(program: Program, tenants: int) -> ProgramScratch:
     """Room for one step of a job that runs ``program`` beside so many tenants."""
-    ranks, operations, instructions = program.replica_R.shape[0], program.group_O.shape[0], program.kind_I.shape[0]
-    handed = program.first_handed_O[operations] if operations > 0 else 0
-    uses = program.link_U.shape[0]
-    return ProgramScratch(
-        at_R=np.empty(ranks),
-        next_R=np.empty(ranks, np.int64),
-        blocked_R=np.empty(ranks, np.int64),
-        waited_R=np.empty(ranks),
-        paid_R=np.empty(ranks),
-        computed_R=np.empty(ranks),
-        stack_R=np.empty(ranks, np.int64),
-        count_O=np.empty(operations, np.int64),
-        ready_O=np.empty(operations),
-        start_O=np.empty(operations),
-        finish_O=np.empty(operations),
-        late_O=np.empty(operations),
-        left_O=np.empty(operations),
-        since_O=np.empty(operations),
-        rate_O=np.empty(operations),
-        new_O=np.empty(operations),
-        level_O=np.empty(operations),
-        bottleneck_O=np.empty(operations, np.int64),
-        changed_O=np.empty(operations, np.int64),
-        is_changed_O=np.zeros(operations, np.bool_),
-        event_O=np.empty(operations),
-        queue_O=np.empty(operations, np.int64),
-        place_O=np.full(operations, -1),
-        queued=np.zeros(1, np.int64),
-        due_O=np.empty(operations, np.int64),
-        handed_X=np.empty(handed),
-        end_I=np.empty(instructions),
-        left_L=np.empty(program.links),
-        weight_L=np.empty(program.links),
-        head_L=np.empty(program.links, np.int64),
-        before_U=np.empty(uses, np.int64),
-        after_U=np.empty(uses, np.int64),
-        owner_U=np.empty(uses, np.int64),
-        rate_K=np.empty(tenants),
-    )
+    ranks, operations, instructions = len(program.replica_R), len(program.group_O), len(program.kind_I)
+    sizes = {"R": ranks, "O": operations, "I": instructions, "L": program.links, "U": len(program.link_U)}
+    room: ProgramScratch = zeros(ProgramScratch, sizes | {"X": int(program.first_handed_O[-1]), "K": tenants, "1": 1})
+    return room
 
 
-_KINDS = {"int64": np.int64, "float64": np.float64, "bool_": np.bool_}
-_EMPTY: dict[str, Any] = {
-    field: np.zeros(0, next(kind for name, kind in _KINDS.items() if name in str(annotation)))
-    for field, annotation in Program.__annotations__.items()
-    if field != "links"
-}
-NO_PROGRAM = Program(**_EMPTY, links=0)
+NO_PROGRAM: Program = zeros(Program, dict.fromkeys("RIOUNM", 0))
 """Of a job with one collective a step."""

@@ -178,52 +178,36 @@ class RecordingWriter:
         begin_T1 = (self._now_s + np.concatenate([[0.0], np.cumsum(step_T)[:-1]]))[:, None]
         rows = self._program
         if rows is not None:
-            self._append_program(rows, recording, begin_T1)
+            start_TK, end_TK = rows.times(recording)
+            keep_TK = rows.keep(recording, start_TK, end_TK)
+            columns = {"rank": rows.rank_K, "seq": rows.seq_K, "group": rows.group_K, "bytes": rows.bytes_K}
+            self._append(keep_TK, begin_T1, start_TK, end_TK, op=rows.op_K, **columns)
+        rank_R = np.arange(self._batch.ranks)
         for one in operations(recording, self._batch):
             if rows is None or one.op not in SUMMARY:
-                self._append(one, begin_T1 + one.start_TR, begin_T1 + one.end_TR, 0 if rows is None else rows.last_seq)
+                payload = one.op in _PAYLOAD_OPS.values()
+                keep_TR = (one.end_TR > one.start_TR) | payload | (one.op in {"compute", "barrier"})
+                seq = one.seq + (rows.last_seq if rows is not None and one.seq else 0)
+                group = rank_R // self._per_group if payload else -1
+                self._append(keep_TR, begin_T1, one.start_TR, one.end_TR, op=one.op, rank=rank_R, seq=seq, group=group)
         self._now_s += float(step_T.sum())
         self._iteration += len(step_T)
 
-    def _append_program(self, rows: ProgramRows, recording: Recording, begin_T1: NDArray[np.float64]) -> None:
-        """Add what every rank of a program did."""
-        start_TK, end_TK = rows.times(recording)
-        keep_TK = rows.keep(recording, start_TK, end_TK)
-        iteration_T1 = self._iteration + np.arange(len(start_TK))[:, None]
-        columns = {"rank": rows.rank_K, "seq": rows.seq_K, "group": rows.group_K, "bytes": rows.bytes_K}
-        self._writer.append(
-            {name: np.broadcast_to(column, keep_TK.shape)[keep_TK] for name, column in columns.items()}
-            | {
-                "job": self._name,
-                "op": np.broadcast_to(rows.op_K, keep_TK.shape)[keep_TK],
-                "iteration": np.broadcast_to(iteration_T1, keep_TK.shape)[keep_TK],
-                "start_s": (begin_T1 + start_TK)[keep_TK],
-                "end_s": (begin_T1 + np.maximum(start_TK, end_TK))[keep_TK],
-            }
-        )
-
     def _append(
-        self, one: Operation, start_TR: NDArray[np.float64], end_TR: NDArray[np.float64], after_seq: int
+        self,
+        keep_TX: NDArray[np.bool_],
+        begin_T1: NDArray[np.float64],
+        start_TX: NDArray[np.float64],
+        end_TX: NDArray[np.float64],
+        **columns: Any,
     ) -> None:
-        """Add an operation of all ranks."""
-        iterations, ranks = start_TR.shape
-        rank_TR = np.broadcast_to(np.arange(ranks), start_TR.shape)
-        iteration_TR = np.broadcast_to(self._iteration + np.arange(iterations)[:, None], start_TR.shape)
-        payload = one.op in _PAYLOAD_OPS.values()
-        group: Any = rank_TR // self._per_group if payload else np.full_like(rank_TR, -1)
-        always = payload or one.op in {"compute", "barrier"}
-        keep = np.ones(start_TR.shape, np.bool_) if always else end_TR > start_TR
-        if not keep.any():
+        """Add rows where ``keep_TX``; columns broadcast to it, times are from the starts of the steps."""
+        if not keep_TX.any():
             return
-        self._writer.append(
-            {
-                "job": self._name,
-                "op": one.op,
-                "seq": one.seq + (after_seq if one.seq else 0),
-                "rank": rank_TR[keep],
-                "iteration": iteration_TR[keep],
-                "group": group[keep],
-                "start_s": start_TR[keep],
-                "end_s": np.maximum(end_TR, start_TR)[keep],
-            }
-        )
+        start_s, iteration_T1 = begin_T1 + start_TX, self._iteration + np.arange(len(keep_TX))[:, None]
+        columns |= {"iteration": iteration_T1, "start_s": start_s, "end_s": np.maximum(begin_T1 + end_TX, start_s)}
+        rows = {
+            name: column if isinstance(column, str) else np.broadcast_to(column, keep_TX.shape)[keep_TX]
+            for name, column in (columns | {"job": self._name}).items()
+        }
+        self._writer.append(rows)

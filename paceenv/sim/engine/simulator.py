@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -21,9 +21,9 @@ from paceenv.core.errors import out_of_range
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.core.signals import SIGNALS
 from paceenv.sim.engine import compiled, layout
-from paceenv.sim.engine.draws import TABLE_SIZE, gamma_table, normal_table
+from paceenv.sim.engine.draws import TABLE_SIZE, gamma_table, mix64, normal_table
 from paceenv.sim.engine.layout import Recording, State, Tables
-from paceenv.sim.engine.program_layout import NO_PROGRAM, Program, new_program_scratch
+from paceenv.sim.engine.program_layout import NO_PROGRAM, Program, program_room
 
 _LOGGER = logging.getLogger("paceenv.engine")
 _CACHE_WAYS_BYTES = 4096
@@ -65,6 +65,13 @@ class JobBatch:
         return replace(self, jobs=rows[0], tenants_EK=rows[1], skewness_E=rows[2])
 
 
+def joined(batches: Sequence[JobBatch]) -> JobBatch:
+    """The jobs of several batches with one program, in their order."""
+    rows = [(one.jobs, one.tenants_EK, one.skewness_E) for one in batches]
+    jobs, tenants_EK, skewness_E = (np.concatenate(column) for column in zip(*rows, strict=True))
+    return replace(batches[0], jobs=jobs, tenants_EK=tenants_EK, skewness_E=skewness_E)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """Totals of episodes since their start, each ``(E,)``.
@@ -89,8 +96,8 @@ class Outcome:
 def episode_keys(seeds_E: NDArray[np.uint64] | list[int], episode: int | NDArray[np.int64] = 0) -> NDArray[np.uint64]:
     """64-bit keys ``(E,)`` of the noise of an episode: a hash of the environment's seed and the episode's number."""
     x = np.asarray(seeds_E, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    x = _mix(x) ^ (np.asarray(episode, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95))
-    return _mix(x + np.uint64(0x2545F4914F6CDD1D))
+    x = mix64(np.atleast_1d(x)) ^ (np.asarray(episode, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95))
+    return np.asarray(mix64(x + np.uint64(0x2545F4914F6CDD1D)))
 
 
 TRAINING_SEEDS = 1 << 63
@@ -112,13 +119,6 @@ def training_seed(run_seed: int, offset: int = 0) -> int:
 def training_seeds(run_seed: int, offset: int, count: int) -> NDArray[np.uint64]:
     """So many of them one after the other, ``(count,)``; arguments as of :func:`training_seed`."""
     return np.uint64(training_seed(run_seed, offset)) + np.arange(count, dtype=np.uint64)
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = np.atleast_1d(x)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 @dataclass
@@ -144,31 +144,16 @@ class Simulator:
         self.state = State(
             clocks=np.zeros(E, layout.CLOCK),
             noise_ENR=np.empty((E, layout.NOISE_FIELDS, R), np.float32),
-            heat_EHN=np.zeros((E, layout.HEAT_FIELDS, 0), np.float32),
-            start_ER=np.zeros((E, 0), np.float32),
+            heat_EHN=np.zeros((E, layout.HEAT_FIELDS, R), np.float32),
+            start_ER=np.zeros((E, R), np.float32),
             group_ENG=np.empty((E, layout.GROUP_FIELDS, G)),
             tenant_ENK=np.empty((E, layout.TENANT_FIELDS, self.batch.tenants_EK.shape[1])),
             rank_EFR=np.zeros((E, timing.RANK_FIELDS, R + padding), np.float32),
             tick_EK=np.empty((E, timing.TICK_FIELDS)),
         )
-        self._make_room()
         self._make_tables()
         self._rooms: list[tuple[Any, ...]] = []
         self.reset(np.arange(E), self.keys_E)
-
-    def _make_room(self) -> None:
-        """Widen the state that only few jobs have, heat and staleness; it has no columns where no job has it."""
-        jobs, E, R = self.batch.jobs, len(self.batch), self.batch.ranks
-        is_warm = (jobs["compute_w"] > 0.0) & ((jobs["heat_slowdown"] > 0.0) | (jobs["failure_heat"] > 0.0))
-        nodes = R // int(jobs["ranks_per_node"][is_warm].min()) if is_warm.any() else 0
-        ahead = R if (jobs["staleness"] > 0).any() else 0
-        before = self.state.heat_EHN
-        if nodes > before.shape[2]:
-            heat_EHN = np.zeros((E, layout.HEAT_FIELDS, nodes), np.float32)
-            heat_EHN[:, :, : before.shape[2]] = before
-            self.state = self.state._replace(heat_EHN=heat_EHN)
-        if ahead > self.state.start_ER.shape[1]:
-            self.state = self.state._replace(start_ER=np.zeros((E, ahead), np.float32))
 
     def _make_tables(self) -> None:
         skewness, index = np.unique(self.batch.skewness_E, return_inverse=True)
@@ -186,7 +171,6 @@ class Simulator:
             self.batch.jobs[which] = batch.jobs
             self.batch.jobs["imbalance_table"][which] = tables
             self.batch.tenants_EK[which] = batch.tenants_EK
-            self._make_room()
             if not np.array_equal(self.batch.skewness_E[which], batch.skewness_E):
                 self.batch.skewness_E[which] = batch.skewness_E
                 self._make_tables()
@@ -283,8 +267,9 @@ class Simulator:
         """What the thread of a part works in; kept, as allocating it costs a single row a quarter of its call."""
         while part >= len(self._rooms):
             program, tenants = self.batch.program, self.batch.tenants_EK.shape[1]
-            room = (program, new_program_scratch(program, tenants)) if len(program.kind_I) else ()
-            self._rooms.append((layout.new_scratch(self.batch.ranks, self.batch.groups), *room))
+            room = (program, program_room(program, tenants)) if len(program.kind_I) else ()
+            sizes = {"R": self.batch.ranks, "G": self.batch.groups, "F": timing.RANK_FIELDS}
+            self._rooms.append((layout.zeros(layout.Scratch, sizes), *room))
         return self._rooms[part]
 
     def _spread(

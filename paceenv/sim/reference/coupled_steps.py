@@ -12,7 +12,7 @@ unless it is as many steps ahead of the last complete collective as it may be.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,12 @@ from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.transfers import use_of
 from paceenv.sim.engine.draws import OBSERVER, uniform
-from paceenv.sim.reference.chance import Chance, TenantChance
+from paceenv.sim.reference.chance import Chance
 from paceenv.sim.reference.flows import Links, Tenant
 from paceenv.sim.reference.one_collective import one_collective
 from paceenv.sim.reference.ranks import Laid, Step
+
+Array = NDArray[np.float64]
 
 
 class Job:
@@ -38,29 +40,30 @@ class Job:
         self.batch, self._limits, self._key = derive(cluster, np.array([key])), limits, key
         ranks, groups = self.batch.ranks, self.batch.groups
         self._job: Any = self.batch.jobs[0]
-        self._group_R = [r // (ranks // groups) for r in range(ranks)]
+        self._group_R = np.arange(ranks) // (ranks // groups)
         has_tenants = bool(cluster.tenants)
         if cluster.has_program:
             plan, use = cluster.plan(), use_of(cluster.fabric, cluster.job, has_tenants=has_tenants)
         else:
             plan, use = one_collective(self._job, ranks, groups)
-        self.laid = Laid(plan, use, has_tenants=has_tenants)
-        self.chance = Chance(self._job, float(self.batch.skewness_E[0]), self._key, ranks, groups)
+        self._laid = Laid(plan, use, has_tenants=has_tenants)
+        self._chance = Chance(self._job, float(self.batch.skewness_E[0]), key, ranks, groups)
         records = enumerate(self.batch.tenants_EK[0])
-        self.tenants = [Tenant(one, TenantChance(one, self._key, k)) for k, one in records if one["weight"] > 0.0]
-        self._links = Links(self.tenants)
+        self._tenants = [Tenant(one, key, k) for k, one in records if one["weight"] > 0.0]
+        self._links = Links(self._tenants)
         self._rank, self._tick = timing.new_state(ranks)
+        self._missed_R = np.zeros(ranks, np.bool_)
         self._t, self._time_s, self._energy_j = 0, 0.0, 0.0
-        self._early_R, self._steps_s = [0.0] * ranks, [0.0] * max(int(self._job["staleness"]), 1)
-        self._heat_N = [0.0] * (ranks // int(self._job["ranks_per_node"]))
+        self._early_R, self._steps_s = np.zeros(ranks), [0.0] * max(int(self._job["staleness"]), 1)
+        self._heat_N = np.zeros(ranks // int(self._job["ranks_per_node"]))
         self._kept = self._saved = self._failures = self._warm_at = 0
-        self._hazard_left = self.chance.until_failure(0)
+        self._hazard_left = self._chance.until_failure(0)
 
     def begin_pacing(self) -> None:
         """The quiet start is over: ranks forget all but their baselines."""
         self._tick = standing.when_pacing_begins(self._tick)
 
-    def steps(self, settings_SM2: NDArray[np.float64], iterations: int) -> list[tuple[Any, ...]]:
+    def steps(self, settings_SM2: Array, iterations: int) -> list[tuple[Any, ...]]:
         """Run steps; returns the fields of a recording for each."""
         signals.start_interval(self._tick)
         return [self._iterate(settings_SM2) for _ in range(iterations)]
@@ -75,7 +78,7 @@ class Job:
     def totals(self) -> tuple[float | list[float], ...]:
         """What the episode came to so far: the fields of an outcome."""
         useful = self._kept if self._can_stop else self._t
-        by_place = {one.chance.place: float(one.cycles) for one in self.tenants}
+        by_place = {one.place: float(one.cycles) for one in self._tenants}
         cycles = [by_place.get(k, math.nan) for k in range(self.batch.tenants_EK.shape[1])]
         return self._time_s, self._energy_j, self._failures, float(self._t - useful), float(useful), cycles
 
@@ -85,85 +88,68 @@ class Job:
     def _can_stop(self) -> bool:
         return bool(self._job["checkpoint_iterations"] > 0 or self._job["failure_per_s"] > 0.0)
 
-    def _iterate(self, settings_SM2: NDArray[np.float64]) -> tuple[Any, ...]:
+    def _iterate(self, settings_SM2: Array) -> tuple[Any, ...]:
         """One step; returns what a recording keeps of it."""
-        job, t, ranks = self._job, self._t, range(self.batch.ranks)
-        compute_R, stall_R = self.chance.compute_s(t)
+        job, t, start_R = self._job, self._t, self._early_R
+        compute_R, stall_R = self._chance.compute_R(t)
         if not job["has_program"]:  # a stall is a part of the one compute phase, not in front of it
-            compute_R, stall_R = [sum(both) for both in zip(compute_R, stall_R, strict=True)], [0.0] * len(ranks)
-        compute_R = [compute_R[r] * self._slower(r) for r in ranks]
-        delay_R = [self._real_delay_s(r) for r in ranks]
-        start_R, hold_R = list(self._early_R), [float(one) for one in self._rank[timing.DEFER_S]]
-        begin_R = [start_R[r] + delay_R[r] + stall_R[r] for r in ranks]
-        step = Step(self.laid, self._links, self.chance, job, t, begin_R, compute_R, hold_R)
+            compute_R, stall_R = compute_R + stall_R, np.zeros_like(stall_R)
+        compute_R = compute_R * self._slower_R()
+        delay_R = self._real_delay_R()
+        begin_R, hold_R = start_R + delay_R + stall_R, self._rank[timing.DEFER_S].astype(np.float64)
+        step = Step(self._laid, self._links, self._chance, job, t, *(x.tolist() for x in (begin_R, compute_R, hold_R)))
         step.run()
 
-        entry_R = [step.at_R[r] - step.waited_R[r] for r in ranks]
-        finish_G, exit_R = self._leave(step)
-        post_G = self.chance.post_work_s(t)
-        ready_G = [finish_s + post_s for finish_s, post_s in zip(finish_G, post_G, strict=True)]
-        end_s = max(ready_G)
-        step_s = end_s + float(job["barrier_s"])
-        ready_R = [exit_R[r] + post_G[self._group_R[r]] for r in ranks]
-        comm_R = [step.paid_R[r] - (step.at_R[r] - exit_R[r]) for r in ranks]
+        at_R, waited_R, paid_R, computed_R = map(np.array, (step.at_R, step.waited_R, step.paid_R, step.computed_R))
+        finish_G, exit_R = self._leave(step, at_R)
+        ready_G = finish_G + self._chance.post_work_G(t)
+        step_s = float(ready_G.max() + job["barrier_s"])
+        wait_R = ready_G.max() - (exit_R + (ready_G - finish_G)[self._group_R])
+        comm_R = paid_R - (at_R - exit_R)
         if job["staleness"] > 0:
-            comm_R = self._run_ahead(entry_R, step_s)
-        self._spend(step.computed_R, delay_R, step_s)
-        extra_s = self._interrupt(step_s) if self._can_stop else 0.0
-        self._time_s += step_s + extra_s
-        self._decide(settings_SM2, comm_R, [end_s - ready_s for ready_s in ready_R], step_s + extra_s)
-        self._rewind(step_s + extra_s)
+            comm_R = self._run_ahead(at_R - waited_R, step_s)
+        self._spend(computed_R, delay_R, step_s)
+        whole_s = step_s + (self._interrupt(step_s) if self._can_stop else 0.0)
+        self._time_s += whole_s
+        self._decide(settings_SM2, np.array([comm_R, wait_R], np.float32), whole_s)
+        self._links.rewind(whole_s)
         self._t += 1
-        by_instruction = [at_s for of_rank in step.end_RI for at_s in of_rank]
-        kept = (by_instruction, step.begin_O, step.through_O) if job["has_program"] else ([], [], [])
-        return step_s + extra_s, start_R, entry_R, delay_R, exit_R, finish_G, ready_G, *kept
+        kept = (list(chain(*step.end_RI)), step.begin_O, step.through_O) if job["has_program"] else ([], [], [])
+        return whole_s, start_R, at_R - waited_R, delay_R, exit_R, finish_G, ready_G, *kept
 
-    def _leave(self, step: Step) -> tuple[list[float], list[float]]:
+    def _leave(self, step: Step, at_R: Array) -> tuple[Array, Array]:
         """When the collective of each group is over, and when each rank leaves it; seconds."""
-        ranks, finish_G = range(self.batch.ranks), [0.0] * self.batch.groups
+        finish_G = np.zeros(self.batch.groups)
         if self._job["has_program"]:  # all that a rank waits for is one collective at the end of its step
-            finish_G = [max(step.at_R)] * self.batch.groups
-            return finish_G, list(step.at_R)
-        for one in self.laid.operations:
+            return finish_G + at_R.max(), at_R
+        for one in self._laid.operations:
             g = self._group_R[one.members[0]]
             finish_G[g] = max(finish_G[g], step.through_O[one.number])
-        return finish_G, [min(step.at_R[r], finish_G[self._group_R[r]]) for r in ranks]
+        return finish_G, np.minimum(at_R, finish_G[self._group_R])
 
-    def _rewind(self, step_s: float) -> None:
-        if not self.tenants:  # what nobody else uses is free once the step is over
-            self._links.now_s = min(self._links.now_s, step_s)
-        self._links.rewind(step_s)
-
-    def _run_ahead(self, entry_R: Sequence[float], step_s: float) -> list[float]:
+    def _run_ahead(self, entry_R: Array, step_s: float) -> Array:
         """When each rank begins its next step, before the end of this one; returns how long each was blocked."""
         self._steps_s[self._t % len(self._steps_s)] = step_s
-        free_R = [min(entry_s - step_s, 0.0) for entry_s in entry_R]
-        self._early_R = [max(free_s, -sum(self._steps_s)) for free_s in free_R]
-        return [early_s - free_s for early_s, free_s in zip(self._early_R, free_R, strict=True)]
+        free_R = np.minimum(entry_R - step_s, 0.0)
+        self._early_R = np.maximum(free_R, -sum(self._steps_s))
+        return self._early_R - free_R
 
     # what the ranks decide
 
-    def _real_delay_s(self, r: int) -> float:
-        """How long a rank is delayed: it wakes up late, and it does not delay itself after a step that it missed."""
-        asked_s = float(self._rank[timing.DELAY_S, r])
-        if self.chance.is_missing(self._t - 1, r):
-            asked_s = 0.0
-        elif asked_s > 0.0 and self._job["late_wake_s"] > 0.0:
-            asked_s += self.chance.late_wake_s(self._t, r)
-        self._rank[timing.DELAY_S, r] = asked_s
-        return float(self._rank[timing.DELAY_S, r])
+    def _real_delay_R(self) -> Array:
+        """How long ranks are delayed: they wake up late, and do not delay themselves after a step that they missed."""
+        delay_R = self._rank[timing.DELAY_S]
+        delay_R += np.where(delay_R > 0.0, self._chance.late_wake_R(self._t), 0.0)
+        delay_R[self._missed_R] = 0.0
+        return np.asarray(delay_R, np.float64)
 
-    def _decide(
-        self, settings_SM2: NDArray[np.float64], comm_R: Sequence[float], wait_R: Sequence[float], step_s: float
-    ) -> None:
-        """Every rank takes in its own timing of the step and sets its next delay."""
+    def _decide(self, settings_SM2: Array, seen_2R: NDArray[np.float32], step_s: float) -> None:
+        """Every rank takes in its own timing of the step, collective and barrier, and sets its next delay."""
         ranks, allowed = self.batch.ranks, self._limits
-        seen_2R = np.array([comm_R, wait_R], np.float32)
         if self._job["stamp_noise_s"] > 0.0:
-            errors_R2 = [self.chance.stamp_error_s(self._t, r) for r in range(ranks)]
-            seen_2R = np.maximum(seen_2R + np.array(errors_R2).T, 0.0).astype(np.float32)
-        missing = [r for r in range(ranks) if self.chance.is_missing(self._t, r)]
-        aside = self._rank[:, missing]
+            seen_2R = np.maximum(seen_2R + self._chance.stamp_error_2R(self._t), 0.0).astype(np.float32)
+        self._missed_R = self._chance.missing_R(self._t)
+        aside = self._rank[:, self._missed_R]
         timing.observe_step(self._tick, step_s)
         timing.observe_ranks(self._rank, self._tick, seen_2R[0], seen_2R[1], bool(self._job["has_barrier"]))
         cap_s = delay_limits.capped_s(allowed.cap_s, allowed.cap_share, self._tick[timing.STEP_BASELINE_S])
@@ -173,37 +159,29 @@ class Job:
             timing.decide(self._rank, self._tick, low, high, settings_M2, cap_s, 0, ranks // self.batch.groups)
         budget_R, delay_R = self._rank[timing.BUDGET_S], self._rank[timing.DELAY_S]
         timing.spend(budget_R, delay_R, ranks, step_s, allowed.burst_s, allowed.fill)
-        self._rank[:, missing] = aside
+        self._rank[:, self._missed_R] = aside
 
     # what couples steps: power and heat, checkpoints and failures
 
-    def _node(self, n: int) -> slice:
-        per_node = int(self._job["ranks_per_node"])
-        return slice(n * per_node, (n + 1) * per_node)
-
-    def _slower(self, r: int) -> float:
-        """How much longer a rank computes on a warm node, and after a restart."""
-        heat = self._heat_N[r // int(self._job["ranks_per_node"])]
+    def _slower_R(self) -> Array:
+        """How much longer ranks compute on warm nodes, and after a restart."""
+        heat_R = np.repeat(self._heat_N, int(self._job["ranks_per_node"]))
         cold = float(self._job["warmup_factor"]) if self._t < self._warm_at else 1.0
-        return cold * (1.0 + float(self._job["heat_slowdown"]) * heat)
+        return np.asarray(cold * (1.0 + float(self._job["heat_slowdown"]) * heat_R))
 
-    def _joules(self, computed_s: float, delayed_s: float, whole_s: float) -> float:
-        """What ranks spend in some rank-seconds: whoever neither computes nor is delayed spins."""
-        job, spun_s = self._job, whole_s - computed_s - delayed_s
-        return float(job["compute_w"] * computed_s + job["wait_w"] * spun_s + job["delay_w"] * delayed_s)
+    def _spend(self, computed_R: Array, delay_R: Array, step_s: float) -> None:
+        """Add the energy of a step, and warm each node towards its mean power relative to computing.
 
-    def _spend(self, computed_R: Sequence[float], delay_R: Sequence[float], step_s: float) -> None:
-        """Add the energy of a step, and warm each node towards its mean power relative to computing."""
-        job = self._job
+        A rank that neither computes nor is delayed spins.
+        """
+        job, nodes, whole_s = self._job, len(self._heat_N), float(self._job["ranks_per_node"]) * step_s
         if job["compute_w"] == 0.0:
             return
-        for n, heat in enumerate(self._heat_N):
-            computed_s, delayed_s = sum(computed_R[self._node(n)]), sum(delay_R[self._node(n)])
-            whole_s = float(job["ranks_per_node"]) * step_s
-            joules = self._joules(computed_s, delayed_s, whole_s)
-            self._energy_j += joules
-            power = joules / (float(job["compute_w"]) * whole_s)
-            self._heat_N[n] = heat + (power - heat) / float(job["heat_iterations"])
+        computed_N, delayed_N = (one_R.reshape(nodes, -1).sum(axis=1) for one_R in (computed_R, delay_R))
+        spun_N = whole_s - computed_N - delayed_N
+        joules_N = job["compute_w"] * computed_N + job["wait_w"] * spun_N + job["delay_w"] * delayed_N
+        self._energy_j += float(joules_N.sum())
+        self._heat_N += (joules_N / (job["compute_w"] * whole_s) - self._heat_N) / job["heat_iterations"]
 
     def _interrupt(self, step_s: float) -> float:
         """Checkpoint and fail where it is time to; returns the seconds that this adds to the step.
@@ -214,13 +192,13 @@ class Job:
         self._kept += 1
         if job["checkpoint_iterations"] > 0 and (self._t + 1) % job["checkpoint_iterations"] == 0:
             extra_s, self._saved = float(job["checkpoint_s"]), self._kept
-        heat = sum(self._heat_N) / len(self._heat_N)
+        heat = self._heat_N.mean()
         self._hazard_left -= job["failure_per_s"] * (1.0 + job["failure_heat"] * heat) * (step_s + extra_s)
         if self._hazard_left <= 0.0:
             self._failures += 1
-            self._hazard_left += self.chance.until_failure(self._failures)
+            self._hazard_left += self._chance.until_failure(self._failures)
             self._kept, self._warm_at = self._saved, self._t + 1 + int(job["warmup_iterations"])
-            self._heat_N = [0.0] * len(self._heat_N)
+            self._heat_N[:] = 0.0
             extra_s += float(job["restart_s"])
         self._energy_j += extra_s * self.batch.ranks * float(job["delay_w"])
         return extra_s

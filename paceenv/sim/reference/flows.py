@@ -16,8 +16,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from paceenv.sim.cluster.program.footprint import UPLINK
-from paceenv.sim.reference.chance import TenantChance
+from paceenv.sim.engine import draws
+from paceenv.sim.engine.draws import key_of, quantile, uniform
+from paceenv.sim.reference.chance import ONCE
 
 Then = Callable[[float], None]
 """What happens next; it is told when, seconds."""
@@ -40,9 +44,12 @@ class Flow:
     rate: float = 0.0
 
     def __post_init__(self) -> None:
-        self.spent_s = SPENT * self.left_s
-        self.per_level = self.weight / max(self.share_of.values())
+        self.spent_s, self.top = SPENT * self.left_s, max(self.share_of.values())
+
+    @property
+    def per_level(self) -> float:
         """Its rate at level 1."""
+        return self.weight / self.top
 
 
 def divide(flows: Sequence[Flow]) -> None:
@@ -67,32 +74,60 @@ def divide(flows: Sequence[Flow]) -> None:
 
 
 class Tenant:
-    """Another job: it computes as long as the slowest of its ranks, transfers over the uplink, and computes again."""
+    """The k-th other job: it computes as long as the slowest of its ranks, transfers over the uplink, computes again.
 
-    def __init__(self, record: Any, chance: TenantChance) -> None:
-        self.record, self.chance, self.cycles = record, chance, 0
+    ``record`` is one of ``layout.TENANT``. It starts at any point of its period; or in a pause, of which it has had
+    more the longer it is.
+    """
+
+    def __init__(self, record: Any, key: np.uint64, k: int) -> None:
+        self.record, self.place, self.cycles, self._key = record, k, 0, key
         self.flow: Flow | None = None
-        self.next_s, self._left = chance.first()
+        alone_s, compute_s = record["uplink_work_s"] / record["rate_cap"], float(record["compute_s"])
+        self._period_s, self._first = compute_s + alone_s, 0.0
+        at_s = uniform(key, draws.TENANT, ONCE + draws.PER_TENANT * k) * self._period_s
+        away = 0.5 * record["pause_rate"] * record["pause_periods"] if record["pause_periods"] > 1.0 else 0.0
+        u = uniform(key, draws.TENANT, ONCE + draws.PER_TENANT * k + 1) * (1.0 + away)
+        self.next_s = max(compute_s - at_s, 0.0)
         """When its next transfer begins; infinite while one is on its way."""
+        if u < away:
+            self.next_s = record["pause_periods"] * (1.0 - math.sqrt(1.0 - u / away)) * self._period_s + compute_s
+        elif at_s >= compute_s:
+            self._first = 1.0 - (at_s - compute_s) / alone_s
 
-    def begin(self, now_s: float, *, is_late: bool) -> Flow:
-        """Its transfer begins."""
-        share = self._left if self._left > 0.0 else self.chance.transfer(self.cycles)
-        alone_s = share * self.record["uplink_work_s"] / self.record["rate_cap"]
-        weight = self.record["weight"] * (self.record["late_share"] if is_late else 1.0)
-        self.flow = Flow(alone_s, {UPLINK: float(self.record["rate_cap"])}, self._compute, weight)
-        self.next_s, self._left = math.inf, 0.0
-        return self.flow
+    def _uniform(self, place: int) -> float:
+        """A draw of its present cycle."""
+        return uniform(
+            key_of(self._key, draws.TENANT, self.cycles), draws.TENANT, draws.PER_TENANT * self.place + place
+        )
+
+    def begin(self, *, is_late: bool) -> None:
+        """Its transfer begins, of what it had left when the episode began, or of a whole one."""
+        record, share = self.record, self._first
+        if share == 0.0:
+            share = -math.log(self._uniform(1)) if record["bursty"] else 1.0
+        weight = record["weight"] * (record["late_share"] if is_late else 1.0)
+        alone_s = share * record["uplink_work_s"] / record["rate_cap"]
+        self.flow = Flow(alone_s, {UPLINK: float(record["rate_cap"])}, self._compute, weight)
+        self.next_s, self._first = math.inf, 0.0
 
     def _compute(self, now_s: float) -> None:
+        """Its transfer is through; it computes until the next one, and pauses now and then."""
         self.flow, self.cycles = None, self.cycles + 1
-        self.next_s = now_s + self.chance.compute_s(self.cycles)
+        record, u = self.record, self._uniform(0)
+        if record["bursty"]:
+            self.next_s = now_s - record["compute_s"] * math.log(u)
+            return
+        slowest = quantile(draws.normal_table(), draws.uniform_bits(u ** (1.0 / record["ranks"])))
+        self.next_s = now_s + record["compute_s"] * max(1.0 + record["jitter_cv"] * slowest, 0.0)
+        pause = self._uniform(2)
+        if pause < record["pause_rate"]:
+            self.next_s += pause / record["pause_rate"] * record["pause_periods"] * self._period_s
 
     def meets_late_comer(self) -> None:
         """We begin while it transfers: it weighs more, as we have ``late_share`` of our weight beside it."""
         if self.flow is not None:
             self.flow.weight = self.record["weight"] / self.record["late_share"]
-            self.flow.per_level = self.flow.weight / self.flow.share_of[UPLINK]
 
 
 class Links:
@@ -118,30 +153,28 @@ class Links:
         flows = [*self.ours, *(tenant.flow for tenant in self.tenants if tenant.flow is not None)]
         divide(flows)
         first = min(flows, key=lambda flow: flow.left_s / flow.rate, default=None)
-        begins = min(self.tenants, key=lambda tenant: tenant.next_s, default=None)
         wait_s = first.left_s / first.rate if first is not None else math.inf
-        if begins is not None and begins.next_s - self.now_s <= wait_s:
-            first, wait_s = None, max(begins.next_s - self.now_s, 0.0)
+        begins_s = min((tenant.next_s for tenant in self.tenants), default=math.inf) - self.now_s
+        if begins_s <= wait_s:
+            first, wait_s = None, max(begins_s, 0.0)
         happens = self.now_s + wait_s <= until_s
-        if not happens:
-            wait_s = max(until_s - self.now_s, 0.0)
+        wait_s = wait_s if happens else max(until_s - self.now_s, 0.0)
         self.now_s += wait_s
         for flow in flows:
             flow.left_s -= flow.rate * wait_s
-        if happens:
-            self._happen([flow for flow in flows if flow is first or flow.left_s <= flow.spent_s])
-        return happens
-
-    def _happen(self, through: list[Flow]) -> None:
+        if not happens:
+            return False
         for tenant in self.tenants:
             if tenant.next_s <= self.now_s:
-                tenant.begin(self.now_s, is_late=bool(self.on(UPLINK)))
+                tenant.begin(is_late=bool(self.on(UPLINK)))
+        through = [flow for flow in flows if flow is first or flow.left_s <= flow.spent_s]
         self.ours = [flow for flow in self.ours if flow not in through]
         for flow in through:
             flow.then(self.now_s)
+        return True
 
     def rewind(self, step_s: float) -> None:
-        """Count time from the end of the step, which took ``step_s``."""
-        self.now_s -= step_s
+        """Count time from the end of the step, which took ``step_s``; what nobody else uses is free by then."""
+        self.now_s = (self.now_s if self.tenants else min(self.now_s, step_s)) - step_s
         for tenant in self.tenants:
             tenant.next_s -= step_s

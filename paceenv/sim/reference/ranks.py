@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
@@ -49,7 +49,7 @@ class Operation:
     use: Use
     is_payload: bool
     """Whether its members count it as one of their payload collectives."""
-    share_of: dict[Any, float] = field(default_factory=dict)
+    share_of: dict[Any, float]
     """The share that it takes, alone, of each link that can be full."""
 
 
@@ -60,41 +60,39 @@ class Laid:
         self.plan, self.operations = plan, list[Operation]()
         first_of: dict[tuple[str, int], int] = {}
         payload = payload_R(plan)
+        most: dict[int, dict[int, float]] = {}
+        """What a group takes of a link at most, by link and group."""
         groups = [(name, members) for name, parts in plan.communicators.items() for members in parts]
         for g, (name, members) in enumerate(groups):
             first_of |= {(name, r): len(self.operations) for r in members}
             role = plan.roles[plan.role_R[members[0]]]
             for start in (one for one in role if isinstance(one, Start) and one.communicator == name):
+                taken, o = use(start, members), len(self.operations)
                 is_payload = start.op != "send" and payload[members[0]] == frozenset(members)
-                o = len(self.operations)
-                self.operations.append(Operation(o, g, start, members, use(start, members), is_payload))
-        self._meet(has_tenants=has_tenants)
-        self.script_R: list[list[tuple[Instruction, int]]] = []
-        """Every rank's instructions, each with its operation; -1 where it computes."""
-        for r, role_number in enumerate(plan.role_R):
-            script: list[tuple[Instruction, int]] = []
-            begun = dict.fromkeys(plan.communicators, 0)
-            for one in plan.roles[role_number]:
-                if isinstance(one, Compute):
-                    script.append((one, -1))
-                    continue
-                number = begun[one.communicator] if isinstance(one, Start) else one.number
-                begun[one.communicator] += isinstance(one, Start)
-                script.append((one, first_of[one.communicator, r] + number))
-            self.script_R.append(script)
-
-    def _meet(self, *, has_tenants: bool) -> None:
-        """Keep the links that can be full: a group runs one operation at a time, and on others all groups fit."""
-        most: dict[int, dict[int, float]] = {}
-        for one in self.operations:
-            for link, share in zip(one.use.link_U.tolist(), one.use.share_U.tolist(), strict=True):
-                of_group = most.setdefault(link, {})
-                of_group[one.group] = max(of_group.get(one.group, 0.0), share)
+                share_of = dict(zip(taken.link_U.tolist(), taken.share_U.tolist(), strict=True))
+                self.operations.append(Operation(o, g, start, members, taken, is_payload, share_of))
+                for link, share in share_of.items():
+                    of_group = most.setdefault(link, {})
+                    of_group[g] = max(of_group.get(g, 0.0), share)
+        # a group runs one operation at a time, so most links are never full
         can_be_full = {link for link, shares in most.items() if sum(shares.values()) > 1.0 + ROUNDING}
         can_be_full |= {UPLINK} if has_tenants else set()
         for one in self.operations:
-            pairs = zip(one.use.link_U.tolist(), one.use.share_U.tolist(), strict=True)
-            one.share_of = {link: min(share, 1.0) for link, share in pairs if link in can_be_full}
+            one.share_of = {link: min(share, 1.0) for link, share in one.share_of.items() if link in can_be_full}
+        self.script_R = [self._script(r, first_of) for r in range(len(plan.role_R))]
+        """Every rank's instructions, each with its operation; -1 where it computes."""
+
+    def _script(self, r: int, first_of: dict[tuple[str, int], int]) -> list[tuple[Instruction, int]]:
+        script: list[tuple[Instruction, int]] = []
+        begun = dict.fromkeys(self.plan.communicators, 0)
+        for one in self.plan.roles[self.plan.role_R[r]]:
+            if isinstance(one, Compute):
+                script.append((one, -1))
+                continue
+            number = begun[one.communicator] if isinstance(one, Start) else one.number
+            begun[one.communicator] += isinstance(one, Start)
+            script.append((one, first_of[one.communicator, r] + number))
+        return script
 
 
 class Step:
@@ -164,21 +162,21 @@ class Step:
                 self.computed_R[r] += lasts_s
                 at_s = yield at_s + lasts_s
             elif isinstance(one, Start):
-                self._release(r, self._held_up_to(r, o), at_s)
+                self._release(r, o, at_s)
                 if one.can_wait and self._hold_R[r] > 0.0:
                     self._held_R[r].append(o)
-                    self._at(at_s + self._hold_R[r], partial(self._release, r, [o]))
+                    self._at(at_s + self._hold_R[r], partial(self._release, r, o))
                 else:
                     self._hand_over(r, o, at_s)
             else:
-                self._release(r, self._held_up_to(r, o), at_s)
+                self._release(r, o, at_s)
                 self._blocked_R[r], since_s = o, at_s
                 at_s = yield max(self._free_O[o].get(r, math.inf), at_s)
                 self._blocked_R[r] = -1
                 self.waited_R[r] += at_s - since_s
                 self.paid_R[r] += (at_s - since_s) * self._laid.operations[o].is_payload
                 if pacing.releases(at_s - since_s, self._hold_R[r]):
-                    self._release(r, list(self._held_R[r]), at_s)
+                    self._release(r, None, at_s)
             self.end_RI[r].append(at_s)
             self.at_R[r] = at_s
 
@@ -200,15 +198,11 @@ class Step:
 
     # transfers
 
-    def _held_up_to(self, r: int, o: int) -> list[int]:
-        """What rank ``r`` holds back of the group of operation ``o``, up to it."""
+    def _release(self, r: int, up_to: int | None, at_s: float) -> None:
+        """Rank ``r`` hands over what it holds back of the group of an operation up to that one, or all."""
         operations = self._laid.operations
-        return [held for held in self._held_R[r] if held <= o and operations[held].group == operations[o].group]
-
-    def _release(self, r: int, operations: Sequence[int], at_s: float) -> None:
-        """Hand over what is still held back."""
-        for o in operations:
-            if o in self._held_R[r]:
+        for o in list(self._held_R[r]):
+            if up_to is None or (o <= up_to and operations[o].group == operations[up_to].group):
                 self._held_R[r].remove(o)
                 self._hand_over(r, o, at_s)
 

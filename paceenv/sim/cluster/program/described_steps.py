@@ -30,11 +30,9 @@ from paceenv.sim.cluster.program.layer_passes import (
     EXPERTS,
     TENSOR,
     Beside,
+    Bucket,
     Passes,
     Piece,
-    Reduced,
-    Transfer,
-    Work,
     reduced,
     seconds_of,
 )
@@ -160,43 +158,6 @@ def _check_memory(workload: Workload, gpu: Gpu, replicas: int) -> None:
 
 
 @dataclass
-class _Script:
-    """Instructions as they are written, with how many transfers each communicator has by now."""
-
-    rows: list[Instruction] = field(default_factory=list)
-    _begun: dict[str, int] = field(default_factory=dict)
-
-    def start(self, one: Start) -> Wait:
-        wait = Wait(one.communicator, self._begun.get(one.communicator, 0))
-        self._begun[one.communicator] = wait.number + 1
-        self.rows.append(one)
-        return wait
-
-    def needed(self, one: Start) -> None:
-        """Start a transfer and wait for it."""
-        self.rows.append(self.start(one))
-
-    def compute(self, seconds: float, micro_batch: int) -> None:
-        if seconds > 0.0:
-            self.rows.append(Compute(seconds, micro_batch))
-
-    def run(self, pieces: Sequence[Piece], micro_batch: int) -> None:
-        for one in pieces:
-            if isinstance(one, Work):
-                self.compute(one.seconds, micro_batch)
-                continue
-            transfer = one if isinstance(one, Transfer) else one.transfer
-            wait = self.start(_start(transfer))
-            if isinstance(one, Beside):
-                self.compute(one.seconds, micro_batch)
-            self.rows.append(wait)
-
-
-def _start(one: Transfer) -> Start:
-    return Start(one.communicator, one.op, one.payload_bytes, name=one.communicator, parts=one.parts)
-
-
-@dataclass
 class _Role:
     """What the ranks of one stage do."""
 
@@ -204,9 +165,31 @@ class _Role:
     passes: Passes
     replicas: int
     stage: int
-    script: _Script = field(default_factory=_Script)
+    _rows: list[Instruction] = field(default_factory=list)
+    _begun: dict[str, int] = field(default_factory=dict)
+    """Transfers of each communicator so far."""
     _held: list[Wait] = field(default_factory=list)
     """Reductions under way."""
+
+    def _start(self, one: Start) -> Wait:
+        wait = Wait(one.communicator, self._begun.get(one.communicator, 0))
+        self._begun[one.communicator] = wait.number + 1
+        self._rows.append(one)
+        return wait
+
+    def _compute(self, seconds: float, micro_batch: int) -> None:
+        if seconds > 0.0:
+            self._rows.append(Compute(seconds, micro_batch))
+
+    def _run(self, pieces: Sequence[Piece], micro_batch: int) -> None:
+        for one in pieces:
+            if isinstance(one, Compute):
+                self._compute(one.seconds, micro_batch)
+                continue
+            wait = self._start(one if isinstance(one, Start) else one.transfer)
+            if isinstance(one, Beside):
+                self._compute(one.seconds, micro_batch)
+            self._rows.append(wait)
 
     def instructions(self) -> list[Instruction]:
         one, p = self.workload, self.workload.pipeline_parallel
@@ -217,12 +200,12 @@ class _Role:
             for backward, i, part in interleaved(self.stage, p, one.micro_batches, one.virtual_stages):
                 wait = receives[backward].get((i, part))
                 if wait is not None:
-                    self.script.rows.append(wait)
-                    self.script.run(self.passes.received(), i)
+                    self._rows.append(wait)
+                    self._run(self.passes.received(), i)
                 self._pass(backward, i, part)
                 self._send(backward, part)
         self._finish()
-        return self.script.rows
+        return self._rows
 
     def _post_receives(self, *, backward: bool) -> dict[tuple[int, int], Wait]:
         """Start all receives of one direction; returns what each (micro-batch, part) waits for."""
@@ -235,7 +218,7 @@ class _Role:
         for is_backward, i, part in interleaved(sender, p, one.micro_batches, v):
             to = part + (wraps and (-1 if backward else 1))
             if is_backward == backward and 0 <= to < v:
-                found[i, to] = self.script.start(self._message(sender, backward))
+                found[i, to] = self._start(self._message(sender, backward))
         return found
 
     def _message(self, sender: int, backward: bool) -> Start:
@@ -247,7 +230,7 @@ class _Role:
         wraps = self.stage == (0 if backward else p - 1)
         to = part + (wraps and (-1 if backward else 1))
         if p > 1 and 0 <= to < v:
-            self.script.start(self._message(self.stage, backward))
+            self._start(self._message(self.stage, backward))
 
     def _pieces(self, backward: bool, part: int) -> list[list[Piece]]:
         """A pass of a part of the stage, segment by segment, in the order of computing."""
@@ -271,18 +254,18 @@ class _Role:
             cuts = self.passes.cuts()
             there = self._gather(cuts[:1])
             for k, segment in enumerate(cut_pieces):
-                self.script.rows += there
+                self._rows += there
                 there = self._gather(cuts[k + 1 : k + 2])
-                self.script.run(segment, i)
+                self._run(segment, i)
             return
         pieces = [piece for segment in cut_pieces for piece in segment]
         if backward and self.replicas > 1 and i == one.micro_batches - 1:
             cut = reduced(one, self.stage, part)
             self._reducing(pieces, i, [b for b in cut if b.communicator == DATA or self.replicas > one.expert_parallel])
         else:
-            self.script.run(pieces, i)
+            self._run(pieces, i)
 
-    def _reducing(self, pieces: list[Piece], i: int, cut: list[Reduced]) -> None:
+    def _reducing(self, pieces: list[Piece], i: int, cut: list[Bucket]) -> None:
         """A backward pass whose buckets are handed over when they are ready."""
         op: Op = "reduce_scatter" if self.workload.zero_stage else "all_reduce"
         whole_s, done_s = seconds_of(pieces), 0.0
@@ -292,20 +275,20 @@ class _Role:
             while waiting and waiting[0].ready * whole_s <= until_s * (1.0 + 1e-12):
                 one = waiting.pop(0)
                 start = Start(one.communicator, op, one.payload_bytes, True, name="gradients", parts=one.parts)
-                self._held.append(self.script.start(start))
+                self._held.append(self._start(start))
 
         for one in pieces:
-            if isinstance(one, Work):
+            if isinstance(one, Compute):
                 left_s = one.seconds
                 while waiting and waiting[0].ready * whole_s < done_s + left_s:
                     first_s = max(waiting[0].ready * whole_s - done_s, 0.0)
-                    self.script.compute(first_s, i)
+                    self._compute(first_s, i)
                     done_s, left_s = done_s + first_s, left_s - first_s
                     hand_over(done_s)
-                self.script.compute(left_s, i)
+                self._compute(left_s, i)
                 done_s += left_s
             else:
-                self.script.run([one], i)
+                self._run([one], i)
                 done_s += one.seconds if isinstance(one, Beside) else 0.0
             hand_over(done_s)
         hand_over(float("inf"))
@@ -335,12 +318,10 @@ class _Role:
         each, found = BYTES[self.workload.parameter_dtype], list[Wait]()
         for layers in ahead if self._is_sharded else ():
             dense, sparse = self._segment_parameters(layers)
-            found.append(
-                self.script.start(Start(self._shards, "all_gather", each * dense, name="weights", parts=layers))
-            )
+            found.append(self._start(Start(self._shards, "all_gather", each * dense, name="weights", parts=layers)))
             if sparse > 0.0:
                 start = Start(EXPERT_DATA, "all_gather", each * sparse, name="weights", parts=layers)
-                found.append(self.script.start(start))
+                found.append(self._start(start))
         return found
 
     def _fully_sharded(self) -> None:
@@ -354,16 +335,16 @@ class _Role:
         passes = {backward: self._pieces(backward, 0) for backward in (False, True)}
         there, behind = self._gather(cuts[:1]), None
         for at, (i, backward, k) in enumerate(order):
-            self.script.rows += there
+            self._rows += there
             there = self._gather([sizes[backward_too][after] for _, backward_too, after in order[at + 1 : at + 2]])
-            self.script.run(passes[backward][k], i)
+            self._run(passes[backward][k], i)
             if backward:
                 layers = sizes[True][k]
                 dense, sparse = self._segment_parameters(layers)
                 behind = self._scatter(dense * gradient, layers, i, behind)
                 if sparse > 0.0:
                     start = Start(EXPERT_DATA, "reduce_scatter", sparse * gradient, True, parts=layers)
-                    self._held.append(self.script.start(start._replace(name="gradients")))
+                    self._held.append(self._start(start._replace(name="gradients")))
         if behind is not None:
             self._between_replicas(*behind)
 
@@ -374,7 +355,7 @@ class _Role:
         one, wait = self.workload, None
         if self._is_sharded:
             start = Start(self._shards, "reduce_scatter", payload_bytes, True, name="gradients", parts=count)
-            wait = self.script.start(start)
+            wait = self._start(start)
             self._held.append(wait)
         if behind is not None:
             self._between_replicas(*behind)
@@ -385,22 +366,24 @@ class _Role:
 
     def _between_replicas(self, wait: Wait | None, payload_bytes: float, count: int) -> None:
         if wait is not None:
-            self.script.rows.append(wait)
+            self._rows.append(wait)
         start = Start(REPLICAS, "all_reduce", payload_bytes, True, name="shards", parts=count)
-        self._held.append(self.script.start(start))
+        self._held.append(self._start(start))
 
     def _finish(self) -> None:
         """After the last backward: what is under way, the optimizer, weights that ZeRO gathers, what is summed last."""
-        one, script = self.workload, self.script
-        script.rows += self._held
-        script.compute(self.passes.gpu.memory_s(one.optimizer_bytes(self.stage, self.replicas)), -1)
+        one = self.workload
+        self._rows += self._held
+        self._compute(self.passes.gpu.memory_s(one.optimizer_bytes(self.stage, self.replicas)), -1)
         parameters = one.stage_parameters(self.stage)
         if one.zero_stage in (1, 2) and self.replicas > 1:
             sparse = one.stage_sparse_parameters
             for name, count in ((DATA, parameters - sparse), (EXPERT_DATA, sparse)):
                 if count > 0.0 and (name == DATA or self.replicas > one.expert_parallel):
-                    script.needed(Start(name, "all_gather", count * BYTES[one.parameter_dtype], name="weights"))
+                    self._rows.append(
+                        self._start(Start(name, "all_gather", count * BYTES[one.parameter_dtype], name="weights"))
+                    )
         p, model = one.pipeline_parallel, one.model
         if p > 1 and self.stage in (0, p - 1) and isinstance(model, Transformer) and model.tied_embeddings:
             size = model.embedding_parameters * BYTES[one.gradient_dtype] / one.tensor_parallel
-            script.needed(Start(EMBEDDING, "all_reduce", size, name="embedding"))
+            self._rows.append(self._start(Start(EMBEDDING, "all_reduce", size, name="embedding")))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from paceenv.sim.cluster.architecture import BACKWARD, Generic, Tensor
 from paceenv.sim.cluster.collectives import Op
+from paceenv.sim.cluster.program.program_tables import Compute, Start
 from paceenv.sim.cluster.workload import BYTES, Gpu, Moved, Workload
 
 MAX_SEGMENTS = 32
@@ -28,29 +29,19 @@ TENSOR, CONTEXT, EXPERTS, DATA, EXPERT_DATA = "tensor", "context", "experts", "d
 """Names of communicators."""
 
 
-class Work(NamedTuple):
-    """Computing."""
-
-    seconds: float
-
-
-class Transfer(NamedTuple):
-    """A transfer that the next piece needs."""
-
-    communicator: str
-    op: Op
-    payload_bytes: float
-    parts: int
-
-
 class Beside(NamedTuple):
     """A transfer beside computing; both are over before the next piece."""
 
-    transfer: Transfer
+    transfer: Start
     seconds: float
 
 
-Piece = Work | Transfer | Beside
+Piece = Compute | Start | Beside
+"""The next piece needs a transfer that is started: it is waited for at once."""
+
+
+def _transfer(communicator: str, op: Op, payload_bytes: float, parts: int) -> Start:
+    return Start(communicator, op, payload_bytes, name=communicator, parts=parts)
 
 
 def segments(layers: int, most: int) -> list[int]:
@@ -115,12 +106,12 @@ class Passes:
 
     def forward(self, layers: int) -> list[Piece]:
         """Of so many layers."""
-        return _joined(self._forward(layers))
+        return _joined(self._pass(layers, backward=False))
 
     def backward(self, layers: int) -> list[Piece]:
         """Of so many layers, with what is computed anew."""
-        again = self._forward(layers, host=False) if self.workload.recompute == "full" else []
-        return _joined([*again, *self._backward(layers)])
+        again = self._pass(layers, backward=False, host=False) if self.workload.recompute == "full" else []
+        return _joined([*again, *self._pass(layers, backward=True)])
 
     def head(self, *, backward: bool) -> list[Piece]:
         """The output layer, at the end of the last stage."""
@@ -130,8 +121,8 @@ class Passes:
         seconds = self._samples * model.head_flops / self.workload.tensor_parallel / self._rate
         moved_s = self._tokens * self.gpu.memory_s(self.workload.moved_logits(backward=backward))
         if backward:
-            return _joined([Work(BACKWARD * seconds + moved_s), *self._tensor(1)])
-        return _joined([Work(seconds + moved_s)])
+            return _joined([Compute(BACKWARD * seconds + moved_s), *self._tensor(1)])
+        return _joined([Compute(seconds + moved_s)])
 
     def embedding(self) -> list[Piece]:
         """The token embedding, at the start of the first stage: cut by rows, so that its outputs are summed."""
@@ -143,57 +134,32 @@ class Passes:
         if one.tensor_parallel == 1 or one.sequence_parallel:
             return []
         if self.tensor_s is None:
-            return [Transfer(TENSOR, "all_gather", one.activation_bytes, 1)]
-        return [Work(self.tensor_s("all_gather", one.activation_bytes))]
+            return [_transfer(TENSOR, "all_gather", one.activation_bytes, 1)]
+        return [Compute(self.tensor_s("all_gather", one.activation_bytes))]
 
-    def _forward(self, layers: int, *, host: bool = True) -> list[Piece]:
-        one, model = self.workload, self.workload.model
-        host_s = self._host_s * layers * host
+    def _pass(self, layers: int, *, backward: bool, host: bool = True) -> list[Piece]:
+        one, model, times = self.workload, self.workload.model, BACKWARD if backward else 1.0
+        host_s = times * self._host_s * layers * host
         if isinstance(model, Generic):
             flops = self._samples * model.flops / (1.0 + BACKWARD) / model.layers
-            return [Work(layers * flops / self._rate + host_s)]
+            return [Compute(times * layers * flops / self._rate + host_s)]
         scale = layers * self._samples / one.tensor_parallel / self._rate
-        moved_s = self._moved_s(layers, backward=False)
-        matrices_s = scale * 8.0 * model.sequence * model.hidden**2 + 0.5 * moved_s.outer
-        core_s = scale * model.attention_flops + moved_s.scores
-        mlp_s = self._mlp_s(layers) + 0.5 * moved_s.outer + moved_s.inner
-        return [
-            Work(matrices_s + 0.5 * host_s),
-            *self._attention(core_s, layers, 1.0),
-            *self._tensor(layers),
-            *self._exchange(layers),
-            Work(mlp_s + 0.5 * host_s),
-            *self._exchange(layers),
-            *self._tensor(layers),
-        ]
-
-    def _backward(self, layers: int) -> list[Piece]:
-        one, model, host_s = self.workload, self.workload.model, BACKWARD * self._host_s * layers
-        if isinstance(model, Generic):
-            flops = self._samples * model.flops / (1.0 + BACKWARD) / model.layers
-            return [Work(BACKWARD * layers * flops / self._rate + host_s)]
-        scale = layers * self._samples / one.tensor_parallel / self._rate
-        moved_s = self._moved_s(layers, backward=True)
-        matrices_s = BACKWARD * scale * 8.0 * model.sequence * model.hidden**2 + 0.5 * moved_s.outer
-        core_s = (BACKWARD + (one.recompute == "selective")) * scale * model.attention_flops + moved_s.scores
-        mlp_s = BACKWARD * self._mlp_s(layers) + 0.5 * moved_s.outer + moved_s.inner
-        return [
-            *self._exchange(layers),
-            Work(mlp_s + 0.5 * host_s),
-            *self._exchange(layers),
-            *self._tensor(layers),
-            *self._attention(core_s, layers, 2.0),
-            Work(matrices_s + 0.5 * host_s),
-            *self._tensor(layers),
-        ]
-
-    def _mlp_s(self, layers: int) -> float:
-        """Forward, with as many experts as a token goes to."""
-        one, model = self.workload, self.workload.model
-        assert not isinstance(model, Generic)
-        flops = 4.0 * model.sequence * model.hidden * model.mlp
-        flops *= one.top_k
-        return layers * self._samples * flops / one.tensor_parallel / self._rate
+        moved_s = self._moved_s(layers, backward=backward)
+        matrices_s = times * scale * 8.0 * model.sequence * model.hidden**2 + 0.5 * moved_s.outer
+        repeats = backward and one.recompute == "selective"
+        core_s = (times + repeats) * scale * model.attention_flops + moved_s.scores
+        flops = 4.0 * model.sequence * model.hidden * model.mlp * one.top_k  # as many experts as a token goes to
+        mlp_s = times * (layers * self._samples * flops / one.tensor_parallel / self._rate) + 0.5 * moved_s.outer
+        matrices = [Compute(matrices_s + 0.5 * host_s)]
+        attention, exchange, tensor = (
+            self._attention(core_s, layers, times),
+            self._exchange(layers),
+            self._tensor(layers),
+        )
+        mlp = [*exchange, Compute(mlp_s + moved_s.inner + 0.5 * host_s), *exchange]
+        if backward:
+            return [*mlp, *tensor, *attention, *matrices, *tensor]
+        return [*matrices, *attention, *tensor, *mlp, *tensor]
 
     def _tensor(self, layers: int) -> list[Piece]:
         """One all-reduce of activations a layer, or a reduce-scatter and an all-gather of the same bytes."""
@@ -202,8 +168,8 @@ class Passes:
             return []
         ops: tuple[Op, ...] = ("reduce_scatter", "all_gather") if one.sequence_parallel else ("all_reduce",)
         if self.tensor_s is not None:
-            return [Work(layers * sum(self.tensor_s(op, size) for op in ops))]
-        return [Transfer(TENSOR, op, layers * size, layers) for op in ops]
+            return [Compute(layers * sum(self.tensor_s(op, size) for op in ops))]
+        return [_transfer(TENSOR, op, layers * size, layers) for op in ops]
 
     def _exchange(self, layers: int) -> list[Piece]:
         """The all-to-all that brings tokens to their experts, or back."""
@@ -211,16 +177,16 @@ class Passes:
         if one.expert_parallel == 1:
             return []
         size = one.activation_bytes / one.tensor_parallel * one.top_k
-        return [Transfer(EXPERTS, "all_to_all", layers * size, layers)]
+        return [_transfer(EXPERTS, "all_to_all", layers * size, layers)]
 
     def _attention(self, core_s: float, layers: int, passes: float) -> list[Piece]:
         """Scores and weighted sums, beside the ring of keys and values; backward sends their gradients too."""
         one, model = self.workload, self.workload.model
         if one.context_parallel == 1 or isinstance(model, Generic):
-            return [Work(core_s)]
+            return [Compute(core_s)]
         tokens = one.micro_batch * model.sequence
         size = 2.0 * tokens * model.hidden / one.tensor_parallel * BYTES[one.activation_dtype]
-        return [Beside(Transfer(CONTEXT, "all_gather", passes * layers * size, layers), core_s)]
+        return [Beside(_transfer(CONTEXT, "all_gather", passes * layers * size, layers), core_s)]
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
@@ -228,27 +194,31 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
     found: list[Piece] = []
     for one in pieces:
         last = found[-1] if found else None
-        if isinstance(one, Work) and isinstance(last, Work):
-            found[-1] = Work(last.seconds + one.seconds)
-        elif not (isinstance(one, Work) and one.seconds == 0.0):
+        if isinstance(one, Compute) and isinstance(last, Compute):
+            found[-1] = Compute(last.seconds + one.seconds)
+        elif not (isinstance(one, Compute) and one.seconds == 0.0):
             found.append(one)
     return found
 
 
 def seconds_of(pieces: list[Piece]) -> float:
     """Computing in some pieces."""
-    return sum(one.seconds for one in pieces if not isinstance(one, Transfer))
+    return sum(one.seconds for one in pieces if not isinstance(one, Start))
 
 
 class Bucket(NamedTuple):
     """Gradients that are reduced together."""
 
+    communicator: str
     payload_bytes: float
     ready: float
-    """Share of backward after which its last tensor is complete."""
+    """Share of backward after which they are complete."""
+    parts: int = 1
 
 
-def buckets(gradients: Sequence[Tensor], bytes_each: int, first_bytes: float, cap_bytes: float) -> list[Bucket]:
+def buckets(
+    gradients: Sequence[Tensor], bytes_each: int, first_bytes: float, cap_bytes: float, communicator: str = DATA
+) -> list[Bucket]:
     """Whole tensors in the order in which they are ready; a bucket that has reached its cap is closed.
 
     PyTorch's rule for ``DistributedDataParallel`` (``compute_bucket_assignment_by_size``).
@@ -258,43 +228,33 @@ def buckets(gradients: Sequence[Tensor], bytes_each: int, first_bytes: float, ca
     for i, tensor in enumerate(gradients):
         payload, flops = payload + tensor.parameters * bytes_each, flops + tensor.flops
         if payload >= limit or i == len(gradients) - 1:
-            found.append(Bucket(payload, min(flops / total, 1.0)))
+            found.append(Bucket(communicator, payload, min(flops / total, 1.0)))
             payload, limit = 0.0, cap_bytes
     return found
 
 
-class Reduced(NamedTuple):
-    """Gradients that are reduced together."""
-
-    communicator: str
-    payload_bytes: float
-    ready: float
-    """Share of the pass after which they are complete."""
-    parts: int
-
-
-def reduced(workload: Workload, stage: int, part: int) -> list[Reduced]:
+def reduced(workload: Workload, stage: int, part: int) -> list[Bucket]:
     """The buckets of one part of a stage, in the order in which they are ready."""
     each = BYTES[workload.gradient_dtype]
-    found: list[Reduced] = []
+    found: list[Bucket] = []
     for name, tensors in _tensors(workload, stage, part).items():
-        cut = buckets(tensors, each, workload.first_bucket_bytes, workload.bucket_bytes)
-        found += _folded(name, [one for one in cut if one.payload_bytes > 0.0])
+        cut = buckets(tensors, each, workload.first_bucket_bytes, workload.bucket_bytes, name)
+        found += _folded([one for one in cut if one.payload_bytes > 0.0])
     if not workload.overlap:
         found = [one._replace(ready=1.0) for one in found]
     return sorted(found, key=lambda one: one.ready)
 
 
-def _folded(name: str, cut: list[Bucket]) -> list[Reduced]:
+def _folded(cut: list[Bucket]) -> list[Bucket]:
     """At most ``MAX_BUCKETS``: the first and the last stay, as they set when reducing begins and what is left over."""
     if len(cut) <= MAX_BUCKETS:
-        return [Reduced(name, *one, 1) for one in cut]
-    middle, parts = cut[1:-1], MAX_BUCKETS - 2
-    found = [Reduced(name, *cut[0], 1)]
+        return cut
+    middle, parts, found = cut[1:-1], MAX_BUCKETS - 2, cut[:1]
     for k in range(parts):
         some = middle[k * len(middle) // parts : (k + 1) * len(middle) // parts]
-        found.append(Reduced(name, sum(one.payload_bytes for one in some), some[-1].ready, len(some)))
-    return [*found, Reduced(name, *cut[-1], 1)]
+        payload_bytes = sum(one.payload_bytes for one in some)
+        found.append(some[-1]._replace(payload_bytes=payload_bytes, parts=len(some)))
+    return [*found, cut[-1]]
 
 
 def _tensors(workload: Workload, stage: int, part: int) -> dict[str, list[Tensor]]:
