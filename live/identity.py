@@ -60,7 +60,7 @@ class Rendezvous:
     """Finds the identity of this start of the job in the background.
 
     Args:
-        found: called, mostly on that thread, when the id is known, and again when it is known who has an agent.
+        on_identity: called, mostly on that thread, when the id is known, and again when it is known who has an agent.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Rendezvous:
         rank: int,
         world_size: int,
         settings: str,
-        found: Callable[[Identity], None],
+        on_identity: Callable[[Identity], None],
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        self._rank, self._world_size, self._settings, self._found = rank, world_size, settings, found
+        self._rank, self._world_size, self._settings, self._found = rank, world_size, settings, on_identity
         self._deadline_s = deadline_s
         self._ending, self._lock, self._settled = threading.Event(), threading.Lock(), False
         self._process = os.getpid()

@@ -136,8 +136,8 @@ def print_worst(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot], fin
     """Counts, findings and the :data:`WORST` ranks in about 24 lines."""
     now_s = time.time()
     shown = worst(snapshots, now_s)
-    found = entry(findings or {}, "text")
-    lines = [_counts(snapshots, now_s), *(found if isinstance(found, list) else [])[:MOST_FINDINGS]]
+    texts = entry(findings or {}, "text")
+    lines = [_counts(snapshots, now_s), *(texts if isinstance(texts, list) else [])[:MOST_FINDINGS]]
     lines += [note for note in notes(run, snapshots) if note not in lines]
     title = f"{_title(run, attempt, snapshots)}; the {len(shown)} worst"
     output.print_screen([title, *lines], NARROW, _rows(shown, NARROW))
@@ -147,11 +147,11 @@ def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
     """What holds for the whole job, a line each: missing ranks, why a mode is not in force, canary, what pacing did."""
     gone = missing(snapshots)
     newest = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
-    found = [f"no status of {gone} ranks" if gone else "", *_downgrades(snapshots)]
-    found += describe_end(snapshots)
-    found += [text(newest, "canary", "text"), text(newest, "canary", "forecast", "text")]
-    found += [*shadowed(snapshots), *held(snapshots)[:1]]
-    return list(filter(None, [*found, *run.notes]))
+    lines = [f"no status of {gone} ranks" if gone else "", *_downgrades(snapshots)]
+    lines += describe_end(snapshots)
+    lines += [text(newest, "canary", "text"), text(newest, "canary", "forecast", "text")]
+    lines += [*shadowed(snapshots), *held(snapshots)[:1]]
+    return list(filter(None, [*lines, *run.notes]))
 
 
 def _title(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot]) -> str:

@@ -73,10 +73,10 @@ class LastWords:
             return
         ours = self._ends[1].fileno()
         with contextlib.suppress(OSError, ValueError):  # the script has closed ours
-            found = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
-            if found in (-1, ours):
+            descriptor = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+            if descriptor in (-1, ours):
                 return
-            signal.set_wakeup_fd(found)
+            signal.set_wakeup_fd(descriptor)
         signal.signal(signal.SIGTERM, _DEFAULT)
 
     def remove(self) -> None:

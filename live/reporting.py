@@ -301,14 +301,14 @@ class Output:
         if final or file is None:
             return
         try:
-            found = file.exists()
+            exists = file.exists()
             self._failed_checks = 0
         except OSError as error:
-            found = False
+            exists = False
             self._failed_checks += 1
             if self._failed_checks >= MAX_FAILED_CHECKS:  # again and again: an operator may have set another mode
                 self._loop.downgrade(f"the kill file {file} cannot be checked: {error.strerror}")
-        if found:
+        if exists:
             self._loop.stop(f"stopped by the kill file {file}")
 
     def _greeting(self) -> str:

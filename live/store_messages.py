@@ -102,8 +102,8 @@ class Peers:
         if loop.rank == 0 and words.count(f"{place}/said") >= loop.world_size:
             heard = [words.read(f"{place}/{rank}") for rank in range(loop.world_size)]
             if "" not in heard:  # else a count came twice
-                found = alone([json.loads(word) for word in heard])
-                words.write(f"{place}/alone", "-" if found is None else f"{found:.0f}")
+                alone_us = alone([json.loads(word) for word in heard])
+                words.write(f"{place}/alone", "-" if alone_us is None else f"{alone_us:.0f}")
         if word := words.read(f"{place}/alone"):
             self._done = mark
             seconds = barriers.alone_s if word == "-" else 1e-6 * float(word)

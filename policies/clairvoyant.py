@@ -61,12 +61,12 @@ def roll_ahead(
 
 def grid(mechanisms: Sequence[str]) -> list[Candidate]:
     """Every mechanism alone with each of its thresholds and windows, and pairs of them."""
-    found: list[Candidate] = [{m: pair} for m in mechanisms for pair in itertools.product(*GRID[m])]
+    candidates: list[Candidate] = [{m: pair} for m in mechanisms for pair in itertools.product(*GRID[m])]
     for (a, a_threshold, a_windows), (b, b_threshold, b_windows) in _TOGETHER:
         if a in mechanisms and b in mechanisms:
             both = itertools.product(a_windows, b_windows)
-            found += [{a: (a_threshold, one), b: (b_threshold, other)} for one, other in both]
-    return found
+            candidates += [{a: (a_threshold, one), b: (b_threshold, other)} for one, other in both]
+    return candidates
 
 
 def settings_of(candidates: Iterable[Candidate]) -> NDArray[np.float64]:

@@ -133,8 +133,8 @@ def _of_module(network: Any) -> tuple[Actor, Original]:
             allowed = f"linear layers with {', '.join(ACTIVATIONS)} between them"
             raise InputError(f"{_WHERE}: module {name} at this place; allowed: {allowed}")
     if not layers or len(set(activations)) > 1 or after not in ("", "tanh"):
-        found = ", ".join([*activations, *([f"{after} at the end"] if after else [])]) or "no layers"
-        raise InputError(f"{_WHERE}: {found}; allowed: one kind of activation, and at the end tanh or none")
+        said = ", ".join([*activations, *([f"{after} at the end"] if after else [])]) or "no layers"
+        raise InputError(f"{_WHERE}: {said}; allowed: one kind of activation, and at the end tanh or none")
 
     def act(x_BI: NDArray[np.float32]) -> NDArray[np.float32]:
         x = torch.from_numpy(x_BI)
@@ -191,12 +191,12 @@ def actor_layers(weights: Arrays, where: str) -> tuple[Layer, ...]:
 
 def _sequence(weights: Arrays, place: str) -> list[dict[str, NDArray[Any]]]:
     """The modules with weights at a place, in order: ``place.weight``, or ``place.0.weight``, ``place.2.weight``."""
-    found: dict[int, dict[str, NDArray[Any]]] = {}
+    modules: dict[int, dict[str, NDArray[Any]]] = {}
     for name, value in weights.items():
         match = re.fullmatch(re.escape(place) + r"(?:\.(\d{1,4}))?\.(\w+)", name)
         if match:
-            found.setdefault(int(match[1] or 0), {})[match[2]] = value
-    return [found[n] for n in sorted(found)]
+            modules.setdefault(int(match[1] or 0), {})[match[2]] = value
+    return [modules[n] for n in sorted(modules)]
 
 
 def _folded(parts: list[dict[str, NDArray[Any]]]) -> list[Layer]:

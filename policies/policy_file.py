@@ -59,11 +59,11 @@ class PolicyFile:
     @property
     def limits(self) -> Limits | None:
         """The limits of delays that it was trained with, from its training config; None where it has none."""
-        found: Any = self.provenance
+        record: Any = self.provenance
         for key in ("config", "environment", "limits"):
-            found = found.get(key) if isinstance(found, Mapping) else None
+            record = record.get(key) if isinstance(record, Mapping) else None
         try:
-            return Limits(**found) if isinstance(found, Mapping) else None
+            return Limits(**record) if isinstance(record, Mapping) else None
         except (TypeError, InputError):
             return None
 
@@ -168,14 +168,14 @@ class _Header(dict[str, Any]):
     def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
         self.where = str(path)
         try:
-            found = json.loads(metadata["paceenv"])
+            header = json.loads(metadata["paceenv"])
         except KeyError:
             raise InputError(f"{path}: no paceenv header; allowed: files written by paceenv train") from None
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: the paceenv header is not JSON: {error}") from None
-        if not isinstance(found, dict):
-            raise InputError(f"{path}: the paceenv header is a {type(found).__name__}; allowed: a mapping")
-        super().__init__(found)
+        if not isinstance(header, dict):
+            raise InputError(f"{path}: the paceenv header is a {type(header).__name__}; allowed: a mapping")
+        super().__init__(header)
         for key, value in _SCHEMAS.items():
             if self.get(key) != value:
                 raise self.wrong(key, f"{value!r}, which this version understands")

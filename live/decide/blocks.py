@@ -158,7 +158,7 @@ class Plan:
         def drawn(*of: int) -> bytes:
             return hashlib.blake2b(repr((self._seed, self.begin, *of)).encode(), digest_size=8).digest()
 
-        found, at = list[_Block](), 0
+        laid_out, at = list[_Block](), 0
         for arm in sorted(range(len(self.blocks)), key=lambda arm: drawn(number, arm)):
             plan = self.blocks[arm]
             paced_first = bool((drawn(number // 2, arm)[0] + number) & 1)
@@ -170,6 +170,6 @@ class Plan:
                 end = at + blocks * plan.block_iterations
                 counted_from = end if pair is None else at + plan.settle_iterations
                 if blocks:
-                    found.append(_Block(at, end, counted_from, Turn(arm if paced else None, pair)))
+                    laid_out.append(_Block(at, end, counted_from, Turn(arm if paced else None, pair)))
                 at = end
-        return found
+        return laid_out

@@ -72,8 +72,13 @@ class Deferral:
         from torch.distributed import _functional_collectives as functional
         from torch.nn.parallel import DistributedDataParallel
 
-        for name, found in list(vars(ProcessGroup).items()):
-            if callable(found) and not isinstance(found, type) and name[:2] != "__" and name not in _ASK_NOTHING:
+        for name, attribute in list(vars(ProcessGroup).items()):
+            if (
+                callable(attribute)
+                and not isinstance(attribute, type)
+                and name[:2] != "__"
+                and name not in _ASK_NOTHING
+            ):
                 self._hooks.instead(ProcessGroup, name, functools.partial(self._called, name))
         for name in FUNCTIONS:  # PyTorch's C++ starts these
             self._hooks.instead(functional, name, self._called_elsewhere, traced=True)

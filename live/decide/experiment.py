@@ -250,8 +250,8 @@ class Experiment(Mode):
             {"name": of[a].name, "than": of[b].name, "gain": gain, "low": low, "high": high, "pairs": pairs}
             for a in range(len(of))
             for b in range(a)
-            if (found := gain_over(of[a].ratios, of[b].ratios)) is not None
-            for (gain, low, high), pairs in [found]
+            if (compared := gain_over(of[a].ratios, of[b].ratios)) is not None
+            for (gain, low, high), pairs in [compared]
         ]
         listed = [
             {"name": one.name, **one.verdict.as_dict(), "pairs": one.pairs, "stopped": self.out.get(k, "")}

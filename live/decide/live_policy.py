@@ -68,10 +68,10 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
 
 def needed_policy(mode: str, policy: Policy | str | os.PathLike[str] | None, candidates: str) -> NamedPolicy:
     """What a mode decides by: the policy or, where it has several, the candidates."""
-    found = find_policy(policy)
+    named = find_policy(policy)
     if mode in PACED and candidates:
-        return find_candidates(candidates, found if policy is not None else None)
-    return found
+        return find_candidates(candidates, named if policy is not None else None)
+    return named
 
 
 def find_candidates(text: str, more: NamedPolicy | None = None) -> NamedPolicy:
@@ -82,14 +82,14 @@ def find_candidates(text: str, more: NamedPolicy | None = None) -> NamedPolicy:
     names = list[str]()
     for part in filter(None, (part.strip() for part in text.split(SEPARATOR))):
         names += DEFAULT_CONSTANTS if part == DEFAULTS else [part]
-    found = [find_policy(name) for name in dict.fromkeys(names)]
+    policies = [find_policy(name) for name in dict.fromkeys(names)]
     if more is not None and more.source not in names:
-        found.append(more)
-    faults = [one.fault for one in found if one.fault]
-    digest = hashlib.sha256(repr([(one.source, one.sha256) for one in found]).encode()).hexdigest()
-    fault = faults[0] if faults else "" if found else f"candidates = {text!r}; allowed: at least one policy"
-    source = SEPARATOR.join(one.source for one in found)
-    return NamedPolicy(passive(), source, digest, fault=fault, candidates=tuple(found))
+        policies.append(more)
+    faults = [one.fault for one in policies if one.fault]
+    digest = hashlib.sha256(repr([(one.source, one.sha256) for one in policies]).encode()).hexdigest()
+    fault = faults[0] if faults else "" if policies else f"candidates = {text!r}; allowed: at least one policy"
+    source = SEPARATOR.join(one.source for one in policies)
+    return NamedPolicy(passive(), source, digest, fault=fault, candidates=tuple(policies))
 
 
 def _from_file(text: str) -> NamedPolicy:

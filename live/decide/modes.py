@@ -91,8 +91,8 @@ class Shadow(Mode):
 
     def as_dict(self, tick_s: float) -> dict[str, Any]:
         share = self.foregone.total_s / self._steps_s if self._steps_s else None
-        found = {"count": self.foregone.count, "steps": self._steps, "share": share}
-        return {"shadow": found | self.foregone.as_dict()}
+        counts = {"count": self.foregone.count, "steps": self._steps, "share": share}
+        return {"shadow": counts | self.foregone.as_dict()}
 
 
 class Probing(Mode):

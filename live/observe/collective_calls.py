@@ -93,13 +93,13 @@ class Collectives:
                 size = args[1][0].nbytes if single else _payload(args)
             except (IndexError, AttributeError, TypeError):
                 size = 0
-            found = known.get((id(args[0]), size))
-            if found is None:
+            call = known.get((id(args[0]), size))
+            if call is None:
                 group = log.known(args[0], begun=True)
-                found = log.kind(op, group.number, size), group
+                call = log.kind(op, group.number, size), group
                 if len(known) < MAX_CALLS and log.follows(args[0], known):
-                    known[id(args[0]), size] = found
-            kind, group = found
+                    known[id(args[0]), size] = call
+            kind, group = call
             group.started(method)
             if coalescing and get_ident() in coalescing:
                 coalescing[get_ident()][0].append(kind)
@@ -146,10 +146,10 @@ class Collectives:
                 self._log.release(entry)
 
     def _waits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        found = self._pending.pop(id(args[0]), None)
-        if found is None or found[0]() is not args[0]:
+        pending = self._pending.pop(id(args[0]), None)
+        if pending is None or pending[0]() is not args[0]:
             return UNKNOWN_WAIT, self._log.stamps.record()
-        return found[1], self._log.stamps.record() if found[2] is None else found[2]
+        return pending[1], self._log.stamps.record() if pending[2] is None else pending[2]
 
     def _waited(self, token: Any, result: Any) -> None:
         self._log.add(token[0], token[1])

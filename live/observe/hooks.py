@@ -146,8 +146,8 @@ class Hooks:
             always: whether ours are called in iterations that are not watched, too.
             traced: whether ``torch.compile`` may trace the function: then ours do nothing in a graph.
         """
-        found = vars(owner).get(name)  # not getattr: a class of C++ would return something else than the method
-        if found is None:
+        attribute = vars(owner).get(name)  # not getattr: a class of C++ would return something else than the method
+        if attribute is None:
             return
         original, report = getattr(owner, name), self.report
 
@@ -178,7 +178,7 @@ class Hooks:
                 report(error)
             return result
 
-        self._replace(owner, name, found, original, watched, traced)
+        self._replace(owner, name, attribute, original, watched, traced)
 
     def instead(
         self,
@@ -198,8 +198,8 @@ class Hooks:
                 the original now.
             traced: whether ``torch.compile`` may trace the function: then ours does nothing in a graph.
         """
-        found = vars(owner).get(name)
-        if found is None:
+        attribute = vars(owner).get(name)
+        if attribute is None:
             return
         original, report = getattr(owner, name), self.report
 
@@ -211,9 +211,9 @@ class Hooks:
                 result = None
             return original(*args, **kwargs) if result is None else result
 
-        self._replace(owner, name, found, original, diverted, traced)
+        self._replace(owner, name, attribute, original, diverted, traced)
 
-    def _replace(self, owner: Any, name: str, found: Any, original: Function, ours: Function, traced: bool) -> None:
+    def _replace(self, owner: Any, name: str, attribute: Any, original: Function, ours: Function, traced: bool) -> None:
         replacement = ours
         if traced:
             import torch
@@ -228,15 +228,15 @@ class Hooks:
         if isinstance(owner, ModuleType):  # pickled by this name, so that another process finds its own plain function
             replacement.__module__, replacement.__qualname__ = owner.__name__, name
         setattr(owner, name, replacement)
-        self._replaced.append((owner, name, found, replacement))
+        self._replaced.append((owner, name, attribute, replacement))
 
     def restore(self) -> None:
         """Leave PyTorch as it was. If other code has wrapped ours meanwhile, ours stays underneath and does nothing."""
         self.active = False
         while self._replaced:
-            owner, name, found, ours = self._replaced.pop()
+            owner, name, attribute, ours = self._replaced.pop()
             if vars(owner).get(name) is ours:
-                setattr(owner, name, found)
+                setattr(owner, name, attribute)
         while self._handles and not _in_a_step():  # there PyTorch is walking through its hooks
             self._handles.pop().remove()
 

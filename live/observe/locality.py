@@ -40,7 +40,7 @@ def describe(
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Any]:
     """Everything about this rank's place, as plain JSON data."""
-    found: dict[str, Any] = {
+    place: dict[str, Any] = {
         "host": _or_none(socket.gethostname),
         "clock": _or_none(lambda: namespace("time", proc)),
         "process": _or_none(lambda: f"{namespace('pid', proc)} {os.getpid()}"),
@@ -51,7 +51,7 @@ def describe(
         "cpus": _or_none(lambda: format_list(sorted(os.sched_getaffinity(0)))),
         "environment": {name: environ[name] for name in ENVIRONMENT if name in environ} or None,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in place.items() if value is not None}
 
 
 def namespace(kind: str, proc: Path = Path("/proc")) -> str:
@@ -88,11 +88,11 @@ def _gpu(device: str) -> dict[str, Any] | None:
     if not device.startswith("cuda") or torch is None or not torch.cuda.is_initialized():
         return None
     properties = torch.cuda.get_device_properties(int(device.partition(":")[2] or 0))
-    found = {"name": properties.name, "memory_bytes": int(properties.total_memory)}
+    gpu = {"name": properties.name, "memory_bytes": int(properties.total_memory)}
     place: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     if all(isinstance(part, int) for part in place):
-        found["pci"] = "{:04x}:{:02x}:{:02x}.0".format(*place)
-    return found
+        gpu["pci"] = "{:04x}:{:02x}:{:02x}.0".format(*place)
+    return gpu
 
 
 def _or_none(read: Callable[[], T]) -> T | None:

@@ -191,19 +191,19 @@ class Log:
 
     def _mark_of(self, operations: int) -> str:
         """The mark of the iteration that ends now; one after its last operation belongs to the one that follows."""
-        found, late, place = "", self._late, 0
+        mark, late, place = "", self._late, 0
         while self._marks:
             kind, change, next_place = self._marks.popleft()
-            found = found or (late if next_place > place else "")
+            mark = mark or (late if next_place > place else "")
             late, place = kind, next_place
             if change == 1:
                 self._held.append(kind)
             elif change == -1:
                 self._held = self._held[:-1]
-        found, self._late = (found or late, "") if operations > place else (found, late)
-        found, self._cut = found or self._cut, ""
+        mark, self._late = (mark or late, "") if operations > place else (mark, late)
+        mark, self._cut = mark or self._cut, ""
         self._noted = self.marked
-        return self._held[-1] if self._held else found
+        return self._held[-1] if self._held else mark
 
     def forget(self) -> None:
         """Forget what was logged so far."""
@@ -288,9 +288,9 @@ class Log:
         Args:
             begun: whether a collective of it has just been started, which :meth:`Group.started` is still to hear of.
         """
-        found = self._by_identity.get(id(group))
-        if found is not None:
-            return found
+        known_group = self._by_identity.get(id(group))
+        if known_group is not None:
+            return known_group
         name = _name(group)
         number = (
             -1

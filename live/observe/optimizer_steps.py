@@ -79,15 +79,15 @@ class OptimizerTick:
 
     def _is_nested(self) -> bool:
         """Whether the step that ends here is part of another step on this thread's stack."""
-        code, found = self._step_code, False
+        code, is_seen = self._step_code, False
         frame: Any = sys._getframe(1)
         for _ in range(_FRAMES):
             if frame is None:
                 return False
             if frame.f_code is code:
-                if found:
+                if is_seen:
                     return True
-                found = True
+                is_seen = True
             frame = frame.f_back
         return False
 

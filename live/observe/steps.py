@@ -139,13 +139,13 @@ class Steps:
         log, stamps = self._log, self._log.stamps
         known = [stamp for _, start, end in rows for stamp in (start, end) if stamp is not None]
         seconds = iter(stamps.seconds_many(known))
-        found = []
+        timed_rows = []
         for kind, start, end in rows:
             if start is not None and end is not None and tick is not None and stamps.aside(end, tick):
                 kind = log.on_the_side(kind, STREAM)
             start_s = next(seconds) if start is not None else None
-            found.append((kind, start_s, next(seconds) if end is not None else None))
-        return found
+            timed_rows.append((kind, start_s, next(seconds) if end is not None else None))
+        return timed_rows
 
     def _ends_anyway(self, number: int) -> bool:
         return not self._met and (self.alone or number >= BY_TICKS)
@@ -221,14 +221,14 @@ class Steps:
         if len(operations) < 2:
             return operations
         operations.sort(key=lambda operation: (operation[1], -operation[2]))
-        found, until_s, kinds = list[Operation](), -math.inf, self._log.kinds
+        outermost, until_s, kinds = list[Operation](), -math.inf, self._log.kinds
         for operation in operations:
             if kinds[operation[0]].side:
-                found.append(operation)
+                outermost.append(operation)
             elif operation[2] > until_s:
-                found.append(operation)
+                outermost.append(operation)
                 until_s = operation[2]
-        return found
+        return outermost
 
     def _look(self, signature: int) -> None:
         """Look for a period among the latest ticks with collectives."""

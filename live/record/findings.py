@@ -95,48 +95,48 @@ def with_verdicts(snapshots: Sequence[Snapshot], findings: Findings) -> list[Sna
     return [s | {"arrival": verdicts.get(str(s.get("rank")), s.get("arrival"))} for s in snapshots]
 
 
-def _verdict(job: Job, found: RankSet, place: int) -> dict[str, Any]:
+def _verdict(job: Job, rank_set: RankSet, place: int) -> dict[str, Any]:
     """The verdict on the rank at ``place``, and its evidence in words."""
-    if place not in found.compared:
-        return verdict_of(UNKNOWN, found.reasons[0] if found.reasons else "not compared")
-    margin_s = found.margin_s.get(place, math.inf)
-    pattern = found.late.get(place)
+    if place not in rank_set.compared:
+        return verdict_of(UNKNOWN, rank_set.reasons[0] if rank_set.reasons else "not compared")
+    margin_s = rank_set.margin_s.get(place, math.inf)
+    pattern = rank_set.late.get(place)
 
     def because(verdict: str, why: str, **times_s: float) -> dict[str, Any]:
-        return verdict_of(verdict, ": ".join(filter(None, (found.sides, why))), **times_s)
+        return verdict_of(verdict, ": ".join(filter(None, (rank_set.sides, why))), **times_s)
 
-    if place in found.named and pattern is not None:
+    if place in rank_set.named and pattern is not None:
         return because(LATE, "its own work takes longer", late_s=pattern.late_s)
-    early_s = max((_earlier_s(found, place, late) for late in found.named), default=0.0)
-    early_s = early_s if early_s > margin_s else _waits_at_least(found, place)
-    refused = found.refused.get(place, "") if pattern is not None else ""
+    early_s = max((_earlier_s(rank_set, place, late) for late in rank_set.named), default=0.0)
+    early_s = early_s if early_s > margin_s else _waits_at_least(rank_set, place)
+    refused = rank_set.refused.get(place, "") if pattern is not None else ""
     is_early = early_s > max(margin_s, FLOOR_S) and math.isfinite(margin_s)
-    if refused and pattern is not None and not (is_early and place in found.not_waited_for):
+    if refused and pattern is not None and not (is_early and place in rank_set.not_waited_for):
         return because(UNKNOWN, f"its own work takes {duration(pattern.late_s)} longer, but {refused}")
     if is_early:
         return because(EARLY, "it waits in collectives", early_s=early_s)
-    if not found.complete:
-        return because(UNKNOWN, found.reasons[0])
-    if not margin_s <= TOO_NOISY_SHARE * found.step_s:
+    if not rank_set.complete:
+        return because(UNKNOWN, rank_set.reasons[0])
+    if not margin_s <= TOO_NOISY_SHARE * rank_set.step_s:
         limit = duration(margin_s) if math.isfinite(margin_s) else "any difference"
         return because(UNKNOWN, f"too noisy to identify less than {limit}")
-    if found.pattern == IN_TURNS and pattern is not None:
+    if rank_set.pattern == IN_TURNS and pattern is not None:
         often = f"late by {duration(pattern.late_s)} {len(pattern.spans)} times, in turns"
         return because(ON_TIME, f"on average; {often}")
     return because(ON_TIME, f"arrives within {duration(margin_s)}")
 
 
-def _earlier_s(found: RankSet, place: int, late: int) -> float:
+def _earlier_s(rank_set: RankSet, place: int, late: int) -> float:
     """How much earlier a rank is than a late one, seconds. The own times of two stages of a pipeline say nothing."""
-    if found.stages.get(place) != found.stages.get(late):
-        return found.late[late].late_s
-    return found.own_s[late] - found.own_s[place]
+    if rank_set.stages.get(place) != rank_set.stages.get(late):
+        return rank_set.late[late].late_s
+    return rank_set.own_s[late] - rank_set.own_s[place]
 
 
-def _waits_at_least(found: RankSet, place: int) -> float:
+def _waits_at_least(rank_set: RankSet, place: int) -> float:
     """The longest wait of a rank in one group, over operations with a common end: a difference of arrivals, seconds."""
     sums: dict[int, float] = {}
-    for wait in found.waits:
+    for wait in rank_set.waits:
         if wait.common_end:
             at = np.searchsorted(wait.places, place)
             if at < len(wait.places) and wait.places[at] == place:
@@ -146,15 +146,15 @@ def _waits_at_least(found: RankSet, place: int) -> float:
 
 def _unattributed(job: Job, sets: Sequence[RankSet]) -> list[str]:
     """What cannot be seen or attributed, with the ranks and the seconds per step where they are known."""
-    found = [f"{name_ranks(job.names(one.places))}: {reason}" for one in sets for reason in one.reasons]
-    if job.missing and not any("no snapshot" in line for line in found):
-        found.append(f"{name_ranks(job.missing)} {'has' if len(job.missing) == 1 else 'have'} no snapshot")
+    lines = [f"{name_ranks(job.names(one.places))}: {reason}" for one in sets for reason in one.reasons]
+    if job.missing and not any("no snapshot" in line for line in lines):
+        lines.append(f"{name_ranks(job.missing)} {'has' if len(job.missing) == 1 else 'have'} no snapshot")
     seen, left_out = (job.numbers(range(len(job.ranks)), name) for name in ("iterations", "irregular"))
     share = left_out / np.maximum(seen, 1.0)
     if many := np.flatnonzero((share > LEFT_OUT_SHARE) & (seen > 0)).tolist():
         line = f"{name_ranks(job.names(many))}: up to {100.0 * float(share.max()):.0f} % of the iterations"
-        found.append(f"{line} are unlike the usual or marked, and left out")
-    return found
+        lines.append(f"{line} are unlike the usual or marked, and left out")
+    return lines
 
 
 def findings_period_s(world_size: int) -> float:

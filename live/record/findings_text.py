@@ -36,21 +36,24 @@ def describe(
 ) -> list[str]:
     ended = describe_end(job.snapshots)
     late = sorted(
-        ((found.late[team[0]].late_s, team, found) for found in sets for team in _teams(found)), key=lambda row: -row[0]
+        ((rank_set.late[team[0]].late_s, team, rank_set) for rank_set in sets for team in _teams(rank_set)),
+        key=lambda row: -row[0],
     )
-    lines = [*ended, *(_late_line(job, found, team) for _, team, found in late[:LISTED])]
+    lines = [*ended, *(_late_line(job, rank_set, team) for _, team, rank_set in late[:LISTED])]
     if len(late) > LISTED:
         more = sum(len(team) for _, team, _ in late[LISTED:])
         lines.append(f"and {count(more)} more ranks are late")
     lines += [*places]
-    for found in sets:
-        lines += _victims(job, found)[: LISTED - 1]
-        lines += _refused(job, found)[:LISTED]
-        lines += _set_pattern(job, found)
+    for rank_set in sets:
+        lines += _victims(job, rank_set)[: LISTED - 1]
+        lines += _refused(job, rank_set)[:LISTED]
+        lines += _set_pattern(job, rank_set)
     lines += _unnamed_waits(job, sets) if not late else []
     if ended:  # of a job that broke off, nobody asks who was on time
         verdicts = {rank: verdict for rank, verdict in verdicts.items() if verdict["verdict"] != ON_TIME}
-    lines += _counted(verdicts, late=bool(late), uneven=any(found.pattern in (IN_TURNS, VARIATION) for found in sets))
+    lines += _counted(
+        verdicts, late=bool(late), uneven=any(rank_set.pattern in (IN_TURNS, VARIATION) for rank_set in sets)
+    )
     lines += [f"not attributable: {line}" for line in unattributed[:LISTED]]
     if len(unattributed) > LISTED:
         lines.append(f"not attributable: {len(unattributed) - LISTED} further reasons")
@@ -88,33 +91,33 @@ def _left_no_word(snapshot: Snapshot, others_ended: bool) -> bool:
     return is_gone(text(snapshot, "locality", "process")) or (others_ended and is_silent(snapshot, time.time()))
 
 
-def _teams(found: RankSet) -> list[list[int]]:
+def _teams(rank_set: RankSet) -> list[list[int]]:
     """The late ranks, those that are late alike together; the latest first."""
-    rows = sorted((found.late[place] for place in found.named), key=lambda late: -late.late_s)
-    return [[found.compared[late.rank] for late in team] for team in teams(rows, 0)]
+    rows = sorted((rank_set.late[place] for place in rank_set.named), key=lambda late: -late.late_s)
+    return [[rank_set.compared[late.rank] for late in team] for team in teams(rows, 0)]
 
 
-def _late_line(job: Job, found: RankSet, team: list[int]) -> str:
-    late = found.late[team[0]]
+def _late_line(job: Job, rank_set: RankSet, team: list[int]) -> str:
+    late = rank_set.late[team[0]]
     hosts = sorted({text(job.snapshots[place], "host") for place in team} - {""})
     on = f" ({hosts[0]})" if len(hosts) == 1 else f" (on {len(hosts)} hosts)" if hosts else ""
     head = late_line(job.names(team), late, job.span(late)[0], on)
-    clauses = _clauses(job, found, team)
+    clauses = _clauses(job, rank_set, team)
     missing = "; ranks without a snapshot may be later" if job.missing else ""
     return head + (f": {', '.join(clauses)}" if clauses else "") + missing
 
 
-def _floor_s(found: RankSet) -> float:
+def _floor_s(rank_set: RankSet) -> float:
     """Half of the smallest lateness that is named: a shorter wait is not told."""
-    return 0.5 * min((found.late[place].late_s for place in found.named), default=np.inf)
+    return 0.5 * min((rank_set.late[place].late_s for place in rank_set.named), default=np.inf)
 
 
-def _longest(found: RankSet) -> dict[int, Wait]:
+def _longest(rank_set: RankSet) -> dict[int, Wait]:
     """The operation in which each rank waits for the longest time, for the ranks that do."""
     best_s: dict[int, float] = {}
     best: dict[int, Wait] = {}
-    floor_s = _floor_s(found)
-    for wait in found.waits:
+    floor_s = _floor_s(rank_set)
+    for wait in rank_set.waits:
         for e in np.flatnonzero(wait.wait_s_E > floor_s).tolist():
             place, seconds = int(wait.places[e]), float(wait.wait_s_E[e])
             if seconds > best_s.get(place, 0.0):
@@ -122,37 +125,37 @@ def _longest(found: RankSet) -> dict[int, Wait]:
     return best
 
 
-def _last(found: RankSet, wait: Wait) -> list[int]:
-    return [int(place) for place in wait.places[wait.wait_s_E <= _floor_s(found)]]
+def _last(rank_set: RankSet, wait: Wait) -> list[int]:
+    return [int(place) for place in wait.places[wait.wait_s_E <= _floor_s(rank_set)]]
 
 
-def _culprit(found: RankSet, best: Mapping[int, Wait], wait: Wait) -> int | None:
+def _culprit(rank_set: RankSet, best: Mapping[int, Wait], wait: Wait) -> int | None:
     """The late rank behind a wait: among the last ones, or the one that these wait for in turn."""
     seen: set[int] = set()
-    last = _last(found, wait)
+    last = _last(rank_set, wait)
     while last:
-        named = [place for place in last if place in found.named]
+        named = [place for place in last if place in rank_set.named]
         if named:
-            return max(named, key=lambda place: found.late[place].late_s)
+            return max(named, key=lambda place: rank_set.late[place].late_s)
         nearer = [place for place in last if place not in seen and place in best]
         if not nearer:
             return None
         seen.update(last)
-        last = _last(found, best[nearer[0]])
+        last = _last(rank_set, best[nearer[0]])
     return None
 
 
-def _clauses(job: Job, found: RankSet, team: list[int]) -> list[str]:
+def _clauses(job: Job, rank_set: RankSet, team: list[int]) -> list[str]:
     """Who waits for the late ranks ``team``, and where: one clause for each operation."""
-    best = _longest(found)
+    best = _longest(rank_set)
     waiting: dict[int, tuple[Wait, list[int]]] = {}
     for place, wait in best.items():
-        if place not in found.named and _culprit(found, best, wait) in team:
+        if place not in rank_set.named and _culprit(rank_set, best, wait) in team:
             waiting.setdefault(id(wait), (wait, []))[1].append(place)
     rows = sorted(waiting.values(), key=lambda row: (len(row[0].places), row[0].op, row[1][0]))
     clauses = []
     for wait, places in rows[:LISTED]:
-        last = _last(found, wait)
+        last = _last(rank_set, wait)
         verb = "waits" if len(places) == 1 else "wait"
         whom = (" for it" if len(team) == 1 else " for them") if set(last) <= set(team) else ""
         behind = [p for p in last if p not in team and p in best]
@@ -165,20 +168,20 @@ def _clauses(job: Job, found: RankSet, team: list[int]) -> list[str]:
     return clauses
 
 
-def _victims(job: Job, found: RankSet) -> list[str]:
+def _victims(job: Job, rank_set: RankSet) -> list[str]:
     """Ranks that come last to one operation only because they wait in another."""
-    if not found.named:
+    if not rank_set.named:
         return []
-    best, lines, told = _longest(found), [], set[int]()
-    for wait in sorted(found.waits, key=lambda wait: -len(wait.places)):
-        if not wait.common_end or not (wait.wait_s_E > _floor_s(found)).any():
+    best, lines, told = _longest(rank_set), [], set[int]()
+    for wait in sorted(rank_set.waits, key=lambda wait: -len(wait.places)):
+        if not wait.common_end or not (wait.wait_s_E > _floor_s(rank_set)).any():
             continue
-        for place in _last(found, wait):
+        for place in _last(rank_set, wait):
             own = best.get(place)
-            if place in found.named or place in told or own is None or own is wait:
+            if place in rank_set.named or place in told or own is None or own is wait:
                 continue
-            whom = [p for p in _last(found, own) if p != place]
-            if whom and (culprit := _culprit(found, best, own)) is not None:
+            whom = [p for p in _last(rank_set, own) if p != place]
+            if whom and (culprit := _culprit(rank_set, best, own)) is not None:
                 named = [culprit] if culprit in whom else whom
                 told.add(place)
                 where = f"{own.op} of {name_group(own.group)}"
@@ -191,37 +194,37 @@ def _victims(job: Job, found: RankSet) -> list[str]:
     return lines
 
 
-def _refused(job: Job, found: RankSet) -> list[str]:
+def _refused(job: Job, rank_set: RankSet) -> list[str]:
     """Longer work that is not called late, and why; ranks with the same reason in one line."""
     reasons: dict[str, list[int]] = {}
-    for place in found.late:
-        if place in found.refused and place not in found.named and found.late[place].spans[-1].last is None:
-            reasons.setdefault(found.refused[place], []).append(place)
+    for place in rank_set.late:
+        if place in rank_set.refused and place not in rank_set.named and rank_set.late[place].spans[-1].last is None:
+            reasons.setdefault(rank_set.refused[place], []).append(place)
     lines = []
     for why, places in reasons.items():
-        longest_s = max(found.late[place].late_s for place in places)
+        longest_s = max(rank_set.late[place].late_s for place in places)
         which = name_ranks(job.names(places))
         work = "its own work takes" if len(places) == 1 else "their own work takes"
         single = "" if len(places) == 1 else "up to "
-        waited = all(place in found.not_waited_for for place in places) and found.complete
+        waited = all(place in rank_set.not_waited_for for place in places) and rank_set.complete
         head = "nobody waits for it" if waited else "not attributable"
         lines.append(f"{which}: {work} {single}{duration(longest_s)} longer than that of the others; {head}: {why}")
     return lines
 
 
-def _set_pattern(job: Job, found: RankSet) -> list[str]:
+def _set_pattern(job: Job, rank_set: RankSet) -> list[str]:
     """Lateness that comes and goes, and time that is lost although nobody is late on average."""
-    if found.pattern == IN_TURNS:
-        return [turns_line(job.names(sorted(found.late)), found.lost_s, found.step_s)]
+    if rank_set.pattern == IN_TURNS:
+        return [turns_line(job.names(sorted(rank_set.late)), rank_set.lost_s, rank_set.step_s)]
     lines = []
-    if found.pattern == VARIATION:
-        waits = f"waits at least {duration(found.lost_s)} per step{share_of(found.lost_s, found.step_s)}"
+    if rank_set.pattern == VARIATION:
+        waits = f"waits at least {duration(rank_set.lost_s)} per step{share_of(rank_set.lost_s, rank_set.step_s)}"
         lines.append(
-            f"each of {name_ranks(job.names(found.compared))} {waits}, "
+            f"each of {name_ranks(job.names(rank_set.compared))} {waits}, "
             "and none comes last on average: lost to variation of the ranks' work or of the network"
         )
-    for place in sorted(found.late):
-        late = found.late[place]
+    for place in sorted(rank_set.late):
+        late = rank_set.late[place]
         if late.spans[-1].last is not None:
             lines.append(past_line([job.ranks[place]], late, *job.span(late, 0)))
     if len(lines) > LISTED:
@@ -232,9 +235,9 @@ def _set_pattern(job: Job, found: RankSet) -> list[str]:
 def _unnamed_waits(job: Job, sets: Sequence[RankSet]) -> list[str]:
     """Where nobody can be named: the longest waits as they are, without a culprit."""
     rows = []
-    for found in sets:
-        floor_s = found.floor_s
-        rows += [(float(w.wait_s_E.max(initial=0.0)), w, floor_s) for w in found.waits if w.common_end]
+    for rank_set in sets:
+        floor_s = rank_set.floor_s
+        rows += [(float(w.wait_s_E.max(initial=0.0)), w, floor_s) for w in rank_set.waits if w.common_end]
     rows = sorted((row for row in rows if row[0] > row[2]), key=lambda row: -row[0])
     lines = []
     for longest_s, wait, floor_s in rows[:2]:
@@ -273,5 +276,5 @@ def _counted(verdicts: Mapping[str, Mapping[str, Any]], *, late: bool, uneven: b
 
 def describe_places(late: Sequence[int], hosts: Mapping[int, str]) -> list[str]:
     """What two or more late ranks have in common, if that is shorter than their list."""
-    found = common_place.find_common_place(late, hosts, {common_place.HOST: hosts})
-    return [common_place.describe(found)] if found else []
+    place = common_place.find_common_place(late, hosts, {common_place.HOST: hosts})
+    return [common_place.describe(place)] if place else []

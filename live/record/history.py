@@ -126,7 +126,7 @@ class History:
     def as_dict(self) -> dict[str, Any]:
         """Its entries of a snapshot (``paceenv.live.record.snapshot``)."""
         overhead_s, names = tuple(self._overhead_s), ("compute_s", "collective_s", "barrier_s", "pacing_s")
-        found: dict[str, Any] = {
+        entries: dict[str, Any] = {
             "regular": self.count,
             "step_iterations": round(self._ticks / self.count, 3) if self.count else 1.0,
             "step": dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s", "baseline_s", "newest_s")),
@@ -138,15 +138,15 @@ class History:
             "overhead": {"mean_s": fmean(overhead_s) if overhead_s else None},
         }
         if not self.count:
-            return found
+            return entries
         rows = self._kept()
         step, collective, barrier = (rows[:, column] for column in (_STEP, _COLLECTIVE, _BARRIER))
         low, p50, p99 = np.quantile(step, (LOW, 0.5, 0.99)).tolist()
         mean_s, newest_s = float(step.mean()), float(step[-NEWEST:].mean())
-        found["step"] = {"mean_s": mean_s, "cv": float(step.std() / step.mean()), "p50_s": p50, "p99_s": p99}
-        found["step"] |= {"baseline_s": low, "newest_s": newest_s}
-        found["parts"] = dict(zip(names, rows[:, _OWN:].mean(axis=0).tolist(), strict=True))
-        found["own"]["blocks"] = {
+        entries["step"] = {"mean_s": mean_s, "cv": float(step.std() / step.mean()), "p50_s": p50, "p99_s": p99}
+        entries["step"] |= {"baseline_s": low, "newest_s": newest_s}
+        entries["parts"] = dict(zip(names, rows[:, _OWN:].mean(axis=0).tolist(), strict=True))
+        entries["own"]["blocks"] = {
             "iterations": self._block_iterations,
             "first": self._first_block,
             "steps": [int(steps) for steps in self._used_blocks()[_STEPS]],
@@ -155,8 +155,8 @@ class History:
         }
         # a slow network is in it, and a wait that is the same in every step is not: a rank alone cannot tell them
         wait = np.maximum(collective - float(np.quantile(collective, LOW)), 0.0) + barrier
-        found["wait"]["mean_s"] = float(wait.mean())
-        return found
+        entries["wait"]["mean_s"] = float(wait.mean())
+        return entries
 
     def _used_blocks(self) -> Array:
         used = np.flatnonzero(self._blocks[_STEPS])
@@ -177,7 +177,7 @@ class History:
         listed = [item for item in listed if self._operations[item[1]]]
         shown = [item for item in listed if item[0] != _OTHER][:LISTED_COLLECTIVES]
         rest = [item for item in listed if item not in shown]
-        found = [
+        collectives = [
             {
                 "op": op,
                 "group": group,
@@ -189,14 +189,14 @@ class History:
         ]
         if rest:
             others_s = sum(float(blocked_s_K[k]) for _, k in rest)
-            found.append({"op": _OTHER[0], "group": _OTHER[1], "blocked_s": others_s / steps})
-        return found
+            collectives.append({"op": _OTHER[0], "group": _OTHER[1], "blocked_s": others_s / steps})
+        return collectives
 
 
 def unseen(groups: dict[int, Group], steps: int) -> list[dict[str, Any]]:
     """Collectives per step that the groups themselves have counted and the agent has not seen."""
-    found = [(group.number, group.unseen() / max(steps, 1)) for group in list(groups.values())]
-    return [{"group": number, "per_step": round(n, 3)} for number, n in found if n >= 0.5]
+    per_group = [(group.number, group.unseen() / max(steps, 1)) for group in list(groups.values())]
+    return [{"group": number, "per_step": round(n, 3)} for number, n in per_group if n >= 0.5]
 
 
 def _blocked(batch: Batch, counts_N: NDArray[np.bool_]) -> Array:

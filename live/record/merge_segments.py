@@ -139,8 +139,8 @@ def segment_rows(segment: Batch, after: int = -1) -> dict[str, Any]:
 
 def _first_pass(folder: RunFolder, attempt: str) -> dict[int, _Rank]:
     """The ranks of an attempt whose files belong together and hold any iteration."""
-    headers, found = dict[Path, Mapping[str, Any]](), folder.segments(attempt)
-    for path in [path for paths in found.values() for path in paths]:
+    headers, segments = dict[Path, Mapping[str, Any]](), folder.segments(attempt)
+    for path in [path for paths in segments.values() for path in paths]:
         try:
             header = _checked(read_header(path), path)
         except InputError as error:
@@ -152,7 +152,7 @@ def _first_pass(folder: RunFolder, attempt: str) -> dict[int, _Rank]:
     for path in folder.apart({path: (h["job"]["name"], h["job"]["ranks"]) for path, h in headers.items()}):
         del headers[path]
     ranks = {}
-    for rank, paths in found.items():
+    for rank, paths in segments.items():
         began = {path: headers[path]["began_unix_s"] for path in paths if path in headers}
         for path in began:  # an agent that was attached again counts from 0 again
             if began[path] < max(began.values()):
@@ -202,13 +202,13 @@ def _shifts(folder: RunFolder, ranks: Mapping[int, _Rank]) -> dict[int, Series]:
     reference = _median_ends([ranks[rank].ends for rank in clocks[ranks[lowest].clock]])
     shifts: dict[int, Series] = {}
     for clock, of_clock in clocks.items():
-        found: Series | None = np.zeros(1, np.int64), np.zeros(1)
+        shift: Series | None = np.zeros(1, np.int64), np.zeros(1)
         if clock != ranks[lowest].clock:
-            found = _shift_between(_median_ends([ranks[rank].ends for rank in of_clock]), reference)
-        if found is None:
+            shift = _shift_between(_median_ends([ranks[rank].ends for rank in of_clock]), reference)
+        if shift is None:
             folder.note(f"ranks {of_clock}: passed over: no iteration in common with rank {lowest}")
         else:
-            shifts |= dict.fromkeys(of_clock, found)
+            shifts |= dict.fromkeys(of_clock, shift)
     return {rank: shifts[rank] for rank in sorted(shifts)}
 
 

@@ -127,28 +127,28 @@ class Job:
 
 def judge(job: Job, places: list[int]) -> RankSet:
     """What can be said about the ranks at ``places``, which groups connect."""
-    found = RankSet(places)
+    rank_set = RankSet(places)
     if len(places) < 2:
-        found.reasons.append(_why_alone(job, places[0]))
-        return found
+        rank_set.reasons.append(_why_alone(job, places[0]))
+        return rank_set
     blocks = job.blocks
     if blocks is None:
-        found.reasons.append("no blocks of iterations were measured")
-        return found
-    _choose_compared(job, blocks, found)
-    if len(found.compared) < 2:
-        found.reasons.append(f"fewer than two ranks have {FIRST_STEPS} blocks of iterations in common")
-        return found
-    own_s_RK = blocks.own_s_RK[found.compared]
+        rank_set.reasons.append("no blocks of iterations were measured")
+        return rank_set
+    _choose_compared(job, blocks, rank_set)
+    if len(rank_set.compared) < 2:
+        rank_set.reasons.append(f"fewer than two ranks have {FIRST_STEPS} blocks of iterations in common")
+        return rank_set
+    own_s_RK = blocks.own_s_RK[rank_set.compared]
     known = np.flatnonzero(~np.isnan(own_s_RK).all(axis=0))
     first, last = blocks.grid.span(int(known[0]), int(known[-1]))
-    found.sides = f"{name_ranks(job.names(found.compared))} side by side over {last - first + 1} iterations"
-    found.stages = _stages(job, found)
-    watched = _watch(job, found, own_s_RK, blocks.steps_K)
-    _hidden(job, found, blocks.grid.iterations)
-    _name(job, found, watched, own_s_RK)
-    _set_pattern(job, found, watched)
-    return found
+    rank_set.sides = f"{name_ranks(job.names(rank_set.compared))} side by side over {last - first + 1} iterations"
+    rank_set.stages = _stages(job, rank_set)
+    watched = _watch(job, rank_set, own_s_RK, blocks.steps_K)
+    _hidden(job, rank_set, blocks.grid.iterations)
+    _name(job, rank_set, watched, own_s_RK)
+    _set_pattern(job, rank_set, watched)
+    return rank_set
 
 
 def _why_alone(job: Job, place: int) -> str:
@@ -165,155 +165,160 @@ def _why_alone(job: Job, place: int) -> str:
     return "no collective of its process groups was seen" if groups else "no process group of several ranks was seen"
 
 
-def _choose_compared(job: Job, blocks: Blocks, found: RankSet) -> None:
+def _choose_compared(job: Job, blocks: Blocks, rank_set: RankSet) -> None:
     """The ranks with enough blocks and the same steps as the others."""
-    own, step = blocks.own_s_RK[found.places], blocks.step_s_RK[found.places]
+    own, step = blocks.own_s_RK[rank_set.places], blocks.step_s_RK[rank_set.places]
     enough = (~np.isnan(own)).sum(axis=1) >= FIRST_STEPS
-    short = [place for place, is_enough in zip(found.places, enough, strict=True) if not is_enough]
+    short = [place for place, is_enough in zip(rank_set.places, enough, strict=True) if not is_enough]
     if short:
-        found.reasons.append(f"{name_ranks(job.names(short))} measured too few iterations")
+        rank_set.reasons.append(f"{name_ranks(job.names(short))} measured too few iterations")
     if not enough.any():
         return
     common = ~np.isnan(step[enough]).any(axis=0)
     step_s_R = medians(np.where(common[None, :], step, math.nan) if common.any() else step)
-    found.step_s = float(np.nanmedian(step_s_R[enough])) if not np.isnan(step_s_R[enough]).all() else 0.0
-    others = np.abs(step_s_R - found.step_s) > OTHER_STEP_SHARE * found.step_s + 2.0 * FLOOR_S
-    apart = [place for place, is_other in zip(found.places, others & enough, strict=True) if is_other]
+    rank_set.step_s = float(np.nanmedian(step_s_R[enough])) if not np.isnan(step_s_R[enough]).all() else 0.0
+    others = np.abs(step_s_R - rank_set.step_s) > OTHER_STEP_SHARE * rank_set.step_s + 2.0 * FLOOR_S
+    apart = [place for place, is_other in zip(rank_set.places, others & enough, strict=True) if is_other]
     if apart:
         verb = "does" if len(apart) == 1 else "do"
-        found.reasons.append(f"{name_ranks(job.names(apart))} {verb} not have the same steps as the other ranks")
-    found.compared = [p for p, good in zip(found.places, enough & ~others, strict=True) if good]
+        rank_set.reasons.append(f"{name_ranks(job.names(apart))} {verb} not have the same steps as the other ranks")
+    rank_set.compared = [p for p, good in zip(rank_set.places, enough & ~others, strict=True) if good]
 
 
-def _stages(job: Job, found: RankSet) -> dict[int, int]:
+def _stages(job: Job, rank_set: RankSet) -> dict[int, int]:
     """The stage of each rank in a pipeline: its place in the group that sends and receives."""
     stages: dict[int, int] = {}
     for operation in job.traffic.operations:
         if operation.op in POINT_TO_POINT and operation.group.ranks:
             for place in operation.places.tolist():
-                if place in found.places and job.ranks[place] in operation.group.ranks:
+                if place in rank_set.places and job.ranks[place] in operation.group.ranks:
                     stages[place] = operation.group.ranks.index(job.ranks[place])
     return stages
 
 
-def _watch(job: Job, found: RankSet, own_s_RK: Times, steps_K: Times) -> Findings:
+def _watch(job: Job, rank_set: RankSet, own_s_RK: Times, steps_K: Times) -> Findings:
     """When which rank's own work takes longer than that of its like. In a pipeline a rank's like has the same stage."""
-    stages = found.stages
-    alike: list[list[int]] = [list(range(len(found.compared)))]
+    stages = rank_set.stages
+    alike: list[list[int]] = [list(range(len(rank_set.compared)))]
     if stages:
         by_stage: dict[int, list[int]] = {}
-        for row, place in enumerate(found.compared):
+        for row, place in enumerate(rank_set.compared):
             by_stage.setdefault(stages.get(place, -1), []).append(row)
         replicas = [rows for rows in by_stage.values() if len(rows) > 1]
         alike = replicas or alike
-        single = [found.compared[rows[0]] for rows in by_stage.values() if len(rows) == 1] if replicas else []
+        single = [rank_set.compared[rows[0]] for rows in by_stage.values() if len(rows) == 1] if replicas else []
         if single:
-            found.reasons.append(f"{name_ranks(job.names(single))} have no rank of the same pipeline stage beside them")
+            rank_set.reasons.append(
+                f"{name_ranks(job.names(single))} have no rank of the same pipeline stage beside them"
+            )
     known_K = (~np.isnan(own_s_RK)).sum(axis=0)
     own_s_RK = np.where(known_K >= MOST_RANKS * known_K.max(initial=0), own_s_RK, math.nan)
-    watched = find_late_ranks(own_s_RK.T, found.step_s, alike=alike, steps_T=steps_K)
-    found.margin_s = dict(zip(found.compared, watched.least_s_R.tolist(), strict=True))
-    if len(alike[0]) == len(found.compared) and len(set(stages.values())) > 1:
-        _refuse_unlike_stages(found, watched, own_s_RK)
+    watched = find_late_ranks(own_s_RK.T, rank_set.step_s, alike=alike, steps_T=steps_K)
+    rank_set.margin_s = dict(zip(rank_set.compared, watched.least_s_R.tolist(), strict=True))
+    if len(alike[0]) == len(rank_set.compared) and len(set(stages.values())) > 1:
+        _refuse_unlike_stages(rank_set, watched, own_s_RK)
     return watched
 
 
-def _refuse_unlike_stages(found: RankSet, watched: Findings, own_s_RK: Times) -> None:
+def _refuse_unlike_stages(rank_set: RankSet, watched: Findings, own_s_RK: Times) -> None:
     """Without a second rank of the same stage, longer work may be the model's: layers are not spread evenly."""
     middle_s_R = medians(own_s_RK)
     for late in watched.late:
         others = np.delete(middle_s_R, late.rank)
         alike = len(others) > 1 and float(np.ptp(others)) <= ALIKE_STAGES * late.late_s
         if late.kind == CHRONIC and not alike:
-            place = found.compared[late.rank]
-            found.refused[place] = "no other rank has its pipeline stage, and stages need not have equal work"
+            place = rank_set.compared[late.rank]
+            rank_set.refused[place] = "no other rank has its pipeline stage, and stages need not have equal work"
 
 
-def _hidden(job: Job, found: RankSet, block_iterations: int) -> None:
+def _hidden(job: Job, rank_set: RankSet, block_iterations: int) -> None:
     """Everything about the set that could not be seen; ranks that it could explain are refused."""
-    inside = set(found.places)
+    inside = set(rank_set.places)
     groups = [group for group in job.traffic.groups if inside & set(group.places)]
     unseen = [g for g in groups if g.unseen_per_step * block_iterations >= RARE and g.size > 1]
     touched = {place for group in unseen for place in group.places}
     for unit in connected_sets(len(job.ranks), unseen):
         for place in touched & set(unit):
             ranks = sorted({*job.names(unit), *(r for g in unseen if place in g.places for r in g.ranks or ())})
-            found.refused[place] = f"collectives of {name_ranks(ranks)} could not be seen"
+            rank_set.refused[place] = f"collectives of {name_ranks(ranks)} could not be seen"
     for group in sorted(unseen, key=name_group):
         line = f"{group.unseen_per_step:.3g} collectives per step of {name_group(group)} could not be seen"
-        found.reasons.append(f"{line}, as where a compiled graph starts them: waits in them count as own work")
+        rank_set.reasons.append(f"{line}, as where a compiled graph starts them: waits in them count as own work")
     used = {id(operation.group): operation.group for operation in job.traffic.operations}
     missing: set[int] = set()
     for group in used.values():
         if inside & set(group.places):
             missing |= set(group.ranks or ()) - set(job.ranks)
             if group.ranks is None and len(group.places) != group.size:
-                found.reasons.append(f"the members of {name_group(group)} are not known")
+                rank_set.reasons.append(f"the members of {name_group(group)} are not known")
     if missing:
-        found.reasons.append(f"{name_ranks(sorted(missing))} {'has' if len(missing) == 1 else 'have'} no snapshot")
-    _hidden_times(job, found)
+        rank_set.reasons.append(f"{name_ranks(sorted(missing))} {'has' if len(missing) == 1 else 'have'} no snapshot")
+    _hidden_times(job, rank_set)
 
 
-def _hidden_times(job: Job, found: RankSet) -> None:
+def _hidden_times(job: Job, rank_set: RankSet) -> None:
     """Blocked times without a group, and collectives that were put aside, which the own time may include."""
     for seconds_R, what in (
         (job.traffic.other_s_R, "in smaller collectives, summed up without their group"),
         (job.traffic.ungrouped_s_R, "in collectives whose group is not known"),
     ):
-        seconds = float(seconds_R[found.compared].max(initial=0.0))
-        if seconds > found.floor_s:
-            found.reasons.append(f"up to {duration(seconds)} {what}")
-    side_s = job.numbers(found.compared, "side", "seconds")
-    if side_s.max(initial=0.0) > found.floor_s:
-        found.reasons.append(
+        seconds = float(seconds_R[rank_set.compared].max(initial=0.0))
+        if seconds > rank_set.floor_s:
+            rank_set.reasons.append(f"up to {duration(seconds)} {what}")
+    side_s = job.numbers(rank_set.compared, "side", "seconds")
+    if side_s.max(initial=0.0) > rank_set.floor_s:
+        rank_set.reasons.append(
             f"up to {duration(float(side_s.max()))} in collectives that were put aside: other threads wait for them"
         )
 
 
-def _name(job: Job, found: RankSet, watched: Findings, own_s_RK: Times) -> None:
+def _name(job: Job, rank_set: RankSet, watched: Findings, own_s_RK: Times) -> None:
     """The late ranks: longer work, that the members of their groups wait for, and that nothing hidden can explain."""
     largest_s = max((late.late_s for late in watched.late), default=0.0)
-    found.late = {found.compared[r.rank]: r for r in watched.late if r.late_s >= SECOND_SHARE * largest_s}
+    rank_set.late = {rank_set.compared[r.rank]: r for r in watched.late if r.late_s >= SECOND_SHARE * largest_s}
     first = watched.late[0].spans[-1].first if watched.late else 0
     known_K = ~np.isnan(own_s_RK).all(axis=0)
     chosen = [k for k in np.flatnonzero(known_K).tolist() if k >= first]
-    found.own_s = dict(zip(found.compared, medians(own_s_RK[:, chosen]).tolist(), strict=True))
-    compared_R = np.isin(np.arange(len(job.ranks)), found.compared)
-    found.waits = [
+    rank_set.own_s = dict(zip(rank_set.compared, medians(own_s_RK[:, chosen]).tolist(), strict=True))
+    compared_R = np.isin(np.arange(len(job.ranks)), rank_set.compared)
+    rank_set.waits = [
         measure_wait(operation, compared_R, chosen)
         for operation in job.traffic.operations
         if compared_R[operation.places].sum() > 1 and operation.group.consistent
     ]
-    waited_s_R = waited_for(len(job.ranks), found.waits)[found.compared]
-    paced_s_R = job.numbers(found.compared, "parts", "pacing_s")  # early ranks that are delayed wait for less
+    waited_s_R = waited_for(len(job.ranks), rank_set.waits)[rank_set.compared]
+    paced_s_R = job.numbers(rank_set.compared, "parts", "pacing_s")  # early ranks that are delayed wait for less
     waited_s_R += np.maximum(-lateness_of(paced_s_R), 0.0)
-    waited_s = dict(zip(found.compared, waited_s_R.tolist(), strict=True))
-    for place, late in found.late.items():
+    waited_s = dict(zip(rank_set.compared, waited_s_R.tolist(), strict=True))
+    for place, late in rank_set.late.items():
         side_s = number(job.snapshots[place], "side", "seconds") or 0.0
-        if place in found.refused:
+        if place in rank_set.refused:
             continue
         if waited_s[place] < max(CONFIRMED_SHARE * late.late_s, FLOOR_S):
-            found.not_waited_for.append(place)
-            found.refused[place] = "no member of its groups was seen to wait for it"
+            rank_set.not_waited_for.append(place)
+            rank_set.refused[place] = "no member of its groups was seen to wait for it"
         elif late.late_s - side_s < SECOND_SHARE * late.late_s:
-            found.refused[place] = "it may be waiting for the collectives of other threads"
+            rank_set.refused[place] = "it may be waiting for the collectives of other threads"
         else:
-            found.named.append(place)
+            rank_set.named.append(place)
 
 
-def _set_pattern(job: Job, found: RankSet, watched: Findings) -> None:
-    turns = {found.compared[late.rank]: late for late in watched.past}
-    wait_s = float(job.numbers(found.compared, "wait", "mean_s").min())
-    certain = found.complete and not found.refused and wait_s > found.floor_s and found.step_s > 0.0
-    found.pattern = (
+def _set_pattern(job: Job, rank_set: RankSet, watched: Findings) -> None:
+    turns = {rank_set.compared[late.rank]: late for late in watched.past}
+    wait_s = float(job.numbers(rank_set.compared, "wait", "mean_s").min())
+    certain = rank_set.complete and not rank_set.refused and wait_s > rank_set.floor_s and rank_set.step_s > 0.0
+    rank_set.pattern = (
         IN_TURNS
-        if watched.pattern == IN_TURNS and not found.named
+        if watched.pattern == IN_TURNS and not rank_set.named
         else pattern_of_all(
-            [found.late[place].kind for place in found.named], 0, 0.0, wait_s / found.step_s if certain else 0.0
+            [rank_set.late[place].kind for place in rank_set.named],
+            0,
+            0.0,
+            wait_s / rank_set.step_s if certain else 0.0,
         )
     )
-    if found.pattern == IN_TURNS:
-        found.late, found.lost_s = turns, watched.lost_s
-    elif not found.named:
-        found.late |= turns
-        found.lost_s = wait_s if found.pattern == VARIATION else 0.0
+    if rank_set.pattern == IN_TURNS:
+        rank_set.late, rank_set.lost_s = turns, watched.lost_s
+    elif not rank_set.named:
+        rank_set.late |= turns
+        rank_set.lost_s = wait_s if rank_set.pattern == VARIATION else 0.0

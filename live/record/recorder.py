@@ -147,8 +147,8 @@ class TraceRecorder:
         if usable and self._own[-1].parent == segment_path(*self._place(), 0).parent:
             with contextlib.suppress(OSError):  # removed or replaced, say
                 descriptor = os.open(self._own[-1], flags)
-                found = os.fstat(descriptor)
-                if stat.S_ISREG(found.st_mode) and found.st_size == self._size:
+                status = os.fstat(descriptor)
+                if stat.S_ISREG(status.st_mode) and status.st_size == self._size:
                     return descriptor
                 os.close(descriptor)
         number = self._number + 1

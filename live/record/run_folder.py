@@ -116,27 +116,27 @@ class RunFolder:
         """``attempt``, of which the beginning is enough, or the latest for None. Raises InputError if it is unknown."""
         if attempt is None:
             return self.latest()
-        found = [name for name in self.attempts() if name.startswith(attempt)] if attempt else []
-        if len(found) != 1 and attempt not in found:
-            which = "several begin so" if found else "there is none"
+        matches = [name for name in self.attempts() if name.startswith(attempt)] if attempt else []
+        if len(matches) != 1 and attempt not in matches:
+            which = "several begin so" if matches else "there is none"
             listed = ", ".join(self.attempts()[-5:])
             raise InputError(f"{self.path}: attempt = {short_repr(attempt)}: {which}; allowed: one of {listed}")
-        return attempt if attempt in found else found[0]
+        return attempt if attempt in matches else matches[0]
 
     def statuses(self, attempt: str) -> list[Snapshot]:
         """The snapshots of an attempt's ranks, ordered by rank; of a rank that is there twice, the newest."""
-        found: dict[int, tuple[Path, Snapshot]] = {}
+        newest: dict[int, tuple[Path, Snapshot]] = {}
         for path, _ in self._files(attempt, _STATUS_NAME):
             snapshot = self._read_status(path)
             says = (snapshot[key] for key in ("attempt", "host", "rank", "world_size")) if snapshot else ()
             if snapshot is None or not self.is_in_place(path, *says):
                 continue
-            known = found.get(snapshot["rank"])
+            known = newest.get(snapshot["rank"])
             if known is None or (snapshot["unix_time_s"] or 0.0) >= (known[1]["unix_time_s"] or 0.0):
-                found[snapshot["rank"]] = path, snapshot
-        of = {path: (snapshot.get("job"), snapshot["world_size"]) for path, snapshot in found.values()}
+                newest[snapshot["rank"]] = path, snapshot
+        of = {path: (snapshot.get("job"), snapshot["world_size"]) for path, snapshot in newest.values()}
         apart = self.apart(of)
-        return [found[rank][1] for rank in sorted(found) if found[rank][0] not in apart]
+        return [newest[rank][1] for rank in sorted(newest) if newest[rank][0] not in apart]
 
     def is_in_place(self, path: Path, attempt: Any, host: Any, rank: Any, size: Any) -> bool:
         """Whether a file lies where its content says that it belongs; if not, a note."""
@@ -163,10 +163,10 @@ class RunFolder:
 
     def segments(self, attempt: str) -> dict[int, list[Path]]:
         """The segments of every rank in their order, by rank."""
-        found: dict[int, list[tuple[int, Path]]] = {}
+        by_rank: dict[int, list[tuple[int, Path]]] = {}
         for path, match in self._files(attempt, _SEGMENT_NAME):
-            found.setdefault(int(match[1]), []).append((int(match[2]), path))
-        return {rank: [path for _, path in sorted(found[rank])] for rank in sorted(found)}
+            by_rank.setdefault(int(match[1]), []).append((int(match[2]), path))
+        return {rank: [path for _, path in sorted(by_rank[rank])] for rank in sorted(by_rank)}
 
     def note(self, text: str) -> None:
         """Keep a note, once."""

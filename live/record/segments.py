@@ -84,19 +84,19 @@ def read_segment(path: Path) -> tuple[Mapping[str, Any], Batch, str]:
     """
     with open_regular(path, MAX_FILE_BYTES) as file:
         header = _read_header(file, path)
-        found, kinds, marks, place, note = list[Batch](), list[Kind](), list[str](), file.tell(), ""
+        flushes, kinds, marks, place, note = list[Batch](), list[Kind](), list[str](), file.tell(), ""
         try:
             while (flush := _read_flush(file, kinds, marks)) is not None:
-                _check(flush, int(found[-1].iterations_T["iteration"][-1]) if found else -1)
-                found.append(flush)
+                _check(flush, int(flushes[-1].iterations_T["iteration"][-1]) if flushes else -1)
+                flushes.append(flush)
                 place = file.tell()
-                if len(found) > MAX_FLUSHES:
+                if len(flushes) > MAX_FLUSHES:
                     raise _Damage("damaged: too many flushes")
         except _Damage as damage:
             note = f"{path}: read up to byte {place}, where it is {damage}"
         except OSError as error:
             note = f"{path}: read up to byte {place}: {error.strerror}"
-        return header, joined(found), note
+        return header, joined(flushes), note
 
 
 class _Damage(ValueError):

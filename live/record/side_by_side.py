@@ -91,28 +91,28 @@ def _own_grid(snapshot: Snapshot) -> Grid | None:
 
 def on_grid(grid: Grid, snapshot: Snapshot, values: Any, *, total: bool = False) -> Times:
     """A rank's values by block, on ``grid``: of the shorter blocks in one the mean over their steps, or the total."""
-    found = np.full(grid.length, math.nan)
+    value_K = np.full(grid.length, math.nan)
     theirs, own, steps = _own_grid(snapshot), _floats(values), _floats(entry(snapshot, "own", "blocks", "steps"))
     if theirs is None or own is None or not 0 < len(own) <= MAX_BLOCKS:
-        return found
+        return value_K
     weights = np.ones(len(own)) if total or steps is None or len(steps) != len(own) else steps
     block = (np.arange(len(own)) + theirs.first) // (grid.iterations // theirs.iterations) - grid.first
     known = (block >= 0) & (block < grid.length) & ~np.isnan(own) & (weights > 0.0)
     block, own, weights = block[known], own[known], weights[known]
     sums, counts = (np.bincount(block, summed, grid.length) for summed in (own * weights, weights))
-    found[counts > 0.0] = (sums if total else sums / np.maximum(counts, 1.0))[counts > 0.0]
-    return found
+    value_K[counts > 0.0] = (sums if total else sums / np.maximum(counts, 1.0))[counts > 0.0]
+    return value_K
 
 
 def _floats(values: Any) -> Times | None:
     """A list of numbers, unknown where one is not finite; None for anything else."""
     try:
-        found = np.array(values, dtype=np.float64) if isinstance(values, list) else None
+        floats = np.array(values, dtype=np.float64) if isinstance(values, list) else None
     except (TypeError, ValueError, OverflowError):
         return None
-    if found is None or found.ndim != 1:
+    if floats is None or floats.ndim != 1:
         return None
-    return np.where(np.isfinite(found), found, math.nan)
+    return np.where(np.isfinite(floats), floats, math.nan)
 
 
 def side_by_side(snapshots: Sequence[Snapshot], grid: Grid) -> Blocks:
@@ -268,9 +268,9 @@ def connected_sets(ranks: int, groups: Iterable[Group]) -> list[list[int]]:
 
 def used_groups(traffic: Traffic) -> list[Group]:
     """The groups of several ranks in which anything happens, seen or not."""
-    found = {id(operation.group): operation.group for operation in traffic.operations}
-    found |= {id(group): group for group in traffic.groups if group.unseen_per_step > 0.0}
-    return [group for group in found.values() if group.size > 1]
+    used = {id(operation.group): operation.group for operation in traffic.operations}
+    used |= {id(group): group for group in traffic.groups if group.unseen_per_step > 0.0}
+    return [group for group in used.values() if group.size > 1]
 
 
 def measure_wait(operation: Operation, among_R: NDArray[np.bool_], blocks: Sequence[int]) -> Wait:
@@ -284,19 +284,19 @@ def measure_wait(operation: Operation, among_R: NDArray[np.bool_], blocks: Seque
 
 def waited_for(ranks: int, waits: Iterable[Wait]) -> Times:
     """For each of R ranks how much longer the median other member waits than it does, summed over its groups, s."""
-    found = np.zeros(ranks)
+    waited_s_R = np.zeros(ranks)
     for wait in waits:
         if len(wait.places) > 1:
-            found[wait.places] += np.maximum(-lateness_of(wait.wait_s_E), 0.0)
-    return found
+            waited_s_R[wait.places] += np.maximum(-lateness_of(wait.wait_s_E), 0.0)
+    return waited_s_R
 
 
 def medians(table_RK: Times) -> Times:
     """The median of what is known in each row, ``(R,)``; unknown where nothing is."""
-    found = np.full(len(table_RK), math.nan)
+    median_R = np.full(len(table_RK), math.nan)
     known = ~np.isnan(table_RK).all(axis=1)
-    found[known] = np.nanmedian(table_RK[known], axis=1)
-    return found
+    median_R[known] = np.nanmedian(table_RK[known], axis=1)
+    return median_R
 
 
 def name_group(group: Group) -> str:

@@ -67,11 +67,11 @@ class RunCommand(TyperCommand):
     """Takes torchrun's options out of the command line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        found, in_place = Split([], [], args), ctx.obj == IN_PLACE or is_rank(os.environ)
+        parts, in_place = Split([], [], args), ctx.obj == IN_PLACE or is_rank(os.environ)
         if args and args[0] != "--help" and not ctx.resilient_parsing and not in_place:
-            found = split(args)
-        ctx.meta[_SPLIT] = found
-        rest = [*found.agent, *found.script]
+            parts = split(args)
+        ctx.meta[_SPLIT] = parts
+        rest = [*parts.agent, *parts.script]
         return list(super().parse_args(ctx, rest))
 
 
@@ -85,14 +85,14 @@ def run(
     policy: PolicyName = None,
     **given: Any,
 ) -> None:
-    found: Split = context.meta[_SPLIT]
+    parts: Split = context.meta[_SPLIT]
     in_place = context.obj == IN_PLACE
-    if not found.launcher and not in_place:
+    if not parts.launcher and not in_place:
         os.environ.update(slurm_rank(os.environ))
     if in_place or is_rank(os.environ):
         become([*_own_flags(), *prepare(script, module, given | {"mode": mode}, policy)])
     ours = prepare(script, module, given | {"mode": mode}, policy, below=True)
-    become(["-m", "torch.distributed.run", *_added(found.launcher, os.environ), *found.launcher, *ours])
+    become(["-m", "torch.distributed.run", *_added(parts.launcher, os.environ), *parts.launcher, *ours])
 
 
 def split(arguments: Sequence[str]) -> Split:
@@ -107,19 +107,19 @@ def split(arguments: Sequence[str]) -> Split:
     takes_value = {name: action.nargs != 0 for name, action in get_args_parser()._option_string_actions.items()}
     ours = {f"--{option.name.replace('_', '-')}": option.type is not bool for option in OPTIONS}
     ours |= {"--policy": True, "-m": False, "--module": False, "--help": False}
-    words, found = list(arguments), Split([], [], [])
+    words, parts = list(arguments), Split([], [], [])
     while words and words[0].startswith("-") and (word := words.pop(0)) != "--":
         name, has_value = word.partition("=")[0], "=" in word
         if name.replace("_", "-") in ("--no-python", "--run-path"):
             raise InputError(f"{name}: the agent needs a Python script; allowed: without it")
         if name not in ours and name not in takes_value:
             raise InputError(f"no such option: {name}. See paceenv live run --help")
-        part = found.agent if name in ours else found.launcher
+        part = parts.agent if name in ours else parts.launcher
         part.append(word)
         if words and not has_value and (ours.get(name) or (name not in ours and takes_value[name])):
             part.append(words.pop(0))
-    found.script.extend(words)
-    return found
+    parts.script.extend(words)
+    return parts
 
 
 def is_rank(environ: Mapping[str, str]) -> bool:
@@ -142,14 +142,14 @@ def slurm_rank(environ: Mapping[str, str]) -> dict[str, str]:
         return {}
     first = re.match(r"([^,\[]+)(?:\[(\d+))?", environ.get("SLURM_STEP_NODELIST", ""))
     job = int(environ.get("SLURM_JOB_ID", "0") or 0)
-    found = {
+    variables = {
         "RANK": environ["SLURM_PROCID"],
         "WORLD_SIZE": tasks,
         "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
         "MASTER_ADDR": "".join(part or "" for part in first.groups()) if first else "127.0.0.1",
         "MASTER_PORT": str(_PORTS[job % len(_PORTS)]),
     }
-    return {name: environ.get(name) or value for name, value in found.items()}
+    return {name: environ.get(name) or value for name, value in variables.items()}
 
 
 def _added(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:

@@ -226,5 +226,5 @@ class Scenario(Config):
 
 def load_scenario(name: str | os.PathLike[str], backend: Backend | None = None) -> Scenario:
     """A scenario by file or by name in ``configs/testbed``; ``backend`` replaces its own."""
-    found = config_files.load(Scenario, "testbed", name)
-    return found if backend is None else found.model_copy(update={"backend": backend})
+    scenario = config_files.load(Scenario, "testbed", name)
+    return scenario if backend is None else scenario.model_copy(update={"backend": backend})

@@ -182,10 +182,10 @@ def mib(size_bytes: float) -> str:
 
 def fit_bandwidth(table: Table) -> BandwidthFit:
     """The law of a table, as a ring's volumes explain it; of few sizes the bandwidth at the largest alone."""
-    found = volume(table.op, "ring", table.members, table.size_bytes)
+    ring = volume(table.op, "ring", table.members, table.size_bytes)
     if len(np.unique(table.size_bytes)) < FEWEST_SIZES:
-        return _bandwidth_only(table, np.broadcast_to(found.sent_bytes, table.time_s.shape))
-    columns = np.stack([np.full_like(table.time_s, found.rounds), found.sent_bytes, np.sqrt(found.sent_bytes)], axis=1)
+        return _bandwidth_only(table, np.broadcast_to(ring.sent_bytes, table.time_s.shape))
+    columns = np.stack([np.full_like(table.time_s, ring.rounds), ring.sent_bytes, np.sqrt(ring.sent_bytes)], axis=1)
     relative = columns / table.time_s[:, None]
     values, errors = _nnls(relative)
     if values[1] <= 0.0:

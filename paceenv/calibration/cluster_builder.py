@@ -170,9 +170,9 @@ class ClusterBuilder(Generic[Stamps]):
 
     def copy(self) -> ClusterBuilder[Stamps]:
         """Another builder that has come as far, to try a change on."""
-        found = ClusterBuilder(self.stamps, self.base, deepcopy(self.data))
-        found.parameters, found.stand_ins = list(self.parameters), dict(self.stand_ins)
-        return found
+        builder = ClusterBuilder(self.stamps, self.base, deepcopy(self.data))
+        builder.parameters, builder.stand_ins = list(self.parameters), dict(self.stand_ins)
+        return builder
 
     def add(self, *parameters: Parameter) -> None:
         """Add evidence alone, of what the config does not have or has already."""
@@ -242,8 +242,10 @@ class ClusterBuilder(Generic[Stamps]):
         if not fast_s < mean_s < slow_s:
             at_any = f"the simulated step is {fast_s:.4g} to {slow_s:.4g} s at any rate near it"
             return f"{at_any}, the measured one {mean_s:.4g}"
-        found = optimize.brentq(lambda x: step_s(float(np.exp(x))) - mean_s, np.log(low), np.log(high), xtol=MATCHED)
-        factor = float(np.exp(found))
+        log_factor = optimize.brentq(
+            lambda x: step_s(float(np.exp(x))) - mean_s, np.log(low), np.log(high), xtol=MATCHED
+        )
+        factor = float(np.exp(log_factor))
         slope = abs(step_s(1.1 * factor) - step_s(factor)) / 0.1
         return Matched(rates(factor), max(min(se_s / max(slope, 1e-12), 0.5), 0.01))
 

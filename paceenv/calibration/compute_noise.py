@@ -67,8 +67,8 @@ def fit_compute(stamps: StepStamps, compute_TR: Array) -> ComputeFit:
 
 def add_noise(builder: ClusterBuilder[Any], compute: ComputeFit, keys: Sequence[str] = NOISE, *, by_rank: bool) -> None:
     """Take the noise into the cluster; ``by_rank``: phases say how ranks differ lastingly, so that noise does not."""
-    found, names = compute.noise, builder.stamps.names
-    noise = found.to_config()["noise"]
+    noise_fit, names = compute.noise, builder.stamps.names
+    noise = noise_fit.to_config()["noise"]
     if by_rank:
         noise |= {"persistent_cv": 0.0, "slow_ranks": 0, "slow_factor": 1.0}
     for key, said in VARIES.items():
@@ -79,15 +79,15 @@ def add_noise(builder: ClusterBuilder[Any], compute: ComputeFit, keys: Sequence[
             )
     builder.data["noise"] = builder.data.get("noise", {}) | noise
     for key in keys:
-        estimate = getattr(found, key)
+        estimate = getattr(noise_fit, key)
         if estimate is not None and not (by_rank and key == "persistent_cv"):
             said = "variance components of a rank's compute in a step, jackknife over steps"
             builder.put(estimated(f"noise.{key}", estimate, said))
-    if found.slow_factor is not None and not by_rank:
-        slow = ", ".join(f"rank {names[r]}" for r in found.slow_workers)
+    if noise_fit.slow_factor is not None and not by_rank:
+        slow = ", ".join(f"rank {names[r]}" for r in noise_fit.slow_workers)
         said = f"persistently slower than their peers: {slow}"
-        builder.put(exact("noise.slow_ranks", len(found.slow_workers), said))
-        builder.put(estimated("noise.slow_factor", found.slow_factor, said))
+        builder.put(exact("noise.slow_ranks", len(noise_fit.slow_workers), said))
+        builder.put(estimated("noise.slow_factor", noise_fit.slow_factor, said))
     episodes = compute.episodes
     if episodes is not None:
         ranks = ", ".join(f"rank {names[r]}" for r in np.flatnonzero(episodes.on_TN.any(axis=0)))
@@ -101,11 +101,11 @@ def add_noise(builder: ClusterBuilder[Any], compute: ComputeFit, keys: Sequence[
 
 def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:
     """``base`` with the measured compute time and noise, one node per measured worker."""
-    found, data = fit.to_config(), base.model_dump()
+    config, data = fit.to_config(), base.model_dump()
     data["name"], data["description"] = name, f"Noise of compute fitted to {fit.source}, stage {fit.stage}."
-    data["job"] |= {"nodes": fit.workers, "compute_s": found["mean_compute_s"]}
-    data["noise"] |= found["noise"]
-    data["calibration"] = found["calibration"]
+    data["job"] |= {"nodes": fit.workers, "compute_s": config["mean_compute_s"]}
+    data["noise"] |= config["noise"]
+    data["calibration"] = config["calibration"]
     return config_files.parse(Cluster, data, f"calibration of {fit.source}")
 
 
@@ -130,8 +130,8 @@ def length_cv(relative: Sequence[Array]) -> float:
         shared.append(float(covariance[~np.eye(len(covariance), dtype=bool)].mean()))
     if not own:
         return 0.0
-    found = max(float(np.mean(own) - np.mean(shared)), 0.0) ** 0.5
-    return float(f"{min(found, 1.0):.4g}") if found > MIN_CV else 0.0
+    own_cv = max(float(np.mean(own) - np.mean(shared)), 0.0) ** 0.5
+    return float(f"{min(own_cv, 1.0):.4g}") if own_cv > MIN_CV else 0.0
 
 
 def put_length(builder: ClusterBuilder[Any], length: float, seconds: Array, relative: Sequence[Array]) -> None:

@@ -86,17 +86,17 @@ def check_stage(compute_s_TR: Array, make: Callable[[NoiseFit], Cluster]) -> Hel
 def _describe(what: str, step_T: Array, compute_TR: Array, entry_TR: Array, groups: int) -> dict[str, float]:
     """Every quantity that is compared, by name."""
     mean_s = float(step_T.mean())
-    found = {f"mean {what}": mean_s, f"CV of the {what}": float(step_T.std(ddof=1)) / mean_s}
-    found[f"p99 of the {what}"] = float(np.quantile(step_T, 0.99))
+    quantities = {f"mean {what}": mean_s, f"CV of the {what}": float(step_T.std(ddof=1)) / mean_s}
+    quantities[f"p99 of the {what}"] = float(np.quantile(step_T, 0.99))
     compute_s = float(compute_TR.mean())
     for width in widths(compute_TR.shape[1]):
-        found[f"E[max]/mean of compute, {width} ranks"] = float(subset_max(compute_TR, width).mean()) / compute_s
+        quantities[f"E[max]/mean of compute, {width} ranks"] = float(subset_max(compute_TR, width).mean()) / compute_s
     if entry_TR.shape[1] > groups:
         entry_TGM = entry_TR.reshape(len(entry_TR), groups, -1)
         skew_TG = entry_TGM.max(axis=2) - entry_TGM.min(axis=2)
-        found["arrival skew, mean"] = float(skew_TG.mean())
-        found["arrival skew, p95"] = float(np.quantile(skew_TG, 0.95))
-    return found
+        quantities["arrival skew, mean"] = float(skew_TG.mean())
+        quantities["arrival skew, p95"] = float(np.quantile(skew_TG, 0.95))
+    return quantities
 
 
 def _run(cluster: Cluster, runs: int, first: int, iterations: int) -> tuple[Array, Array]:
@@ -121,15 +121,15 @@ def _check(
     """Every quantity of the held-out steps against runs of drawn clusters."""
     drawn = drawn_clusters(cluster, draws=DRAWS)
     runs = int(np.clip(_MAX_CELLS / (len(held_out_T) * ranks * len(drawn)), 1, RUNS))
-    found, steps = list[dict[str, float]](), list[Array]()
+    simulated, steps = list[dict[str, float]](), list[Array]()
     for d, one in enumerate(drawn):
         step_ET, entry_ETR = _run(one, runs, d * runs, len(held_out_T))
         steps.append(entry_ETR.max(axis=2) if knows == "compute" else step_ET)
         of_ranks = steps[-1][:, :, None] if knows == "steps" else entry_ETR
-        found += [_describe(what, *run, run[1], groups) for run in zip(steps[-1], of_ranks, strict=True)]
+        simulated += [_describe(what, *run, run[1], groups) for run in zip(steps[-1], of_ranks, strict=True)]
     lines, step_s = [], next(iter(measured.values()))
     for quantity, value in measured.items():
-        values = np.array([one[quantity] for one in found])
+        values = np.array([one[quantity] for one in simulated])
         low, high = np.quantile(values, [0.025, 0.975]).tolist()
         unit = "" if quantity.startswith(("CV", "E[")) else "s"
         rounding = ROUNDING * (step_s if unit else 1.0)

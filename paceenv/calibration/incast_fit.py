@@ -55,11 +55,11 @@ def add_incast(builder: ClusterBuilder[JobStamps]) -> None:
         message_s = unit_s / known
         builder.put(not_identifiable("fabric.nic_gbps", unit_s / message_s, "every step collapses", "from base"))
     else:
-        found = _message(replay, finish_TG, ~collapsed_T, float(lasts_TG[~collapsed_T].max()))
-        if found is None:
+        message = _message(replay, finish_TG, ~collapsed_T, float(lasts_TG[~collapsed_T].max()))
+        if message is None:
             builder.ample()
             return
-        message_s, message_se = found
+        message_s, message_se = message
         said = "messages through a port, one after the other, in steps that do not collapse"
         nic_gbps = unit_s / message_s
         builder.put(identified("fabric.nic_gbps", nic_gbps, nic_gbps * message_se / message_s, said))
@@ -98,11 +98,11 @@ def _message(
 
     if highest_s <= 0.0 or excess_N(0.0).mean() <= 0.0:
         return None
-    found = optimize.brentq(lambda m: float(excess_N(m).mean()), 0.0, highest_s, xtol=1e-6 * highest_s)
-    step = 0.01 * found
-    slope = float((excess_N(found - step) - excess_N(found + step)).mean()) / (2.0 * step)
-    spread = float(excess_N(found).std()) / np.sqrt(use_T.sum())
-    return float(found), spread / max(slope, 1e-12)
+    root_s = optimize.brentq(lambda m: float(excess_N(m).mean()), 0.0, highest_s, xtol=1e-6 * highest_s)
+    step = 0.01 * root_s
+    slope = float((excess_N(root_s - step) - excess_N(root_s + step)).mean()) / (2.0 * step)
+    spread = float(excess_N(root_s).std()) / np.sqrt(use_T.sum())
+    return float(root_s), spread / max(slope, 1e-12)
 
 
 def _add_losses(

@@ -97,11 +97,11 @@ def fit_known(stamps: AnchorStamps, base: Cluster, name: str = "calibrated") -> 
 
 def _anchors(program: StepProgram, rank: int, *, handed_over: bool) -> list[_Anchor]:
     """Rows of a rank: transfers in the background where they are handed over, or where they are awaited."""
-    found, work, works = list[_Anchor](), list[int](), 0
+    anchors, work, works = list[_Anchor](), list[int](), 0
     pending: list[tuple[str | None, str]] = []
 
     def add(op: str, *, blocks: bool) -> None:
-        found.append(_Anchor(op, blocks, tuple(work)))
+        anchors.append(_Anchor(op, blocks, tuple(work)))
         work.clear()
 
     for phase in flat(program.step):
@@ -125,19 +125,19 @@ def _anchors(program: StepProgram, rank: int, *, handed_over: bool) -> list[_Anc
     for _, awaited in pending:
         add(awaited, blocks=True)
     add("", blocks=True)
-    return found
+    return anchors
 
 
 def read_known(trace: Trace, base: Cluster, *, job: str | None = None) -> AnchorStamps:
     """Steps whose rows are those of a known program."""
     assert base.program is not None
-    found = read_rows(trace, job)
-    iterations, last_T, ranks = found.iterations, found.end_T, len(found.names)
+    table = read_rows(trace, job)
+    iterations, last_T, ranks = table.iterations, table.end_T, len(table.names)
     if ranks != base.ranks:
-        raise InputError(f"trace of {found.name}: {ranks} ranks; allowed: the {base.ranks} of {base.name}")
-    rows = [[[row for row in mine if plain_op(row.op)] for mine in step] for step in found.transfers]
+        raise InputError(f"trace of {table.name}: {ranks} ranks; allowed: the {base.ranks} of {base.name}")
+    rows = [[[row for row in mine if plain_op(row.op)] for mine in step] for step in table.transfers]
     worked_TR = np.full((len(iterations), ranks), -np.inf)
-    for r, others in enumerate(found.others):
+    for r, others in enumerate(table.others):
         for t, _, end_s in others:
             worked_TR[t, r] = max(worked_TR[t, r], end_s)
     for handed_over in (False, True):
@@ -153,7 +153,7 @@ def read_known(trace: Trace, base: Cluster, *, job: str | None = None) -> Anchor
         seen = ", ".join(str(plain_op(row.op)) for row in rows[-1][0]) if rows else "nothing"
         wanted = ", ".join(one.op for one in anchors_R[0][:-1])
         raise InputError(
-            f"trace of {found.name}: rank {found.names[0]} has {seen} in a step; allowed: {wanted}, as the program of "
+            f"trace of {table.name}: rank {table.names[0]} has {seen} in a step; allowed: {wanted}, as the program of "
             f"{base.name} has, in at least {MIN_STEPS} steps"
         )
     compute_R, rows_R = list[Array](), list[tuple[Array, Array]]()
@@ -171,13 +171,13 @@ def read_known(trace: Trace, base: Cluster, *, job: str | None = None) -> Anchor
         compute_R.append(compute_TJ)
     begin_T = last_T[np.array(kept) - 1]
     return AnchorStamps(
-        name=found.name,
+        name=table.name,
         source=trace.metadata.source,
-        names=found.names,
+        names=table.names,
         iteration_T=np.array([iterations[t] for t in kept], np.int64),
         begin_T=begin_T,
         step_T=last_T[kept] - begin_T,
-        dropped=found.iterations_seen - len(kept),
+        dropped=table.iterations_seen - len(kept),
         compute_R=compute_R,
         anchors_R=anchors_R,
         rows_R=rows_R,
@@ -248,15 +248,15 @@ def _put_speeds(builder: ClusterBuilder[AnchorStamps]) -> None:
     limits = np.log(SLOWEST), np.log(FASTEST)
     starts = [*np.log(np.where(np.eye(len(kinds)) > 0.0, SLOW_START, 1.0)), np.zeros(len(kinds))]
     for start_K in reversed(starts):  # an operation that only others slow down does not show its own speed
-        found = optimize.least_squares(error_K, start_K - 0.1, bounds=limits, diff_step=0.02, xtol=1e-4)
-        if np.abs(found.fun).max() <= MISFIT:
+        parameters = optimize.least_squares(error_K, start_K - 0.1, bounds=limits, diff_step=0.02, xtol=1e-4)
+        if np.abs(parameters.fun).max() <= MISFIT:
             break
-    least_slope = np.linalg.svd(found.jac, compute_uv=False).min()
-    if np.abs(found.fun).max() > MISFIT or least_slope < MIN_SLOPE:
+    least_slope = np.linalg.svd(parameters.jac, compute_uv=False).min()
+    if np.abs(parameters.fun).max() > MISFIT or least_slope < MIN_SLOPE:
         return
-    speed_K = np.exp(found.x)
+    speed_K = np.exp(parameters.x)
     ratio_K = speed_K / speed_K.max()
-    inverse_KK = np.linalg.pinv(found.jac)
+    inverse_KK = np.linalg.pinv(parameters.jac)
     covariance_KK = np.atleast_2d(np.cov(seen_TK / step_s, rowvar=False)) / len(seen_TK)
     se_K = np.sqrt(np.diag(inverse_KK @ covariance_KK @ inverse_KK.T))  # of logarithms of speeds
     said = f"how long ranks see it beside {kinds[int(speed_K.argmax())]}, which is the fastest"
@@ -269,12 +269,12 @@ def _put_speeds(builder: ClusterBuilder[AnchorStamps]) -> None:
 def _put_rate(builder: ClusterBuilder[AnchorStamps]) -> None:
     """The NICs' rate that makes the simulated step as long as the measured one."""
     key = "fabric.nic_gbps"
-    found = builder.match_step([key], 0.3, 2.0)
-    if isinstance(found, Matched):
+    matched = builder.match_step([key], 0.3, 2.0)
+    if isinstance(matched, Matched):
         said = "the rate with which the simulated step is as long as the measured one; latency is in it"
-        builder.put(identified(key, found.gbps[key], found.gbps[key] * found.relative_se, said))
+        builder.put(identified(key, matched.gbps[key], matched.gbps[key] * matched.relative_se, said))
     else:
-        builder.add(not_identifiable(key, builder.data["fabric"]["nic_gbps"], found, "from base"))
+        builder.add(not_identifiable(key, builder.data["fabric"]["nic_gbps"], matched, "from base"))
 
 
 def _simulated_K(cluster: Cluster, kinds: Sequence[str], *, handed_over: bool) -> Array:

@@ -163,7 +163,7 @@ class UplinkModel:
         whole, least = np.log(np.median(self.lasts_TG)), 1.0 / self.groups
         starts = [[whole]] if self.known_alone_s is not None else [[whole, c] for c in (1.2 * least, 0.5, 0.9)]
         bounds = ([-np.inf, least][: len(starts[0])], [np.inf, 1.0][: len(starts[0])])
-        found = [
+        solutions = [
             optimize.least_squares(
                 lambda theta: self.residual(theta).ravel(),
                 np.clip(start, *bounds),
@@ -173,7 +173,7 @@ class UplinkModel:
             )
             for start in starts
         ]
-        best: Array = min(found, key=lambda f: float(f.cost)).x
+        best: Array = min(solutions, key=lambda f: float(f.cost)).x
         return best
 
     def with_instruments(self, theta: Array) -> Array:
@@ -299,10 +299,10 @@ def _put_nic(builder: ClusterBuilder[JobStamps], links: LinkFit, unit_alone_s: f
     if known is not None and least is not None and known < least:
         known = None
     gbps, source = (gbps, "the best fit") if known is None else (known, "from base")
-    found = not_identifiable("fabric.nic_gbps", gbps, why, source, lo=least)
+    parameter = not_identifiable("fabric.nic_gbps", gbps, why, source, lo=least)
     if known is None and builder.stamps.groups > 1:  # from there on the uplink alone limits a group
-        found = replace(found, top=unit_alone_s / links.work_s)
-    builder.put(found)
+        parameter = replace(parameter, top=unit_alone_s / links.work_s)
+    builder.put(parameter)
 
 
 def _put_uplink(builder: ClusterBuilder[JobStamps], links: LinkFit, unit_work_s: float) -> None:

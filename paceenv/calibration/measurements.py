@@ -194,11 +194,11 @@ def stage_times(trace: Trace, *, job: str | None = None) -> dict[int, Array]:
     is_compute = trace.isin("op", *COMPUTE_OPS)[mine]
     stage_of = trace.metadata.of_ranks("stage", 0)
     stage = np.array([stage_of.get(int(r), 0) for r in np.unique(rank)])[np.unique(rank, return_inverse=True)[1]]
-    found = {}
+    by_stage = {}
     for number in np.unique(stage).tolist():
         rows = is_compute & (stage == number)
-        found[number] = _compute_matrix(rank[rows], iteration[rows], (end_s - start_s)[rows])
-    return found
+        by_stage[number] = _compute_matrix(rank[rows], iteration[rows], (end_s - start_s)[rows])
+    return by_stage
 
 
 def _compute_matrix(rank: NDArray[np.int32], iteration: NDArray[np.int32], duration_s: Array) -> Array:

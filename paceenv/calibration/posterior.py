@@ -43,15 +43,15 @@ def parameters_of(cluster: Cluster) -> list[Parameter]:
         InputError: a record is not whole.
     """
     records = [*cluster.calibration.get("fitted", {}).items(), *cluster.calibration.get("cannot_tell", {}).items()]
-    found = []
+    parameters = []
     for key, record in records:
         missing = [name for name in ("value", "se", "lo", "hi") if name not in record]
         if missing:
             raise InputError(f"{cluster.name}: calibration of {key} has no {', '.join(missing)}; allowed: all four")
         value, se, low, high = (record[name] for name in ("value", "se", "lo", "hi"))
         evidence, top = record.get("evidence", ""), record.get("top")
-        found.append(Parameter(_KEYS.get(key, key), value, se, low, high, evidence, top))
-    return found
+        parameters.append(Parameter(_KEYS.get(key, key), value, se, low, high, evidence, top))
+    return parameters
 
 
 def measured_step(cluster: Cluster) -> Interval | None:
@@ -105,14 +105,14 @@ def drawn_clusters(
         return candidates
     luck = _mean_step_s(cluster, SHORT_RUNS) / _mean_step_s(cluster, USUAL_RUNS)
     mean_s_N = np.array([_mean_step_s(candidate, SHORT_RUNS) for candidate in candidates]) / luck
-    found = []
+    chosen = []
     sd_s = (measured.high - measured.low) / (2.0 * NORMAL_95)
     for d, wanted_s in enumerate(random.normal(measured.value, sd_s, draws)):
         off_N = np.abs(mean_s_N - wanted_s)
         nearest = int((off_N if opened is None else np.where(mine_N == d, off_N, np.inf)).argmin())
-        found.append(candidates[nearest])
+        chosen.append(candidates[nearest])
         mean_s_N[nearest] = np.inf
-    return found
+    return chosen
 
 
 def _can_be_drawn(cluster: Cluster, parameter: Parameter) -> bool:

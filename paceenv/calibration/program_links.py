@@ -90,24 +90,24 @@ class LinkRate:
 
 def fit_links(builder: ClusterBuilder[ProgramStamps]) -> list[str]:
     """Add what the transfers show of the links; the keys of rates that nobody knows and none shows."""
-    stamps, found = builder.stamps, durations(builder.stamps)
-    rates, keys, parameters = _rates(stamps, found), dict[str, Any](), list[Parameter]()
+    stamps, timings = builder.stamps, durations(builder.stamps)
+    rates, keys, parameters = _rates(stamps, timings), dict[str, Any](), list[Parameter]()
     if "across" in rates and rates["across"].alone:
-        efficiency, gbps, parameters = _efficiencies(stamps, found)
+        efficiency, gbps, parameters = _efficiencies(stamps, timings)
         if efficiency:
             keys["efficiency"] = efficiency
             rates["across"] = replace(rates["across"], gbps=gbps, latency_us=None)
         if builder.base is None:
-            keys |= _sharing(builder, found, rates, keys)
+            keys |= _sharing(builder, timings, rates, keys)
     for place, rate in rates.items():
         _put_rate(builder, place, rate)
     if builder.base is None:
         _put_no_limits(builder, rates)
     cvs = [rate.cv for rate in rates.values() if rate.alone and rate.cv > MIN_CV]
-    if cvs and (found.alone_TK.sum(axis=0) >= MIN_STEPS).any():
+    if cvs and (timings.alone_TK.sum(axis=0) >= MIN_STEPS).any():
         cv = min(float(f"{np.mean(cvs):.3g}"), 1.0)
         said = "durations of transfers that ran alone"
-        builder.put(identified("noise.transfer_cv", cv, cv / max(2.0 * found.alone_TK.sum(), 1.0) ** 0.5, said))
+        builder.put(identified("noise.transfer_cv", cv, cv / max(2.0 * timings.alone_TK.sum(), 1.0) ** 0.5, said))
     builder.add(*parameters)
     builder.data["fabric"] |= keys
     unseen = [f"fabric.{KEYS[place][0]}" for place, rate in rates.items() if not rate.alone]
@@ -220,7 +220,7 @@ def link_bytes(stamps: ProgramStamps, one: Transfer) -> float:
     return use(_unit_tiers(stamps, hop=False), one.op, one.groups[0], one.payload_bytes).alone_s
 
 
-def _rates(stamps: ProgramStamps, found: Durations) -> dict[Place, LinkRate]:
+def _rates(stamps: ProgramStamps, timings: Durations) -> dict[Place, LinkRate]:
     """Rates of the links that the transfers use."""
     by_place: dict[Place, list[int]] = {}
     for k, one in enumerate(stamps.transfers):
@@ -228,19 +228,19 @@ def _rates(stamps: ProgramStamps, found: Durations) -> dict[Place, LinkRate]:
             by_place.setdefault(place_of(one, nodes_of(stamps)[1]), []).append(k)
     rates: dict[Place, LinkRate] = {}
     for place, used in by_place.items():
-        seen_K = np.isfinite(found.seconds_TK).sum(axis=0)
-        alone = [k for k in used if found.alone_TK[:, k].sum() >= min(MIN_ALONE, seen_K[k])]
-        alone = [k for k in alone if np.median(found.alone(k)) > 0.0]
-        rates[place] = _of_alone(stamps, found, alone) if alone else _of_fastest(stamps, found, used)
+        seen_K = np.isfinite(timings.seconds_TK).sum(axis=0)
+        alone = [k for k in used if timings.alone_TK[:, k].sum() >= min(MIN_ALONE, seen_K[k])]
+        alone = [k for k in alone if np.median(timings.alone(k)) > 0.0]
+        rates[place] = _of_alone(stamps, timings, alone) if alone else _of_fastest(stamps, timings, used)
     return rates
 
 
-def _of_alone(stamps: ProgramStamps, found: Durations, alone: Sequence[int]) -> LinkRate:
+def _of_alone(stamps: ProgramStamps, timings: Durations, alone: Sequence[int]) -> LinkRate:
     """From transfers that ran alone: latency and rate by least squares of relative errors, neither negative."""
     hops = _unit_tiers(stamps, hop=True)
     rows, cvs, kinds_A, counts = list[tuple[float, float, float, float]](), list[float](), list[str](), 0
     for k in alone:
-        one, seconds = stamps.transfers[k], found.alone(k)
+        one, seconds = stamps.transfers[k], timings.alone(k)
         rounds = use(hops, one.op, one.groups[0], one.payload_bytes).latency_s
         mean_s, cv = float(np.median(seconds)), float(seconds.std()) / float(seconds.mean())
         rows.append((link_bytes(stamps, one), rounds, mean_s, MEDIAN_VARIANCE * cv**2 / len(seconds)))
@@ -281,9 +281,9 @@ def _errors(
     return np.sqrt((solve**2) @ (variance_A * wanted**2) + misfit2 * shared2), kinds
 
 
-def _of_fastest(stamps: ProgramStamps, found: Durations, used: Sequence[int]) -> LinkRate:
+def _of_fastest(stamps: ProgramStamps, timings: Durations, used: Sequence[int]) -> LinkRate:
     """A stand-in: the rate of the transfer that got most of its links; they are no slower than that."""
-    seconds = [float(np.nanmean(found.seconds_TK[:, k])) for k in used]
+    seconds = [float(np.nanmean(timings.seconds_TK[:, k])) for k in used]
     if sum(seconds) <= 0.0:
         raise InputError(f"trace of {stamps.name}: its transfers take no time; allowed: transfers that do")
     speeds = [link_bytes(stamps, stamps.transfers[k]) / max(s, 1e-9) for k, s in zip(used, seconds, strict=True)]
@@ -291,16 +291,16 @@ def _of_fastest(stamps: ProgramStamps, found: Durations, used: Sequence[int]) ->
 
 
 def _sharing(
-    builder: ClusterBuilder[ProgramStamps], found: Durations, rates: Mapping[Place, LinkRate], keys: Mapping[str, Any]
+    builder: ClusterBuilder[ProgramStamps], timings: Durations, rates: Mapping[Place, LinkRate], keys: Mapping[str, Any]
 ) -> dict[str, str]:
     """How transfers between nodes share their links, as keys of a fabric; none where the trace does not show it."""
-    meets = [k for k, one in enumerate(builder.stamps.transfers) if one.payload_bytes > 0.0 and _meets(found, k)]
-    meets = [k for k in meets if np.nanmean(found.seconds_TK[:, k]) > 0.0]
+    meets = [k for k, one in enumerate(builder.stamps.transfers) if one.payload_bytes > 0.0 and _meets(timings, k)]
+    meets = [k for k in meets if np.nanmean(timings.seconds_TK[:, k]) > 0.0]
     if not meets:
         return {}
     known = {KEYS[place][0]: rate.gbps for place, rate in rates.items()}
     known |= {KEYS[place][1]: rate.latency_us or 0.0 for place, rate in rates.items()}
-    wanted_K = np.log(np.nanmean(found.seconds_TK[:, meets], axis=0))
+    wanted_K = np.log(np.nanmean(timings.seconds_TK[:, meets], axis=0))
     errors = []
     for choice in CHOICES:
         seconds_K = _simulated_s(builder, {**known, **keys, **choice})[meets]
@@ -309,10 +309,10 @@ def _sharing(
     return CHOICES[taken] if taken else {}
 
 
-def _meets(found: Durations, k: int) -> bool:
+def _meets(timings: Durations, k: int) -> bool:
     """Whether a transfer meets others in most steps that have it."""
-    seen_T = np.isfinite(found.seconds_TK[:, k])
-    return bool(seen_T.any()) and float(found.alone_TK[seen_T, k].mean()) < MEETS
+    seen_T = np.isfinite(timings.seconds_TK[:, k])
+    return bool(seen_T.any()) and float(timings.alone_TK[seen_T, k].mean()) < MEETS
 
 
 def _simulated_s(builder: ClusterBuilder[ProgramStamps], fabric: Mapping[str, Any]) -> Array:
@@ -323,22 +323,22 @@ def _simulated_s(builder: ClusterBuilder[ProgramStamps], fabric: Mapping[str, An
     recording = simulator.record(simulator.off(), iterations)
     seconds_O = (recording.through_ETO - recording.start_ETO)[0].max(axis=0)
     # a rank starts its transfers in the order of the trace's
-    found = np.zeros(len(transfers))
+    seconds_K = np.zeros(len(transfers))
     for k, one in enumerate(transfers):
         rank = one.groups[0][0]
         mine = [i for i, other in enumerate(transfers) if rank in other.ranks]
         first, last = int(program.first_R[rank]), int(program.first_R[rank + 1])
         starts = [i for i in range(first, last) if program.kind_I[i] == START]
-        found[k] = seconds_O[program.operation_I[starts[mine.index(k)]]]
-    return found
+        seconds_K[k] = seconds_O[program.operation_I[starts[mine.index(k)]]]
+    return seconds_K
 
 
-def _efficiencies(stamps: ProgramStamps, found: Durations) -> tuple[dict[str, float], float, list[Parameter]]:
+def _efficiencies(stamps: ProgramStamps, timings: Durations) -> tuple[dict[str, float], float, list[Parameter]]:
     """Efficiencies below 1 of operations that ran alone, and the rate of the fastest one, Gb/s."""
     _, each = nodes_of(stamps)
     speed_of: dict[str, list[tuple[float, float, float]]] = {}
     for k, one in enumerate(stamps.transfers):
-        seconds = found.alone(k)
+        seconds = timings.alone(k)
         if one.payload_bytes > 0.0 and place_of(one, each) == "across" and len(seconds) >= MIN_ALONE:
             mean_s = float(np.median(seconds))
             if not mean_s > 0.0:

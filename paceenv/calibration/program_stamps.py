@@ -162,15 +162,15 @@ def read_rows(trace: Trace, job: str | None) -> JobRows:
 
 def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
     """The transfers of one job of a trace; ``job`` must be named where the trace holds several."""
-    found = read_rows(trace, job)
-    name, iterations, rows = found.name, found.iterations, found.transfers
+    table = read_rows(trace, job)
+    name, iterations, rows = table.name, table.iterations, table.transfers
     _without_last_barriers(rows)
     _check_ops(name, rows)
     kept, full = _kinds_of_steps(name, iterations, rows)
     groups = _members(rows[full])
     pairs = _message_pairs(groups, rows[full])
     others = {group: tuple(sorted(members)) for group, members in groups.items() if group not in pairs}
-    communicators, communicator_of = _communicators(name, others, len(found.names))
+    communicators, communicator_of = _communicators(name, others, len(table.names))
     for label in dict.fromkeys(pairs.values()):
         members = [list(groups[group]) for group, of in pairs.items() if of == label]
         communicators[label] = Communicator(pairs=sorted(members))
@@ -178,17 +178,17 @@ def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
     groups = others | {group: groups[group] for group in pairs}
     rows = [[[row for row in mine if row.group in communicator_of] for mine in step] for step in rows]
     transfers, number = _ordered(name, rows[full], communicator_of, groups)
-    shape = len(kept), len(found.names), len(transfers)
+    shape = len(kept), len(table.names), len(transfers)
     start_TRK, end_TRK, size_TRK = (np.full(shape, np.nan) for _ in range(3))
     for i, t in enumerate(kept):
         for r, own in enumerate(rows[t]):
             for k, row in zip(_places(own, rows[full][r], number[r]), own, strict=True):
                 start_TRK[i, r, k], end_TRK[i, r, k] = row.start_s, row.end_s
                 size_TRK[i, r, k] = row.size
-    before = {t: found.end_T[t - 1] for t in range(1, len(iterations)) if iterations[t] - iterations[t - 1] == 1}
-    begin_T = np.array([before.get(t, found.first_T[t]) for t in kept])
+    before = {t: table.end_T[t - 1] for t in range(1, len(iterations)) if iterations[t] - iterations[t - 1] == 1}
+    begin_T = np.array([before.get(t, table.first_T[t]) for t in kept])
     moved = {t: i for i, t in enumerate(kept)}
-    parts = [np.array(one, np.float64).reshape(-1, 3).T for one in found.others]
+    parts = [np.array(one, np.float64).reshape(-1, 3).T for one in table.others]
     for part in parts:
         part[0] = [moved.get(int(t), -1) for t in part[0]]
     hosts = trace.metadata.of_ranks("host", "")
@@ -197,8 +197,8 @@ def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
     return ProgramStamps(
         name=name,
         source=trace.metadata.source,
-        names=found.names,
-        hosts=tuple(str(hosts.get(r, "") or "") for r in found.names),
+        names=table.names,
+        hosts=tuple(str(hosts.get(r, "") or "") for r in table.names),
         communicators=communicators,
         transfers=tuple(
             one._replace(payload_bytes=size, every=every)
@@ -206,11 +206,11 @@ def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
         ),
         iteration_T=np.array([iterations[t] for t in kept], np.int64),
         begin_T=begin_T,
-        step_T=found.end_T[kept] - begin_T,
+        step_T=table.end_T[kept] - begin_T,
         start_TRK=start_TRK,
         end_TRK=end_TRK,
         compute=tuple(part[:, part[0] >= 0] for part in parts),
-        dropped=found.iterations_seen - len(kept),
+        dropped=table.iterations_seen - len(kept),
     )
 
 
@@ -285,15 +285,16 @@ def _kinds_of_steps(name: str, iterations: list[int], rows: list[list[list[Row]]
 
 def _members(step: list[list[Row]]) -> dict[int, tuple[int, ...]]:
     """Ranks of each process group, of messages the sender first; a group without a number is that of all."""
-    found: dict[int, set[int]] = {}
+    members: dict[int, set[int]] = {}
     sends: dict[int, set[int]] = {}
     for r, mine in enumerate(step):
         for row in mine:
-            found.setdefault(row.group, set()).add(r)
+            members.setdefault(row.group, set()).add(r)
             if row.op == MESSAGES[0]:
                 sends.setdefault(row.group, set()).add(r)
     return {
-        group: tuple(sorted(ranks, key=lambda r: (sends.get(group, ranks) != {r}, r))) for group, ranks in found.items()
+        group: tuple(sorted(ranks, key=lambda r: (sends.get(group, ranks) != {r}, r)))
+        for group, ranks in members.items()
     }
 
 
@@ -303,14 +304,14 @@ def _message_pairs(groups: Mapping[int, tuple[int, ...]], step: list[list[Row]])
     for r, mine in enumerate(step):
         for row in mine:
             ops.setdefault(row.group, set()).add((r, row.op))
-    found: dict[int, str] = {}
+    communicator_of: dict[int, str] = {}
     first: dict[tuple[int, int], str] = {}
     for group, members in groups.items():
         if len(members) == 2 and ops[group] == set(zip(members, MESSAGES, strict=True)):
             sender, receiver = members
             stage = receiver - sender, sender // abs(receiver - sender)
-            found[group] = first.setdefault(stage, f"messages-{sender}-to-{receiver}")
-    return found
+            communicator_of[group] = first.setdefault(stage, f"messages-{sender}-to-{receiver}")
+    return communicator_of
 
 
 def _communicators(
@@ -332,7 +333,7 @@ def _communicators(
                 "are missing"
             )
         kinds.setdefault((len(members), stride), []).append(group)
-    communicators, found = dict[str, Communicator](), dict[int, str]()
+    communicators, communicator_of = dict[str, Communicator](), dict[int, str]()
     for (size, stride), numbers in kinds.items():
         count = Counter[int]()
         for group in numbers:
@@ -351,8 +352,8 @@ def _communicators(
             else:
                 shown = None if size == ranks else size
                 communicators[label] = Communicator(size=shown, stride=stride)
-            found[group] = label
-    return communicators, found
+            communicator_of[group] = label
+    return communicators, communicator_of
 
 
 def _ordered(
@@ -411,34 +412,34 @@ def _places(mine: list[Row], full: list[Row], number: list[int]) -> list[int]:
 
 def _matched(few: Sequence[object], many: Sequence[object]) -> list[int] | None:
     """Where ``few`` are among ``many``, in order; None where they are not ``many`` with some left out."""
-    found, at = [], 0
+    places, at = [], 0
     for one in few:
         while at < len(many) and many[at] != one:
             at += 1
         if at == len(many):
             return None
-        found.append(at)
+        places.append(at)
         at += 1
-    return found
+    return places
 
 
 def _payloads(transfers: Sequence[Transfer], size_TRK: Array) -> list[float]:
     """Bytes of each transfer as a program counts them: the mean over steps and ranks."""
-    found = []
+    payloads = []
     for k, one in enumerate(transfers):
         sizes = size_TRK[:, :, k]
         if one.op == "send":  # a receiver need not know them
             sizes = np.nan_to_num(sizes).max(axis=1)
-        found.append(float(np.nanmean(sizes)))
-    return found
+        payloads.append(float(np.nanmean(sizes)))
+    return payloads
 
 
 def _every(name: str, iteration_T: Integers, some_TK: NDArray[np.bool_]) -> list[int]:
     """In one of how many steps each transfer happens."""
-    found, phases = [], dict[int, int]()
+    every_K, phases = [], dict[int, int]()
     for here_T in some_TK.T:
         if here_T.all():
-            found.append(1)
+            every_K.append(1)
             continue
         steps = iteration_T[here_T]
         every = int(np.gcd.reduce(np.diff(steps))) if len(steps) > 1 else 0
@@ -451,5 +452,5 @@ def _every(name: str, iteration_T: Integers, some_TK: NDArray[np.bool_]) -> list
             raise InputError(
                 f"trace of {name}: different transfers take turns from step to step; allowed: all in the same steps"
             )
-        found.append(every)
-    return found
+        every_K.append(every)
+    return every_K

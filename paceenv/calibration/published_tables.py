@@ -205,11 +205,11 @@ def fit_table(target: ScalingTarget | ThroughputTarget, start: Cluster) -> Clust
         """From 1 at the lower bound to 2 at the upper, so that a relative step is a share of the bounds."""
         return (low + (x - 1.0) * (high - low)).tolist()  # type: ignore[no-any-return]
 
-    def moved(found: list[float]) -> Cluster:
-        return start.changed([f"{key}={value!r}" for key, value in zip(keys, found, strict=True)])
+    def moved(key_values: list[float]) -> Cluster:
+        return start.changed([f"{key}={value!r}" for key, value in zip(keys, key_values, strict=True)])
 
     first = 1.0 + (np.clip([_value(start, key) for key in keys], low, high) - low) / (high - low)
-    found = least_squares(
+    solution = least_squares(
         lambda x: target.residuals(moved(values(x))),
         first,
         bounds=(1.0, 2.0),
@@ -217,14 +217,14 @@ def fit_table(target: ScalingTarget | ThroughputTarget, start: Cluster) -> Clust
         x_scale=0.1,
         xtol=1e-3,
     )
-    fitted = moved([float(f"{value:.4g}") for value in values(found.x)])
-    covariance = np.linalg.pinv(found.jac.T @ found.jac) * target.variance(fitted)
+    fitted = moved([float(f"{value:.4g}") for value in values(solution.x)])
+    covariance = np.linalg.pinv(solution.jac.T @ solution.jac) * target.variance(fitted)
     se = np.sqrt(np.diag(covariance)) * (high - low)
     record = {
         "source": f"targets/{target.name}",
         "fitted": {
             key: Estimate.normal(value, error).to_record()
-            for key, value, error in zip(keys, values(found.x), se.tolist(), strict=True)
+            for key, value, error in zip(keys, values(solution.x), se.tolist(), strict=True)
         },
     }
     return config_files.parse(Cluster, fitted.model_dump() | {"calibration": record}, f"fit of {target.name}")

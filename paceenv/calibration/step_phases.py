@@ -83,10 +83,10 @@ class StepPhases:
 
     def by_micro_batch(self) -> list[dict[str, Any]]:
         """The same with every phase by itself, so that the length of each varies by itself."""
-        found = [one.to_config() for one in self.phases]
-        for number, one in enumerate(one["compute"] for one in found if "compute" in one):
+        configs = [one.to_config() for one in self.phases]
+        for number, one in enumerate(one["compute"] for one in configs if "compute" in one):
             one["micro_batch"] = number
-        return found
+        return configs
 
 
 def step_phases(stamps: ProgramStamps, order: StepOrder) -> StepPhases:
@@ -192,7 +192,7 @@ def _phases(
 
 def _names(order: StepOrder, K: int) -> dict[int, str]:
     """Names of transfers that are awaited before the end of the step: a name is free again after its wait."""
-    found, used = dict[int, str](), dict[str, tuple[float, int]]()
+    names, used = dict[int, str](), dict[str, tuple[float, int]]()
     for k in range(K):
         at = float(order.wait_K[k]), float(order.before_K[k])
         if not order.background_K[k] or at >= (K, 1.0):
@@ -201,8 +201,8 @@ def _names(order: StepOrder, K: int) -> dict[int, str]:
         while (held := used.get(f"t{number}")) is not None and held != place and held[0] > k:
             number += 1
         used[f"t{number}"] = place
-        found[k] = f"t{number}"
-    return found
+        names[k] = f"t{number}"
+    return names
 
 
 def _alike(
@@ -218,10 +218,10 @@ def _alike(
 
 def folded(phases: Sequence[Phase]) -> list[dict[str, Any]]:
     """Phases as a config, those that follow each other again and again written once, as ``repeat``."""
-    found = _best_repeat(phases)
-    if found is None:
+    best = _best_repeat(phases)
+    if best is None:
         return [one.to_config() for one in phases]
-    first, period, count = found
+    first, period, count = best
     body = []
     for i in range(period):
         same = [phases[first + i + n * period] for n in range(count)]
@@ -309,14 +309,16 @@ def _between(order: StepOrder, big_K: NDArray[np.bool_]) -> float:
 
 def _marked(stamps: ProgramStamps, grows: dict[str, bool]) -> ProgramStamps:
     """The stamps with what is known of their communicators; one of all ranks that keeps its size has a name."""
-    found = dict[str, Communicator]()
+    communicators = dict[str, Communicator]()
     for name, one in stamps.communicators.items():
         if grows.get(name) is False and one.size is None and one.pairs is None:
             one = Communicator(size=stamps.ranks)
-        found[name] = one.model_copy(update={"grows": True}) if grows.get(name) and one.size is not None else one
+        communicators[name] = (
+            one.model_copy(update={"grows": True}) if grows.get(name) and one.size is not None else one
+        )
     if grows.get(WORLD) is not False:
-        return replace(stamps, communicators=found)
+        return replace(stamps, communicators=communicators)
     label = f"groups-of-{stamps.ranks}"
-    found[label] = Communicator(size=stamps.ranks)
+    communicators[label] = Communicator(size=stamps.ranks)
     transfers = [one._replace(communicator=label) if one.communicator == WORLD else one for one in stamps.transfers]
-    return replace(stamps, communicators=found, transfers=tuple(transfers))
+    return replace(stamps, communicators=communicators, transfers=tuple(transfers))

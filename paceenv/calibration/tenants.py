@@ -150,8 +150,8 @@ class _Search:
         """
         density = np.log(_near(sample[:_JUDGED], sample, _WIDE).mean(axis=1))
         judged = [self.misfit(theta) ** 2 for theta in sample[:_JUDGED]]
-        found: Array = sample[int(np.argmin(judged - 2.0 * density))]
-        return found
+        densest: Array = sample[int(np.argmin(judged - 2.0 * density))]
+        return densest
 
     def explained(self, theta: Array) -> float:
         """The share of the durations' variance that the filter expects one iteration ahead."""
@@ -160,11 +160,11 @@ class _Search:
 
     def pauses(self, theta: Array) -> Estimate:
         """How often the tenant is not where it should be, by the likelihood of each rate."""
-        found = [
+        deviances = [
             np.mean([self.follow(theta, particles=_PAUSE_PARTICLES, seed=s, jumps=rate).log_likelihood for s in _SEEDS])
             for rate in _PAUSE_RATES
         ]
-        weight = _weights(-2.0 / _PAUSE_TEMPERATURE * np.array(found))
+        weight = _weights(-2.0 / _PAUSE_TEMPERATURE * np.array(deviances))
         mean, below = float(weight @ _PAUSE_RATES), np.cumsum(weight)
         low, high = (float(_PAUSE_RATES[np.searchsorted(below, edge)]) for edge in (0.025, 0.975))
         return Estimate(mean, float(np.sqrt(weight @ (_PAUSE_RATES - mean) ** 2)), min(low, mean), max(high, mean))

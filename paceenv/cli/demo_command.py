@@ -77,14 +77,14 @@ def _calibrate(name: str) -> NoiseFit:
 
 def _clusters(suite: Suite, healthy: NoiseFit) -> dict[str, Cluster]:
     """The suite's clusters with the noise measured on healthy workers; jitter from that up to a noisy cluster's."""
-    found = healthy.to_config()
-    measured: dict[str, Any] = {key: found["noise"][key] for key in ("common_cv", "persistent_cv")}
-    measured["jitter_cv"] = {"loguniform": [max(found["noise"]["jitter_cv"], 1e-3), NOISY_JITTER_CV]}
+    config = healthy.to_config()
+    measured: dict[str, Any] = {key: config["noise"][key] for key in ("common_cv", "persistent_cv")}
+    measured["jitter_cv"] = {"loguniform": [max(config["noise"]["jitter_cv"], 1e-3), NOISY_JITTER_CV]}
     clusters = {}
     for case in suite.cases:
         data = case.load().model_dump()
         data["noise"] |= measured
-        data["calibration"] = found["calibration"]
+        data["calibration"] = config["calibration"]
         clusters[case.name] = config_files.parse(Cluster, data, f"{case.name} with calibrated noise")
     return clusters
 

@@ -58,13 +58,13 @@ def diagnose(
     paceenv diagnose /tmp/nccl_trace_rank_* -- paceenv diagnose log.txt -- paceenv diagnose
     log.txt --pattern '(?P<step>\\d+) took (?P<ms>[\\d.]+)'
     """
-    found = examine(paths, pattern=pattern, against=against, job=job, policies=POLICIES if simulate else ())
-    for note in found.notes:
+    examination = examine(paths, pattern=pattern, against=against, job=job, policies=POLICIES if simulate else ())
+    for note in examination.notes:
         output.say(note)
     if json_ is not None:
-        output.write_json(found, json_)
+        output.write_json(examination, json_)
     if json_ != "-":
-        sys.stdout.writelines(found.runs.values())
-        print_sections(found.sections())
-        if found.next:
-            print_sections([Section("Next", found.next)])
+        sys.stdout.writelines(examination.runs.values())
+        print_sections(examination.sections())
+        if examination.next:
+            print_sections([Section("Next", examination.next)])

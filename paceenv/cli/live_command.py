@@ -84,8 +84,8 @@ def status(
             snapshots = with_verdicts(snapshots, findings)
         hold = holding(snapshots, chosen, time.time())
         if json_ is not None:
-            found = {"attempt": chosen, "attempts": run.attempts(), "ranks": snapshots, "findings": findings}
-            output.write_json(found | {"conditions": hold, "notes": run.notes}, json_)
+            data = {"attempt": chosen, "attempts": run.attempts(), "ranks": snapshots, "findings": findings}
+            output.write_json(data | {"conditions": hold, "notes": run.notes}, json_)
         elif watch:
             print_worst(run, chosen, snapshots, findings)
         else:

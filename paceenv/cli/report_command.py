@@ -47,22 +47,22 @@ def report(
         raise InputError(f"--out {out}: allowed: a file that ends in .html")
     for name in names:
         select_policy(name, load_cluster("null-jitter"))
-    found = examine(traces, pattern=pattern, job=job, policies=names)
-    if found.conclusion is None:
-        if found.inputs.one_log() is None or found.answer is None or not found.answer.steps:
-            found.inputs.require_trace()
-            raise InputError("; ".join(found.notes))
+    examination = examine(traces, pattern=pattern, job=job, policies=names)
+    if examination.conclusion is None:
+        if examination.inputs.one_log() is None or examination.answer is None or not examination.answer.steps:
+            examination.inputs.require_trace()
+            raise InputError("; ".join(examination.notes))
         for option, value in (("--policy", policy or None), ("--job", job)):
             if value is not None:
                 raise InputError(f"{option} {value}: {traces[0]} holds step times alone; allowed: with a trace")
-    fitted = found.conclusion.fitted if found.conclusion is not None else ""
+    fitted = examination.conclusion.fitted if examination.conclusion is not None else ""
     with output.progress("predict other sizes", 1, shown=not isinstance(fitted, str)) as done:
         at_sizes = fitted if isinstance(fitted, str) else sizes(fitted, done)
-    atomic_write(out, page_of(found, at_sizes).encode())
+    atomic_write(out, page_of(examination, at_sizes).encode())
     if json_ is not None:
-        more = {"fitted": fitted, "sizes": at_sizes} if found.conclusion is not None else {}
+        more = {"fitted": fitted, "sizes": at_sizes} if examination.conclusion is not None else {}
         why_not = {name: {"why_not": one} for name, one in more.items() if isinstance(one, str)}
-        output.write_json(found.to_json() | more | why_not, json_)
+        output.write_json(examination.to_json() | more | why_not, json_)
     if json_ != "-":
-        print_sections(found.sections())
+        print_sections(examination.sections())
         output.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")

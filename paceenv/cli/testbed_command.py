@@ -130,11 +130,11 @@ def _loop(scenario: Scenario, folder: Path, candidates: str | None, seed: int, j
 
     names = [part.strip() for part in (candidates or SEPARATOR.join(CANDIDATES)).split(SEPARATOR)]
     options = LoopOptions(seed=seed, candidates=tuple(names))
-    found = ClosedLoop(scenario, folder, options, run=testbed_run.run_scenario, calibrate=fit_trace).go()
+    report = ClosedLoop(scenario, folder, options, run=testbed_run.run_scenario, calibrate=fit_trace).go()
     if json_ is not None:
-        output.write_json(found, json_)
+        output.write_json(report, json_)
     if json_ != "-":
-        sim_to_real_report.show(found)
+        sim_to_real_report.show(report)
         output.say(f"report, picture and all runs are in {folder}/")
 
 

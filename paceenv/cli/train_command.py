@@ -97,11 +97,11 @@ def _train_for_job(job: str, out: Path, seconds: float, seed: int, json_: str | 
     path = prepare_folder(out) / POLICY
     left_s = max(seconds - (time.process_time() - begun), 5.0)
     with output.progress(f"train for {clusters[0].name}", left_s) as done:
-        found = train_for_job(clusters, seconds=left_s, seed=seed, on_progress=done)
-    summary: dict[str, Any] = {"policy": None, "sha256": None, **found.to_json()}
+        trained = train_for_job(clusters, seconds=left_s, seed=seed, on_progress=done)
+    summary: dict[str, Any] = {"policy": None, "sha256": None, **trained.to_json()}
     path.unlink(missing_ok=True)  # of an earlier run
-    if found.file is not None:
-        summary |= {"policy": str(path), "sha256": save_policy(path, found.file)}
+    if trained.file is not None:
+        summary |= {"policy": str(path), "sha256": save_policy(path, trained.file)}
     if json_ is not None:
         output.write_json(summary, json_)
     if json_ == "-":
@@ -109,13 +109,13 @@ def _train_for_job(job: str, out: Path, seconds: float, seed: int, json_: str | 
     output.print_table(
         "gain over no pacing",
         ("policy", "throughput"),
-        [(name, _percent(gain)) for name, gain in sorted(found.gains.items(), key=lambda x: -x[1].value)],
+        [(name, _percent(gain)) for name, gain in sorted(trained.gains.items(), key=lambda x: -x[1].value)],
         "on drawn clusters that nothing was trained on and episodes that nothing was chosen on; 95 % over clusters",
     )
-    if found.best is None:
+    if trained.best is None:
         output.say("pacing will not help this job: nothing is better than no pacing; no policy was written")
     else:
-        output.say(f"{found.best} is best; wrote {path}")
+        output.say(f"{trained.best} is best; wrote {path}")
 
 
 def _cluster(job: str) -> Cluster:

@@ -93,10 +93,10 @@ def _answer(
             if value is not None:
                 raise InputError(f"{option} {value}: {source[0]} is a cluster config; allowed: only with a trace")
         return _simulate(of_config(source[0]), changes, iterations)
-    found = find_recordings(source).read()
-    for note in found.notes:
+    inputs = find_recordings(source).read()
+    for note in inputs.notes:
         output.say(note)
-    trace = found.require_trace()
+    trace = inputs.require_trace()
     with output.progress(f"calibrate {Path(source[0]).name}", 1):
         baseline = of_trace(trace, source[0], base, job)
     return _simulate(baseline, changes, iterations)

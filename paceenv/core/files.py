@@ -125,11 +125,11 @@ def find(kind: str, name: str | os.PathLike[str]) -> Path:
 
 def _only_config(path: Path) -> Path:
     inside = path.iterdir() if path.is_dir() else map(Path, glob.iglob(str(path), recursive=True))
-    found = sorted(one for one in inside if one.suffix in YAML_SUFFIXES and one.is_file())
-    if len(found) != 1:
-        named = f" ({', '.join(map(str, found[:3]))}{', ...' if len(found) > 3 else ''})" if found else ""
-        raise InputError(f"{path}: {len(found)} configs{named}; allowed: one of them, or a folder with one")
-    return found[0]
+    configs = sorted(one for one in inside if one.suffix in YAML_SUFFIXES and one.is_file())
+    if len(configs) != 1:
+        named = f" ({', '.join(map(str, configs[:3]))}{', ...' if len(configs) > 3 else ''})" if configs else ""
+        raise InputError(f"{path}: {len(configs)} configs{named}; allowed: one of them, or a folder with one")
+    return configs[0]
 
 
 def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -248,10 +248,10 @@ def settings(candidate: Candidate) -> NDArray[np.float64]:
     Args:
         candidate: (threshold, window) by mechanism; others than :data:`MECHANISMS` raise ValueError.
     """
-    found = off()
+    settings_M2 = off()
     for mechanism, pair in candidate.items():
-        found[MECHANISMS.index(mechanism)] = pair
-    return found
+        settings_M2[MECHANISMS.index(mechanism)] = pair
+    return settings_M2
 
 
 def one_mechanism(mechanism: str, threshold: float, window: float) -> NDArray[np.float64]:

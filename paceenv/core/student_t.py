@@ -44,9 +44,9 @@ def student_t_quantile(tail: float, degrees: float) -> float:
         low, high = high, 2.0 * high
     t, wanted = 0.5 * (low + high), math.log(tail)
     for _ in range(200):
-        found = student_t_tail(t, degrees)
-        low, high = (t, high) if found > tail else (low, t)
-        step = (math.log(found) - wanted) * found / _density(t, degrees) if found > 0.0 else math.inf
+        tail_at_t = student_t_tail(t, degrees)
+        low, high = (t, high) if tail_at_t > tail else (low, t)
+        step = (math.log(tail_at_t) - wanted) * tail_at_t / _density(t, degrees) if tail_at_t > 0.0 else math.inf
         better = t + step if low < t + step < high else 0.5 * (low + high)
         if abs(better - t) <= 1e-13 * max(t, 1.0):
             return better

@@ -52,7 +52,7 @@ def check_links(matrix: OperationMatrix, tables: Sequence[Table]) -> list[Absolu
 
     if not tables:
         return []
-    measured, found = _measured(matrix), []
+    measured, checks = _measured(matrix), []
     for table in tables:
         low, high = table.size_bytes.min() / _BEYOND, table.size_bytes.max() * _BEYOND
         alike = [(b, s) for op, n, b, s in measured if (op, n) == (table.op, table.members) and low <= b <= high]
@@ -63,13 +63,13 @@ def check_links(matrix: OperationMatrix, tables: Sequence[Table]) -> list[Absolu
         times = sum(s for _, s in alike) / expected_s
         text = f"{table.op} among {table.members} takes {times:.2f} times as long as in nccl-tests ({table.source})"
         text += ": the fabric is slower in the job" if times > SLOW_LINK else ": the links do what they can"
-        found.append(AbsoluteCheck(f"{table.op} against nccl-tests", times, times > SLOW_LINK, text))
-    return found
+        checks.append(AbsoluteCheck(f"{table.op} against nccl-tests", times, times > SLOW_LINK, text))
+    return checks
 
 
 def _measured(matrix: OperationMatrix) -> list[tuple[Op, int, float, float]]:
     """Collectives of the usual step: operation, members, bytes, and the median time once the last one is there."""
-    graph, found = build_graph(matrix), []
+    graph, collectives = build_graph(matrix), []
     own_NT = own_durations(matrix, graph)
     for k, operations in enumerate(np.split(graph.member_N, graph.task_K[1:-1])):
         op = _LAWS.get(matrix.ops[matrix.op_N[operations[0]]])
@@ -77,8 +77,8 @@ def _measured(matrix: OperationMatrix) -> list[tuple[Op, int, float, float]]:
         whole_T = np.isfinite(matrix.start_NT[operations]).all(axis=0)
         if op is not None and len(operations) > 1 and size_bytes > 0.0 and not graph.queued_K[k] and whole_T.any():
             alone_s = float(np.median(own_NT[operations].max(axis=0)[whole_T]))
-            found.append((op, len(operations), size_bytes, alone_s))
-    return found
+            collectives.append((op, len(operations), size_bytes, alone_s))
+    return collectives
 
 
 _NORMAL: Final = 0.7

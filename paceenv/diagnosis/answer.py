@@ -39,8 +39,8 @@ class Answer:
         """Plain data, as ``paceenv diagnose --json`` prints it; that of a log alone is that of its step times."""
         if self.diagnosis is None and len(self.steps) == 1 and not (self.hangs or self.ended):
             return self.steps[0].to_json()
-        found = plain(self.diagnosis) if self.diagnosis is not None else {}
-        found["notes"] = [*self.notes, *found.get("notes", ())]
+        data = plain(self.diagnosis) if self.diagnosis is not None else {}
+        data["notes"] = [*self.notes, *data.get("notes", ())]
         more: dict[str, Any] = {
             "lateness": self.lateness,
             "late_hosts": self.late_hosts,
@@ -48,7 +48,7 @@ class Answer:
             "ended": self.ended,
         }
         more |= {"nccl_inspector": self.times, "step_times": self.steps}
-        return found | {name: one for name, one in more.items() if one}
+        return data | {name: one for name, one in more.items() if one}
 
 
 def find_answer(inputs: Inputs, job: str | None = None) -> Answer:

@@ -162,13 +162,13 @@ def _united(late: list[tuple[NDArray[np.int64], NDArray[np.int64], Array, Array]
 
 def _late(matrix: OperationMatrix, late_RT: Array, op_R: list[str], least_s: float) -> tuple[LateRank, ...]:
     latest_T: NDArray[np.int64] = np.argmax(late_RT, axis=0)
-    found = []
+    late_ranks = []
     for r in np.unique(latest_T).tolist():
         at = np.flatnonzero((latest_T == r) & (late_RT[r] >= least_s))
         if len(at):
             late_s = tuple(late_RT[r, at].tolist())
-            found.append(LateRank(matrix.ranks[r], tuple(matrix.iteration_T[at].tolist()), late_s, op_R[r]))
-    return tuple(sorted(found, key=lambda one: -sum(one.late_s)))
+            late_ranks.append(LateRank(matrix.ranks[r], tuple(matrix.iteration_T[at].tolist()), late_s, op_R[r]))
+    return tuple(sorted(late_ranks, key=lambda one: -sum(one.late_s)))
 
 
 def _culprits(arrivals: Arrivals) -> str:

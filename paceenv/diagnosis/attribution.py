@@ -153,16 +153,16 @@ def _other(
     described = np.zeros(len(matrix.op_N), np.bool_)
     described[compute.operation] = described[transfers.operation] = True
     communicates = matrix.is_collective_N | matrix.is_transfer_N
-    found: dict[Component, tuple[Integers, Array]] = {}
+    by_component: dict[Component, tuple[Integers, Array]] = {}
     ideal_NT, usual = ideal_durations(matrix, own_NT), matrix.usual_N
     for op, name in enumerate(matrix.ops):
         operations = np.flatnonzero((matrix.op_N == op) & ~described & ~communicates)
         rare, often = operations[~usual[operations]], operations[usual[operations]]
         if name == PACE_OP or len(rare):
             taken = operations if name == PACE_OP else rare
-            found[Component("extra", name)] = (taken, own_NT[taken])
+            by_component[Component("extra", name)] = (taken, own_NT[taken])
         if name != PACE_OP and len(often):
             fixed = np.broadcast_to(own_NT[often].mean(axis=1, keepdims=True), own_NT[often].shape)
-            found[Component("work", name)] = (often, fixed - ideal_NT[often])
-            found[Component("varies", name)] = (often, own_NT[often] - fixed)
-    return found
+            by_component[Component("work", name)] = (often, fixed - ideal_NT[often])
+            by_component[Component("varies", name)] = (often, own_NT[often] - fixed)
+    return by_component

@@ -81,27 +81,27 @@ def name_causes(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[
         cause: sum(share * attribution.cost_s[component] for component, share in of) for cause, of in parts.items()
     }
     lost_s = sum(max(cost, 0.0) for cost in costs.values())
-    found = []
+    causes = []
     for name, cost in sorted(costs.items(), key=lambda item: -item[1]):
         if lost_s > 0.0 and cost >= MIN_SHARE * lost_s and cost >= MIN_LOST * attribution.measured_s:
             evidence, advice = _WORDS[name](matrix, attribution)
             evidence += _saved(attribution, cost, parts[name])
-            found.append(Cause(name, cost / lost_s, evidence, advice, cost, _pacing(name, attribution)))
-    return tuple(found)
+            causes.append(Cause(name, cost / lost_s, evidence, advice, cost, _pacing(name, attribution)))
+    return tuple(causes)
 
 
 def _pacing(cause: str, attribution: TimeAttribution) -> str:
     """How delays may act on a cause; "" where they cannot."""
     if cause == CONTENTION and _is_between_groups(attribution):
-        found = _worst(attribution, lambda k: k.contention)
-        if found is not None and found.partner is not None:
+        worst = _worst(attribution, lambda k: k.contention)
+        if worst is not None and worst.partner is not None:
             return "pacing (defer)"
         return "pacing of the groups that have slack (slack)"
     if cause == TENANT:
         return "pacing (phase_shift) where the other job's period is close to ours"
     if cause == INCAST:
-        found = _worst(attribution, lambda k: k.timeout_s)
-        return "" if found is None or found.op == "all_to_all" else "pacing (stagger)"
+        worst = _worst(attribution, lambda k: k.timeout_s)
+        return "" if worst is None or worst.op == "all_to_all" else "pacing (stagger)"
     return ""
 
 
@@ -311,12 +311,12 @@ def _worst(attribution: TimeAttribution, key: Callable[[TransferClass], float]) 
 
 
 def _contention(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
-    found = _worst(attribution, lambda k: k.contention)
-    if _is_between_groups(attribution) and found is not None and found.partner is not None:
-        return _own_partner(found, found.partner)
-    if _is_between_groups(attribution) and found is not None:
+    worst = _worst(attribution, lambda k: k.contention)
+    if _is_between_groups(attribution) and worst is not None and worst.partner is not None:
+        return _own_partner(worst, worst.partner)
+    if _is_between_groups(attribution) and worst is not None:
         evidence = (
-            f"{found.groups} groups run {found.op} side by side; each takes {found.contention:.2f} times as long as "
+            f"{worst.groups} groups run {worst.op} side by side; each takes {worst.contention:.2f} times as long as "
             "alone, as a shared uplink under their own starts explains"
         )
         return evidence, "more uplink, or groups that share leaves"
@@ -328,54 +328,54 @@ def _contention(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[
     return varies, advice
 
 
-def _own_partner(found: TransferClass, partner: Partner) -> tuple[str, str]:
+def _own_partner(slowed: TransferClass, partner: Partner) -> tuple[str, str]:
     """A reduction in the background that slows what the ranks stand still for."""
-    times = found.contention
+    times = slowed.contention
     how = (
         f"takes {times:.2f} times as long as without it"
         if partner.is_measured
         else f"never runs without it; with equal shares of a link it takes {times:.2f} times as long as alone"
     )
     evidence = (
-        f"{found.op} runs beside the job's own {partner.op} on another communicator for {partner.share:.0%} of its "
+        f"{slowed.op} runs beside the job's own {partner.op} on another communicator for {partner.share:.0%} of its "
         f"time and {how}"
     )
     advice = (
-        f"hold the {partner.op} back while the {found.op} runs (rule defer), or give the {found.op}'s communicator "
+        f"hold the {partner.op} back while the {slowed.op} runs (rule defer), or give the {slowed.op}'s communicator "
         "priority"
     )
     return evidence, advice
 
 
 def _tenant(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
-    found = _worst(attribution, lambda k: k.inflated)
-    assert found is not None
+    worst = _worst(attribution, lambda k: k.inflated)
+    assert worst is not None
     evidence = (
-        f"{found.op} takes {found.inflated:.0%} longer than its best on average, and comes and goes with a memory (its "
-        f"last steps predict it, correlation {found.predictability:.2f}) that the job's own ranks do not explain"
+        f"{worst.op} takes {worst.inflated:.0%} longer than its best on average, and comes and goes with a memory (its "
+        f"last steps predict it, correlation {worst.predictability:.2f}) that the job's own ranks do not explain"
     )
     return evidence, "look for another job's transfers on the same links: move one of the jobs, or shift the phase"
 
 
 def _incast(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
-    found = _worst(attribution, lambda k: k.timeout_s)
-    assert found is not None
-    late_ms = found.timeout_s * 1e3
+    worst = _worst(attribution, lambda k: k.timeout_s)
+    assert worst is not None
+    late_ms = worst.timeout_s * 1e3
     evidence = (
-        f"{found.collapsed:.0%} of the {found.op}s take {late_ms:.0f} ms longer than the others, as after a timeout"
+        f"{worst.collapsed:.0%} of the {worst.op}s take {late_ms:.0f} ms longer than the others, as after a timeout"
     )
-    if found.op == "all_to_all":
+    if worst.op == "all_to_all":
         return evidence, "deeper buffers or lossless links; staggering costs in an all_to_all"
     return evidence, "deeper buffers, lossless links, a tree instead of a gather"
 
 
 def _locality(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
-    found = _worst(attribution, lambda k: float(k.link_K.max()))
-    assert found is not None
-    k = int(np.argmax(found.link_K))
-    at = ", ".join(map(str, found.ranks_K[k][:8]))
+    worst = _worst(attribution, lambda k: float(k.link_K.max()))
+    assert worst is not None
+    k = int(np.argmax(worst.link_K))
+    at = ", ".join(map(str, worst.ranks_K[k][:8]))
     evidence = (
-        f"{found.op} of the group of ranks {at} always takes {found.link_K[k]:.2f} times as long as that of the "
+        f"{worst.op} of the group of ranks {at} always takes {worst.link_K[k]:.2f} times as long as that of the "
         "others, once all its members are there"
     )
     return evidence, "check which NIC, socket and PCIe switch these ranks use, and the cable"

@@ -85,11 +85,11 @@ def measure_times(logs: Sequence[InspectorLog]) -> CollectiveTimes:
     arrivals, notes = [], []
     for key, records in parts.items():
         if len(records) > 1:
-            found = _last(names[key], members[key], records)
-            if isinstance(found, str):
-                notes.append(found)
+            arrival = _last(names[key], members[key], records)
+            if isinstance(arrival, str):
+                notes.append(arrival)
             else:
-                arrivals.append(found)
+                arrivals.append(arrival)
     if all(len(records) == 1 for records in parts.values()):
         notes.append("no communicator has logs of two ranks")
     if not all(log.is_gpu_timed for log in logs):

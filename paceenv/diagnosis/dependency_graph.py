@@ -97,13 +97,13 @@ def _after(matrix: OperationMatrix, later: Integers, earlier: Integers, toleranc
     Compared step by step: medians over the steps of each would mix steps that are early with others that are late. An
     operation that few steps have says nothing of one that most have.
     """
-    found = np.zeros((len(later), len(earlier)), np.bool_)
+    follows = np.zeros((len(later), len(earlier)), np.bool_)
     end_MT = matrix.end_NT[earlier] - tolerance_s
     steps_M = np.isfinite(end_MT).sum(axis=1)
     for i, n in enumerate(later.tolist()):
         start_T = matrix.start_NT[n]
-        found[i] = (start_T >= end_MT).sum(axis=1) >= 0.5 * np.maximum(steps_M, np.isfinite(start_T).sum())
-    return found
+        follows[i] = (start_T >= end_MT).sum(axis=1) >= 0.5 * np.maximum(steps_M, np.isfinite(start_T).sum())
+    return follows
 
 
 def _chain(before: list[list[int]], operations: list[int]) -> None:
@@ -180,19 +180,19 @@ def _first_backward(
 
 def _sets(matrix: OperationMatrix) -> list[list[int]]:
     """Operations that begin together, each set of two or more."""
-    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    sets: dict[tuple[object, ...], list[int]] = defaultdict(list)
     forward, backward = (matrix.is_op(f"{d}-send", f"{d}-recv") for d in ("forward", "backward"))
     sends, stages = matrix.is_op("forward-send", "backward-send"), int(matrix.stage_N.max()) + 1
     is_barrier = matrix.is_op(BARRIER_OP)
     for n in np.flatnonzero((matrix.group_N >= 0) | is_barrier).tolist():
         like = (matrix.op_N, matrix.group_N, matrix.micro_batch_N, matrix.chunk_N, matrix.position_N)
-        found["group", *(int(x[n]) for x in like)].append(n)
+        sets["group", *(int(x[n]) for x in like)].append(n)
     for n in np.flatnonzero((forward | backward) & (matrix.micro_batch_N >= 0)).tolist():
         place = max(int(matrix.chunk_N[n]), 0) * stages + int(matrix.stage_N[n])
         border = place if bool(forward[n]) == bool(sends[n]) else place - 1
         place_in = (matrix.dp_rank_N, matrix.micro_batch_N, matrix.position_N)
-        found["transfer", bool(forward[n]), border, *(int(x[n]) for x in place_in)].append(n)
-    return [operations for operations in found.values() if len(operations) > 1]
+        sets["transfer", bool(forward[n]), border, *(int(x[n]) for x in place_in)].append(n)
+    return [operations for operations in sets.values() if len(operations) > 1]
 
 
 def _sorted(

@@ -35,24 +35,24 @@ UNDETERMINED: Final = "cannot be determined"
 def diagnose(trace: Trace, *, job: str | None = None) -> Diagnosis:
     """Diagnose one job of a trace."""
     matrix, note = matrix_on_one_clock(trace, job=job)
-    found = with_agent(diagnose_matrix(matrix), trace.metadata.job)
-    return replace(found, notes=(note, *found.notes)) if note else found
+    diagnosis = with_agent(diagnose_matrix(matrix), trace.metadata.job)
+    return replace(diagnosis, notes=(note, *diagnosis.notes)) if note else diagnosis
 
 
-def with_agent(found: Diagnosis, job: Mapping[str, Any]) -> Diagnosis:
+def with_agent(diagnosis: Diagnosis, job: Mapping[str, Any]) -> Diagnosis:
     """The diagnosis of a live job's trace, led by what the job's own agent says of its end and of late ranks."""
     agent = job.get("agent")
     if not isinstance(agent, Mapping) or not isinstance(agent.get("text"), str):
-        return found
+        return diagnosis
     late = tuple(rank for rank in agent.get("late") or () if isinstance(rank, int))
-    causes = sorted(found.causes, key=lambda one: bool(late) and one.cause not in OF_ONE_RANK)
-    found = replace(found, agent=agent["text"], late=late, ended=bool(agent.get("ended")), causes=tuple(causes))
+    causes = sorted(diagnosis.causes, key=lambda one: bool(late) and one.cause not in OF_ONE_RANK)
+    diagnosis = replace(diagnosis, agent=agent["text"], late=late, ended=bool(agent.get("ended")), causes=tuple(causes))
     aside_s = agent.get("aside_s")
-    if not isinstance(aside_s, (int, float)) or not aside_s > MAX_ASIDE * found.step_time_s:
-        return found
+    if not isinstance(aside_s, (int, float)) or not aside_s > MAX_ASIDE * diagnosis.step_time_s:
+        return diagnosis
     why = f"collectives of {duration(aside_s)} a step run beside the compute, whose rows contain the waiting for them"
     return replace(
-        found, refused=f"{UNDETERMINED}: {why}", causes=(), slowdown=None, ideal_step_time_s=None,
+        diagnosis, refused=f"{UNDETERMINED}: {why}", causes=(), slowdown=None, ideal_step_time_s=None,
         bare_step_s=None, doubt="",
     )  # fmt: skip
 
@@ -66,14 +66,16 @@ def diagnose_matrix(matrix: OperationMatrix) -> Diagnosis:
     paced = measure_pacing(matrix)
     notes = (matrix.lacking,) if matrix.lacking else ()
     if paced is None:
-        found = _diagnose_kinds(matrix)
-        return replace(found, notes=(*notes, *found.notes))
-    found, of = _diagnose_kinds(matrix), f"all {matrix.steps} steps"
+        diagnosis = _diagnose_kinds(matrix)
+        return replace(diagnosis, notes=(*notes, *diagnosis.notes))
+    diagnosis, of = _diagnose_kinds(matrix), f"all {matrix.steps} steps"
     if len(paced.plain_T) >= MIN_SHARE * matrix.steps:
         plain = _diagnose_kinds(matrix.of_steps(paced.plain_T))
-        if found.refused or found.doubt or not plain.doubt:
-            found, of = plain, f"the {len(paced.plain_T)} steps without delays"
-    return replace(found, paced_steps=paced, notes=(*notes, f"causes are those of {of}; {paced.text}", *found.notes))
+        if diagnosis.refused or diagnosis.doubt or not plain.doubt:
+            diagnosis, of = plain, f"the {len(paced.plain_T)} steps without delays"
+    return replace(
+        diagnosis, paced_steps=paced, notes=(*notes, f"causes are those of {of}; {paced.text}", *diagnosis.notes)
+    )
 
 
 def _diagnose_kinds(matrix: OperationMatrix) -> Diagnosis:
@@ -151,11 +153,11 @@ def _add_causes(parts: list[tuple[float, Diagnosis]]) -> tuple[Cause, ...]:
         for cause in one.causes:
             by_name[cause.cause].append((weight * cause.lost_s, cause))
     lost_s = sum(cost for of in by_name.values() for cost, _ in of)
-    found = []
+    causes = []
     for of in by_name.values():
         cost = sum(each for each, _ in of)
-        found.append(replace(max(of, key=lambda each: each[0])[1], share=cost / lost_s, lost_s=cost))
-    return tuple(sorted(found, key=lambda cause: -cause.lost_s))
+        causes.append(replace(max(of, key=lambda each: each[0])[1], share=cost / lost_s, lost_s=cost))
+    return tuple(sorted(causes, key=lambda cause: -cause.lost_s))
 
 
 def _insufficient(matrix: OperationMatrix, graph: Graph, of: str) -> str:

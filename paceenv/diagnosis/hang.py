@@ -123,7 +123,7 @@ class Hang:
 
     def _first_without(self, rank: int) -> Unit | None:
         """The first operation that others entered and this rank did not; a collective where there is one."""
-        found = [
+        missed = [
             unit
             for units in self.job.pending.values()
             for unit in units
@@ -132,7 +132,7 @@ class Hang:
             and (rank in self.stopped or not unit.is_p2p)
             and rank in self.job.not_entered(unit)
         ]
-        return min(found, key=lambda unit: (unit.is_p2p, unit.entries[0].created_s), default=None)
+        return min(missed, key=lambda unit: (unit.is_p2p, unit.entries[0].created_s), default=None)
 
     @cached_property
     def verdict(self) -> str:
@@ -260,11 +260,11 @@ class Hang:
 
     def ends(self) -> dict[int, tuple[int, ...]]:
         """For each waiting rank the ranks that its chain ends at."""
-        found: dict[int, set[int]] = {rank: set() for rank in self.waits}
+        ends_of: dict[int, set[int]] = {rank: set() for rank in self.waits}
         for root in self.roots:
             for rank in root.waiting:
-                found.setdefault(rank, set()).update(root.ranks)
-        return {rank: tuple(sorted(ends)) for rank, ends in found.items()}
+                ends_of.setdefault(rank, set()).update(root.ranks)
+        return {rank: tuple(sorted(ends)) for rank, ends in ends_of.items()}
 
     def waiting_rows(self) -> list[tuple[str, ...]]:
         """Ranks, operation, group, whom they wait for, and in the end; what is alike in one row."""
@@ -326,14 +326,14 @@ def _mismatches(job: Standstill) -> tuple[Mismatch, ...]:
         for unit in units:
             if not unit.is_p2p and unit.group not in drifting:
                 first[unit.group].setdefault(rank, unit)
-    found = []
+    mismatches = []
     for group, units_R in first.items():
         seq = min(unit.seq for unit in units_R.values())
         what, said = _compare({rank: unit for rank, unit in units_R.items() if unit.seq == seq})
         variants = [(name, tuple(sorted(r for r in said if said[r] == name))) for name in dict.fromkeys(said.values())]
         if what:
-            found.append(Mismatch(group, seq, what, tuple(sorted(variants, key=lambda variant: -len(variant[1])))))
-    return tuple(found)
+            mismatches.append(Mismatch(group, seq, what, tuple(sorted(variants, key=lambda variant: -len(variant[1])))))
+    return tuple(mismatches)
 
 
 def _apart(job: Standstill) -> str:

@@ -128,7 +128,7 @@ def find_late_hosts(activity: Sequence[RankActivity], *, clock_error_s: float = 
     for one in _late_arrivals(activity):
         if one.late_s > clock_error_s:
             late[one.rank].append(one)
-    found = []
+    late_hosts = []
     for rank, ones in late.items():
         per_step = {
             i: _together_s([one for one in ones if one.iteration == i]) for i in {one.iteration for one in ones}
@@ -136,8 +136,8 @@ def find_late_hosts(activity: Sequence[RankActivity], *, clock_error_s: float = 
         named = {i: s for i, s in per_step.items() if s >= least_s}
         counted = [one for one in ones if one.iteration in named]
         if named:
-            found.append(_finding(rank, steps, named, counted, activity))
-    return tuple(sorted(found, key=lambda one: -sum(one.late_s)))
+            late_hosts.append(_finding(rank, steps, named, counted, activity))
+    return tuple(sorted(late_hosts, key=lambda one: -sum(one.late_s)))
 
 
 def one_rank(activity: Sequence[RankActivity]) -> str:
@@ -180,14 +180,14 @@ def _late_arrivals(activity: Iterable[RankActivity]) -> list[_Late]:
             if c.group and isinstance(c, CollectiveActivity):
                 members[one.iteration, *key].append((one.rank, ended_s.get((one.rank, c.group), -np.inf), c))
                 ended_s[one.rank, c.group] = c.end_s
-    found = []
+    arrivals = []
     for (iteration, _, _, place), met in members.items():
         met.sort(key=lambda entry: entry[2].start_s)
         rank, before_s, mine = met[-1]
         peers = tuple(c for _, _, c in met[:-1])
         if peers and (late_s := mine.start_s - max(peers[-1].start_s, min(before_s, mine.start_s))) > 0.0:
-            found.append(_Late(rank, iteration, place, late_s, mine, peers))
-    return found
+            arrivals.append(_Late(rank, iteration, place, late_s, mine, peers))
+    return arrivals
 
 
 def _finding(

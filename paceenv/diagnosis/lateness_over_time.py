@@ -97,10 +97,10 @@ def find_lateness(matrix: OperationMatrix, *, hosts: Mapping[int, Hashable] | No
     own_s_RT = own_work(matrix)
     why_not = _why_not(matrix, len(alone), own_s_RT)
     watched = slice(0, 0 if why_not else None)
-    found = find_late_ranks(
+    findings = find_late_ranks(
         own_s_RT.T[watched], matrix.step_s_T[watched], matrix.iteration_T[watched].astype(np.int64), alike=alike
     )
-    late = _teams(matrix, found.late, found.step_s)
+    late = _teams(matrix, findings.late, findings.step_s)
     places: dict[str, Mapping[int, Hashable]] = {}
     if len(alike) > 1:
         places[common_place.STAGE] = {rank: int(stage_R[r]) for r, rank in enumerate(matrix.ranks)}
@@ -109,10 +109,10 @@ def find_lateness(matrix: OperationMatrix, *, hosts: Mapping[int, Hashable] | No
     place = common_place.find_common_place([rank for team in late for rank in team.ranks], matrix.ranks, places)
     return LatenessOverTime(
         late=late,
-        past=_teams(matrix, found.past, found.step_s),
-        pattern=found.pattern,
-        lost_s=found.lost_s,
-        step_s=found.step_s,
+        past=_teams(matrix, findings.past, findings.step_s),
+        pattern=findings.pattern,
+        lost_s=findings.lost_s,
+        step_s=findings.step_s,
         steps=matrix.steps,
         places=(common_place.describe(place),) if place else (),
         alone=tuple(alone) if not why_not else (),

@@ -228,8 +228,8 @@ def _operations(columns: dict[str, NDArray[Any]], at_T: Integers) -> tuple[Integ
         value = columns[name].astype(np.int64)
         low, high = int(value.min(initial=0)), int(value.max(initial=0))
         if keys * (high - low + 1) >= 1 << 40:  # dense, so that no product can overflow
-            found, key = np.unique(key, return_inverse=True)
-            keys = len(found)
+            distinct, key = np.unique(key, return_inverse=True)
+            keys = len(distinct)
         key, keys = key * (high - low + 1) + (value - low), keys * (high - low + 1)
     order = np.lexsort((columns["seq"], key, at_T))
     fresh = np.ones(len(key), np.bool_)

@@ -126,12 +126,12 @@ def _overlapping(matrix: OperationMatrix, graph: Graph) -> list[tuple[int, int]]
     later = np.repeat(np.arange(len(graph.before_N) - 1), np.diff(graph.before_N))
     of_stream = matrix.is_collective_N[later] & matrix.is_collective_N[graph.before] & graph.meets_N[later]
     later, earlier = later[of_stream], graph.before[of_stream]
-    found = []
+    pairs = []
     for n, m in zip(later.tolist(), earlier.tolist(), strict=True):
         both_T = np.isfinite(matrix.start_NT[n]) & np.isfinite(matrix.end_NT[m])
         if both_T.any() and (matrix.start_NT[n, both_T] < matrix.end_NT[m, both_T]).mean() > 0.5:
-            found.append((n, m))
-    return found
+            pairs.append((n, m))
+    return pairs
 
 
 MAX_WORK: Final = 1e8

@@ -87,12 +87,12 @@ class Standstill:
         kinds = {
             (u.group, u.seq): op_name(u.entries[0].op) for units in self.units.values() for u in units if not u.is_p2p
         }
-        found = {}
+        proven = {}
         for group, ends in self.finished.items():
             proofs = [(s if kinds.get((group, s), "all_reduce") in NEEDS_ALL else s - 1, r) for r, s in ends.items()]
             best, second = sorted([*proofs, _NOBODY, _NOBODY], reverse=True)[:2]
-            found[group] = best, second
-        return found
+            proven[group] = best, second
+        return proven
 
     def _ended_elsewhere(self, unit: Unit) -> bool:
         """Whether another member finished this collective, which proves that this rank had entered it, too."""
@@ -111,13 +111,13 @@ class Standstill:
 
         Of a blind rank, sends and receives before something that peers finished do not count either.
         """
-        found = {}
+        pending = {}
         for rank, units in self.units.items():
             unseen = [unit for unit in units if not unit.is_done]
             last = max((unit.entries[0].record for unit in unseen if self._ended_elsewhere(unit)), default=-1)
             left = (unit for unit in unseen if not self._ended_elsewhere(unit))
-            found[rank] = tuple(unit for unit in left if not (unit.is_p2p and unit.entries[0].record < last))
-        return found
+            pending[rank] = tuple(unit for unit in left if not (unit.is_p2p and unit.entries[0].record < last))
+        return pending
 
     @cached_property
     def _posted(self) -> set[tuple[int, Group, str, int]]:
@@ -138,13 +138,13 @@ class Standstill:
         """What each rank waits in and for; ranks that wait for nothing are left out."""
         fronts = {rank: units[0] for rank, units in self.pending.items() if units}
         shared: dict[tuple[Group, int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        found = {}
+        waits = {}
         for rank, unit in fronts.items():
             if unit.place not in shared:
                 absent = self.not_entered(unit)
                 shared[unit.place] = absent, () if absent else _busy(unit, fronts)
-            found[rank] = Wait(unit, *shared[unit.place])
-        return found
+            waits[rank] = Wait(unit, *shared[unit.place])
+        return waits
 
     @cached_property
     def roots(self) -> tuple[Root, ...]:

@@ -110,26 +110,26 @@ def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, st
             uplinks.append(
                 Shared(tasks, tuple(np.concatenate(places) for places in zip(*at_CK, strict=True)), *contended.uplink_s)
             )
-        for found, own in zip(found_C, contended_C, strict=True):
-            found.contend(own)
-        link_K = _links(np.sum([found.left_KT for found in found_C], axis=0))
-        for found in found_C:
-            found.link_K, found.left_KT = link_K, found.left_KT / link_K[:, None]
-        is_tenant, predictable, inflated = _tenant([found.left_KT for found in found_C if not found.queued])
-        for found, at, members, own in zip(found_C, at_CK, chain, contended_C, strict=True):
-            if not found.queued:
-                found.predictability, found.inflated = predictable, inflated
-            tenant_KT = found.tenant_KT() if is_tenant and not found.queued else np.ones_like(found.left_KT)
-            alone_s = float(np.median(found.left_KT / tenant_KT))
-            classes.append(found)
+        for transfers, own in zip(found_C, contended_C, strict=True):
+            transfers.contend(own)
+        link_K = _links(np.sum([transfers.left_KT for transfers in found_C], axis=0))
+        for transfers in found_C:
+            transfers.link_K, transfers.left_KT = link_K, transfers.left_KT / link_K[:, None]
+        is_tenant, predictable, inflated = _tenant([transfers.left_KT for transfers in found_C if not transfers.queued])
+        for transfers, at, members, own in zip(found_C, at_CK, chain, contended_C, strict=True):
+            if not transfers.queued:
+                transfers.predictability, transfers.inflated = predictable, inflated
+            tenant_KT = transfers.tenant_KT() if is_tenant and not transfers.queued else np.ones_like(transfers.left_KT)
+            alone_s = float(np.median(transfers.left_KT / tenant_KT))
+            classes.append(transfers)
             for k, a in enumerate(at):
                 base_s[a], link[a], tenant[a] = alone_s, link_K[k], tenant_KT[k]
                 if own.partner is not None:
                     beside[a] = own.factor_KT[k]
-                timeout_s[a] = found.timeout_KT[k]
+                timeout_s[a] = transfers.timeout_KT[k]
                 explained = base_s[a] * link[a] * own.factor_KT[k] * tenant[a]
                 rest[a] = np.maximum(own_NT[members[k]] - timeout_s[a], 0.0) / np.maximum(explained, 1e-12)
-                beyond_T = found.hiccup_KT[k]
+                beyond_T = transfers.hiccup_KT[k]
                 hiccup_s[a] = np.where(beyond_T, np.maximum(rest[a] - 1.0, 0.0) * explained, 0.0)
                 rest[a] = np.where(beyond_T, np.minimum(rest[a], 1.0), rest[a])
                 hiccups += int(beyond_T.sum())
@@ -142,13 +142,13 @@ def _classes(matrix: OperationMatrix, graph: Graph, operation: Integers) -> list
     task = graph.task_of_N[operation]
     order = np.argsort(task, kind="stable")
     sets = np.split(operation[order], np.flatnonzero(np.diff(task[order])) + 1)
-    found: dict[tuple[int, ...], list[Integers]] = {}
+    classes: dict[tuple[int, ...], list[Integers]] = {}
     for members in sets:
         first = members[0]
         stage = -1 if matrix.bytes_N[first] else matrix.stage_N[first]  # stages have payloads of different size
         key = (matrix.op_N[first], matrix.bytes_N[first], stage, matrix.micro_batch_N[first])
-        found.setdefault((*map(int, key), int(matrix.position_N[first])), []).append(members)
-    return [sorted(sets, key=lambda m: tuple(matrix.rank_N[m])) for sets in found.values()]
+        classes.setdefault((*map(int, key), int(matrix.position_N[first])), []).append(members)
+    return [sorted(sets, key=lambda m: tuple(matrix.rank_N[m])) for sets in classes.values()]
 
 
 def _arrivals(matrix: OperationMatrix, members: list[Integers]) -> Array:
@@ -210,17 +210,17 @@ def _contend(arrival_KT: Array, classes: list[TransferClass], partners: list[Par
     """What costs the classes of a chain time on their links, where that explains how long they take."""
     if any(partners):
         return [
-            _Contended(False, np.ones_like(found.left_KT))
+            _Contended(False, np.ones_like(transfers.left_KT))
             if one is None
             else _Contended(True, one.factor_KT, partner=one)
-            for found, one in zip(classes, partners, strict=True)
+            for transfers, one in zip(classes, partners, strict=True)
         ]
     return [_on_uplink(arrival_KT, classes)] * len(classes)
 
 
 def _on_uplink(arrival_KT: Array, classes: list[TransferClass]) -> _Contended:
     """What the groups of a chain cost each other, where a shared uplink explains how long they take."""
-    left_KT = np.sum([found.left_KT for found in classes], axis=0)
+    left_KT = np.sum([transfers.left_KT for transfers in classes], axis=0)
     if len(left_KT) == 1:
         return _Contended(False, np.ones_like(left_KT))
     from paceenv.diagnosis.uplink_contention import (
@@ -265,11 +265,11 @@ class TransferClass:
             self.hiccup_KT = self.left_KT > threshold * usual_K
             self.left_KT = np.where(self.hiccup_KT, usual_K, self.left_KT)
 
-    def contend(self, found: _Contended) -> None:
+    def contend(self, contended: _Contended) -> None:
         """Take off what the groups cost each other, or a partner costs them."""
-        self.contention = float(found.factor_KT.mean())
-        self.contended, self.partner = found.contended, found.partner
-        self.left_KT = self.left_KT / found.factor_KT
+        self.contention = float(contended.factor_KT.mean())
+        self.contended, self.partner = contended.contended, contended.partner
+        self.left_KT = self.left_KT / contended.factor_KT
 
     def tenant_KT(self) -> Array:
         """What a tenant costs, as a factor that all groups have in common."""

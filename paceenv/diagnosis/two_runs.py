@@ -63,28 +63,28 @@ def of_log(log: StepLog) -> dict[str, Array]:
 
 def of_trace(matrix: OperationMatrix, activity: tuple[RankActivity, ...]) -> dict[str, Array]:
     """Steps, and the mean over ranks of where devices spend them."""
-    found = {STEP: matrix.step_s_T}
+    parts = {STEP: matrix.step_s_T}
     for name, words in _PARTS.items():
         of_step: dict[int, list[float]] = {}
         for one in activity:
             of_step.setdefault(one.iteration, []).append(float(getattr(one, name)))
         if of_step:
-            found[words] = np.array([np.mean(values) for values in of_step.values()])
-    return found
+            parts[words] = np.array([np.mean(values) for values in of_step.values()])
+    return parts
 
 
 def compare(before: Mapping[str, Array], after: Mapping[str, Array]) -> tuple[Change, ...]:
     """What both have, the step first, then the parts that changed most."""
-    found = []
+    changes = []
     for name in before:
         if name in after:
             a, b = (x[np.isfinite(x)] for x in (before[name], after[name]))
             if len(a) and len(b) and max(a.mean(), b.mean()) > _SMALLEST_S:
                 enough = min(len(a), len(b)) >= _LEAST
                 half = 1.96 * math.hypot(_error(a), _error(b)) if enough else None
-                found.append(Change(name, float(a.mean()), float(b.mean()), half))
+                changes.append(Change(name, float(a.mean()), float(b.mean()), half))
     first = next(iter(before), "")
-    return tuple(sorted(found, key=lambda one: (one.what != first, -abs(one.after_s - one.before_s))))
+    return tuple(sorted(changes, key=lambda one: (one.what != first, -abs(one.after_s - one.before_s))))
 
 
 def _error(values: Array) -> float:

@@ -104,10 +104,10 @@ class Verdict:
             return cause.advice
         if self.claim == "not simulated":
             return f"{cause.advice}; {cause.pacing} may help (not simulated here)"
-        found = {"helps": "which helps", "gains nothing": "which gains nothing here", "is open": "which may help"}
+        words = {"helps": "which helps", "gains nothing": "which gains nothing here", "is open": "which may help"}
         seen = [f"measured in this file: {_gain(self.measured)}"] if self.measured else []
         seen += [f"simulated: {_shown(self.best)}"] if self.best else []
-        return f"{cause.advice}; or {cause.pacing}, {found[self.claim]} ({'; '.join(seen)})"
+        return f"{cause.advice}; or {cause.pacing}, {words[self.claim]} ({'; '.join(seen)})"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -116,81 +116,83 @@ class Verdict:
         return {"text": self.text, "lost": self.lost, "pacing": pacing, "checks": self.checks}
 
 
-def conclude(found: Diagnosis, pacing: Pacing | None = None, checks: Sequence[AbsoluteCheck] = ()) -> Verdict:
+def conclude(diagnosis: Diagnosis, pacing: Pacing | None = None, checks: Sequence[AbsoluteCheck] = ()) -> Verdict:
     """The verdict."""
     pacing = pacing or Pacing()
     best = max(pacing.gains, key=lambda one: (word_of(one[1]) == "helps", one[1].value), default=None)
-    claim = _claim(found, pacing)
-    measured = found.paced_steps.gain if found.paced_steps and found.paced_steps.gain.is_bounded else None
+    claim = _claim(diagnosis, pacing)
+    measured = diagnosis.paced_steps.gain if diagnosis.paced_steps and diagnosis.paced_steps.gain.is_bounded else None
     seen = [gain for gain in (best and best[1], measured) if gain is not None]
     is_paying = any(word_of(gain) == "helps" and gain.value >= MIN_LOST for gain in seen)
     said = [f"{check.text}" for check in checks]
-    if found.refused:
-        lost = f"{found.refused}; {found.arrivals.text}"
-    elif found.late and not (found.causes and found.causes[0].cause in OF_ONE_RANK):
-        lost = _find_out(found)
-    elif found.causes:
-        lost = _costs(found)
+    if diagnosis.refused:
+        lost = f"{diagnosis.refused}; {diagnosis.arrivals.text}"
+    elif diagnosis.late and not (diagnosis.causes and diagnosis.causes[0].cause in OF_ONE_RANK):
+        lost = _find_out(diagnosis)
+    elif diagnosis.causes:
+        lost = _costs(diagnosis)
     else:
-        is_healthy = not is_paying and not found.late and not found.ended and not any(check.is_low for check in checks)
-        lost = f"no cause costs as much as {100 * MIN_LOST:.0f} % of a step{found.doubt}"
+        is_healthy = (
+            not is_paying and not diagnosis.late and not diagnosis.ended and not any(check.is_low for check in checks)
+        )
+        lost = f"no cause costs as much as {100 * MIN_LOST:.0f} % of a step{diagnosis.doubt}"
         lost = f"{HEALTHY} as far as a trace shows: {lost}" if is_healthy else lost
         said = said or [BLIND_SPOT]
-    lost = f"{found.agent}; {lost}" if found.agent else lost
-    lost = f"the job died or hangs; before that, {lost}" if found.ended else lost
-    return Verdict(lost, claim, _said(found, pacing, claim, best), best, tuple(said), measured)
+    lost = f"{diagnosis.agent}; {lost}" if diagnosis.agent else lost
+    lost = f"the job died or hangs; before that, {lost}" if diagnosis.ended else lost
+    return Verdict(lost, claim, _said(diagnosis, pacing, claim, best), best, tuple(said), measured)
 
 
-def _claim(found: Diagnosis, pacing: Pacing) -> Claim:
+def _claim(diagnosis: Diagnosis, pacing: Pacing) -> Claim:
     """Whether pacing helps; what the trace itself shows of it goes before any simulation."""
-    simulated = _simulated_claim(found, pacing)
-    if found.paced_steps is None or not found.paced_steps.gain.is_bounded:
+    simulated = _simulated_claim(diagnosis, pacing)
+    if diagnosis.paced_steps is None or not diagnosis.paced_steps.gain.is_bounded:
         return simulated
-    if word_of(found.paced_steps.gain) == "helps":
+    if word_of(diagnosis.paced_steps.gain) == "helps":
         return "helps"
     return "gains nothing" if simulated == "gains nothing" else "is open"
 
 
-def _simulated_claim(found: Diagnosis, pacing: Pacing) -> Claim:
+def _simulated_claim(diagnosis: Diagnosis, pacing: Pacing) -> Claim:
     if not pacing.gains:
         return "not simulated"
     words = {word_of(gain) for _, gain in pacing.gains}
     if "helps" in words:
         return "helps"
     # a cluster that is not the job cannot show that nothing helps the job
-    is_sketch = bool(found.refused or (pacing.doubt and _acted_on(found)))
+    is_sketch = bool(diagnosis.refused or (pacing.doubt and _acted_on(diagnosis)))
     return "is open" if "is open" in words or is_sketch else "gains nothing"
 
 
-def _acted_on(found: Diagnosis) -> list[Cause]:
+def _acted_on(diagnosis: Diagnosis) -> list[Cause]:
     """Causes that delays act on."""
-    return [cause for cause in found.causes if cause.pacing]
+    return [cause for cause in diagnosis.causes if cause.pacing]
 
 
-def _costs(found: Diagnosis) -> str:
-    first, *others = found.causes
-    text = f"{first.cause} costs {first.lost_s / found.step_time_s:.0%} of the step"
+def _costs(diagnosis: Diagnosis) -> str:
+    first, *others = diagnosis.causes
+    text = f"{first.cause} costs {first.lost_s / diagnosis.step_time_s:.0%} of the step"
     if others:
-        text += " (" + ", ".join(f"{c.cause} {c.lost_s / found.step_time_s:.0%}" for c in others[:2]) + " besides)"
-    return f"{text}: {first.advice}{found.doubt}"
+        text += " (" + ", ".join(f"{c.cause} {c.lost_s / diagnosis.step_time_s:.0%}" for c in others[:2]) + " besides)"
+    return f"{text}: {first.advice}{diagnosis.doubt}"
 
 
-def _find_out(found: Diagnosis) -> str:
+def _find_out(diagnosis: Diagnosis) -> str:
     """The agent names a late rank, and the replay, which knows no waits for a rank, divides its cost up otherwise."""
-    they_are, it = ("they are", "they have") if len(found.late) > 1 else ("it is", "it has")
-    text = f"find out why {they_are} late: clocks, the host, the data loader, or work that only {it}{found.doubt}"
-    costs = ", ".join(f"{c.cause} {c.lost_s / found.step_time_s:.0%}" for c in found.causes[:3])
+    they_are, it = ("they are", "they have") if len(diagnosis.late) > 1 else ("it is", "it has")
+    text = f"find out why {they_are} late: clocks, the host, the data loader, or work that only {it}{diagnosis.doubt}"
+    costs = ", ".join(f"{c.cause} {c.lost_s / diagnosis.step_time_s:.0%}" for c in diagnosis.causes[:3])
     return f"{text}; the replay cannot tell this from {costs} of the step" if costs else text
 
 
-def _said(found: Diagnosis, pacing: Pacing, claim: Claim, best: tuple[str, Interval] | None) -> str:
-    if found.paced_steps is not None and found.paced_steps.gain.is_bounded:
-        return _measured(found.paced_steps.gain, pacing, best)
-    acted_on = _acted_on(found)
+def _said(diagnosis: Diagnosis, pacing: Pacing, claim: Claim, best: tuple[str, Interval] | None) -> str:
+    if diagnosis.paced_steps is not None and diagnosis.paced_steps.gain.is_bounded:
+        return _measured(diagnosis.paced_steps.gain, pacing, best)
+    acted_on = _acted_on(diagnosis)
     names = " and ".join(cause.cause for cause in acted_on)
     if claim == "not simulated":
         why = f"not simulated: {pacing.why_not}" if pacing.why_not else "not simulated"
-        if found.refused:
+        if diagnosis.refused:
             return f"whether pacing helps cannot be said ({why})"
         if acted_on:
             return f"pacing may help against {names} ({why})"
@@ -202,12 +204,12 @@ def _said(found: Diagnosis, pacing: Pacing, claim: Claim, best: tuple[str, Inter
     if claim == "gains nothing":
         return f"pacing gains nothing{f' against {names}' if names else ''} (simulated: at best {shown}{doubt})"
     assert best is not None
-    if found.refused:
+    if diagnosis.refused:
         return f"pacing helps (simulated: {shown}{doubt})"
     if not acted_on:
         doubt += "; no cause here is one that delays act on, so only a canary (paceenv live) shows whether that is true"
     else:
-        lost = min(sum(cause.lost_s for cause in acted_on) / found.step_time_s, 0.99)
+        lost = min(sum(cause.lost_s for cause in acted_on) / diagnosis.step_time_s, 0.99)
         most = lost / (1.0 - lost)  # the gain of throughput if all that these causes cost were gone
         exaggerates = f"; more than {names} can cost ({most:+.1%}), so the simulation exaggerates"
         doubt += exaggerates if best[1].low > most + _MARGIN else ""

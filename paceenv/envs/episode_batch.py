@@ -272,10 +272,10 @@ class EpisodeBatch:
         """
         if isinstance(cluster, str) and cluster in self.names_C:
             return [one.name for one in self.clusters].index(cluster)
-        found = loaded(cluster)
-        if found not in self.clusters:
-            self._add([found])
-        return self.clusters.index(found)
+        cluster_config = loaded(cluster)
+        if cluster_config not in self.clusters:
+            self._add([cluster_config])
+        return self.clusters.index(cluster_config)
 
     @property
     def simulator(self) -> Simulator | None:
@@ -466,17 +466,17 @@ class EpisodeBatch:
             return of(self._shapes[0])
         shape_E = self._place_C2[self.cluster_E, 0]
         present = np.unique(shape_E)
-        found = of(self._shapes[present[0]]).copy()
+        value_E = of(self._shapes[present[0]]).copy()
         for s in present[1:]:
-            found[shape_E == s] = of(self._shapes[s])[shape_E == s]
-        return found
+            value_E[shape_E == s] = of(self._shapes[s])[shape_E == s]
+        return value_E
 
     def where(self) -> dict[str, NDArray[Any]]:
         """The cluster of each row's present episode, as an info has it: its number and, if asked for, its name."""
-        found: dict[str, NDArray[Any]] = {"cluster": self.cluster_E.copy()}
+        info: dict[str, NDArray[Any]] = {"cluster": self.cluster_E.copy()}
         if self.rules.names_in_info:
-            found["cluster_name"] = self.names_C[self.cluster_E]
-        return found
+            info["cluster_name"] = self.names_C[self.cluster_E]
+        return info
 
     def last_interval(self, n: int) -> tuple[Recording, JobBatch]:
         """What row ``n`` did in its last interval, with every stamp, and its job; for a batch that keeps stamps."""

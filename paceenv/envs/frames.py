@@ -42,13 +42,13 @@ def frame(batch: EpisodeBatch, n: int, mode: str) -> Frame:
     """
     recording, job = batch.last_interval(n)
     shown = slice(-_ITERATIONS, None)
-    found = [Phase(p.name, p.start_TR[shown], p.end_TR[shown]) for p in phases(recording, job)]
+    last_phases = [Phase(p.name, p.start_TR[shown], p.end_TR[shown]) for p in phases(recording, job)]
     ranks_N = np.unique(np.linspace(0, job.ranks - 1, min(job.ranks, _MAX_RANKS)).round().astype(np.int64))
     step_T = recording.step_ET[0, shown]
     title = _title(batch, n, recording)
     if mode == "ansi":
-        return _text(found, step_T, ranks_N, title)
-    return _picture(found, step_T, ranks_N, title)
+        return _text(last_phases, step_T, ranks_N, title)
+    return _picture(last_phases, step_T, ranks_N, title)
 
 
 def _title(batch: EpisodeBatch, n: int, recording: Recording) -> str:
@@ -59,22 +59,22 @@ def _title(batch: EpisodeBatch, n: int, recording: Recording) -> str:
     return text
 
 
-def _bars(found: Sequence[Phase], step_T: NDArray[np.float64], rank: int) -> list[tuple[str, float, float]]:
+def _bars(last_phases: Sequence[Phase], step_T: NDArray[np.float64], rank: int) -> list[tuple[str, float, float]]:
     """What a rank did: phase, start and end in seconds from the start of the first iteration shown."""
     begin_T = np.cumsum(step_T) - step_T
     return [
         (phase.name, float(begin_T[t] + phase.start_TR[t, rank]), float(begin_T[t] + phase.end_TR[t, rank]))
         for t in range(len(step_T))
-        for phase in found
+        for phase in last_phases
         if phase.end_TR[t, rank] > phase.start_TR[t, rank]
     ]
 
 
-def _text(found: Sequence[Phase], step_T: NDArray[np.float64], ranks_N: NDArray[np.int64], title: str) -> str:
+def _text(last_phases: Sequence[Phase], step_T: NDArray[np.float64], ranks_N: NDArray[np.int64], title: str) -> str:
     total_s, seen, lines = float(step_T.sum()), set[str](), []
     for rank in ranks_N.tolist():
         line = [" "] * _COLUMNS
-        for name, start_s, end_s in _bars(found, step_T, rank):
+        for name, start_s, end_s in _bars(last_phases, step_T, rank):
             first, last = (min(max(round(_COLUMNS * at_s / total_s), 0), _COLUMNS) for at_s in (start_s, end_s))
             line[first:last] = LETTERS[name] * (last - first)
             seen.add(name)
@@ -84,7 +84,7 @@ def _text(found: Sequence[Phase], step_T: NDArray[np.float64], ranks_N: NDArray[
 
 
 def _picture(
-    found: Sequence[Phase], step_T: NDArray[np.float64], ranks_N: NDArray[np.int64], title: str
+    last_phases: Sequence[Phase], step_T: NDArray[np.float64], ranks_N: NDArray[np.int64], title: str
 ) -> NDArray[np.uint8]:
     # here, as drawing is far slower to import than everything that an environment needs
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -97,7 +97,7 @@ def _picture(
     panel = figure.add_subplot()
     seen = set[str]()
     for row, rank in enumerate(ranks_N.tolist()):
-        bars = _bars(found, step_T, rank)
+        bars = _bars(last_phases, step_T, rank)
         spans = [(start_s, end_s - start_s) for _, start_s, end_s in bars]
         colours = [PHASE_COLOURS[name] for name, _, _ in bars]
         panel.broken_barh(spans, (row - 0.42, 0.84), facecolors=colours, lw=0)

@@ -120,7 +120,7 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
         reward, truncated, terms = self._batch.advance(settings_RM2[None])
         agents, over = self.agents, bool(truncated[0])
         info = {name: float(value[0]) for name, value in terms.items()}
-        found = (
+        transition = (
             self._views(),
             dict.fromkeys(agents, float(reward[0])),
             dict.fromkeys(agents, False),
@@ -128,7 +128,7 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
             {agent: {"cluster": self._cluster} | info for agent in agents},
         )
         self.agents = [] if over else agents
-        return found
+        return transition
 
     def state(self) -> Array:
         """The views of all ranks, ``(R, O)``: for a critic that is trained in one place."""

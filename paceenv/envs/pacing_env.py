@@ -416,13 +416,13 @@ def _masked(values: dict[str, NDArray[Any]], mask_E: NDArray[np.bool_]) -> dict[
         return values | {f"_{name}": mask_E for name in values}
     if not mask_E.any():
         return {}
-    found: dict[str, Any] = {}
+    info: dict[str, Any] = {}
     for name, value in values.items():
         absent: Any = None if value.dtype == object else value.dtype.type(0)
-        found[name] = value.copy()
-        found[name][~mask_E] = absent
-        found[f"_{name}"] = mask_E.copy()
-    return found
+        info[name] = value.copy()
+        info[name][~mask_E] = absent
+        info[f"_{name}"] = mask_E.copy()
+    return info
 
 
 register_envs()  # also where paceenv was imported before Gymnasium

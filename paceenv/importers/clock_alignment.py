@@ -60,11 +60,11 @@ def align_clocks(timelines: list[Timeline]) -> tuple[dict[int, float], dict[int,
             if reached.isdisjoint(kinds[t.rank]):
                 continue
             known = {rank: add_s for rank, add_s in shift_s.items() if not kinds[rank].isdisjoint(kinds[t.rank])}
-            found = _against_known(ends[t.rank], ends, known, usual_s)
-            if found is not None:
+            alignment = _against_known(ends[t.rank], ends, known, usual_s)
+            if alignment is not None:
                 reached |= kinds[t.rank]
-                shift_s[t.rank], renumber[t.rank] = found
-                ends[t.rank] = _renumbered(ends[t.rank], found[1])
+                shift_s[t.rank], renumber[t.rank] = alignment
+                ends[t.rank] = _renumbered(ends[t.rank], alignment[1])
                 left.remove(t)
                 break
         else:
@@ -99,9 +99,9 @@ def _against_known(
     agrees_s = max(_AGREES * step_s, _LEAST_AGREEMENT_S)
     best: tuple[float, float, int] | None = None
     for rank, add_s in known.items():
-        found = _compare(mine, ends[rank], agrees_s, step_s)
-        if found is not None and (best is None or found[0] < best[0]):
-            best = (found[0], found[1] + add_s, found[2])
+        agreement = _compare(mine, ends[rank], agrees_s, step_s)
+        if agreement is not None and (best is None or agreement[0] < best[0]):
+            best = (agreement[0], agreement[1] + add_s, agreement[2])
             if best[0] <= agrees_s:
                 break
     return None if best is None else best[1:]
@@ -114,9 +114,9 @@ def _compare(
 
     Clocks that are less than half a step apart as the steps are counted would be further apart by any other count.
     """
-    found = _apart(mine, other)
-    if found is not None and (found[0] <= _SURE_S or abs(found[1]) < 0.5 * step_s):
-        return *found, 0
+    agreement = _apart(mine, other)
+    if agreement is not None and (agreement[0] <= _SURE_S or abs(agreement[1]) < 0.5 * step_s):
+        return *agreement, 0
     few = dict(islice(sorted(mine.items()), _MOST_TRIED))
     steps, theirs = {key[0] for key in few}, {key[0] for key in other}
     least = max(_MOST_STEPS * min(len(steps), len(theirs)), 2)
@@ -124,9 +124,9 @@ def _compare(
     tried = [k for k in offsets if sum(step + k in theirs for step in steps) >= least]
     better = [(*apart, k) for k in tried if (apart := _apart(_renumbered(few, k), other)) is not None]
     best = min(better, default=None)
-    if best is not None and best[0] <= agrees_s and (found is None or best[0] < _CLEARLY * found[0]):
+    if best is not None and best[0] <= agrees_s and (agreement is None or best[0] < _CLEARLY * agreement[0]):
         return best
-    return None if found is None else (*found, 0)
+    return None if agreement is None else (*agreement, 0)
 
 
 def _apart(mine: dict[Key, float], other: dict[Key, float]) -> tuple[float, float] | None:

@@ -33,7 +33,7 @@ Placed = tuple[int, Collective, tuple[str, str, int]]
 
 def timeline_of(dump: Dump) -> Timeline:
     """A rank's timeline. Raises InputError if its dump shows no steps."""
-    placed = [found for entry in dump.entries if (found := _placed(entry)) is not None]
+    placed = [place for entry in dump.entries if (place := _placed(entry)) is not None]
     if not placed:
         untimed = sum(entry.is_done for entry in dump.entries)
         why = f"{untimed} completed collectives without duration" if untimed else "no completed collectives"

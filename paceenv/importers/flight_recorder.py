@@ -154,8 +154,8 @@ def read_dump(path: str | Path) -> Dump:
     path = Path(path)
     events, about, damage = _pickled(path) if is_pickle(head_of(path)) else _json(path)
     last, seen = len(events) - 1, dict[int, str]()
-    found = (_entry(event, seen, keep=i == last) for i, event in enumerate(events))
-    entries = sorted((entry for entry in found if entry is not None), key=lambda entry: entry.record)
+    parsed = (_entry(event, seen, keep=i == last) for i, event in enumerate(events))
+    entries = sorted((entry for entry in parsed if entry is not None), key=lambda entry: entry.record)
     groups = _groups(about.get("pg_config"))
     if events and not entries:
         raise InputError(f"{path}: {len(events)} entries without a collective; allowed: a dump of the Flight Recorder")
@@ -168,12 +168,12 @@ def _json(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
     """Entries, everything beside them, and a note on damage."""
     content, torn = content_of(path, MAX_BYTES)
     try:
-        found = None if torn else json.loads(content.decode("utf-8", "replace").lstrip("\ufeff"))
+        document = None if torn else json.loads(content.decode("utf-8", "replace").lstrip("\ufeff"))
     except (ValueError, RecursionError):
-        found = None
-    if isinstance(found, dict) and isinstance(entries := _entries_in(found), list):
-        return [entry for entry in entries if isinstance(entry, dict)], found, ""
-    if found is not None:
+        document = None
+    if isinstance(document, dict) and isinstance(entries := _entries_in(document), list):
+        return [entry for entry in entries if isinstance(entry, dict)], document, ""
+    if document is not None:
         raise InputError(f'{path}: JSON without a list "entries" at its top; allowed: a dump of the Flight Recorder')
     with EventFile(path, "entries") as file:
         events = list(file)
@@ -181,21 +181,21 @@ def _json(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
         return events, about, f"{path}: {file.damage}" if file.damage else ""
 
 
-def _entries_in(found: dict[str, Any]) -> Any:
+def _entries_in(document: dict[str, Any]) -> Any:
     """The list of entries; a dump of a rank without any may leave it out."""
-    return found.get("entries", [] if "pg_config" in found or "pg_status" in found else None)
+    return document.get("entries", [] if "pg_config" in document or "pg_status" in document else None)
 
 
 def _pickled(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
     """The same; of a damaged pickle those entries that were complete."""
     content, torn = content_of(path, MAX_BYTES)
-    found, damage = read_plain_pickle(content)
+    unpickled, damage = read_plain_pickle(content)
     if not damage:
-        entries = _entries_in(found) if isinstance(found, dict) else None
+        entries = _entries_in(unpickled) if isinstance(unpickled, dict) else None
         if not isinstance(entries, list):
             raise InputError(f'{path}: a pickle without a list "entries"; allowed: a dump of the Flight Recorder')
-        return [entry for entry in entries if isinstance(entry, dict)], found, ""
-    entries = [entry for entry in found if isinstance(entry, dict)]
+        return [entry for entry in entries if isinstance(entry, dict)], unpickled, ""
+    entries = [entry for entry in unpickled if isinstance(entry, dict)]
     configured = [entry for entry in entries if _groups(entry)]
     entries = [entry for entry in entries if "record_id" in entry]
     if not entries:
@@ -284,24 +284,24 @@ def _bytes(event: dict[str, Any]) -> int:
 
 def _frames(value: Any, seen: dict[int, str]) -> tuple[str, ...]:
     """Frames as text; the same frame, which a pickle holds once, is made into text once."""
-    found = []
+    frames = []
     for frame in value[:MAX_FRAMES] if isinstance(value, list) else ():
         if isinstance(frame, dict):
             if id(frame) not in seen:
                 name, file, line = (str(frame.get(key, "?"))[:200] for key in ("name", "filename", "line"))
                 seen[id(frame)] = f"{name} at {file}:{line}"
-            found.append(seen[id(frame)])
-    return tuple(found)
+            frames.append(seen[id(frame)])
+    return tuple(frames)
 
 
 def _groups(config: Any) -> dict[str, Group]:
-    found = {}
+    groups = {}
     for name, about in config.items() if isinstance(config, dict) else ():
         if isinstance(about, dict) and (ranks := _ranks(about.get("ranks"))):
             description = about.get("desc")
             known = isinstance(description, str) and description not in {"", "undefined"}
-            found[str(name)] = Group(str(name), str(description) if known else "", ranks)
-    return found
+            groups[str(name)] = Group(str(name), str(description) if known else "", ranks)
+    return groups
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
@@ -313,13 +313,13 @@ def _ranks(value: Any) -> tuple[int, ...]:
 
 
 def _status(status: Any) -> dict[int, tuple[int, int]]:
-    found = {}
+    progress = {}
     for key, about in status.items() if isinstance(status, dict) else ():
         number = _whole(key)
         if number is not None and isinstance(about, dict):
             enqueued, completed = (_whole(about.get(f"last_{what}_collective")) for what in ("enqueued", "completed"))
-            found[number] = (-1 if enqueued is None else enqueued, -1 if completed is None else completed)
-    return found
+            progress[number] = (-1 if enqueued is None else enqueued, -1 if completed is None else completed)
+    return progress
 
 
 def _rank(path: Path, about: dict[str, Any], entries: list[Entry], groups: dict[str, Group]) -> tuple[int, str]:
@@ -364,7 +364,7 @@ def units_of(dump: Dump, named: Mapping[str, Group]) -> list[Unit]:
     for entry in dump.entries:
         if entry.group in named:
             parts[entry.group, entry.collective_seq, entry.p2p_seq].append(entry)
-    found = []
+    units = []
     for entries in parts.values():
         closing = [entry for entry in entries if entry.op == "coalesced" or entry.op.endswith("_coalesced")][-1:]
         inside = [entry for entry in entries if entry.op != "coalesced"] or entries
@@ -375,5 +375,5 @@ def units_of(dump: Dump, named: Mapping[str, Group]) -> list[Unit]:
         seq = entries[0].p2p_seq if is_p2p else entries[0].collective_seq
         kept = sorted(inside, key=lambda e: e.record)
         kept += [e for e in closing if e not in kept and e.state == "started"]
-        found.append(Unit(dump.rank, group, seq, is_p2p, tuple(kept), peers, done))
-    return sorted(found, key=lambda unit: unit.entries[0].record)
+        units.append(Unit(dump.rank, group, seq, is_p2p, tuple(kept), peers, done))
+    return sorted(units, key=lambda unit: unit.entries[0].record)

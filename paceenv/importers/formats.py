@@ -82,16 +82,16 @@ def list_files(paths: Sequence[str | Path]) -> list[Path]:
 
     Raises InputError: nothing is there, or there are more than MAX_FILES.
     """
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for path in map(Path, paths):
         for file in _files_of(path):
-            found[file] = None
-            if len(found) > MAX_FILES:
+            files[file] = None
+            if len(files) > MAX_FILES:
                 raise InputError(f"{path}: more than {MAX_FILES} files; allowed: a folder or pattern with fewer")
-    if not found:
+    if not files:
         named = ", ".join(map(str, paths)) or "none given"
         raise InputError(f"{named}: no file; allowed: at least one file")
-    return list(found)
+    return list(files)
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -112,15 +112,15 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for at, folders, names in os.walk(folder):
         deep = len(Path(at).relative_to(folder).parts) >= MAX_DEPTH
         folders[:] = [] if deep else sorted((name for name in folders if name[0] != "."), key=_numbered)
         paths = (Path(at, name) for name in sorted(names, key=_numbered) if name[0] != ".")
-        found += [path for path in paths if path.is_file()]
-        if len(found) > MAX_FILES:
+        files += [path for path in paths if path.is_file()]
+        if len(files) > MAX_FILES:
             break
-    return found
+    return files
 
 
 def in_order(path: Path) -> list[tuple[int, str]]:

@@ -97,9 +97,9 @@ class HangText:
                 self._death(text, line.rank, above[1] if number - above[0] < _ABOVE else "")
             in_ras, is_first = in_ras or text.startswith(_RAS), is_first or text.startswith(_FIRST)
             self._ras += [text] * (in_ras and len(self._ras) < MAX_LINES)
-        found = self._said() != before
-        self._path = path if found else self._path
-        return found
+        says_anything = self._said() != before
+        self._path = path if says_anything else self._path
+        return says_anything
 
     def _said(self) -> tuple[int, ...]:
         return len(self._ranks), len(self._exits), len(self._ras), len(self.info), len(self._stuck)

@@ -90,15 +90,15 @@ def read_inputs(paths: Sequence[str | Path], *, pattern: str | None = None, max_
     Raises InputError: nothing usable is there, with the reason.
     """
     files = list_files(paths)
-    found = _Found(max_rows, pattern)
+    collector = _Found(max_rows, pattern)
     sizes = {path: path.stat().st_size for path in files}
     with output.progress("read", sum(sizes.values()) / 1e6, shown=sum(sizes.values()) > _BAR_BYTES) as done:
         read_mb = 0.0
         for path in files:
-            found.take(path, lambda read, before=read_mb: done(before + read / 1e6))  # type: ignore[misc]
+            collector.take(path, lambda read, before=read_mb: done(before + read / 1e6))  # type: ignore[misc]
             read_mb += sizes[path] / 1e6
             done(read_mb)
-    return found.inputs()
+    return collector.inputs()
 
 
 class _Found:
@@ -229,9 +229,9 @@ class _Found:
 
     def _inspected_trace(self) -> Trace | None:
         ranks, note = ranks_of(self._inspected)
-        found = [timeline_of_log(log, rank) for log, rank in zip(self._inspected, ranks, strict=True)]
-        self._timelines[nccl_inspector.SOURCE] = found
-        if found:
+        timelines = [timeline_of_log(log, rank) for log, rank in zip(self._inspected, ranks, strict=True)]
+        self._timelines[nccl_inspector.SOURCE] = timelines
+        if timelines:
             self._note(note and f"{self._inspected[0].path.parent}: ranks: {note}")
         return self._merged(nccl_inspector.SOURCE)
 
@@ -407,13 +407,13 @@ def _sample(path: Path, rows: int, max_rows: int) -> tuple[Trace, str]:
 def _ranges(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """First and last iteration of each of the file's row groups, from its own statistics where it has them."""
     with open_parquet(path) as file:
-        column, found = file.schema_arrow.names.index("iteration"), []
+        column, ranges = file.schema_arrow.names.index("iteration"), []
         for group in range(file.metadata.num_row_groups):
             statistics = file.metadata.row_group(group).column(column).statistics
             if statistics is None or not statistics.has_min_max:
                 values = np.asarray(file.read_row_group(group, columns=["iteration"])["iteration"])
-                found.append((int(values.min()), int(values.max())))
+                ranges.append((int(values.min()), int(values.max())))
             else:
-                found.append((int(statistics.min), int(statistics.max)))
-    edges = np.array(found, np.int64)
+                ranges.append((int(statistics.min), int(statistics.max)))
+    edges = np.array(ranges, np.int64)
     return edges[:, 0], edges[:, 1]

@@ -53,10 +53,10 @@ class EventFile:
     def _find_list(self, name: str) -> int:
         start = re.compile(rb'"%s"\s*:\s*\[|\A(?:\xef\xbb\xbf)?\s*\[' % name.encode())
         while True:
-            found = start.search(self._buffer)
-            if found is not None:
-                self.header = self._buffer[: found.start()].decode("utf-8", "replace")
-                return found.end()
+            match = start.search(self._buffer)
+            if match is not None:
+                self.header = self._buffer[: match.start()].decode("utf-8", "replace")
+                return match.end()
             if len(self._buffer) > MAX_EVENT or not self._more():
                 self._file.close()
                 what = self.damage or f'no list "{name}" in its first {MAX_EVENT >> 20} MB'
@@ -64,9 +64,9 @@ class EventFile:
 
     def value(self, name: str) -> Any:
         """The value of a name in the header, None without one."""
-        for found in re.finditer(rf'"{name}"\s*:\s*', self.header):
+        for match in re.finditer(rf'"{name}"\s*:\s*', self.header):
             try:
-                return self._decoder.raw_decode(self.header, found.end())[0]
+                return self._decoder.raw_decode(self.header, match.end())[0]
             except (ValueError, RecursionError):
                 continue
         return None
@@ -131,10 +131,10 @@ class EventFile:
     def _one_by_one(self) -> list[dict[str, Any]] | None:
         """Events that are whole in the buffer, read on where none is; None where the list ends or breaks off."""
         while True:
-            found, why = self._whole()
-            if found:
-                self.events += len(found)
-                return [event for event in found if isinstance(event, dict)]
+            whole_events, why = self._whole()
+            if whole_events:
+                self.events += len(whole_events)
+                return [event for event in whole_events if isinstance(event, dict)]
             if not why:
                 return None
             if len(self._buffer) - self._at > MAX_EVENT or not self._more():
@@ -144,25 +144,25 @@ class EventFile:
     def _whole(self) -> tuple[list[Any], str]:
         """What can be decoded in the buffer, and why no more; "" at the list's end."""
         text = self._buffer[self._at :].decode("latin-1")  # a character a byte; what is not ASCII is in strings
-        found: list[Any] = []
+        values: list[Any] = []
         at, begin = 0, self._at
         while True:
             space = _SPACE.match(text, at)
             at = space.end() if space else at
             self._at = begin + at
             if at >= len(text):
-                return found, "the list has no end"
+                return values, "the list has no end"
             if text[at] == "]":
-                return found, ""
+                return values, ""
             try:
                 value, end = self._decoder.raw_decode(text, at)
                 if not text[at:end].isascii():
                     value = json.loads(text[at:end].encode("latin-1").decode("utf-8", "replace"))
             except RecursionError:
-                return found, "nested too deeply"
+                return values, "nested too deeply"
             except ValueError as error:
-                return found, getattr(error, "msg", str(error))  # without a place, which would be one in the buffer
+                return values, getattr(error, "msg", str(error))  # without a place, which would be one in the buffer
             if end == len(text) and text[end - 1] not in '}]"' and not self._ended:
-                return found, "the list has no end"  # a number could go on
-            found.append(value)
+                return values, "the list has no end"  # a number could go on
+            values.append(value)
             at = end

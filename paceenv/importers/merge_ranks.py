@@ -148,11 +148,13 @@ def _agree(clocks: Clocks, steps_of: Steps, common: list[int], name: str) -> Non
 
 def _unknown_members(steps_of: Steps) -> list[str]:
     """A line on collectives of groups that nothing names, and whose ends do not show their members either."""
-    found = [c for steps in steps_of.values() for step in steps.values() for c in step.collectives]
-    left = sum(not c.group and c.op not in POINT_TO_POINT for c in found)
+    collectives = [c for steps in steps_of.values() for step in steps.values() for c in step.collectives]
+    left = sum(not c.group and c.op not in POINT_TO_POINT for c in collectives)
     if not left or len(steps_of) < 2:
         return []
-    return [f"{left} of {len(found)} collectives name no process group and end with no other's: who waits is unknown"]
+    return [
+        f"{left} of {len(collectives)} collectives name no process group and end with no other's: who waits is unknown"
+    ]
 
 
 def _belong_together(timelines: list[Timeline]) -> tuple[list[Timeline], list[str]]:
@@ -272,7 +274,7 @@ def _columns(steps_of: dict[int, dict[int, Step]], kept: list[int]) -> dict[str,
         of_kind[signature(steps_of[rank][i])].append((rank, i))
     wanted_of = {kind: _alike(steps_of, pieces_of, cells) for kind, cells in of_kind.items()}
     groups: dict[str, int] = {}
-    found: list[tuple[Any, ...]] = []
+    all_rows: list[tuple[Any, ...]] = []
     for (rank, i), pieces in pieces_of.items():
         step = steps_of[rank][i]
         wanted = wanted_of[signature(step)]
@@ -285,9 +287,9 @@ def _columns(steps_of: dict[int, dict[int, Step]], kept: list[int]) -> dict[str,
                 rows.append((c.op, group, c.start_s, max(c.end_s, c.start_s), c.bytes, c.peer))
             if is_wanted:
                 rows.append((COMPUTE_OPS[0], -1, *piece, 0, -1))
-        found += [(rank, i, seq, *row) for seq, row in enumerate(rows)]
+        all_rows += [(rank, i, seq, *row) for seq, row in enumerate(rows)]
     names = ("rank", "iteration", "seq", "op", "group", "start_s", "end_s", "bytes", "peer")
-    return dict(zip(names, map(list, zip(*found, strict=True)), strict=False))  # nothing of no rows
+    return dict(zip(names, map(list, zip(*all_rows, strict=True)), strict=False))  # nothing of no rows
 
 
 def _alike(
@@ -329,14 +331,14 @@ def _pieces(step: Step) -> Array:
     held = until > np.searchsorted(ended_s, waits[0], side="right")
     waits = union(waits[0][held], waits[1][held] + least_s)  # what is done between two waits may be next to nothing
     waits = waits[0], waits[1] - least_s
-    found = [(edges[0], edges[1])]
+    pieces = [(edges[0], edges[1])]
     for begin_s, end_s in pairwise(edges[1:]):
         first = np.searchsorted(waits[1], begin_s, side="right")
         last = np.searchsorted(waits[0], end_s, side="left")
         starts, ends = np.maximum(waits[0][first:last], begin_s), np.minimum(waits[1][first:last], end_s)
         longest = int(np.argmax(ends - starts)) if last > first else -1
         if longest >= 0 and ends[longest] - starts[longest] > least_s:
-            found += [(begin_s, starts[longest]), (ends[longest], end_s)]
+            pieces += [(begin_s, starts[longest]), (ends[longest], end_s)]
         else:
-            found += [(begin_s, end_s), (end_s, end_s)]
-    return np.array(found)
+            pieces += [(begin_s, end_s), (end_s, end_s)]
+    return np.array(pieces)

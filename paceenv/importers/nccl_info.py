@@ -68,8 +68,8 @@ def read_network(lines: Iterable[str]) -> Network | None:
         if (comm := _COMM.search(text)) is not None and int(comm[1]) >= ranks:
             ranks, nodes = int(comm[1]), int(comm[2] or nodes)
         if (network := _NETWORK.search(text)) is not None:
-            found = carrying if "via" in network[1] else seen
-            found.setdefault(network[2].strip().replace("socket", "Socket"))
+            transports = carrying if "via" in network[1] else seen
+            transports.setdefault(network[2].strip().replace("socket", "Socket"))
         if (named := _DEVICES.search(text)) is not None:
             devices[named[1]] |= dict.fromkeys(_NAMES.findall(named[2])[:16])
         if (asked := _ASKED.search(text)) is not None:

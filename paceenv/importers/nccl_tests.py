@@ -199,8 +199,8 @@ def _benchmark(text: str, where: str) -> Table:
     times: dict[int, list[float]] = defaultdict(list)
     rank = -1
     for line in text.splitlines():
-        if (found := _BENCH_TIME.search(line)) is not None:
-            times[rank].append(float(found[1]))
+        if (timed := _BENCH_TIME.search(line)) is not None:
+            times[rank].append(float(timed[1]))
         elif (ranked := _BENCH_RANK.search(line)) is not None and int(ranked[1]) in sizes:
             rank = int(ranked[1])
     if not sizes or not times:

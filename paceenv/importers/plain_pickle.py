@@ -95,11 +95,11 @@ class _Machine:
 
     def left(self) -> list[Any]:
         """What is on the stacks, from the bottom, with what the lists there hold."""
-        found: list[Any] = []
+        values: list[Any] = []
         for stack in [*self.below, self.stack]:
             for value in stack:
-                found += value if type(value) is list else [value]
-        return found
+                values += value if type(value) is list else [value]
+        return values
 
 
 def _pair(machine: _Machine) -> list[Any]:

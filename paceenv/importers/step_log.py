@@ -98,10 +98,10 @@ def read_step_log(
         raise InputError(f"{path}: no text; allowed: {ALLOWED}")
     if pattern is None and (table := _whole_table(path, head)) is not None:
         return table
-    found = _Lines(None if pattern is None else compile_pattern(pattern))
+    lines = _Lines(None if pattern is None else compile_pattern(pattern))
     for line in read_lines(path, on_bytes):
-        found.add(line)
-    return found.log(path)
+        lines.add(line)
+    return lines.log(path)
 
 
 def compile_pattern(text: str) -> re.Pattern[str]:
@@ -110,13 +110,13 @@ def compile_pattern(text: str) -> re.Pattern[str]:
     Raises InputError: it is no regular expression, or lacks a group that it needs.
     """
     try:
-        found = re.compile(text)
+        pattern = re.compile(text)
     except (re.error, RecursionError, OverflowError, MemoryError) as error:
         raise InputError(
             f"--pattern {short_repr(text)}: no regular expression ({error}); "
             "allowed: for example 'step (?P<step>\\d+).*time: (?P<ms>[\\d.]+)'"
         ) from None
-    names = set(found.groupindex)
+    names = set(pattern.groupindex)
     unknown, values = sorted(names - {"step", "time", "rank", *GROUPS}), sorted(names & set(GROUPS))
     if unknown or len(values) > 1 or not names & {"step", *GROUPS}:
         said = (
@@ -125,7 +125,7 @@ def compile_pattern(text: str) -> re.Pattern[str]:
         raise InputError(f"--pattern: {said}; allowed: one of {', '.join(GROUPS)}, beside it step, time, rank")
     if "elapsed_s" in values and "step" not in names:
         raise InputError("--pattern: elapsed_s without (?P<step>..); allowed: both, as it is differenced")
-    return found
+    return pattern
 
 
 def jobs_of(logs: Sequence[StepLog], on_note: Callable[[str], None]) -> tuple[StepLog, ...]:
@@ -331,27 +331,29 @@ class _Lines:
         by: dict[str, list[tuple[Role, Number, Named]]] = defaultdict(list)
         for one, known in numbers:
             role = known or (_COUNT if one.total and not one.unit else None)
-            found = None if role is None else number(one.value, role.unit or 1.0)
-            if role is not None and found is not None:
-                by[role.meaning].append((role, found, one))
+            amount = None if role is None else number(one.value, role.unit or 1.0)
+            if role is not None and amount is not None:
+                by[role.meaning].append((role, amount, one))
         for role, _, one in by["setting"]:
             self.settings.setdefault(role.name, one.value)
-        for _, found, _ in by["stamp"]:
-            clock = _as_clock(found)
+        for _, amount, _ in by["stamp"]:
+            clock = _as_clock(amount)
             stamp = Stamp(clock.value, clock.digit)
-        rank = next((int(found.plain) for _, found, _ in by["rank"]), rank)
-        epoch = next((found.plain for _, found, _ in by["epoch"]), 0.0)
-        whole = next(((r.unit or 1.0, found.plain) for r, found, _ in by["value"] if "step time" in r.kind), (1.0, 0.0))
+        rank = next((int(amount.plain) for _, amount, _ in by["rank"]), rank)
+        epoch = next((amount.plain for _, amount, _ in by["epoch"]), 0.0)
+        whole = next(
+            ((r.unit or 1.0, amount.plain) for r, amount, _ in by["value"] if "step time" in r.kind), (1.0, 0.0)
+        )
         named = dict[str, float]()
-        for role, found, _ in by["phase"]:
-            part_s = found.plain * (1.0 if role.unit else whole[0])
+        for role, amount, _ in by["phase"]:
+            part_s = amount.plain * (1.0 if role.unit else whole[0])
             if role.unit or "time" in role.name or part_s <= whole[1]:  # else a number of anything
                 named[role.name] = part_s
         line = _Row(math.nan, 0.0, epoch, stamp, rank, text, source, named)
         if by["step"]:
-            _, found, one = min(by["step"], key=lambda step: step[0].trust)
-            self._step, self._step_line = found.plain, self._number
-            line = line._replace(step=found.plain, total=float(one.total or 0))
+            _, amount, one = min(by["step"], key=lambda step: step[0].trust)
+            self._step, self._step_line = amount.plain, self._number
+            line = line._replace(step=amount.plain, total=float(one.total or 0))
         for name, part_s in line.parts.items():
             self._add_phase(rank, name, part_s)
         plain = {name: name.replace(" microstep", "") for name in line.parts}
@@ -370,7 +372,7 @@ class _Lines:
             self._unread[shape] += 1
             self._samples.setdefault(shape, text[:_LONGEST])
 
-    def _add_value(self, line: _Row, role: Role, found: Number, one: Named) -> bool:
+    def _add_value(self, line: _Row, role: Role, amount: Number, one: Named) -> bool:
         """A value of a line; whether it may be one of a step."""
         known = next((f for f in FORMATS if f.name == role.name and f.needle in line.text), None)
         of = next((COUNTED[w] for w in f"{role.name} {one.unit}".replace("/", " ").split() if w in COUNTED), "")
@@ -389,9 +391,9 @@ class _Lines:
             if alone and len(line.parts) < 2 and not is_rate:
                 return False  # a time without a step in its line may be of anything
         scale = {"k": 1e3, "m": 1e6, "g": 1e9}.get(one.unit, 1.0)
-        found = Number(*(scale * x for x in (_as_clock(found) if "elapsed" in kind else found)))
+        amount = Number(*(scale * x for x in (_as_clock(amount) if "elapsed" in kind else amount)))
         column = Column(kind, averages, role.unit is not None, of)
-        self._keep((trust, name), (line.rank, f"{line.total:.0f}" if name == BAR else ""), column, line, found)
+        self._keep((trust, name), (line.rank, f"{line.total:.0f}" if name == BAR else ""), column, line, amount)
         return True
 
     def _add_phase(self, rank: int | None, name: str, part_s: float) -> None:
@@ -458,11 +460,11 @@ class _Lines:
             return ""
         sample = self._samples[shape]
         said = f"{count} lines like {sample[:80]!r}"
-        found = re.search(r"(?<![\w.:-])(\d+)(?![\w.:-])(.{0,80}?)(?<![\w.:])(\d+\.\d+)", sample)
-        if found is None or _NO_TIME.search(found[2]):
+        match = re.search(r"(?<![\w.:-])(\d+)(?![\w.:-])(.{0,80}?)(?<![\w.:])(\d+\.\d+)", sample)
+        if match is None or _NO_TIME.search(match[2]):
             return f" ({said})"
-        between = re.sub(r"\d+", r"\\d+", re.escape(found[2]).replace("\\ ", " "))
-        return f" ({said}; if {found[3]} is a time in seconds: --pattern '(?P<step>\\d+){between}(?P<s>[\\d.]+)')"
+        between = re.sub(r"\d+", r"\\d+", re.escape(match[2]).replace("\\ ", " "))
+        return f" ({said}; if {match[3]} is a time in seconds: --pattern '(?P<step>\\d+){between}(?P<s>[\\d.]+)')"
 
     def _to_log(self, path: Path, source: str, by_rank: Mapping[int | None, Mapping[str, Column]]) -> StepLog:
         """Step times of every writer; that with the most values is shown, the others stand beside it.
@@ -502,16 +504,16 @@ def _row_number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and abs(value) < 1e15 else math.nan
 
 
-def _as_clock(found: Number) -> Number:
+def _as_clock(reading: Number) -> Number:
     """A clock's reading in seconds: since 1970 there are 1.7e9 s, 1.7e12 ms, 1.7e15 us or 1.7e18 ns."""
     above = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
-    unit_s = next((unit_s for least, unit_s in above if found.other > least), 1.0)
-    return Number(*(unit_s * x for x in found))
+    unit_s = next((unit_s for least, unit_s in above if reading.other > least), 1.0)
+    return Number(*(unit_s * x for x in reading))
 
 
 def _phases_of(line_V: Integers, phases: Mapping[str, _Phase]) -> dict[str, Array]:
     """Named parts of a step at each value: those of its own line, or of the lines up to the next value."""
-    found = {}
+    parts = {}
     order = np.argsort(line_V, kind="stable")
     for name, phase in phases.items():
         line, value = np.array(phase.line), np.array(phase.value)
@@ -519,5 +521,5 @@ def _phases_of(line_V: Integers, phases: Mapping[str, _Phase]) -> dict[str, Arra
         part_V = np.full(len(line_V), np.nan)
         part_V[order[at[at >= 0]]] = value[at >= 0]
         if np.isfinite(part_V).mean() > 0.5:
-            found[name] = part_V
-    return found
+            parts[name] = part_V
+    return parts

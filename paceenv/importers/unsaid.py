@@ -36,15 +36,15 @@ def adopt_groups(timelines: list[Timeline]) -> list[Timeline]:
         for (group, op), count in usual.items():
             if group and not group.startswith(UNNAMED_GROUP):
                 named[op, count].add(group)
-    found = []
+    adopted = []
     for t in timelines:
         names: dict[_Key, str] = {}
         for (group, op), count in usual_of[t.rank].items():
             fits = [name for name in named[op, count] if _may_hold(name, t.rank)]
             if group.startswith(UNNAMED_GROUP) and len(fits) == 1:
                 names[group, op] = fits[0]
-        found.append(replace(t, steps=tuple(_renamed(step, names) for step in t.steps)) if names else t)
-    return found
+        adopted.append(replace(t, steps=tuple(_renamed(step, names) for step in t.steps)) if names else t)
+    return adopted
 
 
 def _usual(timeline: Timeline) -> dict[_Key, int]:
@@ -89,16 +89,16 @@ def name_groups(steps_of: Steps, common: list[int], world_size: int) -> Steps:
 
 def _clusters(of_rank: Mapping[int, list[Collective]], *, all_meet: bool) -> list[list[int]]:
     """Ranks whose collectives are as many and end together; each is compared with the first of each cluster."""
-    found: list[list[int]] = []
+    clusters: list[list[int]] = []
     for rank, mine in of_rank.items():
-        for cluster in found:
+        for cluster in clusters:
             other = of_rank[cluster[0]]
             if len(mine) == len(other) and (_end_together(mine, other) or (all_meet and mine[0].op != SEND_RECV)):
                 cluster.append(rank)
                 break
         else:
-            found.append([rank])
-    return found
+            clusters.append([rank])
+    return clusters
 
 
 def _end_together(mine: list[Collective], other: list[Collective]) -> bool:
@@ -125,12 +125,12 @@ def fill_sizes(steps_of: Steps) -> Steps:
             for key, c in step.placed():
                 for at in (i, -1):
                     said[at, *key] |= {c.bytes} if c.bytes and c.group else set()
-    found: Steps = defaultdict(dict)
+    filled_steps: Steps = defaultdict(dict)
     for rank, steps in steps_of.items():
         for i, step in steps.items():
             filled = []
             for key, c in step.placed():
                 sizes = said[i, *key] or said[-1, *key]
                 filled.append(replace(c, bytes=min(sizes)) if not c.bytes and len(sizes) == 1 else c)
-            found[rank][i] = replace(step, collectives=tuple(filled))
-    return found
+            filled_steps[rank][i] = replace(step, collectives=tuple(filled))
+    return filled_steps

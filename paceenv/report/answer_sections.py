@@ -36,26 +36,26 @@ _SHOWN: Final = (
 
 
 def answer_sections(
-    found: Answer, verdict: Verdict | None, activity: Sequence[RankActivity], name: str
+    answer: Answer, verdict: Verdict | None, activity: Sequence[RankActivity], name: str
 ) -> list[Section]:
     """All that was found."""
-    sections = [section for hang in found.hangs for section in _hang(hang)]
-    if found.ended:
-        sections.append(Section("What else the logs say", list(map(sentence, found.ended))))
-    if found.times is not None:
-        title = f"NCCL Inspector: logs of {found.times.processes} processes"
-        sections.append(Section(title, verdict=sentence(found.times.verdict)))
-    if found.diagnosis is not None and verdict is not None:
-        sections.append(_causes(found.diagnosis, verdict, name))
-    if found.lateness is not None and not found.lateness.why_not:
-        sections.append(Section("When which rank was late", found.lateness.text))
+    sections = [section for hang in answer.hangs for section in _hang(hang)]
+    if answer.ended:
+        sections.append(Section("What else the logs say", list(map(sentence, answer.ended))))
+    if answer.times is not None:
+        title = f"NCCL Inspector: logs of {answer.times.processes} processes"
+        sections.append(Section(title, verdict=sentence(answer.times.verdict)))
+    if answer.diagnosis is not None and verdict is not None:
+        sections.append(_causes(answer.diagnosis, verdict, name))
+    if answer.lateness is not None and not answer.lateness.why_not:
+        sections.append(Section("When which rank was late", answer.lateness.text))
     if activity:
-        columns, rows = _activity(activity, found.late_hosts)
-        told = found.diagnosis.arrivals.late if found.diagnosis is not None and found.diagnosis.refused else ()
+        columns, rows = _activity(activity, answer.late_hosts)
+        told = answer.diagnosis.arrivals.late if answer.diagnosis is not None and answer.diagnosis.refused else ()
         said = {one.rank for one in told}  # by the headline, how late
-        why = [sentence(one.why if one.rank in said else one.text) for one in found.late_hosts]
+        why = [sentence(one.why if one.rank in said else one.text) for one in answer.late_hosts]
         sections.append(Section("Where a step's time went on each device", why, columns, rows))
-    return [*sections, *map(_steps, found.steps)]
+    return [*sections, *map(_steps, answer.steps)]
 
 
 def headline(verdict: Verdict) -> str:
@@ -78,18 +78,18 @@ def _activity(activity: Sequence[RankActivity], late: Sequence[LateHost]) -> tup
     return ["rank", *(title for title, _ in shown)], rows
 
 
-def _causes(found: Diagnosis, verdict: Verdict, name: str) -> Section:
+def _causes(diagnosis: Diagnosis, verdict: Verdict, name: str) -> Section:
     """Causes with what to do, and the headline."""
-    rows = [(c.cause, f"{c.share:.0%}", f"{c.lost_s:.4g}", c.evidence, verdict.advice(c)) for c in found.causes]
-    known = found.bare_step_s is not None and found.causes
-    bare = f" ({found.bare_step_s:.4g} s without any cause)" if known else ""
+    rows = [(c.cause, f"{c.share:.0%}", f"{c.lost_s:.4g}", c.evidence, verdict.advice(c)) for c in diagnosis.causes]
+    known = diagnosis.bare_step_s is not None and diagnosis.causes
+    bare = f" ({diagnosis.bare_step_s:.4g} s without any cause)" if known else ""
     ideal = ""
-    if found.ideal_step_time_s is not None:
+    if diagnosis.ideal_step_time_s is not None:
         ideal = (
-            f"{bare}, with all ranks equal {found.ideal_step_time_s:.4g} s (slowdown {found.slowdown:.3f}; "
-            f"replayed within {max(abs(found.replay_error), 1e-3):.1%})"
+            f"{bare}, with all ranks equal {diagnosis.ideal_step_time_s:.4g} s (slowdown {diagnosis.slowdown:.3f}; "
+            f"replayed within {max(abs(diagnosis.replay_error), 1e-3):.1%})"
         )
-    title = f"{name}: mean step {found.step_time_s:.4g} s{ideal}"
+    title = f"{name}: mean step {diagnosis.step_time_s:.4g} s{ideal}"
     columns = ("cause", "of lost time", "s a step", "evidence", "advice")
     return Section(title, (), columns, rows, verdict=headline(verdict))
 
@@ -124,53 +124,53 @@ def _last_seen(seen: LastSeen) -> tuple[str, ...]:
     return str(seen.rank), did, behind, following, "; ".join(seen.frames) or "not recorded"
 
 
-def _steps(found: StepDiagnosis) -> Section:
+def _steps(steps: StepDiagnosis) -> Section:
     """A diagnosis from step times alone: numbers, what recurs, the verdict, and what to do next."""
-    log, warm_up = found.log, int(found.ordinary.warm_up_V.sum())
-    restarts = f", {found.runs - 1} restart{'s' * (found.runs > 2)}" if found.runs > 1 else ""
+    log, warm_up = steps.log, int(steps.ordinary.warm_up_V.sum())
+    restarts = f", {steps.runs - 1} restart{'s' * (steps.runs > 2)}" if steps.runs > 1 else ""
     what = "step times" if log.of == "step" else "speeds"
-    title = f"{log.name} ({log.source}): {len(found.steady_s_V)} {what}, steps {log.step_V.min()} to {log.step_V.max()}"
+    title = f"{log.name} ({log.source}): {len(steps.steady_s_V)} {what}, steps {log.step_V.min()} to {log.step_V.max()}"
     title += restarts + f"; {warm_up} of the warm-up left out" * (warm_up > 0)
     columns = ("what", "value", "meaning")
-    return Section(title, [f"Next: {found.next_step}"], columns, step_rows(found), verdict=sentence(found.verdict))
+    return Section(title, [f"Next: {steps.next_step}"], columns, step_rows(steps), verdict=sentence(steps.verdict))
 
 
-def step_rows(found: StepDiagnosis) -> list[tuple[str, str, str]]:
+def step_rows(steps: StepDiagnosis) -> list[tuple[str, str, str]]:
     """Name, value and meaning of every number."""
-    outliers, period, top = int(found.ordinary.outlier_V.sum()), found.outlier_period, found.ceiling
+    outliers, period, top = int(steps.ordinary.outlier_V.sum()), steps.outlier_period, steps.ceiling
     averages = "the log does not tell; averaging would hide variation"
-    if found.averaged:
-        averages = "single steps" if found.averaged == 1.0 else "averaging hides how single steps vary"
+    if steps.averaged:
+        averages = "single steps" if steps.averaged == 1.0 else "averaging hides how single steps vary"
     recur = "no period" if outliers else ""
     if period:
         recur = f"every {period.steps} steps: evaluation or a checkpoint, say"
     table = [
-        ("steps a value averages over", f"{found.averaged:.0f}" if found.averaged else "unknown", averages),
-        ("mean, median", f"{found.log.said(found.mean_s)}, {found.log.said(found.median_s)}", ""),
-        ("CV", f"{found.cv:.2%}", ""),
-        ("99th percentile / median", f"{found.p99_over_median:.3f}", ""),
+        ("steps a value averages over", f"{steps.averaged:.0f}" if steps.averaged else "unknown", averages),
+        ("mean, median", f"{steps.log.said(steps.mean_s)}, {steps.log.said(steps.median_s)}", ""),
+        ("CV", f"{steps.cv:.2%}", ""),
+        ("99th percentile / median", f"{steps.p99_over_median:.3f}", ""),
         ("outliers", str(outliers), recur),
     ]
-    if found.rounding_share > 0.1:
-        table.append(("of the variance, rounding", f"{found.rounding_share:.0%}", "the log has too few digits"))
-    if found.pattern is not None:
-        explains = f"explains {found.pattern.share:.0%} of the variance"
-        table.append(("ordinary steps recur", f"every {found.pattern.steps}", explains))
-    if len(found.ordinary.levels) > 1:
-        at_v = found.log.step_V[found.ordinary.steady_V]
-        table.append(("changes of level", str(len(found.ordinary.levels) - 1), levels_text(found.ordinary, at_v)))
-    if found.drift is not None:
-        table.append(("drift", f"{found.drift.change:+.1%}", f"from beginning to end, +-{found.drift.half_width:.1%}"))
+    if steps.rounding_share > 0.1:
+        table.append(("of the variance, rounding", f"{steps.rounding_share:.0%}", "the log has too few digits"))
+    if steps.pattern is not None:
+        explains = f"explains {steps.pattern.share:.0%} of the variance"
+        table.append(("ordinary steps recur", f"every {steps.pattern.steps}", explains))
+    if len(steps.ordinary.levels) > 1:
+        at_v = steps.log.step_V[steps.ordinary.steady_V]
+        table.append(("changes of level", str(len(steps.ordinary.levels) - 1), levels_text(steps.ordinary, at_v)))
+    if steps.drift is not None:
+        table.append(("drift", f"{steps.drift.change:+.1%}", f"from beginning to end, +-{steps.drift.half_width:.1%}"))
     if top is not None:
         meaning = f"95 %: {top.low:.2%} to {top.high:.2%}"
-        meaning += f"; of it from outliers {found.from_outliers:.2%}" * (outliers > 0)
+        meaning += f"; of it from outliers {steps.from_outliers:.2%}" * (outliers > 0)
         table.append(("ceiling: all that removing variation gains", f"{top.value:.2%}", meaning))
-    table += [(one.kind, f"explains {one.explains:.0%}", one.text) for one in found.findings[1:]]
-    for name, part_V in [part for part in found.log.phases.items() if not part[0].endswith(FASTEST)][:12]:
-        part_s = float(np.nanmedian(part_V[found.ordinary.steady_V]))
-        table.append((f"part {name!r}", found.log.said(part_s), f"{part_s / found.median_s:.0%} of a step"))
-    if found.log.others:
-        logs = sorted((found.log, *found.log.others), key=lambda one: -float(np.median(one.step_s_V)))
-        said = ", ".join(f"{one.rank}: {found.log.said(float(np.median(one.step_s_V)))}" for one in logs[:8])
+    table += [(one.kind, f"explains {one.explains:.0%}", one.text) for one in steps.findings[1:]]
+    for name, part_V in [part for part in steps.log.phases.items() if not part[0].endswith(FASTEST)][:12]:
+        part_s = float(np.nanmedian(part_V[steps.ordinary.steady_V]))
+        table.append((f"part {name!r}", steps.log.said(part_s), f"{part_s / steps.median_s:.0%} of a step"))
+    if steps.log.others:
+        logs = sorted((steps.log, *steps.log.others), key=lambda one: -float(np.median(one.step_s_V)))
+        said = ", ".join(f"{one.rank}: {steps.log.said(float(np.median(one.step_s_V)))}" for one in logs[:8])
         table.append(("ranks, slowest first", str(len(logs)), said + (" ..." if len(logs) > 8 else "")))
     return table

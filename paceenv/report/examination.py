@@ -73,21 +73,21 @@ class Examination:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as ``--json`` prints it."""
-        found: dict[str, Any] = {"notes": self.inputs.notes} if self.answer is None else self.answer.to_json()
-        found |= self.conclusion.to_json() if self.conclusion is not None else {}
-        found |= {"runs": self.runs, "links": self.links, "next": self.next}
-        return found | {"changes": self.changes} if self.changes else found
+        data: dict[str, Any] = {"notes": self.inputs.notes} if self.answer is None else self.answer.to_json()
+        data |= self.conclusion.to_json() if self.conclusion is not None else {}
+        data |= {"runs": self.runs, "links": self.links, "next": self.next}
+        return data | {"changes": self.changes} if self.changes else data
 
     def sections(self) -> list[Section]:
         """All that was found, for people."""
-        found = []
+        sections = []
         if self.answer is not None:
             verdict = self.conclusion.verdict if self.conclusion is not None else None
-            found = answer_sections(self.answer, verdict, self.inputs.activity, str(self.paths[0]))
-        found += [self.compared] if self.compared is not None else []
+            sections = answer_sections(self.answer, verdict, self.inputs.activity, str(self.paths[0]))
+        sections += [self.compared] if self.compared is not None else []
         if self.links:
-            found.append(Section("Links", [f"{source}: {law}" for source, law in self.links.items()]))
-        return found
+            sections.append(Section("Links", [f"{source}: {law}" for source, law in self.links.items()]))
+        return sections
 
     @property
     def next(self) -> list[str]:
@@ -201,8 +201,8 @@ def _links(inputs: Inputs, earlier: Inputs | None) -> dict[str, str]:
     from paceenv.calibration.bandwidth import fit_bandwidth  # SciPy, which takes a second to import
     from paceenv.diagnosis.absolute import check_nics
 
-    found = {}
+    laws = {}
     for table in tables:
         nics = check_nics(table, inputs.network) if inputs.network is not None else ""
-        found[table.source] = fit_bandwidth(table).text + (f" {sentence(nics)}" if nics else "")
-    return found
+        laws[table.source] = fit_bandwidth(table).text + (f" {sentence(nics)}" if nics else "")
+    return laws

@@ -167,7 +167,7 @@ def compare(
         gain_D = np.array([(b.step_s[0] / a.step_s[0]).mean() - 1.0 for a, b in zip(paced, passive, strict=True)])
         cv, cv_passive = (float(np.mean([one.cv[0].mean() for one in runs])) for runs in (paced, passive))
         met = [one.outside for one in paced if one.outside is not None]
-        outside = str(max(met, key=lambda found: found.share)) if met else ""
+        outside = str(max(met, key=lambda departure: departure.share)) if met else ""
         delay = float(np.mean([one.delay_share[0].mean() for one in paced]))
         rows.append(Paced(policy, one_more(gain_D), cv, cv_passive, delay, outside))
         on_done(min(i + 1, asked))

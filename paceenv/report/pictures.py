@@ -136,27 +136,27 @@ def course(step_s_V: Array, step_V: Integers, title: str, of_log: StepDiagnosis 
     return drawn(title, " ".join(["Step times in their order.", *said]), figure, "step-times", columns, rows)
 
 
-def _events(panel: Axes, found: StepDiagnosis, time_V: Array, ends: tuple[float, float], unit: Unit) -> list[str]:
+def _events(panel: Axes, steps: StepDiagnosis, time_V: Array, ends: tuple[float, float], unit: Unit) -> list[str]:
     """Draw what happens in a log; in words what the lines mean."""
-    steady_V, said = found.ordinary.steady_V, []
-    warm, marked = np.flatnonzero(~steady_V), np.flatnonzero(found.ordinary.outlier_V)
+    steady_V, said = steps.ordinary.steady_V, []
+    warm, marked = np.flatnonzero(~steady_V), np.flatnonzero(steps.ordinary.outlier_V)
     if len(warm):
         panel.plot(warm, np.clip(time_V[warm], *ends), "x", color=_WARM, ms=5, label="warm-up, left out")
     chosen = marked[np.argsort(-time_V[marked], kind="stable")[:MAX_MARKS]]
     if len(chosen):
         panel.plot(chosen, np.minimum(time_V[chosen], ends[1]), "^", color=MARK, ms=4, label="outlier", alpha=0.8)
     steady = np.flatnonzero(steady_V)
-    for i, level in enumerate(found.ordinary.levels):
+    for i, level in enumerate(steps.ordinary.levels):
         at = steady[level.start], steady[level.end - 1]
         panel.plot(at, [unit.per_s * level.level_s] * 2, color=_LEVEL, lw=2.0, label="" if i else "level")
-    for restart in np.flatnonzero(np.diff(found.log.run_V)) + 1:
+    for restart in np.flatnonzero(np.diff(steps.log.run_V)) + 1:
         panel.axvline(float(restart), color=_WARM, ls=":", lw=1.0)
-    if len(found.ordinary.levels) > 1:
-        said.append(f"The level changes {len(found.ordinary.levels) - 1} times (thick lines).")
-    if found.runs > 1:
-        said.append(f"Dotted lines are restarts or further files ({found.runs - 1}).")
-    if found.outlier_period is not None:
-        said.append(f"Outliers come every {found.outlier_period.steps} steps.")
+    if len(steps.ordinary.levels) > 1:
+        said.append(f"The level changes {len(steps.ordinary.levels) - 1} times (thick lines).")
+    if steps.runs > 1:
+        said.append(f"Dotted lines are restarts or further files ({steps.runs - 1}).")
+    if steps.outlier_period is not None:
+        said.append(f"Outliers come every {steps.outlier_period.steps} steps.")
     return said
 
 
@@ -175,12 +175,12 @@ def parts(diagnosis: Diagnosis) -> list[tuple[str, float]]:
 
 def waterfall(diagnosis: Diagnosis) -> Section | None:
     """From the step without any cause to the measured one; None where causes are not determined."""
-    found = parts(diagnosis)
-    if not found:
+    bars = parts(diagnosis)
+    if not bars:
         return None
     unit, ideal_s = Unit.of(diagnosis.step_time_s), diagnosis.ideal_step_time_s or 0.0
-    names = [*(name for name, _ in found), "measured mean step"]
-    end = np.cumsum([unit.per_s * value for _, value in found])
+    names = [*(name for name, _ in bars), "measured mean step"]
+    end = np.cumsum([unit.per_s * value for _, value in bars])
     begin = np.concatenate([[0.0], end[:-1], [0.0]])
     length = np.concatenate([np.diff(end, prepend=0.0), [unit.per_s * diagnosis.step_time_s]])
     figure, (panel,) = figures.stack([0.9 + 0.34 * len(names)])
@@ -205,7 +205,7 @@ def waterfall(diagnosis: Diagnosis) -> Section | None:
         "all ranks are as fast as their mean "
         f"({unit.per_s * ideal_s:.4g} {unit.name}), as in the published study of stragglers."
     )
-    rows = [(name, f"{value:.6g}", f"{value / diagnosis.step_time_s:.4f}") for name, value in found]
+    rows = [(name, f"{value:.6g}", f"{value / diagnosis.step_time_s:.4f}") for name, value in bars]
     rows.append(("measured mean step", f"{diagnosis.step_time_s:.6g}", "1"))
     columns = ("part", "seconds", "share of the step")
     return drawn("Where the time goes", caption, figure, "waterfall", columns, rows)

@@ -74,20 +74,20 @@ def spans(matrix: OperationMatrix, graph: Graph) -> list[Spans]:
     """All kinds of time that the job has."""
     met_NT = met_s(matrix, graph)
     communicates = matrix.is_collective_N | matrix.is_transfer_N | graph.meets_N
-    found = []
+    kinds = []
     for name, node in (
         ("collective", np.flatnonzero(communicates & ~matrix.is_transfer_N)),
         ("send, receive", np.flatnonzero(matrix.is_transfer_N)),
     ):
         if len(node):
-            found.append(Spans(WAIT, node, matrix.start_NT[node], met_NT[node], True))
-            found.append(Spans(name, node, met_NT[node], matrix.end_NT[node], True))
+            kinds.append(Spans(WAIT, node, matrix.start_NT[node], met_NT[node], True))
+            kinds.append(Spans(name, node, met_NT[node], matrix.end_NT[node], True))
     names = np.array([_NAMES.get(op, OTHER) for op in matrix.ops])[matrix.op_N]
     for name in (*_NAMES.values(), OTHER):
         node = np.flatnonzero((names == name) & ~communicates)
         if len(node):
-            found.append(Spans(name, node, matrix.start_NT[node], matrix.end_NT[node], False))
-    return found
+            kinds.append(Spans(name, node, matrix.start_NT[node], matrix.end_NT[node], False))
+    return kinds
 
 
 def _label(matrix: OperationMatrix, r: int) -> str:

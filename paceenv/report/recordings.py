@@ -26,7 +26,7 @@ class Recordings:
     def pages(self) -> dict[Path, str]:
         """The page of each live run: where the step went, which rank waits for which, what pacing did."""
         statuses = {path: _statuses(path) for path in self.runs}
-        return {path: summarise(found) for path, found in statuses.items() if found}
+        return {path: summarise(snapshots) for path, snapshots in statuses.items() if snapshots}
 
     def read(self, pattern: str | None = None, max_rows: int | None = None) -> Inputs:
         """All that is usable; the ranks' segments of a live run are merged into one trace."""
@@ -45,13 +45,13 @@ class Recordings:
                     notes.append(f"{path}: {error}")
                 notes += run.notes
             try:
-                found = read_inputs([*self.files, *merged], pattern=pattern, max_rows=max_rows)
+                inputs = read_inputs([*self.files, *merged], pattern=pattern, max_rows=max_rows)
             except InputError as error:
                 why = str(error) if self.files or not notes else notes[0]
                 if not any(map(_statuses, self.runs)):
                     raise InputError(why) from None
-                found = Inputs(None, why_no_trace=why)
-        return replace(found, notes=(*notes, *found.notes))
+                inputs = Inputs(None, why_no_trace=why)
+        return replace(inputs, notes=(*notes, *inputs.notes))
 
 
 def find_recordings(paths: Sequence[str | Path]) -> Recordings:

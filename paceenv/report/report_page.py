@@ -24,27 +24,27 @@ WHY_NO_CAUSE: Final = (
 )
 
 
-def page_of(found: Examination, at_sizes: Prediction | str) -> str:
+def page_of(examination: Examination, at_sizes: Prediction | str) -> str:
     """The page; ``at_sizes`` is the job at other sizes, or why it is not predicted."""
-    answer = found.answer
+    answer = examination.answer
     assert answer is not None, "something was diagnosed"
-    if answer.matrix is None or answer.diagnosis is None or found.conclusion is None:
-        return _of_log(found, answer.steps[0])
-    matrix, names = answer.matrix, [path.name for path in found.paths]
+    if answer.matrix is None or answer.diagnosis is None or examination.conclusion is None:
+        return _of_log(examination, answer.steps[0])
+    matrix, names = answer.matrix, [path.name for path in examination.paths]
     if not matrix.step_s_T.max() > 0.0:
         raise InputError(f"trace of {matrix.name}: steps that take no time; allowed: a job that takes some")
     files = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     read = f"Read from {files} ({matrix.source}): {len(matrix.ranks)} ranks, {matrix.steps} steps"
-    sections = [*found.sections(), *_drawn(matrix, answer.diagnosis)]
+    sections = [*examination.sections(), *_drawn(matrix, answer.diagnosis)]
     if (paced := answer.diagnosis.paced_steps) is not None:
         said = f"{sentence(paced.text)} Other settings of pacing may do better or worse."
         sections.append(Section("What the delays in this trace did", [said]))
-    sections += _predicted(found.conclusion, at_sizes)
+    sections += _predicted(examination.conclusion, at_sizes)
     title = f"Why the steps of {matrix.name} take as long as they do"
-    return page(title, "; ".join([read, *found.notes]) + ".", sections)
+    return page(title, "; ".join([read, *examination.notes]) + ".", sections)
 
 
-def _of_log(found: Examination, steps: StepDiagnosis) -> str:
+def _of_log(examination: Examination, steps: StepDiagnosis) -> str:
     log = steps.log
     read = (
         f"Read from {log.name} ({log.source}): {len(steps.steady_s_V)} values of {log.quantity}, "
@@ -53,24 +53,24 @@ def _of_log(found: Examination, steps: StepDiagnosis) -> str:
     sections = [
         pictures.course(log.step_s_V, log.step_V, "Step times", steps),
         pictures.spread(steps.steady_s_V, "Distribution", log.quantity),
-        *found.sections(),
+        *examination.sections(),
         Section("What a log does not tell", [WHY_NO_CAUSE]),
     ]
-    return page(f"Step times of {log.name}", "; ".join([read, *found.notes]) + ".", sections)
+    return page(f"Step times of {log.name}", "; ".join([read, *examination.notes]) + ".", sections)
 
 
 def _drawn(matrix: OperationMatrix, diagnosis: Diagnosis) -> list[Section]:
     """All pictures of a trace."""
     graph = build_graph(matrix)
     late_RT = lateness(matrix, graph)
-    found = [
+    sections = [
         pictures.waterfall(diagnosis),
         timeline(matrix, spans(matrix, graph), diagnosis.arrivals.late_RT.sum(axis=1)),
         None if late_RT is None else heat_map(matrix, late_RT),
         pictures.course(matrix.step_s_T, matrix.iteration_T, "Step time, step by step"),
         pictures.spread(matrix.step_s_T, "Distribution of step times"),
     ]
-    return [picture for picture in found if picture is not None]
+    return [picture for picture in sections if picture is not None]
 
 
 def _predicted(conclusion: Conclusion, at_sizes: Prediction | str) -> list[Section]:

@@ -39,8 +39,8 @@ def first_difference(theirs: Any, mine: Any, where: str = "") -> str:
         inside = [(str(i), *both) for i, both in enumerate(zip(theirs, mine, strict=True))]
     else:
         return "" if theirs == mine else f"{where} = {short_repr(theirs)}, now {short_repr(mine)}"
-    found = (first_difference(a, b, f"{where}.{key}" if where else key) for key, a, b in inside)
-    return next(filter(None, found), "")
+    differences = (first_difference(a, b, f"{where}.{key}" if where else key) for key, a, b in inside)
+    return next(filter(None, differences), "")
 
 
 def prepare_folder(path: Path) -> Path:

@@ -90,13 +90,13 @@ class Baseline:
 
     def unknowns(self, change: Change) -> list[Unknown]:
         """Open quantities that the answer may depend on."""
-        found = []
+        unknowns = []
         latency_us = next((p.value for p in self.parameters if p.key == "fabric.latency_us" and _is_guess(p)), None)
         if latency_us is not None and self.cluster.fabric.latency_us == latency_us:
-            found.append(unknown_rounds(self.cluster))
+            unknowns.append(unknown_rounds(self.cluster))
         if self._has_growth(change):
-            found.append(unknown_growth())
-        return found
+            unknowns.append(unknown_growth())
+        return unknowns
 
     def _hinges(self, change: Change) -> tuple[str, ...]:
         """Keys of the cluster that the answer depends on."""
@@ -169,8 +169,8 @@ class Baseline:
 
     def left_open(self, changes: Sequence[Change]) -> list[str]:
         """Open quantities inside the intervals: their ends, and the measurement that would identify them."""
-        found = (unknown for change in changes for unknown in self.unknowns(change))
-        return list(dict.fromkeys(f"{u.name}, {u.between}; identified by {u.identified_by}" for u in found))
+        unknowns = (unknown for change in changes for unknown in self.unknowns(change))
+        return list(dict.fromkeys(f"{u.name}, {u.between}; identified by {u.identified_by}" for u in unknowns))
 
     def cannot_tell(self, changes: Sequence[Change]) -> list[str]:
         """Open quantities outside of the intervals, in words."""

@@ -52,19 +52,19 @@ class Runs:
     def add(self, cluster: Cluster, policy: str, seeds_S: NDArray[np.int64], iterations: int) -> None:
         threads = (os.cpu_count() or 1) if len(seeds_S) * cluster.ranks >= MIN_TO_SHARE else 1
         simulator = start(cluster, seeds_S, threads)
-        found = run(select_policy(policy, cluster), simulator, iterations)
-        mean_S, sd_S, outcome = found.step_ET.mean(axis=1), found.step_ET.std(axis=1), found.outcome
+        rollout = run(select_policy(policy, cluster), simulator, iterations)
+        mean_S, sd_S, outcome = rollout.step_ET.mean(axis=1), rollout.step_ET.std(axis=1), rollout.outcome
         can_fail = bool((simulator.batch.jobs["failure_per_s"] > 0.0).any())
         useful_S = outcome.useful_iterations if can_fail else np.full(len(mean_S), float(iterations))
         samples_S = cluster.samples_per_step * np.maximum(useful_S, 1.0)
         self.step_s.append(mean_S)
         self.cv.append(sd_S / mean_S)
-        self.delay_share.append(found.mean_delay_E / mean_S)
+        self.delay_share.append(rollout.mean_delay_E / mean_S)
         self.throughput.append(samples_S / outcome.time_s)
         if cluster.power.compute_w != 0.0:
             self.energy_j.append(outcome.energy_j / samples_S)
-        if found.outside is not None and (self.outside is None or found.outside.share > self.outside.share):
-            self.outside = found.outside
+        if rollout.outside is not None and (self.outside is None or rollout.outside.share > self.outside.share):
+            self.outside = rollout.outside
 
 
 def predict(
@@ -85,8 +85,8 @@ def predict(
     runs = {change: Runs() for change in [Change(), *changes, *unpaced]}
     for d, cluster in enumerate(known):
         seeds_S = np.arange(per_draw) + first_seed + d * per_draw
-        for i, (change, found) in enumerate(runs.items()):
-            found.add(
+        for i, (change, of_change) in enumerate(runs.items()):
+            of_change.add(
                 changed(change, cluster, baseline.slow, baseline.scenario(change)), change.pacing, seeds_S, iterations
             )
             on_done((d + (i + 1) / len(runs)) / len(known))
@@ -130,52 +130,52 @@ class _Ends:
     def moved(self, before: Change, after: Change) -> _Moved:
         """How far the ends of every unknown move the difference between two jobs."""
         usual = self._baseline.scenario(after)
-        found: dict[str, dict[str, Ends]] = {}
+        moves: dict[str, dict[str, Ends]] = {}
         for unknown in self._baseline.unknowns(after):
             low, high, taken = (
                 self._difference(before, after, scenario)
                 for scenario in (replace(usual, **unknown.low), replace(usual, **unknown.high), usual)
             )
             for name, value in taken.items():
-                found.setdefault(name, {})[unknown.name] = low[name] - value, high[name] - value
-        return found
+                moves.setdefault(name, {})[unknown.name] = low[name] - value, high[name] - value
+        return moves
 
     def _difference(self, before: Change, after: Change, scenario: Scenario) -> dict[str, float]:
         one, other = self._run(before, scenario), self._run(after, scenario)
-        found = {
+        log_ratios = {
             name: float(np.log(np.mean(getattr(other, name)) / np.mean(getattr(one, name))))
             for name in ("step_s", "throughput", "energy_j")
             if getattr(one, name) and getattr(other, name)
         }
-        return found | {"cv": float(np.mean(other.cv) - np.mean(one.cv))}
+        return log_ratios | {"cv": float(np.mean(other.cv) - np.mean(one.cv))}
 
     def _run(self, change: Change, scenario: Scenario) -> Runs:
         if change == Change():
             scenario = Scenario(round_us=scenario.round_us)  # today's job depends on nothing else
         if (change, scenario) not in self._runs:
-            found = self._runs[change, scenario] = Runs()
+            runs = self._runs[change, scenario] = Runs()
             cluster = changed(change, self._baseline.cluster, self._baseline.slow, scenario)
-            found.add(cluster, change.pacing, self._seeds_S, self._iterations)
+            runs.add(cluster, change.pacing, self._seeds_S, self._iterations)
         return self._runs[change, scenario]
 
 
 def _row(change: Change, baseline: Baseline, runs: Mapping[Change, Runs], ends: _Ends) -> Row:
-    found, unpaced, against_today = runs[change], None, None
+    own_runs, unpaced, against_today = runs[change], None, None
     moved: _Moved = {}
     if change != Change():
         moved = ends.moved(Change(), change)
-        against_today = _differences(runs[Change()], found, moved)
+        against_today = _differences(runs[Change()], own_runs, moved)
     if change.pacing != "passive":
         alike = replace(change, pacing="passive")
-        unpaced = _differences(runs[alike], found, ends.moved(alike, change))
+        unpaced = _differences(runs[alike], own_runs, ends.moved(alike, change))
     cluster = changed(change, baseline.cluster, baseline.slow, baseline.scenario(change))
     job = Numbers(
-        step=_wider("step_s", of_runs(np.array(found.step_s)), moved),
-        throughput=_wider("throughput", of_runs(np.array(found.throughput)), moved),
-        cv=_wider("cv", of_runs(np.array(found.cv)), moved),
-        energy=_wider("energy_j", of_runs(np.array(found.energy_j)), moved) if found.energy_j else None,
+        step=_wider("step_s", of_runs(np.array(own_runs.step_s)), moved),
+        throughput=_wider("throughput", of_runs(np.array(own_runs.throughput)), moved),
+        cv=_wider("cv", of_runs(np.array(own_runs.cv)), moved),
+        energy=_wider("energy_j", of_runs(np.array(own_runs.energy_j)), moved) if own_runs.energy_j else None,
     )
-    return Row(change, cluster.job.nodes, cluster.ranks, job, against_today, unpaced, found.outside)
+    return Row(change, cluster.job.nodes, cluster.ranks, job, against_today, unpaced, own_runs.outside)
 
 
 def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
@@ -194,20 +194,20 @@ def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
     if math.isfinite(step_s.low):
         half_s = max(half_s, 0.5 * (step_s.high - step_s.low))
     known = Interval(step_s.value, step_s.value - half_s, step_s.value + half_s)
-    found = drawn_clusters(baseline.cluster, baseline.parameters, known, seed, DRAWS)
-    return found if any(one is not baseline.cluster for one in found) else [baseline.cluster]
+    clusters = drawn_clusters(baseline.cluster, baseline.parameters, known, seed, DRAWS)
+    return clusters if any(one is not baseline.cluster for one in clusters) else [baseline.cluster]
 
 
 def _wider(name: str, interval: Interval, moved: _Moved) -> Interval:
     """The interval with the unknowns in it; a CV has no end below 0."""
-    found = widened(interval, moved.get(name, {}).values(), by_factors=name != "cv")
-    return found._replace(low=max(found.low, 0.0)) if name == "cv" else found
+    wider = widened(interval, moved.get(name, {}).values(), by_factors=name != "cv")
+    return wider._replace(low=max(wider.low, 0.0)) if name == "cv" else wider
 
 
 def _differences(before: Runs, after: Runs, moved: _Moved) -> Numbers:
     def ratio(name: str) -> Interval:
-        found = of_runs(np.array(getattr(after, name)) / np.array(getattr(before, name)))
-        return Interval(*(end - 1.0 for end in _wider(name, found, moved)))
+        interval = of_runs(np.array(getattr(after, name)) / np.array(getattr(before, name)))
+        return Interval(*(end - 1.0 for end in _wider(name, interval, moved)))
 
     cv = of_runs(np.array(after.cv) - np.array(before.cv))
     return Numbers(

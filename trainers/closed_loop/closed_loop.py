@@ -146,17 +146,17 @@ class ClosedLoop:
 
     def _tailor(self, place: Path) -> Found:
         """What is fitted to this very job: the best constant, and a policy trained on the drawn clusters."""
-        clusters, found = self._drawn(), Found(constant=None, policy=None, note="")
+        clusters, tailored = self._drawn(), Found(constant=None, policy=None, note="")
         if CONSTANT in self.options.candidates:
-            found["constant"] = self._search(clusters)
+            tailored["constant"] = self._search(clusters)
         if TAILORED in self.options.candidates:
             path = place / "tailored.safetensors"
             if (trained := self._train(clusters)) is not None:
                 save_policy(path, trained)
-                found["policy"] = str(path.absolute())
+                tailored["policy"] = str(path.absolute())
             else:
-                found["note"] = "no policy was tailored: no setting gains anything on the calibrated cluster"
-        return found
+                tailored["note"] = "no policy was tailored: no setting gains anything on the calibrated cluster"
+        return tailored
 
     def _predict(self, place: Path) -> Found:
         clusters, names = self._drawn(), list(self._candidates())
@@ -192,10 +192,10 @@ class ClosedLoop:
         more = ("--candidates", SEPARATOR.join(policies), "--seed", str(seed))
         result = self._real(place, "canary", plan.contest_iterations(policies, plan.pairs), *more)
         ranks = self.scenario.job(plan.job).ranks
-        found = contest_results(result, plan.job, plan.contest(policies, seed), policies, ranks)
-        for row in found["candidates"]:
+        contest = contest_results(result, plan.job, plan.contest(policies, seed), policies, ranks)
+        for row in contest["candidates"]:
             row.update(roles=roles[row["policy"]], sha256=find_policy(row["policy"]).sha256)
-        return {**found, "seed": seed, **_version()}
+        return {**contest, "seed": seed, **_version()}
 
     def _real(self, place: Path, mode: str, iterations: int, *more: str) -> RunResult:
         plan = self.scenario.loop
@@ -224,12 +224,12 @@ class ClosedLoop:
 
     def _candidates(self) -> dict[str, list[str]]:
         """The policies of the contest, each with its roles; a policy may have several."""
-        fitted, found = self.folder.found("tailor"), dict[str, list[str]]()
+        fitted, roles_of = self.folder.found("tailor"), dict[str, list[str]]()
         known = {CONSTANT: fitted["constant"], DEFAULT: default_rule(self.scenario), TAILORED: fitted["policy"]}
         for role in self.options.candidates:
             if (policy := known.get(role, role)) is not None:
-                found.setdefault(policy, []).append(role)
-        return found
+                roles_of.setdefault(policy, []).append(role)
+        return roles_of
 
     def _say_how_long(self) -> None:
         """Once the job's step is known: how long its runs take."""
@@ -267,7 +267,7 @@ class ClosedLoop:
 
         plan = self.scenario.loop
         with output.progress("tailor", TAILOR_S) as done:
-            found = train_for_job(
+            trained = train_for_job(
                 clusters,
                 seconds=TAILOR_S,
                 seed=self.options.seed,
@@ -275,7 +275,7 @@ class ClosedLoop:
                 limits=plan.limits,
                 on_progress=done,
             )
-        return found.student
+        return trained.student
 
 
 def default_rule(scenario: Scenario) -> str:
@@ -294,8 +294,8 @@ def _version() -> dict[str, str]:
 
 def _settled(result: RunResult) -> dict[str, dict[str, float]]:
     """Mean step and CV of every job, without its warm-up."""
-    found = {}
+    settled = {}
     for name, job in result.jobs.items():
         kept = job.step_s_T[int(WARM_SHARE * len(job.step_s_T)) :]
-        found[name] = {**mean_step(kept), "iterations": len(kept)}
-    return found
+        settled[name] = {**mean_step(kept), "iterations": len(kept)}
+    return settled

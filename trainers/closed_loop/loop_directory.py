@@ -47,9 +47,9 @@ class LoopDirectory:
         folder.mkdir(parents=True)
         return folder
 
-    def finish(self, stage: str, found: Found) -> None:
+    def finish(self, stage: str, result: Found) -> None:
         """A stage is done, and this is what it found."""
-        output.write_json(found, str(self.of(stage) / DONE))
+        output.write_json(result, str(self.of(stage) / DONE))
 
     def claim(self, record: Mapping[str, Any]) -> None:
         """Make a new folder this loop's, or make sure that it is. Raises InputError where it is another's.
@@ -68,7 +68,7 @@ class LoopDirectory:
 
 def _read(path: Path) -> Found:
     try:
-        found: Found = json.loads(path.read_text(encoding="utf-8"))
+        result: Found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}; allowed: remove it, and its stage runs again") from None
-    return found
+    return result

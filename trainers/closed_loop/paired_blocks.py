@@ -76,12 +76,12 @@ def paired_blocks(plan: Plan, iterations: int, candidate: int = 0) -> tuple[NDAr
     for i, turn in enumerate(turns):
         if turn.counted and turn.pair is not None and turn.pair[1] == candidate:
             counted.setdefault(turn.pair[0], []).append(i)
-    whole, found = plan.blocks[candidate].counted_iterations, []
+    whole, pairs = plan.blocks[candidate].counted_iterations, []
     for here in map(np.array, counted.values()):
         off, on = here[~on_T[here]], here[on_T[here]]
         if len(off) == len(on) == whole:
-            found.append((off, on))
-    return on_T, found
+            pairs.append((off, on))
+    return on_T, pairs
 
 
 def log_ratios(step_s_ET: Array, pairs: Pairs) -> Array:
@@ -96,12 +96,12 @@ def other_log_ratios(end_s_T: Array, other_end_s_U: Array, pairs: Pairs) -> Arra
     Args:
         end_s_T: ends of our steps; iteration ``i`` lies between ends ``i`` and ``i + 1``.
     """
-    found = []
+    ratios = []
     for off, on in pairs:
         steps = [_steps_within(other_end_s_U, end_s_T[at[0]], end_s_T[at[-1] + 1]) for at in (off, on)]
         if min(step.size for step in steps) >= MIN_STEPS:
-            found.append(log_ratio(*steps))
-    return np.array(found)
+            ratios.append(log_ratio(*steps))
+    return np.array(ratios)
 
 
 def _steps_within(end_s_U: Array, begin_s: float, until_s: float) -> Array:
@@ -218,8 +218,8 @@ def candidate_agents(snapshots: Sequence[Snapshot], candidate: int, ranks: int) 
 
 def _candidate(snapshot: Snapshot, candidate: int) -> Mapping[str, Any]:
     listed = entry(snapshot, "canary", "candidates")
-    found = listed[candidate] if isinstance(listed, list) and candidate < len(listed) else None
-    return found if isinstance(found, Mapping) else {}
+    row = listed[candidate] if isinstance(listed, list) and candidate < len(listed) else None
+    return row if isinstance(row, Mapping) else {}
 
 
 def delays(snapshots: Sequence[Snapshot]) -> Found:

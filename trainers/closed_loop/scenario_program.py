@@ -19,15 +19,15 @@ def needs_program(job: Job) -> bool:
 
 def left_out(scenario: Scenario) -> list[str]:
     """What of a scenario no prediction has, a line each."""
-    job, found = scenario.job(scenario.loop.job), list[str]()
+    job, lines = scenario.job(scenario.loop.job), list[str]()
     if not needs_program(job):
-        return found
+        return lines
     if len({host % scenario.network.racks for host in job.hosts}) > 1:
-        found.append("in the simulation every transfer between hosts leaves its rack")
+        lines.append("in the simulation every transfer between hosts leaves its rack")
     compute = [phase.compute for phase in job.iteration if phase.compute is not None]
     if any(one.pause or (one.slow and one.slow.every is not None) for one in compute):
-        found.append("pauses and ranks that are slow at times are not in the simulated program")
-    return found
+        lines.append("pauses and ranks that are slow at times are not in the simulated program")
+    return lines
 
 
 def scenario_program(job: Job) -> dict[str, Any]:
@@ -87,11 +87,11 @@ def _compute(given: Compute, ranks: int) -> list[dict[str, Any]]:
     """Compute of all ranks, and what slow ones take beyond it."""
     some = given.ranks if given.ranks is not None else list(range(ranks))
     named = {} if given.ranks is None else {"ranks": some}
-    found: list[dict[str, Any]] = [{"compute": {"seconds": given.mean_s, **named}}]
+    phases: list[dict[str, Any]] = [{"compute": {"seconds": given.mean_s, **named}}]
     slow = [] if given.slow is None else [rank for rank in given.slow.ranks if rank in some]
     if given.slow is not None and given.slow.every is None and slow:
-        found.append({"compute": {"seconds": given.mean_s * (given.slow.factor - 1.0), "ranks": slow}})
-    return found
+        phases.append({"compute": {"seconds": given.mean_s * (given.slow.factor - 1.0), "ranks": slow}})
+    return phases
 
 
 def _communicator(

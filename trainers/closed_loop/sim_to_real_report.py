@@ -28,12 +28,12 @@ CONSTANTS = ("constant", "default")
 _SHADES = {"predicted, always on": "#b0b0b0", "predicted, in blocks": "#4c72b0", "measured": "#c44e52"}
 
 
-def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
+def build(scenario: Scenario, results: Mapping[str, Found]) -> Found:
     """The report as plain data, from the results of the stages."""
     plan = scenario.loop
-    observed, predicted = found["observe"]["jobs"][plan.job], found["predict"]
+    observed, predicted = results["observe"]["jobs"][plan.job], results["predict"]
     passive = predicted["passive"]
-    contest = judged(found["contest"], predicted, observed)
+    contest = judged(results["contest"], predicted, observed)
     report = {
         "schema": SCHEMA,
         "paceenv": paceenv.__version__,
@@ -42,17 +42,17 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
         "mechanism": plan.mechanism,
         "expect": plan.expect,
         "observed": {"job": plan.job, **observed},
-        "others": {name: steps for name, steps in found["observe"]["jobs"].items() if name != plan.job},
-        "probe": found["probe"].get("jobs", {}).get(plan.job),
+        "others": {name: steps for name, steps in results["observe"]["jobs"].items() if name != plan.job},
+        "probe": results["probe"].get("jobs", {}).get(plan.job),
         "simulated": passive,
         "fit": fit(observed, passive),
-        "held_out": fit(found["contest"]["unpaced"], passive),
-        "calibration": found["calibrate"]["parameters"],
+        "held_out": fit(results["contest"]["unpaced"], passive),
+        "calibration": results["calibrate"]["parameters"],
         "policies": predicted["policies"],
         "chosen": choose(predicted["policies"]),
         "contest": contest,
         "notes": [
-            *filter(None, [found["tailor"]["note"]]),
+            *filter(None, [results["tailor"]["note"]]),
             *left_out(scenario),
             *notes(contest, scenario),
         ],
@@ -63,7 +63,7 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
 def choose(predicted: Sequence[Found]) -> Found:
     """The policy with the best predicted effect, always on, whose interval excludes 0; else passive."""
     helping = [(Effect.of(row["always"]), row["policy"]) for row in predicted]
-    helping = [(found, policy) for found, policy in helping if found.high < 0.0]
+    helping = [(effect, policy) for effect, policy in helping if effect.high < 0.0]
     if not helping:
         return {"policy": "passive", "why": "no candidate is predicted to help"}
     best, policy = min(helping, key=lambda one: one[0].change)
@@ -161,39 +161,39 @@ def _does(change: float) -> str:
 
 def notes(contest: Found, scenario: Scenario) -> list[str]:
     """What a reader must know before believing the numbers of a contest."""
-    found = _stopped(contest)
+    lines = _stopped(contest)
     for row in contest["candidates"]:
         name = label(row["policy"])
         unpaced, paced = (Effect.of(row["against_observed"][kind]) for kind in ("unpaced", "paced"))
         if unpaced.low > 0.0 or unpaced.high < 0.0:
             why = "the effect of pacing outlasts its blocks, or the job has changed; the paired effect is only a part"
-            found.append(
+            lines.append(
                 f"{name}: against the job as observed, blocks without pacing {unpaced}, with pacing {paced}: {why}"
             )
     delays, budget = contest["delays"], scenario.loop.budget_s_per_minute / 60.0
     if (quiet := delays["cut"].get("quiet", 0)) > MANY * max(delays["taken"], 1):
-        found.append(f"{quiet} delays beside {delays['taken']} were left out after checkpoints and other marks")
+        lines.append(f"{quiet} delays beside {delays['taken']} were left out after checkpoints and other marks")
     if (held := delays["cut"].get("slack", 0)) > MANY * max(delays["taken"], 1):
-        found.append(f"the guard cut {held} of {delays['taken']} delays to the rank's own slack")
+        lines.append(f"the guard cut {held} of {delays['taken']} delays to the rank's own slack")
     if delays["holds"] and not delays["held"]:
         why = "; ".join(delays["unheld"]) or "no transfer of the named communicators was started asynchronously"
-        found.append(f"rule defer was on in {delays['holds']} iterations of ranks and held no transfer back: {why}")
+        lines.append(f"rule defer was on in {delays['holds']} iterations of ranks and held no transfer back: {why}")
     if cut := delays["cut"].get("budget"):
-        found.append(f"the budget of {budget:.0%} of the time cut {cut} delays (mean {1e3 * delays['mean_s']:.1f} ms)")
-    return found
+        lines.append(f"the budget of {budget:.0%} of the time cut {cut} delays (mean {1e3 * delays['mean_s']:.1f} ms)")
+    return lines
 
 
 def _stopped(run: Found) -> list[str]:
     """Which candidates of a real run did not pace to its end, and why."""
-    found = []
+    lines = []
     for row in run["candidates"]:
         name, agents = label(row["policy"]), row["agents"]
         if agents["paced_pairs"] is not None:
             why, more = (agents["stopped"] or ["no reason given"])[0] or "no reason given", len(agents["stopped"]) - 1
             why += f"; {more} similar reasons" if more > 0 else ""
             pairs = f"only the first {agents['paced_pairs']} pairs count"
-            found.append(f"{name}: did not pace to the end on every rank ({why}); {pairs}")
-    return found
+            lines.append(f"{name}: did not pace to the end on every rank ({why}); {pairs}")
+    return lines
 
 
 def write(report: Found, out: Path) -> None:
@@ -218,11 +218,11 @@ def _picture(report: Found, path: Path) -> None:
     panel.set(title="Effect of each policy", xlabel="change of mean step time, %")
     for k, (what, shade) in enumerate(_SHADES.items()):
         data = [(row["always"], row["blocks"], measured.get(row["policy"]))[k] for row in rows]
-        found = {i + 0.22 * (k - 1): Effect.of(one) for i, one in enumerate(data) if one is not None}
-        change = np.array([effect.change for effect in found.values()])
-        ends = np.array([(effect.change - effect.low, effect.high - effect.change) for effect in found.values()])
+        effects = {i + 0.22 * (k - 1): Effect.of(one) for i, one in enumerate(data) if one is not None}
+        change = np.array([effect.change for effect in effects.values()])
+        ends = np.array([(effect.change - effect.low, effect.high - effect.change) for effect in effects.values()])
         bars = 100 * np.nan_to_num(ends.reshape(-1, 2).clip(0.0), posinf=0.0).T
-        panel.errorbar(100 * change, [*found], xerr=bars, fmt="o", ms=4, capsize=3, color=shade, label=what)
+        panel.errorbar(100 * change, [*effects], xerr=bars, fmt="o", ms=4, capsize=3, color=shade, label=what)
     panel.axvline(0.0, color="#999999", lw=0.8)
     panel.set_yticks(range(len(rows)), [label(row["policy"]) for row in rows], fontsize=8)
     panel.set_ylim(len(rows) - 0.4, -0.6)
@@ -279,7 +279,7 @@ def tables(report: Found) -> list[Table]:
         ]
     job += [(f"mean step of {name}, ms", interval_ms(other), "", "") for name, other in report["others"].items()]
     probe = "with a probe" if report["probe"] else "without a probe"
-    found: list[Table] = [
+    report_tables: list[Table] = [
         (
             "The job without pacing",
             ("", "measured", "simulated", "difference"),
@@ -301,8 +301,8 @@ def tables(report: Found) -> list[Table]:
     ]
     run = report["contest"]
     note = "measured on the job's own stamps, without the agent; inside: the prediction lies in the interval"
-    found.append(("Predicted and measured", MEASURED, [_measured(row) for row in run["candidates"]], note))
-    return found + compared(run)
+    report_tables.append(("Predicted and measured", MEASURED, [_measured(row) for row in run["candidates"]], note))
+    return report_tables + compared(run)
 
 
 def compared(run: Found) -> list[Table]:

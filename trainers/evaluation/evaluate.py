@@ -92,7 +92,9 @@ class SuiteResult:
         """One line for each policy that was passive somewhere because it was outside its calibrated range."""
         lines = []
         for policy in self.policies:
-            met = [(found, c.name) for c in self.suite.cases if (found := self.outcomes[policy, c.name].outside)]
+            met = [
+                (departure, c.name) for c in self.suite.cases if (departure := self.outcomes[policy, c.name].outside)
+            ]
             if met:
                 worst, cluster = max(met, key=lambda one: one[0].share)
                 where = f"on {len(met)} of {len(self.suite.cases)} clusters, most on {cluster}"
@@ -130,11 +132,11 @@ class SuiteResult:
 
     def score(self, policy: str, case: Case) -> Score:
         """One policy on one cluster."""
-        found = self.outcomes[policy, case.name]
+        result = self.outcomes[policy, case.name]
         gain, *interval = metrics.bootstrap_interval(self.gain_E(policy, case))
         share = self._share_of_best(policy, case)
         closed = None if share is None else share_interval(*share)
-        cv, delay = float(found.cv_E.mean()), float(found.delay_share_E.mean())
+        cv, delay = float(result.cv_E.mean()), float(result.delay_share_E.mean())
         tenants = self.tenants_gain(policy, case)
         return Score(policy, case.name, gain, (interval[0], interval[1]), cv, delay, case.null_case, closed, tenants)
 
@@ -190,13 +192,13 @@ def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
     seeds = np.arange(suite.first_seed, suite.first_seed + suite.seeds)
     simulator = start(cluster, seeds, os.cpu_count() or 1, suite.limits)
     made = select_policy(policy, cluster)
-    found = run(made, simulator, suite.iterations)
-    mean_E, sd_E = found.useful_step_E, found.step_ET.std(axis=1)
-    ratio = (found.step_ET / found.ideal_step_E[:, None])[:, ::32].astype(np.float32)
-    rate_EK = found.outcome.tenant_cycles_EK / found.outcome.time_s[:, None]
-    delay_E = found.mean_delay_E / found.ideal_step_E
+    rollout = run(made, simulator, suite.iterations)
+    mean_E, sd_E = rollout.useful_step_E, rollout.step_ET.std(axis=1)
+    ratio = (rollout.step_ET / rollout.ideal_step_E[:, None])[:, ::32].astype(np.float32)
+    rate_EK = rollout.outcome.tenant_cycles_EK / rollout.outcome.time_s[:, None]
+    delay_E = rollout.mean_delay_E / rollout.ideal_step_E
     return Outcome(
-        mean_E, sd_E / found.step_ET.mean(axis=1), delay_E, ratio, rate_EK, found.ideal_step_E, found.outside
+        mean_E, sd_E / rollout.step_ET.mean(axis=1), delay_E, ratio, rate_EK, rollout.ideal_step_E, rollout.outside
     )
 
 

@@ -100,36 +100,39 @@ def _variation(draw: _Ranges) -> float:
 
 
 def _noise(draw: _Ranges, ranks: int, compute_s: float) -> dict[str, Any]:
-    found: dict[str, Any] = {"jitter_cv": _variation(draw), "transfer_cv": draw.log(0.001, 0.1)}
+    noise: dict[str, Any] = {"jitter_cv": _variation(draw), "transfer_cv": draw.log(0.001, 0.1)}
     if draw.happens(0.4):
-        found["common_cv"] = draw.log(0.002, 0.05)
+        noise["common_cv"] = draw.log(0.002, 0.05)
     if draw.happens(0.3):
-        found["persistent_cv"] = draw.log(0.002, 0.06)
+        noise["persistent_cv"] = draw.log(0.002, 0.06)
     if draw.happens(0.1):
-        found |= {"slow_ranks": int(draw.choice([1, 1, 2])), "slow_factor": draw.uniform(1.05, 1.5)}
+        noise |= {"slow_ranks": int(draw.choice([1, 1, 2])), "slow_factor": draw.uniform(1.05, 1.5)}
     if draw.happens(0.2):
-        found |= {"imbalance_cv": draw.log(0.01, 0.2), "imbalance_skew": draw.uniform(0.3, 2.0)}
+        noise |= {"imbalance_cv": draw.log(0.01, 0.2), "imbalance_skew": draw.uniform(0.3, 2.0)}
     if draw.happens(0.15):
-        found |= {"fail_slow_share": draw.log(0.001, 0.05) / ranks**0.5, "fail_slow_factor": draw.uniform(1.1, 2.0)}
-        found["fail_slow_mean_iterations"] = draw.log(20.0, 500.0)
+        noise |= {"fail_slow_share": draw.log(0.001, 0.05) / ranks**0.5, "fail_slow_factor": draw.uniform(1.1, 2.0)}
+        noise["fail_slow_mean_iterations"] = draw.log(20.0, 500.0)
     if draw.happens(0.25):
-        found |= {"drift_cv": draw.log(0.002, 0.02), "drift_iterations": draw.log(50.0, 2000.0)}
+        noise |= {"drift_cv": draw.log(0.002, 0.02), "drift_iterations": draw.log(50.0, 2000.0)}
     if draw.happens(0.2):
-        found |= {"stall_rate": draw.log(0.05, 1.0) * 0.02 / ranks, "stall_mean_s": draw.log(0.1, 2.0) * compute_s}
+        noise |= {"stall_rate": draw.log(0.05, 1.0) * 0.02 / ranks, "stall_mean_s": draw.log(0.1, 2.0) * compute_s}
     if draw.happens(0.5):  # how exactly a live rank acts and measures, on quiet and on loaded hosts
-        found |= {"late_wake_s": draw.log(3e-5, 3e-3), "stamp_noise_s": draw.log(5e-6, 5e-5)}
+        noise |= {"late_wake_s": draw.log(3e-5, 3e-3), "stamp_noise_s": draw.log(5e-6, 5e-5)}
     if draw.happens(0.3):
-        found["missing_share"] = draw.log(0.0005, 0.01)
-    return found
+        noise["missing_share"] = draw.log(0.0005, 0.01)
+    return noise
 
 
 def _reliability(draw: _Ranges, ranks: int) -> dict[str, Any]:
     if not draw.happens(0.15):
         return {}
-    found: dict[str, Any] = {"checkpoint_iterations": int(draw.log(100, 1000)), "checkpoint_s": draw.log(0.05, 10.0)}
+    reliability: dict[str, Any] = {
+        "checkpoint_iterations": int(draw.log(100, 1000)),
+        "checkpoint_s": draw.log(0.05, 10.0),
+    }
     if draw.happens(0.5):
-        found |= {"mtbf_iterations": draw.log(500.0, 5000.0) * ranks, "restart_s": draw.log(1.0, 60.0)}
-    return found
+        reliability |= {"mtbf_iterations": draw.log(500.0, 5000.0) * ranks, "restart_s": draw.log(1.0, 60.0)}
+    return reliability
 
 
 def _uplink(
@@ -196,7 +199,7 @@ def _tenants(draw: _Ranges, chances: list[float], ranks: int, noise: dict[str, A
             our ideal one.
     """
     ours = _stretch(noise, ranks)
-    found: list[dict[str, Any]] = []
+    tenants: list[dict[str, Any]] = []
     count = draw.choice([0, 1, 2, 3], chances)
     for _ in range(count):
         multiple = draw.choice([1.0, 2.0, 0.5, 3.0], [0.7, 0.12, 0.12, 0.06])
@@ -211,8 +214,8 @@ def _tenants(draw: _Ranges, chances: list[float], ranks: int, noise: dict[str, A
         }
         if not tenant["bursty"] and draw.happens(0.4):
             tenant |= {"pause_rate": draw.log(0.001, 0.02), "pause_periods": draw.log(1.0, 500.0)}
-        found.append(tenant)
-    return found
+        tenants.append(tenant)
+    return tenants
 
 
 def _late_groups(draw: _Ranges, groups: int, compute_s: float) -> dict[str, Any]:

@@ -102,10 +102,10 @@ def scaling_curve(rows: Sequence[Published], path: Path) -> None:
     first = table[nodes[0], "baseline throughput"].expected
     panel.plot(nodes, [first * n / nodes[0] for n in nodes], ":", color="#999999", label="linear")
     for column, shade in (("baseline", "#555555"), ("coordination", STATIC_COLOUR)):
-        found = [table[n, f"{column} throughput"] for n in nodes]
-        panel.plot(nodes, [r.simulated for r in found], "-", color=shade, label=f"{column}, simulated")
-        for r in found:
-            label = f"{column}, published" if r is found[0] else None
+        points = [table[n, f"{column} throughput"] for n in nodes]
+        panel.plot(nodes, [r.simulated for r in points], "-", color=shade, label=f"{column}, simulated")
+        for r in points:
+            label = f"{column}, published" if r is points[0] else None
             panel.plot(r.nodes, r.expected, "o", color=shade, fillstyle="full" if r.fit else "none", label=label)
     panel.set(xscale="log", yscale="log", xticks=nodes, xticklabels=[str(n) for n in nodes])
     panel.minorticks_off()

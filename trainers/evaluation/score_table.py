@@ -186,10 +186,10 @@ def committed_page() -> str:
     text = PAGE.format(seeds=suite.seeds, iterations=suite.iterations, limits=suite.limits)
     suite = suite.only([SCORED]).model_copy(update={"name": SCORED})
     with output.progress(f"{suite.name}: constant settings", 1) as done:
-        found = search_static(suite, on_done=done)
-    static = found.best()
+        searched = search_static(suite, on_done=done)
+    static = searched.best()
     with output.progress(f"{suite.name}: compare", len(suite.cases) * (len(POLICIES) + 3)) as done:
-        result = evaluate([static, *POLICIES], suite, on_done=done, tuned=found.best_of_each())
+        result = evaluate([static, *POLICIES], suite, on_done=done, tuned=searched.best_of_each())
     drawn = load_suite("random").only([SCORED])
     constants = [f"static:{m}={threshold}/{window}" for m, (threshold, window) in STATIC_DEFAULTS.items()]
     with output.progress("random: compare", len(drawn.cases) * (len(constants) + len(POLICIES) + 1)) as done:
@@ -268,8 +268,8 @@ def _random_section(result: SuiteResult) -> list[str]:
     shown = ("learned", "adaptive", "paper", "clairvoyant")
     of_clusters = list[tuple[str, ...]]()
     for case in suite.cases:
-        found = [result.score(policy, case) for policy in shown]
-        if case in worth or found[0].gain < -NULL_LIMIT:
-            gains = [f"{score.gain:+.2%}" for score in found]
-            of_clusters.append((case.name, case.load().description, *gains, gap(found[0])))
+        case_scores = [result.score(policy, case) for policy in shown]
+        if case in worth or case_scores[0].gain < -NULL_LIMIT:
+            gains = [f"{score.gain:+.2%}" for score in case_scores]
+            of_clusters.append((case.name, case.load().description, *gains, gap(case_scores[0])))
     return [*lines, *markdown_table(("cluster", "what it is", *shown, "gap closed by learned"), of_clusters), ""]

@@ -94,7 +94,7 @@ class Problem:
             clusters: positions of the clusters, in this order; None for all.
         """
         chosen = range(len(self.clusters)) if clusters is None else clusters
-        found = np.empty((3, len(settings), len(chosen), len(self.seeds_E)))
+        scores_3SCE = np.empty((3, len(settings), len(chosen), len(self.seeds_E)))
         for place, c in enumerate(chosen):
             step_1E, _, energy_1E = self.passive[c]
             for first in range(0, len(settings), SETTINGS_AT_ONCE):
@@ -102,9 +102,9 @@ class Problem:
                 step_SE, cv_SE, energy_SE = _run(
                     settings[some], self.clusters[c], self.seeds_E, self.iterations, threads, self.limits
                 )
-                found[:, some, place] = step_1E / step_SE - 1.0, cv_SE, energy_SE / energy_1E
+                scores_3SCE[:, some, place] = step_1E / step_SE - 1.0, cv_SE, energy_SE / energy_1E
             on_share((place + 1) / len(chosen))
-        return Scores(*found)
+        return Scores(*scores_3SCE)
 
 
 def _run(

@@ -99,7 +99,7 @@ class RelativeCases(Config):
 
     def cases(self) -> list[Case]:
         suites = [load_suite(name) for name in self.suites]
-        by_suite = [found for suite in suites if (found := suite.of_kind(False))]
+        by_suite = [of_suite for suite in suites if (of_suite := suite.of_kind(False))]
         nulls = [case for suite in suites for case in suite.of_kind(True)]
         if not by_suite and not nulls:
             raise InputError(f"relatives of {', '.join(self.suites)}: no cluster; allowed: suites with clusters")
@@ -133,13 +133,13 @@ class PosteriorCases(Config):
                 f"{fitted.name}: no errors of a calibration on record; allowed in posterior: a cluster with "
                 "calibration.fitted, as paceenv calibrate writes it"
             )
-        found = []
+        cases = []
         for d, cluster in enumerate(drawn_clusters(fitted, seed=self.seed, draws=self.draws)):
             name = f"{fitted.name}-{self.seed}-{d}"
             own = cluster.model_copy(update={"name": name, "calibration": {}})
             kind = {"split": self.split, "null_case": self.null_case, "weight": self.weight}
-            found.append(Case(name=name, cluster=own, **kind))
-        return found
+            cases.append(Case(name=name, cluster=own, **kind))
+        return cases
 
     def beside(self, path: Path) -> Self:
         """The same, read from ``path``: the cluster's file may lie beside that."""
@@ -211,14 +211,14 @@ def load_suite(name: str | os.PathLike[str]) -> Suite:
 
 def _told_apart(cases: Sequence[Case]) -> list[Case]:
     """The cases, with a number after every name that was there before: results are kept by name."""
-    names, found = set[str](), list[Case]()
+    names, renamed = set[str](), list[Case]()
     for case in cases:
         name, n = case.name, 1
         while name in names:
             name, n = f"{case.name}-{n + 1}", n + 1
         names.add(name)
-        found.append(case if name == case.name else case.model_copy(update={"name": name}))
-    return found
+        renamed.append(case if name == case.name else case.model_copy(update={"name": name}))
+    return renamed
 
 
 ALL = "all"

@@ -77,12 +77,12 @@ class StaticTask:
         """The setting that normalised actions stand for."""
         action_1A = np.array([[config[key] for key in _keys(self.static)]])
         decoded = pacing.decode_action(action_1A, self.static.mechanisms)[0]
-        found = []
+        triples = []
         for mechanism in self.static.mechanisms:
             threshold, window = (float(f"{v:.{SIGNIFICANT}g}") for v in decoded[pacing.MECHANISMS.index(mechanism)])
             if window > 0.0:
-                found.append((str(mechanism), min(threshold, MAX_STATIC_THRESHOLD), window))
-        return tuple(found)
+                triples.append((str(mechanism), min(threshold, MAX_STATIC_THRESHOLD), window))
+        return tuple(triples)
 
     def score(self, config: Mapping[str, float]) -> dict[str, Any]:
         """A setting's name and its values: averages over seeds, then weighted means over clusters.
@@ -93,13 +93,13 @@ class StaticTask:
         scores = self.problem.score([setting])
         average = np.mean if self.static.average == "mean" else np.median
         weight_C = np.array([case.weight for case in self.cases])
-        found: dict[str, Any] = {"policy": spelled(setting)}
+        values: dict[str, Any] = {"policy": spelled(setting)}
         for name, value_SCE in (("throughput", scores.gain_SCE), ("cv", scores.cv_SCE), ("energy", scores.energy_SCE)):
             value_C = average(value_SCE[0], axis=1)
             share_C = np.where(np.isnan(value_C), 0.0, weight_C)
             if share_C.any():
-                found[name] = float(share_C @ np.nan_to_num(value_C) / share_C.sum())
-        return found
+                values[name] = float(share_C @ np.nan_to_num(value_C) / share_C.sum())
+        return values
 
 
 def digest(cluster: Cluster) -> str:
@@ -135,11 +135,11 @@ def static_space(static: Static) -> dict[str, Any]:
     """Actions in [-1, 1] for Optuna, or the grid's."""
     if static.optuna is not None:
         return {key: tune.uniform(-1.0, 1.0) for key in _keys(static)}
-    found: dict[str, Any] = {}
+    space: dict[str, Any] = {}
     for m, grid in static.grids().items():
-        found[f"{m}.threshold"] = tune.grid_search([pacing.encode_action(m, value, 0.0)[0] for value in grid.threshold])
-        found[f"{m}.window"] = tune.grid_search([pacing.encode_action(m, 0.0, value)[1] for value in grid.window])
-    return found
+        space[f"{m}.threshold"] = tune.grid_search([pacing.encode_action(m, value, 0.0)[0] for value in grid.threshold])
+        space[f"{m}.window"] = tune.grid_search([pacing.encode_action(m, 0.0, value)[1] for value in grid.window])
+    return space
 
 
 @dataclass(frozen=True)
@@ -288,8 +288,8 @@ def mutations(ranges: Mapping[str, Range]) -> dict[str, Any]:
 
 def within(config: dict[str, Any], ranges: Mapping[str, Range]) -> dict[str, Any]:
     """Hyperparameters in their ranges, which PopulationBasedTraining's factors leave."""
-    found = dict(config)
+    bounded = dict(config)
     for key, one in ranges.items():
         if ends := one.uniform or one.loguniform:
-            found[key] = min(max(found[key], ends[0]), ends[1])
-    return found
+            bounded[key] = min(max(bounded[key], ends[0]), ends[1])
+    return bounded

@@ -115,16 +115,16 @@ class DistillLearner(Learner):
         weight_K = (self.pressure_K / np.maximum(self.scale_K, MIN_WEIGHT_SCALE)).astype(np.float32)
         loss = self.student.fit(self.answers[0], weight_K)
         self.round += 1
-        found = self._choose_margin(rng)
+        curve_row = self._choose_margin(rng)
         views = len(self.answers[0].inputs_NI)
-        self.curve.add(self.timesteps, **found, margin=self.margin, loss=loss, views=views)
+        self.curve.add(self.timesteps, **curve_row, margin=self.margin, loss=loss, views=views)
         self.curve.logger.dump(self.timesteps)
 
     def choose_candidates(self) -> list[Candidate]:
         """The settings that the student will choose from; found once."""
         if not self.candidates:
-            found = choose_candidates(self.clusters, self.config.environment, self.section, self.config.seed)
-            self.candidates, self.scale_K = found
+            chosen = choose_candidates(self.clusters, self.config.environment, self.section, self.config.seed)
+            self.candidates, self.scale_K = chosen
         return self.candidates
 
     def _episodes(self, rng: np.random.Generator) -> list[int]:
@@ -177,11 +177,11 @@ class DistillLearner(Learner):
             if not (nulls_K & (loss_K > NULL_LIMIT)).any():
                 break
         check(self.margin, checked_K & ~nulls_K if self.margin > min(self.section.margins) else np.zeros(K, np.bool_))
-        found = {"reward": float(np.average(rewards_K[checked_K], weights=self.weight_K[checked_K]))}
-        found["pressure"] = float(self.pressure_K.max())
+        curve_row = {"reward": float(np.average(rewards_K[checked_K], weights=self.weight_K[checked_K]))}
+        curve_row["pressure"] = float(self.pressure_K.max())
         if nulls_K.any():
-            found |= {"null_cost": float(loss_K[nulls_K].mean()), "null_cost_worst": float(loss_K[nulls_K].max())}
-        return found
+            curve_row |= {"null_cost": float(loss_K[nulls_K].mean()), "null_cost_worst": float(loss_K[nulls_K].max())}
+        return curve_row
 
     def _drive(
         self,

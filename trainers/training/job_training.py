@@ -211,8 +211,8 @@ def _best_constant(candidates: Sequence[Candidate], clusters: Sequence[Cluster],
     settings, step_s = settings_of(candidates), []
     for k, cluster in enumerate(clusters):
         simulator = start(cluster, np.repeat(np.arange(2) + CHOICE_SEED - 2 * (k + 1), len(settings)), limits=limits)
-        found = simulator.run(np.tile(settings, (2, 1, 1))[:, None], ITERATIONS).mean(axis=1).reshape(2, -1)
-        step_s.append((found / found[:, :1]).mean(axis=0))
+        mean_s_2S = simulator.run(np.tile(settings, (2, 1, 1))[:, None], ITERATIONS).mean(axis=1).reshape(2, -1)
+        step_s.append((mean_s_2S / mean_s_2S[:, :1]).mean(axis=0))
     return candidates[max(int(np.mean(step_s, axis=0)[1:].argmin()), 0)]
 
 
@@ -236,4 +236,4 @@ def _gains(
             paced_s_E = run(policy, start(cluster, own, limits=limits), ITERATIONS).useful_step_E
             gain[name].append(plain_s_E / paced_s_E - 1.0)
     # a cluster is a unit of the bootstrap: its episodes have its parameters in common
-    return {name: metrics.bootstrap_interval(np.array([x.mean() for x in found])) for name, found in gain.items()}
+    return {name: metrics.bootstrap_interval(np.array([x.mean() for x in gains])) for name, gains in gain.items()}

@@ -69,12 +69,12 @@ _OWN = ("policy", "env", "learning_rate", "seed", "device", "tensorboard_log", "
 
 def algorithm_class(name: str) -> type[OnPolicyAlgorithm | OffPolicyAlgorithm]:
     """The class of an ``algorithm:``; InputError where there is none whose actor a policy file can hold."""
-    found = getattr(stable_baselines3, name, None) or getattr(sb3_contrib, name, None)
-    is_class = inspect.isclass(found) and issubclass(found, (OnPolicyAlgorithm, OffPolicyAlgorithm))
+    algorithm = getattr(stable_baselines3, name, None) or getattr(sb3_contrib, name, None)
+    is_class = inspect.isclass(algorithm) and issubclass(algorithm, (OnPolicyAlgorithm, OffPolicyAlgorithm))
     if not is_class or name in ("RecurrentPPO", "MaskablePPO", "DQN", "QRDQN"):
         allowed = "distill, or a class of stable_baselines3 or sb3_contrib: PPO, A2C, TRPO, SAC, TQC, CrossQ, TD3, DDPG"
         raise out_of_range("algorithm", name, allowed, "training config")
-    return cast("type[OnPolicyAlgorithm | OffPolicyAlgorithm]", found)
+    return cast("type[OnPolicyAlgorithm | OffPolicyAlgorithm]", algorithm)
 
 
 class Sb3Learner(Learner):
@@ -110,9 +110,9 @@ class Sb3Learner(Learner):
         defaults: dict[str, Any] = {}
         for base in reversed(kind.__mro__):
             defaults |= DEFAULTS.get(base, {})
-        found = {name: value for name, value in defaults.items() if name in known} | given
-        if not self.is_off_policy and "batch_size" in found:
-            found["batch_size"] = min(found["batch_size"], found["n_steps"] * self.envs.num_envs)
+        arguments = {name: value for name, value in defaults.items() if name in known} | given
+        if not self.is_off_policy and "batch_size" in arguments:
+            arguments["batch_size"] = min(arguments["batch_size"], arguments["n_steps"] * self.envs.num_envs)
         layers = list(self.section.net_arch)
         policy = {
             "net_arch": {"pi": layers, "qf": CRITIC_ARCH} if self.is_off_policy else layers,
@@ -120,7 +120,7 @@ class Sb3Learner(Learner):
             **defaults.get("policy_kwargs", {}),
             **given.get("policy_kwargs", {}),
         }
-        return {**found, "policy_kwargs": policy}
+        return {**arguments, "policy_kwargs": policy}
 
     def _actor(self) -> Layers:
         """The actor's pairs of weight and bias as float32 arrays, input to output."""
@@ -133,9 +133,9 @@ class Sb3Learner(Learner):
         """The optimizers of the model, by the names that a checkpoint gives them."""
         if not self.is_off_policy:
             return {"adam": self.model.policy.optimizer}
-        found = {"actor_adam": self.model.actor.optimizer, "critic_adam": self.model.critic.optimizer}
+        optimizers = {"actor_adam": self.model.actor.optimizer, "critic_adam": self.model.critic.optimizer}
         entropy = getattr(self.model, "ent_coef_optimizer", None)
-        return found if entropy is None else {**found, "entropy_adam": entropy}
+        return optimizers if entropy is None else {**optimizers, "entropy_adam": entropy}
 
     @property
     def timesteps(self) -> int:  # type: ignore[override]

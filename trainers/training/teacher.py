@@ -108,17 +108,17 @@ def select_candidates(gain_SC: NDArray[np.float64], most: int) -> list[int]:
 
 def finer_grid(chosen: Sequence[Candidate]) -> list[Candidate]:
     """The chosen settings and their neighbours: window and threshold a factor of :data:`FINER` away."""
-    found = list(chosen)
+    candidates = list(chosen)
     for candidate in chosen:
         for mechanism, (threshold, window) in candidate.items():
             m = pacing.MECHANISMS.index(mechanism)
             for factor in FINER:
                 wider = round(min(window * factor, pacing.MAX_WINDOW), 4)
-                found.append({**candidate, mechanism: (threshold, wider)})
+                candidates.append({**candidate, mechanism: (threshold, wider)})
                 if threshold > 0.0:
                     higher = round(min(threshold * factor, pacing.MAX_THRESHOLD[m]), 4)
-                    found.append({**candidate, mechanism: (higher, window)})
-    return [dict(key) for key in dict.fromkeys(tuple(sorted(one.items())) for one in found)]
+                    candidates.append({**candidate, mechanism: (higher, window)})
+    return [dict(key) for key in dict.fromkeys(tuple(sorted(one.items())) for one in candidates)]
 
 
 def choose_candidates(
@@ -141,9 +141,9 @@ def choose_candidates(
             simulator = start(cluster, seeds, environment.threads, environment.limits)
             simulator.run(simulator.off(), PILOT_INTERVALS * interval)
             settings = settings_of(candidates)
-            found = gains(simulator, np.arange(episodes), settings, section.horizon_intervals * interval)
-            parts.append(found.astype(np.float64))
-            scale_K[k] = max(float(found.mean(axis=0).max()), 0.0)
+            gain_EC = gains(simulator, np.arange(episodes), settings, section.horizon_intervals * interval)
+            parts.append(gain_EC.astype(np.float64))
+            scale_K[k] = max(float(gain_EC.mean(axis=0).max()), 0.0)
         weight_K = 1.0 / np.maximum(scale_K, 1.0)
         # the mean over a cluster's episodes for a half of them: what is chosen is not only the luck of single futures
         shrunk = [w * 0.5 * (part + part.mean(axis=0)) / len(part) for w, part in zip(weight_K, parts, strict=True)]
@@ -185,7 +185,7 @@ def ask(
     choice_E = np.zeros(E, np.int64)
     explores_E, J = rng.random(E) < explore_share, watched_EJ.shape[1]
     variation = interval if environment.preference_range is not None else None
-    inputs, found = [], []
+    inputs, targets = [], []
     student.reset(E * R)
     simulator.quiet_start()
     simulator.run(simulator.off(), interval)
@@ -195,7 +195,7 @@ def ask(
         if len(at):
             kept_SJ = at[:, None] * R + watched_EJ[at]
             inputs.append(x_BI[kept_SJ.ravel()])
-            found.append(np.repeat(gains(simulator, at, settings, horizon, variation), J, axis=0))
+            targets.append(np.repeat(gains(simulator, at, settings, horizon, variation), J, axis=0))
         changes_E = rng.random(E) < (rate_E if t else 1.0)
         new_E = np.where(rng.random(E) < OFF_SHARE, 0, rng.integers(0, len(settings), E))
         choice_E = np.where(changes_E, new_E, choice_E)
@@ -204,7 +204,7 @@ def ask(
             own_ER = student.choose(_outputs(student, x_BI)).reshape(E, R)
             choice_ER = np.where(explores_E[:, None], choice_ER, own_ER)
         simulator.run(settings[choice_ER], interval)
-    return np.concatenate(inputs), np.concatenate(found)
+    return np.concatenate(inputs), np.concatenate(targets)
 
 
 def _outputs(student: Distilled, x_BI: NDArray[np.float32]) -> NDArray[np.float32]:

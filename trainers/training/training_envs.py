@@ -86,13 +86,13 @@ class NativeVecEnv(VecEnv):
 
     def step_wait(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
         actions = np.split(self._actions, self._ends)
-        found = [self._step(n, action) for n, action in enumerate(actions)]
-        observation, reward, truncated = (np.concatenate([f[i] for f in found]) for i in range(3))
+        results = [self._step(n, action) for n, action in enumerate(actions)]
+        observation, reward, truncated = (np.concatenate([f[i] for f in results]) for i in range(3))
         self._return_E += reward
         self._length_E += 1
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         ended = np.flatnonzero(truncated)
-        last, final = observation.copy(), np.concatenate([f[3] for f in found])
+        last, final = observation.copy(), np.concatenate([f[3] for f in results])
         for n in ended:
             last[n] = final[n]
         if self._memory is not None:
@@ -135,11 +135,11 @@ class NativeVecEnv(VecEnv):
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
         """Call a method once for each batch that has one of these rows; every row gets its batch's answer."""
         rows = [self._batch_of(n) for n in self._get_indices(indices)]
-        found = {
+        answers = {
             id(env): getattr(env, method_name)(*method_args, **method_kwargs)
             for env in {id(e): e for e in rows}.values()
         }
-        return [found[id(env)] for env in rows]
+        return [answers[id(env)] for env in rows]
 
     def _batch_of(self, row: int) -> PacingVectorEnv:
         return self.envs[int(np.searchsorted(self._ends, row, side="right"))]

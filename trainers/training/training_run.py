@@ -159,14 +159,14 @@ class Run:
 
     def _evaluate(self, validation: Validation) -> None:
         policy = self.learner.policy()
-        found = validation.evaluate(policy)
-        self.curve.rows[-1].update(found)
-        for name, value in found.items():
+        scores = validation.evaluate(policy)
+        self.curve.rows[-1].update(scores)
+        for name, value in scores.items():
             self.curve.logger.record(f"validation/{name}", value)
         self.curve.logger.dump(self.timesteps)
         self.evaluations_since += 1
-        if found["score"] > self.best_score:
-            self.best, self.best_score, self.evaluations_since = policy, found["score"], 0
+        if scores["score"] > self.best_score:
+            self.best, self.best_score, self.evaluations_since = policy, scores["score"], 0
 
     def result(self) -> Trained:
         """The selected policy, or the last one where nothing selects, with the record for its file."""
@@ -257,18 +257,18 @@ def train_seeds(config: TrainConfig, seeds: int, out: Path, *, resume: bool = Fa
     for folder in () if resume else folders.values():
         if (folder / CHECKPOINT).exists() and not (folder / POLICY).exists():
             raise InputError(f"{folder}: holds a training that was interrupted; allowed: --resume, or another folder")
-    found = [
+    outcomes = [
         _train_one(config.model_copy(update={"seed": seed}), folder, resume=resume) for seed, folder in folders.items()
     ]
-    scores = [trained.file.provenance.get("validation", {}).get("score") for trained in found]
-    best = found[int(np.argmax([-np.inf if score is None else score for score in scores]))]
+    scores = [trained.file.provenance.get("validation", {}).get("score") for trained in outcomes]
+    best = outcomes[int(np.argmax([-np.inf if score is None else score for score in scores]))]
     summary: dict[str, Any] = {"policy": str(out / POLICY)}
     if seeds > 1:
         spread = {"median": float(np.median(scores)), "lowest": min(scores), "highest": max(scores)}
         record = {**best.file.provenance, "validation_of_seeds": {"scores": scores, **spread}}
         summary["sha256"] = save_policy(out / POLICY, PolicyFile(best.file.policy, best.file.calibrated_range, record))
         summary |= {f"validation score, {key}": round(value, 3) for key, value in spread.items()}
-        curves = [trained.curve for trained in found]
+        curves = [trained.curve for trained in outcomes]
         result_plots.learning_curves(curves, out / "learning-curve.png", paired=config.environment.paired)
     else:
         summary["sha256"] = save_policy(out / POLICY, best.file)
@@ -276,7 +276,7 @@ def train_seeds(config: TrainConfig, seeds: int, out: Path, *, resume: bool = Fa
             summary |= {f"validation {k}": v for k, v in best.file.provenance["validation"].items()}
     summary["timesteps"] = best.curve[-1]["timesteps"]
     summary["final_reward"] = best.file.provenance["final_reward"]
-    summary["cpu_s"] = [round(trained.cpu_s, 1) for trained in found] if seeds > 1 else round(best.cpu_s, 1)
+    summary["cpu_s"] = [round(trained.cpu_s, 1) for trained in outcomes] if seeds > 1 else round(best.cpu_s, 1)
     return summary
 
 

@@ -43,11 +43,11 @@ class CommonPlace(NamedTuple):
 def local_ranks(hosts: Mapping[int, Hashable]) -> dict[int, int]:
     """Each rank's place among the ranks of its host, from 0."""
     seen: dict[Hashable, int] = {}
-    found = {}
+    places = {}
     for rank in sorted(hosts):
-        found[rank] = seen.get(hosts[rank], 0)
-        seen[hosts[rank]] = found[rank] + 1
-    return found
+        places[rank] = seen.get(hosts[rank], 0)
+        seen[hosts[rank]] = places[rank] + 1
+    return places
 
 
 def find_common_place(
@@ -69,18 +69,18 @@ def find_common_place(
     }
     if HOST in known and LOCAL_RANK not in known:
         known[LOCAL_RANK] = local_ranks({rank: known[HOST][rank] for rank in everyone})
-    found = [(_bits(of, chosen, everyone), _describe(name, of, chosen, everyone)) for name, of in known.items()]
-    best = _shortest(found, len(chosen), len(everyone))
+    descriptions = [(_bits(of, chosen, everyone), _describe(name, of, chosen, everyone)) for name, of in known.items()]
+    best = _shortest(descriptions, len(chosen), len(everyone))
     if HOST not in known:
         return best or _shortest(_by_number(chosen, everyone), len(chosen), len(everyone))
     late_hosts, hosts = (len(set(_on(known[HOST], some))) for some in (chosen, everyone))
     return best and best._replace(late_hosts=late_hosts, hosts=hosts)
 
 
-def _shortest(found: Sequence[tuple[float, CommonPlace]], late: int, ranks: int) -> CommonPlace | None:
+def _shortest(descriptions: Sequence[tuple[float, CommonPlace]], late: int, ranks: int) -> CommonPlace | None:
     """The shortest description, if it is shorter than the list of ranks; which property it is costs bits, too."""
-    listed, kinds = math.log2(math.comb(ranks, late)), math.log2(max(len(found), 1))
-    bits, best = min(found, key=lambda row: row[0], default=(math.inf, None))
+    listed, kinds = math.log2(math.comb(ranks, late)), math.log2(max(len(descriptions), 1))
+    bits, best = min(descriptions, key=lambda row: row[0], default=(math.inf, None))
     return best if bits + kinds <= listed - WORTH_BITS else None
 
 
@@ -109,16 +109,16 @@ def _by_number(late: set[int], everyone: set[int]) -> list[tuple[float, CommonPl
     """Descriptions that need no more than the numbers of the ranks."""
     low, high, count = min(late), max(late), len(everyone)
     between = [rank for rank in everyone if low <= rank <= high]
-    found = []
+    descriptions = []
     if len(between) == len(late):
         place = CommonPlace(NEIGHBOURS, (low, high), len(late), len(late))
-        found.append((math.log2(count * (count + 1) / 2), place))
+        descriptions.append((math.log2(count * (count + 1) / 2), place))
     for stride in STRIDES:
         alike = [rank for rank in everyone if rank % stride == low % stride]
         if len({rank % stride for rank in late}) == 1 and len(alike) == len(late):
             place = CommonPlace(REMAINDER, (stride, low % stride), len(late), len(alike))
-            found.append((math.log2(len(STRIDES)) + math.log2(stride), place))
-    return found
+            descriptions.append((math.log2(len(STRIDES)) + math.log2(stride), place))
+    return descriptions
 
 
 def describe(place: CommonPlace) -> str:

@@ -80,17 +80,17 @@ class UsualNoise:
         return np.asarray(np.sqrt(weight_R * self._variance_R + (1.0 - weight_R) * self._variance_R.mean()))
 
     def _persistence_J(self) -> Times:
-        found = np.ones(len(WEIGHTS))
+        persistence_J = np.ones(len(WEIGHTS))
         blocks_J = np.maximum(self._blocks_J, 1.0)
         middle_J = np.median(self._block_variance_JR, axis=1) / (1.0 - 2.0 / (9.0 * blocks_J)) ** 3
         freedom_J = blocks_J * max(_EFFICIENCY * (len(self._steps_R) - 1), 1.0)
         upper_J = middle_J / max(self._square, np.finfo(np.float64).tiny) * (1.0 + np.sqrt(2.0 / freedom_J))
         for j in range(len(WEIGHTS)):
             if self._blocks_J[j] >= 2:
-                found[j] = max(upper_J[j], 1.0)
+                persistence_J[j] = max(upper_J[j], 1.0)
             elif j:
-                found[j] = found[j - 1]
-        return found
+                persistence_J[j] = persistence_J[j - 1]
+        return persistence_J
 
     @property
     def price_J(self) -> Times:

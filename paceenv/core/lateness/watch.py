@@ -253,11 +253,11 @@ class _Watch:
         if len(self._waiting) < FIRST_STEPS:
             return ()
         self._noise = UsualNoise(*(np.array([row[k] for row in self._waiting]) for k in (0, 2, 3)))
-        found = [span for waiting in self._waiting for span in self._judge(waiting, learned=True)]
-        for span in found:  # they were judged afterwards, so none was named before this step
+        spans = [span for waiting in self._waiting for span in self._judge(waiting, learned=True)]
+        for span in spans:  # they were judged afterwards, so none was named before this step
             span.named, span.steps = row.iteration, sum(one.iteration >= span.first for one in self._waiting)
         self._waiting = []
-        return tuple(found)
+        return tuple(spans)
 
     def findings(self, named: tuple[LateSpan, ...], end: int) -> Findings:
         """What is known so far."""
@@ -351,10 +351,10 @@ class _Watch:
         for rank in np.flatnonzero(known_R & (late_s_R - self._level_s_R > apart_s_R)).tolist():
             late_s, scale_s = float(late_s_R[rank]), float(scale_s_R[rank])
             self._single.append(LateSpan(rank, iteration, iteration, iteration, 1, late_s, scale_s))
-        found = [self._name(int(rank), iteration) for rank in np.flatnonzero(risen_R)]
+        spans = [self._name(int(rank), iteration) for rank in np.flatnonzero(risen_R)]
         for rank in np.flatnonzero(fallen_R & ~risen_R).tolist():
             self._recover(rank, least_s)
-        return found
+        return spans
 
     def _learn(self, noise: UsualNoise) -> None:
         """Learn from one more step, from the ranks that were as usual in it and in most steps since."""

@@ -14,16 +14,16 @@ ALIKE: Final = 0.75
 
 def teams(rows: Sequence[LateRank], together: int) -> list[list[LateRank]]:
     """Ranks that are late alike, and began within so many iterations of each other; the order of ``rows`` stays."""
-    found: list[list[LateRank]] = []
+    grouped: list[list[LateRank]] = []
     for row in rows:
-        for team in found:
+        for team in grouped:
             near = abs(row.spans[-1].first - team[0].spans[-1].first) <= together
             if row.kind == team[0].kind and near and row.late_s >= ALIKE * team[0].late_s:
                 team.append(row)
                 break
         else:
-            found.append([row])
-    return found
+            grouped.append([row])
+    return grouped
 
 
 def late_line(ranks: Sequence[int], late: LateRank, since: int, host: str = "") -> str:

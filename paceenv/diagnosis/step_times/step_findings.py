@@ -68,16 +68,16 @@ def find_all(
     """All findings, the one to begin with first. ``kind_v``: of steady steps that take turns, which kind each is."""
     steady_V = ordinary.steady_V
     x, step_v, outlier_v = log.step_s_V[steady_V], log.step_V[steady_V], ordinary.outlier_V[steady_V]
-    found = [one for one in (_levels(x, step_v, ordinary), _growth(x, slope, ordinary)) if one is not None]
+    findings = [one for one in (_levels(x, step_v, ordinary), _growth(x, slope, ordinary)) if one is not None]
     if pattern is not None:
-        found.append(_alternation(x, kind_v, pattern.steps, log))
+        findings.append(_alternation(x, kind_v, pattern.steps, log))
     if outlier_v.any():
-        found.append(_long_steps(x, outlier_v, period, log))
+        findings.append(_long_steps(x, outlier_v, period, log))
     parts = [_part(name, part_V[steady_V], x) for name, part_V in log.phases.items() if not name.endswith(FASTEST)]
-    found += [part for part in parts if part is not None]
-    found = [one for one in found if one.explains >= (STEADY if one.kind == "growth" else LEAST)]
-    found.sort(key=lambda one: -one.explains - (_CAUSE if one.kind == "part" else 0.0))
-    return tuple(_slow_ranks(log) + _spread(log, steady_V, float(np.median(x))) + found)
+    findings += [part for part in parts if part is not None]
+    findings = [one for one in findings if one.explains >= (STEADY if one.kind == "growth" else LEAST)]
+    findings.sort(key=lambda one: -one.explains - (_CAUSE if one.kind == "part" else 0.0))
+    return tuple(_slow_ranks(log) + _spread(log, steady_V, float(np.median(x))) + findings)
 
 
 def _explained(x: Array, fitted: Array | float, least: float = _VARIES) -> float:
@@ -193,7 +193,7 @@ def _part(name: str, part: Array, x: Array) -> Finding | None:
 
 def _spread(log: StepLog, steady_V: NDArray[np.bool_], step_s: float) -> list[Finding]:
     """The part in which ranks differ most, where a log gives the least and the most of all ranks."""
-    found = []
+    findings = []
     for name, slowest_V in log.phases.items():
         if name + FASTEST not in log.phases or set(name.split()) & _WAITING:
             continue
@@ -206,8 +206,8 @@ def _spread(log: StepLog, steady_V: NDArray[np.bool_], step_s: float) -> list[Fi
                 f"{apart:.0%} of the steps; the difference is {(slow_s - fast_s) / step_s:.0%} of a step"
             )
             which = "this log does not say which rank it is: Megatron-LM --timing-log-option all does, or profiles"
-            found.append((slow_s - fast_s, Finding("rank", text, 1.0, which)))
-    return [max(found, key=lambda one: one[0])[1]] if found else []
+            findings.append((slow_s - fast_s, Finding("rank", text, 1.0, which)))
+    return [max(findings, key=lambda one: one[0])[1]] if findings else []
 
 
 def _slow_ranks(log: StepLog) -> list[Finding]:
@@ -215,7 +215,7 @@ def _slow_ranks(log: StepLog) -> list[Finding]:
     logs = {one.rank: one for one in (log, *log.others) if one.rank is not None}
     if len(logs) < 2:
         return []
-    found = []
+    findings = []
     for name in ("", *log.phases):
         of_rank = {
             rank: dict(zip(one.step_V.tolist(), (one.phases[name] if name else one.step_s_V).tolist(), strict=True))
@@ -224,8 +224,8 @@ def _slow_ranks(log: StepLog) -> list[Finding]:
         }
         one = _slower(of_rank, name, float(np.median(log.step_s_V)))
         if one is not None:
-            found.append(one)
-    return found[:1]
+            findings.append(one)
+    return findings[:1]
 
 
 def _slower(of_rank: Mapping[int, Mapping[int, float]], name: str, step_s: float) -> Finding | None:

@@ -39,7 +39,7 @@ def outlier_period(step_V: Integers, outlier_V: NDArray[np.bool_]) -> Period | N
         return None
     gap = max(int(np.median(np.diff(step_V))) if len(step_V) > 1 else 1, 1)
     gaps = np.diff(at)
-    found: list[Period] = []
+    periods: list[Period] = []
     for steps in np.unique(gaps[gaps > 0])[:200].tolist():
         if steps < 2 * gap:
             continue
@@ -51,8 +51,8 @@ def outlier_period(step_V: Integers, outlier_V: NDArray[np.bool_]) -> Period | N
         chance = min(2.0 * gap / steps, 1.0)
         unlikely = float(stats.binom.sf(members - 2, len(at) - 1, chance)) < 1e-2 / len(gaps)
         if members >= 0.7 * len(at) and members >= 0.7 * places and unlikely:
-            found.append(Period(int(steps), members / len(at)))
-    return max(found, key=lambda period: (period.share, period.steps), default=None)
+            periods.append(Period(int(steps), members / len(at)))
+    return max(periods, key=lambda period: (period.share, period.steps), default=None)
 
 
 def pattern_period(values: Array, gap: int) -> Period | None:

@@ -224,8 +224,8 @@ def convert(column: Column, path: Path, source: str, batch: float = 0.0) -> tupl
     # Whether other values are means over the steps since the last one is unknown.
     steps_V = gap_V if averages == "interval" else np.full(len(step_V), float(single))
     run_V = np.unique(run_V[good], return_inverse=True)[1].astype(np.int64)
-    found = step_V[good].astype(np.int64), value_V[good], steps_V[good].astype(np.int64), clock_s_V[good], run_V
-    log = StepLog(path.name, source, *found, float(rounding), notes=tuple(notes), of=of)
+    arrays = step_V[good].astype(np.int64), value_V[good], steps_V[good].astype(np.int64), clock_s_V[good], run_V
+    log = StepLog(path.name, source, *arrays, float(rounding), notes=tuple(notes), of=of)
     return log, line_V[row_V][good]
 
 
@@ -356,9 +356,9 @@ def bars_of_steps(bars: Mapping[str, Column]) -> dict[str, Column]:
         steps_V, passed_V = np.diff(step_V), np.diff(elapsed_V)
         about.append((steps_V[steps_V > 0].sum(), passed_V[passed_V > 0].sum(), 1 + (steps_V < 0).sum()))
     steps_B, time_s_B, runs_B = np.array(about, np.float64).reshape(-1, 3).T
-    found = {}
+    step_bars = {}
     for b in np.argsort(-time_s_B, kind="stable"):
         inner_B = (runs_B >= 0.8 * steps_B[b]) & (time_s_B >= 0.25 * time_s_B[b]) & (runs_B > max(runs_B[b], 2))
         if not inner_B.any():
-            found[names[b]] = bars[names[b]]
-    return found
+            step_bars[names[b]] = bars[names[b]]
+    return step_bars

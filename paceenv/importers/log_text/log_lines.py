@@ -86,11 +86,11 @@ def _plain(raw: bytes) -> Line:
         text = _ESCAPE.sub("", text)
     rank, tagged = None, text
     for _ in range(3):  # a launcher may tag what another has tagged
-        found = _TAG.match(text)
-        if found is None:
+        tag = _TAG.match(text)
+        if tag is None:
             break
-        rank = int(found["srun"] or found["mpi"] or found["torch"]) if rank is None else rank
-        text = text[found.end() :]
+        rank = int(tag["srun"] or tag["mpi"] or tag["torch"]) if rank is None else rank
+        text = text[tag.end() :]
     return Line(text, rank, tagged)
 
 
@@ -102,23 +102,23 @@ def without_dates(text: str) -> str:
 def stamp_in(text: str) -> Stamp | None:
     """The time stamp at the beginning of a line, if there is one."""
     head = text[:_MAX_HEAD]
-    if (found := _DATE.search(head)) is not None:
+    if (match := _DATE.search(head)) is not None:
         year, month, day = (
-            found[a] or found[b] or c for a, b, c in (("y", "y2", "1972"), ("m", "m2", ""), ("d", "d2", ""))
+            match[a] or match[b] or c for a, b, c in (("y", "y2", "1972"), ("m", "m2", ""), ("d", "d2", ""))
         )
-        clock = map(int, found["clock"].split(":"))
+        clock = map(int, match["clock"].split(":"))
         try:
-            at = datetime(int(year), int(month or found["m3"]), int(day or found["d3"]), *clock, tzinfo=UTC)  # type: ignore[misc, arg-type]
+            at = datetime(int(year), int(month or match["m3"]), int(day or match["d3"]), *clock, tzinfo=UTC)  # type: ignore[misc, arg-type]
         except ValueError:
             return None
-        offset_s, zone, fraction = 0.0, found["zone"], found["part"] or ""
+        offset_s, zone, fraction = 0.0, match["zone"], match["part"] or ""
         if zone and zone != "Z":
             digits = zone[1:].replace(":", "")
             offset_s = (-1.0 if zone[0] == "-" else 1.0) * (3600.0 * int(digits[:2]) + 60.0 * int(digits[2:]))
         part_s = int(fraction) / 10 ** len(fraction) if fraction else 0.0
         return Stamp(at.timestamp() + part_s - offset_s, 10.0 ** -len(fraction))
-    if (found := _EPOCH.search(head)) is not None:
-        whole, more = found.groups()
+    if (match := _EPOCH.search(head)) is not None:
+        whole, more = match.groups()
         if more is None:
             return Stamp(float(whole), 1.0)
         digits = more.lstrip(".")

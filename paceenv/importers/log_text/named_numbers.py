@@ -93,32 +93,32 @@ _LONGEST: Final = 120
 
 def numbers_in(text: str) -> list[Named]:
     """All numbers of a line with what stands before each; of a progress bar its count and its clock."""
-    found, end = list[Named](), 0
+    numbers, end = list[Named](), 0
     for hit in _NUMBER.finditer(text):
         unit, last = (hit["unit"] or ""), hit.end()
         bare = unit.strip().lower()
-        if bare == "<" and ":" in hit["value"] and found and found[-1].total:
-            return [found[-1], Named(BAR, hit["value"])]
+        if bare == "<" and ":" in hit["value"] and numbers and numbers[-1].total:
+            return [numbers[-1], Named(BAR, hit["value"])]
         is_name = unit[:1] == " " and text[last : last + 1] in {"_", "=", ":"}  # of the next number
         if bare and (is_name or not (bare in UNITS_S or bare in _OTHER_UNITS or _RATIO.fullmatch(bare))):
             if unit[0] != " ":
                 continue  # as in 0x1b or 3rd
             bare, last = "", hit.start("unit")
         before = text[max(end, hit.start() - _LONGEST) : hit.start()]
-        found.append(Named(before, hit["value"], bare, hit["total"] or ""))
+        numbers.append(Named(before, hit["value"], bare, hit["total"] or ""))
         end = last
-    return found
+    return numbers
 
 
 def numbers_of(row: Mapping[Any, Any]) -> list[Named]:
     """The same of a row with named columns; anything but numbers is left out."""
-    found = []
+    numbers = []
     for name, value in row.items():
         if isinstance(name, str) and len(name) < 200 and isinstance(value, int | float | str):
             hit = _NUMBER.fullmatch(str(value)[:40].strip())
             if hit is not None and not isinstance(value, bool):
-                found.append(Named(name, hit["value"], (hit["unit"] or "").strip().lower(), hit["total"] or ""))
-    return found
+                numbers.append(Named(name, hit["value"], (hit["unit"] or "").strip().lower(), hit["total"] or ""))
+    return numbers
 
 
 _STEP: Final = re.compile(

@@ -44,28 +44,28 @@ def device_collectives(table: EventTable, device: Device, only_group: str) -> di
     for place in sorted(places, key=lambda place: device.step_D[place] < 0):  # as other ranks count them, by operation
         of_op = streams[said[place][0]]
         of_op.setdefault(int(threads[place]), len(of_op))
-    found = {}
+    collectives = {}
     for place in places:
         op, arguments = said[place]
         event, thread = int(device.event_D[place]), int(threads[place])
         known = groups_of[thread]
         group = _group(arguments) or only_group
         group = group or (next(iter(known)) if len(known) == 1 else f"{UNNAMED_GROUP}{streams[op][thread]}")
-        found[place] = _collective(table, event, op, "" if op in ("send", "recv") else group, arguments)
-    return found
+        collectives[place] = _collective(table, event, op, "" if op in ("send", "recv") else group, arguments)
+    return collectives
 
 
 def host_collectives(table: EventTable) -> list[Collective]:
     """What a backend without kernels marks on the host (gloo, MPI), in the order of time; times in s."""
     marked = [(mark[1] if (mark := MARKED.match(name)) else "") for name in table.names]
     events = np.flatnonzero(table.named(lambda name: MARKED.match(name) is not None))
-    found = []
+    collectives = []
     for event in events[np.argsort(table.start_us_E[events], kind="stable")].tolist():
         arguments = table.arguments.get(event, _NOTHING_SAID)
         op = op_name(arguments.name or marked[table.name_E[event]])
         group = "" if op in POINT_TO_POINT else _group(arguments) or "/default"
-        found.append(_collective(table, event, op, group, arguments))
-    return found
+        collectives.append(_collective(table, event, op, group, arguments))
+    return collectives
 
 
 def _collective(table: EventTable, event: int, op: str, group: str, said: CollectiveArguments) -> Collective:
@@ -100,9 +100,9 @@ class _Calls:
     def __init__(self, table: EventTable) -> None:
         self._table = table
         named = [_CALL.match(name) for name in table.names]
-        self._named = [found[1] if found else "" for found in named]
+        self._named = [match[1] if match else "" for match in named]
         events = np.flatnonzero(
-            np.array([found is not None for found in named], np.bool_)[table.name_E]
+            np.array([match is not None for match in named], np.bool_)[table.name_E]
             & table.in_categories(lambda category: category in ("cpu_op", "user_annotation"))
         )
         events = events[np.argsort(table.start_us_E[events], kind="stable")]

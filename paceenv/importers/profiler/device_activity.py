@@ -52,9 +52,9 @@ def device_activity(
     for place in places:
         places_of[int(device.step_D[place])].append(place)
     busy = [inside_of(work, *edges) for edges in edges_us.tolist()]
-    found = []
+    activity = []
     for k, i in enumerate(steps.tolist()):
-        found.append(
+        activity.append(
             RankActivity(
                 rank=rank,
                 iteration=int(device.number_T[i]),
@@ -73,7 +73,7 @@ def device_activity(
                 collectives=tuple(of_collective[place] for place in places_of[i]),
             )
         )
-    return tuple(found)
+    return tuple(activity)
 
 
 def _collectives(
@@ -101,10 +101,10 @@ def _collectives(
     if len(known) > 1:
         order = known[np.argsort(launched_us[known], kind="stable")]
         by_range = dict(zip(order[1:].tolist(), time_by_range(table, device, launched_us[order]), strict=True))
-    found = {}
+    activities = {}
     for k, place in enumerate(places):
         c = collectives[place]
-        found[place] = CollectiveActivity(
+        activities[place] = CollectiveActivity(
             **vars(c),
             launched_s=float(launched_us[k]) * _US,
             compute_s=float(compute_us[k]) * _US,
@@ -112,7 +112,7 @@ def _collectives(
             host_wait_s=float(wait_us[k]) * _US,
             host_s=by_range.get(k, {}),
         )
-    return found
+    return activities
 
 
 def _host_waits(table: EventTable, device: Device) -> Array:
@@ -173,9 +173,9 @@ def time_by_range(table: EventTable, device: Device, windows_us: Array) -> list[
     Ranges of a thread lie within each other. One that only overlaps another is taken to end with it.
     """
     windows_us = np.maximum.accumulate(windows_us)
-    found: list[dict[str, float]] = [{} for _ in range(len(windows_us) - 1)]
-    if not found or not np.isfinite(windows_us).all():
-        return found
+    spent_s: list[dict[str, float]] = [{} for _ in range(len(windows_us) - 1)]
+    if not spent_s or not np.isfinite(windows_us).all():
+        return spent_s
     is_host = table.in_categories(lambda category: category in _RANGES or is_runtime(category))
     is_host &= ~table.named(lambda name: STEP.match(name) is not None)
     is_host &= (table.end_us_E > windows_us[0]) & (table.start_us_E < windows_us[-1])
@@ -195,12 +195,12 @@ def time_by_range(table: EventTable, device: Device, windows_us: Array) -> list[
         for spans in ((table.start_us_E[of], table.end_us_E[of]) for of in per_thread):
             took_s = np.diff(covered_until(spans, windows_us)) * _US
             for at in np.flatnonzero(took_s >= _MIN_S).tolist():
-                found[at][name] = found[at].get(name, 0.0) + float(took_s[at])
+                spent_s[at][name] = spent_s[at].get(name, 0.0) + float(took_s[at])
     inside_any = union(table.start_us_E[ranges], table.end_us_E[ranges])
     outside_s = (np.diff(windows_us) - np.diff(covered_until(inside_any, windows_us))) * _US
     for at in np.flatnonzero(outside_s >= _MIN_S).tolist():
-        found[at][OUTSIDE] = float(outside_s[at])
-    return found
+        spent_s[at][OUTSIDE] = float(outside_s[at])
+    return spent_s
 
 
 def loader_spans(table: EventTable) -> tuple[Array, Array]:

@@ -77,7 +77,7 @@ def is_runtime(category: str) -> bool:
 
 def step_marks(table: EventTable, *, device: bool) -> StepMarks:
     """The annotations ``ProfilerStep#`` of the device or of its host; of several with one number the last counts."""
-    number_of = [int(found[1]) if (found := STEP.match(name)) else -1 for name in table.names]
+    number_of = [int(match[1]) if (match := STEP.match(name)) else -1 for name in table.names]
     number_E = np.array([*number_of, -1], np.int64)[table.name_E]
     on_device_E = table.in_categories(lambda category: category == "gpu_user_annotation")
     events = np.flatnonzero((number_E >= 0) & (on_device_E == device))[: 4 * MAX_STEPS]

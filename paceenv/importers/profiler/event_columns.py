@@ -79,19 +79,19 @@ def _of(event: dict[str, Any]) -> Complete | None:
     """An event that may have anything anywhere, if it is complete."""
     if event.get("ph") != "X":
         return None
-    found, said = _fitting(Complete, event), event.get("args")
-    found.args = _fitting(CollectiveArguments, said) if isinstance(said, dict) else _NO_LAUNCH
-    return found
+    complete, said = _fitting(Complete, event), event.get("args")
+    complete.args = _fitting(CollectiveArguments, said) if isinstance(said, dict) else _NO_LAUNCH
+    return complete
 
 
 def _fitting(kind: type[Found], said: dict[str, Any]) -> Found:
     """What has its type, each by itself; all else is left at its default."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, key in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
         if key in said and key != "args":
             with contextlib.suppress(msgspec.MsgspecError, RecursionError, UnicodeError):
-                found[name] = getattr(msgspec.convert({"ph": "X", key: said[key]}, kind), name)
-    return kind(**found)
+                fields[name] = getattr(msgspec.convert({"ph": "X", key: said[key]}, kind), name)
+    return kind(**fields)
 
 
 def _decoder(kind: type[Complete]) -> msgspec.json.Decoder[list[Any]]:

@@ -61,8 +61,8 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
     if len(processes) > 1:
         named = ", ".join(processes[:4])
         raise InputError(f"{file.path}: steps of {len(processes)} processes ({named}); allowed: one file per rank")
-    found = file.value("distributedInfo")
-    said = found if isinstance(found, dict) else {}
+    distributed = file.value("distributedInfo")
+    said = distributed if isinstance(distributed, dict) else {}
     (rank, unknown), device = _rank(file.path, said.get("rank")), find_device(table)
     steps: Sequence[Step]
     if device is None:
@@ -151,13 +151,13 @@ def _host_steps(table: EventTable) -> list[Step]:
 
 def _holding(table: EventTable, calls: Integers) -> NDArray[np.bool_]:
     """Which events are calls of collectives or have one inside: they may wait for it, as FSDP's hooks do."""
-    found = np.zeros(len(table), np.bool_)
+    holds_E = np.zeros(len(table), np.bool_)
     for thread in np.unique(table.thread_E[calls]).tolist():
         mine = np.flatnonzero(table.thread_E == thread)
         at_us = np.sort(table.start_us_E[calls[table.thread_E[calls] == thread]])
         begun = np.searchsorted(at_us, table.start_us_E[mine], side="left")
-        found[mine] = np.searchsorted(at_us, table.end_us_E[mine], side="left") > begun
-    return found
+        holds_E[mine] = np.searchsorted(at_us, table.end_us_E[mine], side="left") > begun
+    return holds_E
 
 
 def _only_group(groups: Any) -> str:

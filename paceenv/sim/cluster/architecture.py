@@ -126,10 +126,10 @@ class Generic(Config):
     @model_validator(mode="after")
     def _adds_up(self) -> Generic:
         for index, key in enumerate(("parameters", "flops")):
-            total, found = getattr(self, key), sum(tensor[index] for tensor in self.tensors)
-            if self.tensors and abs(found / total - 1.0) > TOTAL_TOLERANCE:
+            total, tensor_sum = getattr(self, key), sum(tensor[index] for tensor in self.tensors)
+            if self.tensors and abs(tensor_sum / total - 1.0) > TOTAL_TOLERANCE:
                 raise ValueError(
-                    f"tensors whose {key} add up to {total:.4g} within {TOTAL_TOLERANCE:.0%} ({found:.4g})"
+                    f"tensors whose {key} add up to {total:.4g} within {TOTAL_TOLERANCE:.0%} ({tensor_sum:.4g})"
                 )
         return self
 

@@ -73,17 +73,17 @@ def choices(fabric: Fabric, op: Op, algorithm: Algorithm, payload_bytes: float, 
 
     Algorithms other than tree and auto count as a ring. Messages from each to each, and sends, know no LL128.
     """
-    found = []
+    ways = []
     for way in _algorithms(fabric, op, algorithm, payload_bytes, nodes):
         for protocol in _protocols(fabric, op):
             fixed_s = fabric.operation_us * 1e-6 * _FIXED_US[protocol] / _FIXED_US["simple"]
             if protocol == "simple":
-                found.append(Choice(way, channels_Bps=fabric.channels_Bps, operation_s=fixed_s))
+                ways.append(Choice(way, channels_Bps=fabric.channels_Bps, operation_s=fixed_s))
                 continue
             inside = "pcie" if fabric.intra_node == "pcie" else "nvlink"
             across, within = (_HOP_US[link][way][protocol] / _RING_SIMPLE_US[link] for link in ("net", inside))
-            found.append(Choice(way, protocol, across, within, fabric.channels_Bps, fixed_s))
-    return found
+            ways.append(Choice(way, protocol, across, within, fabric.channels_Bps, fixed_s))
+    return ways
 
 
 def _algorithms(fabric: Fabric, op: Op, algorithm: Algorithm, payload_bytes: float, nodes: int) -> Iterator[Way]:

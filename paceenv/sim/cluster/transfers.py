@@ -63,7 +63,7 @@ def tiers_of(fabric: Fabric, job: Job, draw: Draw | None = None, *, has_tenants:
 def choice_of(fabric: Fabric, job: Job, tiers: Tiers) -> Callable[[Start, Sequence[int]], Choice]:
     """How a transfer of some ranks is sent: where NCCL may choose, what it expects to take least time alone."""
 
-    def found(start: Start, members: Sequence[int]) -> Choice:
+    def choose(start: Start, members: Sequence[int]) -> Choice:
         size = start.payload_bytes / start.parts
         nodes = len({rank // tiers.ranks_per_node for rank in members})
         ways = choices(fabric, start.op, job.algorithm, size, nodes=nodes)
@@ -74,7 +74,7 @@ def choice_of(fabric: Fabric, job: Job, tiers: Tiers) -> Callable[[Start, Sequen
 
         return min(ways, key=time_s) if len(ways) > 1 else ways[0]
 
-    return found
+    return choose
 
 
 def use_of(fabric: Fabric, job: Job, *, has_tenants: bool = False) -> Callable[[Start, Sequence[int]], Use]:
@@ -82,7 +82,7 @@ def use_of(fabric: Fabric, job: Job, *, has_tenants: bool = False) -> Callable[[
     tiers = tiers_of(fabric, job, has_tenants=has_tenants)
     choose = choice_of(fabric, job, tiers)
 
-    def found(start: Start, members: Sequence[int]) -> Use:
+    def use_of_start(start: Start, members: Sequence[int]) -> Use:
         choice, size = choose(start, members), start.payload_bytes / start.parts
         efficiency, is_lost = fabric.efficiency.get(start.op, 1.0), fabric.unused_rate == "lost"
         groups = max(job.ranks // len(members), 1)
@@ -90,7 +90,7 @@ def use_of(fabric: Fabric, job: Job, *, has_tenants: bool = False) -> Callable[[
         weight = float(one.flows) if fabric.sharing == "flows" else 1.0
         return one._replace(alone_s=one.alone_s * start.parts, latency_s=one.latency_s * start.parts, weight=weight)
 
-    return found
+    return use_of_start
 
 
 class Times(NamedTuple):
@@ -127,8 +127,8 @@ class AllReduce:
         ways = choices(fabric, "all_reduce", algorithm, 0.0, nodes=self._nodes)
         times = [self._by(one.algorithm, one, S) for one in ways]
         expected_s = [
-            np.maximum(found.alone_s, found.uplink_work_s) / one.expected + found.latency_s
-            for one, found in zip(ways, times, strict=True)
+            np.maximum(way_times.alone_s, way_times.uplink_work_s) / one.expected + way_times.latency_s
+            for one, way_times in zip(ways, times, strict=True)
         ]
         best = np.argmin(np.broadcast_arrays(*expected_s), axis=0)
         return Times(*(np.choose(best, column) for column in zip(*times, strict=True)))

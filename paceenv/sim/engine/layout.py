@@ -297,11 +297,11 @@ def zeros(fields: type[Any], sizes: Mapping[str, int]) -> Any:
 
     A field that is no array is 0.
     """
-    found: list[Any] = []
+    arrays: list[Any] = []
     for name, annotation in fields.__annotations__.items():
         kind = next((kind for word, kind in _KINDS.items() if word in str(annotation)), None)
-        found.append(np.zeros([sizes[axis] for axis in name.rpartition("_")[2]], kind) if kind else 0)
-    return fields(*found)
+        arrays.append(np.zeros([sizes[axis] for axis in name.rpartition("_")[2]], kind) if kind else 0)
+    return fields(*arrays)
 
 
 def default_job(environments: int) -> NDArray[np.void]:

@@ -97,10 +97,10 @@ def share_links(
             _fill_one(program, s, s.changed_O[0])
         else:
             _fill(program, s, changed, tenants, left_K)
-        found = _disturbed(program, s, changed)
-        if found == changed:
+        count = _disturbed(program, s, changed)
+        if count == changed:
             break
-        changed = found
+        changed = count
     for i in range(changed):
         o = s.changed_O[i]
         s.is_changed_O[o] = False
@@ -111,7 +111,7 @@ def share_links(
 
 def _disturbed(program: Program, s: ProgramScratch, changed: int) -> int:
     """Add those whose bottleneck is none any more; returns how many operations have a rate to be found."""
-    found = changed
+    count = changed
     for i in range(changed):
         o = s.changed_O[i]
         for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
@@ -132,9 +132,9 @@ def _disturbed(program: Program, s: ProgramScratch, changed: int) -> int:
                 if not s.is_changed_O[p]:
                     is_beaten = not is_full or highest > s.level_O[p] * (1.0 + _SAME)
                     if (s.bottleneck_O[p] == link and is_beaten) or s.level_O[p] > held * (1.0 + _SAME):
-                        found = look_again(s, p, found)
+                        count = look_again(s, p, count)
                 other = s.after_U[other]
-    return found
+    return count
 
 
 def _fill_one(program: Program, s: ProgramScratch, o: int) -> None:

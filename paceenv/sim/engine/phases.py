@@ -50,13 +50,13 @@ def phases(recording: Recording, batch: JobBatch) -> list[Phase]:
     done = operations(recording, batch)
     if batch.jobs[0]["staleness"] > 0:
         return _ahead(recording.step_ET[0], *(op for op in done if op.op in {"pace", "compute"}))
-    found = []
+    all_phases = []
     for one in done:
         if one.op in _OF_OP:
-            found.append(Phase(_OF_OP[one.op], one.start_TR, np.maximum(one.end_TR, one.start_TR)))
+            all_phases.append(Phase(_OF_OP[one.op], one.start_TR, np.maximum(one.end_TR, one.start_TR)))
         else:
-            found += _in_collective(one.op, one.start_TR, one.end_TR, batch.ranks // batch.groups)
-    return found
+            all_phases += _in_collective(one.op, one.start_TR, one.end_TR, batch.ranks // batch.groups)
+    return all_phases
 
 
 def _ahead(step_T: NDArray[np.float64], pace: Operation, compute: Operation) -> list[Phase]:
@@ -77,10 +77,10 @@ def _in_collective(op: str, entry_TR: NDArray[np.float64], end_TR: NDArray[np.fl
     return [Phase("wait for peers", entry_TR, all_TR), Phase("collective", all_TR, end_TR)]
 
 
-def shares(found: Sequence[Phase]) -> dict[str, float]:
+def shares(all_phases: Sequence[Phase]) -> dict[str, float]:
     """Each phase's share of all the time of all ranks, by name, in the order of a step; they sum to 1."""
-    total_s = sum(float(p.length_TR.sum()) for p in found)
-    return {p.name: float(p.length_TR.sum()) / total_s for p in found}
+    total_s = sum(float(p.length_TR.sum()) for p in all_phases)
+    return {p.name: float(p.length_TR.sum()) / total_s for p in all_phases}
 
 
 def joined(recordings: Sequence[Recording]) -> Recording:

@@ -98,24 +98,24 @@ class ProgramRows:
     @classmethod
     def of(cls, program: Program) -> ProgramRows:
         """The rows of a program."""
-        found: list[tuple[int, int, str, int, int, int, int, int]] = []
+        rows: list[tuple[int, int, str, int, int, int, int, int]] = []
         for r in range(len(program.replica_R)):
             first, seq = int(program.first_R[r]), 1
             for i in range(first, int(program.first_R[r + 1])):
                 o, before = int(program.operation_I[i]), i - 1 if i > first else -1
                 if program.kind_I[i] == COMPUTE:
-                    found.append((r, seq, "compute", -1, 0, before, i, 1))
+                    rows.append((r, seq, "compute", -1, 0, before, i, 1))
                 elif program.kind_I[i] == START:
                     group, size = int(program.group_O[o]), round(float(program.bytes_O[o]))
                     op = OPS[program.op_O[o]]
                     if op == "send" and program.place_I[i] == 1:
                         op = "recv"
-                    found.append((r, seq, op, group, size, i, o, int(program.every_O[o])))
+                    rows.append((r, seq, op, group, size, i, o, int(program.every_O[o])))
                 else:
                     continue
                 seq += 1
-        ops_K = np.array([row[2] for row in found], object)
-        numbers = np.array([(*row[:2], *row[3:]) for row in found], np.int64).T
+        ops_K = np.array([row[2] for row in rows], object)
+        numbers = np.array([(*row[:2], *row[3:]) for row in rows], np.int64).T
         rank_K, seq_K, group_K, bytes_K, start_K, end_K, every_K = numbers
         return cls(rank_K, seq_K, ops_K, group_K, bytes_K, start_K, end_K, every_K)
 

@@ -88,7 +88,7 @@ class Places:
         """All that a workload can have."""
         one, D = self._workload, self.replicas
         t, p, block, ranks = one.tensor_parallel, one.pipeline_parallel, self.block, self._job.ranks
-        found = {
+        communicators = {
             TENSOR: [list(range(first, first + t)) for first in range(0, ranks, t)],
             CONTEXT: self._data(1, one.context_parallel),
             EXPERTS: self._data(1, one.expert_parallel),
@@ -100,9 +100,9 @@ class Places:
         }
         for s in range(p):
             ahead, behind = (s + 1) % p, (s - 1) % p
-            found[activations_of(s)] = [[s * block + k, ahead * block + k] for k in range(block)]
-            found[gradients_of(s)] = [[s * block + k, behind * block + k] for k in range(block)]
-        return found
+            communicators[activations_of(s)] = [[s * block + k, ahead * block + k] for k in range(block)]
+            communicators[gradients_of(s)] = [[s * block + k, behind * block + k] for k in range(block)]
+        return communicators
 
     def _data(self, stride: int, size: int) -> list[list[int]]:
         """Groups of replicas, ``stride`` apart, of every stage and tensor-parallel place."""
@@ -214,12 +214,12 @@ class _Role:
             return {}
         sender = (self.stage + (1 if backward else -1)) % p
         wraps = self.stage == (p - 1 if backward else 0)
-        found = {}
+        waits = {}
         for is_backward, i, part in interleaved(sender, p, one.micro_batches, v):
             to = part + (wraps and (-1 if backward else 1))
             if is_backward == backward and 0 <= to < v:
-                found[i, to] = self._start(self._message(sender, backward))
-        return found
+                waits[i, to] = self._start(self._message(sender, backward))
+        return waits
 
     def _message(self, sender: int, backward: bool) -> Start:
         name = gradients_of(sender) if backward else activations_of(sender)
@@ -237,16 +237,16 @@ class _Role:
         one, v = self.workload, self.workload.virtual_stages
         cuts = self.passes.cuts()
         if backward:
-            found = [self.passes.backward(layers) for layers in reversed(cuts)]
+            segments = [self.passes.backward(layers) for layers in reversed(cuts)]
         else:
-            found = [self.passes.forward(layers) for layers in cuts]
+            segments = [self.passes.forward(layers) for layers in cuts]
         if self.stage == one.pipeline_parallel - 1 and part == v - 1:
-            at = 0 if backward else len(found) - 1
+            at = 0 if backward else len(segments) - 1
             head = self.passes.head(backward=backward)
-            found[at] = head + found[at] if backward else found[at] + head
+            segments[at] = head + segments[at] if backward else segments[at] + head
         if self.stage == 0 and part == 0 and not backward:
-            found[0] = self.passes.embedding() + found[0]
-        return found
+            segments[0] = self.passes.embedding() + segments[0]
+        return segments
 
     def _pass(self, backward: bool, i: int, part: int) -> None:
         one, cut_pieces = self.workload, self._pieces(backward, part)
@@ -315,14 +315,14 @@ class _Role:
 
     def _gather(self, ahead: Sequence[int]) -> list[Wait]:
         """Start to gather the weights of segments."""
-        each, found = BYTES[self.workload.parameter_dtype], list[Wait]()
+        each, waits = BYTES[self.workload.parameter_dtype], list[Wait]()
         for layers in ahead if self._is_sharded else ():
             dense, sparse = self._segment_parameters(layers)
-            found.append(self._start(Start(self._shards, "all_gather", each * dense, name="weights", parts=layers)))
+            waits.append(self._start(Start(self._shards, "all_gather", each * dense, name="weights", parts=layers)))
             if sparse > 0.0:
                 start = Start(EXPERT_DATA, "all_gather", each * sparse, name="weights", parts=layers)
-                found.append(self._start(start))
-        return found
+                waits.append(self._start(start))
+        return waits
 
     def _fully_sharded(self) -> None:
         """ZeRO-3: weights are gathered one segment ahead, gradients reduced behind; HSDP sums shards over replicas."""

@@ -51,7 +51,7 @@ def fold(plan: StepPlan, use: Callable[[Start, Sequence[int]], Use]) -> Folded |
         return None
     groups = next(iter(plan.communicators.values()), [[0]])
     uses = {one: use(one, groups[0]) for one in starts}
-    cost_s = {one: found.alone_s + found.latency_s for one, found in uses.items()}
+    cost_s = {one: usage.alone_s + usage.latency_s for one, usage in uses.items()}
     seconds = [one.seconds if isinstance(one, Compute) else 0.0 for one in role]
     first_start = next((k for k, one in enumerate(role) if isinstance(one, Start)), len(role))
     compute_s, overlap_s = sum(seconds), sum(seconds[first_start:first_wait])

@@ -215,7 +215,7 @@ def laid(place: Topology, op: Op, members: Sequence[int], payload_bytes: float, 
         way: Way = "tree" if algorithm == "tree" else "ring"
         hops = [(nodes[i], nodes[j], size, 1) for i, j, size in messages(op, way, len(nodes), payload_bytes)]
         ports.update(port for here, there, _, _ in hops for port in ((here, False), (there, True)))
-        found = volume(op, way, len(nodes), payload_bytes)
+        amount = volume(op, way, len(nodes), payload_bytes)
         if way == "tree":
             chain_rounds = 2.0 * (most - 1)
             for ranks in per_node.values():
@@ -237,13 +237,13 @@ def laid(place: Topology, op: Op, members: Sequence[int], payload_bytes: float, 
                 ports.update(((here, False), (there, True)))
                 between.setdefault((here, there), []).append(size)
         hops = [(here, there, sum(sizes), len(sizes)) for (here, there), sizes in between.items()]
-        found = volume(op, "ring", len(members), payload_bytes)
+        amount = volume(op, "ring", len(members), payload_bytes)
     above = 0
     for here, there, size, pairs in hops:
         above += _cross(place, load, per_node[here], per_node[there], size, crossing, pairs)
     hop_bytes = max((size for _, _, size, _ in hops), default=0.0)
     return Laid(
-        load, float(found.sent_bytes), found.rounds, chain_rounds, first_bytes, hop_bytes, len(hops), above, crossing,
+        load, float(amount.sent_bytes), amount.rounds, chain_rounds, first_bytes, hop_bytes, len(hops), above, crossing,
         per_node, max(ports.values(), default=1),
     )  # fmt: skip
 

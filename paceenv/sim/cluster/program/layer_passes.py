@@ -191,14 +191,14 @@ class Passes:
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
     """Computing that follows computing is one piece."""
-    found: list[Piece] = []
+    joined: list[Piece] = []
     for one in pieces:
-        last = found[-1] if found else None
+        last = joined[-1] if joined else None
         if isinstance(one, Compute) and isinstance(last, Compute):
-            found[-1] = Compute(last.seconds + one.seconds)
+            joined[-1] = Compute(last.seconds + one.seconds)
         elif not (isinstance(one, Compute) and one.seconds == 0.0):
-            found.append(one)
-    return found
+            joined.append(one)
+    return joined
 
 
 def seconds_of(pieces: list[Piece]) -> float:
@@ -224,37 +224,37 @@ def buckets(
     PyTorch's rule for ``DistributedDataParallel`` (``compute_bucket_assignment_by_size``).
     """
     total = sum(t.flops for t in gradients)
-    found, payload, flops, limit = [], 0.0, 0.0, first_bytes
+    closed, payload, flops, limit = [], 0.0, 0.0, first_bytes
     for i, tensor in enumerate(gradients):
         payload, flops = payload + tensor.parameters * bytes_each, flops + tensor.flops
         if payload >= limit or i == len(gradients) - 1:
-            found.append(Bucket(communicator, payload, min(flops / total, 1.0)))
+            closed.append(Bucket(communicator, payload, min(flops / total, 1.0)))
             payload, limit = 0.0, cap_bytes
-    return found
+    return closed
 
 
 def reduced(workload: Workload, stage: int, part: int) -> list[Bucket]:
     """The buckets of one part of a stage, in the order in which they are ready."""
     each = BYTES[workload.gradient_dtype]
-    found: list[Bucket] = []
+    reductions: list[Bucket] = []
     for name, tensors in _tensors(workload, stage, part).items():
         cut = buckets(tensors, each, workload.first_bucket_bytes, workload.bucket_bytes, name)
-        found += _folded([one for one in cut if one.payload_bytes > 0.0])
+        reductions += _folded([one for one in cut if one.payload_bytes > 0.0])
     if not workload.overlap:
-        found = [one._replace(ready=1.0) for one in found]
-    return sorted(found, key=lambda one: one.ready)
+        reductions = [one._replace(ready=1.0) for one in reductions]
+    return sorted(reductions, key=lambda one: one.ready)
 
 
 def _folded(cut: list[Bucket]) -> list[Bucket]:
     """At most ``MAX_BUCKETS``: the first and the last stay, as they set when reducing begins and what is left over."""
     if len(cut) <= MAX_BUCKETS:
         return cut
-    middle, parts, found = cut[1:-1], MAX_BUCKETS - 2, cut[:1]
+    middle, parts, reductions = cut[1:-1], MAX_BUCKETS - 2, cut[:1]
     for k in range(parts):
         some = middle[k * len(middle) // parts : (k + 1) * len(middle) // parts]
         payload_bytes = sum(one.payload_bytes for one in some)
-        found.append(some[-1]._replace(payload_bytes=payload_bytes, parts=len(some)))
-    return [*found, cut[-1]]
+        reductions.append(some[-1]._replace(payload_bytes=payload_bytes, parts=len(some)))
+    return [*reductions, cut[-1]]
 
 
 def _tensors(workload: Workload, stage: int, part: int) -> dict[str, list[Tensor]]:

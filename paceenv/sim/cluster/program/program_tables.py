@@ -183,23 +183,23 @@ def _payload_of(role: Sequence[Instruction]) -> str:
             begun.setdefault(one.communicator, []).append(one)
         elif isinstance(one, Wait):
             waited.append(begun[one.communicator][one.number])
-    found = [start for start in waited if start.op != "send" and start.payload_bytes > BARRIER_BYTES]
-    always = [start for start in found if start.every <= 1]
-    return (always or found)[-1].communicator if found else ""
+    collectives = [start for start in waited if start.op != "send" and start.payload_bytes > BARRIER_BYTES]
+    always = [start for start in collectives if start.every <= 1]
+    return (always or collectives)[-1].communicator if collectives else ""
 
 
 def _started(plan: StepPlan, name: str, members: list[int]) -> list[Start]:
     """The transfers of one process group, which all its members start in the same order."""
-    found: list[Start] | None = None
+    transfers: list[Start] | None = None
     for rank in members:
         own = [one for one in plan.roles[plan.role_R[rank]] if isinstance(one, Start) and one.communicator == name]
-        if found is not None and own != found:
+        if transfers is not None and own != transfers:
             raise InputError(
                 f"program: ranks {members[0]} and {rank} start different transfers on communicator {name}; "
                 "allowed: the same ones in the same order on all members of a process group"
             )
-        found = own
-    return found or []
+        transfers = own
+    return transfers or []
 
 
 def _instructions(
@@ -252,15 +252,15 @@ def _simplified(operations: list[_Operation], first_op: NDArray[np.int64], *, ha
         if is_full or (link == UPLINK and has_tenants):
             signature = tuple((o, round(share / _SAME) * _SAME) for o, share in sorted(shares.items()))
             kinds[signature] = kinds.get(signature, False) or (link == UPLINK and has_tenants)
-    found: list[tuple[list[int], list[float]]] = [([], []) for _ in operations]
+    uses: list[tuple[list[int], list[float]]] = [([], []) for _ in operations]
     number = UPLINK
     for signature, is_uplink in _pruned(kinds):
         if not is_uplink:
             number += 1
         for o, share in signature:
-            found[o][0].append(UPLINK if is_uplink else number)
-            found[o][1].append(min(share, 1.0))
-    return [(np.array(links, np.int64), np.array(shares)) for links, shares in found]
+            uses[o][0].append(UPLINK if is_uplink else number)
+            uses[o][1].append(min(share, 1.0))
+    return [(np.array(links, np.int64), np.array(shares)) for links, shares in uses]
 
 
 def _top_O(uses: _Uses, group_O: NDArray[np.int64], *, has_tenants: bool) -> NDArray[np.float64]:

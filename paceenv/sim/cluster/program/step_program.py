@@ -118,9 +118,9 @@ class ProgramPhase(Config):
         """Kind and transfer, if it is one."""
         kinds: tuple[Op, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
         for kind in kinds:
-            found = getattr(self, kind)
-            if found is not None:
-                return kind, found
+            transfer = getattr(self, kind)
+            if transfer is not None:
+                return kind, transfer
         return None
 
 
@@ -164,7 +164,11 @@ class StepProgram(Config):
     def _check_waits(self) -> None:
         """A misspelled name would wait for nothing, and the step would come out too short."""
         phases = list(flat(self.step))
-        known = {found[1].name for phase in phases if (found := phase.transfer()) is not None and found[1].background}
+        known = {
+            transfer[1].name
+            for phase in phases
+            if (transfer := phase.transfer()) is not None and transfer[1].background
+        }
         for phase in phases:
             if phase.wait is not None and phase.wait not in known:
                 names = ", ".join(sorted(filter(None, known))) or "there is none"
@@ -174,12 +178,12 @@ class StepProgram(Config):
         begun: dict[str, int] = {}
         pending: list[tuple[str | None, Wait]] = []
         for phase in flat(self.step):
-            found = phase.transfer()
+            transfer = phase.transfer()
             if phase.compute is not None:
                 if phase.compute.ranks is None or rank in phase.compute.ranks:
                     yield Compute(phase.compute.seconds, phase.compute.micro_batch)
-            elif found is not None:
-                op, one = found
+            elif transfer is not None:
+                op, one = transfer
                 paired = getattr(self.communicators.get(one.communicator), "pairs", None)
                 if one.ranks is not None and rank not in one.ranks:
                     continue
@@ -245,8 +249,8 @@ class _Size:
                     f"{self.after} ranks: a phase of ranks {_shown(today)} is not that of every replica of "
                     f"{self.replica} ranks, so which new ranks have it is open; allowed: phases of all replicas"
                 )
-        found = range(self.after)
-        return [r for r in found if r // self.new_block * self.block + r % self.new_block % self.replica in some]
+        new_ranks = range(self.after)
+        return [r for r in new_ranks if r // self.new_block * self.block + r % self.new_block % self.replica in some]
 
 
 def _size(communicators: Mapping[str, Communicator], before: int, after: int) -> _Size:
@@ -301,10 +305,10 @@ def _resized_group(name: str, one: Communicator, size: _Size) -> Communicator:
 
 
 def _resized_phase(phase: ProgramPhase, size: _Size) -> ProgramPhase:
-    found = phase.transfer()
+    transfer = phase.transfer()
     if phase.repeat is not None:
         return phase.model_copy(update={"step": [_resized_phase(one, size) for one in phase.step]})
-    key, own = ("compute", phase.compute) if found is None else found
+    key, own = ("compute", phase.compute) if transfer is None else transfer
     if own is None or own.ranks is None:
         return phase
     return phase.model_copy(update={key: own.model_copy(update={"ranks": size.ranks(own.ranks)})})
