@@ -253,7 +253,7 @@ def run(
             state.rank_EFR[e],
             state.tick_EK[e],
         )
-        job, clock, tick, tenant = view.job, view.clock, view.tick, view.tenant
+        job, clock, tick, heat, tenant = view.job, view.clock, view.tick, view.heat, view.tenant
         compute_R, comm_R, wait_R, order_G = scratch.compute_R, scratch.comm_R, scratch.wait_R, scratch.order_G
         ranks, groups, step_T = compute_R.shape[0], order_G.shape[0], recording.step_ET[e]
         per_group = ranks // groups  # here, as a division takes as long as a rank's share of an iteration
@@ -267,7 +267,7 @@ def run(
             order_G[g] = g
         for t in range(iterations):
             draw_compute(view, scratch)
-            if has_power or can_stop:
+            if heat.shape[1] > 0 or can_stop:
                 slow_down(view, scratch)
             compute_s = total(compute_R, ranks) if has_power else 0.0
             if is_imperfect:

@@ -170,7 +170,7 @@ NOISE_FIELDS = 2
 # group[N, G]
 POST_WORK_UNTIL, POST_WORK_NOW_S, FIXED_POST_WORK_S = 0, 1, 2
 GROUP_FIELDS = 3
-# heat[N, node], float32; as many places as ranks, of which a job's nodes have the first
+# heat[N, node], float32; no nodes where no job has a heat slowdown or a failure rate that depends on heat
 HEAT, COMPUTED_S = 0, 1
 HEAT_FIELDS = 2
 # tenant[N, K]
@@ -201,9 +201,9 @@ class State(NamedTuple):
     noise_ENR: NDArray[np.float32]
     """``(E, NOISE_FIELDS, R)``: lasting factors of each rank, no unit."""
     heat_EHN: NDArray[np.float32]
-    """``(E, HEAT_FIELDS, R)``: heat (no unit) and compute time (seconds) of each node."""
+    """``(E, HEAT_FIELDS, nodes)``: heat (no unit) and compute time (seconds) of each node; no nodes without heat."""
     start_ER: NDArray[np.float32]
-    """``(E, R)``: when each rank started its step, seconds, at most 0."""
+    """``(E, R)``: when each rank started its step, seconds, at most 0; ``(E, 0)`` where no rank may run ahead."""
     group_ENG: NDArray[np.float64]
     """``(E, GROUP_FIELDS, G)``: post-collective work of each group; seconds and iteration numbers."""
     tenant_ENK: NDArray[np.float64]
