@@ -155,7 +155,7 @@ def test_the_notebook_runs_and_prints_what_it_shows(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_notebook_of_the_loop_is_committed_as_it_ran() -> None:
-    """It takes eight minutes, root and a machine that does nothing else."""
+    """It takes nine minutes, root and a machine that does nothing else."""
     book = nbformat.read(EXAMPLES / "closed_loop.ipynb", as_version=4)
     outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error"]

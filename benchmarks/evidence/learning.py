@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +48,12 @@ def config_of(algorithm: str, seed: int) -> TrainConfig:
     return TrainConfig.model_validate(data)
 
 
-def train(config: TrainConfig, folder: Path) -> list[tuple[int, float, str]]:
+def train(folder: Path, algorithm: str, seed: int) -> list[tuple[int, float, str]]:
     """Train for at most :data:`MOST_S`: decisions, CPU seconds and policy file, at :data:`POINTS` moments."""
-    run, made = Run(config), list[tuple[int, float, str]]()
+    run, made = Run(config_of(algorithm, seed)), list[tuple[int, float, str]]()
     while run.goes_on() and run.cpu_s < MOST_S:
-        run.advance(run.timesteps + SEGMENT[config.algorithm] * run.learner.rollout_timesteps)
-        path = folder / f"{config.algorithm}-{config.seed}-{run.timesteps}.safetensors"
+        run.advance(run.timesteps + SEGMENT[algorithm] * run.learner.rollout_timesteps)
+        path = folder / f"{algorithm}-{seed}-{run.timesteps}.safetensors"
         save_policy(path, run.result().file)
         made.append((run.timesteps, run.cpu_s, str(path)))
     kept = np.unique(np.linspace(0, len(made) - 1, POINTS).round().astype(int))
@@ -71,11 +75,11 @@ def run() -> Report:
     Run(config_of("PPO", 0)).advance(1)  # compiles
     constant = best_constant(suite)
     with tempfile.TemporaryDirectory() as folder:
-        curves = {
-            (algorithm, seed): train(config_of(algorithm, seed), Path(folder))
-            for algorithm, seeds in SEEDS.items()
-            for seed in range(seeds)
-        }
+        keys = [(algorithm, seed) for algorithm, seeds in SEEDS.items() for seed in range(seeds)]
+        with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
+            curves = dict(
+                zip(keys, pool.map(functools.partial(train, Path(folder)), *zip(*keys, strict=True)), strict=True)
+            )
         result = evaluate([constant, *(file for curve in curves.values() for _, _, file in curve)], suite)
     rows, data, last = list[tuple[str, ...]](), list[dict[str, Any]](), dict[str, list[str]]()
     for (algorithm, seed), curve in curves.items():

@@ -213,7 +213,7 @@ def _picture(report: Found, path: Path) -> None:
         shade, name = ("#555555", "no pacing") if policy is None else (None, label(policy))
         course.plot(ends_min, steps_ms, "o", ms=5, color=shade, label=name)
     course.set(title=f"{report['scenario']}: the real job, block by block", xlabel="minutes", ylabel="mean step, ms")
-    course.set_ylim(0.0, None)
+    course.set_ylim(0.0, 1.1 * course.get_ylim()[1])
     course.legend(fontsize=8, loc="lower right", ncols=len(rows) + 1)
     panel.set(title="Effect of each policy", xlabel="change of mean step time, %")
     for k, (what, shade) in enumerate(_SHADES.items()):
@@ -226,7 +226,7 @@ def _picture(report: Found, path: Path) -> None:
     panel.axvline(0.0, color="#999999", lw=0.8)
     panel.set_yticks(range(len(rows)), [label(row["policy"]) for row in rows], fontsize=8)
     panel.set_ylim(len(rows) - 0.4, -0.6)
-    panel.legend(fontsize=8, loc="lower left", ncols=len(_SHADES))
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=len(_SHADES), frameon=False)
     figures.save(figure, path)
 
 
