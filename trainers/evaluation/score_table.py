@@ -126,7 +126,8 @@ def verdicts(result: SuiteResult, policy: str, static: str) -> list[str]:
     """Plain sentences: does the policy help, does it beat the best static setting, does it leave the nulls alone."""
     total, beats = result.total(policy), result.total(policy, against=static)
     name, (low, high) = label(policy), total.gain_ci95
-    effect = "helps" if low > 0 else "costs" if high < 0 else "makes no difference that these seeds show"
+    least = 0.5e-4  # less is shown as 0.00 %
+    effect = "helps" if low > least else "costs" if high < -least else "makes no difference that these seeds show"
     sentences = [f"{name} {effect} against no pacing: {interval(total)}."]
     low, high = beats.gain_ci95
     word = "beats" if low > 0 else "loses to" if high < 0 else "is not distinguishable from"
