@@ -31,7 +31,7 @@ from paceenv.calibration.job_stamps import JobStamps
 from paceenv.calibration.link_replay import share_uplink
 from paceenv.calibration.measurements import ROUNDING
 from paceenv.calibration.parameters import identified, not_identifiable
-from paceenv.calibration.tenants import add_tenant, is_disturbed
+from paceenv.calibration.tenants import TenantSearch, is_disturbed
 from paceenv.core.probing import HOLD_ITERATIONS
 
 MAX_RELATIVE_SE: Final = 0.2
@@ -277,7 +277,7 @@ def add_links(builder: ClusterBuilder[JobStamps], probed: JobStamps) -> None:
     if disturbed and unit_work_s > 0.0:
         jitter = max(builder.data["noise"]["jitter_cv"], builder.data["noise"]["imbalance_cv"], MIN_JITTER)
         cap = links.work_s * stamps.groups / links.alone_s if stamps.groups > 1 else 1.0
-        if add_tenant(builder, cap, unit_alone_s, unit_work_s, latency_s, jitter):
+        if TenantSearch(builder, cap, unit_alone_s, unit_work_s, latency_s, jitter).add():
             return
         said = "durations vary in a way that no one periodic tenant explains"
     _put_uplink(builder, links, unit_work_s)

@@ -79,7 +79,7 @@ def is_disturbed(residual_T: Array, mean_s: float, step_s: float) -> tuple[bool,
     return spread > MIN_SPREAD and spread * mean_s > MIN_OF_STEP * step_s and p < SIGNIFICANCE, said
 
 
-class _Search:
+class TenantSearch:
     """What is known of a tenant at ``theta``: logarithm of its period ratio, its share, logarithm of our time alone.
 
     ``cap`` is how many times the NICs of a group can fill the uplink's share, from the links alone.
@@ -169,6 +169,44 @@ class _Search:
         low, high = (float(_PAUSE_RATES[np.searchsorted(below, edge)]) for edge in (0.025, 0.975))
         return Estimate(mean, float(np.sqrt(weight @ (_PAUSE_RATES - mean) ** 2)), min(low, mean), max(high, mean))
 
+    def add(self) -> bool:
+        """Fit the tenant and take it into the cluster; False if none explains the durations."""
+        if self.alone_s <= 0.0:
+            return False
+        sample = self.sample()
+        at = self.best(sample)
+        explained = self.explained(at)
+        if explained < MIN_EXPLAINED:
+            return False
+        natural = np.array([_natural(theta) for theta in sample])
+        ratio, share, alone = (_estimate(value, natural[:, k]) for k, value in enumerate(_natural(at)))
+        pauses, best = self.pauses(at), self.cluster(at)
+        self.builder.data["tenants"] = [t.model_dump() | {"pause_rate": pauses.value} for t in best.tenants]
+        self.builder.data["fabric"] |= {"nic_gbps": best.fabric.nic_gbps, "uplink_gbps": best.fabric.uplink_gbps}
+        self.builder.drop(["fabric.nic_gbps"])
+        said = (
+            f"particle filter through the trace's own arrivals, which expects {explained:.0%} of the durations' "
+            "variance one iteration ahead; of the posterior what comes nearest to mean and CV of the step"
+        )
+        rate, whole_s = self.unit_whole_s / alone.value, self.unit_whole_s
+        scaled = Estimate(rate, rate * alone.se / alone.value, whole_s / alone.hi, whole_s / alone.lo)
+        why = "with a tenant on the uplink, whether a group's own links limit it as well"
+        stays = "a tenant that takes less of the uplink for longer slows us alike"
+        self.builder.add(
+            estimated("fabric.uplink_gbps", scaled, f"payload without the tenant takes {alone.value:.4g} s: {said}"),
+            not_identifiable(
+                "fabric.nic_gbps",
+                self.builder.data["fabric"]["nic_gbps"],
+                why,
+                "assumed not to limit beyond the uplink",
+            ),
+            estimated("tenants.0.period_ratio", ratio, said),
+            estimated("tenants.0.comm_share", share, said),
+            not_identifiable("tenants.0.rate_share", 1.0, stays, "assumed to take what it gets"),
+            estimated("tenants.0.pause_rate", pauses, "chance a period, by how often the filter loses sight of it"),
+        )
+        return True
+
 
 def _natural(theta: Array) -> tuple[float, float, float]:
     """Period ratio, share, time alone in seconds."""
@@ -211,47 +249,3 @@ def _estimate(at: float, sample: Array) -> Estimate:
     """A value with the posterior's standard deviation and central 95 %."""
     low, high = np.quantile(sample, [0.025, 0.975])
     return Estimate(at, float(sample.std()), float(min(low, at)), float(max(high, at)))
-
-
-def add_tenant(
-    builder: ClusterBuilder[JobStamps],
-    cap: float,
-    unit_alone_s: float,
-    unit_work_s: float,
-    latency_s: float,
-    jitter: float,
-) -> bool:
-    """Fit a tenant and take it into the cluster; False if none explains the durations."""
-    search = _Search(builder, cap, unit_alone_s, unit_work_s, latency_s, jitter)
-    if search.alone_s <= 0.0:
-        return False
-    sample = search.sample()
-    at = search.best(sample)
-    explained = search.explained(at)
-    if explained < MIN_EXPLAINED:
-        return False
-    natural = np.array([_natural(theta) for theta in sample])
-    ratio, share, alone = (_estimate(value, natural[:, k]) for k, value in enumerate(_natural(at)))
-    pauses, best = search.pauses(at), search.cluster(at)
-    builder.data["tenants"] = [t.model_dump() | {"pause_rate": pauses.value} for t in best.tenants]
-    builder.data["fabric"] |= {"nic_gbps": best.fabric.nic_gbps, "uplink_gbps": best.fabric.uplink_gbps}
-    builder.drop(["fabric.nic_gbps"])
-    said = (
-        f"particle filter through the trace's own arrivals, which expects {explained:.0%} of the durations' "
-        "variance one iteration ahead; of the posterior what comes nearest to mean and CV of the step"
-    )
-    rate, whole_s = search.unit_whole_s / alone.value, search.unit_whole_s
-    scaled = Estimate(rate, rate * alone.se / alone.value, whole_s / alone.hi, whole_s / alone.lo)
-    why = "with a tenant on the uplink, whether a group's own links limit it as well"
-    stays = "a tenant that takes less of the uplink for longer slows us alike"
-    builder.add(
-        estimated("fabric.uplink_gbps", scaled, f"payload without the tenant takes {alone.value:.4g} s: {said}"),
-        not_identifiable(
-            "fabric.nic_gbps", builder.data["fabric"]["nic_gbps"], why, "assumed not to limit beyond the uplink"
-        ),
-        estimated("tenants.0.period_ratio", ratio, said),
-        estimated("tenants.0.comm_share", share, said),
-        not_identifiable("tenants.0.rate_share", 1.0, stays, "assumed to take what it gets"),
-        estimated("tenants.0.pause_rate", pauses, "chance a period, by how often the filter loses sight of it"),
-    )
-    return True
