@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,7 +55,6 @@ def run_demo(out: Path, timesteps: int | None, seed: int) -> SuiteResult:
     text = _tables(out, result, nulls, static, policy)
     with output.progress("draw"):
         _pictures(out, result)
-    _record(out, config, suite, healthy, imbalanced, time.monotonic() - started)
     print(text)
     output.say(f"All of it, with pictures and the policy file, is in {out}/ ({time.monotonic() - started:.0f} s)")
     return result
@@ -128,13 +126,6 @@ def _tables(out: Path, result: SuiteResult, nulls: SuiteResult, static: str, pol
     null_said = score_table.verdicts(nulls, str(policy), static)
     text = "\n".join(["# Demo", "", score_table.markdown(result, said), score_table.markdown(nulls, null_said)])
     config_files.write_text(out / "scores.md", text)
-    config_files.write_text(
-        out / "scores.json",
-        json.dumps(
-            {"scores": score_table.as_json(result) + score_table.as_json(nulls), "verdicts": said + null_said},
-            indent=2,
-        ),
-    )
     return text
 
 
@@ -147,20 +138,6 @@ def _pictures(out: Path, result: SuiteResult) -> None:
     target = config_files.load(ScalingTarget, "targets", SCALING)
     rows = list(compare_scaling(target, load_cluster(target.cluster), seeds=8, iterations=5000))
     result_plots.scaling_curve(rows, out / "scaling.png")
-
-
-def _record(
-    out: Path, config: TrainConfig, suite: Suite, healthy: NoiseFit, imbalanced: NoiseFit, seconds: float
-) -> None:
-    record = {
-        "git_commit": training_run.git_commit(),
-        "seconds": round(seconds, 1),
-        "cores": os.cpu_count(),
-        "train": config.model_dump(),
-        "suite": suite.model_dump(),
-        "calibrated_from": [healthy.source, imbalanced.source],
-    }
-    config_files.write_yaml(out / "run.yaml", record)
 
 
 def demo(

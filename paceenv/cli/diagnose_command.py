@@ -61,9 +61,7 @@ def diagnose(
     examination = examine(paths, pattern=pattern, against=against, job=job, policies=POLICIES if simulate else ())
     for note in examination.notes:
         output.say(note)
-    if json_ is not None:
-        output.write_json(examination, json_)
-    if json_ != "-":
+    if output.write_json(examination, json_):
         sys.stdout.writelines(examination.runs.values())
         print_sections(examination.sections())
         if examination.next:

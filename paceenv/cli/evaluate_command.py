@@ -78,8 +78,11 @@ def evaluate(
         result = compare(names, chosen, on_done=done)
     for line in result.outside():
         output.say(line)
-    if json_ is not None:
-        output.write_json(score_table.as_json(result), json_)
+    if output.write_json(score_table.as_json(result), json_):
+        rows = score_table.cells(score_table.scores(result))
+        length = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"
+        note = f"Gain: throughput against passive, ours and the tenants'. {length}; {chosen.limits}"
+        output.print_table(f"Suite {chosen.name}", score_table.COLUMNS, rows, note)
     if write is not None:
         options = [text for name, value in given.items() for text in (name, str(value))]
         options += [text for one in limit or [] for text in ("--limit", one)]
@@ -91,11 +94,6 @@ def evaluate(
 
         with output.progress("draw"):
             config_files.write_text(watch, side_by_side_page(result))
-    if json_ != "-":
-        rows = score_table.cells(score_table.scores(result))
-        length = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"
-        note = f"Gain: throughput against passive, ours and the tenants'. {length}; {chosen.limits}"
-        output.print_table(f"Suite {chosen.name}", score_table.COLUMNS, rows, note)
 
 
 def _comparison(arguments: list[str]) -> tuple[Comparison | None, list[str]]:

@@ -59,10 +59,8 @@ def report(
     with output.progress("predict other sizes", 1, shown=not isinstance(fitted, str)) as done:
         at_sizes = fitted if isinstance(fitted, str) else sizes(fitted, done)
     atomic_write(out, page_of(examination, at_sizes).encode())
-    if json_ is not None:
-        more = {"fitted": fitted, "sizes": at_sizes} if examination.conclusion is not None else {}
-        why_not = {name: {"why_not": one} for name, one in more.items() if isinstance(one, str)}
-        output.write_json(examination.to_json() | more | why_not, json_)
-    if json_ != "-":
+    more = {"fitted": fitted, "sizes": at_sizes} if examination.conclusion is not None else {}
+    why_not = {name: {"why_not": one} for name, one in more.items() if isinstance(one, str)}
+    if output.write_json(examination.to_json() | more | why_not, json_):
         print_sections(examination.sections())
         output.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")

@@ -53,7 +53,7 @@ def simulate(
         asked = f"{iterations} x {seeds} seeds x {config.job.ranks} ranks"
         raise out_of_range("iterations x seeds x ranks", asked, f"at most {most:.0e}", f"simulate, {engine} engine")
     chosen = select_policy(policy, config)
-    simulator = start_engine(engine, config, np.arange(seed, seed + seeds), threads=os.cpu_count() or 1)
+    simulator = start_engine(engine, config, np.arange(seed, seed + seeds), threads=len(os.sched_getaffinity(0)))
     with output.progress(f"{config.name}, {config.job.nodes} nodes, {policy}", iterations) as done:
         if trace is None:
             result = run(chosen, simulator, iterations, on_interval=done)
@@ -86,9 +86,7 @@ def simulate(
     summary["outside_calibrated_range"] = result.outside
     if result.outside is not None:
         output.say(f"policy {policy}: {result.outside}")
-    if json_ is not None:
-        output.write_json(summary, json_)
-    if json_ != "-":
+    if output.write_json(summary, json_):
         _print(summary, throughput, is_bound=not isinstance(chosen, Policy))
 
 

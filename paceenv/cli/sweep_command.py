@@ -41,7 +41,9 @@ def sweep(
         for name, value in (("--out", out), ("--address", address), ("--set", set_)):
             if value:
                 raise InputError(f"{name} with a sweep's folder, {what}; allowed: --json")
-        _show_folder(Path(what), json_)
+        results = Results.read(Path(what))
+        if output.write_json(results.as_json(results.front()), json_):
+            _show(results)
         return
     if out is None:
         raise InputError(f"{what}: a config to run needs a folder; allowed: --out FOLDER")
@@ -65,12 +67,11 @@ def _run(config: SweepConfig, out: Path, address: str | None, json_: str | None)
         with ray_tuner.connected(address):
             ray_tuner.tune_all(config, task, out)
         said = finish(out, task)
-    if json_ is not None:
-        output.write_json(said, json_)
+    is_shown = output.write_json(said, json_)
     if said["failed"] and not said["winners"]:
         first = said["failed"][0]
         raise InputError(f"{out}: no trial was finished; trial {first['trial']} failed: {first['error']}")
-    if json_ != "-":
+    if is_shown:
         _show(Results.read(out))
         output.say(f"winner and picture are in {out}/; on other seeds: paceenv evaluate {out}/{WINNER}")
 
@@ -82,14 +83,6 @@ def _begin(out: Path, asked: dict[str, Any]) -> None:
             raise InputError(f"{out}: begun with {changed}; allowed: the same, or another folder")
     else:
         config_files.write_yaml(out / CONFIG, asked)
-
-
-def _show_folder(folder: Path, json_: str | None) -> None:
-    results = Results.read(folder)
-    if json_ is not None:
-        output.write_json(results.as_json(results.front()), json_)
-    if json_ != "-":
-        _show(results)
 
 
 def _show(results: Results) -> None:

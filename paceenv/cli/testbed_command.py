@@ -101,18 +101,14 @@ def run_on_testbed(
         result = testbed_run.run_scenario(
             chosen, folder, agents={} if mode == "off" else {plan.job: agent}, iterations=count, on_progress=done
         )
-    if json_ is not None:
-        output.write_json({name: _numbers(job) for name, job in result.jobs.items()}, json_)
-    if json_ != "-":
+    if output.write_json({name: _numbers(job) for name, job in result.jobs.items()}, json_):
         _print(chosen, result)
         output.say(f"logs, step times{'' if mode == 'off' else ' and trace'} are in {folder}/")
 
 
 def _list(json_: str | None) -> None:
     scenarios = [load_scenario(name) for name in config_files.names("testbed")]
-    if json_ is not None:
-        output.write_json([scenario.model_dump() for scenario in scenarios], json_)
-    if json_ == "-":
+    if not output.write_json([scenario.model_dump() for scenario in scenarios], json_):
         return
     rows = [
         (s.name, s.loop.expect, "+".join(str(job.ranks) for job in s.jobs), s.description.split(". ")[0].strip(" .\n"))
@@ -131,9 +127,7 @@ def _loop(scenario: Scenario, folder: Path, candidates: str | None, seed: int, j
     names = [part.strip() for part in (candidates or SEPARATOR.join(CANDIDATES)).split(SEPARATOR)]
     options = LoopOptions(seed=seed, candidates=tuple(names))
     report = ClosedLoop(scenario, folder, options, run=testbed_run.run_scenario, calibrate=fit_trace).go()
-    if json_ is not None:
-        output.write_json(report, json_)
-    if json_ != "-":
+    if output.write_json(report, json_):
         sim_to_real_report.show(report)
         output.say(f"report, picture and all runs are in {folder}/")
 

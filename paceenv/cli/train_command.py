@@ -81,9 +81,7 @@ def train(
     from paceenv.trainers.training.training_run import train_seeds  # torch, which a refused config need not wait for
 
     summary = train_seeds(resolved, seeds, prepare_folder(out), resume=resume)
-    if json_ is not None:
-        output.write_json(summary, json_)
-    if json_ != "-":
+    if output.write_json(summary, json_):
         output.print_table(f"trained {resolved.name}", ("", ""), [(k, str(v)) for k, v in summary.items()])
 
 
@@ -102,9 +100,7 @@ def _train_for_job(job: str, out: Path, seconds: float, seed: int, json_: str | 
     path.unlink(missing_ok=True)  # of an earlier run
     if trained.file is not None:
         summary |= {"policy": str(path), "sha256": save_policy(path, trained.file)}
-    if json_ is not None:
-        output.write_json(summary, json_)
-    if json_ == "-":
+    if not output.write_json(summary, json_):
         return
     output.print_table(
         "gain over no pacing",

@@ -76,9 +76,7 @@ def whatif(
     """
     changes = combinations(nodes, oversubscription, remove_rank, replace_rank, pacing or [], set_ or [])
     answer = _answer(source, changes, base, job, iterations)
-    if json_ is not None:
-        output.write_json(answer, json_)
-    if json_ != "-":
+    if output.write_json(answer, json_):
         _print(answer)
     for row in answer.changed:
         if row.outside is not None:

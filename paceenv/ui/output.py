@@ -27,13 +27,19 @@ FIRST_S, NEXT_S = 2.0, 10.0
 """Seconds of work before its first plain line of progress, and between two such lines."""
 
 
-def write_json(data: Any, where: str) -> None:
-    """Write ``data`` as JSON to a file or, with ``-``, to standard output (:func:`paceenv.core.plain.plain`)."""
-    text = json.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    if where == "-":
-        sys.stdout.write(text)
-        return
-    atomic_write(where, text.encode())
+def write_json(data: Any, where: str | None) -> bool:
+    """Write ``data`` as JSON (:func:`paceenv.core.plain.plain`) to a file or, with ``-``, to standard output.
+
+    Returns:
+        Whether standard output is left for people.
+    """
+    if where is not None:
+        text = json.dumps(plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        if where == "-":
+            sys.stdout.write(text)
+        else:
+            atomic_write(where, text.encode())
+    return where != "-"
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
