@@ -117,9 +117,9 @@ def test_a_job_that_does_not_hang(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "what", "said"),
     [
-        (Op("0", "_all_gather_base"), "operation", "all_reduce on ranks 0, 1, 3; _all_gather_base on ranks 2"),
-        (Op("0", "all_reduce", sizes=(7, 3)), "size", r"of \[\[7, 3\]\] \['BFloat16'\] on ranks 2"),
-        (Op("0", "all_reduce", dtype="Float"), "type", r"of \[\[1024\]\] \['Float'\] on ranks 2"),
+        (Op("0", "_all_gather_base"), "operation", "all_reduce on ranks 0-1, 3; _all_gather_base on rank 2"),
+        (Op("0", "all_reduce", sizes=(7, 3)), "size", r"of \[\[7, 3\]\] \['BFloat16'\] on rank 2"),
+        (Op("0", "all_reduce", dtype="Float"), "type", r"of \[\[1024\]\] \['Float'\] on rank 2"),
     ],
 )
 def test_collectives_that_do_not_match(tmp_path: Path, other: Op, what: str, said: str) -> None:
@@ -141,7 +141,7 @@ def test_ranks_that_enter_collectives_in_different_orders(tmp_path: Path) -> Non
     found = seen(job, tmp_path)
     assert [root.kind for root in found.roots] == ["circle"]
     assert found.stopped == ()
-    assert "rank 0 in all_reduce 1 of A (ranks 0, 1) for 1" in found.verdict
+    assert "rank 0 in all_reduce 1 of A (ranks 0-1) for 1" in found.verdict
     assert "which one cannot be determined" in found.verdict
 
 

@@ -12,10 +12,8 @@ from traced_jobs import SOCKET_RUNS_DIR, job_of, needs_socket_runs
 from paceenv.core.lateness import watch
 from paceenv.core.plain import plain
 from paceenv.core.trace import Trace, TraceMetadata, read_trace
-from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.lateness_over_time import find_lateness, own_work
 from paceenv.diagnosis.operation_matrix import read_matrix
-from paceenv.diagnosis.replay import own_durations
 
 
 def trace(own_TR: np.ndarray, stage_R: list[int] | None = None) -> Trace:
@@ -33,7 +31,6 @@ def work(steps: int = 200, ranks: int = 8, cv: float = 0.03) -> np.ndarray:
 def test_the_own_work_is_what_was_put_in() -> None:
     own_TR = work(20)
     matrix = read_matrix(trace(own_TR))
-    np.testing.assert_allclose(own_work(matrix, own_durations(matrix, build_graph(matrix))), own_TR.T)
     np.testing.assert_allclose(own_work(matrix), own_TR.T)
 
 

@@ -15,11 +15,8 @@ from paceenv.core.errors import InputError
 from paceenv.core.lateness import watch
 from paceenv.core.lateness.common_place import (
     HOST,
-    NEIGHBOURS,
     RACK,
-    REMAINDER,
     STAGE,
-    CommonPlace,
     describe,
     find_common_place,
 )
@@ -248,15 +245,6 @@ def test_hosts_racks_and_local_ranks_are_found(late: list[int], expected: str) -
 @pytest.mark.parametrize("late", [[], [5], [5, 40], [1, 9, 18, 40], range(64)])
 def test_ranks_without_anything_in_common_are_just_ranks(late: list[int]) -> None:
     assert find_common_place(late, RANKS, PLACES) is None
-
-
-def test_without_hosts_numbers_can_say_it() -> None:
-    neighbours = find_common_place(range(8, 16), RANKS, {})
-    assert neighbours == CommonPlace(NEIGHBOURS, (8, 15), 8, 8)
-    assert describe(neighbours) == "the late ranks are neighbours: 8 to 15"
-    every = find_common_place(range(3, 64, 8), RANKS, {})
-    assert every == CommonPlace(REMAINDER, (8, 3), 8, 8)
-    assert "remainder 3 modulo 8" in describe(every)
 
 
 def test_a_stage_is_found_and_a_property_that_a_rank_lacks_is_left_out() -> None:

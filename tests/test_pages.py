@@ -20,7 +20,7 @@ from paceenv.core.trace import TraceMetadata, write_trace
 
 NARROW = 390
 KINDS = ("report", "log")
-OF_TRACE = ["Where the time goes", "Timeline of ranks", "Arrival skew", "Step time, step by step"]
+OF_TRACE = ["Where the time goes", "Timeline of ranks", "Lateness of ranks", "Step time, step by step"]
 OF_TRACE += ["Distribution of step times"]
 OF_LOG = ["Step times", "Distribution"]
 EVIL = "<script>alert(1)</script>"

@@ -50,7 +50,7 @@ TEXTS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         "  30 ranks have launched up to operation 640\n  2 ranks have launched up to operation 641\n"
         "  Rank 12 -- GPU 4 managed by process 323032 on node 10.137.190.124\n"
         "  Rank 13 -- GPU 5 managed by process 323033 on node 10.137.190.124\n",
-        ("30 ranks launched no AllGather after 640, ranks 12, 13 are in 641",),
+        ("30 ranks launched no AllGather after 640, ranks 12-13 are in 641",),
         (),
     ),
     "no group is named": (
@@ -63,7 +63,7 @@ TEXTS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "ranks within groups": (
         "".join(of_group(rank, 70 + rank // 2) for rank in range(4)),
-        ("ranks 0, 1 wait in allreduce 70 of TP 70", "ranks 2, 3 wait in allreduce 71 of TP 71"),
+        ("ranks 0-1 wait in allreduce 70 of TP 70", "ranks 2-3 wait in allreduce 71 of TP 71"),
         ("different collectives",),
     ),
     "stuck watchdogs": (
@@ -72,7 +72,7 @@ TEXTS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
             "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress\n"
             for rank in (0, 1)
         ),
-        ("the watchdog of ranks 0, 1 got stuck".capitalize(), "cannot be told"),
+        ("the watchdog of ranks 0-1 got stuck".capitalize(), "cannot be told"),
         (),
     ),
     "who failed first": (

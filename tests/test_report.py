@@ -22,11 +22,12 @@ from paceenv.core.trace import read_trace, write_trace
 from paceenv.diagnosis.causes import TENANT
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import diagnose
+from paceenv.diagnosis.lateness_over_time import lateness
 from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
 from paceenv.policies.rollout import start
 from paceenv.report.fitted import Fitted, compare, fit, sizes
 from paceenv.report.pictures import REST, parts
-from paceenv.report.rank_pictures import WAIT, heat_map, lateness, spans, timeline
+from paceenv.report.rank_pictures import WAIT, heat_map, spans, timeline
 from paceenv.report.report_page import policies_caption
 from paceenv.report.section import page
 from paceenv.sim.cluster import load_cluster
@@ -87,17 +88,14 @@ def test_the_parts_of_a_step_add_up() -> None:
 
 def test_who_waits_and_who_is_late_in_closed_form() -> None:
     cells = slow_rank_3()
-    graph = build_graph(cells)
     time_s = {}
-    for kind in spans(cells, graph):
+    for kind in spans(cells, build_graph(cells)):
         length_n = (kind.end_nT - kind.start_nT).mean(axis=1)
         time_s[kind.name] = np.bincount(cells.rank_N[kind.operation_n], length_n, 4)
     np.testing.assert_allclose(time_s["compute"], [1.0, 1.0, 1.0, 2.0])
     np.testing.assert_allclose(time_s[WAIT], [1.0, 1.0, 1.0, 0.0], atol=1e-9)
     np.testing.assert_allclose(time_s["collective"], 0.5)
-    found = lateness(cells, graph)
-    assert found is not None
-    np.testing.assert_allclose(found, np.tile([[0.0], [0.0], [0.0], [1.0]], (1, 20)), atol=1e-9)
+    np.testing.assert_allclose(lateness(cells), np.tile([[0.0], [0.0], [0.0], [1.0]], (1, 20)), atol=1e-9)
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def test_ranks_in_different_collectives_and_ranks_without_a_line(tmp_path: Path)
     )
     path = tmp_path / "a.log"
     path.write_text("".join(line.format(r=r, s=40 + (r > 1), n=8, d=39 + (r > 1)) for r in range(4)))
-    assert "ranks 0, 1 in ALLREDUCE 40 (8 elements); ranks 2, 3 in ALLREDUCE 41" in answer_of(path)
+    assert "ranks 0-1 in ALLREDUCE 40 (8 elements); ranks 2-3 in ALLREDUCE 41" in answer_of(path)
     path.write_text("".join(line.format(r=r, s=40, n=8, d=39) for r in range(8) if r != 5))
     assert "rank 5 left no line of the watchdog, and 7 other ranks wait for it" in answer_of(path)
     path.write_text("iter 1: time 5 ms\nfailed (exitcode: -9) local_rank: 3 (pid: 4) of binary: python\n")

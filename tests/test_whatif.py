@@ -20,9 +20,8 @@ from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.whatif.baseline import Baseline, of_config, of_trace
-from paceenv.whatif.change import MAX_ROWS, Change, apply, combinations
+from paceenv.whatif.change import MAX_ROWS, Change, apply, combinations, longest_round_us, with_rounds
 from paceenv.whatif.predictions import of_runs
-from paceenv.whatif.scenarios import longest_round_us, with_rounds
 from paceenv.whatif.simulated import predict
 
 QUICK: dict[str, Any] = {"seeds": 4, "first_seed": 0, "iterations": 200}
@@ -40,7 +39,7 @@ def test_combinations_are_rows() -> None:
     rows = combinations("8,16", "1", None, "0,3+4", ["passive", "static:slack=0.1/0.2"], [])
     assert len(rows) == 2 * 1 * 2 * 2
     assert rows[0].label == "8 nodes, oversubscription 1, rank 0 replaced"
-    assert rows[-1].label == "16 nodes, oversubscription 1, ranks 3 and 4 replaced, static:slack=0.1/0.2"
+    assert rows[-1].label == "16 nodes, oversubscription 1, ranks 3-4 replaced, static:slack=0.1/0.2"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +141,7 @@ def test_a_trace_predicts_more_nodes_and_a_job_without_its_slow_rank(one_group: 
 
 def test_questions_that_hang_on_a_guess_are_refused(one_group: tuple[Cluster, Baseline]) -> None:
     _, baseline = one_group
-    with pytest.raises(InputError, match="one group has no rank 9; allowed: 0 to 7"):
+    with pytest.raises(InputError, match="one group has no rank 9; allowed: ranks 0-7"):
         baseline.check([Change(replaced=(9,))])
     baseline.check([Change(nodes=64, pacing="static")])
     still = load_cluster("equal-slack").changed(["noise.jitter_cv=0"])  # no start varies: nobody sees who shares what
@@ -190,13 +189,13 @@ def test_what_one_size_leaves_open_is_in_the_interval() -> None:
     for exponent in (0.0, 0.5, 1.0):
         truth = cluster.changed(["job.nodes=32", f"post_collective_work.work_s={work_s * 4.0**exponent}"])
         assert more.job.step.low < mean_step_s(truth) < more.job.step.high
-    of_size = [unknown.name for unknown in baseline.unknowns(same_size.change)]
-    assert of_size == ["round of messages"], "no other size, no growth"
+    of_size = [unknown.field for unknown in baseline.unknowns(same_size.change)]
+    assert of_size == ["round_us"], "no other size, no growth"
     assert same_size.job.step.high < 1.02 * same_size.job.step.low
     assert any(line.startswith("round of messages, 2 to ") and "nccl-tests" in line for line in answer.left_open)
     assert not any("latency_us" in line for line in answer.cannot_tell), "it is in the interval"
     stated = of_trace(recorded(cluster, 0, 200), "groups", "unequal-slack", None)
-    assert [unknown.name for unknown in stated.unknowns(Change(nodes=32))] == ["growth of post-collective work"]
+    assert [unknown.field for unknown in stated.unknowns(Change(nodes=32))] == ["growth"]
 
 
 # --- intervals -----------------------------------------------------------------------------------------------------

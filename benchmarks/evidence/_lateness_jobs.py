@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from benchmarks._common import NOISE
 from paceenv.core.lateness.watch import lateness_of
 from paceenv.diagnosis.clocks import matrix_on_one_clock
-from paceenv.diagnosis.dependency_graph import build_graph
-from paceenv.diagnosis.lateness_over_time import own_work
-from paceenv.diagnosis.replay import own_durations
+from paceenv.diagnosis.lateness_over_time import alike, own_work
 from paceenv.importers.inputs import read_inputs
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive
@@ -107,11 +105,8 @@ def _simulate(noise: dict[str, float], ranks: int, steps: int, seed: int) -> tup
 def recorded(path: Path) -> Series:
     """A recorded job as it is; no rank is supposed to be late."""
     matrix, _ = matrix_on_one_clock(read_inputs([path]).require_trace())
-    own_TR = own_work(matrix, own_durations(matrix, build_graph(matrix))).T
-    stage_R = np.zeros(len(matrix.ranks), np.int64)
-    stage_R[matrix.rank_N] = matrix.stage_N
-    alike = tuple(tuple(np.flatnonzero(stage_R == stage).tolist()) for stage in np.unique(stage_R))
-    return Series(path.stem, own_TR, matrix.step_s_T, alike, np.zeros_like(own_TR))
+    own_TR, groups = own_work(matrix).T, tuple(map(tuple, alike(matrix)))
+    return Series(path.stem, own_TR, matrix.step_s_T, groups, np.zeros_like(own_TR))
 
 
 def evened(series: Series) -> Series:

@@ -48,7 +48,7 @@ def describe(
         "backend": backend or None,
         "device": device,
         "gpu": _or_none(lambda: _gpu(device)),
-        "cpus": _or_none(lambda: format_list(sorted(os.sched_getaffinity(0)))),
+        "cpus": _or_none(lambda: format_list(os.sched_getaffinity(0))),
         "environment": {name: environ[name] for name in ENVIRONMENT if name in environ} or None,
     }
     return {name: value for name, value in place.items() if value is not None}

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.lateness.watch import lateness_of
+from paceenv.core.trace import COMMON_END
 from paceenv.core.wording import name_ranks
 from paceenv.live.observe.locality import parse_list
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
@@ -30,8 +31,6 @@ WHOLE_SHARE = 0.9
 """A rank's block with a smaller share of the steps that another rank has in it is left out."""
 MAX_BLOCKS = 128
 """More blocks than any agent keeps; a snapshot with more is not from one."""
-COMMON_END = ("all_reduce", "barrier", "all_gather", "reduce_scatter", "all_to_all")
-"""Operations that all members leave together."""
 OTHER = "other"
 """The operation that sums the rest of a snapshot's collectives."""
 MAX_OPERATIONS = 64

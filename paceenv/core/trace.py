@@ -54,13 +54,11 @@ _DEFAULTS = {"group": -1, "micro_batch": -1, "bytes": 0, "chunk": -1, "peer": -1
 # The vocabulary of ``op``. Other names are allowed; readers treat them like OTHER_OPS.
 COMPUTE_OPS: Final = ("compute", "forward-compute", "backward-compute")
 PACE_OP: Final = "pace"  # a delay the rank took by its own choice
+COMMON_END: Final = ("all_reduce", "barrier", "reduce_scatter", "all_gather", "all_to_all")
+"""Collectives that all members leave together: nobody before everybody has entered."""
 COLLECTIVE_OPS: Final = (
-    "all_reduce",
-    "barrier",
-    "reduce_scatter",
-    "all_gather",
+    *COMMON_END,
     "gather",
-    "all_to_all",
     "grads-reduce-scatter",
     "separate-grads-all-reduce",
     "params-all-gather",

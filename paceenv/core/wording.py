@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 
 MAX_RUNS = 8
@@ -42,9 +42,9 @@ def count(value: float | None) -> str:
     return "-" if value is None else f"{int(value):,}"
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Collection[int]) -> str:
     """Ranks in words, runs joined: ``ranks 0-3, 7``; evenly spaced ones as ``ranks 0, 8, ..., 56``."""
-    ranks = sorted(ranks)
+    ranks = sorted(set(ranks))
     steps = {later - earlier for earlier, later in pairwise(ranks)}
     if len(ranks) > 4 and len(steps) == 1 and steps != {1}:
         return f"ranks {ranks[0]}, {ranks[1]}, ..., {ranks[-1]}"
@@ -59,10 +59,10 @@ def steps_left_out(dropped: int, recorded: int, rank: int, lacks: int) -> str:
     return f"{dropped} of {recorded} steps left out, as not all ranks have them: rank {rank} lacks {lacks}"
 
 
-def format_list(numbers: list[int]) -> str:
-    """Ascending whole numbers with runs joined: ``0-3,7``."""
+def format_list(numbers: Iterable[int]) -> str:
+    """Whole numbers in ascending order with runs joined: ``0-3,7``."""
     runs: list[list[int]] = []
-    for n in numbers:
+    for n in sorted(set(numbers)):
         if runs and n == runs[-1][1] + 1:
             runs[-1][1] = n
         else:

@@ -105,9 +105,7 @@ class TimeAttribution:
             transfer *= t.beside[:, ::every]
             # which groups meet on the uplink depends on the other components
             for shared in t.uplinks:
-                from paceenv.diagnosis.uplink_contention import (
-                    contention,  # as in transfer_attribution, only where it is needed
-                )
+                from paceenv.diagnosis.uplink_contention import contention  # only where it is needed
 
                 arrival_KT = begins(self._graph, np.maximum(d_NT, 0.0), shared.tasks)
                 factor_KT = contention(arrival_KT, shared.alone_s, shared.work_s)

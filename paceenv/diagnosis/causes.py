@@ -5,13 +5,14 @@ The vocabulary is that of "When Scaling Fails" (section 3.3) and of the straggle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
 
 from paceenv.core.trace import COMPUTE_OPS
+from paceenv.core.wording import name_ranks
 from paceenv.diagnosis.attribution import Component, TimeAttribution
 from paceenv.diagnosis.compute_attribution import ComputeAttribution
 from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
@@ -176,9 +177,8 @@ def _varies(compute: ComputeAttribution) -> float:
     return float(np.sqrt((compute.rest_cv_R**2).mean()))
 
 
-def _ranks(matrix: OperationMatrix, at: Sequence[int], most: int = 4) -> str:
-    names = [str(matrix.ranks[r]) for r in at]
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _ranks(matrix: OperationMatrix, at: Iterable[int]) -> str:
+    return name_ranks([matrix.ranks[r] for r in at])
 
 
 def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
@@ -192,8 +192,8 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
         operations = np.flatnonzero(matrix.is_op(op))
         own_R = np.bincount(matrix.rank_N[operations], matrix.duration_NT[operations].mean(axis=1), len(matrix.ranks))
         most = np.flatnonzero(own_R > 0.5 * own_R.max())
-        who, usual_s = _ranks(matrix, most.tolist()), float(np.median(own_R))
-        evidence = f"{op} takes rank {who} {own_R.max():.3g} s a step, the others {usual_s:.3g} s"
+        who, usual_s = _ranks(matrix, most), float(np.median(own_R))
+        evidence = f"{op} takes {who} {own_R.max():.3g} s a step, the others {usual_s:.3g} s"
         return evidence, f"give the ranks equal work: spread {op}, or overlap it"
     excess_s = ((c.factors["rank"] - 1.0) * c.base_s * c.factors["stage"]).mean(axis=1)
     worst = int(at[0]) if len(at) else int(np.bincount(matrix.rank_N[c.operation], np.maximum(excess_s, 0.0)).argmax())
@@ -204,13 +204,13 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
     takes = "computes" if set(matrix.ops) & set(COMPUTE_OPS[1:]) else "takes between collectives"
     evidence = (
         f"rank {matrix.ranks[worst]} {takes} {c.rank_R[worst] / usual:.2f} times as long as its peers, throughout; "
-        f"{len(at)} of {len(matrix.ranks)} ranks are slower than their peers ({_ranks(matrix, at.tolist())})"
+        f"{len(at)} of {len(matrix.ranks)} ranks are slower than their peers ({_ranks(matrix, at)})"
     )
     # ranks far above the others are broken; many ranks a little above them are a mixed fleet
     clear = [int(r) for r in at if c.rank_R[r] - 1.0 > 0.5 * (c.rank_R[worst] - 1.0)]
     if len(clear) <= max(1, len(matrix.ranks) // 8):
-        word, it, them = ("rank", "it has", "it") if len(clear) == 1 else ("ranks", "they have", "them")
-        find = f"find out why {word} {_ranks(matrix, clear, 8)} took longer: clocks, its host, or work that only {it}"
+        it, them = ("it has", "it") if len(clear) == 1 else ("they have", "them")
+        find = f"find out why {_ranks(matrix, clear)} took longer: clocks, its host, or work that only {it}"
         return evidence, f"{find}; replace {them} if nothing else is found"
     return evidence, "ranks are unequal: give slower ones less work, or pair like with like"
 
@@ -231,7 +231,7 @@ def _uneven_work(
     has_excess = excess_s[peers] > 0.5 * excess_s[at]
     having, others_s = matrix.rank_N[c.operation[peers[has_excess]]], taken_s[~has_excess]
     place = _place(matrix, int(c.operation[at]))
-    ranks = ("rank " if len(having) == 1 else "ranks ") + _ranks(matrix, having.tolist())
+    ranks = _ranks(matrix, having)
     others = f", the others {np.median(others_s):.3g} s" if len(others_s) else ""
     what = matrix.ops[matrix.op_N[c.operation[at]]]
     evidence = f"{'what comes' if what == COMPUTE_OPS[0] else what} {place} takes {ranks} {taken_s.max():.3g} s a step"
@@ -260,12 +260,10 @@ def _place(matrix: OperationMatrix, operation: int) -> str:
 def _fail_slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
     on = attribution.compute.episode_RT
     at = np.flatnonzero(on.any(axis=1))
-    at = at[np.argsort(-on[at].sum(axis=1), kind="stable")]
     share = float(on[at].mean()) if len(at) else 0.0
-    evidence = (
-        f"rank {_ranks(matrix, at.tolist())} moves between two speeds and stays there: slow in {share:.0%} of its steps"
-    )
-    return (evidence, "look at clocks, thermals and neighbours of these ranks when it begins")
+    verb, its = ("moves", "its") if len(at) == 1 else ("move", "their")
+    evidence = f"{_ranks(matrix, at)} {verb} between two speeds for many steps each: slow in {share:.0%} of {its} steps"
+    return evidence, "look at clocks, thermals and neighbours of these ranks when it begins"
 
 
 def _data(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
@@ -373,10 +371,9 @@ def _locality(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[st
     worst = _worst(attribution, lambda k: float(k.link_K.max()))
     assert worst is not None
     k = int(np.argmax(worst.link_K))
-    at = ", ".join(map(str, worst.ranks_K[k][:8]))
     evidence = (
-        f"{worst.op} of the group of ranks {at} always takes {worst.link_K[k]:.2f} times as long as that of the "
-        "others, once all its members are there"
+        f"{worst.op} of the group of {name_ranks(worst.ranks_K[k])} always takes {worst.link_K[k]:.2f} times as long "
+        "as that of the others, once all its members are there"
     )
     return evidence, "check which NIC, socket and PCIe switch these ranks use, and the cable"
 

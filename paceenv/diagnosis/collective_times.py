@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.lateness.watch import find_late_ranks
-from paceenv.diagnosis.standstill import NEEDS_ALL
+from paceenv.core.trace import COMMON_END
 from paceenv.importers.collective_names import op_name
 from paceenv.importers.nccl_inspector import InspectorLog
 
@@ -100,7 +100,7 @@ def measure_times(logs: Sequence[InspectorLog]) -> CollectiveTimes:
 
 def _last(name: str, members: int, records: list[tuple[int, InspectorLog, NDArray[np.int64]]]) -> LastArrival | str:
     """Who arrives last, or why that cannot be said."""
-    ops = sorted({op for _, log, _ in records for op in log.ops if op_name(op) in NEEDS_ALL})
+    ops = sorted({op for _, log, _ in records for op in log.ops if op_name(op) in COMMON_END})
     tables = [_shared_s(op, records) for op in ops]
     time_RC = np.concatenate([np.empty((len(records), 0)), *tables], axis=1)
     order = np.concatenate([np.empty(0), *((np.arange(t.shape[1]) + 0.5) / max(t.shape[1], 1) for t in tables)])

@@ -170,8 +170,7 @@ def _episodes(load_RT: Array) -> tuple[NDArray[np.bool_], Array]:
 def _drift(load_RT: Array) -> tuple[Array, float, float]:
     """A slow course per rank, as a first-order autoregression under white noise sees it; its memory in steps, its CV.
 
-    Both variances and the memory (correlation time) come from the autocovariances of all ranks together, the course
-    from the fixed-interval smoother (Rauch, Tung and Striebel 1965).
+    Both variances and the memory (correlation time) come from the autocovariances of all ranks together.
     """
     ranks, steps = load_RT.shape
     middle = np.median(load_RT, axis=1, keepdims=True)
@@ -194,25 +193,20 @@ def _drift(load_RT: Array) -> tuple[Array, float, float]:
         if misfit < best:
             best, signal, steps_s = misfit, part, float(tau)
     cv, signal = math.sqrt(max(signal, 0.0)), min(max(signal, 0.0), 0.99 * variance)
-    if steps_s < MIN_DRIFT_STEPS:
+    if steps_s < MIN_DRIFT_STEPS or signal <= 0.0:
         return np.ones_like(load_RT), 0.0, 0.0
     return 1.0 + _smoothed(x_RT, math.exp(-1.0 / steps_s), signal, variance - signal), steps_s, cv
 
 
 def _smoothed(x_RT: Array, keep: float, signal: float, noise: float) -> Array:
-    steps = x_RT.shape[1]
-    mean_RT, variance_T = np.empty_like(x_RT), np.empty(steps)
-    m_R, v = np.zeros(len(x_RT)), signal
-    for t in range(steps):
-        if t:
-            m_R, v = keep * m_R, keep * keep * v + (1.0 - keep * keep) * signal
-        gain = v / (v + noise)
-        m_R, v = m_R + gain * (x_RT[:, t] - m_R), (1.0 - gain) * v
-        mean_RT[:, t], variance_T[t] = m_R, v
-    for t in range(steps - 2, -1, -1):
-        ahead = keep * keep * variance_T[t] + (1.0 - keep * keep) * signal
-        mean_RT[:, t] += keep * variance_T[t] / ahead * (mean_RT[:, t + 1] - keep * mean_RT[:, t])
-    return mean_RT
+    """The mean of such a course given its noisy values: the precision of an autoregression is tridiagonal."""
+    from scipy.linalg import solveh_banded  # which few need, and takes a while to import
+
+    innovation = (1.0 - keep**2) * signal
+    precision = np.full((2, x_RT.shape[1]), -keep / innovation)
+    precision[1] = (1.0 + keep**2) / innovation + 1.0 / noise
+    precision[1, [0, -1]] -= keep**2 / innovation
+    return np.asarray(solveh_banded(precision, x_RT.T / noise).T)
 
 
 def _stalls(matrix: OperationMatrix, operation: Integers, v_NT: Array) -> NDArray[np.bool_]:

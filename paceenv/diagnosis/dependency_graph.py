@@ -27,7 +27,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.diagnosis.operation_matrix import Integers, OperationMatrix
+from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 
 BARRIER_OP: Final = "barrier"
 QUEUED_OPS: Final = ("gather", "all_to_all")
@@ -55,6 +55,13 @@ class Graph:
     meets_N: NDArray[np.bool_]
     task_of_N: Integers
     queued_K: NDArray[np.bool_]
+
+
+def last_arrivals(matrix: OperationMatrix, graph: Graph) -> Array:
+    """When the last operation of each task begins, seconds ``(K, T)``; minus infinity where a step has none of it."""
+    last_KT = np.full((len(graph.queued_K), matrix.steps), -np.inf)
+    np.maximum.at(last_KT, graph.task_of_N, np.nan_to_num(matrix.start_NT, nan=-np.inf))
+    return last_KT
 
 
 def build_graph(matrix: OperationMatrix) -> Graph:

@@ -10,9 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from paceenv.core.wording import format_list, name_ranks
 from paceenv.diagnosis.standstill import Root, Standstill, Wait
 from paceenv.importers.collective_names import op_name
-from paceenv.importers.flight_recorder import Dump, Entry, Group, Unit, ranks_text
+from paceenv.importers.flight_recorder import Dump, Entry, Group, Unit
 from paceenv.importers.inputs import split_recordings
 
 NOTHING_HANGS: Final = "nothing hangs: every operation that a dump shows has completed"
@@ -71,7 +72,7 @@ class Mismatch:
     @property
     def text(self) -> str:
         """One line."""
-        said = "; ".join(f"{name} on ranks {ranks_text(ranks)}" for name, ranks in self.variants)
+        said = "; ".join(f"{name} on {name_ranks(ranks)}" for name, ranks in self.variants)
         return f"collective {self.seq} of {self.group.text} does not match in {self.what}: {said}"
 
 
@@ -137,7 +138,7 @@ class Hang:
     @cached_property
     def verdict(self) -> str:
         """The answer in a few sentences."""
-        silence = f"; {_ranks(self.job.silent)} left no dump" if self.job.silent else ""
+        silence = f"; {name_ranks(self.job.silent)} left no dump" if self.job.silent else ""
         if not any(self.job.units.values()):
             return f"{UNDETERMINED}: the {len(self.job.dumps)} dumps have no entries of known groups{silence}"
         if not self.hangs:
@@ -150,7 +151,7 @@ class Hang:
             self._circle_text(r) if r.kind == "circle" else self._stuck_text(r) for r in self._roots("stuck", "circle")
         ]
         if len(self.suspects) > len(self.stopped) > 0:
-            said.insert(0, f"{len(self.suspects)} suspects, {_ranks(self.suspects)}")
+            said.insert(0, f"{len(self.suspects)} suspects, {name_ranks(self.suspects)}")
         said = said or [f"{UNDETERMINED}: operations are unfinished, and nobody is absent from them"]
         text = "; ".join([*said, *self._doubts()])
         if self.of_watchdog:
@@ -168,8 +169,8 @@ class Hang:
         if old:
             age_s = usual_s - max(newest[rank] for rank in old)
             doubts.append(
-                f"the newest entry of {_ranks(old)} is {age_s:.0f} s older than the others': stopped long before, or "
-                "dumps of another run"
+                f"the newest entry of {name_ranks(old)} is {age_s:.0f} s older than the others': stopped long before, "
+                "or dumps of another run"
             )
         worlds = {group.ranks for group in self.job.groups if group.name == "0"}
         if len(worlds) > 1:
@@ -183,7 +184,7 @@ class Hang:
         waiting = {rank for root in self._roots("stopped") for rank in root.waiting} - set(self.stopped)
         one = len(self.stopped) == 1
         alone, whom = ("it waits", "it") if one else ("they wait", "them")
-        text = f"{_ranks(self.stopped)} stopped: {alone} for nobody, and {_count(waiting)} for {whom} in the end"
+        text = f"{name_ranks(self.stopped)} stopped: {alone} for nobody, and {_count(waiting)} for {whom} in the end"
         firsts = {rank: self._first_without(rank) for rank in self.stopped[:4]}
         places = list(dict.fromkeys(unit.where for unit in firsts.values() if unit is not None))
         if len(places) > 1:
@@ -195,7 +196,7 @@ class Hang:
             return ""
         most = max(self.job.blind.values())
         counted = f"{'' if len(self.blind) == 1 else 'up to '}{most} {_plural(most, 'collective')}"
-        text = f"{_ranks(self.blind)} never saw the end of {counted} that others finished"
+        text = f"{name_ranks(self.blind)} never saw the end of {counted} that others finished"
         if self._are_dumps_older():
             return f"{text}: their dumps are probably older than the others'"
         text += ": a device or link may have failed there, or the dump is older than the others'"
@@ -203,14 +204,14 @@ class Hang:
         if not also or not self.stopped:
             return text
         whom = "it" if len(also) == 1 else "them"
-        return f"{text}; {_ranks(also)} did enter what others entered, so nobody waits for {whom} yet"
+        return f"{text}; {name_ranks(also)} did enter what others entered, so nobody waits for {whom} yet"
 
     def _no_dump_text(self) -> str:
         roots = self._roots("no dump")
         if not roots:
-            return f"{_ranks(self.job.silent)} left no dump" if self.job.silent else ""
+            return f"{name_ranks(self.job.silent)} left no dump" if self.job.silent else ""
         ranks = tuple(rank for root in roots for rank in root.ranks)
-        named = f"{_ranks(ranks)} left no dump"
+        named = f"{name_ranks(ranks)} left no dump"
         if self.stopped:
             return f"{named}: whether they stopped or waited {UNDETERMINED}"
         whom, why = "it", "it died, or could not write, or its dump is not here"
@@ -222,19 +223,19 @@ class Hang:
     def _stuck_text(self, root: Root) -> str:
         unit = self.waits[root.ranks[0]].unit
         if self.of_watchdog and not self.mismatches:
-            one = len(root.ranks) == 1
+            who = f"{name_ranks(root.ranks)} {'waits' if len(root.ranks) == 1 else 'wait'}"
             return (
-                f"{_ranks(root.ranks)} {'waits' if one else 'wait'} in {unit.where}, which nobody is seen to finish; a "
-                "rank of it without a line in this log may not have entered it"
+                f"{who} in {unit.where}, which nobody is seen to finish; a rank of it without a line in this log may "
+                "not have entered it"
             )
         if any(m.group is unit.group and m.seq == unit.seq for m in self.mismatches):
             return f"{unit.where} cannot end for that reason, and {_count(root.waiting)} behind it"
         entered = f"all have entered {unit.where}, and"
         if late := self._not_begun(root):
-            begun = _ranks(set(root.ranks) - set(late))
-            return f"{entered} the devices of {begun} have begun it: {_ranks(late)} did not get there"
+            begun = name_ranks(set(root.ranks) - set(late))
+            return f"{entered} the devices of {begun} have begun it: {name_ranks(late)} did not get there"
         if blind := [rank for rank in root.ranks if rank in self.job.blind]:
-            return f"{entered} {_ranks(blind)} cannot see it end: a device or link may have failed there"
+            return f"{entered} {name_ranks(blind)} cannot see it end: a device or link may have failed there"
         return (
             f"{entered} nobody has finished it: a device, the network, or an operation in flight "
             f"when the dumps were written; which rank is stuck {UNDETERMINED} without TORCH_NCCL_ENABLE_TIMING=1"
@@ -242,10 +243,10 @@ class Hang:
 
     def _circle_text(self, root: Root) -> str:
         waits = [self.waits[rank] for rank in root.ranks[:4]]
-        parts = [f"rank {w.unit.rank} in {w.unit.where} for {ranks_text(w.absent or w.busy)}" for w in waits]
-        text = f"ranks {ranks_text(root.ranks)} wait for each other ({'; '.join(parts)}): "
+        parts = [f"rank {w.unit.rank} in {w.unit.where} for {format_list(w.absent or w.busy)}" for w in waits]
+        text = f"{name_ranks(root.ranks)} wait for each other ({'; '.join(parts)}): "
         if late := self._not_begun(root):
-            return f"{text}the devices of the others are in it, and that of {_ranks(late)} has not begun it"
+            return f"{text}the devices of the others are in it, and that of {name_ranks(late)} has not begun it"
         return (
             f"{text}they entered operations in different orders, or one is stuck on its device, or stopped with an "
             f"operation posted ahead; which one {UNDETERMINED}"
@@ -278,12 +279,12 @@ class Hang:
         for (op, where, last), waits in alike.items():
             groups = {wait.unit.group for wait in waits}
             where = groups.pop().text if len(groups) == 1 else f"{where}, {len(groups)} groups"
-            absent = ranks_text(rank for wait in waits for rank in wait.absent)
-            busy = ranks_text(rank for wait in waits for rank in wait.busy)
+            absent = format_list(rank for wait in waits for rank in wait.absent)
+            busy = format_list(rank for wait in waits for rank in wait.busy)
             both = (f"{absent} (absent)" if absent else "", f"{busy} (busy before it)" if busy else "")
             whom = [said for said in both if said]
-            ranks = ranks_text(wait.unit.rank for wait in waits)
-            rows.append((ranks, op, where, ", ".join(whom) or "all are in it", ranks_text(last) or "-"))
+            ranks = format_list(wait.unit.rank for wait in waits)
+            rows.append((ranks, op, where, ", ".join(whom) or "all are in it", format_list(last) or "-"))
         return rows
 
     def to_json(self) -> dict[str, Any]:
@@ -354,7 +355,7 @@ def _apart(job: Standstill) -> str:
         seqs = [seq for seq, _ in in_it]
         behind = [rank for rank in stuck if rank in job.blind]
         if len(set(seqs)) > 1 and behind:
-            said = "; ".join(f"{_ranks(ranks)} in {name}" for (_, name), ranks in sorted(in_it.items()))
+            said = "; ".join(f"{name_ranks(ranks)} in {name}" for (_, name), ranks in sorted(in_it.items()))
             may = "" if group.name else "; this log names no groups, so they may be of different ones"
             return f"the ranks are in different collectives of {group.text}: {said}{may}"
     return ""
@@ -386,10 +387,6 @@ def _newest_s(dump: Dump) -> float:
 def _count(ranks: Collection[int]) -> str:
     n = len(ranks)
     return f"{n} other {_plural(n, 'rank')} {'waits' if n == 1 else 'wait'}"
-
-
-def _ranks(ranks: Collection[int]) -> str:
-    return f"{_plural(len(ranks), 'rank')} {ranks_text(ranks)}"
 
 
 def _plural(n: int, word: str) -> str:

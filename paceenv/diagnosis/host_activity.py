@@ -27,14 +27,19 @@ _LITTLE_LEAD: Final = 0.25
 """A host that is ahead of its device by this share of what others are has no reserve."""
 
 Reason = Literal["host", "compute", "copies", "launch", "not shown"]
-_CURES: Final[dict[Reason, str]] = {
-    "host": "launch less from the host (CUDA graphs, fewer and larger kernels), or free it: garbage collection, other "
-    "processes and the clock of its CPU",
-    "compute": "look at this device's clock, temperature and share of the work",
-    "copies": "look at pinned memory and the bus of this device",
-    "launch": "look at what its host did before: data loader, garbage collection, other processes",
+_WHY: Final[dict[Reason, str]] = {
+    "compute": "its kernels take {extra} more than its peers' for the same work: look at this device's clock, "
+    "temperature and share of the work",
+    "copies": "its copies take {extra} more than its peers': look at pinned memory and the bus of this device",
+    "launch": "its host launched late, {extra} after its peers': look at what its host did before: data loader, "
+    "garbage collection, other processes",
+    "host": "its GPU is idle {extra} a step more than its peers', waiting for its host{host}: {cure}",
     "not shown": "the profile does not show why",
 }
+_HOST_CURE: Final = (
+    "launch less from the host (CUDA graphs, fewer and larger kernels), or free it: garbage collection, other "
+    "processes and the clock of its CPU"
+)
 _LOADER_CURE: Final = "more or faster workers of its data loader, or fetch ahead"
 _LOADER: Final = ("DataLoader", "dataloader_next")
 
@@ -88,18 +93,9 @@ class LateHost:
     def _why(self) -> str:
         step, op, place, worst_s = self.worst
         said = f"most in one collective at {op} #{place} of step {step} ({duration(worst_s)} after the others)"
-        if self.reason == "not shown":
-            return f"{said}; {_CURES[self.reason]}"
-        extra = duration(self.extra_s[self.reason])
-        if self.reason == "compute":
-            return f"{said}; its kernels take {extra} more than its peers' for the same work: {_CURES['compute']}"
-        if self.reason == "copies":
-            return f"{said}; its copies take {extra} more than its peers': {_CURES['copies']}"
-        if self.reason == "launch":
-            return f"{said}; its host launched late, {extra} after its peers': {_CURES['launch']}"
         loads = any(word in name for name in list(self.ranges)[:1] for word in _LOADER)
-        cure = _LOADER_CURE if loads else _CURES["host"]
-        return f"{said}; its GPU is idle {extra} a step more than its peers', waiting for its host{self._host}: {cure}"
+        extra, cure = duration(self.extra_s.get(self.reason)), _LOADER_CURE if loads else _HOST_CURE
+        return f"{said}; {_WHY[self.reason].format(extra=extra, host=self._host, cure=cure)}"
 
     @property
     def _host(self) -> str:

@@ -13,8 +13,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from paceenv.core.lateness import common_place, words
-from paceenv.core.lateness.watch import FIRST_STEPS, IN_TURNS, SOMETIMES, VARIATION, LateRank, find_late_ranks
+from paceenv.core.lateness import common_place, watch, words
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
 
@@ -62,14 +61,14 @@ class LatenessOverTime:
         """All of it in words, the most important first."""
         if self.why_not:
             return (f"when ranks turned late cannot be determined: {self.why_not}",)
-        if self.pattern == IN_TURNS:
+        if self.pattern == watch.IN_TURNS:
             ranks = sorted({rank for team in (*self.late, *self.past) for rank in team.ranks})
             lines = [words.turns_line(ranks, self.lost_s, self.step_s), *self.places]
         else:
             lines = [*(team.text for team in self.late), *self.places, *(team.text for team in self.past[:LISTED])]
             if len(self.past) > LISTED:
                 lines.append(f"{len(self.past) - LISTED} more ranks were late for a while")
-        if self.pattern == VARIATION:
+        if self.pattern == watch.VARIATION:
             share = self.lost_s / self.step_s
             lines.append(f"no rank is late for long, but the last one of each step is late by {share:.0%} of it")
         if self.alone:
@@ -79,31 +78,45 @@ class LatenessOverTime:
         return tuple(lines) or ("no rank is late",)
 
 
-def own_work(matrix: OperationMatrix, own_NT: Array | None = None) -> Array:
+def own_work(matrix: OperationMatrix) -> Array:
     """Each rank's own work in each step ``(R, T)``, seconds: everything but communication and delays of pacing."""
-    duration_NT = matrix.duration_NT if own_NT is None else own_NT
     mine = np.flatnonzero(~(matrix.is_collective_N | matrix.is_transfer_N | matrix.is_pace_N))
     own_s_RT = np.zeros((len(matrix.ranks), matrix.steps))
-    np.add.at(own_s_RT, matrix.rank_N[mine], duration_NT[mine])
+    np.add.at(own_s_RT, matrix.rank_N[mine], matrix.duration_NT[mine])
     return own_s_RT
+
+
+def lateness(matrix: OperationMatrix) -> Array:
+    """How much longer each rank works in a step than the median of the others of its stage ``(R, T)``, seconds.
+
+    0 where it does not, not a number without others.
+    """
+    own_s_RT = own_work(matrix)
+    late_RT = np.full(own_s_RT.shape, np.nan)
+    for places in alike(matrix):
+        late_RT[places] = np.maximum(watch.lateness_of(own_s_RT[places].T).T, 0.0)
+    return late_RT
+
+
+def alike(matrix: OperationMatrix) -> list[list[int]]:
+    """The places of the ranks of each pipeline stage."""
+    return [np.flatnonzero(matrix.stage_R == stage).tolist() for stage in np.unique(matrix.stage_R)]
 
 
 def find_lateness(matrix: OperationMatrix, *, hosts: Mapping[int, Hashable] | None = None) -> LatenessOverTime:
     """Watch a trace from its first step to its last."""
-    stage_R = np.zeros(len(matrix.ranks), np.int64)
-    stage_R[matrix.rank_N] = matrix.stage_N
-    alike = [np.flatnonzero(stage_R == stage).tolist() for stage in np.unique(stage_R)]
-    alone = [matrix.ranks[places[0]] for places in alike if len(places) == 1]
+    groups = alike(matrix)
+    alone = [matrix.ranks[places[0]] for places in groups if len(places) == 1]
     own_s_RT = own_work(matrix)
     why_not = _why_not(matrix, len(alone), own_s_RT)
     watched = slice(0, 0 if why_not else None)
-    findings = find_late_ranks(
-        own_s_RT.T[watched], matrix.step_s_T[watched], matrix.iteration_T[watched].astype(np.int64), alike=alike
+    findings = watch.find_late_ranks(
+        own_s_RT.T[watched], matrix.step_s_T[watched], matrix.iteration_T[watched].astype(np.int64), alike=groups
     )
     late = _teams(matrix, findings.late, findings.step_s)
     places: dict[str, Mapping[int, Hashable]] = {}
-    if len(alike) > 1:
-        places[common_place.STAGE] = {rank: int(stage_R[r]) for r, rank in enumerate(matrix.ranks)}
+    if len(groups) > 1:
+        places[common_place.STAGE] = dict(zip(matrix.ranks, matrix.stage_R.tolist(), strict=True))
     if hosts:
         places[common_place.HOST] = hosts
     place = common_place.find_common_place([rank for team in late for rank in team.ranks], matrix.ranks, places)
@@ -121,8 +134,8 @@ def find_lateness(matrix: OperationMatrix, *, hosts: Mapping[int, Hashable] | No
 
 
 def _why_not(matrix: OperationMatrix, alone: int, own_s_RT: Array) -> str:
-    if matrix.steps < FIRST_STEPS:
-        return f"{matrix.steps} steps; at least {FIRST_STEPS} are needed"
+    if matrix.steps < watch.FIRST_STEPS:
+        return f"{matrix.steps} steps; at least {watch.FIRST_STEPS} are needed"
     if len(matrix.ranks) < 2:
         return "one rank, without a peer to compare it with"
     if alone == len(matrix.ranks):
@@ -132,16 +145,16 @@ def _why_not(matrix: OperationMatrix, alone: int, own_s_RT: Array) -> str:
     return ""
 
 
-def _teams(matrix: OperationMatrix, rows: Sequence[LateRank], step_s: float) -> tuple[LateTeam, ...]:
+def _teams(matrix: OperationMatrix, rows: Sequence[watch.LateRank], step_s: float) -> tuple[LateTeam, ...]:
     return tuple(_team(matrix, team, step_s) for team in words.teams(rows, TOGETHER_STEPS))
 
 
-def _team(matrix: OperationMatrix, rows: Sequence[LateRank], step_s: float) -> LateTeam:
+def _team(matrix: OperationMatrix, rows: Sequence[watch.LateRank], step_s: float) -> LateTeam:
     latest = max(rows, key=lambda row: row.late_s)
     span, ranks = latest.spans[-1], sorted(matrix.ranks[row.rank] for row in rows)
     begin, named = (int(np.searchsorted(matrix.iteration_T, i)) for i in (span.first, span.named))
     took = slice(begin, begin if span.first == span.last == span.named else named + 1)
-    since = latest.spans[0].first if latest.kind == SOMETIMES else span.first
+    since = latest.spans[0].first if latest.kind == watch.SOMETIMES else span.first
     if span.last is None:
         share = latest.late_s / step_s if step_s > 0.0 else 0.0
         soon = f"named after {took.stop - took.start} steps, {duration(float(matrix.step_s_T[took].sum()))}"

@@ -82,6 +82,13 @@ class OperationMatrix:
         return np.nan_to_num(self.end_NT - self.start_NT)
 
     @property
+    def stage_R(self) -> Integers:
+        """The pipeline stage of each rank."""
+        stage_R = np.zeros(len(self.ranks), np.int64)
+        stage_R[self.rank_N] = self.stage_N
+        return stage_R
+
+    @property
     def usual_N(self) -> NDArray[np.bool_]:
         """Which operations belong to the usual step."""
         return np.asarray(np.isfinite(self.start_NT).mean(axis=1) >= USUAL)

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core.differences import Mean
 from paceenv.core.intervals import Interval
-from paceenv.core.student_t import student_t_quantile
 from paceenv.core.wording import duration
 from paceenv.diagnosis.operation_matrix import Integers, OperationMatrix
 
@@ -86,9 +86,8 @@ def _gain(step_s_T: NDArray[np.float64], is_paced_T: NDArray[np.bool_]) -> Inter
     if not (left_counts > 0.0).all():
         return Interval(math.expm1(whole))
     left_B = np.log(_ratio(sums.sum(axis=1, keepdims=True) - sums, left_counts))
-    error = math.sqrt((BLOCKS - 1) / BLOCKS * float(((left_B - left_B.mean()) ** 2).sum()))
-    half = student_t_quantile(0.025, BLOCKS - 1) * error
-    return Interval(*(math.expm1(whole + x) for x in (0.0, -half, half)))
+    apart = Mean((BLOCKS - 1) * left_B).interval(0.05)  # the jackknife's pseudo-values, but for where they lie
+    return Interval(*(math.expm1(whole + end - apart.value) for end in apart))
 
 
 def _ratio(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Any:

@@ -14,7 +14,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.diagnosis.dependency_graph import Graph
+from paceenv.diagnosis.dependency_graph import Graph, last_arrivals
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.sim.engine.code_cache import base_directory, numba_cache
 
@@ -104,8 +104,7 @@ def own_durations(matrix: OperationMatrix, graph: Graph) -> Array:
     duration_NT = matrix.duration_NT
     meets = np.flatnonzero(graph.meets_N)
     task = graph.task_of_N[meets]
-    last_KT = np.full((len(graph.queued_K), matrix.steps), -np.inf)
-    np.maximum.at(last_KT, task, np.nan_to_num(matrix.start_NT[meets], nan=-np.inf))
+    last_KT = last_arrivals(matrix, graph)
     for n, m in _overlapping(matrix, graph):
         k = graph.task_of_N[n]
         last_KT[k] = np.fmax(last_KT[k], matrix.end_NT[m])

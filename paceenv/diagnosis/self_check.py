@@ -15,7 +15,7 @@ from paceenv.core.trace import OTHER_OPS
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.attribution import TimeAttribution
 from paceenv.diagnosis.clocks import is_meeting
-from paceenv.diagnosis.dependency_graph import BARRIER_OP, Graph
+from paceenv.diagnosis.dependency_graph import BARRIER_OP, Graph, last_arrivals
 from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
 
 TOLERANCE: Final = 0.05
@@ -158,10 +158,8 @@ def _left_early(matrix: OperationMatrix, graph: Graph, least_s: float) -> str:
     meets = np.flatnonzero(is_meeting(matrix, graph))
     if not len(meets):
         return ""
-    task = graph.task_of_N[meets]
-    last_KT = np.full((len(graph.queued_K), matrix.steps), -np.inf)
-    np.maximum.at(last_KT, task, np.nan_to_num(matrix.start_NT[meets], nan=-np.inf))
-    early_NT = np.nan_to_num(last_KT[task] - matrix.end_NT[meets], nan=-np.inf)
+    last_NT = last_arrivals(matrix, graph)[graph.task_of_N[meets]]
+    early_NT = np.nan_to_num(last_NT - matrix.end_NT[meets], nan=-np.inf)
     seen = float(np.isfinite(matrix.end_NT[meets]).sum())
     share = float((early_NT > least_s).sum()) / max(seen, 1.0)
     if share <= MAX_EARLY:

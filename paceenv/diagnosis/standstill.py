@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
 
+from paceenv.core.trace import COMMON_END
 from paceenv.importers.collective_names import op_name
 from paceenv.importers.flight_recorder import Dump, Group, Unit, units_of
 
-NEEDS_ALL: Final = frozenset(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"))
-"""Collectives that no member finishes before all have entered."""
 RootKind = Literal["stopped", "no dump", "stuck", "circle"]
 _ORDER: Final[tuple[RootKind, ...]] = ("stopped", "no dump", "stuck", "circle")
 _NOBODY: Final = (-1, -1)
@@ -89,7 +88,7 @@ class Standstill:
         }
         proven = {}
         for group, ends in self.finished.items():
-            proofs = [(s if kinds.get((group, s), "all_reduce") in NEEDS_ALL else s - 1, r) for r, s in ends.items()]
+            proofs = [(s if kinds.get((group, s), "all_reduce") in COMMON_END else s - 1, r) for r, s in ends.items()]
             best, second = sorted([*proofs, _NOBODY, _NOBODY], reverse=True)[:2]
             proven[group] = best, second
         return proven

@@ -103,20 +103,17 @@ def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, st
                     rest[a] = own_NT[m] / max(middle_s, 1e-12)
             continue
         found_C = [TransferClass(matrix, members, own_KT) for members, own_KT in zip(chain, own_CKT, strict=True)]
-        contended_C = _contend(_arrivals(matrix, chain[0]), found_C, partners)
-        contended = contended_C[0]
-        if contended.uplink_s is not None:
+        uplink_s = _contend(_arrivals(matrix, chain[0]), found_C, partners)
+        if uplink_s is not None:
             tasks = np.array([graph.task_of_N[m[0]] for m in chain[0]], np.int64)
             uplinks.append(
-                Shared(tasks, tuple(np.concatenate(places) for places in zip(*at_CK, strict=True)), *contended.uplink_s)
+                Shared(tasks, tuple(np.concatenate(places) for places in zip(*at_CK, strict=True)), *uplink_s)
             )
-        for transfers, own in zip(found_C, contended_C, strict=True):
-            transfers.contend(own)
         link_K = _links(np.sum([transfers.left_KT for transfers in found_C], axis=0))
         for transfers in found_C:
             transfers.link_K, transfers.left_KT = link_K, transfers.left_KT / link_K[:, None]
         is_tenant, predictable, inflated = _tenant([transfers.left_KT for transfers in found_C if not transfers.queued])
-        for transfers, at, members, own in zip(found_C, at_CK, chain, contended_C, strict=True):
+        for transfers, at, members in zip(found_C, at_CK, chain, strict=True):
             if not transfers.queued:
                 transfers.predictability, transfers.inflated = predictable, inflated
             tenant_KT = transfers.tenant_KT() if is_tenant and not transfers.queued else np.ones_like(transfers.left_KT)
@@ -124,10 +121,10 @@ def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, st
             classes.append(transfers)
             for k, a in enumerate(at):
                 base_s[a], link[a], tenant[a] = alone_s, link_K[k], tenant_KT[k]
-                if own.partner is not None:
-                    beside[a] = own.factor_KT[k]
+                if transfers.partner is not None:
+                    beside[a] = transfers.contention_KT[k]
                 timeout_s[a] = transfers.timeout_KT[k]
-                explained = base_s[a] * link[a] * own.factor_KT[k] * tenant[a]
+                explained = base_s[a] * link[a] * transfers.contention_KT[k] * tenant[a]
                 rest[a] = np.maximum(own_NT[members[k]] - timeout_s[a], 0.0) / np.maximum(explained, 1e-12)
                 beyond_T = transfers.hiccup_KT[k]
                 hiccup_s[a] = np.where(beyond_T, np.maximum(rest[a] - 1.0, 0.0) * explained, 0.0)
@@ -196,43 +193,31 @@ def _matters(
     return bool(matrix.is_collective_N[chain[0][0][0]]) and (spared_s >= MIN_EXCESS * step_s or side_by_side)
 
 
-@dataclass(frozen=True)
-class _Contended:
-    """What groups cost each other, or a partner costs them: whether, factors, fitted seconds."""
+def _contend(
+    arrival_KT: Array, classes: list[TransferClass], partners: list[Partner | None]
+) -> tuple[float, float] | None:
+    """Take off what costs the classes of a chain time on their links, where that explains how long they take.
 
-    contended: bool | None
-    factor_KT: Array
-    uplink_s: tuple[float, float] | None = None
-    partner: Partner | None = None
-
-
-def _contend(arrival_KT: Array, classes: list[TransferClass], partners: list[Partner | None]) -> list[_Contended]:
-    """What costs the classes of a chain time on their links, where that explains how long they take."""
+    Returns:
+        The fitted seconds of a shared uplink (:class:`Shared`), None where none is found.
+    """
     if any(partners):
-        return [
-            _Contended(False, np.ones_like(transfers.left_KT))
-            if one is None
-            else _Contended(True, one.factor_KT, partner=one)
-            for transfers, one in zip(classes, partners, strict=True)
-        ]
-    return [_on_uplink(arrival_KT, classes)] * len(classes)
-
-
-def _on_uplink(arrival_KT: Array, classes: list[TransferClass]) -> _Contended:
-    """What the groups of a chain cost each other, where a shared uplink explains how long they take."""
+        for transfers, one in zip(classes, partners, strict=True):
+            if one is not None:
+                transfers.contend(True, one.factor_KT, one)
+        return None
     left_KT = np.sum([transfers.left_KT for transfers in classes], axis=0)
     if len(left_KT) == 1:
-        return _Contended(False, np.ones_like(left_KT))
-    from paceenv.diagnosis.uplink_contention import (
-        contention,
-        fit_uplink,  # brings SciPy's optimizer and the engine, which take a second
-    )
+        return None
+    # brings SciPy's optimizer and the engine, which take a second
+    from paceenv.diagnosis.uplink_contention import contention, fit_uplink
 
     known_KT = np.where(np.isfinite(arrival_KT), arrival_KT, 0.0)
     fit = fit_uplink(known_KT, left_KT, np.asarray(np.isfinite(arrival_KT).all(axis=0)))
-    if not fit.contended:
-        return _Contended(fit.contended, np.ones_like(left_KT))
-    return _Contended(True, contention(known_KT, fit.alone_s, fit.work_s), (fit.alone_s, fit.work_s))
+    factor_KT = contention(known_KT, fit.alone_s, fit.work_s) if fit.contended else np.ones_like(left_KT)
+    for transfers in classes:
+        transfers.contend(fit.contended, factor_KT)
+    return (fit.alone_s, fit.work_s) if fit.contended else None
 
 
 class TransferClass:
@@ -240,22 +225,21 @@ class TransferClass:
 
     ``left_KT`` is what is left of its durations, from which causes are taken off in turn: timeouts and hiccups, what
     groups or a ``partner`` (the job's own reduction beside them) cost each other, links, a tenant. ``link_K`` are
-    factors of the groups, whose ranks are ``ranks_K``. ``contention`` is how many times longer than alone they take
-    together; ``contended`` is None where the trace does not identify that. ``predictability`` is how well the past
-    predicts the next duration, ``inflated`` the mean over the best one, less 1. ``timeout_s`` is how much longer
-    collapsed steps take (0: none), ``collapsed`` their share.
+    factors of the groups, whose ranks are ``ranks_K``, ``contention_KT`` those of contention; ``contended`` is None
+    where the trace does not identify it. ``predictability`` is how well the past predicts the next duration,
+    ``inflated`` the mean over the best one, less 1. ``timeout_s`` is how much longer collapsed steps take (0: none),
+    ``collapsed`` their share.
     """
 
-    contention: float
-    contended: bool | None
-    partner: Partner | None
+    contended: bool | None = False
+    partner: Partner | None = None
     predictability = inflated = 0.0
 
     def __init__(self, matrix: OperationMatrix, members: list[Integers], own_KT: Array) -> None:
         self.op, self.groups = matrix.ops[matrix.op_N[members[0][0]]], len(members)
         self.queued = self.op in QUEUED_OPS  # at a port, which hides other traffic on the links
         self.ranks_K = tuple(tuple(matrix.ranks[r] for r in matrix.rank_N[m]) for m in members)
-        self.link_K = np.ones(self.groups)
+        self.link_K, self.contention_KT = np.ones(self.groups), np.ones(own_KT.shape)
         self.timeout_KT, self.timeout_s, self.collapsed = self._timeouts(own_KT)
         self.left_KT = own_KT - self.timeout_KT
         self.hiccup_KT = np.zeros(own_KT.shape, np.bool_)
@@ -265,11 +249,15 @@ class TransferClass:
             self.hiccup_KT = self.left_KT > threshold * usual_K
             self.left_KT = np.where(self.hiccup_KT, usual_K, self.left_KT)
 
-    def contend(self, contended: _Contended) -> None:
+    @property
+    def contention(self) -> float:
+        """How many times longer than alone its collectives take."""
+        return float(self.contention_KT.mean())
+
+    def contend(self, contended: bool | None, factor_KT: Array, partner: Partner | None = None) -> None:
         """Take off what the groups cost each other, or a partner costs them."""
-        self.contention = float(contended.factor_KT.mean())
-        self.contended, self.partner = contended.contended, contended.partner
-        self.left_KT = self.left_KT / contended.factor_KT
+        self.contended, self.contention_KT, self.partner = contended, factor_KT, partner
+        self.left_KT = self.left_KT / factor_KT
 
     def tenant_KT(self) -> Array:
         """What a tenant costs, as a factor that all groups have in common."""

@@ -23,6 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from paceenv.core.errors import InputError
+from paceenv.core.wording import name_ranks
 from paceenv.importers.collective_names import ITEM_BYTES, is_number
 from paceenv.importers.json_events import EventFile
 from paceenv.importers.packed import content_of, head_of
@@ -85,19 +86,7 @@ class Group:
     def text(self) -> str:
         """The group by its description and ranks."""
         said = self.description or (f"process group {self.name}" if self.name else "a group without a name")
-        ranks = f"rank{'s' * (len(self.ranks) > 1)} {ranks_text(self.ranks)}{'' if self.is_whole else ' seen'}"
-        return f"{said} ({ranks if len(ranks) < 60 else f'{len(self.ranks)} ranks'})"
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Ranks as ranges: ``0-3, 7``."""
-    spans: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a}, {b}" for a, b in spans)
+        return f"{said} ({name_ranks(self.ranks)}{'' if self.is_whole else ' seen'})"
 
 
 @dataclass(frozen=True)

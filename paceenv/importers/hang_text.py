@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceenv.importers.flight_recorder import MAX_FRAMES, Dump, Entry, Group, ranks_text
+from paceenv.core.wording import name_ranks
+from paceenv.importers.flight_recorder import MAX_FRAMES, Dump, Entry, Group
 from paceenv.importers.log_text.log_lines import read_lines
 from paceenv.importers.nccl_info import MARK
 
@@ -160,7 +161,7 @@ class HangText:
         for how, ended in by_code.items():
             ranks = [int(who.removeprefix("rank ")) for who in ended if who.startswith("rank ")]
             rest = [who for who in ended if not who.startswith("rank ")]
-            named = [f"rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}"] * bool(ranks) + rest
+            named = [name_ranks(ranks)] * bool(ranks) + rest
             ends.append(f"{', '.join(named[:4])}{' and more' * (len(named) > 4)} ended with {how}")
         first = f"{self._first} first; " if self._first in self._exits and len(by_code) > 1 else ""
         died = (f"the job died: {first}{'; '.join(ends[:4])}",) if ends else ()
@@ -169,10 +170,9 @@ class HangText:
     def _stuck_text(self) -> tuple[str, ...]:
         if not self._stuck or any(self._ranks.values()):
             return ()
-        who = f"rank{'s' * (len(self._stuck) > 1)} {ranks_text(self._stuck)}"
         return (
-            f"the watchdog of {who} got stuck: a call of CUDA or NCCL, or Python's lock (GIL), does not return on the "
-            "host; no collective is named, and which rank it began with cannot be told",
+            f"the watchdog of {name_ranks(self._stuck)} got stuck: a call of CUDA or NCCL, or Python's lock (GIL), "
+            "does not return on the host; no collective is named, and which rank it began with cannot be told",
         )
 
     @property
@@ -247,7 +247,7 @@ def _ras(lines: Iterable[str]) -> tuple[str, ...]:
     missing = {rank for rank in missing if rank < MAX_RANKS}
     if missing or places:
         many = max(len(missing), len(places)) > 1
-        who = f"rank{'s' * many} {ranks_text(missing)}" if missing else "processes" if many else "a process"
+        who = name_ranks(missing) if missing else "processes" if many else "a process"
         where = f" ({'; '.join(list(places)[:4])})" if places else ""
         said.insert(
             0, f"{who}{where} {'do not answer: they have' if many else 'does not answer: it has'} died or hangs"
@@ -263,12 +263,10 @@ def _behind(op: str, counts: list[tuple[int, int, list[str]]]) -> str:
     """Which ranks launched fewer operations; those that RAS lists may be the ones ahead."""
     last = max(at for at, _, _ in counts)
     behind, ahead = ([one for one in counts if (one[0] < last) == is_behind] for is_behind in (True, False))
-    names = [ranks_text(int(rank) for _, _, listed in part for rank in listed) for part in (behind, ahead)]
-    many = sum(count for _, count, _ in behind)
-    who = f"rank{'s' * (many > 1)} {names[0]}" if names[0] else f"{many} ranks"
-    others = f"rank{'s' * (sum(one[1] for one in ahead) > 1)} {names[1]}" if names[1] else "the others"
-    verb = "is" if others.startswith("rank ") else "are"
-    return f"{who} launched no {op} after {min(at for at, _, _ in behind)}, {others} {verb} in {last}"
+    late, early = ([int(rank) for _, _, listed in part for rank in listed] for part in (behind, ahead))
+    who = name_ranks(late) if late else f"{sum(count for _, count, _ in behind)} ranks"
+    others = f"{name_ranks(early) if early else 'the others'} {'is' if len(early) == 1 else 'are'}"
+    return f"{who} launched no {op} after {min(at for at, _, _ in behind)}, {others} in {last}"
 
 
 def _expand(text: str) -> Iterable[int]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
-from paceenv.core.wording import duration, steps_left_out
+from paceenv.core.wording import duration, name_ranks, steps_left_out
 from paceenv.importers.clock_alignment import MOST_OFFSET, align_clocks, ends_apart
 from paceenv.importers.collective_names import POINT_TO_POINT
 from paceenv.importers.timelines import Array, RankActivity, Step, Timeline, union, without
@@ -202,12 +202,8 @@ def _missing(timelines: list[Timeline]) -> list[str]:
     missing = size - len(timelines)
     if missing <= 0:
         return []
-    known, named = {t.rank for t in timelines}, ""
-    if size < 1 << 16:
-        first = [rank for rank in range(size) if rank not in known][:_NAMED]
-        named = f": rank{'s' if missing > 1 else ''} {', '.join(map(str, first))}" + (
-            "" if missing <= _NAMED else ", ..."
-        )
+    known = {t.rank for t in timelines}
+    named = f": {name_ranks([rank for rank in range(size) if rank not in known])}" if size < 1 << 16 else ""
     return [f"{missing} of {size} ranks have no file{named}; whoever waits for them seems to wait for a late peer"]
 
 

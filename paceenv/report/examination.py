@@ -155,7 +155,7 @@ def conclude_answer(
     if policies:
         from paceenv.report.fitted import compare, fit  # the simulator, which a hang or a log does not need
 
-        with output.progress("fit a cluster, simulate pacing", len(policies)) as done:
+        with output.progress("fit a cluster, simulate pacing", 1) as done:
             fitted = fit(trace, source, job, frozenset(cause.cause for cause in diagnosis.causes))
             try:
                 paced = fitted if isinstance(fitted, str) else compare(fitted, policies, done)

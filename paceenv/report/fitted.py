@@ -26,7 +26,7 @@ from paceenv.sim.cluster import Cluster
 from paceenv.whatif.baseline import Baseline, of_trace
 from paceenv.whatif.change import Change
 from paceenv.whatif.predictions import Prediction, one_more
-from paceenv.whatif.simulated import MIN_SEEDS, Runs, check, drawn, predict
+from paceenv.whatif.simulated import MIN_SEEDS, check, drawn, predict, simulate
 
 Array = NDArray[np.float64]
 SEEDS: Final = 4
@@ -114,13 +114,6 @@ def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) 
     )
 
 
-def _run(policy: str, cluster: Cluster) -> Runs:
-    seeds = _FIRST_SEED + np.arange(SEEDS if cluster.ranks < MANY_RANKS else 1)
-    runs = Runs()
-    runs.add(cluster, policy, seeds, POLICY_ITERATIONS)
-    return runs
-
-
 @dataclass(frozen=True)
 class Paced:
     """A policy on the fitted clusters: throughput against no pacing, CV with and without, delay as a share of a step.
@@ -148,27 +141,26 @@ class Paced:
 
 
 def compare(
-    fitted: Fitted, policies: Sequence[str], on_done: Callable[[int], None] = lambda done: None
+    fitted: Fitted, policies: Sequence[str], on_done: Callable[[float], None] = lambda done: None
 ) -> list[Paced] | str:
     """Policies on the fitted clusters against no pacing on the same noise, or why they cannot be predicted.
 
     Where transfers can wait, windows of the rule defer are tried too.
     """
-    rows, clusters, asked = [], fitted.clusters, len(policies)
     if fitted.fit.cluster.can_defer:
-        policies = list(dict.fromkeys([*policies, *HOLDS]))
+        policies = [*policies, *HOLDS]
+    changes = [Change(pacing=policy) for policy in dict.fromkeys(policies)]
     try:
-        fitted.baseline.check([Change(pacing=policy) for policy in policies])
+        fitted.baseline.check(changes)
     except InputError as error:
         return str(error)
-    passive = [_run("passive", cluster) for cluster in clusters]
-    for i, policy in enumerate(policies):
-        paced = [_run(policy, cluster) for cluster in clusters]
-        gain_D = np.array([(b.step_s[0] / a.step_s[0]).mean() - 1.0 for a, b in zip(paced, passive, strict=True)])
-        cv, cv_passive = (float(np.mean([one.cv[0].mean() for one in runs])) for runs in (paced, passive))
-        met = [one.outside for one in paced if one.outside is not None]
-        outside = str(max(met, key=lambda departure: departure.share)) if met else ""
-        delay = float(np.mean([one.delay_share[0].mean() for one in paced]))
-        rows.append(Paced(policy, one_more(gain_D), cv, cv_passive, delay, outside))
-        on_done(min(i + 1, asked))
+    seeds_S = _FIRST_SEED + np.arange(SEEDS if fitted.fit.cluster.ranks < MANY_RANKS else 1)
+    seeds_DS = np.broadcast_to(seeds_S, (len(fitted.clusters), len(seeds_S)))
+    runs = simulate(fitted.baseline, fitted.clusters, [Change(), *changes], seeds_DS, POLICY_ITERATIONS, on_done)
+    rows, passive = [], runs[Change()]
+    for change in changes:
+        paced = runs[change]
+        gain_D = (np.array(passive.step_s) / np.array(paced.step_s)).mean(axis=1) - 1.0
+        cv, cv_passive, delay = (float(np.mean(x)) for x in (paced.cv, passive.cv, paced.delay_share))
+        rows.append(Paced(change.pacing, one_more(gain_D), cv, cv_passive, delay, str(paced.outside or "")))
     return rows

@@ -6,15 +6,16 @@ Axes: V steps, or logged values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
+from paceenv.core.wording import duration
 from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
 from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.report.section import Section
@@ -46,54 +47,40 @@ def drawn(
     return Section(title, [caption], columns, rows, svg=figures.svg(figure, title), csv=csv)
 
 
-@dataclass(frozen=True)
-class Unit:
-    """A unit of time with readable numbers; ``per_s`` of it make a second."""
-
-    name: str
-    per_s: float
-
-    @classmethod
-    def of(cls, typical_s: float) -> Unit:
-        """Seconds from one on, else milliseconds or microseconds."""
-        if typical_s >= 1.0:
-            return cls("s", 1.0)
-        return cls("ms", 1e3) if typical_s >= 1e-3 else cls("us", 1e6)
-
-    def text(self, value_s: float) -> str:
-        """A time of so many seconds, for people."""
-        return f"{self.per_s * value_s:.4g} {self.name}"
+def in_time(axis: Axis) -> None:
+    """Ticks of seconds with a unit that suits them."""
+    axis.set_major_formatter(EngFormatter("s"))
 
 
 # --- step times: of a trace or of a log -------------------------------------------------------------------------------
-def _top_of(time_V: Array) -> float:
+def _top_of(step_s_V: Array) -> float:
     """Where a picture of times ends: above all of them, or where few are very long, above all but those."""
-    longest, middle = float(time_V.max()), float(np.median(time_V))
-    typical = float(np.quantile(time_V, _TYPICAL_TOP)) - middle
+    longest, middle = float(step_s_V.max()), float(np.median(step_s_V))
+    typical = float(np.quantile(step_s_V, _TYPICAL_TOP)) - middle
     return longest if longest <= middle + 4.0 * typical else middle + 2.5 * typical
 
 
 def spread(step_s_V: Array, title: str, quantity: str = "step time") -> Section:
     """How often a step takes how long, with mean and percentiles."""
-    unit = Unit.of(float(np.median(step_s_V)))
-    time_V, (figure, (panel,)) = unit.per_s * step_s_V, figures.stack([3.0])
-    low, high = float(time_V.min()), _top_of(time_V)
-    cut = int((time_V > high).sum())
+    figure, (panel,) = figures.stack([3.0])
+    low, high = float(step_s_V.min()), _top_of(step_s_V)
+    cut = int((step_s_V > high).sum())
     if high - low <= 1e-9 * high:
         low, high = 0.98 * low, 1.02 * high + 1e-12
-    edges = np.linspace(low, high, int(np.clip(2 * np.sqrt(len(time_V)), 8, 60)) + 1)
-    counts, _ = np.histogram(np.minimum(time_V, high), edges)
-    panel.stairs(100.0 * counts / len(time_V), edges, fill=True, color=BAND)
-    median, p95, p99 = np.quantile(time_V, [0.5, 0.95, 0.99])
-    marks = (("mean", time_V.mean(), "-"), ("median", median, "--"), ("95 %", p95, "-."), ("99 %", p99, ":"))
+    edges = np.linspace(low, high, int(np.clip(2 * np.sqrt(len(step_s_V)), 8, 60)) + 1)
+    counts, _ = np.histogram(np.minimum(step_s_V, high), edges)
+    panel.stairs(100.0 * counts / len(step_s_V), edges, fill=True, color=BAND)
+    median, p95, p99 = np.quantile(step_s_V, [0.5, 0.95, 0.99])
+    marks = (("mean", step_s_V.mean(), "-"), ("median", median, "--"), ("95 %", p95, "-."), ("99 %", p99, ":"))
     for name, value, style in marks:
-        panel.axvline(min(value, high), color=MARK, ls=style, lw=1.2, label=f"{name} {value:.4g} {unit.name}")
-    panel.legend(fontsize=8, frameon=False, title=f"CV {time_V.std() / time_V.mean():.3f}", title_fontsize=8)
+        panel.axvline(min(value, high), color=MARK, ls=style, lw=1.2, label=f"{name} {duration(value)}")
+    panel.legend(fontsize=8, frameon=False, title=f"CV {step_s_V.std() / step_s_V.mean():.3f}", title_fontsize=8)
     more = f"; {cut} longer ones in the last bar" if cut else ""
-    panel.set(xlabel=f"{quantity}, {unit.name}{more}", ylabel="share, %")
+    panel.set(xlabel=f"{quantity}{more}", ylabel="share, %")
+    in_time(panel.xaxis)
     rows = [(f"{a:.6g}", f"{b:.6g}", str(n)) for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)]
-    columns = (f"from, {unit.name}", f"to, {unit.name}", "count")
-    return drawn(title, f"How often which {quantity} occurs.", figure, "distribution", columns, rows)
+    caption = f"How often which {quantity} occurs."
+    return drawn(title, caption, figure, "distribution", ("from, s", "to, s", "count"), rows)
 
 
 def course(step_s_V: Array, step_V: Integers, title: str, of_log: StepDiagnosis | None = None) -> Section:
@@ -106,24 +93,24 @@ def course(step_s_V: Array, step_V: Integers, title: str, of_log: StepDiagnosis 
     if of_log is not None:
         steady_V, outlier_V = of_log.ordinary.steady_V, of_log.ordinary.outlier_V
         quantity = of_log.log.quantity
-    unit = Unit.of(float(np.median(step_s_V[steady_V])))
-    time_V, width = unit.per_s * step_s_V, -(-len(step_V) // MAX_POINTS)
-    starts = np.arange(0, len(time_V), width)
-    mean = np.add.reduceat(time_V, starts) / np.diff(np.append(starts, len(time_V)))
+    width = -(-len(step_V) // MAX_POINTS)
+    starts = np.arange(0, len(step_V), width)
+    mean = np.add.reduceat(step_s_V, starts) / np.diff(np.append(starts, len(step_V)))
     figure, (panel,) = figures.stack([3.0])
     if width > 1:
-        low, high = np.minimum.reduceat(time_V, starts), np.maximum.reduceat(time_V, starts)
+        low, high = np.minimum.reduceat(step_s_V, starts), np.maximum.reduceat(step_s_V, starts)
         panel.fill_between(starts, low, high, color=BAND, lw=0, step="mid")
         said.append(f"The line is the mean and the band the range of {width} values at a time.")
     mean[np.logical_or.reduceat(~steady_V, starts)] = np.nan  # which would draw the picture's edge
-    panel.plot(starts, mean, ".-" if len(time_V) <= 200 else "-", color=LINE, lw=0.9, ms=4, label=quantity)
-    top, low_end = _top_of(time_V[steady_V]), float(time_V[steady_V].min())
+    panel.plot(starts, mean, ".-" if len(step_V) <= 200 else "-", color=LINE, lw=0.9, ms=4, label=quantity)
+    top, low_end = _top_of(step_s_V[steady_V]), float(step_s_V[steady_V].min())
     if of_log is not None:
-        said += _events(panel, of_log, time_V, (low_end, top), unit)
+        said += _events(panel, of_log, (low_end, top))
         panel.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0.0, 1.13), ncols=5)
-    if beyond := int((time_V > top).sum()):
+    if beyond := int((step_s_V > top).sum()):
         said.append(f"Longer ones than the picture shows are marked at its edge ({beyond}).")
-    panel.set(xlabel="step", ylabel=f"{quantity}, {unit.name}")
+    panel.set(xlabel="step", ylabel=quantity)
+    in_time(panel.yaxis)
     room = max(0.06 * (top - low_end), 0.01 * low_end)
     panel.set_ylim(low_end - room, top + room)
     panel.xaxis.set_major_locator(MaxNLocator(8, integer=True))
@@ -131,24 +118,24 @@ def course(step_s_V: Array, step_V: Integers, title: str, of_log: StepDiagnosis 
     panel.set_xticks(ticks, [str(step_V[t]) for t in ticks])
     panel.margins(x=0.01)
     classes = np.where(~steady_V, "warm-up", np.where(outlier_V, "outlier", ""))
-    rows = [(str(s), f"{t:.6g}", str(c)) for s, t, c in zip(step_V, time_V, classes, strict=True)][:MAX_NUMBERS]
-    columns = ("step", f"{quantity}, {unit.name}", "class")
+    rows = [(str(s), f"{t:.6g}", str(c)) for s, t, c in zip(step_V, step_s_V, classes, strict=True)][:MAX_NUMBERS]
+    columns = ("step", f"{quantity}, s", "class")
     return drawn(title, " ".join(["Step times in their order.", *said]), figure, "step-times", columns, rows)
 
 
-def _events(panel: Axes, steps: StepDiagnosis, time_V: Array, ends: tuple[float, float], unit: Unit) -> list[str]:
+def _events(panel: Axes, steps: StepDiagnosis, ends: tuple[float, float]) -> list[str]:
     """Draw what happens in a log; in words what the lines mean."""
-    steady_V, said = steps.ordinary.steady_V, []
+    step_s_V, steady_V, said = steps.log.step_s_V, steps.ordinary.steady_V, []
     warm, marked = np.flatnonzero(~steady_V), np.flatnonzero(steps.ordinary.outlier_V)
     if len(warm):
-        panel.plot(warm, np.clip(time_V[warm], *ends), "x", color=_WARM, ms=5, label="warm-up, left out")
-    chosen = marked[np.argsort(-time_V[marked], kind="stable")[:MAX_MARKS]]
+        panel.plot(warm, np.clip(step_s_V[warm], *ends), "x", color=_WARM, ms=5, label="warm-up, left out")
+    chosen = marked[np.argsort(-step_s_V[marked], kind="stable")[:MAX_MARKS]]
     if len(chosen):
-        panel.plot(chosen, np.minimum(time_V[chosen], ends[1]), "^", color=MARK, ms=4, label="outlier", alpha=0.8)
+        panel.plot(chosen, np.minimum(step_s_V[chosen], ends[1]), "^", color=MARK, ms=4, label="outlier", alpha=0.8)
     steady = np.flatnonzero(steady_V)
     for i, level in enumerate(steps.ordinary.levels):
         at = steady[level.start], steady[level.end - 1]
-        panel.plot(at, [unit.per_s * level.level_s] * 2, color=_LEVEL, lw=2.0, label="" if i else "level")
+        panel.plot(at, [level.level_s] * 2, color=_LEVEL, lw=2.0, label="" if i else "level")
     for restart in np.flatnonzero(np.diff(steps.log.run_V)) + 1:
         panel.axvline(float(restart), color=_WARM, ls=":", lw=1.0)
     if len(steps.ordinary.levels) > 1:
@@ -178,32 +165,30 @@ def waterfall(diagnosis: Diagnosis) -> Section | None:
     bars = parts(diagnosis)
     if not bars:
         return None
-    unit, ideal_s = Unit.of(diagnosis.step_time_s), diagnosis.ideal_step_time_s or 0.0
     names = [*(name for name, _ in bars), "measured mean step"]
-    end = np.cumsum([unit.per_s * value for _, value in bars])
+    end = np.cumsum([value for _, value in bars])
     begin = np.concatenate([[0.0], end[:-1], [0.0]])
-    length = np.concatenate([np.diff(end, prepend=0.0), [unit.per_s * diagnosis.step_time_s]])
+    length = np.concatenate([np.diff(end, prepend=0.0), [diagnosis.step_time_s]])
     figure, (panel,) = figures.stack([0.9 + 0.34 * len(names)])
     shades = [_STEP, *(MARK if x >= 0.0 else _GAINED for x in length[1:-1]), _STEP]
     panel.barh(range(len(names)), length, left=begin, color=shades, height=0.66)
     for i, (left, width) in enumerate(zip(begin, length, strict=True)):
         share = "" if i in (0, len(names) - 1) else f" ({width / length[-1]:+.1%})"
-        panel.annotate(
-            f"{width:.4g} {unit.name}{share}", (max(left, left + width), i), (5, 0), textcoords="offset points",
-            va="center", fontsize=9,
-        )  # fmt: skip
+        at = max(left, left + width), i
+        panel.annotate(f"{duration(width)}{share}", at, (5, 0), textcoords="offset points", va="center", fontsize=9)
     for i, edge in enumerate(end):
         panel.plot([edge, edge], [i - 0.33, i + 1.33], color="#999999", lw=0.7)
     panel.set_yticks(range(len(names)), names)
     panel.set(ylim=(len(names) - 0.4, -0.6), xlim=(0.0, 1.22 * float(max(length[-1], end.max()))))
-    panel.set_xlabel(f"time of a mean step, {unit.name}")
+    panel.set_xlabel("time of a mean step")
+    in_time(panel.xaxis)
     panel.grid(visible=False, axis="y")
     caption = (
         "Each bar is what a cause adds to a mean step, from replaying the steps with and without it, on average over "
         "all orders of taking causes out (Shapley shares, so they add up). Everything else: causes too small to be "
         "named, and time that no operation explains. The slowdown above is measured against another ideal, in which "
-        "all ranks are as fast as their mean "
-        f"({unit.per_s * ideal_s:.4g} {unit.name}), as in the published study of stragglers."
+        f"all ranks are as fast as their mean ({duration(diagnosis.ideal_step_time_s)}), as in the published study of "
+        "stragglers."
     )
     rows = [(name, f"{value:.6g}", f"{value / diagnosis.step_time_s:.4f}") for name, value in bars]
     rows.append(("measured mean step", f"{diagnosis.step_time_s:.6g}", "1"))
@@ -218,8 +203,7 @@ def scaling(answer: Prediction) -> Section:
     rows = sorted([now, *answer.changed], key=lambda row: row.nodes)
     nodes = [row.nodes for row in rows]
     measured_s = now.job.step.value if answer.measured_step_s is None else answer.measured_step_s.value
-    unit = Unit.of(measured_s)
-    step_n3 = unit.per_s * np.array([row.job.step for row in rows])
+    step_n3 = np.array([row.job.step for row in rows])
     throughput_n3 = np.array(
         [(1.0, 1.0, 1.0) if row.against_today is None else np.add(1.0, row.against_today.throughput) for row in rows]
     )
@@ -233,8 +217,9 @@ def scaling(answer: Prediction) -> Section:
         panel.set_xticks(nodes, [str(n) for n in nodes])
         panel.minorticks_off()
         panel.set_xlabel("nodes (each rank of the trace is one)" if now.ranks == now.nodes else "nodes")
-    left.plot([now.nodes], [unit.per_s * measured_s], "D", color=MARK, ms=8, label="measured", zorder=5)
-    left.set(ylabel=f"mean step, {unit.name}", ylim=(0.0, 1.15 * max(unit.per_s * measured_s, *step_n3[:, 2])))
+    left.plot([now.nodes], [measured_s], "D", color=MARK, ms=8, label="measured", zorder=5)
+    left.set(ylabel="mean step", ylim=(0.0, 1.15 * max(measured_s, *step_n3[:, 2])))
+    in_time(left.yaxis)
     right.plot(nodes, [n / now.nodes for n in nodes], "--", color="#999999", lw=1.0, label="linear")
     right.set_yscale("log", base=2)
     right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -251,6 +236,6 @@ def scaling(answer: Prediction) -> Section:
         (str(row.nodes), *(f"{x:.4g}" for x in (*step_3, *throughput_3, *row.job.cv)))
         for row, step_3, throughput_3 in zip(rows, step_n3, throughput_n3, strict=True)
     ]
-    names = (f"step, {unit.name}", "throughput", "CV")
+    names = ("step, s", "throughput", "CV")
     columns = ("nodes", *(f"{name}{part}" for name in names for part in ("", " low", " high")))
     return drawn("At other sizes", caption, figure, "scaling", columns, cells)

@@ -19,9 +19,10 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Patch
 
 from paceenv.core.trace import PACE_OP
-from paceenv.diagnosis.dependency_graph import Graph
+from paceenv.core.wording import duration
+from paceenv.diagnosis.dependency_graph import Graph, last_arrivals
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
-from paceenv.report.pictures import Unit, drawn
+from paceenv.report.pictures import drawn, in_time
 from paceenv.report.section import Section
 from paceenv.ui import figures
 
@@ -62,17 +63,9 @@ class Spans:
     beside: bool
 
 
-def met_s(matrix: OperationMatrix, graph: Graph) -> Array:
-    """When the last of the operations that meet arrives, ``(N, T)``; an operation's own start where it meets none."""
-    last_KT = np.full((len(graph.queued_K), matrix.steps), -np.inf)
-    np.maximum.at(last_KT, graph.task_of_N, np.nan_to_num(matrix.start_NT, nan=-np.inf))
-    met_NT = last_KT[graph.task_of_N]
-    return np.where(np.isfinite(matrix.start_NT), np.minimum(met_NT, matrix.end_NT), np.nan)
-
-
 def spans(matrix: OperationMatrix, graph: Graph) -> list[Spans]:
     """All kinds of time that the job has."""
-    met_NT = met_s(matrix, graph)
+    met_NT = np.minimum(last_arrivals(matrix, graph)[graph.task_of_N], matrix.end_NT)
     communicates = matrix.is_collective_N | matrix.is_transfer_N | graph.meets_N
     kinds = []
     for name, node in (
@@ -107,8 +100,8 @@ def usual_and_worst(matrix: OperationMatrix) -> tuple[int, int]:
 
 def _shown_ranks(matrix: OperationMatrix, late_s_R: Array) -> Integers:
     """At most MAX_LINES places of ranks, evenly from the most punctual to the latest; whole pipelines if any."""
-    dp_rank_R, stage_R = (np.zeros(len(matrix.ranks), np.int64) for _ in range(2))
-    dp_rank_R[matrix.rank_N], stage_R[matrix.rank_N] = matrix.dp_rank_N, matrix.stage_N
+    dp_rank_R, stage_R = np.zeros(len(matrix.ranks), np.int64), matrix.stage_R
+    dp_rank_R[matrix.rank_N] = matrix.dp_rank_N
     replicas, of_R, per_replica = np.unique(dp_rank_R, return_inverse=True, return_counts=True)
     late_s = np.asarray(np.bincount(of_R, late_s_R), np.float64)
     chosen = replicas[figures.representative(late_s, max(MAX_LINES // int(per_replica.max()), 1))]
@@ -120,17 +113,17 @@ def _shown_ranks(matrix: OperationMatrix, late_s_R: Array) -> Integers:
 def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], late_s_R: Array) -> Section:
     """What some ranks did in a usual step and in the worst one, on the same scale."""
     at_R, steps = _shown_ranks(matrix, late_s_R), usual_and_worst(matrix)
-    longest_s = float(matrix.step_s_T[list(steps)].max())
-    unit, height = Unit.of(longest_s), 0.6 + 0.21 * len(at_R)
+    height = 0.6 + 0.21 * len(at_R)
     figure, panels = figures.stack([height, height])
-    end = unit.per_s * 1.01 * max(longest_s, 1e-9)
+    end_s = 1.01 * max(float(matrix.step_s_T[list(steps)].max()), 1e-9)
     rows: list[tuple[str, ...]] = []
     for panel, t, word in zip(panels, steps, ("a usual step", "the worst step"), strict=True):
-        rows += _bars(panel, matrix, kinds, at_R, t, unit, end)
-        panel.axvline(unit.per_s * float(matrix.step_s_T[t]), color="black", lw=0.9)
-        title = f"{word}, iteration {matrix.iteration_T[t]}: {unit.text(float(matrix.step_s_T[t]))}"
+        rows += _bars(panel, matrix, kinds, at_R, t, end_s)
+        panel.axvline(float(matrix.step_s_T[t]), color="black", lw=0.9)
+        title = f"{word}, iteration {matrix.iteration_T[t]}: {duration(float(matrix.step_s_T[t]))}"
         panel.set_title(title, loc="left", fontsize=10)
-        panel.set(xlim=(0.0, end), ylim=(len(at_R) - 0.5, -0.5), xlabel=f"time from the step's begin, {unit.name}")
+        panel.set(xlim=(0.0, end_s), ylim=(len(at_R) - 0.5, -0.5), xlabel="time from the step's begin")
+        in_time(panel.xaxis)
         panel.set_yticks(range(len(at_R)), [_label(matrix, int(r)) for r in at_R], fontsize=8)
         panel.grid(visible=False)
     seen = {row[2] for row in rows}
@@ -145,12 +138,12 @@ def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], late_s_R: Array) -
         "Every rank is a row: above what it computes, below what it communicates and how long it waits for others. "
         f"The black line is the end of the step.{some} White is time without an operation in the trace."
     )
-    columns = ("iteration", "rank", "what", "operation", f"start, {unit.name}", f"end, {unit.name}")
+    columns = ("iteration", "rank", "what", "operation", "start, s", "end, s")
     return drawn("Timeline of ranks", caption, figure, "timeline", columns, rows)
 
 
 def _bars(
-    panel: Axes, matrix: OperationMatrix, kinds: Sequence[Spans], at_R: Integers, t: int, unit: Unit, end: float
+    panel: Axes, matrix: OperationMatrix, kinds: Sequence[Spans], at_R: Integers, t: int, end_s: float
 ) -> list[tuple[str, ...]]:
     """Draw one step; the bars as rows of a table."""
     row_of = np.full(len(matrix.ranks), -1)
@@ -162,12 +155,12 @@ def _bars(
         low, high = (0.05, 0.42) if kind.beside else (-0.42, 0.05)
         for row in np.unique(row_n[keep]):
             mine = keep[row_n[keep] == row]
-            bars = _merged(unit.per_s * start_n[mine], unit.per_s * end_n[mine], MIN_WIDTH * end)
+            bars = _merged(start_n[mine], end_n[mine], MIN_WIDTH * end_s)
             corners = [[(a, row + low), (b, row + low), (b, row + high), (a, row + high)] for a, b in bars]
             panel.add_collection(PolyCollection(corners, fc=figures.PHASE_COLOURS[kind.name], lw=0))
         for i in keep:
             op, rank = matrix.ops[matrix.op_N[kind.operation_n[i]]], matrix.ranks[at_R[row_n[i]]]
-            times = (f"{unit.per_s * float(x[i]):.6g}" for x in (start_n, end_n))
+            times = (f"{float(x[i]):.6g}" for x in (start_n, end_n))
             table.append((str(matrix.iteration_T[t]), str(rank), kind.name, op, *times))
     return table
 
@@ -185,26 +178,12 @@ def _merged(start: Array, end: Array, least: float) -> list[tuple[float, float]]
 
 
 # --- who keeps the others waiting -------------------------------------------------------------------------------------
-def lateness(matrix: OperationMatrix, graph: Graph) -> Array | None:
-    """How long each rank keeps its typical peer waiting in a step ``(R, T)``, seconds; None where ranks never meet.
-
-    That is its lateness after the median of those it meets, summed over the step's collectives; 0 where it is on time
-    or waits itself, not a number where it takes no part. Ranks of one pipeline stage are compared with each other;
-    collectives across stages count only where there are no others.
-    """
-    sets, is_transfer_N = np.split(graph.member_N, graph.task_K[1:-1]), matrix.is_transfer_N
-    sets = [members for members in sets if len(members) > 1 and not is_transfer_N[members[0]]]
-    late_RT, there_RT = np.zeros((2, len(matrix.ranks), matrix.steps))
-    for members in [members for members in sets if not np.ptp(matrix.stage_N[members])] or sets:
-        at_T = np.flatnonzero(np.isfinite(matrix.start_NT[members]).sum(axis=0) >= 2)
-        start_mT, at = matrix.start_NT[np.ix_(members, at_T)], np.ix_(matrix.rank_N[members], at_T)
-        late_RT[at] += np.maximum(np.nan_to_num(start_mT - np.nanmedian(start_mT, axis=0)), 0.0)
-        there_RT[at] += np.isfinite(start_mT)
-    return np.where(there_RT > 0, late_RT, np.nan) if sets else None
-
-
 def heat_map(matrix: OperationMatrix, late_RT: Array) -> Section:
-    """Rank by step: dark where the others wait for the rank, pale where it is on time or waits itself."""
+    """Rank by step: dark where the others wait for the rank, pale where it is on time or waits itself.
+
+    Args:
+        late_RT: what ``paceenv.diagnosis.lateness_over_time.lateness`` says.
+    """
     R, T = late_RT.shape
     ranks, steps = -(-R // MAX_RANKS), -(-T // MAX_STEPS)
     shared = f"Binned: a cell is the mean over {steps} steps" if ranks > 1 or steps > 1 else ""
@@ -212,12 +191,9 @@ def heat_map(matrix: OperationMatrix, late_RT: Array) -> Section:
         shared += f" of the latest of {ranks} ranks." if ranks > 1 else "."
     late_BC = binned(late_RT, ranks, steps)
     edge_s = max(float(np.nanpercentile(late_BC, _EXTREME)), 1e-9)
-    unit = Unit.of(edge_s)
     figure, (panel,) = figures.stack([1.3 + min(max(0.24 * len(late_BC), 1.6), 5.0)])
     colours = LinearSegmentedColormap.from_list("lateness", _SHADES)
-    image = panel.imshow(
-        unit.per_s * late_BC, aspect="auto", cmap=colours, vmin=0.0, vmax=unit.per_s * edge_s, interpolation="nearest"
-    )
+    image = panel.imshow(late_BC, aspect="auto", cmap=colours, vmin=0.0, vmax=edge_s, interpolation="nearest")
     ticks_C = np.unique(np.linspace(0, late_BC.shape[1] - 1, 9).astype(int))
     ticks_B = np.unique(np.linspace(0, len(late_BC) - 1, min(len(late_BC), 16)).astype(int))
     panel.set_xticks(ticks_C, [str(matrix.iteration_T[c * steps]) for c in ticks_C])
@@ -225,7 +201,8 @@ def heat_map(matrix: OperationMatrix, late_RT: Array) -> Section:
     panel.set(xlabel="iteration")
     panel.grid(visible=False)
     bar = figure.colorbar(image, ax=panel, pad=0.01)
-    bar.ax.set_title(f"{unit.name} a step", fontsize=8)
+    bar.ax.set_title("a step", fontsize=8)
+    in_time(bar.ax.yaxis)
     keys = [Patch(fc=_SHADES[-1], label="the others wait for it"), Patch(fc=_SHADES[0], ec="#999", label="it waits")]
     figure.legend(handles=keys, loc="outside lower left", ncols=2, fontsize=9, frameon=False)
     panel.set_title(shared, loc="left", fontsize=9)
@@ -234,9 +211,9 @@ def heat_map(matrix: OperationMatrix, late_RT: Array) -> Section:
     most = f"Most is waited for {_label(matrix, worst)}." if late_R[worst] > 0.0 else "No rank keeps others waiting."
     caption = (
         "Dark red: the others wait for this rank. Pale: it is on time, or waits itself. "
-        f"{most} A cell is a rank's lateness after the median of those it meets, summed over a "
-        "step's collectives: two ranks that are late together are both dark. The text counts only by how much the last "
-        f"one of all comes after the one before it. {shared} "
+        f"{most} A cell is by how much longer a rank works in a step than the median of the others: two ranks that are "
+        "late together are both dark. The headline counts only by how much the last one of all comes after the one "
+        f"before it. {shared} "
         f"Colours end at the {_EXTREME:.0f}th percentile."
     )
     rows = [
@@ -244,16 +221,13 @@ def heat_map(matrix: OperationMatrix, late_RT: Array) -> Section:
         for b, row_C in enumerate(late_BC)
         for c, value in enumerate(row_C.tolist())
     ]
-    columns = ("from rank", "from iteration", "others wait for it, s")
-    return drawn("Arrival skew", caption, figure, "arrivals", columns, rows)
+    columns = ("from rank", "from iteration", "works longer, s")
+    return drawn("Lateness of ranks", caption, figure, "lateness", columns, rows)
 
 
 def binned(late_RT: Array, ranks: int, steps: int) -> Array:
     """The latest of neighbouring ranks, in the mean over neighbouring steps; ``(B, C)``."""
     R, T = late_RT.shape
-    missing = np.isnan(late_RT)
-    latest_BT = np.maximum.reduceat(np.where(missing, -np.inf, late_RT), np.arange(0, R, ranks), axis=0)
-    there_BT = np.isfinite(latest_BT)
-    sum_BC = np.add.reduceat(np.where(there_BT, latest_BT, 0.0), np.arange(0, T, steps), axis=1)
-    count_BC = np.add.reduceat(there_BT.astype(np.float64), np.arange(0, T, steps), axis=1)
-    return np.where(count_BC > 0, sum_BC / np.maximum(count_BC, 1.0), np.nan)
+    starts = np.arange(0, T, steps)
+    latest_BT = np.fmax.reduceat(late_RT, np.arange(0, R, ranks), axis=0)
+    return np.asarray(np.add.reduceat(latest_BT, starts, axis=1) / np.diff(np.append(starts, T)))

@@ -6,6 +6,7 @@ from typing import Final
 
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.dependency_graph import build_graph
+from paceenv.diagnosis.lateness_over_time import lateness
 from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
 from paceenv.diagnosis.verdict import Diagnosis
@@ -13,7 +14,7 @@ from paceenv.report import pictures
 from paceenv.report.examination import Conclusion, Examination
 from paceenv.report.fit_sections import fit_sections
 from paceenv.report.fitted import Fitted
-from paceenv.report.rank_pictures import heat_map, lateness, spans, timeline
+from paceenv.report.rank_pictures import heat_map, spans, timeline
 from paceenv.report.section import Section, page
 from paceenv.ui.output import sentence
 from paceenv.whatif.predictions import Prediction
@@ -61,12 +62,11 @@ def _of_log(examination: Examination, steps: StepDiagnosis) -> str:
 
 def _drawn(matrix: OperationMatrix, diagnosis: Diagnosis) -> list[Section]:
     """All pictures of a trace."""
-    graph = build_graph(matrix)
-    late_RT = lateness(matrix, graph)
+    late_RT = lateness(matrix)
     sections = [
         pictures.waterfall(diagnosis),
-        timeline(matrix, spans(matrix, graph), diagnosis.arrivals.late_RT.sum(axis=1)),
-        None if late_RT is None else heat_map(matrix, late_RT),
+        timeline(matrix, spans(matrix, build_graph(matrix)), diagnosis.arrivals.late_RT.sum(axis=1)),
+        heat_map(matrix, late_RT) if (late_RT > 0.0).any() else None,
         pictures.course(matrix.step_s_T, matrix.iteration_T, "Step time, step by step"),
         pictures.spread(matrix.step_s_T, "Distribution of step times"),
     ]

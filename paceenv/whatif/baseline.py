@@ -14,15 +14,15 @@ from typing import Final
 from paceenv.calibration import step_phases
 from paceenv.calibration.cluster_builder import JobFit
 from paceenv.calibration.fit_trace import fit_trace
-from paceenv.calibration.parameters import Parameter
+from paceenv.calibration.parameters import ROUND_US, Parameter
 from paceenv.calibration.posterior import measured_step, parameters_of
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace
+from paceenv.core.wording import name_ranks
 from paceenv.diagnosis.clocks import trace_on_one_clock
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.whatif.change import Change
-from paceenv.whatif.scenarios import GROWTH, POST_WORK_S, Scenario, Unknown, unknown_growth, unknown_rounds
+from paceenv.whatif.change import GROWTH, POST_WORK_S, Change, Scenario, Unknown, longest_round_us
 
 _FROM_BASE: Final = "from base"
 _NOT_LIMITING: Final = "assumed not to limit"
@@ -68,9 +68,8 @@ class Baseline:
             for ranks in (change.removed, change.replaced):
                 unknown = sorted(set(ranks) - set(self.ranks))
                 if unknown:
-                    raise InputError(
-                        f"{change.label}: {self.source} has no rank {unknown[0]}; allowed: {_shown(self.ranks)}"
-                    )
+                    allowed = name_ranks(self.ranks)
+                    raise InputError(f"{change.label}: {self.source} has no rank {unknown[0]}; allowed: {allowed}")
             for key in self._hinges(change):
                 if key in guessed:
                     raise InputError(
@@ -93,9 +92,18 @@ class Baseline:
         unknowns = []
         latency_us = next((p.value for p in self.parameters if p.key == "fabric.latency_us" and _is_guess(p)), None)
         if latency_us is not None and self.cluster.fabric.latency_us == latency_us:
-            unknowns.append(unknown_rounds(self.cluster))
+            least_us, most_us = ROUND_US[0], longest_round_us(self.cluster)
+            said = (
+                f"round of messages, {least_us:g} to {round(most_us, 1):g} us; identified by an nccl-tests table of "
+                "this fabric (paceenv calibrate TABLE), with its latency in the cluster of --base"
+            )
+            unknowns.append(Unknown("round_us", least_us, most_us, "fabric.latency_us", said))
         if self._has_growth(change):
-            unknowns.append(unknown_growth())
+            said = (
+                "growth of post-collective work, from not at all to in proportion to nodes; identified by a trace at a "
+                "second size; then post-collective work as a power law in a cluster config"
+            )
+            unknowns.append(Unknown("growth", GROWTH[0], GROWTH[-1], "post_collective_work.work_s", said))
         return unknowns
 
     def _hinges(self, change: Change) -> tuple[str, ...]:
@@ -134,8 +142,8 @@ class Baseline:
             lines.append("ranks taken out: the others keep their batch, so a step does less work")
         if self.slow:
             like = sorted({r for c in changes for r in (*c.removed, *c.replaced)} - self.slow)
-            slow = ", ".join(map(str, sorted(self.slow)))
-            lines += [f"rank {r} is a rank like the others; persistently slow: rank {slow}" for r in like]
+            slow = name_ranks(self.slow)
+            lines += [f"rank {r} is a rank like the others; persistently slow: {slow}" for r in like]
         return lines
 
     def _assumes_of_size(self, sized: Sequence[Change]) -> list[str]:
@@ -169,8 +177,7 @@ class Baseline:
 
     def left_open(self, changes: Sequence[Change]) -> list[str]:
         """Open quantities inside the intervals: their ends, and the measurement that would identify them."""
-        unknowns = (unknown for change in changes for unknown in self.unknowns(change))
-        return list(dict.fromkeys(f"{u.name}, {u.between}; identified by {u.identified_by}" for u in unknowns))
+        return list(dict.fromkeys(unknown.text for change in changes for unknown in self.unknowns(change)))
 
     def cannot_tell(self, changes: Sequence[Change]) -> list[str]:
         """Open quantities outside of the intervals, in words."""
@@ -247,12 +254,6 @@ def _calibrated(source: str, cluster: Cluster, parameters: tuple[Parameter, ...]
 
 def _is_guess(parameter: Parameter) -> bool:
     return not parameter.is_identified and _FROM_BASE not in parameter.evidence
-
-
-def _shown(ranks: tuple[int, ...]) -> str:
-    if ranks == tuple(range(len(ranks))):
-        return f"0 to {len(ranks) - 1}"
-    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
 
 
 def _number(value: object) -> str:

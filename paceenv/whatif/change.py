@@ -1,4 +1,8 @@
-"""A change of a job: nodes, oversubscription, ranks, pacing, settings; and the cluster with that change."""
+"""A change of a job: nodes, oversubscription, ranks, pacing, settings; and the cluster with that change.
+
+A trace of one size does not show how long a round of messages takes, and whether post-collective work grows with the
+job. So the changed job is predicted at the usual values of these and at both ends (:class:`Scenario`).
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,30 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, Final, NamedTuple, TypeVar
 
+from paceenv.calibration.parameters import ROUND_US
 from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.wording import name_ranks
 from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.engine.simulator import episode_keys
 
 WHERE: Final = "whatif"
 MAX_ROWS: Final = 64
+GROWTH: Final = (0.0, 0.5, 1.0)
+"""Exponents of post-collective work over nodes: the low end, the prediction, the high end.
+
+The one published scaling table that needs such work was fitted with 0.86 +- 0.35 (``when-scaling-fails``).
+"""
+MIN_PAYLOAD_SHARE: Final = 0.05
+"""The smallest share of a collective's time that is payload, however long a round is."""
+MOST_SHARE: Final = 2.0
+"""The largest, should rounds be shorter than is assumed."""
+BISECTIONS: Final = 14
+SAME_STEP: Final = 0.001
+"""Relative difference of two steps that count as equal."""
+POST_WORK_S: Final = ("work_s", "episode_s")
 _Value = TypeVar("_Value")
 
 
@@ -39,14 +60,10 @@ class Change:
         if self.oversubscription is not None:
             parts.append(f"oversubscription {self.oversubscription:g}")
         if self.removed:
-            parts.append(f"without {_ranks_text(self.removed)}")
+            parts.append(f"without {name_ranks(self.removed)}")
         if self.replaced:
-            parts.append(f"{_ranks_text(self.replaced)} replaced")
+            parts.append(f"{name_ranks(self.replaced)} replaced")
         return ", ".join([*parts, *self.settings, *([] if self.pacing == "passive" else [self.pacing])])
-
-
-def _ranks_text(ranks: tuple[int, ...]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}"
 
 
 def combinations(
@@ -111,6 +128,24 @@ def _ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in text.split("+")}))
 
 
+@dataclass(frozen=True)
+class Scenario:
+    """One set of values for what the trace leaves open."""
+
+    round_us: float | None = None  # time of a round of messages; None: as calibrated
+    growth: float = 0.0  # exponent of post-collective work over nodes
+
+
+class Unknown(NamedTuple):
+    """Something that a trace of one size leaves open and a changed job may depend on."""
+
+    field: str  # of a scenario
+    low: float
+    high: float
+    key: str  # key of the cluster config
+    text: str  # its name, its two ends, and the measurement that would identify it
+
+
 def apply(change: Change, cluster: Cluster, slow: Collection[int] | None) -> Cluster:
     """The changed cluster.
 
@@ -150,3 +185,59 @@ def apply(change: Change, cluster: Cluster, slow: Collection[int] | None) -> Clu
         assignments += [f"fabric.oversubscription={change.oversubscription!r}", "fabric.uplink_gbps=null"]
     assignments += change.settings
     return cluster.changed(assignments, cluster.name, "--set") if assignments else cluster
+
+
+def changed(change: Change, cluster: Cluster, slow: Collection[int] | None, scenario: Scenario) -> Cluster:
+    """The changed cluster in a scenario; else as :func:`apply`."""
+    if scenario.round_us is not None:
+        cluster = with_rounds(cluster, scenario.round_us)
+    if scenario.growth and change.nodes is not None:
+        factor = (change.nodes / cluster.job.nodes) ** scenario.growth
+        longer = {key: getattr(cluster.post_collective_work, key) for key in POST_WORK_S}
+        assignments = [
+            f"post_collective_work.{key}={factor * s!r}" for key, s in longer.items() if isinstance(s, float) and s
+        ]
+        cluster = cluster.changed(assignments, cluster.name) if factor != 1.0 and assignments else cluster
+    return apply(change, cluster, slow)
+
+
+def with_rounds(cluster: Cluster, round_us: float) -> Cluster:
+    """The cluster with rounds of this time and less payload, such that a step without lateness takes as long as before.
+
+    Roughly: to a few thousandths of the payload.
+    """
+    assert isinstance(cluster.fabric.latency_us, float)
+    wanted_s = _ideal_s(cluster, cluster.fabric.latency_us, 1.0)
+    _, share = _bisected(lambda x: _ideal_s(cluster, round_us, x) > wanted_s, MIN_PAYLOAD_SHARE, MOST_SHARE)
+    return _with_rounds(cluster, round_us, share)
+
+
+def longest_round_us(cluster: Cluster) -> float:
+    """The longest time of a round with which a step can be as long as today."""
+    assert isinstance(cluster.fabric.latency_us, float)
+    now_us, later_us = cluster.fabric.latency_us, ROUND_US[1]
+    limit_s = (1.0 + SAME_STEP) * _ideal_s(cluster, now_us, 1.0)
+    if _ideal_s(cluster, later_us, MIN_PAYLOAD_SHARE) <= limit_s:
+        return later_us
+    return _bisected(lambda us: _ideal_s(cluster, us, MIN_PAYLOAD_SHARE) > limit_s, now_us, later_us)[0]
+
+
+def _bisected(is_above: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
+    """The two ends between which something is found."""
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if is_above(middle) else (middle, high)
+    return low, high
+
+
+def _ideal_s(cluster: Cluster, round_us: float, share: float) -> float:
+    """The step when no rank is late, with rounds of this time and this share of today's payload, seconds."""
+    one = _with_rounds(cluster, round_us, share)
+    return float(derive(one, episode_keys([0])).jobs["ideal_step_s"][0])
+
+
+def _with_rounds(cluster: Cluster, round_us: float, share: float) -> Cluster:
+    """The cluster with rounds of this time, and links on which a payload takes this share of its time."""
+    rates = {key: getattr(cluster.fabric, key) for key in ("nic_gbps", "uplink_gbps")}
+    faster = [f"fabric.{key}={rate * (1.0 / share)!r}" for key, rate in rates.items() if isinstance(rate, int | float)]
+    return cluster.changed([f"fabric.latency_us={round_us!r}", *faster], cluster.name)

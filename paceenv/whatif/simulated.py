@@ -22,9 +22,8 @@ from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.whatif.baseline import Baseline
-from paceenv.whatif.change import Change
+from paceenv.whatif.change import Change, Scenario, changed
 from paceenv.whatif.predictions import LEVEL, Array, Ends, Numbers, Prediction, Row, of_runs, widened
-from paceenv.whatif.scenarios import Scenario, changed
 
 MIN_SEEDS = 2
 """Of each drawn cluster, to separate differences between runs from differences between clusters."""
@@ -50,7 +49,7 @@ class Runs:
     outside: Outside | None = None
 
     def add(self, cluster: Cluster, policy: str, seeds_S: NDArray[np.int64], iterations: int) -> None:
-        threads = (os.cpu_count() or 1) if len(seeds_S) * cluster.ranks >= MIN_TO_SHARE else 1
+        threads = len(os.sched_getaffinity(0)) if len(seeds_S) * cluster.ranks >= MIN_TO_SHARE else 1
         simulator = start(cluster, seeds_S, threads)
         rollout = run(select_policy(policy, cluster), simulator, iterations)
         mean_S, sd_S, outcome = rollout.step_ET.mean(axis=1), rollout.step_ET.std(axis=1), rollout.outcome
@@ -81,15 +80,9 @@ def predict(
     check(baseline, changes)
     known = drawn(baseline, first_seed) if clusters is None else clusters
     per_draw = max(math.ceil(seeds / len(known)), MIN_SEEDS)
-    unpaced = [replace(change, pacing="passive") for change in changes if change.pacing != "passive"]
-    runs = {change: Runs() for change in [Change(), *changes, *unpaced]}
-    for d, cluster in enumerate(known):
-        seeds_S = np.arange(per_draw) + first_seed + d * per_draw
-        for i, (change, of_change) in enumerate(runs.items()):
-            of_change.add(
-                changed(change, cluster, baseline.slow, baseline.scenario(change)), change.pacing, seeds_S, iterations
-            )
-            on_done((d + (i + 1) / len(runs)) / len(known))
+    seeds_DS = first_seed + np.arange(len(known) * per_draw).reshape(len(known), per_draw)
+    unpaced = [replace(change, pacing="passive") for change in changes]
+    runs = simulate(baseline, known, [Change(), *changes, *unpaced], seeds_DS, iterations, on_done)
     ends = _Ends(baseline, first_seed + np.arange(END_SEEDS), iterations)
     text = (
         f"simulated: {len(known)} clusters drawn from the calibration's errors x " if len(known) > 1 else "simulated: "
@@ -106,6 +99,24 @@ def predict(
         measured_step_s=baseline.measured_step_s,
         measured_cv=baseline.measured_cv,
     )
+
+
+def simulate(
+    baseline: Baseline,
+    clusters: Sequence[Cluster],
+    changes: Sequence[Change],
+    seeds_DS: NDArray[np.int64],
+    iterations: int,
+    on_done: Callable[[float], None] = lambda done: None,
+) -> dict[Change, Runs]:
+    """Run every change on every cluster, all on the same noise."""
+    runs = {change: Runs() for change in changes}
+    for d, cluster in enumerate(clusters):
+        for i, (change, of_change) in enumerate(runs.items()):
+            after = changed(change, cluster, baseline.slow, baseline.scenario(change))
+            of_change.add(after, change.pacing, seeds_DS[d], iterations)
+            on_done((d + (i + 1) / len(runs)) / len(clusters))
+    return runs
 
 
 def check(baseline: Baseline, changes: Sequence[Change]) -> None:
@@ -132,12 +143,10 @@ class _Ends:
         usual = self._baseline.scenario(after)
         moves: dict[str, dict[str, Ends]] = {}
         for unknown in self._baseline.unknowns(after):
-            low, high, taken = (
-                self._difference(before, after, scenario)
-                for scenario in (replace(usual, **unknown.low), replace(usual, **unknown.high), usual)
-            )
+            ends = (replace(usual, **{unknown.field: end}) for end in (unknown.low, unknown.high))
+            low, high, taken = (self._difference(before, after, scenario) for scenario in (*ends, usual))
             for name, value in taken.items():
-                moves.setdefault(name, {})[unknown.name] = low[name] - value, high[name] - value
+                moves.setdefault(name, {})[unknown.field] = low[name] - value, high[name] - value
         return moves
 
     def _difference(self, before: Change, after: Change, scenario: Scenario) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What late ranks have in common: a host, a rack, the same place on every host, a stage, neighbouring ranks.
+"""What late ranks have in common: a host, a rack, the same place on every host, a stage.
 
 Every way of saying which ranks are late has a length in bits: which property, which of its values, and which of the
 ranks with those values, if not all (minimum description length, Rissanen 1978). The shortest one is taken, and only if
@@ -12,9 +12,7 @@ import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-HOST, RACK, LOCAL_RANK, STAGE, NEIGHBOURS, REMAINDER = "host", "rack", "local rank", "stage", "neighbours", "remainder"
-STRIDES: Final = (2, 4, 8, 16, 32, 64)
-"""Distances of ranks that are tried where hosts are not known: every so-manieth rank."""
+HOST, RACK, LOCAL_RANK, STAGE = "host", "rack", "local rank", "stage"
 WORTH_BITS: Final = 1.0
 """A description must be shorter than the list of ranks by this much."""
 
@@ -22,8 +20,7 @@ WORTH_BITS: Final = 1.0
 class CommonPlace(NamedTuple):
     """The ranks that are late are ``late`` of the ``ranks`` with one of ``values`` of the property ``key``.
 
-    Values are names of hosts and racks, or numbers. Those of NEIGHBOURS are the first and the last rank, those of
-    REMAINDER the distance and the rank's remainder.
+    Values are names of hosts and racks, or numbers.
     """
 
     key: str
@@ -71,10 +68,10 @@ def find_common_place(
         known[LOCAL_RANK] = local_ranks({rank: known[HOST][rank] for rank in everyone})
     descriptions = [(_bits(of, chosen, everyone), _describe(name, of, chosen, everyone)) for name, of in known.items()]
     best = _shortest(descriptions, len(chosen), len(everyone))
-    if HOST not in known:
-        return best or _shortest(_by_number(chosen, everyone), len(chosen), len(everyone))
+    if best is None or HOST not in known:
+        return best
     late_hosts, hosts = (len(set(_on(known[HOST], some))) for some in (chosen, everyone))
-    return best and best._replace(late_hosts=late_hosts, hosts=hosts)
+    return best._replace(late_hosts=late_hosts, hosts=hosts)
 
 
 def _shortest(descriptions: Sequence[tuple[float, CommonPlace]], late: int, ranks: int) -> CommonPlace | None:
@@ -105,22 +102,6 @@ def _describe(name: str, of: Mapping[int, Hashable], late: set[int], everyone: s
     return CommonPlace(name, tuple(used), len(late), sum(values.count(v) for v in used))
 
 
-def _by_number(late: set[int], everyone: set[int]) -> list[tuple[float, CommonPlace]]:
-    """Descriptions that need no more than the numbers of the ranks."""
-    low, high, count = min(late), max(late), len(everyone)
-    between = [rank for rank in everyone if low <= rank <= high]
-    descriptions = []
-    if len(between) == len(late):
-        place = CommonPlace(NEIGHBOURS, (low, high), len(late), len(late))
-        descriptions.append((math.log2(count * (count + 1) / 2), place))
-    for stride in STRIDES:
-        alike = [rank for rank in everyone if rank % stride == low % stride]
-        if len({rank % stride for rank in late}) == 1 and len(alike) == len(late):
-            place = CommonPlace(REMAINDER, (stride, low % stride), len(late), len(alike))
-            descriptions.append((math.log2(len(STRIDES)) + math.log2(stride), place))
-    return descriptions
-
-
 def describe(place: CommonPlace) -> str:
     """A place in words."""
     values = ", ".join(str(value) for value in place.values)
@@ -129,10 +110,6 @@ def describe(place: CommonPlace) -> str:
     if place.key == LOCAL_RANK:
         where = f", on {place.late_hosts} of {place.hosts} hosts" if place.hosts else ""
         return f"all late ranks have local rank{several} {values}{where}"
-    if place.key == NEIGHBOURS:
-        return f"the late ranks are neighbours: {place.values[0]} to {place.values[1]}"
-    if place.key == REMAINDER:
-        return f"every rank with remainder {place.values[1]} modulo {place.values[0]} is late, and no other"
     if place.key in (HOST, RACK):
         return f"all late ranks are on {place.key}{several} {values}: {share}"
     return f"all late ranks have {place.key}{several} {values}: {share}"

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.metrics import correlation_length
+from paceenv.diagnosis.step_times import step_findings
 from paceenv.diagnosis.step_times.ordinary import Ordinary, clipped, split
-from paceenv.diagnosis.step_times.step_findings import Finding, find_all, take_turns
-from paceenv.diagnosis.step_times.step_patterns import Drift, Period, drift, outlier_period, pattern_period
+from paceenv.diagnosis.step_times.step_findings import Drift, Finding, Period
 from paceenv.importers.log_text.conversion import StepLog
 
 MIN_VALUES: Final = 8
@@ -220,19 +220,19 @@ def diagnose_steps(log: StepLog) -> StepDiagnosis:
     # A change of level is no memory of steps, and single long steps are no pattern.
     flat = np.where(outlier_v, 1.0, x / level_of_v)
     longest = max(levels, key=lambda r: r.end - r.start)
-    slope = drift(x[~outlier_v]) if len(levels) == 1 else drift(x[longest.start : longest.end])
+    slope = step_findings.drift(x[~outlier_v] if len(levels) == 1 else x[longest.start : longest.end])
     if slope is not None and len(levels) == 1:
         first_s, last_s = (max(one_s, 1e-3 * float(x.mean())) for one_s in slope.ends_s)
         flat = flat / np.linspace(first_s, last_s, len(x))
         flat /= np.median(flat)
     gap = max(int(np.median(np.diff(step_v))), 1)
-    pattern = pattern_period(clipped(flat), gap)
+    pattern = step_findings.pattern_period(clipped(flat), gap)
     kind_v = (np.arange(len(x)) % (pattern.steps // gap)) if pattern else np.zeros(len(x), np.int64)
-    period = outlier_period(step_v, outlier_v)
+    period = step_findings.outlier_period(step_v, outlier_v)
     averaged = float(np.median(log.steps_V)) if (log.steps_V > 0).all() else 0.0
-    findings = find_all(log, ordinary, slope, pattern, period, kind_v)
+    findings = step_findings.find_all(log, ordinary, slope, pattern, period, kind_v)
     enough = len(x) >= MIN_VALUES and (~outlier_v).sum() >= MIN_VALUES
-    if pattern is not None and not take_turns(x, kind_v):
+    if pattern is not None and not step_findings.take_turns(x, kind_v):
         kind_v = np.zeros(len(x), np.int64)
     return StepDiagnosis(
         log, ordinary, averaged, period, pattern, slope, findings, _ceiling(x, kind_v) if enough else None
