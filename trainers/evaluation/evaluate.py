@@ -190,7 +190,7 @@ def evaluate(
 def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
     """One policy on one cluster, on the suite's seeds."""
     seeds = np.arange(suite.first_seed, suite.first_seed + suite.seeds)
-    simulator = start(cluster, seeds, os.cpu_count() or 1, suite.limits)
+    simulator = start(cluster, seeds, len(os.sched_getaffinity(0)), suite.limits)
     made = select_policy(policy, cluster)
     rollout = run(made, simulator, suite.iterations)
     mean_E, sd_E = rollout.useful_step_E, rollout.step_ET.std(axis=1)

@@ -185,7 +185,7 @@ def search_static(
     """
     loaded = [(clusters or {}).get(case.name) or case.load() for case in suite.cases]
     seeds = np.arange(max(suite.seeds // SEEDS_SHARE, 2)) + suite.first_seed + 10 * suite.seeds
-    threads = os.cpu_count() or 1
+    threads = len(os.sched_getaffinity(0))
     problem = Problem.of(loaded, seeds, suite.iterations, threads=threads, limits=suite.limits)
     weights = np.array([case.weight for case in suite.cases])
     settings = singles(suite.mechanisms)
