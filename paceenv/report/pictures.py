@@ -72,8 +72,9 @@ def spread(step_s_V: Array, title: str, quantity: str = "step time") -> Section:
     panel.stairs(100.0 * counts / len(step_s_V), edges, fill=True, color=BAND)
     median, p95, p99 = np.quantile(step_s_V, [0.5, 0.95, 0.99])
     marks = (("mean", step_s_V.mean(), "-"), ("median", median, "--"), ("95 %", p95, "-."), ("99 %", p99, ":"))
+    said = EngFormatter("s", places=1)
     for name, value, style in marks:
-        panel.axvline(min(value, high), color=MARK, ls=style, lw=1.2, label=f"{name} {duration(value)}")
+        panel.axvline(min(value, high), color=MARK, ls=style, lw=1.2, label=f"{name} {said(value)}")
     panel.legend(fontsize=8, frameon=False, title=f"CV {step_s_V.std() / step_s_V.mean():.3f}", title_fontsize=8)
     more = f"; {cut} longer ones in the last bar" if cut else ""
     panel.set(xlabel=f"{quantity}{more}", ylabel="share, %")
