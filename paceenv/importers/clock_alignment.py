@@ -45,30 +45,18 @@ def align_clocks(timelines: list[Timeline]) -> tuple[dict[int, float], dict[int,
 
     Raises InputError if a rank shares too few collectives with the others.
     """
-    ends = {
-        t.rank: {(step.iteration, *key): c.end_s for step in t.steps for key, c in step.placed() if c.group}
-        for t in timelines
-    }  # on the rank's own clock
-    kinds = {rank: {key[1:3] for key in mine} for rank, mine in ends.items()}
     usual_s = float(np.median([step.end_s - step.start_s for t in timelines for step in t.steps]))
-    first = timelines[0].rank
-    shift_s, renumber = {first: 0.0}, {first: 0}
-    reached = set(kinds[first])
-    left = [t for t in timelines if t.rank != first]
+    shift_s, renumber = dict[int, float](), dict[int, int]()
+    known: dict[Key, float] = {}  # ends on the first rank's clock
+    left = [(t, {(s.iteration, *key): c.end_s for s in t.steps for key, c in s.placed() if c.group}) for t in timelines]
     while left:
-        for t in left:
-            if reached.isdisjoint(kinds[t.rank]):
-                continue
-            known = {rank: add_s for rank, add_s in shift_s.items() if not kinds[rank].isdisjoint(kinds[t.rank])}
-            alignment = _against_known(ends[t.rank], ends, known, usual_s)
-            if alignment is not None:
-                reached |= kinds[t.rank]
-                shift_s[t.rank], renumber[t.rank] = alignment
-                ends[t.rank] = _renumbered(ends[t.rank], alignment[1])
-                left.remove(t)
-                break
-        else:
-            raise _cannot(left[0], timelines, set(shift_s))
+        aligned = ((t, mine, _compare(mine, known, usual_s)) for t, mine in left)
+        t, mine, found = next((one for one in aligned if one[2] is not None), (*left[0], None))
+        if found is None and shift_s:
+            raise _cannot(t, timelines, set(shift_s))
+        shift_s[t.rank], renumber[t.rank] = found or (0.0, 0)
+        known = {key: end_s + shift_s[t.rank] for key, end_s in _renumbered(mine, renumber[t.rank]).items()} | known
+        left = [one for one in left if one[0] is not t]
     return shift_s, renumber
 
 
@@ -89,34 +77,16 @@ def _renumbered(ends: dict[Key, float], offset: int) -> dict[Key, float]:
     return {(step + offset, *rest): end_s for (step, *rest), end_s in ends.items()} if offset else ends  # type: ignore[misc]
 
 
-def _against_known(
-    mine: dict[Key, float], ends: dict[int, dict[Key, float]], known: dict[int, float], step_s: float
-) -> tuple[float, int] | None:
-    """Shift and offset of a rank's steps against those whose clocks are known; None if none shares enough with it.
-
-    Known are those with a kind of collective in common, as all counts of steps are tried with each of them.
-    """
-    agrees_s = max(_AGREES * step_s, _LEAST_AGREEMENT_S)
-    best: tuple[float, float, int] | None = None
-    for rank, add_s in known.items():
-        agreement = _compare(mine, ends[rank], agrees_s, step_s)
-        if agreement is not None and (best is None or agreement[0] < best[0]):
-            best = (agreement[0], agreement[1] + add_s, agreement[2])
-            if best[0] <= agrees_s:
-                break
-    return None if best is None else best[1:]
-
-
-def _compare(
-    mine: dict[Key, float], other: dict[Key, float], agrees_s: float, step_s: float
-) -> tuple[float, float, int] | None:
-    """How far ends lie apart (s), the shift (s) and the offset of steps under which they agree best.
+def _compare(mine: dict[Key, float], other: dict[Key, float], step_s: float) -> tuple[float, int] | None:
+    """The shift (s) and the offset of steps under which ends agree best, None if too few are shared.
 
     Clocks that are less than half a step apart as the steps are counted would be further apart by any other count.
     """
+    if {key[1:3] for key in mine}.isdisjoint(key[1:3] for key in other):
+        return None
     agreement = _apart(mine, other)
     if agreement is not None and (agreement[0] <= _SURE_S or abs(agreement[1]) < 0.5 * step_s):
-        return *agreement, 0
+        return agreement[1], 0
     few = dict(islice(sorted(mine.items()), _MOST_TRIED))
     steps, theirs = {key[0] for key in few}, {key[0] for key in other}
     least = max(_MOST_STEPS * min(len(steps), len(theirs)), 2)
@@ -124,9 +94,10 @@ def _compare(
     tried = [k for k in offsets if sum(step + k in theirs for step in steps) >= least]
     better = [(*apart, k) for k in tried if (apart := _apart(_renumbered(few, k), other)) is not None]
     best = min(better, default=None)
+    agrees_s = max(_AGREES * step_s, _LEAST_AGREEMENT_S)
     if best is not None and best[0] <= agrees_s and (agreement is None or best[0] < _CLEARLY * agreement[0]):
-        return best
-    return None if agreement is None else (*agreement, 0)
+        return best[1:]
+    return None if agreement is None else (agreement[1], 0)
 
 
 def _apart(mine: dict[Key, float], other: dict[Key, float]) -> tuple[float, float] | None:

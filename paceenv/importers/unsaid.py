@@ -5,8 +5,7 @@ Kernels of 2023, of CUDA graphs, and those whose launch was not recorded name ne
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
@@ -14,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from paceenv.importers.collective_names import SEND_RECV
-from paceenv.importers.timelines import UNNAMED_GROUP, Collective, Step, Timeline
+from paceenv.importers.timelines import UNNAMED_GROUP, Collective, Step
 
 Steps = dict[int, dict[int, Step]]
 """By rank, then by number."""
@@ -26,40 +25,6 @@ _TOGETHER: Final = 0.5
 """Share of the shorter of two durations within which ends are together."""
 _MORE_THAN_A_PAIR: Final = 3
 """Members of a group that sends and receives: a pair may be two stages of a pipeline."""
-
-
-def adopt_groups(timelines: list[Timeline]) -> list[Timeline]:
-    """Groups of other ranks' files for those that a file does not name, where one alone has as many in each step."""
-    usual_of = {t.rank: _usual(t) for t in timelines}
-    named: dict[tuple[str, int], set[str]] = defaultdict(set)
-    for usual in usual_of.values():
-        for (group, op), count in usual.items():
-            if group and not group.startswith(UNNAMED_GROUP):
-                named[op, count].add(group)
-    adopted = []
-    for t in timelines:
-        names: dict[_Key, str] = {}
-        for (group, op), count in usual_of[t.rank].items():
-            fits = [name for name in named[op, count] if _may_hold(name, t.rank)]
-            if group.startswith(UNNAMED_GROUP) and len(fits) == 1:
-                names[group, op] = fits[0]
-        adopted.append(replace(t, steps=tuple(_renamed(step, names) for step in t.steps)) if names else t)
-    return adopted
-
-
-def _usual(timeline: Timeline) -> dict[_Key, int]:
-    """How many collectives of each group and operation most steps have."""
-    counts: dict[_Key, Counter[int]] = defaultdict(Counter)
-    for step in timeline.steps:
-        for key, count in Counter((c.group, c.op) for c in step.collectives).items():
-            counts[key][count] += 1
-    return {key: of.most_common(1)[0][0] for key, of in counts.items()}
-
-
-def _may_hold(group: str, rank: int) -> bool:
-    """Whether a group's name, which may list ranks, leaves it open or says that a rank is a member."""
-    listed = group.partition("/")[0]
-    return "." in listed or str(rank) in (re.findall(r"\d+", listed) or [str(rank)])
 
 
 def name_groups(steps_of: Steps, common: list[int], world_size: int) -> Steps:
