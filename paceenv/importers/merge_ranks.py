@@ -19,10 +19,16 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
 from paceenv.core.wording import duration, steps_left_out
-from paceenv.importers.clock_alignment import MOST_OFFSET, align_clocks, ends_apart
 from paceenv.importers.collective_names import POINT_TO_POINT
+from paceenv.importers.shared_collectives import (
+    MOST_OFFSET,
+    Steps,
+    align_clocks,
+    ends_apart,
+    fill_sizes,
+    name_groups,
+)
 from paceenv.importers.timelines import Array, RankActivity, Step, Timeline, union, without
-from paceenv.importers.unsaid import Steps, fill_sizes, name_groups
 
 _MIN_WAIT: Final = 0.002
 """Share of a step: shorter waits are compute."""
