@@ -72,16 +72,6 @@ def is_gone(process: str) -> bool:
         return True
 
 
-def parse_list(text: str) -> list[int]:
-    """Numbers of a list as the kernel writes it: ``0-3,8`` is 0, 1, 2, 3, 8."""
-    numbers: list[int] = []
-    for part in text.replace("\n", "").split(","):
-        first, _, last = part.strip().partition("-")
-        if first.isdecimal():
-            numbers += range(int(first), (int(last) if last.isdecimal() else int(first)) + 1)
-    return numbers
-
-
 def _gpu(device: str) -> dict[str, Any] | None:
     """Name, memory and PCI address of the rank's GPU, as far as the job has started CUDA."""
     torch = sys.modules.get("torch")

@@ -278,10 +278,6 @@ class Log:
         """From now on, this is the thread whose waiting blocks the step."""
         self._thread = get_ident()
 
-    def group(self, group: Any) -> int:
-        """A number for a process group, the same on all its ranks; -1 for a group without a name in PyTorch."""
-        return self.known(group).number
-
     def known(self, group: Any, *, begun: bool = False) -> Group:
         """What is known about a process group.
 
