@@ -13,8 +13,7 @@ import paceenv
 from paceenv.core import pacing
 from paceenv.policies.distilled import constant_policy
 from paceenv.policies.policy_file import PolicyFile, save_policy
-from paceenv.trainers.evaluation.comparison import Comparison
-from paceenv.trainers.evaluation.suites import ALL
+from paceenv.trainers.evaluation.suites import ALL, Comparison
 from paceenv.trainers.sweep.sweep_results import COLUMNS, DECISIONS, SCORE, Candidate, Results, values_of
 from paceenv.trainers.sweep.trainables import PIECES, StaticTask, TrainingTask, checkpoint_of
 from paceenv.ui import config_files, figures
