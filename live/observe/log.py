@@ -11,12 +11,13 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from threading import RLock, get_ident
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from paceenv.core.wording import format_list
 from paceenv.live.observe.batch import THREAD, Kind
 from paceenv.live.observe.stamps import Stamps
 
+T = TypeVar("T")
 MAX_ROWS, MAX_WAITING, MAX_MARKS = 100_000, 20_000, 1_000
 """Operations of one iteration or step, and marks in it: with more, some are left out, and it is marked; in between,
 operations that wait for whoever takes them: with more, the training thread does."""
@@ -287,7 +288,7 @@ class Log:
         known_group = self._by_identity.get(id(group))
         if known_group is not None:
             return known_group
-        name = _name(group)
+        name = tried(lambda: str(group.group_name), "")
         number = (
             -1
             if not name
@@ -297,7 +298,8 @@ class Log:
         )
         described = self.groups.get(number)
         if described is None or described.ended:
-            described = Group(number, name, *_place(group), _ranks(group), group, begun)
+            member, size = tried(lambda: (int(group.rank()), int(group.size())), (0, 0))
+            described = Group(number, name, member, size, tried(lambda: _ranks(group), None), group, begun)
             if described.size > 0:
                 self.groups[number] = described
         if self.follows(group, self._by_identity):
@@ -347,27 +349,18 @@ def _reference(group: Any) -> Callable[[], Any]:
         return lambda: None
 
 
-def _name(group: Any) -> str:
+def tried(read: Callable[[], T], otherwise: T) -> T:
+    """What ``read`` returns; drivers, containers and groups that are written in Python may raise anything."""
     try:
-        return str(group.group_name)
-    except Exception:  # groups that are written in Python may have none
-        return ""
-
-
-def _place(group: Any) -> tuple[int, int]:
-    try:
-        return int(group.rank()), int(group.size())
+        return read()
     except Exception:
-        return 0, 0
+        return otherwise
 
 
-def _ranks(group: Any) -> list[int] | None:
-    try:
-        from torch.distributed import get_process_group_ranks
+def _ranks(group: Any) -> list[int]:
+    from torch.distributed import get_process_group_ranks
 
-        return [int(rank) for rank in get_process_group_ranks(group)]
-    except Exception:
-        return None
+    return [int(rank) for rank in get_process_group_ranks(group)]
 
 
 def _graph_task() -> Callable[[], int]:
