@@ -89,20 +89,13 @@ class Transfer:
 class Deferral:
     """Holds back the transfers of one rank."""
 
-    def __init__(
-        self,
-        chosen: str,
-        log: Log,
-        hooks: Hooks,
-        log_once: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, chosen: str, log: Log, hooks: Hooks, log_once: Callable[[str], None]) -> None:
         self.hold_s = 0.0
         """How long each transfer is held back from now on, seconds; 0 holds nothing."""
         self.count, self.total_s, self.longest_s = 0, 0.0, 0.0
         """Transfers that were started later than asked for, and by how long, seconds."""
         self._chosen = frozenset(filter(None, (part.strip() for part in chosen.split(","))))
-        self._log, self._hooks, self._log_once, self._clock = log, hooks, log_once, clock
+        self._log, self._hooks, self._log_once = log, hooks, log_once
         self._off, self._recent_s = not self._chosen, 0.0
         self._held: dict[int, deque[Transfer]] = {}
         """By identity of the process group, which a transfer keeps alive: what is held, in order."""
@@ -191,7 +184,7 @@ class Deferral:
                 self._check(transfer)
             finally:
                 transfer.start()
-                late_s = max(self._clock() - transfer.asked_s, 0.0)
+                late_s = max(time.monotonic() - transfer.asked_s, 0.0)
                 self.count += 1
                 self.total_s += late_s
                 self.longest_s, self._recent_s = max(self.longest_s, late_s), max(self._recent_s, late_s)
@@ -236,11 +229,11 @@ class Deferral:
 
     def _waits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
         """When a wait begins; None where nothing is held."""
-        return self._clock() if self._held else None
+        return time.monotonic() if self._held else None
 
     def _waited(self, since_s: float, result: Any) -> None:
         """What made room for a transfer that was needed may go once that is through."""
-        if self._held and releases(self._clock() - since_s, self.hold_s):
+        if self._held and releases(time.monotonic() - since_s, self.hold_s):
             self.release()
 
     def _can_wait(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -267,7 +260,7 @@ class Deferral:
         return not why
 
     def _hold(self, name: str, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        group, now_s = args[0], self._clock()
+        group, now_s = args[0], time.monotonic()
         with self._lock:
             if self._off or sum(map(len, self._held.values())) >= MAX_HELD or not self._timed():
                 return None if not self._held else self.release()
@@ -307,10 +300,10 @@ class Deferral:
     def _watch(self) -> None:
         try:
             while not (self._off and not self._held):
-                self._wake.wait(max(self._target_s - self._clock(), 0.0) if self._target_s < math.inf else None)
+                self._wake.wait(max(self._target_s - time.monotonic(), 0.0) if self._target_s < math.inf else None)
                 self._wake.clear()
                 with launches, self._lock:
-                    now_s = math.inf if self._off else self._clock()
+                    now_s = math.inf if self._off else time.monotonic()
                     for key in tuple(self._held):
                         self._start(key, now_s)
                     self._target_s = min((queue[0].due_s for queue in self._held.values()), default=math.inf)
