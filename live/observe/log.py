@@ -67,7 +67,8 @@ class Group:
         self.number, self.name, self.member, self.size = number, name, member, size
         self.listed = format_list(ranks) if ranks is not None else None
         self.seen, self.lists, self.opaque = 0, 0, False
-        self._group = _reference(group)
+        # weak: a reference that keeps a process group would change when it is destroyed
+        self._group: Callable[[], Any] = tried(lambda: weakref.ref(group), lambda: None)
         self._first = None if begun else self.counted()
         self._paused: int | None = None
 
@@ -339,14 +340,6 @@ def watched_next(iteration: int, every: int) -> int:
         if place >= iteration:
             return place
         window += 1
-
-
-def _reference(group: Any) -> Callable[[], Any]:
-    """A weak reference: one that keeps a process group would change when it is destroyed."""
-    try:
-        return weakref.ref(group)
-    except TypeError:
-        return lambda: None
 
 
 def tried(read: Callable[[], T], otherwise: T) -> T:

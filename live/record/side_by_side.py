@@ -188,7 +188,9 @@ def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
     grid = grid or Grid(1, 0, 1)
     for place, snapshot in enumerate(snapshots):
         keys = _read_groups(snapshot, place, groups)
-        _read_unseen(snapshot, keys, groups)
+        for item in _items(snapshot, "unseen"):
+            if (key := keys.get(number(item, "group"))) is not None:
+                groups[key].unseen_per_step = max(groups[key].unseen_per_step, number(item, "per_step") or 0.0)
         for item in _items(snapshot, "collectives"):
             blocked_s = number(item, "blocked_s")
             if blocked_s is None:
@@ -234,13 +236,6 @@ def _members(ranks: str) -> tuple[int, ...] | None:
         return None
     spans = [range(int(edge[0]), int(edge[-1]) + 1) for edge in (part.split("-") for part in ranks.split(","))]
     return tuple(itertools.chain(*spans)) if sum(map(len, spans)) <= MAX_RANKS else None
-
-
-def _read_unseen(snapshot: Snapshot, keys: dict[float | None, Key], groups: dict[Key, Group]) -> None:
-    for item in _items(snapshot, "unseen"):
-        key = keys.get(number(item, "group"))
-        if key is not None:
-            groups[key].unseen_per_step = max(groups[key].unseen_per_step, number(item, "per_step") or 0.0)
 
 
 def _operation(op: str, group: Group, entries: list[tuple[int, Times]]) -> Operation:
