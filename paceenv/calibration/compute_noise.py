@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import ClusterBuilder, StepStamps
-from paceenv.calibration.measurements import MIN_STEPS, measure_stage
-from paceenv.calibration.noise_fit import NoiseFit, fit_noise
+from paceenv.calibration.cluster_builder import ClusterBuilder
+from paceenv.calibration.job_stamps import JobStamps
+from paceenv.calibration.noise_fit import MIN_STEPS, NoiseFit, fit_noise, measure_stage
 from paceenv.calibration.parameters import bounded, estimated, exact, identified, not_identifiable
+from paceenv.calibration.step_stamps import StepStamps
 from paceenv.calibration.two_state_fit import Episodes, find_episodes, fit_two_states
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
@@ -65,9 +67,28 @@ def fit_compute(stamps: StepStamps, compute_TR: Array) -> ComputeFit:
     return ComputeFit(fit_noise(measure_stage(compute_TR), stamps.described), episodes, factor, factor_se)
 
 
-def add_noise(builder: ClusterBuilder[Any], compute: ComputeFit, keys: Sequence[str] = NOISE, *, by_rank: bool) -> None:
-    """Take the noise into the cluster; ``by_rank``: phases say how ranks differ lastingly, so that noise does not."""
-    noise_fit, names = compute.noise, builder.stamps.names
+def add_noise(builder: ClusterBuilder[Any]) -> None:
+    """Take the noise of what ranks compute into the cluster; where steps or ranks are too few, a program has none."""
+    compute, stamps, data = builder.compute, builder.stamps, builder.data
+    steps, ranks = compute.value_TR.shape
+    is_ratio = not isinstance(stamps, JobStamps)
+    if is_ratio and (steps < MIN_STEPS or ranks < 2 or not (compute.value_TR > 0.0).all()):
+        source = f"{'from base' if 'noise' in data else 'none'}; {MIN_STEPS} steps of two ranks settle it"
+        builder.add(not_identifiable("noise.jitter_cv", 0.0, f"{steps} steps of {ranks} ranks", source))
+        data.setdefault("noise", {})
+        return
+    fit = fit_compute(stamps, compute.value_TR)
+    if not is_ratio:
+        said = "mean of what precedes the payload, healthy ranks"
+        builder.put(estimated("job.compute_s", fit.noise.mean_compute_s, said))
+    elif not compute.by_rank:
+        builder.healthy = fit.noise.mean_compute_s.value
+    _put_noise(builder, fit)
+
+
+def _put_noise(builder: ClusterBuilder[Any], compute: ComputeFit) -> None:
+    """Variance components, slow ranks and episodes; lasting differences only where phases do not say them."""
+    noise_fit, names, by_rank = compute.noise, builder.stamps.names, builder.compute.by_rank
     noise = noise_fit.to_config()["noise"]
     if by_rank:
         noise |= {"persistent_cv": 0.0, "slow_ranks": 0, "slow_factor": 1.0}
@@ -77,8 +98,8 @@ def add_noise(builder: ClusterBuilder[Any], compute: ComputeFit, keys: Sequence[
                 f"trace of {builder.stamps.name}: {said} by {noise[key]:.0%}; "
                 "allowed: at most 100 %, the simulator's limit"
             )
-    builder.data["noise"] = builder.data.get("noise", {}) | noise
-    for key in keys:
+    builder.data["noise"] = noise
+    for key in NOISE:
         estimate = getattr(noise_fit, key)
         if estimate is not None and not (by_rank and key == "persistent_cv"):
             said = "variance components of a rank's compute in a step, jackknife over steps"
@@ -109,16 +130,6 @@ def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:
     return config_files.parse(Cluster, data, f"calibration of {fit.source}")
 
 
-def fit_ratios(builder: ClusterBuilder[Any], ratio_TR: Array, otherwise: str) -> ComputeFit | None:
-    """The noise of a program's compute; ``otherwise`` is there where steps or ranks are too few."""
-    steps, ranks = ratio_TR.shape
-    if steps >= MIN_STEPS and ranks >= 2 and (ratio_TR > 0.0).all():
-        return fit_compute(builder.stamps, ratio_TR)
-    source = f"{otherwise}; {MIN_STEPS} steps of two ranks settle it"
-    builder.add(not_identifiable("noise.jitter_cv", 0.0, f"{steps} steps of {ranks} ranks", source))
-    return None
-
-
 def length_cv(relative: Sequence[Array]) -> float:
     """How much single phases vary by themselves: their variance less their covariance with other phases, as a CV."""
     own, shared = list[float](), list[float]()
@@ -134,11 +145,17 @@ def length_cv(relative: Sequence[Array]) -> float:
     return float(f"{min(own_cv, 1.0):.4g}") if own_cv > MIN_CV else 0.0
 
 
-def put_length(builder: ClusterBuilder[Any], length: float, seconds: Array, relative: Sequence[Array]) -> None:
-    """Let phases of these ``seconds`` vary each by itself; what that adds to whole steps is no jitter of steps."""
-    count = sum(len(one) for one in relative)
+def put_lengths(builder: ClusterBuilder[Any], length: float) -> None:
+    """Let each phase vary by itself; what that adds to whole steps is no jitter of steps."""
+    count = sum(len(one) for one in builder.compute.relative_R)
     said = "variation of single phases beyond that of whole steps"
     builder.put(identified("program.length_cv", length, length / (2.0 * count) ** 0.5, said))
+    builder.drop(["noise.jitter_cv"])
+    step = builder.data["program"]["step"] = deepcopy([*builder.compute.phases])
+    works = [one["compute"] for one in step if "compute" in one]
+    for number, one in enumerate(works):
+        one.setdefault("micro_batch", number)
+    seconds = np.array([one["seconds"] for one in works])
     share = seconds / max(float(seconds.sum()), 1e-300)
     left = builder.data["noise"].get("jitter_cv", 0.0) ** 2 - length**2 * float((share**2).sum())
     builder.data["noise"] |= {"jitter_cv": max(left, 0.0) ** 0.5}
