@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,9 +16,8 @@ from numpy.typing import NDArray
 from paceenv.calibration.cluster_builder import ClusterBuilder
 from paceenv.calibration.job_stamps import JobStamps
 from paceenv.calibration.noise_fit import MIN_STEPS, NoiseFit, fit_noise, measure_stage
-from paceenv.calibration.parameters import bounded, estimated, exact, identified, not_identifiable
-from paceenv.calibration.step_stamps import StepStamps
-from paceenv.calibration.two_state_fit import Episodes, find_episodes, fit_two_states
+from paceenv.calibration.parameters import Parameter, bounded, estimated, exact, identified, not_identifiable
+from paceenv.calibration.two_state_fit import find_episodes, fit_two_states
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
 from paceenv.ui import config_files
@@ -40,33 +38,6 @@ MIN_FAIL_SLOW: Final = 0.1
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class ComputeFit:
-    """``noise`` of what is left when ``episodes`` are divided by ``factor``; None and 1 where no rank had any."""
-
-    noise: NoiseFit
-    episodes: Episodes | None
-    factor: float
-    factor_se: float
-
-
-def fit_compute(stamps: StepStamps, compute_TR: Array) -> ComputeFit:
-    """Fit what ranks compute in a step, in seconds or relative to a mean."""
-    on_TR = np.stack([fit_two_states(x, MIN_FAIL_SLOW * float(np.median(x))) for x in compute_TR.T], axis=1)
-    episodes, factor, factor_se = find_episodes(on_TR), 1.0, 0.0
-    if episodes is not None:
-        compute_TR = compute_TR.copy()
-        ratios = []
-        for r in np.flatnonzero(on_TR.any(axis=0)):
-            slow, healthy = compute_TR[on_TR[:, r], r], compute_TR[~on_TR[:, r], r]
-            ratios.append((float(slow.mean() / healthy.mean()), slow.std() / slow.mean() / math.sqrt(len(slow))))
-            compute_TR[on_TR[:, r], r] /= ratios[-1][0]
-        factor = float(np.mean([ratio for ratio, _ in ratios]))
-        between = np.std([r for r, _ in ratios], ddof=1) if len(ratios) > 1 else 0.0
-        factor_se = float(np.hypot(between, factor * max(se for _, se in ratios)) / math.sqrt(len(ratios)))
-    return ComputeFit(fit_noise(measure_stage(compute_TR), stamps.described), episodes, factor, factor_se)
-
-
 def add_noise(builder: ClusterBuilder[Any]) -> None:
     """Take the noise of what ranks compute into the cluster; where steps or ranks are too few, a program has none."""
     compute, stamps, data = builder.compute, builder.stamps, builder.data
@@ -77,18 +48,20 @@ def add_noise(builder: ClusterBuilder[Any]) -> None:
         builder.add(not_identifiable("noise.jitter_cv", 0.0, f"{steps} steps of {ranks} ranks", source))
         data.setdefault("noise", {})
         return
-    fit = fit_compute(stamps, compute.value_TR)
+    healthy_TR, episodes = _without_episodes(compute.value_TR, stamps.names)
+    fit = fit_noise(measure_stage(healthy_TR), stamps.described)
     if not is_ratio:
         said = "mean of what precedes the payload, healthy ranks"
-        builder.put(estimated("job.compute_s", fit.noise.mean_compute_s, said))
+        builder.put(estimated("job.compute_s", fit.mean_compute_s, said))
     elif not compute.by_rank:
-        builder.healthy = fit.noise.mean_compute_s.value
+        builder.healthy = fit.mean_compute_s.value
     _put_noise(builder, fit)
+    builder.put(*episodes)
 
 
-def _put_noise(builder: ClusterBuilder[Any], compute: ComputeFit) -> None:
-    """Variance components, slow ranks and episodes; lasting differences only where phases do not say them."""
-    noise_fit, names, by_rank = compute.noise, builder.stamps.names, builder.compute.by_rank
+def _put_noise(builder: ClusterBuilder[Any], noise_fit: NoiseFit) -> None:
+    """Variance components and slow ranks; lasting differences only where phases do not say them."""
+    names, by_rank = builder.stamps.names, builder.compute.by_rank
     noise = noise_fit.to_config()["noise"]
     if by_rank:
         noise |= {"persistent_cv": 0.0, "slow_ranks": 0, "slow_factor": 1.0}
@@ -109,15 +82,29 @@ def _put_noise(builder: ClusterBuilder[Any], compute: ComputeFit) -> None:
         said = f"persistently slower than their peers: {slow}"
         builder.put(exact("noise.slow_ranks", len(noise_fit.slow_workers), said))
         builder.put(estimated("noise.slow_factor", noise_fit.slow_factor, said))
-    episodes = compute.episodes
-    if episodes is not None:
-        ranks = ", ".join(f"rank {names[r]}" for r in np.flatnonzero(episodes.on_TN.any(axis=0)))
-        said = f"{episodes.count} episodes on {ranks}"
-        builder.put(bounded("noise.fail_slow_share", episodes.share, said))
-        builder.put(bounded("noise.fail_slow_mean_iterations", episodes.mean_iterations, said))
-        builder.put(identified("noise.fail_slow_factor", compute.factor, compute.factor_se, said))
-        most = {"fail_slow_share": min(episodes.share.value, 0.99), "fail_slow_factor": max(compute.factor, 1.0)}
-        builder.data["noise"] |= most
+
+
+def _without_episodes(compute_TR: Array, names: Sequence[int]) -> tuple[Array, list[Parameter]]:
+    """What ranks would compute without their fail-slow episodes, and what those are; nothing where no rank had any."""
+    on_TR = np.stack([fit_two_states(x, MIN_FAIL_SLOW * float(np.median(x))) for x in compute_TR.T], axis=1)
+    episodes = find_episodes(on_TR)
+    if episodes is None:
+        return compute_TR, []
+    compute_TR, ratios = compute_TR.copy(), list[tuple[float, float]]()
+    slowed = np.flatnonzero(on_TR.any(axis=0)).tolist()
+    for r in slowed:
+        slow, healthy = compute_TR[on_TR[:, r], r], compute_TR[~on_TR[:, r], r]
+        ratios.append((float(slow.mean() / healthy.mean()), slow.std() / slow.mean() / math.sqrt(len(slow))))
+        compute_TR[on_TR[:, r], r] /= ratios[-1][0]
+    factor = max(float(np.mean([ratio for ratio, _ in ratios])), 1.0)
+    between = np.std([r for r, _ in ratios], ddof=1) if len(ratios) > 1 else 0.0
+    factor_se = float(np.hypot(between, factor * max(se for _, se in ratios)) / math.sqrt(len(ratios)))
+    said = f"{episodes.count} episodes on {', '.join(f'rank {names[r]}' for r in slowed)}"
+    return compute_TR, [
+        bounded("noise.fail_slow_share", episodes.share, said),
+        bounded("noise.fail_slow_mean_iterations", episodes.mean_iterations, said),
+        identified("noise.fail_slow_factor", factor, factor_se, said),
+    ]
 
 
 def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:

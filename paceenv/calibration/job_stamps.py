@@ -70,11 +70,6 @@ class JobStamps(StepStamps):
         return self.finish_TG - self.arrival_TG
 
     @property
-    def group_delay_TG(self) -> Array:
-        """The longest delay that a member of the group took."""
-        return self.of_groups(self.delay_TR)
-
-    @property
     def unpaced_T(self) -> NDArray[np.bool_]:
         """Iterations without any delay."""
         return np.asarray((self.delay_TR <= 0.0).all(axis=1))

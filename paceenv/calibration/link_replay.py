@@ -251,7 +251,9 @@ def fit_links(stamps: JobStamps, latency_s: float, *, known_alone_s: float | Non
         why = "with one process group its own links and the uplink look the same"
         return LinkFit(mean_s, se, mean_s, np.inf, why, lasts_TG - mean_s, False, outliers)
     hold_T = stamps.iteration_T[use_T] // HOLD_ITERATIONS
-    model = UplinkModel(arrival_TG[use_T], end_TG[use_T], stamps.group_delay_TG[use_T], hold_T, known_alone_s)
+    model = UplinkModel(
+        arrival_TG[use_T], end_TG[use_T], stamps.of_groups(stamps.delay_TR)[use_T], hold_T, known_alone_s
+    )
     theta = model.least_squares()
     probed = model.probed and known_alone_s is None
     if probed:

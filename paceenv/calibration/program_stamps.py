@@ -31,7 +31,6 @@ UNKNOWN_PEERS: Final = "the trace does not say who is at the other end"
 _BARRIER: Final = "barrier"
 
 Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 class Transfer(NamedTuple):
@@ -319,7 +318,7 @@ def _payloads(transfers: Sequence[Transfer], size_TRK: Array) -> list[float]:
     return payloads
 
 
-def _every(name: str, iteration_T: Integers, some_TK: NDArray[np.bool_]) -> list[int]:
+def _every(name: str, iteration_T: NDArray[np.int64], some_TK: NDArray[np.bool_]) -> list[int]:
     """In one of how many steps each transfer happens."""
     every_K, phases = [], dict[int, int]()
     for here_T in some_TK.T:

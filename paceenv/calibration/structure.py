@@ -112,7 +112,7 @@ def add_post_work(builder: ClusterBuilder[Any]) -> None:
             bounded("post_collective_work.mean_iterations", episodes.mean_iterations, said),
             identified("post_collective_work.episode_s", episode_s, se, said),
         )
-        work |= {"share": min(episodes.share.value, 0.99), "episode_spread": spread}
+        work["episode_spread"] = spread
 
 
 def _of_episodes(single: list[float]) -> tuple[float, float, float]:
