@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,8 @@ _MAX_CELLS = 1e8
 """Rank-iterations simulated at most, beyond one run a cluster."""
 _LEAD_IN = 100
 """Iterations before a simulated run counts, as the held-out part does not begin a job either."""
+SLOWEST: Final = "slowest rank"
+"""Takes the place of the step where only compute is known."""
 _TOLERANCES: Final = {"mean": GOOD_MEAN, "CV": GOOD_CV, "p99": 0.1, "E[": TOLERANCE, "arrival": 0.1}
 """How far off still counts as close, by how a quantity's name begins."""
 CLOSE: Final = 0.1
@@ -128,12 +130,9 @@ def check_fit(stamps: Stamps, fit: Callable[[Stamps], Cluster]) -> HeldOutCheck 
         return f"{T} steps, {len(rest.step_T)} of them held out and without pacing; needed: {least} and {MIN_STEPS}"
     if first.unpaced_T.sum() < MIN_UNPACED:
         return f"{int(first.unpaced_T.sum())} of the first {cut} steps are without pacing; needed: {MIN_UNPACED}"
-    cluster, what = fit(first), "step"
     if isinstance(rest, JobStamps):
-        measured = _describe(what, rest.step_T, rest.compute_TR, rest.entry_TR, rest.groups)
-        return _check(what, cut, rest.step_T, measured, cluster, rest.ranks, groups=rest.groups)
-    measured = _describe(what, rest.step_T, rest.step_T[:, None], rest.step_T[:, None], 1)
-    return _check(what, cut, rest.step_T, measured, cluster, rest.ranks, knows="steps")
+        return _check("step", cut, rest.step_T, (rest.compute_TR, rest.entry_TR), fit(first), rest.groups)
+    return _check("step", cut, rest.step_T, (rest.step_T[:, None],) * 2, fit(first))
 
 
 def check_stage(compute_s_TR: Array, make: Callable[[NoiseFit], Cluster]) -> HeldOutCheck | str:
@@ -147,9 +146,7 @@ def check_stage(compute_s_TR: Array, make: Callable[[NoiseFit], Cluster]) -> Hel
         return f"{steps} complete steps of {workers} ranks; needed: {3 * MIN_STEPS} and 2"
     first, rest_TR = measure_stage(compute_s_TR[:cut]), compute_s_TR[cut:]
     fit = fit_noise(first, "held-out check")
-    slowest_T, what = rest_TR.max(axis=1), "slowest rank"
-    measured = _describe(what, slowest_T, rest_TR, rest_TR, 1)
-    return _check(what, cut, slowest_T, measured, make(fit), workers, knows="compute")
+    return _check(SLOWEST, cut, rest_TR.max(axis=1), (rest_TR, rest_TR), make(fit))
 
 
 def _describe(what: str, step_T: Array, compute_TR: Array, entry_TR: Array, groups: int) -> dict[str, float]:
@@ -168,34 +165,24 @@ def _describe(what: str, step_T: Array, compute_TR: Array, entry_TR: Array, grou
     return quantities
 
 
-def _run(cluster: Cluster, runs: int, first: int, iterations: int) -> tuple[Array, Array]:
-    """Step times ``(E, T)`` and when ranks arrived at the payload ``(E, T, R)``, seconds, without pacing."""
-    simulator = simulator_of(cluster, runs, first)
-    simulator.run(simulator.off(), _LEAD_IN)
-    recording = simulator.record(simulator.off(), iterations)
-    return recording.step_ET, recording.entry_ETR
-
-
 def _check(
-    what: str,
-    fitted: int,
-    held_out_T: Array,
-    measured: dict[str, float],
-    cluster: Cluster,
-    ranks: int,
-    *,
-    groups: int = 1,
-    knows: Literal["ranks", "steps", "compute"] = "ranks",
+    what: str, fitted: int, held_out_T: Array, of_ranks: tuple[Array, Array], cluster: Cluster, groups: int = 1
 ) -> HeldOutCheck:
-    """Every quantity of the held-out steps against runs of drawn clusters."""
-    drawn = drawn_clusters(cluster, draws=DRAWS)
-    runs = int(np.clip(_MAX_CELLS / (len(held_out_T) * ranks * len(drawn)), 1, RUNS))
+    """Every quantity of the held-out steps, and of what ranks computed and when they arrived in them ``(T, R)``.
+
+    They are held against runs of drawn clusters without pacing. One column of ranks: only whole steps are known.
+    """
+    drawn, measured = drawn_clusters(cluster, draws=DRAWS), _describe(what, held_out_T, *of_ranks, groups)
+    runs = int(np.clip(_MAX_CELLS / (len(held_out_T) * cluster.ranks * len(drawn)), 1, RUNS))
     simulated, steps = list[dict[str, float]](), list[Array]()
     for d, one in enumerate(drawn):
-        step_ET, entry_ETR = _run(one, runs, d * runs, len(held_out_T))
-        steps.append(entry_ETR.max(axis=2) if knows == "compute" else step_ET)
-        of_ranks = steps[-1][:, :, None] if knows == "steps" else entry_ETR
-        simulated += [_describe(what, *run, run[1], groups) for run in zip(steps[-1], of_ranks, strict=True)]
+        simulator = simulator_of(one, runs, d * runs)
+        simulator.run(simulator.off(), _LEAD_IN)
+        recording = simulator.record(simulator.off(), len(held_out_T))
+        entry_ETR = recording.entry_ETR
+        steps.append(entry_ETR.max(axis=2) if what == SLOWEST else recording.step_ET)
+        arrived_ETR = steps[-1][:, :, None] if of_ranks[0].shape[1] == 1 else entry_ETR
+        simulated += [_describe(what, *run, run[1], groups) for run in zip(steps[-1], arrived_ETR, strict=True)]
     lines, step_s = [], next(iter(measured.values()))
     for quantity, value in measured.items():
         values = np.array([one[quantity] for one in simulated])
