@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import Field
 
-from paceenv.calibration.cluster_builder import JobFit
+from paceenv.calibration.fit_trace import JobFit
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.core.errors import InputError, out_of_range
