@@ -14,6 +14,7 @@ from paceenv.live.options import MODES
 from paceenv.live.testbed import testbed_run
 from paceenv.live.testbed.testbed_run import JobResult, RunResult
 from paceenv.live.testbed.testbed_scenario import Backend, Scenario, load_scenario
+from paceenv.report.section import print_sections
 from paceenv.ui import config_files, output
 from paceenv.ui.json_option import JsonFile
 
@@ -128,7 +129,8 @@ def _loop(scenario: Scenario, folder: Path, candidates: str | None, seed: int, j
     options = LoopOptions(seed=seed, candidates=tuple(names))
     report = ClosedLoop(scenario, folder, options, run=testbed_run.run_scenario, calibrate=fit_trace).go()
     if output.write_json(report, json_):
-        sim_to_real_report.show(report)
+        print_sections(sim_to_real_report.sections(report))
+        print(report["verdict"])
         output.say(f"report, picture and all runs are in {folder}/")
 
 
