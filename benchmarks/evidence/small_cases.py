@@ -26,7 +26,7 @@ CASES: Final[dict[str, tuple[str, ...]]] = {
     "07-steps-then-hang.log": (
         "rank 0 in ALLREDUCE 1516 (25427968 elements); rank 1 in ALLREDUCE 1517 (1 element)", "SIGABRT", "is 300",
     ),
-    "06-watchdog.log": ("ranks 0, 4 stopped", "broadcast 78 of default_pg", "1-3, 5-7", "_all_gather_cpu_bytes"),
+    "06-watchdog.log": ("ranks 0, 4 stopped", "broadcast 78 of default_pg", "1-3,5-7", "_all_gather_cpu_bytes"),
     "17-ras.txt": ("rank 21 (node 172.16.64.213, GPU 5) does not answer",),
     "02-two-runs": ("2 different runs, 34.0 h apart, not one job", "8 ranks: 30.4 ms", "2 ranks: 64.4 ms"),
     "34-one-rank": ("4 ms in collectives with nothing else to do", "cannot be told apart with one rank"),
