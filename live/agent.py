@@ -18,12 +18,11 @@ from types import TracebackType
 from typing import Any
 
 from paceenv.core.errors import InputError, out_of_range
-from paceenv.live.decide.live_policy import needed_policy
+from paceenv.live.decide.live_policy import needed_policy, obstacle
 from paceenv.live.log_once import Messages, described
 from paceenv.live.loop import Loop
 from paceenv.live.options import IN_A_GROUP_ONLY, LAUNCHER_SETTINGS, make_options
 from paceenv.live.reporting import Output
-from paceenv.live.start.obstacles import obstacle
 from paceenv.policies.base import Policy
 
 

@@ -115,6 +115,7 @@ class Output:
     def _snapshot(self) -> Snapshot:
         loop, history, options = self._loop, self._loop.history, self._options
         policy, accounts = loop.policy, history.as_dict()
+        known = self._rendezvous.identity if self._rendezvous is not None else Identity()
         control = self._control.state() if self._control is not None else None  # before the mode, which follows it
         trace = self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0}
         return {
@@ -124,7 +125,7 @@ class Output:
             "world_size": loop.world_size,
             "host": self._locality.get("host", ""),
             "attempt": loop.attempt,
-            "agents": self._agents(),
+            "agents": {"count": known.agents, "complete": known.complete, "reason": known.why},
             "unix_time_s": time.time(),
             "final": self._closed,
             "ended": self._ended,
@@ -218,10 +219,6 @@ class Output:
                 loop.messages.log_once(f"{known.why}; nothing is delayed without an agent on every rank")
             if loop.control.decides and loop.state != "shadow":
                 loop.downgrade(known.why)
-
-    def _agents(self) -> dict[str, Any]:
-        known = self._rendezvous.identity if self._rendezvous is not None else Identity()
-        return {"count": known.agents, "complete": known.complete, "reason": known.why}
 
     def _record(self, out: Path) -> None:
         from paceenv.live.record.recorder import TraceRecorder, rank_header

@@ -12,7 +12,7 @@ import yaml
 from paceenv.calibration.bandwidth import fit_bandwidth
 from paceenv.cli import application
 from paceenv.core.errors import InputError
-from paceenv.importers.nccl_tests import Table, is_table, read_tables
+from paceenv.importers.nccl_tests import Table, read_tables
 from paceenv.sim.cluster.collectives import Law, Op, volume
 
 HEADER = """\
@@ -112,7 +112,6 @@ def test_a_table_of_eight_gpus_in_the_older_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("size 1 2 3\n", "no table of nccl-tests; allowed: a header with size, count, type, time and algbw"),
         (CHUNKED, "0 sizes; allowed: at least 1"),
         (CHUNKED + "1024 256 float 10 1 1 0\n", "line 3: '1024 256 float 10 1 1 0'; allowed: size, count, type"),
         (CHUNKED + "1024 256 float sum -1 x 1 1 0 10 1 1 0\n", "allowed: size, count, type ... time > 0"),
@@ -161,7 +160,6 @@ def test_decorated_lines_give_the_same_table(tmp_path: Path, how: str) -> None:
     lines = printed(LAW, program="all_gather_perf", op="all_gather").splitlines()
     decorated = [f"{DECORATIONS[how](n)}{line}" for n, line in enumerate(lines)]
     path = written(tmp_path, "\n".join(["#!/bin/bash", *decorated]), "job.out")
-    assert is_table(path)
     found = read_table(path)
     assert (found.op, found.members) == ("all_gather", 8)
     np.testing.assert_array_equal(found.size_bytes, plain.size_bytes)
@@ -232,7 +230,6 @@ def bench(ranks: int, Bps: float, trials: int = 5, mixed: bool = False) -> str:
 @pytest.mark.parametrize("mixed", [False, True])
 def test_the_benchmark_of_bigscience(tmp_path: Path, mixed: bool) -> None:
     path = written(tmp_path, "NCCL INFO Channel 00/12 :    0   1   2   3\n" + bench(16, 10e9, mixed=mixed), "out.txt")
-    assert is_table(path)
     table = read_table(path)
     assert (table.op, table.members, table.size_bytes[0]) == ("all_reduce", 16, 4e9)
     assert fit_bandwidth(table).law.bandwidth_Bps == pytest.approx(10e9, rel=0.005)

@@ -25,13 +25,7 @@ from paceenv.policies.rollout import start
 from paceenv.policies.rules import Adaptive
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.closed_loop import sim_to_real_report
-from paceenv.trainers.closed_loop.closed_loop import (
-    STAGES,
-    ClosedLoop,
-    LoopOptions,
-    default_rule,
-)
-from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
+from paceenv.trainers.closed_loop.closed_loop import ClosedLoop, LoopOptions, default_rule
 from paceenv.trainers.closed_loop.paired_blocks import (
     Effect,
     candidate_agents,
@@ -326,5 +320,5 @@ def test_the_command_runs_the_loop_with_what_it_is_given(tmp_path: Path, monkeyp
     record = json.loads((folder / "loop.json").read_text())
     assert (record["scenario"]["loop"]["pairs"], record["options"]["seed"]) == (5, 3)
     assert record["options"]["candidates"] == ["default", "paper"]
-    done = LoopDirectory(folder, STAGES).found("observe")
+    done = json.loads((folder / "1-observe" / "done.json").read_text())
     assert done["jobs"]["pairs"]["iterations"] == 36  # of 39 steps, less the warm-up

@@ -21,7 +21,7 @@ from paceenv.policies import names
 from paceenv.policies.base import Policy
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import load_cluster
-from paceenv.trainers.evaluation.comparison import is_comparison
+from paceenv.trainers.evaluation.suites import is_comparison
 from paceenv.ui import config_files
 
 RATIOS = st.floats(0.0, 1.0)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from traced_jobs import SOCKET_RUNS_DIR, needs_socket_runs
 
 from paceenv.calibration.job_stamps import read_job
+from paceenv.calibration.step_stamps import read_rows
 from paceenv.core import pacing
 from paceenv.core.trace import read_trace
 from paceenv.policies.rollout import start
@@ -142,7 +143,7 @@ def test_a_simulated_gather_keeps_its_receiver_and_not_its_senders() -> None:
 
 @needs_socket_runs
 def test_a_recorded_gather_spends_its_steps_where_the_simulated_one_does() -> None:
-    stamps = read_job(read_trace(SOCKET_RUNS_DIR / "incast-shallow-learned.parquet"))
+    stamps = read_job(read_rows(read_trace(SOCKET_RUNS_DIR / "incast-shallow-learned.parquet")))
     unpaced = stamps.part(stamps.unpaced_T)
     exit_TR = exits_TR(SOCKET_RUNS_DIR / "incast-shallow-learned.parquet", unpaced.iteration_T, unpaced.begin_T)
     start_TR = np.maximum(unpaced.entry_TR, unpaced.entry_TR[:, :1])

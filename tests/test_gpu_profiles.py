@@ -204,7 +204,7 @@ def test_a_late_host_is_named_with_what_it_did(
     """Its peers' hosts run ahead: they arrive after 390 us of work of the device, it after 870 us of its host."""
     merged = read(tmp_path, late_host(where, extra_us))
     truth_us = total_us + 870.0 - 390.0
-    (found,) = find_late_hosts(merged.activity, clock_error_s=merged.clocks.error_s)
+    (found,) = find_late_hosts(merged.activity, clock_error_s=merged.trace.metadata.job["clock_error_s"])
     assert found.rank == 2
     assert found.reason == "host"
     assert np.median(found.late_s) * 1e6 == pytest.approx(truth_us, rel=0.05)
@@ -280,7 +280,7 @@ def test_whatever_is_damaged_the_trace_is_sound_or_refused(
         parts = np.nan_to_num(parts)
         assert min(*parts, one.hidden_s, one.loader_s) >= -1e-9
         assert sum(parts) == pytest.approx(one.end_s - one.start_s, rel=1e-3, abs=1e-6)
-    for late in find_late_hosts(merged.activity, clock_error_s=merged.clocks.error_s):
+    for late in find_late_hosts(merged.activity, clock_error_s=merged.trace.metadata.job["clock_error_s"]):
         assert "\n" not in late.text
         json.dumps(plain(late), allow_nan=False)
 

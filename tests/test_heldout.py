@@ -11,14 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks._common import recorded
-from paceenv.calibration.collective_fit import fit_collective
 from paceenv.calibration.compute_noise import noise_cluster
-from paceenv.calibration.distances import HeldOutCheck, Line
-from paceenv.calibration.fit_trace import fit_trace
-from paceenv.calibration.heldout import check_fit, check_stage
+from paceenv.calibration.fit_trace import fit_stamps, fit_trace
+from paceenv.calibration.heldout import HeldOutCheck, Line, check_fit, check_stage
 from paceenv.calibration.job_stamps import JobStamps, read_job
 from paceenv.calibration.noise_fit import NoiseFit
 from paceenv.calibration.posterior import measured_step
+from paceenv.calibration.step_stamps import read_rows
 from paceenv.cli import application
 from paceenv.core.trace import write_trace
 from paceenv.sim.cluster import Cluster, load_cluster
@@ -29,11 +28,11 @@ JOB = ("noise.jitter_cv=0.06", "noise.common_cv=0.01", "noise.persistent_cv=0.01
 
 @pytest.fixture(scope="module")
 def stamps() -> JobStamps:
-    return read_job(recorded(load_cluster("null-jitter").changed(list(JOB)), 3, 240))
+    return read_job(read_rows(recorded(load_cluster("null-jitter").changed(list(JOB)), 3, 240)))
 
 
 def check_job(stamps: JobStamps) -> HeldOutCheck | str:
-    return check_fit(stamps, lambda part: fit_collective(part).cluster)
+    return check_fit(stamps, lambda part: fit_stamps(part).cluster)
 
 
 def checked(check: HeldOutCheck | str) -> dict[str, Line]:

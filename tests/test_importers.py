@@ -9,7 +9,6 @@ import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -28,7 +27,6 @@ from paceenv.diagnosis.answer import find_answer
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.importers.inputs import read_inputs
-from paceenv.importers.json_events import EventFile
 from paceenv.importers.plain_pickle import read_plain_pickle
 from paceenv.importers.profiler.kineto import import_kineto
 
@@ -247,7 +245,7 @@ def test_no_pickle_breaks_the_reader(content: bytes, at: int, protocol: int) -> 
     [
         (pickle.dumps({"entries": []}), "no completed collectives; allowed: a dump of a job that ran with TORCH_NCCL"),
         (pickle.dumps([1, 2]), 'a pickle without a list "entries"'),
-        (pickle.dumps(Path("/")), "rank_0: STACK_GLOBAL at byte 33 is no plain data and is not run; allowed"),
+        (pickle.dumps(Path("/")), "rank_0: STACK_GLOBAL is no plain data and is not run; allowed"),
         (pickle.dumps({("a", 1): 2}), "a key that is neither text nor a number"),
         (
             json.dumps(dump_of(0, 0.0, timing=False)).encode(),
@@ -256,8 +254,8 @@ def test_no_pickle_breaks_the_reader(content: bytes, at: int, protocol: int) -> 
         (json.dumps(dump_of(0, 0.0, steps=1)).encode(), "no sequence recurs 3 times"),
         (b'{"traceEvents": []}', "no ProfilerStep# in 0 events"),
         (b'{"traceEvents": 5}', "not a JSON trace: no list"),
-        (b"\x1f\x8b\x08\x00 torn", "rank_0: empty"),
-        (b"\x1f\x8bno gzip", "damaged gzip file"),
+        (b"\x1f\x8b\x08\x00 torn", "rank_0: damaged gzip file: Compressed file ended before"),
+        (b"\x1f\x8bno gzip", "damaged gzip file: Compressed file ended before"),
         (b"", "rank_0: empty; allowed: "),
         (b"some text\n", "rank_0: unknown format; allowed: "),
         (b"some\0bytes\n", "rank_0: unknown format; allowed: "),
@@ -295,67 +293,6 @@ def test_of_a_torn_profile_what_came_before_is_used(tmp_path: Path) -> None:
         "step 20 left out: not all ranks have the same collectives in them",
     )
     assert 5 < len(np.unique(trace.column("iteration"))) < STEPS
-
-
-def _read(path: Path, *, at_once: bool) -> tuple[Any, str]:
-    """What is made of a profile whose events are decoded many at once where possible, or one by one."""
-    try:
-        if at_once:
-            timeline, damage = import_kineto(path)
-        else:
-            with mock.patch.object(EventFile, "_at_once", return_value=[]):
-                timeline, damage = import_kineto(path)
-    except InputError as error:
-        return None, str(error)
-    steps = [(s.iteration, s.start_s, s.end_s, s.collectives, s.busy_start_s.tolist(), s.busy_end_s.tolist())
-             for s in timeline.steps]  # fmt: skip
-    return (timeline.rank, steps), damage
-
-
-_CATEGORIES = st.sampled_from(["kernel", "gpu_memcpy", "cpu_op", "user_annotation", "gpu_user_annotation", "kernels"])
-_NAMES = ["aten::mm", "ProfilerStep#3", "ProfilerStep#4 ", "gloo:all_reduce", "glooo", "c10d::x", "ncclKernel", "xNcCl"]
-_TIMES = st.sampled_from([0, 7, -3, 1e300, 1712195495527376.2, 2**63, 1e-7]) | st.floats(0, 1e16)
-_TIMES |= st.decimals(0, 10**16, places=3).map(float)
-_TEXTS = st.sampled_from(["}, {", 'say "x"', "\\", "\u00e9", "["])
-_ARGUMENTS = st.recursive(
-    st.none() | st.integers() | st.floats(-9, 9) | _TEXTS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["dtype", "}, {"]), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-def _events(*odd: Any) -> st.SearchStrategy[dict[str, Any]]:
-    """Events of a profile, with odd values anywhere."""
-    kinds = {"ph": st.sampled_from(["X", "X", "X", "i", *odd]), "ts": _TIMES, "dur": _TIMES, "cat": _CATEGORIES}
-    kinds |= {"name": st.sampled_from([*_NAMES, "\n"]), "args": _ARGUMENTS, "pid": st.integers(0, 3)}
-    kinds |= {"tid": st.sampled_from([0, 7, "stream 7", None])}
-    if odd:
-        kinds = {key: values | st.sampled_from(odd) for key, values in kinds.items()}
-    must = {key: kinds.pop(key) for key in ("ph", "ts")}
-    return st.fixed_dictionaries(must, optional=kinds)
-
-
-_PROFILES = st.lists(_events(), max_size=12)
-_PROFILES |= st.lists(_events() | _events("1", None, 1.5, [1], 10**30, float("nan"), "\ud800"), max_size=12)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    events=_PROFILES,
-    indent=st.sampled_from([None, 1]),
-    ascii_only=st.booleans(),
-    torn=st.integers(0, 99),
-    packed=st.booleans(),
-)
-def test_however_events_are_decoded_the_timeline_is_the_same(
-    tmp_path: Path, events: list[dict[str, Any]], indent: int | None, ascii_only: bool, torn: int, packed: bool
-) -> None:
-    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 0, "dur": 1}
-    text = json.dumps({"traceEvents": [step, *events], "more": [{}, {}]}, indent=indent, ensure_ascii=ascii_only)
-    content = text.encode("utf-8", "surrogatepass")
-    path = tmp_path / "rank0.json"
-    path.write_bytes(gzip.compress(content)[: len(content)] if packed else content[: len(content) + 20 - torn])
-    assert repr(_read(path, at_once=True)) == repr(_read(path, at_once=False))
 
 
 _small = json.dumps(profile_of(0)).encode()[:6000]

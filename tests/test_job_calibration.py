@@ -12,12 +12,12 @@ import pytest
 from numpy.typing import NDArray
 from traced_jobs import job_of
 
-from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, JobFit
-from paceenv.calibration.fit_trace import fit_trace
+from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN
+from paceenv.calibration.fit_trace import JobFit, fit_trace
 from paceenv.calibration.job_stamps import read_job
-from paceenv.calibration.link_replay import share_uplink
-from paceenv.calibration.links import fit_links
+from paceenv.calibration.link_replay import fit_links, share_uplink
 from paceenv.calibration.parameters import Parameter
+from paceenv.calibration.step_stamps import read_rows
 from paceenv.core import pacing, timing
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COLLECTIVE_OPS, Trace, TraceMetadata, read_trace
@@ -177,7 +177,7 @@ def test_a_slow_rank_is_named(simulated: Any) -> None:
     cluster = load_cluster("sockets-null-jitter").changed(["noise.slow_ranks=1", "noise.slow_factor=2"])
     trace = simulated(cluster)
     fit = fit_trace(trace, program=False)
-    stamps = read_job(trace)
+    stamps = read_job(read_rows(trace))
     slowest = stamps.names[int(np.argmax(stamps.compute_TR.mean(axis=0)))]
     assert by_key(fit)["noise.slow_ranks"].evidence.endswith(f"rank {slowest}")
     assert not missed(fit, cluster, ["noise.slow_ranks", "noise.slow_factor", "job.compute_s"])
@@ -212,7 +212,7 @@ def test_post_work_work_in_episodes(simulated: Any) -> None:
 
 def test_what_delays_starts_and_transfers_alike_does_not_bias_a_probe(simulated: Any) -> None:
     """A busy host that starts late and then transfers longer: least squares would call it contention the wrong way."""
-    stamps = read_job(simulated(load_cluster("equal-slack"), longest_s=0.02, iterations=600))
+    stamps = read_job(read_rows(simulated(load_cluster("equal-slack"), longest_s=0.02, iterations=600)))
     rng = np.random.default_rng(3)
     late_TG = 0.006 * rng.standard_normal(stamps.finish_TG.shape)
     late_TR = np.repeat(late_TG, stamps.ranks // stamps.groups, axis=1)
@@ -283,7 +283,7 @@ def test_links_that_a_trace_leaves_open_are_known_to_where_they_stop_to_matter(s
 
 def test_groups_and_payload_of_a_live_trace_in_buckets() -> None:
     """Two buckets in each of two strided groups, tensor-parallel traffic before, a barrier after, one odd iteration."""
-    stamps = read_job(_live_trace(iterations=40, odd=20))
+    stamps = read_job(read_rows(_live_trace(iterations=40, odd=20)))
     assert stamps.members == ((0, 2), (1, 3))
     assert (stamps.collective, stamps.barrier, stamps.payload_bytes) == ("all_reduce", True, 2000)
     assert 20 not in stamps.iteration_T
@@ -300,7 +300,7 @@ def test_the_payload_of_a_group_of_one_rank_is_its_compute() -> None:
     trace = _live_trace(iterations=40, odd=20)
     rank, group = trace.column("rank"), trace.column("group")
     alone = _changed(trace, group=pa.array(np.where(group > 2, 10 + rank, group).astype(group.dtype)))
-    stamps = read_job(alone)
+    stamps = read_job(read_rows(alone))
     assert stamps.members == ((0,), (1,), (2,), (3,))
     np.testing.assert_allclose(stamps.compute_TR, 0.05, atol=1e-9)
     assert fit_trace(alone, program=False).mean_error == pytest.approx(0.0, abs=1e-3)
@@ -312,7 +312,7 @@ def test_an_operation_is_unusual_unless_every_iteration_has_it(at: range, left: 
     op = trace.column("op").astype(object)
     op[(op == "compute") & np.isin(trace.column("iteration"), at)] = "gc"
     columns = {name: trace.column(name) for name in trace.table.column_names} | {"op": op}
-    assert len(read_job(Trace.from_columns(columns, trace.metadata)).iteration_T) == left
+    assert len(read_job(read_rows(Trace.from_columns(columns, trace.metadata))).iteration_T) == left
 
 
 def _live_trace(iterations: int, odd: int) -> Trace:
@@ -365,8 +365,8 @@ def test_a_rank_that_left_the_barrier_too_late_costs_its_iteration(simulated: An
     iteration, rank, end_s = trace.column("iteration"), trace.column("rank"), trace.column("end_s").copy()
     end_s[trace.isin("op", "barrier") & (iteration == 50) & (rank == 3)] += 0.2
     late = _changed(trace, end_s=pa.array(end_s))
-    assert 51 not in read_job(late).iteration_T
-    assert len(read_job(late).step_T) == len(read_job(trace).step_T) - 1
+    assert 51 not in read_job(read_rows(late)).iteration_T
+    assert len(read_job(read_rows(late)).step_T) == len(read_job(read_rows(trace)).step_T) - 1
 
 
 def test_ranks_that_differ_by_more_than_the_simulator_knows_are_refused_in_words() -> None:

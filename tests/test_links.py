@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from probed_jobs import levels, simulated
 
 from paceenv.calibration.job_stamps import JobStamps, read_job
-from paceenv.calibration.link_replay import share_uplink
-from paceenv.calibration.links import LinkFit, fit_links
+from paceenv.calibration.link_replay import LinkFit, fit_links, share_uplink
+from paceenv.calibration.step_stamps import read_rows
 from paceenv.core.probing import HEAD_START_SHARE, Plan
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive
@@ -43,7 +43,7 @@ def _simulated(plan: Plan, seed: int, path: Path) -> JobStamps:
     def probes(ranks: int, per_group: int) -> Array:
         return plan.probe_s * levels(plan, ITERATIONS, ranks, per_group)
 
-    return read_job(simulated("unequal-slack", probes, path, seed=seed, plan=plan)[0])
+    return read_job(read_rows(simulated("unequal-slack", probes, path, seed=seed, plan=plan)[0]))
 
 
 def fitted(stamps: JobStamps, memory: float, seed: int) -> LinkFit:

@@ -237,7 +237,7 @@ def test_both_attempts_of_an_elastic_restart_are_kept(plain: list[list[float]], 
     ended = run_torchrun(arguments, ranks=2, folder=tmp_path, restarts=1, environ=environ)
     assert ended.exit_code == 0, ended.output
     assert "RuntimeError: as asked for" in ended.output
-    assert "live/start/launch.py" not in ended.output
+    assert "live/start/run_command.py" not in ended.output
     assert [(rank["attempt"], rank["agent"], rank["losses"]) for rank in written(tmp_path)] == [
         ("1", True, losses) for losses in plain
     ]

@@ -6,10 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from paceenv.core.wording import format_list
 from paceenv.live.observe import locality
 
 
@@ -28,11 +25,6 @@ def test_a_rank_is_described(tmp_path: Path) -> None:
 def test_nonsense_raises_nothing_and_nothing_is_said_of_what_is_not_there(tmp_path: Path) -> None:
     found = locality.describe(device="cuda:x", proc=tmp_path, environ={})
     assert not {"clock", "gpu", "backend", "environment"} & set(found)
-
-
-@given(st.sets(st.integers(0, 300)))
-def test_lists_of_numbers_come_back(numbers: set[int]) -> None:
-    assert locality.parse_list(format_list(sorted(numbers))) == sorted(numbers)
 
 
 @pytest.mark.gpu

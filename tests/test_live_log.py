@@ -58,8 +58,8 @@ def test_with_many_sizes_kinds_become_coarse_and_at_last_no_more(log: Log) -> No
 def test_a_group_has_the_same_number_on_every_rank(log: Log) -> None:
     clock = HostStamps(lambda: 0.0)
     first, second = ProcessGroup("12"), ProcessGroup("mesh_tp")
-    assert log.group(first) == 12
-    assert log.group(second) == Log(clock).group(ProcessGroup("mesh_tp")) >= 1 << 9
+    assert log.known(first).number == 12
+    assert log.known(second).number == Log(clock).known(ProcessGroup("mesh_tp")).number >= 1 << 9
     known = log.known(second)
     assert (known.name, known.member, known.size, known.ended) == ("mesh_tp", 1, 4, False)
     assert set(log.groups) == {12, known.number}
@@ -67,7 +67,7 @@ def test_a_group_has_the_same_number_on_every_rank(log: Log) -> None:
 
 def test_a_group_that_ends_is_forgotten_and_its_name_may_come_again(log: Log) -> None:
     group = ProcessGroup("3")
-    assert log.group(group) == 3
+    assert log.known(group).number == 3
     group.count = 9
     before = log.known(group)
     assert before.unseen() == 9
@@ -93,12 +93,12 @@ def test_a_group_that_nobody_can_name_or_follow(log: Log) -> None:
         __slots__ = ()
 
     bare, nameless = Bare(), ProcessGroup("", counts=False)
-    assert log.group(bare) == log.group(nameless) == -1
+    assert log.known(bare).number == log.known(nameless).number == -1
     assert log.known(bare).counted() is None
     assert log.known(bare).unseen() == 0
     assert id(bare) not in log._by_identity  # whose identity another object may get
-    log.group(ProcessGroup("4"))
-    assert log.group(nameless) == -1
+    log.known(ProcessGroup("4"))
+    assert log.known(nameless).number == -1
 
 
 def test_a_real_group_is_known_by_its_ranks_and_not_kept_alive(log: Log) -> None:

@@ -12,8 +12,19 @@ import yaml
 from numpy.typing import NDArray
 from traced_jobs import STRAGGLER_DIR, job_of, needs_traces
 
-from paceenv.calibration.measurements import WIDTHS, NoiseMeasurements, measure_stage, stage_times, subset_max, widths
-from paceenv.calibration.noise_fit import TOLERANCE, Estimate, NoiseFit, WorkerDistribution, fit_noise
+from paceenv.calibration.noise_fit import (
+    TOLERANCE,
+    WIDTHS,
+    Estimate,
+    NoiseFit,
+    NoiseMeasurements,
+    WorkerDistribution,
+    fit_noise,
+    measure_stage,
+    stage_times,
+    subset_max,
+    widths,
+)
 from paceenv.calibration.two_state_fit import Episodes, find_episodes
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace

@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceenv.calibration.collective_fit import fit_collective
-from paceenv.calibration.distances import HeldOutCheck
-from paceenv.calibration.fit_trace import fit_trace
-from paceenv.calibration.heldout import check_fit
+from paceenv.calibration.fit_trace import fit_stamps, fit_trace
+from paceenv.calibration.heldout import HeldOutCheck, check_fit
 from paceenv.calibration.job_stamps import read_job
-from paceenv.calibration.measurements import measure_stage, stage_times
-from paceenv.calibration.noise_fit import fit_noise
+from paceenv.calibration.noise_fit import fit_noise, measure_stage, stage_times
+from paceenv.calibration.step_stamps import read_rows
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, TraceMetadata
 
@@ -86,7 +84,7 @@ def test_a_payload_that_takes_no_time_limits_nothing(op: str) -> None:
 
 
 def test_stamps_that_never_vary_agree_with_themselves() -> None:
-    stamps = read_job(trace_of(np.full((60, 4), 0.1), np.full(60, 0.02)))
-    check = check_fit(stamps, lambda part: fit_collective(part).cluster)
+    stamps = read_job(read_rows(trace_of(np.full((60, 4), 0.1), np.full(60, 0.02))))
+    check = check_fit(stamps, lambda part: fit_stamps(part).cluster)
     assert isinstance(check, HeldOutCheck)
     assert check.good

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from traced_jobs import H100_DIR, awaited, needs_h100
 
-from paceenv.calibration.cluster_builder import JobFit
-from paceenv.calibration.fit_trace import fit_trace
-from paceenv.calibration.program_fit import fit_program
+from paceenv.calibration.fit_trace import JobFit, fit_stamps, fit_trace
 from paceenv.calibration.program_stamps import read_program
+from paceenv.calibration.step_stamps import read_rows
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, read_trace
@@ -185,7 +184,7 @@ def test_protocols_are_in_the_fitted_rate_and_not_in_the_fitted_cluster_once_mor
     """By LL a NIC of 100 Gb/s passes 50 Gb/s of data on."""
     step = [{"compute": {"seconds": 0.02}}, {"all_reduce": {"bytes": 1e8}}, {"all_reduce": {"bytes": 1e6}}]
     sent = typed(step, {}, protocol="ll")
-    fit = fit_program(read_program(traced(sent, tmp_path / "trace.parquet")), sent, "calibrated")
+    fit = fit_stamps(read_program(read_rows(traced(sent, tmp_path / "trace.parquet"))), sent, "calibrated")
     assert fit.cluster.fabric.nic_gbps == pytest.approx(50.0, rel=0.01)
     assert fit.cluster.fabric.sends_as_given
     assert abs(fit.mean_error) < 0.01

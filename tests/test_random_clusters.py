@@ -11,8 +11,7 @@ import pytest
 from paceenv.core.errors import InputError
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
-from paceenv.trainers.evaluation.random_clusters import RandomClusters
-from paceenv.trainers.evaluation.relatives import MAX_RANKS, relative
+from paceenv.trainers.evaluation.random_clusters import MAX_RANKS, RandomClusters, relative
 from paceenv.trainers.evaluation.suites import RelativeCases, load_suite
 from paceenv.ui import config_files
 

@@ -253,8 +253,8 @@ def test_what_is_no_log_is_refused_in_one_line(text: str | bytes, message: str, 
 def test_time_stamps(text: str, seconds: float, digit: float) -> None:
     stamp = stamp_in(text)
     assert stamp is not None
-    assert stamp.clock_s == pytest.approx(seconds, abs=1e-6)
-    assert stamp.resolution_s == pytest.approx(digit)
+    assert stamp.value == pytest.approx(seconds, abs=1e-6)
+    assert stamp.digit == pytest.approx(digit)
     assert stamp_in("2025-13-44 99:00:00 x") is None
 
 

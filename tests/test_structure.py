@@ -136,7 +136,7 @@ LIGHT = {
         {"torch", "numba", "scipy", "yaml", "safetensors"},
     ),
     "launch": (
-        "from paceenv.live.decide import control, pacer; import paceenv.live.start.launch, paceenv.policies.names",
+        "from paceenv.live.decide import control, pacer; import paceenv.live.start.run_command, paceenv.policies.names",
         SIMULATOR | {"torch"},
     ),
     "agent": (

@@ -18,9 +18,8 @@ from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.policies.names import rule
 from paceenv.policies.policy_file import load_policy
-from paceenv.trainers.evaluation.comparison import load_comparison
 from paceenv.trainers.evaluation.static_search import search_static, spelled
-from paceenv.trainers.evaluation.suites import load_suite, load_suites
+from paceenv.trainers.evaluation.suites import load_comparison, load_suite, load_suites
 from paceenv.trainers.sweep import ray_tuner
 from paceenv.trainers.sweep.sweep_config import FIRST_SEED, SweepConfig
 from paceenv.trainers.sweep.sweep_results import CONFIG, Results

@@ -27,7 +27,7 @@ from paceenv.core.trace import (
     read_trace,
     write_trace,
 )
-from paceenv.importers.formats import detect_format
+from paceenv.importers.formats import find_format
 from paceenv.importers.inputs import read_inputs
 from paceenv.importers.straggler import import_straggler
 
@@ -72,7 +72,7 @@ def test_round_trip_fills_defaults_and_keeps_metadata(tmp_path: Path) -> None:
     assert trace.metadata.of_ranks("stage") == {0: 0, 1: 1}
     write_trace(trace, tmp_path / "again.parquet")
     assert read_trace(tmp_path / "again.parquet") == trace
-    assert detect_format(path) == "paceenv"
+    assert find_format(path) == "paceenv trace"
     assert load_trace(path) == trace
 
 
@@ -156,7 +156,7 @@ def test_truncated_file(tmp_path: Path, kept: float) -> None:
     path = write(tmp_path / "t.parquet")
     content = path.read_bytes()
     path.write_bytes(content[: int(kept * len(content)) if 0 < kept < 1 else int(kept)])
-    for read in (read_trace, load_trace, detect_format, iter_batches, import_straggler):
+    for read in (read_trace, load_trace, find_format, iter_batches, import_straggler):
         with pytest.raises(InputError, match=r"t\.parquet: truncated or damaged Parquet file"):
             read(path)
 
@@ -252,7 +252,7 @@ def test_straggler_import(tmp_path: Path) -> None:
     path = tmp_path / "trace-XY.parquet"
     pq.write_table(pa.table(straggler_columns()), path)
     (tmp_path / "meta-XY.yaml").write_text("dp_size: 2\npp_size: 2\n")
-    assert detect_format(path) == "straggler"
+    assert find_format(path) == "straggler trace"
     trace = load_trace(path)
     assert trace.metadata.job == {"name": "XY", "dp_size": 2, "pp_size": 2}
     assert trace.metadata.of_ranks("stage") == {0: 0, 1: 0, 10: 1, 11: 1}

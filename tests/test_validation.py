@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from described_steps import Step, predict, step_of
 
-from paceenv.calibration.measurements import NoiseMeasurements
-from paceenv.calibration.noise_fit import fit_noise
+from paceenv.calibration.noise_fit import NoiseMeasurements, fit_noise
 from paceenv.calibration.published_tables import ScalingTarget, ThroughputTarget, simulate_column
 from paceenv.core import pacing
 from paceenv.sim.cluster import Cluster, load_cluster

@@ -64,7 +64,7 @@ def best_constant(suite: Suite) -> str:
     """The setting of the config's mechanism with the highest mean gain, on other seeds than the suite's own."""
     settings: list[Setting] = [(("phase_shift", t, w),) for t, w in itertools.product(THRESHOLDS, WINDOWS)]
     seeds = np.arange(suite.seeds) + suite.first_seed + 10 * suite.seeds
-    problem = Problem.of([case.load() for case in suite.cases], seeds, suite.iterations)
+    problem = Problem([case.load() for case in suite.cases], seeds, suite.iterations)
     gain_S = problem.score(settings).gain_SCE.mean(axis=2) @ [case.weight for case in suite.cases]
     return spelled(settings[int(gain_S.argmax())])
 

@@ -19,8 +19,7 @@ import typer
 from scipy import stats
 
 from benchmarks._common import put, recorded
-from paceenv.calibration.cluster_builder import JobFit
-from paceenv.calibration.fit_trace import fit_trace
+from paceenv.calibration.fit_trace import JobFit, fit_trace
 from paceenv.calibration.parameters import NORMAL_95, Parameter
 from paceenv.core.trace import Trace
 from paceenv.sim.cluster import Cluster, load_cluster

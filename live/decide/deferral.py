@@ -15,11 +15,10 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from paceenv.core.pacing import releases
-from paceenv.live.decide.held_transfer import Transfer, held_work, on_cpu, plain_mode
 from paceenv.live.observe.collective_calls import FUNCTIONS, METHODS
 from paceenv.live.observe.hooks import Hooks
 from paceenv.live.observe.log import LISTS, Log
@@ -34,23 +33,69 @@ MAX_HELD = 256
 """Transfers held at the same time; with more, all are started."""
 
 
-class Deferral:
-    """Holds back the transfers of one rank."""
+class Transfer:
+    """A collective that was asked for and may not have started."""
 
     def __init__(
         self,
-        chosen: str,
-        log: Log,
-        hooks: Hooks,
-        log_once: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
+        original: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        asked_s: float,
+        due_s: float,
+        sequence: int,
+        counts: int = 1,
     ) -> None:
+        import torch
+
+        self.counts = counts
+        self.args, self.asked_s, self.due_s, self.sequence = tuple(map(_kept, args)), asked_s, due_s, sequence
+        self._original, self._kwargs = original, {name: _kept(value) for name, value in kwargs.items()}
+        self._gradients = torch.is_grad_enabled()
+        self._work: Any = None
+        self.begun = False
+        self.error: BaseException | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether its start is over."""
+        return self._work is not None or self.error is not None
+
+    def start(self) -> None:
+        """Start it, unless that has been done. An error is for those who ask for the result."""
+        if self.begun:
+            return
+        import torch
+
+        self.begun = True
+        try:
+            with torch.set_grad_enabled(self._gradients):
+                self._work = self._original(*self.args, **self._kwargs)
+        except BaseException as error:
+            self.error = error
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self.args, self._kwargs = (), {}
+
+    def result(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        if self._work is None:
+            raise RuntimeError("the start of this collective was interrupted")
+        return self._work
+
+
+class Deferral:
+    """Holds back the transfers of one rank."""
+
+    def __init__(self, chosen: str, log: Log, hooks: Hooks, log_once: Callable[[str], None]) -> None:
         self.hold_s = 0.0
         """How long each transfer is held back from now on, seconds; 0 holds nothing."""
         self.count, self.total_s, self.longest_s = 0, 0.0, 0.0
         """Transfers that were started later than asked for, and by how long, seconds."""
         self._chosen = frozenset(filter(None, (part.strip() for part in chosen.split(","))))
-        self._log, self._hooks, self._log_once, self._clock = log, hooks, log_once, clock
+        self._log, self._hooks, self._log_once = log, hooks, log_once
         self._off, self._recent_s = not self._chosen, 0.0
         self._held: dict[int, deque[Transfer]] = {}
         """By identity of the process group, which a transfer keeps alive: what is held, in order."""
@@ -139,7 +184,7 @@ class Deferral:
                 self._check(transfer)
             finally:
                 transfer.start()
-                late_s = max(self._clock() - transfer.asked_s, 0.0)
+                late_s = max(time.monotonic() - transfer.asked_s, 0.0)
                 self.count += 1
                 self.total_s += late_s
                 self.longest_s, self._recent_s = max(self.longest_s, late_s), max(self._recent_s, late_s)
@@ -184,11 +229,11 @@ class Deferral:
 
     def _waits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
         """When a wait begins; None where nothing is held."""
-        return self._clock() if self._held else None
+        return time.monotonic() if self._held else None
 
     def _waited(self, since_s: float, result: Any) -> None:
         """What made room for a transfer that was needed may go once that is through."""
-        if self._held and releases(self._clock() - since_s, self.hold_s):
+        if self._held and releases(time.monotonic() - since_s, self.hold_s):
             self.release()
 
     def _can_wait(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -199,7 +244,7 @@ class Deferral:
             return False
         if kind not in self._chosen and self._chosen.isdisjoint(_named(group)):
             return False
-        if not plain_mode() or not all(on_cpu(argument) for argument in (*args[1:], *kwargs.values())):
+        if not _plain_mode() or not all(_on_cpu(argument) for argument in (*args[1:], *kwargs.values())):
             return False
         known, why = self._log.known(group), ""
         if id(group) not in self._refused:
@@ -215,7 +260,7 @@ class Deferral:
         return not why
 
     def _hold(self, name: str, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        group, now_s = args[0], self._clock()
+        group, now_s = args[0], time.monotonic()
         with self._lock:
             if self._off or sum(map(len, self._held.values())) >= MAX_HELD or not self._timed():
                 return None if not self._held else self.release()
@@ -223,7 +268,7 @@ class Deferral:
             sequence = queue[-1].sequence + queue[-1].counts if queue else _counted(group)
             counts = self._log.known(group).counts(name)
             transfer = Transfer(original, args, kwargs, now_s, now_s + self.hold_s, sequence, counts)
-            work = held_work(functools.partial(self._begin, id(group), transfer))
+            work = _held_work()(functools.partial(self._begin, id(group), transfer))
             self._held.setdefault(id(group), deque()).append(transfer)
             if transfer.due_s < self._target_s:
                 self._wake.set()
@@ -255,10 +300,10 @@ class Deferral:
     def _watch(self) -> None:
         try:
             while not (self._off and not self._held):
-                self._wake.wait(max(self._target_s - self._clock(), 0.0) if self._target_s < math.inf else None)
+                self._wake.wait(max(self._target_s - time.monotonic(), 0.0) if self._target_s < math.inf else None)
                 self._wake.clear()
                 with launches, self._lock:
-                    now_s = math.inf if self._off else self._clock()
+                    now_s = math.inf if self._off else time.monotonic()
                     for key in tuple(self._held):
                         self._start(key, now_s)
                     self._target_s = min((queue[0].due_s for queue in self._held.values()), default=math.inf)
@@ -286,3 +331,55 @@ def _named(group: Any) -> tuple[str, str]:
 
 def _counted(group: Any) -> int:
     return int(group._get_sequence_number_for_group())
+
+
+@functools.cache
+def _held_work() -> type:
+    """A ``torch.distributed.Work`` that is made with a function, which it calls for the real one when it is asked."""
+    from torch.distributed import Work
+
+    def asks(name: str) -> Callable[..., Any]:
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(self._begin(), name)(*args, **kwargs)
+
+        return method
+
+    def begin_with(self: Any, begin: Callable[[], Any]) -> None:
+        Work.__init__(self)
+        self._begin = begin
+
+    names = [
+        name for name in vars(Work) if not name.startswith("__") and name not in ("unbox", "_pybind11_conduit_v1_")
+    ]
+    return type("HeldWork", (Work,), {"__init__": begin_with} | {name: asks(name) for name in names})
+
+
+def _kept(argument: Any) -> Any:
+    """The argument as it is now: PyTorch copies lists when it is called, and leaves tensors and options."""
+    return [_kept(part) for part in argument] if isinstance(argument, (list, tuple)) else argument
+
+
+def _tensors(argument: Any) -> Iterator[Any]:
+    if isinstance(argument, (list, tuple)):
+        for part in argument:
+            yield from _tensors(part)
+    elif hasattr(argument, "untyped_storage"):
+        yield argument
+
+
+def _on_cpu(argument: Any) -> bool:
+    """Whether all tensors in an argument are plain ones on the CPU."""
+    import torch
+
+    return all(
+        type(one) in (torch.Tensor, torch.nn.Parameter) and one.device.type == "cpu" and one.layout is torch.strided
+        for one in _tensors(argument)
+    )
+
+
+def _plain_mode() -> bool:
+    """Whether a call on another thread would do the same: no mode of this thread watches or changes it."""
+    import torch
+
+    stacks = (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack())
+    return not any(stacks) and not torch.is_inference_mode_enabled()

@@ -154,8 +154,3 @@ class RankPacer:
         self._comm_R[0], self._wait_R[0] = comm_s, max(barrier_s - self.barrier_alone_s, 0.0)
         timing.observe_step(self._tick, step_s)
         timing.observe_ranks(self._rank, self._tick, self._comm_R, self._wait_R, self._has_barrier)
-
-    @property
-    def wait_s(self) -> float:
-        """The wait of the iteration taken in last, seconds."""
-        return float(self._wait_R[0])

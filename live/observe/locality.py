@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from paceenv.core.wording import format_list
+from paceenv.live.observe.log import tried
 
-T = TypeVar("T")
 ENVIRONMENT: Final = (
     "OMP_NUM_THREADS",
     "CUDA_VISIBLE_DEVICES",
@@ -41,14 +41,14 @@ def describe(
 ) -> dict[str, Any]:
     """Everything about this rank's place, as plain JSON data."""
     place: dict[str, Any] = {
-        "host": _or_none(socket.gethostname),
-        "clock": _or_none(lambda: namespace("time", proc)),
-        "process": _or_none(lambda: f"{namespace('pid', proc)} {os.getpid()}"),
+        "host": tried(socket.gethostname, None),
+        "clock": tried(lambda: namespace("time", proc), None),
+        "process": tried(lambda: f"{namespace('pid', proc)} {os.getpid()}", None),
         "torch": str(getattr(sys.modules.get("torch"), "__version__", "")) or None,
         "backend": backend or None,
         "device": device,
-        "gpu": _or_none(lambda: _gpu(device)),
-        "cpus": _or_none(lambda: format_list(sorted(os.sched_getaffinity(0)))),
+        "gpu": tried(lambda: _gpu(device), None),
+        "cpus": tried(lambda: format_list(sorted(os.sched_getaffinity(0))), None),
         "environment": {name: environ[name] for name in ENVIRONMENT if name in environ} or None,
     }
     return {name: value for name, value in place.items() if value is not None}
@@ -57,29 +57,19 @@ def describe(
 def namespace(kind: str, proc: Path = Path("/proc")) -> str:
     """This boot and namespace: ranks with the same one read the same clock (time), or number processes alike (pid)."""
     boot = (proc / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
-    inside = _or_none(lambda: os.readlink(proc / "self" / "ns" / kind))
+    inside = tried(lambda: os.readlink(proc / "self" / "ns" / kind), None)
     return f"{boot} {inside}" if inside else boot
 
 
 def is_gone(process: str) -> bool:
     """Whether the process that a rank named is known to have ended; one of another machine or container is not."""
     space, _, number = process.rpartition(" ")
-    if space != _or_none(lambda: namespace("pid")):
+    if space != tried(lambda: namespace("pid"), None):
         return False
     try:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
-
-
-def parse_list(text: str) -> list[int]:
-    """Numbers of a list as the kernel writes it: ``0-3,8`` is 0, 1, 2, 3, 8."""
-    numbers: list[int] = []
-    for part in text.replace("\n", "").split(","):
-        first, _, last = part.strip().partition("-")
-        if first.isdecimal():
-            numbers += range(int(first), (int(last) if last.isdecimal() else int(first)) + 1)
-    return numbers
 
 
 def _gpu(device: str) -> dict[str, Any] | None:
@@ -93,10 +83,3 @@ def _gpu(device: str) -> dict[str, Any] | None:
     if all(isinstance(part, int) for part in place):
         gpu["pci"] = "{:04x}:{:02x}:{:02x}.0".format(*place)
     return gpu
-
-
-def _or_none(read: Callable[[], T]) -> T | None:
-    try:
-        return read()
-    except Exception:  # drivers and containers may raise anything; the place is optional
-        return None

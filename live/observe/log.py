@@ -11,12 +11,13 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from threading import RLock, get_ident
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from paceenv.core.wording import format_list
 from paceenv.live.observe.batch import THREAD, Kind
 from paceenv.live.observe.stamps import Stamps
 
+T = TypeVar("T")
 MAX_ROWS, MAX_WAITING, MAX_MARKS = 100_000, 20_000, 1_000
 """Operations of one iteration or step, and marks in it: with more, some are left out, and it is marked; in between,
 operations that wait for whoever takes them: with more, the training thread does."""
@@ -66,7 +67,8 @@ class Group:
         self.number, self.name, self.member, self.size = number, name, member, size
         self.listed = format_list(ranks) if ranks is not None else None
         self.seen, self.lists, self.opaque = 0, 0, False
-        self._group = _reference(group)
+        # weak: a reference that keeps a process group would change when it is destroyed
+        self._group: Callable[[], Any] = tried(lambda: weakref.ref(group), lambda: None)
         self._first = None if begun else self.counted()
         self._paused: int | None = None
 
@@ -278,10 +280,6 @@ class Log:
         """From now on, this is the thread whose waiting blocks the step."""
         self._thread = get_ident()
 
-    def group(self, group: Any) -> int:
-        """A number for a process group, the same on all its ranks; -1 for a group without a name in PyTorch."""
-        return self.known(group).number
-
     def known(self, group: Any, *, begun: bool = False) -> Group:
         """What is known about a process group.
 
@@ -291,7 +289,7 @@ class Log:
         known_group = self._by_identity.get(id(group))
         if known_group is not None:
             return known_group
-        name = _name(group)
+        name = tried(lambda: str(group.group_name), "")
         number = (
             -1
             if not name
@@ -301,7 +299,8 @@ class Log:
         )
         described = self.groups.get(number)
         if described is None or described.ended:
-            described = Group(number, name, *_place(group), _ranks(group), group, begun)
+            member, size = tried(lambda: (int(group.rank()), int(group.size())), (0, 0))
+            described = Group(number, name, member, size, tried(lambda: _ranks(group), None), group, begun)
             if described.size > 0:
                 self.groups[number] = described
         if self.follows(group, self._by_identity):
@@ -343,35 +342,18 @@ def watched_next(iteration: int, every: int) -> int:
         window += 1
 
 
-def _reference(group: Any) -> Callable[[], Any]:
-    """A weak reference: one that keeps a process group would change when it is destroyed."""
+def tried(read: Callable[[], T], otherwise: T) -> T:
+    """What ``read`` returns; drivers, containers and groups that are written in Python may raise anything."""
     try:
-        return weakref.ref(group)
-    except TypeError:
-        return lambda: None
-
-
-def _name(group: Any) -> str:
-    try:
-        return str(group.group_name)
-    except Exception:  # groups that are written in Python may have none
-        return ""
-
-
-def _place(group: Any) -> tuple[int, int]:
-    try:
-        return int(group.rank()), int(group.size())
+        return read()
     except Exception:
-        return 0, 0
+        return otherwise
 
 
-def _ranks(group: Any) -> list[int] | None:
-    try:
-        from torch.distributed import get_process_group_ranks
+def _ranks(group: Any) -> list[int]:
+    from torch.distributed import get_process_group_ranks
 
-        return [int(rank) for rank in get_process_group_ranks(group)]
-    except Exception:
-        return None
+    return [int(rank) for rank in get_process_group_ranks(group)]
 
 
 def _graph_task() -> Callable[[], int]:

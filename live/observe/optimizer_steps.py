@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceenv.live.observe.hooks import Hooks
-from paceenv.live.observe.log import Log
+from paceenv.live.observe.log import Log, tried
 
 _PATIENCE = 16
 """After this many steps of other optimizers, the owner of the tick counts as stopped."""
@@ -45,7 +45,8 @@ class OptimizerTick:
     def install(self) -> None:
         from torch.optim import optimizer
 
-        self._step_code = _code_of_a_step(optimizer.Optimizer)
+        # of PyTorch's wrapper around every step; without it no step counts as inner
+        self._step_code = tried(lambda: optimizer.Optimizer.profile_hook_step(lambda self: None).__code__, None)
         self._hooks.register(optimizer.register_optimizer_step_post_hook, self._stepped, traced=True)
 
     @property
@@ -122,16 +123,5 @@ class Checkpoints:
 
 
 def _reference(optimizer: Any) -> Callable[[], Any]:
-    """A weak reference, compared by identity only: the object may refuse to be hashed or compared."""
-    try:
-        return weakref.ref(optimizer)
-    except TypeError:  # a class with slots
-        return lambda: optimizer
-
-
-def _code_of_a_step(optimizer: Any) -> Any:
-    """The code of PyTorch's wrapper around every ``step``; None if it cannot be found, then no step counts as inner."""
-    try:
-        return optimizer.profile_hook_step(lambda self: None).__code__
-    except Exception:
-        return None
+    """A weak reference, compared by identity only: the object may refuse to be hashed or compared, or have slots."""
+    return tried(lambda: weakref.ref(optimizer), lambda: optimizer)

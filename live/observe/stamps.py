@@ -46,12 +46,6 @@ class HostStamps:
     def seconds_many(self, stamps: Sequence[float]) -> list[float]:
         return list(stamps)
 
-    def aside(self, stamp: float, tick: float) -> bool:
-        return False
-
-    def rebase(self, stamp: float) -> None:
-        """Readings of a clock need no base."""
-
     def release(self, stamps: Iterable[float]) -> None:
         """Readings of a clock are not pooled."""
 
@@ -131,10 +125,6 @@ class DeviceStamps:
     def seconds_many(self, stamps: Sequence[Event]) -> list[float]:
         base_s, elapsed_ms = self._base_s, self._base.elapsed_time
         return [base_s + 1e-3 * elapsed_ms(stamp) for stamp in stamps]
-
-    def aside(self, stamp: Event, tick: Event) -> bool:
-        """Whether ``stamp`` is on another stream than ``tick``: what it times may run beside the step's own work."""
-        return stamp.stream != tick.stream
 
     def rebase(self, stamp: Event) -> None:
         """Measure from ``stamp`` from now on; it is kept until the next call."""

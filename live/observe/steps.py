@@ -15,6 +15,7 @@ from typing import Any
 
 from paceenv.live.observe.batch import STANDSTILL, STREAM, THREAD
 from paceenv.live.observe.log import MAX_ROWS, Log, Row, Tick
+from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.observe.step import Operation, Shape, Step
 
 WATCHED, PERIODS = 24, (1, 2, 3, 4, 5, 6, 7, 8)
@@ -107,13 +108,13 @@ class Steps:
         if delay is not None and (delay_s := self._settle(delay)):
             begin_s = stamps.seconds(delay.before)
             self._paced = (begin_s, begin_s + delay_s)
-        if not stamps.immediate:
+        if isinstance(stamps, HostStamps):
+            tick_s = tick
+        else:
             tick_s = stamps.seconds(tick) if tick is not None else math.nan
             if last is not None or tick is not None:
                 stamps.rebase(last if last is not None else tick)
             stamps.release(stamps_of(entry))
-        else:
-            tick_s = tick
         if not met and not self._ends_anyway(number):
             if len(operations) > MAX_ROWS:  # the ranks meet too seldom to keep them
                 self._last_exit_s = None
@@ -141,7 +142,7 @@ class Steps:
         seconds = iter(stamps.seconds_many(known))
         timed_rows = []
         for kind, start, end in rows:
-            if start is not None and end is not None and tick is not None and stamps.aside(end, tick):
+            if start is not None and end is not None and tick is not None and end.stream != tick.stream:
                 kind = log.on_the_side(kind, STREAM)
             start_s = next(seconds) if start is not None else None
             timed_rows.append((kind, start_s, next(seconds) if end is not None else None))

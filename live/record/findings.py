@@ -52,15 +52,10 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
     for rank_set in sets:
         for place in rank_set.places:
             verdicts[str(job.ranks[place])] = _verdict(job, rank_set, place)
-    late = [place for rank_set in sets for place in rank_set.named]
-    places = words.describe_places(
-        [job.ranks[place] for place in late],
-        {rank: text(s, "host") for rank, s in zip(job.ranks, job.snapshots, strict=True)},
-    )
     return {
         "schema": SCHEMA,
         "verdicts": verdicts,
-        "text": words.describe(job, sets, verdicts, places, _unattributed(job, sets)),
+        "text": words.describe(job, sets, verdicts, _unattributed(job, sets)),
     }
 
 

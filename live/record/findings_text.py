@@ -28,11 +28,7 @@ LISTED = 4
 
 
 def describe(
-    job: Job,
-    sets: Sequence[RankSet],
-    verdicts: Mapping[str, Mapping[str, Any]],
-    places: Sequence[str],
-    unattributed: Sequence[str],
+    job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[str, Any]], unattributed: Sequence[str]
 ) -> list[str]:
     ended = describe_end(job.snapshots)
     late = sorted(
@@ -43,7 +39,7 @@ def describe(
     if len(late) > LISTED:
         more = sum(len(team) for _, team, _ in late[LISTED:])
         lines.append(f"and {count(more)} more ranks are late")
-    lines += [*places]
+    lines += _in_common(job, sets)
     for rank_set in sets:
         lines += _victims(job, rank_set)[: LISTED - 1]
         lines += _refused(job, rank_set)[:LISTED]
@@ -274,7 +270,9 @@ def _counted(verdicts: Mapping[str, Mapping[str, Any]], *, late: bool, uneven: b
     return lines
 
 
-def describe_places(late: Sequence[int], hosts: Mapping[int, str]) -> list[str]:
+def _in_common(job: Job, sets: Sequence[RankSet]) -> list[str]:
     """What two or more late ranks have in common, if that is shorter than their list."""
+    hosts = {rank: text(s, "host") for rank, s in zip(job.ranks, job.snapshots, strict=True)}
+    late = [rank for rank_set in sets for rank in job.names(rank_set.named)]
     place = common_place.find_common_place(late, hosts, {common_place.HOST: hosts})
     return [common_place.describe(place)] if place else []

@@ -59,9 +59,9 @@ class _Rank(NamedTuple):
         return str(entry.get("clock") or f"rank {entry['rank']}")
 
 
-def write_merged(folder: RunFolder, path: str | Path, attempt: str | None = None) -> int:
-    """Write the merged trace of an attempt (None: the latest), all or nothing; how many rows. Raises InputError."""
-    attempt, rows = folder.chosen(attempt), 0
+def write_merged(folder: RunFolder, path: str | Path) -> int:
+    """Write the merged trace of the latest attempt, all or nothing; how many rows. Raises InputError."""
+    attempt, rows = folder.latest(), 0
     ranks = _first_pass(folder, attempt)
     if not ranks:
         raise InputError(f"{folder.path}: attempt {attempt} left no trace that can be read")

@@ -10,6 +10,7 @@ same iterations on every rank, E entries (one rank in one operation of one group
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,6 @@ from numpy.typing import NDArray
 
 from paceenv.core.lateness.watch import lateness_of
 from paceenv.core.wording import name_ranks
-from paceenv.live.observe.locality import parse_list
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 
 FLOOR_S = 0.5e-3
@@ -188,7 +188,9 @@ def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
     grid = grid or Grid(1, 0, 1)
     for place, snapshot in enumerate(snapshots):
         keys = _read_groups(snapshot, place, groups)
-        _read_unseen(snapshot, keys, groups)
+        for item in _items(snapshot, "unseen"):
+            if (key := keys.get(number(item, "group"))) is not None:
+                groups[key].unseen_per_step = max(groups[key].unseen_per_step, number(item, "per_step") or 0.0)
         for item in _items(snapshot, "collectives"):
             blocked_s = number(item, "blocked_s")
             if blocked_s is None:
@@ -232,17 +234,8 @@ def _members(ranks: str) -> tuple[int, ...] | None:
     """The ranks in a list such as ``0-3,8``; None for anything else. A file may say whatever it likes."""
     if not _RANKS.fullmatch(ranks):
         return None
-    edges = [part.split("-") for part in ranks.split(",")]
-    if sum(int(edge[-1]) - int(edge[0]) + 1 for edge in edges) > MAX_RANKS:
-        return None
-    return tuple(parse_list(ranks))
-
-
-def _read_unseen(snapshot: Snapshot, keys: dict[float | None, Key], groups: dict[Key, Group]) -> None:
-    for item in _items(snapshot, "unseen"):
-        key = keys.get(number(item, "group"))
-        if key is not None:
-            groups[key].unseen_per_step = max(groups[key].unseen_per_step, number(item, "per_step") or 0.0)
+    spans = [range(int(edge[0]), int(edge[-1]) + 1) for edge in (part.split("-") for part in ranks.split(","))]
+    return tuple(itertools.chain(*spans)) if sum(map(len, spans)) <= MAX_RANKS else None
 
 
 def _operation(op: str, group: Group, entries: list[tuple[int, Times]]) -> Operation:

@@ -2,26 +2,33 @@
 
 Options of torchrun and of the agent may be mixed; the first word that is no option is the script, and all after it is
 the script's. The process is then replaced: by torchrun, whose ranks find the agent in their environment, or by the
-script itself where a launcher has started this process as a rank already. So signals, exit codes and tracebacks are
-theirs. ``-m paceenv.live`` is the same command for a process that is to run the script itself.
+script itself where a launcher has started this process as a rank already. So signals, exit codes, tracebacks, pickles
+and ``__main__`` are theirs. ``-m paceenv.live`` is the same command for a process that is to run the script itself.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field
+from inspect import Parameter
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
 from paceenv.core.errors import InputError, needs
-from paceenv.live.options import OPTIONS
-from paceenv.live.start.launch import Module, PolicyName, Script, become, prepare, say, with_agent_options
+from paceenv.live.options import ENVIRONMENT_KILL_FILE, OPTIONS, absolute_policy, make_options
+from paceenv.live.start.attach_hook import hand_down
 
 USER_ERROR = 2
+POLICY_HELP = """Decides in modes shadow, canary and active; beside candidates one more. A policy file of paceenv
+train; learned (the released one); both also with :preference=0.3. Or a rule: paper, adaptive,
+static:mechanism=slack,threshold=0.02,window=0.4, or static:my-cluster.yaml for the pacing of a cluster config."""
 HELP = """Run a training script with the agent attached, without a line changed in it.
 
 \b
@@ -75,24 +82,85 @@ class RunCommand(TyperCommand):
         return list(super().parse_args(ctx, rest))
 
 
+def with_agent_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace the ``**given`` of ``function`` by command-line options made from Options."""
+    signature = inspect.signature(function, eval_str=True)
+    own = [one for one in signature.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+    function.__signature__ = signature.replace(parameters=[*own, *map(_parameter, OPTIONS)])  # type: ignore[attr-defined]
+    return function
+
+
+def _parameter(option: Field[Any]) -> Parameter:
+    means = option.metadata["meaning"]
+    text = f"{means.help} ({means.allowed})." if means.allowed else f"{means.help}."
+    text += f" Default: {means.unset}." if means.unset else ""
+    flag = (f"--{option.name.replace('_', '-')}",) if option.type is bool else ()  # without a --no-... beside it
+    default = typer.Option(option.default, *flag, help=text, show_default=not means.unset and not flag)
+    return Parameter(option.name, Parameter.KEYWORD_ONLY, default=default, annotation=option.type)
+
+
+Script = Annotated[
+    list[str], typer.Argument(metavar="SCRIPT [ARGUMENT]...", help="The training script and its arguments.")
+]
+Module = Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")]
+PolicyName = Annotated[str | None, typer.Option(help=" ".join(POLICY_HELP.split()))]
+
+
 @with_agent_options
 def run(
-    context: typer.Context,
-    *,
-    script: Script,
-    module: Module = False,
-    mode: str,
-    policy: PolicyName = None,
-    **given: Any,
+    context: typer.Context, *, script: Script, module: Module = False, policy: PolicyName = None, **given: Any
 ) -> None:
     parts: Split = context.meta[_SPLIT]
     in_place = context.obj == IN_PLACE
     if not parts.launcher and not in_place:
         os.environ.update(slurm_rank(os.environ))
     if in_place or is_rank(os.environ):
-        become([*_own_flags(), *prepare(script, module, given | {"mode": mode}, policy)])
-    ours = prepare(script, module, given | {"mode": mode}, policy, below=True)
+        become([*_own_flags(), *prepare(script, module, given, policy)])
+    ours = prepare(script, module, given, policy, below=True)
     become(["-m", "torch.distributed.run", *_added(parts.launcher, os.environ), *parts.launcher, *ours])
+
+
+def prepare(
+    script: Sequence[str], module: bool, given: dict[str, Any], policy: str | None, *, below: bool = False
+) -> list[str]:
+    """Check the settings and leave them in the environment, and return the interpreter's arguments for the script.
+
+    Args:
+        below: whether the processes that this one will start run the script, and not this one itself.
+    """
+    mode = given["mode"]
+    options = make_options(given | {"job": given["job"] or (script[0] if module else Path(script[0]).stem)})
+    if not module and not Path(script[0]).exists():
+        raise InputError(f"script {script[0]}: no such file; allowed: a Python file, or a module with -m")
+    why = ""
+    if options.mode != "off" and (options.strict or below):
+        try:
+            from paceenv.live.decide.live_policy import obstacle
+
+            why = obstacle(options, policy)
+        except ImportError as error:
+            why = str(needs("a policy", error.name or str(error), "live"))
+    if why and options.strict:
+        raise InputError(f"mode {mode} cannot be entered: {why}")
+    if why:
+        say(f"warning: mode {mode} cannot be entered: {why}; the job runs unpaced (--strict ends the launch instead)")
+    if options.mode == mode:  # else it is the kill switch: as little as possible happens
+        if os.environ.get(ENVIRONMENT_KILL_FILE):
+            os.environ[ENVIRONMENT_KILL_FILE] = str(options.kill_file or "")
+        absolute = {"out": options.out, "kill_file": options.kill_file}  # the script may change the folder
+        hand_down(given | absolute | {"job": options.job, "policy": absolute_policy(policy)}, below=below)
+    return [*(["-m"] if module else []), *script]
+
+
+def say(text: str) -> None:
+    print(f"paceenv live run: {text}", file=sys.stderr)
+
+
+def become(arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by the interpreter with these arguments."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *arguments])
 
 
 def split(arguments: Sequence[str]) -> Split:

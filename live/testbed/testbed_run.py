@@ -240,7 +240,7 @@ def _collect(place: Path, job: Job, exit_codes: Sequence[int | None]) -> JobResu
     snapshots: tuple[Snapshot, ...] = ()
     if (place / "live").is_dir():
         run = RunFolder(place / "live")
-        snapshots = tuple(run.statuses(run.chosen(None)))
+        snapshots = tuple(run.statuses(run.latest()))
         trace = place / "trace.parquet"
         write_merged(run, trace)
     return JobResult(steps_s_TR, tuple(exit_codes), snapshots, trace)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from paceenv.live.testbed.inside import INTERFACE, STEP_FILE
 
@@ -116,7 +116,7 @@ def _phase(
     key = (given["group_size"] or dist.get_world_size(), given["strided"], given["communicator"])
     if key not in groups:
         groups[key] = _group(*key)
-    transfer = TRANSFERS[kind](groups[key], given)
+    transfer = _transfer(kind, groups[key], given)
 
     def work(iteration: int) -> None:
         for _ in range(given["buckets"]):
@@ -157,13 +157,9 @@ def _compute(given: Mapping[str, Any], seed: list[int]) -> Work:
             seconds *= slow["factor"]
         if pause and iteration % pause["every"] == pause["every"] - 1:
             seconds += pause["at_most_s"] * common.random()
-        _sleep_until(start_s + seconds)
+        time.sleep(max(start_s + seconds - time.monotonic(), 0.0))
 
     return work
-
-
-def _sleep_until(end_s: float) -> None:
-    time.sleep(max(end_s - time.monotonic(), 0.0))
 
 
 def _is_slow(slow: Mapping[str, Any], iteration: int) -> bool:
@@ -171,48 +167,33 @@ def _is_slow(slow: Mapping[str, Any], iteration: int) -> bool:
     return bool(since >= 0 and (slow["every"] is None or since % slow["every"] < slow["iterations"]))
 
 
-def _floats(given: Mapping[str, Any], parts: int = 1) -> Tensor:
-    """The payload of a bucket: zeros, at least one for each part."""
+TRANSFERS = ("all_reduce", "gather", "all_to_all", "send")
+
+
+def _transfer(kind: str, group: Group, given: Mapping[str, Any]) -> Transfer:
+    """One bucket: zeros, at least one for each member in an all-to-all."""
+    process_group, members = group
+    parts, beside = len(members) if kind == "all_to_all" else 1, given["background"]
     count = max(int(given["bytes"]) // 4 // given["buckets"] // parts, 1) * parts
-    return torch.zeros(count, device=_device())
-
-
-def _all_reduce(group: Group, given: Mapping[str, Any]) -> Transfer:
-    payload = _floats(given)
-    return lambda: dist.all_reduce(payload, group=group[0], async_op=given["background"])
-
-
-def _gather(group: Group, given: Mapping[str, Any]) -> Transfer:
-    payload, root = _floats(given), group[1][0]
-    into = [torch.zeros_like(payload) for _ in group[1]] if dist.get_rank() == root else None
-    return lambda: dist.gather(payload, into, dst=root, group=group[0], async_op=given["background"])
-
-
-def _all_to_all(group: Group, given: Mapping[str, Any]) -> Transfer:
-    payload = _floats(given, len(group[1]))
+    payload = torch.zeros(count, device=_device())
+    if kind == "all_reduce":
+        return lambda: dist.all_reduce(payload, group=process_group, async_op=beside)
+    if kind == "gather":
+        root = members[0]
+        gathered = [torch.zeros_like(payload) for _ in members] if dist.get_rank() == root else None
+        return lambda: dist.gather(payload, gathered, dst=root, group=process_group, async_op=beside)
     into = torch.zeros_like(payload)
-    return lambda: dist.all_to_all_single(into, payload, group=group[0], async_op=given["background"])
-
-
-def _send(group: Group, given: Mapping[str, Any]) -> Transfer:
-    payload, members = _floats(given), group[1]
-    into, place = torch.zeros_like(payload), members.index(dist.get_rank())
+    if kind == "all_to_all":
+        return lambda: dist.all_to_all_single(into, payload, group=process_group, async_op=beside)
+    place = members.index(dist.get_rank())
     there, here = members[(place + 1) % len(members)], members[place - 1]
 
     def exchange() -> None:  # as a batch: on NCCL two sends that are not matched yet wait for each other
-        sent, received = dist.P2POp(dist.isend, payload, there, group[0]), dist.P2POp(dist.irecv, into, here, group[0])
-        for work in dist.batch_isend_irecv([sent, received]):
+        both = dist.P2POp(dist.isend, payload, there, process_group), dist.P2POp(dist.irecv, into, here, process_group)
+        for work in dist.batch_isend_irecv(list(both)):
             work.wait()
 
     return exchange
-
-
-TRANSFERS: dict[str, Callable[[Group, Mapping[str, Any]], Transfer]] = {
-    "all_reduce": _all_reduce,
-    "gather": _gather,
-    "all_to_all": _all_to_all,
-    "send": _send,
-}
 
 
 def _model_step(given: Mapping[str, Any]) -> tuple[Work, torch.optim.Optimizer]:

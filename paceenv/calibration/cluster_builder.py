@@ -1,7 +1,6 @@
-"""What every fit has: the steps of a job, measured and simulated, and a cluster to which stages add their keys.
+"""The cluster to which the stages of a fit add their keys, and the steps of a job, measured and simulated.
 
-Each stage of a fit adds its part of a job here, under the keys of a cluster config; :meth:`ClusterBuilder.fit` compares
-the cluster with the trace and writes the record. Axes: T steps, R ranks, E simulated runs.
+Axes: T steps, R ranks, E simulated runs.
 """
 
 from __future__ import annotations
@@ -9,26 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from paceenv.calibration.distances import HeldOutCheck
+from paceenv.calibration.link_replay import PayloadFit
 from paceenv.calibration.parameters import Parameter, not_identifiable
-from paceenv.sim.cluster import STAND_INS, Cluster
+from paceenv.calibration.step_stamps import StepStamps
+from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
 
 AMPLE: Final = 10.0
 """A link that shows no limit is assumed to be this many times as fast as the one that limits."""
-NOT_ASKED: Final = "not asked for"
-
-MIN_UNPACED: Final = 16
-"""Steps without pacing from which on only those count as what the job does by itself."""
 GOOD_MEAN, GOOD_CV = 0.05, 0.03
 """How far a good fit may be off: of the mean step relative to it, of its coefficient of variation."""
 MATCHED, MATCHED_T = 5e-4, 100
@@ -38,50 +34,6 @@ _BLOCKS = 8
 """Blocks of consecutive steps, whose means give the error of the mean."""
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class StepStamps:
-    """What the stamps of a job have, however its step is described.
-
-    ``names`` are the trace's numbers of the ranks, in the order of axis R. ``begin_T`` is when an iteration began on
-    the trace's clock, seconds, ``iteration_T`` its number, ``step_T`` how long it took. ``dropped`` counts the
-    iterations left out: incomplete, unlike the usual ones, or with a checkpoint.
-    """
-
-    name: str
-    source: str
-    names: tuple[int, ...]
-    iteration_T: NDArray[np.int64]
-    begin_T: Array
-    step_T: Array
-    dropped: int
-
-    @property
-    def ranks(self) -> int:
-        return len(self.names)
-
-    @property
-    def unpaced_T(self) -> NDArray[np.bool_]:
-        """Iterations without any delay."""
-        return np.ones(len(self.step_T), np.bool_)
-
-    @property
-    def steady_T(self) -> NDArray[np.bool_]:
-        """Iterations that show the job by itself: those without pacing, or all where too few are without."""
-        unpaced_T = self.unpaced_T
-        return unpaced_T if unpaced_T.sum() >= MIN_UNPACED else np.ones_like(unpaced_T)
-
-    @property
-    def described(self) -> str:
-        """The job and its trace, in words."""
-        return f"{self.name} ({self.source})"
-
-    def part(self, use_T: NDArray[np.bool_]) -> Self:
-        """The stamps of some iterations: of every field whose first axis is T."""
-        names = [one.name for one in fields(self) if one.name.rpartition("_")[2].startswith("T")]
-        parts: dict[str, Any] = {name: getattr(self, name)[use_T] for name in names}
-        return replace(self, **parts)
 
 
 @dataclass(frozen=True)
@@ -121,6 +73,20 @@ def simulate(cluster: Cluster, iterations: int) -> Steps:
     return Steps(float(mean_E.mean()), float(cv_E.mean()), float(mean_E.std()), float(cv_E.std()))
 
 
+@dataclass(frozen=True)
+class RankCompute:
+    """What each rank computes in a step, ``(T, R)``: seconds, or in a program over the mean of its phases.
+
+    ``by_rank``: phases say how ranks differ lastingly, so that noise does not. Of a program also its ``phases`` as a
+    config, and what ranks compute in them over their mean, ``(T, J)`` of each rank.
+    """
+
+    value_TR: Array
+    by_rank: bool = False
+    phases: Sequence[dict[str, Any]] = ()
+    relative_R: Sequence[Array] = ()
+
+
 class Matched(NamedTuple):
     """Rates by key, and the standard error of their common factor, relative to it."""
 
@@ -131,48 +97,25 @@ class Matched(NamedTuple):
 Stamps = TypeVar("Stamps", bound=StepStamps)
 
 
-@dataclass(frozen=True)
-class JobFit:
-    """A calibrated cluster, its parameters with evidence, and how well it does what the job did.
-
-    ``measured`` are the trace's steps without pacing (all, where too few), ``simulated`` those of the cluster.
-    ``check`` is the one on unseen steps, or why there is none; ``notes`` say which description was taken and what was
-    left out. ``step_T`` are the steps that it was fitted to, seconds; ``ranks`` the trace's numbers of the ranks.
-    """
-
-    cluster: Cluster
-    parameters: tuple[Parameter, ...]
-    measured: Steps
-    simulated: Steps
-    step_T: Array = field(default_factory=lambda: np.empty(0))
-    ranks: tuple[int, ...] = ()
-    check: HeldOutCheck | str = NOT_ASKED
-    notes: tuple[str, ...] = ()
-
-    @property
-    def mean_error(self) -> float:
-        """Of the mean step, relative."""
-        return self.simulated.mean_s / self.measured.mean_s - 1.0
-
-
 class ClusterBuilder(Generic[Stamps]):
     """The cluster so far; ``base`` is what the operator knows.
 
     ``measured`` describes the trace's steps without pacing, or all steps where too few are without. ``stand_ins`` are
-    keys that nobody measured.
+    keys that nobody measured, ``healthy`` the mean compute of ranks that are not slow, as ``compute`` counts it.
     """
 
-    def __init__(self, stamps: Stamps, base: Cluster | None, data: dict[str, Any]) -> None:
-        self.stamps, self.base, self.data = stamps, base, data
+    compute: RankCompute
+    payload: PayloadFit | None = None
+    unseen: Sequence[str] = ()
+    healthy: float = 1.0
+
+    def __init__(self, stamps: Stamps, base: Cluster | None, name: str, probed: Stamps | None = None) -> None:
+        self.stamps, self.base, self.probed = stamps, base, stamps if probed is None else probed
+        self.data: dict[str, Any] = {"name": name}
         self.measured = of_trace(stamps.step_T[stamps.steady_T])
         self.parameters: list[Parameter] = []
         self.stand_ins: dict[str, float] = {}
-
-    def copy(self) -> ClusterBuilder[Stamps]:
-        """Another builder that has come as far, to try a change on."""
-        builder = ClusterBuilder(self.stamps, self.base, deepcopy(self.data))
-        builder.parameters, builder.stand_ins = list(self.parameters), dict(self.stand_ins)
-        return builder
+        self._simulated: tuple[dict[str, Any], Steps] | None = None
 
     def add(self, *parameters: Parameter) -> None:
         """Add evidence alone, of what the config does not have or has already."""
@@ -209,6 +152,18 @@ class ClusterBuilder(Generic[Stamps]):
 
     def parse(self, data: dict[str, Any]) -> Cluster:
         return config_files.parse(Cluster, data, f"calibration of {self.stamps.name}")
+
+    def simulated(self) -> Steps:
+        """Steps of the cluster as it is now, as many as the trace has."""
+        if self._simulated is None or self._simulated[0] != self.data:
+            steps = simulate(self.cluster(), max(len(self.stamps.step_T), 2))
+            self._simulated = deepcopy(self.data), steps
+        return self._simulated[1]
+
+    @property
+    def mean_error(self) -> float:
+        """Of the simulated mean step, relative."""
+        return self.simulated().mean_s / self.measured.mean_s - 1.0
 
     def seconds(self, key: str, **fabric: float) -> float:
         """A time of the engine's record of the cluster as it is now, with other keys of its fabric if given."""
@@ -248,27 +203,3 @@ class ClusterBuilder(Generic[Stamps]):
         factor = float(np.exp(log_factor))
         slope = abs(step_s(1.1 * factor) - step_s(factor)) / 0.1
         return Matched(rates(factor), max(min(se_s / max(slope, 1e-12), 0.5), 0.01))
-
-    def fit(self) -> JobFit:
-        """The cluster, compared with the trace, and where each of its numbers comes from."""
-        stamps, cluster = self.stamps, self.cluster()
-        simulated = simulate(cluster, max(len(stamps.step_T), 2))
-        record: dict[str, Any] = {
-            "source": f"{stamps.described}, {len(stamps.step_T)} iterations",
-            "fitted": {p.key: p.to_record() for p in self.parameters if p.is_identified},
-            "cannot_tell": {p.key: p.to_record() for p in self.parameters if not p.is_identified},
-            "measured": {
-                "step_mean_s": self.measured.mean_s,
-                "step_mean_se_s": self.measured.mean_sd,
-                "step_cv": self.measured.cv,
-            },
-            "simulated": {"step_mean_s": simulated.mean_s, "step_cv": simulated.cv},
-        }
-        ranks = tuple(sorted(stamps.names))
-        if cluster.program is not None:
-            record[STAND_INS] = self.stand_ins
-        if ranks != tuple(range(len(ranks))):
-            record["ranks"] = list(ranks)
-        cluster = cluster.model_copy(update={"calibration": record})
-        step_T = stamps.step_T[stamps.unpaced_T] if stamps.unpaced_T.any() else stamps.step_T
-        return JobFit(cluster, tuple(self.parameters), self.measured, simulated, step_T, ranks)

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import deepcopy
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import ClusterBuilder, StepStamps
-from paceenv.calibration.measurements import MIN_STEPS, measure_stage
-from paceenv.calibration.noise_fit import NoiseFit, fit_noise
-from paceenv.calibration.parameters import bounded, estimated, exact, identified, not_identifiable
-from paceenv.calibration.two_state_fit import Episodes, find_episodes, fit_two_states
+from paceenv.calibration.cluster_builder import ClusterBuilder
+from paceenv.calibration.job_stamps import JobStamps
+from paceenv.calibration.noise_fit import MIN_STEPS, NoiseFit, fit_noise, measure_stage
+from paceenv.calibration.parameters import Parameter, bounded, estimated, exact, identified, not_identifiable
+from paceenv.calibration.two_state_fit import find_episodes, fit_two_states
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
 from paceenv.ui import config_files
@@ -38,36 +38,30 @@ MIN_FAIL_SLOW: Final = 0.1
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class ComputeFit:
-    """``noise`` of what is left when ``episodes`` are divided by ``factor``; None and 1 where no rank had any."""
-
-    noise: NoiseFit
-    episodes: Episodes | None
-    factor: float
-    factor_se: float
-
-
-def fit_compute(stamps: StepStamps, compute_TR: Array) -> ComputeFit:
-    """Fit what ranks compute in a step, in seconds or relative to a mean."""
-    on_TR = np.stack([fit_two_states(x, MIN_FAIL_SLOW * float(np.median(x))) for x in compute_TR.T], axis=1)
-    episodes, factor, factor_se = find_episodes(on_TR), 1.0, 0.0
-    if episodes is not None:
-        compute_TR = compute_TR.copy()
-        ratios = []
-        for r in np.flatnonzero(on_TR.any(axis=0)):
-            slow, healthy = compute_TR[on_TR[:, r], r], compute_TR[~on_TR[:, r], r]
-            ratios.append((float(slow.mean() / healthy.mean()), slow.std() / slow.mean() / math.sqrt(len(slow))))
-            compute_TR[on_TR[:, r], r] /= ratios[-1][0]
-        factor = float(np.mean([ratio for ratio, _ in ratios]))
-        between = np.std([r for r, _ in ratios], ddof=1) if len(ratios) > 1 else 0.0
-        factor_se = float(np.hypot(between, factor * max(se for _, se in ratios)) / math.sqrt(len(ratios)))
-    return ComputeFit(fit_noise(measure_stage(compute_TR), stamps.described), episodes, factor, factor_se)
+def add_noise(builder: ClusterBuilder[Any]) -> None:
+    """Take the noise of what ranks compute into the cluster; where steps or ranks are too few, a program has none."""
+    compute, stamps, data = builder.compute, builder.stamps, builder.data
+    steps, ranks = compute.value_TR.shape
+    is_ratio = not isinstance(stamps, JobStamps)
+    if is_ratio and (steps < MIN_STEPS or ranks < 2 or not (compute.value_TR > 0.0).all()):
+        source = f"{'from base' if 'noise' in data else 'none'}; {MIN_STEPS} steps of two ranks settle it"
+        builder.add(not_identifiable("noise.jitter_cv", 0.0, f"{steps} steps of {ranks} ranks", source))
+        data.setdefault("noise", {})
+        return
+    healthy_TR, episodes = _without_episodes(compute.value_TR, stamps.names)
+    fit = fit_noise(measure_stage(healthy_TR), stamps.described)
+    if not is_ratio:
+        said = "mean of what precedes the payload, healthy ranks"
+        builder.put(estimated("job.compute_s", fit.mean_compute_s, said))
+    elif not compute.by_rank:
+        builder.healthy = fit.mean_compute_s.value
+    _put_noise(builder, fit)
+    builder.put(*episodes)
 
 
-def add_noise(builder: ClusterBuilder[Any], compute: ComputeFit, keys: Sequence[str] = NOISE, *, by_rank: bool) -> None:
-    """Take the noise into the cluster; ``by_rank``: phases say how ranks differ lastingly, so that noise does not."""
-    noise_fit, names = compute.noise, builder.stamps.names
+def _put_noise(builder: ClusterBuilder[Any], noise_fit: NoiseFit) -> None:
+    """Variance components and slow ranks; lasting differences only where phases do not say them."""
+    names, by_rank = builder.stamps.names, builder.compute.by_rank
     noise = noise_fit.to_config()["noise"]
     if by_rank:
         noise |= {"persistent_cv": 0.0, "slow_ranks": 0, "slow_factor": 1.0}
@@ -77,8 +71,8 @@ def add_noise(builder: ClusterBuilder[Any], compute: ComputeFit, keys: Sequence[
                 f"trace of {builder.stamps.name}: {said} by {noise[key]:.0%}; "
                 "allowed: at most 100 %, the simulator's limit"
             )
-    builder.data["noise"] = builder.data.get("noise", {}) | noise
-    for key in keys:
+    builder.data["noise"] = noise
+    for key in NOISE:
         estimate = getattr(noise_fit, key)
         if estimate is not None and not (by_rank and key == "persistent_cv"):
             said = "variance components of a rank's compute in a step, jackknife over steps"
@@ -88,15 +82,29 @@ def add_noise(builder: ClusterBuilder[Any], compute: ComputeFit, keys: Sequence[
         said = f"persistently slower than their peers: {slow}"
         builder.put(exact("noise.slow_ranks", len(noise_fit.slow_workers), said))
         builder.put(estimated("noise.slow_factor", noise_fit.slow_factor, said))
-    episodes = compute.episodes
-    if episodes is not None:
-        ranks = ", ".join(f"rank {names[r]}" for r in np.flatnonzero(episodes.on_TN.any(axis=0)))
-        said = f"{episodes.count} episodes on {ranks}"
-        builder.put(bounded("noise.fail_slow_share", episodes.share, said))
-        builder.put(bounded("noise.fail_slow_mean_iterations", episodes.mean_iterations, said))
-        builder.put(identified("noise.fail_slow_factor", compute.factor, compute.factor_se, said))
-        most = {"fail_slow_share": min(episodes.share.value, 0.99), "fail_slow_factor": max(compute.factor, 1.0)}
-        builder.data["noise"] |= most
+
+
+def _without_episodes(compute_TR: Array, names: Sequence[int]) -> tuple[Array, list[Parameter]]:
+    """What ranks would compute without their fail-slow episodes, and what those are; nothing where no rank had any."""
+    on_TR = np.stack([fit_two_states(x, MIN_FAIL_SLOW * float(np.median(x))) for x in compute_TR.T], axis=1)
+    episodes = find_episodes(on_TR)
+    if episodes is None:
+        return compute_TR, []
+    compute_TR, ratios = compute_TR.copy(), list[tuple[float, float]]()
+    slowed = np.flatnonzero(on_TR.any(axis=0)).tolist()
+    for r in slowed:
+        slow, healthy = compute_TR[on_TR[:, r], r], compute_TR[~on_TR[:, r], r]
+        ratios.append((float(slow.mean() / healthy.mean()), slow.std() / slow.mean() / math.sqrt(len(slow))))
+        compute_TR[on_TR[:, r], r] /= ratios[-1][0]
+    factor = max(float(np.mean([ratio for ratio, _ in ratios])), 1.0)
+    between = np.std([r for r, _ in ratios], ddof=1) if len(ratios) > 1 else 0.0
+    factor_se = float(np.hypot(between, factor * max(se for _, se in ratios)) / math.sqrt(len(ratios)))
+    said = f"{episodes.count} episodes on {', '.join(f'rank {names[r]}' for r in slowed)}"
+    return compute_TR, [
+        bounded("noise.fail_slow_share", episodes.share, said),
+        bounded("noise.fail_slow_mean_iterations", episodes.mean_iterations, said),
+        identified("noise.fail_slow_factor", factor, factor_se, said),
+    ]
 
 
 def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:
@@ -107,16 +115,6 @@ def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:
     data["noise"] |= config["noise"]
     data["calibration"] = config["calibration"]
     return config_files.parse(Cluster, data, f"calibration of {fit.source}")
-
-
-def fit_ratios(builder: ClusterBuilder[Any], ratio_TR: Array, otherwise: str) -> ComputeFit | None:
-    """The noise of a program's compute; ``otherwise`` is there where steps or ranks are too few."""
-    steps, ranks = ratio_TR.shape
-    if steps >= MIN_STEPS and ranks >= 2 and (ratio_TR > 0.0).all():
-        return fit_compute(builder.stamps, ratio_TR)
-    source = f"{otherwise}; {MIN_STEPS} steps of two ranks settle it"
-    builder.add(not_identifiable("noise.jitter_cv", 0.0, f"{steps} steps of {ranks} ranks", source))
-    return None
 
 
 def length_cv(relative: Sequence[Array]) -> float:
@@ -134,11 +132,17 @@ def length_cv(relative: Sequence[Array]) -> float:
     return float(f"{min(own_cv, 1.0):.4g}") if own_cv > MIN_CV else 0.0
 
 
-def put_length(builder: ClusterBuilder[Any], length: float, seconds: Array, relative: Sequence[Array]) -> None:
-    """Let phases of these ``seconds`` vary each by itself; what that adds to whole steps is no jitter of steps."""
-    count = sum(len(one) for one in relative)
+def put_lengths(builder: ClusterBuilder[Any], length: float) -> None:
+    """Let each phase vary by itself; what that adds to whole steps is no jitter of steps."""
+    count = sum(len(one) for one in builder.compute.relative_R)
     said = "variation of single phases beyond that of whole steps"
     builder.put(identified("program.length_cv", length, length / (2.0 * count) ** 0.5, said))
+    builder.drop(["noise.jitter_cv"])
+    step = builder.data["program"]["step"] = deepcopy([*builder.compute.phases])
+    works = [one["compute"] for one in step if "compute" in one]
+    for number, one in enumerate(works):
+        one.setdefault("micro_batch", number)
+    seconds = np.array([one["seconds"] for one in works])
     share = seconds / max(float(seconds.sum()), 1e-300)
     left = builder.data["noise"].get("jitter_cv", 0.0) ** 2 - length**2 * float((share**2).sum())
     builder.data["noise"] |= {"jitter_cv": max(left, 0.0) ** 0.5}

@@ -1,48 +1,87 @@
 """A cluster from the trace of a job, in stages, each of which adds its keys and their evidence to one builder.
 
-| stage | one collective a step | a program |
-| --- | --- | --- |
-| stamps | ``job_stamps`` | ``program_stamps``, ``known_program`` |
-| noise | ``compute_noise`` | the same |
-| links | ``links``, ``incast_fit`` | ``program_links`` |
-| tenants | ``tenants`` | |
-| program | ``collective_fit`` | ``step_order``, ``step_phases``, ``program_fit`` |
-| errors | ``parameters``, ``heldout``, ``posterior`` | the same |
+The rows of the trace are read once (``step_stamps``). Its step is described by one collective (``job_stamps``), by all
+of its transfers (``program_stamps``), or by a program that is given (``known_program``): where nobody says otherwise,
+the trace decides. From there on all go through the same stages, and where the three differ, a stage knows.
 
-Where nobody says otherwise, the trace decides between one collective a step and a program.
+| stage | adds | in |
+| --- | --- | --- |
+| structure | ranks, groups, the step | ``structure``, ``step_order``, ``step_phases`` |
+| noise | what ranks compute, and how it varies | ``compute_noise``, ``noise_fit``, ``two_state_fit`` |
+| work | what groups do behind a collective | ``structure`` |
+| links | rates, latencies, losses | ``links``, ``link_replay``, ``program_links`` |
+| tenants | another job on the uplink | ``tenants`` |
+| program | what only its simulated step shows | ``program_fit`` |
+| errors | the record, and a check on unseen steps | ``parameters``, ``heldout``, ``posterior`` |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import JobFit, StepStamps
-from paceenv.calibration.collective_fit import fit_collective
-from paceenv.calibration.heldout import check_fit
+from paceenv.calibration.cluster_builder import ClusterBuilder, Stamps, Steps
+from paceenv.calibration.compute_noise import add_noise
+from paceenv.calibration.heldout import HeldOutCheck, check_fit
 from paceenv.calibration.job_stamps import JobStamps, read_job
-from paceenv.calibration.known_program import fit_known, read_known
-from paceenv.calibration.program_fit import fit_program
+from paceenv.calibration.known_program import read_known
+from paceenv.calibration.links import add_links
+from paceenv.calibration.parameters import Parameter
+from paceenv.calibration.program_fit import add_program
 from paceenv.calibration.program_stamps import MIN_STEPS, UNKNOWN_PEERS, ProgramStamps, read_program
 from paceenv.calibration.step_order import OVERLAPS
+from paceenv.calibration.step_stamps import JobRows, StepStamps, read_rows
+from paceenv.calibration.structure import add_post_work, add_structure
+from paceenv.calibration.tenants import add_tenants
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COLLECTIVE_OPS, Trace
 from paceenv.core.warm_up import without_warm_up
-from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster import STAND_INS, Cluster
 
+STAGES: Final[tuple[Callable[[ClusterBuilder[Any]], None], ...]] = (
+    add_structure,
+    add_noise,
+    add_post_work,
+    add_links,
+    add_tenants,
+    add_program,
+)
+NOT_ASKED: Final = "not asked for"
 OFF: Final = 0.05
 """Error of the mean step from which on one collective a step does not describe a job."""
 RUNS_APART: Final = 2.0
 """Unless runs differ by more than half as much: beside a tenant each run locks into a phase of its own."""
 
 Array = NDArray[np.float64]
-Stamps = TypeVar("Stamps", bound=StepStamps)
 Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class JobFit:
+    """A calibrated cluster, its parameters with evidence, and how well it does what the job did.
+
+    ``measured`` are the trace's steps without pacing (all, where too few), ``simulated`` those of the cluster.
+    ``steps`` counts the measured ones, ``check`` is the one on unseen steps, or why there is none; ``notes`` say which
+    description was taken and what was left out.
+    """
+
+    cluster: Cluster
+    parameters: tuple[Parameter, ...]
+    measured: Steps
+    simulated: Steps
+    steps: int = 0
+    check: HeldOutCheck | str = NOT_ASKED
+    notes: tuple[str, ...] = ()
+
+    @property
+    def mean_error(self) -> float:
+        """Of the mean step, relative."""
+        return self.simulated.mean_s / self.measured.mean_s - 1.0
 
 
 def fit_trace(
@@ -58,56 +97,89 @@ def fit_trace(
     """Fit a cluster to a trace: one collective a step, or a program; ``check`` compares it with unseen steps."""
     trace, warm_up = without_warm_up(trace, job)
     notes = [f"the first {warm_up} iterations are left out as warm-up"] if warm_up else []
-    unused = ["the probe is not used: the step is described as a program"] if probe is not None else []
     known = base if base is not None and base.program is not None else None
     if probe is not None and (program or known is not None):
         raise InputError("probe: not used where the step is described as a program; allowed: no probe, or no program")
     if known is not None and program is False:
         raise InputError(f"base: {known.name} has a program; allowed: a base without one where none is wanted")
+    rows = read_rows(trace, job)
     if known is not None:
-        fit = fit_known(read_known(trace, known, job=job), known, name)
+        fit = fit_stamps(read_known(rows, known), base, name)
         return replace(fit, check="the step is that of --base", notes=tuple(notes))
 
-    def as_program(stamps: ProgramStamps, *more: str, fit: JobFit | None = None) -> JobFit:
-        fit = _checked(stamps, lambda part: fit_program(part, base, name), check=check, fit=fit)
-        return replace(fit, notes=(*notes, *more, *unused))
+    def fit_as(stamps: StepStamps) -> JobFit:
+        if probe is None or not isinstance(stamps, JobStamps):
+            return fit_stamps(stamps, base, name)
+        return fit_stamps(stamps, base, name, read_job(read_rows(without_warm_up(probe, job)[0], job)))
 
+    stamps, fit, more = _described(rows, program, fit_as)
+    if probe is not None and fit.cluster.program is not None:
+        more.append("the probe is not used: the step is described as a program")
+    if check:
+        fit = replace(fit, check=check_fit(stamps, lambda part: fit_as(part).cluster))
+    return replace(fit, notes=(*notes, *more))
+
+
+def _described(
+    rows: JobRows, program: bool | None, fit_as: Callable[[StepStamps], JobFit]
+) -> tuple[JobStamps | ProgramStamps, JobFit, list[str]]:
+    """The description of a step that was asked for, or else the one that the trace calls for, and why."""
     if program:
-        return as_program(read_program(trace, job=job))
-    transfers = _or_why(lambda: read_program(trace, job=job)) if program is None else ""
+        asked = read_program(rows)
+        return asked, fit_as(asked), []
+    transfers = _or_why(partial(read_program, rows)) if program is None else ""
     if isinstance(transfers, ProgramStamps) and overlapping(transfers):
         said = "transfers of several communicators overlap: the step is described as a program (--no-program)"
-        return as_program(transfers, said)
-    if isinstance(transfers, str) and UNKNOWN_PEERS in transfers:
-        notes.append(f"sends and receives count as compute: {UNKNOWN_PEERS} (--base with a typed program settles it)")
+        return transfers, fit_as(transfers), [said]
     try:
-        stamps = read_job(trace, job=job)
+        stamps = read_job(rows)
     except InputError as error:
         if not isinstance(transfers, ProgramStamps):
             raise
         raise InputError(f"{error}; --program describes its step as a program, which {MIN_STEPS} steps allow") from None
-    probed = None if probe is None else read_job(without_warm_up(probe, job)[0], job=job)
-    fit = fit_collective(stamps, base, name, probed)
+    fit, notes = fit_as(stamps), list[str]()
+    if isinstance(transfers, str) and UNKNOWN_PEERS in transfers:
+        notes.append(f"sends and receives count as compute: {UNKNOWN_PEERS} (--base with a typed program settles it)")
     if program is None and abs(fit.mean_error) > max(OFF, RUNS_APART * fit.simulated.mean_sd / fit.simulated.mean_s):
         off = f"one collective a step leaves the mean step {fit.mean_error:+.1%} off"
-        said = f"{off}: the step is described as a program (--no-program)"
-        other = transfers if isinstance(transfers, str) else _or_why(partial(fit_program, transfers, base, name))
+        other = transfers if isinstance(transfers, str) else _or_why(partial(fit_as, transfers))
         if isinstance(transfers, str) or isinstance(other, str):
             notes.append(f"{off}; as a program it cannot be described: {other}")
         elif abs(other.mean_error) < abs(fit.mean_error):
-            return as_program(transfers, said, fit=other)
+            return transfers, other, [f"{off}: the step is described as a program (--no-program)"]
         else:
             notes.append(f"{off}, and a program {other.mean_error:+.1%} (--program takes it)")
-    fit = _checked(stamps, lambda part: fit_collective(part, base, name, probed), check=check, fit=fit)
-    return replace(fit, notes=(*notes, *_left_out(trace, stamps)))
+    return stamps, fit, [*notes, *_left_out(rows, stamps)]
 
 
-def _checked(
-    stamps: Stamps, fit_stamps: Callable[[Stamps], JobFit], *, check: bool, fit: JobFit | None = None
+def fit_stamps(
+    stamps: Stamps, base: Cluster | None = None, name: str = "calibrated", probed: Stamps | None = None
 ) -> JobFit:
-    """The fit to all steps, with a second fit to the first of them held against the others."""
-    fit = fit_stamps(stamps) if fit is None else fit
-    return replace(fit, check=check_fit(stamps, lambda part: fit_stamps(part).cluster)) if check else fit
+    """Take the stamps of a job through all stages, its links from a probe; ``base`` stands where they tell nothing."""
+    builder = ClusterBuilder(stamps, base, name, probed)
+    for add in STAGES:
+        add(builder)
+    return _with_record(builder)
+
+
+def _with_record(builder: ClusterBuilder[Any]) -> JobFit:
+    """The cluster, compared with the trace, and where each of its numbers comes from."""
+    stamps, cluster, measured, simulated = builder.stamps, builder.cluster(), builder.measured, builder.simulated()
+    record: dict[str, Any] = {
+        "source": f"{stamps.described}, {len(stamps.step_T)} iterations",
+        "fitted": {p.key: p.to_record() for p in builder.parameters if p.is_identified},
+        "cannot_tell": {p.key: p.to_record() for p in builder.parameters if not p.is_identified},
+        "measured": {"step_mean_s": measured.mean_s, "step_mean_se_s": measured.mean_sd, "step_cv": measured.cv},
+        "simulated": {"step_mean_s": simulated.mean_s, "step_cv": simulated.cv},
+    }
+    ranks = tuple(sorted(stamps.names))
+    if cluster.program is not None:
+        record[STAND_INS] = builder.stand_ins
+    if ranks != tuple(range(len(ranks))):
+        record["ranks"] = list(ranks)
+    cluster = cluster.model_copy(update={"calibration": record})
+    steps = int(stamps.unpaced_T.sum()) or len(stamps.step_T)
+    return JobFit(cluster, tuple(builder.parameters), measured, simulated, steps)
 
 
 def _or_why(made: Callable[[], Made]) -> Made | str:
@@ -118,14 +190,19 @@ def _or_why(made: Callable[[], Made]) -> Made | str:
         return str(error)
 
 
-def _left_out(trace: Trace, stamps: JobStamps) -> tuple[str, ...]:
+def _left_out(rows: JobRows, stamps: JobStamps) -> tuple[str, ...]:
     """A note on collectives that one collective a step leaves out, where they take long."""
-    mine = trace.isin("job", stamps.name) & np.isin(trace.column("iteration"), stamps.iteration_T)
-    is_collective = trace.isin("op", *COLLECTIVE_OPS) & ~trace.isin("op", "barrier") & mine
-    lasts_s = (trace.column("end_s") - trace.column("start_s"))[is_collective]
-    group_R = np.repeat(np.arange(stamps.groups), [len(members) for members in stamps.members])
+    kept = np.flatnonzero(np.isin(rows.iteration_T, stamps.iteration_T)).tolist()
+    all_s = sum(
+        row.end_s - row.start_s
+        for t in kept
+        for mine in rows.transfers[t]
+        for row in mine
+        if row.op in COLLECTIVE_OPS and row.op != "barrier"
+    )
+    group_R = np.repeat(np.arange(stamps.groups), stamps.ranks // stamps.groups)
     described_s = float((stamps.finish_TG[:, group_R] - stamps.entry_TR).mean())
-    share = (lasts_s.sum() / (len(stamps.step_T) * stamps.ranks) - described_s) / float(stamps.step_T.mean())
+    share = (all_s / (len(stamps.step_T) * stamps.ranks) - described_s) / float(stamps.step_T.mean())
     if share <= OFF:
         return ()
     return (

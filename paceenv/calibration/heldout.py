@@ -7,24 +7,28 @@ errors of the fit and the differences between runs. Axes: T iterations, R ranks,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, MIN_UNPACED, StepStamps, simulator_of
-from paceenv.calibration.distances import HeldOutCheck, Line
+from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, Stamps, simulator_of
 from paceenv.calibration.job_stamps import MIN_ITERATIONS, JobStamps
-from paceenv.calibration.measurements import (
+from paceenv.calibration.noise_fit import (
     MIN_STEPS,
     ROUNDING,
+    TOLERANCE,
+    NoiseFit,
+    fit_noise,
     measure_stage,
     subset_max,
     widths,
 )
-from paceenv.calibration.noise_fit import TOLERANCE, NoiseFit, fit_noise
 from paceenv.calibration.posterior import drawn_clusters
+from paceenv.calibration.step_stamps import MIN_UNPACED
 from paceenv.core import metrics
 from paceenv.core.intervals import Interval
 from paceenv.sim.cluster import Cluster
@@ -37,13 +41,80 @@ _MAX_CELLS = 1e8
 """Rank-iterations simulated at most, beyond one run a cluster."""
 _LEAD_IN = 100
 """Iterations before a simulated run counts, as the held-out part does not begin a job either."""
+SLOWEST: Final = "slowest rank"
+"""Takes the place of the step where only compute is known."""
 _TOLERANCES: Final = {"mean": GOOD_MEAN, "CV": GOOD_CV, "p99": 0.1, "E[": TOLERANCE, "arrival": 0.1}
 """How far off still counts as close, by how a quantity's name begins."""
 CLOSE: Final = 0.1
 """A distance that exceeds what chance gives by no more is close."""
 
 Array = NDArray[np.float64]
-Stamps = TypeVar("Stamps", bound=StepStamps)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One quantity: its value on held-out steps, and the mean and the central 95 % of simulated runs.
+
+    Of a distance between distributions chance takes the place of runs. ``tolerance`` is how far off still counts as
+    close: relative, or for CV and distance absolute. ``unit`` is "s" or empty.
+    """
+
+    quantity: str
+    unit: str
+    held_out: float
+    simulated: Interval
+    tolerance: float
+
+    @property
+    def is_absolute(self) -> bool:
+        """Whether error and tolerance are differences: a CV or a distance is relative already."""
+        return self.quantity.startswith(("CV", "KS"))
+
+    @property
+    def error(self) -> float:
+        """Relative, or for CV and distance absolute; 0 where both are 0."""
+        difference = self.simulated.value - self.held_out
+        if self.is_absolute or not difference:
+            return difference
+        return difference / self.held_out if self.held_out else math.inf
+
+    @property
+    def verdict(self) -> str:
+        """``agrees`` inside the interval, ``close`` outside of it but within the tolerance, else ``off``."""
+        if self.held_out in self.simulated:
+            return "agrees"
+        return "close" if abs(self.error) <= self.tolerance else "off"
+
+
+@dataclass(frozen=True)
+class HeldOutCheck:
+    """The lines, and how many steps the fit behind them saw and did not see."""
+
+    fitted_steps: int
+    held_out_steps: int
+    lines: tuple[Line, ...]
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is off."""
+        return "off" not in [line.verdict for line in self.lines]
+
+    def to_record(self) -> dict[str, Any]:
+        """As plain data, to four digits."""
+        names = ("held_out", "simulated", "low", "high")
+        lines = [
+            {"quantity": line.quantity, "unit": line.unit}
+            | {n: float(f"{x:.4g}") for n, x in zip(names, (line.held_out, *line.simulated), strict=True)}
+            | {"verdict": line.verdict}
+            for line in self.lines
+        ]
+        return {
+            "split": "fitted to the first steps, held against the rest; the cluster itself is fitted to all steps",
+            "fitted_steps": self.fitted_steps,
+            "held_out_steps": self.held_out_steps,
+            "good": self.good,
+            "lines": lines,
+        }
 
 
 def check_fit(stamps: Stamps, fit: Callable[[Stamps], Cluster]) -> HeldOutCheck | str:
@@ -59,12 +130,9 @@ def check_fit(stamps: Stamps, fit: Callable[[Stamps], Cluster]) -> HeldOutCheck 
         return f"{T} steps, {len(rest.step_T)} of them held out and without pacing; needed: {least} and {MIN_STEPS}"
     if first.unpaced_T.sum() < MIN_UNPACED:
         return f"{int(first.unpaced_T.sum())} of the first {cut} steps are without pacing; needed: {MIN_UNPACED}"
-    cluster, what = fit(first), "step"
     if isinstance(rest, JobStamps):
-        measured = _describe(what, rest.step_T, rest.compute_TR, rest.entry_TR, rest.groups)
-        return _check(what, cut, rest.step_T, measured, cluster, rest.ranks, groups=rest.groups)
-    measured = _describe(what, rest.step_T, rest.step_T[:, None], rest.step_T[:, None], 1)
-    return _check(what, cut, rest.step_T, measured, cluster, rest.ranks, knows="steps")
+        return _check("step", cut, rest.step_T, (rest.compute_TR, rest.entry_TR), fit(first), rest.groups)
+    return _check("step", cut, rest.step_T, (rest.step_T[:, None],) * 2, fit(first))
 
 
 def check_stage(compute_s_TR: Array, make: Callable[[NoiseFit], Cluster]) -> HeldOutCheck | str:
@@ -78,9 +146,7 @@ def check_stage(compute_s_TR: Array, make: Callable[[NoiseFit], Cluster]) -> Hel
         return f"{steps} complete steps of {workers} ranks; needed: {3 * MIN_STEPS} and 2"
     first, rest_TR = measure_stage(compute_s_TR[:cut]), compute_s_TR[cut:]
     fit = fit_noise(first, "held-out check")
-    slowest_T, what = rest_TR.max(axis=1), "slowest rank"
-    measured = _describe(what, slowest_T, rest_TR, rest_TR, 1)
-    return _check(what, cut, slowest_T, measured, make(fit), workers, knows="compute")
+    return _check(SLOWEST, cut, rest_TR.max(axis=1), (rest_TR, rest_TR), make(fit))
 
 
 def _describe(what: str, step_T: Array, compute_TR: Array, entry_TR: Array, groups: int) -> dict[str, float]:
@@ -99,34 +165,24 @@ def _describe(what: str, step_T: Array, compute_TR: Array, entry_TR: Array, grou
     return quantities
 
 
-def _run(cluster: Cluster, runs: int, first: int, iterations: int) -> tuple[Array, Array]:
-    """Step times ``(E, T)`` and when ranks arrived at the payload ``(E, T, R)``, seconds, without pacing."""
-    simulator = simulator_of(cluster, runs, first)
-    simulator.run(simulator.off(), _LEAD_IN)
-    recording = simulator.record(simulator.off(), iterations)
-    return recording.step_ET, recording.entry_ETR
-
-
 def _check(
-    what: str,
-    fitted: int,
-    held_out_T: Array,
-    measured: dict[str, float],
-    cluster: Cluster,
-    ranks: int,
-    *,
-    groups: int = 1,
-    knows: Literal["ranks", "steps", "compute"] = "ranks",
+    what: str, fitted: int, held_out_T: Array, of_ranks: tuple[Array, Array], cluster: Cluster, groups: int = 1
 ) -> HeldOutCheck:
-    """Every quantity of the held-out steps against runs of drawn clusters."""
-    drawn = drawn_clusters(cluster, draws=DRAWS)
-    runs = int(np.clip(_MAX_CELLS / (len(held_out_T) * ranks * len(drawn)), 1, RUNS))
+    """Every quantity of the held-out steps, and of what ranks computed and when they arrived in them ``(T, R)``.
+
+    They are held against runs of drawn clusters without pacing. One column of ranks: only whole steps are known.
+    """
+    drawn, measured = drawn_clusters(cluster, draws=DRAWS), _describe(what, held_out_T, *of_ranks, groups)
+    runs = int(np.clip(_MAX_CELLS / (len(held_out_T) * cluster.ranks * len(drawn)), 1, RUNS))
     simulated, steps = list[dict[str, float]](), list[Array]()
     for d, one in enumerate(drawn):
-        step_ET, entry_ETR = _run(one, runs, d * runs, len(held_out_T))
-        steps.append(entry_ETR.max(axis=2) if knows == "compute" else step_ET)
-        of_ranks = steps[-1][:, :, None] if knows == "steps" else entry_ETR
-        simulated += [_describe(what, *run, run[1], groups) for run in zip(steps[-1], of_ranks, strict=True)]
+        simulator = simulator_of(one, runs, d * runs)
+        simulator.run(simulator.off(), _LEAD_IN)
+        recording = simulator.record(simulator.off(), len(held_out_T))
+        entry_ETR = recording.entry_ETR
+        steps.append(entry_ETR.max(axis=2) if what == SLOWEST else recording.step_ET)
+        arrived_ETR = steps[-1][:, :, None] if of_ranks[0].shape[1] == 1 else entry_ETR
+        simulated += [_describe(what, *run, run[1], groups) for run in zip(steps[-1], arrived_ETR, strict=True)]
     lines, step_s = [], next(iter(measured.values()))
     for quantity, value in measured.items():
         values = np.array([one[quantity] for one in simulated])

@@ -1,9 +1,8 @@
 """The structure of a job as its trace shows it: process groups, the collective with the payload, a barrier, stamps.
 
-Reads :mod:`paceenv.core.trace`, from the simulator or from a live job. The last run of one kind of collective in one
-process group carries the payload; it may have several buckets. Everything before counts as compute, everything between
-it and the barrier as post-collective work. A process group of one rank has no communication; its time counts as
-compute. An iteration begins at the end of the one before.
+The last run of one kind of collective in one process group carries the payload; it may have several buckets.
+Everything before counts as compute, everything between it and the barrier as post-collective work. A process group of
+one rank has no communication; its time counts as compute. An iteration begins at the end of the one before.
 
 Axes: T iterations, R ranks in the order of their groups, G process groups.
 """
@@ -11,23 +10,20 @@ Axes: T iterations, R ranks in the order of their groups, G process groups.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import StepStamps
+from paceenv.calibration.step_stamps import JobRows, Row, StepStamps
 from paceenv.core.errors import InputError
-from paceenv.core.trace import COLLECTIVE_OPS, COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
+from paceenv.core.trace import COLLECTIVE_OPS, POINT_TO_POINT_OPS
 
 MIN_ITERATIONS: Final = 16
 SYNCHRONISES_BYTES: Final = 4096
 """A collective of at most this size beside a larger one only synchronises."""
-POST_COLLECTIVE_OP: Final = "optimizer"
-"""The simulator's name for work after the payload; it does not make an iteration unusual."""
-_ENDS_USE = tuple(op for op in OTHER_OPS if op != POST_COLLECTIVE_OP)
-_NOT_COLLECTIVE = frozenset((*COMPUTE_OPS, *POINT_TO_POINT_OPS, *OTHER_OPS, PACE_OP, "evaluation"))
 
 Array = NDArray[np.float64]
 Collective = Literal["all_reduce", "gather", "all_to_all"]
@@ -74,11 +70,6 @@ class JobStamps(StepStamps):
         return self.finish_TG - self.arrival_TG
 
     @property
-    def group_delay_TG(self) -> Array:
-        """The longest delay that a member of the group took."""
-        return self.of_groups(self.delay_TR)
-
-    @property
     def unpaced_T(self) -> NDArray[np.bool_]:
         """Iterations without any delay."""
         return np.asarray((self.delay_TR <= 0.0).all(axis=1))
@@ -88,87 +79,56 @@ class JobStamps(StepStamps):
         return np.asarray(value_TR.reshape(len(value_TR), self.groups, -1).max(axis=2))
 
 
-class _Rank(NamedTuple):
-    """One rank's payload, and stamps by iteration ``(T,)``, seconds: not a number where it has none or is unusual.
-
-    ``entry_T`` is its first entry of the payload, ``exit_T`` its last exit, ``wait_T`` its entry of the last
-    collective, ``end_T`` the end of all of them, also of an unusual iteration.
-    """
+class _Payload(NamedTuple):
+    """One rank's payload, and which collectives its usual iteration has."""
 
     group: int
     ops: tuple[str, ...]
-    payload_op: str
-    payload_bytes: int
+    op: str
+    size: int
     barrier: bool
-    entry_T: Array
-    exit_T: Array
-    wait_T: Array
-    end_T: Array
-    delay_T: Array
 
 
-def read_job(trace: Trace, *, job: str | None = None) -> JobStamps:
-    """The stamps of one job of a trace; ``job`` must be named where the trace holds several."""
-    name = trace.job_name(job)
-    mine = trace.isin("job", name)
-    order = np.lexsort((trace.column("seq"), trace.column("iteration"), trace.column("rank")))
-    order = order[mine[order]]
-    rank = trace.column("rank")[order]
-    columns = [trace.column(n)[order] for n in ("op", "group", "bytes", "start_s", "end_s")]
-    iterations, at = np.unique(trace.column("iteration")[order], return_inverse=True)
-    parts = np.split(np.arange(len(order)), np.flatnonzero(np.diff(rank)) + 1)
-    ranks = {
-        int(rank[part[0]]): _read_rank(int(rank[part[0]]), len(iterations), at[part], *(c[part] for c in columns))
-        for part in parts
-    }
+def read_job(rows: JobRows) -> JobStamps:
+    """The stamps of a job with one collective a step, from all rows of the job.
+
+    They are not a number where a rank has none or is unusual: ``entry_TR`` is its first entry of the payload,
+    ``exit_TR`` its last exit, ``wait_TR`` its entry of the last collective, ``end_TR`` the end of all of them, also of
+    an unusual iteration.
+    """
+    stamps_4TR = np.full((4, *rows.delay_TR.shape), np.nan)
     of_group: dict[int, list[int]] = {}
-    for number, one in ranks.items():  # in the order of ranks, so that groups are in that of their first ones
-        of_group.setdefault(one.group, []).append(number)
-    members = tuple(map(tuple, of_group.values()))
-    sizes = sorted(set(map(len, members)))
+    payloads = [_read_rank(rows, r, stamps_4TR[:, :, r]) for r in range(len(rows.names))]
+    for r, one in enumerate(payloads):  # in the order of ranks, so that groups are in that of their first ones
+        of_group.setdefault(one.group, []).append(r)
+    sizes = sorted(set(map(len, of_group.values())))
     if len(sizes) > 1:
-        raise InputError(f"trace of {name}: process groups of {sizes} ranks carry the payload; allowed: equal")
-    return _stamps(name, trace.metadata.source, members, iterations, [ranks[r] for group in members for r in group])
+        raise InputError(f"trace of {rows.name}: process groups of {sizes} ranks carry the payload; allowed: equal")
+    return _stamps(rows, list(of_group.values()), payloads, stamps_4TR)
 
 
-def _read_rank(rank: int, iterations: int, at: NDArray[np.int64], *columns: NDArray[np.int64]) -> _Rank:
-    """Which of its collectives are payload and barrier, from the usual iteration, and when they were."""
-    iteration, (op, group, size, start_s, end_s) = at.tolist(), (column.tolist() for column in columns)
-    collectives: dict[int, list[int]] = {}
-    delay_T = np.zeros(iterations)
-    unusual: set[int] = set()
-    for i, kind in enumerate(op):
-        if kind in COLLECTIVE_OPS or (group[i] >= 0 and kind not in _NOT_COLLECTIVE):
-            collectives.setdefault(iteration[i], []).append(i)
-        elif kind == PACE_OP:
-            delay_T[iteration[i]] += end_s[i] - start_s[i]
-        elif kind in _ENDS_USE or kind == "evaluation":
-            unusual.add(iteration[i])
-    signatures = {t: tuple((op[i], group[i]) for i in places) for t, places in collectives.items()}
+def _read_rank(rows: JobRows, r: int, stamps_4T: Array) -> _Payload:
+    """Which of its collectives are payload and barrier, from the usual iteration; puts down when they were."""
+    of_T = [[row for row in step[r] if _is_collective(row)] for step in rows.transfers]
+    signatures = {t: tuple((row.op, row.group) for row in mine) for t, mine in enumerate(of_T) if mine}
     if not signatures:
-        raise InputError(f"trace: rank {rank} has no collective; allowed: a job whose ranks communicate")
-    plain = sorted(signatures.keys() - unusual) or sorted(signatures)  # what every iteration has is not unusual
+        raise InputError(f"trace: rank {rows.names[r]} has no collective; allowed: a job whose ranks communicate")
+    plain = [t for t in signatures if not rows.odd_TR[t, r]] or list(signatures)  # what each one has is not unusual
     usual = Counter(signatures[t] for t in plain).most_common(1)[0][0]
     kept = [t for t in plain if signatures[t] == usual]
-    rows_TK = np.array([collectives[t] for t in kept])
-    starts, ends = np.asarray(start_s)[rows_TK], np.asarray(end_s)[rows_TK]
-    usual_bytes = np.median(np.asarray(size)[rows_TK], axis=0).astype(np.int64).tolist()
-    first, last = _payload(usual, usual_bytes, starts, ends)
-    entry_T, exit_T, wait_T, end_T = np.full((4, iterations), np.nan)
-    entry_T[kept], exit_T[kept], wait_T[kept] = starts[:, first], ends[:, last], starts[:, -1]
-    end_T[list(collectives)] = [max(end_s[i] for i in places) for places in collectives.values()]
-    return _Rank(
-        group=int(usual[last][1]),
-        ops=tuple(kind for kind, _ in usual),
-        payload_op=usual[last][0],
-        payload_bytes=sum(usual_bytes[first : last + 1]),
-        barrier=last + 1 < len(usual),
-        entry_T=entry_T,
-        exit_T=exit_T,
-        wait_T=wait_T,
-        end_T=end_T,
-        delay_T=delay_T,
-    )
+    size_TK, start_TK, end_TK = np.moveaxis(np.array([[row[2:] for row in of_T[t]] for t in kept]), 2, 0)
+    usual_bytes = np.median(size_TK, axis=0).astype(np.int64).tolist()
+    first, last = _payload(usual, usual_bytes, start_TK, end_TK)
+    stamps_4T[:3, kept] = start_TK[:, first], end_TK[:, last], start_TK[:, -1]
+    stamps_4T[3, list(signatures)] = [max(row.end_s for row in of_T[t]) for t in signatures]
+    op, group = usual[last]
+    ops = tuple(kind for kind, _ in usual)
+    return _Payload(group, ops, op, sum(usual_bytes[first : last + 1]), barrier=last + 1 < len(usual))
+
+
+def _is_collective(row: Row) -> bool:
+    """Whether a transfer is a collective, a barrier included."""
+    return row.op in COLLECTIVE_OPS or (row.group >= 0 and row.op not in POINT_TO_POINT_OPS)
 
 
 def _payload(usual: tuple[tuple[str, int], ...], sizes: list[int], starts: Array, ends: Array) -> tuple[int, int]:
@@ -184,17 +144,16 @@ def _payload(usual: tuple[tuple[str, int], ...], sizes: list[int], starts: Array
     return first, last
 
 
-def _stamps(
-    name: str, source: str, members: tuple[tuple[int, ...], ...], iterations: NDArray[np.int64], ranks: list[_Rank]
-) -> JobStamps:
-    """The stamps of the iterations that are complete and alike on all ranks."""
-    first = ranks[0]
-    if len({(one.barrier, one.ops[-1]) for one in ranks}) > 1:
+def _stamps(rows: JobRows, groups: list[list[int]], payloads: Sequence[_Payload], stamps_4TR: Array) -> JobStamps:
+    """The stamps of the iterations that are complete and alike on all ranks, which are in the order of their groups."""
+    name, order, iteration_T = rows.name, [r for group in groups for r in group], rows.iteration_T
+    first = payloads[order[0]]
+    if len({(one.barrier, one.ops[-1]) for one in payloads}) > 1:
         raise InputError(f"trace of {name}: ranks differ in the collectives of an iteration; allowed: alike on all")
-    keys = ("entry_T", "exit_T", "wait_T", "end_T", "delay_T")
-    entry_TR, exit_TR, wait_TR, end_TR, delay_TR = (np.stack([getattr(r, key) for r in ranks], axis=1) for key in keys)
+    entry_TR, exit_TR, wait_TR, end_TR = stamps_4TR[:, :, order]
+    delay_TR = rows.delay_TR[:, order]
     end_T = end_TR.max(axis=1)  # not a number where a rank has no end
-    begin_T = np.concatenate([[np.nan], np.where(np.diff(iterations) == 1, end_T[:-1], np.nan)])
+    begin_T = np.concatenate([[np.nan], np.where(np.diff(iteration_T) == 1, end_T[:-1], np.nan)])
     use_T = np.isfinite(entry_TR).all(axis=1) & np.isfinite(begin_T)
     seen, complete = int(np.isfinite(end_TR).any(axis=1).sum()), int(use_T.sum())
     if complete < MIN_ITERATIONS:
@@ -210,22 +169,22 @@ def _stamps(
             "before others ended the iteration before; allowed: a job whose ranks wait for each other"
         )
     entry_TR, exit_TR, wait_TR, delay_TR = (x_TR[use_T] for x_TR in (entry_TR, exit_TR, wait_TR, delay_TR))
-    if len(members) == len(ranks):
+    if len(groups) == len(order):
         entry_TR = exit_TR
     arrival_TG, finish_TG, ready_TG = (
-        x_TR.reshape(len(x_TR), len(members), -1).max(axis=2) for x_TR in (entry_TR, exit_TR, wait_TR)
+        x_TR.reshape(len(x_TR), len(groups), -1).max(axis=2) for x_TR in (entry_TR, exit_TR, wait_TR)
     )
     finish_TG = np.maximum(finish_TG, arrival_TG)
     return JobStamps(
         name=name,
-        source=source,
-        names=tuple(rank for group in members for rank in group),
-        members=members,
-        collective=_KINDS.get(first.payload_op, "all_reduce"),
+        source=rows.source,
+        names=tuple(rows.names[r] for r in order),
+        members=tuple(tuple(rows.names[r] for r in group) for group in groups),
+        collective=_KINDS.get(first.op, "all_reduce"),
         ops=first.ops,
-        payload_bytes=int(np.median([one.payload_bytes for one in ranks])),
+        payload_bytes=int(np.median([one.size for one in payloads])),
         barrier=first.barrier,
-        iteration_T=iterations[use_T].astype(np.int64),
+        iteration_T=iteration_T[use_T],
         begin_T=begin_T[use_T],
         entry_TR=entry_TR,
         delay_TR=np.minimum(delay_TR, np.maximum(entry_TR, 0.0)),

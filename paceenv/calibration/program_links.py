@@ -23,7 +23,7 @@ from scipy import optimize
 
 from paceenv.calibration.cluster_builder import ClusterBuilder, simulator_of
 from paceenv.calibration.compute_noise import MIN_CV
-from paceenv.calibration.measurements import MIN_STEPS
+from paceenv.calibration.noise_fit import MIN_STEPS
 from paceenv.calibration.parameters import Parameter, identified, not_identifiable
 from paceenv.calibration.program_stamps import ProgramStamps, Transfer
 from paceenv.core.errors import InputError
@@ -88,7 +88,7 @@ class LinkRate:
     cv: float = 0.0
 
 
-def fit_links(builder: ClusterBuilder[ProgramStamps]) -> list[str]:
+def add_program_links(builder: ClusterBuilder[ProgramStamps]) -> list[str]:
     """Add what the transfers show of the links; the keys of rates that nobody knows and none shows."""
     stamps, timings = builder.stamps, durations(builder.stamps)
     rates, keys, parameters = _rates(stamps, timings), dict[str, Any](), list[Parameter]()
@@ -161,7 +161,9 @@ def nodes_of(stamps: ProgramStamps) -> tuple[int, int]:
 
 def durations(stamps: ProgramStamps) -> Durations:
     """How long each transfer took once it could start."""
-    begin_TK, end_TK = np.nanmax(_or_low(stamps.start_TRK), axis=1), np.nanmax(_or_low(stamps.end_TRK), axis=1)
+    begin_TK, end_TK = (  # minus infinity where a step lacks a transfer
+        np.where(np.isfinite(x_TRK), x_TRK, -np.inf).max(axis=1) for x_TRK in (stamps.start_TRK, stamps.end_TRK)
+    )
     last: dict[str, int] = {}
     for k, one in enumerate(stamps.transfers):
         if one.communicator in last:
@@ -172,22 +174,15 @@ def durations(stamps: ProgramStamps) -> Durations:
     end_TK[~np.isfinite(end_TK)] = np.nan
     alone_TK = np.isfinite(begin_TK)
     tolerance_TK = 1e-3 * (end_TK - begin_TK)
-    for k in range(len(stamps.transfers)):
-        for other in range(len(stamps.transfers)):
-            if other != k and stamps.transfers[other].communicator != stamps.transfers[k].communicator:
-                meet = (begin_TK[:, other] < end_TK[:, k] - tolerance_TK[:, k]) & (
-                    end_TK[:, other] > begin_TK[:, k] + tolerance_TK[:, k]
-                )
-                alone_TK[:, k] &= ~meet
+    first_TK, last_TK = begin_TK + tolerance_TK, end_TK - tolerance_TK
+    name_K = np.array([one.communicator for one in stamps.transfers])
+    for k, name in enumerate(name_K):
+        meets_TK = (begin_TK < last_TK[:, k : k + 1]) & (end_TK > first_TK[:, k : k + 1]) & (name_K != name)
+        alone_TK[:, k] &= ~meets_TK.any(axis=1)
     groups_K = np.array([len(one.groups) for one in stamps.transfers])
     for k in np.flatnonzero(groups_K > 1).tolist():  # the groups of a transfer start and end each by itself
         _by_group(stamps, k, begin_TK, end_TK)
     return Durations(np.maximum(end_TK - begin_TK, 0.0), alone_TK)
-
-
-def _or_low(x_TRK: Array) -> Array:
-    """Not a number as minus infinity, so that a transfer that a step lacks has no maximum."""
-    return np.where(np.isfinite(x_TRK), x_TRK, -np.inf)
 
 
 def _by_group(stamps: ProgramStamps, k: int, begin_TK: Array, end_TK: Array) -> None:
@@ -315,9 +310,10 @@ def _meets(timings: Durations, k: int) -> bool:
     return bool(seen_T.any()) and float(timings.alone_TK[seen_T, k].mean()) < MEETS
 
 
-def _simulated_s(builder: ClusterBuilder[ProgramStamps], fabric: Mapping[str, Any]) -> Array:
+def _simulated_s(builder: ClusterBuilder[ProgramStamps], fabric: dict[str, Any]) -> Array:
     """Seconds of each transfer of the trace in the simulated step without noise, with some keys of the fabric."""
-    transfers, simulator = builder.stamps.transfers, simulator_of(builder.cluster(**fabric))
+    transfers, changed = builder.stamps.transfers, builder.data["fabric"] | fabric
+    simulator = simulator_of(builder.parse(builder.data | {"fabric": changed, "noise": {}}))
     program = simulator.batch.program
     iterations = int(np.lcm.reduce([one.every for one in transfers]))
     recording = simulator.record(simulator.off(), iterations)

@@ -1,7 +1,7 @@
 """A job's transfers as its trace shows them: communicators, a common order of all ranks, and when each began and ended.
 
-Reads :mod:`paceenv.core.trace`. Transfers are matched by their order on each communicator, as real ones are. A row
-begins when a rank entered the transfer, or handed it over, and ends when it was through.
+Transfers are matched by their order on each communicator, as real ones are. A row begins when a rank entered the
+transfer, or handed it over, and ends when it was through.
 
 Axes: T steps, R ranks, K transfers of a step in their order, N rows.
 """
@@ -13,14 +13,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import StepStamps
+from paceenv.calibration.step_stamps import MESSAGES, PLAIN_OPS, JobRows, Row, StepStamps
 from paceenv.core.errors import InputError
-from paceenv.core.trace import COMPUTE_OPS, INTERRUPTIONS, OTHER_OPS, PACE_OP, Trace
 from paceenv.sim.cluster.collectives import Op
 from paceenv.sim.cluster.program.step_program import WORLD, Communicator
 
@@ -28,30 +27,10 @@ MIN_STEPS: Final = 2
 RARE: Final = 0.05
 """Share of steps below which another kind of step counts as unusual and is left out."""
 MAX_EVERY: Final = 64
-_OPS: Final[dict[str, Op]] = {
-    "all_reduce": "all_reduce",
-    "separate-grads-all-reduce": "all_reduce",
-    "embedding-grads-all-reduce": "all_reduce",
-    "layernorm-grads-all-reduce": "all_reduce",
-    "barrier": "all_reduce",
-    "reduce_scatter": "reduce_scatter",
-    "grads-reduce-scatter": "reduce_scatter",
-    "all_gather": "all_gather",
-    "params-all-gather": "all_gather",
-    "broadcast": "broadcast",
-    "reduce": "broadcast",
-    "all_to_all": "all_to_all",
-    "send": "send",
-    "recv": "send",
-}
-"""What a program calls the trace's transfers; a barrier is an all-reduce of nothing."""
-MESSAGES: Final = ("send", "recv")
 UNKNOWN_PEERS: Final = "the trace does not say who is at the other end"
 _BARRIER: Final = "barrier"
-_NOT_TRANSFERS: Final = frozenset((*COMPUTE_OPS, *OTHER_OPS, PACE_OP, "evaluation"))
 
 Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 class Transfer(NamedTuple):
@@ -100,75 +79,13 @@ class ProgramStamps(StepStamps):
         return replace(super().part(use_T), compute=moved)
 
 
-def plain_op(op: str) -> Op | None:
-    """What a program calls a trace's operation; None where it is no transfer."""
-    return _OPS.get(op)
-
-
-class Row(NamedTuple):
-    """A transfer of one rank in one step."""
-
-    op: str
-    group: int
-    size: int
-    start_s: float
-    end_s: float
-
-
-class JobRows(NamedTuple):
-    """The rows of a job in the steps that can be used: transfers by step and rank, all else by rank.
-
-    ``others`` are number of the step, start and end; ``first_T`` and ``end_T`` those of each step.
-    """
-
-    name: str
-    names: tuple[int, ...]
-    iterations: list[int]
-    transfers: list[list[list[Row]]]
-    others: list[list[tuple[int, float, float]]]
-    first_T: Array
-    end_T: Array
-    iterations_seen: int
-
-
-def read_rows(trace: Trace, job: str | None) -> JobRows:
-    """The rows of one job of a trace; ``job`` must be named where the trace holds several."""
-    name = trace.job_name(job)
-    mine = np.flatnonzero(trace.isin("job", name))
-    columns = {
-        key: trace.column(key)[mine] for key in ("rank", "iteration", "seq", "op", "group", "bytes", "start_s", "end_s")
-    }
-    columns["group"] = _with_pairs(columns, trace.column("peer")[mine])
-    names, rank = np.unique(columns["rank"], return_inverse=True)
-    iterations = _usual_iterations(columns, len(names))
-    place = {iteration: t for t, iteration in enumerate(iterations)}
-    transfers: list[list[list[Row]]] = [[[] for _ in names] for _ in iterations]
-    others: list[list[tuple[int, float, float]]] = [[] for _ in names]
-    end_T, first_T = np.full(len(iterations), -np.inf), np.full(len(iterations), np.inf)
-    order = np.lexsort((columns["seq"], columns["start_s"], columns["iteration"], rank))
-    listed = [columns[key][order].tolist() for key in ("iteration", "op", "group", "bytes", "start_s", "end_s")]
-    for r, iteration, op, group, size, start_s, end_s in zip(rank[order].tolist(), *listed, strict=True):
-        t = place.get(iteration)
-        if t is None:
-            continue
-        first_T[t], end_T[t] = min(first_T[t], start_s), max(end_T[t], end_s)
-        if op in _NOT_TRANSFERS or (group < 0 and op not in _OPS):
-            others[r].append((t, start_s, end_s))
-        else:
-            transfers[t][r].append(Row(op, group, size, start_s, end_s))
-    seen = len(np.unique(columns["iteration"]))
-    return JobRows(name, tuple(names.tolist()), iterations, transfers, others, first_T, end_T, seen)
-
-
-def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
-    """The transfers of one job of a trace; ``job`` must be named where the trace holds several."""
-    table = read_rows(trace, job)
-    name, iterations, rows = table.name, table.iterations, table.transfers
-    _without_last_barriers(rows)
+def read_program(given: JobRows) -> ProgramStamps:
+    """The transfers of a job, from all of its rows."""
+    table = given.usual()
+    name, iteration_T, rows = table.name, table.iteration_T, [_without_last_barriers(one) for one in table.transfers]
     _check_ops(name, rows)
-    kept, full = _kinds_of_steps(name, iterations, rows)
-    groups = _members(rows[full])
-    pairs = _message_pairs(groups, rows[full])
+    kept, full = _kinds_of_steps(name, rows)
+    groups, pairs = _members(rows[full])
     others = {group: tuple(sorted(members)) for group, members in groups.items() if group not in pairs}
     communicators, communicator_of = _communicators(name, others, len(table.names))
     for label in dict.fromkeys(pairs.values()):
@@ -178,78 +95,55 @@ def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
     groups = others | {group: groups[group] for group in pairs}
     rows = [[[row for row in mine if row.group in communicator_of] for mine in step] for step in rows]
     transfers, number = _ordered(name, rows[full], communicator_of, groups)
+    if not transfers:
+        raise InputError(f"trace of {name}: no transfer between ranks; allowed: a job whose ranks communicate")
     shape = len(kept), len(table.names), len(transfers)
     start_TRK, end_TRK, size_TRK = (np.full(shape, np.nan) for _ in range(3))
     for i, t in enumerate(kept):
         for r, own in enumerate(rows[t]):
             for k, row in zip(_places(own, rows[full][r], number[r]), own, strict=True):
-                start_TRK[i, r, k], end_TRK[i, r, k] = row.start_s, row.end_s
-                size_TRK[i, r, k] = row.size
-    before = {t: table.end_T[t - 1] for t in range(1, len(iterations)) if iterations[t] - iterations[t - 1] == 1}
-    begin_T = np.array([before.get(t, table.first_T[t]) for t in kept])
-    moved = {t: i for i, t in enumerate(kept)}
-    parts = [np.array(one, np.float64).reshape(-1, 3).T for one in table.others]
-    for part in parts:
-        part[0] = [moved.get(int(t), -1) for t in part[0]]
-    hosts = trace.metadata.of_ranks("host", "")
+                size_TRK[i, r, k], start_TRK[i, r, k], end_TRK[i, r, k] = row[2:]
+    follows_T = np.concatenate([[False], np.diff(iteration_T) == 1])
+    begin_T = np.where(follows_T, np.roll(table.end_T, 1), table.first_T)[kept]
+    compute = tuple(
+        np.array([(i, *row[3:]) for i, t in enumerate(kept) for row in table.others[t][r]]).reshape(-1, 3).T
+        for r in range(len(table.names))
+    )
     payload_K = _payloads(transfers, size_TRK)
-    every_K = _every(name, np.array([iterations[t] for t in kept]), np.isfinite(start_TRK).any(axis=1))
+    every_K = _every(name, iteration_T[kept], np.isfinite(start_TRK).any(axis=1))
     return ProgramStamps(
         name=name,
-        source=trace.metadata.source,
+        source=table.source,
         names=table.names,
-        hosts=tuple(str(hosts.get(r, "") or "") for r in table.names),
+        hosts=table.hosts,
         communicators=communicators,
         transfers=tuple(
             one._replace(payload_bytes=size, every=every)
             for one, size, every in zip(transfers, payload_K, every_K, strict=True)
         ),
-        iteration_T=np.array([iterations[t] for t in kept], np.int64),
+        iteration_T=iteration_T[kept],
         begin_T=begin_T,
         step_T=table.end_T[kept] - begin_T,
         start_TRK=start_TRK,
         end_TRK=end_TRK,
-        compute=tuple(part[:, part[0] >= 0] for part in parts),
-        dropped=table.iterations_seen - len(kept),
+        compute=compute,
+        dropped=len(given.iteration_T) - len(kept),
     )
 
 
-def _with_pairs(columns: Mapping[str, NDArray[Any]], peer_N: NDArray[Any]) -> NDArray[np.int64]:
-    """Process groups of rows, with one for each sender and receiver of messages that have none."""
-    group_N = columns["group"].astype(np.int64)
-    op_N = columns["op"].astype(str)
-    some_N = (group_N < 0) & (peer_N >= 0) & np.isin(op_N, MESSAGES)
-    rank_N = columns["rank"].astype(np.int64)
-    sender_N, receiver_N = (np.where(op_N == op, rank_N, peer_N) for op in MESSAGES)
-    _, pair_N = np.unique(np.stack([sender_N, receiver_N])[:, some_N], axis=1, return_inverse=True)
-    group_N[some_N] = group_N.max(initial=-1) + 1 + pair_N.ravel()
-    return group_N
-
-
-def _usual_iterations(columns: Mapping[str, NDArray[Any]], ranks: int) -> list[int]:
-    """Steps that all ranks have, without a delay of pacing, a checkpoint or the like."""
-    iteration, rank = columns["iteration"], columns["rank"]
-    seen = Counter(i for i, _ in set(zip(iteration.tolist(), rank.tolist(), strict=True)))
-    lasts = columns["end_s"] > columns["start_s"]
-    odd = np.isin(columns["op"].astype(str), [*INTERRUPTIONS, PACE_OP]) & lasts
-    unusual = set(iteration[odd].tolist())
-    return sorted(i for i, count in seen.items() if count == ranks and i not in unusual)
-
-
-def _without_last_barriers(rows: list[list[list[Row]]]) -> None:
-    """Take away, in place, a barrier that ends the step of every rank: a program's step ends for all together."""
-    for step in rows:
-        while all(mine and mine[-1].op == _BARRIER for mine in step):
-            for mine in step:
-                mine.pop()
+def _without_last_barriers(step: list[list[Row]]) -> list[list[Row]]:
+    """A step without a barrier that ends it on every rank: a program's step ends for all together."""
+    while all(mine and mine[-1].op == _BARRIER for mine in step):
+        step = [mine[:-1] for mine in step]
+    return step
 
 
 def _check_ops(name: str, rows: list[list[list[Row]]]) -> None:
     for row in {(row.op, row.group >= 0) for step in rows for mine in step for row in mine}:
         op, is_known = row
-        if op not in _OPS:
-            raise InputError(f"trace of {name}: {op} is no transfer of a program; allowed: {', '.join(_OPS)}")
-        if not is_known and _OPS[op] == "send":
+        if op not in PLAIN_OPS:
+            raise InputError(f"trace of {name}: {op} is no transfer of a program; allowed: {', '.join(PLAIN_OPS)}")
+        if not is_known and PLAIN_OPS[op] == "send":
             raise InputError(
                 f"trace of {name}: {UNKNOWN_PEERS} of a {op}; allowed: sends and receives with a process group or a "
                 "known peer. A program typed by hand, given as --base, settles it"
@@ -259,7 +153,7 @@ def _check_ops(name: str, rows: list[list[list[Row]]]) -> None:
 _Signature = tuple[tuple[tuple[str, int], ...], ...]
 
 
-def _kinds_of_steps(name: str, iterations: list[int], rows: list[list[list[Row]]]) -> tuple[list[int], int]:
+def _kinds_of_steps(name: str, rows: list[list[list[Row]]]) -> tuple[list[int], int]:
     """Places of the steps to use, and of one that has all transfers; others may lack some of them."""
     kinds = Counter[_Signature]()
     of_step: list[_Signature] = []
@@ -283,35 +177,25 @@ def _kinds_of_steps(name: str, iterations: list[int], rows: list[list[list[Row]]
     return kept, of_step.index(largest)
 
 
-def _members(step: list[list[Row]]) -> dict[int, tuple[int, ...]]:
-    """Ranks of each process group, of messages the sender first; a group without a number is that of all."""
-    members: dict[int, set[int]] = {}
-    sends: dict[int, set[int]] = {}
+def _members(step: list[list[Row]]) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
+    """Ranks of each process group, and the communicators of groups that have messages in one direction only.
+
+    Of such a group the sender is the first; those of equal distance, a stage together, share a communicator.
+    """
+    ops: dict[int, dict[int, set[str]]] = {}
     for r, mine in enumerate(step):
         for row in mine:
-            members.setdefault(row.group, set()).add(r)
-            if row.op == MESSAGES[0]:
-                sends.setdefault(row.group, set()).add(r)
-    return {
-        group: tuple(sorted(ranks, key=lambda r: (sends.get(group, ranks) != {r}, r)))
-        for group, ranks in members.items()
-    }
-
-
-def _message_pairs(groups: Mapping[int, tuple[int, ...]], step: list[list[Row]]) -> dict[int, str]:
-    """Communicators of groups that have messages in one direction only: those of equal distance, a stage together."""
-    ops: dict[int, set[tuple[int, str]]] = {}
-    for r, mine in enumerate(step):
-        for row in mine:
-            ops.setdefault(row.group, set()).add((r, row.op))
-    communicator_of: dict[int, str] = {}
+            ops.setdefault(row.group, {}).setdefault(r, set()).add(row.op)
+    members, communicator_of = dict[int, tuple[int, ...]](), dict[int, str]()
     first: dict[tuple[int, int], str] = {}
-    for group, members in groups.items():
-        if len(members) == 2 and ops[group] == set(zip(members, MESSAGES, strict=True)):
-            sender, receiver = members
+    for group, of_rank in ops.items():
+        senders = [r for r in of_rank if MESSAGES[0] in of_rank[r]]
+        members[group] = (*senders, *sorted(set(of_rank) - set(senders))) if len(senders) == 1 else (*sorted(of_rank),)
+        if [of_rank[r] for r in members[group]] == [{op} for op in MESSAGES]:
+            sender, receiver = members[group]
             stage = receiver - sender, sender // abs(receiver - sender)
             communicator_of[group] = first.setdefault(stage, f"messages-{sender}-to-{receiver}")
-    return communicator_of
+    return members, communicator_of
 
 
 def _communicators(
@@ -372,7 +256,7 @@ def _ordered(
         own, count = list[Key](), Counter[str]()
         for row in mine:
             communicator = communicator_of[row.group]
-            key = (communicator, count[communicator], _OPS[row.op])
+            key = (communicator, count[communicator], PLAIN_OPS[row.op])
             count[communicator] += 1
             of_key.setdefault(key, set()).add(row.group)
             start_s[key] = min(start_s.get(key, np.inf), row.start_s)
@@ -434,7 +318,7 @@ def _payloads(transfers: Sequence[Transfer], size_TRK: Array) -> list[float]:
     return payloads
 
 
-def _every(name: str, iteration_T: Integers, some_TK: NDArray[np.bool_]) -> list[int]:
+def _every(name: str, iteration_T: NDArray[np.int64], some_TK: NDArray[np.bool_]) -> list[int]:
     """In one of how many steps each transfer happens."""
     every_K, phases = [], dict[int, int]()
     for here_T in some_TK.T:

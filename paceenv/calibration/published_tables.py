@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -208,7 +209,8 @@ def fit_table(target: ScalingTarget | ThroughputTarget, start: Cluster) -> Clust
     def moved(key_values: list[float]) -> Cluster:
         return start.changed([f"{key}={value!r}" for key, value in zip(keys, key_values, strict=True)])
 
-    first = 1.0 + (np.clip([_value(start, key) for key in keys], low, high) - low) / (high - low)
+    present = [float(attrgetter(key)(start)) for key in keys]
+    first = 1.0 + (np.clip(present, low, high) - low) / (high - low)
     solution = least_squares(
         lambda x: target.residuals(moved(values(x))),
         first,
@@ -228,10 +230,3 @@ def fit_table(target: ScalingTarget | ThroughputTarget, start: Cluster) -> Clust
         },
     }
     return config_files.parse(Cluster, fitted.model_dump() | {"calibration": record}, f"fit of {target.name}")
-
-
-def _value(cluster: Cluster, key: str) -> float:
-    node = cluster.model_dump()
-    for part in key.split("."):
-        node = node[part]
-    return float(node)  # type: ignore[arg-type]

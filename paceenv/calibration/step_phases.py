@@ -11,13 +11,14 @@ Axes: T steps, R ranks, K transfers of a step, L = K + 1 segments.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.measurements import MIN_STEPS, slow_workers
+from paceenv.calibration.cluster_builder import RankCompute
+from paceenv.calibration.noise_fit import MIN_STEPS, slow_workers
 from paceenv.calibration.parameters import Parameter, exact, not_identifiable
 from paceenv.calibration.program_stamps import ProgramStamps
 from paceenv.calibration.step_order import StepOrder
@@ -29,6 +30,8 @@ ALIKE: Final = 0.02
 """Computing times of two phases, or of two ranks, that differ by less may be one."""
 DIFFERS: Final = 0.005
 """Share of a step by which a rank's own phase must differ for it to be more than noise."""
+LONG: Final = 0.01
+"""Share of a step that a phase must take for its variation to count."""
 SURE: Final = 4.0
 """Standard errors within which two means do not differ."""
 
@@ -65,32 +68,11 @@ class Phase(NamedTuple):
         return {"wait": given[0]} if kind == "wait" else {kind: dict(given[0])}
 
 
-@dataclass(frozen=True)
-class StepPhases:
-    """The phases of a step, the ranks' compute that they describe, and whether ranks were told apart.
+def step_phases(stamps: ProgramStamps, order: StepOrder) -> tuple[list[Phase], RankCompute]:
+    """The phases of a job's step, and the ranks' compute that they describe.
 
-    ``ratio_TR`` is a rank's compute in a step over its mean. ``by_rank`` is true where ranks differ by more than a
-    factor, so that phases name them; lasting differences are noise otherwise.
+    Phases name ranks that differ by more than a factor; lasting differences are noise otherwise.
     """
-
-    phases: list[Phase]
-    ratio_TR: Array
-    by_rank: bool
-
-    def to_config(self) -> list[dict[str, Any]]:
-        """As ``step`` of section ``program``, repeated phases once."""
-        return folded(self.phases)
-
-    def by_micro_batch(self) -> list[dict[str, Any]]:
-        """The same with every phase by itself, so that the length of each varies by itself."""
-        configs = [one.to_config() for one in self.phases]
-        for number, one in enumerate(one["compute"] for one in configs if "compute" in one):
-            one["micro_batch"] = number
-        return configs
-
-
-def step_phases(stamps: ProgramStamps, order: StepOrder) -> StepPhases:
-    """The phases of a job's step."""
     mean_RL, se_RL = _compute(stamps, order.compute_TRL)
     total_TR = np.nansum(order.compute_TRL, axis=2)
     kinds_T = stamps.full_T
@@ -104,8 +86,12 @@ def step_phases(stamps: ProgramStamps, order: StepOrder) -> StepPhases:
     healthy_R = np.ones(stamps.ranks, np.bool_)
     if not by_rank and stamps.ranks > 2:
         healthy_R = ~slow_workers(total_TR)
-    phases = list(_phases(stamps, order, mean_RL, se_RL, healthy_R, by_rank=by_rank))
-    return StepPhases(phases, ratio_TR, by_rank)
+    phases, relative_R = list(_phases(stamps, order, mean_RL, se_RL, healthy_R, by_rank=by_rank)), list[Array]()
+    for full_TL in np.moveaxis(order.compute_TRL[stamps.full_T], 1, 0):
+        mean_L = full_TL.mean(axis=0)
+        used = np.nan_to_num(mean_L) > LONG * float(stamps.step_T.mean())
+        relative_R.append(full_TL[:, used] / mean_L[used])
+    return phases, RankCompute(ratio_TR, by_rank, [one.to_config() for one in phases], relative_R)
 
 
 def _compute(stamps: ProgramStamps, compute_TRL: Array) -> tuple[Array, Array]:

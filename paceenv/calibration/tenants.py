@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from paceenv.calibration.cluster_builder import AMPLE, GOOD_CV, GOOD_MEAN, ClusterBuilder, simulate
+from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, ClusterBuilder, simulate
 from paceenv.calibration.job_stamps import JobStamps
-from paceenv.calibration.link_replay import JUMPS, Filtered, filter_tenant
-from paceenv.calibration.parameters import Estimate, estimated, not_identifiable
+from paceenv.calibration.link_replay import JUMPS, Filtered, PayloadFit, filter_tenant, transfer_cv
+from paceenv.calibration.parameters import Estimate, estimated, identified, not_identifiable
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import episode_keys
@@ -33,6 +33,10 @@ MIN_SPREAD: Final = 0.04
 MIN_OF_STEP: Final = 0.01
 """Nor does it matter what varies by less of a step than this."""
 SIGNIFICANCE: Final = 1e-3
+MIN_JITTER: Final = 0.003
+"""A tenant's own jitter, where ours is less: that of any computer."""
+MAX_TRANSFER_CV: Final = 1.0
+"""What a cluster config allows."""
 MIN_EXPLAINED: Final = 0.2
 """A tenant that explains a smaller share of the durations' variance one iteration ahead is none."""
 _TRUST = 0.03
@@ -79,35 +83,42 @@ def is_disturbed(residual_T: Array, mean_s: float, step_s: float) -> tuple[bool,
     return spread > MIN_SPREAD and spread * mean_s > MIN_OF_STEP * step_s and p < SIGNIFICANCE, said
 
 
+def add_tenants(builder: ClusterBuilder[Any]) -> None:
+    """A tenant where durations show one, else why there is none and how much transfers vary by themselves."""
+    payload, stamps = builder.payload, builder.stamps
+    if payload is None:
+        return
+    mean_s, residual_T = float(stamps.duration_TG.mean()), payload.own.residual_TG.mean(axis=1)
+    disturbed, said = is_disturbed(residual_T[stamps.steady_T], mean_s, builder.measured.mean_s)
+    if disturbed and payload.unit_whole_s > 0.0:
+        if TenantSearch(builder, payload).add():
+            return
+        said = "durations vary in a way that no one periodic tenant explains"
+    builder.add(not_identifiable("tenants", 0.0, said, "none assumed"))
+    cv, se = transfer_cv(payload.own, stamps.duration_TG, stamps.steady_T)
+    said = "what each group's payloads differ from the links' model"
+    if cv > MAX_TRANSFER_CV:
+        said += f": {cv:.3g}, of which the simulator has {MAX_TRANSFER_CV:g} at most"
+    builder.put(identified("noise.transfer_cv", min(cv, MAX_TRANSFER_CV), se, said))
+
+
 class TenantSearch:
-    """What is known of a tenant at ``theta``: logarithm of its period ratio, its share, logarithm of our time alone.
+    """What is known of a tenant at ``theta``: logarithm of its period ratio, its share, logarithm of our time alone."""
 
-    ``cap`` is how many times the NICs of a group can fill the uplink's share, from the links alone.
-    """
-
-    def __init__(
-        self,
-        builder: ClusterBuilder[JobStamps],
-        cap: float,
-        unit_alone_s: float,
-        unit_work_s: float,
-        latency_s: float,
-        jitter: float,
-    ) -> None:
-        stamps = builder.stamps
-        self.builder, self.stamps, self.jitter = builder, stamps, jitter
-        self.cap = cap if stamps.groups > 1 else AMPLE
-        self.unit_alone_s, self.unit_whole_s = unit_alone_s, unit_work_s * stamps.groups
-        self.lasts_T = stamps.duration_TG.mean(axis=1) - latency_s
-        self.advance_T = np.append(np.diff(stamps.begin_T), stamps.step_T[-1])
-        self.alone_s = float(np.quantile(stamps.duration_TG.mean(axis=1), 0.02)) - latency_s
+    def __init__(self, builder: ClusterBuilder[JobStamps], payload: PayloadFit) -> None:
+        self.builder, self.stamps, self.payload = builder, builder.stamps, payload
+        noise, mean_T = builder.data["noise"], self.stamps.duration_TG.mean(axis=1)
+        self.jitter = max(noise["jitter_cv"], noise["imbalance_cv"], MIN_JITTER)
+        self.lasts_T = mean_T - payload.latency_s
+        self.advance_T = np.append(np.diff(self.stamps.begin_T), self.stamps.step_T[-1])
+        self.alone_s = float(np.quantile(mean_T, 0.02)) - payload.latency_s
 
     def cluster(self, theta: Array) -> Cluster:
         """The uplink is what the payload of all groups fills when no tenant transfers."""
         ratio, share, whole_s = _natural(theta)
         tenant = {"period_ratio": ratio, "comm_share": share, "ranks": self.stamps.ranks, "jitter_cv": self.jitter}
-        rates = {"uplink_gbps": self.unit_whole_s / whole_s, "nic_gbps": self.unit_alone_s / whole_s * self.cap}
-        data = self.builder.data
+        whole, alone = (unit_s / whole_s for unit_s in (self.payload.unit_whole_s, self.payload.unit_alone_s))
+        rates, data = {"uplink_gbps": whole, "nic_gbps": alone * self.payload.cap}, self.builder.data
         return self.builder.parse(data | {"tenants": [tenant], "fabric": data["fabric"] | rates})
 
     def misfit(self, theta: Array) -> float:
@@ -183,12 +194,13 @@ class TenantSearch:
         pauses, best = self.pauses(at), self.cluster(at)
         self.builder.data["tenants"] = [t.model_dump() | {"pause_rate": pauses.value} for t in best.tenants]
         self.builder.data["fabric"] |= {"nic_gbps": best.fabric.nic_gbps, "uplink_gbps": best.fabric.uplink_gbps}
-        self.builder.drop(["fabric.nic_gbps"])
+        self.builder.drop(["fabric.nic_gbps", "fabric.uplink_gbps"])
         said = (
             f"particle filter through the trace's own arrivals, which expects {explained:.0%} of the durations' "
             "variance one iteration ahead; of the posterior what comes nearest to mean and CV of the step"
         )
-        rate, whole_s = self.unit_whole_s / alone.value, self.unit_whole_s
+        whole_s = self.payload.unit_whole_s
+        rate = whole_s / alone.value
         scaled = Estimate(rate, rate * alone.se / alone.value, whole_s / alone.hi, whole_s / alone.lo)
         why = "with a tenant on the uplink, whether a group's own links limit it as well"
         stays = "a tenant that takes less of the uplink for longer slows us alike"

@@ -80,6 +80,6 @@ def find_episodes(on_TN: NDArray[np.bool_]) -> Episodes | None:
     return Episodes(
         on_TN,
         count,
-        Interval(share, low / (1.0 + low), min(high / (1.0 + high), 0.99)),
+        Interval(min(share, 0.99), low / (1.0 + low), min(high / (1.0 + high), 0.99)),
         Interval(cells / ended, cells / most, cells / fewest),  # maximum likelihood with episodes that still run
     )

@@ -10,11 +10,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from paceenv.calibration.compute_noise import noise_cluster
-from paceenv.calibration.distances import HeldOutCheck
 from paceenv.calibration.fit_trace import fit_trace
-from paceenv.calibration.heldout import check_stage
-from paceenv.calibration.measurements import NoiseMeasurements, chosen, measure_stage, stage_times
-from paceenv.calibration.noise_fit import fit_noise
+from paceenv.calibration.heldout import HeldOutCheck, check_stage
+from paceenv.calibration.noise_fit import NoiseMeasurements, chosen, fit_noise, measure_stage, stage_times
 from paceenv.calibration.published_tables import ScalingTarget, ThroughputTarget, fit_table
 from paceenv.cli.calibrate_links import calibrate_links
 from paceenv.core.errors import InputError

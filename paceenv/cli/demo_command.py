@@ -11,8 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from paceenv.calibration.compute_noise import noise_cluster
-from paceenv.calibration.measurements import NoiseMeasurements
-from paceenv.calibration.noise_fit import NoiseFit, fit_noise
+from paceenv.calibration.noise_fit import NoiseFit, NoiseMeasurements, fit_noise
 from paceenv.calibration.published_tables import ScalingTarget
 from paceenv.calibration.published_tables import compare as compare_scaling
 from paceenv.policies.policy_file import save_policy

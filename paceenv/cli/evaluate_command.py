@@ -12,10 +12,9 @@ from paceenv.core.files import check_file_name
 from paceenv.core.limits import LIMIT_HELP
 from paceenv.policies.select import POLICY_HELP
 from paceenv.trainers.evaluation import score_table
-from paceenv.trainers.evaluation.comparison import Comparison, is_comparison, load_comparison
 from paceenv.trainers.evaluation.evaluate import evaluate as compare
 from paceenv.trainers.evaluation.static_search import search_static
-from paceenv.trainers.evaluation.suites import Split, load_suite
+from paceenv.trainers.evaluation.suites import Comparison, Split, is_comparison, load_comparison, load_suite
 from paceenv.ui import config_files, output
 from paceenv.ui.json_option import JsonFile
 

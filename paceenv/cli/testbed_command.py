@@ -14,6 +14,7 @@ from paceenv.live.options import MODES
 from paceenv.live.testbed import testbed_run
 from paceenv.live.testbed.testbed_run import JobResult, RunResult
 from paceenv.live.testbed.testbed_scenario import Backend, Scenario, load_scenario
+from paceenv.report.section import print_sections
 from paceenv.ui import config_files, output
 from paceenv.ui.json_option import JsonFile
 
@@ -134,7 +135,8 @@ def _loop(scenario: Scenario, folder: Path, candidates: str | None, seed: int, j
     if json_ is not None:
         output.write_json(report, json_)
     if json_ != "-":
-        sim_to_real_report.show(report)
+        print_sections(sim_to_real_report.sections(report))
+        print(report["verdict"])
         output.say(f"report, picture and all runs are in {folder}/")
 
 

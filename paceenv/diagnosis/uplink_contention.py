@@ -1,6 +1,6 @@
 """Whether groups contend with each other on an uplink: the engine's fluid uplink under the trace's own arrivals.
 
-The model that calibration fits (``paceenv.calibration.links``), here only to find whether and how much.
+The model that calibration fits (``paceenv.calibration.link_replay``), here only to find whether and how much.
 Axes: K groups, T steps.
 """
 
@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.link_replay import share_uplink
-from paceenv.calibration.links import UplinkModel
+from paceenv.calibration.link_replay import UplinkModel, share_uplink
 
 MIN_EXPLAINED: Final = 0.05
 """Smallest share of the variance of durations that the shared uplink explains where there is contention."""

@@ -143,14 +143,15 @@ class _Shape:
         simulators: the paced one and, where rules ask for it, its unpaced twin on the same noise; none before the
             first episode here.
         recording: the last interval of every row, where it is kept.
-        kept: the jobs of episodes that come again, by key and cluster, where they are kept.
+        kept: places in ``kept_jobs`` of episodes that come again, by key and cluster, where they are kept.
     """
 
     def __init__(self, clusters: Sequence[Cluster], rules: Rules, threads: int, *, keeps_stamps: bool) -> None:
         self.mix, self._rules, self._threads, self._keeps_stamps = ClusterMix(clusters), rules, threads, keeps_stamps
         self.simulators: list[Simulator] = []
         self.recording: Recording | None = None
-        self.kept: dict[tuple[int, int], JobBatch] | None = None
+        self.kept: dict[tuple[int, int], int] | None = None
+        self.kept_jobs: JobBatch | None = None
 
     def start(
         self,
@@ -173,7 +174,7 @@ class _Shape:
         for k in simulators:
             self.simulators[k].reset(rows, keys_E[rows], jobs)
             self.simulators[k].quiet_start(rows)
-            self.run(k, self.simulators[k].off(), rows)
+            self.run(k, self.simulators[k].off(), rows, self._rules.interval_iterations)
 
     def _jobs(self, keys: NDArray[np.uint64], cluster: NDArray[np.int64]) -> JobBatch:
         """The jobs of episodes with these keys, each on its cluster."""
@@ -184,14 +185,18 @@ class _Shape:
         if new:
             at = np.array(list(new.values()))
             jobs = self.mix.derive(keys[at], cluster[at])
-            self.kept |= {episode: jobs.take(np.array([i])) for i, episode in enumerate(new)}
-        return joined([self.kept[episode] for episode in episodes])
+            self.kept_jobs = jobs if self.kept_jobs is None else joined([self.kept_jobs, jobs])
+            self.kept |= {episode: n for n, episode in enumerate(new, len(self.kept))}
+        assert self.kept_jobs is not None  # as it was just made
+        return self.kept_jobs.take(np.array([self.kept[episode] for episode in episodes]))
 
-    def run(self, k: int, settings: NDArray[np.float64], rows: NDArray[np.int64] | None) -> NDArray[np.float64]:
-        """One interval of simulator ``k`` in ``rows`` (None: all); step times ``(E, T)``, seconds."""
+    def run(
+        self, k: int, settings: NDArray[np.float64], rows: NDArray[np.int64] | None, iterations: int
+    ) -> NDArray[np.float64]:
+        """Some iterations of simulator ``k`` in ``rows`` (None: all); step times ``(E, T)``, seconds."""
         if k != PACED or not self._keeps_stamps:
-            return self.simulators[k].run(settings, self._rules.interval_iterations, rows)
-        new = self.simulators[k].record(settings, self._rules.interval_iterations, rows)
+            return self.simulators[k].run(settings, iterations, rows)
+        new = self.simulators[k].record(settings, iterations, rows)
         if self.recording is None or rows is None:
             self.recording = new
         else:
@@ -287,8 +292,12 @@ class EpisodeBatch:
             rows, off = np.array(list(new.values())), pacing.off(len(self.seeds_E), 1)
             self._start(rows, (TWIN,))
             running = np.isin(np.arange(len(self.seeds_E)), rows)
-            intervals = [self._interval(TWIN, off, running) for _ in range(self.rules.episode_intervals)]
-            of_all_ETV = np.stack([[terms["step_mean_s"], reward_E] for reward_E, terms in intervals]).T.swapaxes(1, 2)
+            count = self.rules.episode_intervals
+            at_once = 1 if self._can_fail else count  # what failures undid is counted after each interval
+            runs = [self._intervals(TWIN, off, running, at_once) for _ in range(count // at_once)]
+            of_all_ETV = np.concatenate(
+                [np.stack([terms["step_mean_s"], reward_EI], 2) for reward_EI, terms in runs], 1
+            )
             known |= {episode: of_all_ETV[row].copy() for episode, row in new.items()}
         for episode, row in zip(episodes, which, strict=True):
             self._passive_ETV[row] = known[episode]
@@ -385,39 +394,51 @@ class EpisodeBatch:
         self, k: int, settings: NDArray[np.float64], running: NDArray[np.bool_] | None
     ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
         """One interval of all paced or all unpaced episodes: rewards and their terms."""
+        rewards_E1, terms = self._intervals(k, settings, running, 1)
+        return rewards_E1[:, 0], {name: value_E1[:, 0] for name, value_E1 in terms.items()}
+
+    def _intervals(
+        self, k: int, settings: NDArray[np.float64], running: NDArray[np.bool_] | None, count: int
+    ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+        """As :meth:`_interval`, ``(E, I)``: several under the same settings, only one where a job can fail."""
         before_E = self._useful_iterations(k)
-        step_ET = self._run(k, settings, running)
-        mean_E = step_ET.mean(axis=1)
-        sd_E = step_ET.std(axis=1, mean=mean_E[:, None])
+        step_EIT = self._run(k, settings, running, count).reshape(len(settings), count, -1)
+        mean_EI = step_EIT.mean(axis=2)
+        sd_EI = step_EIT.std(axis=2, mean=mean_EI[:, :, None])
         reference_E = self._gathered(lambda shape: shape.simulators[k].batch.jobs["ideal_step_s"])
-        rewards_E = metrics.reward(mean_E, sd_E, reference_E, self.preference.weight_E)  # type: ignore[arg-type]
-        lost_ratio_E: NDArray[np.float64] | float = 0.0
+        both = reference_E, self.preference.weight_E
+        reference_EI, weight_EI = (np.repeat(one_E[:, None], count, axis=1) for one_E in both)
+        rewards_EI = metrics.reward(mean_EI, sd_EI, reference_EI, weight_EI)  # type: ignore[arg-type]
+        lost_ratio_EI: NDArray[np.float64] | float = 0.0
         if self._can_fail:
             lost_E = self.rules.interval_iterations - (self._useful_iterations(k) - before_E)
-            lost_ratio_E = lost_E * reference_E / step_ET.sum(axis=1)  # what failures undid, also of earlier intervals
+            lost_ratio_EI = (lost_E * reference_E)[:, None] / step_EIT.sum(axis=2)  # also of earlier intervals
         terms = {
-            "step_mean_s": mean_E,
-            "step_cv": sd_E / mean_E,
-            "throughput_ratio": reference_E / mean_E - lost_ratio_E,
-            "reference_step_s": reference_E.copy(),
-            "cv_weight": self.preference.weight_E.copy(),
+            "step_mean_s": mean_EI,
+            "step_cv": sd_EI / mean_EI,
+            "throughput_ratio": reference_EI / mean_EI - lost_ratio_EI,
+            "reference_step_s": reference_EI,
+            "cv_weight": weight_EI,
         }
-        return np.asarray(rewards_E - lost_ratio_E), terms
+        return np.asarray(rewards_EI - lost_ratio_EI), terms
 
     def _useful_iterations(self, k: int) -> NDArray[np.float64] | float:
         """Iterations of each row's episode that no failure has undone, ``(E,)``; 0 where no job can fail."""
         return self._gathered(lambda shape: shape.simulators[k].useful_iterations()) if self._can_fail else 0.0
 
-    def _run(self, k: int, settings: NDArray[np.float64], running: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-        """Step times of one interval ``(E, T)``, seconds; 1 in rows that do not run."""
+    def _run(
+        self, k: int, settings: NDArray[np.float64], running: NDArray[np.bool_] | None, intervals: int
+    ) -> NDArray[np.float64]:
+        """Step times of some intervals ``(E, T)``, seconds; 1 in rows that do not run."""
+        iterations = intervals * self.rules.interval_iterations
         if len(self._shapes) == 1 and running is None:
-            return self._shapes[0].run(k, settings, None)
-        step_ET = np.ones((len(settings), self.rules.interval_iterations))
+            return self._shapes[0].run(k, settings, None, iterations)
+        step_ET = np.ones((len(settings), iterations))
         shape_E = self._place_C2[self.cluster_E, 0]
         for s in np.unique(shape_E):
             rows = np.flatnonzero((shape_E == s) if running is None else (shape_E == s) & running)
             if len(rows):
-                step_ET[rows] = self._shapes[s].run(k, settings, rows)[rows]
+                step_ET[rows] = self._shapes[s].run(k, settings, rows, iterations)[rows]
         return step_ET
 
     def _gathered(self, of: Callable[[_Shape], NDArray[Any]]) -> NDArray[Any]:

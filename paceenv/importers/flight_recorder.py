@@ -20,18 +20,17 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from paceenv.core.errors import InputError
 from paceenv.importers.collective_names import ITEM_BYTES, is_number
 from paceenv.importers.json_events import EventFile
-from paceenv.importers.packed import content_of, head_of
+from paceenv.importers.packed import content_of
 from paceenv.importers.plain_pickle import MAX_BYTES, is_pickle, read_plain_pickle
 
 SOURCE: Final = "PyTorch Flight Recorder"
 MAX_FRAMES: Final = 12
 """Stack frames kept of an entry, innermost first."""
 _MAX_RANK: Final = 1 << 24
+_MOST: Final = float(1 << 60)
 _IN_NAME: Final = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (r"rank[_\-]?(\d{1,8})", r"dump[_\-]?(\d{1,8})", r"(\d{1,8})\D*\Z")
@@ -40,7 +39,8 @@ _IN_NAME: Final = tuple(
 _PEERS: Final = re.compile(r"(send|recv) (\d{1,8})(?:->|<-)(\d{1,8})\Z")
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True)
+class Entry:
     """One collective or point-to-point operation, as a rank recorded it."""
 
     record: int  # its number in the rank's order of recording
@@ -152,7 +152,7 @@ class Unit:
 def read_dump(path: str | Path) -> Dump:
     """A rank's dump. Raises InputError if it is none, or nothing says which rank it is of."""
     path = Path(path)
-    events, about, damage = _pickled(path) if is_pickle(head_of(path)) else _json(path)
+    events, about, damage = _content(path)
     last, seen = len(events) - 1, dict[int, str]()
     parsed = (_entry(event, seen, keep=i == last) for i, event in enumerate(events))
     entries = sorted((entry for entry in parsed if entry is not None), key=lambda entry: entry.record)
@@ -164,43 +164,34 @@ def read_dump(path: str | Path) -> Dump:
     return Dump(rank, path, tuple(entries), groups, _status(about.get("pg_status")), notes)
 
 
-def _json(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
-    """Entries, everything beside them, and a note on damage."""
+def _content(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
+    """Entries, everything beside them, and a note on damage; of a damaged file those entries that were complete."""
     content, torn = content_of(path, MAX_BYTES)
-    try:
-        document = None if torn else json.loads(content.decode("utf-8", "replace").lstrip("\ufeff"))
-    except (ValueError, RecursionError):
-        document = None
-    if isinstance(document, dict) and isinstance(entries := _entries_in(document), list):
-        return [entry for entry in entries if isinstance(entry, dict)], document, ""
-    if document is not None:
-        raise InputError(f'{path}: JSON without a list "entries" at its top; allowed: a dump of the Flight Recorder')
-    with EventFile(path, "entries") as file:
-        events = list(file)
-        about = {key: file.value(key) for key in ("pg_config", "pg_status", "rank")}
-        return events, about, f"{path}: {file.damage}" if file.damage else ""
-
-
-def _entries_in(document: dict[str, Any]) -> Any:
-    """The list of entries; a dump of a rank without any may leave it out."""
-    return document.get("entries", [] if "pg_config" in document or "pg_status" in document else None)
-
-
-def _pickled(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
-    """The same; of a damaged pickle those entries that were complete."""
-    content, torn = content_of(path, MAX_BYTES)
-    unpickled, damage = read_plain_pickle(content)
+    was_pickled = is_pickle(content)
+    if was_pickled:
+        document, damage = read_plain_pickle(content)
+    else:
+        try:
+            document, damage = json.loads(content.decode("utf-8-sig", "replace")), ""
+        except (ValueError, RecursionError) as error:
+            document, damage = None, str(error)
     if not damage:
-        entries = _entries_in(unpickled) if isinstance(unpickled, dict) else None
+        entries = document.get("entries") if isinstance(document, dict) else None
+        if entries is None and isinstance(document, dict) and document.keys() & {"pg_config", "pg_status"}:
+            entries = []  # of a rank that has recorded none
         if not isinstance(entries, list):
-            raise InputError(f'{path}: a pickle without a list "entries"; allowed: a dump of the Flight Recorder')
-        return [entry for entry in entries if isinstance(entry, dict)], unpickled, ""
-    entries = [entry for entry in unpickled if isinstance(entry, dict)]
-    configured = [entry for entry in entries if _groups(entry)]
-    entries = [entry for entry in entries if "record_id" in entry]
+            what = "a pickle" if was_pickled else "JSON"
+            raise InputError(f'{path}: {what} without a list "entries"; allowed: a dump of the Flight Recorder')
+        return [entry for entry in entries if isinstance(entry, dict)], document, ""
+    if not was_pickled:
+        file = EventFile(path, "entries")
+        entries, about = list(file), {key: file.value(key) for key in ("pg_config", "pg_status", "rank")}
+        return entries, about, f"{path}: {file.damage}" if file.damage else ""
+    complete = [entry for entry in document if isinstance(entry, dict)]
+    about = next(({"pg_config": entry} for entry in complete if _groups(entry)), {})
+    entries = [entry for entry in complete if "record_id" in entry]
     if not entries:
         raise InputError(f"{path}: {torn or damage}; allowed: a dump of the Flight Recorder")
-    about = {"pg_config": configured[0]} if configured else {}
     return entries, about, f"{path}: damaged, {torn or damage}; what came before is used"
 
 
@@ -215,6 +206,8 @@ def _entry(event: dict[str, Any], seen: dict[int, str], *, keep: bool) -> Entry 
     group, duration = event.get("process_group"), event.get("duration_ms")
     status_id = _whole(event.get("pg_id"))
     state = state if state in ("started", "completed") else "scheduled"
+    inputs, types = _sizes(event.get("input_sizes")), event.get("input_dtypes")
+    typed = zip(inputs, types if isinstance(types, list | tuple) else (), strict=False)
     return Entry(
         record=_whole(event.get("record_id")) or 0,
         group=_group_name(group, status_id),
@@ -231,8 +224,8 @@ def _entry(event: dict[str, Any], seen: dict[int, str], *, keep: bool) -> Entry 
         duration_ms=float(duration) if is_number(duration) and duration >= 0 else None,
         sizes=_text(event.get("input_sizes")),
         dtypes=_text(event.get("input_dtypes")),
-        bytes=_bytes(event),
-        items=(_items(event.get("input_sizes")), _items(event.get("output_sizes"))),
+        bytes=int(min(sum(max(n, 0.0) * ITEM_BYTES.get(str(kind), 0) for n, kind in typed), _MOST)),
+        items=(_items(inputs), _items(_sizes(event.get("output_sizes")))),
         status_id=-1 if status_id is None else status_id,
         frames=_frames(event.get("frames"), seen) if keep or state != "completed" else (),
     )
@@ -262,24 +255,17 @@ def _text(value: Any) -> str:
     return text if len(text) < 400 else f"{text[:400]} ..."
 
 
-def _shapes(value: Any) -> Iterable[float]:
+def _sizes(shapes: Any) -> list[float]:
     """How many numbers each tensor has; -1 where a shape is none."""
-    for shape in value if isinstance(value, list | tuple) else ():
+    sizes = []
+    for shape in shapes if isinstance(shapes, list | tuple) else ():
         fits = isinstance(shape, list | tuple) and all(is_number(n) and 0 <= n < 1 << 40 for n in shape)
-        yield min(prod([float(n) for n in shape]), float(1 << 60)) if fits else -1.0
+        sizes.append(min(prod([float(n) for n in shape]), _MOST) if fits else -1.0)
+    return sizes
 
 
-def _items(value: Any) -> int:
-    counts = list(_shapes(value))
-    return int(min(sum(counts), float(1 << 60))) if counts and min(counts) >= 0 else -1
-
-
-def _bytes(event: dict[str, Any]) -> int:
-    kinds = event.get("input_dtypes")
-    kinds = kinds if isinstance(kinds, list | tuple) else ()
-    sizes = zip(_shapes(event.get("input_sizes")), kinds, strict=False)
-    total = sum(max(n, 0.0) * ITEM_BYTES.get(kind, 0) for n, kind in sizes if isinstance(kind, str))
-    return int(min(total, float(1 << 60)))
+def _items(sizes: list[float]) -> int:
+    return int(min(sum(sizes), _MOST)) if sizes and min(sizes) >= 0 else -1
 
 
 def _frames(value: Any, seen: dict[int, str]) -> tuple[str, ...]:
@@ -327,31 +313,22 @@ def _rank(path: Path, about: dict[str, Any], entries: list[Entry], groups: dict[
 
     The content says it by a key, by its point-to-point operations, or by groups that have only this rank in common.
     """
-    inside = _rank_inside(about, entries, groups)
-    possible = set.intersection(*(set(group.ranks) for group in groups.values())) if groups else set()
+    common = set.intersection(*(set(group.ranks) for group in groups.values())) if groups else set()
+    said = [_whole(about.get(key)) for key in ("rank", "global_rank")]
+    inside = [rank for rank in said if rank is not None and 0 <= rank < _MAX_RANK]
+    members = ((entry.own, groups[entry.group].ranks) for entry in entries if entry.group in groups)
+    inside += [ranks[own] for own, ranks in members if 0 <= own < len(ranks)]
+    inside += common if len(common) == 1 else ()
     named = [int(match[1]) for pattern in _IN_NAME if (match := pattern.search(path.name)) is not None]
-    if inside is not None:
-        differs = named and inside not in named
-        return inside, f"{path}: rank {inside} by its content, not {named[0]}" if differs else ""
+    if inside:
+        differs = named and inside[0] not in named
+        return inside[0], f"{path}: rank {inside[0]} by its content, not {named[0]}" if differs else ""
     for rank in named:
-        if not possible or rank in possible:
+        if not common or rank in common:
             return rank, ""
     raise InputError(
         f"{path}: neither its content nor its name says which rank it is of; allowed: nccl_trace_rank_3, _dump_3"
     )
-
-
-def _rank_inside(about: dict[str, Any], entries: list[Entry], groups: dict[str, Group]) -> int | None:
-    for key in ("rank", "global_rank"):
-        rank = _whole(about.get(key))
-        if rank is not None and 0 <= rank < _MAX_RANK:
-            return rank
-    for entry in entries:
-        group = groups.get(entry.group)
-        if entry.own >= 0 and group is not None and entry.own < len(group.ranks):
-            return group.ranks[entry.own]
-    common = set.intersection(*(set(group.ranks) for group in groups.values())) if groups else set()
-    return common.pop() if len(common) == 1 else None
 
 
 def units_of(dump: Dump, named: Mapping[str, Group]) -> list[Unit]:

@@ -31,7 +31,7 @@ def find_format(path: str | Path) -> Format:
     """The format of a file. Raises InputError if it is none of these; text may still turn out to be foreign."""
     head = head_of(Path(path))
     if head[:4] == b"PAR1":
-        return "paceenv trace" if detect_format(path) == "paceenv" else "straggler trace"
+        return _of_parquet(path)
     if is_pickle(head):
         return "flight recorder"
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
@@ -54,14 +54,14 @@ def _is_log(head: str) -> bool:
     return bool(end) and first.rstrip().endswith("}") and rest[:1] == "{" and '"traceEvents"' not in first
 
 
-def detect_format(path: str | Path) -> Literal["paceenv", "straggler"]:
+def _of_parquet(path: str | Path) -> Format:
     """Which format a Parquet file has, by its schema. Raises InputError that names what was found instead."""
     with open_parquet(path) as file:
         schema = file.schema_arrow
     if METADATA_KEY in (schema.metadata or {}):
-        return "paceenv"
+        return "paceenv trace"
     if set(STRAGGLER_COLUMNS) <= set(schema.names):
-        return "straggler"
+        return "straggler trace"
     raise InputError(
         f"{path}: unknown trace format with columns {schema.names}; allowed: a paceenv trace (metadata "
         f"{METADATA_KEY.decode()!r}) or a straggler trace (columns {list(STRAGGLER_COLUMNS)})"

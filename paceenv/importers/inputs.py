@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, iter_batches, open_parquet, read_metadata, read_trace
@@ -23,16 +22,16 @@ from paceenv.core.wording import duration
 from paceenv.importers import flight_recorder, nccl_inspector
 from paceenv.importers.dump_steps import timeline_of
 from paceenv.importers.flight_recorder import Dump, read_dump
-from paceenv.importers.formats import find_format, list_files
+from paceenv.importers.formats import ALLOWED, find_format, list_files
 from paceenv.importers.hang_text import HangText
 from paceenv.importers.log_text.conversion import StepLog
 from paceenv.importers.merge_ranks import merge_ranks
 from paceenv.importers.nccl_info import Network, read_network
 from paceenv.importers.nccl_inspector import InspectorLog, ranks_of, read_inspector, timeline_of_log
-from paceenv.importers.nccl_tests import Table, is_table, read_tables
+from paceenv.importers.nccl_tests import Table, read_tables
 from paceenv.importers.profiler import kineto
 from paceenv.importers.profiler.kineto import UNKNOWN_RANK, import_kineto
-from paceenv.importers.step_log import jobs_of, read_step_log
+from paceenv.importers.step_log import read_step_log
 from paceenv.importers.straggler import import_straggler
 from paceenv.importers.timelines import RankActivity, Timeline
 from paceenv.ui import output
@@ -93,11 +92,14 @@ def read_inputs(paths: Sequence[str | Path], *, pattern: str | None = None, max_
     collector = _Found(max_rows, pattern)
     sizes = {path: path.stat().st_size for path in files}
     with output.progress("read", sum(sizes.values()) / 1e6, shown=sum(sizes.values()) > _BAR_BYTES) as done:
-        read_mb = 0.0
+        read_bytes = 0
         for path in files:
-            collector.take(path, lambda read, before=read_mb: done(before + read / 1e6))  # type: ignore[misc]
-            read_mb += sizes[path] / 1e6
-            done(read_mb)
+            try:
+                collector.take(path)
+            except InputError as error:
+                collector.refused[path] = str(error)
+            read_bytes += sizes[path]
+            done(read_bytes / 1e6)
     return collector.inputs()
 
 
@@ -115,17 +117,11 @@ class _Found:
         self._hang = HangText()
         self._notes: list[str] = []
         self._activity: tuple[RankActivity, ...] = ()
-        self._refused: dict[Path, str] = {}
+        self.refused: dict[Path, str] = {}
         self._apart, self._several = False, ""
 
-    def take(self, path: Path, on_bytes: Callable[[float], None]) -> None:
-        """Read a file, or remember why it cannot be; ``on_bytes`` is told how far."""
-        try:
-            self._take(path, on_bytes)
-        except InputError as error:
-            self._refused[path] = str(error)
-
-    def _take(self, path: Path, on_bytes: Callable[[float], None]) -> None:
+    def take(self, path: Path) -> None:
+        """Read a file. Raises InputError if it cannot be used."""
         kind = find_format(path)
         if kind in ("paceenv trace", "straggler trace"):
             self._wholes.append(path)  # read once it is known to be the only one
@@ -139,15 +135,15 @@ class _Found:
             timeline, damage = import_kineto(path)
             self._timelines[kineto.SOURCE].append(timeline)
             self._note(damage)
-        elif is_table(path):
-            self._hang.read(path)
+        else:
+            says_end = self._hang.read(path)
             tables = read_tables(path)
             self._tables += tables
             self._notes += [note for table in tables for note in table.notes]
-        else:
-            says_end = self._hang.read(path)
+            if tables:
+                return
             try:
-                self._logs.append(read_step_log(path, pattern=self._pattern, on_bytes=on_bytes))
+                self._logs.append(read_step_log(path, pattern=self._pattern))
             except InputError:
                 if not says_end:
                     raise
@@ -163,22 +159,22 @@ class _Found:
         self._note("" if network is None else network.text)
         dumps, ended = tuple(self._dumps) or self._hang.dumps, self._hang.said
         if trace is None and not (dumps or ended or network or self._tables or self._logs or self._inspected):
-            reasons = [why] if why else list(self._refused.values())
-            more = 0 if why else len(self._refused) - 1
+            more = 0 if why else len(self.refused) - 1
             also = f" ({more} more {'file' if more == 1 else 'files'} cannot be used either)" if more > 0 else ""
-            raise InputError(reasons[0] + also)
+            nothing = f"no file says how long steps take or how the job ended; {ALLOWED}"
+            raise InputError((why or next(iter(self.refused.values()), nothing)) + also)
         if trace is not None or self._dumps or self._logs or self._inspected:
             named = dict.fromkeys(table.source.partition(", table ")[0] for table in self._tables)
             self._notes += [
                 f"{name}: a bandwidth table, for paceenv calibrate and an absolute check of a trace" for name in named
             ]
-        steps, refused = jobs_of(self._logs, self._note), self._refused.items()
+        unusable = _by_reason((path, f"{_without_advice(text)}; skipped") for path, text in self.refused.items())
         return Inputs(
             trace,
-            (*self._notes, *_by_reason((path, f"{_without_advice(text)}; skipped") for path, text in refused)),
+            (*self._notes, *unusable),
             activity=self._activity,
             dumps=dumps,
-            steps=steps,
+            steps=tuple(self._logs),
             tables=tuple(self._tables),
             inspected=tuple(self._inspected),
             ended=ended,
@@ -217,14 +213,7 @@ class _Found:
         return trace
 
     def _dumped_trace(self) -> Trace | None:
-        reasons = []
-        for dump in self._dumps:
-            try:
-                self._timelines[flight_recorder.SOURCE].append(timeline_of(dump))
-            except InputError as error:
-                reasons.append(str(error))
-        if reasons:
-            raise InputError(reasons[0])
+        self._timelines[flight_recorder.SOURCE] = [timeline_of(dump) for dump in self._dumps]
         return self._merged(flight_recorder.SOURCE)
 
     def _inspected_trace(self) -> Trace | None:
@@ -387,7 +376,9 @@ def read_capped(path: Path, max_rows: int | None) -> tuple[Trace, str]:
 
 def _sample(path: Path, rows: int, max_rows: int) -> tuple[Trace, str]:
     """Blocks of steps at even distances, together at most ``max_rows`` rows."""
-    low_K, high_K = _ranges(path)
+    with open_parquet(path) as file:
+        groups = (file.read_row_group(k, columns=["iteration"])["iteration"] for k in range(file.num_row_groups))
+        low_K, high_K = np.array([[edge(np.asarray(group)) for edge in (np.min, np.max)] for group in groups]).T
     low, high = int(low_K.min()), int(high_K.max())
     kept = max(int((high - low + 1) * max_rows / rows / BLOCKS), 2)  # steps a block
     starts = np.linspace(low, max(high + 1 - kept, low), BLOCKS).astype(np.int64)
@@ -402,18 +393,3 @@ def _sample(path: Path, rows: int, max_rows: int) -> tuple[Trace, str]:
     table = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
     note = f"{path}: {rows} rows; looked at {BLOCKS} blocks of {kept} steps each, {table.num_rows} rows"
     return Trace(table, read_metadata(path)), note
-
-
-def _ranges(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First and last iteration of each of the file's row groups, from its own statistics where it has them."""
-    with open_parquet(path) as file:
-        column, ranges = file.schema_arrow.names.index("iteration"), []
-        for group in range(file.metadata.num_row_groups):
-            statistics = file.metadata.row_group(group).column(column).statistics
-            if statistics is None or not statistics.has_min_max:
-                values = np.asarray(file.read_row_group(group, columns=["iteration"])["iteration"])
-                ranges.append((int(values.min()), int(values.max())))
-            else:
-                ranges.append((int(statistics.min), int(statistics.max)))
-    edges = np.array(ranges, np.int64)
-    return edges[:, 0], edges[:, 1]

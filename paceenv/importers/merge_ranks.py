@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,16 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
 from paceenv.core.wording import duration, steps_left_out
-from paceenv.importers.clock_alignment import MOST_OFFSET, align_clocks, ends_apart
 from paceenv.importers.collective_names import POINT_TO_POINT
+from paceenv.importers.shared_collectives import (
+    MOST_OFFSET,
+    Steps,
+    align_clocks,
+    ends_apart,
+    fill_sizes,
+    name_groups,
+)
 from paceenv.importers.timelines import Array, RankActivity, Step, Timeline, union, without
-from paceenv.importers.unsaid import Steps, adopt_groups, fill_sizes, name_groups
 
 _MIN_WAIT: Final = 0.002
 """Share of a step: shorter waits are compute."""
@@ -47,24 +53,14 @@ Signature = tuple[tuple[str, str, int], ...]
 """Operation, group and bytes of each collective of a step."""
 
 
-@dataclass(frozen=True)
-class Clocks:
-    """What was added to each rank's times, s; ``error_s`` is how far ends of collectives still lie apart.
+class Merged(NamedTuple):
+    """A trace, lines on what was left out, and what the ranks did in its steps.
 
-    The error is that of nine of ten shared collectives: how far the ends of their members lie from their middle one.
+    ``clock_error_s`` of the trace's job is how far, in nine of ten shared collectives, the ends of the members lie from
+    their middle one.
     """
 
-    shift_s: dict[int, float]
-    error_s: float
-    shared: int
-
-
-@dataclass(frozen=True)
-class Merged:
-    """A trace, the clocks that were aligned for it, lines on what was left out, and what the ranks did in its steps."""
-
     trace: Trace
-    clocks: Clocks
     notes: tuple[str, ...]
     activity: tuple[RankActivity, ...]
 
@@ -72,18 +68,14 @@ class Merged:
 def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     """One trace of all ranks, on the clock of the lowest rank.
 
-    Raises InputError: two files are of one rank, a rank shares no steps or too few collectives with the others, or
-    nothing is left.
+    Raises InputError: a rank shares no steps or too few collectives with the others, or nothing is left.
+
+    Args:
+        timelines: at least one; one of a rank.
+        name: of the job.
+        source: which program recorded them.
     """
-    by_rank: dict[int, Timeline] = {}
-    for timeline in timelines:
-        if timeline.rank in by_rank:
-            raise InputError(f"{timeline.path}: rank {timeline.rank} again, after {by_rank[timeline.rank].path}")
-        by_rank[timeline.rank] = timeline
-    if not by_rank:
-        raise InputError(f"{name}: no ranks; allowed: one file per rank")
-    ordered, notes = _belong_together([by_rank[rank] for rank in sorted(by_rank)])
-    ordered = adopt_groups(ordered)
+    ordered, notes = _belong_together(sorted(timelines, key=lambda t: t.rank))
     shift_s, renumber = align_clocks(ordered)
     steps_of = {
         t.rank: {
@@ -103,10 +95,9 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
         named = ", ".join(f"rank {t.rank} has {len(t.steps)}" for t in ordered[:8])
         raise InputError(f"{name}: no step that all ranks have ({named}); allowed: files of the same steps of one job")
     notes += _lacking(steps_of, common)
-    files = list(by_rank.values())
-    steps_of = fill_sizes(name_groups(steps_of, common, _world_size(files)))
-    clocks = Clocks(shift_s, *ends_apart(steps_of))
-    _agree(clocks, steps_of, common, name)
+    steps_of = fill_sizes(name_groups(steps_of, common, _world_size(timelines)))
+    error_s, shared = ends_apart(steps_of)
+    _agree(error_s, steps_of, common, name)
     notes += _unknown_members(steps_of)
     kept, dropped = _whole(steps_of, common)
     notes += dropped
@@ -115,33 +106,35 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     columns = _columns(steps_of, kept)
     if not columns:
         raise InputError(f"{name}: steps without any operation")
-    origin_s = min(columns["start_s"])
-    for key in ("start_s", "end_s"):
-        columns[key] = (np.array(columns[key]) - origin_s).tolist()
-    notes += _missing(files)
-    notes += _clock_note(clocks, [steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in kept])
+    origin_s = float(columns["start_s"].min())
+    columns |= {key: columns[key] - origin_s for key in ("start_s", "end_s")}
+    notes += _missing(timelines)
+    step_s = float(np.median([steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in kept]))
+    apart_s = max(shift_s.values()) - min(shift_s.values())
+    if apart_s >= _SAME_CLOCK_S or error_s >= _MAX_ERROR * step_s:
+        said = f"clocks differ by up to {apart_s:.6f} s, removed by " if apart_s >= _SAME_CLOCK_S else ""
+        agree = f"{', which agree' if said else ' agree'} within {duration(error_s)} (nine in ten)"
+        notes.append(f"{said}the ends of {shared} collectives{agree}")
     ranks = tuple({"rank": t.rank, "dp_rank": i, "stage": 0} | t.about for i, t in enumerate(ordered))
-    job = {"name": name, "ranks": _world_size(files), "clock_error_s": clocks.error_s}
+    job = {"name": name, "ranks": _world_size(timelines), "clock_error_s": error_s}
     job["steps_left_out"] = len(set().union(*steps_of.values())) - len(common)
-    trace = Trace.from_columns(
-        {"job": name, **{k: np.array(v) for k, v in columns.items()}}, TraceMetadata(job, ranks, source), name
-    )
+    trace = Trace.from_columns({"job": name, **columns}, TraceMetadata(job, ranks, source), name)
     activity = tuple(
         replace(step.shifted(-origin_s), iteration=i)
         for steps in steps_of.values()
         for i in kept
         if isinstance(step := steps[i], RankActivity)
     )
-    return Merged(trace, clocks, tuple(notes), activity)
+    return Merged(trace, tuple(notes), activity)
 
 
-def _agree(clocks: Clocks, steps_of: Steps, common: list[int], name: str) -> None:
+def _agree(error_s: float, steps_of: Steps, common: list[int], name: str) -> None:
     """Raises InputError if collectives of the same group and place do not end together on any clocks."""
     step_s = float(np.median([steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in common]))
-    if clocks.error_s > _TOO_FAR * step_s:
+    if error_s > _TOO_FAR * step_s:
         raise InputError(
-            f"{name}: collectives of the same group and place end up to {duration(clocks.error_s)} apart on any "
-            f"clocks, {clocks.error_s / step_s:.0%} of a step, so these are not the same collectives; allowed: "
+            f"{name}: collectives of the same group and place end up to {duration(error_s)} apart on any "
+            f"clocks, {error_s / step_s:.0%} of a step, so these are not the same collectives; allowed: "
             "complete files of the same steps of one job"
         )
 
@@ -211,37 +204,24 @@ def _missing(timelines: list[Timeline]) -> list[str]:
     return [f"{missing} of {size} ranks have no file{named}; whoever waits for them seems to wait for a late peer"]
 
 
-def _clock_note(clocks: Clocks, step_s: list[float]) -> list[str]:
-    """What was done to clocks that differ, and a doubt about them."""
-    shift_s = list(clocks.shift_s.values())
-    apart_s = max(shift_s) - min(shift_s)
-    if apart_s < _SAME_CLOCK_S and clocks.error_s < _MAX_ERROR * float(np.median(step_s)):
-        return []
-    differ = f"clocks differ by up to {apart_s:.6f} s, removed by " if apart_s >= _SAME_CLOCK_S else ""
-    agree = f"the ends of {clocks.shared} collectives, which agree within {duration(clocks.error_s)} (nine in ten)"
-    return [f"{differ}{agree}" if differ else agree.replace(", which", "")]
-
-
 def signature(step: Step) -> Signature:
     """What a step's collectives are, in the order of their begin."""
     return tuple((c.op, c.group, c.bytes) for c in step.in_order)
 
 
-def _whole(steps_of: dict[int, dict[int, Step]], common: list[int]) -> tuple[list[int], list[str]]:
+def _whole(steps_of: Steps, common: list[int]) -> tuple[list[int], list[str]]:
     """Steps that are whole, and lines on the others.
 
     A step is not whole if members of one group have not as many collectives of a kind in it; and the first or the last
     is not if it looks like the end or the begin of another one and its own kind occurs nowhere else.
     """
-    counts_of = {i: {rank: Counter((c.op, c.group) for c in steps[i].collectives if c.group) for rank, steps in
-                     steps_of.items()} for i in common}  # fmt: skip
+    of_all = ((i, rank, c) for rank, steps in steps_of.items() for i in common for c in steps[i].collectives)
+    counts = Counter((i, rank, c.op, c.group) for i, rank, c in of_all if c.group)
     groups: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for counts in counts_of.values():
-        for rank, of_rank in counts.items():
-            for key in of_rank:
-                groups[key].add(rank)
+    for _, rank, op, group in counts:
+        groups[op, group].add(rank)
     uneven = [
-        i for i in common if any(len({counts_of[i][rank][key] for rank in ranks}) > 1 for key, ranks in groups.items())
+        i for i in common if any(len({counts[i, rank, *key] for rank in ranks}) > 1 for key, ranks in groups.items())
     ]
     notes = []
     if uneven:
@@ -266,7 +246,7 @@ def _part(one: tuple[Signature, ...], other: tuple[Signature, ...], *, end: bool
     return all(a == (b[len(b) - len(a) :] if end else b[: len(a)]) for a, b in zip(one, other, strict=True))
 
 
-def _columns(steps_of: dict[int, dict[int, Step]], kept: list[int]) -> dict[str, list[Any]]:
+def _columns(steps_of: Steps, kept: list[int]) -> dict[str, NDArray[Any]]:
     """All rows of the trace. Pieces of compute that are empty in all steps of a kind are left out of all of them."""
     pieces_of = {(rank, i): _pieces(steps[i]) for rank, steps in steps_of.items() for i in kept}
     of_kind: dict[Signature, list[tuple[int, int]]] = defaultdict(list)
@@ -278,8 +258,7 @@ def _columns(steps_of: dict[int, dict[int, Step]], kept: list[int]) -> dict[str,
     for (rank, i), pieces in pieces_of.items():
         step = steps_of[rank][i]
         wanted = wanted_of[signature(step)]
-        rows: list[tuple[str, int, float, float, int, int]] = []
-        ordered = step.in_order
+        rows, ordered = list[tuple[str, int, float, float, int, int]](), step.in_order
         for k, (piece, is_wanted) in enumerate(zip(pieces.tolist(), wanted.tolist(), strict=True)):
             if k % 2:
                 c = ordered[k // 2]
@@ -289,7 +268,7 @@ def _columns(steps_of: dict[int, dict[int, Step]], kept: list[int]) -> dict[str,
                 rows.append((COMPUTE_OPS[0], -1, *piece, 0, -1))
         all_rows += [(rank, i, seq, *row) for seq, row in enumerate(rows)]
     names = ("rank", "iteration", "seq", "op", "group", "start_s", "end_s", "bytes", "peer")
-    return dict(zip(names, map(list, zip(*all_rows, strict=True)), strict=False))  # nothing of no rows
+    return dict(zip(names, map(np.array, zip(*all_rows, strict=True)), strict=False))  # nothing of no rows
 
 
 def _alike(

@@ -9,21 +9,21 @@ Format: versions 4.0 to 4.4. Since 4.3 a record has no header of its own; that o
 
 from __future__ import annotations
 
-import zlib
+import json
+import math
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.importers.collective_names import op_name
 from paceenv.importers.dump_steps import steps_of
-from paceenv.importers.packed import open_unpacked
+from paceenv.importers.packed import Unpacked
 from paceenv.importers.timelines import Collective, Timeline
 
 SOURCE: Final = "NCCL Inspector"
@@ -33,60 +33,6 @@ HOW_TO: Final = "allowed: logs written with NCCL_INSPECTOR_DUMP_VERBOSE=1 and sh
 _MOST_US: Final = 1e18
 _OF_ONE_RANK: Final = ("all_gather", "reduce_scatter")
 """Of these NCCL counts one rank's part (``inspector.cc`` multiplies it by the ranks for its bandwidths)."""
-
-
-class _Header(msgspec.Struct, gc=False):
-    id: str | int = ""
-    rank: int = -1
-    n_ranks: int = 0
-    comm_name: str = ""
-
-
-class _Metadata(msgspec.Struct, gc=False):
-    hostname: str = ""
-    pid: int = 0
-
-
-class _Kernel(msgspec.Struct, gc=False):
-    kernel_start_ts: float = 0.0
-    kernel_stop_ts: float = 0.0
-
-
-class _Stamps(msgspec.Struct, gc=False):
-    kernel_events: list[_Kernel] = []
-
-
-class _Coll(msgspec.Struct, gc=False):
-    op: str = msgspec.field(default="", name="coll")
-    sn: int = msgspec.field(default=-1, name="coll_sn")
-    size_bytes: float = msgspec.field(default=0.0, name="coll_msg_size_bytes")
-    time_us: float = msgspec.field(default=0.0, name="coll_exec_time_us")
-    source: str = msgspec.field(default="", name="coll_timing_source")
-    stamps: _Stamps | None = msgspec.field(default=None, name="event_trace_ts")
-
-
-class _P2p(msgspec.Struct, gc=False):
-    op: str = msgspec.field(default="", name="p2p")
-    sn: int = msgspec.field(default=-1, name="p2p_sn")
-    size_bytes: float = msgspec.field(default=0.0, name="p2p_msg_size_bytes")
-    time_us: float = msgspec.field(default=0.0, name="p2p_exec_time_us")
-    source: str = msgspec.field(default="", name="p2p_timing_source")
-    stamps: ClassVar[None] = None
-
-
-class _Stats(msgspec.Struct, gc=False):
-    coll_dropped_since_last_dump: int = 0
-
-
-class _Record(msgspec.Struct, gc=False):
-    header: _Header | None = None
-    metadata: _Metadata | None = None
-    coll_perf: _Coll | None = None
-    p2p_perf: _P2p | None = None
-    dump_stats: _Stats | None = None
-
-
-_RECORD: Final = msgspec.json.Decoder(_Record)
 
 
 @dataclass(frozen=True)
@@ -123,113 +69,84 @@ def is_inspector(head: str) -> bool:
     return any(f'"{key}"' in head for key in ("coll_perf", "p2p_perf", "dump_stats", "inspector_output_format_version"))
 
 
-@dataclass
-class _Columns:
-    integers: array[int] = field(default_factory=lambda: array("q"))  # communicator, operation, number; and so on
-    numbers: array[float] = field(default_factory=lambda: array("d"))  # size, time, bandwidths, begin, end; and so on
-    comms: dict[tuple[str, int], tuple[int, Communicator]] = field(default_factory=dict)
-    ops: dict[str, int] = field(default_factory=dict)
-    header: _Header | None = None
-    metadata: _Metadata = field(default_factory=_Metadata)
-    dropped: int = 0
-    is_gpu_timed: bool = True
-    unread: int = 0
-
-    def take(self, record: _Record) -> None:
-        """Add a record."""
-        if record.metadata is not None:
-            self.metadata = record.metadata
-        if record.header is not None:
-            self.header = record.header
-        if record.dump_stats is not None:
-            self.dropped += max(record.dump_stats.coll_dropped_since_last_dump, 0)
-        for perf in (record.coll_perf, record.p2p_perf):
-            if perf is not None:
-                self._add(perf)
-
-    def _add(self, perf: _Coll | _P2p) -> None:
-        header, size, time_us = self.header, perf.size_bytes, perf.time_us
-        fits = 0.0 < time_us < _MOST_US and 0.0 <= size < _MOST_US and 0 <= perf.sn < 1 << 62 and perf.op
-        if header is None or not fits or not 0 <= header.rank < 1 << 31 or len(self.ops) > 64:
-            self.unread += 1
-            return
-        key = str(header.id), header.rank
-        if key not in self.comms:
-            comm = Communicator(key[0], header.comm_name, header.n_ranks, header.rank)
-            self.comms[key] = len(self.comms), comm
-        self.integers.extend((self.comms[key][0], self.ops.setdefault(perf.op, len(self.ops)), perf.sn))
-        begin_us, end_us = _stamps(perf.stamps)
-        self.numbers.extend((size, time_us * 1e-6, begin_us * 1e-6, end_us * 1e-6))
-        self.is_gpu_timed &= perf.source in {"kernel_gpu", ""}
-
-
-def _stamps(stamps: _Stamps | None) -> tuple[float, float]:
-    """When the first kernel began and the last one ended, microseconds; not-a-number where that is unknown."""
-    kernels = stamps.kernel_events if stamps else []
-    begun = [k.kernel_start_ts for k in kernels if 0.0 < k.kernel_start_ts < _MOST_US]
-    ended = [k.kernel_stop_ts for k in kernels if 0.0 < k.kernel_stop_ts < _MOST_US]
-    if not begun or not ended or max(ended) < min(begun):
-        return float("nan"), float("nan")
-    return min(begun), max(ended)
-
-
 def read_inspector(path: str | Path) -> InspectorLog:
     """A process's records. Memory is less than half of the file's size. Raises InputError if there are none."""
-    path = Path(path)
-    columns, damage = _Columns(), ""
-    try:
-        for text in _records(path):
-            try:
-                columns.take(_RECORD.decode(text))
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                columns.unread += 1
-    except (OSError, EOFError, zlib.error) as error:
-        damage = " ".join(str(error).split())
-    if not columns.integers:
-        why = damage or f"{columns.unread} records that cannot be read"
+    path, integers, numbers = Path(path), array("q"), array("d")
+    comms, ops = dict[tuple[str, int], tuple[int, Communicator]](), dict[str, int]()
+    header, about = dict[str, Any](), dict[str, Any]()
+    dropped, unread, is_gpu_timed = 0, 0, True
+    unpacked = Unpacked(path)
+    for text in _records(unpacked):
+        try:
+            record = json.loads(text)
+            header, about = {**(record.get("header") or header)}, {**(record.get("metadata") or about)}
+            dropped += max(int((record.get("dump_stats") or {}).get("coll_dropped_since_last_dump", 0)), 0)
+            for kind in ("coll", "p2p"):
+                if not record.get(f"{kind}_perf"):
+                    continue
+                op, sn, times, source = _measured(record[f"{kind}_perf"], kind)
+                key = str(header["id"]), int(header["rank"])
+                comm = Communicator(key[0], str(header.get("comm_name", "")), int(header.get("n_ranks", 0)), key[1])
+                if not 0 <= key[1] < 1 << 31 or len(ops) > 64:
+                    raise ValueError("no rank, or too many operations")
+                integers.extend((comms.setdefault(key, (len(comms), comm))[0], ops.setdefault(op, len(ops)), sn))
+                numbers.extend(times)
+                is_gpu_timed &= source in {"kernel_gpu", ""}
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
+            unread += 1
+    if not integers:
+        why = unpacked.damage or f"{unread} records that cannot be read"
         raise InputError(f"{path}: no collective of NCCL Inspector in it ({why}); allowed: its JSON, version 4")
-    notes = [f"{path}: damaged, {damage}; what came before is used"] if damage else []
-    notes += [f"{path}: {columns.unread} records cannot be read; skipped"] if columns.unread else []
-    notes += [f"{path}: the plugin dropped {columns.dropped} collectives"] if columns.dropped else []
-    about = columns.metadata
-    comm_V, op_V, sn_V = np.array(columns.integers, np.int64).reshape(-1, 3).T.copy()
-    size_bytes_V, time_s_V, begin_s_V, end_s_V = np.array(columns.numbers, np.float64).reshape(-1, 4).T.copy()
-    return InspectorLog(
+    notes = [f"{path}: damaged, {unpacked.damage}; what came before is used"] if unpacked.damage else []
+    notes += [f"{path}: {unread} records cannot be read; skipped"] if unread else []
+    notes += [f"{path}: the plugin dropped {dropped} collectives"] if dropped else []
+    return InspectorLog(  # type: ignore[call-arg]
         path,
-        f"{about.hostname or '?'}:{about.pid}",
-        tuple(comm for _, comm in columns.comms.values()),
-        tuple(columns.ops),
-        comm_V,
-        op_V,
-        sn_V,
-        size_bytes_V,
-        time_s_V,
-        begin_s_V,
-        end_s_V,
-        columns.is_gpu_timed,
+        f"{about.get('hostname') or '?'}:{about.get('pid', 0)}",
+        tuple(comm for _, comm in comms.values()),
+        tuple(ops),
+        *np.array(integers, np.int64).reshape(-1, 3).T.copy(),
+        *np.array(numbers, np.float64).reshape(-1, 4).T.copy(),
+        is_gpu_timed,
         tuple(notes),
     )
 
 
-def _records(path: Path) -> Iterator[bytes]:
+def _measured(perf: dict[str, Any], kind: str) -> tuple[str, int, tuple[float, float, float, float], str]:
+    """Operation, number, size, time, begin and end (seconds, not-a-number where unknown), and who took the time.
+
+    Raises ValueError, or what else an odd type raises.
+    """
+    op, sn = str(perf[kind]), int(perf[f"{kind}_sn"])
+    size, time_us = (float(perf.get(f"{kind}_{what}", 0.0)) for what in ("msg_size_bytes", "exec_time_us"))
+    if not (op and 0 <= sn < 1 << 62 and 0.0 < time_us < _MOST_US and 0.0 <= size < _MOST_US):
+        raise ValueError("impossible numbers")
+    kernels = (perf.get("event_trace_ts") or {}).get("kernel_events", []) if kind == "coll" else []
+    starts, ends = ([float(k.get(f"kernel_{what}_ts", 0.0)) for k in kernels] for what in ("start", "stop"))
+    begin_us = min((us for us in starts if 0.0 < us < _MOST_US), default=math.nan)
+    end_us = max((us for us in ends if 0.0 < us < _MOST_US), default=math.nan)
+    begin_us, end_us = (begin_us, end_us) if begin_us <= end_us else (math.nan, math.nan)
+    times = size, time_us * 1e-6, begin_us * 1e-6, end_us * 1e-6
+    return op, sn, times, str(perf.get(f"{kind}_timing_source", ""))
+
+
+def _records(unpacked: Unpacked) -> Iterator[bytes]:
     """The text of each record: a line, or several lines where it is written indented."""
-    file, stream = open_unpacked(path)
-    with file:
-        waiting = b""
-        while line := stream.readline(MAX_RECORD):
-            begins = line[:1] == b"{"
-            if waiting and (begins or len(waiting) > MAX_RECORD):
-                yield waiting
-                waiting = b""
-            if begins and line.rstrip()[-1:] == b"}":
-                yield line
-            elif line[:1] == b"}":
-                yield waiting + line.rstrip().rstrip(b",")
-                waiting = b""
-            elif begins or waiting:
-                waiting += line
-        if waiting:
+    waiting = b""
+    for line in unpacked.lines(MAX_RECORD):
+        begins = line[:1] == b"{"
+        if waiting and (begins or len(waiting) > MAX_RECORD):
             yield waiting
+            waiting = b""
+        if begins and line.rstrip()[-1:] == b"}":
+            yield line
+        elif line[:1] == b"}":
+            yield waiting + line.rstrip().rstrip(b",")
+            waiting = b""
+        elif begins or waiting:
+            waiting += line
+    if waiting:
+        yield waiting
 
 
 def ranks_of(logs: Sequence[InspectorLog]) -> tuple[list[int], str]:

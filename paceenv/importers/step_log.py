@@ -6,14 +6,15 @@ logged values.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
 import re
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -25,13 +26,12 @@ from paceenv.importers.log_text.conversion import (
     GROUPS,
     MIN_VALUES,
     Column,
-    Number,
     StepLog,
     bars_of_steps,
     convert,
     number,
 )
-from paceenv.importers.log_text.log_lines import Line, Stamp, read_lines, stamp_in, without_dates
+from paceenv.importers.log_text.log_lines import Line, Number, read_lines, stamp_in, without_dates
 from paceenv.importers.log_text.named_numbers import (
     BAR,
     COUNTED,
@@ -85,9 +85,7 @@ Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
-def read_step_log(
-    path: str | Path, *, pattern: str | None = None, on_bytes: Callable[[float], None] = lambda done: None
-) -> StepLog:
+def read_step_log(path: str | Path, *, pattern: str | None = None) -> StepLog:
     """Read a log. Memory is at most 8 times the file's size, and 150 MB for the largest part that is looked at.
 
     Raises InputError: the file cannot be read or has no step times.
@@ -99,7 +97,7 @@ def read_step_log(
     if pattern is None and (table := _whole_table(path, head)) is not None:
         return table
     lines = _Lines(None if pattern is None else compile_pattern(pattern))
-    for line in read_lines(path, on_bytes):
+    for line in read_lines(path):
         lines.add(line)
     return lines.log(path)
 
@@ -128,73 +126,27 @@ def compile_pattern(text: str) -> re.Pattern[str]:
     return pattern
 
 
-def jobs_of(logs: Sequence[StepLog], on_note: Callable[[str], None]) -> tuple[StepLog, ...]:
-    """Logs put together that go on where another of the same job ended; jobs in the order of their first log.
-
-    A log goes on if its format and settings are the other's and its steps begin later: a job resumed from a checkpoint.
-    """
-    jobs: list[list[StepLog]] = []
-    for log in logs:
-        for job in jobs:
-            last = job[-1]
-            later = log.step_V.min() > last.step_V.min() and log.step_V.max() > last.step_V.max()
-            if later and (log.source, log.settings) == (last.source, last.settings):
-                job.append(log)
-                break
-        else:
-            jobs.append([log])
-    for job in jobs:
-        if len(job) > 1:
-            on_note(f"{', '.join(log.name for log in job)}: read as one job that was resumed")
-    return tuple(map(join_logs, jobs))
-
-
-def join_logs(logs: Sequence[StepLog]) -> StepLog:
-    """Logs of one format that follow each other as one, each a run of its own."""
-    first = logs[0]
-    if len(logs) == 1:
-        return first
-    offsets = np.cumsum([0, *(int(log.run_V[-1]) + 1 for log in logs[:-1])])
-    names = ("step_V", "step_s_V", "steps_V", "clock_s_V")
-    common = [name for name in first.phases if all(name in log.phases for log in logs)]
-    parts: dict[str, Any] = {name: np.concatenate([getattr(log, name) for log in logs]) for name in names}
-    run_V = np.concatenate([log.run_V + offset for log, offset in zip(logs, offsets, strict=True)])
-    notes = tuple(dict.fromkeys(f"{log.name}: {note}" for log in logs for note in log.notes))
-    return replace(
-        first,
-        **parts,
-        run_V=run_V,
-        rounding_s=max(log.rounding_s for log in logs),
-        others=(),
-        notes=notes,
-        phases={name: np.concatenate([log.phases[name] for log in logs]) for name in common},
-    )
-
-
 def _whole_table(path: Path, head: bytes) -> StepLog | None:
     """A CSV, or the state of Hugging Face's Trainer; None if the file is neither."""
-    text, source, rows = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n"), "", list[Any]()
-    lines = _Lines(None)
+    text, lines = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n"), _Lines(None)
     if text.startswith("{") and '"log_history"' in text:
-        content, damage = content_of(path, MAX_JSON)
-        state = None if damage else _json_row(content.decode("utf-8-sig", "replace"))
-        source, history = "trainer_state.json", (state or {}).get("log_history")
-        rows = history if isinstance(history, list) else []
+        state = _json_row(content_of(path, MAX_JSON)[0].decode("utf-8-sig", "replace")) or {}
+        source, kind, rows = "trainer_state.json", "entries", state.get("log_history")
     elif _is_csv(text.partition("\n")[0]):
-        source = "CSV"
-    for row in _csv_rows(line.text for line in read_lines(path)) if source == "CSV" else rows:
+        source, kind, rows = "CSV", "a column", _csv_rows(line.text for line in read_lines(path))
+    else:
+        return None
+    for row in rows if isinstance(rows, list | Iterator) else ():
         if isinstance(row, dict):
             lines.add_row(row, source)
-    if not source:
-        return None
     try:
         return lines.log(path)
     except InputError as error:
         if "--pattern" not in str(error):
             raise
         raise InputError(
-            f"{path}: {source} without times of steps; allowed: {'a column' if source == 'CSV' else 'entries'} such "
-            "as step_time, or the program's console log with its progress bar or time stamps"
+            f"{path}: {source} without times of steps; allowed: {kind} such as step_time, or the program's console log "
+            "with its progress bar or time stamps"
         ) from None
 
 
@@ -205,15 +157,10 @@ def _is_csv(head: str) -> bool:
     return bool(told & {"value", "stamp"}) and bool(told & {"step", "rank"}) and not head[:1].isdigit()
 
 
-def _csv_rows(lines: Iterable[str]) -> Iterable[Mapping[Any, Any]]:
-    """Rows of a CSV with a header line; nothing if it is none."""
-    try:
-        reader = csv.reader(lines)
-        header = next(reader)
-        if 2 <= len(header) <= MAX_COLUMNS:
-            yield from (dict(zip(header, cells, strict=True)) for cells in reader if len(cells) == len(header))
-    except (StopIteration, csv.Error):
-        return
+def _csv_rows(lines: Iterable[str]) -> Iterator[Mapping[Any, Any]]:
+    """Rows of a CSV with a header line that have as many cells as it, up to one that cannot be read."""
+    with contextlib.suppress(csv.Error):
+        yield from (row for row in csv.DictReader(lines) if None not in row and None not in row.values())
 
 
 def _json_row(text: str) -> Mapping[Any, Any] | None:
@@ -231,21 +178,13 @@ def _json_row(text: str) -> Mapping[Any, Any] | None:
     return flat
 
 
-@dataclass
-class _Phase:
-    """A named part of a step: in which lines its times stand, and these, seconds."""
-
-    line: array[int] = field(default_factory=lambda: array("q"))
-    value: array[float] = field(default_factory=lambda: array("d"))
-
-
 class _Row(NamedTuple):
     """What one line says besides its values; ``step`` is not-a-number where it has none."""
 
     step: float
     total: float
     epoch: float
-    stamp: Stamp | None
+    stamp: Number | None
     rank: int | None
     text: str
     source: str
@@ -263,7 +202,7 @@ class _Lines:
         self._pattern = pattern
         self.settings: dict[str, str] = {}
         self._columns: dict[tuple[int, str], dict[tuple[int | None, str], Column]] = {}
-        self._phases: dict[int | None, dict[str, _Phase]] = defaultdict(dict)
+        self._phases: dict[int | None, dict[str, array[float]]] = defaultdict(dict)  # line and seconds, and so on
         self._number, self._step, self._step_line = 0, math.nan, -_CARRIED
         self._block: dict[int | None, tuple[float, float]] = {}
         self._unread: Counter[str] = Counter()
@@ -321,7 +260,7 @@ class _Lines:
     def _take(
         self,
         numbers: list[tuple[Named, Role | None]],
-        stamp: Stamp | None,
+        stamp: Number | None,
         rank: int | None,
         text: str,
         source: str = "",
@@ -337,14 +276,11 @@ class _Lines:
         for role, _, one in by["setting"]:
             self.settings.setdefault(role.name, one.value)
         for _, amount, _ in by["stamp"]:
-            clock = _as_clock(amount)
-            stamp = Stamp(clock.value, clock.digit)
+            stamp = _as_clock(amount)
         rank = next((int(amount.plain) for _, amount, _ in by["rank"]), rank)
         epoch = next((amount.plain for _, amount, _ in by["epoch"]), 0.0)
-        whole = next(
-            ((r.unit or 1.0, amount.plain) for r, amount, _ in by["value"] if "step time" in r.kind), (1.0, 0.0)
-        )
-        named = dict[str, float]()
+        times = ((r.unit or 1.0, amount.plain) for r, amount, _ in by["value"] if "step time" in r.kind)
+        whole, named = next(times, (1.0, 0.0)), dict[str, float]()
         for role, amount, _ in by["phase"]:
             part_s = amount.plain * (1.0 if role.unit else whole[0])
             if role.unit or "time" in role.name or part_s <= whole[1]:  # else a number of anything
@@ -354,19 +290,20 @@ class _Lines:
             _, amount, one = min(by["step"], key=lambda step: step[0].trust)
             self._step, self._step_line = amount.plain, self._number
             line = line._replace(step=amount.plain, total=float(one.total or 0))
-        for name, part_s in line.parts.items():
-            self._add_phase(rank, name, part_s)
-        plain = {name: name.replace(" microstep", "") for name in line.parts}
+        phases = self._phases[rank]
+        for name, part_s in named.items():
+            if name in phases or len(phases) < MAX_PHASES:
+                phases.setdefault(name, array("d")).extend((self._number, part_s))
+        plain = {name: name.replace(" microstep", "") for name in named}
         parts = [n for n in plain if not any(plain[n].startswith(other + " ") for other in plain.values())]
         parts = [n for n in parts if " microstep" in n or plain[n] + " microstep" not in plain]
         if not by["value"] and len(parts) > 1:
             role = Role("value", " + ".join(parts), trust=TRUST_SUM, averages="one step")
-            whole_s = sum(line.parts[name] for name in parts)
+            whole_s = sum(named[name] for name in parts)
             by["value"].append((role, Number(whole_s, whole_s, 1e-5), Named("", "")))
         kept = [self._add_value(line, *value) for value in by["value"]]
         if by["step"] and stamp is not None:
-            at = Number(stamp.clock_s, stamp.clock_s, stamp.resolution_s)
-            self._keep((TRUST_STAMPS, "time stamps"), (rank, ""), Column("elapsed"), line, at)
+            self._keep((TRUST_STAMPS, "time stamps"), (rank, ""), Column("elapsed"), line, stamp)
         elif not any(kept) and text and len(self._samples) < 500:
             shape = re.sub(r"\d+", "0", text[:_LONGEST])
             self._unread[shape] += 1
@@ -396,13 +333,6 @@ class _Lines:
         self._keep((trust, name), (line.rank, f"{line.total:.0f}" if name == BAR else ""), column, line, amount)
         return True
 
-    def _add_phase(self, rank: int | None, name: str, part_s: float) -> None:
-        phases = self._phases[rank]
-        if name in phases or len(phases) < MAX_PHASES:
-            phase = phases.setdefault(name, _Phase())
-            phase.line.append(self._number)
-            phase.value.append(part_s)
-
     def _add_fields(self, fields: dict[str, str], line: Line) -> None:
         """What the user's own pattern found."""
         stamp = stamp_in(fields.get("time", line.text))
@@ -411,7 +341,7 @@ class _Lines:
         kind, unit = GROUPS[group or "elapsed_s"]
         value = None if group is None else number(fields[group], unit)
         if group is None and stamp is not None and step is not None:
-            value = Number(stamp.clock_s, stamp.clock_s, stamp.resolution_s)
+            value = stamp
         if value is not None:
             at = math.nan if step is None else step.plain
             row = _Row(at, 0.0, 0.0, stamp, line.rank if rank is None else int(rank.plain), "", "", {})
@@ -511,12 +441,12 @@ def _as_clock(reading: Number) -> Number:
     return Number(*(unit_s * x for x in reading))
 
 
-def _phases_of(line_V: Integers, phases: Mapping[str, _Phase]) -> dict[str, Array]:
+def _phases_of(line_V: Integers, phases: Mapping[str, array[float]]) -> dict[str, Array]:
     """Named parts of a step at each value: those of its own line, or of the lines up to the next value."""
     parts = {}
     order = np.argsort(line_V, kind="stable")
     for name, phase in phases.items():
-        line, value = np.array(phase.line), np.array(phase.value)
+        line, value = np.array(phase).reshape(-1, 2).T
         at = np.searchsorted(line_V[order], line, side="right") - 1
         part_V = np.full(len(line_V), np.nan)
         part_V[order[at[at >= 0]]] = value[at >= 0]

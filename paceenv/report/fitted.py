@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import JobFit
+from paceenv.calibration.fit_trace import JobFit
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from paceenv.calibration import step_phases
-from paceenv.calibration.cluster_builder import JobFit
-from paceenv.calibration.fit_trace import fit_trace
+from paceenv.calibration.fit_trace import JobFit, fit_trace
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import measured_step, parameters_of
 from paceenv.core.errors import InputError
@@ -203,7 +202,7 @@ def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Ba
         )
     trace, clocks = trace_on_one_clock(trace, job)
     fit = fit_trace(trace, base=None if base is None else load_cluster(base), job=job)
-    baseline = replace(_calibrated(source, fit.cluster, fit.parameters), steps=len(fit.step_T) or Baseline.steps)
+    baseline = replace(_calibrated(source, fit.cluster, fit.parameters), steps=fit.steps or Baseline.steps)
     cluster = baseline.cluster
     if base is None:  # a batch of each rank
         cluster = cluster.changed([f"job.samples_per_node={cluster.job.ranks_per_node}"], source)

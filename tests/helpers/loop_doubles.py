@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from paceenv.calibration.cluster_builder import JobFit, Steps
+from paceenv.calibration.cluster_builder import Steps
+from paceenv.calibration.fit_trace import JobFit
 from paceenv.calibration.parameters import Parameter
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import SEPARATOR

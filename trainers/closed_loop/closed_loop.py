@@ -1,20 +1,24 @@
 """The closed loop on a testbed scenario: observe, calibrate, tailor, predict, contest; resumable.
 
-Every stage has a directory of its own (``paceenv.trainers.closed_loop.loop_directory``). Talks to the testbed, which
-runs real jobs, to the calibration, the simulator and the report. ``paceenv.trainers.closed_loop.paired_blocks``
-computes the effect of blocks with pacing from the steps that the job itself recorded.
+Every stage has a folder of its own, and is done when its ``done.json`` exists, which is written last. Talks to the
+testbed, which runs real jobs, to the calibration, the simulator and the report.
+``paceenv.trainers.closed_loop.paired_blocks`` computes the effect of blocks with pacing from the steps that the job
+itself recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
-from paceenv.calibration.cluster_builder import JobFit
+from paceenv.calibration.fit_trace import JobFit
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.core.errors import InputError, out_of_range
@@ -29,7 +33,6 @@ from paceenv.policies.names import DEFER_DEFAULT, STATIC_DEFAULTS
 from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.closed_loop import sim_to_real_report
-from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
 from paceenv.trainers.closed_loop.paired_blocks import Found, contest_results, mean_step
 from paceenv.trainers.closed_loop.predict import Prediction, Predictor, predicted_differences
 from paceenv.trainers.closed_loop.scenario_program import known_cluster, needs_program
@@ -37,15 +40,15 @@ from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.ui import config_files, output
 from paceenv.ui.config_files import Config
-from paceenv.ui.run_directory import locked
+from paceenv.ui.run_directory import LOCK, first_difference, locked
 
 STAGES = ("observe", "probe", "calibrate", "tailor", "predict", "contest")
 CONSTANT, DEFAULT, TAILORED = "constant", "default", "tailored"
 CANDIDATES = (CONSTANT, DEFAULT, "adaptive", "paper", "learned", TAILORED)
 """In the contest by default: the best static setting of a search on the calibrated cluster, the mechanism's default
 rule, two hand-written rules, the released policy, and one trained on clusters drawn from this job's calibration."""
-RUN = "run"
-"""The folder of a real run inside its stage's."""
+RUN, RECORD, DONE = "run", "loop.json", "done.json"
+"""The folder of a real run inside its stage's; what a loop is about; what a stage has found."""
 SEARCH_SEED, DRAWS_SEED = 2_000_000, 3_000_000
 """Far from each other and from the seeds of the predictions: a setting meets other noise than in its search."""
 TAILOR_S = 60.0
@@ -80,11 +83,6 @@ class ClosedLoop:
     run: Callable[..., RunResult]
     calibrate: Callable[..., JobFit]
 
-    @property
-    def folder(self) -> LoopDirectory:
-        """The run directory with the stages done so far."""
-        return LoopDirectory(self.out, STAGES)
-
     def go(self) -> Found:
         """Run the stages that are not done yet; returns the report. Raises InputError."""
         # raises for options that the agent or the prediction would refuse, before anything starts
@@ -101,10 +99,8 @@ class ClosedLoop:
         for role in self.options.candidates:
             if role not in CANDIDATES and (fault := find_policy(role).fault):
                 raise InputError(f"candidate {role}: {fault}; allowed: {', '.join(CANDIDATES)}, or a policy")
-        folder = self.folder
         with locked(self.out, "loop"):
-            record = {"scenario": self.scenario.model_dump(mode="json"), "options": self.options.model_dump()}
-            folder.claim(record)
+            self._claim({"scenario": self.scenario.model_dump(mode="json"), "options": self.options.model_dump()})
             work: dict[str, Callable[[Path], Found]] = {
                 "observe": self._observe,
                 "probe": self._probe,
@@ -114,13 +110,50 @@ class ClosedLoop:
                 "contest": self._contest,
             }
             for stage in STAGES:
-                if not folder.is_done(stage):
-                    folder.finish(stage, work[stage](folder.begin(stage)))
-                if stage == "observe" and not folder.is_done("contest"):
+                if not self._done(stage).is_file():
+                    output.write_json(work[stage](self._begin(stage)), str(self._done(stage)))
+                if stage == "observe" and not self._done("contest").is_file():
                     self._say_how_long()
-            report = sim_to_real_report.build(self.scenario, {stage: folder.found(stage) for stage in STAGES})
+            report = sim_to_real_report.build(self.scenario, {stage: self._result(stage) for stage in STAGES})
             sim_to_real_report.write(report, self.out)
             return report
+
+    def _folder(self, stage: str) -> Path:
+        return self.out / f"{1 + STAGES.index(stage)}-{stage}"
+
+    def _done(self, stage: str) -> Path:
+        return self._folder(stage) / DONE
+
+    def _result(self, stage: str) -> Found:
+        """The result of a finished stage."""
+        return _read(self._done(stage))
+
+    def _begin(self, stage: str) -> Path:
+        """An empty folder for a stage, without what a loop that was killed in it left there.
+
+        Stages behind it rest on what it will find, so they are no longer done.
+        """
+        for later in reversed(STAGES[STAGES.index(stage) + 1 :]):
+            self._done(later).unlink(missing_ok=True)
+        folder = self._folder(stage)
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        return folder
+
+    def _claim(self, record: Mapping[str, Any]) -> None:
+        """Make a new folder this loop's, or make sure that it is. Raises InputError where it is another's.
+
+        ``record`` is plain data that says what the loop is about; with another one its stages would not fit together.
+        """
+        path = self.out / RECORD
+        if not path.exists():
+            begun = (LOCK, f".{RECORD}.")  # and a record that a loop was killed over
+            if any(not one.name.startswith(begun) for one in self.out.iterdir()):
+                raise InputError(f"{self.out}: holds something else; allowed: a new folder, or one of a loop")
+        elif changed := first_difference(_read(path), json.loads(json.dumps(record))):
+            raise InputError(f"{self.out}: begun with {changed}; allowed: the same, or another folder")
+        output.write_json(dict(record), str(path))
 
     def _observe(self, place: Path) -> Found:
         plan = self.scenario.loop
@@ -136,9 +169,7 @@ class ClosedLoop:
 
     def _calibrate(self, place: Path) -> Found:
         observed = read_trace(self._run_of("observe") / "trace.parquet")
-        probed = (
-            None if "skipped" in self.folder.found("probe") else read_trace(self._run_of("probe") / "trace.parquet")
-        )
+        probed = None if "skipped" in self._result("probe") else read_trace(self._run_of("probe") / "trace.parquet")
         name = f"{self.scenario.name}-calibrated"
         fit = self.calibrate(observed, base=known_cluster(self.scenario), name=name, probe=probed)
         config_files.write_yaml(place / "cluster.yaml", fit.cluster.model_dump(exclude_defaults=True))
@@ -185,7 +216,7 @@ class ClosedLoop:
         """Run the real job with candidates that take turns; returns what each of them did to its steps."""
         plan, seed, roles = self.scenario.loop, 2 * self.options.seed, self._candidates()
         policies = list(roles)
-        for row in self.folder.found("predict")["policies"]:
+        for row in self._result("predict")["policies"]:
             policy, digest = row["policy"], row.get("sha256")
             if policy in policies and digest is not None and find_policy(policy).sha256 != digest:
                 raise InputError(f"candidate {policy}: another file than the one predicted; allowed: another folder")
@@ -208,23 +239,23 @@ class ClosedLoop:
 
     def _run_of(self, stage: str) -> Path:
         """The files of a stage's real run, of the job with the agent."""
-        return self.folder.of(stage) / RUN / self.scenario.loop.job
+        return self._folder(stage) / RUN / self.scenario.loop.job
 
     def _fitted(self) -> Cluster:
         """The calibrated cluster."""
-        cluster = load_cluster(self.folder.of("calibrate") / "cluster.yaml")
+        cluster = load_cluster(self._folder("calibrate") / "cluster.yaml")
         return cluster.changed([f"pacing.mechanism={self.scenario.loop.mechanism}"], "loop")
 
     def _drawn(self) -> list[Cluster]:
         """Clusters that may be the real one, drawn from the errors of the calibration."""
-        plan, observed, fitted = self.scenario.loop, self.folder.found("observe"), self._fitted()
-        parameters = [Parameter(**known) for known in self.folder.found("calibrate")["parameters"]]
+        plan, observed, fitted = self.scenario.loop, self._result("observe"), self._fitted()
+        parameters = [Parameter(**known) for known in self._result("calibrate")["parameters"]]
         measured = Interval(*(observed["jobs"][plan.job][name] for name in ("mean_s", "low_s", "high_s")))
         return drawn_clusters(fitted, parameters, measured, DRAWS_SEED + self.options.seed)
 
     def _candidates(self) -> dict[str, list[str]]:
         """The policies of the contest, each with its roles; a policy may have several."""
-        fitted, roles_of = self.folder.found("tailor"), dict[str, list[str]]()
+        fitted, roles_of = self._result("tailor"), dict[str, list[str]]()
         known = {CONSTANT: fitted["constant"], DEFAULT: default_rule(self.scenario), TAILORED: fitted["policy"]}
         for role in self.options.candidates:
             if (policy := known.get(role, role)) is not None:
@@ -236,7 +267,7 @@ class ClosedLoop:
         plan, rule = self.scenario.loop, default_rule(self.scenario)
         stand_ins = {CONSTANT: rule, DEFAULT: rule, TAILORED: "learned"}
         policies = [stand_ins.get(role, role) for role in self.options.candidates]
-        step_s = float(self.folder.found("observe")["jobs"][plan.job]["mean_s"])
+        step_s = float(self._result("observe")["jobs"][plan.job]["mean_s"])
         runs = {"contest": plan.contest_iterations(policies, plan.pairs)}
         if plan.probe_s:
             runs = {"probe": plan.probe_iterations, **runs}
@@ -276,6 +307,14 @@ class ClosedLoop:
                 on_progress=done,
             )
         return trained.student
+
+
+def _read(path: Path) -> Found:
+    try:
+        result: Found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {error}; allowed: remove it, and its stage runs again") from None
+    return result
 
 
 def default_rule(scenario: Scenario) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import paceenv
 from paceenv.core.intervals import Interval
 from paceenv.live.testbed.testbed_scenario import Scenario
+from paceenv.report.section import Section
 from paceenv.trainers.closed_loop.paired_blocks import Effect, Found
 from paceenv.trainers.closed_loop.scenario_program import left_out
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
@@ -246,78 +247,64 @@ def markdown(report: Found) -> str:
         "Changes are of mean step time, below 0 where steps got shorter; intervals are 95 %. A static rule is named by "
         "its mechanism = threshold / window.",
     ]
-    for title, columns, rows, note in tables(report):
-        lines += ["", f"## {title}", "", *output.markdown_table(columns, rows)]
-        lines += ["", note] if note else []
+    for one in sections(report):
+        lines += ["", f"## {one.title}", "", *output.markdown_table(one.columns, one.rows)]
+        lines += ["", *one.text] if one.text else []
     return "\n".join([*lines, "", "![predicted and measured effects](effects.png)", ""])
 
 
-def show(report: Found) -> None:
-    """The report in the terminal."""
-    for title, columns, rows, note in tables(report):
-        output.print_table(title, columns, rows, note)
-    print(report["verdict"])
-
-
-Table = tuple[str, Sequence[str], list[tuple[str, ...]], str]
-MEASURED = ("policy", "roles", "predicted", "measured", "pairs", "inside", "sign", "on other jobs", "the agents")
-COMPARED = ("policy", "predicted, always on", "measured", "rounds")
-
-
-def tables(report: Found) -> list[Table]:
-    """Its tables: title, columns, rows, a note."""
-    observed, simulated, close = report["observed"], report["simulated"], report["fit"]
+def sections(report: Found) -> list[Section]:
+    """Its tables."""
+    observed, simulated, close, run = report["observed"], report["simulated"], report["fit"], report["contest"]
     job: list[tuple[str, ...]] = [
         ("mean step, ms", interval_ms(observed), interval_ms(simulated), f"{close['mean_error']:+.1%}"),
         ("CV", f"{observed['cv']:.3f}", f"{simulated['cv']:.3f}", f"{close['cv_error']:+.3f}"),
     ]
     if (other := report["held_out"])["mean_error"] is not None:
-        steps, blocks = report["contest"]["unpaced"], "the contest's blocks without pacing"
+        steps, blocks = run["unpaced"], "the contest's blocks without pacing"
         job += [
             (f"mean step, {blocks}, ms", interval_ms(steps), "", f"{other['mean_error']:+.1%}"),
             (f"CV, {blocks}", f"{steps['cv']:.3f}", "", f"{other['cv_error']:+.3f}"),
         ]
     job += [(f"mean step of {name}, ms", interval_ms(other), "", "") for name, other in report["others"].items()]
-    probe = "with a probe" if report["probe"] else "without a probe"
-    report_tables: list[Table] = [
-        (
+    made = [
+        Section(
             "The job without pacing",
+            ["calibrated to the run in the first two rows; the contest's blocks without pacing are another run"],
             ("", "measured", "simulated", "difference"),
             job,
-            "calibrated to the run in the first two rows; the contest's blocks without pacing are another run",
         ),
-        (
-            f"Calibrated {probe}",
+        Section(
+            f"Calibrated {'with' if report['probe'] else 'without'} a probe",
+            (),
             ("parameter", "value", "standard error", "95 % low", "high", "evidence"),
             [_parameter(p) for p in report["calibration"]],
-            "",
         ),
-        (
+        Section(
             "Predicted",
+            ["with the limits of delays that the agent's guard will have"],
             ("policy", "always on", "in paired blocks", "CV", "mean delay, ms"),
             [_predicted(row) for row in report["policies"]],
-            "with the limits of delays that the agent's guard will have",
+        ),
+        Section(
+            "Predicted and measured",
+            ["measured on the job's own stamps, without the agent; inside: the prediction lies in the interval"],
+            ("policy", "roles", "predicted", "measured", "pairs", "inside", "sign", "on other jobs", "the agents"),
+            [_measured(row) for row in run["candidates"]],
         ),
     ]
-    run = report["contest"]
-    note = "measured on the job's own stamps, without the agent; inside: the prediction lies in the interval"
-    report_tables.append(("Predicted and measured", MEASURED, [_measured(row) for row in run["candidates"]], note))
-    return report_tables + compared(run)
-
-
-def compared(run: Found) -> list[Table]:
-    """The candidates of a run against its best constant, with that one named in the title; nothing without one."""
-    if run["reference"] is None:
-        return []
-    rows = [_compared(one) for one in run["differences"] if one["than"] == run["reference"]]
-    note = "change of mean step time from the constant to the policy in the same rounds; below 0 the policy is better"
-    return [(f"Against the best constant, {label(run['reference'])}", COMPARED, rows, note)] if rows else []
+    if rows := [_compared(one) for one in run["differences"] if one["than"] == run["reference"]]:
+        title = f"Against the best constant, {label(run['reference'])}"
+        note = (
+            "change of mean step time from the constant to the policy in the same rounds; below 0 the policy is better"
+        )
+        made.append(Section(title, [note], ("policy", "predicted, always on", "measured", "rounds"), rows))
+    return made
 
 
 def _compared(one: Mapping[str, Any]) -> tuple[str, ...]:
     measured = Effect.of(one["measured"])
-    predicted = str(Effect.of(one["always"]))
-    return (label(one["policy"]), predicted, str(measured), str(measured.units))
+    return label(one["policy"]), str(Effect.of(one["always"])), str(measured), str(measured.units)
 
 
 def _parameter(parameter: Mapping[str, Any]) -> tuple[str, ...]:

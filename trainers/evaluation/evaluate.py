@@ -202,14 +202,14 @@ def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
     )
 
 
-def share_of_best(gain_PE: NDArray[np.float64], policy: int, *, seed: int = 0) -> tuple[float, NDArray[np.float64]]:
+def share_of_best(gain_PE: NDArray[np.float64], policy: int) -> tuple[float, NDArray[np.float64]]:
     """The gain of one policy as a share of the best one on a cluster, and the same in resamples of the seeds, ``(B,)``.
 
     Args:
         gain_PE: gains of all policies of the table, a relative gain of throughput each.
     """
     seeds = gain_PE.shape[1]
-    picks_BE = np.random.default_rng(seed).integers(0, seeds, (RESAMPLES, seeds))
+    picks_BE = np.random.default_rng(0).integers(0, seeds, (RESAMPLES, seeds))
     mean_PB = gain_PE[:, picks_BE].mean(axis=2)
     best_B = np.maximum(mean_PB.max(axis=0), NULL_LIMIT)  # where it is less there is nothing to win
     mean_P = gain_PE.mean(axis=1)
@@ -222,13 +222,13 @@ def share_interval(value: float, samples_B: NDArray[np.float64]) -> Interval:
     return Interval(value, float(low), float(high))
 
 
-def mean_share(shares: Sequence[tuple[float, NDArray[np.float64]]], *, seed: int = 0) -> Interval:
+def mean_share(shares: Sequence[tuple[float, NDArray[np.float64]]]) -> Interval:
     """The mean over clusters of what :func:`share_of_best` gives for each; clusters are drawn again, too.
 
     Args:
         shares: of each cluster, at least one.
     """
     samples_CB = np.stack([samples_B for _, samples_B in shares])
-    rng, shape = np.random.default_rng(seed), (RESAMPLES, len(shares))
+    rng, shape = np.random.default_rng(0), (RESAMPLES, len(shares))
     picks_BC, inner_BC = rng.integers(0, len(shares), shape), rng.integers(0, RESAMPLES, shape)
     return share_interval(float(np.mean([value for value, _ in shares])), samples_CB[picks_BC, inner_BC].mean(axis=1))

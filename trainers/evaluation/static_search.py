@@ -55,81 +55,53 @@ class Scores:
     energy_SCE: Array
 
 
-@dataclass(frozen=True)
 class Problem:
-    """Clusters and seeds on which settings are tried, and the same episodes without pacing."""
+    """Clusters and seeds on which settings are tried, and the same episodes without pacing.
 
-    clusters: tuple[Cluster, ...]
-    seeds_E: NDArray[np.int64]
-    iterations: int
-    passive: tuple[Array, ...]
-    """For each cluster mean step in seconds, CV and energy in joules an iteration, ``(3, 1, E)``."""
-    limits: Limits = LIMITS
+    ``passive`` has for each cluster mean step in seconds, CV and energy in joules an iteration, ``(3, 1, E)``.
+    """
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         clusters: Sequence[Cluster],
         seeds_E: NDArray[np.int64],
         iterations: int,
         *,
         threads: int = 1,
         limits: Limits = LIMITS,
-    ) -> Problem:
-        """Simulate every cluster without pacing."""
-        passive = tuple(_run([()], cluster, seeds_E, iterations, threads, limits) for cluster in clusters)
-        return cls(tuple(clusters), seeds_E, iterations, passive, limits)
+    ) -> None:
+        self.clusters, self.limits = tuple(clusters), limits
+        self._seeds_E, self._iterations, self._threads = seeds_E, iterations, threads
+        self.passive = tuple(self._run([()], cluster) for cluster in clusters)
 
-    def score(
-        self,
-        settings: Sequence[Setting],
-        clusters: Sequence[int] | None = None,
-        *,
-        threads: int = 1,
-        on_share: Callable[[float], None] = lambda share: None,
-    ) -> Scores:
-        """Simulate settings on clusters; no setting's result depends on another's.
-
-        Args:
-            clusters: positions of the clusters, in this order; None for all.
-        """
-        chosen = range(len(self.clusters)) if clusters is None else clusters
-        scores_3SCE = np.empty((3, len(settings), len(chosen), len(self.seeds_E)))
-        for place, c in enumerate(chosen):
-            step_1E, _, energy_1E = self.passive[c]
+    def score(self, settings: Sequence[Setting], on_share: Callable[[float], None] = lambda share: None) -> Scores:
+        """Simulate settings on all clusters; no setting's result depends on another's."""
+        scores_3SCE = np.empty((3, len(settings), len(self.clusters), len(self._seeds_E)))
+        for c, (cluster, (step_1E, _, energy_1E)) in enumerate(zip(self.clusters, self.passive, strict=True)):
             for first in range(0, len(settings), SETTINGS_AT_ONCE):
                 some = slice(first, first + SETTINGS_AT_ONCE)
-                step_SE, cv_SE, energy_SE = _run(
-                    settings[some], self.clusters[c], self.seeds_E, self.iterations, threads, self.limits
-                )
-                scores_3SCE[:, some, place] = step_1E / step_SE - 1.0, cv_SE, energy_SE / energy_1E
-            on_share((place + 1) / len(chosen))
+                step_SE, cv_SE, energy_SE = self._run(settings[some], cluster)
+                scores_3SCE[:, some, c] = step_1E / step_SE - 1.0, cv_SE, energy_SE / energy_1E
+            on_share((c + 1) / len(self.clusters))
         return Scores(*scores_3SCE)
 
-
-def _run(
-    settings: Sequence[Setting],
-    cluster: Cluster,
-    seeds_E: NDArray[np.int64],
-    iterations: int,
-    threads: int,
-    limits: Limits,
-) -> Array:
-    """Mean steps in seconds, CVs, joules an iteration ``(3, S, E)``; the first interval unpaced, as in a rollout."""
-    simulator = start(cluster, np.tile(seeds_E, len(settings)), threads, limits)
-    given = np.stack([pacing.settings({m: (t, w) for m, t, w in setting}) for setting in settings])
-    simulator.quiet_start()
-    before = simulator.outcome()
-    step_ET = np.concatenate(
-        [
-            simulator.run(simulator.off(), INTERVAL_ITERATIONS),
-            simulator.run(np.repeat(given, len(seeds_E), axis=0)[:, None], iterations - INTERVAL_ITERATIONS),
-        ],
-        axis=1,
-    )
-    mean_E, sd_E, outcome = step_ET.mean(axis=1), step_ET.std(axis=1), simulator.outcome().since(before)
-    energy_E = np.where(outcome.energy_j > 0.0, outcome.energy_j, np.nan) / outcome.useful_iterations
-    return np.stack([useful_step_s(step_ET, outcome), sd_E / mean_E, energy_E]).reshape(3, len(settings), -1)
+    def _run(self, settings: Sequence[Setting], cluster: Cluster) -> Array:
+        """Mean steps in seconds, CVs, joules an iteration ``(3, S, E)``; the first interval unpaced as in a rollout."""
+        seeds_E = self._seeds_E
+        simulator = start(cluster, np.tile(seeds_E, len(settings)), self._threads, self.limits)
+        given = np.stack([pacing.settings({m: (t, w) for m, t, w in setting}) for setting in settings])
+        simulator.quiet_start()
+        before = simulator.outcome()
+        step_ET = np.concatenate(
+            [
+                simulator.run(simulator.off(), INTERVAL_ITERATIONS),
+                simulator.run(np.repeat(given, len(seeds_E), axis=0)[:, None], self._iterations - INTERVAL_ITERATIONS),
+            ],
+            axis=1,
+        )
+        mean_E, sd_E, outcome = step_ET.mean(axis=1), step_ET.std(axis=1), simulator.outcome().since(before)
+        energy_E = np.where(outcome.energy_j > 0.0, outcome.energy_j, np.nan) / outcome.useful_iterations
+        return np.stack([useful_step_s(step_ET, outcome), sd_E / mean_E, energy_E]).reshape(3, len(settings), -1)
 
 
 def singles(mechanisms: Sequence[Mechanism]) -> list[Setting]:
@@ -155,12 +127,11 @@ SEEDS_SHARE, COMBINE = 4, 3
 
 @dataclass(frozen=True)
 class StaticSearch:
-    """Results of every setting on every case: throughput gain over passive and CV, ``(settings, cases, seeds)``."""
+    """Throughput gain over passive of every setting on every case, ``(settings, cases, seeds)``."""
 
     cases: Sequence[Case]
     settings: Sequence[Setting]
     gain_SCE: NDArray[np.float64]
-    cv_SCE: NDArray[np.float64]
 
     def best(self) -> str:
         """The single setting with the highest mean gain over all cases, by their weights."""
@@ -185,16 +156,13 @@ def search_static(
     """
     loaded = [(clusters or {}).get(case.name) or case.load() for case in suite.cases]
     seeds = np.arange(max(suite.seeds // SEEDS_SHARE, 2)) + suite.first_seed + 10 * suite.seeds
-    threads = os.cpu_count() or 1
-    problem = Problem.of(loaded, seeds, suite.iterations, threads=threads, limits=suite.limits)
+    problem = Problem(loaded, seeds, suite.iterations, threads=os.cpu_count() or 1, limits=suite.limits)
     weights = np.array([case.weight for case in suite.cases])
     settings = singles(suite.mechanisms)
-    alone = problem.score(settings, threads=threads, on_share=lambda share: on_done(0.5 * share))
-    gain_SCE, cv_SCE = alone.gain_SCE, alone.cv_SCE
+    gain_SCE = problem.score(settings, lambda share: on_done(0.5 * share)).gain_SCE
     together = joint(settings, gain_SCE.mean(axis=2) @ weights, COMBINE)
     if together:
-        more = problem.score(together, threads=threads, on_share=lambda share: on_done(0.5 + 0.5 * share))
-        settings = [*settings, *together]
-        gain_SCE, cv_SCE = np.concatenate([gain_SCE, more.gain_SCE]), np.concatenate([cv_SCE, more.cv_SCE])
+        more = problem.score(together, lambda share: on_done(0.5 + 0.5 * share))
+        settings, gain_SCE = [*settings, *together], np.concatenate([gain_SCE, more.gain_SCE])
     on_done(1.0)
-    return StaticSearch(suite.cases, settings, gain_SCE, cv_SCE)
+    return StaticSearch(suite.cases, settings, gain_SCE)

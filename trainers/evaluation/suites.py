@@ -1,4 +1,7 @@
-"""Suites: on which clusters policies are trained, selected and compared, split by cluster and not only by seed."""
+"""Suites: on which clusters policies are trained, selected and compared, split by cluster and not only by seed.
+
+A comparison is a file of policies and the suite to compare them on.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -14,10 +17,10 @@ from pydantic import Field, model_validator
 from paceenv.calibration.posterior import drawn_clusters, parameters_of
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
+from paceenv.policies.foreign import names_class
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.simulator import TRAINING_SEEDS
-from paceenv.trainers.evaluation.random_clusters import RandomClusters
-from paceenv.trainers.evaluation.relatives import relative
+from paceenv.trainers.evaluation.random_clusters import RandomClusters, relative
 from paceenv.ui import config_files
 from paceenv.ui.config_files import Config, Mechanism
 
@@ -47,12 +50,6 @@ class ClusterShare(Config):
     def cluster_name(self) -> str:
         """The cluster's name, or the file it comes from."""
         return self.cluster.name if isinstance(self.cluster, Cluster) else self.cluster
-
-    def beside(self, path: Path) -> Self:
-        """The same, read from ``path``: a cluster's file may lie beside that."""
-        if isinstance(self.cluster, Cluster):
-            return self
-        return self.model_copy(update={"cluster": config_files.resolve_sibling(path, self.cluster)})
 
 
 class Case(ClusterShare):
@@ -89,7 +86,7 @@ class RandomCases(RandomClusters):
 
 
 class RelativeCases(Config):
-    """Relatives of clusters of other suites (``relatives.py``), as the cases of one split."""
+    """Relatives of clusters of other suites (``random_clusters.py``), as the cases of one split."""
 
     seed: int = Field(ge=0, description="relatives of two seeds have nothing in common")
     clusters: int = Field(ge=1, le=1000, description="how many")
@@ -141,11 +138,15 @@ class PosteriorCases(Config):
             cases.append(Case(name=name, cluster=own, **kind))
         return cases
 
-    def beside(self, path: Path) -> Self:
-        """The same, read from ``path``: the cluster's file may lie beside that."""
-        if isinstance(self.cluster, Cluster):
-            return self
-        return self.model_copy(update={"cluster": config_files.resolve_sibling(path, self.cluster)})
+
+Share = TypeVar("Share", ClusterShare, Case, PosteriorCases)
+
+
+def beside(share: Share, path: Path) -> Share:
+    """The same, read from ``path``: a cluster's file may lie beside that."""
+    if isinstance(share.cluster, Cluster):
+        return share
+    return share.model_copy(update={"cluster": config_files.resolve_sibling(path, share.cluster)})
 
 
 class Suite(Config):
@@ -201,10 +202,10 @@ def load_suite(name: str | os.PathLike[str]) -> Suite:
         return load_suites(REPORTED, ALL)
     path = config_files.find("suites", name)
     suite = config_files.load(Suite, "suites", path)
-    posterior = [one.beside(path) for one in suite.posterior]
+    posterior = [beside(one, path) for one in suite.posterior]
     drawn: list[RandomCases | RelativeCases | PosteriorCases] = [*suite.random, *suite.relatives, *posterior]
     cases = [*suite.cases, *(case for source in drawn for case in source.cases())]
-    cases = [case.beside(path).model_copy(update={"suite": suite.name}) for case in cases]
+    cases = [beside(case, path).model_copy(update={"suite": suite.name}) for case in cases]
     update = {"cases": _told_apart(cases), "random": [], "relatives": [], "posterior": []}
     return suite.model_copy(update=update)
 
@@ -240,3 +241,36 @@ def load_suites(names: Iterable[str], name: str) -> Suite:
             "cases": _told_apart([case for suite in suites for case in suite.cases]),
         }
     )
+
+
+class Comparison(Config):
+    """A file for ``paceenv evaluate``, as sweeps write it: policies on the clusters of a suite.
+
+    Where a policy is a file, its path is relative to this one's folder.
+    """
+
+    description: str = ""
+    policies: list[str] = Field(min_length=1, description="by name or file")
+    suite: str
+    splits: list[Split] = Field([], description="of the suite; empty: all of it")
+
+    def chosen(self) -> Suite:
+        """The suite with the clusters that are meant."""
+        suite = load_suite(self.suite)
+        return suite.only(self.splits) if self.splits else suite
+
+
+def is_comparison(text: str) -> bool:
+    """Whether an argument that may be a policy is the file of a comparison."""
+    return Path(text).suffix in {".yaml", ".yml"} and not text.startswith("static:")
+
+
+def load_comparison(path: str | os.PathLike[str]) -> Comparison:
+    """Read the file of a comparison; InputError for one that names code (``module:Class``)."""
+    file = Path(path)
+    comparison = config_files.parse(Comparison, config_files.read_yaml(file), str(file))
+    for name in comparison.policies:
+        if names_class(name):
+            raise InputError(f"{file}: policy {name}: a class, whose code would run; allowed: names and policy files")
+    policies = [str(file.parent / name) if ".safetensors" in name else name for name in comparison.policies]
+    return comparison.model_copy(update={"policies": policies})

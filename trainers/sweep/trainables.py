@@ -60,7 +60,7 @@ class StaticTask:
         """Load the clusters and simulate them without pacing. Raises InputError for energy where none is known."""
         suite = load_suite(static.suite).only(static.splits)
         seeds = FIRST_SEED + np.arange(static.seeds)
-        problem = Problem.of([case.load() for case in suite.cases], seeds, static.iterations, limits=suite.limits)
+        problem = Problem([case.load() for case in suite.cases], seeds, static.iterations, limits=suite.limits)
         if "energy" in static.objectives and all(np.isnan(passive[2]).any() for passive in problem.passive):
             raise InputError(f"objectives: energy on suite {suite.name}: no cluster has power figures; allowed: others")
         return cls(static, tuple(suite.cases), problem)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import PercentFormatter
 
 import paceenv
 from paceenv.core import pacing
 from paceenv.policies.distilled import constant_policy
 from paceenv.policies.policy_file import PolicyFile, save_policy
-from paceenv.trainers.evaluation.comparison import Comparison
-from paceenv.trainers.evaluation.suites import ALL
+from paceenv.trainers.evaluation.suites import ALL, Comparison
 from paceenv.trainers.sweep.sweep_results import COLUMNS, DECISIONS, SCORE, Candidate, Results, values_of
 from paceenv.trainers.sweep.trainables import PIECES, StaticTask, TrainingTask, checkpoint_of
 from paceenv.ui import config_files, figures
@@ -22,7 +22,6 @@ from paceenv.ui import config_files, figures
 POLICY, WINNER, TRAINING = "policy.safetensors", "winner.yaml", "winner-train.yaml"
 PARETO = "pareto.png"
 ALL_COLOUR, FRONT_COLOUR, BEST_COLOUR = "#c5cad3", "#4c72b0", "#c44e52"
-PERCENT = ("throughput",)
 
 
 def finish(folder: Path, task: StaticTask | TrainingTask) -> dict[str, Any]:
@@ -81,35 +80,20 @@ def _write_trained(folder: Path, results: Results, best: Candidate, task: Traini
     return Comparison(description=description, policies=[POLICY], suite=ALL, splits=["held-out"])
 
 
-# The picture
-
-
-def _shown(name: str, values: Sequence[float]) -> list[float]:
-    """Values of an objective as axes show them."""
-    return [100.0 * value for value in values] if name in PERCENT else list(values)
-
-
-def _label(name: str) -> str:
-    """An objective's axis."""
-    return f"{COLUMNS[name]}{', %' if name in PERCENT else ''}"
-
-
-def _axes_of(results: Results) -> tuple[str, str]:
-    """What a Pareto plot has on x and y: the second objective and the first, where there is but one CV or decisions."""
-    first, *others = results.objectives
-    return (others[0] if others else DECISIONS if first == SCORE else "cv"), first
-
-
 def pareto(results: Results, path: Path) -> None:
-    """All candidates, the front, the winner."""
-    x, y = _axes_of(results)
+    """All candidates, the front, the winner: the first objective over the second, or over CV or decisions if alone."""
+    y, *others = results.objectives
+    x = others[0] if others else DECISIONS if y == SCORE else "cv"
     mine = [c for c in results.candidates if x in c.result]
     front, best = [c for c in results.front() if x in c.result], results.best()
-    figure, panel = figures.axes(results.config.name, _label(x), _label(y))
+    figure, panel = figures.axes(results.config.name, COLUMNS[x], COLUMNS[y])
+    for name, axis in ((x, panel.xaxis), (y, panel.yaxis)):
+        if name == "throughput":
+            axis.set_major_formatter(PercentFormatter(1.0))
 
     def draw(candidates: Sequence[Candidate], style: str, **how: object) -> None:
         xs, ys = ([c.result[name] for c in candidates] for name in (x, y))
-        panel.plot(_shown(x, xs), _shown(y, ys), style, **how)  # type: ignore[arg-type]
+        panel.plot(xs, ys, style, **how)  # type: ignore[arg-type]
 
     draw(mine, "o", color=ALL_COLOUR, ms=3, label=f"{len(mine)} candidates")
     draw(sorted(front, key=lambda c: c.result[x]), "o-", color=FRONT_COLOUR, ms=4, lw=1, label="front")

@@ -287,14 +287,8 @@ class Student:
         self.mean_I, self.spread_I = np.zeros(inputs, np.float32), np.ones(inputs, np.float32)
         self._is_new = True
 
-    def fit(
-        self, answers: Answers, weight_K: NDArray[np.float32], on_epoch: Callable[[int], None] = lambda epoch: None
-    ) -> float:
-        """Fit to all answers so far, with torch's and numpy's global generators; the mean loss of the last epoch.
-
-        Args:
-            on_epoch: called after each epoch.
-        """
+    def fit(self, answers: Answers, weight_K: NDArray[np.float32]) -> float:
+        """Fit to all answers so far, with torch's and numpy's global generators; the mean loss of the last epoch."""
         if self._is_new:
             self.mean_I = answers.inputs_NI.mean(axis=0)
             self.spread_I, self._is_new = np.maximum(answers.inputs_NI.std(axis=0), np.float32(MIN_SCALE)), False
@@ -307,7 +301,7 @@ class Student:
         steps = epochs * batches
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1.0 - step / steps, 0.0))
         loss_sum = 0.0
-        for epoch in range(epochs):
+        for _ in range(epochs):
             loss_sum = 0.0
             order = torch.randperm(N)
             for at in range(0, N, section.batch_size):
@@ -318,7 +312,6 @@ class Student:
                 optimizer.step()
                 schedule.step()
                 loss_sum += float(loss.detach()) * len(picked)
-            on_epoch(epoch)
         return loss_sum / N
 
     def loss(self, said_NX: torch.Tensor, true_NX: torch.Tensor) -> torch.Tensor:

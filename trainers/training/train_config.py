@@ -13,7 +13,7 @@ from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies.networks import MAX_INTERVALS, time_scales
 from paceenv.sim.engine.simulator import MAX_RUN_SEED
-from paceenv.trainers.evaluation.suites import REPORTED, ClusterShare, load_suites
+from paceenv.trainers.evaluation.suites import REPORTED, ClusterShare, beside, load_suites
 from paceenv.ui import config_files
 from paceenv.ui.config_files import AnyMechanism, Config
 
@@ -183,7 +183,7 @@ class TrainConfig(Config):
     def beside(self, path: Path) -> TrainConfig:
         """This config, read from ``path``, with the clusters and suites that lie beside that file found there."""
         given, selection = self.environment, self.selection
-        clusters = [share.beside(path) for share in given.clusters]
+        clusters = [beside(share, path) for share in given.clusters]
         suites = [config_files.resolve_sibling(path, suite) for suite in given.suites]
         environment = given.model_copy(update={"clusters": clusters, "suites": suites})
         if selection is not None:

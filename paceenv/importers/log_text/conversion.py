@@ -8,14 +8,14 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.wording import duration
-from paceenv.importers.log_text.log_lines import Stamp
+from paceenv.importers.log_text.log_lines import Number
 
 Kind = Literal["step time", "steps a second", "speed", "elapsed", "elapsed or step time", "mean speed"]
 MAX_VALUES: Final = 5_000_000
@@ -42,28 +42,12 @@ Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
-class Number(NamedTuple):
-    """A field's value in its unit, the same if its comma is a decimal one, and the unit of its last digit.
-
-    ``value`` is not-a-number where the comma cannot part thousands.
-    """
-
-    value: float
-    other: float
-    digit: float
-
-    @property
-    def plain(self) -> float:
-        """What it is, as far as one field tells."""
-        return self.other if math.isnan(self.value) else self.value
-
-
 @dataclass
 class Column:
     """Numbers of one format and one writer, a row each: step, value, value with a decimal comma, clock, epoch, line.
 
     Step and clock are not-a-number where a line has none. ``total`` is the number of steps that lines give behind a
-    slash, or 0; ``of`` names what a speed counts, and ``samples`` says that these are samples.
+    slash, or 0; ``of`` names what a speed counts.
     """
 
     kind: Kind
@@ -73,20 +57,16 @@ class Column:
     rows: array[float] = field(default_factory=lambda: array("d"))
     total: float = 0.0
     digit: float = math.inf
-    clock_digit_s: float = 0.0
 
     def __len__(self) -> int:
         return len(self.rows) // 6
 
-    def add(self, step: float, number: Number, stamp: Stamp | None, *, line: int = 0, epoch: float = 0.0) -> None:
+    def add(self, step: float, number: Number, stamp: Number | None, *, line: int = 0, epoch: float = 0.0) -> None:
         """Keep one line's numbers."""
-        if len(self) >= MAX_VALUES:
-            return
-        clock_s = math.nan if stamp is None else stamp.clock_s
-        self.rows.extend((step, number.value, number.other, clock_s, epoch, line))
-        self.digit = min(self.digit, number.digit)
-        if stamp is not None:
-            self.clock_digit_s = max(self.clock_digit_s, stamp.resolution_s)
+        if len(self) < MAX_VALUES:
+            clock_s = math.nan if stamp is None else stamp.value
+            self.rows.extend((step, number.value, number.other, clock_s, epoch, line))
+            self.digit = min(self.digit, number.digit)
 
     def arrays(self, notes: list[str]) -> tuple[Array, Array, Array, Integers]:
         """Steps, values, clock times and lines, ``(V,)`` each."""
@@ -180,7 +160,8 @@ def convert(column: Column, path: Path, source: str, batch: float = 0.0) -> tupl
         notes.append(f"only the first {MAX_VALUES} values are used")
     known_V = np.isfinite(step_V)
     numbered = len(step_V) > 0 and float(known_V.mean()) > 0.5 and float(np.nanmax(step_V)) > float(np.nanmin(step_V))
-    if column.kind == "step time" and len(value_V) > 2 and _is_counter(value_V):
+    change_V = np.diff(value_V)
+    if column.kind == "step time" and len(value_V) > 2 and (change_V > 0.0).all() and (change_V == change_V[0]).all():
         raise InputError(f"{where} count something; allowed: times of steps")
     step_V = step_V if numbered else np.arange(len(value_V), dtype=np.float64)
     row_V = np.flatnonzero(known_V | (not numbered))
@@ -199,18 +180,22 @@ def convert(column: Column, path: Path, source: str, batch: float = 0.0) -> tupl
         rounding /= max(float(np.median(value_V)) ** 2, 1e-18) if len(value_V) else 1.0
         value_V = np.where(value_V > 1e-9, 1.0 / np.maximum(value_V, 1e-9), 0.0)
     if kind in {"elapsed", "mean speed"}:
-        elapsed_V, rounding_V = _elapsed(kind, step_V, value_V, rounding)
+        elapsed_V, rounding_V = value_V, np.full(len(value_V), rounding)
+        if kind == "mean speed":
+            safe_V = np.maximum(value_V, 1e-9)
+            elapsed_V, rounding_V = step_V / safe_V, step_V * rounding / safe_V**2
         at_V, value_V, gap_V, run_V, rounding = _differences(step_V, elapsed_V, run_V, rounding_V, notes)
         step_V, row_V, averages, clock_s_V = step_V[at_V], row_V[at_V], "interval", clock_s_V[at_V]
     else:
+        stamped_s_V = _seconds_a_step(step_V, clock_s_V, run_V)
         if kind == "speed":
-            value_V, rounding, of = _seconds(value_V, batch, (step_V, clock_s_V, run_V, column), notes)
+            value_V, rounding, of = _seconds(value_V, batch, stamped_s_V, column, notes)
         elif not column.unit_said and column.kind != "steps a second":
-            unit = _unit_by_clock(value_V, _seconds_a_step(step_V, clock_s_V, run_V))
+            unit = _unit_by_clock(value_V, stamped_s_V)
             value_V, rounding = unit * value_V, unit * rounding
             told = "their time stamps tell" if unit < 1.0 else "read as seconds"
             notes.append(f"no unit is named: {'milliseconds, as ' if unit < 1.0 else ''}{told}")
-        if numbered and _are_samples(step_V, value_V, _seconds_a_step(step_V, clock_s_V, run_V), batch):
+        if numbered and _are_samples(step_V, value_V, stamped_s_V, batch):
             step_V = (step_V / batch).round()
         gap_V = _gaps(step_V, run_V, numbered)
     good = (value_V > 0.0) & (value_V <= LONGEST_S)
@@ -267,12 +252,6 @@ def _runs(step_V: Array) -> tuple[Integers, Integers, bool]:
     return order_V, run_V, False
 
 
-def _is_counter(value_V: Array) -> bool:
-    """Whether values are whole numbers that grow by the same each time."""
-    change_V = np.diff(value_V)
-    return bool((change_V > 0.0).all() and (change_V == change_V[0]).all())
-
-
 def _is_clock(value_V: Array) -> bool:
     """Whether values are readings of a clock, which nearly always grow; step times fall as often as they rise."""
     change_V = np.diff(value_V)
@@ -285,14 +264,6 @@ def _gaps(step_V: Array, run_V: Integers, numbered: bool) -> Array:
         return np.ones(len(step_V))
     gap_V, first_V = np.diff(step_V, prepend=0.0), np.diff(run_V, prepend=-1) != 0
     return np.where(first_V, float(np.median(gap_V[~first_V])) if (~first_V).any() else 1.0, gap_V)
-
-
-def _elapsed(kind: str, step_V: Array, value_V: Array, digit: float) -> tuple[Array, Array]:
-    """Time since the start of a run, and how coarse it is, seconds, ``(V,)`` each."""
-    if kind == "mean speed":
-        safe_V = np.maximum(value_V, 1e-9)
-        return step_V / safe_V, step_V * digit / safe_V**2
-    return value_V, np.full(len(value_V), digit)
 
 
 def _differences(
@@ -323,12 +294,11 @@ def _differences(
 
 
 def _seconds(
-    speed_V: Array, batch: float, about: tuple[Array, Array, Integers, Column], notes: list[str]
+    speed_V: Array, batch: float, stamped_s_V: Array, column: Column, notes: list[str]
 ) -> tuple[Array, float, str]:
     """Step times from speeds: of the batch, else of what the time stamps say, else those of one sample or token."""
-    step_V, clock_s_V, run_V, column = about
     safe_V = np.where(speed_V > 0.0, speed_V, np.nan)
-    stamped_V = _seconds_a_step(step_V, clock_s_V, run_V) * safe_V
+    stamped_V = stamped_s_V * safe_V
     per_step, of = 1.0, "step"
     if batch > 0.0 and column.of in {"sample", "throughput"}:
         per_step = batch

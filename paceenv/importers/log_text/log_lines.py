@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from paceenv.core.errors import InputError
-from paceenv.importers.packed import BROKEN, open_unpacked
+from paceenv.importers.packed import Unpacked
 
 MAX_LINE: Final = 8192
 """Characters of a line that are looked at; longer ones are configurations or damage."""
-_CHUNK: Final = 1 << 20
 _ESCAPE: Final = re.compile(r"\x1b(?:\[[0-9;?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\-_])")
-_SPLIT: Final = re.compile(rb"[\r\n]+")
 _TAG: Final = re.compile(
     r"[ \t]{0,8}(?:"
     r"(?P<srun>\d{1,6}):[ \t]"  # srun -l
@@ -48,36 +46,31 @@ class Line(NamedTuple):
     tagged: str = ""
 
 
-class Stamp(NamedTuple):
-    """A time stamp: seconds since 1970 (as if UTC where no zone is given), and the unit of its last digit."""
+class Number(NamedTuple):
+    """A field's value in its unit, the same if its comma is a decimal one, and the unit of its last digit.
 
-    clock_s: float
-    resolution_s: float
+    ``value`` is not-a-number where the comma cannot part thousands. A time stamp is in seconds since 1970, as if UTC
+    where no zone is given.
+    """
+
+    value: float
+    other: float
+    digit: float
+
+    @property
+    def plain(self) -> float:
+        """What it is, as far as one field tells."""
+        return self.other if math.isnan(self.value) else self.value
 
 
-def read_lines(path: Path, on_bytes: Callable[[float], None] = lambda done: None) -> Iterator[Line]:
+def read_lines(path: Path) -> Iterator[Line]:
     """All lines of a file, gzipped or not; bytes that are no text are replaced, a cut gzip ends the lines.
 
     Memory does not grow with the file. A carriage return ends a line, as each redraw of a progress bar is one.
 
     Raises InputError: the file cannot be read.
     """
-    try:
-        file, stream = open_unpacked(path)
-        with file:
-            rest = b""
-            try:
-                while chunk := stream.read1(_CHUNK):
-                    *whole, rest = _SPLIT.split(rest + chunk)
-                    rest = rest[: 4 * MAX_LINE]  # the head of an endless line is enough
-                    yield from map(_plain, whole)
-                    on_bytes(file.tell())
-            except BROKEN:
-                pass
-            if rest:
-                yield _plain(rest)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from None
+    return map(_plain, Unpacked(path).lines(4 * MAX_LINE))
 
 
 def _plain(raw: bytes) -> Line:
@@ -99,7 +92,7 @@ def without_dates(text: str) -> str:
     return _DATE.sub(" | ", text)
 
 
-def stamp_in(text: str) -> Stamp | None:
+def stamp_in(text: str) -> Number | None:
     """The time stamp at the beginning of a line, if there is one."""
     head = text[:_MAX_HEAD]
     if (match := _DATE.search(head)) is not None:
@@ -108,19 +101,16 @@ def stamp_in(text: str) -> Stamp | None:
         )
         clock = map(int, match["clock"].split(":"))
         try:
-            at = datetime(int(year), int(month or match["m3"]), int(day or match["d3"]), *clock, tzinfo=UTC)  # type: ignore[misc, arg-type]
+            zone = datetime.strptime(match["zone"], "%z").tzinfo if match["zone"] else UTC
+            at = datetime(int(year), int(month or match["m3"]), int(day or match["d3"]), *clock, tzinfo=zone)  # type: ignore[misc, arg-type]
         except ValueError:
             return None
-        offset_s, zone, fraction = 0.0, match["zone"], match["part"] or ""
-        if zone and zone != "Z":
-            digits = zone[1:].replace(":", "")
-            offset_s = (-1.0 if zone[0] == "-" else 1.0) * (3600.0 * int(digits[:2]) + 60.0 * int(digits[2:]))
-        part_s = int(fraction) / 10 ** len(fraction) if fraction else 0.0
-        return Stamp(at.timestamp() + part_s - offset_s, 10.0 ** -len(fraction))
-    if (match := _EPOCH.search(head)) is not None:
-        whole, more = match.groups()
-        if more is None:
-            return Stamp(float(whole), 1.0)
-        digits = more.lstrip(".")
-        return Stamp(float(whole) + int(digits) / 10 ** len(digits), 10.0 ** -len(digits))
-    return None
+        fraction = match["part"] or ""
+        whole_s = at.timestamp()
+    elif (match := _EPOCH.search(head)) is not None:
+        fraction = (match[2] or "").lstrip(".")
+        whole_s = float(match[1])
+    else:
+        return None
+    clock_s = whole_s + int(fraction or 0) / 10 ** len(fraction)
+    return Number(clock_s, clock_s, 10.0 ** -len(fraction))

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from paceenv.importers.collective_names import ITEM_BYTES, POINT_TO_POINT, SEND_RECV, op_name
 from paceenv.importers.profiler.device_steps import Device
-from paceenv.importers.profiler.event_columns import CollectiveArguments, EventTable, Integers
+from paceenv.importers.profiler.event_columns import Array, CollectiveArguments, EventTable
 from paceenv.importers.timelines import UNNAMED_GROUP, Collective
 
 _CALL: Final = re.compile(r"(?:record_param_comms\Z|nccl:|rccl:|c10d::)(\w*)")
@@ -25,6 +25,8 @@ MARKED: Final = re.compile(rf"(?:{'|'.join(_MARKS)})(\w+)\Z")
 _NOTHING_SAID: Final = CollectiveArguments()
 _NESTED: Final = 4
 """Calls that may enclose each other around a launch."""
+_Calls = tuple[Array, list[tuple[int, str]]]
+"""When calls of a thread begin, us, in order; their events and names."""
 
 
 def device_collectives(table: EventTable, device: Device, only_group: str) -> dict[int, Collective]:
@@ -33,7 +35,7 @@ def device_collectives(table: EventTable, device: Device, only_group: str) -> di
     ``only_group`` is the process group of a job that has no other, or "".
     """
     places = np.flatnonzero(device.is_collective_D).tolist()
-    calls = _Calls(table)
+    calls = _calls(table)
     said = {place: _said(table, calls, int(device.event_D[place]), int(device.launch_D[place])) for place in places}
     threads = table.thread_E[device.event_D]
     groups_of: dict[int, set[str]] = defaultdict(set)
@@ -83,42 +85,30 @@ def _group(said: CollectiveArguments) -> str:
     return f"{ranks}/{said.group_name}" if ranks or said.group_name != "" else ""
 
 
-def _said(table: EventTable, calls: _Calls, event: int, launch: int) -> tuple[str, CollectiveArguments]:
-    """The operation, and what is said of it by the kernel or by the call that launched it."""
-    kernel = op_name(table.names[table.name_E[event]])
+def _said(table: EventTable, calls: dict[int, _Calls], event: int, launch: int) -> tuple[str, CollectiveArguments]:
+    """The operation, and what is said of it by the kernel or by the calls around its launch."""
+    kernel, called = op_name(table.names[table.name_E[event]]), ""
     arguments = table.arguments.get(event, _NOTHING_SAID)
-    called = ""
     if not arguments.name and launch >= 0:
-        called, arguments = calls.around(launch)
+        arguments, at_us = _NOTHING_SAID, float(table.start_us_E[launch])
+        starts_us, around = calls.get(int(table.thread_E[launch]), (np.empty(0), []))
+        last = int(np.searchsorted(starts_us, at_us, side="right"))
+        for call, name in reversed(around[max(last - _NESTED, 0) : last]):
+            if float(table.start_us_E[call] + table.dur_us_E[call]) >= at_us:
+                called, said = called or name, table.arguments.get(call, _NOTHING_SAID)
+                arguments = said if said.name and not arguments.name else arguments
     op = op_name(arguments.name or called)
     return (kernel if op in ("collective", SEND_RECV) else op), arguments
 
 
-class _Calls:
+def _calls(table: EventTable) -> dict[int, _Calls]:
     """The host's calls of collectives, by thread."""
-
-    def __init__(self, table: EventTable) -> None:
-        self._table = table
-        named = [_CALL.match(name) for name in table.names]
-        self._named = [match[1] if match else "" for match in named]
-        events = np.flatnonzero(
-            np.array([match is not None for match in named], np.bool_)[table.name_E]
-            & table.in_categories(lambda category: category in ("cpu_op", "user_annotation"))
-        )
+    names = [match[1] if (match := _CALL.match(name)) else None for name in table.names]
+    is_call = table.named(lambda name: _CALL.match(name) is not None)
+    is_call &= table.in_categories(lambda category: category in ("cpu_op", "user_annotation"))
+    calls: dict[int, _Calls] = {}
+    for thread in np.unique(table.thread_E[is_call]).tolist():
+        events = np.flatnonzero(is_call & (table.thread_E == thread))
         events = events[np.argsort(table.start_us_E[events], kind="stable")]
-        self._of_thread: dict[Any, Integers] = {
-            thread: events[table.thread_E[events] == thread] for thread in np.unique(table.thread_E[events]).tolist()
-        }
-
-    def around(self, launch: int) -> tuple[str, CollectiveArguments]:
-        """The name of the calls that enclose a launch, "" without any, and what they say."""
-        table, at_us = self._table, float(self._table.start_us_E[launch])
-        events = self._of_thread.get(int(table.thread_E[launch]), np.empty(0, np.int64))
-        last = int(np.searchsorted(table.start_us_E[events], at_us, side="right"))
-        name, said = "", _NOTHING_SAID
-        for event in reversed(events[max(last - _NESTED, 0) : last].tolist()):
-            if float(table.start_us_E[event] + table.dur_us_E[event]) >= at_us:
-                name = name or self._named[table.name_E[event]]
-                arguments = table.arguments.get(event, _NOTHING_SAID)
-                said = arguments if arguments.name and not said.name else said
-        return name, said
+        calls[thread] = table.start_us_E[events], [(e, names[table.name_E[e]] or "") for e in events.tolist()]
+    return calls

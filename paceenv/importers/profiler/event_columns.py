@@ -6,110 +6,54 @@ name, so the loop over the events is short.
 
 from __future__ import annotations
 
-import contextlib
-import math
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
+from paceenv.importers.collective_names import is_number
+from paceenv.importers.json_events import EventFile
 
-MAX_US: Final = 1e19
-"""Times beyond this are damaged."""
 MAX_EVENTS: Final = 1 << 25
 """Complete events of one profile: some 5 GB in memory."""
-COLLECTIVE_KEY: Final = b'"Collective name"'
-"""Only where this stands are the arguments of collectives decoded."""
-_OTHER_PHASES: Final = "BEIMRCNODPSTVFabcefinstvp()"
+_NAME: Final = "Collective name"
+_NUMBER: Final = (int, float)
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
-Found = TypeVar("Found", bound=msgspec.Struct)
 
 
-class Launch(msgspec.Struct, gc=False, frozen=True):
-    """The one argument that every event needs: it joins what the device ran to the call that launched it."""
-
-    correlation: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] = -1
-
-
-class CollectiveArguments(Launch, gc=False, frozen=True):
+@dataclass(frozen=True)
+class CollectiveArguments:
     """What PyTorch writes about a collective, at its kernel and at ``record_param_comms`` on its host."""
 
-    name: str = msgspec.field(default="", name="Collective name")
-    elements: int | float = msgspec.field(default=-1, name="In msg nelems")
-    outputs: int | float = msgspec.field(default=-1, name="Out msg nelems")
-    dtype: str = msgspec.field(default="", name="dtype")
-    number: int = msgspec.field(default=-1, name="Seq")
-    group_name: str | int = msgspec.field(default="", name="Process Group Name")
-    group_ranks: str | list[int] = msgspec.field(default="", name="Process Group Ranks")
-    sender: int = msgspec.field(default=-1, name="Src Rank")
-    receiver: int = msgspec.field(default=-1, name="Dst Rank")
-
-
-_NO_LAUNCH: Final = Launch()
-_NO_ARGUMENTS: Final = CollectiveArguments()
-
-
-class Complete(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
-    """An event with a beginning and a duration, us."""
-
-    cat: str = ""
     name: str = ""
-    ts: float = math.nan
-    dur: float = math.nan
-    pid: int | str | None = None
-    tid: int | str | None = None
-    args: Launch = _NO_LAUNCH
+    elements: int | float = -1
+    outputs: int | float = -1
+    dtype: str = ""
+    number: int = -1
+    group_name: str | int = ""
+    group_ranks: str | list[int] = ""
+    sender: int = -1
+    receiver: int = -1
 
 
-class CompleteCollective(Complete, gc=False, tag_field="ph", tag="X"):
-    """As :class:`Complete`, with what is said of collectives."""
-
-    args: CollectiveArguments = _NO_ARGUMENTS
-
-
-def _of(event: dict[str, Any]) -> Complete | None:
-    """An event that may have anything anywhere, if it is complete."""
-    if event.get("ph") != "X":
-        return None
-    complete, said = _fitting(Complete, event), event.get("args")
-    complete.args = _fitting(CollectiveArguments, said) if isinstance(said, dict) else _NO_LAUNCH
-    return complete
-
-
-def _fitting(kind: type[Found], said: dict[str, Any]) -> Found:
-    """What has its type, each by itself; all else is left at its default."""
-    fields: dict[str, Any] = {}
-    for name, key in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
-        if key in said and key != "args":
-            with contextlib.suppress(msgspec.MsgspecError, RecursionError, UnicodeError):
-                fields[name] = getattr(msgspec.convert({"ph": "X", key: said[key]}, kind), name)
-    return kind(**fields)
-
-
-def _decoder(kind: type[Complete]) -> msgspec.json.Decoder[list[Any]]:
-    """For a list of events; those of other phases are skipped, as objects without fields."""
-    others = [
-        msgspec.defstruct(f"Other{i}", [], gc=False, tag_field="ph", tag=phase)
-        for i, phase in enumerate(sorted(set(_OTHER_PHASES)))
-    ]
-    return msgspec.json.Decoder(list[reduce(or_, others, kind)])  # type: ignore[misc]
-
-
-_FAST: Final = _decoder(Complete)
-_FULL: Final = _decoder(CompleteCollective)
-
-
-def decode(text: bytes) -> list[Any]:
-    """The events of a JSON list. Raises what msgspec raises where one has not the usual types."""
-    return (_FULL if COLLECTIVE_KEY in text else _FAST).decode(text)
+_SAID: Final[dict[str, tuple[str, tuple[type, ...]]]] = {
+    _NAME: ("name", (str,)),
+    "In msg nelems": ("elements", _NUMBER),
+    "Out msg nelems": ("outputs", _NUMBER),
+    "dtype": ("dtype", (str,)),
+    "Seq": ("number", (int,)),
+    "Process Group Name": ("group_name", (str, int)),
+    "Process Group Ranks": ("group_ranks", (str, list)),
+    "Src Rank": ("sender", (int,)),
+    "Dst Rank": ("receiver", (int,)),
+}
+"""What it calls them, and of which types they are; what has another is as if it were not there."""
 
 
 class _Codes(dict[Any, int]):
@@ -157,75 +101,38 @@ class EventTable:
         return np.array([wanted(text) for text in self.names], np.bool_)[self.name_E]
 
 
-class EventColumns:
-    """Collects events; see :class:`EventTable`."""
-
-    def __init__(self) -> None:
-        self._kinds = _Codes()
-        self._blocks: list[tuple[NDArray[Any], ...]] = []
-        self._arguments: dict[int, CollectiveArguments] = {}
-        self._count = 0
-
-    def take(self, events: list[Any]) -> None:
-        """Add a batch, as :func:`decode` or the standard library made it. Raises InputError beyond MAX_EVENTS."""
-        kept = [event for event in events if type(event) is Complete]
-        # A batch has events of one decoder only, so without plain ones it is a batch that says more, or a strange one.
-        says_more = not kept
-        if says_more:
-            odd = (_of(event) if type(event) is dict else event for event in events)
-            kept = [event for event in odd if isinstance(event, Complete)]
-        if not kept:
-            return
-        kinds, count = self._kinds, len(kept)
-        start_us = np.fromiter([event.ts for event in kept], np.float64, count)
-        dur_us = np.fromiter([event.dur for event in kept], np.float64, count)
-        good = (np.abs(start_us) < MAX_US) & (dur_us >= 0.0) & (dur_us < MAX_US)
-        block: tuple[NDArray[Any], ...] = (
-            start_us,
-            dur_us,
-            np.fromiter([kinds[event.cat, event.name, event.pid, event.tid] for event in kept], np.int32, count),
-            np.fromiter([event.args.correlation for event in kept], np.int64, count),
+def read_events(file: EventFile) -> EventTable:
+    """The complete events of a profile. Raises InputError beyond MAX_EVENTS."""
+    kinds, kind = _Codes(), array("i")
+    times, correlations = array("d"), array("q")
+    arguments: dict[int, CollectiveArguments] = {}
+    for event in file:
+        at_us, dur_us, said = event.get("ts"), event.get("dur"), event.get("args")
+        if not (event.get("ph") == "X" and is_number(at_us) and is_number(dur_us) and dur_us >= 0.0):
+            continue
+        correlation = said.get("correlation") if type(said) is dict else None
+        if type(said) is dict and _NAME in said:
+            told = {field: said[key] for key, (field, types) in _SAID.items() if type(said.get(key)) in types}
+            arguments[len(kind)] = CollectiveArguments(**told)
+        category, name, process, thread = event.get("cat"), event.get("name"), event.get("pid"), event.get("tid")
+        key = (
+            category if type(category) is str else "",
+            name if type(name) is str else "",
+            process if type(process) in (int, str) else None,
+            thread if type(thread) in (int, str) else None,
         )
-        if not good.all():
-            block = tuple(column[good] for column in block)
-            kept = [event for event, fine in zip(kept, good.tolist(), strict=True) if fine]
-        self._blocks.append(block)
-        if says_more:
-            for place, event in enumerate(kept, self._count):
-                arguments = event.args
-                if isinstance(arguments, CollectiveArguments) and arguments != _NO_ARGUMENTS:
-                    self._arguments[place] = arguments
-        self._count += len(kept)
-        if self._count > MAX_EVENTS:
-            raise InputError(f"more than {MAX_EVENTS} complete events; allowed: a profile of fewer steps")
-
-    def table(self) -> EventTable:
-        """All that was taken; the collector is empty afterwards."""
-        start_us, dur_us, kind, correlation = (
-            np.concatenate([np.empty(0, dtype), *(block[i] for block in self._blocks)])
-            for i, dtype in enumerate((np.float64, np.float64, np.int32, np.int64))
-        )
-        texts: list[tuple[str, ...]] = []
-        columns: list[Integers] = []
-        for values in zip(*self._kinds, strict=True) if self._kinds else [()] * 4:
-            codes = _Codes()
-            code_of_kind = np.array([codes[str(value)] for value in values], np.int64)
-            texts.append(tuple(codes))
-            columns.append(code_of_kind[kind])
-        categories, names, processes, threads = texts
-        category, name, process, thread = columns
-        self._blocks = []
-        return EventTable(
-            start_us_E=start_us,
-            dur_us_E=dur_us,
-            category_E=category,
-            name_E=name,
-            process_E=process,
-            thread_E=thread,
-            correlation_E=correlation,
-            categories=categories,
-            names=names,
-            processes=processes,
-            threads=threads,
-            arguments=self._arguments,
-        )
+        kind.append(kinds[key])
+        times.extend((at_us, dur_us))
+        correlations.append(correlation if type(correlation) is int and abs(correlation) < 1 << 63 else -1)
+        if len(kind) > MAX_EVENTS:
+            raise InputError(f"{file.path}: more than {MAX_EVENTS} complete events; allowed: a profile of fewer steps")
+    start_us, dur_us_E = np.array(times, np.float64).reshape(-1, 2).T.copy()
+    texts: list[tuple[str, ...]] = []
+    columns: list[Integers] = []
+    for values in zip(*kinds, strict=True) if kinds else [()] * 4:
+        codes = _Codes()
+        plain = [str(value).encode("utf-8", "replace").decode() for value in values]  # JSON may have half a character
+        code_of_kind = np.array([codes[text] for text in plain], np.int64)
+        texts.append(tuple(codes))
+        columns.append(code_of_kind[np.array(kind, np.int64)])
+    return EventTable(start_us, dur_us_E, *columns, np.array(correlations, np.int64), *texts, arguments)  # type: ignore[call-arg, arg-type]

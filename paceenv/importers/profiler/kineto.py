@@ -8,6 +8,7 @@ else that runs on device or CPU is compute. What the events mean is worked out i
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +30,7 @@ from paceenv.importers.profiler.device_steps import (
     host_marks,
     stepping_processes,
 )
-from paceenv.importers.profiler.event_columns import EventColumns, EventTable, Integers, decode
+from paceenv.importers.profiler.event_columns import EventTable, Integers, read_events
 from paceenv.importers.timelines import Collective, Step, Timeline, inside_of, union
 
 UNKNOWN_RANK: Final = "unknown_rank"
@@ -46,14 +47,9 @@ _IN_NAME: Final = tuple(
 
 def import_kineto(path: str | Path) -> tuple[Timeline, str]:
     """One rank's timeline, and a note on damage, or "". Raises InputError if the file is no profile with steps."""
-    with EventFile(path) as file:
-        columns = EventColumns()
-        for events in file.batches(decode):
-            try:
-                columns.take(events)
-            except InputError as error:
-                raise InputError(f"{path}: {error}") from None
-        return _timeline(file, columns.table()), f"{path}: {file.damage}" if file.damage else ""
+    file = EventFile(path)
+    timeline = _timeline(file, read_events(file))
+    return timeline, f"{path}: {file.damage}" if file.damage else ""
 
 
 def _timeline(file: EventFile, table: EventTable) -> Timeline:
@@ -103,20 +99,16 @@ def _recurring(file: EventFile, table: EventTable, device: Device, collectives: 
     said = [table.arguments.get(int(device.event_D[place])) for place in places]
     numbered = len(groups) == 1 and all(one is not None and one.number >= 0 for one in said)
     placed = []
-    for k, place in enumerate(places):
-        c, arguments = collectives[place], said[k]
-        number = arguments.number if numbered and arguments is not None else k
-        placed.append((number, c, (c.op, c.group, c.bytes)))
+    for k, (c, one) in enumerate(zip(map(collectives.__getitem__, places), said, strict=True)):
+        placed.append((one.number if numbered and one is not None else k, c, (c.op, c.group, c.bytes)))
     if not placed:
         raise InputError(f"{file.path}: no ProfilerStep# in {file.events} events, and no collectives; {advice}")
     if len({key for _, _, key in placed}) == 1:
         why = f"no ProfilerStep# in {file.events} events, and its {len(placed)} collectives are all alike"
         raise InputError(f"{file.path}: {why}; {advice}")
     steps = steps_of(file.path, placed, advice)
-    numbers = np.array([step.iteration for step in steps], np.int64)
-    return StepMarks(
-        numbers, np.array([step.start_s for step in steps]) * 1e6, np.array([step.end_s for step in steps]) * 1e6
-    )
+    start_us, end_us = (np.array([getattr(step, name) for step in steps]) * 1e6 for name in ("start_s", "end_s"))
+    return StepMarks(np.array([step.iteration for step in steps], np.int64), start_us, end_us)
 
 
 def _notes(device: Device | None) -> tuple[str, ...]:
@@ -137,16 +129,14 @@ def _host_steps(table: EventTable) -> list[Step]:
     collectives = host_collectives(table)
     begins = marks.start_us_T * 1e-6
     ends = np.append(begins[1:], marks.end_us_T[-1:] * 1e-6)
-    at = marks.at(np.array([c.start_s for c in collectives]) * 1e6) if collectives else np.empty(0, np.int64)
-    inside: list[list[Collective]] = [[] for _ in begins]
-    for place, collective in zip(at.tolist(), collectives, strict=True):
-        if place >= 0:
-            inside[place].append(collective)
-    steps = []
-    for i, (begin_s, end_s) in enumerate(zip(begins.tolist(), np.maximum(ends, begins).tolist(), strict=True)):
-        spans = inside_of(busy, begin_s, end_s)
-        steps.append(Step(int(marks.number_T[i]), begin_s, end_s, tuple(inside[i]), *spans))
-    return steps
+    inside: dict[int, list[Collective]] = defaultdict(list)
+    for place, collective in zip(marks.at(np.array([c.start_s for c in collectives]) * 1e6), collectives, strict=True):
+        inside[int(place)].append(collective)
+    spans = zip(marks.number_T.tolist(), begins.tolist(), np.maximum(ends, begins).tolist(), strict=True)
+    return [
+        Step(number, begin_s, end_s, tuple(inside[i]), *inside_of(busy, begin_s, end_s))
+        for i, (number, begin_s, end_s) in enumerate(spans)
+    ]
 
 
 def _holding(table: EventTable, calls: Integers) -> NDArray[np.bool_]:
