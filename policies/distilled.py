@@ -8,8 +8,9 @@ M mechanisms.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +42,9 @@ class Distilled(Learned):
         hysteresis: gain by which another setting must be better than the present one, % of the step.
         preference: weight of variation against throughput, as in ``paceenv.core.metrics.reward``; None: only
             throughput counts, and the network gives nothing else.
-        preference_range: lowest and highest weight that it may follow; None: this one only.
         always: settings that hold whatever it chooses, no pacing included, of mechanisms that no candidate names: such
             as defer, which judges itself and does nothing where no transfer can wait.
+        network: the other arguments of :class:`Learned`.
 
     Raises:
         InputError: for candidates, margin, hysteresis or a network that do not fit.
@@ -58,12 +59,8 @@ class Distilled(Learned):
         hysteresis: float,
         name: str = "distilled",
         preference: float | None = None,
-        preference_range: tuple[float, float] | None = None,
-        calibrated_range: Mapping[str, tuple[float, float]] | None = None,
-        memory_intervals: int | Sequence[int] = 0,
-        change_intervals: int = 0,
-        interval_iterations: int = INTERVAL_ITERATIONS,
         always: Candidate = MappingProxyType({}),
+        **network: Any,
     ) -> None:
         where = f"policy {name}"
         self.candidates, self.always = [plain(one) for one in candidates], plain(always)
@@ -85,17 +82,7 @@ class Distilled(Learned):
         self._settings_CM2 = np.stack(settings)
         self.margin, self.hysteresis = float(margin), float(hysteresis)
         used = [m for m in pacing.MECHANISMS if any(m in one for one in (self.always, *self.candidates))]
-        super().__init__(
-            layers,
-            used,
-            name,
-            preference,
-            preference_range=preference_range,
-            calibrated_range=calibrated_range,
-            memory_intervals=memory_intervals,
-            change_intervals=change_intervals,
-            interval_iterations=interval_iterations,
-        )
+        super().__init__(layers, used, name, preference, **network)
         self._choice_B = np.zeros(0, np.int64)
 
     PREFERENCE_IS_INPUT = False

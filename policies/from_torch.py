@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,8 +20,10 @@ TOLERANCE = 1e-5
 _ROWS = 256
 """Observations on which the two are compared."""
 _WHERE = "save_network"
-_PASSED = {"Identity", "Flatten", "Dropout"}
+_PASSED = {"identity", "flatten", "dropout"}
 """Modules that change nothing in a network that acts."""
+_NORMS = ("ra_mean", "ra_var", "scale", "bias")
+"""Of CrossQ's batch renormalisation, as it is after its warm-up."""
 
 
 def save_network(
@@ -59,11 +60,9 @@ def save_network(
     Raises:
         InputError: for a network that a policy file cannot represent, with the reason; nothing is written then.
     """
-    policy = getattr(network, "policy", network)
-    is_agent = hasattr(policy, "predict") and hasattr(policy, "action_space")
-    actor, original = _of_agent(policy) if is_agent else _of_module(network)
+    acting = actor(network)
     saved = Learned(
-        actor.layers,
+        acting.layers,
         mechanisms,
         _WHERE,
         preference,
@@ -72,14 +71,14 @@ def save_network(
         interval_iterations=interval_iterations,
         memory_intervals=memory_intervals,
         change_intervals=change_intervals,
-        squashes=actor.squashes,
-        activation=actor.activation,
+        squashes=acting.squashes,
+        activation=acting.activation,
     )
-    outputs = len(actor.layers[-1][1])
+    outputs = len(acting.layers[-1][1])
     if outputs != 2 * len(saved.mechanisms):
         named = f"{len(saved.mechanisms)} mechanisms, of two actions each"
         raise InputError(f"{_WHERE}: {outputs} actions; allowed: {2 * len(saved.mechanisms)} for {named}")
-    _compare(saved, original)
+    _compare(saved, acting.original)
     record = {"made_by": f"paceenv.policies.{_WHERE}", **(provenance or {})}
     return save_policy(path, PolicyFile(saved, dict(calibrated_range or {}), record))
 
@@ -100,50 +99,67 @@ def _compare(policy: Learned, original: Original) -> None:
         )
 
 
-def _of_agent(policy: Any) -> tuple[Actor, Original]:
-    """A policy of Stable-Baselines3."""
-    space = policy.action_space
-    if not (hasattr(space, "low") and (space.low == -1.0).all() and (space.high == 1.0).all()):
-        raise InputError(f"{_WHERE}: actions in {space}; allowed: a Box from -1 to 1, as of paceenv/Pacing-v0")
-    name = str(policy.activation_fn.__name__).lower()
-    if name not in ACTIVATIONS:
-        raise InputError(f"{_WHERE}: activation_fn = {name}; allowed: {', '.join(ACTIVATIONS)}")
-    arrays = {key: value.detach().cpu().numpy() for key, value in policy.state_dict().items()}
-    actor = Actor(actor_layers(arrays, _WHERE), name, bool(policy.squash_output))
-    return actor, lambda x_BI: policy.predict(x_BI, deterministic=True)[0]
+class Actor(NamedTuple):
+    """A network that acts; fields as of :class:`paceenv.policies.learned.Learned`."""
+
+    layers: tuple[Layer, ...]
+    activation: str
+    squashes: bool
+    original: Original
 
 
-def _of_module(network: Any) -> tuple[Actor, Original]:
-    """A module of torch, or several, one after the other."""
+def actor(network: Any) -> Actor:
+    """The acting network of torch modules, one after the other, or of an agent or policy of Stable-Baselines3.
+
+    Raises InputError for one that no policy file can hold.
+    """
     import torch
 
-    modules = [module for module in _flat(network) if type(module).__name__ not in _PASSED]
-    layers, activations, after = list[Layer](), list[str](), ""
+    policy = getattr(network, "policy", network)
+    is_agent = hasattr(policy, "predict") and hasattr(policy, "action_space")
+    modules = [one for one in _flat(_of_agent(policy) if is_agent else network) if _name(one) not in _PASSED]
+    layers, activations, after, norm = list[Layer](), list[str](), "", None
     for module in modules:
-        name = type(module).__name__
         if isinstance(module, torch.nn.Linear) and (after or not layers):
-            bias = torch.zeros(module.out_features) if module.bias is None else module.bias
-            pair = (module.weight.detach().cpu().float().numpy().copy(), bias.detach().cpu().float().numpy().copy())
+            weight, bias = _numbers(module.weight), np.zeros(module.out_features)
+            bias = bias if module.bias is None else _numbers(module.bias)
+            if norm is not None:  # folded into the layer
+                (factor, shift), norm = norm, None
+                weight, bias = weight * factor, bias + weight @ shift
             activations += [after] if layers else []
-            layers.append(pair)
+            layers.append((weight.astype(np.float32), bias.astype(np.float32)))
             after = ""
-        elif name.lower() in ACTIVATIONS and layers and not after:
-            after = name.lower()
+        elif all(hasattr(module, key) for key in _NORMS):
+            mean, variance, scale, bias = (_numbers(getattr(module, key)) for key in _NORMS)
+            factor = scale / np.sqrt(variance + module.eps)
+            norm = factor, bias - factor * mean
+        elif _name(module) in ACTIVATIONS and layers and not after:
+            after = _name(module)
         else:
             allowed = f"linear layers with {', '.join(ACTIVATIONS)} between them"
-            raise InputError(f"{_WHERE}: module {name} at this place; allowed: {allowed}")
+            raise InputError(f"{_WHERE}: module {type(module).__name__} at this place; allowed: {allowed}")
     if not layers or len(set(activations)) > 1 or after not in ("", "tanh"):
         said = ", ".join([*activations, *([f"{after} at the end"] if after else [])]) or "no layers"
         raise InputError(f"{_WHERE}: {said}; allowed: one kind of activation, and at the end tanh or none")
 
     def act(x_BI: NDArray[np.float32]) -> NDArray[np.float32]:
-        x = torch.from_numpy(x_BI)
+        if is_agent:
+            return np.asarray(policy.predict(x_BI, deterministic=True)[0])
         with torch.no_grad():
-            for module in modules:
-                x = module(x)
-        return np.asarray(x.numpy())
+            return np.asarray(torch.nn.Sequential(*modules)(torch.from_numpy(x_BI)).numpy())
 
-    return Actor(tuple(layers), activations[0] if activations else "tanh", after == "tanh"), act
+    squashes = after == "tanh" or (is_agent and bool(policy.squash_output))
+    return Actor(tuple(layers), activations[0] if activations else "tanh", squashes, act)
+
+
+def _of_agent(policy: Any) -> list[Any]:
+    """The acting modules of a policy of Stable-Baselines3 or sb3-contrib."""
+    space, own = policy.action_space, getattr(policy, "actor", None)
+    if not (hasattr(space, "low") and (space.low == -1.0).all() and (space.high == 1.0).all()):
+        raise InputError(f"{_WHERE}: actions in {space}; allowed: a Box from -1 to 1, as of paceenv/Pacing-v0")
+    if own is None:  # PPO, A2C, TRPO
+        return [policy.mlp_extractor.policy_net, policy.action_net]
+    return [getattr(own, "latent_pi", []), own.mu]  # SAC, TQC, CrossQ: a body before it; TD3, DDPG: none
 
 
 def _flat(network: Any) -> Iterable[Any]:
@@ -155,63 +171,9 @@ def _flat(network: Any) -> Iterable[Any]:
         yield network
 
 
-# The acting network within an agent's weights
+def _name(module: Any) -> str:
+    return type(module).__name__.lower()
 
 
-class Actor(NamedTuple):
-    """A network that acts; fields as of :class:`paceenv.policies.learned.Learned`."""
-
-    layers: tuple[Layer, ...]
-    activation: str
-    squashes: bool = False
-
-
-Arrays = Mapping[str, NDArray[Any]]
-_NORMS = ("ra_mean", "ra_var", "scale", "bias")
-"""Of CrossQ's batch renormalisation, as it is after its warm-up."""
-_NORM_EPS = 1e-3
-_EXTRACTORS = ("features_extractor.", "pi_features_extractor.", "actor.features_extractor.")
-
-
-def actor_layers(weights: Arrays, where: str) -> tuple[Layer, ...]:
-    """The layers of the actor in a policy's ``state_dict``; InputError for a network that no policy file can hold."""
-    for name in weights:
-        if name.startswith((*_EXTRACTORS, "lstm_actor.")):
-            kind = "a recurrent cell" if name.startswith("lstm") else "a features extractor"
-            raise InputError(f"{where}: {kind} with weights ({name}); allowed: none")
-    if any(name.startswith("actor.mu.") for name in weights):  # SAC, TQC, CrossQ: a body before it; TD3, DDPG: none
-        parts = [*_sequence(weights, "actor.latent_pi"), *_sequence(weights, "actor.mu")]
-    else:  # PPO, A2C, TRPO
-        parts = [*_sequence(weights, "mlp_extractor.policy_net"), *_sequence(weights, "action_net")]
-    if parts:
-        return tuple(_folded(parts))
-    known = "an actor of PPO, A2C, TRPO, SAC, TQC, CrossQ, TD3 or DDPG"
-    raise InputError(f"{where}: weights {', '.join(sorted(weights)[:4])}; allowed: {known}")
-
-
-def _sequence(weights: Arrays, place: str) -> list[dict[str, NDArray[Any]]]:
-    """The modules with weights at a place, in order: ``place.weight``, or ``place.0.weight``, ``place.2.weight``."""
-    modules: dict[int, dict[str, NDArray[Any]]] = {}
-    for name, value in weights.items():
-        match = re.fullmatch(re.escape(place) + r"(?:\.(\d{1,4}))?\.(\w+)", name)
-        if match:
-            modules.setdefault(int(match[1] or 0), {})[match[2]] = value
-    return [modules[n] for n in sorted(modules)]
-
-
-def _folded(parts: list[dict[str, NDArray[Any]]]) -> list[Layer]:
-    """Linear layers, with the normalisation before each folded into it."""
-    layers, norm = list[Layer](), None
-    for part in parts:
-        if "ra_mean" in part:
-            mean, variance, scale, bias = (np.asarray(part[name], np.float64) for name in _NORMS)
-            factor = scale / np.sqrt(variance + _NORM_EPS)
-            norm = factor, bias - factor * mean
-        elif "weight" in part:
-            weight = np.asarray(part["weight"], np.float64)
-            bias = np.asarray(part.get("bias", np.zeros(len(weight))), np.float64)
-            if norm is not None:
-                (factor, shift), norm = norm, None
-                weight, bias = weight * factor, bias + weight @ shift
-            layers.append((weight.astype(np.float32), bias.astype(np.float32)))
-    return layers
+def _numbers(tensor: Any) -> NDArray[np.float64]:
+    return np.asarray(tensor.detach().cpu().double().numpy())

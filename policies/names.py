@@ -94,7 +94,7 @@ def _one(
     own = STATIC_DEFAULTS.get(mechanism, DEFER_DEFAULT if mechanism == "defer" else (0.0, 0.0))
     known = default[1:] if default and default[0] == mechanism else own
     threshold, window = (
-        _number(text, key, given[key]) if key in given else value
+        _ratio(given[key], key, f"policy {text}") if key in given else value
         for key, value in zip(("threshold", "window"), known, strict=True)
     )
     return {mechanism: (threshold, window)}
@@ -104,14 +104,8 @@ def _pair(text: str, mechanism: str, value: str) -> tuple[float, float]:
     threshold, separator, window = value.partition("/")
     if not separator:
         raise InputError(f"policy {text}: {mechanism} = {value!r}; allowed: threshold/window, both 0 to 1")
-    return _number(text, f"threshold of {mechanism}", threshold), _number(text, f"window of {mechanism}", window)
-
-
-def _number(text: str, key: str, value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise InputError(f"policy {text}: {key} = {value!r}; allowed: 0 to 1") from None
+    where = f"policy {text}"
+    return _ratio(threshold, f"threshold of {mechanism}", where), _ratio(window, f"window of {mechanism}", where)
 
 
 def _names_cluster(options: str) -> bool:

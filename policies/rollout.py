@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing
-from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
 from paceenv.policies.clairvoyant import Clairvoyant
@@ -19,10 +17,6 @@ from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import Outcome, Simulator, episode_keys
-from paceenv.sim.reference import Reference
-
-Engine = Literal["fast", "reference"]
-Runner = Simulator | Reference
 
 
 @dataclass(frozen=True)
@@ -62,18 +56,9 @@ def start(cluster: Cluster, seeds: NDArray[np.integer], threads: int = 1, limits
     return Simulator(derive(cluster, keys), keys, threads, limits)
 
 
-def start_engine(
-    engine: Engine, cluster: Cluster, seeds: NDArray[np.int64], threads: int = 1, limits: Limits = LIMITS
-) -> Runner:
-    """As :func:`start`, on either engine; ``reference`` is plain Python, one seed after the other."""
-    if engine == "fast":
-        return start(cluster, seeds, threads, limits)
-    return Reference(cluster, seeds.tolist(), limits)
-
-
 def run(
     policy: Policy | Clairvoyant,
-    simulator: Runner,
+    simulator: Simulator,
     iterations: int,
     *,
     interval_iterations: int | None = None,
@@ -91,12 +76,7 @@ def run(
         on_recording: called with every interval's time stamps; None records nothing, which is faster.
         on_settings: called with each decision ``(E, 1 or R, M, 2)`` before it acts, while the engine still shows the
             views that it rests on.
-
-    Raises:
-        InputError: for the clairvoyant policy on the reference engine.
     """
-    if isinstance(policy, Clairvoyant) and not isinstance(simulator, Simulator):
-        raise InputError("policy = clairvoyant; allowed in the reference engine, which cannot look ahead: any other")
     if interval_iterations is None:
         interval_iterations = policy.interval_iterations if isinstance(policy, Policy) else INTERVAL_ITERATIONS
     E, R = len(simulator.batch), simulator.batch.ranks
@@ -112,7 +92,6 @@ def run(
         n = min(interval_iterations, iterations - t)
         if t:
             if isinstance(policy, Clairvoyant):
-                assert isinstance(simulator, Simulator)  # checked above
                 settings = policy.plan(simulator, interval_iterations)
             elif fixed is not None:
                 settings = np.broadcast_to(fixed, (E, 1, *fixed.shape))

@@ -59,8 +59,6 @@ def test_simulate_prints_what_it_promises(capsys: pytest.CaptureFixture[str]) ->
         (["simulate", "null-jitter", "--iterations", "-3"], "--help"),
         (["simulate", "null-jitter", "--policy", "pasive"], "did you mean passive"),
         (["simulate", "null-jitter", "--iterations", "1000000000", "--seeds", "1000"], "at most"),
-        (["simulate", "null-jitter-64", "--engine", "reference"], "at most 1e+06"),
-        (["simulate", "two-jobs", "--engine", "reference", "-p", "clairvoyant", "-i", "40"], "allowed in the ref"),
         (["evaluate", "passive", "--suite", "dem"], "did you mean demo"),
         (["train", "demo", "-o", "unused", "--set", "sb3.learning_rat=1"], "did you mean learning_rate"),
         (["calibrate", "no-such-trace", "-o", "unused.yaml"], "packaged sources"),

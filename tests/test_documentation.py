@@ -31,7 +31,7 @@ TRAINED = "paceenv train demo"
 README_WORDS = 620
 COMMANDS = dict(command_pages.commands())
 FACE = (
-    *("paceenv/envs/pacing_env.py", "paceenv/envs/registration.py", "paceenv/envs/env_checker.py"),
+    *("paceenv/envs/pacing_env.py", "paceenv/envs/registration.py"),
     *("paceenv/core/pacing.py", "paceenv/core/signals.py", "paceenv/core/trace.py"),
     *("policies/base.py", "policies/policy_file.py", "live/agent.py"),
 )

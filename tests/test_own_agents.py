@@ -120,7 +120,7 @@ class Scaled(torch.nn.Linear):
         (lambda: torch.nn.Sequential(), "no layers"),
         (
             lambda: RecurrentPPO("MlpLstmPolicy", Ours(), n_steps=16, batch_size=16, **SMALL),
-            "a recurrent cell with weights (lstm_actor.weight_ih_l0); allowed: none",
+            "allowed: a number with 11 inputs, None with 10; the network has 256",
         ),
         (lambda: linear(10, 6), "6 actions; allowed: 4 for 2 mechanisms"),
         (

@@ -94,7 +94,7 @@ def test_static_by_name_has_one_mechanism_or_several_at_once() -> None:
         ("slack=0.02/0.3,slip=0.1/0.1", "unknown option slip; allowed: mechanism=, threshold=, window=, or threshold"),
         ("slack=0.02", "slack = '0.02'; allowed: threshold/window, both 0 to 1"),
         ("slack=0.02/0.3,slack=0.1/0.1", "slack= given twice; allowed: once"),
-        ("window=wide", "window = 'wide'; allowed: 0 to 1"),
+        ("window=wide", "window = 'wide'; allowed: a number from 0 to 1"),
         ("", "no options; allowed: static alone, or such as static:slack=0.1/0.2"),
         ("slack=0.02/0.3,window=0.1", "mechanism=, threshold= or window= beside a mechanism by name; allowed: either"),
     ],

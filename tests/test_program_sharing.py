@@ -40,7 +40,7 @@ def side_by_side(nodes: int = 4, **fabric: Any) -> dict[str, float]:
         "fabric": {"nic_gbps": 100.0, "nodes_per_leaf": 64, "uplink_gbps": 1e5, "latency_us": 0, **fabric},
     }
     config, keys = config_files.parse(Cluster, data, "test"), episode_keys([0])
-    fast, slow = Simulator(derive(config, keys), keys), Reference(config, [0])
+    fast, slow = Simulator(derive(config, keys), keys), Reference(config, 0)
     found = {}
     for name, recording in (("fast", fast.record(fast.off(), 1)), ("slow", slow.record(fast.off(), 1))):
         through_O = recording.through_ETO[0, 0]
@@ -151,7 +151,7 @@ def test_an_all_to_all_loses_windows_where_its_senders_overflow_a_port() -> None
     assert 0.1 < kept < 0.95
     assert set(np.round(step_T, 6).tolist()) == {0.1, 0.3}
     assert (step_T < 0.2).mean() == pytest.approx(kept, abs=0.03)
-    reference_T = Reference(one, [0]).run(OFF, 100)[0]
+    reference_T = Reference(one, 0).run(OFF, 100)[0]
     np.testing.assert_allclose(reference_T, step_T[:100], rtol=1e-9)
 
 

@@ -51,7 +51,7 @@ def fast_s(config: Cluster) -> float:
 
 def both_s(config: Cluster) -> tuple[float, float]:
     """The step of the reference and of the fast engine."""
-    reference = Reference(config, [0])
+    reference = Reference(config, 0)
     keys = episode_keys([0])
     settings = Simulator(derive(config, keys), keys).off()
     return float(reference.record(settings, 1).step_ET.mean()), fast_s(config)

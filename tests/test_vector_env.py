@@ -27,7 +27,7 @@ SHAPES = ["two-jobs", "unequal-slack", "one-job", "when-scaling-fails"]
 
 
 def played(envs: VectorEnv[Any, Any, Any], mode: AutoresetMode, steps: int = 11) -> Iterator[tuple[Any, ...]]:
-    """What a batch returns to the same calls: resets by mask, with seeds and with a cluster, and steps."""
+    """What a batch returns to the same calls: resets by mask and with seeds, and steps."""
     random = np.random.default_rng(5)
     ended = np.zeros(ROWS, bool)
     yield envs.reset(seed=3)
@@ -37,9 +37,9 @@ def played(envs: VectorEnv[Any, Any, Any], mode: AutoresetMode, steps: int = 11)
         if t == 4:
             yield envs.reset(seed=[7, None, 8, 9], options={"reset_mask": np.array([True, True, False, False])})
         if t == 7:
-            yield envs.reset(seed=50, options={"reset_mask": np.arange(ROWS) == 2, "cluster": "when-scaling-fails"})
+            yield envs.reset(seed=50, options={"reset_mask": np.arange(ROWS) == 2})
         if t == 9:
-            yield envs.reset(options={"cluster": "one-job"})
+            yield envs.reset()
         found = envs.step(random.uniform(-1, 1, envs.action_space.shape or ()).astype(np.float32))
         ended = found[2] | found[3]
         yield found
@@ -105,12 +105,11 @@ def test_disabled_autoreset_refuses_to_step_rows_that_have_ended() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"clusters": "two-jobs"}, "options: unknown clusters; allowed: cluster, reset_mask"),
+        ({"clusters": "two-jobs"}, "options: unknown clusters; allowed: reset_mask"),
         ({"reset_mask": [True, True]}, r"options\['reset_mask'\] = \[True, True\]; allowed: a boolean array of shape"),
         ({"reset_mask": np.ones(2)}, "allowed: a boolean array of shape"),
         ({"reset_mask": np.ones(3, bool)}, "allowed: a boolean array of shape"),
         ({"reset_mask": np.zeros(2, bool)}, "allowed: at least one row that is True"),
-        ({"cluster": "two-job"}, "did you mean two-jobs"),
     ],
 )
 def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], expected: str) -> None:
@@ -120,7 +119,7 @@ def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], ex
         envs.reset(options=options)
     np.testing.assert_array_equal(envs.reset(seed=1)[0], first, err_msg="nothing has changed")
     if "reset_mask" in options:
-        with pytest.raises(InputError, match="options: unknown reset_mask; allowed: cluster"):
+        with pytest.raises(InputError, match="options: unknown reset_mask; allowed: no options"):
             PacingEnv().reset(options=options)
 
 
@@ -133,21 +132,6 @@ def test_a_masked_reset_needs_a_whole_one_first_and_keeps_the_caller_s_mask() ->
     envs.reset(options=options)
     assert options["reset_mask"] is mask, "wrappers read it after us"
     np.testing.assert_array_equal(mask, [True, False])
-
-
-@pytest.mark.parametrize("kind", ["name", "object", "one that episodes do not draw"])
-def test_a_reset_s_cluster_holds_for_the_episode_that_it_starts(kind: str) -> None:
-    asked = {"name": "one-job", "object": load_cluster("one-job")}.get(kind, "incast-shallow")
-    env = PacingEnv(["two-jobs", "one-job"], weights=[1, 0], episode_intervals=2, names_in_info=True)
-    assert env.reset(seed=0)[1] == {"cluster": 0, "cluster_name": "two-jobs"}
-    observation, info = env.reset(seed=0, options={"cluster": asked})
-    name = "incast-shallow" if kind.startswith("one that") else "one-job"
-    assert info == {"cluster": 2 if name == "incast-shallow" else 1, "cluster_name": name}
-    assert env.cluster_names[info["cluster"]] == name
-    alone = PacingEnv(name, mechanisms="phase_shift", warn_null=False)
-    np.testing.assert_array_equal(observation, alone.reset(seed=0)[0])
-    assert env.step(np.zeros(2, np.float32))[4]["cluster_name"] == name
-    assert env.reset()[1]["cluster_name"] == "two-jobs"
 
 
 def test_async_vector_env_steps_our_environment() -> None:
@@ -214,27 +198,10 @@ def test_a_registered_scenario_pays_unless_it_is_the_null(name: str) -> None:
 # Frames
 
 
-def test_a_text_frame_shows_what_each_rank_did() -> None:
-    env = PacingEnv("unequal-slack", mechanisms="slack", render_mode="ansi")
-    with pytest.raises(gymnasium.error.ResetNeeded):
-        env.render()
-    env.reset(seed=0)
-    first = str(env.render())
-    assert first.startswith("unequal-slack, interval 0 of 64: ")
-    assert "D delay" not in first
-    for _ in range(3):
-        info = env.step(np.array([-1.0, 1.0], np.float32))[4]
-    title, *ranks, legend = str(env.render()).splitlines()
-    assert f"interval 3 of 64: {info['step_mean_s']:.4g} s a step" in title
-    assert f"{info['passive_step_mean_s']:.4g} s unpaced ({info['gain']:+.1%})" in title
-    assert len(ranks) == 8
-    assert all(len(line) == len("rank    0 ") + 96 for line in ranks)
-    assert any("D" in line for line in ranks)
-    assert "D delay" in legend
-
-
 def test_a_picture_has_one_size_and_changes_with_what_happened() -> None:
     envs = PacingVectorEnv(2, ["two-jobs", "when-scaling-fails"], render_mode="rgb_array")
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        envs.render()
     envs.reset(seed=0)
     before = envs.render()
     envs.step(np.tile(np.float32([-1.0, 0.5]), (2, 1)))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.trace import Trace, TraceMetadata
-from paceenv.sim.cluster.pipeline import schedule
+from paceenv.sim.cluster.pipeline import interleaved
 
 Array = NDArray[np.float64]
 Row = tuple[str, int, int, int, Array, Array]
@@ -123,7 +123,7 @@ class PipelineJob:
     def _pipeline(self, took: Array, rows: list[Row]) -> list[Array]:
         """Execute the schedule; when each stage's last compute ends, ``(T, D)`` each."""
         S, M, zero = self.stages, self.micro_batches, np.zeros((self.steps, self.replicas))
-        orders = [schedule(s, S, M) for s in range(S)]
+        orders = [[(backward, i) for backward, i, _ in interleaved(s, S, M)] for s in range(S)]
         at, free = [0] * S, [zero] * S
         there: list[list[dict[int, Array]]] = [[{} for _ in range(S)] for _ in range(2)]
         link_free = [[zero] * S for _ in range(2)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PUBLIC = {
-    "Environment": ("paceenv.envs.registration", "paceenv.envs.pacing_env", "paceenv.envs.env_checker"),
+    "Environment": ("paceenv.envs.registration", "paceenv.envs.pacing_env"),
     "Policies": (
         "paceenv.policies.base",
         "paceenv.policies.names",

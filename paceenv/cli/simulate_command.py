@@ -12,7 +12,7 @@ import typer
 from paceenv.core import metrics
 from paceenv.core.errors import out_of_range
 from paceenv.policies.base import Policy
-from paceenv.policies.rollout import Engine, run, start_engine
+from paceenv.policies.rollout import run, start
 from paceenv.policies.select import POLICY_HELP, select_policy
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.engine.recording import RecordingWriter
@@ -20,8 +20,6 @@ from paceenv.ui import output
 from paceenv.ui.json_option import JsonFile
 
 MAX_RANK_ITERATIONS = 10**11
-MAX_REFERENCE_RANK_ITERATIONS = 10**6
-"""About ten minutes without a program."""
 
 
 def simulate(
@@ -31,9 +29,6 @@ def simulate(
     iterations: Annotated[int, typer.Option("--iterations", "-i", min=1, help="Iterations of each run.")] = 5000,
     seeds: Annotated[int, typer.Option(min=1, help="How many runs with different noise.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    engine: Annotated[
-        Engine, typer.Option(help="reference: the same model in plain Python, slowly, to check the fast engine.")
-    ] = "fast",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a config value: noise.jitter_cv=0.02")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the first seed's run as a trace (Parquet).")] = None,
     json_: JsonFile = None,
@@ -48,12 +43,11 @@ def simulate(
     config = load_cluster(cluster).changed(set_ or [], cluster)
     if nodes is not None:
         config = config.with_nodes(nodes)
-    most = MAX_RANK_ITERATIONS if engine == "fast" else MAX_REFERENCE_RANK_ITERATIONS
-    if iterations * seeds * config.job.ranks > most:
+    if iterations * seeds * config.job.ranks > MAX_RANK_ITERATIONS:
         asked = f"{iterations} x {seeds} seeds x {config.job.ranks} ranks"
-        raise out_of_range("iterations x seeds x ranks", asked, f"at most {most:.0e}", f"simulate, {engine} engine")
+        raise out_of_range("iterations x seeds x ranks", asked, f"at most {MAX_RANK_ITERATIONS:.0e}", "simulate")
     chosen = select_policy(policy, config)
-    simulator = start_engine(engine, config, np.arange(seed, seed + seeds), threads=len(os.sched_getaffinity(0)))
+    simulator = start(config, np.arange(seed, seed + seeds), threads=len(os.sched_getaffinity(0)))
     with output.progress(f"{config.name}, {config.job.nodes} nodes, {policy}", iterations) as done:
         if trace is None:
             result = run(chosen, simulator, iterations, on_interval=done)
@@ -69,7 +63,6 @@ def simulate(
         "nodes": config.job.nodes,
         "ranks": config.job.ranks,
         "policy": policy,
-        "engine": engine,
         "iterations": iterations,
         "seeds": seeds,
         "seed": seed,

@@ -1,4 +1,4 @@
-"""The Gymnasium environment and its checker; importing this package registers ``paceenv/Pacing-v0``."""
+"""The Gymnasium environment; importing this package registers ``paceenv/Pacing-v0``."""
 
 from paceenv.envs.registration import register_envs
 

@@ -6,12 +6,11 @@ Legend: E environments (rows), C clusters, T iterations, A numbers of an action.
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import gymnasium
 import numpy as np
@@ -28,7 +27,6 @@ from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys, join
 
 ClusterLike: TypeAlias = str | os.PathLike[str] | Cluster
 Reward: TypeAlias = Literal["paired", "raw"]
-P = ParamSpec("P")
 
 WHERE = "paceenv/Pacing-v0"
 """What messages name as the place of a wrong value."""
@@ -87,30 +85,15 @@ class Rules:
         return [loaded(cluster) for cluster in given]
 
 
-def takes_rules(*besides: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """An ``__init__`` whose ``**rules`` are fields of :class:`Rules` but for ``besides``, else an InputError."""
-
-    def decorate(init: Callable[P, None]) -> Callable[P, None]:
-        own = [one for one in inspect.signature(init).parameters.values() if one.kind is not one.VAR_KEYWORD]
-        taken = {one.name for one in own} | set(besides)
-        more = [one for name, one in inspect.signature(Rules).parameters.items() if name not in taken]
-        first, last = ([one for one in own if (one.kind is one.KEYWORD_ONLY) is k] for k in (False, True))
-        every = [*first, *(one.replace(kind=one.KEYWORD_ONLY) for one in more), *last]
-        known = [one.name for one in every[1:]]
-
-        @functools.wraps(init)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> None:
-            for name, value in kwargs.items():
-                if name not in known:
-                    near = difflib.get_close_matches(name, known, 1)
-                    hint = f" (did you mean {near[0]}?)" if near else ""
-                    raise out_of_range(f"argument {name}", value, f"the arguments {', '.join(known)}{hint}", WHERE)
-            init(*args, **kwargs)
-
-        checked.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-        return checked
-
-    return decorate
+def taken_rules(cluster: ClusterLike | Sequence[ClusterLike], given: Mapping[str, Any], *others: str) -> Rules:
+    """The :class:`Rules` of an environment that takes ``others`` besides; InputError for an unknown argument."""
+    known = [*inspect.signature(Rules).parameters, *others]
+    for name, value in given.items():
+        if name not in known[: -len(others)]:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise out_of_range(f"argument {name}", value, f"the arguments {', '.join(known)}{hint}", WHERE)
+    return Rules(cluster, **given)
 
 
 def loaded(cluster: ClusterLike) -> Cluster:
@@ -232,12 +215,21 @@ class EpisodeBatch:
     def __init__(self, environments: int, rules: Rules, threads: int = 1, *, keeps_stamps: bool = False) -> None:
         at_least_1("threads", threads)
         at_least_1("num_envs", environments)
-        self.rules, self.mechanisms, self.threads = rules, rules.mechanism_names, threads
+        self.rules, self.mechanisms = rules, rules.mechanism_names
         self.preference = _Preference(rules.cv_weight, environments)
-        self._keeps_stamps, self.clusters = keeps_stamps, list[Cluster]()
-        self._shapes: list[_Shape] = []
-        self._place_C2 = np.zeros((0, 2), np.int64)
-        self._add(rules.clusters())
+        self.clusters = rules.clusters()
+        if not self.clusters:
+            raise InputError("clusters: none given; allowed: at least one")
+        self._can_fail = any(cluster.reliability.mtbf_iterations is not None for cluster in self.clusters)
+        self.names_C = np.array([cluster.name for cluster in self.clusters], object)
+        by_shape: dict[tuple[int, int, str], list[Cluster]] = {}
+        places = []
+        for cluster in self.clusters:
+            members = by_shape.setdefault(shape_of(cluster), [])
+            places.append((list(by_shape).index(shape_of(cluster)), len(members)))
+            members.append(cluster)
+        self._shapes = [_Shape(members, rules, threads, keeps_stamps=keeps_stamps) for members in by_shape.values()]
+        self._place_C2 = np.array(places, np.int64)
         self._edges = edges(len(self.clusters), rules.weights)
         self.seeds_E = np.random.default_rng().integers(0, 2**63, environments, dtype=np.uint64)
         self.episode_E = np.full(environments, -1)
@@ -250,37 +242,6 @@ class EpisodeBatch:
         entries = signals.SIGNALS + self.preference.is_drawn
         self.observation_space = gymnasium.spaces.Box(signals.LOW, signals.HIGH, (entries,), np.float32)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2 * len(self.mechanisms),), np.float32)
-
-    def _add(self, clusters: Sequence[Cluster]) -> None:
-        """Take clusters in, after those that are there."""
-        if not clusters:
-            raise InputError("clusters: none given; allowed: at least one")
-        by_shape: dict[tuple[int, int, str], list[Cluster]] = {}
-        places = []
-        for cluster in clusters:
-            shape = shape_of(cluster)
-            members = by_shape.setdefault(shape, [])
-            places.append((len(self._shapes) + list(by_shape).index(shape), len(members)))
-            members.append(cluster)
-        self._shapes += [
-            _Shape(members, self.rules, self.threads, keeps_stamps=self._keeps_stamps) for members in by_shape.values()
-        ]
-        self._place_C2 = np.concatenate([self._place_C2, np.array(places, np.int64)])
-        self.clusters += clusters
-        self._can_fail = any(cluster.reliability.mtbf_iterations is not None for cluster in self.clusters)
-        self.names_C = np.array([cluster.name for cluster in self.clusters], object)
-
-    def number_of(self, cluster: ClusterLike) -> int:
-        """Index of a cluster in :attr:`clusters`; one that episodes do not draw is taken in, and stays.
-
-        Each takes memory for all environments: give many clusters when the environment is made.
-        """
-        if isinstance(cluster, str) and cluster in self.names_C:
-            return [one.name for one in self.clusters].index(cluster)
-        cluster_config = loaded(cluster)
-        if cluster_config not in self.clusters:
-            self._add([cluster_config])
-        return self.clusters.index(cluster_config)
 
     @property
     def simulator(self) -> Simulator | None:
@@ -295,7 +256,7 @@ class EpisodeBatch:
         self.seeds_E[which] = np.array([int(seed) % 2**64 for seed in seeds], np.uint64)  # the 64 bits that count
         self.episode_E[which] = -1
 
-    def start(self, which: NDArray[np.int64], cluster: int | None = None) -> None:
+    def start(self, which: NDArray[np.int64]) -> None:
         """Start the next episode in some rows.
 
         An episode begins as a live job does: the quiet start and one interval without pacing, which is what the first
@@ -303,7 +264,6 @@ class EpisodeBatch:
 
         Args:
             which: numbers of the rows, ``(n,)``; the first time all of them.
-            cluster: index of the cluster; default: each episode draws one.
         """
         if self.simulator is None and len(which) < len(self.seeds_E):
             raise gymnasium.error.ResetNeeded("call reset() for all rows before reset() for some of them")
@@ -312,7 +272,7 @@ class EpisodeBatch:
         keys = episode_keys(self.seeds_E[which], self.episode_E[which])
         self.keys_E[which] = keys
         self.preference.draw(which, keys)
-        self.cluster_E[which] = draw_index(keys, self._edges) if cluster is None else cluster
+        self.cluster_E[which] = draw_index(keys, self._edges)
         self._start(which, (PACED, TWIN) if self.rules.has_twin and self._passive_of is None else (PACED,))
         if self._passive_of is not None:
             self._look_up_passive(which, self._passive_of)
@@ -498,6 +458,10 @@ class EpisodeBatch:
         if self.rules.names_in_info:
             info["cluster_name"] = self.names_C[self.cluster_E]
         return info
+
+    def where_of(self, n: int) -> dict[str, Any]:
+        """As :meth:`where`, of one row."""
+        return {name: value[n].item() if name == "cluster" else value[n] for name, value in self.where().items()}
 
     def last_interval(self, n: int) -> tuple[Recording, JobBatch]:
         """What row ``n`` did in its last interval, with every stamp, and its job; for a batch that keeps stamps."""

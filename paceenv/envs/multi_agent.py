@@ -10,14 +10,7 @@ from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
 from paceenv.core.errors import InputError, out_of_range
-from paceenv.envs.episode_batch import (
-    DEFAULT_CLUSTER,
-    WHERE,
-    ClusterLike,
-    EpisodeBatch,
-    Rules,
-    takes_rules,
-)
+from paceenv.envs.episode_batch import DEFAULT_CLUSTER, WHERE, ClusterLike, EpisodeBatch, taken_rules
 from paceenv.envs.null_jobs import warn_of_nulls
 
 Array = NDArray[np.float32]
@@ -44,7 +37,6 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
 
     metadata: dict[str, Any] = {"name": "paceenv/Pacing-v0", "render_modes": [], "is_parallelizable": True}
 
-    @takes_rules("twin", "names_in_info")
     def __init__(
         self,
         cluster: ClusterLike | Sequence[ClusterLike] = DEFAULT_CLUSTER,
@@ -53,7 +45,7 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
         render_mode: None = None,
         **rules: Any,
     ) -> None:
-        given = Rules(cluster, **rules)
+        given = taken_rules(cluster, rules, "warn_null", "render_mode")
         self._batch, self.render_mode = EpisodeBatch(1, given), render_mode
         ranks = sorted({one.ranks for one in self._batch.clusters})
         if len(ranks) > 1:
@@ -90,7 +82,7 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
             self._batch.seed(everyone, [seed])
         self._batch.start(everyone)
         self.agents = list(self.possible_agents)
-        return self._views(), {agent: {"cluster": self._cluster} for agent in self.agents}
+        return self._views(), {agent: self._batch.where_of(0) for agent in self.agents}
 
     def step(
         self, actions: Mapping[str, Array]
@@ -109,26 +101,14 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
         if set(actions) != set(self.agents):
             wrong = sorted(set(actions) ^ set(self.agents))
             raise InputError(f"actions: {wrong[0]} is missing or unknown; allowed: one action for each live agent")
-        expected, given = (
-            self._batch.action_space.shape,
-            [np.asarray(actions[agent], np.float32) for agent in self.agents],
-        )
-        for agent, action in zip(self.agents, given, strict=True):
-            if action.shape != expected:
-                raise InputError(f"{WHERE}: the action of {agent} has shape {action.shape}; allowed: {expected}")
-        settings_RM2 = self._batch.decoded(np.stack(given), len(given), called="rank_{}")
+        given = np.stack([np.asarray(actions[agent], np.float32) for agent in self.agents])
+        settings_RM2 = self._batch.decoded(given, len(given), called="rank_{}")
         reward, truncated, terms = self._batch.advance(settings_RM2[None])
         agents, over = self.agents, bool(truncated[0])
-        info = {name: float(value[0]) for name, value in terms.items()}
-        transition = (
-            self._views(),
-            dict.fromkeys(agents, float(reward[0])),
-            dict.fromkeys(agents, False),
-            dict.fromkeys(agents, over),
-            {agent: {"cluster": self._cluster} | info for agent in agents},
-        )
+        info = self._batch.where_of(0) | {name: float(value[0]) for name, value in terms.items()}
         self.agents = [] if over else agents
-        return transition
+        ends = dict.fromkeys(agents, False), dict.fromkeys(agents, over)
+        return self._views(), dict.fromkeys(agents, float(reward[0])), *ends, {agent: dict(info) for agent in agents}
 
     def state(self) -> Array:
         """The views of all ranks, ``(R, O)``: for a critic that is trained in one place."""
@@ -138,10 +118,6 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
     def cluster_names(self) -> NDArray[np.object_]:
         """Names of the clusters, ``(C,)``; ``info["cluster"]`` is an index into it."""
         return self._batch.names_C.copy()
-
-    @property
-    def _cluster(self) -> int:
-        return int(self._batch.cluster_E[0])
 
     def _views(self) -> dict[str, Array]:
         return dict(zip(self.possible_agents, self.state(), strict=True))

@@ -22,8 +22,7 @@ from paceenv.envs.episode_batch import (
     WHERE,
     ClusterLike,
     EpisodeBatch,
-    Rules,
-    takes_rules,
+    taken_rules,
 )
 from paceenv.envs.frames import RENDER_MODES, Frame, RenderMode, frame
 from paceenv.envs.null_jobs import warn_of_nulls
@@ -39,12 +38,11 @@ def _checked_mode(render_mode: str | None) -> str | None:
     return render_mode
 
 
-def _option_cluster(batch: EpisodeBatch, options: dict[str, Any] | None, allowed: Sequence[str]) -> int | None:
-    """Number of the cluster that a reset's ``options`` ask for, if they do; InputError for unknown options."""
-    unknown = [name for name in options or () if name not in allowed]
+def _check_options(options: dict[str, Any] | None, *allowed: str) -> None:
+    unknown = [str(name) for name in options or () if name not in allowed]
     if unknown:
-        raise InputError(f"{WHERE}: options: unknown {', '.join(map(str, unknown))}; allowed: {', '.join(allowed)}")
-    return batch.number_of(options["cluster"]) if options and "cluster" in options else None
+        said = ", ".join(allowed) or "no options"
+        raise InputError(f"{WHERE}: options: unknown {', '.join(unknown)}; allowed: {said}")
 
 
 class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
@@ -114,13 +112,8 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     ## Starting State
 
     The cluster's random quantities, the noise, the tenants' phases and the preference are drawn from the seed and the
-    episode number; the quiet start and one interval have run without pacing. ``reset`` takes these options and refuses
-    others:
-
-    | Option | Meaning | Value | Environment |
-    | --- | --- | --- | --- |
-    | `cluster` | the episodes that start now run there: a name, a file or a `Cluster` | as the argument | both |
-    | `reset_mask` | only these rows start anew | boolean array `(num_envs,)` | vector environment |
+    episode number; the quiet start and one interval have run without pacing. ``reset`` of the vector environment takes
+    the option ``reset_mask``, a boolean array ``(num_envs,)``: only these rows start anew. Other options are refused.
 
     ## Episode End
 
@@ -151,7 +144,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
       settings of the mechanisms (default True)
     * ``autoreset_mode``: vector environment only (default ``AutoresetMode.NEXT_STEP``, as Gymnasium's)
     * ``threads``: threads that share a batch, vector environment only (default 1)
-    * ``render_mode``: ``"ansi"`` or ``"rgb_array"``, the timeline of ranks in the last iterations (default None)
+    * ``render_mode``: ``"rgb_array"``, the timeline of ranks in the last iterations (default None)
 
     ```python
     >>> import gymnasium
@@ -167,7 +160,6 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     metadata: dict[str, Any] = METADATA
 
-    @takes_rules()
     def __init__(
         self,
         cluster: ClusterLike | Sequence[ClusterLike] = DEFAULT_CLUSTER,
@@ -176,7 +168,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         render_mode: RenderMode | None = None,
         **rules: Any,
     ) -> None:
-        given = Rules(cluster, **rules)
+        given = taken_rules(cluster, rules, "warn_null", "render_mode")
         self.render_mode = _checked_mode(render_mode)
         self._batch = EpisodeBatch(1, given, keeps_stamps=render_mode is not None)
         self.observation_space, self.action_space = self._batch.observation_space, self._batch.action_space
@@ -190,17 +182,17 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
         Args:
             seed: at least 0.
-            options: ``{"cluster": ...}``: this episode runs there, whatever it would have drawn.
+            options: there are none.
 
         Raises:
-            InputError: for unknown options.
+            InputError: for an option.
         """
         super().reset(seed=seed)
-        cluster = _option_cluster(self._batch, options, ("cluster",))
+        _check_options(options)
         if seed is not None:
             self._batch.seed(np.array([0]), [seed])
-        self._batch.start(np.array([0]), cluster)
-        return self._batch.observe()[0], self._where()
+        self._batch.start(np.array([0]))
+        return self._batch.observe()[0], self._batch.where_of(0)
 
     def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Run one control interval; ``info`` holds the raw terms of the reward.
@@ -212,21 +204,17 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
             InputError: for an action of another shape, or with not-a-number.
         """
         reward, truncated, terms = self._batch.step(np.asarray(action)[None])
-        info = self._where() | {name: float(value[0]) for name, value in terms.items()}
+        info = self._batch.where_of(0) | {name: float(value[0]) for name, value in terms.items()}
         return self._batch.observe()[0], float(reward[0]), False, bool(truncated[0]), info
 
     def render(self) -> Frame | None:
-        """The timeline of ranks in the last iterations: a string, or a picture ``(480, 800, 3)`` of bytes."""
-        return None if self.render_mode is None else frame(self._batch, 0, self.render_mode)
+        """The timeline of ranks in the last iterations, a picture ``(480, 800, 3)`` of bytes."""
+        return None if self.render_mode is None else frame(self._batch, 0)
 
     @property
     def cluster_names(self) -> NDArray[np.object_]:
         """Names of the clusters, ``(C,)``; ``info["cluster"]`` is an index into it."""
         return self._batch.names_C.copy()
-
-    def _where(self) -> dict[str, Any]:
-        """The cluster of the present episode, as part of an info."""
-        return {name: value[0].item() if name == "cluster" else value[0] for name, value in self._batch.where().items()}
 
 
 def _document(env: type[PacingEnv]) -> None:
@@ -263,7 +251,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
             caller resets rows that have ended, with ``options={"reset_mask": ...}``.
         threads: most threads that share the batch, at least 1; results do not depend on it.
         warn_null: whether a warning says that no cluster given has anything to win.
-        render_mode: ``"ansi"`` or ``"rgb_array"``; ``render`` then returns a frame for each row.
+        render_mode: ``"rgb_array"``; ``render`` then returns a frame for each row.
 
     Raises:
         InputError: for an argument outside its range, with the range.
@@ -271,7 +259,6 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
 
     metadata: dict[str, Any] = METADATA | {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
-    @takes_rules()
     def __init__(
         self,
         num_envs: int = 1,
@@ -283,7 +270,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         render_mode: RenderMode | None = None,
         **rules: Any,
     ) -> None:
-        given = Rules(cluster, **rules)
+        given = taken_rules(cluster, rules, "num_envs", "autoreset_mode", "threads", "warn_null", "render_mode")
         try:
             self.autoreset_mode = AutoresetMode(autoreset_mode)
         except ValueError:
@@ -307,14 +294,13 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
 
         Args:
             seed: one for all, or one for each row, None where a row goes on with its next episode.
-            options: ``{"reset_mask": ...}``: a boolean array ``(num_envs,)``, only these rows start anew;
-                ``{"cluster": ...}``: the episodes that start now run there, whatever they would have drawn.
+            options: ``{"reset_mask": ...}``: a boolean array ``(num_envs,)``, only these rows start anew.
 
         Raises:
             InputError: for unknown options and for a mask of another form or without any row.
         """
         started_E = self._mask(options)
-        cluster = _option_cluster(self._batch, options, ("cluster", "reset_mask"))
+        _check_options(options, "reset_mask")
         which = np.flatnonzero(started_E)
         if seed is not None:
             number = isinstance(seed, (int, np.integer))
@@ -323,7 +309,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
                 raise out_of_range("seed", f"{len(given)} numbers", f"one for each of {self.num_envs} rows", WHERE)
             seeds = {n: one for n in which.tolist() if (one := given[n]) is not None}
             self._batch.seed(np.array(list(seeds), np.int64), list(seeds.values()))
-        self._batch.start(which, cluster)
+        self._batch.start(which)
         self._ended[which] = False
         return self._batch.observe(), self._clusters(started_E)
 
@@ -380,8 +366,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
 
     def render(self) -> tuple[Frame, ...] | None:
         """A frame for each row, as :meth:`PacingEnv.render`."""
-        mode = self.render_mode
-        return None if mode is None else tuple(frame(self._batch, n, mode) for n in range(self.num_envs))
+        return None if self.render_mode is None else tuple(frame(self._batch, n) for n in range(self.num_envs))
 
     @property
     def cluster_names(self) -> NDArray[np.object_]:

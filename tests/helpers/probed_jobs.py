@@ -14,7 +14,7 @@ from paceenv.core.probing import METADATA_KEY, Plan, unit_of
 from paceenv.core.trace import Trace, TraceMetadata, read_trace
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
-from paceenv.sim.engine.phases import joined
+from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.recording import RecordingWriter
 
 Array = NDArray[np.float64]
@@ -44,7 +44,7 @@ def simulated(
     for delay_R in delays_TR:
         simulator.state.rank_EFR[0, timing.DELAY_S, :ranks] = delay_R
         parts.append(simulator.record(simulator.off(), 1))
-    whole = joined(parts)
+    whole = Recording(*(np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True)))
     with RecordingWriter(path, simulator, name) as writer:
         writer.append(whole)
     found = read_trace(path)

@@ -20,7 +20,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from paceenv.core import signals
 from paceenv.core.errors import out_of_range
-from paceenv.policies.from_torch import actor_layers
+from paceenv.policies.from_torch import actor
 from paceenv.policies.learned import Learned
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import training_seed
@@ -124,7 +124,7 @@ class Sb3Learner(Learner):
 
     def _actor(self) -> Layers:
         """The actor's pairs of weight and bias as float32 arrays, input to output."""
-        return list(actor_layers(self._policy_arrays(), self.label))
+        return list(actor(self.model.policy).layers)
 
     def _policy_arrays(self) -> dict[str, NDArray[Any]]:
         return {name: value.numpy() for name, value in self.model.policy.state_dict().items()}

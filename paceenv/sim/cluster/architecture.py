@@ -6,7 +6,7 @@ appendix) and Kaplan et al. 2020.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -114,6 +114,12 @@ class Transformer(Config):
 class Generic(Config):
     """A model known by its totals: it can be replicated or sharded over data-parallel ranks, but not cut."""
 
+    sequence: ClassVar[int] = 0
+    hidden: ClassVar[int] = 0
+    heads: ClassVar[int] = 0
+    mlp: ClassVar[int] = 0
+    vocab: ClassVar[int] = 0
+    head_flops: ClassVar[float] = 0.0
     kind: Literal["generic"] = Field(description="says which kind of model this is")
     name: str = ""
     description: str = ""

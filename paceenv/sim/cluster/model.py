@@ -92,53 +92,39 @@ class Cluster(Config):
 
     def _check_form(self) -> None:
         """Measured numbers, a description or a program, and all of it."""
-        job = self.job
-        if self.program is not None:
-            self._check_program(self.program)
-            return
+        if self.program is not None and (self.workload is not None or self.gpu is not None):
+            raise ValueError("program or workload, not both")
         if (self.workload is None) != (self.gpu is None):
             raise ValueError("workload and gpu together, or neither")
-        if self.fabric.set_for_programs and self.is_measured:
-            raise ValueError(f"fabric.{self.fabric.set_for_programs[0]} by default without a program")
-        if self.workload is None:
-            for key in ("compute_s", "gradient_bytes"):
-                if getattr(job, key) is None:
-                    raise ValueError(f"job.{key} given, or a workload and a gpu")
+        if not self.is_measured:
+            self._check_beside("a workload" if self.program is None else "a program")
+            self.plan()  # raises for invalid values
             return
-        self._check_nothing_measured("a workload")
-        self._check_beside_program("a workload")
-        self.plan()  # raises for invalid values
+        if self.fabric.set_for_programs:
+            raise ValueError(f"fabric.{self.fabric.set_for_programs[0]} by default without a program")
+        for key in ("compute_s", "gradient_bytes"):
+            if getattr(self.job, key) is None:
+                raise ValueError(f"job.{key} given, or a workload and a gpu")
 
-    def _check_program(self, program: StepProgram) -> None:
-        """A program stands for itself: nothing that describes one collective stands beside it."""
-        if self.workload is not None or self.gpu is not None:
-            raise ValueError("program or workload, not both")
-        self._check_nothing_measured("a program")
-        self._check_beside_program("a program")
-        program.plan(self.job.ranks)
-
-    def _check_nothing_measured(self, beside: str) -> None:
-        """Nothing that describes one collective stands beside a workload or a program."""
+    def _check_beside(self, program: str) -> None:
+        """Nothing that only a job that is described by times can have stands beside a workload or a program."""
         job = self.job
         for key in ("compute_s", "gradient_bytes", "nodes_per_group"):
             if getattr(job, key) is not None:
-                raise ValueError(f"job.{key} or {beside}, not both: it follows from {beside}")
+                raise ValueError(f"job.{key} or {program}, not both: it follows from {program}")
         if job.collective != "all_reduce" or job.overlap != 0.0 or job.tail_bytes != 0.0:
-            raise ValueError(f"job.collective all_reduce, overlap 0 and tail_bytes 0 with {beside}, which has its own")
-
-    def _check_beside_program(self, beside: str) -> None:
-        """What only a job that is described by times can have."""
+            raise ValueError(f"job.collective all_reduce, overlap 0 and tail_bytes 0 with {program}, which has its own")
         drawn = [key for key, value in self.fabric if isinstance(value, Uniform | LogUniform | Normal)]
         if drawn:
-            raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with {beside}")
+            raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with {program}")
         if self.fabric.late_share != 1.0:
-            raise ValueError(f"fabric.late_share 1 with {beside}, whose transfers share links evenly")
+            raise ValueError(f"fabric.late_share 1 with {program}, whose transfers share links evenly")
         if self.fabric.placement != "packed":
-            raise ValueError(f"fabric.placement packed with {beside}, whose nodes fill leaves in their order")
+            raise ValueError(f"fabric.placement packed with {program}, whose nodes fill leaves in their order")
         if self.post_collective_work.groups or self.post_collective_work.share != 0.0:
-            raise ValueError(f"post_collective_work by default with {beside}, which has compute phases of its own")
+            raise ValueError(f"post_collective_work by default with {program}, which has compute phases of its own")
         if self.synchronization.sync_period > 1 or self.synchronization.staleness:
-            raise ValueError(f"synchronization by default with {beside}, which says every of each transfer")
+            raise ValueError(f"synchronization by default with {program}, which says every of each transfer")
 
     def _check_sending(self) -> None:
         """NCCL's protocols and channels: in programs, and in a measured all-reduce by ring or tree."""

@@ -20,26 +20,15 @@ def in_flight(stage: int, stages: int, micro_batches: int, parts: int = 1) -> fl
     return min(warm_up(stage, stages, micro_batches, parts) + 1, micro_batches * parts) / parts
 
 
-def schedule(stage: int, stages: int, micro_batches: int) -> list[tuple[bool, int]]:
-    """Operations of a stage in order, as (is backward, micro-batch): fill, alternate, drain."""
-    ahead = warm_up(stage, stages, micro_batches)
-    operations = [(False, i) for i in range(ahead)]
-    for i in range(micro_batches - ahead):
-        operations += [(False, ahead + i), (True, i)]
-    return operations + [(True, i) for i in range(micro_batches - ahead, micro_batches)]
+def interleaved(stage: int, stages: int, micro_batches: int, parts: int = 1) -> list[tuple[bool, int, int]]:
+    """Operations of a stage in order, as (is backward, micro-batch, part of the stage): fill, alternate, drain.
 
-
-def interleaved(stage: int, stages: int, micro_batches: int, parts: int) -> list[tuple[bool, int, int]]:
-    """Operations of a stage in order, as (is backward, micro-batch, part of the stage).
-
-    With one part it is :func:`schedule`. With more it is Megatron-LM's interleaved schedule (Narayanan et al. 2021,
-    section 2.2): the bubble is ``(p - 1)(f + b)`` divided by the parts.
+    With several parts it is Megatron-LM's interleaved schedule (Narayanan et al. 2021, section 2.2): the bubble is
+    ``(p - 1)(f + b)`` divided by the parts.
 
     Args:
         parts: of each stage; part k of stage s is stage ``k * stages + s`` of the model.
     """
-    if parts == 1:
-        return [(backward, i, 0) for backward, i in schedule(stage, stages, micro_batches)]
 
     def place(k: int, backward: bool) -> tuple[bool, int, int]:
         part = k % (stages * parts) // stages

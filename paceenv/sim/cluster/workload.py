@@ -176,11 +176,8 @@ class Workload(Config):
     @property
     def activation_bytes(self) -> float:
         """One micro-batch's activations between layers: what a stage sends and tensor parallelism all-reduces."""
-        model = self.model
-        if isinstance(model, Generic):
-            return 0.0
-        tokens = self.micro_batch * model.sequence / self.context_parallel
-        return tokens * model.hidden * BYTES[self.activation_dtype]
+        tokens = self.micro_batch * self.model.sequence / self.context_parallel
+        return tokens * self.model.hidden * BYTES[self.activation_dtype]
 
     def moved(self, *, backward: bool) -> Moved:
         """Bytes of one layer and token in memory, without what backward computes anew, and with one expert.
@@ -189,8 +186,6 @@ class Workload(Config):
         per inner width 4; backward 6, 5 and a residual sum of 6, twice; 6 and 5; and 6.
         """
         model, t = self.model, self.tensor_parallel
-        if isinstance(model, Generic):
-            return Moved(0.0, 0.0, 0.0)
         outer, score, inner = (34.0, 11.0, 6.0) if backward else (22.0, 9.0, 4.0)
         scale = BYTES[self.activation_dtype] / 2
         return Moved(
@@ -201,23 +196,17 @@ class Workload(Config):
 
     def moved_logits(self, *, backward: bool) -> float:
         """Bytes of one token's logits on one GPU: their fp32 copy and its softmax, and the gradient in 16 bit."""
-        model = self.model
-        if isinstance(model, Generic):
-            return 0.0
-        return (6.0 if backward else 14.0) * model.vocab / self.tensor_parallel
+        return (6.0 if backward else 14.0) * self.model.vocab / self.tensor_parallel
 
     @property
     def expert_flops(self) -> float:
         """Forward FLOPs of a layer and a sample, beyond those of one expert."""
-        model = self.model
-        if isinstance(model, Generic):
-            return 0.0
-        return (self.top_k - 1) * 4.0 * model.sequence * model.hidden * model.mlp
+        return (self.top_k - 1) * 4.0 * self.model.sequence * self.model.hidden * self.model.mlp
 
     @property
     def expert_parameters(self) -> float:
         """Of one layer on one GPU, before tensor parallelism, beside those of a layer without experts."""
-        if isinstance(self.model, Generic) or self.experts == 1:
+        if self.experts == 1:
             return 0.0
         mlp = 2 * self.model.hidden * self.model.mlp + self.model.hidden + self.model.mlp
         return (self.experts / self.expert_parallel - 1.0) * mlp + self.experts * self.model.hidden
@@ -225,9 +214,7 @@ class Workload(Config):
     @property
     def sparse_parameters(self) -> float:
         """Experts of one layer on one GPU, before tensor parallelism and sharding; 0 without experts."""
-        if isinstance(self.model, Generic) or self.experts == 1:
-            return 0.0
-        return self.expert_parameters + self.mlp_parameters * self.tensor_parallel
+        return self.expert_parameters + self.mlp_parameters * self.tensor_parallel if self.experts > 1 else 0.0
 
     @property
     def mlp_parameters(self) -> float:

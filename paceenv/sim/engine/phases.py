@@ -6,7 +6,6 @@ the last member of the group has entered. Legend: T iterations, R ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,14 +74,3 @@ def _in_collective(op: str, entry_TR: NDArray[np.float64], end_TR: NDArray[np.fl
     last_TG = entry_TR.reshape(len(entry_TR), -1, members).max(axis=2)
     all_TR = np.minimum(np.repeat(last_TG, members, axis=1), end_TR)
     return [Phase("wait for peers", entry_TR, all_TR), Phase("collective", all_TR, end_TR)]
-
-
-def shares(all_phases: Sequence[Phase]) -> dict[str, float]:
-    """Each phase's share of all the time of all ranks, by name, in the order of a step; they sum to 1."""
-    total_s = sum(float(p.length_TR.sum()) for p in all_phases)
-    return {p.name: float(p.length_TR.sum()) / total_s for p in all_phases}
-
-
-def joined(recordings: Sequence[Recording]) -> Recording:
-    """Consecutive recordings of the same batch as one."""
-    return Recording(*(np.concatenate(arrays, axis=1) for arrays in zip(*recordings, strict=True)))

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core import timing
 from paceenv.sim.engine import draws
 from paceenv.sim.engine.draws import bits32, geometric, key_of, quantile, uniform
 
@@ -48,28 +47,36 @@ class Rare:
             self._at += geometric(self._draw(self._n), self._probability)
 
 
-def _onset(share: float, mean_steps: float) -> float:
-    """How likely an episode starts in a step, so that a place spends such a share of its time in them."""
-    return share / (share + (1.0 - share) * mean_steps)
-
-
 class Chance:
     """The draws of one episode of a job of so many ranks in so many groups; those of steps are asked step by step."""
 
     def __init__(self, job: Any, skewness: float, key: np.uint64, ranks: int, groups: int) -> None:
         self.job, self.key, self._ranks, self._groups = job, key, range(ranks), range(groups)
         self._gamma = draws.gamma_table(skewness)
-        share, mean_steps = job["fail_slow_share"], job["fail_slow_mean_iterations"]
-        is_slow_R = (np.array(self._ranks) - int(uniform(key, draws.SLOW_RANK, ONCE) * ranks)) % ranks
-        self._factor_R = np.maximum(1.0 + job["persistent_cv"] * self._normal_R(draws.PERSISTENT, ONCE), 1e-6)
-        self._factor_R *= np.where(is_slow_R < job["slow_ranks"], job["slow_factor"], 1.0)
-        fail_key, under_way = key_of(key, draws.FAIL_SLOW, ONCE), share * (1.0 - 1.0 / mean_steps)
-        self._fails_R = np.array([uniform(fail_key, draws.FAIL_SLOW, r) < under_way for r in self._ranks])
-        self._drift_R = job["drift_cv"] * self._normal_R(draws.DRIFT, ONCE)
+        self._factor_R = np.maximum(1.0 + job["persistent_cv"] * self.normal_R(draws.PERSISTENT, ONCE), 1e-6)
+        self._factor_R *= np.where(self._some(draws.SLOW_RANK, ranks, job["slow_ranks"]), job["slow_factor"], 1.0)
+        self._drift_R = job["drift_cv"] * self.normal_R(draws.DRIFT, ONCE)
         self._stalls = Rare(job["stall_rate"], self._gap(draws.STALL, 2))
-        self._slow = Rare(_onset(share, mean_steps), lambda n: uniform(key, draws.FAIL_SLOW, n))
-        self._well = Rare(1.0 / mean_steps, lambda n: uniform(key, draws.RECOVERY, n), first=ranks)
-        self._start_post_work()
+        under_way, onset, end = _episodes(job["fail_slow_share"], job["fail_slow_mean_iterations"])
+        fail_key = key_of(key, draws.FAIL_SLOW, ONCE)
+        self._fails_R = np.array([uniform(fail_key, draws.FAIL_SLOW, r) < under_way for r in self._ranks])
+        self._slow = Rare(onset, lambda n: uniform(key, draws.FAIL_SLOW, n))
+        self._well = Rare(end, lambda n: uniform(key, draws.RECOVERY, n), first=ranks)
+        under_way, onset, end = _episodes(job["post_work_share"], job["post_work_mean_iterations"])
+        has_it_G = self._some(draws.POST_WORK, groups, job["post_work_groups"])
+        self._always_G, self._until_G = np.where(has_it_G, job["post_work_s"], 0.0), np.zeros(groups)
+        start_key = key_of(key, draws.POST_WORK, ONCE)
+        for g in self._groups:
+            u = uniform(start_key, draws.POST_WORK, g)
+            if u < under_way:
+                self._until_G[g] = geometric(max(u / under_way, 1e-300), end)
+        self._episode_G = np.array([self._episode_s(uniform(start_key, draws.COMMON, g)) for g in self._groups])
+        self._post_work = Rare(onset, self._gap(draws.POST_WORK, 3))
+
+    def _some(self, stream: int, places: int, some: int) -> NDArray[np.bool_]:
+        """So many places, one after the other from a drawn one on."""
+        first = int(uniform(self.key, stream, ONCE) * places)
+        return np.asarray((np.arange(places) - first) % places < some)
 
     def _bits_R(self, stream: int, t: int) -> list[np.uint32]:
         key = key_of(self.key, stream, t)
@@ -79,19 +86,18 @@ class Chance:
         """A standard normal draw."""
         return quantile(draws.normal_table(), bits32(key_of(self.key, stream, t), place))
 
-    def _normal_R(self, stream: int, t: int) -> Array:
+    def normal_R(self, stream: int, t: int) -> Array:
+        """A standard normal draw of every rank in step ``t``."""
         return np.array([quantile(draws.normal_table(), bits) for bits in self._bits_R(stream, t)])
 
-    def _uniform_R(self, stream: int, t: int) -> Array:
-        """From 0 up to 1."""
+    def uniform_R(self, stream: int, t: int) -> Array:
+        """A draw from 0 up to 1 of every rank in step ``t``."""
         return np.array(self._bits_R(stream, t), np.float64) * 2.0**-32
 
     def _gap(self, stream: int, place: int) -> Callable[[int], float]:
         """Draws of gaps, each beside other draws of the event before."""
         key = self.key
         return lambda n: uniform(key_of(key, stream, n), stream, place) if n else uniform(key, stream, 0)
-
-    # compute
 
     def compute_R(self, t: int) -> tuple[Array, Array]:
         """How long every rank computes in step ``t``, and how long it stalls besides, seconds."""
@@ -102,10 +108,10 @@ class Chance:
         for r, _ in self._slow.of_step(t, len(self._ranks)):
             self._fails_R[r] = True
         imbalance_R = np.array([quantile(self._gamma, bits) for bits in self._bits_R(draws.IMBALANCE, t)])
-        relative_R = 1.0 + job["jitter_cv"] * self._normal_R(draws.JITTER, t) + job["imbalance_cv"] * imbalance_R
+        relative_R = 1.0 + job["jitter_cv"] * self.normal_R(draws.JITTER, t) + job["imbalance_cv"] * imbalance_R
         # Ornstein-Uhlenbeck: it forgets over drift_iterations, its innovations are uniform
         keep = math.exp(-1.0 / job["drift_iterations"])
-        innovation_R = math.sqrt(12.0 * (1.0 - keep * keep)) * (self._uniform_R(draws.DRIFT, t) - 0.5)
+        innovation_R = math.sqrt(12.0 * (1.0 - keep * keep)) * (self.uniform_R(draws.DRIFT, t) - 0.5)
         self._drift_R = keep * self._drift_R + job["drift_cv"] * innovation_R
         factor_R = self._factor_R * np.where(self._fails_R, job["fail_slow_factor"], 1.0)
         stall_R = np.zeros(len(self._ranks))
@@ -119,26 +125,11 @@ class Chance:
         drawn = self._normal(draws.LENGTH, t * 4096 + micro_batch, replica)
         return max(1.0 + float(self.job["length_cv"]) * drawn, 0.0)
 
-    # work after the collective, in some groups always, in others in episodes
-
-    def _start_post_work(self) -> None:
-        job, key, share, groups = self.job, self.key, self.job["post_work_share"], len(self._groups)
-        mean_steps, start_key = job["post_work_mean_iterations"], key_of(key, draws.POST_WORK, ONCE)
-        has_it_G = (np.array(self._groups) - int(uniform(key, draws.POST_WORK, ONCE) * groups)) % groups
-        self._always_G = np.where(has_it_G < job["post_work_groups"], job["post_work_s"], 0.0)
-        self._until_G, under_way = np.zeros(groups), share * (1.0 - 1.0 / mean_steps)
-        for g in self._groups:
-            u = uniform(start_key, draws.POST_WORK, g)
-            if u < under_way:
-                self._until_G[g] = geometric(max(u / under_way, 1e-300), 1.0 / mean_steps)
-        self._episode_G = np.array([self._episode_s(uniform(start_key, draws.COMMON, g)) for g in self._groups])
-        self._post_work = Rare(_onset(share, mean_steps), self._gap(draws.POST_WORK, 3))
-
     def _episode_s(self, u: float) -> float:
         return float(self.job["post_work_episode_s"] * (1.0 + self.job["post_work_spread"] * (2.0 * u - 1.0)))
 
     def post_work_G(self, t: int) -> Array:
-        """Of every group in step ``t``, seconds."""
+        """Work after the collective in step ``t``, seconds: of some groups always, of others in episodes."""
         for g, n in self._post_work.of_step(t, len(self._groups)):
             key = key_of(self.key, draws.POST_WORK, n)
             if self._until_G[g] <= t:
@@ -147,33 +138,13 @@ class Chance:
                 self._episode_G[g] = self._episode_s(uniform(key, draws.POST_WORK, 2))
         return self._always_G + np.where(self._until_G > t, self._episode_G, 0.0)
 
-    # transfers
-
     def transfer(self, t: int, number: int) -> float:
         """How much longer a transfer takes than on the mean: lognormal with mean 1."""
         variance = math.log1p(self.job["transfer_cv"] ** 2)
         return math.exp(math.sqrt(variance) * self._normal(draws.TRANSFER, t, number) - 0.5 * variance)
 
-    def loss(self, t: int, stream: int, number: int) -> float:
-        """A uniform draw that decides whether a window of packets is lost."""
-        return uniform(key_of(self.key, draws.INCAST, t), stream, number)
 
-    def until_failure(self, n: int) -> float:
-        """The hazard that the job lives through after its n-th failure: exponential with mean 1."""
-        return -math.log(uniform(self.key, draws.FAILURE, n))
-
-    # what a live rank does and measures imperfectly
-
-    def missing_R(self, t: int) -> NDArray[np.bool_]:
-        """Which ranks cannot measure a step; an agent first learns the shape of a step, and misses none."""
-        is_settled, share = t >= timing.BLOCK_ITERATIONS, self.job["missing_share"]
-        return np.asarray(is_settled & (self._uniform_R(draws.MISSING, t) < share))
-
-    def late_wake_R(self, t: int) -> Array:
-        """How much later than decided delays are over, seconds: exponential."""
-        return np.asarray(-self.job["late_wake_s"] * np.log(self._uniform_R(draws.LATE_WAKE, t) + 2.0**-33))
-
-    def stamp_error_2R(self, t: int) -> Array:
-        """Of the two durations that each rank measures in a step, seconds."""
-        normal_2R = [self._normal_R(draws.STAMPS, 2 * t + k) for k in (0, 1)]
-        return np.asarray(self.job["stamp_noise_s"] * np.array(normal_2R))
+def _episodes(share: float, mean_steps: float) -> tuple[float, float, float]:
+    """For a place that spends such a share of its time in episodes: how likely one is under way from before as it all
+    begins, how likely one starts in a step, and ends in a step."""
+    return share * (1.0 - 1.0 / mean_steps), share / (share + (1.0 - share) * mean_steps), 1.0 / mean_steps

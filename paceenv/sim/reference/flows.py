@@ -11,9 +11,13 @@ flow that comes late has ``late_share`` of its weight beside the other's until o
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -25,7 +29,9 @@ from paceenv.sim.reference.chance import ONCE
 
 Then = Callable[[float], None]
 """What happens next; it is told when, seconds."""
-
+Process = Generator["float | Flow", float, None]
+"""What a rank, a transfer or a tenant does. It yields until when it stands still, infinity until somebody lets it go
+on, or a flow until that is through; and is told when it goes on."""
 SPENT = 1e-12
 """Share of a flow below which the rest of it is rounding."""
 SLOWEST = 1e-9
@@ -36,11 +42,13 @@ class Flow:
     """A transfer on its way: how many seconds of running alone it still needs, and its share of each of its links."""
 
     left_s: float
-    share_of: dict[Hashable, float]
-    then: Then
+    share_of: Mapping[Any, float]
+    then: Then = lambda now_s: None
     weight: float = 1.0
     fan_in: int = 0
     """How many senders start at once on one port."""
+    tenant: Any = None
+    """The record of whose it is; None: ours."""
     rate: float = 0.0
 
     def __post_init__(self) -> None:
@@ -73,6 +81,67 @@ def divide(flows: Sequence[Flow]) -> None:
         rising = [flow for flow in rising if flow not in held]
 
 
+class Links:
+    """All that is on its way, what happens next, and the time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.flows: list[Flow] = []
+        self._events: list[tuple[float, int, Then]] = []
+        self._order = count()
+
+    def on(self, link: Hashable) -> list[Flow]:
+        """Our flows on a link."""
+        return [flow for flow in self.flows if link in flow.share_of and flow.tenant is None]
+
+    def at(self, at_s: float, then: Then) -> None:
+        """Let something happen at a time."""
+        heapq.heappush(self._events, (at_s, next(self._order), then))
+
+    def go_on(self, process: Process, at_s: float | None = None) -> None:
+        """Let a process begin, or go on at a time."""
+        with suppress(StopIteration):
+            until = process.send(at_s)  # type: ignore[arg-type]
+            if isinstance(until, Flow):
+                until.then = partial(self.go_on, process)
+                self._start(until)
+            elif until < math.inf:
+                self.at(until, partial(self.go_on, process))
+
+    def _start(self, flow: Flow) -> None:
+        """A flow begins; where we are late beside tenants, they weigh more."""
+        if flow.tenant is None and UPLINK in flow.share_of and not self.on(UPLINK):
+            for other in self.flows:
+                if other.tenant is not None:
+                    other.weight = other.tenant["weight"] / other.tenant["late_share"]
+        self.flows.append(flow)
+
+    def run(self) -> None:
+        """Let time pass until the next thing happens: a flow is through, or it is time for something."""
+        divide(self.flows)
+        next_s = self._events[0][0] if self._events else math.inf
+        first = min(self.flows, key=lambda flow: flow.left_s / flow.rate, default=None)
+        wait_s = first.left_s / first.rate if first is not None else math.inf
+        is_through = self.now_s + wait_s <= next_s
+        wait_s = wait_s if is_through else max(next_s - self.now_s, 0.0)
+        self.now_s += wait_s
+        for flow in self.flows:
+            flow.left_s -= flow.rate * wait_s
+        if not is_through:
+            at_s, _, then = heapq.heappop(self._events)
+            then(at_s)
+            return
+        through = [flow for flow in self.flows if flow is first or flow.left_s <= flow.spent_s]
+        self.flows = [flow for flow in self.flows if flow not in through]
+        for flow in through:
+            flow.then(self.now_s)
+
+    def rewind(self, step_s: float, *, is_shared: bool) -> None:
+        """Count time from the end of the step, which took ``step_s``; links that nobody else uses are free by then."""
+        self.now_s = (self.now_s if is_shared else min(self.now_s, step_s)) - step_s
+        self._events = [(at_s - step_s, order, then) for at_s, order, then in self._events]
+
+
 class Tenant:
     """The k-th other job: it computes as long as the slowest of its ranks, transfers over the uplink, computes again.
 
@@ -80,101 +149,42 @@ class Tenant:
     more the longer it is.
     """
 
-    def __init__(self, record: Any, key: np.uint64, k: int) -> None:
-        self.record, self.place, self.cycles, self._key = record, k, 0, key
-        self.flow: Flow | None = None
-        alone_s, compute_s = record["uplink_work_s"] / record["rate_cap"], float(record["compute_s"])
-        self._period_s, self._first = compute_s + alone_s, 0.0
-        at_s = uniform(key, draws.TENANT, ONCE + draws.PER_TENANT * k) * self._period_s
-        away = 0.5 * record["pause_rate"] * record["pause_periods"] if record["pause_periods"] > 1.0 else 0.0
-        u = uniform(key, draws.TENANT, ONCE + draws.PER_TENANT * k + 1) * (1.0 + away)
-        self.next_s = max(compute_s - at_s, 0.0)
-        """When its next transfer begins; infinite while one is on its way."""
-        if u < away:
-            self.next_s = record["pause_periods"] * (1.0 - math.sqrt(1.0 - u / away)) * self._period_s + compute_s
-        elif at_s >= compute_s:
-            self._first = 1.0 - (at_s - compute_s) / alone_s
+    def __init__(self, record: Any, key: np.uint64, k: int, links: Links) -> None:
+        self._record, self._key, self._k, self._links, self.cycles = record, key, k, links, 0
+        links.go_on(self._live())
 
     def _uniform(self, place: int) -> float:
         """A draw of its present cycle."""
-        return uniform(
-            key_of(self._key, draws.TENANT, self.cycles), draws.TENANT, draws.PER_TENANT * self.place + place
-        )
+        key = key_of(self._key, draws.TENANT, self.cycles)
+        return uniform(key, draws.TENANT, draws.PER_TENANT * self._k + place)
 
-    def begin(self, *, is_late: bool) -> None:
-        """Its transfer begins, of what it had left when the episode began, or of a whole one."""
-        record, share = self.record, self._first
-        if share == 0.0:
-            share = -math.log(self._uniform(1)) if record["bursty"] else 1.0
-        weight = record["weight"] * (record["late_share"] if is_late else 1.0)
-        alone_s = share * record["uplink_work_s"] / record["rate_cap"]
-        self.flow = Flow(alone_s, {UPLINK: float(record["rate_cap"])}, self._compute, weight)
-        self.next_s, self._first = math.inf, 0.0
+    def _live(self) -> Process:
+        record, left, away = self._record, 0.0, 0.0
+        alone_s, compute_s = record["uplink_work_s"] / record["rate_cap"], float(record["compute_s"])
+        period_s, first = compute_s + alone_s, ONCE + draws.PER_TENANT * self._k
+        if record["pause_periods"] > 1.0:
+            away = 0.5 * record["pause_rate"] * record["pause_periods"]
+        at_s = uniform(self._key, draws.TENANT, first) * period_s
+        u = uniform(self._key, draws.TENANT, first + 1) * (1.0 + away)
+        until_s = max(compute_s - at_s, 0.0)
+        if u < away:
+            until_s = record["pause_periods"] * (1.0 - math.sqrt(1.0 - u / away)) * period_s + compute_s
+        elif at_s >= compute_s:
+            left = 1.0 - (at_s - compute_s) / alone_s
+        while True:
+            yield until_s
+            share = left or (-math.log(self._uniform(1)) if record["bursty"] else 1.0)
+            weight = record["weight"] * (record["late_share"] if self._links.on(UPLINK) else 1.0)
+            takes = {UPLINK: float(record["rate_cap"])}
+            now_s = yield Flow(share * alone_s, takes, weight=weight, tenant=record)
+            self.cycles, left = self.cycles + 1, 0.0
+            until_s = now_s + self._compute_s(period_s)
 
-    def _compute(self, now_s: float) -> None:
-        """Its transfer is through; it computes until the next one, and pauses now and then."""
-        self.flow, self.cycles = None, self.cycles + 1
-        record, u = self.record, self._uniform(0)
+    def _compute_s(self, period_s: float) -> float:
+        """How long it computes until its next transfer, with a pause now and then."""
+        record, u, pause = self._record, self._uniform(0), self._uniform(2)
         if record["bursty"]:
-            self.next_s = now_s - record["compute_s"] * math.log(u)
-            return
+            return float(-record["compute_s"] * math.log(u))
         slowest = quantile(draws.normal_table(), draws.uniform_bits(u ** (1.0 / record["ranks"])))
-        self.next_s = now_s + record["compute_s"] * max(1.0 + record["jitter_cv"] * slowest, 0.0)
-        pause = self._uniform(2)
-        if pause < record["pause_rate"]:
-            self.next_s += pause / record["pause_rate"] * record["pause_periods"] * self._period_s
-
-    def meets_late_comer(self) -> None:
-        """We begin while it transfers: it weighs more, as we have ``late_share`` of our weight beside it."""
-        if self.flow is not None:
-            self.flow.weight = self.record["weight"] / self.record["late_share"]
-
-
-class Links:
-    """All that is on its way, and the time."""
-
-    def __init__(self, tenants: Sequence[Tenant]) -> None:
-        self.now_s, self.tenants = 0.0, tenants
-        self.ours: list[Flow] = []
-
-    def on(self, link: Hashable) -> list[Flow]:
-        """Our flows on a link."""
-        return [flow for flow in self.ours if link in flow.share_of]
-
-    def start(self, flow: Flow) -> None:
-        """A flow of ours begins."""
-        if UPLINK in flow.share_of and not self.on(UPLINK):
-            for tenant in self.tenants:
-                tenant.meets_late_comer()
-        self.ours.append(flow)
-
-    def run(self, until_s: float) -> bool:
-        """Let time pass up to ``until_s``, or until a flow is through or a tenant begins; returns whether one did."""
-        flows = [*self.ours, *(tenant.flow for tenant in self.tenants if tenant.flow is not None)]
-        divide(flows)
-        first = min(flows, key=lambda flow: flow.left_s / flow.rate, default=None)
-        wait_s = first.left_s / first.rate if first is not None else math.inf
-        begins_s = min((tenant.next_s for tenant in self.tenants), default=math.inf) - self.now_s
-        if begins_s <= wait_s:
-            first, wait_s = None, max(begins_s, 0.0)
-        happens = self.now_s + wait_s <= until_s
-        wait_s = wait_s if happens else max(until_s - self.now_s, 0.0)
-        self.now_s += wait_s
-        for flow in flows:
-            flow.left_s -= flow.rate * wait_s
-        if not happens:
-            return False
-        for tenant in self.tenants:
-            if tenant.next_s <= self.now_s:
-                tenant.begin(is_late=bool(self.on(UPLINK)))
-        through = [flow for flow in flows if flow is first or flow.left_s <= flow.spent_s]
-        self.ours = [flow for flow in self.ours if flow not in through]
-        for flow in through:
-            flow.then(self.now_s)
-        return True
-
-    def rewind(self, step_s: float) -> None:
-        """Count time from the end of the step, which took ``step_s``; what nobody else uses is free by then."""
-        self.now_s = (self.now_s if self.tenants else min(self.now_s, step_s)) - step_s
-        for tenant in self.tenants:
-            tenant.next_s -= step_s
+        paused = pause / record["pause_rate"] * record["pause_periods"] if pause < record["pause_rate"] else 0.0
+        return float(record["compute_s"] * max(1.0 + record["jitter_cv"] * slowest, 0.0) + paused * period_s)

@@ -170,6 +170,8 @@ class _Role:
     """Transfers of each communicator so far."""
     _held: list[Wait] = field(default_factory=list)
     """Reductions under way."""
+    _behind: tuple[Wait | None, float, int] | None = None
+    """The segment whose shards are still to be summed over the replicas: what to wait for, bytes of a shard, layers."""
 
     def _start(self, one: Start) -> Wait:
         wait = Wait(one.communicator, self._begun.get(one.communicator, 0))
@@ -203,34 +205,31 @@ class _Role:
                     self._rows.append(wait)
                     self._run(self.passes.received(), i)
                 self._pass(backward, i, part)
-                self._send(backward, part)
+                if self._part_after(self.stage, backward, part) is not None:
+                    self._start(self._message(self.stage, backward))
         self._finish()
         return self._rows
 
     def _post_receives(self, *, backward: bool) -> dict[tuple[int, int], Wait]:
         """Start all receives of one direction; returns what each (micro-batch, part) waits for."""
         one, p, v = self.workload, self.workload.pipeline_parallel, self.workload.virtual_stages
-        if p == 1:
-            return {}
         sender = (self.stage + (1 if backward else -1)) % p
-        wraps = self.stage == (p - 1 if backward else 0)
         waits = {}
         for is_backward, i, part in interleaved(sender, p, one.micro_batches, v):
-            to = part + (wraps and (-1 if backward else 1))
-            if is_backward == backward and 0 <= to < v:
+            to = self._part_after(sender, backward, part)
+            if is_backward == backward and to is not None:
                 waits[i, to] = self._start(self._message(sender, backward))
         return waits
+
+    def _part_after(self, sender: int, backward: bool, part: int) -> int | None:
+        """Which part of its stage the receiver goes on with; None where nobody does."""
+        p, v = self.workload.pipeline_parallel, self.workload.virtual_stages
+        to = part + (sender == (0 if backward else p - 1)) * (-1 if backward else 1)
+        return to if p > 1 and 0 <= to < v else None
 
     def _message(self, sender: int, backward: bool) -> Start:
         name = gradients_of(sender) if backward else activations_of(sender)
         return Start(name, "send", self.workload.activation_bytes / self.workload.tensor_parallel, name=name)
-
-    def _send(self, backward: bool, part: int) -> None:
-        p, v = self.workload.pipeline_parallel, self.workload.virtual_stages
-        wraps = self.stage == (0 if backward else p - 1)
-        to = part + (wraps and (-1 if backward else 1))
-        if p > 1 and 0 <= to < v:
-            self._start(self._message(self.stage, backward))
 
     def _pieces(self, backward: bool, part: int) -> list[list[Piece]]:
         """A pass of a part of the stage, segment by segment, in the order of computing."""
@@ -333,7 +332,7 @@ class _Role:
         ]
         sizes = {False: cuts, True: cuts[::-1]}
         passes = {backward: self._pieces(backward, 0) for backward in (False, True)}
-        there, behind = self._gather(cuts[:1]), None
+        there = self._gather(cuts[:1])
         for at, (i, backward, k) in enumerate(order):
             self._rows += there
             there = self._gather([sizes[backward_too][after] for _, backward_too, after in order[at + 1 : at + 2]])
@@ -341,34 +340,30 @@ class _Role:
             if backward:
                 layers = sizes[True][k]
                 dense, sparse = self._segment_parameters(layers)
-                behind = self._scatter(dense * gradient, layers, i, behind)
+                self._scatter(dense * gradient, layers, i)
                 if sparse > 0.0:
                     start = Start(EXPERT_DATA, "reduce_scatter", sparse * gradient, True, parts=layers)
                     self._held.append(self._start(start._replace(name="gradients")))
-        if behind is not None:
-            self._between_replicas(*behind)
+        self._sum_shards()
 
-    def _scatter(
-        self, payload_bytes: float, count: int, i: int, behind: tuple[Wait | None, float, int] | None
-    ) -> tuple[Wait | None, float, int] | None:
+    def _scatter(self, payload_bytes: float, count: int, i: int) -> None:
         """Reduce a segment's gradients, and start to sum the shards of the one before it over the replicas."""
         one, wait = self.workload, None
         if self._is_sharded:
             start = Start(self._shards, "reduce_scatter", payload_bytes, True, name="gradients", parts=count)
             wait = self._start(start)
             self._held.append(wait)
-        if behind is not None:
-            self._between_replicas(*behind)
+        self._sum_shards()
         shards = one.shard_group or self.replicas
-        if self.replicas == shards or i < one.micro_batches - 1:
-            return None
-        return wait, payload_bytes / shards, count
+        if self.replicas > shards and i == one.micro_batches - 1:
+            self._behind = wait, payload_bytes / shards, count
 
-    def _between_replicas(self, wait: Wait | None, payload_bytes: float, count: int) -> None:
-        if wait is not None:
-            self._rows.append(wait)
-        start = Start(REPLICAS, "all_reduce", payload_bytes, True, name="shards", parts=count)
-        self._held.append(self._start(start))
+    def _sum_shards(self) -> None:
+        if self._behind is not None:
+            (wait, payload_bytes, count), self._behind = self._behind, None
+            self._rows += [] if wait is None else [wait]
+            start = Start(REPLICAS, "all_reduce", payload_bytes, True, name="shards", parts=count)
+            self._held.append(self._start(start))
 
     def _finish(self) -> None:
         """After the last backward: what is under way, the optimizer, weights that ZeRO gathers, what is summed last."""

@@ -78,8 +78,7 @@ class Passes:
     @property
     def _tokens(self) -> float:
         """Of a micro-batch on one GPU."""
-        model = self.workload.model
-        return 0.0 if isinstance(model, Generic) else self._samples * model.sequence
+        return self._samples * self.workload.model.sequence
 
     def _moved_s(self, layers: int, *, backward: bool) -> Moved:
         """Seconds in which memory is read and written beside matrix products."""
@@ -115,10 +114,7 @@ class Passes:
 
     def head(self, *, backward: bool) -> list[Piece]:
         """The output layer, at the end of the last stage."""
-        model = self.workload.model
-        if isinstance(model, Generic):
-            return []
-        seconds = self._samples * model.head_flops / self.workload.tensor_parallel / self._rate
+        seconds = self._samples * self.workload.model.head_flops / self.workload.tensor_parallel / self._rate
         moved_s = self._tokens * self.gpu.memory_s(self.workload.moved_logits(backward=backward))
         if backward:
             return _joined([Compute(BACKWARD * seconds + moved_s), *self._tensor(1)])
@@ -126,7 +122,7 @@ class Passes:
 
     def embedding(self) -> list[Piece]:
         """The token embedding, at the start of the first stage: cut by rows, so that its outputs are summed."""
-        return [] if isinstance(self.workload.model, Generic) else _joined(self._tensor(1))
+        return _joined(self._tensor(1))
 
     def received(self) -> list[Piece]:
         """What a stage does with activations that arrive in shares: tensor-parallel ranks gather them."""
@@ -151,11 +147,8 @@ class Passes:
         flops = 4.0 * model.sequence * model.hidden * model.mlp * one.top_k  # as many experts as a token goes to
         mlp_s = times * (layers * self._samples * flops / one.tensor_parallel / self._rate) + 0.5 * moved_s.outer
         matrices = [Compute(matrices_s + 0.5 * host_s)]
-        attention, exchange, tensor = (
-            self._attention(core_s, layers, times),
-            self._exchange(layers),
-            self._tensor(layers),
-        )
+        exchange, tensor = self._exchange(layers), self._tensor(layers)
+        attention = self._attention(core_s, layers, times)
         mlp = [*exchange, Compute(mlp_s + moved_s.inner + 0.5 * host_s), *exchange]
         if backward:
             return [*mlp, *tensor, *attention, *matrices, *tensor]
@@ -182,7 +175,7 @@ class Passes:
     def _attention(self, core_s: float, layers: int, passes: float) -> list[Piece]:
         """Scores and weighted sums, beside the ring of keys and values; backward sends their gradients too."""
         one, model = self.workload, self.workload.model
-        if one.context_parallel == 1 or isinstance(model, Generic):
+        if one.context_parallel == 1:
             return [Compute(core_s)]
         tokens = one.micro_batch * model.sequence
         size = 2.0 * tokens * model.hidden / one.tensor_parallel * BYTES[one.activation_dtype]

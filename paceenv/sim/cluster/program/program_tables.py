@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from paceenv.sim.engine.program_layout import COMPUTE, OPS, START, UPLINK, WAIT,
 
 _SAME = 1e-9
 """Shares of a link that differ by less are the same."""
+_Uses = list[tuple[NDArray[np.int64], NDArray[np.float64]]]
 MAX_PRUNED_LINKS = 400
 
 
@@ -58,6 +60,7 @@ class Wait(NamedTuple):
 
 
 Instruction = Compute | Start | Wait
+_KINDS = {Compute: COMPUTE, Start: START, Wait: WAIT}
 
 
 @dataclass(frozen=True)
@@ -87,75 +90,143 @@ class StepPlan:
         return max(sum(one.seconds for one in role if isinstance(one, Compute)) for role in self.roles)
 
 
-_Uses = list[tuple[NDArray[np.int64], NDArray[np.float64]]]
+class Operation(NamedTuple):
+    """A transfer of one process group in every step."""
 
-
-class _Operation(NamedTuple):
+    group: int
+    members: list[int]
     start: Start
     use: Use
+    share_of: dict[int, float]
+    """The share that it takes, alone, of each link that can be full."""
 
 
-def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenants: bool) -> Program:
-    """The engine's tables of a plan.
+class Row(NamedTuple):
+    """What a rank does next."""
+
+    instruction: Instruction
+    operation: int = 0
+    """Number of the operation that it starts or waits for."""
+    place: int = 0
+    """The rank's place among the members."""
+    pays: bool = False
+    """Whether the rank counts its wait as time in its payload collectives."""
+
+
+class Laid(NamedTuple):
+    """A plan on the links of a fabric."""
+
+    plan: StepPlan
+    groups: list[list[int]]
+    """The members of each process group."""
+    operations: list[Operation]
+    """Group by group, in their order."""
+    rows_R: list[list[Row]]
+
+
+def lay(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenants: bool) -> Laid:
+    """Match what the ranks start and wait for, and find the links that can be full.
+
+    A process group runs one operation at a time, so a link is never full where the largest shares of all groups fit.
 
     Raises:
         InputError: where the members of a process group do not start the same transfers in the same order.
     """
     groups = [(name, members) for name, parts in plan.communicators.items() for members in parts]
-    group_of = {(name, rank): n for n, (name, members) in enumerate(groups) for rank in members}
-    begun = [_started(plan, name, members) for name, members in groups]
-    first_op = np.concatenate([[0], np.cumsum([len(ops) for ops in begun])]).astype(np.int64)
-    operations: list[_Operation] = []
-    known: dict[tuple[object, ...], Use] = {}
-    for n, (_, members) in enumerate(groups):
-        for start in begun[n]:
-            key = (n, start.op, start.payload_bytes, start.parts)
+    operations: list[Operation] = []
+    place_of: dict[tuple[str, int], tuple[int, int]] = {}
+    """The first operation of a rank on a communicator, and its place among the members."""
+    most: dict[int, dict[int, float]] = {}
+    """What a group takes of a link at most, by link and group."""
+    for g, (name, members) in enumerate(groups):
+        place_of |= {(name, rank): (len(operations), place) for place, rank in enumerate(members)}
+        known: dict[tuple[object, ...], Use] = {}
+        for start in _started(plan, name, members):
+            key = (start.op, start.payload_bytes, start.parts)
             if key not in known:
                 known[key] = use(start, members)
-            operations.append(_Operation(start, known[key]))
-    uses = _simplified(operations, first_op, has_tenants=has_tenants)
-    rows = _instructions(plan, groups, group_of, first_op)
-    payload, sets = payload_R(plan), [frozenset(members) for _, members in groups]
-    group_O = np.repeat(np.arange(len(groups)), np.diff(first_op))
-    pays = [
-        one[0] == WAIT and operations[one[2]].start.op != "send" and sets[group_O[one[2]]] == payload[rank]
-        for rank, row in enumerate(rows)
-        for one in row
+            share_of = dict(zip(known[key].link_U.tolist(), known[key].share_U.tolist(), strict=True))
+            operations.append(Operation(g, members, start, known[key], share_of))
+            for link, share in share_of.items():
+                of_group = most.setdefault(link, {})
+                of_group[g] = max(of_group.get(g, 0.0), share)
+    full = {link for link, shares in most.items() if len(shares) > 1 and sum(shares.values()) > 1.0 + _SAME}
+    full |= {UPLINK} if has_tenants else set()
+    operations = [
+        one._replace(share_of={link: min(share, 1.0) for link, share in one.share_of.items() if link in full})
+        for one in operations
     ]
-    counts = np.array([len(members) for _, members in groups], np.int64)
-    last_O = np.zeros(len(operations), np.bool_)
-    last_O[first_op[1:][np.diff(first_op) > 0] - 1] = True
-    link_counts = [len(links) for links, _ in uses]
+    return Laid(plan, [members for _, members in groups], operations, _rows_R(plan, operations, place_of))
+
+
+def _rows_R(
+    plan: StepPlan, operations: list[Operation], place_of: dict[tuple[str, int], tuple[int, int]]
+) -> list[list[Row]]:
+    """What every rank does, with the operations that it starts and waits for."""
+    payload, sets, rows_R = payload_R(plan), {one.group: frozenset(one.members) for one in operations}, []
+    for rank, role in enumerate(plan.role_R):
+        rows, begun = list[Row](), dict.fromkeys(plan.communicators, 0)
+        for one in plan.roles[role]:
+            if isinstance(one, Compute):
+                rows.append(Row(one))
+                continue
+            if (one.communicator, rank) not in place_of:
+                raise InputError(f"program: rank {rank} is in no process group of communicator {one.communicator}")
+            first, place = place_of[one.communicator, rank]
+            number = begun[one.communicator] if isinstance(one, Start) else one.number
+            begun[one.communicator] += isinstance(one, Start)
+            if number >= begun[one.communicator]:
+                raise InputError(f"program: rank {rank} waits for a transfer on {one.communicator} before its start")
+            group, start = operations[first + number].group, operations[first + number].start
+            pays = isinstance(one, Wait) and start.op != "send" and sets[group] == payload[rank]
+            rows.append(Row(one, first + number, place, pays))
+        rows_R.append(rows)
+    return rows_R
+
+
+def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenants: bool) -> Program:
+    """The engine's tables of a plan; it raises InputError as :func:`lay` does."""
+    _, groups, operations, rows_R = lay(plan, use, has_tenants=has_tenants)
+    uses, whole_s = _simplified(operations, has_tenants=has_tenants), max(plan.compute_s, 1e-300)
+    rows = [row for rows in rows_R for row in rows]
+    computes = [row.instruction if isinstance(row.instruction, Compute) else Compute(0.0) for row in rows]
+    starts, taken = [one.start for one in operations], [one.use for one in operations]
+    group_O, sizes = np.array([one.group for one in operations], np.int64), np.array([*map(len, groups)], np.int64)
     return Program(
-        first_R=np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64),
-        kind_I=np.array([one[0] for row in rows for one in row], np.int64),
-        share_I=np.array([one[1] for row in rows for one in row], np.float64),
-        operation_I=np.array([one[2] for row in rows for one in row], np.int64),
-        micro_I=np.array([one[3] for row in rows for one in row], np.int64),
-        pays_I=np.array(pays, np.bool_),
+        first_R=_bounds([*map(len, rows_R)]),
+        kind_I=np.array([_KINDS[type(row.instruction)] for row in rows], np.int64),
+        share_I=np.array([one.seconds / whole_s for one in computes], np.float64),
+        operation_I=np.array([row.operation for row in rows], np.int64),
+        micro_I=np.array([one.micro_batch for one in computes], np.int64),
+        pays_I=np.array([row.pays for row in rows], np.bool_),
         replica_R=np.array(plan.replica_R, np.int64),
-        group_O=group_O.astype(np.int64),
-        op_O=np.array([OPS.index(one.start.op) for one in operations], np.int64),
-        bytes_O=np.array([one.start.payload_bytes for one in operations], np.float64),
-        last_O=last_O,
-        every_O=np.array([one.start.every for one in operations], np.int64),
-        can_wait_O=np.array([one.start.can_wait for one in operations], np.bool_),
-        alone_O=np.array([one.use.alone_s for one in operations], np.float64),
-        latency_O=np.array([one.use.latency_s for one in operations], np.float64),
-        weight_O=np.array([one.use.weight for one in operations], np.float64),
-        top_O=_top_O(uses, group_O, has_tenants=has_tenants),
-        fan_in_O=np.array([one.use.fan_in for one in operations], np.int64),
-        ports_O=np.array([one.use.ports for one in operations], np.int64),
-        is_private_O=np.array([count == 0 for count in link_counts], np.bool_),
-        first_use_O=np.concatenate([[0], np.cumsum(link_counts)]).astype(np.int64),
+        group_O=group_O,
+        op_O=np.array([OPS.index(one.op) for one in starts], np.int64),
+        bytes_O=np.array([one.payload_bytes for one in starts], np.float64),
+        last_O=np.array([*(group_O[1:] != group_O[:-1]), True][: len(operations)], np.bool_),
+        every_O=np.array([one.every for one in starts], np.int64),
+        can_wait_O=np.array([one.can_wait for one in starts], np.bool_),
+        alone_O=np.array([one.alone_s for one in taken], np.float64),
+        latency_O=np.array([one.latency_s for one in taken], np.float64),
+        weight_O=np.array([one.weight for one in taken], np.float64),
+        top_O=np.array([float(shares.max(initial=0.0)) or 1.0 for _, shares in uses], np.float64),
+        fan_in_O=np.array([one.fan_in for one in taken], np.int64),
+        ports_O=np.array([one.ports for one in taken], np.int64),
+        is_private_O=np.array([len(links) == 0 for links, _ in uses], np.bool_),
+        first_use_O=_bounds([len(links) for links, _ in uses]),
         link_U=np.concatenate([np.zeros(0, np.int64), *(links for links, _ in uses)]).astype(np.int64),
         share_U=np.concatenate([np.zeros(0), *(shares for _, shares in uses)]).astype(np.float64),
-        first_member_N=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        rank_M=np.array([rank for _, members in groups for rank in members], np.int64),
-        place_I=np.array([one[4] for row in rows for one in row], np.int64),
-        first_handed_O=np.concatenate([[0], np.cumsum(counts[group_O])]).astype(np.int64),
+        first_member_N=_bounds(sizes),
+        rank_M=np.array([rank for members in groups for rank in members], np.int64),
+        place_I=np.array([row.place for row in rows], np.int64),
+        first_handed_O=_bounds(sizes[group_O]),
         links=int(max([UPLINK, *(int(links.max(initial=0)) for links, _ in uses)])) + 1,
     )
+
+
+def _bounds(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each of so many begins, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def payload_R(plan: StepPlan) -> list[frozenset[int]]:
@@ -182,7 +253,7 @@ def _payload_of(role: Sequence[Instruction]) -> str:
         if isinstance(one, Start):
             begun.setdefault(one.communicator, []).append(one)
         elif isinstance(one, Wait):
-            waited.append(begun[one.communicator][one.number])
+            waited += begun.get(one.communicator, [])[one.number : one.number + 1]
     collectives = [start for start in waited if start.op != "send" and start.payload_bytes > BARRIER_BYTES]
     always = [start for start in collectives if start.every <= 1]
     return (always or collectives)[-1].communicator if collectives else ""
@@ -202,91 +273,30 @@ def _started(plan: StepPlan, name: str, members: list[int]) -> list[Start]:
     return transfers or []
 
 
-def _instructions(
-    plan: StepPlan,
-    groups: list[tuple[str, list[int]]],
-    group_of: dict[tuple[str, int], int],
-    first_op: NDArray[np.int64],
-) -> list[list[tuple[int, float, int, int, int]]]:
-    """Every rank's instructions as (kind, share, operation, micro-batch, place)."""
-    whole_s = max(plan.compute_s, 1e-300)
-    rows = []
-    for rank, role in enumerate(plan.role_R):
-        row, begun = [], dict.fromkeys(plan.communicators, 0)
-        for one in plan.roles[role]:
-            if isinstance(one, Compute):
-                row.append((COMPUTE, one.seconds / whole_s, 0, one.micro_batch, 0))
-                continue
-            n = group_of.get((one.communicator, rank))
-            if n is None:
-                raise InputError(f"program: rank {rank} is in no process group of communicator {one.communicator}")
-            place = groups[n][1].index(rank)
-            if isinstance(one, Start):
-                row.append((START, 0.0, int(first_op[n]) + begun[one.communicator], -1, place))
-                begun[one.communicator] += 1
-            elif one.number >= begun[one.communicator]:
-                raise InputError(f"program: rank {rank} waits for a transfer on {one.communicator} before its start")
-            else:
-                row.append((WAIT, 0.0, int(first_op[n]) + one.number, -1, place))
-        rows.append(row)
-    return rows
-
-
-def _simplified(operations: list[_Operation], first_op: NDArray[np.int64], *, has_tenants: bool) -> _Uses:
-    """The links and shares of every operation, without links that are never full, equal ones as one.
-
-    A process group runs one operation at a time, so a link is never full where the largest shares of all groups fit.
-    """
-    group_of_op = np.repeat(np.arange(len(first_op) - 1), np.diff(first_op))
+def _simplified(operations: list[Operation], *, has_tenants: bool) -> _Uses:
+    """The links and shares of every operation, equal links as one, without links that are never fuller than another."""
     by_link: dict[int, dict[int, float]] = {}
     for o, one in enumerate(operations):
-        for link, share in zip(one.use.link_U.tolist(), one.use.share_U.tolist(), strict=True):
-            by_link.setdefault(link, {})[o] = share
+        for link, share in one.share_of.items():
+            by_link.setdefault(link, {})[o] = round(share / _SAME) * _SAME
     kinds: dict[tuple[tuple[int, float], ...], bool] = {}
     for link, shares in by_link.items():
-        largest: dict[int, float] = {}
-        for o, share in shares.items():
-            group = int(group_of_op[o])
-            largest[group] = max(largest.get(group, 0.0), share)
-        is_full = len(largest) > 1 and sum(largest.values()) > 1.0 + _SAME
-        if is_full or (link == UPLINK and has_tenants):
-            signature = tuple((o, round(share / _SAME) * _SAME) for o, share in sorted(shares.items()))
-            kinds[signature] = kinds.get(signature, False) or (link == UPLINK and has_tenants)
+        signature = tuple(shares.items())
+        kinds[signature] = kinds.get(signature, False) or (link == UPLINK and has_tenants)
     uses: list[tuple[list[int], list[float]]] = [([], []) for _ in operations]
-    number = UPLINK
-    for signature, is_uplink in _pruned(kinds):
-        if not is_uplink:
-            number += 1
+    numbers, kept, is_few = count(UPLINK + 1), list[dict[int, float]](), len(kinds) <= MAX_PRUNED_LINKS
+    for signature, is_uplink in sorted(kinds.items(), key=lambda item: (not item[1], -sum(s for _, s in item[0]))):
+        own = dict(signature)
+        if is_few and not is_uplink and any(_is_within(own, other) for other in kept):
+            continue
+        kept.append(own)
+        link = UPLINK if is_uplink else next(numbers)
         for o, share in signature:
-            uses[o][0].append(UPLINK if is_uplink else number)
+            uses[o][0].append(link)
             uses[o][1].append(min(share, 1.0))
     return [(np.array(links, np.int64), np.array(shares)) for links, shares in uses]
 
 
-def _top_O(uses: _Uses, group_O: NDArray[np.int64], *, has_tenants: bool) -> NDArray[np.float64]:
-    """The largest share that each operation takes of a link where it meets others; 1 where it meets none."""
-    groups_on: dict[int, set[int]] = {UPLINK: {-1}} if has_tenants else {}
-    for (links, _), group in zip(uses, group_O, strict=True):
-        for link in links.tolist():
-            groups_on.setdefault(link, set()).add(int(group))
-    met = [[len(groups_on[link]) > 1 for link in links.tolist()] for links, _ in uses]
-    return np.array([float(shares[one].max(initial=0.0)) or 1.0 for (_, shares), one in zip(uses, met, strict=True)])
-
-
-def _pruned(kinds: dict[tuple[tuple[int, float], ...], bool]) -> list[tuple[tuple[tuple[int, float], ...], bool]]:
-    """Without links that are never fuller than another one."""
-    listed = sorted(kinds.items(), key=lambda item: (not item[1], -sum(share for _, share in item[0])))
-    if len(listed) > MAX_PRUNED_LINKS:
-        return listed
-    kept: list[tuple[tuple[tuple[int, float], ...], bool]] = []
-    shares: list[dict[int, float]] = []
-    for signature, is_uplink in listed:
-        own = dict(signature)
-        if not is_uplink and any(
-            own.keys() <= other.keys() and all(share <= other[o] + _SAME for o, share in own.items())
-            for other in shares
-        ):
-            continue
-        kept.append((signature, is_uplink))
-        shares.append(own)
-    return kept
+def _is_within(own: dict[int, float], other: dict[int, float]) -> bool:
+    """Whether a link is never fuller than another one."""
+    return own.keys() <= other.keys() and all(share <= other[o] + _SAME for o, share in own.items())
