@@ -7,11 +7,13 @@ import itertools
 import json
 import os
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ray import tune
 
 from paceenv.cli import application
 from paceenv.core import pacing
@@ -20,7 +22,7 @@ from paceenv.policies.names import rule
 from paceenv.policies.policy_file import load_policy
 from paceenv.trainers.evaluation.static_search import search_static, spelled
 from paceenv.trainers.evaluation.suites import load_comparison, load_suite, load_suites
-from paceenv.trainers.sweep import ray_tuner
+from paceenv.trainers.sweep import ray_tuner, trainables
 from paceenv.trainers.sweep.sweep_config import FIRST_SEED, SweepConfig
 from paceenv.trainers.sweep.sweep_results import CONFIG, Results
 from paceenv.trainers.sweep.trainables import StaticTask, TrainingTask, TrainingTrial, make_task, static_space
@@ -244,6 +246,12 @@ def test_hyperparameters_that_cannot_change_meanwhile_are_refused() -> None:
         SweepConfig.model_validate(
             {"name": "wrong", "training": {**training, "hyperparameters": {"seed": {"choice": [1]}}}}
         )
+
+
+def test_the_example_of_the_trainables_runs() -> None:
+    example = textwrap.dedent(str(trainables.__doc__).partition("::\n")[2].partition("\nA task")[0])
+    exec(compile(example, "example", "exec"), ran := vars(trainables).copy())
+    assert isinstance(ran["tuner"], tune.Tuner)
 
 
 @pytest.mark.parametrize("name", names("sweeps"))

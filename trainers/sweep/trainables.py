@@ -2,8 +2,8 @@
 
 They fit into any ``tune.Tuner``::
 
-    task = StaticTask.of(Static(suite="demo", mechanisms=["slack"]))
-    tune.Tuner(tune.with_parameters(StaticTrial, task=task), param_space=static_space(task.static))
+    static = Static(suite="demo", splits=["held-out"], mechanisms=["slack"])
+    tuner = tune.Tuner(tune.with_parameters(StaticTrial, task=StaticTask.of(static)), param_space=static_space(static))
 
 A task is what all trials share; it is loaded on the driver, so that it needs no file on the nodes.
 """
