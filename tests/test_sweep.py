@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import pickle
 import re
 import textwrap
 from pathlib import Path
@@ -237,6 +238,13 @@ def _training(folder: Path, **changed: Any) -> TrainingTask:
     return task
 
 
+def test_trials_share_the_validation_that_the_driver_has_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainables, "Validation", lambda *args, **named: "found")
+    sent = pickle.dumps(_training(tmp_path))
+    monkeypatch.setattr(trainables, "Validation", None)
+    assert pickle.loads(sent).validation == "found"
+
+
 def test_hyperparameters_that_cannot_change_meanwhile_are_refused() -> None:
     pbt = {"perturbation_interval": 1000}
     training = {"train": "ppo", "hyperparameters": {"sb3.net_arch": {"choice": [[32], [64]]}}, "pbt": pbt}
@@ -248,10 +256,11 @@ def test_hyperparameters_that_cannot_change_meanwhile_are_refused() -> None:
         )
 
 
-def test_the_example_of_the_trainables_runs() -> None:
-    example = textwrap.dedent(str(trainables.__doc__).partition("::\n")[2].partition("\nA task")[0])
-    exec(compile(example, "example", "exec"), ran := vars(trainables).copy())
-    assert isinstance(ran["tuner"], tune.Tuner)
+def test_the_examples_of_the_trainables_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainables, "Validation", lambda *args, **named: None)  # takes a minute
+    for example in re.findall(r"::\n\n((?:    .*\n)+)", str(trainables.__doc__)):
+        exec(compile(textwrap.dedent(example), "example", "exec"), ran := vars(trainables).copy())
+        assert isinstance(ran["tuner"], tune.Tuner)
 
 
 @pytest.mark.parametrize("name", names("sweeps"))
