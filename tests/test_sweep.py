@@ -167,7 +167,10 @@ def test_what_a_killed_sweep_leaves_is_read(suite: str, tmp_path: Path) -> None:
             "threshold of phase_shift = 1.5; allowed: 0 to 1",
         ),
         ({"grid": GRID, "optuna": {}}, "grid or optuna, one of the two"),
-        ({"mechanisms": ["slack", "phase_shift", "stagger"]}, "a grid of 5760 settings; allowed: at most 4096, or"),
+        (
+            {"mechanisms": ["slack", "phase_shift", "stagger"]},
+            "a grid of 5760 settings; allowed: at most 4096, by fewer mechanisms or values, or optuna: {}",
+        ),
         ({"splits": ["held-out", "held-out"]}, "splits = ['held-out', 'held-out']; allowed: each once"),
         ({"objectives": ["energy"]}, "objectives: energy on suite two: no cluster has power figures"),
         ({"optuna": {"sampler": "cmaes"}}, "optuna.sampler = 'cmaes'; allowed: input should be 'tpe' or 'nsga2'"),
