@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, short_repr
 from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.learned import Learned
 from paceenv.policies.networks import ACTIVATIONS, Layer
@@ -136,8 +136,10 @@ def actor(network: Any) -> Actor:
         elif _name(module) in ACTIVATIONS and layers and not after:
             after = _name(module)
         else:
-            allowed = f"linear layers with {', '.join(ACTIVATIONS)} between them"
-            raise InputError(f"{_WHERE}: module {type(module).__name__} at this place; allowed: {allowed}")
+            is_module = isinstance(module, torch.nn.Module)
+            said = f"module {type(module).__name__} at this place" if is_module else f"network = {short_repr(module)}"
+            layered = f"linear layers of torch with {', '.join(ACTIVATIONS)} between them"
+            raise InputError(f"{_WHERE}: {said}; allowed: an agent of Stable-Baselines3, or {layered}")
     if not layers or len(set(activations)) > 1 or after not in ("", "tanh"):
         said = ", ".join([*activations, *([f"{after} at the end"] if after else [])]) or "no layers"
         raise InputError(f"{_WHERE}: {said}; allowed: one kind of activation, and at the end tanh or none")

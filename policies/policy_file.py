@@ -122,7 +122,8 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{target}: not a readable .safetensors file: {error}") from None
+        hint = "; paceenv.policies.save_network makes one of an agent" if target.suffix == ".zip" else ""
+        raise InputError(f"{target}: not a readable .safetensors file: {error}{hint}") from None
     header = _Header(target, metadata)
     preference, preference_range = header.preference()
     memory, change = time_scales(header.get("memory_intervals", 0), str(target)), header.get("change_intervals", 0)

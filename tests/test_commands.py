@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceenv.cli import application
+from paceenv.cli import application, evaluate_command
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
 from paceenv.policies.names import released
@@ -75,6 +75,12 @@ def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:
         application.run(arguments)
     assert not Path("unused").exists()
     assert not Path("unused.yaml").exists()
+
+
+def test_a_wrong_policy_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate_command, "search_static", None)
+    with pytest.raises(InputError, match=r"did you mean learned\?"):
+        application.run(["evaluate", "best-static", "lerned"])
 
 
 def test_bad_input_is_exit_code_2_on_the_error_stream() -> None:

@@ -118,6 +118,7 @@ class Scaled(torch.nn.Linear):
             "relu, tanh; allowed: one kind",
         ),
         (lambda: torch.nn.Sequential(), "no layers"),
+        (lambda: "m.zip", "network = 'm.zip'; allowed: an agent of Stable-Baselines3, or linear layers of torch"),
         (
             lambda: RecurrentPPO("MlpLstmPolicy", Ours(), n_steps=16, batch_size=16, **SMALL),
             "allowed: a number with 11 inputs, None with 10; the network has 256",

@@ -172,6 +172,7 @@ def test_a_pickle_under_another_name_is_not_executed(tmp_path: Path) -> None:
 
     blob = pickle.dumps(Payload())
     assert "not a readable .safetensors file" in refused(tmp_path / "a.safetensors", blob)
+    assert refused(tmp_path / "a.zip", blob).endswith("; paceenv.policies.save_network makes one of an agent")
     assert not flag.exists()
     pickle.loads(blob)
     assert flag.exists(), "the payload is a real one"

@@ -6,12 +6,15 @@ import contextlib
 import itertools
 import json
 import os
+import pickle
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ray import tune
 
 from paceenv.cli import application
 from paceenv.core import pacing
@@ -20,7 +23,7 @@ from paceenv.policies.names import rule
 from paceenv.policies.policy_file import load_policy
 from paceenv.trainers.evaluation.static_search import search_static, spelled
 from paceenv.trainers.evaluation.suites import load_comparison, load_suite, load_suites
-from paceenv.trainers.sweep import ray_tuner
+from paceenv.trainers.sweep import ray_tuner, trainables
 from paceenv.trainers.sweep.sweep_config import FIRST_SEED, SweepConfig
 from paceenv.trainers.sweep.sweep_results import CONFIG, Results
 from paceenv.trainers.sweep.trainables import StaticTask, TrainingTask, TrainingTrial, make_task, static_space
@@ -164,7 +167,10 @@ def test_what_a_killed_sweep_leaves_is_read(suite: str, tmp_path: Path) -> None:
             "threshold of phase_shift = 1.5; allowed: 0 to 1",
         ),
         ({"grid": GRID, "optuna": {}}, "grid or optuna, one of the two"),
-        ({"mechanisms": ["slack", "phase_shift", "stagger"]}, "a grid of 5760 settings; allowed: at most 4096, or"),
+        (
+            {"mechanisms": ["slack", "phase_shift", "stagger"]},
+            "a grid of 5760 settings; allowed: at most 4096, by fewer mechanisms or values, or optuna: {}",
+        ),
         ({"splits": ["held-out", "held-out"]}, "splits = ['held-out', 'held-out']; allowed: each once"),
         ({"objectives": ["energy"]}, "objectives: energy on suite two: no cluster has power figures"),
         ({"optuna": {"sampler": "cmaes"}}, "optuna.sampler = 'cmaes'; allowed: input should be 'tpe' or 'nsga2'"),
@@ -235,6 +241,13 @@ def _training(folder: Path, **changed: Any) -> TrainingTask:
     return task
 
 
+def test_trials_share_the_validation_that_the_driver_has_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainables, "Validation", lambda *args, **named: "found")
+    sent = pickle.dumps(_training(tmp_path))
+    monkeypatch.setattr(trainables, "Validation", None)
+    assert pickle.loads(sent).validation == "found"
+
+
 def test_hyperparameters_that_cannot_change_meanwhile_are_refused() -> None:
     pbt = {"perturbation_interval": 1000}
     training = {"train": "ppo", "hyperparameters": {"sb3.net_arch": {"choice": [[32], [64]]}}, "pbt": pbt}
@@ -244,6 +257,13 @@ def test_hyperparameters_that_cannot_change_meanwhile_are_refused() -> None:
         SweepConfig.model_validate(
             {"name": "wrong", "training": {**training, "hyperparameters": {"seed": {"choice": [1]}}}}
         )
+
+
+def test_the_examples_of_the_trainables_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainables, "Validation", lambda *args, **named: None)  # takes a minute
+    for example in re.findall(r"::\n\n((?:    .*\n)+)", str(trainables.__doc__)):
+        exec(compile(textwrap.dedent(example), "example", "exec"), ran := vars(trainables).copy())
+        assert isinstance(ran["tuner"], tune.Tuner)
 
 
 @pytest.mark.parametrize("name", names("sweeps"))

@@ -10,7 +10,7 @@ import typer
 from paceenv.core.errors import InputError
 from paceenv.core.files import check_file_name
 from paceenv.core.limits import LIMIT_HELP
-from paceenv.policies.select import POLICY_HELP
+from paceenv.policies.select import POLICY_HELP, select_policy
 from paceenv.trainers.evaluation import score_table
 from paceenv.trainers.evaluation.evaluate import evaluate as compare
 from paceenv.trainers.evaluation.static_search import search_static
@@ -68,6 +68,9 @@ def evaluate(
     chosen = comparison.chosen() if comparison and not suite else load_suite(suite or "demo")
     chosen = chosen.model_copy(update={**update, "limits": chosen.limits.changed(limit or [])})
     chosen = chosen.only([split]) if split else chosen
+    for name in names:
+        if name != "best-static":
+            select_policy(name, chosen.cases[0].load())  # refuses a wrong name before anything is compiled
     for i, name in enumerate(names):
         if name == "best-static":
             with output.progress("best static setting", 1) as done:

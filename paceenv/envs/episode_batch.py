@@ -344,9 +344,10 @@ class EpisodeBatch:
         A policy in a job that sends not-a-number is off there, for the job's sake. Here it is refused: a learner whose
         network has diverged would otherwise train on as if it did nothing.
         """
-        expected = (rows, *(self.action_space.shape or ()))
-        if np.shape(action_BA) != expected:
-            raise InputError(f"{WHERE}: actions have shape {np.shape(action_BA)}; allowed: {expected}")
+        given, expected = np.shape(action_BA), (rows, *(self.action_space.shape or ()))
+        if given != expected:
+            axis = int(given[:1] == (rows,))  # 1: so many as expected, and who sends one sees no batch
+            raise InputError(f"{WHERE}: actions have shape {given[axis:]}; allowed: {expected[axis:]}")
         invalid_BA = np.isnan(action_BA)
         if invalid_BA.any():
             invalid_B = invalid_BA.any(axis=1) if running is None else invalid_BA.any(axis=1) & running

@@ -117,11 +117,8 @@ def tune_all(config: SweepConfig, task: StaticTask | TrainingTask, folder: Path)
     """
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a lost worker would be pages
     experiment = (folder / TUNE / "all").absolute()
-    if isinstance(task, StaticTask):
-        shared = tune.with_parameters(StaticTrial, task=task)
-    else:
-        shared = tune.with_parameters(TrainingTrial, task=task, validation=task.validation())
-    runnable = tune.with_resources(shared, {"cpu": 1})
+    trainable = StaticTrial if isinstance(task, StaticTask) else TrainingTrial
+    runnable = tune.with_resources(tune.with_parameters(trainable, task=task), {"cpu": 1})
     kept = experiment / STATE
     if not kept.is_dir() and (old := kept.with_suffix(".old")).is_dir():  # killed between two renames
         old.rename(kept)

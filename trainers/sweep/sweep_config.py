@@ -79,7 +79,8 @@ class Static(Config):
             if max(grid.threshold) > most:
                 raise ValueError(f"threshold of {mechanism} = {max(grid.threshold):g}; allowed: 0 to {most:g}")
         if self.optuna is None and self.num_samples > MAX_GRID:
-            raise ValueError(f"a grid of {self.num_samples} settings; allowed: at most {MAX_GRID}, or optuna")
+            allowed = f"at most {MAX_GRID}, by fewer mechanisms or values, or optuna: {{}}"
+            raise ValueError(f"a grid of {self.num_samples} settings; allowed: {allowed}")
         return self
 
     def grids(self) -> dict[Mechanism, GridOf]:

@@ -2,8 +2,17 @@
 
 They fit into any ``tune.Tuner``::
 
-    task = StaticTask.of(Static(suite="demo", mechanisms=["slack"]))
-    tune.Tuner(tune.with_parameters(StaticTrial, task=task), param_space=static_space(task.static))
+    static = Static(suite="demo", splits=["held-out"], mechanisms=["slack"])
+    tuner = tune.Tuner(tune.with_parameters(StaticTrial, task=StaticTask.of(static)), param_space=static_space(static))
+
+Or, for a training config that has a selection::
+
+    sweep = TrainingSweep(train="ppo", hyperparameters={"sb3.learning_rate": {"loguniform": [1e-4, 1e-2]}})
+    tuner = tune.Tuner(
+        tune.with_parameters(TrainingTrial, task=TrainingTask.of(sweep)),
+        param_space=training_space(sweep.hyperparameters),
+        tune_config=tune.TuneConfig(metric="score", mode="max"),
+    )
 
 A task is what all trials share; it is loaded on the driver, so that it needs no file on the nodes.
 """
@@ -11,6 +20,7 @@ A task is what all trials share; it is loaded on the driver, so that it needs no
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -195,10 +205,14 @@ class TrainingTask:
         data["seed"], data["environment"]["threads"] = seed, 1
         return config_files.parse(TrainConfig, data, "hyperparameters")
 
+    @functools.cached_property
     def validation(self) -> Validation:
-        """What trials are scored on, with the look-ahead plans that take a minute to find: once for all trials."""
+        """What trials are scored on, with the look-ahead plans that take a minute to find."""
         assert self.train.selection is not None  # as :meth:`of` has checked
         return Validation(self.train.selection, self.train.environment.limits, threads=1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "validation": self.validation}  # found on the driver, once for all trials
 
 
 def make_task(config: SweepConfig) -> StaticTask | TrainingTask:
@@ -217,8 +231,8 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
     checkpoint of other hyperparameters, as populations do.
     """
 
-    def setup(self, config: dict[str, Any], task: TrainingTask, validation: Validation | None = None) -> None:
-        self._task, self._validation = task, validation
+    def setup(self, config: dict[str, Any], task: TrainingTask) -> None:
+        self._task = task
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -231,7 +245,7 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
             from paceenv.trainers.training.training_run import Run  # PyTorch, which static settings do not need
 
             configs = [self._task.config(self.config, seed) for seed in self._task.seeds]
-            self._runs = [Run(config, validation=self._validation) for config in configs]
+            self._runs = [Run(config, validation=self._task.validation) for config in configs]
         return self._runs
 
     def step(self) -> dict[str, Any]:
