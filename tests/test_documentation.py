@@ -164,6 +164,15 @@ def test_the_readme_reads_in_two_minutes() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= README_WORDS
 
 
+def test_the_map_leads_from_lines_of_the_readme_to_files() -> None:
+    page = (ROOT / "docs" / "explanation" / "structure.md").read_text()
+    readme = (ROOT / "README.md").read_text().replace("`", "")
+    rows = re.findall(r"^\| (.+) \| (`.+) \|$", page.partition("## One import root")[0], re.MULTILINE)
+    assert len(rows) > 10
+    assert [said for said, _ in rows if said.replace("`", "") not in readme] == []
+    assert [name for _, files in rows for name in re.findall("`(.+?)`", files) if not (ROOT / name).exists()] == []
+
+
 def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef, str]]:
     """Every public function and method of a module with a docstring: its name, itself, and what is said of it."""
     for owner in ast.parse(path.read_text()).body:

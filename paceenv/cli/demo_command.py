@@ -1,4 +1,4 @@
-"""``paceenv demo``: calibrate, train, compare, draw; one folder of results, a few minutes on two cores."""
+"""``paceenv demo``: calibrate, train, compare, draw; one folder of results."""
 
 from __future__ import annotations
 
@@ -146,6 +146,6 @@ def demo(
 ) -> None:
     """The guided tour: calibrate a cluster, train a policy, compare it with its baselines, draw the pictures.
 
-    About four minutes on two cores. Everything it prints is also written to the output folder.
+    It takes 3 to 8 minutes on two cores. Everything it prints is also written to the output folder.
     """
     run_demo(prepare_folder(out), timesteps, seed)

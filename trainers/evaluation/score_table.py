@@ -176,7 +176,7 @@ Those of split held-out and of the last section are drawn by a seed that is the 
 """
 RANDOM_TEXT = """## random: {clusters} clusters that nobody chose, {seeds} seeds of {iterations} iterations
 
-Structure, sizes, noise and neighbours are drawn (`trainers/evaluation/random_clusters.py`).
+Structure, sizes, noise and tenants are drawn (`trainers/evaluation/random_clusters.py`).
 On {worth} of them something in the table gains more than {least:.1%}; gap closed is over those.
 """
 
