@@ -78,14 +78,18 @@ def test_a_folder_is_recognised_and_the_next_steps_work(
     make(folder)
     monkeypatch.chdir(tmp_path)
     assert application.run([str(folder)]) == 0, "the bare command"
-    out = " ".join(capsys.readouterr().out.split())
-    assert said in out
-    found = [shlex.split(line) for line in diagnosed(capsys, str(folder), "--no-simulate")["next"]]
+    printed = capsys.readouterr().out
+    assert said in " ".join(printed.split())
+    found = [shlex.split(line) for line in printed.partition("\nNext\n")[2].splitlines()]
     assert found == [[word.replace("{}", str(folder)) for word in shlex.split(step)] for step in steps]
     for words in found:
-        assert shlex.join(words) in out
         if make is not log or words[1] != "report":  # a report of a log is seen in test_pages
             assert application.run(words[1:]) == 0, words
+
+
+def test_no_change_is_offered_that_cannot_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace(tmp_path)
+    assert diagnosed(capsys, str(tmp_path), "--no-simulate")["next"] == [f"paceenv report {tmp_path} -o report.html"]
 
 
 @pytest.mark.slow
@@ -111,6 +115,7 @@ def test_a_live_run_is_a_page_and_a_trace(tmp_path: Path, capsys: pytest.Capture
     assert found["step_time_s"] > 0.0
     assert application.run(["whatif", str(run), "--replace-rank", "1", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["changed"][0]["change"]["label"] == "rank 1 replaced"
+    assert application.run(["train", "--job", str(run), "-o", str(tmp_path / "trained"), "--seconds", "10"]) == 0
     for segment in run.rglob("*.pace"):
         segment.unlink()
     left = diagnosed(capsys, str(run))

@@ -136,7 +136,7 @@ def _described(
     except InputError as error:
         if not isinstance(transfers, ProgramStamps):
             raise
-        raise InputError(f"{error}; --program describes its step as a program, which {MIN_STEPS} steps allow") from None
+        raise InputError(f"{error}; paceenv calibrate --program needs only {MIN_STEPS} steps") from None
     fit, notes = fit_as(stamps), list[str]()
     if isinstance(transfers, str) and UNKNOWN_PEERS in transfers:
         notes.append(f"sends and receives count as compute: {UNKNOWN_PEERS} (--base with a typed program settles it)")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from paceenv.report.examination import PATTERN_HELP, POLICIES, examine
-from paceenv.report.section import Section, print_sections
+from paceenv.report.section import print_sections
 from paceenv.ui import output
 from paceenv.ui.json_option import JsonFile
 
@@ -65,4 +65,5 @@ def diagnose(
         sys.stdout.writelines(examination.runs.values())
         print_sections(examination.sections())
         if examination.next:
-            print_sections([Section("Next", examination.next)])
+            output.print_table("Next", (), ())
+            sys.stdout.writelines(f"{command}\n" for command in examination.next)  # unwrapped, to be pasted

@@ -94,12 +94,13 @@ class Examination:
         """Commands that work when typed, the most useful first."""
         words, steps, answer = shlex.join(map(str, self.paths)), list[str](), self.answer
         if answer is not None and answer.diagnosis is not None and self.conclusion is not None:
-            causes, matrix = answer.diagnosis.causes, answer.matrix
+            causes, is_fitted = answer.diagnosis.causes, not isinstance(self.conclusion.fitted, str)
             late = answer.diagnosis.late or [one.rank for one in answer.diagnosis.arrivals.late]
-            if causes and causes[0].cause == SLOW_RANK and late and matrix is not None and not matrix.stage_N.any():
+            if is_fitted and causes and causes[0].cause == SLOW_RANK and late:
                 steps.append(f"paceenv whatif {words} --replace-rank {late[0]}")
             stands = bool(answer.ended) or any(hang.hangs for hang in answer.hangs) or bool(answer.diagnosis.refused)
-            if self.conclusion.verdict.claim in {"helps", "is open"} and len(self.paths) == 1 and not stands:
+            is_worth_it = self.conclusion.verdict.claim in {"helps", "is open"} and not stands
+            if is_fitted and is_worth_it and len(self.paths) == 1:
                 steps.append(f"paceenv train --job {words} -o runs/mine")
         if answer is not None and (answer.matrix is not None or len(answer.steps) == 1):
             steps.append(f"paceenv report {words} -o report.html")
