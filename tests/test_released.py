@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from paceenv.core import metrics, signals
+from paceenv.core.intervals import Interval
 from paceenv.core.limits import LIMITS
 from paceenv.policies import names
 from paceenv.policies.distilled import Distilled
 from paceenv.policies.policy_file import load_policy
-from paceenv.trainers.evaluation.evaluate import TUNED, outcome
-from paceenv.trainers.evaluation.score_table import COLUMNS, POLICIES, SCORED
+from paceenv.trainers.evaluation.evaluate import TUNED, Score, outcome
+from paceenv.trainers.evaluation.score_table import COLUMNS, POLICIES, SCORED, cells
 from paceenv.trainers.evaluation.suites import ALL, load_suite
 from paceenv.trainers.training.train_config import load_train_config
 
@@ -53,20 +54,25 @@ def rows() -> list[list[str]]:
 
 
 def test_the_page_has_every_policy_on_every_cluster() -> None:
-    found = {(cells[1].removesuffix(" (null)"), cells[0]) for cells in rows() if len(cells) == len(COLUMNS)}
+    found = {(row[1].removesuffix(" (null)"), row[0]) for row in rows() if len(row) == len(COLUMNS)}
     (static,) = {policy for _, policy in found if policy.startswith("static:")}
     policies = ["passive", static, TUNED, *POLICIES]
     assert found - {COLUMNS[1::-1]} - {("---", "---")} == {(case.name, p) for case in CASES for p in policies}
     drawn = {case.name for case in load_suite("random").only([SCORED]).cases}
-    assert {cells[0] for cells in rows() if cells[0].startswith("random-")} <= drawn
+    assert {row[0] for row in rows() if row[0].startswith("random-")} <= drawn
+
+
+def test_a_table_shows_no_negative_zero() -> None:
+    score = Score("a", "b", -1e-5, (-2e-5, -1e-6), 0.0, 0.0, False, Interval(-1e-4, -2e-4, 0.0), -1e-5)
+    assert cells([score])[0][2:6] == ("+0.00%", "+0.00 to +0.00", "0% [0, 0]", "+0.00%")
 
 
 @pytest.mark.parametrize(("place", "policy"), [(0, "learned"), (2, "adaptive")])
 def test_the_page_is_what_policies_score(place: int, policy: str) -> None:
     case = [case for case in CASES if case.load().ranks <= 32][place]
-    cells = next(cells for cells in rows() if (cells[0], cells[1].removesuffix(" (null)")) == (policy, case.name))
+    row = next(row for row in rows() if (row[0], row[1].removesuffix(" (null)")) == (policy, case.name))
     passive, paced = (outcome(name, case.load(), SUITE) for name in ("passive", policy))
     gain, low, high = metrics.bootstrap_interval(passive.step_s_E / paced.step_s_E - 1.0)
-    said = [float(part) for part in re.findall(r"[-+\d.]+", f"{cells[2]} {cells[3]}")]
+    said = [float(part) for part in re.findall(r"[-+\d.]+", f"{row[2]} {row[3]}")]
     assert said == pytest.approx([100 * gain, 100 * low, 100 * high], abs=0.06)
-    assert float(cells[6]) == pytest.approx(paced.cv_E.mean(), abs=6e-4)
+    assert float(row[6]) == pytest.approx(paced.cv_E.mean(), abs=6e-4)

@@ -55,7 +55,7 @@ def check(found: Diagnosis, pacing: Pacing, verdict: Verdict, checks: tuple[Abso
         assert f"not simulated: {pacing.why_not}" in text if pacing.why_not else "not simulated" in text
     else:
         largest = max(gain.value for _, gain in pacing.gains if "helps" not in words or word_of(gain) == "helps")
-        assert f"{largest:+.1%} throughput" in text
+        assert f"{largest:+z.1%} throughput" in text
         assert "was not tried" not in text
         assert "may help" not in text.replace(verdict.lost, "")
     acts = [cause for cause in found.causes if cause.pacing]

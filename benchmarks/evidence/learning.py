@@ -85,7 +85,7 @@ def run() -> Report:
     for (algorithm, seed), curve in curves.items():
         decisions, cpu_s, file = curve[-1]
         gain, ahead = result.total(file), result.total(file, against=constant)
-        cells = (f"{cpu_s:.0f}", figure(decisions), figure(decisions / cpu_s), f"{gain.gain:+.2%}")
+        cells = (f"{cpu_s:.0f}", figure(decisions), figure(decisions / cpu_s), f"{gain.gain:+z.2%}")
         rows.append((algorithm, str(seed), *cells, _interval(Interval(ahead.gain, *ahead.gain_ci95))))
         points = [{"decisions": n, "cpu_s": at_s, "gain": result.total(one).gain} for n, at_s, one in curve]
         data.append({"algorithm": algorithm, "seed": seed, "curve": points, "beyond": ahead.gain})
@@ -96,13 +96,13 @@ def run() -> Report:
         ours = [
             _interval(metrics.bootstrap_interval(_gain_E(result, files, cases, constant))) for files in last.values()
         ]
-        clusters.append((name, f"{_gain_E(result, [constant], cases).mean():+.2%}", *ours))
+        clusters.append((name, f"{_gain_E(result, [constant], cases).mean():+z.2%}", *ours))
     slowest = max(curves["PPO", seed][-1][1] for seed in range(SEEDS["PPO"]))
     worst = min(result.total(file, against=constant).gain_ci95[0] for file in last["PPO"])
     target = Target(
         "PPO better than the best constant, every seed",
         f"surely, in {MOST_S:.0f} CPU s",
-        f"lowest end {worst:+.2%}, {slowest:.0f} CPU s",
+        f"lowest end {worst:+z.2%}, {slowest:.0f} CPU s",
         worst > 0.0 and slowest <= MOST_S,
     )
     text = f"The task of `paceenv train {CONFIG}` on one thread; the best constant there is `{constant}`."
@@ -133,7 +133,7 @@ def _gain_E(result: SuiteResult, policies: Sequence[str], cases: Sequence[Case],
 
 
 def _interval(found: Interval) -> str:
-    return f"{found.value:+.2%} [{found.low:+.2%}, {found.high:+.2%}]"
+    return f"{found.value:+z.2%} [{found.low:+z.2%}, {found.high:+z.2%}]"
 
 
 if __name__ == "__main__":

@@ -183,13 +183,13 @@ class Comparison:
 
 def _sentence(kind: Kind, gain: Interval, pairs: int, undelayed: bool) -> str:
     percent, low, high = (100 * number for number in gain)
-    interval = f"[{low:.1f}, {high:.1f}]"
+    interval = f"[{low:z.1f}, {high:z.1f}]"
     if kind == "helps":
         effect = f"helps by {percent:.1f} % {interval} of mean step time"
     elif kind == "hurts":
-        effect = f"hurts by {-percent:.1f} % [{-high:.1f}, {-low:.1f}] of mean step time"
+        effect = f"hurts by {-percent:.1f} % [{-high:z.1f}, {-low:z.1f}] of mean step time"
     else:
-        effect = f"{kind}: {percent:+.1f} % {interval} of mean step time"
+        effect = f"{kind}: {percent:+z.1f} % {interval} of mean step time"
     own = "; this rank had almost no delay" if undelayed else ""
     return f"{effect}, {pairs} pairs of blocks{own}"
 

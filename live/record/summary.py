@@ -237,7 +237,7 @@ def _contest(own: Snapshot) -> list[str]:
     for one in differences if isinstance(differences, list) else ():
         gain, low, high = (number(one, name) for name in ("gain", "low", "high"))
         if gain is not None and low is not None and high is not None:
-            more = f"{100.0 * gain:+.1f} % [{100.0 * low:.1f}, {100.0 * high:.1f}]"
+            more = f"{100.0 * gain:+z.1f} % [{100.0 * low:z.1f}, {100.0 * high:z.1f}]"
             lines.append(f"  {text(one, 'name')} gains {more} more than {text(one, 'than')}, 95 % interval")
     return lines
 
@@ -246,7 +246,7 @@ def _probes(own: Snapshot) -> list[str]:
     bound_s, cost = number(own, "probe", "bound_s"), number(own, "probe", "cost_share")
     if bound_s is None:
         return []
-    cost_text = "" if cost is None else f"; they changed the mean step by {100.0 * cost:+.1f} %"
+    cost_text = "" if cost is None else f"; they changed the mean step by {100.0 * cost:+z.1f} %"
     return [f"  probes: random delays of at most {duration(bound_s)}{cost_text}"]
 
 

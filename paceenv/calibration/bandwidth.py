@@ -99,7 +99,7 @@ class BandwidthFit:
             worst = int(np.argmax(np.abs(self.residual)))
             said.append(
                 f"{table.source}: the law misses the table by {self.misfit:.0%} (root mean square; "
-                f"{self.residual[worst]:+.0%} at {table.size_bytes[worst]:.0f} bytes), more than {POOR:.0%}: a sketch "
+                f"{self.residual[worst]:+z.0%} at {table.size_bytes[worst]:.0f} bytes), more than {POOR:.0%}: a sketch "
                 "only, as where the program changes its algorithm between sizes or the machine was not quiet"
             )
         if not table.nodes and ranks_per_node is None:

@@ -141,14 +141,14 @@ def _described(
     if isinstance(transfers, str) and UNKNOWN_PEERS in transfers:
         notes.append(f"sends and receives count as compute: {UNKNOWN_PEERS} (--base with a typed program settles it)")
     if program is None and abs(fit.mean_error) > max(OFF, RUNS_APART * fit.simulated.mean_sd / fit.simulated.mean_s):
-        off = f"one collective a step leaves the mean step {fit.mean_error:+.1%} off"
+        off = f"one collective a step leaves the mean step {fit.mean_error:+z.1%} off"
         other = transfers if isinstance(transfers, str) else _or_why(partial(fit_as, transfers))
         if isinstance(transfers, str) or isinstance(other, str):
             notes.append(f"{off}; as a program it cannot be described: {other}")
         elif abs(other.mean_error) < abs(fit.mean_error):
             return transfers, other, [f"{off}: the step is described as a program (--no-program)"]
         else:
-            notes.append(f"{off}, and a program {other.mean_error:+.1%} (--program takes it)")
+            notes.append(f"{off}, and a program {other.mean_error:+z.1%} (--program takes it)")
     return stamps, fit, [*notes, *_left_out(rows, stamps)]
 
 

@@ -126,5 +126,5 @@ def _cluster(job: str) -> Cluster:
 
 
 def _percent(gain: Interval) -> str:
-    ends = f" [{100 * gain.low:+.2f}, {100 * gain.high:+.2f}]" if gain.is_bounded else ""
-    return f"{100 * gain.value:+.2f} %{ends}"
+    ends = f" [{100 * gain.low:+z.2f}, {100 * gain.high:+z.2f}]" if gain.is_bounded else ""
+    return f"{100 * gain.value:+z.2f} %{ends}"

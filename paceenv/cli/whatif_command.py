@@ -115,7 +115,7 @@ def _print(answer: Prediction) -> None:
     columns = ("step, s", f"{answer.unit}/s", "CV", "J/sample")
     title = f"What if: {answer.source}"
     _table(title, columns, [(name, str(row.nodes), row.job) for name, row in jobs], (".4g", ".3f"), answer.method)
-    columns, digits = ("step", "throughput", "CV", "energy a sample"), ("+.1%", "+.3f")
+    columns, digits = ("step", "throughput", "CV", "energy a sample"), ("+z.1%", "+z.3f")
     _table("Against today", columns, [(r.change.label, "", r.against_today) for r in rows], digits, note)
     paced = [(r.change.label, "", r.against_unpaced) for r in rows if r.against_unpaced is not None]
     if paced and any(r.change != Change(pacing=r.change.pacing) for r in rows):

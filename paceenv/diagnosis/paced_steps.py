@@ -50,8 +50,10 @@ class PacedSteps:
         with_delays = f"{self.paced} steps with delays take {duration(self.paced_s)}"
         steps = f"{with_delays}, {self.plain} without {duration(self.plain_s)}"
         if not self.gain.is_bounded:
-            return f"measured: {self.gain.value:+.1%} throughput; no interval, as they do not take turns; {steps}"
-        return f"measured: {self.gain.value:+.1%} throughput [{self.gain.low:+.1%} to {self.gain.high:+.1%}]; {steps}"
+            return f"measured: {self.gain.value:+z.1%} throughput; no interval, as they do not take turns; {steps}"
+        return (
+            f"measured: {self.gain.value:+z.1%} throughput [{self.gain.low:+z.1%} to {self.gain.high:+z.1%}]; {steps}"
+        )
 
 
 def measure_pacing(matrix: OperationMatrix) -> PacedSteps | None:

@@ -77,7 +77,7 @@ def why_not(matrix: OperationMatrix, graph: Graph, own_NT: Array, replayed_T: Ar
     if max(abs(error), typical) > TOLERANCE:
         return (
             f"the replay of the traced operations does not reproduce the steps: {duration(float(replayed_T.mean()))} "
-            f"instead of {duration(measured_s)} ({error:+.0%}; a typical step is off by {typical:.0%}; allowed: "
+            f"instead of {duration(measured_s)} ({error:+z.0%}; a typical step is off by {typical:.0%}; allowed: "
             f"{TOLERANCE:.0%})"
         )
     if ideal_s > (1.0 + IDEAL_TOLERANCE) * float(replayed_T.mean()):

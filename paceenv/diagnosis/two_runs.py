@@ -49,7 +49,7 @@ class Change:
 
     def row(self) -> tuple[str, ...]:
         """For a table."""
-        ratio = f"{self.after_s / self.before_s - 1.0:+.1%}" if self.before_s > 0.0 else "-"
+        ratio = f"{self.after_s / self.before_s - 1.0:+z.1%}" if self.before_s > 0.0 else "-"
         return self.what, duration(self.before_s), duration(self.after_s), ratio, self.verdict
 
 

@@ -211,7 +211,7 @@ def _said(diagnosis: Diagnosis, pacing: Pacing, claim: Claim, best: tuple[str, I
     else:
         lost = min(sum(cause.lost_s for cause in acted_on) / diagnosis.step_time_s, 0.99)
         most = lost / (1.0 - lost)  # the gain of throughput if all that these causes cost were gone
-        exaggerates = f"; more than {names} can cost ({most:+.1%}), so the simulation exaggerates"
+        exaggerates = f"; more than {names} can cost ({most:+z.1%}), so the simulation exaggerates"
         doubt += exaggerates if best[1].low > most + _MARGIN else ""
     return f"pacing helps{f' against {names}' if names else ''} (simulated: {shown}{doubt})"
 
@@ -242,4 +242,4 @@ def _shown(best: tuple[str, Interval] | None) -> str:
 
 
 def _gain(gain: Interval) -> str:
-    return f"{gain.value:+.1%} throughput [{gain.low:+.1%} to {gain.high:+.1%}]"
+    return f"{gain.value:+z.1%} throughput [{gain.low:+z.1%} to {gain.high:+z.1%}]"

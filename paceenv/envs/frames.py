@@ -67,7 +67,7 @@ def _title(batch: EpisodeBatch, n: int, recording: Recording) -> str:
     name, interval = batch.names_C[batch.cluster_E[n]], batch.elapsed_E[n]
     text = f"{name}, interval {interval} of {batch.rules.episode_intervals}: {recording.step_ET[0].mean():.4g} s a step"
     if interval and batch.rules.has_twin and batch.terms:
-        text += f", {batch.terms['passive_step_mean_s'][n]:.4g} s unpaced ({batch.terms['gain'][n]:+.1%})"
+        text += f", {batch.terms['passive_step_mean_s'][n]:.4g} s unpaced ({batch.terms['gain'][n]:+z.1%})"
     return text
 
 

@@ -55,7 +55,7 @@ def warn_of_nulls(clusters: Sequence[Cluster], rules: Rules) -> None:
     settings = len(_THRESHOLDS) * len(_WINDOWS)
     _warn_once(
         f"nothing to learn on {names}: none of {settings} constant settings of {', '.join(mechanisms)} beats no pacing "
-        f"by {NEGLIGIBLE:.1%} (the best by at most {best:+.2%}); pacing pays for example on {_examples()}"
+        f"by {NEGLIGIBLE:.1%} (the best by at most {best:+z.2%}); pacing pays for example on {_examples()}"
     )
 
 

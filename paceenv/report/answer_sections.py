@@ -160,7 +160,7 @@ def step_rows(steps: StepDiagnosis) -> list[tuple[str, str, str]]:
         at_v = steps.log.step_V[steps.ordinary.steady_V]
         table.append(("changes of level", str(len(steps.ordinary.levels) - 1), levels_text(steps.ordinary, at_v)))
     if steps.drift is not None:
-        table.append(("drift", f"{steps.drift.change:+.1%}", f"from beginning to end, +-{steps.drift.half_width:.1%}"))
+        table.append(("drift", f"{steps.drift.change:+z.1%}", f"from beginning to end, +-{steps.drift.half_width:.1%}"))
     if top is not None:
         meaning = f"95 %: {top.low:.2%} to {top.high:.2%}"
         meaning += f"; of it from outliers {steps.from_outliers:.2%}" * (outliers > 0)

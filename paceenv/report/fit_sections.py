@@ -17,7 +17,7 @@ def fit_sections(cluster: Cluster) -> list[Section]:
     measured, simulated, notes = record.get("measured"), record.get("simulated"), []
     if measured and simulated:
         step_s, again_s = measured["step_mean_s"], simulated["step_mean_s"]
-        note = f"Mean step {step_s:.4g} s, simulated {again_s:.4g} s ({again_s / step_s - 1.0:+.1%}); "
+        note = f"Mean step {step_s:.4g} s, simulated {again_s:.4g} s ({again_s / step_s - 1.0:+z.1%}); "
         notes.append(f"{note}CV {measured['step_cv']:.3f}, simulated {simulated['step_cv']:.3f}.")
     fitted = [(key, *_numbers(p, *NUMBERS), p.get("evidence", "")) for key, p in record["fitted"].items()]
     columns = ("parameter", "value", "standard error", "95 % low", "high", "evidence")
@@ -44,7 +44,7 @@ def _check(check: dict[str, Any]) -> Section:
     for x in check["lines"]:
         error = x["simulated"] - x["held_out"]
         is_relative = x["quantity"].startswith(("CV", "KS"))  # by itself
-        said = f"{error:+.3f}" if is_relative or not x["held_out"] else f"{error / x['held_out']:+.1%}"
+        said = f"{error:+z.3f}" if is_relative or not x["held_out"] else f"{error / x['held_out']:+z.1%}"
         unit = x["unit"] and f", {x['unit']}"
         numbers = _numbers(x, "held_out", "simulated", "low", "high")
         rows.append((f"{x['quantity']}{unit}", *numbers, said, x["verdict"]))

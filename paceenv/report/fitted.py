@@ -69,7 +69,7 @@ class Fitted:
         """Why the fitted clusters may not be the job; "" if nothing shows that."""
         said = []
         if abs(self.fit.mean_error) > GOOD_MEAN:
-            said.append(f"the fitted cluster's mean step is {self.fit.mean_error:+.0%} off")
+            said.append(f"the fitted cluster's mean step is {self.fit.mean_error:+z.0%} off")
         if self.tenants is None:
             said.append("the fitted cluster lacks the other job among the causes")
         return ", and ".join(said)

@@ -174,7 +174,7 @@ def waterfall(diagnosis: Diagnosis) -> Section | None:
     shades = [_STEP, *(MARK if x >= 0.0 else _GAINED for x in length[1:-1]), _STEP]
     panel.barh(range(len(names)), length, left=begin, color=shades, height=0.66)
     for i, (left, width) in enumerate(zip(begin, length, strict=True)):
-        share = "" if i in (0, len(names) - 1) else f" ({width / length[-1]:+.1%})"
+        share = "" if i in (0, len(names) - 1) else f" ({width / length[-1]:+z.1%})"
         at = max(left, left + width), i
         panel.annotate(f"{duration(width)}{share}", at, (5, 0), textcoords="offset points", va="center", fontsize=9)
     for i, edge in enumerate(end):

@@ -95,7 +95,7 @@ def _predicted(conclusion: Conclusion, at_sizes: Prediction | str) -> list[Secti
     )  # fmt: skip
     rows = [
         (
-            one.policy, *(f"{x:+.2%}" for x in one.gain), f"{one.cv:.4f}", f"{one.cv_passive:.4f}",
+            one.policy, *(f"{x:+z.2%}" for x in one.gain), f"{one.cv:.4f}", f"{one.cv_passive:.4f}",
             f"{one.delay_share:.4f}", one.verdict, one.outside,
         )
         for one in policies

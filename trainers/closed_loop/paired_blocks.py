@@ -61,7 +61,7 @@ class Effect(NamedTuple):
     def __str__(self) -> str:
         if math.isnan(self.change):
             return "not known"
-        return f"{100 * self.change:+.1f} % [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
+        return f"{100 * self.change:+z.1f} % [{100 * self.low:+z.1f}, {100 * self.high:+z.1f}]"
 
 
 Pairs = list[tuple[NDArray[np.int64], NDArray[np.int64]]]

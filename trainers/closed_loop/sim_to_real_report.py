@@ -257,14 +257,14 @@ def sections(report: Found) -> list[Section]:
     """Its tables."""
     observed, simulated, close, run = report["observed"], report["simulated"], report["fit"], report["contest"]
     job: list[tuple[str, ...]] = [
-        ("mean step, ms", interval_ms(observed), interval_ms(simulated), f"{close['mean_error']:+.1%}"),
-        ("CV", f"{observed['cv']:.3f}", f"{simulated['cv']:.3f}", f"{close['cv_error']:+.3f}"),
+        ("mean step, ms", interval_ms(observed), interval_ms(simulated), f"{close['mean_error']:+z.1%}"),
+        ("CV", f"{observed['cv']:.3f}", f"{simulated['cv']:.3f}", f"{close['cv_error']:+z.3f}"),
     ]
     if (other := report["held_out"])["mean_error"] is not None:
         steps, blocks = run["unpaced"], "the contest's blocks without pacing"
         job += [
-            (f"mean step, {blocks}, ms", interval_ms(steps), "", f"{other['mean_error']:+.1%}"),
-            (f"CV, {blocks}", f"{steps['cv']:.3f}", "", f"{other['cv_error']:+.3f}"),
+            (f"mean step, {blocks}, ms", interval_ms(steps), "", f"{other['mean_error']:+z.1%}"),
+            (f"CV, {blocks}", f"{steps['cv']:.3f}", "", f"{other['cv_error']:+z.3f}"),
         ]
     job += [(f"mean step of {name}, ms", interval_ms(other), "", "") for name, other in report["others"].items()]
     made = [

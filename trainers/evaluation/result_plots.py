@@ -86,7 +86,7 @@ def side_by_side_page(result: SuiteResult) -> str:
         drawn = ranks_over_time(
             case.load(), result.policies, seed=suite.first_seed, iterations=suite.iterations, limits=suite.limits
         )
-        gains = [f"{short(one)} {result.gain_E(one, case).mean():+.1%}" for one in result.policies[1:]]
+        gains = [f"{short(one)} {result.gain_E(one, case).mean():+z.1%}" for one in result.policies[1:]]
         caption = f"Throughput against passive, mean of {suite.seeds} seeds: {', '.join(gains)}."
         title = f"{case.name}{' (null: pacing cannot help)' if case.null_case else ''}"
         sections.append(Section(title, [caption], svg=figures.svg(drawn, f"{case.name}: ranks over time")))

@@ -55,15 +55,16 @@ def cells(rows: Sequence[Score]) -> list[tuple[str, ...]]:
 
 
 def _cells(score: Score, name: str) -> tuple[str, ...]:
-    interval = "" if score.policy == "passive" else f"{score.gain_ci95[0]:+.1%} to {score.gain_ci95[1]:+.1%}"
+    low, high = (100 * end for end in score.gain_ci95)
+    interval = "" if score.policy == "passive" else f"{low:+z.2f} to {high:+z.2f}"
     where = f"{score.cluster} (null)" if score.null_case else score.cluster
     return (
         name,
         where,
-        f"{score.gain:+.2%}",
+        f"{score.gain:+z.2%}",
         interval,
         gap(score),
-        "" if score.tenants_gain is None else f"{score.tenants_gain:+.2%}",
+        "" if score.tenants_gain is None else f"{score.tenants_gain:+z.2%}",
         f"{score.cv:.3f}",
         f"{score.mean_delay_share:.3f}",
     )
@@ -102,7 +103,7 @@ def gap(score: Score) -> str:
     if score.gap_closed is None:
         return ""
     value, low, high = score.gap_closed
-    return f"{value:.0%} [{100 * low:.0f}, {100 * high:.0f}]"
+    return f"{value:z.0%} [{100 * low:z.0f}, {100 * high:z.0f}]"
 
 
 def markdown(result: SuiteResult, verdicts: Sequence[str] = ()) -> str:
@@ -144,7 +145,7 @@ def verdicts(result: SuiteResult, policy: str, static: str) -> list[str]:
 
 def interval(score: Score) -> str:
     """A gain with its interval."""
-    return f"{score.gain:+.2%} [{score.gain_ci95[0]:+.2%}, {score.gain_ci95[1]:+.2%}]"
+    return f"{score.gain:+z.2%} [{score.gain_ci95[0]:+z.2%}, {score.gain_ci95[1]:+z.2%}]"
 
 
 # The committed page
@@ -206,9 +207,9 @@ def _section(result: SuiteResult, static: str) -> list[str]:
     rows = list[tuple[str, ...]]()
     for policy in result.policies:
         total = result.total(policy, cases=positive)
-        ends = f"{total.gain_ci95[0]:+.2%} to {total.gain_ci95[1]:+.2%}"
+        ends = f"{total.gain_ci95[0]:+z.2%} to {total.gain_ci95[1]:+z.2%}"
         name = "static" if policy == static else policy
-        rows.append((name, f"{total.gain:+.2%}", ends, gap(total), _worst(result, policy, nulls)))
+        rows.append((name, f"{total.gain:+z.2%}", ends, gap(total), _worst(result, policy, nulls)))
     lines += markdown_table(("policy", "gain, mean of positives", "95 % interval", "gap closed", "worst null"), rows)
     incast = [case for case in positive if case.load().job.collective != "all_reduce"]
     kinds = {"incast": incast, "the others": [case for case in positive if case not in incast]}
@@ -216,12 +217,12 @@ def _section(result: SuiteResult, static: str) -> list[str]:
     rows = []
     for policy in ("learned", TUNED, "adaptive", "paper", "clairvoyant"):
         apart = [result.total(policy, cases=cases) for cases in kinds.values()]
-        rows.append((policy, *(cell for total in apart for cell in (f"{total.gain:+.2%}", gap(total)))))
+        rows.append((policy, *(cell for total in apart for cell in (f"{total.gain:+z.2%}", gap(total)))))
     head = [cell for kind, cases in kinds.items() for cell in (f"{kind} ({len(cases)}): gain", "gap closed")]
     lines += ["", *markdown_table(("policy", *head), rows), "", *_about_learned(result, static), ""]
     for case in suite.cases:
         kind = "null" if case.null_case else "positive"
-        bound = f"{kind}, bound {result.bound(case):+.0%}"
+        bound = f"{kind}, bound {result.bound(case):+z.0%}"
         lines += [f"### {case.name} ({case.suite}, {result.ranks[case.name]} ranks, {bound})", ""]
         of_case = [result.score(policy, case) for policy in result.policies]
         lines += [*markdown_table(COLUMNS, cells(of_case)), ""]
@@ -230,7 +231,7 @@ def _section(result: SuiteResult, static: str) -> list[str]:
 
 def _worst(result: SuiteResult, policy: str, cases: Sequence[Case]) -> str:
     worst = min((result.score(policy, case) for case in cases), key=lambda score: score.gain)
-    return f"{worst.gain:+.2%} on {worst.cluster}"
+    return f"{worst.gain:+z.2%} on {worst.cluster}"
 
 
 def _about_learned(result: SuiteResult, static: str) -> list[str]:
@@ -245,7 +246,7 @@ def _about_learned(result: SuiteResult, static: str) -> list[str]:
             against = interval(result.total("learned", against=TUNED, cases=[case]))
             said.append(f"On {case.name}, which changes meanwhile, learned against the tuned one: {against}.")
     losing = [s for s in (result.score("learned", case) for case in nulls) if s.gain < -NULL_LIMIT]
-    listed = ", ".join(f"{s.cluster} {s.gain:+.2%}" for s in losing)
+    listed = ", ".join(f"{s.cluster} {s.gain:+z.2%}" for s in losing)
     where = f" ({listed})" if listed else ""
     said.append(f"learned loses more than {NULL_LIMIT:.1%} on {len(losing)} of {len(nulls)} nulls{where}.")
     return [f"- {sentence}" for sentence in said]
@@ -260,7 +261,7 @@ def _random_section(result: SuiteResult) -> list[str]:
         clusters=len(suite.cases), seeds=suite.seeds, iterations=suite.iterations, worth=len(worth), least=NULL_LIMIT
     )
     totals = [result.total(policy, cases=worth) for policy in result.policies]
-    rows = [(one.policy, f"{one.gain:+.2%}", gap(one), _worst(result, one.policy, rest)) for one in totals]
+    rows = [(one.policy, f"{one.gain:+z.2%}", gap(one), _worst(result, one.policy, rest)) for one in totals]
     lines = [
         text,
         *markdown_table(("policy", "gain where there is any", "gap closed", "worst of the others"), rows),
@@ -271,6 +272,6 @@ def _random_section(result: SuiteResult) -> list[str]:
     for case in suite.cases:
         case_scores = [result.score(policy, case) for policy in shown]
         if case in worth or case_scores[0].gain < -NULL_LIMIT:
-            gains = [f"{score.gain:+.2%}" for score in case_scores]
+            gains = [f"{score.gain:+z.2%}" for score in case_scores]
             of_clusters.append((case.name, case.load().description, *gains, gap(case_scores[0])))
     return [*lines, *markdown_table(("cluster", "what it is", *shown, "gap closed by learned"), of_clusters), ""]

@@ -137,5 +137,5 @@ def cells(candidate: Candidate, objectives: Sequence[str]) -> tuple[str, ...]:
 
 def _cell(name: str, value: float) -> str:
     if name == "energy":
-        return f"{value - 1.0:+.2%}"
-    return f"{value:+.2%}" if name == "throughput" else f"{value:.4f}"
+        return f"{value - 1.0:+z.2%}"
+    return f"{value:+z.2%}" if name == "throughput" else f"{value:.4f}"
