@@ -120,8 +120,9 @@ def _run_command(entry: EntryPoint, arguments: list[str]) -> int:
 
 def _print_help() -> None:
     print("Usage: paceenv COMMAND [OPTIONS]\n")
-    print("A testbed for tuning the pacing of synchronous training jobs: calibrate a simulator to a cluster,")
-    print("train and compare pacing policies on it, and learn whether pacing helps there at all.")
+    print(
+        "Find out why a distributed PyTorch job is slow, and tune bounded delays (pacing)\nthat fix it where they can."
+    )
     for heading, commands in HEADINGS.items():
         print(f"\n{heading}:")
         for name, line in commands.items():
