@@ -1,4 +1,4 @@
-"""paceenv: a reinforcement-learning testbed for tuning pacing in synchronous distributed training.
+"""Find out why a distributed PyTorch job is slow, and tune bounded delays (pacing) that fix it where they can.
 
 The package holds the contracts shared by the simulator and a live job (pacing rules, timing estimator, signals,
 trace, metrics; numpy only) and, behind the extra ``sim``, the cluster model, the engine, calibration and the

@@ -140,7 +140,7 @@ def test_evaluate_tells_files_of_one_name_apart_and_names_its_command(
     assert "--suite demo --seeds 2 --iterations 60" in page.read_text()
     assert "--limit cap_share=0.2" in page.read_text()
     shown, mean = drawn.read_text(), "policy: mean step"
-    assert [shown.count(text) for text in ("<svg", "passive: mean step", mean)] == [3, 3, 6], "a picture a cluster"
+    assert [shown.count(text) for text in ("<svg", "without pacing: mean step", mean)] == [3, 3, 6], "one a cluster"
     rows = json.loads(_run(capsys, "evaluate", str(paths[0]), *options))
     assert {row["policy"] for row in rows} == {"passive", "policy"}
 

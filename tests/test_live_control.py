@@ -162,7 +162,10 @@ def test_bad_options_are_one_line_with_the_allowed_range(options: dict[str, Any]
     assert why in str(error.value)
 
 
-def test_the_environment_has_the_last_word() -> None:
+def test_the_environment_has_the_last_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert make_options({"mode": "active"}, {"PACEENV_LIVE": "off"}).mode == "off"
-    assert make_options({"mode": "active"}, {"PACEENV_LIVE": "of"}).mode == "off"  # a typing error in an emergency
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        assert make_options({"mode": "active"}, {"PACEENV_LIVE": "of"}).mode == "off"  # a typing error in an emergency
+    assert capsys.readouterr().err == "paceenv live: PACEENV_LIVE='of' switches the agent off, as any value does\n"
     assert make_options({}, {"PACEENV_LIVE_KILL_FILE": "/stop"}).kill_file == Path("/stop")

@@ -6,9 +6,12 @@ import difflib
 import glob
 import logging
 import os
+import re
 import sys
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
 
 from paceenv import __version__
 from paceenv.core.errors import InputError, needs
@@ -104,7 +107,7 @@ def _run_command(entry: EntryPoint, arguments: list[str]) -> int:
         application = command
     else:
         application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        application.command()(command)
+        application.command(help=_help(command))(command)
     name = f"paceenv {entry.name}"
     try:
         result = application(args=arguments, prog_name=name, standalone_mode=False)
@@ -118,10 +121,20 @@ def _run_command(entry: EntryPoint, arguments: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _help(command: Callable[..., Any]) -> str:
+    """What a command's docstring says, each of its examples on a line."""
+    import inspect
+
+    text, heading, examples = (inspect.getdoc(command) or "").partition("Examples: ")
+    lines = (" ".join(line.split()) for line in re.split(r"\s--\s+(?=paceenv)", examples))
+    return "\n\n".join([f"{text}{heading}", *lines])
+
+
 def _print_help() -> None:
     print("Usage: paceenv COMMAND [OPTIONS]\n")
-    print("A testbed for tuning the pacing of synchronous training jobs: calibrate a simulator to a cluster,")
-    print("train and compare pacing policies on it, and learn whether pacing helps there at all.")
+    print(
+        "Find out why a distributed PyTorch job is slow, and tune bounded delays (pacing)\nthat fix it where they can."
+    )
     for heading, commands in HEADINGS.items():
         print(f"\n{heading}:")
         for name, line in commands.items():

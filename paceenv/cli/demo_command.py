@@ -51,10 +51,10 @@ def run_demo(out: Path, timesteps: int | None, seed: int) -> SuiteResult:
     policy = _train(config, clusters, out)
     result, static = _compare(suite, clusters, policy)
     nulls = _compare_nulls(plain, policy, static)
-    text = _tables(out, result, nulls, static, policy)
     with output.progress("draw"):
         _pictures(out, result)
-    print(text)
+    pages = [_table(one, score_table.verdicts(one, str(policy), static)) for one in (result, nulls)]
+    config_files.write_text(out / "scores.md", "\n".join(["# Demo", "", *pages]))
     output.say(f"All of it, with pictures and the policy file, is in {out}/ ({time.monotonic() - started:.0f} s)")
     return result
 
@@ -90,7 +90,7 @@ def _train(config: TrainConfig, clusters: dict[str, Cluster], out: Path) -> Path
     output.say(f"training {config.algorithm} on {config.total_timesteps:,} decisions")
     with output.progress("train", config.total_timesteps) as done:
         trained = training_run.train(config, clusters, on_progress=done)
-    path = out / "learned.safetensors"
+    path = out / "trained.safetensors"  # `learned` is the policy that ships
     digest = save_policy(path, trained.file)
     config_files.write_text(out / "learning-curve.json", json.dumps(trained.curve))
     result_plots.learning_curves([trained.curve], out / "learning-curve.png", paired=config.environment.paired)
@@ -120,12 +120,11 @@ def _compare_nulls(plain: Cluster, policy: Path, static: str) -> SuiteResult:
         return evaluate(names, suite, {plain.name: plain}, on_done=done)
 
 
-def _tables(out: Path, result: SuiteResult, nulls: SuiteResult, static: str, policy: Path) -> str:
-    said = score_table.verdicts(result, str(policy), static)
-    null_said = score_table.verdicts(nulls, str(policy), static)
-    text = "\n".join(["# Demo", "", score_table.markdown(result, said), score_table.markdown(nulls, null_said)])
-    config_files.write_text(out / "scores.md", text)
-    return text
+def _table(result: SuiteResult, said: list[str]) -> str:
+    """Print the table of a suite with what is said of it; returns both as Markdown."""
+    rows = score_table.cells(score_table.scores(result))
+    output.print_table(f"Suite {result.suite.name}", score_table.COLUMNS, rows, "\n".join([*said, ""]))
+    return score_table.markdown(result, said)
 
 
 def _pictures(out: Path, result: SuiteResult) -> None:
