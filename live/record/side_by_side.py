@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.lateness.watch import lateness_of
-from paceenv.core.trace import COMMON_END
+from paceenv.core.lateness.watch import COMMON_END, lateness_of
 from paceenv.core.wording import name_ranks
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 

@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.files import check_file_name, open_atomic
+from paceenv.core.lateness.watch import COMMON_END
 
 SCHEMA_VERSION: Final = 3
 """Of the files that are written. Columns with a default may be missing in a file."""
@@ -54,8 +55,6 @@ _DEFAULTS = {"group": -1, "micro_batch": -1, "bytes": 0, "chunk": -1, "peer": -1
 # The vocabulary of ``op``. Other names are allowed; readers treat them like OTHER_OPS.
 COMPUTE_OPS: Final = ("compute", "forward-compute", "backward-compute")
 PACE_OP: Final = "pace"  # a delay the rank took by its own choice
-COMMON_END: Final = ("all_reduce", "barrier", "reduce_scatter", "all_gather", "all_to_all")
-"""Collectives that all members leave together: nobody before everybody has entered."""
 COLLECTIVE_OPS: Final = (
     *COMMON_END,
     "gather",

@@ -13,7 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.core.trace import COMMON_END, Trace
+from paceenv.core.lateness.watch import COMMON_END
+from paceenv.core.trace import Trace
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.dependency_graph import Graph, build_graph
 from paceenv.diagnosis.operation_matrix import MIN_STEPS, Array, OperationMatrix, read_matrix

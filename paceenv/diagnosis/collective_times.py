@@ -15,8 +15,7 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.lateness.watch import find_late_ranks
-from paceenv.core.trace import COMMON_END
+from paceenv.core.lateness.watch import COMMON_END, find_late_ranks
 from paceenv.importers.collective_names import op_name
 from paceenv.importers.nccl_inspector import InspectorLog
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
 
-from paceenv.core.trace import COMMON_END
+from paceenv.core.lateness.watch import COMMON_END
 from paceenv.importers.collective_names import op_name
 from paceenv.importers.flight_recorder import Dump, Group, Unit, units_of
 

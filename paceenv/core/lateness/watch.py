@@ -42,6 +42,8 @@ from paceenv.core.lateness.sequential_test import (
     UsualNoise,
 )
 
+COMMON_END: Final = ("all_reduce", "barrier", "reduce_scatter", "all_gather", "all_to_all")
+"""Collectives that all members leave together: nobody before everybody has entered."""
 CHRONIC, SINCE, SOMETIMES, ONCE = "chronic", "since", "now and then", "once"
 IN_TURNS, VARIATION, NONE = "in turns", "variation", "none"
 PATTERNS: Final = (CHRONIC, SINCE, IN_TURNS, VARIATION, NONE)
