@@ -66,6 +66,20 @@ TEXTS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("ranks 0-1 wait in allreduce 70 of TP 70", "ranks 2-3 wait in allreduce 71 of TP 71"),
         ("different collectives",),
     ),
+    "a rank that goes on once another has timed out": (
+        "".join(
+            f"[rank{rank}]:[E1127 {at} ProcessGroupNCCL.cpp:2303] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] {said}\n"
+            for rank, at, said in (
+                (0, "01:19:32.7", "by watchdog at work: 108, last enqueued work: 112, last completed work: 107"),
+                (1, "01:19:32.8", "Last enqueued NCCL work: 107, last completed NCCL work: 107."),
+                (1, "01:20:32.8", "by watchdog at work: 114, last enqueued work: 117, last completed work: 113"),
+            )
+        )
+        + "[rank1]:[E1127 01:20:32.8 ProcessGroupNCCL.cpp:689] [Rank 1] "
+        + TIMEOUT.format(seq=114, op="ALLREDUCE"),
+        ("Rank 1 stopped", "108 of default_pg"),
+        ("different collectives", " 114"),
+    ),
     "stuck watchdogs": (
         "".join(
             f"[rank{rank}]:[E608 ProcessGroupNCCL.cpp:1484] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] "

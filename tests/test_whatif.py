@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.whatif.baseline import Baseline, of_config, of_trace
 from paceenv.whatif.change import MAX_ROWS, Change, apply, combinations, longest_round_us, with_rounds
 from paceenv.whatif.predictions import of_runs
-from paceenv.whatif.simulated import predict
+from paceenv.whatif.simulated import drawn, predict
 
 QUICK: dict[str, Any] = {"seeds": 4, "first_seed": 0, "iterations": 200}
 
@@ -153,6 +154,13 @@ def test_questions_that_hang_on_a_guess_are_refused(one_group: tuple[Cluster, Ba
             groups.check([change])
     known = of_trace(recorded(still, 0, 40), "groups", "equal-slack", None)
     known.check([Change(nodes=16, pacing="static")])
+
+
+def test_a_cluster_whose_runs_are_all_different_predicts_nothing(one_group: tuple[Cluster, Baseline]) -> None:
+    _, baseline = one_group
+    wide = replace(baseline, cluster=baseline.cluster.changed(["noise.persistent_cv=1"], "wide"))
+    with pytest.raises(InputError, match="runs of the fitted cluster differ by"):
+        drawn(wide, 0)
 
 
 def test_a_gather_of_more_senders_is_refused_while_nobody_saw_its_buffer() -> None:

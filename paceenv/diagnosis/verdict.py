@@ -139,7 +139,9 @@ def conclude(diagnosis: Diagnosis, pacing: Pacing | None = None, checks: Sequenc
         lost = f"{HEALTHY} as far as a trace shows: {lost}" if is_healthy else lost
         said = said or [BLIND_SPOT]
     lost = f"{diagnosis.agent}; {lost}" if diagnosis.agent else lost
-    lost = f"the job died or hangs; before that, {lost}" if diagnosis.ended else lost
+    if diagnosis.ended:
+        died = "the job died or hangs; before that" if diagnosis.agent else "a job died or hangs; in the trace"
+        lost = f"{died}, {lost}"
     return Verdict(lost, claim, _said(diagnosis, pacing, claim, best), best, tuple(said), measured)
 
 

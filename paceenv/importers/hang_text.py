@@ -64,6 +64,10 @@ class _Rank:
     enqueued: int = -1
     completed: int = -1
 
+    def was_behind(self, seq: int) -> bool:
+        """Whether it had not enqueued this when it first spoke of itself: a time-out there is of a later moment."""
+        return 0 <= self.enqueued < seq
+
 
 class HangText:
     """Collects what the text files of one job say of a hang or a death; ``info`` are lines on what NCCL uses."""
@@ -118,12 +122,15 @@ class HangText:
             return
         named = _GROUP.search(text)
         one = self._ranks[(named[1], named[2] or "", named[3] or "") if named is not None else ("", "", "")][rank]
-        if work is not None and not 0 <= one.seq < int(work[1]):  # of several that timed out it waits in the first
-            one.seq, one.op = int(work[1]), work[2].strip("_").lower()
+        seq = int((work or at or (0, 0))[1])
+        if one.was_behind(seq):
+            return
+        if work is not None and not 0 <= one.seq < seq:  # of several that timed out it waits in the first
+            one.seq, one.op = seq, work[2].strip("_").lower()
             one.items = int(work[3] or -1), int(work[4] or -1)
         elif at is not None and one.seq < 0:
-            one.seq = int(at[1])
-        if last is not None:
+            one.seq = seq
+        if last is not None and one.enqueued < 0:
             one.enqueued, one.completed = int(last[1]), int(last[2])
 
     def _death(self, text: str, rank: int | None, above: str) -> None:
@@ -184,11 +191,12 @@ class HangText:
         by_group = {name: dict(ranks) for name, ranks in self._ranks.items()}
         unnamed = by_group.pop(("", "", ""), {}) if len(by_group) > 1 else {}
         for rank, one in unnamed.items():
-            of_rank = [of_group[rank] for of_group in by_group.values() if rank in of_group and not of_group[rank].op]
+            named = [of_group[rank] for of_group in by_group.values() if rank in of_group]
+            of_rank = [other for other in named if not (other.op or other.was_behind(one.seq))]
             known = next((other for other in of_rank if other.seq == one.seq), of_rank[0] if of_rank else None)
             if known is not None:
                 known.seq, known.op, known.items = one.seq, one.op, one.items
-            else:
+            elif not any(other.was_behind(one.seq) for other in named):
                 next(iter(by_group.values())).setdefault(rank, one)
         entries: dict[int, list[Entry]] = defaultdict(list)
         groups: dict[int, dict[str, Group]] = defaultdict(dict)

@@ -245,7 +245,9 @@ class _Found:
         kept = _latest([timelines[i] for i in chosen])
         self._apart |= len(runs) > 1 or len(kept) < len(chosen) or len(recordings) > 1
         if len(kept) < len(chosen):
-            self._note(f"{kept[0].path.parent}: several recordings of the same ranks; the latest of each is looked at")
+            used = ", ".join(one.path.name for one in kept[:_NAMED]) + (", ..." if len(kept) > _NAMED else "")
+            said = f"several recordings of the same ranks; the latest of each is looked at ({used})"
+            self._note(f"{kept[0].path.parent}: {said}")
         self._notes += _by_reason((t.path, note) for t in kept for note in t.notes)
         merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job", source)
         self._notes += merged.notes

@@ -86,9 +86,9 @@ def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = fro
         return f"the job has {len(stages)} pipeline stages, and the simulator only knows jobs without"
     try:
         baseline = of_trace(trace, source, None, job)
+        return Fitted(baseline, drawn(baseline, 0), causes)
     except InputError as error:
         return str(error)
-    return Fitted(baseline, drawn(baseline, 0), causes)
 
 
 def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) -> Prediction | str:

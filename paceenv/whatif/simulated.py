@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
+from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.policies.ranges import Outside
 from paceenv.policies.rollout import run, start
@@ -31,6 +32,8 @@ MEASURED_RUNS = 16
 """Simulated runs as long as the trace, for the differences between such runs."""
 MAX_MEASURED = 20_000_000
 """Largest number of rank-iterations in all those runs; for a longer trace the runs are shorter."""
+MAX_SPREAD = 0.5
+"""Half the interval of one run's mean step, a share of it: from there on nothing is predicted."""
 END_SEEDS = 4
 """Runs at either end of an open quantity; few are enough, as all share the same noise."""
 MIN_TO_SHARE = 1 << 13
@@ -188,7 +191,7 @@ def _row(change: Change, baseline: Baseline, runs: Mapping[Change, Runs], ends: 
 
 
 def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
-    """Clusters that may be the real one, or the one that is known.
+    """Clusters that may be the real one, or the one that is known. Raises InputError where runs are no prediction.
 
     A run draws the persistent differences between its ranks, and all its steps share them. So the trace gives the
     mean step of the cluster no better than one run gives that of another.
@@ -200,6 +203,11 @@ def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
     steps = min(baseline.steps, max(MAX_MEASURED // (MEASURED_RUNS * baseline.cluster.ranks), 1))
     run_s_E = simulator.run(simulator.off(), steps).mean(axis=1)
     half_s = float(stats.norm.ppf(0.5 + 0.5 * LEVEL)) * float(run_s_E.std(ddof=1))
+    if half_s > MAX_SPREAD * step_s.value:
+        raise InputError(
+            f"{baseline.source}: runs of the fitted cluster differ by +-{half_s / step_s.value:.0%} of a step, so it "
+            f"predicts nothing; allowed: at most {MAX_SPREAD:.0%}"
+        )
     if math.isfinite(step_s.low):
         half_s = max(half_s, 0.5 * (step_s.high - step_s.low))
     known = Interval(step_s.value, step_s.value - half_s, step_s.value + half_s)
