@@ -113,7 +113,7 @@ def run() -> Report:
     text = (
         f"A trace of {RANKS} ranks and {figure(rows)} rows is diagnosed in a process of its own, its start included. "
         "The diagnosis samples blocks of consecutive steps of a long trace, so memory does not grow with its length. "
-        f"A profile of {figure(EVENTS)} events is JSON, decoded event by event, and is only read."
+        f"A profile of {figure(EVENTS)} events is JSON, and is only read."
     )
     table = Table(
         "per CPU second",

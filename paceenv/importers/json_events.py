@@ -13,13 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import orjson
+
 from paceenv.core.errors import InputError
 from paceenv.importers.packed import Unpacked
 
 MAX_EVENT: Final = 1 << 22
 """Characters of one event, or of what comes before the first."""
 _PIECE_BYTES: Final = 1 << 18
-_SPACE: Final = re.compile(r"[ \t\n\r,]*")
+_SEPARATORS: Final = " \t\n\r,"
+_SPACE: Final = re.compile(rf"[{_SEPARATORS}]*")
+_NEXT_EVENT: Final = re.compile(r",[ \t\n\r]*\{")
 
 
 class EventFile:
@@ -34,7 +38,7 @@ class EventFile:
         self._unpacked = Unpacked(self.path, _PIECE_BYTES)
         self._pieces, self._decoder = iter(self._unpacked), json.JSONDecoder()
         self._to_text = codecs.getincrementaldecoder("utf-8-sig")("replace")
-        self._text, self._at = "", 0
+        self._text, self._at, self._is_new = "", 0, False
         start = re.compile(rf'"{name}"\s*:\s*\[|\A\s*\[')
         while (match := start.search(self._text)) is None:
             if len(self._text) > MAX_EVENT or not self._more():
@@ -55,10 +59,28 @@ class EventFile:
         """Let go of what has been taken, and read on; whether there was anything."""
         piece = next(self._pieces, b"")
         self._text, self._at = self._text[self._at :] + self._to_text.decode(piece, not piece), 0
-        return bool(piece)
+        self._is_new = bool(piece)
+        return self._is_new
+
+    def _at_once(self) -> list[Any]:
+        """What can be decoded in one go of text that was just read; nothing where it is not as programs write it.
+
+        A brace between two events may also stand elsewhere. But what decodes as a list is one.
+        """
+        end = self._text.rfind("},", self._at) + 1 if self._is_new else 0
+        while end > 0 and not _NEXT_EVENT.match(self._text, end):
+            end = self._text.rfind("},", self._at, end - 1) + 1
+        self._is_new = False
+        try:
+            events = orjson.loads(f"[{self._text[self._at : end].lstrip(_SEPARATORS)}]") if end > 0 else []
+        except ValueError:
+            return []
+        self._at, self.events = max(end, self._at), self.events + len(events)
+        return events
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while True:
+            yield from (event for event in self._at_once() if type(event) is dict)
             try:
                 self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
                 if self._text[self._at : self._at + 1] == "]":

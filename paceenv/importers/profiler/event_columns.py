@@ -55,6 +55,9 @@ _SAID: Final[dict[str, tuple[str, tuple[type, ...]]]] = {
 }
 """What it calls them, and of which types they are; what has another is as if it were not there."""
 
+_KEPT: Final = (((str,), ""), ((str,), ""), ((int, str), None), ((int, str), None))
+"""Types of category, name, process and thread, and what stands for any other."""
+
 
 class _Codes(dict[Any, int]):
     """Numbers for keys, in the order of their appearance."""
@@ -107,21 +110,22 @@ def read_events(file: EventFile) -> EventTable:
     times, correlations = array("d"), array("q")
     arguments: dict[int, CollectiveArguments] = {}
     for event in file:
-        at_us, dur_us, said = event.get("ts"), event.get("dur"), event.get("args")
-        if not (event.get("ph") == "X" and is_number(at_us) and is_number(dur_us) and dur_us >= 0.0):
+        if event.get("ph") != "X":
             continue
-        correlation = said.get("correlation") if type(said) is dict else None
-        if type(said) is dict and _NAME in said:
-            told = {field: said[key] for key, (field, types) in _SAID.items() if type(said.get(key)) in types}
-            arguments[len(kind)] = CollectiveArguments(**told)
-        category, name, process, thread = event.get("cat"), event.get("name"), event.get("pid"), event.get("tid")
-        key = (
-            category if type(category) is str else "",
-            name if type(name) is str else "",
-            process if type(process) in (int, str) else None,
-            thread if type(thread) in (int, str) else None,
-        )
-        kind.append(kinds[key])
+        at_us, dur_us = event.get("ts"), event.get("dur")
+        if not (is_number(at_us) and is_number(dur_us) and dur_us >= 0.0):
+            continue
+        said, correlation = event.get("args"), None
+        if type(said) is dict:
+            correlation = said.get("correlation")
+            if _NAME in said:
+                told = {field: said[key] for key, (field, types) in _SAID.items() if type(said.get(key)) in types}
+                arguments[len(kind)] = CollectiveArguments(**told)
+        key = event.get("cat"), event.get("name"), event.get("pid"), event.get("tid")
+        try:
+            kind.append(kinds[key])
+        except TypeError:  # one of them is a list or an object
+            kind.append(kinds[tuple(value if type(value) in (int, str) else None for value in key)])
         times.extend((at_us, dur_us))
         correlations.append(correlation if type(correlation) is int and abs(correlation) < 1 << 63 else -1)
         if len(kind) > MAX_EVENTS:
@@ -129,9 +133,10 @@ def read_events(file: EventFile) -> EventTable:
     start_us, dur_us_E = np.array(times, np.float64).reshape(-1, 2).T.copy()
     texts: list[tuple[str, ...]] = []
     columns: list[Integers] = []
-    for values in zip(*kinds, strict=True) if kinds else [()] * 4:
+    for kept, values in zip(_KEPT, zip(*kinds, strict=True) if kinds else [()] * 4, strict=True):
         codes = _Codes()
-        plain = [str(value).encode("utf-8", "replace").decode() for value in values]  # JSON may have half a character
+        plain = [str(value if type(value) in kept[0] else kept[1]) for value in values]
+        plain = [text.encode("utf-8", "replace").decode() for text in plain]  # JSON may have half a character
         code_of_kind = np.array([codes[text] for text in plain], np.int64)
         texts.append(tuple(codes))
         columns.append(code_of_kind[np.array(kind, np.int64)])
