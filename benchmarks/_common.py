@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, read_trace
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
@@ -153,6 +154,45 @@ def machine() -> dict[str, str]:
     return facts | {name: importlib.metadata.version(name) for name in LIBRARIES}
 
 
+class Named(Protocol):
+    """One run of a campaign, a dataclass: its name is that of its folder."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Run = TypeVar("Run", bound=Named)
+
+
+def kept(run: Run, out: Path, measure: Callable[[Run, Path], dict[str, Any]]) -> dict[str, Any]:
+    """The result of a run, from its folder if it was there."""
+    file = out / run.name / "result.json"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(asdict(run) | measure(run, file.parent), indent=1))  # type: ignore[call-overload]
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def campaign(
+    runs: Sequence[Run], out: Path, measure: Callable[[Run, Path], dict[str, Any]], *, only: str, jobs: int = 1
+) -> list[dict[str, Any]]:
+    """The results of the runs that a regular expression finds by name, so many ``jobs`` at a time; a line for each."""
+    chosen = [run for run in runs if re.search(only, run.name)]
+    if not chosen:
+        output.say(f"error: --only {only!r}: no such run; allowed: part of {', '.join(run.name for run in runs)}")
+        raise typer.Exit(2)
+    results: dict[str, dict[str, Any]] = {}
+    with ThreadPoolExecutor(jobs) as pool, output.progress("jobs", len(chosen)) as done:
+        futures = {pool.submit(kept, run, out.resolve(), measure): run.name for run in chosen}
+        for future in as_completed(futures):
+            name = futures[future]
+            found = results[name] = future.result()
+            done(len(results))
+            output.say(f"{len(results)}/{len(chosen)} {name}: {found['verdict']} {found['why']}".rstrip())
+    return [results[run.name] for run in chosen]
+
+
 def _first(pattern: str, path: str) -> str:
     try:
         found = re.search(pattern, Path(path).read_text(encoding="utf-8"))
@@ -198,24 +238,15 @@ def show(report: Report) -> None:
         print(f"{'met   ' if target.met else 'MISSED'}  {target.what}: {target.measured} (target: {target.wanted})")
 
 
-def tell(run: Callable[[], Report], json_: str | None) -> None:
-    """Run a benchmark and say what it found, as JSON where asked for; bad input is one line and exit code 2."""
-    try:
+def command(run: Callable[[], Report]) -> None:
+    """The command line of one benchmark: it says what was found, as JSON where asked for."""
+
+    def main(json_: JsonFile = None) -> None:
         report = run()
         if json_ is not None:
             output.write_json({"machine": machine(), **report.data}, json_)
-    except InputError as error:
-        output.say(f"error: {error}")
-        raise typer.Exit(2) from None
-    if json_ != "-":
-        show(report)
-
-
-def command(run: Callable[[], Report]) -> None:
-    """The command line of one benchmark."""
-
-    def main(json_: JsonFile = None) -> None:
-        tell(run, json_)
+        if json_ != "-":
+            show(report)
 
     main.__doc__ = run.__doc__
     typer.run(main)

@@ -9,7 +9,6 @@ a lateness put in. Seeds are separate from those of the tests.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -44,9 +43,6 @@ NEW_SEED: Final = 76_001
 """Healthy jobs of a campaign have seeds from ``NEW_SEED + 1000 * seed`` on."""
 
 
-Table = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]
-
-
 @dataclass(frozen=True)
 class Healthy:
     """Wrong names in jobs in which no lateness was put; of a rank that really was late, by drift or else, is right."""
@@ -58,17 +54,10 @@ class Healthy:
 
 @dataclass(frozen=True)
 class Delay:
-    """One lateness put into a job: steps and seconds until it was named (NaN: never), and wrong names beside it."""
+    """One lateness put into a job: steps until it was named (infinite: never), and wrong names beside it."""
 
-    kind: str
-    ranks: int
     slower: float
-    share: float
-    """Lateness over the step."""
     steps: float
-    seconds: float
-    off: float
-    """Steps between the true begin and the one found."""
     wrong: int
 
 
@@ -102,19 +91,13 @@ def healthy_jobs(seed: int) -> Iterator[Series]:
     yield from jobs.sockets()
 
 
-def delay(kind: str, series: Series, rank: int, begin: int, slower: float) -> Delay:
+def delay(series: Series, rank: int, begin: int, slower: float) -> Delay:
     """Slow a rank down from a step on, and see when it is named."""
     slowed = series.slowed(rank, slice(begin, None), slower)
     named = watch(slowed).named
-    right = [span for span in named if span.rank == rank and span.named >= begin and is_true(slowed, span)]
+    right = [span.named for span in named if span.rank == rank and span.named >= begin and is_true(slowed, span)]
     wrong = sum(not is_true(slowed, span) for span in named)
-    ranks = series.own_TR.shape[1]
-    share = float(slowed.true_late_TR[begin:, rank].mean() / slowed.step_s_T[begin:].mean())
-    if not right:
-        return Delay(kind, ranks, slower, share, math.nan, math.nan, math.nan, wrong)
-    first = right[0]
-    seconds = float(slowed.step_s_T[begin : first.named + 1].sum())
-    return Delay(kind, ranks, slower, share, first.named - begin + 1, seconds, first.first - begin, wrong)
+    return Delay(slower, right[0] - begin + 1 if right else math.inf, wrong)
 
 
 def delays(seed: int, repeats: int) -> Iterator[Delay]:
@@ -126,77 +109,33 @@ def delays(seed: int, repeats: int) -> Iterator[Delay]:
                 begin, rank = int(rng.integers(*BEFORE_STEPS)), int(rng.integers(ranks))
                 series = jobs.simulated(noise, ranks, begin + WINDOW_STEPS, int(rng.integers(1 << 30)))
                 for slower in SLOWER:
-                    yield delay(f"simulated, {noise}", series, rank, begin, slower)
-    recorded = [("production traces", s, (12, 24)) for s in jobs.production()]
-    recorded += [("recorded socket jobs", s, (60, 400)) for s in jobs.sockets()]
-    for kind, series, begins in recorded:
-        for _ in range(4 * repeats if kind.startswith("production") else repeats):
+                    yield delay(series, rank, begin, slower)
+    recorded = [(s, (12, 24), 4 * repeats) for s in jobs.production()]
+    recorded += [(s, (60, 400), repeats) for s in jobs.sockets()]
+    for series, begins, times in recorded:
+        for _ in range(times):
             begin, rank = int(rng.integers(*begins)), int(rng.integers(series.own_TR.shape[1]))
             for slower in SLOWER:
-                yield delay(kind, series.at(slice(0, begin + WINDOW_STEPS)), rank, begin, slower)
+                yield delay(series.at(slice(0, begin + WINDOW_STEPS)), rank, begin, slower)
 
 
-def cost_us() -> dict[int, float]:
-    """Microseconds of processor time for a step, by number of ranks."""
-    found = {}
-    for ranks in (8, 512):
-        own_TR = 1.0 + 0.05 * np.random.default_rng(0).normal(size=(2000, ranks))
-        begin = time.process_time()
-        find_late_ranks(own_TR, 1.0)
-        found[ranks] = 1e6 * (time.process_time() - begin) / len(own_TR)
-    return found
-
-
-def delay_table(rows: Sequence[Delay]) -> Table:
-    """Delays, precision and recall by kind of job and by how much slower the rank is."""
-    kinds = [*dict.fromkeys(row.kind for row in rows)]
-    cells = []
-    for slower in SLOWER:
-        for kind in [*kinds, "**all**"]:
-            mine = [row for row in rows if row.slower == slower and kind in (row.kind, "**all**")]
-            if mine:
-                cells.append((f"{slower:.0%}", kind, *_delay_cells(mine)))
-    columns = ("slower by", "job", "cases", "of the step", "named", "steps, median", "90 %", "seconds, median", "90 %")
-    return "Until a rank that turns slow is named", (*columns, "precision", "begin off by, median"), cells
-
-
-def _delay_cells(rows: Sequence[Delay]) -> tuple[str, ...]:
-    steps = np.array([row.steps for row in rows])
-    seconds, named = np.array([row.seconds for row in rows]), ~np.isnan(steps)
-    wrong = sum(row.wrong for row in rows)
-    whole = [np.where(named, x, np.inf) for x in (steps, seconds)]
-
-    def quantile(values: np.ndarray, q: float) -> str:
-        value = float(np.quantile(values, q, method="higher"))
-        return f"{value:.3g}" if math.isfinite(value) else "never"
-
-    precision = f"{named.sum() / (named.sum() + wrong):.3f}" if named.any() or wrong else "-"
-    off = f"{np.median(np.abs([row.off for row in rows if not math.isnan(row.off)])):.0f}" if named.any() else "-"
-    cells = [quantile(values, q) for values in whole for q in (0.5, 0.9)]
-    share = f"{np.median([row.share for row in rows]):.1%}"
-    return (str(len(rows)), share, f"{named.mean():.0%}", *cells, precision, off)
-
-
-def summary_table(rows: Sequence[Delay], calm: Sequence[Healthy], cost: dict[int, float]) -> Table:
+def summary(rows: Sequence[Delay], calm: Sequence[Healthy]) -> list[tuple[str, str]]:
     """The numbers beside the published ones."""
     lines = []
     for slower in SLOWER:
-        mine = [row for row in rows if row.slower == slower]
-        if not mine:
-            continue
-        cells = _delay_cells(mine)
-        lines.append((f"a rank slower by {slower:.0%}: named", cells[2]))
-        lines.append(("its steps until then, median and 90 %", f"{cells[3]}, {cells[4]}"))
-    named, wrong = sum(not math.isnan(row.steps) for row in rows), sum(row.wrong for row in rows)
+        steps = [row.steps for row in rows if row.slower == slower]
+        if steps:
+            median, late = (float(np.quantile(steps, q, method="higher")) for q in (0.5, 0.9))
+            lines.append((f"a rank slower by {slower:.0%}: named", f"{np.mean(np.isfinite(steps)):.0%}"))
+            lines.append(("its steps until then, median and 90 %", f"{median:.3g}, {late:.3g}".replace("inf", "never")))
+    named, wrong = sum(math.isfinite(row.steps) for row in rows), sum(row.wrong for row in rows)
     lines.append(("precision over all of them (Minder: 0.904)", f"{named / max(named + wrong, 1):.4f}"))
     lines.append(("recall over all of them", f"{named / max(len(rows), 1):.3f}"))
-    steps, alarms = sum(row.steps for row in calm), sum(row.wrong for row in calm)
-    lines.append(
-        ("wrong names in healthy jobs", f"{alarms} in {steps:,} steps, {sum(r.hours for r in calm):,.0f} hours")
-    )
+    healthy_steps, alarms = sum(row.steps for row in calm), sum(row.wrong for row in calm)
+    hours = sum(row.hours for row in calm)
+    lines.append(("wrong names in healthy jobs", f"{alarms} in {healthy_steps:,} steps, {hours:,.0f} hours"))
     lines.append(("stated: one wrong name in", f"{STEPS_PER_FALSE_ALARM:,.0f} steps"))
-    lines += [(f"processor time of a step, {ranks} ranks", f"{us:.0f} µs") for ranks, us in cost.items()]
-    return "In short", ("", ""), lines
+    return lines
 
 
 def main(
@@ -215,16 +154,11 @@ def main(
         for row in delays(seed, repeats):
             rows.append(row)
             done(min(len(rows), cases))
-    (_, columns, short), (_, delay_columns, delay_rows) = tables = (
-        summary_table(rows, calm, cost_us()),
-        delay_table(rows),
-    )
-    for title, names, cells in tables:
-        output.print_table(title, names, cells)
+    lines = summary(rows, calm)
+    output.print_table("Until a rank that turns slow is named", ("", ""), lines)
     if write:
-        all_rows = [row for row in delay_rows if "all" in row[1]]
-        lines = [*markdown_table(columns, short), "", *markdown_table(delay_columns, all_rows)]
-        put("detection.md", f"python -m benchmarks.evidence.detection --repeats {repeats} --seed {seed} --write", lines)
+        command = f"python -m benchmarks.evidence.detection --repeats {repeats} --seed {seed} --write"
+        put("detection.md", command, markdown_table(("in short", ""), lines))
 
 
 if __name__ == "__main__":

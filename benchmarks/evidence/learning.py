@@ -16,12 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._common import Report, Table, Target, command, figure
-from paceenv.core import metrics
-from paceenv.core.intervals import Interval
 from paceenv.policies.policy_file import save_policy
-from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
+from paceenv.trainers.evaluation.evaluate import evaluate
 from paceenv.trainers.evaluation.static_search import Problem, Setting, spelled
-from paceenv.trainers.evaluation.suites import Case, Suite, load_suite
+from paceenv.trainers.evaluation.suites import Suite, load_suite
 from paceenv.trainers.training.train_config import TrainConfig, load_train_config, with_algorithm
 from paceenv.trainers.training.training_run import Run
 from paceenv.ui import figures
@@ -81,24 +79,19 @@ def run() -> Report:
                 zip(keys, pool.map(functools.partial(train, Path(folder)), *zip(*keys, strict=True)), strict=True)
             )
         result = evaluate([constant, *(file for curve in curves.values() for _, _, file in curve)], suite)
-    rows, data, last = list[tuple[str, ...]](), list[dict[str, Any]](), dict[str, list[str]]()
+    rows, data = list[tuple[str, ...]](), list[dict[str, Any]]()
     for (algorithm, seed), curve in curves.items():
         decisions, cpu_s, file = curve[-1]
         gain, ahead = result.total(file), result.total(file, against=constant)
         cells = (f"{cpu_s:.0f}", figure(decisions), figure(decisions / cpu_s), f"{gain.gain:+z.2%}")
-        rows.append((algorithm, str(seed), *cells, _interval(Interval(ahead.gain, *ahead.gain_ci95))))
+        low, high = ahead.gain_ci95
+        rows.append((algorithm, str(seed), *cells, f"{ahead.gain:+z.2%} [{low:+z.2%}, {high:+z.2%}]"))
         points = [{"decisions": n, "cpu_s": at_s, "gain": result.total(one).gain} for n, at_s, one in curve]
         data.append({"algorithm": algorithm, "seed": seed, "curve": points, "beyond": ahead.gain})
-        last.setdefault(algorithm, []).append(file)
     draw(data, result.total(constant).gain)
-    clusters = list[tuple[str, ...]]()
-    for name, cases in ((suite.name, suite.cases), *((case.name, [case]) for case in suite.cases)):
-        ours = [
-            _interval(metrics.bootstrap_interval(_gain_E(result, files, cases, constant))) for files in last.values()
-        ]
-        clusters.append((name, f"{_gain_E(result, [constant], cases).mean():+z.2%}", *ours))
     slowest = max(curves["PPO", seed][-1][1] for seed in range(SEEDS["PPO"]))
-    worst = min(result.total(file, against=constant).gain_ci95[0] for file in last["PPO"])
+    ends = [curves["PPO", seed][-1][2] for seed in range(SEEDS["PPO"])]
+    worst = min(result.total(file, against=constant).gain_ci95[0] for file in ends)
     target = Target(
         "PPO better than the best constant, every seed",
         f"surely, in {MOST_S:.0f} CPU s",
@@ -107,8 +100,7 @@ def run() -> Report:
     )
     text = f"The task of `paceenv train {CONFIG}` on one thread; the best constant there is `{constant}`."
     columns = ("learner", "seed", "CPU s", "decisions", "a CPU s", "gain", "beyond the best constant")
-    by_cluster = ("cluster", "constant", *(f"{algorithm} beyond it" for algorithm in last))
-    tables = (Table("trainings", columns, rows), Table("by cluster, means of the seeds", by_cluster, clusters))
+    tables = (Table("trainings", columns, rows),)
     return Report("Learning", text, {"trainings": data, "constant": constant}, tables, (target,))
 
 
@@ -124,16 +116,6 @@ def draw(trainings: Sequence[dict[str, Any]], constant_gain: float) -> None:
     panel.set(xlim=(0.0, None))
     panel.legend(loc="lower right")
     figures.save(drawn, PICTURE)
-
-
-def _gain_E(result: SuiteResult, policies: Sequence[str], cases: Sequence[Case], against: str = "passive") -> Array:
-    """Mean gain of some policies on some clusters, by seed."""
-    gains_C = [np.mean([result.gain_E(policy, case, against) for policy in policies], axis=0) for case in cases]
-    return np.average(gains_C, axis=0, weights=[case.weight for case in cases])
-
-
-def _interval(found: Interval) -> str:
-    return f"{found.value:+z.2%} [{found.low:+z.2%}, {found.high:+z.2%}]"
 
 
 if __name__ == "__main__":

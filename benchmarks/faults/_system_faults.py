@@ -71,21 +71,6 @@ def address_space(job: Job, i: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-@fault("a user without any right", "1 8 200")
-def nobody(job: Job) -> None:
-    """And with a limit of processes and threads, which is none for root; what is imported late cannot be read."""
-    import torch._dynamo  # with every optimizer
-    import torch.nn.parallel  # noqa: F401
-
-    job.begin()
-    limit = int(job.variant)
-    resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
-    os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
-    job.train()
-
-
 @breaks("no descriptor left", "before later", Start(limits={"NOFILE": 200}))
 def no_descriptors(job: Job, i: int) -> None:
     if i == (0 if job.variant == "before" else 20):
@@ -144,43 +129,6 @@ def folder_is_none(job: Job) -> None:
 def folder_replaced(job: Job, i: int) -> None:
     if i in (20, 30):
         _put(job.live, job.variant)
-
-
-@breaks("umask", "000 077 777")
-def umask(job: Job, i: int) -> None:
-    os.umask(int(job.variant, 8))
-
-
-@fault("the kill file is odd", "fifo folder loop dangling full name", Start(options=("--kill-file", "/tmp/none")))
-def kill_file(job: Job) -> None:
-    path = job.folder / ("k" * 300 if job.variant == "name" else "kill")
-    os.environ["PACEENV_LIVE_KILL_FILE"] = str(path)
-    if job.variant != "name":
-        _put(path, job.variant)
-    job.train()
-
-
-@fault("foreign files in the folder", "old file fifo loop many", ranks=2)
-def foreign_files(job: Job) -> None:
-    names = [
-        "20261123T053000-3f2a91",
-        "summary.txt",
-        ".summary.txt",
-        "20261123T053001-3f2a91/h/rank00000.json",
-        "20991123T053000-3f2a91/\udcff\n/rank00001-000.pace",
-        "99999999T999999-zzzzzz",
-    ]
-    what = job.variant
-    if what == "old":
-        names, what = (
-            ["rank00000-000000.parquet", "status/rank00000.json", "attempt0/rank00000.json", "run.json"],
-            "file",
-        )
-    elif what == "many":
-        names, what = [f"20261123T053000-{i:06x}" for i in range(2000)], "folder"
-    for name in names if job.rank == 0 else ():
-        _put(job.live / name, what)
-    job.train()
 
 
 @breaks("perf_counter is odd", "none nan back still jumps raises sometimes", seeds=2)

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import threading
 import time
-from datetime import timedelta
 from typing import Any
 
-from benchmarks.faults._fault import Job, breaks, fault
+from benchmarks.faults._fault import Job, fault
 
 
 @fault("process group is destroyed and made again", "8 1", ranks=2)
@@ -37,31 +35,6 @@ def again(job: Job) -> None:
         optimizer.step()
 
     job.train(model, optimizer, before=renew, step=step)
-
-
-@breaks("groups come and go", "new destroyed collected subgroups nameless", ranks=2)
-def groups(job: Job, i: int) -> None:
-    import torch
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import FileStore, PrefixStore
-
-    one = torch.ones(3)
-    if job.variant == "nameless":
-        store = PrefixStore(f"x{i}", FileStore(str(job.folder / "nameless"), job.size))
-        backend: Any = dist.ProcessGroupGloo(store, job.rank, job.size, timedelta(seconds=30))
-        backend.allreduce([one]).wait()
-        return
-    group = dist.new_subgroups(1)[0] if job.variant == "subgroups" else dist.new_group([0, 1])
-    dist.all_reduce(one, group=group)
-    if job.variant == "destroyed":
-        dist.destroy_process_group(group)
-    elif job.variant == "collected":
-        work = dist.all_reduce(one, group=group, async_op=True)
-        del group
-        gc.collect()
-        work.wait()
-    else:
-        job.kept.append(group)
 
 
 @fault("others replace the same functions", "before after nested out_of_order", ranks=2)
@@ -104,40 +77,6 @@ def replaced(job: Job) -> None:
         dist.all_reduce(torch.ones(3))
 
     job.train(before=change)
-
-
-@fault("torch.compile", "model step functional optimizer", ranks=2)
-def compiled(job: Job) -> None:
-    import torch
-    import torch.distributed as dist
-    from torch.distributed import _functional_collectives as functional
-
-    job.begin()
-    compile_: Any = functools.partial(torch.compile, backend="eager")
-    network = job.network()
-    model = job.ddp(compile_(network) if job.variant == "model" else network)
-    optimizer = job.optimizer(model)
-    world: Any = dist.group.WORLD
-
-    def forth_and_back(x: Any) -> Any:
-        model(x).square().mean().backward()
-
-    def reduced(x: Any) -> Any:
-        return functional.all_reduce(x, "sum", world) * 2
-
-    run = compile_(forth_and_back) if job.variant == "step" else forth_and_back
-    reduce = compile_(reduced)
-    stepped = compile_(optimizer.step) if job.variant == "optimizer" else optimizer.step
-
-    def step(i: int) -> None:
-        optimizer.zero_grad()
-        run(job.inputs(i))
-        if job.variant == "functional":
-            with torch.no_grad():
-                network[0].bias.grad += reduce(torch.ones(3)).sum() * 0.001
-        stepped()
-
-    job.train(model, optimizer, iterations=12, step=step)
 
 
 @fault("odd DDP", "deepcopy hook_raises hook static unused no_sync join two_models", ranks=2)
@@ -241,19 +180,6 @@ def odd_backward(job: Job) -> None:
         optimizer.step()
 
     job.train(model, optimizer, step=step)
-
-
-@fault("profilers", "profile schedule", ranks=2)
-def profilers(job: Job) -> None:
-    from torch.profiler import ProfilerActivity, profile, schedule
-
-    activities = [ProfilerActivity.CPU]
-    if job.variant == "schedule":
-        with profile(activities=activities, schedule=schedule(wait=2, warmup=2, active=3), with_stack=True) as p:
-            job.train(before=lambda i: p.step())
-    else:
-        with profile(activities=activities, record_shapes=True, profile_memory=True):
-            job.train()
 
 
 @fault("collectives that fail", "shapes timeout dtype destroyed wrong_rank", ranks=2, code_only=True)

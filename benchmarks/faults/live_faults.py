@@ -16,18 +16,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from benchmarks._common import campaign
 from benchmarks.faults import _process_faults, _system_faults, _torch_faults  # noqa: F401  # they register
 from benchmarks.faults._fault import FAULTS
-from paceenv.ui import output
 from paceenv.ui.output import markdown_table
 
 DEADLINE_S = 90.0
@@ -162,39 +160,31 @@ def _said(code: int | None) -> str:
     return "none (hangs)" if code is None else str(code)
 
 
-def measure(run: Run, out: Path) -> dict[str, Any]:
-    """The result of a run, from its folder if it was there."""
-    folder = out / run.name
-    result_file = folder / "result.json"
-    if result_file.exists():
-        before: dict[str, Any] = json.loads(result_file.read_text())
-        return before
+def measure(run: Run, folder: Path) -> dict[str, Any]:
+    """Run a job with a fault in its folder, with the agent and without."""
     watched = run_job(run, folder / "watched", agent=True)
-    bare = reference(run, out)
+    bare = reference(run, folder.parent)
     found = differences(bare, watched, code_only=False)
     for _ in range(TRIES):
         if not found:
             break
         bare = run_job(run, folder / "bare", agent=False)
         found = differences(bare, watched, code_only=FAULTS[run.kind].code_only)
-    result = asdict(run) | {
+    return {
         "verdict": HARMED if found else UNHARMED,
-        "why": found[:4],
+        "why": "; ".join(found[:4]),
         "ended": [rank.code for rank in bare],
         "said": sorted({line for rank in watched for line in rank.err.splitlines() if " live" in line})[:6],
     }
-    result_file.write_text(json.dumps(result, indent=1))
-    return result
 
 
-def planned(only: str = "", seeds: Sequence[int] = (0,)) -> list[Run]:
-    """All runs, or those of the kinds and variants that a regular expression finds."""
+def planned() -> list[Run]:
+    """All runs, the first of every kind first."""
     runs = list[tuple[int, Run]]()
     for kind, fault in FAULTS.items():
-        places = [(variant, seed, more) for more in range(fault.seeds) for seed in seeds for variant in fault.variants]
-        runs += [(place, Run(kind, variant, seed + more)) for place, (variant, seed, more) in enumerate(places)]
-    runs.sort(key=lambda run: run[0])  # the first of every kind comes first
-    return [run for _, run in runs if re.search(only, f"{run.kind}: {run.variant}")]
+        places = [(variant, seed) for seed in range(fault.seeds) for variant in fault.variants]
+        runs += [(place, Run(kind, variant, seed)) for place, (variant, seed) in enumerate(places)]
+    return [run for _, run in sorted(runs, key=lambda run: run[0])]
 
 
 def table(results: Iterable[dict[str, Any]]) -> list[str]:
@@ -206,7 +196,7 @@ def table(results: Iterable[dict[str, Any]]) -> list[str]:
     for kind, found in kinds.items():
         harmed = [r for r in found if r["verdict"] == HARMED]
         codes = sorted({"/".join(map(_said, r["ended"])) for r in found})
-        why = "; ".join(f"{r['variant']}: {r['why'][0]}".removeprefix(": ") for r in harmed)
+        why = "; ".join(f"{r['variant']}: {r['why']}".removeprefix(": ") for r in harmed)
         variants = ", ".join(dict.fromkeys(r["variant"] for r in found))
         number = f"**{len(harmed)}**" if harmed else "0"
         rows.append((kind, variants, str(len(found)), number, ", ".join(codes), why.replace("|", "/")))
@@ -215,33 +205,15 @@ def table(results: Iterable[dict[str, Any]]) -> list[str]:
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder for the runs; those in it are not run again.")],
-    only: Annotated[str, typer.Option(help="Regular expression: only kinds and variants that it finds.")] = "",
-    seed: Annotated[list[int] | None, typer.Option(min=0, help="Seed of all jobs; may be given again.")] = None,
+    only: Annotated[str, typer.Option(help="Regular expression: only runs whose name has it.")] = "",
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Jobs at a time.")] = 2,
-    names: Annotated[bool, typer.Option("--list", help="Only list the runs.")] = False,
 ) -> None:
     """Run jobs with faults; print one line each, then a table in Markdown. Exit code 1 if one was harmed."""
-    runs = planned(only, seed or (0,))
-    if not runs:
-        output.say(f"error: --only {only!r}: no such run; allowed: part of a name of --list")
-        raise typer.Exit(2)
-    if names:
-        print("\n".join(f"{run.kind}: {run.variant}, seed {run.seed}" for run in runs))
-        return
-    results: dict[Run, dict[str, Any]] = {}
-    with ThreadPoolExecutor(jobs) as pool, output.progress("jobs", len(runs)) as advance:
-        futures = {pool.submit(measure, run, out.resolve()): run for run in runs}
-        for future in as_completed(futures):
-            run, found = futures[future], future.result()
-            results[run] = found
-            advance(len(results))
-            why = f": {'; '.join(found['why'])}" if found["why"] else ""
-            output.say(f"{len(results)}/{len(runs)} {run.name}: {found['verdict']}{why}")
-    ordered = [results[run] for run in runs]
-    counts = Counter(r["verdict"] for r in ordered)
-    kinds = len({run.kind for run in runs})
-    print("\n".join([f"{len(runs)} runs of {kinds} kinds, {counts[HARMED]} harmed.", "", *table(ordered)]))
-    raise typer.Exit(1 if counts[HARMED] else 0)
+    results = campaign(planned(), out, measure, only=only, jobs=jobs)
+    harmed = sum(r["verdict"] == HARMED for r in results)
+    kinds = len({r["kind"] for r in results})
+    print("\n".join([f"{len(results)} runs of {kinds} kinds, {harmed} harmed.", "", *table(results)]))
+    raise typer.Exit(1 if harmed else 0)
 
 
 if __name__ == "__main__":

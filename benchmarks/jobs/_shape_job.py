@@ -46,11 +46,10 @@ class Job:
             time.sleep(self.slow_s / self.parts)
             self.slept_s[-1] += time.perf_counter() - start_s
 
-    def network(self, *, normed: bool = False, inner: int = 1) -> nn.Sequential:
+    def network(self, inner: int = 1) -> nn.Sequential:
         """The same weights on every rank: layers, with the place of slowness in the midst."""
         torch.manual_seed(self.seed)
-        norm: list[nn.Module] = [nn.BatchNorm1d(WIDTH)] if normed else []
-        blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), *norm, nn.Tanh()) for _ in range(inner)]
+        blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(inner)]
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), SlowHere(self), *blocks, nn.Linear(WIDTH, CLASSES))
 
     def loss(self, model: nn.Module, iteration: int, part: int = 0, parts: int = 1) -> torch.Tensor:

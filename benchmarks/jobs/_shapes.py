@@ -14,9 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from benchmarks.jobs._shape_job import BATCH, CLASSES, WIDTH, Job, SlowHere, Step
 
@@ -54,28 +52,6 @@ def ddp(job: Job) -> Step:
     return _step(job, DistributedDataParallel(job.network()))
 
 
-def ddp_buffers(job: Job) -> Step:
-    return _step(job, DistributedDataParallel(job.network(normed=True)))
-
-
-def reentrant(job: Job) -> Step:
-    """Layers are computed again within the backward pass."""
-
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = job.network(inner=3)
-
-        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-            hidden = hidden.requires_grad_()
-            for layer in self.layers:
-                kept = isinstance(layer, nn.Sequential)
-                hidden = checkpoint(layer, hidden, use_reentrant=True) if kept else layer(hidden)
-            return hidden
-
-    return _step(job, DistributedDataParallel(Checkpointed()))
-
-
 def accumulation(job: Job) -> Step:
     model, job.parts = DistributedDataParallel(job.network()), EVERY
     optimizer = _sgd(model)
@@ -88,24 +64,6 @@ def accumulation(job: Job) -> Step:
         optimizer.zero_grad()
 
     return step
-
-
-def metrics_after(job: Job) -> Step:
-    """The losses of all ranks are gathered after the optimizer's step."""
-    gathered = [torch.zeros(()) for _ in range(job.size)]
-    return _step(job, DistributedDataParallel(job.network()), after=lambda loss: dist.all_gather(gathered, loss))
-
-
-def barrier_after(job: Job) -> Step:
-    return _step(job, DistributedDataParallel(job.network()), after=lambda loss: dist.barrier())
-
-
-def zero_redundancy(job: Job) -> Step:
-    """Its step broadcasts every rank's share of the parameters."""
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    model = DistributedDataParallel(job.network())
-    return _step(job, model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3))
 
 
 def local_sgd(job: Job) -> Step:
@@ -152,27 +110,6 @@ def small_first(job: Job) -> Step:
         dist.all_reduce(norm)
         dist.all_reduce(flat)
         _set_gradients(model, flat / job.size / max(float(norm), 1.0))
-
-    return _step(job, job.network(), reduce=reduce)
-
-
-def coalesced(job: Job) -> Step:
-    def reduce(model: nn.Module) -> None:
-        with dist._coalescing_manager(async_ops=True) as manager:  # type: ignore[attr-defined]
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
-        manager.wait()
-
-    return _step(job, job.network(), reduce=reduce)
-
-
-def functional_calls(job: Job) -> Step:
-    """What compiled graphs and DTensor call."""
-    group = dist.distributed_c10d._get_default_group()
-
-    def reduce(model: nn.Module) -> None:
-        summed = functional.all_reduce(_flat_gradients(model), "sum", group)
-        _set_gradients(model, functional.wait_tensor(summed) / job.size)
 
     return _step(job, job.network(), reduce=reduce)
 

@@ -13,14 +13,14 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from benchmarks._common import campaign
 from paceenv.live.record.snapshot import LATE, UNKNOWN, number
-from paceenv.ui import output
 from paceenv.ui.output import markdown_table
 
 SLOW_S, TOLERANCE = 0.02, 0.2
@@ -50,12 +50,11 @@ class Run:
     ranks: int
     slow: int
     place: str
-    seed: int = 0
 
     @property
     def name(self) -> str:
         slow = f"rank{self.slow}-{self.place}" if self.slow >= 0 else "nobody"
-        return f"{self.shape}-{self.ranks}-{slow}-{self.seed}"
+        return f"{self.shape}-{self.ranks}-{slow}"
 
 
 def _runs(shapes: str, ranks: Sequence[int], *slow: tuple[int, str]) -> list[Run]:
@@ -65,38 +64,27 @@ def _runs(shapes: str, ranks: Sequence[int], *slow: tuple[int, str]) -> list[Run
 RUNS = (
     _runs("ddp", (2, 4, 8), (1, "load")),
     _runs("ddp", TWO, (0, "backward"), (1, "forward"), (-1, "load")),
-    _runs("ddp_buffers", (2, 4, 8), (1, "load")),
-    _runs("ddp_buffers", FOUR, (0, "load"), (2, "backward"), (-1, "load")),
-    _runs("reentrant", (2, 8), (1, "backward")),
-    _runs("experts", FOUR, (1, "load"), (2, "backward"), (-1, "load")),
-    _runs("tensor_and_data", FOUR, (1, "load"), (3, "backward"), (-1, "load")),
+    _runs("experts tensor_and_data", FOUR, (1, "load"), (2, "backward"), (-1, "load")),
     _runs("experts tensor_and_data", EIGHT, (1, "load")),
     _runs("fsdp2_hybrid three_dimensions", FOUR, (1, "load")),
     _runs("small_first", (2, 4, 8), (1, "backward")),
     _runs("fsdp2 tensors_distributed", (2, 4), (1, "load")),
     _runs("fsdp2", TWO, (0, "forward")),
-    _runs("metrics_after barrier_after zero_redundancy manual coalesced functional_calls", TWO, (1, "load")),
+    _runs("manual", TWO, (1, "load")),
     _runs("local_sgd nameless accumulation", (2, 4), (1, "forward")),
     _runs("parameter_server", FOUR, (0, "load"), (2, "load")),
     _runs("three_dimensions", EIGHT, (5, "forward")),
-    _runs("pipeline_1f1b pipeline_by_hand", TWO, (1, "forward")),
+    _runs("pipeline_by_hand", TWO, (1, "forward")),
     _runs("pipeline_1f1b", FOUR, (2, "forward")),
     _runs(SPAWN, TWO, (1, "load")),
 )
-
-
-def planned(only: str, ranks: Sequence[int], seeds: int) -> list[Run]:
-    """The runs of the shapes that a regular expression finds (by a run's whole name), of these sizes, by seed."""
-    chosen = [run for runs in RUNS for run in runs if re.search(only, run.name)]
-    chosen = [run for run in chosen if not ranks or run.ranks in ranks]
-    return [Run(**asdict(run) | {"seed": seed}) for seed in range(seeds) for run in chosen]
 
 
 def command(run: Run, folder: Path) -> list[str]:
     """What a user types."""
     program = ["-m", "benchmarks.jobs._train", "ddp" if run.shape == SPAWN else run.shape]
     program += ["--told", str(folder), "--slow", str(run.slow), "--place", run.place, "--slow-s", str(SLOW_S)]
-    program += ["--iterations", str(ITERATIONS), "--seed", str(run.seed)]
+    program += ["--iterations", str(ITERATIONS)]
     watched = ["-m", "paceenv.live", "--out", str(folder / "live"), *program]
     if run.shape == SPAWN:
         return [sys.executable, *watched, "--spawn", str(run.ranks)]
@@ -170,26 +158,18 @@ def judge(run: Run, ranks: dict[int, dict[str, Any]], page: str, figures: list[d
         "stated_s": stated_s,
         "wanted_s": wanted_s if run.slow >= 0 else 0.0,
         "step_s": steps_s,
-        "reason": "; ".join(sorted(unclear)) if kind in (UNSAID, FAILED) else "",
+        "why": "; ".join(sorted(unclear)) if kind == UNSAID else "",
     }
 
 
-def measure(run: Run, out: Path) -> dict[str, Any]:
-    """The result of a run, from its folder if it was there."""
-    folder = out / run.name
-    result_file = folder / "result.json"
-    if result_file.exists():
-        before: dict[str, Any] = json.loads(result_file.read_text())
-        return before
+def measure(run: Run, folder: Path) -> dict[str, Any]:
+    """Run a job in its folder, and judge what was said of it."""
     problem = start(run, folder)
-    found: dict[str, Any] = {"verdict": FAILED, "named": [], "stated_s": None, "wanted_s": None, "reason": problem}
-    if not problem:
-        ranks, page = asked(folder)
-        (folder / "page.txt").write_text(page)
-        found = judge(run, ranks, page, told(run, folder))
-    result = asdict(run) | found
-    result_file.write_text(json.dumps(result, indent=1))
-    return result
+    if problem:
+        return {"verdict": FAILED, "named": [], "stated_s": None, "wanted_s": None, "why": problem}
+    ranks, page = asked(folder)
+    (folder / "page.txt").write_text(page)
+    return judge(run, ranks, page, told(run, folder))
 
 
 def table(results: Iterable[dict[str, Any]]) -> list[str]:
@@ -207,37 +187,19 @@ def table(results: Iterable[dict[str, Any]]) -> list[str]:
             ", ".join(map(str, r["named"])),
             ms(r["wanted_s"]),
             ms(r["stated_s"]),
-            r["reason"],
+            r["why"],
         )
         for r in results
     ]
-    return markdown_table(("shape", "ranks", "slow", "", "named", "late by, ms", "stated, ms", "reason"), rows)
+    return markdown_table(("shape", "ranks", "slow", "", "named", "late by, ms", "stated, ms", "why"), rows)
 
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder for the runs; those in it are not run again.")],
     only: Annotated[str, typer.Option(help="Regular expression: only runs whose name has it.")] = "",
-    ranks: Annotated[list[int] | None, typer.Option(help="Only jobs of so many ranks; may be given again.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Run everything so many times, each with its seed.")] = 1,
-    names: Annotated[bool, typer.Option("--list", help="Only list the runs.")] = False,
 ) -> None:
     """Run the jobs one after the other; print one line each, then a table in Markdown."""
-    runs = planned(only, ranks or (), seeds)
-    if not runs:
-        output.say(f"error: --only {only!r}: no such run; allowed: part of a name of --list")
-        raise typer.Exit(2)
-    if names:
-        print("\n".join(run.name for run in runs))
-        return
-    results = []
-    with output.progress("jobs", len(runs)) as advance:
-        for run in runs:
-            results.append(found := measure(run, out.resolve()))
-            advance(len(results))
-            stated = "" if found["stated_s"] is None else f" {1e3 * found['stated_s']:.1f} ms"
-            named = f", named {found['named']}" if found["named"] else ""
-            place = f"{len(results)}/{len(runs)} {run.name}"
-            output.say(f"{place}: {found['verdict']}{named}{stated} {found['reason']}".rstrip())
+    results = campaign([run for runs in RUNS for run in runs], out, measure, only=only)
     counts = Counter(r["verdict"] for r in results)
     rows = [(kind, str(counts[kind]), means) for kind, means in MEANINGS.items()]
     print("\n".join([*markdown_table(("", "runs", "meaning"), rows), "", *table(results)]))
