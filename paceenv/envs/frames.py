@@ -65,10 +65,12 @@ def draw_ranks(panel: Axes, recording: Recording, batch: JobBatch, iterations: i
     begin_T = np.cumsum(step_T) - step_T
     drawn = [phase for phase in phases(recording, batch) if phase.length_TR[shown_T].any()]
     shown_R = representative(np.arange(batch.ranks, dtype=np.float64), SHOWN_RANKS).tolist()
+    shades = [PHASE_COLOURS[phase.name] for phase in drawn for _ in step_T]
     for row, rank in enumerate(shown_R):
-        for phase in drawn:
-            spans_T2 = np.stack([begin_T + phase.start_TR[shown_T, rank], phase.length_TR[shown_T, rank]], axis=1)
-            panel.broken_barh(spans_T2.tolist(), (row - 0.42, 0.84), facecolors=PHASE_COLOURS[phase.name], lw=0)
+        start_s = np.concatenate([begin_T + phase.start_TR[shown_T, rank] for phase in drawn])
+        length_s = np.concatenate([phase.length_TR[shown_T, rank] for phase in drawn])
+        spans = list(zip(start_s.tolist(), length_s.tolist(), strict=True))
+        panel.broken_barh(spans, (row - 0.42, 0.84), facecolors=shades, lw=0)
     for end_s in np.cumsum(step_T):
         panel.axvline(end_s, color="#222222", lw=0.8)
     panel.set(xlim=(0.0, 1.01 * float(step_T.sum())), ylabel="rank")
