@@ -9,14 +9,12 @@ C settings (the first is off), M mechanisms, T iterations.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core import metrics, pacing
-from paceenv.core.errors import out_of_range
+from paceenv.core import pacing
 from paceenv.core.pacing import Candidate
 from paceenv.sim.engine.simulator import Simulator
 
@@ -75,21 +73,18 @@ def settings_of(candidates: Iterable[Candidate]) -> NDArray[np.float64]:
 
 
 class Clairvoyant:
-    """Plans one interval at a time: takes the candidate with the highest reward on the noise that will come.
+    """Plans one interval at a time: takes the candidate with the highest throughput on the noise that will come.
 
     Where the job's program has transfers that can wait, settings of defer are tried too.
 
     Args:
         horizon: control intervals that a candidate is rolled ahead.
-        preference: weight of variation in the reward (``paceenv.core.metrics.reward``), at least 0.
     """
 
     name = "clairvoyant"
 
-    def __init__(self, horizon: int = 3, preference: float = 0.0) -> None:
-        if not 0.0 <= preference < math.inf:
-            raise out_of_range("preference", preference, "at least 0", "policy clairvoyant")
-        self._horizon, self._preference = horizon, preference
+    def __init__(self, horizon: int = 3) -> None:
+        self._horizon = horizon
 
     def plan(self, simulator: Simulator, interval_iterations: int) -> NDArray[np.float64]:
         """The best candidate for each environment's next interval, ``(E, 1, M, 2)``; the simulator is not changed."""
@@ -97,6 +92,4 @@ class Clairvoyant:
         tried = settings_of(grid([*MECHANISMS, "defer"] if can_defer else MECHANISMS))
         step_s_ECT = roll_ahead(simulator, np.arange(len(simulator.batch)), tried, self._horizon * interval_iterations)
         ideal_s_E1 = simulator.batch.jobs["ideal_step_s"][:, None]
-        mean_s_EC, sd_s_EC = step_s_ECT.mean(axis=2), step_s_ECT.std(axis=2)
-        value_EC = metrics.reward(mean_s_EC, sd_s_EC, ideal_s_E1, self._preference)  # type: ignore[arg-type]
-        return np.asarray(tried[np.asarray(value_EC).argmax(axis=1)][:, None])
+        return np.asarray(tried[(ideal_s_E1 / step_s_ECT.mean(axis=2)).argmax(axis=1)][:, None])

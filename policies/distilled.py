@@ -69,13 +69,9 @@ class Distilled(Learned):
                 raise out_of_range("candidate", "{}", "at least one mechanism", where)
             if both := self.always.keys() & candidate:
                 raise out_of_range("always", ", ".join(sorted(both)), "mechanisms that no candidate names", where)
-        settings = [_settings({**one, **self.always}, where) for one in ({}, *self.candidates)]
         if not 1 <= len(self.candidates) <= MAX_CANDIDATES:
             raise out_of_range("candidates", len(self.candidates), f"1 to {MAX_CANDIDATES} settings", where)
-        each = 1 if preference is None else 2
-        if len(layers[-1][1]) != each * len(self.candidates):
-            allowed = f"{each * len(self.candidates)}, {each} a candidate"
-            raise out_of_range("outputs", len(layers[-1][1]), allowed, where)
+        settings = [_settings({**one, **self.always}, where) for one in ({}, *self.candidates)]
         for key, value in (("margin", margin), ("hysteresis", hysteresis)):
             if not 0.0 <= value < math.inf:
                 raise out_of_range(key, value, "at least 0 (% of the step)", where)
@@ -86,6 +82,10 @@ class Distilled(Learned):
         self._choice_B = np.zeros(0, np.int64)
 
     PREFERENCE_IS_INPUT = False
+
+    def _expected_outputs(self) -> tuple[int, str]:
+        each = 1 if self.preference is None else 2
+        return each * len(self.candidates), f"{each} a candidate"
 
     def reset(self, rows: int) -> None:
         super().reset(rows)

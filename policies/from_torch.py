@@ -74,10 +74,6 @@ def save_network(
         squashes=acting.squashes,
         activation=acting.activation,
     )
-    outputs = len(acting.layers[-1][1])
-    if outputs != 2 * len(saved.mechanisms):
-        named = f"{len(saved.mechanisms)} mechanisms, of two actions each"
-        raise InputError(f"{_WHERE}: {outputs} actions; allowed: {2 * len(saved.mechanisms)} for {named}")
     _compare(saved, acting.original)
     record = {"made_by": f"paceenv.policies.{_WHERE}", **(provenance or {})}
     return save_policy(path, PolicyFile(saved, dict(calibrated_range or {}), record))

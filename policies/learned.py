@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
-from paceenv.policies.networks import Layer, ObservationEMA, perceptron, time_scales
+from paceenv.policies.networks import ACTIVATIONS, MAX_INTERVALS, Layer, ObservationEMA, perceptron, time_scales
 from paceenv.policies.ranges import Outside, RangeHold
 
 
@@ -37,7 +37,8 @@ class Learned(Policy):
         activation: between the layers, one of ``paceenv.policies.networks.ACTIVATIONS``.
 
     Raises:
-        InputError: where preference, its range, memory and width of the network do not fit together.
+        InputError: for an argument out of range, and where preference, its range, memory, mechanisms and the widths of
+            the network do not fit together.
     """
 
     def __init__(
@@ -59,7 +60,15 @@ class Learned(Policy):
         self.preference_range, self.interval_iterations = preference_range, interval_iterations
         self.calibrated_range = dict(calibrated_range or {})
         self.squashes, self.activation = squashes, activation
-        where = f"policy {name}"
+        where, known = f"policy {name}", ", ".join(pacing.MECHANISMS)
+        if not self.mechanisms or len(set(self.mechanisms) & set(pacing.MECHANISMS)) < len(self.mechanisms):
+            raise out_of_range("mechanisms", list(self.mechanisms), f"different ones of {known}", where)
+        if activation not in ACTIVATIONS:
+            raise out_of_range("activation", activation, f"one of {', '.join(ACTIVATIONS)}", where)
+        intervals = ("interval_iterations", interval_iterations, 1), ("change_intervals", change_intervals, 0)
+        for key, value, least in intervals:
+            if type(value) is not int or not least <= value <= MAX_INTERVALS:
+                raise out_of_range(key, value, f"an integer from {least} to {MAX_INTERVALS}", where)
         self.memory_intervals, self.change_intervals = time_scales(memory_intervals, where), change_intervals
         remembers = bool(self.memory_intervals or change_intervals)
         self._memory = ObservationEMA(self.memory_intervals, change_intervals) if remembers else None
@@ -69,10 +78,16 @@ class Learned(Policy):
         if inputs != views + (preference is not None and self.PREFERENCE_IS_INPUT):
             allowed = f"a number with {views + 1} inputs, None with {views}"
             raise out_of_range("preference", preference, f"{allowed}; the network has {inputs}", where)
+        outputs, (expected, each) = len(self.layers[-1][1]), self._expected_outputs()
+        if outputs != expected:
+            raise out_of_range("outputs", outputs, f"{expected}, {each}", where)
         self._hold = RangeHold(self.calibrated_range, where)
 
     PREFERENCE_IS_INPUT = True
     """Whether the network reads the preference; otherwise it acts on what the network says."""
+
+    def _expected_outputs(self) -> tuple[int, str]:
+        return 2 * len(self.mechanisms), "two a mechanism"
 
     def _follow(self, preference: float | None) -> None:
         self.preference = preference

@@ -173,7 +173,7 @@ def find(text: str, known: Sequence[str] = NAMES) -> tuple[Path, PolicyFile]:
     """
     from paceenv.policies.policy_file import load_policy  # only here: rules do not need safetensors
 
-    name, preference = parts(text)
+    name, preference = _parts(text)
     if name == LEARNED:
         path = released()
         if not path.is_file():
@@ -190,13 +190,13 @@ def find(text: str, known: Sequence[str] = NAMES) -> tuple[Path, PolicyFile]:
     return path, content
 
 
-def parts(text: str, taking: Sequence[str] = (LEARNED,)) -> tuple[str, float | None]:
-    """The name and the preference in ``text``. Policy files and the names in ``taking`` take a preference.
+def _parts(text: str) -> tuple[str, float | None]:
+    """The name and the preference in ``text``.
 
     An existing file counts as a file, whatever its name is. Raises InputError for another option or an invalid number.
     """
     name, _, option = text.rpartition(":")
-    if not (name in taking or name.endswith(_SUFFIX)) or Path(text).exists():
+    if not (name == LEARNED or name.endswith(_SUFFIX)) or Path(text).exists():
         return text, None
     key, _, value = option.partition("=")
     if key != "preference":

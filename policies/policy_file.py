@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from paceenv.core import pacing, signals
+from paceenv.core import signals
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.files import atomic_write
 from paceenv.core.limits import Limits
 from paceenv.policies.distilled import Distilled
 from paceenv.policies.learned import Learned
-from paceenv.policies.networks import ACTIVATIONS, MAX_INTERVALS, Layer, time_scales
+from paceenv.policies.networks import Layer
 
 FORMAT = "paceenv.policy/1"
 ACTION_SCHEMA = "paceenv.pacing/1"
@@ -39,7 +38,7 @@ _SCHEMAS = {
     "observation_names": list(signals.NAMES),
     "action_schema": ACTION_SCHEMA,
 }
-_MAX_LAYERS, _MAX_BYTES, _MAX_INTERVAL = 16, 64 << 20, 10_000
+_MAX_LAYERS, _MAX_BYTES = 16, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -124,152 +123,84 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         hint = "; paceenv.policies.save_network makes one of an agent" if target.suffix == ".zip" else ""
         raise InputError(f"{target}: not a readable .safetensors file: {error}{hint}") from None
-    header = _Header(target, metadata)
-    preference, preference_range = header.preference()
-    memory, change = time_scales(header.get("memory_intervals", 0), str(target)), header.get("change_intervals", 0)
-    candidates, mechanisms = header.candidates(), header["mechanisms"]
-    inputs, has_preference = signals.SIGNALS * (1 + len(memory) + (change > 0)), preference is not None
-    if candidates is None:
-        inputs, outputs, why = inputs + has_preference, 2 * len(mechanisms), f"{len(mechanisms)} mechanisms"
-    else:
-        outputs, why = (1 + has_preference) * len(candidates), f"{len(candidates)} candidates"
-        why += " and a preference" if has_preference else ""
-    layers = _layers(target, tensors, inputs)
-    if len(layers[-1][1]) != outputs:
-        raise InputError(f"{target}: {len(layers[-1][1])} outputs; allowed: {outputs} for {why}")
-    ranges = header.ranges()
+    header = _header(target, metadata)
+    try:
+        policy = _policy(target.stem, _layers(tensors), header)
+        return PolicyFile(policy, policy.calibrated_range, dict(header["provenance"]))
+    except InputError as error:
+        raise InputError(f"{target}: {error}") from None
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        wrong = f"{type(error).__name__}: {error}"
+        raise InputError(f"{target}: header: {wrong}; allowed: as paceenv train writes it") from error
+
+
+def _policy(name: str, layers: Sequence[Layer], header: Mapping[str, Any]) -> Learned:
+    """The policy that layers and header describe; its own checks find values that are none."""
+    preference, preference_range = None, None
+    if given := header.get("preference"):
+        low, high = map(float, given["range"])
+        preference, preference_range = float(given["default"]), (low, high)
+    ranges = {signal: (float(low), float(high)) for signal, (low, high) in header["calibrated_range"].items()}
     common: dict[str, Any] = {
-        "name": target.stem,
+        "name": name,
         "preference": preference,
         "preference_range": preference_range,
         "calibrated_range": ranges,
-        "memory_intervals": memory,
-        "change_intervals": change,
+        "activation": header["activation"],
+        "memory_intervals": header.get("memory_intervals", 0),
+        "change_intervals": header.get("change_intervals", 0),
         "interval_iterations": header["interval_iterations"],
     }
-    policy: Learned
-    if candidates is None:
-        squashes = header["output"] == "tanh"
-        policy = Learned(layers, mechanisms, squashes=squashes, activation=header["activation"], **common)
-    else:
-        policy = Distilled(
-            layers,
-            candidates,
-            margin=header.percent("margin"),
-            hysteresis=header.percent("hysteresis"),
-            always=header.setting("always", header.get("always", {})),
-            **common,
-        )
-    return PolicyFile(policy, ranges, header["provenance"])
+    if _one_of(header, "kind", KINDS) == "network":
+        squashes = _one_of(header, "output", OUTPUTS) == "tanh"
+        return Learned(layers, header["mechanisms"], squashes=squashes, **common)
+    return Distilled(
+        layers,
+        header["candidates"],
+        margin=header["margin"],
+        hysteresis=header["hysteresis"],
+        always=header.get("always", {}),
+        **common,
+    )
 
 
-class _Header(dict[str, Any]):
-    """The entries of a policy file's header, checked."""
-
-    def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
-        self.where = str(path)
-        try:
-            header = json.loads(metadata["paceenv"])
-        except KeyError:
-            raise InputError(f"{path}: no paceenv header; allowed: files written by paceenv train") from None
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}: the paceenv header is not JSON: {error}") from None
-        if not isinstance(header, dict):
-            raise InputError(f"{path}: the paceenv header is a {type(header).__name__}; allowed: a mapping")
-        super().__init__(header)
-        for key, value in _SCHEMAS.items():
-            if self.get(key) != value:
-                raise self.wrong(key, f"{value!r}, which this version understands")
-        self.one_of("kind", KINDS)
-        self.one_of("activation", ("tanh",) if self["kind"] == "distilled" else ACTIVATIONS)
-        if self["kind"] == "network":
-            self.one_of("output", OUTPUTS)
-        mechanisms = self.get("mechanisms")
-        known = isinstance(mechanisms, list) and all(m in pacing.MECHANISMS for m in mechanisms)
-        if not known or not mechanisms or len(set(mechanisms)) < len(mechanisms):
-            raise self.wrong("mechanisms", f"different ones of {', '.join(pacing.MECHANISMS)}")
-        self.integer("change_intervals", 0, MAX_INTERVALS)
-        self.integer("interval_iterations", 1, _MAX_INTERVAL)
-        if not isinstance(self.get("provenance"), dict):
-            raise self.wrong("provenance", "a mapping")
-
-    def wrong(self, key: str, allowed: str) -> InputError:
-        return out_of_range(key, self.get(key), allowed, self.where)
-
-    def one_of(self, key: str, allowed: Collection[str]) -> None:
-        value = self.get(key)
-        if not isinstance(value, str) or value not in allowed:
-            raise self.wrong(key, f"one of {', '.join(allowed)}")
-
-    def integer(self, key: str, low: int, high: int) -> None:
-        value = self.get(key)
-        if type(value) is not int or not low <= value <= high:
-            raise self.wrong(key, f"an integer from {low} to {high}")
-
-    def percent(self, key: str) -> float:
-        value = self.get(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < math.inf:
-            raise self.wrong(key, "a number of at least 0 (% of the step)")
-        return float(value)
-
-    def candidates(self) -> list[dict[str, tuple[float, float]]] | None:
-        """The settings that a distilled policy chooses from; None for a network."""
-        if self["kind"] == "network":
-            return None
-        if not isinstance(self.get("candidates"), list):
-            raise self.wrong("candidates", '[{"slack": [threshold, window]}, ...]')
-        return [self.setting("candidates", one) for one in self["candidates"]]
-
-    def setting(self, key: str, one: Any) -> dict[str, tuple[float, float]]:
-        """One setting of entry ``key``."""
-        try:
-            return {str(mechanism): (float(threshold), float(window)) for mechanism, (threshold, window) in one.items()}
-        except (TypeError, ValueError, AttributeError, OverflowError):
-            raise self.wrong(key, '{"slack": [threshold, window]} a setting') from None
-
-    def preference(self) -> tuple[float | None, tuple[float, float] | None]:
-        """Default preference and range; both None for a policy without."""
-        given = self.get("preference")
-        if given is None:
-            return None, None
-        try:
-            low, high = (float(end) for end in given["range"])
-            default = float(given["default"])
-        except (TypeError, ValueError, KeyError, OverflowError):
-            raise self.wrong("preference", '{"range": [low, high], "default": weight} or null') from None
-        if not 0.0 <= low <= default <= high < math.inf:
-            raise self.wrong("preference", "numbers of at least 0 in the order low, default, high")
-        return default, (low, high)
-
-    def ranges(self) -> dict[str, tuple[float, float]]:
-        """The calibrated range of each signal."""
-        try:
-            ranges = {str(k): (float(low), float(high)) for k, (low, high) in dict(self["calibrated_range"]).items()}
-        except (KeyError, TypeError, ValueError):
-            raise self.wrong("calibrated_range", "signal: [low, high]") from None
-        for name, (low, high) in ranges.items():
-            if name not in signals.NAMES or not -math.inf < low <= high < math.inf:
-                raise self.wrong("calibrated_range", f"finite numbers, the lower first, of {', '.join(signals.NAMES)}")
-        return ranges
+def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The header of a file of this version."""
+    try:
+        header = json.loads(metadata["paceenv"])
+    except KeyError:
+        raise InputError(f"{path}: no paceenv header; allowed: files written by paceenv train") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: the paceenv header is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise InputError(f"{path}: the paceenv header is a {type(header).__name__}; allowed: a mapping")
+    for key, value in _SCHEMAS.items():
+        if header.get(key) != value:
+            raise out_of_range(key, header.get(key), f"{value!r}, which this version understands", str(path))
+    return header
 
 
-def _layers(path: Path, tensors: Mapping[str, NDArray[Any]], inputs: int) -> Sequence[Layer]:
+def _one_of(header: Mapping[str, Any], key: str, allowed: Sequence[str]) -> str:
+    value = header.get(key)
+    if value not in allowed:
+        raise out_of_range(key, value, f"one of {', '.join(allowed)}", "header")
+    return str(value)
+
+
+def _layers(tensors: Mapping[str, NDArray[Any]]) -> Sequence[Layer]:
     count = len(tensors) // 2
     names = {f"layer{i}.{part}" for i in range(count) for part in ("weight", "bias")}
     if not 1 <= count <= _MAX_LAYERS or set(tensors) != names:
-        raise InputError(
-            f"{path}: tensors {sorted(tensors)[:6]}; allowed: layer0.weight, layer0.bias, layer1.weight, ..."
-        )
-    layers, width = list[Layer](), inputs
+        raise InputError(f"tensors {sorted(tensors)[:6]}; allowed: layer0.weight, layer0.bias, layer1.weight, ...")
+    layers, width = list[Layer](), (0, *tensors["layer0.weight"].shape)[-1]
     for i in range(count):
         weight, bias = tensors[f"layer{i}.weight"], tensors[f"layer{i}.bias"]
         if weight.dtype != np.float32 or bias.dtype != np.float32:
-            raise InputError(f"{path}: layer{i} is {weight.dtype}/{bias.dtype}; allowed: float32")
+            raise InputError(f"layer{i} is {weight.dtype}/{bias.dtype}; allowed: float32")
         if not (weight.ndim == 2 and weight.shape[1] == width and bias.shape == weight.shape[:1] and len(bias)):
-            shapes = f"{weight.shape}, {bias.shape}"
-            raise InputError(f"{path}: layer{i} has shapes {shapes}; allowed: (n, {width}), (n,)")
+            raise InputError(f"layer{i} has shapes {weight.shape}, {bias.shape}; allowed: (n, {width}), (n,)")
         if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-            raise InputError(f"{path}: layer{i} holds values that are not finite numbers")
+            raise InputError(f"layer{i} holds values that are not finite numbers")
         layers.append((weight, bias))
         width = len(bias)
     return layers

@@ -30,13 +30,17 @@ Pacing itself moves the signals, so a rank that paced again at once could be out
 class RangeWatch:
     """Counts for each rank the control intervals in a row in which its view was outside the calibrated range.
 
-    A signal without a range is outside only where it is not a number. Raises InputError for an unknown signal.
+    A signal without a range is outside only where it is not a number. Raises InputError for an unknown signal and for
+    ends that are no range.
     """
 
     def __init__(self, calibrated_range: Mapping[str, tuple[float, float]], where: str = "policy") -> None:
-        for signal in calibrated_range:
+        for signal, (low, high) in calibrated_range.items():
             if signal not in signals.NAMES:
                 raise out_of_range("calibrated_range", signal, f"one of {', '.join(signals.NAMES)}", where)
+            if not -np.inf < low <= high < np.inf:
+                allowed = "two finite numbers, the lower first"
+                raise out_of_range(f"calibrated_range of {signal}", (low, high), allowed, where)
         self.calibrated_range = dict(calibrated_range)
         range_2O = np.full((2, signals.SIGNALS), [[-np.inf], [np.inf]])
         for signal, (low, high) in calibrated_range.items():
@@ -94,15 +98,11 @@ class Outside:
         return f"outside its calibrated range in {100 * self.share:.3g} % of decisions ({calibrated}); passive there"
 
 
-class RangeHold:
+class RangeHold(RangeWatch):
     """Makes ranks passive that are outside the calibrated range, and for a hold after; remembers how often and why."""
 
-    def __init__(self, calibrated_range: Mapping[str, tuple[float, float]], where: str = "policy") -> None:
-        self.watch = RangeWatch(calibrated_range, where)
-        self.reset(0)
-
     def reset(self, rows: int) -> None:
-        self.watch.reset(rows)
+        super().reset(rows)
         self._left_B = np.zeros(rows, np.int64)
         self._decisions, self._passive, self._holds = 0, 0, False
         self._count_O, self._farthest_O = np.zeros(signals.SIGNALS, np.int64), np.zeros(signals.SIGNALS)
@@ -110,9 +110,7 @@ class RangeHold:
 
     def passive(self, signals_BO: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Which rows ``(B,)`` are to be passive in the coming interval; call once for each."""
-        if len(signals_BO) != len(self._left_B):
-            self.reset(len(signals_BO))
-        lost_B = self.watch.lost(signals_BO)
+        lost_B = self.lost(signals_BO)
         self._decisions += len(signals_BO)
         if not (self._holds or np.count_nonzero(lost_B)):  # the usual case, on the path of a live decision
             return lost_B
@@ -131,14 +129,14 @@ class RangeHold:
             return None
         o = int(self._count_O.argmax())
         signal = signals.NAMES[o]
-        return Outside(self._passive / self._decisions, signal, float(self._farthest_O[o]), *self.watch.ends(signal))
+        return Outside(self._passive / self._decisions, signal, float(self._farthest_O[o]), *self.ends(signal))
 
     def _remember(self, signals_LO: NDArray[np.float32]) -> None:
         """Count the signals of the rows L that are lost, and keep each one's value farthest from its range."""
-        outside_LO = ~self.watch.inside(signals_LO)
+        outside_LO = ~self.inside(signals_LO)
         for o in np.flatnonzero(outside_LO.any(axis=0)).tolist():
             values = signals_LO[outside_LO[:, o], o]
-            low, high = self.watch.ends(signals.NAMES[o])
+            low, high = self.ends(signals.NAMES[o])
             beyond = np.maximum(low - values, values - high)
             worst = int(beyond.argmax())  # not-a-number comes first
             if not beyond[worst] <= self._beyond_O[o]:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, signals
-from paceenv.core.differences import Gains, Levels
 from paceenv.core.errors import out_of_range
 from paceenv.policies.base import Policy
 
@@ -108,8 +107,9 @@ class Adaptive(Policy):
         self._hold_B = np.full(rows, self.HOLD_INTERVALS)
         self._back_off_BM = np.full((rows, len(self.TRIED)), self.SHORTEST_BACK_OFF)
         self._closed_BM = np.zeros((rows, len(self.TRIED)), np.int64)  # intervals of back-off to go
-        self._gains_BM, self._levels = Gains(self.FORGET, rows, len(self.TRIED)), Levels(2, rows)
-        self._from_B, self._noise_B, self._apart_B, self._wait_B = np.zeros((4, rows))
+        self._gain_BM, self._weight_BM = np.zeros((2, rows, len(self.TRIED)))  # sum of gains and of their weights
+        self._level_B, self._before_B, self._from_B = np.zeros((3, rows))  # logarithms: now, before, at a switch
+        self._noise_B, self._apart_B, self._wait_B = np.zeros((3, rows))
 
     def memory_iterations(self) -> int:
         """From its first look to the first switch that it has measured."""
@@ -118,7 +118,7 @@ class Adaptive(Policy):
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
         self._take_in(signals_BO)
         on_B, settled_B = self._on_B >= 0, self._age_B == self.SETTLED
-        rise_B = self._levels.newest_KB[0] - self._from_B
+        rise_B = self._level_B - self._from_B
         sure_B = rise_B > np.maximum(self.HOPELESS, self.HOPELESS_NOISES * self._noise_B)
         hopeless_B = on_B & (self._age_B < self.SETTLED) & sure_B
         self._learn(np.flatnonzero(hopeless_B), -rise_B)
@@ -145,7 +145,7 @@ class Adaptive(Policy):
         self._age_B += 1
         self._left_B -= 1
         self._closed_BM -= 1
-        self._levels.add(trend_B)
+        self._level_B, self._before_B = self._level_B + trend_B, self._level_B
         calm_B = self._age_B > 1
         self._noise_B += np.where(calm_B, self.NOISE_WEIGHT * (np.abs(trend_B) - self._noise_B), 0.0)
         beyond_B = signals_BO[:, signals.NAMES.index("comm_share")] * (1.0 - np.exp(-inflation_B))
@@ -154,7 +154,7 @@ class Adaptive(Policy):
 
     def _recent_B(self) -> NDArray[np.float64]:
         """Mean level of the last two intervals."""
-        return self._levels.mean_B(np.full(len(self._on_B), 2))
+        return (self._level_B + self._before_B) / 2.0
 
     def _barrier_B(self) -> NDArray[np.bool_]:
         """Whether a rank waits elsewhere than in its payload collective."""
@@ -162,13 +162,19 @@ class Adaptive(Policy):
 
     def _learn(self, rows: NDArray[np.int64], gain_B: NDArray[np.float64]) -> None:
         """Add the gain of the mechanism last switched, as a share of the step, for the rows with that index."""
-        self._gains_BM.add((rows, self._measured_B[rows]), gain_B[rows])
+        at = rows, self._measured_B[rows]
+        self._gain_BM[at] = self.FORGET * self._gain_BM[at] + gain_B[rows]
+        self._weight_BM[at] = self.FORGET * self._weight_BM[at] + 1.0
+
+    def _mean_BM(self) -> NDArray[np.float64]:
+        """Mean gain of each mechanism tried; 0 where nothing was measured."""
+        return np.asarray(self._gain_BM / np.maximum(self._weight_BM, 1e-9))
 
     def _pays_B(self) -> NDArray[np.bool_]:
         """Whether the mechanism that is on is worth keeping; meaningless where no mechanism is on."""
         row, m = np.arange(len(self._on_B)), self._on_B
-        mean_B = self._gains_BM.mean[row, m]
-        error_B = self._noise_B / np.sqrt(np.maximum(self._gains_BM.weight[row, m], 1.0))
+        mean_B = self._mean_BM()[row, m]
+        error_B = self._noise_B / np.sqrt(np.maximum(self._weight_BM[row, m], 1.0))
         trusted_B = self._barrier_B() & (m == 0)
         least_B = np.where(trusted_B, -self.MARGIN - self.TRUST * error_B, self.MARGIN + self.DOUBT * error_B)
         pays_B: NDArray[np.bool_] = mean_B > least_B
@@ -188,7 +194,7 @@ class Adaptive(Policy):
         self._back_off_BM[due[was_on], on[was_on]] = back_off[was_on]
         self._closed_BM[due[failed], on[failed]] = back_off[failed]
         preference = np.where(barrier, 1e-6, -1e-6)[:, None] * (1.0, -1.0)  # between two never tried
-        score = np.where(self._closed_BM[due] <= 0, self._gains_BM.mean[due] + preference, -np.inf)
+        score = np.where(self._closed_BM[due] <= 0, self._mean_BM()[due] + preference, -np.inf)
         chosen = np.where(was_on | np.isinf(score).all(axis=1), -1, score.argmax(axis=1))
         self._start(due, chosen, np.where(was_on & ~short, on, chosen), barrier)
 

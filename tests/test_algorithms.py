@@ -25,6 +25,9 @@ DISTILL = {"rounds": 2, "episode_intervals": 12, "every_intervals": 4, "candidat
 DISTILL |= {"batch_size": 32, "net_arch": [12]}
 
 
+PLAIN: dict[str, Any] = {"mechanisms": ["slack"], "suites": ["slack"]}
+
+
 def config(name: str, **changed: Any) -> TrainConfig:
     data = {
         "name": "tiny",
@@ -121,13 +124,17 @@ def test_the_deployed_action_is_the_actor_s_mean(algorithm: str) -> None:
         ({"sb3": {"learning_rat": 0.5}}, "unknown key sb3.learning_rat = 0.5; did you mean learning_rate?"),
         ({"algorithm": "distill", "distill": {"rounds": 0}}, "distill.rounds = 0; allowed: "),
         (
-            {"environment": {"mechanisms": ["slack"], "suites": ["slack"], "memory_intervals": [3, 3]}},
+            {"environment": PLAIN | {"memory_intervals": [3, 3]}},
             "memory_intervals = [3, 3]; allowed: an integer from 0 to 10000, or at most 16 different ones",
         ),
+        ({"environment": PLAIN | {"cv_weight": [1.0, 0.5]}}, "cv_weight = [1, 0.5]; allowed: a number, or two, the"),
+        ({"environment": PLAIN | {"cv_weight": -1}}, "environment.cv_weight = -1; allowed: input should be greater"),
+        ({"environment": PLAIN | {"preference": 0.5}}, "preference = 0.5; allowed: without preference, as cv_weight"),
+        ({"environment": PLAIN | {"cv_weight": [0, 1], "preference": 2}}, "preference = 2; allowed: 0 to 1, the range"),
     ],
 )
 def test_a_wrong_algorithm_or_section_is_one_line(data: dict[str, Any], expected: str) -> None:
-    base = {"name": "wrong", "environment": {"mechanisms": ["slack"], "suites": ["slack"]}}
+    base = {"name": "wrong", "environment": PLAIN}
     with pytest.raises(InputError, match=re.escape(expected)):
         config_files.parse(TrainConfig, {**base, **data}, "wrong.yaml")
 

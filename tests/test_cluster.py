@@ -33,9 +33,6 @@ def jobs_of(some: Cluster, seeds: range = range(1)) -> Any:
     return derive(some, episode_keys(list(seeds))).jobs
 
 
-# The ring
-
-
 # From config to parameters
 
 

@@ -1,4 +1,4 @@
-"""What couples steps: energy, heat, checkpoints, failures, bounded staleness, overlap; each with its null."""
+"""What couples steps: energy, heat, checkpoints, failures; each with its null."""
 
 from __future__ import annotations
 
@@ -85,9 +85,3 @@ def test_the_reward_takes_off_what_a_failure_undoes() -> None:
     assert outcome.failures.sum() > 0
     assert outcome.rerun_iterations.sum() > 0
     np.testing.assert_allclose(counted, outcome.useful_iterations - first, atol=1e-6)
-
-
-# Bounded staleness
-
-
-# Overlap

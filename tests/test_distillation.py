@@ -137,7 +137,7 @@ def _learner(tmp_path: Path) -> DistillLearner:
         "algorithm": "distill",
         "distill": {"margins": [0.1, 1.0, 5.0], "hysteresis": 0.0},
     }
-    learner = DistillLearner(config_files.parse(TrainConfig, data, "nulls"), None, Curve(Logger(None, [])))
+    learner = DistillLearner(config_files.parse(TrainConfig, data, "nulls"), Curve(Logger(None, [])))
     learner.candidates = [{"stagger": (0.0, 0.4)}]
     learner.student = learner._new_student(1)
     return learner

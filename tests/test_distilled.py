@@ -104,17 +104,14 @@ def test_a_file_keeps_every_bit(tmp_path: Path) -> None:
     ("key", "value", "expected"),
     [
         ("kind", "magic", "kind = 'magic'; allowed: one of network, distilled"),
-        ("kind", "network", "output = None; allowed: one of linear, tanh"),
-        ("candidates", [{"slack": [0.02, 0.4]}], "2 outputs; allowed: 1 for 1 candidates"),
-        ("candidates", [{"slack": [0.02, 0.4]}, {"slack": 1}], "candidates = [{'slack': [0.02, 0.4]}"),
+        ("candidates", [{"slack": [0.02, 0.4]}], "outputs = 2; allowed: 1, 1 a candidate"),
+        ("candidates", [{"slack": [0.02, 0.4]}, {"slack": 1}], "header: TypeError: cannot unpack non-iterable int"),
         ("candidates", [{"slack": [0.02, 0.4]}, {"slack": [9.0, 0.1]}], "threshold of slack = 9.0; allowed: 0 to 0.25"),
-        ("candidates", [{"slack": [0.02, 0.4]}, {"rush": [0.0, 0.1]}], "candidate = 'rush'; allowed: mechanisms of"),
         ("candidates", [{"slack": [0.02, 0.4]}, {}], "candidate = '{}'; allowed: at least one mechanism"),
         ("always", {"slack": [0.02, 0.1]}, "always = 'slack'; allowed: mechanisms that no candidate names"),
-        ("margin", -1.0, "margin = -1.0; allowed: a number of at least 0"),
-        ("change_intervals", -1, "change_intervals = -1; allowed: an integer from 0 to 10000"),
-        ("memory_intervals", [2, "x"], "memory_intervals = [2, 'x']; allowed: an integer from 0 to 10000"),
-        ("preference", {"range": [0, 1], "default": 0.5}, "2 outputs; allowed: 4 for 2 candidates and a preference"),
+        ("margin", -1.0, "margin = -1.0; allowed: at least 0"),
+        ("margin", "1", "header: TypeError"),
+        ("preference", {"range": [0, 1], "default": 0.5}, "outputs = 2; allowed: 4, 2 a candidate"),
     ],
 )
 def test_files_that_are_not_one(tmp_path: Path, key: str, value: Any, expected: str) -> None:
@@ -127,7 +124,7 @@ def test_files_that_are_not_one(tmp_path: Path, key: str, value: Any, expected: 
     with pytest.raises(InputError) as caught:
         load_policy(path)
     message = str(caught.value)
-    assert str(path) in message or message.startswith("policy a:")
+    assert message.startswith(f"{path}: ")
     assert expected in message
     assert "\n" not in message
 

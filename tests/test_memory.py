@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,16 @@ from paceenv.core.errors import InputError
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.policies.learned import Learned
 from paceenv.policies.networks import ObservationEMA, time_scales
-from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
 from paceenv.trainers.training.training_envs import NativeVecEnv
 
 MEMORIES: list[tuple[int | list[int], int]] = [(4, 0), ([2, 40], 5)]
 """Time scales of the means, and that of the mean change."""
 
 
-def policy(memory_intervals: int | list[int] = 4, change_intervals: int = 0, inputs: int | None = None) -> Learned:
+def policy(memory_intervals: int | list[int] = 4, change_intervals: int = 0) -> Learned:
     random = np.random.default_rng(0)
     count = signals.SIGNALS + ObservationEMA(memory_intervals, change_intervals).entries + 1
-    layers = [(random.normal(size=(2, inputs or count)).astype(np.float32), np.zeros(2, np.float32))]
+    layers = [(random.normal(size=(2, count)).astype(np.float32), np.zeros(2, np.float32))]
     return Learned(
         layers,
         ["slack"],
@@ -79,13 +77,3 @@ def test_several_time_scales_are_the_single_ones_side_by_side() -> None:
 def test_time_scales_that_are_none_are_refused(wrong: Any) -> None:
     with pytest.raises(InputError, match=r"memory_intervals = .*; allowed: an integer from 0 to 10000, or at most 16"):
         time_scales(wrong)
-
-
-def test_a_policy_file_keeps_the_memory(tmp_path: Path) -> None:
-    path = tmp_path / "policy.safetensors"
-    for memory, change in MEMORIES:
-        save_policy(path, PolicyFile(policy(memory, change)))
-        kept = load_policy(path).policy
-        assert (kept.memory_intervals, kept.change_intervals) == (time_scales(memory), change)
-    with pytest.raises(InputError, match="the network has 25"):
-        policy(0, inputs=25)

@@ -82,22 +82,9 @@ def test_an_action_for_each_rank_or_one_clear_line() -> None:
     actions = {agent: np.zeros(2, np.float32) for agent in env.agents}
     with pytest.raises(InputError, match="actions: rank_3 is missing or unknown; allowed: one action for each"):
         env.step({agent: action for agent, action in actions.items() if agent != "rank_3"})
+    with pytest.raises(InputError, match=r"action of rank_0 = \[nan, 0.0\]; allowed: numbers from"):
+        env.step(actions | {"rank_0": np.array([np.nan, 0.0], np.float32)})
     assert set(env.step(actions)[3].values()) == {True}
     assert (env.agents, env.step({})) == ([], ({}, {}, {}, {}, {}))
     with pytest.raises(InputError, match="mechanisms = "):
         PacingParallelEnv(mechanisms=("magic",))
-
-
-def test_actions_are_clipped_and_invalid_ones_refused() -> None:
-    def rewards(action: list[float]) -> dict[str, float]:
-        env = PacingParallelEnv("two-jobs")
-        env.reset(seed=0)
-        return env.step(dict.fromkeys(env.agents, np.array(action, np.float32)))[1]
-
-    assert rewards([-7.0, 50.0]) == rewards([-1.0, 1.0])
-    with pytest.raises(InputError, match=r"action of rank_0 = \[nan, 0.0\]; allowed: numbers from"):
-        rewards([np.nan, 0.0])
-    with pytest.raises(InputError, match=r"actions have shape \(3,\); allowed: \(2,\)"):
-        rewards([0.0, 0.0, 0.0])
-    with pytest.raises(InputError, match=r"argument foo = 1; allowed: the arguments cluster, weights"):
-        PacingParallelEnv("two-jobs", foo=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -20,8 +21,10 @@ import paceenv.policies
 from paceenv.cli import application
 from paceenv.core import signals
 from paceenv.core.errors import InputError
-from paceenv.policies.foreign import foreign_policy
+from paceenv.policies.base import Policy
 from paceenv.policies.policy_file import load_policy
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import load_cluster
 
 MECHANISMS = ("slack", "phase_shift")
 RELU, SILU, TANH = torch.nn.ReLU, torch.nn.SiLU, torch.nn.Tanh
@@ -123,7 +126,7 @@ class Scaled(torch.nn.Linear):
             lambda: RecurrentPPO("MlpLstmPolicy", Ours(), n_steps=16, batch_size=16, **SMALL),
             "allowed: a number with 11 inputs, None with 10; the network has 256",
         ),
-        (lambda: linear(10, 6), "6 actions; allowed: 4 for 2 mechanisms"),
+        (lambda: linear(10, 6), "outputs = 6; allowed: 4, two a mechanism"),
         (
             lambda: linear(40, 4),
             "preference = None; allowed: a number with 11 inputs, None with 10; the network has 40",
@@ -143,7 +146,7 @@ def test_what_no_policy_file_can_represent_is_refused_and_nothing_written(
 
 def refused(text: str) -> str:
     with pytest.raises(InputError) as caught:
-        foreign_policy(text)
+        select_policy(text, load_cluster("equal-slack"))
     return str(caught.value)
 
 
@@ -231,8 +234,8 @@ def test_a_class_that_is_no_policy_is_one_line(name: str, expected: str, own: Pa
     ],
 )
 def test_settings_that_are_none_do_not_reach_the_engine(name: str, expected: str, own: Path) -> None:
-    policy = foreign_policy(f"my_agent:{name}")
-    assert policy is not None
+    policy = select_policy(f"my_agent:{name}", load_cluster("equal-slack"))
+    assert isinstance(policy, Policy)
     with pytest.raises(InputError, match=re.escape(expected)):
         policy.act(views(3))
 
@@ -241,5 +244,6 @@ def test_settings_that_are_none_do_not_reach_the_engine(name: str, expected: str
     "text", ["my_agent", "my_agent.py", "learned:preference=0.5", "./my_agent:Mine", "my_agent:Mine=1"]
 )
 def test_no_other_name_imports_a_module(text: str, own: Path) -> None:
-    assert foreign_policy(text) is None
+    with contextlib.suppress(InputError):
+        select_policy(text, load_cluster("equal-slack"))
     assert "my_agent" not in sys.modules

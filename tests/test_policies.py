@@ -262,19 +262,3 @@ def test_the_plan_beats_passive_where_pacing_can_help_and_equals_it_where_not() 
         plan = run(Clairvoyant(), start(load_cluster(name), np.arange(6)), 200)
         passive = run(rules.passive(), start(load_cluster(name), np.arange(6)), 200)
         assert low <= plan.step_ET.mean() / passive.step_ET.mean() <= high, name
-
-
-def test_every_rank_decides_on_its_own_view(simulator: Make) -> None:
-    class OnlyTheWaiting(Policy):
-        name = "only-the-waiting"
-
-        def act(self, signals_BO: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-            decided = pacing.off(len(signals_BO))
-            decided[:, pacing.SLACK] = [0.0, 0.5]
-            decided[signals_BO[:, signals.NAMES.index("slack_share")] < 0.1] = 0.0
-            return decided
-
-    sim = simulator([0], ranks=4, groups=4, has_barrier=True, post_work_groups=1, post_work_s=0.3, transfer_alone_s=0.1)
-    run(OnlyTheWaiting(), sim, 200)
-    delays = sim.record(np.tile(pacing.one_mechanism("slack", 0.0, 0.5), (1, 1, 1, 1)), 1).delay_ETR[0, 0]
-    assert np.count_nonzero(delays) == 3, "all but the group with post-collective work"

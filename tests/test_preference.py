@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import test_policy_file
-from safetensors.numpy import save
 
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
@@ -18,7 +15,7 @@ from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.policies import names
 from paceenv.policies.learned import Learned
-from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
+from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import load_cluster
 
@@ -111,49 +108,6 @@ def test_a_preference_that_does_not_fit_is_refused(inputs: int, arguments: dict[
         Learned(network(inputs=inputs), ("slack",), **arguments)
 
 
-# The file
-
-
-def test_a_file_keeps_range_and_default(tmp_path: Path) -> None:
-    policy = load_policy(saved_at(tmp_path)).policy
-    assert (policy.preference, policy.preference_range) == (0.5, (0.0, 2.0))
-    assert policy.calibrated_range == {"step_cv": (-0.5, 0.5)}
-    views = np.random.default_rng(1).uniform(-0.5, 0.5, (5, signals.SIGNALS)).astype(np.float32)
-    np.testing.assert_array_equal(policy.act(views), learned().act(views))
-    assert policy.with_preference(1.0).calibrated_range == policy.calibrated_range
-
-
-def blob(inputs: int, **changed: Any) -> bytes:
-    """A file of a network with that many inputs and no preference, and changed."""
-    tensors = {}
-    for i, (weight, bias) in enumerate(network(inputs=inputs)):
-        tensors |= {f"layer{i}.weight": weight, f"layer{i}.bias": bias}
-    header = test_policy_file.parts()[1] | {"mechanisms": ["slack"]}
-    return save(tensors, {"paceenv": json.dumps(header | changed)})
-
-
-GOOD = {"range": [0.0, 2.0], "default": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("inputs", "preference", "expected"),
-    [
-        (signals.SIGNALS, GOOD, "layer0 has shapes (16, 10), (16,); allowed: (n, 11), (n,)"),
-        (INPUTS, None, "layer0 has shapes (16, 11), (16,); allowed: (n, 10), (n,)"),
-        (INPUTS, {"range": [0.0, 2.0]}, "preference = {'range': [0.0, 2.0]}; allowed: {"),
-        (INPUTS, GOOD | {"range": [0.0, 1.0, 2.0]}, "; allowed: {"),
-        (INPUTS, GOOD | {"default": 3}, "allowed: numbers of at least 0 in the order low, default, high"),
-    ],
-)  # fmt: skip
-def test_a_header_that_does_not_fit_is_refused(tmp_path: Path, inputs: int, preference: Any, expected: str) -> None:
-    path = tmp_path / "a.safetensors"
-    path.write_bytes(blob(inputs, preference=preference))
-    with pytest.raises(InputError) as caught:
-        load_policy(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert expected in str(caught.value)
-
-
 # Its spelling, on command lines and live
 
 
@@ -192,7 +146,7 @@ def test_what_is_wrong_with_a_spelling_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
 ) -> None:
     monkeypatch.setattr(names, "released", lambda: tmp_path / "unreleased.safetensors")
-    (tmp_path / "old.safetensors").write_bytes(blob(signals.SIGNALS))
+    save_policy(tmp_path / "old.safetensors", PolicyFile(Learned(network(inputs=signals.SIGNALS), ("slack",))))
     files = {"file": saved_at(tmp_path), "old": tmp_path / "old.safetensors", "missing": tmp_path / "no.safetensors"}
     spelled = text.format(**files)
     with pytest.raises(InputError, match=re.escape(expected)):

@@ -186,7 +186,7 @@ def test_protocols_are_in_the_fitted_rate_and_not_in_the_fitted_cluster_once_mor
     sent = typed(step, {}, protocol="ll")
     fit = fit_stamps(read_program(read_rows(traced(sent, tmp_path / "trace.parquet"))), sent, "calibrated")
     assert fit.cluster.fabric.nic_gbps == pytest.approx(50.0, rel=0.01)
-    assert fit.cluster.fabric.sends_as_given
+    assert not fit.cluster.fabric.set_for_programs
     assert abs(fit.mean_error) < 0.01
 
 

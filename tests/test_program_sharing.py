@@ -98,7 +98,7 @@ def test_flows(op: Any, members: list[int], expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("efficiency", {"all_reduce": 0.5}), ("unused_rate", "lost"), ("sharing", "flows")]
+    ("key", "value"), [("efficiency", {"all_reduce": 0.5}), ("sharing", "flows"), ("protocol", "ll"), ("channels", 2)]
 )
 def test_keys_of_programs_are_refused_without_one(key: str, value: Any) -> None:
     data: dict[str, Any] = {
@@ -107,7 +107,7 @@ def test_keys_of_programs_are_refused_without_one(key: str, value: Any) -> None:
         "fabric": {"nic_gbps": 100.0, "nodes_per_leaf": 4, "uplink_gbps": 1e3},
     }
     one = config_files.parse(Cluster, data, "test")
-    with pytest.raises(InputError, match=f"allowed: fabric.{key} by default without a program"):
+    with pytest.raises(InputError, match=f"allowed: fabric.{key} by default without a workload or a program"):
         one.changed([f"fabric.{key}={json.dumps(value)}"])
 
 

@@ -215,13 +215,6 @@ def test_unequal_slack_in_closed_form(simulator: Make, post_work_s: float) -> No
     assert (passive - paced > 0.6 * (passive - best_s)).all()
 
 
-@pytest.mark.parametrize("window", [0.1, 0.3, 0.6])
-def test_phase_shift_rests_where_nobody_shares_the_uplink(simulator: Make, window: float) -> None:
-    job: dict[str, Any] = {"ranks": 8, "transfer_alone_s": 0.3, "jitter_cv": 0.02}
-    passive, paced = mean_steps(lambda: simulator(range(8), **job), pacing.one_mechanism("phase_shift", 0.05, window))
-    assert paced.mean() == pytest.approx(passive.mean(), rel=0.005)
-
-
 def packaged_gain(name: str) -> float:
     """Throughput of a packaged cluster's own static policy against passive, minus 1."""
     some = load_cluster(name)

@@ -75,7 +75,7 @@ def test_a_protocol_has_its_own_latency_and_rate(protocol: str, hop_us: float, r
 
 @pytest.mark.parametrize(("protocol", "fixed_us"), [("simple", 8.4), ("ll128", 14.0), ("ll", 6.6)])
 def test_an_operation_takes_a_time_of_its_own(protocol: str, fixed_us: float) -> None:
-    """Once an operation, in both engines and in a job by its totals."""
+    """Once an operation, in both engines."""
     ways = [([transfer(1e3)], 1), ([transfer(1e3)] * 3, 3), ([transfer(1e4, "all_to_all")], 1)]
     for step, times in [*ways, ([transfer(5e6, "broadcast")], 1), ([transfer(5e6)], 1)]:
         without, with_it = (
@@ -84,13 +84,6 @@ def test_an_operation_takes_a_time_of_its_own(protocol: str, fixed_us: float) ->
         us = 8.4 if "all_to_all" in step[0] and protocol == "ll128" else fixed_us
         for a, b in zip(without, with_it, strict=True):
             assert b - a == pytest.approx(times * us * 1e-6, rel=0.02), step
-    job = {"nodes": 4, "ranks_per_node": 1, "algorithm": "ring", "gradient_bytes": 1e3, "compute_s": 0.01}
-    alone = []
-    for us in (0.0, 8.4):
-        data = cluster([transfer(1e3)], fabric={"protocol": protocol, "operation_us": us}).model_dump()
-        plain = config_files.parse(Cluster, {"name": "totals", "job": job, "fabric": data["fabric"]}, "test")
-        alone.append(fast_s(plain))
-    assert alone[1] - alone[0] == pytest.approx(fixed_us * 1e-6, rel=0.01)
 
 
 # Which one is chosen
@@ -141,55 +134,14 @@ def test_channels_limit_an_operation_and_leave_room_for_another() -> None:
     assert slow_s == pytest.approx(quick_s, rel=WITHIN)
 
 
-# Both engines
-
-
-# A measured all-reduce without a program, and described jobs
-
-
-def without_program(nodes: int, per_node: int, **fabric: Any) -> dict[str, Any]:
-    """Data of a cluster whose job is still to be described."""
-    data = cluster([transfer(1e3)], nodes, per_node).model_dump(exclude={"program"})
-    data["fabric"] |= fabric
-    return data
-
-
-def measured(size_bytes: float, nodes: int = 4, per_node: int = 1, algorithm: str = "ring", **fabric: Any) -> Cluster:
-    data = without_program(nodes, per_node, **fabric)
-    data["job"] |= {"compute_s": 0.01, "gradient_bytes": size_bytes, "algorithm": algorithm}
-    return config_files.parse(Cluster, data, "test")
-
-
-@pytest.mark.parametrize("fabric", [{"protocol": "ll"}, {"protocol": "auto"}, {"channels": 2}])
-@pytest.mark.parametrize(
-    ("nodes", "per_node", "algorithm", "size_bytes"), [(4, 1, "ring", 1e9), (4, 8, "tree", 1e9), (4, 8, "auto", 1e3)]
-)
-def test_a_measured_job_takes_as_long_as_its_program(
-    nodes: int, per_node: int, algorithm: str, size_bytes: float, fabric: dict[str, Any]
-) -> None:
-    fabric = fabric | ({"channel_gbps": 20.0} if "channels" in fabric else {})
-    step = [{"compute": {"seconds": 0.01}}, transfer(size_bytes)]
-    in_program = cluster(step, nodes, per_node, job={"algorithm": algorithm}, fabric=fabric)
-    one = measured(size_bytes, nodes, per_node, algorithm, **fabric)
-    assert fast_s(one) == pytest.approx(fast_s(in_program), rel=1e-6)
-
-
-def test_drawn_quantities_choose_for_each_episode() -> None:
-    """LL pays where a hop takes more than 0.13 ms, Simple below 0.4 us, and LL128 in between."""
-    one = measured(2e5, algorithm="ring", protocol="auto", latency_us={"loguniform": [0.05, 1e3]})
-    keys = episode_keys(range(64))
-    jobs = derive(one, keys).jobs
-    wire_bytes = jobs["transfer_alone_s"] * NIC_BPS / 1.5
-    found = {round(float(size) / 2e5, 4) for size in wire_bytes}
-    assert found == {1.0, round(128 / 120, 4), 2.0}
+# Described jobs
 
 
 def test_tensor_groups_that_cost_only_time_have_the_protocol_too() -> None:
     times = []
     for protocol in ("simple", "ll", "auto"):
-        data = without_program(2, 8, protocol=protocol)
-        data |= {"workload": WORKLOAD, "gpu": GPU}
-        one = config_files.parse(Cluster, data, "test")
+        data = cluster([transfer(1e3)], 2, 8, fabric={"protocol": protocol}).model_dump(exclude={"program"})
+        one = config_files.parse(Cluster, data | {"workload": WORKLOAD, "gpu": GPU}, "test")
         times.append(one.plan().compute_s)
     assert times[1] > times[0] >= times[2]
 

@@ -11,19 +11,17 @@ import pytest
 from paceenv.core.errors import InputError
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
-from paceenv.trainers.evaluation.random_clusters import MAX_RANKS, RandomClusters, relative
-from paceenv.trainers.evaluation.suites import RelativeCases, load_suite
+from paceenv.trainers.evaluation.random_clusters import MAX_RANKS, random_cluster, relative
+from paceenv.trainers.evaluation.suites import RandomCases, RelativeCases, load_suite
 from paceenv.ui import config_files
 
-DRAWN = RandomClusters(seed=11, clusters=300).draw()
+DRAWN = [random_cluster(11, n) for n in range(300)]
 
 
 def test_more_of_them_begin_with_the_same_and_other_seeds_share_none() -> None:
-    first = RandomClusters(seed=11, clusters=5).draw()
-    assert first == DRAWN[:5]
-    others = RandomClusters(seed=12, clusters=5).draw()
-    for (a, _), (b, _) in zip(first, others, strict=True):
-        assert a.job != b.job
+    first = RandomCases(seed=11, clusters=5).cases()
+    assert [(case.cluster, case.null_case) for case in first] == DRAWN[:5]
+    assert not any(random_cluster(12, n)[0].job == cluster.job for n, (cluster, _) in enumerate(DRAWN[:5]))
 
 
 def test_every_form_size_and_kind_of_trouble_occurs() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from paceenv.policies import names
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
 from paceenv.policies.names import rule
-from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.closed_loop.predict import run_in_blocks
@@ -112,13 +110,6 @@ def test_the_delay_is_back_at_once_and_several_policies_do_not_disturb_each_othe
     assert pacer.delay_s(1) == pytest.approx(0.06, rel=1e-4)
     assert found == expected
     assert expected[-1] > 0.0
-
-
-def test_the_interval_is_the_policys_own_and_older_files_have_it_in_their_training(tmp_path: Path) -> None:
-    path = tmp_path / "p.safetensors"
-    save_policy(path, PolicyFile(network(interval_iterations=35), {}, {}))
-    assert load_policy(path).policy.interval_iterations == 35
-    assert named("learned").interval_iterations == 20
 
 
 def test_the_first_compared_block_comes_after_the_memory_is_full() -> None:

@@ -96,18 +96,6 @@ def test_settings_score_as_in_the_search_for_the_best_static_one(suite: str) -> 
         assert "energy" not in score
 
 
-@pytest.mark.parametrize("average", ["median", "mean"])
-def test_what_counts_is_the_average_over_seeds(average: str, suite: str) -> None:
-    task = _static(_config(suite, average=average))
-    gain_CE = task.problem.score([(("phase_shift", 0.5, 0.1),)]).gain_SCE[0]
-    wanted = {name: take(gain_CE, axis=1) @ [2 / 3, 1 / 3] for name, take in (("median", np.median), ("mean", np.mean))}
-    assert abs(wanted["mean"] - wanted["median"]) > 1e-4
-    action = dict(
-        zip(("phase_shift.threshold", "phase_shift.window"), pacing.encode_action("phase_shift", 0.5, 0.1), strict=True)
-    )
-    assert task.score(action)["throughput"] == pytest.approx(wanted[average], abs=1e-15)
-
-
 def test_a_finished_sweep_leaves_what_people_look_at(
     suite: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

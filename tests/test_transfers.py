@@ -192,9 +192,6 @@ def test_power_and_failures_reach_the_engine() -> None:
     assert local["failure_per_s"] * local["ideal_step_s"] == pytest.approx(4 * 4 / 4000), "four iterations a step"
 
 
-# Structural coupling, as ratios against its null
-
-
 # A workload instead of measured numbers
 
 
@@ -206,16 +203,6 @@ SLOW_NET = {"nic_gbps": 200, "nodes_per_leaf": 16, "oversubscription": 1, "intra
 def described(workload: dict[str, Any], job: dict[str, Any] | None = None, **fabric: Any) -> Cluster:
     data = {"name": "x", "gpu": A100, "workload": workload, "fabric": SLOW_NET | fabric}
     return config_files.parse(Cluster, data | {"job": {"nodes": 8, "ranks_per_node": 8} | (job or {})}, "test")
-
-
-@pytest.mark.parametrize("cut", [{}, {"tensor_parallel": 8, "zero_stage": 0}])
-def test_a_described_job_that_folds_takes_its_step(cut: dict[str, Any]) -> None:
-    some = described(TEN_BILLION | cut)
-    keys = episode_keys([0])
-    batch = derive(some, keys)
-    assert (batch.ranks, batch.groups) == (64, cut.get("tensor_parallel", 1))
-    sim = Simulator(batch, keys)
-    np.testing.assert_allclose(sim.run(sim.off(), 5), batch.jobs[0]["ideal_step_s"], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

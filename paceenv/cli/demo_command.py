@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -18,7 +19,7 @@ from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.evaluation import result_plots, score_table
 from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
 from paceenv.trainers.evaluation.static_search import search_static
-from paceenv.trainers.evaluation.suites import Case, Suite, load_suite
+from paceenv.trainers.evaluation.suites import Case, ClusterShare, Suite, load_suite
 from paceenv.trainers.training import training_run
 from paceenv.trainers.training.train_config import TrainConfig, load_train_config
 from paceenv.ui import config_files, figures, output
@@ -30,6 +31,7 @@ SCALING = "when-scaling-fails"
 EXPLAINED = "unequal-slack"
 """Shows at a glance what pacing does: two ranks have work after their collective, and the others let them go first."""
 NOISY_JITTER_CV = 0.03
+Share = TypeVar("Share", bound=ClusterShare)
 
 
 def run_demo(out: Path, timesteps: int | None, seed: int) -> SuiteResult:
@@ -48,8 +50,11 @@ def run_demo(out: Path, timesteps: int | None, seed: int) -> SuiteResult:
     plain = noise_cluster(imbalanced, load_cluster("null-jitter"), "calibrated-se")
     for cluster in (*clusters.values(), plain):
         config_files.write_yaml(out / "clusters" / f"{cluster.name}.yaml", cluster.model_dump(exclude_defaults=True))
-    policy = _train(config, clusters, out)
-    result, static = _compare(suite, clusters, policy)
+    shares = _replaced(config.environment.clusters, clusters)
+    environment = config.environment.model_copy(update={"clusters": shares})
+    policy = _train(config.model_copy(update={"environment": environment}), out)
+    suite = suite.model_copy(update={"cases": _replaced(suite.cases, clusters)})
+    result, static = _compare(suite, policy)
     nulls = _compare_nulls(plain, policy, static)
     with output.progress("draw"):
         _pictures(out, result)
@@ -86,10 +91,15 @@ def _clusters(suite: Suite, healthy: NoiseFit) -> dict[str, Cluster]:
     return clusters
 
 
-def _train(config: TrainConfig, clusters: dict[str, Cluster], out: Path) -> Path:
+def _replaced(shares: Sequence[Share], clusters: dict[str, Cluster]) -> list[Share]:
+    """The shares, with ``clusters`` in place of those of their names."""
+    return [one.model_copy(update={"cluster": clusters.get(one.cluster_name, one.cluster)}) for one in shares]
+
+
+def _train(config: TrainConfig, out: Path) -> Path:
     output.say(f"training {config.algorithm} on {config.total_timesteps:,} decisions")
     with output.progress("train", config.total_timesteps) as done:
-        trained = training_run.train(config, clusters, on_progress=done)
+        trained = training_run.train(config, on_progress=done)
     path = out / "trained.safetensors"  # `learned` is the policy that ships
     digest = save_policy(path, trained.file)
     config_files.write_text(out / "learning-curve.json", json.dumps(trained.curve))
@@ -98,17 +108,17 @@ def _train(config: TrainConfig, clusters: dict[str, Cluster], out: Path) -> Path
     return path
 
 
-def _compare(suite: Suite, clusters: dict[str, Cluster], policy: Path) -> tuple[SuiteResult, str]:
+def _compare(suite: Suite, policy: Path) -> tuple[SuiteResult, str]:
     with output.progress("best static setting", 1) as done:
-        static = search_static(suite, clusters, on_done=done).best()
+        static = search_static(suite, on_done=done).best()
     names = [static, "paper", "adaptive", str(policy), "clairvoyant"]
     with output.progress("compare", len(suite.cases) * (len(names) + 1)) as done:
-        return evaluate(names, suite, clusters, on_done=done), static
+        return evaluate(names, suite, on_done=done), static
 
 
 def _compare_nulls(plain: Cluster, policy: Path, static: str) -> SuiteResult:
     """Where pacing has nothing to exploit: plain barrier jobs, one with the measured imbalance."""
-    cases = [Case(cluster=name, null_case=True) for name in ("null-jitter", plain.name)]
+    cases = [Case(cluster="null-jitter", null_case=True), Case(cluster=plain, null_case=True)]
     suite = Suite(
         name="nulls",
         description="Plain barrier jobs: independent jitter, and the data imbalance calibrated from the SE trace.",
@@ -117,7 +127,7 @@ def _compare_nulls(plain: Cluster, policy: Path, static: str) -> SuiteResult:
     )
     names = [static, "paper", "adaptive", str(policy)]
     with output.progress("compare where pacing cannot help", len(cases) * (len(names) + 1)) as done:
-        return evaluate(names, suite, {plain.name: plain}, on_done=done)
+        return evaluate(names, suite, on_done=done)
 
 
 def _table(result: SuiteResult, said: list[str]) -> str:

@@ -2,16 +2,14 @@
 
 In blocks, for a running job (``paceenv.live.decide.experiment``) and for its analysis afterwards, the measure is the
 logarithm of the ratio of two blocks' mean step times, pair by pair: noise that is common to both blocks of a pair
-cancels, and so does most of the drift in a shared cluster. The interval is Student's t over the pairs. Between control
-intervals, for policies that check themselves, it is the change of the level of step time at a switch
-(:class:`Levels`, :class:`Gains`). Rules compare single iterations (``paceenv.core.switchback``). No clock.
+cancels, and so does most of the drift in a shared cluster. The interval is Student's t over the pairs. Rules compare
+single iterations (``paceenv.core.switchback``). No clock.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,37 +77,3 @@ class Mean:
             return Interval(self.value if self.count else math.nan)
         half = student_t_quantile(0.5 * error_share, self.count - 1) * self.error
         return Interval(self.value, self.value - half, self.value + half)
-
-
-class Levels:
-    """The newest levels of step time in each row: sums of its trends, logarithms. Legend: B rows, K levels."""
-
-    def __init__(self, kept: int, rows: int) -> None:
-        self.newest_KB = np.zeros((kept, rows))
-
-    def add(self, trend_B: Array) -> None:
-        """Take in the logarithm of the mean step over that of the interval before."""
-        self.newest_KB = np.concatenate([self.newest_KB[:1] + trend_B, self.newest_KB[:-1]])
-
-    def mean_B(self, count_B: NDArray[np.int64]) -> Array:
-        """Mean of so many newest levels, at least one."""
-        count_B = np.maximum(count_B, 1)
-        return np.asarray(self.newest_KB.cumsum(axis=0)[count_B - 1, np.arange(len(count_B))] / count_B)
-
-
-class Gains:
-    """What switching pacing on and off has gained, measurement by measurement, with less weight on older ones."""
-
-    def __init__(self, forget: float, *shape: int) -> None:
-        self._forget = forget
-        self._sum, self.weight = np.zeros((2, *shape))
-
-    def add(self, at: Any, gain: Array, weight: Array | float = 1.0) -> None:
-        """Add a measurement to each of the places ``at``."""
-        self._sum[at] = self._forget * self._sum[at] + weight * gain
-        self.weight[at] = self._forget * self.weight[at] + weight
-
-    @property
-    def mean(self) -> Array:
-        """Mean gain; 0 where nothing was measured."""
-        return np.asarray(self._sum / np.maximum(self.weight, 1e-9))

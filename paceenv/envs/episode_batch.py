@@ -47,7 +47,6 @@ class Rules:
     episode_intervals: int = 64
     cv_weight: float | Sequence[float] = 0.5
     reward: Reward = "paired"
-    twin: bool | None = None
     limits: Limits = LIMITS
     names_in_info: bool = False
 
@@ -60,8 +59,6 @@ class Rules:
             raise out_of_range("limits", self.limits, "a paceenv.core.limits.Limits", WHERE)
         if self.reward not in get_args(Reward):
             raise out_of_range("reward", self.reward, " or ".join(get_args(Reward)), WHERE)
-        if self.twin is False and self.reward == "paired":
-            raise out_of_range("twin", self.twin, 'True or None with reward="paired", which is made with it', WHERE)
         mechanisms = self.mechanism_names
         unknown = [m for m in mechanisms if m not in pacing.MECHANISMS]
         if unknown or not mechanisms or len(set(mechanisms)) < len(mechanisms):
@@ -76,7 +73,7 @@ class Rules:
     @property
     def has_twin(self) -> bool:
         """Whether every episode runs a second time, without pacing."""
-        return self.reward == "paired" or bool(self.twin)
+        return self.reward == "paired"
 
     def clusters(self) -> list[Cluster]:
         """The clusters that episodes draw from, loaded."""
@@ -368,8 +365,7 @@ class EpisodeBatch:
             passive_mean_E, passive_E = self._passive(running)
             terms["passive_step_mean_s"], terms["passive_reward"] = passive_mean_E, passive_E
             terms["gain"] = passive_mean_E / terms["step_mean_s"] - 1.0
-            if self.rules.reward == "paired":
-                rewards_E = rewards_E - passive_E
+            rewards_E = rewards_E - passive_E
         if running is None:
             self.elapsed_E += 1
             truncated_E = self.elapsed_E >= self.rules.episode_intervals

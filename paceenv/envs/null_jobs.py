@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceenv.core import metrics, pacing
 from paceenv.core.limits import Limits
@@ -92,15 +91,13 @@ def _most_to_win(cluster_json: str, mechanisms: tuple[str, ...], weights: tuple[
     settings = np.repeat(np.array(tried), episodes, axis=0)[:, None]
     simulator.run(settings, _SETTLING * _ITERATIONS)
     step_ET = simulator.run(settings, _INTERVALS * _ITERATIONS)
-    upper = [_upper(step_ET, jobs.jobs["ideal_step_s"], weight, episodes) for weight in weights]
-    return float(max(upper))
-
-
-def _upper(step_ET: NDArray[np.float64], reference_E: NDArray[np.float64], weight: float, episodes: int) -> float:
-    """The upper end of the best setting's mean paired reward."""
     step_EIT = step_ET.reshape(len(step_ET), _INTERVALS, _ITERATIONS)
-    reward_EI = metrics.reward(step_EIT.mean(axis=2), step_EIT.std(axis=2), reference_E[:, None], weight)  # type: ignore[arg-type]
-    reward_SN = np.asarray(reward_EI).mean(axis=1).reshape(-1, episodes)
-    paired_SN = reward_SN[1:] - reward_SN[0]
-    upper_S = paired_SN.mean(axis=1) + _SIGMAS * paired_SN.std(axis=1, ddof=1) / np.sqrt(episodes)
-    return float(upper_S.max())
+    mean_EI, sd_EI, reference_E1 = step_EIT.mean(axis=2), step_EIT.std(axis=2), jobs.jobs["ideal_step_s"][:, None]
+    upper = -np.inf
+    for weight in weights:
+        reward_EI = metrics.reward(mean_EI, sd_EI, reference_E1, weight)  # type: ignore[arg-type]
+        reward_SN = np.asarray(reward_EI).mean(axis=1).reshape(-1, episodes)
+        paired_SN = reward_SN[1:] - reward_SN[0]
+        upper_S = paired_SN.mean(axis=1) + _SIGMAS * paired_SN.std(axis=1, ddof=1) / np.sqrt(episodes)
+        upper = max(upper, float(upper_S.max()))
+    return upper

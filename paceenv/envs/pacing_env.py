@@ -105,9 +105,9 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     | `throughput_ratio` | ideal step / mean step, less what failures undid | ratio | step |
     | `reference_step_s` | ideal step: every rank equal and every link free | s | step |
     | `cv_weight` | weight of the variation in the reward | ratio | step |
-    | `passive_step_mean_s` | mean step time of the unpaced twin | s | step, with a twin |
-    | `passive_reward` | raw reward of the unpaced twin | ratio | step, with a twin |
-    | `gain` | mean step of the twin / mean step, less 1 | ratio | step, with a twin |
+    | `passive_step_mean_s` | mean step time of the unpaced twin | s | step, paired |
+    | `passive_reward` | raw reward of the unpaced twin; with the paired one the raw reward | ratio | step, paired |
+    | `gain` | mean step of the twin / mean step, less 1 | ratio | step, paired |
 
     ## Starting State
 
@@ -136,7 +136,6 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     * ``cv_weight``: weight of the variation in the reward (default 0.5), or a pair, lowest and highest, from which each
       episode draws its own, uniformly as the last entry shows it
     * ``reward``: ``"paired"`` (default) or ``"raw"``
-    * ``twin``: True runs the unpaced twin for ``info`` although the reward is raw; it doubles the simulation
     * ``limits``: of every delay, a ``paceenv.core.limits.Limits`` (default: those of a live job)
     * ``names_in_info``: adds the cluster's name to ``info``; by default only its number is there, as Gymnasium's
       conversions to other array libraries cannot take strings (default False)
@@ -311,7 +310,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
             self._batch.seed(np.array(list(seeds), np.int64), list(seeds.values()))
         self._batch.start(which)
         self._ended[which] = False
-        return self._batch.observe(), self._clusters(started_E)
+        return self._batch.observe(), _masked(self._batch.where(), started_E)
 
     def _mask(self, options: dict[str, Any] | None) -> NDArray[np.bool_]:
         """Which rows a reset starts."""
@@ -324,10 +323,6 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         if not mask.any():
             raise out_of_range("options['reset_mask']", mask, "at least one row that is True", WHERE)
         return mask.copy()
-
-    def _clusters(self, mask_E: NDArray[np.bool_]) -> dict[str, Any]:
-        """The clusters of some rows' present episodes, as part of an info."""
-        return _masked(self._batch.where(), mask_E)
 
     def step(
         self, actions: NDArray[np.float32]
@@ -352,7 +347,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
                 for n in np.flatnonzero(truncated):
                     final[n] = last[n]
                 info = {"final_obs": final, "_final_obs": truncated.copy()}
-                info["final_info"] = self._clusters(truncated) | _masked(terms, truncated)
+                info["final_info"] = _masked(self._batch.where() | terms, truncated)
                 info["_final_info"] = truncated.copy()
                 self._batch.start(np.flatnonzero(truncated))
             info |= _masked(terms, ~truncated)
@@ -361,7 +356,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
             if starting is not None:
                 self._batch.start(np.flatnonzero(starting))
             info |= _masked(terms, everyone if starting is None else ~starting)
-        info |= self._clusters(everyone)
+        info |= _masked(self._batch.where(), everyone)
         return self._batch.observe(), reward, np.zeros(self.num_envs, np.bool_), truncated, info
 
     def render(self) -> tuple[Frame, ...] | None:
@@ -372,16 +367,6 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
     def cluster_names(self) -> NDArray[np.object_]:
         """Names of the clusters, ``(C,)``; ``info["cluster"]`` holds indices into it."""
         return self._batch.names_C.copy()
-
-    @property
-    def clusters(self) -> int:
-        """How many clusters episodes draw from."""
-        return len(self._batch.clusters)
-
-    @property
-    def cluster_E(self) -> NDArray[np.int64]:
-        """Which of them each row's present episode has drawn, ``(E,)``."""
-        return self._batch.cluster_E.copy()
 
     def keep_episodes(self) -> None:
         """Keep the jobs and unpaced twins of episodes, for trainers whose seeds come again; before the first reset.

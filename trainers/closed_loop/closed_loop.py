@@ -279,10 +279,10 @@ class ClosedLoop:
 
     def _search(self, clusters: Sequence[Cluster]) -> str:
         """The best static setting of the mechanism on the mean of the drawn clusters."""
-        plan, drawn = self.scenario.loop, {f"{cluster.name}-{d}": cluster for d, cluster in enumerate(clusters)}
+        plan = self.scenario.loop
         suite = Suite(
             name=self.scenario.name,
-            cases=[Case(cluster=name) for name in drawn],
+            cases=[Case(name=f"{cluster.name}-{d}", cluster=cluster) for d, cluster in enumerate(clusters)],
             mechanisms=[plan.mechanism],
             iterations=max(plan.pairs * (plan.block_iterations or BLOCK_ITERATIONS), 40),
             seeds=2 * self.options.seeds,
@@ -290,7 +290,7 @@ class ClosedLoop:
             limits=plan.limits,
         )
         with output.progress("best static setting", 1) as done:
-            return search_static(suite, drawn, on_done=done).best()
+            return search_static(suite, on_done=done).best()
 
     def _train(self, clusters: Sequence[Cluster]) -> PolicyFile | None:
         """A policy trained on the drawn clusters for :data:`TAILOR_S`; None where no setting gains anything on them."""

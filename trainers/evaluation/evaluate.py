@@ -165,7 +165,6 @@ class SuiteResult:
 def evaluate(
     policies: Sequence[str],
     suite: Suite,
-    clusters: Mapping[str, Cluster] | None = None,
     on_done: Callable[[float], None] = lambda done: None,
     tuned: Mapping[str, str] | None = None,
 ) -> SuiteResult:
@@ -177,7 +176,7 @@ def evaluate(
     names = list(dict.fromkeys(["passive", *policies, *([TUNED] if tuned else [])]))
     result, done = SuiteResult(suite, names), 0
     for case in suite.cases:
-        cluster = (clusters or {}).get(case.name) or case.load()
+        cluster = case.load()
         result.ranks[case.name] = cluster.ranks
         for name in names:
             meant = tuned[case.name] if tuned and name == TUNED else name

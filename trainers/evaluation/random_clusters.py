@@ -20,17 +20,17 @@ import math
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 from scipy.special import ndtri
 
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive, drawn
 from paceenv.sim.engine.simulator import episode_keys
-from paceenv.ui.config_files import Config
 
 _DOMAIN, _RELATIVES = 0x7061636565, 0x72656C61
 """In the seed of every draw, so that no other use of the same number draws the same."""
+MAX_RANKS = 512
+"""Of a job."""
 _NIC_GBPS = 100.0
 _PROBE_BYTES, _PROBE_GBPS = 1e9, 1e3
 _FORMS = {"groups": 0.5, "one group": 0.27, "gather": 0.18, "all-to-all": 0.05}
@@ -40,18 +40,6 @@ _CROWDED = 0.85
 """Share of the uplinks that some of the traffic has to share."""
 _MAX_INCAST_RANKS = 64
 """Of a gather or an all-to-all: a port of one switch and a buffer is all that is simulated."""
-
-
-class RandomClusters(Config):
-    """So many clusters from a seed; more of them begin with the same ones."""
-
-    seed: int = Field(ge=0, description="clusters of two seeds have nothing in common")
-    clusters: int = Field(48, ge=1, le=10_000, description="how many")
-    max_ranks: int = Field(512, ge=8, le=512, description="of the largest job")
-
-    def draw(self) -> list[tuple[Cluster, bool]]:
-        """The clusters, each with whether it is a null."""
-        return [_cluster(self.seed, n, self.max_ranks) for n in range(self.clusters)]
 
 
 class _Ranges:
@@ -78,7 +66,8 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _cluster(seed: int, n: int, max_ranks: int) -> tuple[Cluster, bool]:
+def random_cluster(seed: int, n: int, max_ranks: int = MAX_RANKS) -> tuple[Cluster, bool]:
+    """The n-th cluster of a seed, and whether it is a null; clusters of two seeds have nothing in common."""
     draw = _Ranges(seed, n)
     form = draw.choice(list(_FORMS), list(_FORMS.values()))
     largest = min(max_ranks, _MAX_INCAST_RANKS) if form in _INCAST else max_ranks
@@ -284,7 +273,6 @@ _PERIOD = 1.03
 """By which factor a tenant's period differs; one that is ours stays so."""
 _SIZES = (0.5, 1.0, 1.0, 2.0)
 """Factors of the number of nodes; what nodes share grows with them."""
-MAX_RANKS = 512
 
 
 def relative(cluster: Cluster, seed: int, n: int, name: str, *, resize: bool = True) -> Cluster:

@@ -12,13 +12,13 @@ from matplotlib.patches import Patch
 
 from paceenv.calibration.published_tables import Comparison as Published
 from paceenv.core.limits import LIMITS, Limits
+from paceenv.envs.frames import SHOWN_RANKS, draw_ranks
 from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
 from paceenv.report.section import Section, page
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.layout import Recording
-from paceenv.sim.engine.phases import phases
 from paceenv.sim.engine.simulator import Simulator
 from paceenv.trainers.evaluation.evaluate import SuiteResult
 from paceenv.trainers.evaluation.score_table import label
@@ -26,7 +26,6 @@ from paceenv.ui import figures
 from paceenv.ui.figures import STATIC_COLOUR, axes, colour
 
 SHOWN_STEPS = 3
-SHOWN_RANKS = 16
 
 
 def short(policy: str) -> str:
@@ -51,33 +50,19 @@ def ranks_over_time(
     ends = range(INTERVAL_ITERATIONS, iterations + 1, INTERVAL_ITERATIONS)
     off_PE = [[abs(step_T[end - SHOWN_STEPS : end].mean() / step_T.mean() - 1.0) for end in ends] for step_T in step_PT]
     end = ends[int(np.sum(off_PE, axis=0).argmin())]
-    shown_R = figures.representative(np.arange(cluster.ranks, dtype=np.float64), SHOWN_RANKS)
-    figure, panels = figures.stack([0.22 * len(shown_R) + 0.4] * len(policies))
+    figure, panels = figures.stack([0.22 * min(cluster.ranks, SHOWN_RANKS) + 0.4] * len(policies))
     phase_of: dict[str, Patch] = {}
     for panel, policy, of_run_T in zip(panels, policies, step_PT, strict=True):
         recordings, simulator = deque[Recording](maxlen=1), start_run()
         run(select_policy(policy, cluster), simulator, end, on_recording=recordings.append)
-        step_T = recordings[0].step_ET[0, -SHOWN_STEPS:]
-        begin_T1 = (np.cumsum(step_T) - step_T)[:, None]
-        for phase in phases(recordings[0], simulator.batch):
-            if not phase.length_TR.any():
-                continue
-            spans_TR = phase.start_TR[-SHOWN_STEPS:] + begin_T1, phase.length_TR[-SHOWN_STEPS:]
-            for row, (start_T, length_T) in enumerate(zip(*(span_TR.T[shown_R] for span_TR in spans_TR), strict=True)):
-                shade = figures.PHASE_COLOURS[phase.name]
-                bars = panel.barh([row] * len(start_T), length_T, left=start_T, color=shade, height=0.8)
-                phase_of.setdefault(phase.name, bars[0])
-        for end_s in np.cumsum(step_T):
-            panel.axvline(end_s, color="#222222", linewidth=1.0)
+        phase_of |= draw_ranks(panel, recordings[0], simulator.batch, SHOWN_STEPS)
         panel.set_title(f"{short(policy)}: mean step {1e3 * of_run_T.mean():.0f} ms", loc="left")
-        panel.set(ylabel="rank", yticks=range(len(shown_R)), yticklabels=[str(rank) for rank in shown_R])
-        panel.invert_yaxis()
         panel.grid(visible=False)
     longest_s = max(panel.get_xlim()[1] for panel in panels)
     for panel in panels:
         panel.set_xlim(0.0, longest_s)
     panels[-1].set_xlabel("seconds; a line ends each step")
-    figure.legend(phase_of.values(), phase_of, ncols=len(phase_of), loc="outside lower center", frameon=False)
+    figure.legend(handles=list(phase_of.values()), ncols=len(phase_of), loc="outside lower center", frameon=False)
     return figure
 
 

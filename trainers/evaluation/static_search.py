@@ -144,17 +144,13 @@ class StaticSearch:
         return {case.name: spelled(self.settings[s]) for case, s in zip(self.cases, best_C.tolist(), strict=True)}
 
 
-def search_static(
-    suite: Suite,
-    clusters: Mapping[str, Cluster] | None = None,
-    on_done: Callable[[float], None] = lambda done: None,
-) -> StaticSearch:
+def search_static(suite: Suite, on_done: Callable[[float], None] = lambda done: None) -> StaticSearch:
     """Try every mechanism of the suite alone on the default grid of sweeps, then the best of them together.
 
     It takes other seeds than the suite's own, so a setting's score there is not its own selection. It takes fewer of
     them, as settings are compared on common random numbers.
     """
-    loaded = [(clusters or {}).get(case.name) or case.load() for case in suite.cases]
+    loaded = [case.load() for case in suite.cases]
     seeds = np.arange(max(suite.seeds // SEEDS_SHARE, 2)) + suite.first_seed + 10 * suite.seeds
     problem = Problem(loaded, seeds, suite.iterations, threads=len(os.sched_getaffinity(0)), limits=suite.limits)
     weights = np.array([case.weight for case in suite.cases])

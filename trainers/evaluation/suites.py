@@ -17,15 +17,14 @@ from pydantic import Field, model_validator
 from paceenv.calibration.posterior import drawn_clusters, parameters_of
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
-from paceenv.policies.foreign import names_class
+from paceenv.policies.select import names_class
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.simulator import TRAINING_SEEDS
-from paceenv.trainers.evaluation.random_clusters import RandomClusters, relative
+from paceenv.trainers.evaluation.random_clusters import MAX_RANKS, random_cluster, relative
 from paceenv.ui import config_files
 from paceenv.ui.config_files import Config, Mechanism
 
 Split = Literal["train", "validation", "held-out"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "held-out")
 RELATIVE_NULLS = 0.3
 """Share of nulls among relatives."""
 MAX_FIRST_SEED = TRAINING_SEEDS // 2
@@ -71,28 +70,38 @@ class Case(ClusterShare):
     def load(self) -> Cluster:
         return super().load().model_copy(update={"name": self.name})
 
+    @property
+    def cluster_name(self) -> str:
+        return self.name
 
-class RandomCases(RandomClusters):
-    """Random clusters as the cases of one split."""
+
+class DrawnCases(Config):
+    """Clusters that a seed draws, as the cases of one split."""
 
     split: Split = Field("held-out", description="the split of its clusters")
     weight: float = Field(1.0, gt=0, description="of each cluster")
 
+    def _case(self, cluster: Cluster, is_null: bool) -> Case:
+        return Case(name=cluster.name, cluster=cluster, split=self.split, null_case=is_null, weight=self.weight)
+
+
+class RandomCases(DrawnCases):
+    """So many random clusters (``random_clusters.py``); more of them begin with the same ones."""
+
+    seed: int = Field(ge=0, description="clusters of two seeds have nothing in common")
+    clusters: int = Field(48, ge=1, le=10_000, description="how many")
+    max_ranks: int = Field(MAX_RANKS, ge=8, le=MAX_RANKS, description="of the largest job")
+
     def cases(self) -> list[Case]:
-        return [
-            Case(name=cluster.name, cluster=cluster, split=self.split, null_case=is_null, weight=self.weight)
-            for cluster, is_null in self.draw()
-        ]
+        return [self._case(*random_cluster(self.seed, n, self.max_ranks)) for n in range(self.clusters)]
 
 
-class RelativeCases(Config):
-    """Relatives of clusters of other suites (``random_clusters.py``), as the cases of one split."""
+class RelativeCases(DrawnCases):
+    """Relatives of clusters of other suites (``random_clusters.py``)."""
 
     seed: int = Field(ge=0, description="relatives of two seeds have nothing in common")
     clusters: int = Field(ge=1, le=1000, description="how many")
     suites: list[str] = Field(min_length=1, description="suites whose clusters have relatives here, of any split")
-    split: Split = Field("held-out", description="the split of its clusters")
-    weight: float = Field(1.0, gt=0, description="of each cluster")
 
     def cases(self) -> list[Case]:
         suites = [load_suite(name) for name in self.suites]
@@ -105,22 +114,19 @@ class RelativeCases(Config):
             is_null = nulls and (generator.random() < RELATIVE_NULLS or not by_suite)
             cases = nulls if is_null else by_suite[generator.integers(len(by_suite))]
             case = cases[generator.integers(len(cases))]
-            name = f"{case.name}-r{n}"
-            cluster = relative(case.load(), self.seed, n, name, resize=not case.null_case)
-            kind = {"split": self.split, "null_case": case.null_case, "weight": self.weight}
-            drawn.append(Case(name=name, cluster=cluster, **kind))
+            cluster = relative(case.load(), self.seed, n, f"{case.name}-r{n}", resize=not case.null_case)
+            drawn.append(self._case(cluster, case.null_case))
         return drawn
 
 
-class PosteriorCases(Config):
-    """Clusters that a calibrated one may be, drawn from the errors on its record, as the cases of one split."""
+class PosteriorCases(DrawnCases):
+    """Clusters that a calibrated one may be, drawn from the errors on its record."""
 
     cluster: str | Cluster = Field(description="with a record of its calibration, by file or by name")
     draws: int = Field(12, ge=1, le=256, description="how many")
     seed: int = Field(0, ge=0, description="of the draws")
     split: Split = Field("train", description="the split of its clusters")
     null_case: bool = Field(False, description="whether pacing must not matter there")
-    weight: float = Field(1.0, gt=0, description="of each draw")
 
     def cases(self) -> list[Case]:
         """The drawn clusters; InputError for a cluster without a record."""
@@ -132,10 +138,8 @@ class PosteriorCases(Config):
             )
         cases = []
         for d, cluster in enumerate(drawn_clusters(fitted, seed=self.seed, draws=self.draws)):
-            name = f"{fitted.name}-{self.seed}-{d}"
-            own = cluster.model_copy(update={"name": name, "calibration": {}})
-            kind = {"split": self.split, "null_case": self.null_case, "weight": self.weight}
-            cases.append(Case(name=name, cluster=own, **kind))
+            own = {"name": f"{fitted.name}-{self.seed}-{d}", "calibration": {}}
+            cases.append(self._case(cluster.model_copy(update=own), self.null_case))
         return cases
 
 

@@ -63,7 +63,6 @@ class Static(Config):
         ["throughput", "cv"], min_length=1, description="the first one names the winner"
     )
     seeds: int = Field(8, ge=1, description="episodes on each cluster")
-    average: Literal["median", "mean"] = Field("median", description="over seeds; mean where others report means")
     iterations: int = Field(1600, ge=40, description="length of each episode, iterations")
 
     @model_validator(mode="after")

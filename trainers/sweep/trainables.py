@@ -47,7 +47,7 @@ from paceenv.trainers.sweep.sweep_config import (
     TrainingSweep,
 )
 from paceenv.trainers.training.selection import Validation
-from paceenv.trainers.training.train_config import TrainConfig, load_train_config, share_name
+from paceenv.trainers.training.train_config import TrainConfig, load_train_config
 from paceenv.ui import config_files
 
 if TYPE_CHECKING:
@@ -95,17 +95,16 @@ class StaticTask:
         return tuple(triples)
 
     def score(self, config: Mapping[str, float]) -> dict[str, Any]:
-        """A setting's name and its values: averages over seeds, then weighted means over clusters.
+        """A setting's name and its values: medians over seeds, then weighted means over clusters.
 
         ``energy`` leaves out clusters without power figures, and is missing where none has any.
         """
         setting = self.setting(config)
         scores = self.problem.score([setting])
-        average = np.mean if self.static.average == "mean" else np.median
         weight_C = np.array([case.weight for case in self.cases])
         values: dict[str, Any] = {"policy": spelled(setting)}
         for name, value_SCE in (("throughput", scores.gain_SCE), ("cv", scores.cv_SCE), ("energy", scores.energy_SCE)):
-            value_C = average(value_SCE[0], axis=1)
+            value_C = np.median(value_SCE[0], axis=1)
             share_C = np.where(np.isnan(value_C), 0.0, weight_C)
             if share_C.any():
                 values[name] = float(share_C @ np.nan_to_num(value_C) / share_C.sum())
@@ -188,7 +187,7 @@ class TrainingTask:
         cases = load_suites(selection.suites, "validation").only(["validation"]).cases
         return {
             "train": self.train.model_dump(mode="json"),
-            "clusters": {share_name(share): digest(share.load()) for share in shares},
+            "clusters": {share.cluster_name: digest(share.load()) for share in shares},
             "validation": {case.name: digest(case.load()) for case in cases},
         }
 

@@ -29,7 +29,7 @@ from paceenv.sim.engine.simulator import training_seeds
 from paceenv.trainers.training.learner import Curve, Layers, Learner, Saved
 from paceenv.trainers.training.sb3_learner import ranges_of
 from paceenv.trainers.training.teacher import Answers, ask, choose_candidates
-from paceenv.trainers.training.train_config import Distill, TrainConfig, share_name
+from paceenv.trainers.training.train_config import Distill, TrainConfig
 
 FIRST_SEED, CHECK_SEED = 1 << 31, 7 << 29
 """Within the episodes of a run: far above those of evaluation, so that no number of rounds reaches them."""
@@ -66,7 +66,7 @@ class DistillLearner(Learner):
 
     label = "distillation of a privileged teacher, paceenv"
 
-    def __init__(self, config: TrainConfig, clusters: Mapping[str, Cluster] | None, curve: Curve) -> None:
+    def __init__(self, config: TrainConfig, curve: Curve) -> None:
         self.config, self.curve, environment = config, curve, config.environment
         assert config.distill is not None  # as the config has filled in
         self.section: Distill = config.distill
@@ -74,9 +74,8 @@ class DistillLearner(Learner):
             allowed = f"mechanisms that the student does not set ({', '.join(environment.mechanisms)})"
             raise out_of_range("distill.always", ", ".join(sorted(both)), allowed, f"config {config.name}")
         shares = environment.shares()
-        names = [share_name(share) for share in shares]
-        self.clusters = [(clusters or {}).get(name) or share.load() for name, share in zip(names, shares, strict=True)]
-        self.names, self.is_null_K = names, np.array([share.null_case for share in shares])
+        self.clusters = [share.load() for share in shares]
+        self.is_null_K = np.array([share.null_case for share in shares])
         self.weight_K = np.array([share.weight for share in shares])
         self.rollout_timesteps = -(-self.config.total_timesteps // self.section.rounds)
         self._memory = (environment.memory_intervals, environment.change_intervals)

@@ -194,7 +194,7 @@ def _train(
             "selection": None,
         }
     )
-    learner, round_s = DistillLearner(config, None, Curve(Logger(None, []))), 0.0
+    learner, round_s = DistillLearner(config, Curve(Logger(None, []))), 0.0
     if not learner.choose_candidates() or learner.scale_K.mean() < 100.0 * MIN_GAIN:
         return learner, False
     while not learner.round or time.process_time() + 1.2 * round_s < until:

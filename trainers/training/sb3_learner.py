@@ -22,7 +22,6 @@ from paceenv.core import signals
 from paceenv.core.errors import out_of_range
 from paceenv.policies.from_torch import actor
 from paceenv.policies.learned import Learned
-from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import training_seed
 from paceenv.trainers.training.learner import Curve, Layers, Learner, Saved
 from paceenv.trainers.training.train_config import TrainConfig
@@ -83,13 +82,13 @@ class Sb3Learner(Learner):
     model: Any
     """On-policy or off-policy; the two have little in common that is declared."""
 
-    def __init__(self, config: TrainConfig, clusters: Mapping[str, Cluster] | None, curve: Curve) -> None:
+    def __init__(self, config: TrainConfig, curve: Curve) -> None:
         assert config.sb3 is not None  # as the config has filled in
         self.config, self.section, kind = config, config.sb3, algorithm_class(config.algorithm)
         library = kind.__module__.partition(".")[0].replace("_", "-")
         self.label = f"{config.algorithm}, {library}"
         self.is_off_policy = issubclass(kind, OffPolicyAlgorithm)
-        self.envs = training_envs(config, clusters)
+        self.envs = training_envs(config)
         self.model = kind("MlpPolicy", self.envs, seed=config.seed, device="cpu", **self._arguments(kind))
         # for the whole run, not for one call of learn()
         self.model.lr_schedule = lambda _: (

@@ -192,11 +192,6 @@ class TrainConfig(Config):
         return self.model_copy(update={"environment": environment, "selection": selection})
 
 
-def share_name(share: ClusterShare) -> str:
-    """The name of a training cluster: a suite may give it one of its own."""
-    return getattr(share, "name", "") or share.cluster_name
-
-
 def with_algorithm(data: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """A config's data with another algorithm and its default hyperparameters, unless it is the config's own."""
     if algorithm == data.get("algorithm", "PPO"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from paceenv.policies.networks import ObservationEMA
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import shape_of
 from paceenv.trainers.evaluation.suites import ClusterShare
-from paceenv.trainers.training.train_config import Environment, TrainConfig, share_name
+from paceenv.trainers.training.train_config import Environment, TrainConfig
 
 
 class NativeVecEnv(VecEnv):
@@ -86,13 +86,14 @@ class NativeVecEnv(VecEnv):
 
     def step_wait(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
         actions = np.split(self._actions, self._ends)
-        results = [self._step(n, action) for n, action in enumerate(actions)]
-        observation, reward, truncated = (np.concatenate([f[i] for f in results]) for i in range(3))
+        results = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
+        observation, reward, _, truncated = (np.concatenate([of_batch[i] for of_batch in results]) for i in range(4))
         self._return_E += reward
         self._length_E += 1
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         ended = np.flatnonzero(truncated)
-        last, final = observation.copy(), np.concatenate([f[3] for f in results])
+        last = observation.copy()
+        final = np.concatenate([info.get("final_obs", np.full(len(rows), None)) for _, rows, *_, info in results])
         for n in ended:
             last[n] = final[n]
         if self._memory is not None:
@@ -106,12 +107,6 @@ class NativeVecEnv(VecEnv):
             }
         self._return_E[truncated], self._length_E[truncated] = 0.0, 0
         return self._remembered(observation, ended), reward.astype(np.float32), truncated, infos
-
-    def _step(self, n: int, action: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
-        """One batch: observations, rewards, truncations, last observations of the episodes that ended."""
-        observation, reward, _, truncated, info = self.envs[n].step(action)
-        final = info.get("final_obs")
-        return observation, reward, truncated, np.full(len(reward), None, object) if final is None else final
 
     def close(self) -> None:
         for env in self.envs:
@@ -148,16 +143,15 @@ class NativeVecEnv(VecEnv):
         return [False for _ in self._get_indices(indices)]
 
 
-def make_batches(config: Environment, clusters: Mapping[str, Cluster] | None = None) -> list[PacingVectorEnv]:
+def make_batches(config: Environment) -> list[PacingVectorEnv]:
     """One batch for each shape of cluster (ranks, process groups, program).
 
     Rows are in proportion to the weights of a batch's clusters, with at least one row for each cluster. One environment
     over all shapes would draw them by chance instead, which is noisier where few rows share many clusters.
     """
-    given = clusters or {}
     shapes: dict[tuple[int, int, str], list[tuple[ClusterShare, Cluster]]] = {}
     for share in config.shares():
-        cluster = given.get(share_name(share)) or share.load()
+        cluster = share.load()
         shapes.setdefault(shape_of(cluster), []).append((share, cluster))
     weights = [sum(share.weight for share, _ in members) for members in shapes.values()]
     rows = _apportioned(config.environments, weights, [len(members) for members in shapes.values()])
@@ -183,11 +177,11 @@ def make_batches(config: Environment, clusters: Mapping[str, Cluster] | None = N
     return batches
 
 
-def training_envs(config: TrainConfig, clusters: Mapping[str, Cluster] | None = None) -> NativeVecEnv:
+def training_envs(config: TrainConfig) -> NativeVecEnv:
     """The environments of a training."""
     environment = config.environment
     return NativeVecEnv(
-        make_batches(environment, clusters),
+        make_batches(environment),
         config.seed << 32,
         memory_intervals=environment.memory_intervals,
         change_intervals=environment.change_intervals,

@@ -12,7 +12,7 @@ import json
 import math
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile, save_policy
-from paceenv.sim.cluster import Cluster
 from paceenv.trainers.evaluation import result_plots
 from paceenv.trainers.training.distill import DistillLearner
 from paceenv.trainers.training.learner import Curve, Learner, Saved
@@ -57,7 +56,6 @@ class Trained:
 
 def train(
     config: TrainConfig,
-    clusters: Mapping[str, Cluster] | None = None,
     on_progress: Callable[[float], None] = lambda timesteps: None,
     folder: Path | None = None,
     *,
@@ -74,7 +72,7 @@ def train(
     """
     # a finished training in the folder gives way to a new one, once that could be made
     old = [] if resume or folder is None else [folder / POLICY, folder / CHECKPOINT, *folder.glob(f"{TENSORBOARD}/*")]
-    run = Run(config, clusters, on_progress, folder)
+    run = Run(config, on_progress, folder)
     for path in old:
         path.unlink(missing_ok=True)
     try:
@@ -99,7 +97,6 @@ class Run:
     def __init__(
         self,
         config: TrainConfig,
-        clusters: Mapping[str, Cluster] | None = None,
         on_progress: Callable[[float], None] = lambda timesteps: None,
         folder: Path | None = None,
         validation: Validation | None = None,
@@ -110,7 +107,7 @@ class Run:
         logger = Logger(None, []) if folder is None else configure(str(folder / TENSORBOARD), ["tensorboard"])
         self.curve, self._logger = Curve(logger, on_progress), logger
         kind = DistillLearner if config.algorithm == DISTILL else Sb3Learner
-        self.learner: Learner = kind(config, clusters, self.curve)
+        self.learner: Learner = kind(config, self.curve)
         self._validation = validation
         self.best: Learned | None = None
         self.best_score, self.evaluations_since = -np.inf, 0

@@ -1,7 +1,7 @@
 """Closed forms of collectives: what each algorithm sends, in how many rounds.
 
 Sizes in bytes. A member is whatever has its own link: a GPU inside a node, or a node behind its NICs. Sources are named
-at each algorithm; the tests execute them chunk by chunk.
+at each algorithm.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ BURST_KB = 14.48
 SEND_BUFFER_KB = 256.0
 """What the kernel of a gather's sender takes over, so that the sender may go on."""
 
-_OF_PROGRAMS = ("efficiency", "unused_rate", "sharing")
+_NOT_FOLDED = ("efficiency", "unused_rate", "sharing")
+_OF_PROGRAMS = (*_NOT_FOLDED, "protocol", "operation_us", "channels")
 
 
 class Fabric(Config):
@@ -73,16 +74,19 @@ class Fabric(Config):
     barrier_us: NonNegative = Field(0.0, description="the barrier itself when everybody is there, us")
     protocol: Literal["simple", "ll128", "ll", "auto"] = Field(
         "simple",
-        description="of NCCL; auto: for each operation the fastest, with job.algorithm auto also of ring and tree",
+        description="of NCCL, with a workload or a program; auto: for each operation the fastest, with job.algorithm "
+        "auto also of ring and tree",
     )
     operation_us: float = Field(
         0.0,
         ge=0,
         allow_inf_nan=False,
-        description="what each operation takes beside its hops and bytes by protocol simple, us; 8.4 in NCCL's model. "
-        "Other protocols take as many times that as in NCCL's model",
+        description="what each operation takes beside its hops and bytes by protocol simple, us; 8.4 in NCCL's model; "
+        "as protocol. Other protocols take as many times that as in NCCL's model",
     )
-    channels: int | None = Field(None, ge=1, description="channels of an operation; empty: they limit nothing")
+    channels: int | None = Field(
+        None, ge=1, description="channels of an operation, as protocol; empty: they limit nothing"
+    )
     channel_gbps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="what one channel passes on, Gb/s; empty: 160, with intra_node pcie 96"
     )
@@ -107,11 +111,6 @@ class Fabric(Config):
         return self
 
     @property
-    def sends_as_given(self) -> bool:
-        """Whether rates and hops are all: protocol Simple, no channels that limit anything, no time of an operation."""
-        return self.protocol == "simple" and self.channels is None and self.operation_us == 0.0
-
-    @property
     def channels_Bps(self) -> float:
         """What the channels of one operation pass on together, bytes per second; infinite where none are given."""
         if self.channels is None:
@@ -120,6 +119,11 @@ class Fabric(Config):
 
     @property
     def set_for_programs(self) -> list[str]:
-        """Keys that count with a program only and do not have their default."""
+        """Keys that do not have their default and count with a workload or a program only."""
         fields = type(self).model_fields
         return [key for key in _OF_PROGRAMS if getattr(self, key) != fields[key].get_default(call_default_factory=True)]
+
+    @property
+    def folds(self) -> bool:
+        """Whether a step of the simple kind can have this fabric: transfers share its links evenly and lose nothing."""
+        return not self.buffer_kb and not set(self.set_for_programs) & set(_NOT_FOLDED)

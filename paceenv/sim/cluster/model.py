@@ -25,7 +25,6 @@ from paceenv.sim.cluster.environment import (
 from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.program.described_steps import described_plan
 from paceenv.sim.cluster.program.fold import Folded, fold
-from paceenv.sim.cluster.program.measured_steps import measured_plan
 from paceenv.sim.cluster.program.program_tables import StepPlan
 from paceenv.sim.cluster.program.step_program import StepProgram, resized
 from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
@@ -86,7 +85,6 @@ class Cluster(Config):
         if (self.post_collective_work.groups or self.post_collective_work.share != 0.0) and not self.barrier:
             raise ValueError("job.barrier: true where a group has post-collective work")
         self._check_collective()
-        self._check_sending()
         self._check_synchronization()
         return self
 
@@ -101,7 +99,7 @@ class Cluster(Config):
             self.plan()  # raises for invalid values
             return
         if self.fabric.set_for_programs:
-            raise ValueError(f"fabric.{self.fabric.set_for_programs[0]} by default without a program")
+            raise ValueError(f"fabric.{self.fabric.set_for_programs[0]} by default without a workload or a program")
         for key in ("compute_s", "gradient_bytes"):
             if getattr(self.job, key) is None:
                 raise ValueError(f"job.{key} given, or a workload and a gpu")
@@ -125,16 +123,6 @@ class Cluster(Config):
             raise ValueError(f"post_collective_work by default with {program}, which has compute phases of its own")
         if self.synchronization.sync_period > 1 or self.synchronization.staleness:
             raise ValueError(f"synchronization by default with {program}, which says every of each transfer")
-
-    def _check_sending(self) -> None:
-        """NCCL's protocols and channels: in programs, and in a measured all-reduce by ring or tree."""
-        if not self.is_measured or self.fabric.sends_as_given:
-            return
-        if self.job.collective != "all_reduce" or self.job.algorithm not in ("ring", "tree", "auto"):
-            raise ValueError(
-                "job.collective all_reduce and job.algorithm ring, tree or auto, or a program, with fabric.protocol, "
-                "fabric.operation_us or fabric.channels"
-            )
 
     def _check_collective(self) -> None:
         job = self.job
@@ -210,7 +198,7 @@ class Cluster(Config):
         A program typed by hand runs as it is typed, so that its trace has every transfer; so do those whose transfers
         share links in their own way or may lose messages.
         """
-        if self.workload is None or self.fabric.set_for_programs or self.fabric.buffer_kb:
+        if self.workload is None or not self.fabric.folds:
             return None
         return fold(self.plan(), use_of(self.fabric, self.job, has_tenants=True))
 
@@ -227,15 +215,11 @@ class Cluster(Config):
         return 0.0
 
     def plan(self) -> StepPlan:
-        """What every rank does in a step: as typed by hand, as the workload says, or compute and one collective.
-
-        Raises:
-            ValueError: for a job described by times whose times are drawn (:func:`~.derive.drawn`).
-        """
+        """What every rank does in a step, as typed by hand or as the workload says; not of a job described by times."""
         if self.program is not None:
             return self.program.plan(self.job.ranks)
-        if self.workload is None or self.gpu is None:
-            return measured_plan(self.job, self.post_collective_work)
+        assert self.workload is not None
+        assert self.gpu is not None
         return described_plan(self.workload, self.gpu, self.fabric, self.job)
 
     def changed(self, assignments: list[str], where: str = "--set", option: str = "--set") -> Cluster:

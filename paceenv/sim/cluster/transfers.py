@@ -16,7 +16,7 @@ from paceenv.sim.cluster.environment import Job
 from paceenv.sim.cluster.fabric import INTRA_NODE_GBPS, Fabric
 from paceenv.sim.cluster.program.footprint import Laid, Tiers, Topology, Use, Values, laid, use
 from paceenv.sim.cluster.program.program_tables import Start
-from paceenv.sim.cluster.protocols import AS_GIVEN, Choice, choices
+from paceenv.sim.cluster.protocols import Choice, choices
 from paceenv.sim.cluster.quantity import Draw
 
 
@@ -114,35 +114,21 @@ class AllReduce:
         self._own_imbalance, self._imbalance = self._path_imbalance(job.groups, draw)
 
     def times(self, payload_bytes: Values) -> Times:
-        """Of a payload, number or ``(E,)``, by NCCL's protocols and channels where the fabric has any."""
-        return self._sent(self._algorithm, np.asarray(payload_bytes, np.float64))
+        """Of a payload, number or ``(E,)``; ``auto`` is a tree for small payloads, a ring for others."""
+        S = np.asarray(payload_bytes, np.float64)
+        if self._algorithm != "auto":
+            return self._by(self._algorithm, S)
+        tree, ring = self._by("tree", S), self._by("ring", S)
+        return Times(*(np.where(TREE_BELOW_BYTES > S, a, b) for a, b in zip(tree, ring, strict=True)))
 
-    def _sent(self, algorithm: Algorithm, S: NDArray[np.float64]) -> Times:
-        fabric = self._fabric
-        if algorithm == "auto" and fabric.protocol != "auto":  # a tree for small payloads, a ring for others
-            tree, ring = self._sent("tree", S), self._sent("ring", S)
-            return Times(*(np.where(TREE_BELOW_BYTES > S, a, b) for a, b in zip(tree, ring, strict=True)))
-        if fabric.sends_as_given:
-            return self._by(algorithm, AS_GIVEN, S)
-        ways = choices(fabric, "all_reduce", algorithm, 0.0, nodes=self._nodes)
-        times = [self._by(one.algorithm, one, S) for one in ways]
-        expected_s = [
-            np.maximum(way_times.alone_s, way_times.uplink_work_s) / one.expected + way_times.latency_s
-            for one, way_times in zip(ways, times, strict=True)
-        ]
-        best = np.argmin(np.broadcast_arrays(*expected_s), axis=0)
-        return Times(*(np.choose(best, column) for column in zip(*times, strict=True)))
-
-    def _by(self, algorithm: Algorithm, choice: Choice, payload_bytes: NDArray[np.float64]) -> Times:
+    def _by(self, algorithm: Algorithm, S: NDArray[np.float64]) -> Times:
         """By one algorithm: bytes cross NICs and links inside at once, hierarchical ones one after the other."""
-        tiers, one, S = self._tiers, self._laid(algorithm), payload_bytes / choice.data_share
+        tiers, one = self._tiers, self._laid(algorithm)
         nodes, per_node = len(one.per_node), max(map(len, one.per_node.values()))
         inside, nic = (float(one.load[links].max()) for links in (self._place.inside_links, self._place.nic_links))
-        hop_s, inside_hop_s = tiers.hop_s * choice.hop_share, tiers.inside_hop_s * choice.inside_hop_share
         alone_s = np.maximum(inside * S / tiers.inside_Bps, nic * S / tiers.nic_Bps)
-        alone_s = np.maximum(alone_s, max(one.sent_bytes, inside) * S / choice.channels_Bps)
         first_s, sqrt_s = one.first_bytes * S / tiers.inside_Bps, tiers.inside_sqrt_s * np.sqrt(one.first_bytes * S)
-        hops_s = one.rounds * (hop_s if nodes > 1 else inside_hop_s) + one.chain_rounds * inside_hop_s
+        hops_s = one.rounds * (tiers.hop_s if nodes > 1 else tiers.inside_hop_s) + one.chain_rounds * tiers.inside_hop_s
         if nodes > 1:
             sqrt_s = sqrt_s + tiers.sqrt_s * np.sqrt(one.sent_bytes * S / per_node)
         else:
@@ -154,7 +140,7 @@ class AllReduce:
         if tiers.paths is not None or self._fabric.oversubscription is not None:
             alone_s = np.maximum(alone_s, leaf_s * self._own_imbalance)
             work_s = work_s * self._imbalance
-        return Times(alone_s, work_s, first_s + hops_s + sqrt_s + choice.operation_s)
+        return Times(alone_s, work_s, first_s + hops_s + sqrt_s)
 
     def _laid(self, algorithm: Algorithm) -> Laid:
         """One byte, reduced by the first ranks of the job."""
