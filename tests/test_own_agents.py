@@ -141,12 +141,6 @@ def test_what_no_policy_file_can_represent_is_refused_and_nothing_written(
     assert not list(tmp_path.iterdir())
 
 
-def refused(text: str) -> str:
-    with pytest.raises(InputError) as caught:
-        foreign_policy(text)
-    return str(caught.value)
-
-
 # module:Class
 
 OWN = """
@@ -164,14 +158,6 @@ class Mine(Policy):
 class Plain:
     def act(self, signals_BO):
         return pacing.off(len(signals_BO))
-
-class Wide(Plain):
-    def act(self, signals_BO):
-        return super().act(signals_BO) + 3
-
-class Nan(Plain):
-    def act(self, signals_BO):
-        return super().act(signals_BO) * np.nan
 
 class Flat(Plain):
     def act(self, signals_BO):
@@ -219,21 +205,14 @@ def test_evaluate_compares_agents_of_ones_own(own: Path, capsys: pytest.CaptureF
     ],
 )
 def test_a_class_that_is_no_policy_is_one_line(name: str, expected: str, own: Path) -> None:
-    assert expected in refused(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("Wide", "act returned a threshold of 3; allowed: 0 to 2"),
-        ("Nan", "act returned a threshold of nan"),
-        ("Flat", "act returned float64 of shape (3,); allowed: numbers of shape (3, 6, 2)"),
-    ],
-)
-def test_settings_that_are_none_do_not_reach_the_engine(name: str, expected: str, own: Path) -> None:
-    policy = foreign_policy(f"my_agent:{name}")
-    assert policy is not None
     with pytest.raises(InputError, match=re.escape(expected)):
+        foreign_policy(name)
+
+
+def test_settings_that_are_none_do_not_reach_the_engine(own: Path) -> None:
+    policy = foreign_policy("my_agent:Flat")
+    assert policy is not None
+    with pytest.raises(InputError, match=r"act returned float64 of shape \(3,\); allowed: numbers of shape"):
         policy.act(views(3))
 
 
