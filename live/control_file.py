@@ -5,11 +5,9 @@ Written as a whole, read by every rank's watch thread. All ranks change over bef
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import secrets
-import stat
 import threading
 import time
 from collections.abc import Sequence
@@ -21,6 +19,7 @@ from paceenv.core.files import atomic_write
 from paceenv.live.decide.live_policy import NamedPolicy, find_policy
 from paceenv.live.loop import Loop
 from paceenv.live.options import DECIDING, PACED, absolute_policy
+from paceenv.live.record.run_folder import json_bytes, read_json
 from paceenv.live.record.snapshot import Snapshot, number
 from paceenv.live.store_messages import Peers, lead_s
 
@@ -91,20 +90,12 @@ def _tick_s(status: Snapshot) -> float:
 
 def write_wish(folder: Path, wish: Wish) -> None:
     """Write the request for all ranks, completely or not at all. Raises InputError if that fails."""
-    atomic_write(folder / NAME, (json.dumps({"schema": SCHEMA} | wish._asdict()) + "\n").encode())
+    atomic_write(folder / NAME, json_bytes({"schema": SCHEMA} | wish._asdict()))
 
 
 def read_wish(path: Path) -> Wish:
-    """Read a request. Raises InputError if it is none, OSError if it cannot be read."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise InputError(f"{path}: not a regular file")
-        content = file.read(_MAX_BYTES)
-    try:
-        data: Any = json.loads(content)
-    except (ValueError, RecursionError):
-        data = None
+    """Read a request. Raises InputError if it is none, or cannot be read."""
+    data = read_json(path, _MAX_BYTES)
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise InputError(f"{path}: not of schema {SCHEMA}")
     kinds: dict[str, tuple[type, ...]] = {name: (str,) for name in ("id", "attempt", "mode")}

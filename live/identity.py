@@ -94,11 +94,8 @@ class Rendezvous:
             return
         place = place or f"paceenv.live/{next(_generation)}"
         self._thread = background("paceenv-identity", lambda: self._run(store, place))
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            self._thread = None
-            self._know(self._guess(f"no background thread: {error}"))
+        if self._thread is None:
+            self._know(self._guess("the system starts no thread"))
 
     def settle(self, patience_s: float = 2.0 * GOODBYE_S) -> Identity:
         """The job ends: give what is under way a last moment, and make up what is missing. Idempotent."""
@@ -207,16 +204,6 @@ class Words:
             return int(self._store.add(name, more))
 
 
-def job_store() -> Any:
-    """The store that the job's process group was made with; None where there is none. Never raises."""
-    try:
-        from torch.distributed import distributed_c10d
-
-        return distributed_c10d._get_default_store()
-    except Exception:  # a PyTorch without distributed, or a group without a store
-        return None
-
-
 def new_attempt() -> str:
     """An id that nobody else has; ids sort by time."""
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
@@ -249,8 +236,6 @@ def _verdict(attempt: str, agents: int, alike: int, size: int) -> Identity:
     if agents < size:
         why = f"{agents} of {size} ranks have an agent"
     elif alike < size:
-        why = (
-            f"{size - alike} of {size} ranks have other settings than rank 0: options, policy, version of paceenv or, "
-        )
-        why += "without --seed, MASTER_ADDR"
+        which = "options, policy, version of paceenv or, without --seed, MASTER_ADDR"
+        why = f"{size - alike} of {size} ranks have other settings than rank 0: {which}"
     return Identity(attempt, agents, why)

@@ -1,18 +1,16 @@
-"""``paceenv live status``: who is silent, missing or worst, conditions for a pipeline, and the tables of it."""
+"""``paceenv live status``: who is silent, missing or worst, and the tables of it."""
 
 from __future__ import annotations
 
-import calendar
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from paceenv.core.errors import out_of_range
 from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.record.findings import Findings
 from paceenv.live.record.findings_text import describe_end
-from paceenv.live.record.run_folder import RunFolder, age_s, is_silent, patience_s
-from paceenv.live.record.snapshot import EARLY, LATE, UNKNOWN, Snapshot, entry, number, text
+from paceenv.live.record.run_folder import RunFolder, age_s, is_silent
+from paceenv.live.record.snapshot import EARLY, LATE, Snapshot, entry, number, text
 from paceenv.live.record.summary import held, shadowed
 from paceenv.ui import output
 
@@ -27,16 +25,6 @@ def missing(snapshots: Sequence[Snapshot]) -> int:
     """Number of ranks without a status."""
     size = max((number(s, "world_size") or 0.0 for s in snapshots), default=0.0)
     return max(int(size) - len(snapshots), 0)
-
-
-def overdue(snapshots: Sequence[Snapshot], attempt: str, now_s: float) -> int:
-    """Number of ranks that should have had a status by now: none while the job is young."""
-    try:
-        began_s = float(calendar.timegm(time.strptime(attempt[:15], "%Y%m%dT%H%M%S")))
-    except ValueError:
-        began_s = 0.0
-    size = max((int(number(s, "world_size") or 1) for s in snapshots), default=1)
-    return missing(snapshots) if now_s - began_s > patience_s(size) else 0
 
 
 def is_downgraded(snapshot: Snapshot) -> bool:
@@ -60,70 +48,6 @@ def worst(snapshots: Sequence[Snapshot], now_s: float) -> list[Snapshot]:
         )
 
     return sorted(snapshots, key=order)[:WORST]
-
-
-CONDITIONS = {
-    "late": (10, "a rank is late"),
-    "hurts": (11, "pacing, or a candidate, surely hurts"),
-    "agent-lost": (12, "a rank has no agent, no status, or has been silent for too long"),
-    "unpaced": (13, "a rank is not in the mode that was asked for"),
-    "undecided": (14, "a canary has insufficient evidence"),
-}
-"""Conditions on which a pipeline may stop: the exit code of each, and what it means."""
-FAIL_IF_HELP = "End with the exit code of the first of these conditions that holds, commas between: " + "; ".join(
-    f"{name} ({code}): {means}" for name, (code, means) in CONDITIONS.items()
-)
-
-
-def chosen_conditions(text: str | None) -> list[str]:
-    """The names in an option ``--fail-if``. Raises InputError for an unknown one."""
-    names = [name.strip() for name in text.split(",")] if text is not None else []
-    for name in names:
-        if name not in CONDITIONS:
-            raise out_of_range("--fail-if", name, f"of {', '.join(CONDITIONS)}, commas between", "live status")
-    return names
-
-
-def holding(snapshots: Sequence[Snapshot], attempt: str, now_s: float) -> dict[str, str]:
-    """The conditions that hold, each with the reason in words."""
-    undecided = [s for s in snapshots if text(s, "canary", "verdict") == UNKNOWN]
-    why = {
-        "late": _late(snapshots),
-        "hurts": _hurts(snapshots),
-        "agent-lost": _agent_lost(snapshots, attempt, now_s),
-        "unpaced": next(iter(_downgrades(snapshots)), ""),
-        "undecided": text(undecided[0], "canary", "text") if undecided else "",
-    }
-    return {name: reason for name, reason in why.items() if reason}
-
-
-def _late(snapshots: Sequence[Snapshot]) -> str:
-    late = {int(s["rank"]): number(s, "arrival", "late_s") for s in snapshots if text(s, "arrival", "verdict") == LATE}
-    if not late:
-        return ""
-    return f"{name_ranks(list(late))} late by up to {duration(max(x or 0.0 for x in late.values()))}"
-
-
-def _hurts(snapshots: Sequence[Snapshot]) -> str:
-    for snapshot in snapshots:
-        candidates = entry(snapshot, "canary", "candidates")
-        for one in (entry(snapshot, "canary"), *(candidates if isinstance(candidates, list) else ())):
-            if isinstance(one, dict) and text(one, "verdict") == "hurts":
-                return f"pacing {text(one, 'text')}"
-    return ""
-
-
-def _agent_lost(snapshots: Sequence[Snapshot], attempt: str, now_s: float) -> str:
-    if gone := overdue(snapshots, attempt, now_s):
-        return f"no status of {gone} ranks"
-    if silent := [int(s["rank"]) for s in snapshots if is_silent(s, now_s)]:
-        return f"{name_ranks(silent)} silent"
-    for snapshot in snapshots:
-        agents, size = number(snapshot, "agents", "count"), number(snapshot, "world_size")
-        if agents is not None and size is not None and agents < size:
-            return f"{agents:.0f} of {size:.0f} ranks have an agent"
-    ended = [s for s in snapshots if text(s, "state") == "off" and text(s, "mode") != "off"]
-    return f"{name_ranks([int(s['rank']) for s in ended])} off: {text(ended[0], 'reason')}" if ended else ""
 
 
 def print_status(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot]) -> None:

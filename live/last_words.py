@@ -52,8 +52,9 @@ class LastWords:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             theirs.setblocking(False)
-            background("paceenv-last-words", lambda: self._listen(ours)).start()
-        except (OSError, RuntimeError, MemoryError):  # no descriptor or no thread is left: then without last words
+        except OSError:  # no descriptor is left: then without last words
+            return
+        if background("paceenv-last-words", lambda: self._listen(ours)) is None:
             return
         self._ends = ours, theirs
         signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
@@ -109,9 +110,7 @@ class LastWords:
                     self._say_it_and_die()
 
     def _say_it_and_die(self) -> None:
-        with contextlib.suppress(Exception):
-            thread = background("paceenv-leaving", self._leave)
-            thread.start()
+        if (thread := background("paceenv-leaving", self._leave)) is not None:
             thread.join(PATIENCE_S)
         self._left.set()
         ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # the default; Python itself allows it in the main thread

@@ -42,7 +42,7 @@ CHUNK_ITERATIONS = 256
 """Steps that are accounted for at a time."""
 MAX_MARKS = 200
 MAX_SILENCE_S = 10.0
-"""If a check for a wish to stop takes longer, nothing is delayed until it is over."""
+"""If a check for a wish to stop is overdue for longer, nothing is delayed until it succeeds."""
 OTHER_MARKS = "other marks"
 """Name of all marks that come after so many different ones."""
 MAX_DONE = 200_000
@@ -62,11 +62,11 @@ class Loop:
         self.permitted = False
         """Whether every rank is known to have an agent like this one; before, and otherwise, nothing is delayed."""
         self.lively: dict[str, float] = {}
-        """The checks for a wish to stop, and when the thread of each was last seen alive, by ``time.monotonic``."""
+        """The checks for a wish to stop, and when the next of each is due, by ``time.monotonic``."""
         self.backend, self.device = "", "cpu"
         self.history = History()
         self.control = Control(options, policy, self.messages.log_once, clock)
-        self.listeners: list[Callable[[Batch], None]] = []
+        self.on_batch: Callable[[Batch], None] = lambda batch: None
         """Called with every batch of steps, on the thread that takes them in."""
         self.paused = False
         """Whether nothing is measured until the next :meth:`change`."""
@@ -232,11 +232,9 @@ class Loop:
         if self.control.mode == "shadow" or not self.permitted:
             return self.control.mode == "shadow"
         now_s = time.monotonic()
-        for name, seen_s in self.lively.items():
-            if now_s - seen_s > MAX_SILENCE_S:
-                self.messages.log_once(
-                    f"{name} takes more than {MAX_SILENCE_S:g} s; nothing is delayed until it is over"
-                )
+        for name, due_s in self.lively.items():
+            if now_s - due_s > MAX_SILENCE_S:
+                self.messages.log_once(f"{name} is overdue; nothing is delayed until it succeeds")
                 return False
         return True
 
@@ -320,8 +318,7 @@ class Loop:
     def _account(self, done: list[Step]) -> None:
         batch = self._batch(done)
         self.history.add(batch)
-        for listener in self.listeners:
-            listener(batch)
+        self.on_batch(batch)
 
     def _batch(self, done: list[Step]) -> Batch:
         marks = self._names_of_marks

@@ -8,9 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -166,18 +164,7 @@ def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.envi
     if environ.get(ENVIRONMENT_KILL_FILE):
         file = os.path.join(LAUNCH_FOLDER, environ[ENVIRONMENT_KILL_FILE])
         options = replace(options, kill_file=absolute(ENVIRONMENT_KILL_FILE, file))
-    if not (given := environ.get(KILL_SWITCH)):
-        return options
-    if given != "off" and sys.stderr is not None:
-        _say_that_it_is_off(given)
-    return replace(options, mode="off")
-
-
-@cache
-def _say_that_it_is_off(given: str) -> None:
-    """One line a process: who writes ``on`` would wait for an agent that never comes."""
-    with suppress(Exception):  # stderr may be full, closed, or the script's own
-        print(f"paceenv live: {KILL_SWITCH}={given[:20]!a} switches the agent off, as any value does", file=sys.stderr)
+    return replace(options, mode="off") if environ.get(KILL_SWITCH) else options
 
 
 def absolute(name: str, path: str | os.PathLike[str]) -> Path:

@@ -15,10 +15,11 @@ from paceenv.core import probing
 from paceenv.live.control_file import ControlReader
 from paceenv.live.decide.live_policy import SEPARATOR
 from paceenv.live.decide.modes import Probing
-from paceenv.live.identity import Identity, Rendezvous, job_store, settings_digest
+from paceenv.live.identity import Identity, Rendezvous, settings_digest
 from paceenv.live.last_words import LastWords
 from paceenv.live.log_once import described
 from paceenv.live.loop import Loop
+from paceenv.live.observe.log import tried
 from paceenv.live.record.findings import ALONE, find, findings_period_s, read_verdict, with_verdicts, write_findings
 from paceenv.live.record.history import unseen
 from paceenv.live.record.housekeeping import Housekeeping, background
@@ -29,12 +30,10 @@ from paceenv.live.store_messages import PACING, Peers, poll_s
 
 PAGE_S, KILL_FILE_S = 600.0, 0.5
 """Seconds between two writes of the page, and two checks of the kill file."""
-ACCOUNTS_S, HEARTBEAT_S, DESCRIPTOR_S = 0.5, 2.0, 2.0
-"""Seconds between two visits to the accounts, two signs of life of a check, two looks at the wake-up descriptor."""
+ACCOUNTS_S, DESCRIPTOR_S = 0.5, 2.0
+"""Seconds between two visits to the accounts, and two looks at the wake-up descriptor."""
 MAX_GROUPS = 64
 SEGMENT_S = 30.0
-MAX_FAILED_CHECKS = 20
-"""After this many failed checks of the kill file in a row the agent delays nothing any more."""
 MAX_PORT = 65535
 EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
 """Longest wait at the end of a job for the last files, and of the page for the other ranks' last status, seconds."""
@@ -56,7 +55,6 @@ class Output:
         self.on_metrics: Callable[[dict[str, float]], object] | None = None
         self._threads = list[tuple[Housekeeping, float]]()  # beside the housekeeping; how long each is waited for
         self._verdict: dict[str, Any] = ALONE  # from the findings of all ranks, for the metrics
-        self._failed_checks = 0
         self._closed, self._page, self._patience_s, self._ended = False, "", PATIENCE_S, ""
         self._printing = threading.Lock()
         self._last_words = LastWords(self.leave_last_words)
@@ -162,7 +160,11 @@ class Output:
             keep.add("the last word", PAGE_S, partial(self._write_last_word, options.out))
         keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up())
         keep.add("the look at SIGTERM", DESCRIPTOR_S, lambda final: loop.at_next_tick(self._last_words.look))
-        store = job_store() if loop.backend else None
+        store = None
+        if loop.backend:
+            from torch.distributed import distributed_c10d
+
+            store = tried(distributed_c10d._get_default_store, None)
         digest = settings_digest(options, (loop.policy.source, loop.policy.sha256), loop.control.seed)
         self._rendezvous = Rendezvous(loop.rank, loop.world_size, digest, self._identified)
         if options.out is not None:
@@ -194,11 +196,15 @@ class Output:
             loop.messages.log_once(self._greeting(), level=20)
 
     def _watch(self, name: str, period_s: float, look: Callable[[bool], None]) -> None:
-        """Look for a wish to stop, on a thread of its own: a file system may hang, and then nothing is delayed."""
+        """Look for a wish to stop, on a thread of its own: a file system may hang or fail; then nothing is delayed."""
         lively = self._loop.lively
-        lively[name] = time.monotonic()
-        heartbeat = ("the heartbeat", HEARTBEAT_S, lambda final: lively.update({name: time.monotonic()}))
-        self._beside(heartbeat, (name, period_s, look))
+        lively[name] = time.monotonic() + period_s
+
+        def looked(final: bool) -> None:
+            look(final)
+            lively[name] = time.monotonic() + period_s
+
+        self._beside((name, period_s, looked))
 
     def _beside(self, *tasks: tuple[str, float, Callable[[bool], None]], patience_s: float = 0.0) -> None:
         """Run tasks on a thread of their own: a file system, a store, the script's own function may hang."""
@@ -233,8 +239,8 @@ class Output:
             locality=self._locality,
         )
         flush_s = max(SEGMENT_S, status_period_s(loop.world_size))
-        self._recorder = TraceRecorder(out, header, problem=loop.messages.log_once, flush_s=flush_s)
-        loop.listeners.append(self._recorder.add)
+        self._recorder = TraceRecorder(out, header, flush_s=flush_s)
+        loop.on_batch = self._recorder.add
         self._housekeeping.add("the trace", 1.0, self._write_trace)
 
     def _write_trace(self, final: bool) -> None:
@@ -249,9 +255,9 @@ class Output:
         if port > MAX_PORT:
             self._loop.messages.log_once(f"no metrics: port {port} of this local rank; allowed: up to {MAX_PORT}")
             return
-        server = MetricsServer(self.judged, port, host=self._options.metrics_host, problem=self._loop.messages.log_once)
-        self._metrics = server
-        background("paceenv-metrics-start", server.start, self._loop.messages.log_once).start()
+        host = self._options.metrics_host
+        self._metrics = MetricsServer(self.judged, port, host=host)
+        background(f"metrics on {host}:{port}", self._metrics.start, self._loop.messages.log_once)
 
     def _write_status(self, out: Path, final: bool) -> None:
         if not self._loop.attempt:
@@ -295,17 +301,7 @@ class Output:
 
     def _check_kill_file(self, final: bool) -> None:
         file = self._options.kill_file
-        if final or file is None:
-            return
-        try:
-            exists = file.exists()
-            self._failed_checks = 0
-        except OSError as error:
-            exists = False
-            self._failed_checks += 1
-            if self._failed_checks >= MAX_FAILED_CHECKS:  # again and again: an operator may have set another mode
-                self._loop.downgrade(f"the kill file {file} cannot be checked: {error.strerror}")
-        if exists:
+        if not final and file is not None and file.exists():
             self._loop.stop(f"stopped by the kill file {file}")
 
     def _greeting(self) -> str:

@@ -32,7 +32,7 @@ for _profile, _examples in {"quick": 20, "thorough": 200}.items():  # chosen wit
 settings.load_profile("quick")
 
 
-_STARTS_PROCESSES = frozenset(("run_ranks", "run_torchrun", "commands", "DEADLINE_S"))
+_STARTS_PROCESSES = frozenset(("run_ranks", "commands", "python", "DEADLINE_S"))
 """What a test module imports if its tests start processes that share the machine's cores with others: where these were
 kept from running for a while a test may fail once. It is tried a second time, and the summary says so."""
 

@@ -63,15 +63,12 @@ def test_a_real_sleep_delays_the_host_s_timeline_by_at_least_what_was_asked() ->
     actuator = HostActuator(HostStamps(), cap_s=0.1)
     delay = actuator.delay(0.003)
     assert delay is not None
-    assert delay.slept_s >= 0.003
-    effective_s = actuator.settle(delay)
-    assert effective_s is not None
-    assert effective_s >= delay.slept_s
+    assert (actuator.settle(delay) or 0.0) >= delay.slept_s >= 0.003
 
 
-@pytest.mark.parametrize("asked", [math.nan, -1.0, 0.0, 0.99 * MIN_DELAY_S, -math.inf])
-def test_what_is_no_delay_is_not_slept(asked: float) -> None:
-    device = Device()
+@pytest.mark.parametrize("asked", [math.nan, -1.0, 0.0, 0.99 * MIN_DELAY_S, -math.inf, 0.01])
+def test_what_is_no_delay_or_cannot_be_measured_is_not_slept(asked: float) -> None:
+    device = Device(stamps=0 if asked == 0.01 else 9)
     actuator = DeviceActuator(device, cap_s=0.1, spin=device.spin)
     assert _host(device).delay(asked) is None
     assert actuator.delay(asked) is None
@@ -87,40 +84,21 @@ def test_no_delay_is_longer_than_the_cap() -> None:
     assert device.done_s == pytest.approx(5.02)
 
 
-def test_what_cannot_be_measured_is_not_slept() -> None:
-    device = Device(stamps=0)
-    assert _host(device).delay(0.01) is None
-    assert DeviceActuator(device, cap_s=0.1, spin=device.spin).delay(0.01) is None
-    assert (device.host_s, device.done_s) == (5.0, 5.0)
-
-
-@pytest.mark.parametrize("rate_hz", [0.5e9, 1.2e9, 1.98e9])
-def test_a_device_learns_its_clock_from_its_delays(rate_hz: float) -> None:
+@pytest.mark.parametrize("rate_hz", [0.5e9, 1.98e9])
+def test_a_device_learns_its_clock_from_its_delays_and_one_that_falls_makes_one_delay_too_long(rate_hz: float) -> None:
     device = Device(rate_hz=rate_hz, backlog_s=0.3)  # a backlog takes nothing from a delay on the device
     actuator = DeviceActuator(device, cap_s=0.1, spin=device.spin)
-    effects = []
-    for _ in range(20):
+    effects = list[float]()
+    for i in range(30):
+        device.rate_hz = rate_hz if i < 20 else 0.45 * rate_hz
         delay = actuator.delay(0.01)
         assert delay is not None
         assert delay.slept_s == 0.01
         device.host_s += 1.0
-        effects.append(actuator.settle(delay))
-    assert effects[-1] == pytest.approx(0.01, rel=1e-3)
-    assert effects[0] == pytest.approx(0.01 * MIN_RATE_HZ / rate_hz)
-
-
-def test_a_clock_that_falls_makes_one_delay_too_long_and_no_second() -> None:
-    device = Device(rate_hz=1.98e9)
-    actuator = DeviceActuator(device, cap_s=0.1, spin=device.spin)
-    effects = list[float]()
-    for i in range(30):
-        device.rate_hz = 1.98e9 if i < 20 else 0.9e9
-        delay = actuator.delay(0.01)
-        assert delay is not None
-        device.host_s += 1.0
         effects.append(actuator.settle(delay) or 0.0)
-    assert max(effects[:20]) == pytest.approx(0.01, rel=0.01), "at first it is taken for the slowest"
-    assert effects[20] == pytest.approx(0.022, rel=0.01)
+    assert effects[0] == pytest.approx(0.01 * MIN_RATE_HZ / rate_hz), "at first it is taken for the slowest"
+    assert effects[19] == pytest.approx(0.01, rel=1e-3)
+    assert effects[20] == pytest.approx(0.01 / 0.45, rel=0.01)
     assert max(effects[21:]) == pytest.approx(0.01, rel=0.01)
 
 

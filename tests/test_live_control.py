@@ -146,26 +146,9 @@ def test_a_hostile_file_is_a_reason_to_observe(content: bytes, tmp_path: Path) -
     assert "not a readable .safetensors file" in find_policy(path).fault
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"mode": "fast"}, "mode = 'fast'; allowed: one of off, observe"),
-        ({"cap_s": -1.0}, "cap_s = -1.0; allowed: 0 to 1"),
-        ({"quiet_first": 1.5}, "quiet_first = 1.5; allowed: a whole number"),
-        ({"block_iterations": 5}, "block_iterations = 5; allowed: a whole number from 6 to 1000000"),
-        ({"speed": 1}, "unknown option speed; allowed: block_iterations, budget"),
-    ],
-)
-def test_bad_options_are_one_line_with_the_allowed_range(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(InputError, match="live: ") as error:
-        make_options(options)
-    assert why in str(error.value)
-
-
-def test_the_environment_has_the_last_word(capsys: pytest.CaptureFixture[str]) -> None:
-    assert make_options({"mode": "active"}, {"PACEENV_LIVE": "off"}).mode == "off"
-    assert capsys.readouterr().err == ""
-    for _ in range(2):
-        assert make_options({"mode": "active"}, {"PACEENV_LIVE": "of"}).mode == "off"  # a typing error in an emergency
-    assert capsys.readouterr().err == "paceenv live: PACEENV_LIVE='of' switches the agent off, as any value does\n"
+def test_the_environment_has_the_last_word() -> None:
+    for value in ("off", "of"):  # a typing error in an emergency
+        assert make_options({"mode": "active"}, {"PACEENV_LIVE": value}).mode == "off"
     assert make_options({}, {"PACEENV_LIVE_KILL_FILE": "/stop"}).kill_file == Path("/stop")
+    with pytest.raises(InputError, match="live: unknown option speed; allowed: block_iterations, budget"):
+        make_options({"speed": 1})

@@ -22,7 +22,6 @@ from paceenv import live
 from paceenv.core import timing
 from paceenv.core.pacing import DEFER, WINDOW, off
 from paceenv.live.agent import Agent
-from paceenv.live.decide.guard import Guard
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.policies.rules import Static
 
@@ -54,6 +53,10 @@ def _reduced(group: Any, value: float = 1.0) -> tuple[torch.Tensor, Any]:
     work = dist.all_reduce(tensor, group=group, async_op=True)
     assert work is not None
     return tensor, work
+
+
+def random_calls_twice() -> list[dict[str, Any]]:
+    return [random_calls(3, hold) for hold in (False, True)]
 
 
 def random_calls(seed: int, hold: bool) -> dict[str, Any]:
@@ -120,10 +123,6 @@ def _size(arguments: Any) -> int:
     while isinstance(arguments, (list, tuple)):
         arguments = arguments[-1]
     return int(arguments.numel()) if isinstance(arguments, torch.Tensor) else 0
-
-
-def random_calls_twice() -> list[dict[str, Any]]:
-    return [random_calls(3, hold) for hold in (False, True)]
 
 
 @pytest.mark.slow
@@ -255,10 +254,10 @@ def test_an_error_of_ours_starts_everything_and_ends_the_holding(where: str, tog
     assert ours["kind"] == other["kind"] == "Work"
 
 
-def killed(kill_file: str, how: str) -> dict[str, Any]:
+def killed(kill_file: str) -> dict[str, Any]:
     """Rank 0 holds for a minute and is stopped; rank 1 waits for what is held."""
-    group, rank, options = _group(), dist.get_rank(), {"kill_file": kill_file}
-    agent = _attached(0.0, **options)
+    group, rank = _group(), dist.get_rank()
+    agent = _attached(0.0, kill_file=kill_file)
     agent.tick()  # the kill file is looked at from the first tick on
     dist.barrier()
     agent._loop.deferral.hold_s = LONG_S if rank == 0 else 0.0
@@ -266,12 +265,10 @@ def killed(kill_file: str, how: str) -> dict[str, Any]:
     tensor, work = _reduced(group)
     if rank == 1:
         work.wait()
-    elif how == "file":
+    else:
         Path(kill_file).touch()
         while not agent._loop.deferral.count:
             time.sleep(0.01)
-    else:
-        agent.detach()
     took_s = time.monotonic() - start_s
     work.wait()
     after = type(_reduced(group)[1]).__name__
@@ -279,9 +276,8 @@ def killed(kill_file: str, how: str) -> dict[str, Any]:
     return {"took_s": took_s, "sum": tensor.tolist(), "after": after}
 
 
-@pytest.mark.parametrize("how", ["file", "detach"])
-def test_whatever_ends_the_agent_starts_what_is_held(how: str, together: Together) -> None:
-    for rank in together[how]:
+def test_the_kill_file_starts_what_is_held(together: Together) -> None:
+    for rank in together["killed"]:
         assert rank["took_s"] < SOON_S
         assert rank["sum"] == [2.0] * 3
         assert rank["after"] == "Work"
@@ -318,21 +314,17 @@ def test_a_detach_on_any_thread_starts_what_is_held_before_the_next_call(togethe
     assert together["detached_elsewhere"] == [[[3, 1]] * 20] * 2
 
 
-def scattered(met_by: str) -> dict[str, Any]:
+def scattered() -> dict[str, Any]:
     """Gloo counts a reduce-scatter of lists as one reduction for each rank."""
-    world = dist.get_world_size()
-    group = dist.new_group(list(range(world)), group_desc="gradients")
+    world, group = dist.get_world_size(), _group()
 
     def scatter(value: float) -> tuple[torch.Tensor, Any]:
         into = torch.zeros(2)
         given = list(torch.full((2 * world,), value).chunk(world))
         return into, dist.reduce_scatter(into, given, group=group, async_op=True)
 
-    agent = live.attach(defer="gradients")
-    before = []
-    if met_by == "another call":
-        before.append(_reduced(group)[1])
-    before += [scatter(1.0)[1] for _ in range(2)]
+    agent = _attached(0.0)
+    before = [scatter(1.0)[1] for _ in range(2)]
     agent._loop.deferral.hold_s = LONG_S
     held = [scatter(float(i)) for i in range(1, 4)]
     kinds = [type(work).__name__ for _, work in held]
@@ -344,41 +336,10 @@ def scattered(met_by: str) -> dict[str, Any]:
     return {"kinds": kinds, "got": [into.tolist() for into, _ in held], "said": said, "unseen": unseen}
 
 
-@pytest.mark.parametrize("met_by", ["itself", "another call"])
-def test_a_reduce_scatter_of_lists_is_held_and_none_counts_as_unseen(met_by: str, together: Together) -> None:
+def test_a_reduce_scatter_of_lists_is_held_and_none_counts_as_unseen(together: Together) -> None:
     got = [[2.0 * i] * 2 for i in range(1, 4)]
-    for rank in together[met_by]:
+    for rank in together["scattered"]:
         assert rank == {"kinds": ["HeldWork"] * 3, "got": got, "said": [], "unseen": 0}
-
-
-def asked_while_one_starts() -> dict[str, Any]:
-    """A transfer is asked for after PyTorch has counted a start by the timer, and before the agent has."""
-    group, plain, counted = _group(), dist.ProcessGroup.allreduce, threading.Event()
-
-    def slow(*args: Any, **kwargs: Any) -> Any:
-        work = plain(*args, **kwargs)
-        counted.set()
-        time.sleep(0.3)
-        return work
-
-    setattr(dist.ProcessGroup, "allreduce", slow)  # noqa: B010 a method of C++
-    agent = _attached(0.01)
-    first = _reduced(group)
-    counted.wait()
-    agent._loop.deferral.hold_s = LONG_S
-    second = _reduced(group)
-    kinds = [type(work).__name__ for _, work in (first, second)]
-    for _, work in (first, second):
-        work.wait()
-    said = [event["text"] for event in agent._loop.messages.events]
-    agent.detach()
-    setattr(dist.ProcessGroup, "allreduce", plain)  # noqa: B010
-    return {"kinds": kinds, "said": said}
-
-
-def test_a_start_by_the_timer_is_not_taken_for_one_by_cpp(together: Together) -> None:
-    for rank in together["asked_while_one_starts"]:
-        assert rank == {"kinds": ["HeldWork", "HeldWork"], "said": []}
 
 
 def leaving() -> list[float] | None:
@@ -476,30 +437,13 @@ def test_a_live_rank_holds_as_long_as_the_simulated_one() -> None:
     assert pacer.delay_s() == 0.0
 
 
-def test_the_guard_caps_a_hold_and_leaves_the_budget() -> None:
-    from paceenv.core.limits import Limits
-
-    guard = Guard(Limits(cap_s=0.02, cap_share=0.1, budget_s_per_minute=0.5, quiet_first=5))
-    ask = {"step_s": 0.1}
-    assert guard.allowed_hold_s(0.015, iteration=4, **ask) == 0.0
-    assert guard.allowed_hold_s(0.015, iteration=5, **ask) == pytest.approx(0.01)
-    assert guard.allowed_hold_s(0.03, iteration=5, step_s=1.0) == 0.02
-    assert guard.allowed_hold_s(0.03, iteration=5, step_s=float("nan")) == 0.0
-    left_s = guard.allowed_s(0.01, iteration=6, now_s=1.0, step_s=1.0)
-    assert left_s == 0.01
-    guard.quiet(7)
-    assert guard.allowed_hold_s(0.01, iteration=8, step_s=1.0) == 0.0
-    assert guard.allowed_hold_s(0.01, iteration=40, step_s=1.0) == 0.01
-
-
 def in_one_job(place: str) -> dict[str, Any]:
     """What each of these bodies returns, one after the other in one job."""
     found: dict[str, Any] = {where: broken(where) for where in BREAKS}
-    found |= {met_by: scattered(met_by) for met_by in ("itself", "another call")}
-    found |= {how: killed(f"{place}/kill-{how}", how) for how in ("file", "detach")}
-    for body in (asked_for, timed, failing, detached_elsewhere, asked_while_one_starts, not_held):
+    found["killed"] = killed(f"{place}/kill")
+    for body in (scattered, asked_for, timed, failing, detached_elsewhere, not_held, forking):
         found[body.__name__] = body()
-    return found | {"forking": forking()}
+    return found
 
 
 Together = dict[str, list[Any]]

@@ -15,7 +15,6 @@ from paceenv.core.student_t import student_t_quantile, student_t_tail
 from paceenv.live.decide.blocks import ACTIVE, CANARY, BlockPlan, Plan
 from paceenv.live.decide.experiment import (
     ALPHA,
-    MOST_PAIRS,
     NEGLIGIBLE_DELAY_SHARE,
     Comparison,
     Experiment,
@@ -158,20 +157,12 @@ def _several(gains: tuple[float, ...], rounds: int) -> Experiment:
     return experiment
 
 
-def test_each_candidate_has_its_verdict_and_differences_have_students_interval() -> None:
+def test_each_candidate_has_its_verdict() -> None:
     found = _several((0.0, 0.2, 0.1), 8)
     assert [one.pairs for one in found.candidates] == [8, 8, 8]
     assert [one.verdict.kind for one in found.candidates][1:] == ["helps", "helps"]
     assert found.leading is found.candidates[1]
-    told = found.as_dict(STEP_S)["canary"]
-    one = next(d for d in told["differences"] if (d["name"], d["than"]) == ("p2", "p1"))
-    by_round = [found.candidates[2].ratios[r] - found.candidates[1].ratios[r] for r in range(8)]
-    wanted = stats.ttest_1samp(by_round, 0.0).confidence_interval(0.95)
-    assert (one["low"], one["high"]) == pytest.approx((-math.expm1(wanted.high), -math.expm1(wanted.low)))
-    assert one["low"] < 1.0 - 0.9 / 0.8 < one["high"] < 0.0
-    assert told["candidates"][1]["name"] == "p1"
-    assert len(told["differences"]) == 3
-    assert _several((0.1,), 4).as_dict(STEP_S)["canary"]["differences"] == []
+    assert [one["name"] for one in found.as_dict(STEP_S)["canary"]["candidates"]] == ["p0", "p1", "p2"]
 
 
 def test_a_candidate_that_hurts_stops_and_the_others_go_on() -> None:
@@ -202,13 +193,12 @@ def test_a_candidate_that_hurts_stops_and_the_others_go_on() -> None:
 @pytest.mark.parametrize("noise", [0.001, 0.05])
 def test_the_pairs_are_those_whose_interval_is_as_narrow(noise: float) -> None:
     found = pairs_for(0.02, noise)
-    assert found is not None
 
     def half(pairs: int) -> float:
         share = ALPHA / 2.0 ** (math.log2(pairs) - 1.0)
         return float(stats.t.isf(0.5 * share, pairs - 1) * noise / math.sqrt(pairs))
 
+    assert found is not None
     assert half(found) <= 0.02
     assert found == 4 or half(found // 2) > 0.02
     assert pairs_for(1e-6, 1.0) is None
-    assert (pairs_for(0.01, 0.1) or 0) <= MOST_PAIRS

@@ -121,33 +121,34 @@ def test_where_nothing_was_seen_the_page_says_that(groups: bool, why: str) -> No
     assert "put aside" not in page(findings)
 
 
-def late_at(ranks: int, when: Callable[[int], int | None], late_s: float = LATE_S) -> Any:
+@pytest.mark.parametrize(
+    ("when", "late_s", "names", "says"),
+    [
+        (
+            lambda i: 2 if i >= 300 else None,
+            LATE_S,
+            {2: pytest.approx(LATE_S, rel=0.1)},
+            "rank 2 (node0) is late by 20 ms since iteration 296: ranks 0-1, 3 wait for it",
+        ),
+        (
+            lambda i: 2 if i == 300 else None,
+            0.5,
+            {},
+            "rank 2 was late once, by 62.7 ms a step, in iterations 296 to 303",
+        ),
+        (lambda i: i % 4, LATE_S, {}, "each of ranks 0-3 waits at least 15 ms per step"),
+        (lambda i: i // 16 % 4, LATE_S, {}, "each of ranks 0-3 waits at least 15 ms per step"),
+    ],
+)
+def test_lateness_has_its_beginning_and_none_is_named_for_what_is_over_or_varies(
+    when: Callable[[int], int | None], late_s: float, names: dict[int, Any], says: str
+) -> None:
     def extra(iteration: int) -> np.ndarray[Any, Any]:
-        found, rank = np.zeros(ranks), when(iteration)
-        if rank is not None:
-            found[rank] = late_s
-        return found
+        return np.array([late_s * (rank == when(iteration)) for rank in range(4)])
 
-    return extra
-
-
-def test_a_skew_that_begins_has_its_beginning() -> None:
-    findings = find(run(SHAPES["ddp"](4), 4, late=late_at(4, lambda i: 2 if i >= 300 else None)))
-    assert named(findings) == {2: pytest.approx(LATE_S, rel=0.1)}
-    assert "rank 2 (node0) is late by 20 ms since iteration 296: ranks 0-1, 3 wait for it" in page(findings)
-
-
-def test_lateness_that_happened_once_is_not_called_late() -> None:
-    findings = find(run(SHAPES["ddp"](4), 4, late=late_at(4, lambda i: 2 if i == 300 else None, 0.5)))
-    assert named(findings) == {}
-    assert "rank 2 was late once, by 62.7 ms a step, in iterations 296 to 303" in page(findings)
-
-
-@pytest.mark.parametrize("turn", [1, 16])
-def test_variation_and_short_turns_are_time_lost_to_nobody(turn: int) -> None:
-    findings = find(run(SHAPES["ddp"](4), 4, late=late_at(4, lambda i: i // turn % 4)))
-    assert named(findings) == {}
-    assert "each of ranks 0-3 waits at least 15 ms per step" in page(findings)
+    findings = find(run(SHAPES["ddp"](4), 4, late=extra))
+    assert named(findings) == names
+    assert says in page(findings)
 
 
 def pipeline(stages: int, replicas: int, weights: dict[int, float]) -> tuple[list[Phase], int]:
@@ -276,27 +277,15 @@ def test_no_snapshot_breaks_the_findings(changed: dict[str, Any], rank: int, inn
     assert "arrival" in with_verdicts(snapshots, findings)[rank]
 
 
-def test_every_rank_reads_its_own_verdict(tmp_path: Path) -> None:
+def test_every_rank_reads_its_own_verdict_and_a_foreign_file_has_none(tmp_path: Path) -> None:
     findings = find(run(SHAPES["ddp"](4), 4, late=constant(4, 2, 0.02)))
-    write_findings(tmp_path / "attempt", findings)
-    found = [read_verdict(tmp_path / "attempt", rank) for rank in range(5)]
+    write_findings(tmp_path, findings)
+    found = [read_verdict(tmp_path, rank) for rank in range(5)]
     assert [verdict and verdict["verdict"] for verdict in found] == ["early", "early", "late", "early", None]
     assert found[2] == findings["verdicts"]["2"]
-    assert [path.name for path in (tmp_path / "attempt").iterdir()] == [FINDINGS]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "[]",
-        "[" * 100_000,
-        json.dumps({"schema": "paceenv.findings/1", "verdicts": []}),
-        json.dumps({"schema": "paceenv.findings/1", "verdicts": {"0": {"verdict": "guilty"}}}),
-    ],
-)
-def test_a_foreign_file_is_no_verdict(content: str, tmp_path: Path) -> None:
-    (tmp_path / FINDINGS).write_text(content)
-    assert read_verdict(tmp_path, 0) is None
+    for content in ("[]", "[" * 100_000, json.dumps({"verdicts": {"0": {"verdict": "guilty"}}})):
+        (tmp_path / FINDINGS).write_text(content)
+        assert read_verdict(tmp_path, 0) is None
 
 
 @pytest.mark.parametrize(

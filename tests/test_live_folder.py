@@ -60,55 +60,31 @@ def test_the_latest_attempt_is_the_one_that_began_last(tmp_path: Path) -> None:
     write_status(tmp_path, snapshot(attempt=LATER, unix_time_s=1000.0))
     write_status(tmp_path, snapshot(unix_time_s=2000.0))  # the dead one's last word, on a host with a fast clock
     run = RunFolder(tmp_path)
-    assert (run.attempts(), run.latest(), run.chosen(None)) == ([ATTEMPT, LATER], LATER, LATER)
-    assert run.chosen(ATTEMPT) == run.chosen("20261123T053") == ATTEMPT
-    for text in ("2026", "1999", ""):
-        with pytest.raises(InputError, match=f"attempt = '{text}': .*allowed: one of {ATTEMPT}, {LATER}"):
-            run.chosen(text)
-
-
-def test_what_says_that_it_belongs_elsewhere_is_passed_over_and_named(tmp_path: Path) -> None:
-    for rank in range(4):
-        write_status(tmp_path, snapshot(rank))
-    wrong = {"attempt": LATER, "host": "node7", "rank": 3, "world_size": 1}
-    for name, value in wrong.items():
-        path_of(tmp_path, 2).write_text(json.dumps(snapshot(2) | {name: value}))
-        run = RunFolder(tmp_path)
-        assert [s["rank"] for s in run.statuses(ATTEMPT)] == [0, 1, 3]
-        assert len(run.notes) == 1
-        assert "rank00002.json: passed over: " in run.notes[0]
-        assert "is not its place" in run.notes[0]
-
-
-@pytest.mark.parametrize("changed", [{"job": "another"}, {"world_size": 8}, {"job": None}])
-def test_a_rank_of_another_job_is_not_merged(tmp_path: Path, changed: dict[str, Any]) -> None:
-    for rank in range(3):
-        write_status(tmp_path, snapshot(rank))
-    write_status(tmp_path, snapshot(3, **changed))
-    run = RunFolder(tmp_path)
-    assert [s["rank"] for s in run.statuses(ATTEMPT)] == [0, 1, 2]
-    assert [("rank00003.json" in note, "unlike the others" in note) for note in run.notes] == [(True, True)]
+    assert (run.attempts(), run.latest()) == ([ATTEMPT, LATER], LATER)
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "why"),
     [
-        b"",
-        b"\xff\xfe",
-        b'{"schema": "other/9", "rank": 1}',
-        b'{"schema": "paceenv.live/1", "rank": true}',
-        b"[" * 100_000,
+        *((snapshot(3) | other, "is not its place") for other in ({"attempt": LATER}, {"host": "node7"}, {"rank": 2})),
+        *((snapshot(3) | other, "unlike the others") for other in ({"job": "b"}, {"world_size": 8}, {"job": None})),
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"schema": "other/9", "rank": 1}', "not a status"),
+        (snapshot(3) | {"rank": True}, "not a status"),
     ],
 )
-def test_a_status_that_is_none_is_passed_over_and_named(tmp_path: Path, content: bytes) -> None:
-    write_status(tmp_path, snapshot(0))
-    path_of(tmp_path, 1).write_bytes(content)
+def test_a_status_that_is_none_or_of_another_place_or_job_is_passed_over_and_named(
+    tmp_path: Path, content: bytes | dict[str, Any], why: str
+) -> None:
+    for rank in range(4):
+        write_status(tmp_path, snapshot(rank))
+    path_of(tmp_path, 3).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     run = RunFolder(tmp_path)
-    assert [s["rank"] for s in run.statuses(ATTEMPT)] == [0]
-    assert len(run.notes) == 1
-    assert "rank00001.json: passed over: not " in run.notes[0]
-    run.statuses(ATTEMPT)
-    assert len(run.notes) == 1
+    for _ in range(2):
+        assert [s["rank"] for s in run.statuses(ATTEMPT)] == [0, 1, 2]
+        assert [("rank00003.json: " in note, "passed over" in note, why in note) for note in run.notes] == [(True,) * 3]
 
 
 def test_what_is_no_regular_file_is_skipped_and_named(tmp_path: Path) -> None:

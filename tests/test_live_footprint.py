@@ -23,7 +23,7 @@ from paceenv.live.observe.batch import ITERATION, OPERATION, Batch, Kind
 from paceenv.live.record.housekeeping import Housekeeping
 from paceenv.live.record.recorder import TraceRecorder, rank_header
 header = rank_header("job", rank=0, world_size=1, attempt="20261123T053000-3f2a91", locality={"host": "node0"})
-target, done, enough = TraceRecorder(Path(sys.argv[1]), header, problem=print, flush_s=0.0), [], threading.Event()
+target, done, enough = TraceRecorder(Path(sys.argv[1]), header, flush_s=0.0), [], threading.Event()
 def trace(final):
     iterations_T, operations_N = np.zeros(100, ITERATION), np.zeros(2000, OPERATION)
     iterations_T["iteration"] = 100 * len(done) + np.arange(100)

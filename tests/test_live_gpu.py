@@ -69,20 +69,6 @@ def test_streams_graphs_and_many_collectives_change_no_result(
         assert observed["stamps"]["dropped"] == 0
 
 
-def test_a_device_that_is_not_the_current_one(tmp_path: Path, record_property: Record) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two CUDA devices")
-    job = {"mode": "observe", "iterations": ITERATIONS}
-    [found] = results(
-        run_ranks(gpu_bodies.on_the_second_device, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S, **job)
-    )
-    assert found["summary"]["state"] == "observe", found["summary"]["reason"]
-    assert found["summary"]["locality"]["device"] == "cuda:1"
-    assert found["current"] == 0
-    assert not found["new context"], "a context on device 0 takes hundreds of megabytes there"
-    record_property("regular", f"{found['summary']['regular']} of {ITERATIONS} iterations measured")
-
-
 def two_on_one_card(**parameters: Any) -> Any:
     """:func:`train` on the only card, which each rank takes for its own host's: ``run_ranks`` gives them host names."""
     torch.cuda.set_device(0)

@@ -11,8 +11,7 @@ import pytest
 from live_samples import make_batch
 
 from paceenv.live.observe.batch import STREAM, THREAD, Batch, Kind
-from paceenv.live.observe.log import Group
-from paceenv.live.record.history import BLOCK_ITERATIONS, BLOCKS, LISTED_COLLECTIVES, History, unseen
+from paceenv.live.record.history import BLOCK_ITERATIONS, BLOCKS, LISTED_COLLECTIVES, History
 from paceenv.live.record.segments import joined
 
 KINDS = (
@@ -159,38 +158,3 @@ def test_collectives_beyond_those_listed_become_other_and_nothing_is_lost() -> N
     assert [c["group"] for c in listed[:-1]] == list(range(number - 1, 9, -1))
     assert (listed[-1]["op"], listed[-1]["group"]) == ("other", -1)
     assert listed[-1]["blocked_s"] == pytest.approx(sum(lasts[:10]))
-
-
-class Counting:
-    """A process group that counts its collectives, as PyTorch's do."""
-
-    def __init__(self) -> None:
-        self.count = 7
-        self.group_name = "3"
-
-    def rank(self) -> int:
-        return 0
-
-    def size(self) -> int:
-        return 2
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self.count
-
-
-def test_collectives_that_a_group_counted_and_nobody_saw_are_told() -> None:
-    process_group = Counting()
-    group = Group(3, "3", 0, 2, [0, 1], process_group)
-    process_group.count += 40
-    group.seen = 20
-    assert unseen({3: group}, 10) == [{"group": 3, "per_step": 2.0}]
-    group.seen = 40
-    assert unseen({3: group}, 10) == []
-    group.seen = 0
-    group.opaque = True  # of DDP's reducer: counted, and timed as one
-    assert unseen({3: group}, 10) == []
-    group.opaque = False
-    assert len(unseen({3: group}, 10)) == 1
-    del process_group  # destroyed: it cannot be asked any more
-    assert group.ended
-    assert unseen({3: group}, 10) == []

@@ -13,6 +13,7 @@ from torch import distributed
 
 from paceenv.live.observe.log import EXACT_KINDS, MAX_KINDS, TOO_MANY, UNKNOWN_WAIT, Log
 from paceenv.live.observe.stamps import HostStamps
+from paceenv.live.record.history import unseen
 
 
 @pytest.fixture
@@ -73,6 +74,10 @@ def test_a_group_that_ends_is_forgotten_and_its_name_may_come_again(log: Log) ->
     assert before.unseen() == 9
     before.seen = 4
     assert before.unseen() == 5
+    assert unseen({3: before}, 10) == [{"group": 3, "per_step": 0.5}]
+    before.opaque = True  # of DDP's reducer: counted, and timed as one
+    assert unseen({3: before}, 10) == []
+    before.opaque = False
     del group
     gc.collect()
     assert before.ended
@@ -115,23 +120,15 @@ def test_a_real_group_is_known_by_its_ranks_and_not_kept_alive(log: Log) -> None
     assert known.ended
 
 
-def test_what_another_thread_waits_for_is_on_the_side(log: Log) -> None:
-    kind = log.kind("all_reduce", 0, 64)
-    log.add(kind, 0.0)
-    other = threading.Thread(target=lambda: log.add(kind, 0.0))
-    other.start()
-    other.join()
-    assert [log.kinds[row[0]].side for row in log.rows] == [False, True]
-
-
-def test_what_autograd_s_thread_waits_for_blocks_the_step(log: Log) -> None:
+def test_what_another_thread_waits_for_is_on_the_side_unless_autograd_does(log: Log) -> None:
     """On a GPU the backward pass runs on a thread of its own, for which the training thread waits."""
     kind = log.kind("all_reduce", 0, 64)
-    log._in_graph = lambda: 17
-    other = threading.Thread(target=lambda: log.add(kind, 0.0))
-    other.start()
-    other.join()
-    assert [log.kinds[row[0]].side for row in log.rows] == [False]
+    log.add(kind, 0.0)
+    for log._in_graph in (lambda: -1, lambda: 17):
+        other = threading.Thread(target=lambda: log.add(kind, 0.0))
+        other.start()
+        other.join()
+    assert [log.kinds[row[0]].side for row in log.rows] == [False, True, False]
 
 
 def test_without_a_tick_the_rows_are_bounded_and_the_iteration_is_marked(log: Log, monkeypatch: Any) -> None:
@@ -146,22 +143,6 @@ def test_without_a_tick_the_rows_are_bounded_and_the_iteration_is_marked(log: Lo
     log.add(kind, 9.0)
     log.tick()
     assert [(len(rows or ()), mark) for _, rows, mark, *_ in log.over] == [(5, TOO_MANY), (1, "")]
-
-
-def test_marks_without_a_tick_are_bounded_and_every_beginning_keeps_its_end(log: Log, monkeypatch: Any) -> None:
-    monkeypatch.setattr("paceenv.live.observe.log.MAX_MARKS", 5)
-    log.mark("evaluation", 1)
-    for _ in range(20):
-        log.mark("checkpoint", 1)
-        log.mark("checkpoint")
-        log.mark("checkpoint", -1)
-    log.mark("evaluation", -1)
-    assert len(log._marks) <= 7
-    log.tick()
-    log.add(log.kind("all_reduce", 0, 64), 1.0)
-    log.tick()
-    log.tick()
-    assert [mark for _, _, mark, *_ in log.over][::2] == [TOO_MANY, ""], "a mark that has ended"
 
 
 def test_nobody_takes_iterations_until_there_are_too_many(log: Log, monkeypatch: Any) -> None:

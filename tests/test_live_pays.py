@@ -6,16 +6,19 @@ that pair shortens everybody's step: measured on sockets (evidence of unequal sl
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from live_jobs import results, run_ranks
 from live_link import limited_link, pairs
-from live_skewed import skewed
 
+from paceenv import live
 from paceenv.core.limits import LIMITS
 from paceenv.live.decide.blocks import Plan, block_plan
 from paceenv.policies.rules import Static
@@ -87,9 +90,28 @@ def test_unequal_slack_on_a_shared_link_is_turned_into_shorter_steps(tmp_path: P
 
 
 SKEWS_S = (0.0, 0.005, 0.02)
+WORK_S = 0.006
 
 
-@pytest.mark.alone
+def skewed(*, skews_s: Sequence[float], late: int, iterations: int, out: str) -> list[dict[str, Any]]:
+    """For each skew the agent's last summary, after rank ``late`` was late by it in every iteration.
+
+    The ranks write their status, in a folder for each skew, and look at that of the others.
+    """
+    found, payload = [], torch.ones(4096)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    for skew_s in skews_s:
+        agent = live.attach(None, mode="observe", out=Path(out) / f"{1e3 * skew_s:g}ms")
+        for _ in range(iterations):
+            time.sleep(WORK_S + skew_s * (dist.get_rank() == late))
+            dist.all_reduce(payload)
+            optimizer.step()
+        agent.detach()
+        dist.barrier()  # all have written their last status
+        found.append(agent.summary(compare=True))
+    return found
+
+
 def test_a_constant_skew_is_seen_by_ranks_side_by_side(tmp_path: Path) -> None:
     """Late from the first iteration on: only a comparison can tell, from the status files of all ranks."""
     job = {"skews_s": SKEWS_S, "late": 1, "iterations": 96}

@@ -1,4 +1,4 @@
-"""What ranks tell each other while the job runs: one that paces no more ends it on all, and all change over or none."""
+"""What ranks tell each other while the job runs: who paces no more, who changes over, how long a barrier takes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,24 @@ from torch._C._distributed_c10d import HashStore, Store
 from paceenv import live
 from paceenv.live import store_messages
 from paceenv.live.control_file import ControlReader, Wish, write_wish
+from paceenv.live.decide.control import BARRIER_EVERY
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import find_policy, needed_policy
 from paceenv.live.loop import Loop
+from paceenv.live.observe.step import Shape, Step
 from paceenv.live.options import make_options
-from paceenv.live.store_messages import Peers
+from paceenv.live.store_messages import Peers, alone
 
 ATTEMPT, POLICY = "20261123T053000-3f2a91", "static:slack=0.02/0.4"
+QUIET = 20
+
+
+class BarrierShape(Shape):
+    """The shape of a job that reduces and meets in a barrier, as it is after it was learned."""
+
+    def __init__(self) -> None:
+        super().__init__({}, [])
+        self.has_barrier, self.barrier_alone_s = True, 0.0
 
 
 class Rank:
@@ -33,7 +44,7 @@ class Rank:
         made = make_options({"mode": "canary", "seed": 3} | options)
         self.loop = Loop(made, needed_policy(made.mode, POLICY, made.candidates))
         self.loop.rank, self.loop.world_size, self.loop.attempt, self.loop.permitted = rank, ranks, ATTEMPT, True
-        self.peers = Peers(self.loop, store)
+        self.peers, self.shape = Peers(self.loop, store), BarrierShape()
         self.reader = ControlReader(folder, self.loop, self.peers) if folder is not None else None
 
     def look(self) -> None:
@@ -41,6 +52,15 @@ class Rank:
             self.reader.look(False)
             self.reader.agree(False)
         self.peers.look(False)
+
+    def step(self, iteration: int, barrier_s: float) -> None:
+        made = Step(iteration, 0.0, 0.2, 0.0, 0.0, (), 0.05, barrier_s, True, "")
+        self.loop.control.observe(made, self.shape, 0, 1)
+
+    @property
+    def slack_s(self) -> float:
+        assert self.loop.control.pacer is not None
+        return self.loop.control.pacer.slack_low_s
 
     def tick(self, iteration: int) -> None:
         self.loop.log.count = iteration
@@ -161,29 +181,91 @@ def test_a_second_request_waits_for_the_first_and_observe_for_nobody(tmp_path: P
     assert pass_by(ranks, 130) == ["observe"] * 2
 
 
-def test_without_a_store_nothing_is_said_and_a_store_that_fails_changes_nothing() -> None:
-    rank, other = job(2)
-    Peers(rank.loop, None).look(False)
+def test_a_store_that_fails_changes_nothing() -> None:
+    [rank] = job(1)
 
     class Broken(Store):
         def check(self, keys: list[str]) -> bool:
             raise ConnectionError("gone")
 
-    broken = Broken()
+    rank.loop.world_size, broken = 2, Broken()
     with pytest.raises(Exception, match="gone"):
-        Peers(other.loop, broken).look(False)
-    assert other.loop.state == "canary"
+        Peers(rank.loop, broken).look(False)
+    assert rank.loop.state == "canary"
+
+
+def steps(ranks: Sequence[Rank], until: int, first: int = 0, barrier_s: float = 0.012) -> None:
+    """Rank 0 and rank 1 take turns to come last; a barrier takes ``barrier_s`` once they are there; rank 2 is early."""
+    for iteration in range(first, until):
+        for rank in ranks:
+            early_s = 0.03 if rank.loop.rank == 2 else 0.001 * ((iteration + rank.loop.rank) % 2)
+            rank.step(iteration, barrier_s + early_s)
+
+
+def look(ranks: Sequence[Rank]) -> None:
+    for _ in range(2):
+        for rank in reversed(ranks):
+            rank.peers.look(False)
+
+
+def alone_ms(ranks: Sequence[Rank]) -> list[float]:
+    pacers = [rank.loop.control.pacer for rank in ranks]
+    return [round(1e3 * pacer.barrier_alone_s, 3) for pacer in pacers if pacer is not None]
+
+
+def test_only_the_rank_that_waits_has_slack_once_the_ranks_have_compared() -> None:
+    ranks = job(3, quiet_first=QUIET)
+    steps(ranks, QUIET)
+    assert [rank.slack_s > 0.004 for rank in ranks] == [True, True, True], "alone, each takes the barrier for waiting"
+    look(ranks)
+    steps(ranks, QUIET + 60, QUIET)
+    assert alone_ms(ranks) == [12.0, 12.0, 12.0]
+    assert [round(1e3 * rank.slack_s) for rank in ranks] == [0, 0, 30]
+    said = [event["text"] for event in ranks[0].loop.messages.events if "barrier" in event["text"]]
+    assert said == ["a barrier takes 12.0 ms once all ranks are there; the time beyond it is waiting"]
+
+
+def test_the_ranks_compare_again_as_the_fabric_may_have_changed() -> None:
+    ranks = job(3, quiet_first=QUIET)
+    steps(ranks, QUIET)
+    look(ranks)
+    assert alone_ms(ranks) == [12.0] * 3
+    again = QUIET // 2 + BARRIER_EVERY
+    steps(ranks, again + 1, QUIET, barrier_s=0.0002)
+    look(ranks)
+    assert alone_ms(ranks) == [0.2] * 3
+    steps(ranks, again + 3 * BARRIER_EVERY, again + 1)
+    look(ranks)
+    assert alone_ms(ranks) == [12.0] * 3
+
+
+def test_ranks_that_measured_other_steps_compare_those_that_all_have() -> None:
+    assert alone([dict.fromkeys(range(7), 0.01), dict.fromkeys(range(3, 20), 0.02)]) == 0.01
+    assert alone([dict.fromkeys(range(6), 0.01), dict.fromkeys(range(3, 20), 0.02)]) is None
+    ranks = job(2, quiet_first=QUIET)
+    for rank in ranks:
+        for iteration in (1, 2, QUIET):  # the rest of the quiet start was irregular
+            rank.step(iteration, 0.012)
+    look(ranks)
+    assert max(alone_ms(ranks)) <= 1.0
+    steps(ranks, QUIET + BARRIER_EVERY, QUIET + 1)
+    look(ranks)
+    assert alone_ms(ranks) == [12.0] * 2, "asked again"
+
+
+def test_without_a_store_or_a_rank_that_answers_nothing_changes() -> None:
+    ranks = job(3, quiet_first=QUIET)
+    ranks[2].peers = Peers(ranks[2].loop, None)
+    steps(ranks, QUIET + 1)
+    look(ranks)
+    assert max(alone_ms(ranks)) <= 1.0
 
 
 def stopped_on_one() -> str:
     """A job that goes on until no rank paces any more; rank 1 stops by itself."""
     store_messages.POLL_S = 0.05
-    agent, pacing, iteration, until_s = (
-        live.attach(policy=POLICY, mode="canary"),
-        torch.ones(1),
-        0,
-        time.monotonic() + 60,
-    )
+    agent, iteration, until_s = live.attach(policy=POLICY, mode="canary"), 0, time.monotonic() + 60
+    pacing = torch.ones(1)
     while pacing.item():
         pacing.fill_(float(agent.state == "canary" and time.monotonic() < until_s))
         dist.all_reduce(pacing)

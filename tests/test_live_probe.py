@@ -56,17 +56,6 @@ def test_a_rank_without_slack_is_probed_by_the_plan_within_every_limit() -> None
     assert job.said == []
 
 
-def test_the_guard_s_budget_and_marks_hold_for_probes() -> None:
-    job = Job(lambda delay_s: 0.1, budget_s_per_minute=0.1)
-    delay_s_T = job.probed(3000)
-    assert job.control.delays()["cut"]["budget"] > 0
-    assert delay_s_T[:600].sum() <= 0.1 * 1.01
-    marked = Job(lambda delay_s: 0.1)
-    marked.probed(60)
-    marked.control.guard.quiet(10_000)
-    assert not marked.probed(800)[60:].any()
-
-
 EVALUATION = EVALUATION_HOLDS * HOLD_ITERATIONS
 
 

@@ -131,29 +131,6 @@ def test_a_job_that_is_over_at_once_has_one_id_and_is_not_held_up() -> None:
 def test_settings_that_change_a_decision_must_agree_and_others_may_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def digest(**options: Any) -> str:
-        made = make_options({"job": "j"} | options)
-        return settings_digest(made, ("paper", None), made.seed or 0)
-
-    same: list[dict[str, Any]] = [
-        {},
-        {"out": tmp_path},
-        {"kill_file": tmp_path / "k"},
-        {"metrics_port": 9000},
-        {"job": "other"},
-    ]
-    assert len({digest(**options) for options in same}) == 1
-    other: list[dict[str, Any]] = [{"mode": "active"}, {"cap_s": 0.2}, {"seed": 3}, {"quiet_first": 0}]
-    assert len({digest(**options) for options in [{}, *other]}) == 1 + len(other)
-    assert digest() != settings_digest(make_options({"job": "j"}), ("paper", "00"), 0)
-    before = digest()
-    monkeypatch.setattr(paceenv, "__version__", "0.0.1")
-    assert digest() != before, "ranks with another version do not pace"
-
-
-def test_ranks_that_would_pace_at_other_times_or_with_other_numbers_have_other_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     file = tmp_path / "cluster.yaml"
@@ -161,15 +138,20 @@ def test_ranks_that_would_pace_at_other_times_or_with_other_numbers_have_other_s
     def digest(master: str = "localhost", threshold: float = 0.02, **options: Any) -> str:
         monkeypatch.setenv("MASTER_ADDR", master)
         file.write_text(f"pacing: {{mechanism: slack, threshold: {threshold}, window: 0.4}}\n")
-        made = make_options({"mode": "canary"} | options)
+        made = make_options({"mode": "canary", "job": "j"} | options)
         loop = Loop(made, needed_policy("canary", f"static:{file}", made.candidates))
         return settings_digest(loop.options, (loop.policy.source, loop.policy.sha256), loop.control.seed)
 
-    assert digest() == digest()
-    assert digest() != digest("job-master-0")
+    before = digest()
+    same: list[dict[str, Any]] = [{"out": tmp_path}, {"kill_file": file}, {"metrics_port": 9000}, {"job": "other"}]
+    assert {digest(**options) for options in same} == {before}
+    other: list[dict[str, Any]] = [{"mode": "active"}, {"cap_s": 0.2}, {"seed": 3}, {"quiet_first": 0}]
+    other += [{"master": "job-master-0"}, {"threshold": 0.9}]
+    assert len({before, *(digest(**options) for options in other)}) == 1 + len(other)
     assert digest(seed=3) == digest("job-master-0", seed=3)
-    assert digest() != digest(threshold=0.9)
     assert digest(candidates=f"static:{file};paper") != digest(threshold=0.9, candidates=f"static:{file};paper")
+    monkeypatch.setattr(paceenv, "__version__", "0.0.1")
+    assert digest() != before, "ranks with another version do not pace"
 
 
 @pytest.mark.slow

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from live_samples import KINDS, MARKS, batch, record, segment_files
 
 from paceenv.core.errors import InputError
-from paceenv.live.observe.batch import ITERATION, OPERATION, Batch, Kind
-from paceenv.live.record import segments
+from paceenv.live.observe.batch import ITERATION, OPERATION
 from paceenv.live.record.segments import flush_bytes, header_bytes, joined, read_header, read_segment
 
 HEADER = {"source": "test", "job": {"name": "job"}}
@@ -140,14 +139,6 @@ def test_flushes_with_right_checksums_and_wrong_contents_end_the_reading(
     assert len(found.iterations_T) in (0, 2)
 
 
-def test_a_file_of_very_many_flushes_is_read_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "MAX_FLUSHES", 3)
-    path = tmp_path / "file"
-    parts = [flush_bytes([batch(1, first=k)], KINDS if not k else (), ()) for k in range(5)]
-    path.write_bytes(header_bytes(HEADER) + b"".join(parts))
-    assert "too many flushes" in read_segment(path)[2]
-
-
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -167,19 +158,3 @@ def test_a_file_that_is_none_says_so(tmp_path: Path, content: bytes, why: str) -
     for read in (read_header, read_segment):
         with pytest.raises(InputError, match=why):
             read(path)
-
-
-def test_many_kinds_and_operations_come_back(tmp_path: Path) -> None:
-    kinds = [Kind("x" * 300, i, i) for i in range(40_000)]
-    number = segments.MAX_FLUSH_BYTES // ITERATION.itemsize // 8
-    parts = list[Batch]()
-    for first in (0, number):
-        iterations_T, operations_N = np.zeros(number, ITERATION), np.zeros(2 * number, OPERATION)
-        iterations_T["iteration"], operations_N["place"] = np.arange(number) + first, np.repeat(np.arange(number), 2)
-        parts.append(Batch(iterations_T, operations_N, kinds, MARKS))
-    path = tmp_path / "file"
-    path.write_bytes(header_bytes(HEADER) + flush_bytes(parts, kinds, MARKS))
-    _, found, note = read_segment(path)
-    assert note == ""
-    assert (len(found.kinds), found.kinds[-1].op) == (40_000, "x" * 200)
-    assert found.operations_N["place"].tolist() == np.repeat(np.arange(2 * number), 2).tolist()

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -21,33 +20,10 @@ from paceenv.live.loop import Loop
 from paceenv.live.options import make_options
 from paceenv.live.store_messages import Peers
 
-TESTS = Path(__file__).parent
 DEADLINE_S = 240.0
-TRAIN = """
-    import os, sys, time, torch
-    import torch.distributed as dist
-    import torch.multiprocessing as mp
-
-    def work(rank, port):
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        dist.init_process_group("gloo", rank=rank, world_size=2)
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        over = torch.zeros(1)
-        while not over.item():
-            optimizer.zero_grad()
-            model(torch.randn(4, 8)).sum().backward()
-            time.sleep(0.01)
-            over.fill_(float(os.path.exists("over")))
-            dist.all_reduce(over)
-            optimizer.step()
-        dist.destroy_process_group()
-
-    if __name__ == "__main__":
-        import socket
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        mp.spawn(work, (port,), 2)
+SET = """
+from paceenv.live import store_messages; store_messages.LEAD_S = 3.0
+from paceenv.cli.application import main; main()
 """
 
 
@@ -135,31 +111,21 @@ def test_another_cluster_config_under_the_same_name_is_not_followed(tmp_path: Pa
     assert "another one here" in (reader.state() or {})["refused"]
 
 
-def running(folder: Path, *arguments: str) -> dict[str, Any]:
+def running(folder: Path) -> dict[str, Any]:
     """What ``paceenv live status`` knows."""
     found = [json.loads(path.read_text()) for path in sorted((folder / "run").rglob("rank*.json"))]
     return {s["rank"]: s for s in found}
 
 
-def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    short = "from paceenv.live import store_messages; store_messages.LEAD_S = 3.0"
-    code = f"{short}; from paceenv.cli.application import main; main()"
-    return commands.run(
-        [sys.executable, "-c", code, "live", "set", "run", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(TESTS.parent)},
-    )
-
-
 @pytest.mark.slow
 def test_a_running_job_goes_through_the_modes(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
-    environ = os.environ | {"PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
+    script = str(commands.ROOT / "tests" / "helpers" / "live_spawned.py")
+    environ = os.environ | {"PYTHONPATH": str(commands.ROOT), "OMP_NUM_THREADS": "1"}
     agent = ["--out", "run", "--quiet-first", "5"]
     log = tmp_path / "job.log"
     with log.open("wb") as output:
         job = subprocess.Popen(
-            [sys.executable, "-m", "paceenv.live", *agent, "train.py"], cwd=tmp_path, env=environ, stderr=output
+            [sys.executable, "-m", "paceenv.live", *agent, script, "1000000"], cwd=tmp_path, env=environ, stderr=output
         )
     try:
         until_s = time.monotonic() + DEADLINE_S
@@ -168,7 +134,7 @@ def test_a_running_job_goes_through_the_modes(tmp_path: Path) -> None:
             time.sleep(0.2)
         for mode in ("active", "off"):
             policy = ["--policy", "static:mechanism=stagger,threshold=0,window=0.5"] if mode != "off" else []
-            asked = command(tmp_path, "--mode", mode, *policy, "--wait")
+            asked = commands.python("-c", SET, "live", "set", "run", "--mode", mode, *policy, "--wait", folder=tmp_path)
             assert asked.returncode == 0, asked.stderr
             assert "2 ranks have changed over" in asked.stdout + asked.stderr
             changed = running(tmp_path).values()

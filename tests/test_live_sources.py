@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_live_stamps import Device, FakeEvent
+from fake_cuda import FakeCuda
 from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -68,14 +68,6 @@ def test_an_exit_is_noted_and_void_once_the_script_goes_on(agent: Agent) -> None
     assert not hasattr(sys.exit, "__wrapped__")
 
 
-def _wrapped() -> dict[str, Any]:
-    owners = {"group": distributed.ProcessGroup, "work": distributed.Work, "ddp": DistributedDataParallel}
-    names = ("allreduce", "barrier", "_allgather_base", "wait", "forward")
-    return {f"{o}.{n}": getattr(owner, n) for o, owner in owners.items() for n in names if hasattr(owner, n)} | {
-        "save": torch.save
-    }
-
-
 def _taken(agent: Agent) -> tuple[list[tuple[str, int]], str]:
     """What was seen since the last call, as an iteration that ends now: kinds with bytes, and its mark."""
     loop = agent._loop
@@ -104,12 +96,14 @@ GRADIENT_BYTES = 4 * (8 * 4 + 4 + 4 * 2 + 2)
 
 
 def test_detach_restores_everything(group: None) -> None:
-    before = _wrapped()
-    hooks = len(_global_optimizer_post_hooks)
-    agent = live.attach()
-    assert all(_wrapped()[name] is not original for name, original in before.items())
+    hooks, agent = len(_global_optimizer_post_hooks), live.attach()
+    replaced = [(owner, name, before) for owner, name, before, _ in agent._loop.hooks._replaced]
+    assert {(distributed.ProcessGroup, "allreduce"), (distributed.Work, "wait")} < {
+        (o, name) for o, name, _ in replaced
+    }
+    assert not any(vars(owner)[name] is before for owner, name, before in replaced)
     agent.detach()
-    assert _wrapped() == before
+    assert all(vars(owner)[name] is before for owner, name, before in replaced)
     assert len(_global_optimizer_post_hooks) == hooks
 
 
@@ -118,16 +112,11 @@ def test_collectives_are_seen_with_kind_and_bytes(agent: Agent) -> None:
     distributed.all_reduce(tensor)
     distributed.barrier()
     distributed.all_gather([torch.empty(16)], tensor)
-    distributed.broadcast(tensor, 0)
-    assert _seen(agent) == [("all_reduce", 64), ("barrier", 0), ("all_gather", 64), ("broadcast", 64)]
-
-
-def test_an_asynchronous_collective_lasts_while_somebody_waits_for_it(agent: Agent) -> None:
-    work = distributed.all_reduce(torch.ones(16), async_op=True)
-    assert _seen(agent) == []
+    work = distributed.broadcast(tensor, 0, async_op=True)
+    assert _seen(agent) == [("all_reduce", 64), ("barrier", 0), ("all_gather", 64)]
     assert work is not None
     work.wait()
-    assert _seen(agent) == [("all_reduce", 64)]
+    assert _seen(agent) == [("broadcast", 64)]
 
 
 @pytest.mark.parametrize("hook", [None, fp16_compress_hook])
@@ -152,35 +141,6 @@ def test_a_model_made_before_the_agent_is_followed(group: None) -> None:
     del model
 
 
-def test_a_backward_pass_that_fails_is_forgotten_at_the_next_tick(agent: Agent) -> None:
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
-            raise RuntimeError("no gradient")
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.fails = nn.Linear(8, 4), nn.Linear(4, 2), True
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.first(x)
-            return self.second(Fails.apply(y) if self.fails else y)
-
-    model = DistributedDataParallel(Model())
-    with pytest.raises(RuntimeError, match="no gradient"):
-        model(torch.ones(3, 8)).sum().backward()
-    _seen(agent)
-    fresh = DistributedDataParallel(Model())
-    fresh.module.fails = False
-    fresh(torch.ones(3, 8)).sum().backward()
-    assert _seen(agent) == [("all_reduce", GRADIENT_BYTES)]
-
-
 def test_steps_that_nobody_accounts_for_are_bounded_and_counted(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """The housekeeping thread hangs in a file system, and the training thread takes iterations in."""
     monkeypatch.setattr("paceenv.live.loop.MAX_DONE", 10)
@@ -199,8 +159,7 @@ def test_a_check_that_hangs_delays_nothing_and_holds_up_no_other_check(
     group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     over, live_at, files = threading.Event(), "paceenv.live", {"out": tmp_path / "out", "kill_file": tmp_path / "kill"}
-    for period in ("KILL_FILE_S", "HEARTBEAT_S"):
-        monkeypatch.setattr(f"{live_at}.reporting.{period}", 0.05)
+    monkeypatch.setattr(f"{live_at}.reporting.KILL_FILE_S", 0.05)
     monkeypatch.setattr(f"{live_at}.reporting.poll_s", lambda ranks: 0.05)
     monkeypatch.setattr(f"{live_at}.control_file.ControlReader.look", lambda self, final: over.wait(60.0))
     agent = live.attach(mode="canary", policy="static:mechanism=slack,threshold=0.02,window=0.4", **files)
@@ -219,7 +178,7 @@ def test_a_check_that_hangs_delays_nothing_and_holds_up_no_other_check(
         monkeypatch.setattr(f"{live_at}.loop.MAX_SILENCE_S", 60.0)
         assert loop._may_delay()
         monkeypatch.setattr(f"{live_at}.loop.MAX_SILENCE_S", 1.0)
-        said = "the check of control.json takes more than 1 s; nothing is delayed until it is over"
+        said = "the check of control.json is overdue; nothing is delayed until it succeeds"
         assert comes(lambda: not loop._may_delay() and any(said == e["text"] for e in loop.messages.events))
         files["kill_file"].touch()
         assert comes(lambda: agent.state == "off")
@@ -233,6 +192,12 @@ def test_a_check_that_hangs_delays_nothing_and_holds_up_no_other_check(
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_optimizer_ticks_and_a_compiled_model_is_followed(agent: Agent) -> None:
+    @torch.compile(backend="eager", fullgraph=True)
+    def reduced(x: torch.Tensor) -> torch.Tensor:
+        distributed.all_reduce(x)
+        return x + 1.0
+
+    assert reduced(torch.ones(4)).tolist() == [2.0] * 4
     plain = nn.Linear(8, 2)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     plain(torch.ones(3, 8)).sum().backward()
@@ -244,16 +209,6 @@ def test_a_compiled_optimizer_ticks_and_a_compiled_model_is_followed(agent: Agen
     model(torch.ones(3, 8)).sum().backward()
     assert _seen(agent)[-1] == ("all_reduce", GRADIENT_BYTES)
     assert agent.state == "observe"
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_compiled_function_with_a_collective_in_it_still_compiles(agent: Agent) -> None:
-    @torch.compile(backend="eager", fullgraph=True)
-    def reduced(x: torch.Tensor) -> torch.Tensor:
-        distributed.all_reduce(x)
-        return x + 1.0
-
-    assert reduced(torch.ones(4)).tolist() == [2.0] * 4
 
 
 def test_evaluation_and_checkpoints_mark_the_iteration_that_they_lengthen(agent: Agent) -> None:
@@ -288,24 +243,10 @@ def _steps(agent: Agent, *optimizers: torch.optim.Optimizer, rounds: int = 5) ->
 
 
 def test_the_given_optimizer_makes_the_tick(group: None) -> None:
-    first, second = (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
+    first, second = _optimizer(), _optimizer()
     agent = live.attach(second)
     assert _steps(agent, first, second) == 4  # the very first tick only finds out where it is
     agent.detach()
-
-
-def test_a_step_that_the_scaler_skips_has_no_tick(agent: Agent) -> None:
-    parameter = nn.Parameter(torch.ones(1))
-    optimizer, scaler = torch.optim.SGD([parameter], lr=0.1), torch.amp.GradScaler("cpu")
-    _steps(agent, optimizer, rounds=1)
-    before = _iterations(agent)
-    for gradient in (1.0, float("inf"), 1.0):
-        scaler.scale(parameter.sum()).backward()
-        assert parameter.grad is not None
-        parameter.grad.fill_(gradient)
-        scaler.step(optimizer)
-        scaler.update()
-    assert _iterations(agent) - before == 2
 
 
 def _optimizer(size: int = 1) -> torch.optim.Optimizer:
@@ -363,23 +304,9 @@ def test_what_a_signal_handler_of_the_script_raises_is_the_script_s(
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_device_that_fails_does_not_stop_the_agent_from_going(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, agent = _wrapped(), live.attach(quiet_first=0)
-    _optimizer().step()
-
-    def fail() -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(agent._loop, "catch_up", fail)
-    agent.summary()
-    agent.detach()
-    assert _wrapped() == before
-    assert "CUDA error" in agent.reason
-
-
 def test_every_stamp_comes_back(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    device, tensor = Device(), torch.ones(4)
-    stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record, pool_events=256, max_events=256)
+    device, tensor = FakeCuda(), torch.ones(4)
+    stamps = DeviceStamps(device.event, device.record, pool_events=256, max_events=256)
     optimizer, model = _optimizer(100), _model()
     optimizer.step()
     loop = agent._loop
@@ -430,19 +357,8 @@ def test_a_forked_child_has_no_agent(agent: Agent) -> None:
 
 
 def test_several_optimizers_make_one_tick_an_iteration(agent: Agent) -> None:
-    first, second = (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
-    _steps(agent, first, second)
+    first, second = _optimizer(100), _optimizer()
+    _steps(agent, second, first)
     assert _steps(agent, first, second) == 5
+    assert agent._loop._optimizer._owner() is first, "the larger one"
     assert _steps(agent, second, rounds=64) == 50  # the first one has stopped: the other takes over at its 16th
-
-
-def test_a_small_optimizer_that_some_ranks_run_has_no_say(agent: Agent) -> None:
-    probe, main = _optimizer(1), _optimizer(100)
-    probe.step()
-    _steps(agent, main, rounds=2)
-    before = _iterations(agent)
-    for _ in range(10):
-        probe.step()
-        main.step()
-    assert _iterations(agent) - before == 10
-    assert agent._loop._optimizer._owner() is main

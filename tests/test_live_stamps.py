@@ -16,59 +16,9 @@ from paceenv.live.observe.stamps import MAX_STREAMS, DeviceStamps, Stamps, cuda_
 from paceenv.live.options import make_options
 
 
-class Device:
-    """A fake device: its events pass when ``now_s`` does, a while after the host recorded them."""
-
-    def __init__(self, lag_s: float = 0.0) -> None:
-        self.now_s, self.lag_s, self.stream = 0.0, lag_s, 0
-        self.thread = threading.get_ident()
-
-
-class FakeEvent:
-    """What ``torch.cuda.Event`` offers; all that would wait raises."""
-
-    stream = order = -1
-
-    def __init__(self, device: Device) -> None:
-        self._device, self._at_s = device, float("inf")
-
-    def record(self) -> int:
-        self._at_s = self._device.now_s + self._device.lag_s
-        return self._device.stream
-
-    def query(self) -> bool:
-        assert threading.get_ident() == self._device.thread, "a query by another thread breaks the capture of a graph"
-        return self._at_s <= self._device.now_s
-
-    def elapsed_time(self, other: FakeEvent) -> float:
-        assert self.query(), "torch raises for an event that has not passed"
-        assert other.query(), "torch raises for an event that has not passed"
-        return 1e3 * (other._at_s - self._at_s)
-
-    def synchronize(self) -> None:
-        raise AssertionError("the agent waited for the device")
-
-    wait = synchronize
-
-
-def test_a_device_stamp_is_ready_when_the_device_has_passed_it() -> None:
-    device = Device(lag_s=0.25)
-    stamps: Stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record, clock=lambda: 100.0)
-    first = stamps.record()
-    device.now_s = 0.5
-    second = stamps.record()
-    assert stamps.ready_many([first])
-    assert not stamps.ready_many([second])
-    device.now_s = 0.75
-    assert stamps.seconds(second) - stamps.seconds(first) == pytest.approx(0.5)
-    assert stamps.seconds(first) == pytest.approx(100.0)
-
-
 def test_times_keep_their_zero_when_the_base_moves() -> None:
-    device = Device()
-    stamps: Stamps = DeviceStamps(
-        lambda: FakeEvent(device), FakeEvent.record, pool_events=4, max_events=4, clock=lambda: 7.0
-    )
+    device = FakeCuda()
+    stamps: Stamps = DeviceStamps(device.event, device.record, pool_events=4, max_events=4, clock=lambda: 7.0)
     for second in range(1, 50):  # the pool holds four: what is released comes back, the base included
         device.now_s = float(second)
         stamp = stamps.record()
@@ -79,30 +29,31 @@ def test_times_keep_their_zero_when_the_base_moves() -> None:
 
 
 def test_an_empty_pool_drops_and_counts() -> None:
-    device = Device()
-    stamps: Stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record, pool_events=2, max_events=3)
+    device = FakeCuda()
+    stamps: Stamps = DeviceStamps(device.event, device.record, pool_events=2, max_events=3)
     assert [stamps.record() is None for _ in range(4)] == [False, False, True, True]
     assert stamps.dropped == 2
 
 
-def test_many_stamps_are_ready_when_the_last_of_every_stream_has_passed() -> None:
-    device = Device()
-    stamps: Stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record)
-    device.stream, device.lag_s = 1, 0.5
+def test_stamps_are_ready_when_the_last_of_every_stream_has_passed() -> None:
+    device = FakeCuda()
+    stamps: Stamps = DeviceStamps(device.event, device.record, clock=lambda: 100.0)
+    device.stream[0], device.lag_s[1] = 1, 0.5
     entry = stamps.record()
-    device.stream, device.lag_s = 0, 0.0
+    device.stream[0] = 0
     exit_ = stamps.record()
     for order in itertools.permutations((entry, exit_)):
         assert not stamps.ready_many(order), "the entry was recorded on a stream that is behind"
     device.now_s = 0.5
     assert stamps.ready_many((entry, exit_))
-    assert stamps.seconds_many((exit_, entry)) == [stamps.seconds(exit_), stamps.seconds(entry)]
+    assert stamps.seconds_many((exit_, entry)) == [stamps.seconds(exit_), stamps.seconds(entry)] == [100.0, 100.5]
 
 
 def test_nothing_is_read_before_the_base_has_passed() -> None:
-    device = Device(lag_s=1.0)
-    stamps: Stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record, clock=lambda: 100.0)
-    device.stream, device.lag_s = 1, 0.0
+    device = FakeCuda()
+    device.lag_s[0] = 1.0
+    stamps: Stamps = DeviceStamps(device.event, device.record, clock=lambda: 100.0)
+    device.stream[0] = 1
     stamp = stamps.record()
     assert not stamps.ready_many([stamp])
     assert not stamps.ready_many([stamp])
@@ -151,10 +102,10 @@ def test_no_event_gets_into_a_graph_whatever_the_current_device(monkeypatch: pyt
     assert stamps.record() is not None
 
 
-def _looped(monkeypatch: pytest.MonkeyPatch, device: Device, mode: str, **options: Any) -> Loop:
+def _looped(monkeypatch: pytest.MonkeyPatch, device: FakeCuda, mode: str, **options: Any) -> Loop:
     clock = lambda: device.now_s  # noqa: E731
     loop = Loop(make_options({"mode": mode, "quiet_first": 0} | options), find_policy("paper"), clock=clock)
-    stamps: Stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record, clock=clock, pool_events=256)
+    stamps: Stamps = DeviceStamps(device.event, device.record, clock=clock, pool_events=256)
     loop.hooks.active = True
     loop.tick()
     monkeypatch.setattr(loop, "device", "cuda:0")
@@ -164,7 +115,7 @@ def _looped(monkeypatch: pytest.MonkeyPatch, device: Device, mode: str, **option
     return loop
 
 
-def _iterations(loop: Loop, device: Device, count: int) -> None:
+def _iterations(loop: Loop, device: FakeCuda, count: int) -> None:
     for _ in range(count):
         device.now_s += 0.06
         entry = loop.log.stamps.record()
@@ -178,9 +129,14 @@ def _iterations(loop: Loop, device: Device, count: int) -> None:
 def test_the_loop_reads_events_one_or_two_iterations_late_and_never_waits(
     monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    device = Device(lag_s=0.15)
+    device = FakeCuda()
+    device.lag_s[0] = 0.15
     loop = _looped(monkeypatch, device, mode)
-    _iterations(loop, device, 64)
+    for _ in range(8):
+        _iterations(loop, device, 8)
+        housekeeping = threading.Thread(target=loop.catch_up)  # which asks the device nothing
+        housekeeping.start()
+        housekeeping.join()
     assert loop.state == mode, loop.reason
     assert loop.history.count >= 64 - 8 - 1 - 2  # the shape is learned from 8, the first has no start, 2 are under way
     assert loop.history.as_dict()["step"]["mean_s"] == pytest.approx(0.1)
@@ -188,28 +144,16 @@ def test_the_loop_reads_events_one_or_two_iterations_late_and_never_waits(
     assert loop.log.stamps.dropped == 0
 
 
-def test_the_housekeeping_thread_asks_the_device_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(lag_s=0.15)
-    loop = _looped(monkeypatch, device, "observe")
-    for _ in range(8):
-        _iterations(loop, device, 8)
-        housekeeping = threading.Thread(target=loop.catch_up)
-        housekeeping.start()
-        housekeeping.join()
-    assert loop.state == "observe", loop.reason
-    assert loop.history.count >= 64 - 8 - 1 - 2
-
-
 def test_a_record_that_waits_for_the_gpus_queue_is_told_apart() -> None:
-    device = Device()
+    device = FakeCuda()
 
-    def late(event: FakeEvent) -> int:
+    def late(event: Any) -> int:
         until_s = time.thread_time() + 0.01
         while time.thread_time() < until_s:  # as the driver does
             pass
-        return event.record()
+        return device.record(event)
 
-    full: Stamps = DeviceStamps(lambda: FakeEvent(device), late)
+    full: Stamps = DeviceStamps(device.event, late)
     for full.measures in (False, True):
         full.record()
     assert 0.009 < full.waited_s < 0.019

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from live_jobs import root_and, run_ranks
-from live_testbed_bodies import transfers_of_every_kind
+from live_testbed_bodies import TRANSFERS, transfers_of_every_kind
 
 from paceenv.cli.application import run as paceenv
 from paceenv.core.errors import InputError
@@ -23,7 +23,6 @@ from paceenv.core.trace import read_trace
 from paceenv.live.testbed import testbed_run
 from paceenv.live.testbed.testbed_run import agent_options, run_scenario
 from paceenv.live.testbed.testbed_scenario import Scenario, load_scenario
-from paceenv.live.testbed.training_job import TRANSFERS
 from paceenv.ui import config_files
 
 ITERATIONS, DEADLINE_S = 8, 300.0
@@ -63,12 +62,6 @@ def test_a_scenario_of_two_jobs_runs_under_the_agent(tmp_path: Path) -> None:
         assert steps_s[0] < mine.steps_s_TR.min()
         assert steps_s[-1] > mine.steps_s_TR[-2].max()
     assert not list((tmp_path / "run").rglob("torchelastic_*"))
-
-
-def test_only_a_collective_runs_in_the_background() -> None:
-    job = {"name": "pair", "hosts": [0, 1], "iteration": [{"send": {"bytes": 1e5, "background": True}}]}
-    with pytest.raises(InputError, match="send without background: only a collective"):
-        scenario(jobs=[job])
 
 
 @pytest.mark.slow
@@ -210,6 +203,10 @@ def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         (
             {"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": [{"gather": {"bytes": 8, "group_size": 4}}]}]},
             "group_size that divides the 2 ranks",
+        ),
+        (
+            {"jobs": [{"name": "a", "hosts": [0, 1], "iteration": [{"send": {"bytes": 1e5, "background": True}}]}]},
+            "send without background: only a collective",
         ),
         ({"loop": {"job": "other", "expect": "helps"}}, "loop.job one of pair"),
     ],

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from live_jobs import root_and, run_ranks
-from live_testbed_bodies import transfers_of_every_kind
+from live_testbed_bodies import TRANSFERS, transfers_of_every_kind
 
 from paceenv.core.trace import read_trace
 from paceenv.live.testbed.testbed_run import agent_options, run_scenario
 from paceenv.live.testbed.testbed_scenario import Scenario
-from paceenv.live.testbed.training_job import NCCL, TRANSFERS
+from paceenv.live.testbed.training_job import NCCL
 from paceenv.ui import config_files
 
 pytestmark = pytest.mark.gpu

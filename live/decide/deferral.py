@@ -22,7 +22,7 @@ from paceenv.core.pacing import releases
 from paceenv.live.observe.collective_calls import FUNCTIONS, METHODS
 from paceenv.live.observe.hooks import Hooks
 from paceenv.live.observe.log import LISTS, Log
-from paceenv.live.record.housekeeping import launches
+from paceenv.live.record.housekeeping import background, launches
 
 DEFERRABLE = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 """Kinds that can be held back."""
@@ -289,12 +289,9 @@ class Deferral:
     def _timed(self) -> bool:
         """Whether there is a timer thread; it is started with the first transfer."""
         if self._timer is None or not self._timer.is_alive():
-            self._timer = threading.Thread(target=self._watch, name="paceenv deferral", daemon=True)
-            try:
-                self._timer.start()
-            except RuntimeError as error:  # no new threads, or Python is ending
+            self._timer = background("paceenv-deferral", self._watch, self._log_once)
+            if self._timer is None:
                 self._off = True
-                self._log_once(f"holds no transfers back: {error}")
         return not self._off
 
     def _watch(self) -> None:

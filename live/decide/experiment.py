@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from paceenv.core.differences import Mean
 from paceenv.core.intervals import Interval
 from paceenv.core.student_t import student_t_quantile
 from paceenv.core.wording import hours
-from paceenv.live.decide.blocks import ACTIVE, Plan, Turn
+from paceenv.live.decide.blocks import ACTIVE, Plan
 from paceenv.live.decide.modes import Mode, Stop
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.observe.step import Step
@@ -33,60 +33,12 @@ MEMORY_PAIRS = 32
 """The test of what is deployed starts anew after this many pairs, so that an old gain does not hide a new loss."""
 NEGLIGIBLE_DELAY_SHARE = 1e-3
 """A rank counts as not paced if its delays were below this share of its paced blocks."""
-DIFFERENCE_ALPHA = 0.05
-"""Share of differences between two candidates whose interval may miss the truth, at one look."""
 EFFECTS = (0.01, 0.02, 0.05)
 """Relative effects for which the time to a verdict is given."""
 MOST_PAIRS = 1 << 14
 """More pairs than anybody waits for."""
 
 Kind = Literal["helps", "does not help", "insufficient evidence", "hurts"]
-
-
-class Pair(NamedTuple):
-    """A pair of blocks that is over; times in seconds.
-
-    Attributes:
-        key: as in :class:`paceenv.live.decide.blocks.Turn`.
-        ratio: log ratio of the counted steps' means; None where a block has less than half of its counted iterations.
-        delay_s: this rank's delays in counted steps.
-        paced_s: time of the counted steps with pacing.
-    """
-
-    key: tuple[int, int]
-    ratio: float | None
-    delay_s: float
-    paced_s: float
-
-
-class Pairs:
-    """Collects the steps of the pair of blocks that is under way."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._key: tuple[int, int] | None = None
-        self._rows = array("d")  # five numbers a step, in little memory
-
-    def add(self, turn: Turn, step_s: float, ticks: int = 1, delay_s: float = 0.0) -> Pair | None:
-        """Take in a regular step; a step time that is not a positive number is left out. The pair that it ended."""
-        closed = self.close() if turn.pair != self._key else None
-        self._key = turn.pair
-        if turn.pair is not None and 0.0 < step_s < math.inf:
-            self._rows.extend((turn.arm is not None, turn.counted, step_s / ticks, ticks, delay_s))
-        return closed
-
-    def close(self) -> Pair | None:
-        """The pair under way, as if it ended here; None where a block has no step."""
-        key, (on, counts, each_s, ticks, delay_s) = self._key, np.array(self._rows).reshape(-1, 5).T
-        self._key, self._rows = None, array("d")
-        paced, counted = on > 0.0, counts > 0.0
-        if key is None or paced.all() or not paced.any():
-            return None
-        off, on, ratio = ~paced & counted, paced & counted, None
-        least = 0.5 * self._plan.blocks[key[1]].counted_iterations
-        if min(ticks[off].sum(), ticks[on].sum()) >= least:
-            ratio = float(differences.log_ratio(each_s[off], each_s[on], ticks[off], ticks[on]))
-        return Pair(key, ratio, float(delay_s[on].sum()), float((each_s[on] * ticks[on]).sum()))
 
 
 @dataclass(frozen=True)
@@ -125,24 +77,24 @@ class Comparison:
         """The last evaluation's verdict."""
 
     def _forget(self) -> None:
-        self.ratios = dict[int, float]()
-        """Log ratio of the block means by round, with pacing over without, since the comparison last started anew."""
         self.mean, self.evaluations = Mean(), 0
-        """Of these ratios; and evaluations so far."""
+        """Of the log ratios of block means, with pacing over without, since it last started anew; and evaluations."""
         self._delays_s = self._paced_s = 0.0
 
     @property
     def pairs(self) -> int:
         return self.mean.count
 
-    def take(self, pair: Pair) -> bool:
-        """Take in a pair; whether there was a new evaluation."""
-        if pair.ratio is None:
-            return False
-        self.ratios[pair.key[0]] = pair.ratio
-        self.mean.add(pair.ratio)
-        self._delays_s += pair.delay_s
-        self._paced_s += pair.paced_s
+    def take(self, ratio: float, delay_s: float, paced_s: float) -> bool:
+        """Take in a pair of blocks; whether there was a new evaluation.
+
+        Args:
+            ratio: log ratio of the counted steps' means, with pacing over without.
+            delay_s: this rank's delays in the counted steps with pacing, which took ``paced_s``.
+        """
+        self.mean.add(ratio)
+        self._delays_s += delay_s
+        self._paced_s += paced_s
         if self.pairs != FIRST_EVALUATION_PAIRS << self.evaluations:
             return False
         self.evaluations += 1
@@ -204,7 +156,9 @@ class Experiment(Mode):
 
     def __init__(self, names: Sequence[str], plan: Plan) -> None:
         super().__init__()
-        self.plan, self._pairs = plan, Pairs(plan)
+        self.plan = plan
+        self._pair: tuple[int, int] | None = None
+        self._rows = array("d")  # of the pair of blocks under way, five numbers a step, in little memory
         memory_pairs = MEMORY_PAIRS if plan.every == ACTIVE else None
         self.candidates = [Comparison(name, memory_pairs=memory_pairs) for name in names]
 
@@ -223,20 +177,39 @@ class Experiment(Mode):
         return hurting, f"rolled back, as pacing {self.candidates[hurting].verdict.text}"
 
     def add(self, iteration: int, step_s: float, delay_s: float = 0.0, ticks: int = 1) -> int | None:
-        """Take in a regular step; the number of the candidate that surely hurts since this iteration, if any."""
-        pair = self._pairs.add(self.plan.turn(iteration, ticks), step_s, ticks, delay_s)
-        if pair is None or pair.key[1] in self.out:  # a block in which one stopped was paced in part
+        """Take in a regular step; the number of the candidate that surely hurts since this iteration, if any.
+
+        A step time that is not a positive number is left out.
+        """
+        turn = self.plan.turn(iteration, ticks)
+        hurting = self._end_pair() if turn.pair != self._pair else None
+        self._pair = turn.pair
+        if turn.pair is not None and 0.0 < step_s < math.inf:
+            self._rows.extend((turn.arm is not None, turn.counted, step_s / ticks, ticks, delay_s))
+        return hurting
+
+    def _end_pair(self) -> int | None:
+        """The pair of blocks under way ends; the number of its candidate if that surely hurts since then.
+
+        It does not count where a block has less than half of its counted iterations, or the candidate was stopped.
+        """
+        pair, (on, counts, each_s, ticks, delay_s) = self._pair, np.array(self._rows).reshape(-1, 5).T
+        self._pair, self._rows = None, array("d")
+        off, on = (on == 0.0) & (counts > 0.0), (on > 0.0) & (counts > 0.0)
+        if pair is None or pair[1] in self.out:
             return None
-        candidate = self.candidates[pair.key[1]]
-        return pair.key[1] if candidate.take(pair) and candidate.verdict.kind == "hurts" else None
+        number, candidate = pair[1], self.candidates[pair[1]]
+        if min(ticks[off].sum(), ticks[on].sum()) < 0.5 * self.plan.blocks[number].counted_iterations:
+            return None
+        ratio = float(differences.log_ratio(each_s[off], each_s[on], ticks[off], ticks[on]))
+        evaluated = candidate.take(ratio, float(delay_s[on].sum()), float((each_s[on] * ticks[on]).sum()))
+        return number if evaluated and candidate.verdict.kind == "hurts" else None
 
     def final(self) -> None:
         """The last evaluation of every candidate that still paces, at the end of the job."""
-        pair = self._pairs.close()
+        self._end_pair()
         for k, candidate in enumerate(self.candidates):
             if k not in self.out:
-                if pair is not None and pair.key[1] == k:
-                    candidate.take(pair)
                 candidate.final()
 
     @property
@@ -246,29 +219,15 @@ class Experiment(Mode):
 
     def as_dict(self, tick_s: float) -> dict[str, Any]:
         of, leader = self.candidates, self.leading
-        differing = [
-            {"name": of[a].name, "than": of[b].name, "gain": gain, "low": low, "high": high, "pairs": pairs}
-            for a in range(len(of))
-            for b in range(a)
-            if (compared := gain_over(of[a].ratios, of[b].ratios)) is not None
-            for (gain, low, high), pairs in [compared]
-        ]
         listed = [
             {"name": one.name, **one.verdict.as_dict(), "pairs": one.pairs, "stopped": self.out.get(k, "")}
             for k, one in enumerate(of)
         ]
-        canary = leader.verdict.as_dict() | {"candidates": listed, "differences": differing}
+        canary = leader.verdict.as_dict() | {"candidates": listed}
         if len(of) > 1:
             canary["text"] = f"{leader.name}: {leader.verdict.text}"
         until = time_to_verdict(self.plan, leader, tick_s)
         return {"canary": canary | {"forecast": {"text": until} if until else None}}
-
-
-def gain_over(ratios: Mapping[int, float], other: Mapping[int, float]) -> tuple[Interval, int] | None:
-    """How much more one candidate gains than another, and the rounds that it rests on; None with fewer than two."""
-    mine, theirs = dict(ratios), dict(other)  # copies: another thread may be adding to them
-    by_round = Mean(ratio - theirs[number] for number, ratio in mine.items() if number in theirs)
-    return (differences.gain(by_round.interval(DIFFERENCE_ALPHA)), by_round.count) if by_round.count > 1 else None
 
 
 def time_to_verdict(plan: Plan, comparison: Comparison, step_s: float | None) -> str:
@@ -283,7 +242,7 @@ def time_to_verdict(plan: Plan, comparison: Comparison, step_s: float | None) ->
     for effect in EFFECTS:
         pairs, text = pairs_for(-math.log1p(-effect), noise), "too many pairs"
         if pairs is not None:
-            iterations = plan.after(0) - plan.begin + pairs * (plan.after(1) - plan.after(0))
+            iterations = plan.after(pairs) - plan.begin
             text = f"{pairs} pairs, {iterations:,} iterations"
             text += f", about {hours(iterations * step_s)}" if step_s else ""
         takes.append(f"{100 * effect:g} %: {text}")

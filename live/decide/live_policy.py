@@ -9,7 +9,6 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from paceenv.core.errors import InputError
 from paceenv.core.limits import Limits
@@ -100,32 +99,8 @@ def _from_file(text: str) -> NamedPolicy:
 
 
 def obstacle(options: Options, policy: Policy | str | os.PathLike[str] | None) -> str:
-    """Why the mode cannot be entered, or files cannot be written; "" if nothing that can be known yet prevents it.
+    """Why the mode cannot be entered; "" if nothing that can be known yet prevents it.
 
     What only a running job shows (a rank without an agent, signals outside the policy's range) is not looked at.
     """
-    if options.mode == "off":
-        return ""
-    if options.out is not None and (why := _unwritable(options.out)):
-        return f"out = {str(options.out)!r}: {why}"
-    if options.kill_file is not None and _is_there(options.kill_file):
-        return f"kill_file {options.kill_file} is there already, and the agent would detach at once"
     return needed_policy(options.mode, policy, options.candidates).fault if options.mode in DECIDING else ""
-
-
-def _is_there(file: Path) -> bool:
-    try:
-        return file.exists()
-    except OSError:
-        return False
-
-
-def _unwritable(folder: Path) -> str:
-    """Why nothing can be written into a folder, which need not be there yet; "" if it can."""
-    while not _is_there(folder):
-        if folder == folder.parent:
-            return "no such folder"
-        folder = folder.parent
-    if not folder.is_dir():
-        return f"{folder} is not a folder"
-    return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} may not be written to"

@@ -1,4 +1,4 @@
-"""A rank's place: host, process, CPUs, device and the settings of its collectives; read once.
+"""A rank's place: host, process, CPUs and device; read once.
 
 Nothing here raises, starts a CUDA context or waits for a device; unknown fields are left out. Names of fields are the
 keys of the trace's metadata and of the snapshot.
@@ -9,36 +9,14 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from paceenv.core.wording import format_list
 from paceenv.live.observe.log import tried
 
-ENVIRONMENT: Final = (
-    "OMP_NUM_THREADS",
-    "CUDA_VISIBLE_DEVICES",
-    "GLOO_SOCKET_IFNAME",
-    "NCCL_SOCKET_IFNAME",
-    "NCCL_IB_HCA",
-    "NCCL_IB_DISABLE",
-    "NCCL_P2P_DISABLE",
-    "NCCL_SHM_DISABLE",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NCCL_NET",
-)
-"""Variables that influence the path of a collective; no others are recorded."""
 
-
-def describe(
-    *,
-    device: str = "cpu",
-    backend: str = "",
-    proc: Path = Path("/proc"),
-    environ: Mapping[str, str] = os.environ,
-) -> dict[str, Any]:
+def describe(*, device: str = "cpu", backend: str = "", proc: Path = Path("/proc")) -> dict[str, Any]:
     """Everything about this rank's place, as plain JSON data."""
     place: dict[str, Any] = {
         "host": tried(socket.gethostname, None),
@@ -49,7 +27,6 @@ def describe(
         "device": device,
         "gpu": tried(lambda: _gpu(device), None),
         "cpus": tried(lambda: format_list(os.sched_getaffinity(0)), None),
-        "environment": {name: environ[name] for name in ENVIRONMENT if name in environ} or None,
     }
     return {name: value for name, value in place.items() if value is not None}
 

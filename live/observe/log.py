@@ -18,9 +18,9 @@ from paceenv.live.observe.batch import THREAD, Kind
 from paceenv.live.observe.stamps import Stamps
 
 T = TypeVar("T")
-MAX_ROWS, MAX_WAITING, MAX_MARKS = 100_000, 20_000, 1_000
-"""Operations of one iteration or step, and marks in it: with more, some are left out, and it is marked; in between,
-operations that wait for whoever takes them: with more, the training thread does."""
+MAX_ROWS, MAX_WAITING = 100_000, 20_000
+"""Operations of one iteration or step: with more, some are left out, and it is marked; and operations that wait for
+whoever takes them: with more, the training thread does."""
 TOO_MANY = "too many operations"
 """Mark of an iteration from which operations are left out."""
 MAX_KINDS = 60_000
@@ -80,10 +80,7 @@ class Group:
     def counted(self) -> int | None:
         """Collectives that the group itself has counted so far; None where it does not count."""
         group = self._group()
-        try:
-            return int(group._get_sequence_number_for_group()) if group is not None else None
-        except Exception:
-            return None
+        return None if group is None else tried(lambda: int(group._get_sequence_number_for_group()), None)
 
     def pause(self) -> None:
         """What is started from now on is not watched."""
@@ -144,15 +141,13 @@ class Log:
         self.count = 0
         """Iterations that are over."""
         self._skipped = self._to_skip = 0
-        self._marks = deque[tuple[str, int | None, int]]()  # any thread may add some: name, change, operations before
-        self._late, self._held = "", list[str]()  # a mark after the last operation; those that are under way
-        self._cut, self._noted = "", False  # the mark if something is left out; whether one of these three is set
-        self._unlogged = 0  # marks under way whose beginning is left out, and whose end must be
+        self._mark, self._late, self._place = "", "", 0  # of the iteration; one after so many operations, if none came
+        self._held, self._noted = list[str](), False  # marks under way; whether any mark is set
 
     def add(self, kind: int, entry: Any) -> None:
         """Log an operation that ends now."""
         if len(self.rows) >= MAX_ROWS:  # without a tick: an evaluation, say
-            self._cut, self._noted = TOO_MANY, True
+            self._mark, self._noted = self._mark or self._late or TOO_MANY, True
             self.release(entry)
             return
         exit_ = self.stamps.record()
@@ -168,7 +163,7 @@ class Log:
         if self._to_skip and self.skips():
             return None
         rows = self.rows
-        mark = self._mark_of(len(rows)) if self._marks or self._noted else ""
+        mark = self._mark_of(len(rows)) if self._noted else ""
         tick = self.count, rows, mark, self.delay, self.stamps.record()
         self.rows, self.delay = [], None
         self.count += 1
@@ -193,25 +188,19 @@ class Log:
 
     def _mark_of(self, operations: int) -> str:
         """The mark of the iteration that ends now; one after its last operation belongs to the one that follows."""
-        mark, late, place = "", self._late, 0
-        while self._marks:
-            kind, change, next_place = self._marks.popleft()
-            mark = mark or (late if next_place > place else "")
-            late, place = kind, next_place
-            if change == 1:
-                self._held.append(kind)
-            elif change == -1:
-                self._held = self._held[:-1]
-        mark, self._late = (mark or late, "") if operations > place else (mark, late)
-        mark, self._cut = mark or self._cut, ""
-        self._noted = self.marked
+        self._move_to(operations)
+        mark, self._mark, self._place, self._noted = self._mark, "", 0, self.marked
         return self._held[-1] if self._held else mark
+
+    def _move_to(self, operations: int) -> None:
+        """A mark is the iteration's as soon as an operation follows it; of several, the first."""
+        if operations > self._place:
+            self._mark, self._late, self._place = self._mark or self._late, "", operations
 
     def forget(self) -> None:
         """Forget what was logged so far."""
         self.release(*(stamp for _, *stamps in self.rows for stamp in stamps))
-        self._marks.clear()
-        self.rows, self._late, self._cut = [], "", ""
+        self.rows, self._mark, self._late, self._place = [], "", "", 0
 
     def skips(self) -> bool:
         """Whether the iteration that ends now was not watched."""
@@ -265,16 +254,12 @@ class Log:
 
     def mark(self, kind: str, change: int | None = None) -> None:
         """Mark an irregular event that happens now, such as a checkpoint; 1 and -1 mark its beginning and its end."""
-        if change == -1 and self._unlogged:
-            self._unlogged -= 1
-            return
-        if change != -1 and len(self._marks) >= MAX_MARKS:
-            self._cut, self._noted = TOO_MANY, True
-            self._unlogged += change == 1
-            return
-        mark = (kind, change, len(self.rows))
-        if change is not None or not self._marks or self._marks[-1] != mark:  # an evaluation makes one for every batch
-            self._marks.append(mark)
+        self._move_to(len(self.rows))
+        self._late, self._noted = kind, True
+        if change == 1:
+            self._held.append(kind)
+        elif change == -1 and self._held:
+            self._held.pop()
 
     def on_this_thread(self) -> None:
         """From now on, this is the thread whose waiting blocks the step."""
@@ -290,13 +275,8 @@ class Log:
         if known_group is not None:
             return known_group
         name = tried(lambda: str(group.group_name), "")
-        number = (
-            -1
-            if not name
-            else int(name)
-            if name.isdecimal() and len(name) < 9
-            else zlib.crc32(name.encode()) & 0x7FFFFFFF
-        )
+        hashed = zlib.crc32(name.encode()) & 0x7FFFFFFF if name else -1
+        number = int(name) if name.isdecimal() and len(name) < 9 else hashed
         described = self.groups.get(number)
         if described is None or described.ended:
             member, size = tried(lambda: (int(group.rank()), int(group.size())), (0, 0))

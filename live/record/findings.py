@@ -12,7 +12,6 @@ and ``text``: all in words, for the page. Times are seconds per step; null means
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,12 +20,12 @@ from typing import Any, Final
 import numpy as np
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import atomic_write, open_regular
+from paceenv.core.files import atomic_write
 from paceenv.core.lateness.watch import IN_TURNS
 from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record import findings_text as words
 from paceenv.live.record.rank_sets import Job, RankSet, judge
-from paceenv.live.record.run_folder import json_bytes
+from paceenv.live.record.run_folder import json_bytes, read_json
 from paceenv.live.record.side_by_side import FLOOR_S, connected_sets, used_groups
 from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, entry, number, text
 
@@ -165,8 +164,7 @@ def write_findings(folder: Path, findings: Findings) -> None:
 def read_verdict(folder: Path, rank: int) -> dict[str, Any] | None:
     """The verdict on ``rank`` from ``findings.json`` in an attempt's folder; None where none can be read."""
     try:
-        with open_regular(folder / FINDINGS, MAX_BYTES) as stream:
-            verdict = entry(json.loads(stream.read(MAX_BYTES)), "verdicts", str(rank))
-    except (InputError, OSError, ValueError, RecursionError):
+        verdict = entry(read_json(folder / FINDINGS, MAX_BYTES), "verdicts", str(rank))
+    except InputError:
         return None
     return verdict if text(verdict, "verdict") in ARRIVALS else None

@@ -16,7 +16,7 @@ from paceenv.core.wording import count, duration, name_ranks
 from paceenv.live.observe.locality import is_gone
 from paceenv.live.record.rank_sets import Job, RankSet
 from paceenv.live.record.run_folder import is_silent
-from paceenv.live.record.side_by_side import Wait, name_group
+from paceenv.live.record.side_by_side import Wait
 from paceenv.live.record.snapshot import ASKED, EARLY, ON_TIME, UNKNOWN, Snapshot, number, text
 
 RESTART = (
@@ -156,7 +156,7 @@ def _clauses(job: Job, rank_set: RankSet, team: list[int]) -> list[str]:
         whom = (" for it" if len(team) == 1 else " for them") if set(last) <= set(team) else ""
         behind = [p for p in last if p not in team and p in best]
         via = f" for {name_ranks(job.names(behind))}" if not set(last) & set(team) and behind else ""
-        where = f"{wait.op} of {name_group(wait.group)}"
+        where = f"{wait.op} of {name_ranks(wait.group.ranks)}"
         clauses.append(f"{name_ranks(job.names(places))} {verb}{whom or via} in {where}")
     if len(rows) > LISTED:
         more = sum(len(places) for _, places in rows[LISTED:])
@@ -180,9 +180,9 @@ def _victims(job: Job, rank_set: RankSet) -> list[str]:
             if whom and (culprit := _culprit(rank_set, best, own)) is not None:
                 named = [culprit] if culprit in whom else whom
                 told.add(place)
-                where = f"{own.op} of {name_group(own.group)}"
+                last, where = (f"{one.op} of {name_ranks(one.group.ranks)}" for one in (wait, own))
                 lines.append(
-                    f"rank {job.ranks[place]} arrives last in {wait.op} of {name_group(wait.group)}, because it waits "
+                    f"rank {job.ranks[place]} arrives last in {last}, because it waits "
                     f"for {name_ranks(job.names(named))} in {where}"
                 )
     if len(lines) > LISTED:
@@ -240,7 +240,7 @@ def _unnamed_waits(job: Job, sets: Sequence[RankSet]) -> list[str]:
         waiting = job.names(wait.places[wait.wait_s_E > floor_s].tolist())
         last = job.names(wait.places[wait.wait_s_E <= floor_s].tolist())
         lines.append(
-            f"in {wait.op} of {name_group(wait.group)}: {name_ranks(last)} arrive{'s' * (len(last) == 1)} last, "
+            f"in {wait.op} of {name_ranks(wait.group.ranks)}: {name_ranks(last)} arrive{'s' * (len(last) == 1)} last, "
             f"{name_ranks(waiting)} wait{'s' * (len(waiting) == 1)} up to {duration(longest_s)}"
         )
     return lines

@@ -70,16 +70,8 @@ class Housekeeping:
 
     def start(self) -> bool:
         """Start the thread; if the system refuses, that is reported and the job goes on without. Returns success."""
-        if self._thread is not None:
-            return True
-        thread = background("paceenv-live", self._run, self._problem)
-        try:
-            thread.start()
-        except (RuntimeError, MemoryError) as error:
-            self._say(f"no background thread: {error}; nothing will be written or served")
-            return False
-        self._thread = thread
-        return True
+        self._thread = self._thread or background("paceenv-live", self._run, self._problem)
+        return self._thread is not None
 
     def stop(self, deadline_s: float = 5.0) -> bool:
         """Let every task run a last time, and wait for it; returns whether all are done.
@@ -143,8 +135,15 @@ class Housekeeping:
 
 def background(
     name: str, run: Callable[[], object], problem: Callable[[str], None] = lambda text: None
-) -> threading.Thread:
-    """A daemon thread for ``run``, not started yet: it takes no signals, and an error in it goes to ``problem``."""
+) -> threading.Thread | None:
+    """Start a daemon thread for ``run``: it takes no signals, and an error in it goes to ``problem``.
+
+    None where the system refuses, which ``problem`` hears, too.
+    """
+
+    def say(text: str) -> None:
+        with contextlib.suppress(Exception):
+            problem(text)
 
     def guarded() -> None:
         with contextlib.suppress(OSError, ValueError):  # signals reach the main thread, and interrupt its waits
@@ -152,10 +151,15 @@ def background(
         try:
             run()
         except Exception as error:
-            with contextlib.suppress(Exception):
-                problem(f"thread {name} ended: {described(error)}")
+            say(f"thread {name} ended: {described(error)}")
 
-    return threading.Thread(target=guarded, name=name, daemon=True)
+    thread = threading.Thread(target=guarded, name=name, daemon=True)
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:  # no new threads, or Python is ending
+        say(f"no thread {name}: {error}")
+        return None
+    return thread
 
 
 class _Native:

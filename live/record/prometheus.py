@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from paceenv.live.log_once import described
 from paceenv.live.options import MODES
 from paceenv.live.record.snapshot import ARRIVALS, QUANTITIES, VERDICTS, Snapshot, entry, number, text
 
@@ -81,18 +80,10 @@ class MetricsServer:
     """Serves the metrics of a snapshot over HTTP until :meth:`close`, through the library's own server.
 
     ``start`` may take as long as the system's resolver and belongs on a background thread.
-    ``problem`` is called once with one line if the endpoint cannot be started.
     """
 
-    def __init__(
-        self,
-        snapshot: Callable[[], Snapshot],
-        port: int,
-        *,
-        host: str = "127.0.0.1",
-        problem: Callable[[str], None],
-    ) -> None:
-        self._asked, self._problem, self._process = (host, port), problem, os.getpid()
+    def __init__(self, snapshot: Callable[[], Snapshot], port: int, *, host: str = "127.0.0.1") -> None:
+        self._asked, self._process = (host, port), os.getpid()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(SnapshotCollector(snapshot))
         self._server: Any = None
@@ -102,21 +93,15 @@ class MetricsServer:
         """The port it listens on; None while it does not."""
         return self._server.server_port if self._server is not None else None
 
-    def start(self) -> bool:
-        """Listen and serve; False, with a report to ``problem``, where that is not possible."""
+    def start(self) -> None:
+        """Listen and serve. Raises OSError where that is not possible."""
         host, port = self._asked
-        try:
-            server: Any = start_http_server(port, host, self._registry)[0]
-        except Exception as error:
-            with contextlib.suppress(Exception):
-                self._problem(f"no metrics on {host}:{port}: {described(error)}")
-            return False
+        server: Any = start_http_server(port, host, self._registry)[0]
         server.handle_error = lambda request, address: None  # a client that goes away in the middle
         handler = server.RequestHandlerClass
         server.RequestHandlerClass = type(handler.__name__, (handler,), {"timeout": REQUEST_TIMEOUT_S})
         self._server = server
         os.register_at_fork(after_in_child=server.socket.close)  # else the port is in use as long as the child lives
-        return True
 
     def close(self) -> None:
         """Stop listening; requests under way are not finished."""

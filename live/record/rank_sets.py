@@ -36,7 +36,6 @@ from paceenv.live.record.side_by_side import (
     find_grid,
     measure_wait,
     medians,
-    name_group,
     read_traffic,
     side_by_side,
     used_groups,
@@ -153,7 +152,7 @@ def judge(job: Job, places: list[int]) -> RankSet:
 
 def _why_alone(job: Job, place: int) -> str:
     """Why no other rank stands beside this one."""
-    groups = [group for group in job.traffic.groups if place in group.places and group.size > 1]
+    groups = [group for group in job.traffic.groups if place in group.places and len(group.ranks) > 1]
     if job.world_size == 1:
         return "the job has one rank"
     if any(group in used_groups(job.traffic) for group in groups):
@@ -189,7 +188,7 @@ def _stages(job: Job, rank_set: RankSet) -> dict[int, int]:
     """The stage of each rank in a pipeline: its place in the group that sends and receives."""
     stages: dict[int, int] = {}
     for operation in job.traffic.operations:
-        if operation.op in POINT_TO_POINT and operation.group.ranks:
+        if operation.op in POINT_TO_POINT:
             for place in operation.places.tolist():
                 if place in rank_set.places and job.ranks[place] in operation.group.ranks:
                     stages[place] = operation.group.ranks.index(job.ranks[place])
@@ -235,22 +234,20 @@ def _hidden(job: Job, rank_set: RankSet, block_iterations: int) -> None:
     """Everything about the set that could not be seen; ranks that it could explain are refused."""
     inside = set(rank_set.places)
     groups = [group for group in job.traffic.groups if inside & set(group.places)]
-    unseen = [g for g in groups if g.unseen_per_step * block_iterations >= RARE and g.size > 1]
+    unseen = [g for g in groups if g.unseen_per_step * block_iterations >= RARE and len(g.ranks) > 1]
     touched = {place for group in unseen for place in group.places}
     for unit in connected_sets(len(job.ranks), unseen):
         for place in touched & set(unit):
-            ranks = sorted({*job.names(unit), *(r for g in unseen if place in g.places for r in g.ranks or ())})
+            ranks = sorted({*job.names(unit), *(r for g in unseen if place in g.places for r in g.ranks)})
             rank_set.refused[place] = f"collectives of {name_ranks(ranks)} could not be seen"
-    for group in sorted(unseen, key=name_group):
-        line = f"{group.unseen_per_step:.3g} collectives per step of {name_group(group)} could not be seen"
+    for group in sorted(unseen, key=lambda group: name_ranks(group.ranks)):
+        line = f"{group.unseen_per_step:.3g} collectives per step of {name_ranks(group.ranks)} could not be seen"
         rank_set.reasons.append(f"{line}, as where a compiled graph starts them: waits in them count as own work")
     used = {id(operation.group): operation.group for operation in job.traffic.operations}
     missing: set[int] = set()
     for group in used.values():
         if inside & set(group.places):
-            missing |= set(group.ranks or ()) - set(job.ranks)
-            if group.ranks is None and len(group.places) != group.size:
-                rank_set.reasons.append(f"the members of {name_group(group)} are not known")
+            missing |= set(group.ranks) - set(job.ranks)
     if missing:
         rank_set.reasons.append(f"{name_ranks(sorted(missing))} {'has' if len(missing) == 1 else 'have'} no snapshot")
     _hidden_times(job, rank_set)
@@ -284,7 +281,7 @@ def _name(job: Job, rank_set: RankSet, watched: Findings, own_s_RK: Times) -> No
     rank_set.waits = [
         measure_wait(operation, compared_R, chosen)
         for operation in job.traffic.operations
-        if compared_R[operation.places].sum() > 1 and operation.group.consistent
+        if compared_R[operation.places].sum() > 1
     ]
     waited_s_R = waited_for(len(job.ranks), rank_set.waits)[rank_set.compared]
     paced_s_R = job.numbers(rank_set.compared, "parts", "pacing_s")  # early ranks that are delayed wait for less

@@ -13,11 +13,10 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from paceenv.live.log_once import described
 from paceenv.live.observe.batch import Batch
 from paceenv.live.record.run_folder import segment_path
 from paceenv.live.record.segments import MAX_FLUSHES, flush_bytes, header_bytes
@@ -45,7 +44,7 @@ def rank_header(
 
 
 class TraceRecorder:
-    """Takes batches and appends them to the segments of one rank. Nothing raises.
+    """Takes batches and appends them to the segments of one rank.
 
     ``attempt`` is the start of the job's processes; while it is "", nothing is written, and it may be set at any time.
 
@@ -60,7 +59,6 @@ class TraceRecorder:
         folder: str | Path,
         header: Mapping[str, Any],
         *,
-        problem: Callable[[str], None],
         flush_s: float = 30.0,
         file_bytes: int = 64 << 20,
         max_files: int = 8,
@@ -68,10 +66,9 @@ class TraceRecorder:
         entry = header["rank"]
         self.attempt = str(header["job"]["attempt"])
         self._folder, self._host, self._rank = Path(folder), str(entry.get("host", "")), int(entry["rank"])
-        self._header, self._problem, self._said = dict(header), problem, False
+        self._header = dict(header)
         self._flush_s, self._file_bytes, self._max_files = flush_s, file_bytes, max(max_files, 1)
-        self._process, self._flushed_s = os.getpid(), time.monotonic()
-        self._waiting = deque[Batch]()
+        self._flushed_s, self._waiting = time.monotonic(), deque[Batch]()
         self._rows = self._dropped = 0
         self._number, self._size, self._flushes = -1, 0, 0  # of the current file; -1 before the first
         self._own: list[Path] = []
@@ -84,9 +81,8 @@ class TraceRecorder:
 
     def add(self, batch: Batch) -> None:
         """Take in iterations that are over, on any thread, without waiting for the one that writes."""
-        if os.getpid() == self._process and len(batch.iterations_T):
-            self._waiting.append(batch)
-            self._forget_oldest()
+        self._waiting.append(batch)
+        self._forget_oldest()
 
     def write(self, final: bool) -> None:
         """Flush if it is due, or ``final``; for the housekeeping thread, about once a second."""
@@ -94,24 +90,18 @@ class TraceRecorder:
         if final or due:
             self.flush()
 
-    def flush(self) -> bool:
-        """Append what waits; on one thread only. Returns whether nothing is left."""
-        if os.getpid() != self._process:
-            return True
-        self._flushed_s = time.monotonic()
-        if not self._waiting:
-            return True
-        if not self.attempt:
-            return False
+    def flush(self) -> None:
+        """Append what waits; on one thread only. Raises why it cannot be written; then it waits for the next flush."""
+        if not self._waiting or not self.attempt:
+            return
         batches = [self._waiting.popleft() for _ in range(len(self._waiting))]
         try:
             self._append(batches)
-            return True
-        except Exception as error:  # the next flush tries again
+            self._flushed_s = time.monotonic()
+        except Exception:
             self._waiting.extendleft(reversed(batches))
             self._forget_oldest()
-            self._say(error)
-            return False
+            raise
 
     def _bytes(self) -> int:
         return sum(batch.nbytes for batch in tuple(self._waiting))
@@ -188,9 +178,3 @@ class TraceRecorder:
             with contextlib.suppress(OSError):
                 self._own.pop().unlink()
             self._number -= 1
-
-    def _say(self, error: Exception) -> None:
-        if not self._said:
-            self._said = True
-            with contextlib.suppress(Exception):
-                self._problem(f"the trace cannot be written, and the job goes on: {described(error)}")

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from paceenv.core.errors import InputError, short_repr
+from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write, open_regular
 from paceenv.core.plain import plain
 from paceenv.live.record.snapshot import SCHEMA, Snapshot, number
@@ -86,6 +86,17 @@ def json_bytes(data: Mapping[str, Any]) -> bytes:
     return (json.dumps(plain(data), allow_nan=False, default=lambda value: None) + "\n").encode()
 
 
+def read_json(path: Path, most_bytes: int) -> Any:
+    """What a regular file of JSON holds. Raises InputError for any other file, and if it cannot be read."""
+    with open_regular(path, most_bytes) as stream:
+        try:
+            return json.loads(stream.read(most_bytes))
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}") from None
+        except (ValueError, RecursionError):
+            raise InputError(f"{path}: not JSON") from None
+
+
 def write_status(folder: Path, snapshot: Mapping[str, Any]) -> None:
     """Write a rank's snapshot completely or not at all. Raises InputError."""
     path = status_path(folder, str(snapshot["attempt"]), str(snapshot["host"]), int(snapshot["rank"]))
@@ -111,17 +122,6 @@ class RunFolder:
 
     def latest(self) -> str:
         return self.attempts()[-1]
-
-    def chosen(self, attempt: str | None) -> str:
-        """``attempt``, of which the beginning is enough, or the latest for None. Raises InputError if it is unknown."""
-        if attempt is None:
-            return self.latest()
-        matches = [name for name in self.attempts() if name.startswith(attempt)] if attempt else []
-        if len(matches) != 1 and attempt not in matches:
-            which = "several begin so" if matches else "there is none"
-            listed = ", ".join(self.attempts()[-5:])
-            raise InputError(f"{self.path}: attempt = {short_repr(attempt)}: {which}; allowed: one of {listed}")
-        return attempt if attempt in matches else matches[0]
 
     def statuses(self, attempt: str) -> list[Snapshot]:
         """The snapshots of an attempt's ranks, ordered by rank; of a rank that is there twice, the newest."""
@@ -182,14 +182,10 @@ class RunFolder:
 
     def _read_status(self, path: Path) -> Snapshot | None:
         try:
-            with open_regular(path, MAX_STATUS_BYTES) as stream:
-                data = json.loads(stream.read(MAX_STATUS_BYTES))
+            data = read_json(path, MAX_STATUS_BYTES)
         except InputError as error:
             if path.exists():  # else replaced or removed meanwhile
                 self.note(f"{error}; passed over")
-            return None
-        except (OSError, ValueError, RecursionError) as error:
-            self.note(f"{path}: passed over: {getattr(error, 'strerror', None) or 'not JSON'}")
             return None
         if not isinstance(data, dict) or data.get("schema") != SCHEMA or type(data.get("rank")) is not int:
             self.note(f"{path}: passed over: not a status of schema {SCHEMA}")

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.lateness.watch import COMMON_END, lateness_of
-from paceenv.core.wording import name_ranks
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 
 FLOOR_S = 0.5e-3
@@ -128,18 +127,11 @@ def side_by_side(snapshots: Sequence[Snapshot], grid: Grid) -> Blocks:
 
 @dataclass
 class Group:
-    """A process group: the ranks it has (None where no agent knows), and the places of those with a snapshot."""
+    """A process group: the ranks it has, and the places of those with a snapshot."""
 
-    name: str
-    size: int
-    ranks: tuple[int, ...] | None
+    ranks: tuple[int, ...]
     places: list[int] = field(default_factory=list)
     unseen_per_step: float = 0.0
-
-    @property
-    def consistent(self) -> bool:
-        """False where more ranks claim a group of unknown members than it has."""
-        return self.ranks is not None or len(self.places) <= self.size
 
 
 class Operation(NamedTuple):
@@ -175,13 +167,13 @@ class Traffic:
     other_s_R: Times
     """Blocked time in operations that were summed up, without their group."""
     ungrouped_s_R: Times
-    """Blocked time in operations whose group has no number."""
+    """Blocked time in operations whose group has no number, or no ranks that its agent knows."""
 
 
 def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
     """The groups and operations of the ranks' snapshots; ill-typed entries count as missing."""
     groups: dict[Key, Group] = {}
-    rows: dict[tuple[Key, str], list[tuple[int, Times]]] = {}
+    rows: dict[tuple[Key, str], dict[int, Times]] = {}
     other_s_R, ungrouped_s_R = np.zeros(len(snapshots)), np.zeros(len(snapshots))
     grid = grid or Grid(1, 0, 1)
     for place, snapshot in enumerate(snapshots):
@@ -201,8 +193,12 @@ def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
             else:
                 blocked_s_K = on_grid(grid, snapshot, item.get("blocks_s"))
                 blocked_s_K = np.where(np.isnan(blocked_s_K), blocked_s, blocked_s_K)
-                rows.setdefault((key, op), []).append((place, blocked_s_K))
-    operations = [_operation(op, groups[key], entries) for (key, op), entries in rows.items()]
+                of_rank = rows.setdefault((key, op), {})
+                of_rank[place] = of_rank.get(place, 0.0) + blocked_s_K
+    operations = [
+        Operation(op, groups[key], np.array(list(of_rank)), np.array(list(of_rank.values())))
+        for (key, op), of_rank in rows.items()
+    ]
     return Traffic(list(groups.values()), operations, other_s_R, ungrouped_s_R)
 
 
@@ -216,14 +212,11 @@ def _read_groups(snapshot: Snapshot, place: int, groups: dict[Key, Group]) -> di
     keys: dict[float | None, Key] = {}
     listed = entry(snapshot, "groups")
     for label, described in listed.items() if isinstance(listed, dict) else ():
-        size = number(described, "size") if isinstance(described, dict) else None
-        if size is None or size < 1 or not str(label).isdecimal():
-            continue
         members = _members(text(described, "ranks"))
-        key = (int(label), text(described, "name"), members)
-        group = groups.setdefault(key, Group(text(described, "name"), int(size), members))
-        group.places.append(place)
-        keys[float(label)] = key
+        if members is not None and str(label).isdecimal():
+            key = (int(label), text(described, "name"), members)
+            groups.setdefault(key, Group(members)).places.append(place)
+            keys[float(label)] = key
     return keys
 
 
@@ -233,17 +226,7 @@ def _members(ranks: str) -> tuple[int, ...] | None:
     if not _RANKS.fullmatch(ranks):
         return None
     spans = [range(int(edge[0]), int(edge[-1]) + 1) for edge in (part.split("-") for part in ranks.split(","))]
-    return tuple(itertools.chain(*spans)) if sum(map(len, spans)) <= MAX_RANKS else None
-
-
-def _operation(op: str, group: Group, entries: list[tuple[int, Times]]) -> Operation:
-    """Entries of the same rank (several sizes of payload) are summed."""
-    places = sorted({place for place, _ in entries})
-    index = {place: e for e, place in enumerate(places)}
-    blocked_s_EK = np.zeros((len(places), len(entries[0][1])))
-    for place, blocked_s_K in entries:
-        blocked_s_EK[index[place]] += blocked_s_K
-    return Operation(op, group, np.array(places), blocked_s_EK)
+    return tuple(itertools.chain(*spans)) if 0 < sum(map(len, spans)) <= MAX_RANKS else None
 
 
 def connected_sets(ranks: int, groups: Iterable[Group]) -> list[list[int]]:
@@ -261,7 +244,7 @@ def used_groups(traffic: Traffic) -> list[Group]:
     """The groups of several ranks in which anything happens, seen or not."""
     used = {id(operation.group): operation.group for operation in traffic.operations}
     used |= {id(group): group for group in traffic.groups if group.unseen_per_step > 0.0}
-    return [group for group in used.values() if group.size > 1]
+    return [group for group in used.values() if len(group.ranks) > 1]
 
 
 def measure_wait(operation: Operation, among_R: NDArray[np.bool_], blocks: Sequence[int]) -> Wait:
@@ -288,8 +271,3 @@ def medians(table_RK: Times) -> Times:
     known = ~np.isnan(table_RK).all(axis=1)
     median_R[known] = np.nanmedian(table_RK[known], axis=1)
     return median_R
-
-
-def name_group(group: Group) -> str:
-    """A group by its ranks; by its name where they are not known."""
-    return name_ranks(group.ranks) if group.ranks else f"group {group.name or '(no name)'} of {group.size} ranks"

@@ -42,7 +42,6 @@ canary      null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, 
             ``forecast``: ``text`` (the time to a verdict); of several candidates these are the best one's.
             ``candidates`` are all of them: ``name``, ``verdict``, ``text``, ``gain``, ``low``, ``high``, ``pairs``,
             ``stopped`` (why it paces no more, or "").
-            ``differences``: ``name`` gains so much more ``than`` another: ``gain``, ``low``, ``high``, ``pairs``
 probe       null, or in mode probe ``unit`` (the ranks that move together with this one), ``bound_s`` (longest probe),
             ``cost_share`` (relative increase of the mean step; null before the first evaluation)
 overhead    the agent's own time on the host per iteration: ``mean_s``

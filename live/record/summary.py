@@ -33,7 +33,7 @@ NAMES_OF_LIMITS: Final = {
     "budget": "budget per minute",
 }
 LISTED: Final = 4
-"""Ranks listed for each kind; further ones are counted."""
+"""Reasons that are listed."""
 ALIKE: Final = 0.02
 """Ranks with a smaller relative difference are not listed separately."""
 FEW: Final = 0.1
@@ -150,13 +150,6 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         )
         if spread := _lengths(ranks, "pacing"):
             lines.append(f"  {spread}")
-        paced = sorted(
-            ((number(s, "pacing", "total_s") or 0.0, int(s["rank"])) for s in ranks if number(s, "pacing", "taken")),
-            reverse=True,
-        )
-        if paced:
-            listed = ", ".join(f"rank {rank} {duration(total_s)}" for total_s, rank in paced[:LISTED])
-            lines.append(f"  most by {listed}")
     lines += [f"  {line}" for line in held(ranks)]
     if asked or taken or total(ranks, "pacing", "holds"):
         cut = [f"{NAMES_OF_LIMITS.get(name, name)} {count(n)}" for name, n in cut_by_limits(ranks).most_common()]
@@ -228,17 +221,11 @@ def _lengths(ranks: Sequence[Snapshot], what: str) -> str:
 
 
 def _contest(own: Snapshot) -> list[str]:
-    """Several candidates of modes canary and active: each one's verdict, and how it compares with the others."""
-    lines = []
-    candidates, differences = entry(own, "canary", "candidates"), entry(own, "canary", "differences")
+    """Several candidates of modes canary and active: each one's verdict."""
+    lines, candidates = [], entry(own, "canary", "candidates")
     for one in candidates if isinstance(candidates, list) and len(candidates) > 1 else ():
         why = f"; stopped: {text(one, 'stopped')}" if text(one, "stopped") else ""
         lines.append(f"  {text(one, 'name')}: {text(one, 'text')}{why}")
-    for one in differences if isinstance(differences, list) else ():
-        gain, low, high = (number(one, name) for name in ("gain", "low", "high"))
-        if gain is not None and low is not None and high is not None:
-            more = f"{100.0 * gain:+z.1f} % [{100.0 * low:z.1f}, {100.0 * high:z.1f}]"
-            lines.append(f"  {text(one, 'name')} gains {more} more than {text(one, 'than')}, 95 % interval")
     return lines
 
 

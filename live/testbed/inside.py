@@ -4,8 +4,6 @@
 standard output: ``progress`` (iterations of the main job), ``ended`` (exit codes by job and rank), ``failed`` (the
 reason). Racks and spine are bridges, hosts are named network namespaces, links are token buckets. No other process sees
 them: when this process ends, or is killed, the kernel kills all others in its namespaces and takes the network down.
-
-torchrun is forked from a process with PyTorch loaded: importing it takes most of the start of a host.
 """
 
 from __future__ import annotations

@@ -167,9 +167,6 @@ def _is_slow(slow: Mapping[str, Any], iteration: int) -> bool:
     return bool(since >= 0 and (slow["every"] is None or since % slow["every"] < slow["iterations"]))
 
 
-TRANSFERS = ("all_reduce", "gather", "all_to_all", "send")
-
-
 def _transfer(kind: str, group: Group, given: Mapping[str, Any]) -> Transfer:
     """One bucket: zeros, at least one for each member in an all-to-all."""
     process_group, members = group

@@ -11,15 +11,7 @@ import typer
 from paceenv.core.errors import InputError
 from paceenv.core.wording import count
 from paceenv.live import control_file
-from paceenv.live.inspect_status import (
-    CONDITIONS,
-    FAIL_IF_HELP,
-    chosen_conditions,
-    holding,
-    missing,
-    print_status,
-    print_worst,
-)
+from paceenv.live.inspect_status import missing, print_status, print_worst
 from paceenv.live.record.findings import find, with_verdicts
 from paceenv.live.record.run_folder import RunFolder, is_silent, patience_s
 from paceenv.live.record.snapshot import Snapshot, number, text
@@ -48,54 +40,38 @@ Folder = Annotated[Path, typer.Argument(help="The folder given to the agent as o
 @application.command()
 def status(
     folder: Folder,
-    attempt: Annotated[
-        str | None,
-        typer.Option(
-            help="A start of the job's processes, by the beginning of its name (the time). Default: the latest."
-        ),
-    ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Again and again, the ten worst ranks, until all ranks have ended.")
     ] = False,
-    fail_if: Annotated[str | None, typer.Option(help=f"{FAIL_IF_HELP}.")] = None,
     json_: JsonFile = None,
-) -> int:
+) -> None:
     """State, step time, waits, pacing of the ranks, and the age of their last status.
 
     Examples: paceenv live status runs/mine -- paceenv live status runs/mine --watch -- in a pipeline:
-    paceenv live status runs/mine --json status.json --fail-if hurts,agent-lost
-
-    Exit codes: 0; 2 for a mistake in the command or a folder that is no run; those of --fail-if. With --watch and
-    --fail-if it ends as soon as a condition holds.
+    paceenv live status runs/mine --json status.json
     """
     if watch and json_ is not None:
         raise InputError("--watch: prints tables; allowed: without --json")
-    wanted = chosen_conditions(fail_if)
     run = RunFolder(folder)
     while True:
         began_s = time.monotonic()
-        chosen = run.chosen(attempt)
-        snapshots = run.statuses(chosen)
+        attempt = run.latest()
+        snapshots = run.statuses(attempt)
         if not snapshots and not watch:
             notes = "".join(f"; {note}" for note in run.notes)
-            raise InputError(f"{folder}: attempt {chosen} has no status of any rank{notes}")
+            raise InputError(f"{folder}: attempt {attempt} has no status of any rank{notes}")
         findings = find(snapshots) if snapshots else None
         if findings is not None:
             snapshots = with_verdicts(snapshots, findings)
-        hold = holding(snapshots, chosen, time.time())
         if json_ is not None:
-            data = {"attempt": chosen, "attempts": run.attempts(), "ranks": snapshots, "findings": findings}
-            output.write_json(data | {"conditions": hold, "notes": run.notes}, json_)
+            data = {"attempt": attempt, "attempts": run.attempts(), "ranks": snapshots, "findings": findings}
+            output.write_json(data | {"notes": run.notes}, json_)
         elif watch:
-            print_worst(run, chosen, snapshots, findings)
+            print_worst(run, attempt, snapshots, findings)
         else:
-            print_status(run, chosen, snapshots)
-        failed = next((name for name in wanted if name in hold), None)
-        if failed is not None:
-            output.say(f"{folder}: {failed}: {hold[failed]}")
-            return CONDITIONS[failed][0]
+            print_status(run, attempt, snapshots)
         if not watch or (snapshots and not missing(snapshots) and all(s.get("final") for s in snapshots)):
-            return 0
+            return
         time.sleep(max(WATCH_S, REST * (time.monotonic() - began_s)))
 
 
@@ -127,34 +103,32 @@ def set_(
 
 def _wait(run: RunFolder, attempt: str, wish: control_file.Wish) -> int:
     """The number of ranks, once all have changed over. Raises InputError where one does not."""
-    done, begun_s = 0, time.monotonic()
-    while not done:
+    begun_s = time.monotonic()
+    while True:
         time.sleep(WATCH_S)
         statuses = run.statuses(attempt)
-        done, why = _followed(statuses, wish)
-        waited_s, lost = time.monotonic() - begun_s, missing(statuses)
-        if lost and waited_s > patience_s(int(number(statuses[0], "world_size") or 1)):
-            why = f"{lost} ranks have no status"
-        if why:
-            raise InputError(f"{run.path}: {why}")
-    return done
+        changed, lost = [_has_changed(run, snapshot, wish) for snapshot in statuses], missing(statuses)
+        if changed and all(changed) and not lost:
+            return len(changed)
+        if lost and time.monotonic() - begun_s > patience_s(int(number(statuses[0], "world_size") or 1)):
+            raise InputError(f"{run.path}: {lost} ranks have no status")
 
 
-def _followed(statuses: list[Snapshot], wish: control_file.Wish) -> tuple[int, str]:
-    """The number of ranks if all have changed over, else 0; and why that will not happen."""
-    followed = 0
-    for snapshot in statuses:
-        taken: dict[str, Any] = snapshot.get("control") or {}
-        state, heard = text(snapshot, "state"), taken.get("id") == wish.id
-        if heard and taken.get("refused"):
-            return 0, f"rank {snapshot['rank']} does not follow: {taken['refused']}"
-        if snapshot.get("final"):
-            return 0, f"rank {snapshot['rank']} has ended"
-        if is_silent(snapshot, time.time()):
-            return 0, f"rank {snapshot['rank']} is silent"
-        stopped = state == "off" and bool(text(snapshot, "reason"))  # for good: it takes nothing in any more
-        changed = heard and (not taken.get("waiting") or stopped)
-        if changed and state != wish.mode:
-            return 0, f"rank {snapshot['rank']} is in mode {state}: {text(snapshot, 'reason') or 'no reason given'}"
-        followed += changed
-    return (followed if followed == len(statuses) and not missing(statuses) else 0), ""
+def _has_changed(run: RunFolder, snapshot: Snapshot, wish: control_file.Wish) -> bool:
+    """Whether a rank has changed over. Raises InputError where it will not."""
+    taken: dict[str, Any] = snapshot.get("control") or {}
+    state, reason, heard = text(snapshot, "state"), text(snapshot, "reason"), taken.get("id") == wish.id
+    for_good = state == "off" and bool(reason)  # then it takes nothing in any more
+    changed = heard and (not taken.get("waiting") or for_good)
+    why = ""
+    if heard and taken.get("refused"):
+        why = f"does not follow: {taken['refused']}"
+    elif snapshot.get("final"):
+        why = "has ended"
+    elif is_silent(snapshot, time.time()):
+        why = "is silent"
+    elif changed and state != wish.mode:
+        why = f"is in mode {state}: {reason or 'no reason given'}"
+    if why:
+        raise InputError(f"{run.path}: rank {snapshot['rank']} {why}")
+    return changed

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 240.0
 _ENDS_S = 10.0
 """What a command that is asked to end is given before it is killed; torchrun ends its ranks meanwhile."""
@@ -44,6 +46,13 @@ def run(
         printed = [file.seek(0) or file.read().decode(errors="replace") for file in (output, errors)]
     assert not late, f"not through after {deadline_s:g} s: {command}\n{printed[0]}\n{printed[1]}"
     return subprocess.CompletedProcess(command, process.returncode, *printed)
+
+
+def python(*arguments: str | Path, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the interpreter in ``folder`` with this checkout, outside of any launcher."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PACEENV", "SLURM", "PET_"))}
+    settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return run([sys.executable, *arguments], cwd=folder, env=inherited | settings | environ)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,13 +1,14 @@
 """A CUDA layer without a device: the part of PyTorch that stamps use, with the rules that a real one enforces.
 
-It knows which devices got a context, where events were recorded and who asked for them. Waiting raises. A query by
-another thread than the capturing one breaks the capture of a graph, as ``cudaStreamCaptureModeGlobal`` has it.
+It knows which devices got a context, where events were recorded and who asked for them. Waiting raises, and so does a
+query by another thread, which would break the capture of a graph, as ``cudaStreamCaptureModeGlobal`` has it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,11 +29,20 @@ class FakeCuda:
         self.capturing = set[int]()
         self.thread = threading.get_ident()
         self.streams_made = 0
+        self._event = self._event_class()
+
+    def event(self) -> Any:
+        return self._event(enable_timing=True)
+
+    def record(self, event: Any) -> int:
+        """Record it on the current stream of device 0; that stream's handle."""
+        event.record(SimpleNamespace(handle=self.stream[0], device_index=0))
+        return self.stream[0]
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         """Put it in place of PyTorch's own until the test ends."""
         for name, fake in {
-            "_CudaEventBase": self._event_class(),
+            "_CudaEventBase": self._event,
             "_cuda_getCurrentRawStream": self.stream.__getitem__,
             "_cuda_getCurrentStream": lambda index: (self.stream[index], index, 1),
             "_cuda_getDevice": lambda: self.current,
@@ -57,8 +67,7 @@ class FakeCuda:
         return before
 
     def _asked(self) -> None:
-        if self.capturing and threading.get_ident() != self.thread:
-            raise RuntimeError("CUDA error: operation would make the legacy stream depend on a capturing stream")
+        assert threading.get_ident() == self.thread, "a query by another thread breaks the capture of a graph"
 
     def _stream_class(cuda) -> type[Any]:
         class Stream:
@@ -70,7 +79,7 @@ class FakeCuda:
 
     def _event_class(cuda) -> type[Any]:
         class Event:
-            __slots__ = ("_at_s", "_device")
+            __slots__ = ("_at_s", "_device", "order", "stream")
 
             def __init__(self, enable_timing: bool = False) -> None:
                 assert enable_timing

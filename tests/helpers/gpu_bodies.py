@@ -197,31 +197,6 @@ def planted(*, way: str, late: int, place: str, late_s: float, iterations: int, 
     return {"arrival": summary["arrival"], "parts": summary["parts"], "overhead": summary["overhead"]}
 
 
-def on_the_second_device(*, mode: str, iterations: int) -> dict[str, Any]:
-    """Train on device 1 while the current one is 0, as a script does that never calls ``set_device``."""
-    from paceenv import live
-
-    parameter = nn.Parameter(torch.ones(1 << 12, device="cuda:1"))
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-
-    def step() -> None:
-        parameter.grad = torch.ones_like(parameter)
-        dist.all_reduce(parameter.grad)
-        optimizer.step()
-
-    step()
-    torch.cuda.synchronize(1)
-    before = bool(torch._C._cuda_hasPrimaryContext(0))  # NCCL or the script may have made one
-    agent = live.attach(optimizer, mode=mode)
-    for _ in range(iterations):
-        step()
-    torch.cuda.synchronize(1)
-    summary = agent.summary()
-    agent.detach()
-    after = bool(torch._C._cuda_hasPrimaryContext(0))
-    return {"summary": summary, "new context": after and not before, "current": torch.cuda.current_device()}
-
-
 def held_back() -> dict[str, Any]:
     """A reduction under option ``defer``, and one that a side stream holds back by 5 ms on the device."""
     from paceenv import live

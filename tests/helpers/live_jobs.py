@@ -1,7 +1,7 @@
 """Real multi-process jobs for the tests of the live agent: N ranks on gloo over loopback, with a deadline.
 
 :func:`run_ranks` runs a function of another module in N processes, forked from a server that has PyTorch loaded
-(``live_forkserver``), so that they start in a fraction of a second; :func:`run_torchrun` runs a script under torchrun.
+(``live_forkserver``), so that they start in a fraction of a second.
 A job that is not through by its deadline is killed, and the test fails with what every rank printed, stacks included.
 """
 
@@ -31,8 +31,6 @@ DEADLINE_S = 180.0
 GLOO_TIMEOUT_S = 120.0
 _STACKS_BEFORE_S = 2.0
 _SETTINGS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-_FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Of torchrun: a store of its own for every restart; else gloo may find the addresses of ranks that are dead."""
 _ports = itertools.count(20_000)
 
 
@@ -180,48 +178,3 @@ def printed(ended: Sequence[Ended]) -> str:
 def results(ended: Sequence[Ended]) -> list[Any]:
     """What the body returned on every rank, in order of rank."""
     return [rank.result for rank in ended]
-
-
-@dataclass(frozen=True)
-class Launched:
-    """How a job under torchrun ended: torchrun's exit code and everything that was printed."""
-
-    exit_code: int
-    output: str
-
-
-def run_torchrun(
-    arguments: Sequence[str],
-    *,
-    ranks: int,
-    folder: Path,
-    restarts: int = 0,
-    deadline_s: float = DEADLINE_S,
-    environ: Mapping[str, str] | None = None,
-) -> Launched:
-    """Run ``torchrun --standalone ... arguments`` with ``ranks`` ranks and up to ``restarts`` restarts of all of them.
-
-    torchrun starts its ranks in sessions of their own: past the deadline it is asked to end them before it is killed.
-    """
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    options = [f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--monitor-interval=0.1"]
-    log = folder / "torchrun.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*launcher, *options, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | _SETTINGS | _FRESH_STORE | dict(environ or {}),
-        )
-        try:
-            process.wait(deadline_s)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            try:
-                process.wait(10.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            raise AssertionError(f"not through after {deadline_s:g} s\n{log.read_text(errors='replace')}") from None
-    return Launched(process.returncode, log.read_text(errors="replace"))

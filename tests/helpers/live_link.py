@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from live_jobs import root_and
 
 _numbers = itertools.count()
@@ -48,19 +47,14 @@ def pairs(
     payload_bytes: int,
     buckets: int,
     compute_s: float,
-    post_work_s: float = 0.0,
-    jitter_s: float = 0.0,
-    jitter_iterations: int = 1,
-    jitter_seed: int = 0,
+    post_work_s: float,
     **options: Any,
 ) -> dict[str, Any]:
     """Pairs of ranks that reduce among themselves and meet in a barrier at the end of the step, under the agent.
 
-    Every rank computes for ``compute_s`` and up to ``jitter_s`` more, each for itself, then its pair reduces
-    ``payload_bytes`` in ``buckets`` parts, as a reducer does, which is also what makes pairs share a link evenly. The
-    first pair then has work of ``post_work_s`` to do, for which all others wait. Compute is sleeping. The jitter comes
-    again after ``jitter_iterations``, so that blocks of that length can be compared on the same jitter. Returns step
-    times by this rank's clock and the agent's last summary.
+    Every rank computes for ``compute_s``, then its pair reduces ``payload_bytes`` in ``buckets`` parts, as a reducer
+    does, which is also what makes pairs share a link evenly. The first pair then has work of ``post_work_s`` to do, for
+    which all others wait. Compute is sleeping. Returns step times by this rank's clock and the agent's last summary.
     """
     import torch
     import torch.distributed as dist
@@ -71,13 +65,12 @@ def pairs(
     rank = dist.get_rank()
     groups = [dist.new_group([first, first + 1]) for first in range(0, dist.get_world_size(), 2)]
     parts = torch.ones(payload_bytes // 4).chunk(buckets)
-    jitter = jitter_s * np.random.default_rng([jitter_seed, rank]).random(jitter_iterations)
     policy = Static({"slack": (0.05, 0.4)})
     policy.interval_iterations = 10
     agent = live.attach(None, policy, **options)
     steps_s, last_s = [], time.perf_counter()
-    for iteration in range(iterations):
-        time.sleep(compute_s + jitter[iteration % jitter_iterations])
+    for _ in range(iterations):
+        time.sleep(compute_s)
         for part in parts:
             dist.all_reduce(part, group=groups[rank // 2])
         if rank < 2:

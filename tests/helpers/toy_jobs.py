@@ -87,20 +87,7 @@ def run(
     per_host: int = 8,
     slow_s: Sequence[float] = (),
 ) -> list[dict[str, Any]]:
-    """The snapshots of a job.
-
-    Args:
-        phases: its program.
-        ranks: number of ranks.
-        late: additional own time by iteration.
-        late_phase: the phase in which it is spent.
-        iterations: iterations of the job.
-        noise: coefficient of variation of every piece of work.
-        seed: seed of the noise.
-        missing: ranks without a snapshot.
-        per_host: ranks per host.
-        slow_s: constant additional own time of each rank, seconds.
-    """
+    """The snapshots of a job; ``slow_s`` and ``late`` are own time of each rank, constant and by iteration, seconds."""
     random = np.random.default_rng(seed)
     now = np.zeros(ranks)
     own, step = np.zeros((iterations, ranks)), np.zeros((iterations, ranks))
@@ -175,7 +162,6 @@ def _snapshots(
                 sums[kind] = sums.get(kind, np.zeros(iterations)) + blocked[f, :, rank]
                 counts[kind] = counts.get(kind, 0) + 1
         total = sum(sums.values(), np.zeros(iterations))
-        error_s = float(own[:kept, rank].std() / max(kept, 1) ** 0.5)
         blocks = {"iterations": size, "first": 0, "own_s": means(own[:, rank]), "step_s": means(step[:, rank])}
         own_s = float(own[:, rank].mean())
         who = {"schema": "paceenv.live/2", "job": "toy", "attempt": "20261123T053000-3f2a91", "rank": rank}
@@ -186,7 +172,7 @@ def _snapshots(
             "state": "observe",
             "step": {"mean_s": float(step[:, rank].mean())},
             "parts": {"compute_s": own_s, "pacing_s": 0.0},
-            "own": {"mean_s": own_s, "error_s": error_s, "blocks": blocks},
+            "own": {"blocks": blocks},
             "wait": {"mean_s": float(np.maximum(total - np.quantile(total, 0.05), 0.0).mean())},
             "collectives": [
                 {"op": kind[0], "group": kind[1], "per_step": counts[kind], "blocked_s": float(times.mean())}
