@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import signal
-from traced_jobs import STRAGGLER_DIR, job_of, matrix_in, needs_traces, trace_of_rows
+from traced_jobs import STRAGGLER_DIR, job_of, matrix_in, needs_traces, phases_of
 
 from benchmarks.evidence import simulated_causes as benchmark
 from benchmarks.evidence._pipeline_jobs import PipelineJob
@@ -48,16 +48,7 @@ def test_work_that_only_some_ranks_have_is_no_jitter_of_all() -> None:
     first_TR = 0.05 * (1.0 + 0.05 * rng.standard_normal((steps, ranks)))
     after_TR = 0.0002 * rng.gamma(2.0, 0.5, (steps, ranks))
     after_TR[:, 2:4] += 0.1
-    begin_s, rows = 0.0, []
-    for t in range(steps):
-        reduced_s = begin_s + first_TR[t].max() + 0.02
-        ended_s = reduced_s + after_TR[t].max() + 0.002
-        for r in range(ranks):
-            times = (begin_s, begin_s + first_TR[t, r], reduced_s, reduced_s + after_TR[t, r], ended_s)
-            ops = (("compute", -1), ("all_reduce", 0), ("compute", -1), ("barrier", 1))
-            rows += [(r, t, i, op, group, times[i], times[i + 1]) for i, (op, group) in enumerate(ops)]
-        begin_s = ended_s
-    found = diagnose(trace_of_rows(rows))
+    found = diagnose(phases_of((first_TR, "all_reduce", 0, 0.02), (after_TR, "barrier", 1, 0.002)))
     assert [cause.cause for cause in found.causes][:1] == [names.SLOW_RANK]
     assert found.causes[0].lost_s == pytest.approx(0.1, rel=0.05)
     assert "what comes between all_reduce and barrier takes ranks 2-3 0.1 s a step" in found.causes[0].evidence
@@ -113,7 +104,7 @@ def test_the_engine_s_causes_are_named(cause: str) -> None:
     )
     assert verdict.named == verdict.truth == cause
     assert verdict.error <= benchmark.WITHIN
-    may_help = cause in names.PACING_MAY_HELP
+    may_help = cause in (names.CONTENTION, names.TENANT, names.INCAST)
     assert ("pacing may help" in found.verdict) == may_help
     assert ("no cause that delays act on; whether pacing gains anything was not tried" in found.verdict) == (
         not may_help
@@ -247,16 +238,9 @@ def test_published_slowdowns(name: str, slowdown: float) -> None:
 def test_what_a_rank_computes_before_one_bucket_is_not_what_it_does_before_another() -> None:
     """A second before the first all-reduce and ten milliseconds before the second, the same on every rank: with all
     compute as one kind, whoever has its own durations seems to hold everybody up."""
-    rng, begin_s, rows = np.random.default_rng(0), 0.0, []
-    for t in range(40):
-        first_R = begin_s + 1.0 + rng.normal(0.0, 0.001, 4)
-        met_s = first_R.max() + 0.5
-        for r in range(4):
-            times = (begin_s, first_R[r], met_s, met_s + 0.01, met_s + 0.06)
-            ops = (("compute", -1), ("all_reduce", 0)) * 2
-            rows += [(r, t, i, op, group, times[i], times[i + 1]) for i, (op, group) in enumerate(ops)]
-        begin_s = met_s + 0.06
-    cells = read_matrix(trace_of_rows(rows))
+    first_TR = 1.0 + np.random.default_rng(0).normal(0.0, 0.001, (40, 4))
+    phases = (first_TR, "all_reduce", 0, 0.5), (np.full((40, 4), 0.01), "all_reduce", 0, 0.05)
+    cells = read_matrix(phases_of(*phases))
     found = diagnose_matrix(cells)
     assert len(np.unique(cells.kind_N)) == 4
     assert found.slowdown == pytest.approx(1.0, abs=0.003)
@@ -267,20 +251,10 @@ def test_what_a_rank_computes_before_one_bucket_is_not_what_it_does_before_anoth
 def test_a_worse_way_to_the_network_shows_in_every_bucket(last_s: tuple[float, float], expected: bool) -> None:
     """Two pairs reduce two buckets. On one GPU in turns each pair waited longer for one of them, and neither for both:
     that was taken for a bad cable."""
-    rng, steps = np.random.default_rng(2), 60
-    lasts_GB = np.array([[0.05, 0.1], last_s])
-    begin_s, rows = 0.0, []
-    for t in range(steps):
-        work_R = 0.3 * (1.0 + 0.02 * rng.standard_normal(4))
-        ends_s = []
-        for r in range(4):
-            meet_s = begin_s + work_R[r // 2 * 2 : r // 2 * 2 + 2].max()
-            first_s, second_s = meet_s + np.cumsum(lasts_GB[r // 2] * (1.0 + 0.02 * rng.standard_normal()))
-            rows += [(r, t, 0, "compute", -1, begin_s, begin_s + work_R[r])]
-            rows += [(r, t, 1, "all_reduce", r // 2, begin_s + work_R[r], first_s)]
-            rows += [(r, t, 2, "all_reduce", r // 2, first_s, second_s)]
-            ends_s.append(second_s)
-        rows += [(r, t, 3, "barrier", 2, ends_s[r], max(ends_s)) for r in range(4)]
-        begin_s = max(ends_s)
-    found = diagnose(trace_of_rows(rows))
+    rng, pair_R = np.random.default_rng(2), np.arange(4) // 2
+    work_TR = 0.3 * (1.0 + 0.02 * rng.standard_normal((60, 4)))
+    noise_TR = (1.0 + 0.02 * rng.standard_normal((60, 2)))[:, pair_R]
+    first_TR, second_TR = (np.array([[0.05, 0.1], last_s])[pair_R, k] * noise_TR for k in (0, 1))
+    buckets = (work_TR, "all_reduce", pair_R, first_TR), (None, "all_reduce", pair_R, second_TR)
+    found = diagnose(phases_of(*buckets, (None, "barrier", 2, 0.0)))
     assert (names.LOCALITY in {cause.cause for cause in found.causes}) is expected, found.causes

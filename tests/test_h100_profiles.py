@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from traced_jobs import H100_DIR, needs_h100
+from traced_jobs import H100_DIR, answer_of, needs_h100
 
 from paceenv.cli import application
-from paceenv.diagnosis.host_activity import find_late_hosts
 from paceenv.importers.merge_ranks import Merged, merge_ranks
 from paceenv.importers.profiler.kineto import import_kineto
 
@@ -46,36 +45,17 @@ def test_clocks_agree(merged: Merged) -> None:
     assert not merged.notes
 
 
-def test_who_arrives_last(merged: Merged) -> None:
-    """What the last rank to arrive costs, summed over a step's collectives: rank 0 first, then rank 1."""
-    trace = merged.trace
-    rank, iteration = trace.column("rank"), trace.column("iteration")
-    for step, late_rank, late_ms in ((10, 0, 4.3), (11, 1, 9.3), (12, 1, 10.5), (13, 1, 7.6)):
-        inside = (iteration == step) & ~trace.isin("op", "compute")
-        start_RC = np.array([trace.column("start_s")[inside & (rank == r)] for r in range(RANKS)])
-        order_RC = np.argsort(start_RC, axis=0)
-        sorted_RC = np.sort(start_RC, axis=0)
-        late_s_R = np.zeros(RANKS)
-        np.add.at(late_s_R, order_RC[-1], sorted_RC[-1] - sorted_RC[-2])
-        assert late_s_R.argmax() == late_rank
-        assert late_s_R[late_rank] * 1e3 == pytest.approx(late_ms, abs=0.1)
-
-
-def test_why_it_arrives_last(merged: Merged) -> None:
+def test_who_arrives_last_and_why(merged: Merged) -> None:
     """The GPUs of both idle until their hosts have launched the small kernels of the optimizer."""
-    late = {
-        one.rank: one
-        for one in find_late_hosts(merged.activity, clock_error_s=merged.trace.metadata.job["clock_error_s"])
-    }
-    assert set(late) == {0, 1}
-    assert late[1].iterations == (11, 12, 13)
+    late = {one.rank: one for one in answer_of(merged).late_hosts}
+    assert {rank: one.iterations for rank, one in late.items()} == {0: (10,), 1: (11, 12, 13)}
+    np.testing.assert_allclose(late[0].late_s, [0.0043], atol=1e-4)
     np.testing.assert_allclose(late[1].late_s, [0.0093, 0.0105, 0.0076], atol=1e-4)
     for one in late.values():
         assert one.reason == "host"
         assert one.extra_s["host"] > 0.9 * np.mean(one.late_s)
         assert abs(one.extra_s["compute"]) < 0.1 * np.mean(one.late_s)
         assert next(iter(one.ranges)) == "Optimizer.step#NorMuon.step"
-    assert late[1].lead_s < 0.25 * late[1].peers_lead_s
     assert "waiting for its host" in late[1].text
 
 
@@ -91,34 +71,27 @@ _CALLS = ("nccl:", "c10d::", "record_param_comms")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("missing", "skewed", "no_metadata", "no_calls", "one_stream"), [((), True, True, True, True)])
-def test_the_answer_stays(
-    tmp_path: Path, missing: tuple[int, ...], skewed: bool, no_metadata: bool, no_calls: bool, one_stream: bool
-) -> None:
-    """Clocks off by up to a second, ranks missing, no word on collectives, or all on one stream."""
+def test_the_answer_stays(tmp_path: Path) -> None:
+    """Clocks off by up to a second, no word on collectives, and all on one stream."""
     draw, timelines = random.Random(1), []
-    for rank in sorted({*range(RANKS)} - {*missing}):
+    for rank in range(RANKS):
         profile = json.loads(gzip.decompress((H100_DIR / f"rank{rank}.json.gz").read_bytes()))
-        add_us, events = draw.uniform(-1e6, 1e6) if skewed else 0.0, []
+        add_us, events = draw.uniform(-1e6, 1e6), []
         for event in profile["traceEvents"]:
-            if event["ph"] != "X" or (no_calls and event["name"].startswith(_CALLS)):
-                continue
-            event["ts"] += add_us
-            if no_metadata:
-                event["args"] = {key: value for key, value in event.get("args", {}).items() if key not in _METADATA}
-            if one_stream and event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset"):
-                event["tid"] = 7
-            events.append(event)
-        about = profile["distributedInfo"] | ({"pg_config": []} if no_metadata else {})
+            if event["ph"] == "X" and not event["name"].startswith(_CALLS):
+                args = {key: value for key, value in event.get("args", {}).items() if key not in _METADATA}
+                stream = 7 if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset") else event["tid"]
+                events.append(event | {"ts": event["ts"] + add_us, "args": args, "tid": stream})
         path = tmp_path / f"rank{rank}.json"
+        about = profile["distributedInfo"] | {"pg_config": []}
         path.write_text(json.dumps({"distributedInfo": about, "traceEvents": events}))
         timelines.append(import_kineto(path)[0])
     merged = merge_ranks(timelines, "h100", "test")
-    first, second = find_late_hosts(merged.activity, clock_error_s=merged.trace.metadata.job["clock_error_s"])
+    first, second = answer_of(merged).late_hosts
     assert (first.rank, first.iterations, first.reason) == (1, (11, 12, 13), "host")
     assert (second.rank, second.iterations, second.reason) == (0, (10,), "host")
     np.testing.assert_allclose(first.late_s, [0.0093, 0.0105, 0.0076], atol=3e-4)
-    assert any(f"{len(missing)} of 8 ranks have no file" in note for note in merged.notes) == bool(missing)
+    assert not any("have no file" in note for note in merged.notes)
 
 
 def test_a_page_says_once_how_late_a_rank_is(tmp_path: Path) -> None:

@@ -14,15 +14,13 @@ from hung_jobs import Job, Op, data_parallel, parallel
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from importer_samples import dump_of
+from traced_jobs import HANGS_DIR, needs_hangs
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
-from paceenv.core.plain import plain
 from paceenv.diagnosis.hang import NOTHING_HANGS, Hang, find_hangs
 from paceenv.importers.flight_recorder import read_dump
 from paceenv.importers.inputs import read_inputs
-
-REAL = Path(__file__).parents[2] / "shared" / "data" / "nvrx-flight-recorder"
 
 
 def seen(job: Job, folder: Path, **how: Any) -> Hang:
@@ -186,20 +184,20 @@ def test_the_content_says_which_rank_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["_dump_1", "nccl_trace_rank_1", "comm_lib_trace_rank_1.json", "nccl_trace_rank_1_1758610505", "r1.pickle.gz"],
+    ("name", "rank"),
+    [
+        *[(name, 1) for name in ("_dump_1", "nccl_trace_rank_1", "comm_lib_trace_rank_1.json", "r1.pickle.gz")],
+        *[("nccl_trace_rank_1_1758610505", 1), ("dump", None), ("trace_17", None), ("nccl_trace_rank_8", None)],
+    ],
 )
-def test_the_name_says_which_rank_it_is_where_the_content_does_not(tmp_path: Path, name: str) -> None:
+def test_the_name_says_which_rank_it_is_where_the_content_does_not(tmp_path: Path, name: str, rank: int | None) -> None:
     content = pickle.dumps(data_parallel(2).run().dump(1), 2)
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    assert read_dump(tmp_path / name).rank == 1
-
-
-@pytest.mark.parametrize("name", ["dump", "trace_17", "nccl_trace_rank_8"])
-def test_a_dump_of_an_unknown_rank_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(pickle.dumps(data_parallel(2).run().dump(1), 2))
-    with pytest.raises(InputError, match="neither its content nor its name says which rank it is of"):
-        read_dump(tmp_path / name)
+    if rank is None:
+        with pytest.raises(InputError, match="neither its content nor its name says which rank it is of"):
+            read_dump(tmp_path / name)
+    else:
+        assert read_dump(tmp_path / name).rank == rank
 
 
 def test_of_two_dumps_of_a_rank_the_later_counts(tmp_path: Path) -> None:
@@ -220,10 +218,10 @@ def test_dumps_of_another_run_are_doubted(tmp_path: Path) -> None:
     folder = data_parallel(4, host_stops={1: 4}).run().write(tmp_path)
     dump = data_parallel(5).run().dump(3)
     for entry in dump["entries"]:
-        entry["time_created_ns"] -= int(3600e9)
+        entry["time_created_ns"] -= int(900e9)
     (folder / "nccl_trace_rank_3").write_bytes(pickle.dumps(dump, 2))
     (found,) = find_hangs(read_inputs([folder]).dumps)
-    assert re.search("the newest entry of rank 3 is 3[56]00 s older than the others'", found.verdict)
+    assert re.search("the newest entry of rank 3 is (899|900) s older than the others'", found.verdict)
     assert "disagree on the ranks of group 0 (sizes 4, 5): they are of different runs" in found.verdict
 
 
@@ -258,12 +256,12 @@ def test_dumps_that_show_steps_and_a_hang_give_both(tmp_path: Path, capsys: pyte
     assert "rank 1" in result["causes"][0]["advice"]
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="the data folder is not here")
+@needs_hangs
 def test_real_incidents(capsys: pytest.CaptureFixture[str]) -> None:
     """Injected faults: the log beside the dumps names the ranks."""
-    assert application.run(["diagnose", str(REAL), "--json", "-"]) == 0
+    assert application.run(["diagnose", str(HANGS_DIR), "--json", "-"]) == 0
     answers = {Path(hang["folder"]).name: hang for hang in json.loads(capsys.readouterr().out)["hang"]}
-    for log in REAL.glob("*/fault_injection.log"):
+    for log in HANGS_DIR.glob("*/fault_injection.log"):
         faulty = {int(rank) for rank in re.findall(r"^Rank (\d+)", log.read_text(), re.MULTILINE)}
         answer = answers[log.parent.name]
         assert {*answer["stopped"], *map(int, answer["never_saw_ends"])} == faulty
@@ -272,32 +270,3 @@ def test_real_incidents(capsys: pytest.CaptureFixture[str]) -> None:
             assert answer["suspects"] == sorted(faulty)
             assert ", ".join(map(str, sorted(faulty))) in answer["verdict"].partition(";")[0], "in the first words"
         assert len(answer["waits"]) == 16 - len(answer["stopped"])
-
-
-def why_refused(path: Path) -> str:
-    """Why nothing can be said of a dump; "" where everything can."""
-    try:
-        for found in find_hangs(read_inputs([path]).dumps):
-            json.dumps(plain(found))
-            assert found.verdict
-            found.waiting_rows()
-    except InputError as error:
-        return str(error)
-    return ""
-
-
-_ODD = st.sampled_from([None, -1, 1 << 70, "x", [], {}, [[]], ["x"], {"a": 1}, 1.5, float("nan"), True, b"x", ("0", 1)])
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(data=st.data(), as_json=st.booleans())
-def test_whatever_values_a_dump_has_it_is_read_or_refused(tmp_path: Path, data: st.DataObject, as_json: bool) -> None:
-    dump = data_parallel(2, steps=1, host_stops={1: 1}).run().dump(0)
-    of_groups = [part for key in ("pg_config", "pg_status") for part in (dump[key], dump[key]["0"])]
-    places = [dump, *dump["entries"], *of_groups]
-    for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.sampled_from(places))
-        place[data.draw(st.sampled_from(sorted(place)))] = data.draw(_ODD.filter(lambda v: not (as_json and v == b"x")))
-    path = tmp_path / "rank_0"
-    path.write_bytes(json.dumps(dump).encode() if as_json else pickle.dumps(dump, 2))
-    assert "\n" not in why_refused(path)

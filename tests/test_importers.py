@@ -1,4 +1,4 @@
-"""Importers of other formats: real profiles, clocks that differ, damaged files, and whatever bytes a file may hold."""
+"""Importers of other formats: real profiles, clocks that differ, damaged files."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import gzip
 import json
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 from importer_samples import BACKWARD_S, FORWARD_S, STEPS, dump_of, profile_of, written
 from live_jobs import run_ranks
 from live_samples import run_python
@@ -29,8 +27,6 @@ from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.importers.inputs import read_inputs
 from paceenv.importers.plain_pickle import read_plain_pickle
 from paceenv.importers.profiler.kineto import import_kineto
-
-Found = TypeVar("Found")
 
 
 def load_traces(paths: Sequence[Path]) -> tuple[Trace, tuple[str, ...]]:
@@ -231,21 +227,13 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@given(content=st.binary(max_size=400), at=st.integers(0, 3000), protocol=st.integers(2, 5))
-@example(content=b"S'\\y'\n.", at=2, protocol=2)  # an escape that Python warns of
-def test_no_pickle_breaks_the_reader(content: bytes, at: int, protocol: int) -> None:
-    whole = pickle.dumps(dump_of(0, 0.0, steps=2), protocol)
-    for changed in (whole[:2] + content, whole[:at] + content[:3] + whole[at + 3 :]):
-        found, damage = read_plain_pickle(changed)
-        assert not damage or type(found) is list
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (pickle.dumps({"entries": []}), "no completed collectives; allowed: a dump of a job that ran with TORCH_NCCL"),
         (pickle.dumps([1, 2]), 'a pickle without a list "entries"'),
         (pickle.dumps(Path("/")), "rank_0: STACK_GLOBAL is no plain data and is not run; allowed"),
+        (b"\x80\x02S'\\y'\n.", "STRING is no plain data"),  # an escape that Python warns of
         (pickle.dumps({("a", 1): 2}), "a key that is neither text nor a number"),
         (
             json.dumps(dump_of(0, 0.0, timing=False)).encode(),
@@ -288,61 +276,5 @@ def test_of_a_torn_profile_what_came_before_is_used(tmp_path: Path) -> None:
         path.write_bytes(content[: int(share * len(content))])
     trace, notes = load_traces(files)
     assert all("damaged after event" in note and "what came before is used" in note for note in notes[:2])
-    assert notes[2:] == (
-        "6 of 20 steps left out, as not all ranks have them: rank 2 lacks 6",
-        "step 20 left out: not all ranks have the same collectives in them",
-    )
+    assert notes[2:] == ("6 of 20 steps left out, as not all ranks have them: rank 1 lacks 6",)
     assert 5 < len(np.unique(trace.column("iteration"))) < STEPS
-
-
-_small = json.dumps(profile_of(0)).encode()[:6000]
-
-
-def _changed(drawn: tuple[int, bytes]) -> bytes:
-    """A profile with some bytes replaced."""
-    at, new = drawn
-    return _small[:at] + new + _small[at + 3 :]
-
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-_KEYS = ("ph", "cat", "name", "ts", "dur", "args", "pid", "tid", "Collective name", "In msg nelems", "dtype")
-_KEYS += ("Process Group Ranks", "profiling_name", "time_discovered_completed_ns", "duration_ms", "collective_seq_id")
-_WORDS = st.sampled_from(["X", "kernel", "cpu_op", "ProfilerStep#3", "gloo:all_reduce", "nccl", "nccl:all_reduce"])
-_NUMBERS = st.sampled_from([0, -1, 5, 1e308, -1e308, 10**400, 1 << 63, 1.5])
-_EVENT = st.dictionaries(st.sampled_from(_KEYS), _WORDS | _NUMBERS | _JSON, max_size=8)
-_FILES = st.one_of(
-    st.binary(max_size=400),
-    st.tuples(st.integers(0, len(_small)), st.binary(max_size=8)).map(_changed),
-    st.tuples(st.sampled_from(["traceEvents", "entries"]), st.lists(_EVENT, max_size=12)).map(
-        lambda t: json.dumps({t[0]: t[1]}).encode()
-    ),
-    st.binary(max_size=200).map(lambda b: b'{"traceEvents": [' + b),
-    st.integers(1, 3000).map(lambda n: b'{"traceEvents": [' + b'{"a":' * n),
-)
-
-
-def read_or_refused(read: Callable[[], Found]) -> Found | None:
-    """What is read, or None where it is refused in one line."""
-    message = ""
-    try:
-        return read()
-    except InputError as error:
-        message = str(error)
-    assert message
-    assert "\n" not in message
-    return None
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(contents=st.lists(_FILES, min_size=1, max_size=2), packed=st.booleans())
-def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path: Path, contents: list[bytes], packed: bool) -> None:
-    paths = []
-    for rank, content in enumerate(contents):
-        paths.append(tmp_path / f"rank_{rank}")
-        paths[-1].write_bytes(gzip.compress(content)[: len(content) + 10] if packed else content)
-    trace = read_or_refused(lambda: load_traces(paths)[0])
-    assert trace is None or trace.table.num_rows

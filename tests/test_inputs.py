@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
-from importer_samples import dump_of, profile_of, written
+from importer_samples import profile_of, written
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.answer import find_answer
 from paceenv.importers import formats as file_list
 from paceenv.importers.formats import list_files
-from paceenv.importers.inputs import read_inputs, split_recordings
+from paceenv.importers.inputs import read_inputs
 
 
 def profiles(folder: Path, ranks: int = 3) -> list[Path]:
@@ -61,15 +61,6 @@ def test_text_that_begins_to_say_something_and_does_not_is_refused(tmp_path: Pat
         read_inputs([tmp_path])
 
 
-def test_dumps_beside_profiles_are_kept(tmp_path: Path) -> None:
-    profiles(tmp_path / "profiles")
-    (tmp_path / "dumps").mkdir()
-    written(tmp_path / "dumps", {f"_dump_{rank}": dump_of(rank, 0.0) for rank in range(2)})
-    found = read_inputs([tmp_path])
-    assert found.require_trace().metadata.source == "PyTorch profiler"
-    assert [dump.rank for dump in found.dumps] == [0, 1]
-
-
 def test_a_part_that_cannot_be_diagnosed_is_a_note_beside_the_others(tmp_path: Path) -> None:
     written(tmp_path, {f"rank{rank}.json": profile_of(rank) for rank in range(3)})
     log = tmp_path / "train.log"
@@ -98,22 +89,6 @@ def test_of_two_recordings_of_the_same_ranks_one_is_read(tmp_path: Path) -> None
     assert [note for note in found.notes if "iteration_20: another recording of the same ranks; skipped" in note]
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ([("a/0", 0), ("b/1", 1)], [[0, 1]]),
-        ([("a/0", 0), ("b/0", 0)], [[0], [1]]),
-        ([("a/n0/0", 0), ("a/n1/1", 1), ("b/n0/0", 0), ("b/n1/1", 1)], [[0, 1], [2, 3]]),
-        ([("0", 0), ("1", 1), ("old/0", 0)], [[0, 1], [2]]),
-        ([("a/0", 0), ("a/00", 0)], [[0, 1]]),
-    ],
-)
-def test_folders_are_split_while_a_rank_stands_twice(
-    tmp_path: Path, files: list[tuple[str, int]], expected: list[list[int]]
-) -> None:
-    assert split_recordings([(tmp_path / path, rank) for path, rank in files]) == expected
-
-
 def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, message in (
@@ -137,13 +112,3 @@ def test_links_that_lead_in_circles_end(tmp_path: Path) -> None:
     profiles(tmp_path / "run")
     (tmp_path / "run" / "again").symlink_to(tmp_path)
     assert len(list_files([tmp_path])) == 3
-
-
-def test_a_table_beside_a_trace_is_named(tmp_path: Path) -> None:
-    profiles(tmp_path)
-    rows = "".join(f"{2**k} 1 float sum -1 {9 + k} 1 1.75 0 {9 + k} 1 1.75 0\n" for k in range(10, 16))
-    (tmp_path / "log.txt").write_text("# size count type redop root time algbw busbw #wrong time algbw busbw\n" + rows)
-    found = read_inputs([tmp_path])
-    assert len(found.tables) == 1
-    said = "a bandwidth table, for paceenv calibrate and an absolute check of a trace"
-    assert f"{tmp_path}/log.txt: {said}" in found.notes

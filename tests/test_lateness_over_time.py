@@ -12,7 +12,7 @@ from traced_jobs import SOCKET_RUNS_DIR, job_of, needs_socket_runs
 from paceenv.core.lateness import watch
 from paceenv.core.plain import plain
 from paceenv.core.trace import Trace, TraceMetadata, read_trace
-from paceenv.diagnosis.lateness_over_time import find_lateness, own_work
+from paceenv.diagnosis.lateness_over_time import find_lateness
 from paceenv.diagnosis.operation_matrix import read_matrix
 
 
@@ -26,12 +26,6 @@ def trace(own_TR: np.ndarray, stage_R: list[int] | None = None) -> Trace:
 
 def work(steps: int = 200, ranks: int = 8, cv: float = 0.03) -> np.ndarray:
     return 0.2 * (1.0 + cv * np.random.default_rng(3).normal(size=(steps, ranks)))
-
-
-def test_the_own_work_is_what_was_put_in() -> None:
-    own_TR = work(20)
-    matrix = read_matrix(trace(own_TR))
-    np.testing.assert_allclose(own_work(matrix), own_TR.T)
 
 
 def test_a_rank_that_turned_late_is_told_with_step_amount_and_delay() -> None:

@@ -63,43 +63,30 @@ def test_a_rank_that_turns_slow_is_named_with_its_begin_and_amount(ranks: int, s
     assert found.pattern == watch.SINCE
 
 
-def test_a_rank_that_is_late_from_the_first_step_on_is_chronic() -> None:
-    own_TR = steps(300, 8, 0.05)
-    own_TR[:, 6] *= 1.1
+@pytest.mark.parametrize(
+    ("slowed", "late", "past"),
+    [
+        ([(0, 960, 6, 1.1)], {6: (watch.CHRONIC, [0])}, {}),
+        ([(300, 340, 2, 1.4)], {}, {2: (watch.ONCE, [300])}),
+        ([(300, 301, 5, 21.0)], {}, {5: (watch.ONCE, [300])}),
+        ([(k, k + 60, 4, 1.4) for k in (100, 400, 700)], {}, {4: (watch.SOMETIMES, [100, 400, 700])}),
+    ],
+    ids=["from the first step on", "once", "one huge step", "now and then"],
+)
+def test_kinds_of_lateness(slowed: list[tuple[int, int, int, float]], late: Any, past: Any) -> None:
+    own_TR = steps(960, 8, 0.02)
+    for first, end, rank, times in slowed:
+        own_TR[first:end, rank] *= times
     found = watched(own_TR)
-    [late] = found.late
-    assert (late.rank, late.kind, late.spans[0].first) == (6, watch.CHRONIC, 0)
-    assert found.pattern == watch.CHRONIC
-
-
-def test_a_rank_that_recovers_was_late_once() -> None:
-    own_TR = steps(800, 8, 0.03)
-    own_TR[300:340, 2] *= 1.4
-    found = watched(own_TR)
-    assert not found.late
-    [past] = found.past
-    assert (past.rank, past.kind) == (2, watch.ONCE)
-    assert abs(past.spans[0].first - 300) <= 2
-    assert past.spans[0].last is not None
-    assert abs(past.spans[0].last - 339) <= 2
-
-
-def test_a_single_huge_step_is_told_as_once_and_never_named() -> None:
-    own_TR = steps(500, 8, 0.03)
-    own_TR[300, 5] += 20.0
-    found = watched(own_TR)
-    assert found.named == ()
-    [past] = found.past
-    assert (past.rank, past.kind, past.spans[0].first) == (5, watch.ONCE, 300)
-    assert past.late_s == pytest.approx(20.0, rel=0.02)
-
-
-def test_a_rank_that_comes_and_goes_is_late_now_and_then() -> None:
-    own_TR = steps(900, 8, 0.03)
-    for first in (100, 400, 700):
-        own_TR[first : first + 60, 4] *= 1.4
-    [past] = watched(own_TR).past
-    assert (past.rank, past.kind, len(past.spans)) == (4, watch.SOMETIMES, 3)
+    assert (found.pattern == watch.CHRONIC) == bool(late)
+    for rows, expected in ((found.late, late), (found.past, past)):
+        assert {row.rank: row.kind for row in rows} == {rank: kind for rank, (kind, _) in expected.items()}
+        for row in rows:
+            assert [span.first for span in row.spans] == pytest.approx(expected[row.rank][1], abs=3)
+    for row in found.past:
+        assert row.spans[-1].last == pytest.approx(slowed[-1][1] - 1, abs=3)
+        assert row.late_s == pytest.approx(slowed[-1][3] - 1.0, rel=0.1)
+    assert {span.rank for span in found.named} == ({slowed[0][2]} if slowed[0][3] < 20.0 else set())
 
 
 def test_ranks_that_are_late_one_after_the_other_take_turns() -> None:

@@ -98,7 +98,8 @@ def test_a_profile_names_the_other_end(tmp_path: Path) -> None:
         for kernel in kernels if rank < 2 else ():
             name, key, other = ("send", "Dst Rank", 1) if rank == 0 else ("recv", "Src Rank", 0)
             said = {"Collective name": name, key: other, "In msg nelems": 256, "dtype": "BFloat16"}
-            event = kernel | {"name": "ncclDevKernel_SendRecv", "tid": 21, "args": said, "dur": 100.0}
+            said |= {"correlation": kernel["args"]["correlation"]}
+            event = kernel | {"name": "ncclDevKernel_SendRecv", "tid": 31, "args": said, "dur": 100.0}
             profile["traceEvents"].append(event)
         files.append(tmp_path / f"rank{rank}.json")
         files[-1].write_text(json.dumps(profile))

@@ -30,11 +30,12 @@ NOISE = 1.0 + 0.01 * np.random.default_rng(0).normal(size=400)
 CLOCK_S = [int(s) for s in np.cumsum(0.5 * (1 + np.arange(301) // 200) * NOISE[:301])]
 
 
-def of_group(rank: int, group: int) -> str:
-    """A rank of a tensor-parallel group in which it is number 0 or 1."""
+def of_group(rank: int, group: int, name: str = "TP", number: int = -1) -> str:
+    """A rank of a group in which it has that number; of a tensor-parallel one 0 or 1."""
+    number = rank % 2 if number < 0 else number
     head = f"[rank{rank}]:[E1206 18:44:12.7 ProcessGroupNCCL.cpp:632] "
-    about = f"[PG ID 1 PG GUID {group}(TP) Rank {rank % 2}]  failure detected by watchdog at work sequence id: {group}"
-    return f"{head}[Rank {rank % 2}] " + TIMEOUT.format(seq=group, op="ALLREDUCE") + head + about + "\n"
+    about = f"[PG ID 1 PG GUID {group}({name}) Rank {number}] failure detected by watchdog at work sequence id: {group}"
+    return f"{head}[Rank {number}] " + TIMEOUT.format(seq=group, op="ALLREDUCE") + head + about + "\n"
 
 
 def block(rank: int, code: int) -> str:
@@ -65,6 +66,11 @@ TEXTS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         "".join(of_group(rank, 70 + rank // 2) for rank in range(4)),
         ("ranks 0-1 wait in allreduce 70 of TP 70", "ranks 2-3 wait in allreduce 71 of TP 71"),
         ("different collectives",),
+    ),
+    "a rank without a line": (
+        "".join(of_group(rank, 70, "default_pg", rank) for rank in range(8) if rank != 5),
+        ("rank 5 left no line of the watchdog, and 7 other ranks wait for it",),
+        (),
     ),
     "a rank that goes on once another has timed out": (
         "".join(

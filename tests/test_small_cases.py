@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from traced_jobs import STRAGGLER_DIR
+from traced_jobs import SMALL_CASES_DIR, needs_small_cases
 
 from benchmarks.evidence.small_cases import CASES, answer_of
-from paceenv.calibration.bandwidth import fit_bandwidth
 from paceenv.core.errors import InputError
-from paceenv.diagnosis.answer import find_answer
 from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
-from paceenv.importers.inputs import read_inputs
-from paceenv.importers.nccl_tests import Table
 from paceenv.importers.step_log import read_step_log
 
-DATA = Path(os.environ.get("PACEENV_DATA_DIR") or STRAGGLER_DIR.parent) / "small-cases"
 COLUMNS = (
     "step_time", "iter_time", "iteration_time", "time_per_step", "batch_time", "train_step_time", "perf/step_time",
     "sec_per_iter", "time/step", "elapsed_time_per_iteration",
@@ -32,10 +26,10 @@ TAGS = ("", "[rank0]: ", "0: ", "[default0]:", "[1,0]<stdout>:")
 Array = NDArray[np.float64]
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="set PACEENV_DATA_DIR to data recorded by others")
+@needs_small_cases
 @pytest.mark.parametrize("name", CASES)
 def test_a_small_case_is_answered_right(name: str) -> None:
-    said = answer_of(DATA / name)
+    said = answer_of(SMALL_CASES_DIR / name)
     for expected in CASES[name]:
         assert expected in said, said
 
@@ -110,31 +104,6 @@ def test_of_300_mutated_logs_none_is_answered_wrong(tmp_path: Path) -> None:
             assert period is not None, about
             assert period.steps == marks[0], about
     assert named > 180
-
-
-def test_ranks_in_different_collectives_and_ranks_without_a_line(tmp_path: Path) -> None:
-    line = (
-        "[rank{r}]:[E1 ProcessGroupNCCL.cpp:6] [PG ID 0 PG GUID 0(default_pg) Rank {r}] Watchdog caught collective "
-        "operation timeout: WorkNCCL(SeqNum={s}, OpType=ALLREDUCE, NumelIn={n}, NumelOut={n}, Timeout(ms)=600000) ran "
-        "for 600017 milliseconds. last enqueued work: {s}, last completed work: {d}\n"
-    )
-    path = tmp_path / "a.log"
-    path.write_text("".join(line.format(r=r, s=40 + (r > 1), n=8, d=39 + (r > 1)) for r in range(4)))
-    assert "ranks 0-1 in ALLREDUCE 40 (8 elements); ranks 2-3 in ALLREDUCE 41" in answer_of(path)
-    path.write_text("".join(line.format(r=r, s=40, n=8, d=39) for r in range(8) if r != 5))
-    assert "rank 5 left no line of the watchdog, and 7 other ranks wait for it" in answer_of(path)
-    path.write_text("iter 1: time 5 ms\nfailed (exitcode: -9) local_rank: 3 (pid: 4) of binary: python\n")
-    assert find_answer(read_inputs([path])).ended[0] == "the job died: local rank 3 ended with exit code -9 (SIGKILL)"
-
-
-def test_a_table_with_a_cliff_has_no_law() -> None:
-    size_bytes = 2.0 ** np.arange(20, 31)
-    time_s = size_bytes / np.where(size_bytes < 1e8, 30e9, 4e9)
-    fit = fit_bandwidth(Table("all_reduce", 16, size_bytes, time_s, "t"))
-    assert "up to 64 MiB" in fit.refused
-    assert "from 128 MiB on" in fit.refused
-    smooth = fit_bandwidth(Table("all_reduce", 16, size_bytes, 1e-5 + size_bytes / 30e9, "t"))
-    assert smooth.refused == ""
 
 
 def test_a_line_that_nobody_knows_is_shown_with_a_pattern(tmp_path: Path) -> None:

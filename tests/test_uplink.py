@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from test_program_calibration import traced, typed
-from traced_jobs import trace_of_rows
+from traced_jobs import phases_of
 
 from paceenv.calibration.link_replay import share_uplink
 from paceenv.core.trace import Trace
@@ -86,19 +86,10 @@ def test_buckets_one_after_the_other_are_one_payload() -> None:
 
 def bucketed(start_KT: Array, lasts_KT: Array, *, buckets: int) -> Trace:
     """Pairs of ranks that start and take as given, in so many equal parts, then meet in a barrier."""
-    rows, begin_s = [], 0.0
-    ops = ["compute", *["all_reduce"] * buckets, "barrier"]
-    for t in range(start_KT.shape[1]):
-        done_s = float((begin_s + start_KT[:, t] + lasts_KT[:, t]).max())
-        for rank in range(2 * len(start_KT)):
-            group = rank // 2
-            parts_s = begin_s + start_KT[group, t] + lasts_KT[group, t] * np.linspace(0.0, 1.0, buckets + 1)
-            times = [begin_s, *parts_s.tolist(), done_s]
-            for seq, op in enumerate(ops):
-                of = {"compute": -1, "barrier": 99}.get(op, group)
-                rows.append((rank, t, seq, op, of, times[seq], times[seq + 1]))
-        begin_s = done_s
-    return trace_of_rows(rows)
+    pair_R = np.arange(2 * len(start_KT)) // 2
+    start_TR, part_TR = start_KT.T[:, pair_R], lasts_KT.T[:, pair_R] / buckets
+    rest = [(None, "all_reduce", pair_R, part_TR)] * (buckets - 1)
+    return phases_of((start_TR, "all_reduce", pair_R, part_TR), *rest, (None, "barrier", 99, 0.0))
 
 
 COMPUTE = {"compute": {"seconds": 0.03}}

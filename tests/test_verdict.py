@@ -19,7 +19,7 @@ from paceenv.core.plain import plain
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.diagnosis.absolute import AbsoluteCheck, check_links
 from paceenv.diagnosis.answer import find_answer
-from paceenv.diagnosis.causes import CAUSES, PACING_MAY_HELP, Cause
+from paceenv.diagnosis.causes import CAUSES, CONTENTION, INCAST, TENANT, Cause
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.paced_steps import PacedSteps, measure_pacing
@@ -32,7 +32,7 @@ from paceenv.sim.cluster.collectives import Law, volume
 from paceenv.trainers.evaluation.suites import load_suite
 
 PLAIN = diagnose(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (20, 1))))
-SHARE = st.floats(0.02, 0.3)
+SHARE, MAY_HELP = st.floats(0.02, 0.3), (CONTENTION, TENANT, INCAST)
 GAIN = st.builds(lambda at, half: Interval(at, at - half, at + half), st.floats(-0.3, 0.6), st.floats(0.0, 0.1))
 
 
@@ -90,11 +90,11 @@ def diagnoses(draw: st.DrawFn) -> Diagnosis:
         return replace(PLAIN, causes=(), refused="cannot be determined: clocks disagree", bare_step_s=None)
     chosen = draw(st.lists(st.sampled_from(CAUSES), unique=True, max_size=4))
     causes = [
-        Cause(name, 0.25, "seen", "do this", draw(SHARE) * PLAIN.step_time_s, "pacing" * (name in PACING_MAY_HELP))
+        Cause(name, 0.25, "seen", "do this", draw(SHARE) * PLAIN.step_time_s, "pacing" * (name in MAY_HELP))
         for name in chosen
     ]
     gain = draw(st.none() | GAIN | st.builds(Interval, st.floats(-0.3, 0.6)))
-    paced = None if gain is None else PacedSteps(1.0, 1.0 + gain.value, 40, 4, np.arange(40), gain)
+    paced = None if gain is None else PacedSteps(1.0, 1.0 + gain.value, 40, np.arange(40), gain)
     return replace(PLAIN, causes=tuple(sorted(causes, key=lambda c: -c.lost_s)), refused="", paced_steps=paced)
 
 
@@ -137,7 +137,7 @@ def test_delays_in_a_trace_are_measured_against_its_steps_without(gain: float) -
     for seed in range(10):
         found = measure_pacing(read_matrix(paced_job(gain, seed)))
         assert found is not None
-        assert (found.paced, len(found.plain_T), found.stretches) == (200, 199, 5)
+        assert (found.paced, len(found.plain_T)) == (200, 199)
         assert found.gain.value == pytest.approx(gain, abs=0.02)
         inside += gain in found.gain
     assert inside >= 8, "of 10 intervals of 95 %"
@@ -201,15 +201,6 @@ def test_the_command_says_what_was_not_simulated_or_compared(
     printed = capsys.readouterr()
     assert "not simulated: not asked for" in " ".join(printed.out.split())
     assert "not compared with nccl-tests" in printed.err
-
-
-def test_a_healthy_job_is_not_called_so_where_its_links_are_slow() -> None:
-    healthy = diagnose(job_of(np.ones((20, 4))))
-    assert healthy.verdict.startswith(HEALTHY)
-    assert BLIND_SPOT in healthy.verdict
-    slow = conclude(healthy, None, [AbsoluteCheck("links", 2.0, True, "the fabric is slower in the job")])
-    assert not slow.text.startswith(HEALTHY)
-    assert "the fabric is slower in the job" in slow.text
 
 
 @pytest.mark.parametrize("times", [1.0, 2.0])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from paceenv.core.errors import InputError
 from paceenv.core.plain import plain
+from paceenv.diagnosis.causes import Cause
 from paceenv.diagnosis.clocks import matrix_on_one_clock
 from paceenv.diagnosis.diagnose import diagnose_matrix, with_agent
 from paceenv.diagnosis.host_activity import LateHost, find_late_hosts, one_rank
@@ -78,7 +80,7 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
     late_hosts: tuple[LateHost, ...] = ()
     if inputs.trace is not None:
         try:
-            matrix, clocks = matrix_on_one_clock(inputs.trace, job=job, least=1)
+            matrix, clocks = matrix_on_one_clock(inputs.trace, job=job)
         except InputError as error:
             if job is not None:
                 raise
@@ -92,7 +94,9 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
             if matrix.steps > 1 and not diagnosis.agent:  # else the agent has said it, from all that it measured
                 lateness = find_lateness(matrix, hosts=inputs.trace.metadata.of_ranks("host"))
             error_s = inputs.trace.metadata.job.get("clock_error_s", 0.0)
-            late_hosts = tuple(find_late_hosts(inputs.activity, clock_error_s=error_s))
+            late_hosts = find_late_hosts(matrix, diagnosis.arrivals, inputs.activity, clock_error_s=error_s)
+            causes = tuple(_cured(cause, late_hosts) for cause in diagnosis.causes)
+            diagnosis = replace(diagnosis, causes=causes)
     elif inputs.why_no_trace and not any(hang.hangs for hang in hangs):
         notes = (*notes, f"no steps: {inputs.why_no_trace}")
     last = (f"the last step in {one.log.name} is {one.log.step_V.max()}" for one in steps if broke_off)
@@ -103,6 +107,12 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
         inputs.require_trace()
     notes = (*notes, *map(str, failed))
     return Answer(matrix, notes, diagnosis, lateness, late_hosts, hangs, times, ended, tuple(steps))
+
+
+def _cured(cause: Cause, late_hosts: Sequence[LateHost]) -> Cause:
+    """The cause of a late rank with the advice for its host or device, where a profile shows what these did."""
+    cures = [f"{one.cure} (rank {one.rank})" for one in late_hosts if one.rank in cause.ranks and one.cure]
+    return replace(cause, advice="; ".join(cures)) if cures else cause
 
 
 MAX_ROWS: Final = 2_000_000

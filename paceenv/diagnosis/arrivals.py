@@ -10,7 +10,7 @@ Time in which several collectives wait for the same rank counts once. Axes: R ra
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,15 @@ class LateRank:
         return float(np.mean(self.late_s))
 
 
+class Waits(NamedTuple):
+    """Waiting for a collective's last rank, ``(W,)`` each: its operation, its step, begin and end, seconds."""
+
+    operation: Integers
+    step: Integers
+    begin_s: Array
+    end_s: Array
+
+
 @dataclass(frozen=True)
 class Arrivals:
     """Where the time of a mean step went, averaged over ranks, and which ranks the others waited for."""
@@ -53,6 +62,7 @@ class Arrivals:
     transfer_s: float | None  # in collectives after that; part of it may lie beside compute
     late_RT: Array  # lateness of each rank in each step, summed over collectives, seconds
     late: tuple[LateRank, ...]  # ranks that were the latest in some step, the one with the largest sum first
+    waits: Waits  # for whom, collective by collective
     SHOWN: ClassVar = ("steps", "waiting_s", "transfer_s", "late")
 
     @property
@@ -73,7 +83,7 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
     """Arrivals in the collectives of a job, from its trace."""
     ranks, steps = len(matrix.ranks), matrix.steps
     waiting_s, transfer_s = 0.0, 0.0
-    late: list[tuple[NDArray[np.int64], NDArray[np.int64], Array, Array]] = []
+    late = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))]
     worst_s_R, op_R = np.zeros(ranks), [""] * ranks
     collective_N = matrix.is_collective_N & graph.meets_N
     left_NT = _left(matrix, collective_N)
@@ -98,7 +108,7 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
             left_T += _work_s(matrix, own_N, before, here_T, two[0], two[1])
         two[0] = np.clip(left_T, two[0], two[1])
         late_s = two[1] - two[0]
-        late.append((at_R, np.flatnonzero(here_T), two[0], two[1]))
+        late.append((members[last], np.flatnonzero(here_T), two[0], two[1]))
         for place in np.unique(at_R):
             sum_s = float(late_s[at_R == place].sum())
             if sum_s > worst_s_R[place]:
@@ -107,7 +117,8 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
         waiting_s += float(np.nansum(waited_MT))
         transfer_s += float(np.nansum(np.maximum(end_MT - start_MT, 0.0) - waited_MT))
     step_s = float(matrix.step_s_T.mean())
-    late_RT = _united(late, (ranks, steps))
+    waits = Waits(*(np.concatenate(part) for part in zip(*late, strict=True)))
+    late_RT = _united(matrix.rank_N[waits.operation], waits, (ranks, steps))
     return Arrivals(
         steps=steps,
         step_s=step_s,
@@ -115,6 +126,7 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
         transfer_s=transfer_s / (ranks * steps) if ranks > 1 else None,
         late_RT=late_RT,
         late=_late(matrix, late_RT, op_R, LEAST_SHARE * step_s),
+        waits=waits,
     )
 
 
@@ -145,12 +157,12 @@ def _left(matrix: OperationMatrix, collective_N: NDArray[np.bool_]) -> Array:
     return left_NT
 
 
-def _united(late: list[tuple[NDArray[np.int64], NDArray[np.int64], Array, Array]], shape: tuple[int, int]) -> Array:
-    """Seconds that each rank was waited for in each step, from ranks, steps, begins and ends of waiting."""
+def _united(rank: Integers, waits: Waits, shape: tuple[int, int]) -> Array:
+    """Seconds that each rank was waited for in each step."""
     late_RT = np.zeros(shape)
-    if not late:
+    if not len(rank):
         return late_RT
-    rank, step, begin_s, end_s = (np.concatenate(part) for part in zip(*late, strict=True))
+    _, step, begin_s, end_s = waits
     order = np.lexsort((begin_s, step, rank))
     rank, step, begin_s, end_s = rank[order], step[order], begin_s[order], end_s[order]
     # all rank-steps behind each other on one line, so that one running maximum says how far each is covered

@@ -24,10 +24,6 @@ from paceenv.diagnosis.transfer_attribution import TransferAttribution, attribut
 MIN_COMPONENT: Final = 0.002
 """Share of a step; a component that costs less always stays in, so that it gets no cost of its own."""
 MAX_COMPONENTS: Final = 8
-COMPONENTS: Final = (
-    *("stage", "rank", "episode", "drift", "data", "rest", "stall"),  # of compute
-    *("link", "contention", "tenant", "timeout", "hiccup", "transfer"),  # of transfers
-)
 
 
 @dataclass(frozen=True)
@@ -46,9 +42,9 @@ class TimeAttribution:
 
     ``cost_s`` holds seconds by component, among them ``gap``, which no operation explains.
 
-    ``base_s`` is the mean step without any component, ``measured_s`` with all. Components of compute and of transfers
-    have the names above. Each kind of other work has two: ``work`` is fixed per rank, ``varies`` is not. Each operation
-    that only some steps have has one, ``extra``, and ``present`` counts these steps.
+    ``base_s`` is the mean step without any component, ``measured_s`` with all. There are those of compute and those of
+    transfers. Each kind of other work has two: ``work`` is fixed per rank, ``varies`` is not. Each operation that only
+    some steps have has one, ``extra``, and ``present`` counts these steps.
     """
 
     def __init__(self, matrix: OperationMatrix, graph: Graph, own_NT: Array) -> None:
@@ -57,7 +53,11 @@ class TimeAttribution:
         self.transfers = attribute_transfers(matrix, graph, own_NT, self.measured_s)
         self._graph, self._own_NT = graph, own_NT
         self._other = _other(matrix, self.compute, self.transfers, own_NT)
-        self._components = [Component(name) for name in COMPONENTS if self._differs(name)] + list(self._other)
+        c, t = self.compute, self.transfers
+        there = {name: bool((np.abs(factor - 1.0) > 1e-9).any()) for name, factor in (c.factors | t.factors).items()}
+        there |= {name: bool((np.abs(more_s) > 1e-12).any()) for name, more_s in (c.seconds | t.seconds).items()}
+        there["contention"] |= bool(t.uplinks)
+        self._components = [*(Component(name) for name, is_there in there.items() if is_there), *self._other]
         self.cost_s, self.base_s, whole_s = self._costs()
         self.cost_s[GAP] = self.measured_s - whole_s
         self.present = {name: int((own_NT[at].sum(axis=0) > 0.0).sum()) for name, (at, _) in self._other.items()}
@@ -71,15 +71,6 @@ class TimeAttribution:
         gap_s = self.cost_s[GAP]
         left_s = self._mean_s(frozenset(self._components) - components)
         return self.measured_s - gap_s - left_s + (gap_s if GAP in components else 0.0)
-
-    def _differs(self, name: str) -> bool:
-        c, t = self.compute, self.transfers
-        if name == "contention":
-            return bool(t.uplinks) or bool((t.beside != 1.0).any())
-        seconds, factors = c.seconds | t.seconds, c.factors | t.factors
-        if name in seconds:
-            return bool((np.abs(seconds[name]) > 1e-12).any())
-        return bool((np.abs(factors[name] - 1.0) > (1e-12 if name == "transfer" else 1e-9)).any())
 
     def _mean_s(self, on: frozenset[Component], every: int = 1) -> float:
         """Mean step of the replay with only the components ``on``, of every so many-th step."""
@@ -101,17 +92,15 @@ class TimeAttribution:
             if component not in on:
                 d_NT[operations] -= excess[:, ::every]
         d_NT[t.operation] = np.maximum(transfer + late_s, 0.0)
-        if "contention" in names:
-            transfer *= t.beside[:, ::every]
-            # which groups meet on the uplink depends on the other components
-            for shared in t.uplinks:
-                from paceenv.diagnosis.uplink_contention import contention  # only where it is needed
+        # which groups meet on the uplink depends on the other components
+        for shared in t.uplinks if "contention" in names else ():
+            from paceenv.diagnosis.uplink_contention import contention  # only where it is needed
 
-                arrival_KT = begins(self._graph, np.maximum(d_NT, 0.0), shared.tasks)
-                factor_KT = contention(arrival_KT, shared.alone_s, shared.work_s)
-                for places, factor_T in zip(shared.places, factor_KT, strict=True):
-                    transfer[places] *= factor_T
-            d_NT[t.operation] = np.maximum(transfer + late_s, 0.0)
+            arrival_KT = begins(self._graph, np.maximum(d_NT, 0.0), shared.tasks)
+            factor_KT = contention(arrival_KT, shared.alone_s, shared.work_s)
+            for places, factor_T in zip(shared.places, factor_KT, strict=True):
+                transfer[places] *= factor_T
+        d_NT[t.operation] = np.maximum(transfer + late_s, 0.0)
         return float(replay(self._graph, np.maximum(d_NT, 0.0)).mean())
 
     def _costs(self) -> tuple[dict[Component, float], float, float]:

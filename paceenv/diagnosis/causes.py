@@ -5,9 +5,9 @@ The vocabulary is that of "When Scaling Fails" (section 3.3) and of the straggle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from paceenv.core.trace import COMPUTE_OPS
 from paceenv.core.wording import name_ranks
 from paceenv.diagnosis.attribution import Component, TimeAttribution
 from paceenv.diagnosis.compute_attribution import ComputeAttribution
-from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
+from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.own_overlap import Partner
 from paceenv.diagnosis.transfer_attribution import TransferClass
 
@@ -33,21 +33,13 @@ CHECKPOINT: Final = "checkpointing"
 RESTART: Final = "failures and restarts"
 DRIFT: Final = "drift"
 PACING: Final = "own pacing"
-CAUSES: Final = (
-    *(AMPLIFICATION, SLOW_RANK, FAIL_SLOW, DATA, STAGE, CONTENTION, TENANT, INCAST, LOCALITY, STALLS, CHECKPOINT),
-    *(RESTART, DRIFT, PACING),
-)
 
 OF_ONE_RANK: Final = (SLOW_RANK, FAIL_SLOW)
 """What a late rank may have."""
-PACING_MAY_HELP: Final = (CONTENTION, TENANT, INCAST)
-"""Delays can pay only where early work takes a shared resource from other ranks."""
 REFERENCE_SKEWNESS: Final = 0.8
 """Smallest skewness of compute under data imbalance: production traces show 1.05, jitter has none."""
 MAX_DATA_SKEWNESS: Final = 2.0
 """That of an exponential; a longer tail shows stalls of a host rather than data."""
-SIGNIFICANT: Final = 4.0
-"""A skewness counts if it is at least so many standard errors (of a normal's skewness)."""
 MIN_SHARE: Final = 0.03
 """Share of lost time; a cause with less is not named."""
 MIN_LOST: Final = 0.02
@@ -70,12 +62,22 @@ class Cause:
     advice: str
     lost_s: float
     pacing: str = ""
+    ranks: tuple[int, ...] = ()  # whose cause it is; none where it is of all
     SHOWN: ClassVar = ("cause", "share", "evidence", "advice", "lost_s")
+
+
+class Said(NamedTuple):
+    """What is said of a cause, as in :class:`Cause`."""
+
+    evidence: str
+    advice: str
+    pacing: str = ""
+    ranks: tuple[int, ...] = ()
 
 
 def name_causes(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[Cause, ...]:
     """The causes of a job's lost time, the largest first; those that cost next to nothing are left out."""
-    parts: dict[str, list[tuple[Component, float]]] = {cause: [] for cause in CAUSES}
+    parts: dict[str, list[tuple[Component, float]]] = {cause: [] for cause in _WORDS}
     for cause, component, share in _parts(attribution):
         parts[cause].append((component, share))
     costs = {
@@ -85,30 +87,10 @@ def name_causes(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[
     causes = []
     for name, cost in sorted(costs.items(), key=lambda item: -item[1]):
         if lost_s > 0.0 and cost >= MIN_SHARE * lost_s and cost >= MIN_LOST * attribution.measured_s:
-            evidence, advice = _WORDS[name](matrix, attribution)
-            evidence += _saved(attribution, cost, parts[name])
-            causes.append(Cause(name, cost / lost_s, evidence, advice, cost, _pacing(name, attribution)))
+            said = _WORDS[name](matrix, attribution)
+            evidence = said.evidence + _saved(attribution, cost, parts[name])
+            causes.append(Cause(name, cost / lost_s, evidence, said.advice, cost, said.pacing, said.ranks))
     return tuple(causes)
-
-
-def _pacing(cause: str, attribution: TimeAttribution) -> str:
-    """How delays may act on a cause; "" where they cannot."""
-    if cause == CONTENTION and _is_between_groups(attribution):
-        worst = _worst(attribution, lambda k: k.contention)
-        if worst is not None and worst.partner is not None:
-            return "pacing (defer)"
-        return "pacing of the groups that have slack (slack)"
-    if cause == TENANT:
-        return "pacing (phase_shift) where the other job's period is close to ours"
-    if cause == INCAST:
-        worst = _worst(attribution, lambda k: k.timeout_s)
-        return "" if worst is None or worst.op == "all_to_all" else "pacing (stagger)"
-    return ""
-
-
-def _is_between_groups(attribution: TimeAttribution) -> bool:
-    """Whether the job's own groups contend, and not some traffic without memory, which no delay can anticipate."""
-    return attribution.of("contention") >= attribution.of("transfer")
 
 
 def _saved(attribution: TimeAttribution, cost_s: float, parts: Sequence[tuple[Component, float]]) -> str:
@@ -167,57 +149,53 @@ def _skewed_share(attribution: TimeAttribution) -> float:
     """
     if np.isfinite(attribution.compute.paired):
         return 0.0
-    skewness = attribution.compute.skewness
-    if skewness < SIGNIFICANT * attribution.compute.skewness_se:
-        return 0.0
-    return float(min(skewness / REFERENCE_SKEWNESS, 1.0) ** (2.0 / 3.0))
+    return float(min(attribution.compute.skewness / REFERENCE_SKEWNESS, 1.0) ** (2.0 / 3.0))
 
 
 def _varies(compute: ComputeAttribution) -> float:
     return float(np.sqrt((compute.rest_cv_R**2).mean()))
 
 
-def _ranks(matrix: OperationMatrix, at: Iterable[int]) -> str:
-    return name_ranks([matrix.ranks[r] for r in at])
+def _numbers(matrix: OperationMatrix, at: Integers) -> tuple[int, ...]:
+    """The ranks at these places."""
+    return tuple(matrix.ranks[r] for r in at.tolist())
 
 
-def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     c = attribution.compute
     usual = max(float(c.rank_R.min()), 1.0)  # of two ranks each may be the slower one in a place of its own
-    at = np.flatnonzero(c.slow_R & (c.rank_R > usual))
+    at = np.flatnonzero(c.rank_R > usual)
     at = at[np.argsort(-c.rank_R[at], kind="stable")]
     work = {one.operation: cost_s for one, cost_s in attribution.cost_s.items() if one.name == "work"}
     if max(work.values(), default=0.0) > attribution.of("rank"):
         op = max(work, key=lambda name: work[name])
         operations = np.flatnonzero(matrix.is_op(op))
         own_R = np.bincount(matrix.rank_N[operations], matrix.duration_NT[operations].mean(axis=1), len(matrix.ranks))
-        most = np.flatnonzero(own_R > 0.5 * own_R.max())
-        who, usual_s = _ranks(matrix, most), float(np.median(own_R))
-        evidence = f"{op} takes {who} {own_R.max():.3g} s a step, the others {usual_s:.3g} s"
-        return evidence, f"give the ranks equal work: spread {op}, or overlap it"
+        most = _numbers(matrix, np.flatnonzero(own_R > 0.5 * own_R.max()))
+        evidence = f"{op} takes {name_ranks(most)} {own_R.max():.3g} s a step, the others {np.median(own_R):.3g} s"
+        return Said(evidence, f"give the ranks equal work: spread {op}, or overlap it", ranks=most)
     excess_s = ((c.factors["rank"] - 1.0) * c.base_s * c.factors["stage"]).mean(axis=1)
     worst = int(at[0]) if len(at) else int(np.bincount(matrix.rank_N[c.operation], np.maximum(excess_s, 0.0)).argmax())
     if (uneven := _uneven_work(matrix, excess_s, attribution, worst)) is not None:
         return uneven
     if not len(at):
-        return ("ranks take longer than others, each in places of its own", "give all ranks equal hardware and work")
+        evidence = "ranks take longer than others, each in places of its own"
+        return Said(evidence, "give all ranks equal hardware and work")
     takes = "computes" if set(matrix.ops) & set(COMPUTE_OPS[1:]) else "takes between collectives"
     evidence = (
         f"rank {matrix.ranks[worst]} {takes} {c.rank_R[worst] / usual:.2f} times as long as its peers, throughout; "
-        f"{len(at)} of {len(matrix.ranks)} ranks are slower than their peers ({_ranks(matrix, at)})"
+        f"{len(at)} of {len(matrix.ranks)} ranks are slower than their peers ({name_ranks(_numbers(matrix, at))})"
     )
     # ranks far above the others are broken; many ranks a little above them are a mixed fleet
-    clear = [int(r) for r in at if c.rank_R[r] - 1.0 > 0.5 * (c.rank_R[worst] - 1.0)]
-    if len(clear) <= max(1, len(matrix.ranks) // 8):
-        it, them = ("it has", "it") if len(clear) == 1 else ("they have", "them")
-        find = f"find out why {_ranks(matrix, clear)} took longer: clocks, its host, or work that only {it}"
-        return evidence, f"{find}; replace {them} if nothing else is found"
-    return evidence, "ranks are unequal: give slower ones less work, or pair like with like"
+    clear = _numbers(matrix, at[c.rank_R[at] - 1.0 > 0.5 * (c.rank_R[worst] - 1.0)])
+    if len(clear) > max(1, len(matrix.ranks) // 8):
+        return Said(evidence, "ranks are unequal: give slower ones less work, or pair like with like")
+    it, them = ("it has", "it") if len(clear) == 1 else ("they have", "them")
+    find = f"find out why {name_ranks(clear)} took longer: clocks, its host, or work that only {it}"
+    return Said(evidence, f"{find}; replace {them} if nothing else is found", ranks=clear)
 
 
-def _uneven_work(
-    matrix: OperationMatrix, excess_s: Array, attribution: TimeAttribution, worst: int
-) -> tuple[str, str] | None:
+def _uneven_work(matrix: OperationMatrix, excess_s: Array, attribution: TimeAttribution, worst: int) -> Said | None:
     """Where a rank's excess lies in one place of the step and its other compute is like its peers': no slow device."""
     c = attribution.compute
     mine = np.flatnonzero(matrix.rank_N[c.operation] == worst)
@@ -229,16 +207,16 @@ def _uneven_work(
     peers = np.flatnonzero(matrix.kind_N[c.operation] == matrix.kind_N[c.operation[at]])
     taken_s = matrix.duration_NT[c.operation[peers]].mean(axis=1)
     has_excess = excess_s[peers] > 0.5 * excess_s[at]
-    having, others_s = matrix.rank_N[c.operation[peers[has_excess]]], taken_s[~has_excess]
-    place = _place(matrix, int(c.operation[at]))
-    ranks = _ranks(matrix, having)
+    having, others_s = _numbers(matrix, matrix.rank_N[c.operation[peers[has_excess]]]), taken_s[~has_excess]
+    place, ranks = _place(matrix, int(c.operation[at])), name_ranks(having)
     others = f", the others {np.median(others_s):.3g} s" if len(others_s) else ""
     what = matrix.ops[matrix.op_N[c.operation[at]]]
     evidence = f"{'what comes' if what == COMPUTE_OPS[0] else what} {place} takes {ranks} {taken_s.max():.3g} s a step"
-    return f"{evidence}{others}; elsewhere these take as long as their peers", (
+    advice = (
         f"find out what {ranks} {'does' if len(having) == 1 else 'do'} {place}: wait for a data loader or another host "
         "task, or more than equal work; spread it, or overlap it"
     )
+    return Said(f"{evidence}{others}; elsewhere these take as long as their peers", advice, ranks=having)
 
 
 def _place(matrix: OperationMatrix, operation: int) -> str:
@@ -257,16 +235,17 @@ def _place(matrix: OperationMatrix, operation: int) -> str:
     )
 
 
-def _fail_slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+def _fail_slow(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     on = attribution.compute.episode_RT
     at = np.flatnonzero(on.any(axis=1))
     share = float(on[at].mean()) if len(at) else 0.0
     verb, its = ("moves", "its") if len(at) == 1 else ("move", "their")
-    evidence = f"{_ranks(matrix, at)} {verb} between two speeds for many steps each: slow in {share:.0%} of {its} steps"
-    return evidence, "look at clocks, thermals and neighbours of these ranks when it begins"
+    who, slow = name_ranks(_numbers(matrix, at)), f"slow in {share:.0%} of {its} steps"
+    evidence = f"{who} {verb} between two speeds for many steps each: {slow}"
+    return Said(evidence, "look at clocks, thermals and neighbours of these ranks when it begins")
 
 
-def _data(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+def _data(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     c = attribution.compute
     if np.isfinite(c.paired):
         why = f"forward and backward pass of a micro-batch are long together (correlation {c.paired:.2f})"
@@ -275,10 +254,10 @@ def _data(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
     evidence = f"{why}, another rank in every step, without memory"
     advice = "balance sequence lengths across ranks and micro-batches (sort or pack by length), or spread long ones"
     known = np.isfinite(c.paired)
-    return evidence, advice if known else f"{advice}; with equal lengths, look at other work on the hosts"
+    return Said(evidence, advice if known else f"{advice}; with equal lengths, look at other work on the hosts")
 
 
-def _amplification(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+def _amplification(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     c = attribution.compute
     evidence = (
         f"compute varies by {_varies(c):.1%} on every rank, independently and without memory; a step waits for the "
@@ -288,10 +267,10 @@ def _amplification(matrix: OperationMatrix, attribution: TimeAttribution) -> tup
         "reduce the jitter itself (system services, clocks, garbage collection), or wait less often (local SGD, "
         "overlap, fewer and larger groups); delaying a rank never lowers a maximum"
     )
-    return evidence, advice
+    return Said(evidence, advice)
 
 
-def _stage(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+def _stage(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     c = attribution.compute
     stages = np.unique(matrix.stage_N[c.operation])
     load_NT = c.base_s * c.factors["stage"]
@@ -301,32 +280,32 @@ def _stage(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, 
     evidence = f"stage {stages[worst]} computes {factor:.2f} times as long as the others"
     if not c.twins:
         evidence += "; with one rank a stage, a slow rank would look the same"
-    return evidence, f"move layers away from stage {stages[worst]}, or split its output layer"
+    return Said(evidence, f"move layers away from stage {stages[worst]}, or split its output layer")
 
 
 def _worst(attribution: TimeAttribution, key: Callable[[TransferClass], float]) -> TransferClass | None:
     return max(attribution.transfers.classes, key=key, default=None)
 
 
-def _contention(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+def _contention(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     worst = _worst(attribution, lambda k: k.contention)
-    if _is_between_groups(attribution) and worst is not None and worst.partner is not None:
-        return _own_partner(worst, worst.partner)
-    if _is_between_groups(attribution) and worst is not None:
-        evidence = (
-            f"{worst.groups} groups run {worst.op} side by side; each takes {worst.contention:.2f} times as long as "
-            "alone, as a shared uplink under their own starts explains"
+    if worst is None or attribution.of("contention") < attribution.of("transfer"):
+        advice = (
+            "look for other traffic on the same links and, if transfers are small, for other work on the hosts; "
+            "without memory pacing cannot anticipate it"
         )
-        return evidence, "more uplink, or groups that share leaves"
-    varies = "transfers take longer now and then, without memory"
-    advice = (
-        "look for other traffic on the same links and, if transfers are small, for other work on the hosts; without "
-        "memory pacing cannot anticipate it"
+        return Said("transfers take longer now and then, without memory", advice)
+    if worst.partner is not None:
+        return _own_partner(worst, worst.partner)
+    evidence = (
+        f"{worst.groups} groups run {worst.op} side by side; each takes {worst.contention:.2f} times as long as "
+        "alone, as a shared uplink under their own starts explains"
     )
-    return varies, advice
+    pacing = "pacing of the groups that have slack (slack)"
+    return Said(evidence, "more uplink, or groups that share leaves", pacing)
 
 
-def _own_partner(slowed: TransferClass, partner: Partner) -> tuple[str, str]:
+def _own_partner(slowed: TransferClass, partner: Partner) -> Said:
     """A reduction in the background that slows what the ranks stand still for."""
     times = slowed.contention
     how = (
@@ -342,20 +321,21 @@ def _own_partner(slowed: TransferClass, partner: Partner) -> tuple[str, str]:
         f"hold the {partner.op} back while the {slowed.op} runs (rule defer), or give the {slowed.op}'s communicator "
         "priority"
     )
-    return evidence, advice
+    return Said(evidence, advice, "pacing (defer)")
 
 
-def _tenant(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+def _tenant(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     worst = _worst(attribution, lambda k: k.inflated)
     assert worst is not None
     evidence = (
         f"{worst.op} takes {worst.inflated:.0%} longer than its best on average, and comes and goes with a memory (its "
         f"last steps predict it, correlation {worst.predictability:.2f}) that the job's own ranks do not explain"
     )
-    return evidence, "look for another job's transfers on the same links: move one of the jobs, or shift the phase"
+    advice = "look for another job's transfers on the same links: move one of the jobs, or shift the phase"
+    return Said(evidence, advice, "pacing (phase_shift) where the other job's period is close to ours")
 
 
-def _incast(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+def _incast(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     worst = _worst(attribution, lambda k: k.timeout_s)
     assert worst is not None
     late_ms = worst.timeout_s * 1e3
@@ -363,11 +343,11 @@ def _incast(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str,
         f"{worst.collapsed:.0%} of the {worst.op}s take {late_ms:.0f} ms longer than the others, as after a timeout"
     )
     if worst.op == "all_to_all":
-        return evidence, "deeper buffers or lossless links; staggering costs in an all_to_all"
-    return evidence, "deeper buffers, lossless links, a tree instead of a gather"
+        return Said(evidence, "deeper buffers or lossless links; staggering costs in an all_to_all")
+    return Said(evidence, "deeper buffers, lossless links, a tree instead of a gather", "pacing (stagger)")
 
 
-def _locality(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+def _locality(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     worst = _worst(attribution, lambda k: float(k.link_K.max()))
     assert worst is not None
     k = int(np.argmax(worst.link_K))
@@ -375,10 +355,10 @@ def _locality(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[st
         f"{worst.op} of the group of {name_ranks(worst.ranks_K[k])} always takes {worst.link_K[k]:.2f} times as long "
         "as that of the others, once all its members are there"
     )
-    return evidence, "check which NIC, socket and PCIe switch these ranks use, and the cable"
+    return Said(evidence, "check which NIC, socket and PCIe switch these ranks use, and the cable")
 
 
-def _stalls(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+def _stalls(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     c, t = attribution.compute, attribution.transfers
     parts = {name: attribution.of(name) for name in ("stall", "hiccup", "gap", "rest")}
     parts["rest"] *= _skewed_share(attribution) * (c.skewness > MAX_DATA_SKEWNESS)
@@ -387,26 +367,25 @@ def _stalls(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str,
         share = parts["gap"] / attribution.measured_s
         evidence = f"{share:.1%} of the step lies between operations, where no dependency explains it"
     elif most == "hiccup":
-        hiccup_s = t.seconds["hiccup"]
-        typical = float(np.median(hiccup_s[hiccup_s > 0.0])) if t.hiccups else 0.0
-        evidence = f"{t.hiccups} collectives take some {typical:.3g} s longer than their like, now one, now another"
+        hiccup_s = t.seconds["hiccup"][t.seconds["hiccup"] > 0.0]
+        some = f"some {np.median(hiccup_s):.3g} s longer than their like"
+        evidence = f"{len(hiccup_s)} collectives take {some}, now one, now another"
     elif most == "rest":
         evidence = (
             f"compute varies by {_varies(c):.1%} with a very long tail (skewness {c.skewness:.1f}), without memory"
         )
     else:
-        stall_s = c.seconds["stall"]
-        share = c.stalls / max(stall_s.size, 1)
-        typical = float(np.median(stall_s[stall_s > 0.0])) if c.stalls else 0.0
+        share, stall_s = float((c.seconds["stall"] > 0.0).mean()), c.seconds["stall"][c.seconds["stall"] > 0.0]
+        typical = float(np.median(stall_s)) if len(stall_s) else 0.0
         evidence = f"{share:.2%} of compute operations take {typical:.3g} s longer than their like, on any rank"
     advice = (
         "look at garbage collection, allocation, data loading and services of the host; "
         "run collections on all ranks in the same step"
     )
-    return evidence, advice
+    return Said(evidence, advice)
 
 
-def _checkpoint(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+def _checkpoint(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     written = {
         one.operation: steps
         for one, steps in attribution.present.items()
@@ -414,28 +393,30 @@ def _checkpoint(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[
     }
     names, steps = " and ".join(sorted(written)), max(written.values(), default=0)
     advice = "write checkpoints asynchronously, or less often (Young's interval)"
-    return f"{names} in {steps} of {matrix.steps} steps", advice if "checkpoint" in names else f"less often: {names}"
+    advice = advice if "checkpoint" in names else f"less often: {names}"
+    return Said(f"{names} in {steps} of {matrix.steps} steps", advice)
 
 
-def _restart(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+def _restart(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     steps = attribution.present.get(Component("extra", "restart"), 0)
-    return f"{steps} restarts in {matrix.steps} steps", "find the failing node; restart warm"
+    return Said(f"{steps} restarts in {matrix.steps} steps", "find the failing node; restart warm")
 
 
-def _drift(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+def _drift(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     c = attribution.compute
     spread = float(np.std(c.factors["drift"]))
     evidence = (
         f"ranks' compute wanders by {spread:.1%}, each rank by itself, with a memory of some {c.drift_steps:.0f} steps"
     )
-    return evidence, "look at clocks, temperature and power of the ranks that wander"
+    return Said(evidence, "look at clocks, temperature and power of the ranks that wander")
 
 
-def _own_pacing(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
-    return "ranks hold themselves back", "compare with pacing off (canary): this pacing costs more than it may gain"
+def _own_pacing(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
+    advice = "compare with pacing off (canary): this pacing costs more than it may gain"
+    return Said("ranks hold themselves back", advice)
 
 
-_WORDS: Final[dict[str, Callable[[OperationMatrix, TimeAttribution], tuple[str, str]]]] = {
+_WORDS: Final[dict[str, Callable[[OperationMatrix, TimeAttribution], Said]]] = {
     AMPLIFICATION: _amplification,
     SLOW_RANK: _slow,
     FAIL_SLOW: _fail_slow,
@@ -451,3 +432,4 @@ _WORDS: Final[dict[str, Callable[[OperationMatrix, TimeAttribution], tuple[str, 
     DRIFT: _drift,
     PACING: _own_pacing,
 }
+CAUSES: Final = tuple(_WORDS)

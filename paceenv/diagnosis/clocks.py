@@ -17,7 +17,7 @@ from paceenv.core.lateness.watch import COMMON_END
 from paceenv.core.trace import Trace
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.dependency_graph import Graph, build_graph
-from paceenv.diagnosis.operation_matrix import MIN_STEPS, Array, OperationMatrix, read_matrix
+from paceenv.diagnosis.operation_matrix import Array, OperationMatrix, read_matrix
 
 MEETS_ENDINGS: Final = ("reduce-scatter", "all-reduce", "all-gather")
 """Names of other profilers for collectives of a common end."""
@@ -34,11 +34,11 @@ def is_meeting(matrix: OperationMatrix, graph: Graph) -> NDArray[np.bool_]:
     return np.asarray(graph.meets_N & matrix.is_op(*closed) & matrix.is_collective_N)
 
 
-def matrix_on_one_clock(trace: Trace, *, job: str | None = None, least: int = MIN_STEPS) -> tuple[OperationMatrix, str]:
+def matrix_on_one_clock(trace: Trace, *, job: str | None = None) -> tuple[OperationMatrix, str]:
     """The matrix of a job with clocks that differ set right, and a note on them, or ""."""
-    matrix = read_matrix(trace, job=job, least=least)
+    matrix = read_matrix(trace, job=job)
     right, note = _set_right(trace, matrix, job)
-    return (read_matrix(right, job=job, least=least) if note else matrix), note
+    return (read_matrix(right, job=job) if note else matrix), note
 
 
 def trace_on_one_clock(trace: Trace, job: str | None = None) -> tuple[Trace, str]:

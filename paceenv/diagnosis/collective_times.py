@@ -7,17 +7,15 @@ takes least, and on the others longer by as much as they wait for it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceenv.core.lateness.watch import COMMON_END, find_late_ranks
 from paceenv.importers.collective_names import op_name
-from paceenv.importers.nccl_inspector import InspectorLog
+from paceenv.importers.nccl_inspector import Communicator, InspectorLog
 
 MIN_SHARED: Final = 20
 """Collectives that all members of a communicator must have recorded."""
@@ -73,18 +71,17 @@ class CollectiveTimes:
 
 def measure_times(logs: Sequence[InspectorLog]) -> CollectiveTimes:
     """What the logs of a job's processes show."""
-    parts: dict[str, list[tuple[int, InspectorLog, NDArray[np.int64]]]] = defaultdict(list)
-    names: dict[str, str] = {}
-    members: dict[str, int] = {}
+    parts: dict[str, list[_Part]] = defaultdict(list)
     for log in logs:
-        for k, comm in enumerate(log.communicators):
-            parts[comm.id].append((comm.rank, log, np.flatnonzero(log.comm_V == k)))
-            names[comm.id] = f"{comm.id} {comm.name}".strip()
-            members[comm.id] = max(members.get(comm.id, 0), comm.ranks)
+        times_s = {comm: defaultdict[str, dict[int, float]](dict) for comm in log.communicators}
+        for one in log.records:
+            times_s[one.comm][one.op].setdefault(one.number, one.time_s)
+        for comm, of_op in times_s.items():
+            parts[comm.id].append(_Part(comm, log.process, of_op))
     arrivals, notes = [], []
-    for key, records in parts.items():
+    for records in parts.values():
         if len(records) > 1:
-            arrival = _last(names[key], members[key], records)
+            arrival = _last(records)
             if isinstance(arrival, str):
                 notes.append(arrival)
             else:
@@ -97,39 +94,45 @@ def measure_times(logs: Sequence[InspectorLog]) -> CollectiveTimes:
     return CollectiveTimes(len(logs), tuple(arrivals), tuple(notes))
 
 
-def _last(name: str, members: int, records: list[tuple[int, InspectorLog, NDArray[np.int64]]]) -> LastArrival | str:
-    """Who arrives last, or why that cannot be said."""
-    ops = sorted({op for _, log, _ in records for op in log.ops if op_name(op) in COMMON_END})
-    tables = [_shared_s(op, records) for op in ops]
-    time_RC = np.concatenate([np.empty((len(records), 0)), *tables], axis=1)
-    order = np.concatenate([np.empty(0), *((np.arange(t.shape[1]) + 0.5) / max(t.shape[1], 1) for t in tables)])
-    time_RC = time_RC[:, np.argsort(order, kind="stable")]  # the operations take turns, as they do in a step
-    shared = time_RC.shape[1]
-    if shared < MIN_SHARED:
-        few = f"{shared} collectives that all its {len(records)} logs have"
-        return f"communicator {name}: {few}; {MIN_SHARED} are needed"
-    often = np.bincount(time_RC.argmin(axis=0), minlength=len(records))
-    late = find_late_ranks(-time_RC.T, np.median(time_RC, axis=0)).late
-    k = late[0].rank if late else int(often.argmax())
-    others_RC = np.delete(time_RC, k, axis=0)
-    late_C = others_RC.min(axis=0) - time_RC[k]
-    rank, log = records[k][:2]
-    waited = float(np.maximum(others_RC - time_RC[k], 0.0).sum() / others_RC.sum())
-    return LastArrival(
-        name, members, len(records), shared, rank, log.process, float(often[k] / shared),
-        float(np.median(late_C)), waited, bool(late),
-    )  # fmt: skip
-
-
-def _shared_s(op: str, records: list[tuple[int, InspectorLog, NDArray[np.int64]]]) -> NDArray[np.float64]:
-    """How long those collectives of an operation took that all ranks recorded, s, ``(ranks, collectives)``.
+class _Part(NamedTuple):
+    """What one process says of a communicator: how long collectives took, seconds, by operation and number.
 
     NCCL counts each operation of a communicator apart.
     """
-    kept = []
-    for _, log, chosen in records:
-        mine = chosen[np.array([name == op for name in log.ops], bool)[log.op_V[chosen]]]
-        number, first = np.unique(log.sn_V[mine], return_index=True)
-        kept.append((number, log.time_s_V[mine[first]]))
-    shared = reduce(np.intersect1d, [number for number, _ in kept])
-    return np.stack([time_s[np.searchsorted(number, shared)] for number, time_s in kept])
+
+    comm: Communicator
+    process: str
+    time_s: Mapping[str, Mapping[int, float]]
+
+
+def _last(parts: list[_Part]) -> LastArrival | str:
+    """Who arrives last, or why that cannot be said."""
+    name = f"{parts[-1].comm.id} {parts[-1].comm.name}".strip()
+    tables = [
+        [[part.time_s[op][number] for number in numbers] for part in parts]
+        for op in sorted({op for part in parts for op in part.time_s if op_name(op) in COMMON_END})
+        if (numbers := sorted(set.intersection(*(set(part.time_s.get(op, ())) for part in parts))))
+    ]
+    time_RC = np.concatenate([np.empty((len(parts), 0)), *map(np.array, tables)], axis=1)
+    order = np.concatenate([np.empty(0), *((np.arange(len(t[0])) + 0.5) / len(t[0]) for t in tables)])
+    time_RC = time_RC[:, np.argsort(order, kind="stable")]  # the operations take turns, as they do in a step
+    shared = time_RC.shape[1]
+    if shared < MIN_SHARED:
+        few = f"{shared} collectives that all its {len(parts)} logs have"
+        return f"communicator {name}: {few}; {MIN_SHARED} are needed"
+    often = np.bincount(time_RC.argmin(axis=0), minlength=len(parts))
+    late = find_late_ranks(-time_RC.T, np.median(time_RC, axis=0)).late
+    k = late[0].rank if late else int(often.argmax())
+    others_RC = np.delete(time_RC, k, axis=0)
+    return LastArrival(
+        communicator=name,
+        members=max(part.comm.ranks for part in parts),
+        ranks=len(parts),
+        shared=shared,
+        rank=parts[k].comm.rank,
+        process=parts[k].process,
+        share=float(often[k] / shared),
+        late_s=float(np.median(others_RC.min(axis=0) - time_RC[k])),
+        waited_share=float(np.maximum(others_RC - time_RC[k], 0.0).sum() / others_RC.sum()),
+        is_late=bool(late),
+    )

@@ -32,9 +32,9 @@ from paceenv.diagnosis.outliers import stall_threshold
 MAX_BETWEEN: Final = 0.1
 """Share of steps between the two levels up to which a rank counts as having episodes."""
 SIGNIFICANT: Final = 4.0
-"""A rank differs from its peers if it is so many standard errors away ..."""
+"""Standard errors by which a skewness differs from none, a rank from its peers ..."""
 MIN_RANK: Final = 0.005
-"""... and at least this share."""
+"""... and at least by this share."""
 MIN_EPISODE: Final = 0.08
 MIN_AUTOCORRELATION: Final = 0.05
 """Compute drifts if its autocorrelation from one step to the next is at least this."""
@@ -64,21 +64,18 @@ class Components:
 class ComputeAttribution(Components):
     """Components of compute, and what they say of ranks.
 
-    ``rank_R`` is the factor of all compute of a rank, ``slow_R`` tells whose is above 1, ``episode_RT`` when a rank is
-    in an episode. ``paired`` is the correlation of forward and backward passes (not a number without both).
-    ``skewness`` and its standard error are of a rank's ``rest`` per step, ``rest_cv_R`` is its spread on each rank.
-    ``stalls`` counts the operations that stalled. ``twins`` says whether every rank has a peer to compare it with.
+    ``rank_R`` is the factor of all compute of a rank, 1 where it is no other than its peers'; ``episode_RT`` tells when
+    a rank is in an episode. ``paired`` is the correlation of forward and backward passes (not a number without both).
+    ``skewness`` is of a rank's ``rest`` per step, 0 where it may be chance; ``rest_cv_R`` is its spread on each rank.
+    ``twins`` says whether every rank has a peer to compare it with.
     """
 
     rank_R: Array
-    slow_R: NDArray[np.bool_]
     episode_RT: NDArray[np.bool_]
     drift_steps: float
     paired: float
     skewness: float
-    skewness_se: float
     rest_cv_R: Array
-    stalls: int
     twins: bool
 
 
@@ -101,7 +98,7 @@ def attribute_compute(matrix: OperationMatrix, own_NT: Array) -> ComputeAttribut
     stall_s = np.where(stalled_NT, d_NT - v_NT * typical_N[:, None] * course_NT, 0.0)
     clean_NT = v_NT * typical_N[:, None]
     drift_se = drift_cv * math.sqrt(min(2.0 * drift_steps / matrix.steps, 1.0))
-    base_N, stage_N, rank_R, slow_R, twins = _fixed_factors(matrix, operation, clean_NT, stage_R, drift_se)
+    base_N, stage_N, rank_R, twins = _fixed_factors(matrix, operation, clean_NT, stage_R, drift_se)
     factor_N = _rank_factors(matrix, operation, clean_NT, base_N * stage_N, rank_R, drift_se)
     if drift_steps:  # what a rank differs by without lasting is where its drift happened to be
         weight_R = np.bincount(rank, base_N * stage_N * factor_N, ranks)
@@ -125,14 +122,11 @@ def attribute_compute(matrix: OperationMatrix, own_NT: Array) -> ComputeAttribut
         factors | {"drift": drift_RT[rank], "data": data_NT, "rest": rest_NT},
         {"stall": stall_s},
         rank_R=rank_R,
-        slow_R=slow_R,
         episode_RT=episode_RT,
         drift_steps=drift_steps,
         paired=paired,
-        skewness=skewness,
-        skewness_se=float(np.sqrt(6.0 / max(kept.size, 6))),
+        skewness=skewness if skewness >= SIGNIFICANT * math.sqrt(6.0 / max(kept.size, 6)) else 0.0,
         rest_cv_R=x.std(axis=1),
-        stalls=int(stalled_NT.sum()),
         twins=twins,
     )
 
@@ -233,8 +227,8 @@ def _stalls(matrix: OperationMatrix, operation: Integers, v_NT: Array) -> NDArra
 
 def _fixed_factors(
     matrix: OperationMatrix, operation: Integers, clean_NT: Array, stage_R: Integers, drift_se: float
-) -> tuple[Array, Array, Array, NDArray[np.bool_], bool]:
-    """Usual time of each operation, factor of its stage and kind, of ranks; slow ranks; whether stages have peers."""
+) -> tuple[Array, Array, Array, bool]:
+    """Usual time of each operation, factor of its stage and kind, of ranks; whether stages have peers."""
     kinds, kind = np.unique(matrix.kind_N[operation], return_inverse=True)
     stages, stage = np.unique(matrix.stage_N[operation], return_inverse=True)
     rank, ranks, steps = matrix.rank_N[operation], len(matrix.ranks), clean_NT.shape[1]
@@ -261,8 +255,7 @@ def _fixed_factors(
     peers_R = np.bincount(of_stage, minlength=len(stages))[of_stage]
     differs_R = np.abs(rank_R - 1.0) > np.maximum(SIGNIFICANT * np.maximum(se_R, np.median(se_R)), MIN_RANK)
     rank_R = np.where(differs_R & (peers_R > 1), rank_R, 1.0)
-    slow_R = rank_R > 1.0 + MIN_RANK
-    return base_N, factor_KS[kind, stage], rank_R, slow_R, bool((peers_R > 1).all())
+    return base_N, factor_KS[kind, stage], rank_R, bool((peers_R > 1).all())
 
 
 def _rank_factors(

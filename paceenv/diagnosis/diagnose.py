@@ -32,9 +32,9 @@ INSUFFICIENT: Final = "insufficient evidence"
 UNDETERMINED: Final = "cannot be determined"
 
 
-def diagnose(trace: Trace, *, job: str | None = None) -> Diagnosis:
-    """Diagnose one job of a trace."""
-    matrix, note = matrix_on_one_clock(trace, job=job)
+def diagnose(trace: Trace) -> Diagnosis:
+    """Diagnose the one job of a trace."""
+    matrix, note = matrix_on_one_clock(trace)
     diagnosis = with_agent(diagnose_matrix(matrix), trace.metadata.job)
     return replace(diagnosis, notes=(note, *diagnosis.notes)) if note else diagnosis
 
@@ -101,9 +101,13 @@ def _diagnose_kind(matrix: OperationMatrix, arrivals: Arrivals, of: str = "") ->
     if not (few or refused):
         parts = TimeAttribution(matrix, graph, own_NT)
         causes = name_causes(matrix, parts)
-        refused = self_check.why_no_sum(parts) or ("" if causes else self_check.why_not_healthy(slowdown))
+        refused = self_check.why_no_sum(parts, slowdown, are_causes=bool(causes))
     if not (few or refused):
-        doubt, bare_s = _doubt(parts), parts.base_s
+        bare_s = parts.base_s
+        one = next((one for one in parts.transfers.classes if one.contended is None and one.groups > 1), None)
+        if one is not None:
+            which = f"the {one.groups} groups of {one.op} contend with each other"
+            doubt = f"; the trace does not identify whether {which} (a probe does)"
     return Diagnosis(
         slowdown=None if refused else slowdown,
         ideal_step_time_s=None if refused else min(ideal_s, replayed_s),
@@ -179,17 +183,6 @@ def _insufficient(matrix: OperationMatrix, graph: Graph, of: str) -> str:
     if not np.all(matrix.step_s_T > 0.0):
         return "steps that take no time"
     return ""
-
-
-def _doubt(attribution: TimeAttribution) -> str:
-    """What the trace leaves open although its replay is right."""
-    open_ = [k for k in attribution.transfers.classes if k.contended is None and k.groups > 1]
-    if not open_:
-        return ""
-    return (
-        f"; the trace does not identify whether the {open_[0].groups} groups of {open_[0].op} contend with each other "
-        "(a probe does)"
-    )
 
 
 MIN_KIND_SHARE: Final = 0.2

@@ -16,7 +16,6 @@ from paceenv.core.errors import InputError
 from paceenv.core.trace import COLLECTIVE_OPS, COMPUTE_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
 from paceenv.core.wording import steps_left_out
 
-MIN_STEPS: Final = 2
 USUAL: Final = 0.5
 """Share of steps from which on an operation belongs to the usual step."""
 MOMENT: Final = 0.1
@@ -132,7 +131,7 @@ class OperationMatrix:
         return self.is_op(PACE_OP)
 
 
-def read_matrix(trace: Trace, *, job: str | None = None, least: int = MIN_STEPS) -> OperationMatrix:
+def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
     """The matrix of one job of a trace; ``job`` must be named where the trace holds several."""
     name = trace.job_name(job)
     mine = trace.isin("job", name)
@@ -148,8 +147,8 @@ def read_matrix(trace: Trace, *, job: str | None = None, least: int = MIN_STEPS)
     columns = {key: column[kept] for key, column in columns.items()}
     ranks, columns["rank"] = np.unique(columns["rank"], return_inverse=True)
     iterations, at_T = np.unique(columns["iteration"], return_inverse=True)
-    if len(iterations) < least:
-        raise InputError(f"trace of {name}: {len(iterations)} steps that all ranks have; allowed: at least {least}")
+    if not len(iterations):
+        raise InputError(f"trace of {name}: 0 steps that all ranks have; allowed: at least 1")
     operation, first = _operations(columns, at_T)
     operations, steps = len(first), len(iterations)
     if operations * steps > MAX_CELLS:

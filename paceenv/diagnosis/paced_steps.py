@@ -1,20 +1,19 @@
 """What the delays in a trace did: its steps with delays against its steps without, without any model.
 
-Whether a step has delays is the choice of a controller or of a test, so neighbouring steps are alike. The interval
-therefore comes from leaving out one contiguous block of steps at a time (delete-a-group jackknife; Kunsch 1989).
-Axes: T steps.
+As in a live job (:mod:`paceenv.core.differences`): each stretch of steps with delays is compared with the stretch
+without beside it. Axes: T steps.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.differences import Mean
+from paceenv.core.differences import Mean, log_ratio
 from paceenv.core.intervals import Interval
 from paceenv.core.wording import duration
 from paceenv.diagnosis.operation_matrix import Integers, OperationMatrix
@@ -23,8 +22,6 @@ MIN_STEPS: Final = 20
 """Of either kind; fewer say little."""
 MIN_SHARE: Final = 0.1
 """Of all steps; with fewer steps without delays the causes are those of all steps."""
-BLOCKS: Final = 20
-"""Contiguous blocks of steps that are left out in turn."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +31,9 @@ class PacedSteps:
     paced_s: float  # mean step with delays, seconds
     plain_s: float  # mean step without, seconds
     paced: int  # number of steps with delays
-    stretches: int  # into how many stretches these fall
     plain_T: Integers  # places of the steps without delays
-    gain: Interval  # of throughput, a share; without an interval where either kind is in one block
-    SHOWN: ClassVar = ("paced", "plain", "stretches", "paced_s", "plain_s", "gain")
+    gain: Interval  # of throughput, a share; without an interval where they do not take turns
+    SHOWN: ClassVar = ("paced", "plain", "paced_s", "plain_s", "gain")
 
     @property
     def plain(self) -> int:
@@ -70,28 +66,17 @@ def measure_pacing(matrix: OperationMatrix) -> PacedSteps | None:
         paced_s=float(step_s_T[is_paced_T].mean()),
         plain_s=float(step_s_T[~is_paced_T].mean()),
         paced=int(is_paced_T.sum()),
-        stretches=int(np.count_nonzero(np.diff(is_paced_T.astype(np.int8), prepend=0) == 1)),
         plain_T=plain_T,
         gain=_gain(step_s_T, is_paced_T),
     )
 
 
 def _gain(step_s_T: NDArray[np.float64], is_paced_T: NDArray[np.bool_]) -> Interval:
-    """Throughput of the paced steps against the others, with the jackknife's interval on a logarithmic scale."""
-    block_T = np.arange(len(step_s_T)) * BLOCKS // len(step_s_T)
-    counts, sums = (
-        np.array([np.bincount(block_T, weight_T * of_T, BLOCKS) for of_T in (is_paced_T, ~is_paced_T)])
-        for weight_T in (np.ones_like(step_s_T), step_s_T)
-    )
-    whole = math.log(_ratio(sums.sum(axis=1), counts.sum(axis=1)))
-    left_counts = counts.sum(axis=1, keepdims=True) - counts
-    if not (left_counts > 0.0).all():
-        return Interval(math.expm1(whole))
-    left_B = np.log(_ratio(sums.sum(axis=1, keepdims=True) - sums, left_counts))
-    apart = Mean((BLOCKS - 1) * left_B).interval(0.05)  # the jackknife's pseudo-values, but for where they lie
-    return Interval(*(math.expm1(whole + end - apart.value) for end in apart))
-
-
-def _ratio(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Any:
-    """Mean step without delays over that with, from sums and counts of both (the paced first)."""
-    return sums[1] / counts[1] * counts[0] / sums[0]
+    """Throughput of the paced steps against the others; without an interval for one pair of stretches."""
+    stretches = np.split(np.arange(len(step_s_T)), np.flatnonzero(np.diff(is_paced_T)) + 1)
+    ratios = Mean()
+    for pair in zip(stretches[::2], stretches[1::2], strict=False):
+        off, on = pair if is_paced_T[pair[1][0]] else pair[::-1]
+        ratios.add(float(log_ratio(step_s_T[off], step_s_T[on])))
+    log_s = ratios.interval(0.05)
+    return Interval(*(math.expm1(-end) for end in (log_s.value, log_s.high, log_s.low)))

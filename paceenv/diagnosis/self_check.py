@@ -66,7 +66,8 @@ def why_not(matrix: OperationMatrix, graph: Graph, own_NT: Array, replayed_T: Ar
     early = _left_early(matrix, graph, EARLY_SHARE * measured_s)
     if early:
         return early
-    unlike = _unlike(matrix, own_NT)
+    work_N = matrix.is_compute_N | matrix.is_collective_N | matrix.is_transfer_N
+    unlike = float(own_NT[work_N & ~matrix.usual_N].sum()) / max(float(own_NT[work_N].sum()), 1e-300)
     if unlike > UNLIKE_SHARE:
         return (
             f"{unlike:.0%} of the work is in operations that only some steps have (allowed: {UNLIKE_SHARE:.0%}), so no "
@@ -88,20 +89,15 @@ def why_not(matrix: OperationMatrix, graph: Graph, own_NT: Array, replayed_T: Ar
     return ""
 
 
-def why_no_sum(attribution: TimeAttribution) -> str:
-    """Why the causes that were found cannot be all, "" where nothing is wrong: without any, a step must be shorter."""
+def why_no_sum(attribution: TimeAttribution, slowdown: float, *, are_causes: bool) -> str:
+    """Why the causes that were found cannot be all, "" where nothing is wrong."""
     measured_s = attribution.measured_s
     if attribution.base_s > (1.0 + TOLERANCE) * measured_s:
         return (
             f"without the variation that was found a step would be longer ({duration(attribution.base_s)}) than it is "
             f"({duration(measured_s)}), so what is usual in this trace is not known"
         )
-    return ""
-
-
-def why_not_healthy(slowdown: float) -> str:
-    """Why a job without any cause found is not healthy, "" if it is."""
-    if slowdown <= 1.0 + MAX_UNEXPLAINED:
+    if slowdown <= 1.0 + MAX_UNEXPLAINED or are_causes:
         return ""
     return f"a step takes {slowdown - 1.0:.0%} longer than one of equal ranks, and none of the known causes explains it"
 
@@ -170,10 +166,3 @@ def _left_early(matrix: OperationMatrix, graph: Graph, least_s: float) -> str:
         f"{duration(float(early_NT.max()))}): clocks differ, collectives are matched wrongly, or some were handed over "
         "in the background before their rows begin, as in traces of paceenv live"
     )
-
-
-def _unlike(matrix: OperationMatrix, own_NT: Array) -> float:
-    """Share of compute and communication that is in operations which are not part of the usual step."""
-    work_N = matrix.is_compute_N | matrix.is_collective_N | matrix.is_transfer_N
-    whole_s = float(own_NT[work_N].sum())
-    return float(own_NT[work_N & ~matrix.usual_N].sum()) / whole_s if whole_s > 0.0 else 0.0

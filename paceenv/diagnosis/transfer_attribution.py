@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 
 from paceenv.diagnosis.compute_attribution import Components
-from paceenv.diagnosis.dependency_graph import QUEUED_OPS, Graph
+from paceenv.diagnosis.dependency_graph import QUEUED_OPS, Graph, last_arrivals
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.outliers import stall_threshold
 from paceenv.diagnosis.own_overlap import OwnOverlaps, Partner
@@ -67,13 +67,11 @@ class Shared:
 
 @dataclass(frozen=True)
 class TransferAttribution(Components):
-    """Components of the operations that meet; contention comes from the others.
+    """Components of the operations that meet.
 
-    ``beside`` is what the job's own reductions on another communicator cost; ``uplinks`` cost the rest of contention.
+    The factor ``contention`` is what the job's own reductions on another communicator cost; ``uplinks`` cost the rest.
     """
 
-    beside: Array
-    hiccups: int
     classes: tuple[TransferClass, ...]
     uplinks: tuple[Shared, ...]
 
@@ -87,11 +85,10 @@ def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, st
     base_s, link = np.zeros((len(operation), 1)), np.ones((len(operation), 1))
     beside, tenant, rest = np.ones(shape), np.ones(shape), np.ones(shape)
     timeout_s, hiccup_s = np.zeros(shape), np.zeros(shape)
-    hiccups = 0
     classes, uplinks = [], []
-    meeting = _classes(matrix, graph, operation)
+    meeting, last_KT = _classes(matrix, graph, operation), last_arrivals(matrix, graph)
     overlaps = OwnOverlaps(matrix, meeting, own_NT)
-    for chain in _chains(matrix, meeting, own_NT):
+    for chain in _chains(matrix, graph, meeting, own_NT, last_KT):
         at_CK = [[where[m] for m in members] for members in chain]
         own_CKT = [np.stack([own_NT[m].max(axis=0) for m in members]) for members in chain]
         partners = [overlaps.of(members) for members in chain]
@@ -103,9 +100,9 @@ def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, st
                     rest[a] = own_NT[m] / max(middle_s, 1e-12)
             continue
         found_C = [TransferClass(matrix, members, own_KT) for members, own_KT in zip(chain, own_CKT, strict=True)]
-        uplink_s = _contend(_arrivals(matrix, chain[0]), found_C, partners)
+        tasks = _tasks(graph, chain[0])
+        uplink_s = _contend(last_KT[tasks], found_C, partners)
         if uplink_s is not None:
-            tasks = np.array([graph.task_of_N[m[0]] for m in chain[0]], np.int64)
             uplinks.append(
                 Shared(tasks, tuple(np.concatenate(places) for places in zip(*at_CK, strict=True)), *uplink_s)
             )
@@ -129,9 +126,9 @@ def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, st
                 beyond_T = transfers.hiccup_KT[k]
                 hiccup_s[a] = np.where(beyond_T, np.maximum(rest[a] - 1.0, 0.0) * explained, 0.0)
                 rest[a] = np.where(beyond_T, np.minimum(rest[a], 1.0), rest[a])
-                hiccups += int(beyond_T.sum())
-    factors, seconds = {"link": link, "tenant": tenant, "transfer": rest}, {"timeout": timeout_s, "hiccup": hiccup_s}
-    return TransferAttribution(operation, base_s, factors, seconds, beside, hiccups, tuple(classes), tuple(uplinks))
+    factors = {"link": link, "contention": beside, "tenant": tenant, "transfer": rest}
+    seconds = {"timeout": timeout_s, "hiccup": hiccup_s}
+    return TransferAttribution(operation, base_s, factors, seconds, tuple(classes), tuple(uplinks))
 
 
 def _classes(matrix: OperationMatrix, graph: Graph, operation: Integers) -> list[list[Integers]]:
@@ -148,19 +145,20 @@ def _classes(matrix: OperationMatrix, graph: Graph, operation: Integers) -> list
     return [sorted(sets, key=lambda m: tuple(matrix.rank_N[m])) for sets in classes.values()]
 
 
-def _arrivals(matrix: OperationMatrix, members: list[Integers]) -> Array:
-    """When the last of each group arrives, seconds ``(K, T)``; minus infinity where no member is in the step."""
-    return np.stack([np.nan_to_num(matrix.start_NT[m], nan=-np.inf).max(axis=0) for m in members])
+def _tasks(graph: Graph, members: list[Integers]) -> Integers:
+    return graph.task_of_N[[m[0] for m in members]]
 
 
-def _chains(matrix: OperationMatrix, classes: list[list[Integers]], own_NT: Array) -> list[list[list[Integers]]]:
+def _chains(
+    matrix: OperationMatrix, graph: Graph, classes: list[list[Integers]], own_NT: Array, last_KT: Array
+) -> list[list[list[Integers]]]:
     """Classes of the same groups that follow each other without a pause, as buckets do.
 
     A group meets the others on the uplink with whatever bucket each of them is at, so they only make sense together.
     """
     chains: list[list[list[Integers]]] = []
     last: dict[tuple[bytes, ...], tuple[list[list[Integers]], Array]] = {}
-    begin_CKT = [_arrivals(matrix, members) for members in classes]
+    begin_CKT = [last_KT[_tasks(graph, members)] for members in classes]
     for i in np.argsort([float(np.median(begin_KT)) for begin_KT in begin_CKT], kind="stable"):
         members, begin_KT = classes[i], begin_CKT[i]
         groups = tuple(matrix.rank_N[m].tobytes() for m in members)

@@ -3,7 +3,7 @@
 A dump is a ring of a rank's last collectives and point-to-point operations, finished or not, with its process groups.
 The watchdog writes it when a collective times out; it can also be asked for. Dumps are pickles by default; their
 content is read as data and never run (``paceenv.importers.plain_pickle``). ``dump_steps`` makes steps of a dump,
-``paceenv.diagnosis.observed`` explains a job that hangs.
+``paceenv.diagnosis.hang`` explains a job that hangs.
 
 Format: versions 1 to 2.10 of torch/csrc/distributed/c10d/FlightRecorder.hpp and FlightRecorderDetail.hpp.
 """
@@ -142,8 +142,7 @@ def read_dump(path: str | Path) -> Dump:
     """A rank's dump. Raises InputError if it is none, or nothing says which rank it is of."""
     path = Path(path)
     events, about, damage = _content(path)
-    last, seen = len(events) - 1, dict[int, str]()
-    parsed = (_entry(event, seen, keep=i == last) for i, event in enumerate(events))
+    parsed = (_entry(event, keep=i == len(events) - 1) for i, event in enumerate(events))
     entries = sorted((entry for entry in parsed if entry is not None), key=lambda entry: entry.record)
     groups = _groups(about.get("pg_config"))
     if events and not entries:
@@ -184,46 +183,39 @@ def _content(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
     return entries, about, f"{path}: damaged, {torn or damage}; what came before is used"
 
 
-def _entry(event: dict[str, Any], seen: dict[int, str], *, keep: bool) -> Entry | None:
-    """An entry, its frames kept if it has not completed or if ``keep``; None if it cannot be placed."""
-    said, number = event.get("profiling_name"), _whole(event.get("collective_seq_id", event.get("seq_id")))
-    created_ns, state = event.get("time_created_ns"), event.get("state")
-    if not isinstance(said, str) or number is None:
+def _entry(event: dict[str, Any], *, keep: bool) -> Entry | None:
+    """An entry, its frames kept if it has not completed or if ``keep``; None if its values are none of an entry."""
+    try:
+        said, state, duration = event["profiling_name"], event.get("state"), event.get("duration_ms")
+        name = said.partition(":")[2] or said
+        peers = _PEERS.match(name)
+        group, status_id = event.get("process_group"), int(event.get("pg_id", -1))
+        group = group[0] if isinstance(group, list | tuple) else group
+        inputs, outputs = ([prod(shape) for shape in event.get(key) or ()] for key in ("input_sizes", "output_sizes"))
+        item_bytes = [ITEM_BYTES.get(str(kind), 0) for kind in event.get("input_dtypes") or ()]
+        return Entry(
+            record=int(event.get("record_id", 0)),
+            group=str(max(status_id, 0) if group is None else group),
+            op=peers[1] if peers else name,
+            collective_seq=int(event.get("collective_seq_id", event.get("seq_id", ""))),
+            p2p_seq=int(event.get("p2p_seq_id", 0)),
+            is_p2p=event.get("is_p2p") is True or peers is not None,
+            peer=int(peers[3]) if peers else -1,
+            own=int(peers[2]) if peers else -1,
+            state=state if state in ("started", "completed") else "scheduled",
+            created_s=_seconds(event.get("time_created_ns")) or 0.0,
+            started_s=_seconds(event.get("time_discovered_started_ns")),
+            completed_s=_seconds(event.get("time_discovered_completed_ns")),
+            duration_ms=float(duration) if is_number(duration) and duration >= 0 else None,
+            sizes=_text(event.get("input_sizes")),
+            dtypes=_text(event.get("input_dtypes")),
+            bytes=int(min(sum(n * size for n, size in zip(inputs, item_bytes, strict=False)), _MOST)),
+            items=(int(min(sum(inputs), _MOST)) if inputs else -1, int(min(sum(outputs), _MOST)) if outputs else -1),
+            status_id=status_id,
+            frames=_frames(event.get("frames")) if keep or state != "completed" else (),
+        )
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError):
         return None
-    name = said.partition(":")[2] or said
-    peers = _PEERS.match(name)
-    group, duration = event.get("process_group"), event.get("duration_ms")
-    status_id = _whole(event.get("pg_id"))
-    state = state if state in ("started", "completed") else "scheduled"
-    inputs, types = _sizes(event.get("input_sizes")), event.get("input_dtypes")
-    typed = zip(inputs, types if isinstance(types, list | tuple) else (), strict=False)
-    return Entry(
-        record=_whole(event.get("record_id")) or 0,
-        group=_group_name(group, status_id),
-        op=peers[1] if peers else name,
-        collective_seq=number,
-        p2p_seq=_whole(event.get("p2p_seq_id")) or 0,
-        is_p2p=event.get("is_p2p") is True or peers is not None,
-        peer=int(peers[3]) if peers else -1,
-        own=int(peers[2]) if peers else -1,
-        state=state,
-        created_s=created_ns * 1e-9 if is_number(created_ns) else 0.0,
-        started_s=_seconds(event.get("time_discovered_started_ns")),
-        completed_s=_seconds(event.get("time_discovered_completed_ns")),
-        duration_ms=float(duration) if is_number(duration) and duration >= 0 else None,
-        sizes=_text(event.get("input_sizes")),
-        dtypes=_text(event.get("input_dtypes")),
-        bytes=int(min(sum(max(n, 0.0) * ITEM_BYTES.get(str(kind), 0) for n, kind in typed), _MOST)),
-        items=(_items(inputs), _items(_sizes(event.get("output_sizes")))),
-        status_id=-1 if status_id is None else status_id,
-        frames=_frames(event.get("frames"), seen) if keep or state != "completed" else (),
-    )
-
-
-def _group_name(group: Any, status_id: int | None) -> str:
-    if isinstance(group, list | tuple) and group and isinstance(group[0], str | int):
-        return str(group[0])
-    return group if isinstance(group, str) else str(status_id or 0)
 
 
 def _whole(value: Any) -> int | None:
@@ -244,29 +236,10 @@ def _text(value: Any) -> str:
     return text if len(text) < 400 else f"{text[:400]} ..."
 
 
-def _sizes(shapes: Any) -> list[float]:
-    """How many numbers each tensor has; -1 where a shape is none."""
-    sizes = []
-    for shape in shapes if isinstance(shapes, list | tuple) else ():
-        fits = isinstance(shape, list | tuple) and all(is_number(n) and 0 <= n < 1 << 40 for n in shape)
-        sizes.append(min(prod([float(n) for n in shape]), _MOST) if fits else -1.0)
-    return sizes
-
-
-def _items(sizes: list[float]) -> int:
-    return int(min(sum(sizes), _MOST)) if sizes and min(sizes) >= 0 else -1
-
-
-def _frames(value: Any, seen: dict[int, str]) -> tuple[str, ...]:
-    """Frames as text; the same frame, which a pickle holds once, is made into text once."""
-    frames = []
-    for frame in value[:MAX_FRAMES] if isinstance(value, list) else ():
-        if isinstance(frame, dict):
-            if id(frame) not in seen:
-                name, file, line = (str(frame.get(key, "?"))[:200] for key in ("name", "filename", "line"))
-                seen[id(frame)] = f"{name} at {file}:{line}"
-            frames.append(seen[id(frame)])
-    return tuple(frames)
+def _frames(value: Any) -> tuple[str, ...]:
+    frames = (frame for frame in (value[:MAX_FRAMES] if isinstance(value, list) else ()) if isinstance(frame, dict))
+    parts = (tuple(str(frame.get(key, "?"))[:200] for key in ("name", "filename", "line")) for frame in frames)
+    return tuple(f"{name} at {file}:{line}" for name, file, line in parts)
 
 
 def _groups(config: Any) -> dict[str, Group]:

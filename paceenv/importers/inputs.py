@@ -242,7 +242,8 @@ class _Found:
         for other in recordings:
             if other is not chosen:
                 self._note(f"{timelines[other[0]].path.parent}: another recording of the same ranks; skipped")
-        kept = _latest([timelines[i] for i in chosen])
+        latest = {t.rank: t for t in sorted((timelines[i] for i in chosen), key=lambda one: _span([one])[0])}
+        kept = [timelines[i] for i in chosen if latest[timelines[i].rank] is timelines[i]]
         self._apart |= len(runs) > 1 or len(kept) < len(chosen) or len(recordings) > 1
         if len(kept) < len(chosen):
             used = ", ".join(one.path.name for one in kept[:_NAMED]) + (", ..." if len(kept) > _NAMED else "")
@@ -315,13 +316,6 @@ def _joined(timelines: Sequence[Timeline]) -> list[Timeline]:
         notes = (*first.notes, said) if others else first.notes
         joined.append(replace(first, steps=tuple(steps), notes=notes))
     return joined
-
-
-def _latest(timelines: Sequence[Timeline]) -> list[Timeline]:
-    """Of several recordings of a rank the latest one."""
-    ordered = sorted(timelines, key=lambda one: _span([one])[0])
-    latest = {one.rank: one for one in ordered}
-    return [one for one in timelines if latest[one.rank] is one]
 
 
 def split_recordings(files: Sequence[tuple[Path, int]]) -> list[list[int]]:

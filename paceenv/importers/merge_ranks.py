@@ -94,10 +94,19 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     if not common:
         named = ", ".join(f"rank {t.rank} has {len(t.steps)}" for t in ordered[:8])
         raise InputError(f"{name}: no step that all ranks have ({named}); allowed: files of the same steps of one job")
-    notes += _lacking(steps_of, common)
+    recorded = set().union(*steps_of.values())
+    if left_out := len(recorded) - len(common):
+        lacks, rank = max((len(recorded) - len(steps), -rank) for rank, steps in steps_of.items())
+        notes.append(steps_left_out(left_out, len(recorded), -rank, lacks))
     steps_of = fill_sizes(name_groups(steps_of, common, _world_size(timelines)))
     error_s, shared = ends_apart(steps_of)
-    _agree(error_s, steps_of, common, name)
+    step_s = float(np.median([steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in common]))
+    if error_s > _TOO_FAR * step_s:
+        raise InputError(
+            f"{name}: collectives of the same group and place end up to {duration(error_s)} apart on any "
+            f"clocks, {error_s / step_s:.0%} of a step, so these are not the same collectives; allowed: "
+            "complete files of the same steps of one job"
+        )
     notes += _unknown_members(steps_of)
     kept, dropped = _whole(steps_of, common)
     notes += dropped
@@ -109,15 +118,13 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     origin_s = float(columns["start_s"].min())
     columns |= {key: columns[key] - origin_s for key in ("start_s", "end_s")}
     notes += _missing(timelines)
-    step_s = float(np.median([steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in kept]))
     apart_s = max(shift_s.values()) - min(shift_s.values())
     if apart_s >= _SAME_CLOCK_S or error_s >= _MAX_ERROR * step_s:
         said = f"clocks differ by up to {apart_s:.6f} s, removed by " if apart_s >= _SAME_CLOCK_S else ""
         agree = f"{', which agree' if said else ' agree'} within {duration(error_s)} (nine in ten)"
         notes.append(f"{said}the ends of {shared} collectives{agree}")
     ranks = tuple({"rank": t.rank, "dp_rank": i, "stage": 0} | t.about for i, t in enumerate(ordered))
-    job = {"name": name, "ranks": _world_size(timelines), "clock_error_s": error_s}
-    job["steps_left_out"] = len(set().union(*steps_of.values())) - len(common)
+    job = {"name": name, "ranks": _world_size(timelines), "clock_error_s": error_s, "steps_left_out": left_out}
     trace = Trace.from_columns({"job": name, **columns}, TraceMetadata(job, ranks, source), name)
     activity = tuple(
         replace(step.shifted(-origin_s), iteration=i)
@@ -126,17 +133,6 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
         if isinstance(step := steps[i], RankActivity)
     )
     return Merged(trace, tuple(notes), activity)
-
-
-def _agree(error_s: float, steps_of: Steps, common: list[int], name: str) -> None:
-    """Raises InputError if collectives of the same group and place do not end together on any clocks."""
-    step_s = float(np.median([steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in common]))
-    if error_s > _TOO_FAR * step_s:
-        raise InputError(
-            f"{name}: collectives of the same group and place end up to {duration(error_s)} apart on any "
-            f"clocks, {error_s / step_s:.0%} of a step, so these are not the same collectives; allowed: "
-            "complete files of the same steps of one job"
-        )
 
 
 def _unknown_members(steps_of: Steps) -> list[str]:
@@ -173,15 +169,6 @@ def _belong_together(timelines: list[Timeline]) -> tuple[list[Timeline], list[st
         for t in apart
     ]
     return [t for t in timelines if t not in apart], notes
-
-
-def _lacking(steps_of: Steps, common: list[int]) -> list[str]:
-    """A line on steps that not all ranks have, and the rank that lacks most of them."""
-    recorded = set().union(*steps_of.values())
-    if len(recorded) == len(common):
-        return []
-    lacks, rank = max((len(recorded) - len(steps), -rank) for rank, steps in steps_of.items())
-    return [steps_left_out(len(recorded) - len(common), len(recorded), -rank, lacks)]
 
 
 def _world_size(timelines: list[Timeline]) -> int:

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import json
 import math
-from array import array
+import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Final, NamedTuple
 
 from paceenv.core.errors import InputError
 from paceenv.importers.collective_names import op_name
@@ -45,21 +43,26 @@ class Communicator:
     rank: int
 
 
+class Record(NamedTuple):
+    """A finished collective, or a send or receive; times are seconds."""
+
+    comm: Communicator
+    op: str  # NCCL's name, such as ``AllReduce``
+    number: int  # in the communicator, of its collectives of this operation or of its transfers
+    size_bytes: float  # message size as NCCL counts it
+    time_s: float  # execution time
+    begin_s: float  # of its first kernel, since 1970; not-a-number without verbose output
+    end_s: float  # when the last one ended
+
+
 @dataclass(frozen=True)
 class InspectorLog:
-    """The records of one process, in their order; arrays have the shape (records,)."""
+    """The records of one process, in their order."""
 
     path: Path
     process: str  # host and process number
     communicators: tuple[Communicator, ...]  # those that records name
-    ops: tuple[str, ...]  # names of operations, such as ``AllReduce``
-    comm_V: NDArray[np.int64]  # index of the communicator
-    op_V: NDArray[np.int64]  # index of the operation
-    sn_V: NDArray[np.int64]  # number in the communicator, of its collectives of this operation or of its transfers
-    size_bytes_V: NDArray[np.float64]  # message size as NCCL counts it
-    time_s_V: NDArray[np.float64]  # execution time, seconds
-    begin_s_V: NDArray[np.float64]  # of its first kernel, since 1970; not-a-number without verbose output
-    end_s_V: NDArray[np.float64]  # when the last one ended
+    records: tuple[Record, ...]
     is_gpu_timed: bool  # whether all times are those of the device
     notes: tuple[str, ...] = ()  # what is damaged or was dropped
 
@@ -70,9 +73,9 @@ def is_inspector(head: str) -> bool:
 
 
 def read_inspector(path: str | Path) -> InspectorLog:
-    """A process's records. Memory is less than half of the file's size. Raises InputError if there are none."""
-    path, integers, numbers = Path(path), array("q"), array("d")
-    comms, ops = dict[tuple[str, int], tuple[int, Communicator]](), dict[str, int]()
+    """A process's records. Memory is less than the file's size. Raises InputError if there are none."""
+    path, records = Path(path), list[Record]()
+    comms = dict[tuple[str, int], Communicator]()
     header, about = dict[str, Any](), dict[str, Any]()
     dropped, unread, is_gpu_timed = 0, 0, True
     unpacked = Unpacked(path)
@@ -84,32 +87,23 @@ def read_inspector(path: str | Path) -> InspectorLog:
             for kind in ("coll", "p2p"):
                 if not record.get(f"{kind}_perf"):
                     continue
-                op, sn, times, source = _measured(record[f"{kind}_perf"], kind)
+                op, number, times, source = _measured(record[f"{kind}_perf"], kind)
                 key = str(header["id"]), int(header["rank"])
                 comm = Communicator(key[0], str(header.get("comm_name", "")), int(header.get("n_ranks", 0)), key[1])
-                if not 0 <= key[1] < 1 << 31 or len(ops) > 64:
-                    raise ValueError("no rank, or too many operations")
-                integers.extend((comms.setdefault(key, (len(comms), comm))[0], ops.setdefault(op, len(ops)), sn))
-                numbers.extend(times)
+                if not 0 <= key[1] < 1 << 31:
+                    raise ValueError("no rank")
+                records.append(Record(comms.setdefault(key, comm), sys.intern(op), number, *times))
                 is_gpu_timed &= source in {"kernel_gpu", ""}
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
             unread += 1
-    if not integers:
+    if not records:
         why = unpacked.damage or f"{unread} records that cannot be read"
         raise InputError(f"{path}: no collective of NCCL Inspector in it ({why}); allowed: its JSON, version 4")
     notes = [f"{path}: damaged, {unpacked.damage}; what came before is used"] if unpacked.damage else []
     notes += [f"{path}: {unread} records cannot be read; skipped"] if unread else []
     notes += [f"{path}: the plugin dropped {dropped} collectives"] if dropped else []
-    return InspectorLog(  # type: ignore[call-arg]
-        path,
-        f"{about.get('hostname') or '?'}:{about.get('pid', 0)}",
-        tuple(comm for _, comm in comms.values()),
-        tuple(ops),
-        *np.array(integers, np.int64).reshape(-1, 3).T.copy(),
-        *np.array(numbers, np.float64).reshape(-1, 4).T.copy(),
-        is_gpu_timed,
-        tuple(notes),
-    )
+    process = f"{about.get('hostname') or '?'}:{about.get('pid', 0)}"
+    return InspectorLog(path, process, tuple(comms.values()), tuple(records), is_gpu_timed, tuple(notes))
 
 
 def _measured(perf: dict[str, Any], kind: str) -> tuple[str, int, tuple[float, float, float, float], str]:
@@ -167,23 +161,22 @@ def ranks_of(logs: Sequence[InspectorLog]) -> tuple[list[int], str]:
 
 def timeline_of_log(log: InspectorLog, rank: int) -> Timeline:
     """A rank's timeline. Raises InputError if its records have no time stamps, have gaps, or show no steps."""
-    kinds = [op_name(op) for op in log.ops]
-    chosen = np.flatnonzero([kinds[op] not in {"send", "recv"} for op in log.op_V])
-    if not np.isfinite(log.begin_s_V[chosen]).all() or not len(chosen):
+    chosen = [one for one in log.records if op_name(one.op) not in {"send", "recv"}]
+    if not chosen or any(math.isnan(one.begin_s) for one in chosen):
         raise InputError(f"{log.path}: collectives without time stamps; {HOW_TO}")
-    comm_V, op_V, sn_V = log.comm_V[chosen], log.op_V[chosen], log.sn_V[chosen]
-    for k, comm in enumerate(log.communicators):
-        counted = [np.unique(sn_V[(comm_V == k) & (op_V == op)]) for op in np.unique(op_V[comm_V == k])]
-        missing = sum(int(numbers[-1] - numbers[0]) + 1 - len(numbers) for numbers in counted)
-        if missing:
+    numbers: dict[tuple[Communicator, str], set[int]] = defaultdict(set)
+    for one in chosen:
+        numbers[one.comm, one.op].add(one.number)
+    for comm in log.communicators:
+        counted = [of for (where, _), of in numbers.items() if where == comm]
+        if missing := sum(max(of) - min(of) + 1 - len(of) for of in counted):
             raise InputError(f"{log.path}: {missing} collectives of communicator {comm.id} are missing; {HOW_TO}")
     placed = []
-    for i in chosen[np.argsort(log.end_s_V[chosen], kind="stable")].tolist():
-        op, group = kinds[log.op_V[i]], log.communicators[log.comm_V[i]].id
-        size = int(log.size_bytes_V[i])
+    for one in sorted(chosen, key=lambda one: one.end_s):
+        op, size = op_name(one.op), int(one.size_bytes)
         if op in _OF_ONE_RANK:
-            size = min(size * max(log.communicators[log.comm_V[i]].ranks, 0), 1 << 60)
-        collective = Collective(op, group, float(log.begin_s_V[i]), float(log.end_s_V[i]), size)
-        placed.append((int(log.sn_V[i]), collective, (op, f"{op} of {group}", size)))
+            size = min(size * max(one.comm.ranks, 0), 1 << 60)
+        collective = Collective(op, one.comm.id, one.begin_s, one.end_s, size)
+        placed.append((one.number, collective, (op, f"{op} of {one.comm.id}", size)))
     about = {"world_size": max(comm.ranks for comm in log.communicators)}
     return Timeline(rank, log.path, tuple(steps_of(log.path, placed, HOW_TO)), about)

@@ -13,15 +13,16 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import yaml
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import parse_yaml
+from paceenv.core.files import read_yaml
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata, open_parquet
 
 COLUMNS: Final = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id")
 """The columns used. ``gmc`` (the chunk's number over all stages) follows from ``mc`` and the stage."""
+_OTHER_TYPES = {"optype": pa.string(), "start_ts": pa.float64(), "duration": pa.float64()}
+_TYPES: Final = pa.schema([(name, _OTHER_TYPES.get(name, pa.int32())) for name in COLUMNS])
 _DATA_PARALLEL_OPS = ("grads-reduce-scatter", "params-all-gather", "separate-grads-all-reduce")
 _EMBEDDING_OP = "embedding-grads-all-reduce"
 _CLIP_OP = "optimizer-clip-main-grad"
@@ -72,30 +73,18 @@ def import_straggler(path: str | Path) -> Trace:
 def _read(path: Path) -> Columns:
     """The used columns as arrays ``(rows,)``: int32, float64, and text as objects."""
     with open_parquet(path) as file:
-        schema = file.schema_arrow
-        missing = [name for name in COLUMNS if name not in schema.names]
+        names = file.schema_arrow.names
+        missing = [name for name in COLUMNS if name not in names]
         if missing:
-            raise InputError(f"{path}: not a straggler trace: no columns {missing}; it has {schema.names}")
+            raise InputError(f"{path}: not a straggler trace: no columns {missing}; it has {names}")
         try:
-            table = file.read(columns=list(COLUMNS))
+            table = file.read(columns=list(COLUMNS)).select(COLUMNS).cast(_TYPES)
         except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{path}: damaged Parquet file: {error}") from error
-    columns: Columns = {}
-    for name in COLUMNS:
-        kind = pa.string() if name == "optype" else pa.float64() if name in ("start_ts", "duration") else pa.int32()
-        try:
-            columns[name] = np.asarray(table[name].cast(kind))
-        except pa.ArrowException as error:
-            raise InputError(f"{path}: column {name!r} is {table[name].type}, not {kind}: {error}") from error
-        if table[name].null_count:
-            raise InputError(f"{path}: column {name!r} has empty values")
-    good = np.isfinite(columns["start_ts"]) & (columns["duration"] >= 0) & np.isfinite(columns["duration"])
-    if not good.all():
-        i = int(np.argmin(good))
-        raise InputError(
-            f"{path}: row {i}: start_ts = {columns['start_ts'][i]}, duration = {columns['duration'][i]}; "
-            "allowed: finite, duration >= 0"
-        )
+            raise InputError(f"{path}: damaged, or a column has another type: {error}") from error
+    columns = {name: np.asarray(table[name]) for name in COLUMNS}
+    for name, values in columns.items():
+        if table[name].null_count or not (name == "optype" or np.isfinite(values).all()):
+            raise InputError(f"{path}: column {name!r} has empty or infinite values")
     return columns
 
 
@@ -175,10 +164,4 @@ def _job(path: Path) -> dict[str, Any]:
     sidecar = path.with_name(f"meta-{name}.yaml")
     if not sidecar.is_file():
         return {"name": name}
-    try:
-        content = parse_yaml(sidecar.read_text())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{sidecar}: not YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{sidecar}: expected a mapping, found {type(content).__name__}")
-    return {**content, "name": name}
+    return {**read_yaml(sidecar), "name": name}

@@ -67,6 +67,7 @@ class _Rank:
     compute_us: float = 1e6
     network_us: dict[int, float] = field(default_factory=dict)
     begun_us: float = 0.0
+    device_us: float = 0.0
     events: list[dict[str, Any]] = field(default_factory=list)
     calls: int = 0
 
@@ -77,7 +78,7 @@ def profiles(job: Job) -> list[dict[str, Any]]:
     for step in job.steps:
         for state in states:
             state.host_us = max(state.host_us, state.compute_us - 20_000.0)
-            state.begun_us = state.host_us
+            state.begun_us, state.device_us = state.host_us, state.compute_us
         for place, op in enumerate(job.program(step)):
             starts = [_launch(job, state, rank, step, place, op) for rank, state in enumerate(states)]
             if isinstance(op, Meeting):
@@ -87,6 +88,8 @@ def profiles(job: Job) -> list[dict[str, Any]]:
         for rank, state in enumerate(states):
             if job.marks and step >= job.first_step.get(rank, 0):
                 _add(state, "user_annotation", f"ProfilerStep#{step}", 1, state.begun_us, state.host_us)
+                if not job.launches:
+                    _add(state, "gpu_user_annotation", f"ProfilerStep#{step}", 9, state.device_us, state.compute_us)
     return [_profile(job, rank, state) for rank, state in enumerate(states)]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,22 @@ def _clock(t_s: float, form: str = "%Y-%m-%d %H:%M:%S", digits: int = 3, mark: s
 
 def _ends(step_s_T: Array) -> Array:
     return START_S + np.cumsum(step_s_T)
+
+
+def lines(form: str, step_s_T: Array, every: int = 1, head: str = "") -> str:
+    """A line for each ``every`` steps: of step ``n`` of ``of`` (``i`` from 0) with ``x`` s, or the ``mean`` of them."""
+    text, of, elapsed_s = head, len(step_s_T), np.cumsum(step_s_T)
+    for n in range(every, of + 1, every):
+        x, t, mean = float(step_s_T[n - 1]), float(elapsed_s[n - 1]), float(step_s_T[n - every : n].mean())
+        values = {"i": n - 1, "n": n, "of": of, "last": of - 1, "x": x, "ms": 1e3 * x, "t": t, "mean": mean}
+        values |= {"tok": 5e5 / x, "per_s": 1.0 / x, "samples": 256 / x, "all": 256 * n / t, "usual_per_s": n / t}
+        text += form.format(at=_clock(START_S + t), **values) + "\n"
+    return text
+
+
+def nanogpt(step_s_T: Array, every: int = 10) -> str:
+    head = "step 0: train loss 4.28, val loss 4.27\n"
+    return lines("iter {i}: loss 3.0, time {ms:.2f}ms, mfu 40.00%", step_s_T, every, head)
 
 
 def megatron(step_s_T: Array, every: int = 10) -> str:
@@ -58,56 +75,6 @@ def torchtitan(step_s_T: Array, every: int = 1) -> str:
     return "\n".join(lines) + "\n"
 
 
-def nemo(step_s_T: Array) -> str:
-    return "".join(
-        f"Training epoch 0, iteration {i}/{len(step_s_T) - 1} | lr: 1.961e-06 | global_batch_size: 8 | "
-        f"global_step: {i} | reduced_train_loss: 1.315 | train_step_timing in s: {x:.4g} | consumed_samples: 64\n"
-        for i, x in enumerate(step_s_T)
-    )
-
-
-def deepspeed(step_s_T: Array, every: int = 10) -> str:
-    lines = ["[2025-02-27 23:34:53,987] [INFO] [config.py:1001:print]   train_batch_size ............. 256"]
-    ends = _ends(step_s_T)
-    for i in range(every, len(step_s_T) + 1, every):
-        lines.append(
-            f"[{_clock(ends[i - 1])}] [INFO] [timer.py:264:stop] epoch=0/micro_step={i}/global_step={i}, "
-            f"RunningAvgSamplesPerSec={256 / step_s_T[:i].mean()}, CurrSamplesPerSec={256 / step_s_T[i - 1]}, "
-            "MemAllocated=6.1GB, MaxMemAllocated=30.2GB"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def deepspeed_pipeline(step_s_T: Array, every: int = 10) -> str:
-    return "".join(
-        f"steps: {i} loss: 2.1034 iter time (s): {step_s_T[i - every : i].mean():0.3f} samples/sec: 12.345\n"
-        for i in range(every, len(step_s_T) + 1, every)
-    )
-
-
-def nanogpt(step_s_T: Array, every: int = 10) -> str:
-    return "step 0: train loss 4.28, val loss 4.27\n" + "".join(
-        f"iter {i}: loss {3.0:.4f}, time {1e3 * x:.2f}ms, mfu {40.0:.2f}%\n"
-        for i, x in enumerate(step_s_T)
-        if i % every == 0
-    )
-
-
-def build_nanogpt(step_s_T: Array) -> str:
-    return "".join(
-        f"step {i:5d} | loss: 3.123456 | lr 6.0000e-04 | norm: 0.3012 | dt: {1e3 * x:.2f}ms | tok/sec: {5e5 / x:.2f}\n"
-        for i, x in enumerate(step_s_T)
-    )
-
-
-def llm_c(step_s_T: Array) -> str:
-    return "".join(
-        f"step {i + 1:4d}/{len(step_s_T)} | loss 7.577051 (+nanz)| norm 1.1461 (+nanz)| lr 3.00e-04 | "
-        f"{1e3 * x:.2f} ms | 56.3% bf16 MFU | {5e5 / x:.0f} tok/s\n"
-        for i, x in enumerate(step_s_T)
-    )
-
-
 def modded_nanogpt(step_s_T: Array) -> str:
     lines, elapsed_s = [], np.cumsum(step_s_T)
     for i, t in enumerate(elapsed_s, 1):
@@ -117,13 +84,6 @@ def modded_nanogpt(step_s_T: Array) -> str:
             )
         lines.append(f"step:{i}/{len(step_s_T)} train_time:{1e3 * t:.0f}ms step_avg:{1e3 * t / i:.2f}ms")
     return "\n".join(lines) + "\n"
-
-
-def maxtext(step_s_T: Array) -> str:
-    return "".join(
-        f"completed step: {i}, seconds: {x:.3f}, TFLOP/s/device: 160.1, Tokens/s/device: 3000.1, loss: 9.876\n"
-        for i, x in enumerate(step_s_T)
-    )
 
 
 def _event(key: str, value: object, t_s: float, kind: str = "POINT_IN_TIME", **about: object) -> str:
@@ -165,15 +125,6 @@ def mlperf_blocks(step_s_T: Array, every: int = 32) -> str:
     return text
 
 
-def swift(step_s_T: Array, every: int = 5) -> str:
-    elapsed_s, n = np.cumsum(step_s_T), len(step_s_T)
-    return "".join(
-        f"{{'loss': 1.606, 'grad_norm': 1.97, 'learning_rate': 0.0001, 'memory(GiB)': 2.44, 'train_speed(iter/s)': "
-        f"{i / elapsed_s[i - 1]:.6f}, 'epoch': 0.0, 'global_step/max_steps': '{i}/{n}', 'percentage': '0.01%'}}\n"
-        for i in range(every, n + 1, every)
-    )
-
-
 def tqdm(step_s_T: Array) -> str:
     """A bar redrawn with carriage returns, whose times are whole seconds."""
     text, n = "", len(step_s_T)
@@ -209,53 +160,58 @@ def huggingface(evaluation: str, pause_s: float, steps: int = 1000, step_s: floa
     return text + "\n"
 
 
-def json_lines(step_s_T: Array) -> str:
-    return "".join(
-        json.dumps({"loss": 2.5, "global_step": i, "timing": {"step_time": float(x)}}) + "\n"
-        for i, x in enumerate(step_s_T, 1)
-    )
-
-
-def lightning_csv(step_s_T: Array) -> str:
-    head = "epoch,step,train_loss,train|device/batches_per_sec,train|time\n"
-    return head + "".join(
-        f"0,{i},2.5,{1 / x},{t}\n" for i, (x, t) in enumerate(zip(step_s_T, np.cumsum(step_s_T), strict=True))
-    )
-
-
 def trainer_state(step_s_T: Array) -> str:
     """Hugging Face's state of a trainer that logs its step time (TRL does)."""
     history = [{"epoch": 0.1, "loss": 2.5, "step": i, "step_time": float(x)} for i, x in enumerate(step_s_T, 1)]
     return json.dumps({"best_metric": None, "global_step": len(step_s_T), "log_history": history})
 
 
-def stamps(step_s_T: Array) -> str:
-    """A program that nobody knows, which logs the time and the step."""
-    return "".join(
-        f"{_clock(t)} INFO train.py:88 step {i} loss 2.31 lr 1e-4\n" for i, t in enumerate(_ends(step_s_T), 1)
-    )
-
-
+_DEEPSPEED = "[2025-02-27 23:34:53,987] [INFO] [config.py:1001:print]   train_batch_size ............. 256\n"
 LOGS: dict[str, Callable[[Array], str]] = {
     "Megatron-LM": megatron,
     "torchtitan": torchtitan,
-    "NeMo": nemo,
-    "DeepSpeed (samples/s)": deepspeed,
-    "DeepSpeed": deepspeed_pipeline,
+    "NeMo": partial(
+        lines,
+        "Training epoch 0, iteration {i}/{last} | lr: 1.961e-06 | global_batch_size: 8 | global_step: {i} | "
+        "reduced_train_loss: 1.315 | train_step_timing in s: {x:.4g} | consumed_samples: 64",
+    ),
+    "DeepSpeed (samples/s)": partial(
+        lines,
+        "[{at}] [INFO] [timer.py:264:stop] epoch=0/micro_step={n}/global_step={n}, RunningAvgSamplesPerSec={all}, "
+        "CurrSamplesPerSec={samples}, MemAllocated=6.1GB, MaxMemAllocated=30.2GB",
+        every=10,
+        head=_DEEPSPEED,
+    ),
+    "DeepSpeed": partial(lines, "steps: {n} loss: 2.1034 iter time (s): {mean:0.3f} samples/sec: 12.345", every=10),
     "nanoGPT": nanogpt,
-    "build-nanogpt": build_nanogpt,
-    "llm.c": llm_c,
+    "build-nanogpt": partial(
+        lines, "step {i:5d} | loss: 3.123456 | lr 6.0000e-04 | norm: 0.3012 | dt: {ms:.2f}ms | tok/sec: {tok:.2f}"
+    ),
+    "llm.c": partial(
+        lines,
+        "step {n:4d}/{of} | loss 7.577051 (+nanz)| norm 1.1461 (+nanz)| lr 3.00e-04 | {ms:.2f} ms | 56.3% bf16 MFU | "
+        "{tok:.0f} tok/s",
+    ),
     "modded-nanogpt": modded_nanogpt,
-    "MaxText": maxtext,
+    "MaxText": partial(
+        lines, "completed step: {i}, seconds: {x:.3f}, TFLOP/s/device: 160.1, Tokens/s/device: 3000.1, loss: 9.876"
+    ),
     "MLPerf": mlperf,
     "MLPerf throughput": mlperf_throughput,
     "MLPerf blocks": mlperf_blocks,
-    "ms-swift": swift,
+    "ms-swift": partial(
+        lines,
+        "{{'loss': 1.606, 'grad_norm': 1.97, 'learning_rate': 0.0001, 'memory(GiB)': 2.44, 'train_speed(iter/s)': "
+        "{usual_per_s:.6f}, 'epoch': 0.0, 'global_step/max_steps': '{n}/{of}', 'percentage': '0.01%'}}",
+        every=5,
+    ),
     "progress bar (tqdm)": tqdm,
-    "JSON lines": json_lines,
-    "CSV": lightning_csv,
+    "JSON lines": partial(lines, '{{"loss": 2.5, "global_step": {n}, "timing": {{"step_time": {x}}}}}'),
+    "CSV": partial(
+        lines, "0,{i},2.5,{per_s},{t}", head="epoch,step,train_loss,train|device/batches_per_sec,train|time\n"
+    ),
     "trainer_state.json": trainer_state,
-    "time stamps": stamps,
+    "time stamps": partial(lines, "{at} INFO train.py:88 step {n} loss 2.31 lr 1e-4"),
 }
 
 

@@ -10,40 +10,29 @@ import numpy as np
 import pytest
 
 from paceenv.core.trace import Trace, TraceMetadata
+from paceenv.diagnosis.answer import Answer, find_answer
 from paceenv.diagnosis.clocks import matrix_on_one_clock
 from paceenv.diagnosis.operation_matrix import OperationMatrix
-from paceenv.importers.inputs import read_inputs
+from paceenv.importers.inputs import Inputs, read_inputs
+from paceenv.importers.merge_ranks import Merged
 
-STRAGGLER_DIR = Path(
-    os.environ.get("PACEENV_STRAGGLER_DIR")
-    or Path(__file__).resolve().parents[3] / "shared" / "data" / "bytedance-straggler"
-)
-needs_traces = pytest.mark.skipif(
-    not STRAGGLER_DIR.is_dir(), reason="set PACEENV_STRAGGLER_DIR to the published traces"
-)
+DATA = Path(os.environ.get("PACEENV_DATA_DIR") or Path(__file__).resolve().parents[3] / "shared" / "data")
+"""What others recorded."""
 
-JEAN_ZAY_DIR = Path(os.environ.get("PACEENV_JEAN_ZAY_DIR") or STRAGGLER_DIR.with_name("jean-zay"))
-needs_jean_zay = pytest.mark.skipif(
-    not JEAN_ZAY_DIR.is_dir(), reason="set PACEENV_JEAN_ZAY_DIR to logs of Megatron-LM on 4, 8 and 16 nodes"
-)
 
-SOCKET_RUNS_DIR = Path(
-    os.environ.get("PACEENV_SOCKET_RUNS_DIR") or Path(__file__).resolve().parents[3] / "shared" / "data" / "socket-runs"
-)
-needs_socket_runs = pytest.mark.skipif(
-    not SOCKET_RUNS_DIR.is_dir(), reason="set PACEENV_SOCKET_RUNS_DIR to recordings of jobs of the testbed"
-)
+def _found(folder: str) -> tuple[Path, pytest.MarkDecorator]:
+    """A folder of it, and the mark of tests that need it."""
+    reason = f"set PACEENV_DATA_DIR to a folder with {folder}"
+    return DATA / folder, pytest.mark.skipif(not (DATA / folder).is_dir(), reason=reason)
 
-H100_DIR = Path(
-    os.environ.get("PACEENV_H100_DIR")
-    or Path(__file__).resolve().parents[3] / "shared" / "data" / "modded-nanogpt-8xh100"
-)
-needs_h100 = pytest.mark.skipif(not H100_DIR.is_dir(), reason="set PACEENV_H100_DIR to the profiles of eight H100")
 
-H200_DIR = Path(os.environ.get("PACEENV_H200_DIR") or H100_DIR.with_name("h200-two-ranks"))
-needs_h200 = pytest.mark.skipif(
-    not H200_DIR.is_dir(), reason="set PACEENV_H200_DIR to profiles of two ranks on an H200"
-)
+STRAGGLER_DIR, needs_traces = _found("bytedance-straggler")
+JEAN_ZAY_DIR, needs_jean_zay = _found("jean-zay")
+SOCKET_RUNS_DIR, needs_socket_runs = _found("socket-runs")
+H100_DIR, needs_h100 = _found("modded-nanogpt-8xh100")
+H200_DIR, needs_h200 = _found("h200-two-ranks")
+HANGS_DIR, needs_hangs = _found("nvrx-flight-recorder")
+SMALL_CASES_DIR, needs_small_cases = _found("small-cases")
 
 
 def job_of(compute_TR: Any, transfer_s: Any = 0.5, name: str = "plain", **changed: Any) -> Trace:
@@ -70,11 +59,32 @@ def job_of(compute_TR: Any, transfer_s: Any = 0.5, name: str = "plain", **change
     return Trace.from_columns(columns | changed, TraceMetadata({"name": name}, ranks, "test"))
 
 
-def trace_of_rows(rows: list[tuple[Any, ...]]) -> Trace:
-    """A trace of rank, iteration, seq, op, group, begin and end in each row."""
+def phases_of(*phases: tuple[Any, str, Any, Any]) -> Trace:
+    """Ranks work and then meet, phase by phase; a step begins when all have ended the one before.
+
+    A phase is seconds of work ``(T, R)`` (None for no work), the operation in which ranks meet, the group of each or of
+    all, and the seconds that it takes once all of a group are there, ``(T, R)`` or one for all.
+    """
+    steps, ranks = np.shape(phases[0][0])
+    now_R, rows = np.zeros(ranks), list[tuple[Any, ...]]()
+    for t in range(steps):
+        now_R = np.full(ranks, now_R.max())
+        for k, (work_TR, op, group, lasts) in enumerate(phases):
+            there_R = now_R if work_TR is None else now_R + work_TR[t]
+            group_R = np.broadcast_to(group, ranks)
+            end_R = np.array([there_R[group_R == g].max() for g in group_R]) + np.broadcast_to(lasts, (steps, ranks))[t]
+            for r in range(ranks):
+                rows += [(r, t, 2 * k, "compute", -1, now_R[r], there_R[r])] if work_TR is not None else []
+                rows.append((r, t, 2 * k + 1, op, int(group_R[r]), there_R[r], end_R[r]))
+            now_R = end_R
     keys = ("rank", "iteration", "seq", "op", "group", "start_s", "end_s")
     columns = {key: list(values) for key, values in zip(keys, zip(*rows, strict=True), strict=True)}
     return Trace.from_columns({"job": "plain", **columns}, TraceMetadata({"name": "plain"}, (), "test"))
+
+
+def answer_of(merged: Merged) -> Answer:
+    """What is said of profiles that were merged."""
+    return find_answer(Inputs(merged.trace, activity=merged.activity))
 
 
 def matrix_in(path: Path) -> OperationMatrix:

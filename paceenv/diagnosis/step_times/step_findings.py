@@ -7,7 +7,6 @@ Below them what recurs or grows: periods of outliers and of patterns, a steady c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from paceenv.core.lateness.watch import find_late_ranks
 from paceenv.core.student_t import student_t_quantile
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.step_times.ordinary import Ordinary
@@ -219,49 +219,35 @@ def _spread(log: StepLog, steady_V: NDArray[np.bool_], step_s: float) -> list[Fi
 
 
 def _slow_ranks(log: StepLog) -> list[Finding]:
-    """Ranks that take longer than the others in most steps, in whole or in a part."""
+    """Ranks that take longer than the others in most steps, in whole or else in a part."""
     logs = {one.rank: one for one in (log, *log.others) if one.rank is not None}
-    if len(logs) < 2:
-        return []
-    findings = []
+    step_s = float(np.median(log.step_s_V))
     for name in ("", *log.phases):
         of_rank = {
-            rank: dict(zip(one.step_V.tolist(), (one.phases[name] if name else one.step_s_V).tolist(), strict=True))
+            rank: dict(zip(one.step_V.tolist(), part_V.tolist(), strict=True))
             for rank, one in logs.items()
-            if not name or name in one.phases
+            if (part_V := one.phases.get(name) if name else one.step_s_V) is not None
         }
-        one = _slower(of_rank, name, float(np.median(log.step_s_V)))
-        if one is not None:
-            findings.append(one)
-    return findings[:1]
-
-
-def _slower(of_rank: Mapping[int, Mapping[int, float]], name: str, step_s: float) -> Finding | None:
-    common = sorted(set.intersection(*(set(times) for times in of_rank.values()))) if of_rank else []
-    if len(of_rank) < 2 or len(common) < 4:
-        return None
-    ranks = sorted(of_rank)
-    time_RS = np.array([[of_rank[rank][step] for step in common] for rank in ranks])
-    usual_R = np.nanmedian(time_RS, axis=1)
-    order = np.argsort(usual_R)
-    half = len(order) // 2
-    cut = half + int(np.argmax(np.diff(usual_R[order])[half - 1 :])) if len(order) > 2 else 1
-    slow, fast = order[cut:], order[:cut]
-    slow_s, fast_s = float(np.median(usual_R[slow])), float(np.median(usual_R[fast]))
-    slower = (time_RS[slow].min(axis=0) > np.median(time_RS[fast], axis=0)).mean()
-    if slow_s < SLOWER * fast_s or slow_s - fast_s < SLOWER * LARGE * step_s or slower < MOST_STEPS:
-        return None
-    who, what = name_ranks([ranks[r] for r in slow]), f" in {name!r}" if name else ""
-    takes = "takes" if len(slow) == 1 else "take"
-    when = "in every step" if slower == 1.0 else f"in {slower:.0%} of the steps"
-    text = f"{who} {takes} {duration(slow_s)}{what}, the others {duration(fast_s)}, {when} ({len(common)} steps)"
-    text += f": {(slow_s - fast_s) / max(step_s, slow_s):.0%} of a step, if the others wait for that"
-    return Finding(
-        "rank",
-        text,
-        1.0,
-        f"find out why {who} {'is' if len(slow) == 1 else 'are'} slow: clocks, neighbours, its share of the data",
-    )
+        if len(of_rank) < 2:
+            continue
+        common = sorted(set.intersection(*map(set, of_rank.values())))
+        time_RS = np.array([[times[step] for step in common] for times in of_rank.values()])
+        late = [one.rank for one in find_late_ranks(time_RS.T, step_s).late]
+        if not late:
+            continue
+        usual_R, fast_S = np.nanmedian(time_RS, axis=1), np.median(np.delete(time_RS, late, axis=0), axis=0)
+        slow_s, fast_s = float(np.median(usual_R[late])), float(np.median(np.delete(usual_R, late)))
+        slower = float((time_RS[late].min(axis=0) > fast_S).mean())
+        if slower < MOST_STEPS:
+            continue
+        who, what = name_ranks([[*of_rank][r] for r in late]), f" in {name!r}" if name else ""
+        takes, are = ("takes", "is") if len(late) == 1 else ("take", "are")
+        when = "in every step" if slower == 1.0 else f"in {slower:.0%} of the steps"
+        text = f"{who} {takes} {duration(slow_s)}{what}, the others {duration(fast_s)}, {when} ({len(common)} steps)"
+        text += f": {(slow_s - fast_s) / max(step_s, slow_s):.0%} of a step, if the others wait for that"
+        next_step = f"find out why {who} {are} slow: clocks, neighbours, its share of the data"
+        return [Finding("rank", text, 1.0, next_step)]
+    return []
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,6 @@ class StepLog:
     step_V: Integers  # number of the step at which a value was logged; counted from 0 where the log has no numbers
     step_s_V: Array  # step time, seconds: the mean over ``steps_V`` steps that end at ``step_V``
     steps_V: Integers  # how many steps a value averages over, at least 1; 0 where the log does not tell
-    clock_s_V: Array  # when it was logged, seconds since 1970; not-a-number where the log has no time stamps
     run_V: Integers  # number of the run: a restart, or another file, begins a new one
     rounding_s: float = 0.0  # how coarse the times are, seconds: the unit of the last digit over the steps of a value
     rank: int | None = None  # the rank whose lines these are, where lines are tagged
@@ -185,7 +184,7 @@ def convert(column: Column, path: Path, source: str, batch: float = 0.0) -> tupl
             safe_V = np.maximum(value_V, 1e-9)
             elapsed_V, rounding_V = step_V / safe_V, step_V * rounding / safe_V**2
         at_V, value_V, gap_V, run_V, rounding = _differences(step_V, elapsed_V, run_V, rounding_V, notes)
-        step_V, row_V, averages, clock_s_V = step_V[at_V], row_V[at_V], "interval", clock_s_V[at_V]
+        step_V, row_V, averages = step_V[at_V], row_V[at_V], "interval"
     else:
         stamped_s_V = _seconds_a_step(step_V, clock_s_V, run_V)
         if kind == "speed":
@@ -209,7 +208,7 @@ def convert(column: Column, path: Path, source: str, batch: float = 0.0) -> tupl
     # Whether other values are means over the steps since the last one is unknown.
     steps_V = gap_V if averages == "interval" else np.full(len(step_V), float(single))
     run_V = np.unique(run_V[good], return_inverse=True)[1].astype(np.int64)
-    arrays = step_V[good].astype(np.int64), value_V[good], steps_V[good].astype(np.int64), clock_s_V[good], run_V
+    arrays = step_V[good].astype(np.int64), value_V[good], steps_V[good].astype(np.int64), run_V
     log = StepLog(path.name, source, *arrays, float(rounding), notes=tuple(notes), of=of)
     return log, line_V[row_V][good]
 
