@@ -151,6 +151,14 @@ def test_lateness_has_its_beginning_and_none_is_named_for_what_is_over_or_varies
     assert says in page(findings)
 
 
+def test_a_rank_that_comes_later_but_not_surely_is_not_on_time() -> None:
+    noise = np.random.default_rng(3).gamma(2.0, 0.004, (400, 2)) + np.array([0.0, 0.01])
+    findings = find(run(SHAPES["ddp"](2), 2, late=lambda i: noise[i], iterations=160))
+    assert named(findings) == {}
+    assert verdict(findings, 1) == "insufficient evidence", page(findings)
+    assert "longer, and varies too much to be sure" in page(findings)
+
+
 def pipeline(stages: int, replicas: int, weights: dict[int, float]) -> tuple[list[Phase], int]:
     """Rank ``stage * replicas + replica``; activations go up, gradients come down, and replicas reduce."""
     ranks = stages * replicas

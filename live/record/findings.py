@@ -114,6 +114,10 @@ def _verdict(job: Job, rank_set: RankSet, place: int) -> dict[str, Any]:
     if not margin_s <= TOO_NOISY_SHARE * rank_set.step_s:
         limit = duration(margin_s) if math.isfinite(margin_s) else "any difference"
         return because(UNKNOWN, f"too noisy to identify less than {limit}")
+    like = [p for p in rank_set.compared if p != place and rank_set.stages.get(p) == rank_set.stages.get(place)]
+    later_s = rank_set.own_s[place] - max((rank_set.own_s[p] for p in like), default=math.inf)
+    if rank_set.pattern != IN_TURNS and later_s > max(margin_s, FLOOR_S):
+        return because(UNKNOWN, f"its own work takes {duration(later_s)} longer, and varies too much to be sure")
     if rank_set.pattern == IN_TURNS and pattern is not None:
         often = f"late by {duration(pattern.late_s)} {len(pattern.spans)} times, in turns"
         return because(ON_TIME, f"on average; {often}")
