@@ -175,7 +175,7 @@ def test_throughput_of_a_trace_counts_batches_of_ranks() -> None:
     baseline = of_trace(trace, "aabb", None, None)
     assert isinstance(baseline.cluster, Cluster)
     assert baseline.counts_batches
-    answer = predict(baseline, [Change()], seeds=4, first_seed=0, iterations=50)
+    answer = predict(baseline, [Change()], seeds=4, iterations=50)
     step_s = answer.today.job.step.value
     assert answer.unit == "batches of a rank"
     assert answer.today.job.throughput.value == pytest.approx(RANKS / step_s, rel=0.02)

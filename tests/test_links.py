@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from probed_jobs import levels, simulated
+from traced_jobs import job_of
 
 from paceenv.calibration.job_stamps import JobStamps, read_job
 from paceenv.calibration.link_replay import LinkFit, fit_links, share_uplink
 from paceenv.calibration.step_stamps import read_rows
-from paceenv.core.probing import HEAD_START_SHARE, Plan
+from paceenv.core import timing
+from paceenv.core.probing import HEAD_START_SHARE, Plan, unit_of
+from paceenv.core.trace import read_trace
+from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive
+from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import episode_keys
 
 Array = NDArray[np.float64]
-Jobs = Callable[[float, int], list[JobStamps]]
 PROBE_S, ITERATIONS, NORMAL_90 = 0.012, 300, 1.645
 UNCAPPED_S = 0.03
 CLUSTER = load_cluster("unequal-slack")
@@ -28,22 +30,17 @@ RECORD = derive(CLUSTER, episode_keys([0])).jobs[0]
 ALONE_S, WORK_S, LATENCY_S = (float(RECORD[key]) for key in ("transfer_alone_s", "uplink_work_s", "latency_s"))
 
 
-@pytest.fixture(scope="module")
-def probed(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    """Jobs whose groups were delayed by a plan with the given share of head starts."""
-    path = tmp_path_factory.mktemp("links") / "trace.parquet"
-
-    def run(head_start_share: float, jobs: int) -> list[JobStamps]:
-        return [_simulated(Plan(1000 + seed, PROBE_S, 20, head_start_share), seed, path) for seed in range(jobs)]
-
-    return run
-
-
 def _simulated(plan: Plan, seed: int, path: Path) -> JobStamps:
-    def probes(ranks: int, per_group: int) -> Array:
-        return plan.probe_s * levels(plan, ITERATIONS, ranks, per_group)
-
-    return read_job(read_rows(simulated("unequal-slack", probes, path, seed=seed, plan=plan)[0]))
+    """The unequal-slack job, whose ranks hold back by a plan."""
+    simulator = start(CLUSTER, np.array([seed]))
+    ranks, groups = simulator.batch.ranks, simulator.batch.groups
+    units = [unit_of(rank, rank * groups // ranks, ranks // groups, ranks) for rank in range(ranks)]
+    with RecordingWriter(path, simulator, "known") as writer:
+        for i in range(ITERATIONS):
+            level_R = np.array([plan.level(i, *unit) for unit in units])
+            simulator.state.rank_EFR[0, timing.DELAY_S, :ranks] = plan.probe_s * level_R
+            writer.append(simulator.record(simulator.off(), 1))
+    return read_job(read_rows(read_trace(path)))
 
 
 def fitted(stamps: JobStamps, memory: float, seed: int) -> LinkFit:
@@ -56,9 +53,10 @@ def fitted(stamps: JobStamps, memory: float, seed: int) -> LinkFit:
 
 
 @pytest.mark.slow
-def test_error_bars_hold_the_truth(probed: Jobs) -> None:
+def test_error_bars_hold_the_truth(tmp_path: Path) -> None:
     """Of 90 %. Noise of some ten iterations leaves hardly thirty independent numbers in a trace, and less to tell."""
-    found = [fitted(stamps, 0.9, seed) for seed, stamps in enumerate(probed(HEAD_START_SHARE, 40))]
+    plans = [Plan(1000 + seed, PROBE_S, 20, HEAD_START_SHARE) for seed in range(40)]
+    found = [fitted(_simulated(plan, k, tmp_path / "trace.parquet"), 0.9, k) for k, plan in enumerate(plans)]
     assert all(fit.probed for fit in found)
     alone = [abs(fit.alone_s - ALONE_S) <= NORMAL_90 * fit.alone_se for fit in found if np.isfinite(fit.alone_se)]
     work = [abs(fit.work_s - WORK_S) <= NORMAL_90 * fit.work_se for fit in found if np.isfinite(fit.work_se)]
@@ -83,25 +81,7 @@ def _uncapped(seed: int) -> JobStamps:
     rng = np.random.default_rng(seed)
     arrival_TG = 0.1 + 0.006 * rng.standard_normal((200, 3))
     lasts_TG = share_uplink(arrival_TG, UNCAPPED_S, 2.0 * UNCAPPED_S) - arrival_TG
-    finish_TG, iteration_T = (
-        arrival_TG + lasts_TG * (1.0 + 0.02 * rng.standard_normal(arrival_TG.shape)),
-        np.arange(200),
-    )
-    return JobStamps(
-        name="known",
-        source="test",
-        names=(0, 1, 2),
-        members=((0,), (1,), (2,)),
-        collective="all_reduce",
-        ops=("all_reduce",),
-        payload_bytes=1,
-        barrier=True,
-        iteration_T=iteration_T,
-        begin_T=iteration_T.astype(np.float64),
-        entry_TR=arrival_TG,
-        delay_TR=np.zeros_like(arrival_TG),
-        finish_TG=finish_TG,
-        ready_TG=finish_TG,
-        step_T=finish_TG.max(axis=1),
-        dropped=0,
-    )
+    finish_TG = arrival_TG + lasts_TG * (1.0 + 0.02 * rng.standard_normal(arrival_TG.shape))
+    groups = np.concatenate([np.full(603, -1), np.tile([0, 1, 2], 201)])
+    stamps = read_job(read_rows(job_of(np.ones((201, 3)), group=groups)))  # from its second iteration on
+    return dataclasses.replace(stamps, entry_TR=arrival_TG, finish_TG=finish_TG)

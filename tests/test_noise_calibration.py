@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from itertools import combinations
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from numpy.typing import NDArray
 from traced_jobs import STRAGGLER_DIR, job_of, needs_traces
 
@@ -31,7 +28,6 @@ from paceenv.core.trace import Trace
 from paceenv.importers.straggler import import_straggler
 from paceenv.ui import config_files
 
-PACKAGED = Path(__file__).resolve().parents[1] / "configs" / "measurements"
 PARAMETERS = ("persistent_cv", "common_cv", "jitter_cv", "imbalance_cv", "imbalance_skew", "slow_factor")
 
 Array = NDArray[np.float64]
@@ -106,14 +102,6 @@ def test_known_parameters_are_inside_their_intervals(truth: dict[str, float]) ->
     assert fitted.distance < (0.08 if "persistent_cv" in truth else 0.03)
 
 
-@pytest.mark.slow
-def test_noise_of_another_form_misses_unseen_steps() -> None:
-    """Rare long steps: three moments of a gamma cannot give their maxima."""
-    rng = np.random.default_rng(0)
-    times_TR = 4.0 * (1.0 + 0.01 * rng.standard_normal((2000, 32)) + 1.0 * (rng.random((2000, 32)) < 0.01))
-    assert half_errors(times_TR) > TOLERANCE
-
-
 def test_a_slow_worker_is_taken_out_before_the_rest_is_fitted() -> None:
     times_TR = compute_times(60, 4, jitter_cv=0.004, common_cv=0.008)
     slowed_TR = times_TR * np.array([1.0, 1.0, 2.35, 1.0])
@@ -164,50 +152,27 @@ def test_too_little_to_measure(times_TR: Array, message: str) -> None:
         measure_stage(times_TR)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda content: content.update(paceenv_noise_measurements=2), "paceenv_noise_measurements = 2; allowed: "),
-        (lambda content: content.update(extra=1), "unknown key extra = 1"),
-        (lambda content: content.update(step_cv=float("nan")), "step_cv = nan"),
-        (lambda content: content.pop("stages"), "stages is missing"),
-        (lambda content: content["stages"][0]["all"].update(idiosyncratic_var=-1.0), "idiosyncratic_var = -1.0"),
-        (lambda content: content["stages"][0]["replicates"][3].pop("mean_s"), "replicates.3.mean_s is missing"),
-        (lambda content: content["stages"][0]["all"]["max_over_mean"].pop(), "needs 5 max_over_mean each"),
-    ],
-)
-def test_damaged_summaries_are_refused(tmp_path: Path, change: Any, message: str) -> None:
-    path = tmp_path / "m.yaml"
-    content = yaml.safe_load((PACKAGED / "straggler-se.yaml").read_text())
-    change(content)
-    path.write_text(yaml.safe_dump(content))
-    with pytest.raises(InputError, match=message) as caught:
-        config_files.load(NoiseMeasurements, "measurements", path)
-    assert str(caught.value).startswith(str(path))
-
-
 # Reference values: "Understanding Stragglers in Large Model Training Using What-if Analysis", sample traces SE and AR.
 MAX_OVER_MEAN_SE = {0: (1.076, 1.155, 1.230, 1.304, 1.382), 1: (1.052, 1.105, 1.157, 1.208, 1.261)}
 
 
+def packaged(name: str) -> tuple[NoiseMeasurements, list[NoiseFit]]:
+    measured = config_files.load(NoiseMeasurements, "measurements", f"straggler-{name.lower()}")
+    return measured, [fit_noise(one, measured.source) for one in measured.stages]
+
+
 def test_packaged_se_has_the_published_numbers_and_its_fit_gives_them() -> None:
-    measured = config_files.load(NoiseMeasurements, "measurements", "straggler-se")
-    assert measured.step_mean_s == pytest.approx(9.11, abs=0.005)
-    assert measured.step_cv == pytest.approx(0.0715, abs=5e-5)
-    for stage, fitted in ((one, fit_noise(one, measured.source)) for one in measured.stages):
+    measured, fits = packaged("SE")
+    for stage, fitted in zip(measured.stages, fits, strict=True):
         # the reference divides by the mean of the subset, which matters at small widths, by 0.2 %
-        assert stage.all.max_over_mean == pytest.approx(MAX_OVER_MEAN_SE[stage.stage], rel=2.1e-3)
+        published = np.array(MAX_OVER_MEAN_SE[stage.stage])
+        assert stage.all.max_over_mean == pytest.approx(published, rel=2.1e-3)
         assert fitted.jitter_cv is None
-        assert worker_of(fitted).expected_max(WIDTHS[:5]) == pytest.approx(
-            np.array(MAX_OVER_MEAN_SE[stage.stage]), rel=0.005
-        )
+        assert worker_of(fitted).expected_max(WIDTHS[:5]) == pytest.approx(published, rel=0.005)
 
 
 def test_packaged_ar_has_one_slow_worker_and_quiet_peers() -> None:
-    measured = config_files.load(NoiseMeasurements, "measurements", "straggler-ar")
-    assert measured.step_mean_s == pytest.approx(46.65, abs=0.005)
-    assert measured.step_cv == pytest.approx(0.0045, abs=5e-5)
-    fits = [fit_noise(one, measured.source) for one in measured.stages]
+    _, fits = packaged("AR")
     assert [fitted.slow_workers for fitted in fits] == [(0,), (), (), ()]
     assert fits[0].slow_factor is not None
     assert fits[0].slow_factor.value == pytest.approx(2.35, abs=0.01)
@@ -221,20 +186,14 @@ def test_packaged_ar_has_one_slow_worker_and_quiet_peers() -> None:
 @needs_traces
 @pytest.mark.parametrize("name", ["SE", "AR"])
 def test_packaged_summaries_are_those_of_the_traces(name: str) -> None:
-    packaged = config_files.load(NoiseMeasurements, "measurements", f"straggler-{name.lower()}")
     times = stage_times(import_straggler(STRAGGLER_DIR / f"trace-{name}.parquet"))
-    for theirs in packaged.stages:
+    for theirs in packaged(name)[0].stages:
         ours = measure_stage(times[theirs.stage])
         assert ours.slow_workers == theirs.slow_workers
         mine, known = (one.all.model_dump() for one in (ours, theirs))
         assert mine.pop("max_over_mean") == pytest.approx(known.pop("max_over_mean"), rel=1e-5)
         assert mine == pytest.approx(known, rel=1e-4)
-
-
-@needs_traces
-def test_halves_of_the_se_trace_predict_each_other() -> None:
-    for times_TR in stage_times(import_straggler(STRAGGLER_DIR / "trace-SE.parquet")).values():
-        assert half_errors(times_TR) < TOLERANCE
+        assert name == "AR" or half_errors(times[theirs.stage]) < TOLERANCE
 
 
 TRACES, ITERATIONS, SERIES = 600, 300, 4

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from test_program_calibration import traced
 from traced_jobs import awaited
 
+from benchmarks._common import recorded
 from paceenv.calibration.fit_trace import fit_trace
 from paceenv.sim.cluster.model import Cluster
 from paceenv.ui import config_files
@@ -56,11 +55,11 @@ def layers(order: str = "overlap", noise: float = 0.01, **fabric: Any) -> Cluste
     ],
 )
 def test_an_efficiency_is_found_again(
-    efficiency: dict[str, float], fabric: dict[str, Any], order: str, is_live: bool, tmp_path: Path
+    efficiency: dict[str, float], fabric: dict[str, Any], order: str, is_live: bool
 ) -> None:
     truth = layers(order, efficiency=efficiency, **fabric)
     base = layers(order, noise=0.0, **fabric, nic_gbps=0.12)
-    trace = traced(truth, tmp_path / "trace.parquet", 60)
+    trace = recorded(truth, 0, 60)
     fit = fit_trace(awaited(trace) if is_live else trace, base=base)
     assert dict(fit.cluster.fabric.efficiency) == pytest.approx(efficiency, rel=0.05)
     assert fit.cluster.fabric.nic_gbps == pytest.approx(0.1, rel=0.03)
@@ -76,38 +75,19 @@ def test_an_efficiency_is_found_again(
         ("overlap", {"efficiency": {"all_to_all": 0.7}}),  # half of the link is less than it could use
     ],
 )
-def test_no_efficiency_is_claimed_where_the_trace_does_not_show_it(
-    order: str, fabric: dict[str, Any], tmp_path: Path
-) -> None:
+def test_no_efficiency_is_claimed_where_the_trace_does_not_show_it(order: str, fabric: dict[str, Any]) -> None:
     truth = layers(order, **fabric)
     known = {key: value for key, value in fabric.items() if key != "efficiency"}
     base = layers(order, noise=0.0, **known)
-    fit = fit_trace(awaited(traced(truth, tmp_path / "trace.parquet", 60)), base=base)
+    fit = fit_trace(awaited(recorded(truth, 0, 60)), base=base)
     assert not fit.cluster.fabric.efficiency
 
 
-@pytest.mark.parametrize(
-    ("efficiency", "fabric"),
-    [
-        ({"all_to_all": 0.6}, SOCKETS),
-        ({"all_to_all": 0.4}, {"sharing": "operations", "unused_rate": "free"}),
-        ({}, {"sharing": "flows", "unused_rate": "free"}),
-    ],
-)
-def test_how_links_are_shared_is_found_where_operations_run_alone_and_together(
-    efficiency: dict[str, float], fabric: dict[str, Any], tmp_path: Path
-) -> None:
-    ring = {"all_reduce": {"bytes": 2.67e5, "communicator": "gradients"}}
-    behind = {"all_reduce": {**ring["all_reduce"], "background": True}}
-    exchange = {"all_to_all": {"bytes": 3.33e5, "communicator": "experts"}}
-    compute = {"compute": {"seconds": 0.04}}
-    steps = [compute, exchange, compute, ring, compute, behind, exchange, {"compute": {"seconds": 0.09}}]
-    data = layers(efficiency=efficiency, **fabric).model_dump(exclude_defaults=True)
-    data["program"]["step"] = steps
-    truth = config_files.parse(Cluster, data, "test")
-    fit = fit_trace(traced(truth, tmp_path / "trace.parquet", 60), program=True)
-    found = fit.cluster.fabric
-    assert dict(found.efficiency) == pytest.approx(efficiency, rel=0.05)
-    assert found.nic_gbps == pytest.approx(0.1, rel=0.03)
-    assert {"sharing": found.sharing, "unused_rate": found.unused_rate} == fabric
+def test_an_efficiency_is_found_without_a_program_where_operations_run_alone() -> None:
+    data = layers("apart", efficiency={"all_to_all": 0.6}).model_dump(exclude_defaults=True)
+    del data["program"]["step"][-2:]
+    data["program"]["step"] += [{"compute": {"seconds": 0.04}}, {"all_reduce": {"bytes": 2.67e5}}]
+    fit = fit_trace(recorded(config_files.parse(Cluster, data, "test"), 0, 60), program=True)
+    assert dict(fit.cluster.fabric.efficiency) == pytest.approx({"all_to_all": 0.6}, rel=0.05)
+    assert fit.cluster.fabric.nic_gbps == pytest.approx(0.1, rel=0.03)
     assert abs(fit.mean_error) < 0.01

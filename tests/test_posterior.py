@@ -10,17 +10,15 @@ import pytest
 
 from paceenv.calibration.posterior import drawn_clusters, parameters_of
 from paceenv.core.errors import InputError
+from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.sim.cluster.derive import derive
-from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
 
 ALONE, UPLINK, WORK = "fabric.nic_gbps", "fabric.uplink_gbps", "post_collective_work.work_s"
 
 
 def mean_step_s(cluster: Cluster) -> float:
-    keys_E = episode_keys([1, 2])
-    simulator = Simulator(derive(cluster, keys_E), keys_E)
+    simulator = start(cluster, np.array([1, 2]))
     return float(simulator.run(simulator.off(), 200).mean())
 
 

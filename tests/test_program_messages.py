@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from importer_samples import profile_of
-from test_program_calibration import traced, typed
+from test_program_calibration import typed
 
+from benchmarks._common import recorded
 from paceenv.calibration.fit_trace import fit_trace
 from paceenv.cli import application
 from paceenv.core.errors import InputError
@@ -21,25 +22,19 @@ from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.engine.simulator import episode_keys
 
 AHEAD, BACK = [[0, 2], [1, 3]], [[2, 0], [3, 1]]
-FIRST, LAST = [0, 1], [2, 3]
 SUMMED = [{"compute": {"seconds": 0.02}}, {"all_reduce": {"bytes": 1e8}}]
 
 
 def pipeline(*, background: bool = False) -> Cluster:
     """Two stages of two replicas, three micro-batches, all forward passes first."""
-
-    def message(communicator: str) -> dict[str, Any]:
-        more = {"background": True} if background else {}
-        return {"send": {"bytes": 2e7, "communicator": communicator, **more}}
-
-    def work(seconds: float, ranks: list[int]) -> dict[str, Any]:
-        return {"compute": {"seconds": seconds, "ranks": ranks}}
-
-    step = [
-        {"repeat": 3, "step": [work(0.01, FIRST), message("ahead"), work(0.01, LAST)]},
-        {"repeat": 3, "step": [work(0.02, LAST), message("back"), work(0.02, FIRST)]},
-        {"all_reduce": {"bytes": 1e8, "communicator": "data"}},
-    ]
+    send = f"send: {{bytes: 2.0e+7, background: {str(background).lower()}, communicator"
+    step = f"""
+- repeat: 3
+  step: [compute: {{seconds: 0.01, ranks: [0, 1]}}, {send}: ahead}}, compute: {{seconds: 0.01, ranks: [2, 3]}}]
+- repeat: 3
+  step: [compute: {{seconds: 0.02, ranks: [2, 3]}}, {send}: back}}, compute: {{seconds: 0.02, ranks: [0, 1]}}]
+- all_reduce: {{bytes: 1.0e+8, communicator: data}}
+"""
     groups = {"ahead": {"pairs": AHEAD}, "back": {"pairs": BACK}, "data": {"size": 2, "grows": True}}
     return typed(step, groups, nodes=4)
 
@@ -61,9 +56,9 @@ def ideal_s(cluster: Cluster) -> float:
 
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("is_grouped", [True, False])
-def test_messages_are_fitted_between_their_ranks(background: bool, is_grouped: bool, tmp_path: Path) -> None:
+def test_messages_are_fitted_between_their_ranks(background: bool, is_grouped: bool) -> None:
     cluster = pipeline(background=background)
-    trace = traced(cluster, tmp_path / "trace.parquet", 40)
+    trace = recorded(cluster, 0, 40)
     fit = fit_trace(trace if is_grouped else without_groups(trace, peers=True), program=True)
     assert abs(fit.mean_error) < 0.01
     assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.01)
@@ -79,7 +74,7 @@ def test_messages_are_fitted_between_their_ranks(background: bool, is_grouped: b
 def test_messages_without_a_known_end_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step = [{"compute": {"seconds": 0.01}}, {"send": {"bytes": 1e6, "communicator": "pairs"}}, *SUMMED]
     cluster = typed(step, {"pairs": {"pairs": [[0, 1], [2, 3]]}}, nodes=4)
-    trace = without_groups(traced(cluster, tmp_path / "trace.parquet", 40), peers=False)
+    trace = without_groups(recorded(cluster, 0, 40), peers=False)
     with pytest.raises(InputError, match=r"does not say who is at the other end of a (send|recv)"):
         fit_trace(trace, program=True)
     path = tmp_path / "unknown.parquet"

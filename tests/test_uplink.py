@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_program_calibration import traced, typed
+from test_program_calibration import typed
 from traced_jobs import phases_of
 
+from benchmarks._common import recorded
 from paceenv.calibration.link_replay import share_uplink
 from paceenv.core.trace import Trace
 from paceenv.diagnosis import causes
@@ -99,8 +99,8 @@ EXCHANGE = {"all_to_all": {"bytes": 1.5e8, "communicator": "experts"}}
 GATHER = {"all_gather": {"bytes": 1.5e8, "communicator": "experts"}}
 
 
-def diagnosis(cluster: Cluster, path: Path) -> Diagnosis:
-    return diagnose(traced(cluster, path, 60))
+def diagnosis(cluster: Cluster) -> Diagnosis:
+    return diagnose(recorded(cluster, 0, 60))
 
 
 def own(step: list[dict[str, Any]], nodes: int = 4, **fabric: Any) -> Cluster:
@@ -108,8 +108,8 @@ def own(step: list[dict[str, Any]], nodes: int = 4, **fabric: Any) -> Cluster:
 
 
 @pytest.mark.parametrize(("needed", "op"), [(EXCHANGE, "all_to_all"), (GATHER, "all_gather")])
-def test_the_partner_is_the_job_s_own_reduction(needed: dict[str, Any], op: str, tmp_path: Path) -> None:
-    found = diagnosis(own([COMPUTE, REDUCE, needed]), tmp_path / "trace.parquet")
+def test_the_partner_is_the_job_s_own_reduction(needed: dict[str, Any], op: str) -> None:
+    found = diagnosis(own([COMPUTE, REDUCE, needed]))
     (cause,) = found.causes
     assert cause.cause == causes.CONTENTION
     assert f"{op} runs beside the job's own all_reduce on another communicator" in cause.evidence
@@ -118,24 +118,24 @@ def test_the_partner_is_the_job_s_own_reduction(needed: dict[str, Any], op: str,
     assert f"hold the all_reduce back while the {op} runs (rule defer)" in cause.advice
     assert "priority" in cause.advice
     assert cause.pacing == "pacing (defer)"
-    alone = diagnosis(own([COMPUTE, needed]), tmp_path / "alone.parquet")
+    alone = diagnosis(own([COMPUTE, needed]))
     assert not alone.causes
     # each takes twice as long as alone, and the last one's excess is hidden behind its all-reduce, which ends the step
     alone_s = (alone.step_time_s - 3 * 0.03) / 3
     assert cause.lost_s == pytest.approx(2 * alone_s, rel=0.15)
 
 
-def test_the_difference_is_measured_where_some_run_alone(tmp_path: Path) -> None:
+def test_the_difference_is_measured_where_some_run_alone() -> None:
     step = [COMPUTE, REDUCE, EXCHANGE, LONG, EXCHANGE]
-    found = diagnosis(own(step), tmp_path / "trace.parquet")
+    found = diagnosis(own(step))
     (cause,) = found.causes
     assert "times as long as without it" in cause.evidence
     assert "never" not in cause.evidence
 
 
-def test_other_links_are_no_partner(tmp_path: Path) -> None:
+def test_other_links_are_no_partner() -> None:
     """Exchanges inside a node beside a reduction between nodes."""
     cluster = own([COMPUTE, REDUCE, EXCHANGE], intra_node_gbps=2400.0)
     inside = cluster.changed(["job.nodes=2", "job.ranks_per_node=2"])
-    found = diagnosis(inside, tmp_path / "trace.parquet")
+    found = diagnosis(inside)
     assert not [cause for cause in found.causes if "own all_reduce" in cause.evidence]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from described_steps import Step, predict, step_of
+from described_steps import Step, step_of
 
 from paceenv.calibration.noise_fit import NoiseMeasurements, fit_noise
-from paceenv.calibration.published_tables import ScalingTarget, ThroughputTarget, simulate_column
 from paceenv.core import pacing
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.collectives import Law, volume
@@ -141,23 +140,24 @@ def test_described_clusters(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize("data", data_of("throughput"), ids=lambda data: data["name"])
 def test_measured_throughputs(data: dict[str, Any]) -> None:
     """Throughputs within a quarter, and network volumes within a tenth: headers of frames alone are 4.6 %."""
-
-    def checks() -> Iterator[Check]:
-        target = config_files.parse(ThroughputTarget, data, "test")
-        for p in predict(target, load_cluster(target.cluster)):
-            row = p.row
-            yield Check(f"{row.name}, throughput", p.throughput, row.throughput, 0.25)
-            for quantity, value, tolerance in (
-                ("scaling", row.scaling, 0.02),
-                ("net_gbps", row.net_gbps, 0.1),
-                ("volume_GB", row.volume_GB, 0.1),
-            ):
-                if value is not None:
-                    found = getattr(p, quantity)
-                    yield Check(f"{row.name}, {quantity}", found, value, tolerance, quantity == "scaling")
-
-    assert len(list(checks())) == 2 * 9 + 2 * 6  # rate and volume where there is a network
-    assert missed(checks()) == {}
+    cluster, checks = load_cluster(data["cluster"]), list[Check]()
+    single = step_of(cluster, data["single"]).samples_per_s
+    for row in data["rows"]:
+        step = step_of(cluster, row["set"])
+        both_ways = 2.0 * step.nic_bytes
+        found = {
+            "throughput": (step.samples_per_s * data["units_per_sample"], 0.25),
+            "scaling": (step.samples_per_s / (step.gpus * single), 0.02),
+            "net_gbps": (both_ways * 8e-9 / step.step_s, 0.1),
+            "volume_GB": (both_ways * 1e-9 * data["run_samples"] / step.samples, 0.1),
+        }
+        checks += [
+            Check(f"{row['name']}, {key}", value, row[key], tolerance, key == "scaling")
+            for key, (value, tolerance) in found.items()
+            if key in row
+        ]
+    assert len(checks) == 2 * 9 + 2 * 6  # rate and volume where there is a network
+    assert missed(iter(checks)) == {}
 
 
 @pytest.mark.parametrize("row", rows_of("distribution"))
@@ -244,36 +244,34 @@ def test_simulated_runs(row: dict[str, Any]) -> None:
 # A published scaling table
 
 
-@pytest.fixture(scope="module")
-def scaling() -> ScalingTarget:
-    return config_files.load(ScalingTarget, "targets", "when-scaling-fails")
+(SCALING,) = data_of("scaling")
 
 
-def test_the_baseline_of_the_scaling_table_is_within_three_per_cent(scaling: ScalingTarget) -> None:
+def scaled(nodes: int, *, paced: bool = False, change: Sequence[str] = ()) -> Ran:
+    """The cluster of the table at a size, without pacing or with the static setting of its config."""
+    rule = load_cluster(SCALING["cluster"]).pacing
+    own = {"mechanism": rule.mechanism, "threshold": rule.threshold, "window": rule.window}
+    return ran({"cluster": SCALING["cluster"], "nodes": nodes}, list(change), own if paced else None)
+
+
+def test_the_baseline_of_the_scaling_table_is_within_three_per_cent() -> None:
     def checks() -> Iterator[Check]:
-        for row in scaling.rows:
-            cluster = load_cluster(scaling.cluster).with_nodes(row.nodes)
-            throughput, cv = simulate_column(cluster, paced=False, seeds=SEEDS, iterations=ITERATIONS)
-            yield Check(f"{row.nodes} nodes, throughput", throughput, row.baseline.throughput, 0.03)
-            yield Check(f"{row.nodes} nodes, cv", cv, row.baseline.cv, 0.03, absolute=True)
+        for row in SCALING["rows"]:
+            found, name, published = scaled(row["nodes"]), f"{row['nodes']} nodes", row["baseline"]
+            yield Check(f"{name}, throughput", found.throughput, published["throughput"], 0.03)
+            yield Check(f"{name}, cv", found.cv, published["cv"], 0.03, absolute=True)
 
     assert missed(checks()) == {}
 
 
-def test_only_the_gain_at_64_nodes_is_near_the_published_one_and_only_in_this_structure(
-    scaling: ScalingTarget,
-) -> None:
+def test_only_the_gain_at_64_nodes_is_near_the_published_one_and_only_in_this_structure() -> None:
     """Plain data parallelism, which the publication reads like, has nothing to pace, nor has a fabric that is wide."""
-    assert scaling.structure is not None
-    cluster = load_cluster(scaling.cluster).with_nodes(scaling.structure.nodes)
+    structure, last = SCALING["structure"], SCALING["rows"][-1]
     gains = {}
-    for variant in scaling.structure.variants:
-        at = cluster.changed(variant.change)
-        before, after = (
-            simulate_column(at, paced=paced, seeds=SEEDS, iterations=ITERATIONS)[0] for paced in (False, True)
-        )
-        gains[variant.row] = after / before - 1.0
-    published = scaling.rows[-1].coordination.throughput / scaling.rows[-1].baseline.throughput - 1.0
+    for variant in structure["variants"]:
+        before, after = (scaled(structure["nodes"], paced=p, change=variant.get("change", ())) for p in (False, True))
+        gains[variant["row"]] = after.throughput / before.throughput - 1.0
+    published = last["coordination"]["throughput"] / last["baseline"]["throughput"] - 1.0
     assert gains["as fitted (4 nodes per group)"] == pytest.approx(published, rel=0.25)
     assert gains["one group of 64 (plain data parallelism)"] == 0.0
     assert abs(gains["leaves 1 : 1"]) < 0.006

@@ -12,8 +12,6 @@ import pytest
 from traced_jobs import job_of
 
 from benchmarks._common import recorded
-from paceenv.calibration.fit_trace import fit_trace
-from paceenv.calibration.parameters import ROUND_US
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import write_trace
@@ -21,17 +19,17 @@ from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.whatif.baseline import Baseline, of_config, of_trace
-from paceenv.whatif.change import MAX_ROWS, Change, apply, combinations, longest_round_us, with_rounds
+from paceenv.whatif.change import MAX_ROWS, Change, apply, combinations
 from paceenv.whatif.predictions import of_runs
 from paceenv.whatif.simulated import drawn, predict
 
-QUICK: dict[str, Any] = {"seeds": 4, "first_seed": 0, "iterations": 200}
+QUICK: dict[str, Any] = {"seeds": 4, "iterations": 200}
 
 
 def mean_step_s(cluster: Cluster, policy: str = "passive", **quick: Any) -> float:
     """What a rollout of its own says."""
-    chosen = QUICK | quick
-    simulator = start(cluster, np.arange(chosen["first_seed"], chosen["first_seed"] + chosen["seeds"]))
+    chosen = QUICK | {"first": 0} | quick
+    simulator = start(cluster, chosen["first"] + np.arange(chosen["seeds"]))
     return float(run(select_policy(policy, cluster), simulator, chosen["iterations"]).step_ET.mean())
 
 
@@ -97,8 +95,8 @@ def test_a_prediction_is_what_rollouts_say() -> None:
 
 
 def test_energy_where_the_cluster_has_power() -> None:
-    power = ["power.compute_w=400", "power.wait_w=200"]
-    baseline = of_config("null-jitter", power)
+    cluster = load_cluster("null-jitter").changed(["power.compute_w=400", "power.wait_w=200"])
+    baseline = replace(of_config("null-jitter"), cluster=cluster)
     answer = predict(baseline, [Change(settings=("power.wait_w=0",))], **QUICK)
     (row,) = answer.changed
     assert answer.today.job.energy is not None
@@ -125,9 +123,9 @@ def test_a_trace_predicts_more_nodes_and_a_job_without_its_slow_rank(one_group: 
     (slow,) = baseline.slow
     like = (slow + 1) % 8
     changes = [Change(nodes=32), Change(removed=(slow,)), Change(removed=(like,)), Change(replaced=(slow,))]
-    answer = predict(baseline, changes, seeds=32, first_seed=0, iterations=200)
+    answer = predict(baseline, changes, seeds=32, iterations=200)
     for row, changed in zip(answer.changed, (["job.nodes=32"], ["job.nodes=7", "noise.slow_ranks=0"]), strict=False):
-        true_s = mean_step_s(truth.changed(changed), seeds=16, first_seed=900, iterations=400)
+        true_s = mean_step_s(truth.changed(changed), seeds=16, first=900, iterations=400)
         assert row.job.step.value == pytest.approx(true_s, rel=0.02)
         assert row.job.step.low < true_s < row.job.step.high
     without, healthy, replaced = answer.changed[1:]
@@ -160,7 +158,7 @@ def test_a_cluster_whose_runs_are_all_different_predicts_nothing(one_group: tupl
     _, baseline = one_group
     wide = replace(baseline, cluster=baseline.cluster.changed(["noise.persistent_cv=1"], "wide"))
     with pytest.raises(InputError, match="runs of the fitted cluster differ by"):
-        drawn(wide, 0)
+        drawn(wide)
 
 
 def test_a_gather_of_more_senders_is_refused_while_nobody_saw_its_buffer() -> None:
@@ -170,20 +168,6 @@ def test_a_gather_of_more_senders_is_refused_while_nobody_saw_its_buffer() -> No
     with pytest.raises(InputError, match=r"depends on fabric\.buffer_kb.* allowed: a trace with --base"):
         gather.check([Change(nodes=64)])
     of_trace(trace, "gather", "incast-deep", None).check([Change(nodes=64)])
-
-
-def test_rounds_of_another_length_leave_the_job_as_it_was_traced() -> None:
-    """What a round takes more the payload takes less: as a calibration finds that was told so."""
-    trace = recorded(load_cluster("unequal-slack").changed(["fabric.latency_us=100"]), 0, 200)
-    fit = fit_trace(trace, program=False)
-    round_us = 300.0
-    found = with_rounds(fit.cluster, round_us)
-    told = fit_trace(trace, base=fit.cluster.changed([f"fabric.latency_us={round_us}"]), program=False).cluster
-    assert found.fabric.latency_us == round_us
-    assert mean_step_s(found) == pytest.approx(mean_step_s(fit.cluster), rel=2e-3)
-    wider = [mean_step_s(apply(Change(nodes=16), one, None)) for one in (found, told)]
-    assert wider[0] == pytest.approx(wider[1], rel=5e-3)
-    assert longest_round_us(fit.cluster) <= ROUND_US[1]
 
 
 def test_what_one_size_leaves_open_is_in_the_interval() -> None:

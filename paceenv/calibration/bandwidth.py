@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from paceenv.calibration.parameters import Parameter, identified
 from paceenv.core.errors import InputError
 from paceenv.importers.nccl_tests import Table
 from paceenv.sim.cluster import STAND_INS, Cluster
@@ -92,78 +93,55 @@ class BandwidthFit:
             f"{after.min():.3g} to {after.max():.3g} GB/s from {mib(size_S[at + 1])} on; a law holds for neither"
         )
 
-    def warnings(self, ranks_per_node: int | None = None) -> tuple[str, ...]:
-        """What to know before the law is used, a line each; ``ranks_per_node`` is what the user says."""
-        table, said = self.table, []
-        if self.misfit > POOR and not self.refused:
-            worst = int(np.argmax(np.abs(self.residual)))
-            said.append(
-                f"{table.source}: the law misses the table by {self.misfit:.0%} (root mean square; "
-                f"{self.residual[worst]:+z.0%} at {table.size_bytes[worst]:.0f} bytes), more than {POOR:.0%}: a sketch "
-                "only, as where the program changes its algorithm between sizes or the machine was not quiet"
-            )
-        if not table.nodes and ranks_per_node is None:
-            where = "inside one node" if self.nodes() == 1 else "across nodes"
-            said.append(
-                f"{table.source}: lists no hosts; {table.members} ranks are taken to be {where} "
-                "(say --ranks-per-node if you know)"
-            )
-        return tuple(said)
+    @property
+    def nodes(self) -> int:
+        """Nodes that the table ran on, 0 for several of unknown number."""
+        return self.table.nodes or (1 if self.table.members <= LARGEST_NODE else 0)
 
-    def nodes(self, ranks_per_node: int | None = None) -> int:
-        """Nodes that the table ran on, 0 for several of unknown number; ``ranks_per_node`` is the user's."""
-        table, asked = self.table, ranks_per_node
-        if asked is None:
-            return table.nodes or (1 if table.members <= LARGEST_NODE else 0)
-        if table.members % asked:
-            raise InputError(f"--ranks-per-node {asked}: {table.source} has {table.members}; allowed: a divisor of it")
-        if table.nodes and table.nodes * asked != table.members:
-            said = f"{table.source} lists {table.members} ranks on {table.nodes} nodes"
-            raise InputError(f"--ranks-per-node {asked}: {said}; allowed: {table.members / table.nodes:g}")
-        return table.members // asked
+    def to_cluster(self, name: str, base: Cluster | None) -> Cluster:
+        """``base`` with the measured links, or without one a job that all-reduces the table's largest payload on them.
 
-    def to_cluster(self, name: str, nodes: int) -> Cluster:
-        """A cluster to simulate: the measured links, and a job that all-reduces the table's largest payload on them.
-
-        Compute is a stand-in. Across nodes the law is that of a ring through all ranks.
+        Compute is a stand-in then. Across nodes the law is that of a ring through all ranks.
         """
-        members, inside = self.table.members, nodes == 1
-        nodes = nodes if nodes and members % nodes == 0 else members
-        size_bytes = float(self.table.size_bytes.max())
+        if self.refused:
+            raise InputError(f"{self.table.source}: {self.refused}, so no config is written")
+        parameters, members, inside = self.parameters(), self.table.members, self.nodes == 1
+        source = f"{self.table.source}: {self.table.op} among {members} ranks"
+        record: dict[str, Any] = {"source": source, "fitted": {p.key: p.to_record() for p in parameters}}
+        if base is not None:
+            linked = base.changed([f"{p.key}={p.value!r}" for p in parameters], name)
+            return linked.model_copy(update={"calibration": record})
+        nodes = self.nodes if self.nodes and members % self.nodes == 0 else members
         stand_ins: dict[str, float] = {"job.compute_s": 1.0}
         if inside:
             stand_ins["fabric.nic_gbps"] = 100.0
         else:
             stand_ins |= {"fabric.latency_us": 0.0} if self.is_bandwidth_only else {}
             stand_ins |= _NO_LIMIT_INSIDE if nodes < members else {}
+        links: dict[str, float | None] = {**stand_ins, **{p.key: p.value for p in parameters}}
         data = {
             "name": name,
             "description": (
-                f"Links fitted to {self.table.source}: {self.table.op} among {members} ranks on "
-                f"{nodes} {'node' if nodes == 1 else 'nodes'}. A stand-in for the job; the table does not have "
-                f"{', '.join(stand_ins)}."
+                f"Links fitted to {source} on {nodes} {'node' if nodes == 1 else 'nodes'}. A stand-in for the job; "
+                f"the table does not have {', '.join(stand_ins)}."
             ),
             "job": {"nodes": nodes, "ranks_per_node": members // nodes, "compute_s": 1.0}
-            | {"gradient_bytes": size_bytes, "algorithm": "ring"},
-            "fabric": {"nic_gbps": 100.0, "nodes_per_leaf": nodes, "oversubscription": 1.0}
-            | ({} if inside else {"latency_us": 0.0})
-            | {key.partition(".")[2]: value for key, value in stand_ins.items() if key in _NO_LIMIT_INSIDE}
-            | self.to_config(inside),
-            "calibration": {STAND_INS: stand_ins},
+            | {"gradient_bytes": float(self.table.size_bytes.max()), "algorithm": "ring"},
+            "fabric": {"nodes_per_leaf": nodes, "oversubscription": 1.0}
+            | {key.removeprefix("fabric."): value for key, value in links.items() if key.startswith("fabric.")},
+            "calibration": record | {STAND_INS: stand_ins},
         }
         return config_files.parse(Cluster, data, f"calibration of {self.table.source}")
 
-    def to_config(self, inside: bool) -> dict[str, Any]:
+    def parameters(self) -> list[Parameter]:
         """The law as the ``fabric`` keys of a cluster: of the links inside a node, or of its NICs."""
-        gbps, latency_us = self.law.bandwidth_Bps / BYTES_PER_GBIT, self.law.hop_s * 1e6
-        prefix, rate = ("intra_node_", "intra_node_gbps") if inside else ("", "nic_gbps")
-        if self.is_bandwidth_only:
-            return {rate: float(f"{gbps:.5g}")}
-        return {
-            rate: float(f"{gbps:.5g}"),
-            f"{prefix}latency_us": float(f"{latency_us:.4g}"),
-            f"{prefix}sqrt_us_per_sqrt_mb": float(f"{self.law.sqrt_s * 1e9:.4g}"),
-        }
+        prefix, rate = ("intra_node_", "intra_node_gbps") if self.nodes == 1 else ("", "nic_gbps")
+        terms = [(rate, self.law.bandwidth_Bps, self.bandwidth_se, 1.0 / BYTES_PER_GBIT)]
+        if not self.is_bandwidth_only:
+            terms.append((f"{prefix}latency_us", self.law.hop_s, self.hop_se, 1e6))
+            terms.append((f"{prefix}sqrt_us_per_sqrt_mb", self.law.sqrt_s, self.sqrt_se, 1e9))
+        said = f"{self.table.op} among {self.table.members} ranks; the law misses the table by {self.misfit:.1%}"
+        return [identified(f"fabric.{key}", float(f"{x * unit:.5g}"), se * unit, said) for key, x, se, unit in terms]
 
 
 def bus_bandwidth(table: Table, size_bytes: NDArray[np.float64], time_s: NDArray[np.float64]) -> NDArray[np.float64]:

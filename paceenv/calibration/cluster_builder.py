@@ -18,9 +18,10 @@ from scipy import optimize
 from paceenv.calibration.link_replay import PayloadFit
 from paceenv.calibration.parameters import Parameter, not_identifiable
 from paceenv.calibration.step_stamps import StepStamps
+from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
-from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
 
 AMPLE: Final = 10.0
@@ -58,15 +59,9 @@ def of_trace(step_T: Array) -> Steps:
     return Steps(mean_s, float(step_T.std(ddof=1)) / mean_s, se)
 
 
-def simulator_of(cluster: Cluster, runs: int = 1, first: int = 0) -> Simulator:
-    """Runs of a cluster with seeds from ``first`` on."""
-    keys_E = episode_keys(list(range(first, first + runs)))
-    return Simulator(derive(cluster, keys_E), keys_E)
-
-
 def simulate(cluster: Cluster, iterations: int) -> Steps:
     """Statistics of runs of a cluster without pacing, each ``iterations`` long."""
-    simulator = simulator_of(cluster, _EPISODES)
+    simulator = start(cluster, np.arange(_EPISODES))
     step_ET = simulator.run(simulator.off(), iterations)
     mean_E = step_ET.mean(axis=1)
     cv_E = step_ET.std(axis=1, ddof=1) / mean_E

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, Stamps, simulator_of
+from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, Stamps
 from paceenv.calibration.job_stamps import MIN_ITERATIONS, JobStamps
 from paceenv.calibration.noise_fit import (
     MIN_STEPS,
@@ -31,12 +31,13 @@ from paceenv.calibration.posterior import drawn_clusters
 from paceenv.calibration.step_stamps import MIN_UNPACED
 from paceenv.core import metrics
 from paceenv.core.intervals import Interval
+from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster
 
 FITTED_SHARE: Final = 2.0 / 3.0
 """Of the iterations; the rest is held out."""
-DRAWS, RUNS = 16, 12
-"""Clusters drawn from the errors of the fit, and simulated runs of each."""
+RUNS: Final = 12
+"""Simulated runs of each cluster drawn from the errors of the fit."""
 _MAX_CELLS = 1e8
 """Rank-iterations simulated at most, beyond one run a cluster."""
 _LEAD_IN = 100
@@ -172,11 +173,11 @@ def _check(
 
     They are held against runs of drawn clusters without pacing. One column of ranks: only whole steps are known.
     """
-    drawn, measured = drawn_clusters(cluster, draws=DRAWS), _describe(what, held_out_T, *of_ranks, groups)
+    drawn, measured = drawn_clusters(cluster), _describe(what, held_out_T, *of_ranks, groups)
     runs = int(np.clip(_MAX_CELLS / (len(held_out_T) * cluster.ranks * len(drawn)), 1, RUNS))
     simulated, steps = list[dict[str, float]](), list[Array]()
     for d, one in enumerate(drawn):
-        simulator = simulator_of(one, runs, d * runs)
+        simulator = start(one, d * runs + np.arange(runs))
         simulator.run(simulator.off(), _LEAD_IN)
         recording = simulator.record(simulator.off(), len(held_out_T))
         entry_ETR = recording.entry_ETR

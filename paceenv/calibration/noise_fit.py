@@ -24,13 +24,11 @@ repeated steps look like persistent differences between workers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, model_validator
 from scipy import optimize, special, stats
 
 from paceenv.calibration.parameters import Estimate
@@ -50,7 +48,6 @@ SLOW_MADS: Final = 6.0
 ROUNDING: Final = 1e-6
 """Of a step, or of what has no unit: stamps that differ by less do not differ."""
 _ROUNDING_VAR: Final = 1e-24  # relative variance below which equal times differ by rounding alone
-_Positive = Annotated[float, Field(gt=0)]
 TOLERANCE: Final = 0.02
 """Largest relative error of E[max]/mean on held-out steps for a fit that counts as good."""
 SIGNIFICANT: Final = 3.0
@@ -66,7 +63,6 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
 _WEIGHTS /= _WEIGHTS.sum()
 
 Array = NDArray[np.float64]
-Stage = TypeVar("Stage")
 
 
 class Moments(Config):
@@ -76,15 +72,13 @@ class Moments(Config):
     ``slow_factor`` is slow over healthy mean compute time, 1 without slow workers.
     """
 
-    mean_s: _Positive
+    mean_s: float
     persistent_var: float
     common_var: float
-    idiosyncratic_var: Annotated[float, Field(ge=0)]
+    idiosyncratic_var: float
     idiosyncratic_skewness: float
     max_over_mean: tuple[float, ...]
-    slow_factor: _Positive
-
-    model_config = ConfigDict(allow_inf_nan=False)
+    slow_factor: float
 
 
 class StageMeasurements(Config):
@@ -104,42 +98,12 @@ class StageMeasurements(Config):
     all: Moments
     replicates: tuple[Moments, ...]
 
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        expected = len(widths(self.workers - len(self.slow_workers)))
-        given = {len(m.max_over_mean) for m in (self.all, *self.replicates)}
-        if given != {expected} or len(self.quantiles) != len(QUANTILES) or len(self.replicates) < 2:
-            raise ValueError(
-                f"stage {self.stage}: needs {expected} max_over_mean each, {len(QUANTILES)} quantiles and 2 replicates "
-                f"or more, has {sorted(given)}, {len(self.quantiles)} and {len(self.replicates)}"
-            )
-        return self
-
 
 class NoiseMeasurements(Config):
-    """The noise of one job: ``step_mean_s`` and ``step_cv`` are of the whole step, first start to last end."""
+    """The noise of one job, as a packaged file."""
 
-    paceenv_noise_measurements: Literal[1] = 1
     source: str
-    steps: int
-    step_mean_s: float
-    step_cv: float
     stages: tuple[StageMeasurements, ...]
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    def stage(self, number: int) -> StageMeasurements:
-        """One stage. Raises InputError if there is none of that number."""
-        return chosen({measured.stage: measured for measured in self.stages}, number, self.source)
-
-
-def chosen(stages: Mapping[int, Stage], number: int, source: str) -> Stage:
-    """One of several stages. Raises InputError if there is none of that number."""
-    if number not in stages:
-        raise InputError(f"{source}: stage = {number!r}; allowed: one of {sorted(stages)}")
-    return stages[number]
 
 
 def widths(workers: int) -> tuple[int, ...]:
@@ -312,16 +276,13 @@ class NoiseFit:
         """``mean_compute_s``, the ``noise`` section of a cluster config, and where it comes from in ``calibration``."""
         noise: dict[str, float] = {"jitter_cv": 0.0, "common_cv": 0.0, "persistent_cv": 0.0}
         noise |= {"slow_ranks": len(self.slow_workers), "slow_factor": 1.0, "imbalance_cv": 0.0, "imbalance_skew": 0.0}
-        fitted = {"mean_compute_s": asdict(self.mean_compute_s)}
+        fitted = {"job.compute_s": asdict(self.mean_compute_s)}
         for name in noise:
             estimate = getattr(self, name, None)
             if estimate is not None:
                 noise[name] = estimate.value
                 fitted[f"noise.{name}"] = asdict(estimate)
-        calibration = {
-            "source": f"{self.source}, stage {self.stage}",
-            "fitted": fitted,
-        }
+        calibration = {"source": f"{self.source}, stage {self.stage}", "fitted": fitted}
         return {"mean_compute_s": self.mean_compute_s.value, "noise": noise, "calibration": calibration}
 
 

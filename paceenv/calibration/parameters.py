@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from paceenv.core.intervals import Interval
@@ -23,15 +23,6 @@ class Estimate:
     se: float
     lo: float
     hi: float
-
-    @classmethod
-    def normal(cls, value: float, se: float) -> Estimate:
-        """With a normal 95 % interval."""
-        return cls(value, se, value - 1.96 * se, value + 1.96 * se)
-
-    def to_record(self) -> dict[str, float]:
-        """As plain data, to four digits."""
-        return {name: float(f"{number:.4g}") for name, number in asdict(self).items()}
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from paceenv.calibration.cluster_builder import simulator_of
 from paceenv.calibration.parameters import NORMAL_95, Parameter
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
+from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster
 
 DRAWS: Final = 16
@@ -32,8 +32,6 @@ NEGLIGIBLE: Final = 1e-4
 OPEN: Final = "fabric.nic_gbps"
 """Drawn evenly where the trace does not identify it: whether groups that reduce at the same time are held up by each
 other or by their own links decides what pacing gains, and hardly shows in the step."""
-_KEYS = {"mean_compute_s": "job.compute_s"}
-"""What a record of compute noise calls otherwise than the cluster does."""
 
 
 def parameters_of(cluster: Cluster) -> list[Parameter]:
@@ -50,7 +48,7 @@ def parameters_of(cluster: Cluster) -> list[Parameter]:
             raise InputError(f"{cluster.name}: calibration of {key} has no {', '.join(missing)}; allowed: all four")
         value, se, low, high = (record[name] for name in ("value", "se", "lo", "hi"))
         evidence, top = record.get("evidence", ""), record.get("top")
-        parameters.append(Parameter(_KEYS.get(key, key), value, se, low, high, evidence, top))
+        parameters.append(Parameter(key, value, se, low, high, evidence, top))
     return parameters
 
 
@@ -161,5 +159,5 @@ def _draw(parameters: Sequence[Parameter], random: np.random.Generator) -> list[
 
 def _mean_step_s(cluster: Cluster, runs: int) -> float:
     """Of short runs without pacing."""
-    simulator = simulator_of(cluster, runs)
+    simulator = start(cluster, np.arange(runs))
     return float(simulator.run(simulator.off(), SHORT_ITERATIONS).mean())

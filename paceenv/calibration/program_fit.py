@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from paceenv.calibration.cluster_builder import ClusterBuilder, Matched, simulator_of
+from paceenv.calibration.cluster_builder import ClusterBuilder, Matched
 from paceenv.calibration.compute_noise import length_cv, put_lengths
 from paceenv.calibration.known_program import AnchorStamps
 from paceenv.calibration.parameters import identified, not_identifiable
 from paceenv.calibration.program_links import ALIKE, NONE_ALONE, SETTLES
 from paceenv.calibration.program_stamps import ProgramStamps
+from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.program_layout import OPS, START, WAIT, Program
 
@@ -97,7 +98,7 @@ def _add_known(builder: ClusterBuilder[AnchorStamps]) -> None:
 def _put_speeds(builder: ClusterBuilder[AnchorStamps]) -> None:
     """Efficiencies of operations below 1; none where the base has them or the trace does not tell them apart."""
     stamps, fabric, step_s = builder.stamps, builder.data["fabric"], builder.measured.mean_s
-    program = simulator_of(builder.parse(builder.data | {"noise": {}})).batch.program
+    program = start(builder.parse(builder.data | {"noise": {}}), np.arange(1)).batch.program
     kinds = sorted({OPS[op] for op, size in zip(program.op_O, program.bytes_O, strict=True) if size > 0.0})
     if fabric["efficiency"] or len(kinds) < 2:
         return
@@ -137,7 +138,7 @@ def _put_speeds(builder: ClusterBuilder[AnchorStamps]) -> None:
 
 def _simulated_K(cluster: Cluster, kinds: Sequence[str], *, handed_over: bool) -> Array:
     """What ranks see of each operation in a simulated step, seconds."""
-    simulator = simulator_of(cluster)
+    simulator = start(cluster, np.arange(1))
     program, recording = simulator.batch.program, simulator.record(simulator.off(), 1)
     end_I, through_O = recording.end_ETI[0, 0], recording.through_ETO[0, 0]
     rows: list[tuple[Array, Array]] = []

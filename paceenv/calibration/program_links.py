@@ -1,27 +1,25 @@
-"""The links of a program's step, from how long its transfers take: rates, latencies, efficiencies, and how they share.
+"""The links of a program's step, from how long its transfers take: rates, latencies, and efficiencies.
 
 A transfer runs alone where no other of any communicator runs between its start and its end. It starts when its last
 member entered it and the one before it in its process group was through. Rates come from those that ran alone, or else
 are stand-ins. Nothing above the NICs is identified: what a tier above them would add is in the rate of the NICs.
 
-Transfers alone also give the efficiency of each operation: its speed next to that of the fastest one. Those that met
-others then choose between what a link can do: divide its rate between operations or flows, and let others use what an
-operation leaves, or not. The first choice in the list that explains them as well as any other is taken.
+Transfers alone also give the efficiency of each operation: its speed next to that of the fastest one.
 
 Axes: T steps, K transfers of a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from paceenv.calibration.cluster_builder import ClusterBuilder, simulator_of
+from paceenv.calibration.cluster_builder import ClusterBuilder
 from paceenv.calibration.compute_noise import MIN_CV
 from paceenv.calibration.noise_fit import MIN_STEPS
 from paceenv.calibration.parameters import Parameter, identified, not_identifiable
@@ -29,7 +27,6 @@ from paceenv.calibration.program_stamps import ProgramStamps, Transfer
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT
 from paceenv.sim.cluster.program.footprint import Tiers, use
-from paceenv.sim.engine.program_layout import START
 
 ALIKE: Final = 0.05
 """Efficiencies that differ by less are the same."""
@@ -41,13 +38,6 @@ NO_LIMIT: Final = 1e4
 """Rate of the tier above the NICs over that of all of them: it limits nothing."""
 MEDIAN_VARIANCE: Final = np.pi / 2.0
 """Of a median of normal values, over that of their mean."""
-BETTER: Final = 0.02
-"""By so much, in logarithms of durations, a choice must be better than one before it."""
-MEETS: Final = 0.5
-"""Share of steps in which a transfer must meet others to count as one that does."""
-CHOICES: Final = [
-    {"sharing": sharing, "unused_rate": unused} for sharing in ("operations", "flows") for unused in ("free", "lost")
-]
 SETTLES: Final = "a step in which transfers run one at a time, or nccl-tests output of the same links, settles it"
 NONE_ALONE: Final = "no transfer ran alone, so each may have been slowed by another"
 
@@ -91,14 +81,12 @@ class LinkRate:
 def add_program_links(builder: ClusterBuilder[ProgramStamps]) -> list[str]:
     """Add what the transfers show of the links; the keys of rates that nobody knows and none shows."""
     stamps, timings = builder.stamps, durations(builder.stamps)
-    rates, keys, parameters = _rates(stamps, timings), dict[str, Any](), list[Parameter]()
+    rates, parameters = _rates(stamps, timings), list[Parameter]()
     if "across" in rates and rates["across"].alone:
         efficiency, gbps, parameters = _efficiencies(stamps, timings)
         if efficiency:
-            keys["efficiency"] = efficiency
+            builder.data["fabric"]["efficiency"] = efficiency
             rates["across"] = replace(rates["across"], gbps=gbps, latency_us=None)
-        if builder.base is None:
-            keys |= _sharing(builder, timings, rates, keys)
     for place, rate in rates.items():
         _put_rate(builder, place, rate)
     if builder.base is None:
@@ -109,7 +97,6 @@ def add_program_links(builder: ClusterBuilder[ProgramStamps]) -> list[str]:
         said = "durations of transfers that ran alone"
         builder.put(identified("noise.transfer_cv", cv, cv / max(2.0 * timings.alone_TK.sum(), 1.0) ** 0.5, said))
     builder.add(*parameters)
-    builder.data["fabric"] |= keys
     unseen = [f"fabric.{KEYS[place][0]}" for place, rate in rates.items() if not rate.alone]
     return [key for key in unseen if key in builder.stand_ins]
 
@@ -283,50 +270,6 @@ def _of_fastest(stamps: ProgramStamps, timings: Durations, used: Sequence[int]) 
         raise InputError(f"trace of {stamps.name}: its transfers take no time; allowed: transfers that do")
     speeds = [link_bytes(stamps, stamps.transfers[k]) / max(s, 1e-9) for k, s in zip(used, seconds, strict=True)]
     return LinkRate(max(speeds) / BYTES_PER_GBIT)
-
-
-def _sharing(
-    builder: ClusterBuilder[ProgramStamps], timings: Durations, rates: Mapping[Place, LinkRate], keys: Mapping[str, Any]
-) -> dict[str, str]:
-    """How transfers between nodes share their links, as keys of a fabric; none where the trace does not show it."""
-    meets = [k for k, one in enumerate(builder.stamps.transfers) if one.payload_bytes > 0.0 and _meets(timings, k)]
-    meets = [k for k in meets if np.nanmean(timings.seconds_TK[:, k]) > 0.0]
-    if not meets:
-        return {}
-    known = {KEYS[place][0]: rate.gbps for place, rate in rates.items()}
-    known |= {KEYS[place][1]: rate.latency_us or 0.0 for place, rate in rates.items()}
-    wanted_K = np.log(np.nanmean(timings.seconds_TK[:, meets], axis=0))
-    errors = []
-    for choice in CHOICES:
-        seconds_K = _simulated_s(builder, {**known, **keys, **choice})[meets]
-        errors.append(float(np.sqrt(np.mean((np.log(np.maximum(seconds_K, 1e-12)) - wanted_K) ** 2))))
-    taken = next(n for n, error in enumerate(errors) if error < min(errors) + BETTER)
-    return CHOICES[taken] if taken else {}
-
-
-def _meets(timings: Durations, k: int) -> bool:
-    """Whether a transfer meets others in most steps that have it."""
-    seen_T = np.isfinite(timings.seconds_TK[:, k])
-    return bool(seen_T.any()) and float(timings.alone_TK[seen_T, k].mean()) < MEETS
-
-
-def _simulated_s(builder: ClusterBuilder[ProgramStamps], fabric: dict[str, Any]) -> Array:
-    """Seconds of each transfer of the trace in the simulated step without noise, with some keys of the fabric."""
-    transfers, changed = builder.stamps.transfers, builder.data["fabric"] | fabric
-    simulator = simulator_of(builder.parse(builder.data | {"fabric": changed, "noise": {}}))
-    program = simulator.batch.program
-    iterations = int(np.lcm.reduce([one.every for one in transfers]))
-    recording = simulator.record(simulator.off(), iterations)
-    seconds_O = (recording.through_ETO - recording.start_ETO)[0].max(axis=0)
-    # a rank starts its transfers in the order of the trace's
-    seconds_K = np.zeros(len(transfers))
-    for k, one in enumerate(transfers):
-        rank = one.groups[0][0]
-        mine = [i for i, other in enumerate(transfers) if rank in other.ranks]
-        first, last = int(program.first_R[rank]), int(program.first_R[rank + 1])
-        starts = [i for i in range(first, last) if program.kind_I[i] == START]
-        seconds_K[k] = seconds_O[program.operation_I[starts[mine.index(k)]]]
-    return seconds_K
 
 
 def _efficiencies(stamps: ProgramStamps, timings: Durations) -> tuple[dict[str, float], float, list[Parameter]]:

@@ -1,11 +1,10 @@
 """A tenant on the uplink, seen in the durations of our payload: how often it comes, for how long, where it is now.
 
 There is a tenant if the links leave more than a few per cent of the durations unexplained, and the rest is no white
-noise. The engine's tenant is then followed through the recorded arrivals by a particle filter
-(:func:`paceenv.calibration.link_replay.filter_tenant`), which gives a likelihood of its period and share and of our own
-time alone. Population Monte Carlo (Cappe et al., JCGS 2004) gives their posterior, in which several periods with the
-same beat survive side by side. The prior says that the other job is like ours, within wide bounds; it decides only
-between such periods.
+noise. The engine's tenant is then followed through the recorded arrivals by a particle filter, which gives a likelihood
+of its period and share and of our own time alone. Population Monte Carlo (Cappe et al., JCGS 2004) gives their
+posterior, in which several periods with the same beat survive side by side. The prior says that the other job is like
+ours, within wide bounds; it decides only between such periods.
 
 Axes: T iterations, G process groups, N particles.
 """
@@ -16,18 +15,26 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
 from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, ClusterBuilder, simulate
 from paceenv.calibration.job_stamps import JobStamps
-from paceenv.calibration.link_replay import JUMPS, Filtered, PayloadFit, filter_tenant, transfer_cv
+from paceenv.calibration.link_replay import PayloadFit, transfer_cv
 from paceenv.calibration.parameters import Estimate, estimated, identified, not_identifiable
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
+from paceenv.sim.engine import compiled, fluid, kernel, layout
+from paceenv.sim.engine.code_cache import numba_cache
+from paceenv.sim.engine.draws import normal_table
 from paceenv.sim.engine.simulator import episode_keys
 
+OUTLIERS: Final = 0.02
+"""Share of durations that the tenant need not explain."""
+JUMPS: Final = 0.005
+"""Chance in an iteration that the tenant is somewhere else altogether, as after a pause."""
 MIN_SPREAD: Final = 0.04
 """Durations that vary by less, relative to their mean, are steady."""
 MIN_OF_STEP: Final = 0.01
@@ -69,6 +76,61 @@ _WIDE = 3.0 * _ROUNDS[-1][1]
 """Over which the sample's density is smoothed."""
 
 Array = NDArray[np.float64]
+
+
+def _filter(
+    jobs: Any,
+    clocks: Any,
+    tenants_EK: Any,
+    tenant_NFK: Array,
+    normal: Array,
+    arrival_TG: Array,
+    lasts_T: Array,
+    advance_T: Array,
+    uniform_TN: Array,
+    spread_s: float,
+    outlier: float,
+    jumps: float,
+    expected_T: Array,
+) -> float:
+    particles, groups = tenant_NFK.shape[0], arrival_TG.shape[1]
+    order_G, finish_G, weight_N = np.arange(groups), np.empty(groups), np.empty(particles)
+    before_NFK, total = np.empty_like(tenant_NFK), 0.0
+    for i in range(particles):
+        fluid.reset_tenants(clocks[i], tenants_EK[0], tenant_NFK[i])
+    for t in range(arrival_TG.shape[0]):
+        kernel.sort_groups(arrival_TG[t], order_G)
+        mean, expected = 0.0, 0.0
+        for i in range(particles):
+            fluid.share_uplink(
+                jobs[0], clocks[i], tenants_EK[0], tenant_NFK[i], normal, order_G, arrival_TG[t], finish_G
+            )
+            lasts_s = 0.0
+            for g in range(groups):
+                lasts_s += (finish_G[g] - arrival_TG[t, g]) / groups
+            away = (lasts_s - lasts_T[t]) / spread_s
+            weight_N[i] = (1.0 - outlier) * np.exp(-0.5 * away * away) + 0.05 * outlier
+            mean += weight_N[i] / particles
+            expected += lasts_s / particles
+        total += np.log(mean)
+        expected_T[t] = expected
+        before_NFK[:] = tenant_NFK
+        lost = 0.5 if mean < 0.1 * outlier else jumps  # no particle near: the tenant itself stood still, or jumped
+        at, reached = 0, weight_N[0] / particles / mean
+        for i in range(particles):  # systematic resampling
+            while reached < (i + uniform_TN[t, 0]) / particles and at < particles - 1:
+                at += 1
+                reached += weight_N[at] / particles / mean
+            tenant_NFK[i] = before_NFK[at]
+            fluid.rewind(clocks[i], tenant_NFK[i], advance_T[t])
+            if uniform_TN[t, 1 + i] < lost:
+                clocks[i]["key"] += np.uint64(particles)
+                fluid.reset_tenants(clocks[i], tenants_EK[0], tenant_NFK[i])
+    return total
+
+
+with numba_cache(compiled.cache_directory()) as _writable:
+    _filter_compiled = numba.njit(nogil=True, cache=_writable, error_model="numpy")(_filter)
 
 
 def is_disturbed(residual_T: Array, mean_s: float, step_s: float) -> tuple[bool, str]:
@@ -130,12 +192,23 @@ class TenantSearch:
     def follow(
         self, theta: Array, iterations: int = _MAX_ITERATIONS, particles: int = _PARTICLES, seed: int = 0,
         jumps: float = JUMPS,
-    ) -> Filtered:  # fmt: skip
-        """The filter through the last iterations."""
+    ) -> tuple[float, Array]:  # fmt: skip
+        """Log-likelihood of the last iterations, and durations expected one iteration ahead ``(T,)``.
+
+        By a bootstrap particle filter (Gordon, Salmond and Smith, IEE Proceedings F 1993). Each particle is a tenant as
+        the engine draws it, from a random phase. Its weight is how well our payload's mean duration under the recorded
+        arrivals agrees with the measured one: normal, with a share of outliers.
+        """
         last, batch = slice(-iterations, None), derive(self.cluster(theta), episode_keys([0]))
-        stamps = self.stamps.arrival_TG[last], self.lasts_T[last], self.advance_T[last]
+        arrival_TG, lasts_T = np.ascontiguousarray(self.stamps.arrival_TG[last]), self.lasts_T[last]
+        clocks = np.zeros(particles, layout.CLOCK)
+        clocks["key"] = episode_keys(list(range(seed, seed + particles)))
+        tenant_NFK, expected_T = np.zeros((particles, layout.TENANT_FIELDS, 1)), np.empty(len(lasts_T))
+        uniform_TN = np.random.default_rng(seed).uniform(size=(len(lasts_T), 1 + particles))
+        tenants = (batch.jobs, clocks, batch.tenants_EK, tenant_NFK, normal_table())
         spread_s = _TRUST * float(self.lasts_T.mean())
-        return filter_tenant(batch, *stamps, spread_s=spread_s, particles=particles, seed=seed, jumps=jumps)
+        stamps = (arrival_TG, lasts_T, self.advance_T[last], uniform_TN)
+        return float(_filter_compiled(*tenants, *stamps, spread_s, OUTLIERS, jumps, expected_T)), expected_T
 
     def cost(self, theta: Array) -> float:
         """Minus twice the logarithm of prior and coarsened likelihood."""
@@ -144,14 +217,14 @@ class TenantSearch:
             return math.inf
         prior = (theta[0] / _LIKE_US[0]) ** 2 + ((theta[1] - own_share) / _LIKE_US[1]) ** 2
         counts = min(1.0, _EFFECTIVE_ITERATIONS / min(len(self.lasts_T), _MAX_ITERATIONS))
-        return float(prior) - 2.0 * counts * self.follow(theta).log_likelihood
+        return float(prior) - 2.0 * counts * self.follow(theta)[0]
 
     def sample(self) -> Array:
         """An equally weighted sample of the posterior ``(samples, P)``."""
         grid = np.array(
             [[math.log(r), share, math.log(self.alone_s * own)] for r in _RATIOS for share in _SHARES for own in _ALONE]
         )
-        scanned = [self.follow(theta, _SCAN_ITERATIONS, _SCAN_PARTICLES).log_likelihood for theta in grid]
+        scanned = [self.follow(theta, _SCAN_ITERATIONS, _SCAN_PARTICLES)[0] for theta in grid]
         return _posterior(self.cost, grid[np.argsort(scanned)[-_SCAN_KEPT:]], np.random.default_rng(0))
 
     def best(self, sample: Array) -> Array:
@@ -167,12 +240,12 @@ class TenantSearch:
     def explained(self, theta: Array) -> float:
         """The share of the durations' variance that the filter expects one iteration ahead."""
         lasts_T = self.lasts_T[-_MAX_ITERATIONS:]
-        return 1.0 - float(np.mean((lasts_T - self.follow(theta).expected_T) ** 2)) / float(lasts_T.var())
+        return 1.0 - float(np.mean((lasts_T - self.follow(theta)[1]) ** 2)) / float(lasts_T.var())
 
     def pauses(self, theta: Array) -> Estimate:
         """How often the tenant is not where it should be, by the likelihood of each rate."""
         deviances = [
-            np.mean([self.follow(theta, particles=_PAUSE_PARTICLES, seed=s, jumps=rate).log_likelihood for s in _SEEDS])
+            np.mean([self.follow(theta, particles=_PAUSE_PARTICLES, seed=s, jumps=rate)[0] for s in _SEEDS])
             for rate in _PAUSE_RATES
         ]
         weight = _weights(-2.0 / _PAUSE_TEMPERATURE * np.array(deviances))
@@ -232,12 +305,12 @@ def _posterior(cost: Callable[[Array], float], points: Array, rng: np.random.Gen
     twice the log-likelihood of the logarithm of the ratio, the share, and the logarithm of the time alone.
     """
     costs = np.array([cost(theta) for theta in points])
-    for temperature, kernel in _ROUNDS:
+    for temperature, near in _ROUNDS:
         chance = _weights(costs / temperature)
-        count = _LAST_POPULATION if kernel is _ROUNDS[-1][1] else _POPULATION
+        count = _LAST_POPULATION if near is _ROUNDS[-1][1] else _POPULATION
         centre = points[rng.choice(len(points), count, p=chance)]
-        new = centre + kernel * rng.standard_normal(centre.shape)
-        proposal = _near(new, points, kernel) @ chance
+        new = centre + near * rng.standard_normal(centre.shape)
+        proposal = _near(new, points, near) @ chance
         new_costs = np.array([cost(theta) for theta in new])
         points, costs = np.concatenate([points, new]), np.concatenate([costs, new_costs])
     weight = _weights(new_costs + 2.0 * np.log(np.maximum(proposal, 1e-300)))

@@ -57,7 +57,6 @@ class Episodes:
     episodes, so their ratio to the observed odds has an F distribution.
     """
 
-    on_TN: NDArray[np.bool_]
     count: int
     share: Interval
     mean_iterations: Interval
@@ -78,7 +77,6 @@ def find_episodes(on_TN: NDArray[np.bool_]) -> Episodes | None:
     odds = share / (1.0 - share) * (1.0 + 0.5 / count)
     low, high = (odds * float(stats.f.ppf(q, 2 * count + 1, 2 * ended)) for q in (0.025, 0.975))
     return Episodes(
-        on_TN,
         count,
         Interval(min(share, 0.99), low / (1.0 + low), min(high / (1.0 + high), 0.99)),
         Interval(cells / ended, cells / most, cells / fewest),  # maximum likelihood with episodes that still run

@@ -1,23 +1,22 @@
-"""``paceenv calibrate``: a cluster config from a trace, measurements or a scaling table; a link from nccl-tests."""
+"""``paceenv calibrate``: a cluster config from a trace, or from nccl-tests output."""
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
+from paceenv.calibration.bandwidth import fit_bandwidth
 from paceenv.calibration.compute_noise import noise_cluster
 from paceenv.calibration.fit_trace import fit_trace
 from paceenv.calibration.heldout import HeldOutCheck, check_stage
-from paceenv.calibration.noise_fit import NoiseMeasurements, chosen, fit_noise, measure_stage, stage_times
-from paceenv.calibration.published_tables import ScalingTarget, ThroughputTarget, fit_table
-from paceenv.cli.calibrate_links import calibrate_links
+from paceenv.calibration.noise_fit import fit_noise, measure_stage, stage_times
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.diagnosis.clocks import trace_on_one_clock
+from paceenv.importers.nccl_tests import Table
 from paceenv.report.fit_sections import fit_sections
 from paceenv.report.recordings import find_recordings
 from paceenv.report.section import print_sections
@@ -26,33 +25,20 @@ from paceenv.ui import config_files, output
 from paceenv.ui.json_option import JsonFile
 
 BASE: Final = "null-jitter"
-LINKS: Final = "nccl-tests output, which tells links, not a cluster"
-JOB: Final = "the trace of a job"
-STAGE: Final = "a trace of which the compute of a stage is fitted"
-NOISE, TABLE = "measurements of noise", "a table of published numbers"
-_CLUSTER = ("--out", "--base")
-ACT_ON: Final = {
-    JOB: (*_CLUSTER, "--probe", "--program"),
-    STAGE: (*_CLUSTER, "--stage"),
-    NOISE: (*_CLUSTER, "--stage"),
-    TABLE: _CLUSTER,
-    LINKS: ("--out", "--base", "--ranks-per-node"),
-}
-"""The options that act on each kind of source."""
 
 
 def calibrate(
     source: Annotated[
         list[str],
         typer.Argument(
-            help="A trace of any format that paceenv diagnose reads (files, folders, patterns), a measurements file, a "
-            "scaling table such as configs/targets/*.yaml, or the text output of nccl-tests."
+            help="A trace of any format that paceenv diagnose reads, or the text output of nccl-tests: files, folders, "
+            "patterns."
         ),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="The cluster config to write (YAML); optional for nccl-tests output."),
-    ] = None,
+        Path,
+        typer.Option("--out", "-o", help="The cluster config to write (YAML)."),
+    ],
     base: Annotated[
         str | None,
         typer.Option(
@@ -67,13 +53,6 @@ def calibrate(
     stage: Annotated[
         int | None, typer.Option(min=0, help="Fit the noise of this pipeline stage only. Default, with stages: 0.")
     ] = None,
-    ranks_per_node: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="nccl-tests output: ranks on each node (all of them: inside one). Default: as its header lists hosts.",
-        ),
-    ] = None,
     program: Annotated[
         bool | None,
         typer.Option(
@@ -84,7 +63,7 @@ def calibrate(
     ] = None,
     json_: JsonFile = None,
 ) -> None:
-    """Fit a cluster config to a trace or to published numbers, with error bars.
+    """Fit a cluster config to a trace, with error bars.
 
     From the trace of a job: the whole cluster, each parameter with its evidence, or why it cannot be identified. Where
     one collective does not describe the step, it is fitted as a program. A second fit to the first two thirds of the
@@ -93,36 +72,26 @@ def calibrate(
     From a trace of pipeline stages, or with --stage: the noise of compute, in a plain barrier job of as many nodes as
     the trace has ranks; --base gives it another fabric or other tenants.
 
-    From a scaling table or a table of throughputs: what it frees, within its bounds, fitted to the rows it marks.
-
-    From nccl-tests output: the law latency + size/bandwidth + sqrt(size) of the links it ran on. With --out: a cluster
-    with these links, which paceenv simulate takes; with --base that cluster, on these links.
+    From nccl-tests output: the law latency + size/bandwidth + sqrt(size) of the links it ran on, as a cluster with
+    these links, which paceenv simulate takes; with --base that cluster, on these links.
 
     Examples: paceenv calibrate trace.parquet -o mine.yaml -- paceenv calibrate rank*.json.gz -o mine.yaml --
     paceenv calibrate all_reduce_perf.log -o links.yaml
     """
-    kind, content = _recognise(source, stage)
-    options = {"--out": out, "--base": base, "--probe": probe, "--stage": stage, "--ranks-per-node": ranks_per_node}
-    for option, value in (options | {"--program": program}).items():
-        if value is not None and option not in ACT_ON[kind]:
-            raise InputError(f"{option} {value}: {source[0]} is {kind}; allowed: {', '.join(ACT_ON[kind])}")
-    if kind == LINKS:
-        calibrate_links(content, out, json_, base, ranks_per_node)
-        return
-    if out is None:
-        raise InputError("--out is missing; allowed: the file to write the cluster config to")
-    notes: list[str] = []
+    inputs = find_recordings(source).read()
+    for note in inputs.notes:
+        output.say(note)
     known = None if base is None else load_cluster(base)
+    stages = set() if inputs.trace is None else set(inputs.trace.metadata.of_ranks("stage", 0).values())
     with output.progress(f"fit {out.stem}"):
-        if kind == JOB:
-            cluster, notes = _fit_job(content, known, out.stem, probe, program)
-        elif kind == TABLE:
-            cluster = fit_table(content, known or load_cluster(content.cluster))
-        elif kind == STAGE:
-            cluster, notes = _fit_stage(content, stage or 0, known or load_cluster(BASE), out.stem)
+        if inputs.trace is None and inputs.tables:
+            _refuse(source, "nccl-tests output", {"--probe": probe, "--stage": stage, "--program": program})
+            cluster, notes = _fit_links(inputs.tables, known, out.stem)
+        elif stage is not None or len(stages) > 1:
+            _refuse(source, "a trace of which a stage is fitted", {"--probe": probe, "--program": program})
+            cluster, notes = _fit_stage(inputs.require_trace(), stage or 0, known or load_cluster(BASE), out.stem)
         else:
-            fit = fit_noise(content.stage(stage or 0), content.source)
-            cluster = noise_cluster(fit, known or load_cluster(BASE), out.stem)
+            cluster, notes = _fit_job(inputs.require_trace(), known, out.stem, probe, program)
     config = cluster.model_dump(exclude_defaults=True)
     config_files.write_yaml(out, config)
     for note in notes:
@@ -134,35 +103,25 @@ def calibrate(
         output.say(f"wrote {out}")
 
 
-def _recognise(names: Sequence[str], stage: int | None) -> tuple[str, Any]:
-    """What lies there, by its content."""
-    path = _config(names)
-    if path is not None:
-        content = config_files.read_yaml(path)
-        if "rows" in content:
-            target = ThroughputTarget if content.get("kind") == "throughput" else ScalingTarget
-            return TABLE, config_files.load(target, "targets", path)
-        return NOISE, config_files.load(NoiseMeasurements, "measurements", path)
-    inputs = find_recordings(names).read()
-    for note in inputs.notes:
-        output.say(note)
-    if inputs.trace is None and inputs.tables:
-        return LINKS, inputs.tables
-    trace = inputs.require_trace()
-    has_stages = stage is not None or len(set(trace.metadata.of_ranks("stage", 0).values())) > 1
-    return STAGE if has_stages else JOB, trace
+def _refuse(source: Sequence[str], kind: str, options: Mapping[str, object]) -> None:
+    """Raise InputError for an option that does not act on this kind of source."""
+    for option, value in options.items():
+        if value is not None:
+            raise InputError(f"{option} {value}: {source[0]} is {kind}; allowed: the trace of a job")
 
 
-def _config(names: Sequence[str]) -> Path | None:
-    """The YAML file that is named, by itself or as a packaged source; None for anything that was recorded."""
-    path = Path(names[0])
-    if len(names) > 1 or path.exists() or path.suffix or glob.has_magic(names[0]):
-        return path if len(names) == 1 and path.suffix in {".yaml", ".yml"} else None
-    for kind in ("measurements", "targets"):
-        if names[0] in config_files.names(kind):
-            return config_files.packaged(kind) / f"{names[0]}.yaml"
-    known = [*config_files.names("measurements"), *config_files.names("targets")]
-    raise InputError(f"{names[0]}: neither a file nor one of the packaged sources {', '.join(known)}")
+def _fit_links(tables: Sequence[Table], base: Cluster | None, name: str) -> tuple[Cluster, list[str]]:
+    """A cluster with the links of a table, and what to know of them."""
+    if len(tables) > 1:
+        raise InputError(f"{len(tables)} tables ({', '.join(one.source for one in tables[:4])}); allowed: one")
+    fit = fit_bandwidth(tables[0])
+    notes = [fit.text]
+    if not fit.table.nodes:
+        where = "inside one node" if fit.nodes == 1 else "across nodes"
+        notes.append(f"{fit.table.source}: lists no hosts; {fit.table.members} ranks are taken to be {where}")
+    if base is None:
+        notes.append("the table has no compute: job.compute_s is a stand-in; set yours with --set job.compute_s=...")
+    return fit.to_cluster(name, base), notes
 
 
 def _fit_job(
@@ -178,9 +137,10 @@ def _fit_job(
 def _fit_stage(trace: Trace, stage: int, base: Cluster, name: str) -> tuple[Cluster, list[str]]:
     """``base`` with the noise of one stage; a fit to its first steps is compared with the others."""
     stages, source = stage_times(trace), f"derived statistics of {trace.job_name(None)} ({trace.metadata.source})"
-    compute_s_TR = chosen(stages, stage, source)
-    fit = fit_noise(measure_stage(compute_s_TR, stage=stage), source)
-    check = check_stage(compute_s_TR, lambda part: noise_cluster(part, base, name))
+    if stage not in stages:
+        raise InputError(f"{source}: stage = {stage!r}; allowed: one of {sorted(stages)}")
+    fit = fit_noise(measure_stage(stages[stage], stage=stage), source)
+    check = check_stage(stages[stage], lambda part: noise_cluster(part, base, name))
     said = "only the noise of compute is fitted; sends and receives between stages are not"
     notes = [f"a pipeline of {len(stages)} stages: {said}"] if len(stages) > 1 else []
     return _with_check(noise_cluster(fit, base, name), check), notes

@@ -12,8 +12,6 @@ import typer
 
 from paceenv.calibration.compute_noise import noise_cluster
 from paceenv.calibration.noise_fit import NoiseFit, NoiseMeasurements, fit_noise
-from paceenv.calibration.published_tables import ScalingTarget
-from paceenv.calibration.published_tables import compare as compare_scaling
 from paceenv.policies.policy_file import save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.evaluation import result_plots, score_table
@@ -27,7 +25,6 @@ from paceenv.ui.run_directory import prepare_folder
 
 HEALTHY, IMBALANCED = "AR", "SE"
 """The two production traces: workers that are healthy but for one, and workers with memoryless data imbalance."""
-SCALING = "when-scaling-fails"
 EXPLAINED = "unequal-slack"
 """Shows at a glance what pacing does: two ranks have work after their collective, and the others let them go first."""
 NOISY_JITTER_CV = 0.03
@@ -69,7 +66,7 @@ def _calibrate(name: str) -> NoiseFit:
     path = config_files.packaged("measurements") / f"straggler-{name.lower()}.yaml"
     with output.progress(f"calibrate {name}"):
         measured = config_files.load(NoiseMeasurements, "measurements", path)
-        fit = fit_noise(measured.stage(0), measured.source)
+        fit = fit_noise(measured.stages[0], measured.source)
     output.say(
         f"calibrated {name} from {path.name}: {fit.workers} ranks, mean compute {fit.mean_compute_s.value:.3g} s, "
         f"its distribution within {fit.distance:.1%}"
@@ -143,9 +140,7 @@ def _pictures(out: Path, result: SuiteResult) -> None:
     figures.save(
         result_plots.ranks_over_time(load_cluster(EXPLAINED), ["passive", "learned"]), out / "ranks-over-time.png"
     )
-    target = config_files.load(ScalingTarget, "targets", SCALING)
-    rows = list(compare_scaling(target, load_cluster(target.cluster), seeds=8, iterations=5000))
-    result_plots.scaling_curve(rows, out / "scaling.png")
+    result_plots.scaling_curve(out / "scaling.png")
 
 
 def demo(

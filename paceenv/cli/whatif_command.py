@@ -106,7 +106,7 @@ def _simulate(baseline: Baseline, changes: Sequence[Change], iterations: int) ->
         asked = f"{iterations} x {SEEDS} seeds x {ranks} ranks x {1 + len(changes)} rows"
         raise out_of_range("iterations x seeds x ranks x rows", asked, f"at most {MAX_RANK_ITERATIONS:.0e}", WHERE)
     with output.progress(f"{baseline.cluster.name}: {len(changes)} changes", 1) as done:
-        return simulated.predict(baseline, changes, seeds=SEEDS, first_seed=0, iterations=iterations, on_done=done)
+        return simulated.predict(baseline, changes, seeds=SEEDS, iterations=iterations, on_done=done)
 
 
 def _print(answer: Prediction) -> None:

@@ -58,19 +58,12 @@ class Fitted:
         return self.baseline.fit
 
     @property
-    def tenants(self) -> bool | None:
-        """Whether another job is on the same links; None where one is diagnosed but not in the cluster."""
-        if any(p.is_identified and p.key.startswith("tenants.") for p in self.fit.parameters):
-            return True
-        return None if TENANT in self.causes else False
-
-    @property
     def doubt(self) -> str:
         """Why the fitted clusters may not be the job; "" if nothing shows that."""
         said = []
         if abs(self.fit.mean_error) > GOOD_MEAN:
             said.append(f"the fitted cluster's mean step is {self.fit.mean_error:+z.0%} off")
-        if self.tenants is None:
+        if TENANT in self.causes and not self.fit.cluster.tenants:
             said.append("the fitted cluster lacks the other job among the causes")
         return ", and ".join(said)
 
@@ -86,7 +79,7 @@ def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = fro
         return f"the job has {len(stages)} pipeline stages, and the simulator only knows jobs without"
     try:
         baseline = of_trace(trace, source, None, job)
-        return Fitted(baseline, drawn(baseline, 0), causes)
+        return Fitted(baseline, drawn(baseline), causes)
     except InputError as error:
         return str(error)
 
@@ -108,9 +101,9 @@ def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) 
         changes.append(Change(nodes=nodes))
     if not changes:
         return refused or f"{today} nodes, and no size to compare with of at most {MAX_RANKS} ranks"
-    seeds = {"seeds": MIN_SEEDS * len(fitted.clusters), "first_seed": 0}
+    seeds, clusters = MIN_SEEDS * len(fitted.clusters), fitted.clusters
     return predict(
-        fitted.baseline, changes, iterations=SIZE_ITERATIONS, clusters=fitted.clusters, on_done=on_done, **seeds
+        fitted.baseline, changes, seeds=seeds, iterations=SIZE_ITERATIONS, clusters=clusters, on_done=on_done
     )
 
 

@@ -13,7 +13,6 @@ from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.report import pictures
 from paceenv.report.examination import Conclusion, Examination
 from paceenv.report.fit_sections import fit_sections
-from paceenv.report.fitted import Fitted
 from paceenv.report.rank_pictures import heat_map, spans, timeline
 from paceenv.report.section import Section, page
 from paceenv.ui.output import sentence
@@ -100,19 +99,9 @@ def _predicted(conclusion: Conclusion, at_sizes: Prediction | str) -> list[Secti
         )
         for one in policies
     ]  # fmt: skip
-    return [*sections, Section("Would pacing help?", [policies_caption(fitted)], columns, rows)]
-
-
-def policies_caption(fitted: Fitted) -> str:
-    """What the comparison of policies is."""
     caption = (
         f"Pacing policies on {len(fitted.clusters)} clusters that may be the one behind this trace, each with "
         f"{fitted.fit.cluster.job.nodes} nodes, paired with no pacing on the same noise; 95 % of such clusters lie "
         "between low and high. A simulation: on the job itself a canary (paceenv live) decides."
     )
-    if fitted.tenants is False:
-        caption += (
-            " This trace shows no other job on the same links; one that collides with ours in every single step would "
-            "look like a slower link here; only a canary shows it."
-        )
-    return caption
+    return [*sections, Section("Would pacing help?", [caption], columns, rows)]

@@ -51,12 +51,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     console.print(escape(title), style="bold")
     if rows:
-        table = Table()
-        for name, is_number in zip(columns, are_numbers(columns, rows), strict=True):
-            table.add_column(escape(name), justify="right" if is_number else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*map(escape, row))
-        console.print(table)
+        console.print(_table(Table(), columns, rows))
     if note:
         console.print(escape(note))
 
@@ -67,26 +62,24 @@ def print_screen(lines: Sequence[str], columns: Sequence[str], rows: Sequence[Se
     Args:
         lines: the first is a title; the last ones are left out where the table needs their room.
     """
-    clear_screen()
     is_terminal = sys.stdout.isatty()
+    if is_terminal:
+        sys.stdout.write("\x1b[H\x1b[2J")
     console = Console(width=None if is_terminal else 120, highlight=False)
     room = max(console.height - len(rows) - 2, 2) if is_terminal else len(lines)
     if len(lines) > room:
         lines = [*lines[: room - 1], f"({len(lines) - room + 1} more lines without --watch)"]
     for number, line in enumerate(lines):
         console.print(escape(line), style="bold" if number == 0 else None, no_wrap=True, overflow="ellipsis")
-    table = Table(box=None, padding=(0, 1, 0, 0))
+    console.print(_table(Table(box=None, padding=(0, 1, 0, 0)), columns, rows, no_wrap=True, overflow="ellipsis"))
+
+
+def _table(table: Table, columns: Sequence[str], rows: Sequence[Sequence[str]], **style: Any) -> Table:
     for name, is_number in zip(columns, are_numbers(columns, rows), strict=True):
-        table.add_column(escape(name), justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis")
+        table.add_column(escape(name), justify="right" if is_number else "left", **{"overflow": "fold"} | style)
     for row in rows:
         table.add_row(*map(escape, row))
-    console.print(table)
-
-
-def clear_screen() -> None:
-    """Clear a terminal; nothing where output goes elsewhere."""
-    if sys.stdout.isatty():
-        sys.stdout.write("\x1b[H\x1b[2J")
+    return table
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

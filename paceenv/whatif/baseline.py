@@ -48,15 +48,14 @@ class Baseline:
     measured_cv: Interval | None = None  # coefficient of variation of these steps
     steps: int = 400  # how many they are; where the record does not tell, the usual number
     knows_leaves: bool = True  # whether the calibration knew on which leaf each node is
-    is_trace: bool = False  # whether it comes from a trace
-    fit: JobFit | None = None  # the fit of a trace
+    fit: JobFit | None = None  # of a trace, where it comes from one
     notes: tuple[str, ...] = ()  # assumptions, in words
 
     @property
     def counts_batches(self) -> bool:
         """Whether throughput counts batches of ranks, as a trace does not say how many samples they are."""
         job = self.cluster.job
-        return self.is_trace and job.samples_per_node == job.ranks_per_node
+        return self.fit is not None and job.samples_per_node == job.ranks_per_node
 
     def check(self, changes: Iterable[Change]) -> None:
         """Raise InputError for a change that depends on a guess."""
@@ -167,7 +166,7 @@ class Baseline:
         if self.cluster.program is not None:
             said = "process groups with grows: true or without a size have more members on more ranks, others stay"
             lines.append(f"the step is a program: {grown or said}; every transfer keeps its bytes")
-        elif self.is_trace:
+        elif self.fit is not None:
             lines.append(
                 f"the {job.collective} goes by the {job.algorithm} algorithm, a round of messages takes "
                 f"{_number(fabric.latency_us)} us"
@@ -187,9 +186,9 @@ class Baseline:
         return lines
 
 
-def of_config(name: str, settings: Sequence[str] = ()) -> Baseline:
+def of_config(name: str) -> Baseline:
     """The job of a cluster config, by file or by name."""
-    cluster = load_cluster(name).changed(list(settings), name)
+    cluster = load_cluster(name)
     if measured_step(cluster) is None:
         notes = () if not cluster.calibration else (
             "intervals hold the differences between runs only: the config was not calibrated from a job's trace, so "
@@ -214,7 +213,7 @@ def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Ba
     if base is None:  # a batch of each rank
         cluster = cluster.changed([f"job.samples_per_node={cluster.job.ranks_per_node}"], source)
     notes = (*baseline.notes, *filter(None, [clocks]), *(_OPTION.sub("", note) for note in fit.notes))
-    return replace(baseline, cluster=cluster, is_trace=True, knows_leaves=base is not None, fit=fit, notes=notes)
+    return replace(baseline, cluster=cluster, knows_leaves=base is not None, fit=fit, notes=notes)
 
 
 def is_config(sources: Sequence[str]) -> bool:

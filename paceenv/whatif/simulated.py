@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from paceenv.calibration.posterior import DRAWS, drawn_clusters
+from paceenv.calibration.posterior import drawn_clusters
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.policies.ranges import Outside
@@ -74,19 +74,18 @@ def predict(
     changes: Sequence[Change],
     *,
     seeds: int,
-    first_seed: int,
     iterations: int,
     clusters: Sequence[Cluster] | None = None,
     on_done: Callable[[float], None] = lambda done: None,
 ) -> Prediction:
     """Simulate the job as it is and after every change."""
     check(baseline, changes)
-    known = drawn(baseline, first_seed) if clusters is None else clusters
+    known = drawn(baseline) if clusters is None else clusters
     per_draw = max(math.ceil(seeds / len(known)), MIN_SEEDS)
-    seeds_DS = first_seed + np.arange(len(known) * per_draw).reshape(len(known), per_draw)
+    seeds_DS = np.arange(len(known) * per_draw).reshape(len(known), per_draw)
     unpaced = [replace(change, pacing="passive") for change in changes]
     runs = simulate(baseline, known, [Change(), *changes, *unpaced], seeds_DS, iterations, on_done)
-    ends = _Ends(baseline, first_seed + np.arange(END_SEEDS), iterations)
+    ends = _Ends(baseline, iterations)
     text = (
         f"simulated: {len(known)} clusters drawn from the calibration's errors x " if len(known) > 1 else "simulated: "
     )
@@ -130,26 +129,26 @@ def check(baseline: Baseline, changes: Sequence[Change]) -> None:
         select_policy(change.pacing, baseline.cluster)
 
 
-_Moved = Mapping[str, Mapping[str, Ends]]
-"""By quantity, then by unknown: how far the unknown's ends move the quantity, in logarithms except for the CV."""
+_Moved = Mapping[str, Sequence[Ends]]
+"""By quantity: how far the ends of each unknown move it, in logarithms except for the CV."""
 
 
 class _Ends:
     """Simulates the fitted cluster at both ends of every unknown, before and after a change, on the same noise."""
 
-    def __init__(self, baseline: Baseline, seeds_S: NDArray[np.int64], iterations: int) -> None:
-        self._baseline, self._seeds_S, self._iterations = baseline, seeds_S, iterations
+    def __init__(self, baseline: Baseline, iterations: int) -> None:
+        self._baseline, self._iterations = baseline, iterations
         self._runs: dict[tuple[Change, Scenario], Runs] = {}
 
     def moved(self, before: Change, after: Change) -> _Moved:
         """How far the ends of every unknown move the difference between two jobs."""
         usual = self._baseline.scenario(after)
-        moves: dict[str, dict[str, Ends]] = {}
+        moves: dict[str, list[Ends]] = {}
         for unknown in self._baseline.unknowns(after):
             ends = (replace(usual, **{unknown.field: end}) for end in (unknown.low, unknown.high))
             low, high, taken = (self._difference(before, after, scenario) for scenario in (*ends, usual))
             for name, value in taken.items():
-                moves.setdefault(name, {})[unknown.field] = low[name] - value, high[name] - value
+                moves.setdefault(name, []).append((low[name] - value, high[name] - value))
         return moves
 
     def _difference(self, before: Change, after: Change, scenario: Scenario) -> dict[str, float]:
@@ -167,7 +166,7 @@ class _Ends:
         if (change, scenario) not in self._runs:
             runs = self._runs[change, scenario] = Runs()
             cluster = changed(change, self._baseline.cluster, self._baseline.slow, scenario)
-            runs.add(cluster, change.pacing, self._seeds_S, self._iterations)
+            runs.add(cluster, change.pacing, np.arange(END_SEEDS), self._iterations)
         return self._runs[change, scenario]
 
 
@@ -190,7 +189,7 @@ def _row(change: Change, baseline: Baseline, runs: Mapping[Change, Runs], ends: 
     return Row(change, cluster.job.nodes, cluster.ranks, job, against_today, unpaced, own_runs.outside)
 
 
-def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
+def drawn(baseline: Baseline) -> list[Cluster]:
     """Clusters that may be the real one, or the one that is known. Raises InputError where runs are no prediction.
 
     A run draws the persistent differences between its ranks, and all its steps share them. So the trace gives the
@@ -199,7 +198,7 @@ def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
     step_s = baseline.measured_step_s
     if not baseline.parameters or step_s is None:
         return [baseline.cluster]
-    simulator = start(baseline.cluster, np.arange(MEASURED_RUNS) + seed)
+    simulator = start(baseline.cluster, np.arange(MEASURED_RUNS))
     steps = min(baseline.steps, max(MAX_MEASURED // (MEASURED_RUNS * baseline.cluster.ranks), 1))
     run_s_E = simulator.run(simulator.off(), steps).mean(axis=1)
     half_s = float(stats.norm.ppf(0.5 + 0.5 * LEVEL)) * float(run_s_E.std(ddof=1))
@@ -211,13 +210,13 @@ def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
     if math.isfinite(step_s.low):
         half_s = max(half_s, 0.5 * (step_s.high - step_s.low))
     known = Interval(step_s.value, step_s.value - half_s, step_s.value + half_s)
-    clusters = drawn_clusters(baseline.cluster, baseline.parameters, known, seed, DRAWS)
+    clusters = drawn_clusters(baseline.cluster, baseline.parameters, known)
     return clusters if any(one is not baseline.cluster for one in clusters) else [baseline.cluster]
 
 
 def _wider(name: str, interval: Interval, moved: _Moved) -> Interval:
     """The interval with the unknowns in it; a CV has no end below 0."""
-    wider = widened(interval, moved.get(name, {}).values(), by_factors=name != "cv")
+    wider = widened(interval, moved.get(name, ()), by_factors=name != "cv")
     return wider._replace(low=max(wider.low, 0.0)) if name == "cv" else wider
 
 
@@ -230,6 +229,6 @@ def _differences(before: Runs, after: Runs, moved: _Moved) -> Numbers:
     return Numbers(
         step=ratio("step_s"),
         throughput=ratio("throughput"),
-        cv=widened(cv, moved.get("cv", {}).values(), by_factors=False),
+        cv=widened(cv, moved.get("cv", ()), by_factors=False),
         energy=ratio("energy_j") if before.energy_j and after.energy_j else None,
     )

@@ -1,4 +1,4 @@
-"""Steps of described clusters by themselves, and published throughputs beside what they would have measured."""
+"""Steps of described clusters when no rank is late and nobody else is on their links."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from paceenv.calibration.published_tables import Setting, ThroughputTarget
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.architecture import Transformer
 from paceenv.sim.cluster.derive import derive
@@ -60,19 +59,6 @@ class Step:
         return self.kernel_s / self.step_s
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """A row beside what the described cluster does."""
-
-    row: Setting
-    step: Step
-    throughput: float
-    scaling: float
-    net_gbps: float
-    """Payload sent and received by the busiest node per second; measurements include packet headers."""
-    volume_GB: float
-
-
 def step_of(cluster: Cluster, *settings: dict[str, Any]) -> Step:
     """The ideal step of a described cluster with ``key.sub: value`` settings applied."""
     one = cluster.changed([f"{key}={value}" for setting in settings for key, value in setting.items()])
@@ -92,22 +78,3 @@ def _sample_flops(workload: Workload) -> float:
     if isinstance(model, Transformer):
         again = {"none": 0.0, "selective": model.attention_flops, "full": model.layer_flops}[workload.recompute]
     return model.flops + 3.0 * model.layers * workload.expert_flops + model.layers * again
-
-
-def predict(target: ThroughputTarget, cluster: Cluster, values: dict[str, Any] | None = None) -> list[Prediction]:
-    """All rows of a table as the cluster would have measured them."""
-    values = values or {}
-    single = step_of(cluster, target.single, values).samples_per_s
-    return [_prediction(target, row, step_of(cluster, row.set, values), single) for row in target.rows]
-
-
-def _prediction(target: ThroughputTarget, row: Setting, step: Step, single: float) -> Prediction:
-    both_ways = 2.0 * step.nic_bytes
-    return Prediction(
-        row,
-        step,
-        throughput=step.samples_per_s * target.units_per_sample,
-        scaling=step.samples_per_s / (step.gpus * single),
-        net_gbps=both_ways * 8e-9 / step.step_s,
-        volume_GB=both_ways * 1e-9 * target.run_samples / step.samples,
-    )

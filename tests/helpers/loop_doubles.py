@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from paceenv.calibration.cluster_builder import Steps
 from paceenv.calibration.fit_trace import JobFit
@@ -20,39 +21,34 @@ from paceenv.policies.rollout import start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.recording import RecordingWriter
-from paceenv.sim.engine.simulator import Simulator
 from paceenv.trainers.closed_loop.closed_loop import CANDIDATES, TAILORED, LoopOptions
 from paceenv.trainers.closed_loop.paired_blocks import paired_blocks
 from paceenv.trainers.closed_loop.predict import run_in_blocks
 
 TRUTH = "unequal-slack"
 BESIDE_STEP_S = 0.05
-SCENARIO: dict[str, Any] = {
-    "name": "double",
-    "description": "Pairs with unequal slack, and a job beside them that nothing slows.",
-    "network": {"hosts": 8, "racks": 2, "uplink_mbps": 200},
-    "jobs": [
-        {
-            "name": "pairs",
-            "hosts": list(range(8)),
-            "iteration": [{"all_reduce": {"bytes": 1e6, "group_size": 2}}, {"barrier": True}],
-        },
-        {"name": "beside", "hosts": [0, 1], "iteration": [{"barrier": True}]},
-    ],
-    "loop": {
-        "job": "pairs",
-        "mechanism": "slack",
-        "expect": "helps",
-        "observe_iterations": 60,
-        "probe_s": 0.01,
-        "probe_iterations": 30,
-        "pairs": 6,
-        "block_iterations": 40,
-        "quiet_first": 20,
-        "cap_share": 0.25,
-        "known": {"fabric.buffer_kb": 250},
-    },
-}
+SCENARIO: dict[str, Any] = yaml.safe_load("""
+name: double
+description: Pairs with unequal slack, and a job beside them that nothing slows.
+network: {hosts: 8, racks: 2, uplink_mbps: 200}
+jobs:
+- name: pairs
+  hosts: [0, 1, 2, 3, 4, 5, 6, 7]
+  iteration: [{all_reduce: {bytes: 1.0e+6, group_size: 2}}, {barrier: true}]
+- {name: beside, hosts: [0, 1], iteration: [{barrier: true}]}
+loop:
+  job: pairs
+  mechanism: slack
+  expect: helps
+  observe_iterations: 60
+  probe_s: 0.01
+  probe_iterations: 30
+  pairs: 6
+  block_iterations: 40
+  quiet_first: 20
+  cap_share: 0.25
+  known: {fabric.buffer_kb: 250}
+""")
 PARAMETERS = (
     Parameter("job.compute_s", 0.06, 0.0005, 0.059, 0.061, "compute rows"),
     Parameter("fabric.uplink_gbps", 0.4, 0.004, 0.392, 0.408, "collectives together and alone"),
@@ -120,24 +116,21 @@ class SimulatedTestbed:
         return RunResult(out, results)
 
 
-def _limited(scenario: Scenario, cluster: Cluster, options: Mapping[str, str]) -> Simulator:
-    """With the limits that the agents' guard has."""
-    return start(cluster, np.array([len(options)]), limits=scenario.loop.limits)
-
-
 def _contest(
     scenario: Scenario, cluster: Cluster, options: Mapping[str, str], iterations: int
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """Every candidate on a simulator of its own, on the same noise; its turns are taken from that run."""
     names = options["--candidates"].split(SEPARATOR)
-    contest = scenario.loop.contest(names, int(options["--seed"]))
+    plan = scenario.loop
+    contest = plan.contest(names, int(options["--seed"]))
     step_s_T = np.empty(iterations)
     for k, name in enumerate(names):
-        policy, simulator = select_policy(name, cluster), _limited(scenario, cluster, options)
+        # with the limits that the agents' guard has
+        policy, simulator = select_policy(name, cluster), start(cluster, np.array([len(options)]), limits=plan.limits)
         assert isinstance(policy, Policy)
         on_T, pair_T = paired_blocks(contest, iterations, k)[0], [contest.turn(i).pair for i in range(iterations)]
         own_T = on_T | [pair is not None and pair[1] == k for pair in pair_T] | (k == 0)  # the first has what is left
-        step_s_T[own_T] = run_in_blocks(policy, simulator, on_T, scenario.loop.quiet_first)[0][0][own_T]
+        step_s_T[own_T] = run_in_blocks(policy, simulator, on_T, plan.quiet_first)[0][0][own_T]
     experiment = Experiment(names, contest)
     for i, step_s in enumerate(step_s_T.tolist()):
         experiment.add(i, step_s, 0.01 * (contest.turn(i).arm is not None))

@@ -112,8 +112,6 @@ class ClosedLoop:
             for stage in STAGES:
                 if not self._done(stage).is_file():
                     output.write_json(work[stage](self._begin(stage)), str(self._done(stage)))
-                if stage == "observe" and not self._done("contest").is_file():
-                    self._say_how_long()
             report = sim_to_real_report.build(self.scenario, {stage: self._result(stage) for stage in STAGES})
             sim_to_real_report.write(report, self.out)
             return report
@@ -261,21 +259,6 @@ class ClosedLoop:
             if (policy := known.get(role, role)) is not None:
                 roles_of.setdefault(policy, []).append(role)
         return roles_of
-
-    def _say_how_long(self) -> None:
-        """Once the job's step is known: how long its runs take."""
-        plan, rule = self.scenario.loop, default_rule(self.scenario)
-        stand_ins = {CONSTANT: rule, DEFAULT: rule, TAILORED: "learned"}
-        policies = [stand_ins.get(role, role) for role in self.options.candidates]
-        step_s = float(self._result("observe")["jobs"][plan.job]["mean_s"])
-        runs = {"contest": plan.contest_iterations(policies, plan.pairs)}
-        if plan.probe_s:
-            runs = {"probe": plan.probe_iterations, **runs}
-        said = "; ".join(
-            f"{name} {count:,} iterations, {count * step_s / 60.0:.2g} min" for name, count in runs.items()
-        )
-        rounds = f"{len(policies)} candidates, {plan.pairs} pairs each"
-        output.say(f"{self.scenario.name}: step {1e3 * step_s:.0f} ms, {rounds}; at most {said}")
 
     def _search(self, clusters: Sequence[Cluster]) -> str:
         """The best static setting of the mechanism on the mean of the drawn clusters."""

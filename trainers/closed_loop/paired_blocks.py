@@ -145,18 +145,10 @@ def contest_results(result: RunResult, job: str, contest: Plan, policies: Sequen
         agents = candidate_agents(mine.snapshots, k, ranks)
         pairs = paired_blocks(contest, len(step_s_T), k)[1][: agents["paced_pairs"]]
         ratios[policy] = log_ratios(step_s_T[None], pairs)[0]
-        off, on = (np.concatenate([np.empty(0), *(step_s_T[pair[i]] for pair in pairs)]) for i in (0, 1))
-        unpaced.append(off)
+        unpaced += [step_s_T[off] for off, _ in pairs]
         others = {name: effect(other_log_ratios(end_s_T, ends, pairs))._asdict() for name, ends in beside.items()}
-        rows.append(
-            {
-                "policy": policy,
-                "measured": effect(ratios[policy])._asdict(),
-                "others": others,
-                "steps": {"unpaced": mean_step(off), "paced": mean_step(on)},
-                "agents": agents,
-            }
-        )
+        measured = effect(ratios[policy])._asdict()
+        rows.append({"policy": policy, "measured": measured, "others": others, "agents": agents})
     differences = [
         {"policy": one, "than": other, "measured": difference(ratios[one], ratios[other])._asdict()}
         for one, other in permutations(policies, 2)

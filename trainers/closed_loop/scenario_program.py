@@ -105,9 +105,6 @@ def _communicator(
     if size == ranks and given.communicator is None:
         return WORLD, {}
     stride = ranks // size if given.strided else 1
-    key, base = (given.communicator, size, stride), given.communicator or "shared"
-    if key not in named:
-        label = base if size == ranks else f"{base}-{size}" + (f"-{stride}" if given.strided else "")
-        taken = len(label) > 32 or label in {*named.values(), WORLD}
-        named[key] = f"{base[:24]}-{len(named)}" if taken else label
+    key = (given.communicator, size, stride)
+    named.setdefault(key, f"{(given.communicator or 'shared')[:24]}-{len(named)}")
     return named[key], {"size": size, "stride": stride}

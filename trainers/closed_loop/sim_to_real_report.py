@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import paceenv
-from paceenv.core.intervals import Interval
+from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.report.section import Section
 from paceenv.trainers.closed_loop.paired_blocks import Effect, Found
@@ -20,10 +20,6 @@ from paceenv.trainers.evaluation.score_table import label
 from paceenv.ui import config_files, figures, output
 
 SCHEMA = "paceenv.loop/2"
-MEAN_LIMIT, CV_LIMIT = 0.05, 0.03
-"""How near a simulated mean step, relative, and a simulated CV must come to the measured ones."""
-MANY = 0.2
-"""Share of the delays that the guard may cut before it is worth a note."""
 CONSTANTS = ("constant", "default")
 """Roles of candidates that are constant settings; the better one as measured is what the others are held to."""
 _SHADES = {"predicted, always on": "#b0b0b0", "predicted, in blocks": "#4c72b0", "measured": "#c44e52"}
@@ -34,7 +30,7 @@ def build(scenario: Scenario, results: Mapping[str, Found]) -> Found:
     plan = scenario.loop
     observed, predicted = results["observe"]["jobs"][plan.job], results["predict"]
     passive = predicted["passive"]
-    contest = judged(results["contest"], predicted, observed)
+    contest = judged(results["contest"], predicted)
     report = {
         "schema": SCHEMA,
         "paceenv": paceenv.__version__,
@@ -55,7 +51,7 @@ def build(scenario: Scenario, results: Mapping[str, Found]) -> Found:
         "notes": [
             *filter(None, [results["tailor"]["note"]]),
             *left_out(scenario),
-            *notes(contest, scenario),
+            *notes(contest),
         ],
     }
     return {**report, "verdict": verdict(report)}
@@ -71,7 +67,7 @@ def choose(predicted: Sequence[Found]) -> Found:
     return {"policy": policy, "why": f"the best predicted effect, {best}"}
 
 
-def judged(run: Found, predicted: Found, observed: Found) -> Found:
+def judged(run: Found, predicted: Found) -> Found:
     """A real run with every candidate beside its prediction and beside the best constant."""
     policies = {row["policy"]: row for row in predicted["policies"]}
     differences = {(one["policy"], one["than"]): one for one in predicted["differences"]}
@@ -80,7 +76,6 @@ def judged(run: Found, predicted: Found, observed: Found) -> Found:
     for row in run["candidates"]:
         known = policies[row["policy"]]
         said = compare(Effect.of(known["blocks"]), Effect.of(row["measured"]))
-        said["against_observed"] = {kind: against(steps, observed)._asdict() for kind, steps in row["steps"].items()}
         rows.append({**row, "predicted": known["blocks"], "always": known["always"], **said})
     both = [{**one, "always": differences[one["policy"], one["than"]]["always"]} for one in run["differences"]]
     return {**run, "candidates": rows, "differences": both, "reference": constant}
@@ -109,17 +104,8 @@ def fit(observed: Mapping[str, float | None], passive: Mapping[str, float]) -> F
     if mean_s is None or cv is None:
         return dict.fromkeys(("mean_error", "cv_error", "mean_within", "cv_within"))
     mean_error, cv_error = passive["mean_s"] / mean_s - 1.0, passive["cv"] - cv
-    within = {"mean_within": abs(mean_error) <= MEAN_LIMIT, "cv_within": abs(cv_error) <= CV_LIMIT}
+    within = {"mean_within": abs(mean_error) <= GOOD_MEAN, "cv_within": abs(cv_error) <= GOOD_CV}
     return {"mean_error": mean_error, "cv_error": cv_error, **within}
-
-
-def against(steps: Mapping[str, Any], observed: Mapping[str, Any]) -> Effect:
-    """Change from the observed run to a contest's blocks of one kind; two runs, so the interval is wide."""
-    if steps["mean_s"] is None:
-        return Effect.of_logs(Interval(math.nan), 1)
-    change = math.log(steps["mean_s"] / observed["mean_s"])
-    spread = math.hypot(*((run["high_s"] - run["low_s"]) / (2.0 * run["mean_s"]) for run in (steps, observed)))
-    return Effect.of_logs(Interval(change, change - spread, change + spread), 1)
 
 
 def compare(predicted: Effect, measured: Effect) -> Found:
@@ -160,40 +146,19 @@ def _does(change: float) -> str:
     return "shorter steps" if change < -NULL_LIMIT else "longer steps" if change > NULL_LIMIT else "no difference"
 
 
-def notes(contest: Found, scenario: Scenario) -> list[str]:
-    """What a reader must know before believing the numbers of a contest."""
-    lines = _stopped(contest)
+def notes(contest: Found) -> list[str]:
+    """What a reader must know before believing the numbers of a contest: who did not pace to its end, and why."""
+    lines, delays = list[str](), contest["delays"]
     for row in contest["candidates"]:
-        name = label(row["policy"])
-        unpaced, paced = (Effect.of(row["against_observed"][kind]) for kind in ("unpaced", "paced"))
-        if unpaced.low > 0.0 or unpaced.high < 0.0:
-            why = "the effect of pacing outlasts its blocks, or the job has changed; the paired effect is only a part"
-            lines.append(
-                f"{name}: against the job as observed, blocks without pacing {unpaced}, with pacing {paced}: {why}"
-            )
-    delays, budget = contest["delays"], scenario.loop.budget_s_per_minute / 60.0
-    if (quiet := delays["cut"].get("quiet", 0)) > MANY * max(delays["taken"], 1):
-        lines.append(f"{quiet} delays beside {delays['taken']} were left out after checkpoints and other marks")
-    if (held := delays["cut"].get("slack", 0)) > MANY * max(delays["taken"], 1):
-        lines.append(f"the guard cut {held} of {delays['taken']} delays to the rank's own slack")
-    if delays["holds"] and not delays["held"]:
-        why = "; ".join(delays["unheld"]) or "no transfer of the named communicators was started asynchronously"
-        lines.append(f"rule defer was on in {delays['holds']} iterations of ranks and held no transfer back: {why}")
-    if cut := delays["cut"].get("budget"):
-        lines.append(f"the budget of {budget:.0%} of the time cut {cut} delays (mean {1e3 * delays['mean_s']:.1f} ms)")
-    return lines
-
-
-def _stopped(run: Found) -> list[str]:
-    """Which candidates of a real run did not pace to its end, and why."""
-    lines = []
-    for row in run["candidates"]:
         name, agents = label(row["policy"]), row["agents"]
         if agents["paced_pairs"] is not None:
             why, more = (agents["stopped"] or ["no reason given"])[0] or "no reason given", len(agents["stopped"]) - 1
             why += f"; {more} similar reasons" if more > 0 else ""
             pairs = f"only the first {agents['paced_pairs']} pairs count"
             lines.append(f"{name}: did not pace to the end on every rank ({why}); {pairs}")
+    if delays["holds"] and not delays["held"]:
+        why = "; ".join(delays["unheld"]) or "no transfer of the named communicators was started asynchronously"
+        lines.append(f"rule defer was on in {delays['holds']} iterations of ranks and held no transfer back: {why}")
     return lines
 
 

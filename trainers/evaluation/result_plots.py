@@ -10,19 +10,18 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from paceenv.calibration.published_tables import Comparison as Published
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.envs.frames import SHOWN_RANKS, draw_ranks
 from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
 from paceenv.report.section import Section, page
-from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import Simulator
 from paceenv.trainers.evaluation.evaluate import SuiteResult
 from paceenv.trainers.evaluation.score_table import label
-from paceenv.ui import figures
+from paceenv.ui import config_files, figures
 from paceenv.ui.figures import STATIC_COLOUR, axes, colour
 
 SHOWN_STEPS = 3
@@ -81,19 +80,22 @@ def side_by_side_page(result: SuiteResult) -> str:
     return page(f"Policies side by side on {suite.name}", note, sections)
 
 
-def scaling_curve(rows: Sequence[Published], path: Path) -> None:
-    """Throughput by number of nodes, published beside simulated, without and with coordination."""
+def scaling_curve(path: Path) -> None:
+    """Throughput by number of nodes, published beside simulated, without and with coordination (the slack rule)."""
+    target = config_files.read_yaml(config_files.find("targets", "when-scaling-fails"))
     figure, panel = axes("When Scaling Fails, Table 1: the published gain is missed", "nodes", "throughput, samples/s")
-    nodes = sorted({row.nodes for row in rows})
-    table = {(row.nodes, row.quantity): row for row in rows}
-    first = table[nodes[0], "baseline throughput"].expected
+    rows = target["rows"]
+    nodes, first = [row["nodes"] for row in rows], rows[0]["baseline"]["throughput"]
+    clusters = [load_cluster(target["cluster"]).with_nodes(n) for n in nodes]
     panel.plot(nodes, [first * n / nodes[0] for n in nodes], ":", color="#999999", label="linear")
-    for column, shade in (("baseline", "#555555"), ("coordination", STATIC_COLOUR)):
-        points = [table[n, f"{column} throughput"] for n in nodes]
-        panel.plot(nodes, [r.simulated for r in points], "-", color=shade, label=f"{column}, simulated")
-        for r in points:
-            label = f"{column}, published" if r is points[0] else None
-            panel.plot(r.nodes, r.expected, "o", color=shade, fillstyle="full" if r.fit else "none", label=label)
+    for column, policy, shade in (("baseline", "passive", "#555555"), ("coordination", "static", STATIC_COLOUR)):
+        runs = [run(select_policy(policy, one), start(one, np.arange(8)), 5000) for one in clusters]
+        simulated = [one.samples_per_step / of.step_ET.mean() for one, of in zip(clusters, runs, strict=True)]
+        panel.plot(nodes, simulated, "-", color=shade, label=f"{column}, simulated")
+        for row in rows:
+            label = f"{column}, published" if row is rows[0] else None
+            style = "full" if row[column]["fit"] else "none"
+            panel.plot(row["nodes"], row[column]["throughput"], "o", color=shade, fillstyle=style, label=label)
     panel.set(xscale="log", yscale="log", xticks=nodes, xticklabels=[str(n) for n in nodes])
     panel.minorticks_off()
     panel.set_yticks(ticks := [1000, 2000, 4000, 8000, 16000], [str(t) for t in ticks])
