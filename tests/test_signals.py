@@ -56,6 +56,16 @@ def test_inflation_and_trend() -> None:
     assert seen["step_cv"] == pytest.approx(0.0, abs=1e-5), "the variation is the interval's own"
 
 
+def test_a_collective_of_microseconds_is_no_scale() -> None:
+    """Senders of a gather hand over in 20 us or in 3 ms of a step of 100: on a null that looked like contention."""
+    rank, tick = timing.new_state()
+    for comm_s in (2e-5, 3e-3) * 40:
+        feed(rank, tick, 0.1, comm_s, 0.04, 1)
+    seen = written(rank, tick)
+    assert seen["comm_inflation"] == 0.0
+    assert seen["comm_change"] < 0.8
+
+
 @given(
     history=st.lists(
         st.tuples(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(-1e-3, 1e4), st.floats(0, 10)),

@@ -31,7 +31,7 @@ from paceenv.core.slots import (
 )
 from paceenv.core.timing import slack_low_s, spread_s
 
-SCHEMA = "paceenv.signals/3"
+SCHEMA = "paceenv.signals/4"
 """Name and version; a policy file carries it and is refused where it differs."""
 
 
@@ -53,8 +53,8 @@ DEFINITIONS = (
     Signal("step_cv", "standard deviation of step time / mean step", 0.05, 0.0, 1.0),
     Signal("step_trend", "log(mean step / mean step of the interval before)", 0.05, -1.0, 1.0),
     Signal("comm_share", "mean time in the payload collective / mean step", 0.0, 0.0, 1.0),
-    Signal("comm_inflation", "log(mean time in the payload collective / own baseline of it)", 0.2, -1.0, 1.0),
-    Signal("comm_change", "mean absolute change of that time from step to step / its baseline", 0.2, 0.0, 1.0),
+    Signal("comm_inflation", "log(time in the collective / its baseline), each at least 5 % of a step", 0.2, -1.0, 1.0),
+    Signal("comm_change", "mean absolute change of that time from step to step / that baseline", 0.2, 0.0, 1.0),
     Signal("wait_share", "mean wait / mean step", 0.05, 0.0, 1.0),
     Signal("wait_variation", "standard deviation of waits / mean step", 0.05, 0.0, 1.0),
     Signal("slack_share", "low quantile of own recent slack / mean step", 0.05, 0.0, 1.0),
@@ -69,6 +69,9 @@ SCALES = tuple(signal.scale for signal in DEFINITIONS)
 PREFERENCE_SCALE = PREFERENCE.scale
 LOW, HIGH = min(signal.low for signal in DEFINITIONS), max(signal.high for signal in DEFINITIONS)
 """Ends of the observation space, the same for all entries, so that rounding never leaves it."""
+COMM_FLOOR = 0.05
+"""Least time in the collective that counts, as a share of the baseline step. The sender of a gather hands its message
+over in microseconds or in milliseconds; beside a baseline of microseconds that would look like the worst contention."""
 _TINY_S = 1e-12
 _FULL = 0.999
 
@@ -136,13 +139,14 @@ def write_signals(rank: NDArray[np.float32], r: int, tick: NDArray[np.float64], 
         return
     step_s = max(tick[SUM_STEP_S] / n, _TINY_S)
     comm_s, wait_s = max(np.float64(rank[COMM_MEAN_S, r]), _TINY_S), max(np.float64(rank[WAIT_MEAN_S, r]), 0.0)
-    comm_baseline_s = max(np.float64(rank[COMM_BASELINE_S, r]), _TINY_S)
+    floor_s = max(COMM_FLOOR * tick[STEP_BASELINE_S], _TINY_S)
+    comm_baseline_s = max(np.float64(rank[COMM_BASELINE_S, r]), floor_s)
     before_s = tick[STEP_MEAN_BEFORE_S] if tick[STEP_MEAN_BEFORE_S] > 0.0 else step_s
     out[0] = squash(math.log(step_s / max(tick[STEP_BASELINE_S], _TINY_S)), SCALES[0])
     out[1] = squash(spread_s(step_s, tick[SUM_STEP_S2] / n) / step_s, SCALES[1])
     out[2] = squash(math.log(step_s / before_s), SCALES[2])
     out[3] = min(comm_s / step_s, 1.0)
-    out[4] = squash(math.log(comm_s / comm_baseline_s), SCALES[4])
+    out[4] = squash(math.log(max(comm_s, floor_s) / comm_baseline_s), SCALES[4])
     out[5] = squash(np.float64(rank[COMM_CHANGE_S, r]) / comm_baseline_s, SCALES[5])
     out[6] = squash(wait_s / step_s, SCALES[6])
     out[7] = squash(math.sqrt(np.float64(rank[WAIT_VARIANCE_S2, r])) / step_s, SCALES[7])
