@@ -249,3 +249,13 @@ def test_what_is_found_is_true(late: set[int]) -> None:
         there = {rank for rank in RANKS if PLACES[found.key][rank] in found.values}
         assert late <= there
         assert (found.late, found.ranks) == (len(late), len(there))
+
+
+def test_of_two_ranks_one_that_is_always_much_later_is_named_within_forty_rows() -> None:
+    """Eight rows tell little of how long noise lasts; that must not price out a lateness of many deviations."""
+    for seed in range(20):
+        noise_TR = np.random.default_rng(seed).normal(size=(40, 2))
+        for t in range(1, 40):
+            noise_TR[t] += 0.5 * noise_TR[t - 1]
+        own_TR = 1.0 + 0.01 * noise_TR + np.array([0.0, 0.5])
+        assert [late.rank for late in find_late_ranks(own_TR, 1.5, steps_T=4.0).late] == [1], seed

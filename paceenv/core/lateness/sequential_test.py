@@ -95,9 +95,11 @@ class UsualNoise:
     @property
     def price_J(self) -> Times:
         """What a step of usual noise adds to a score at most, on average; the score must earn more than that."""
-        seen = self._moments_2J.max(axis=0) * self._values
-        unseen = _UNSEEN * np.exp(WEIGHTS * CLIP)
-        return np.asarray(np.log((seen + unseen) / (self._values + _UNSEEN)) * self.persistence_J)
+        seen_J = self._moments_2J.max(axis=0)
+        unseen_J = self.persistence_J * _UNSEEN * np.exp(WEIGHTS * CLIP)
+        values_J = self._values + self.persistence_J * _UNSEEN
+        tail_J = np.log((seen_J * self._values + unseen_J) / values_J) - np.log(seen_J)
+        return np.asarray(np.log(seen_J) * self.persistence_J + np.maximum(tail_J, 0.0))
 
     def add(self, late_s_R: Times, usual_R: Flags, steps: float, spread: float) -> None:
         """Learn from one more row."""
