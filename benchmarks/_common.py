@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 
 from paceenv.core.trace import Trace, read_trace
 from paceenv.sim.cluster import Cluster
-from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.cluster.environment import Noise
 from paceenv.sim.engine.recording import RecordingWriter
-from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import output
 from paceenv.ui.config_files import write_text
 from paceenv.ui.json_option import JsonFile
@@ -132,8 +131,7 @@ def _seconds(function: Callable[[], object], calls: int, clock: Callable[[], flo
 
 def recorded(cluster: Cluster, seed: int, iterations: int) -> Trace:
     """The trace of a cluster without pacing, as ``paceenv simulate --trace`` writes it."""
-    keys_E = episode_keys([seed])
-    simulator = Simulator(derive(cluster, keys_E), keys_E)
+    simulator = start(cluster, [seed])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.parquet"
         with RecordingWriter(path, simulator, "known") as writer:

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing, signals
 from paceenv.policies.base import Policy
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.policies.rules import Adaptive, Static
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 
 CLUSTERS = ("two-jobs", "two-jobs-other-period", "one-job")
 

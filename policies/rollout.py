@@ -9,14 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing
-from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
 from paceenv.policies.clairvoyant import Clairvoyant
 from paceenv.policies.ranges import Outside
-from paceenv.sim.cluster import Cluster
-from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.layout import Recording
-from paceenv.sim.engine.simulator import Outcome, Simulator, episode_keys
+from paceenv.sim.engine.simulator import Outcome, Simulator
 
 
 @dataclass(frozen=True)
@@ -48,12 +45,6 @@ def useful_step_s(step_ET: NDArray[np.float64], outcome: Outcome) -> NDArray[np.
     """
     useful_E = np.maximum(step_ET.shape[1] - outcome.rerun_iterations, 1.0)
     return np.asarray(step_ET.mean(axis=1) * (step_ET.shape[1] / useful_E))
-
-
-def start(cluster: Cluster, seeds: NDArray[np.integer], threads: int = 1, limits: Limits = LIMITS) -> Simulator:
-    """A simulator with one episode per seed; the same seeds give every policy the same draws and noise."""
-    keys = episode_keys(list(seeds))
-    return Simulator(derive(cluster, keys), keys, threads, limits)
 
 
 def run(

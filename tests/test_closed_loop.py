@@ -21,9 +21,9 @@ from paceenv.core.limits import LIMITS
 from paceenv.live.decide.blocks import BlockPlan, Plan
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.testbed.testbed_run import agent_options
-from paceenv.policies.rollout import start
 from paceenv.policies.rules import Adaptive
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.trainers.closed_loop import sim_to_real_report
 from paceenv.trainers.closed_loop.closed_loop import ClosedLoop, LoopOptions, default_rule
 from paceenv.trainers.closed_loop.paired_blocks import (

@@ -10,10 +10,10 @@ import pytest
 
 from paceenv.cli import application
 from paceenv.sim.cluster import load_cluster
-from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.derive import derive, start
 from paceenv.sim.engine import compiled
 from paceenv.sim.engine.program_layout import NO_PROGRAM
-from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.sim.engine.simulator import episode_keys
 
 
 def test_machine_code_is_ready_once_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,8 +40,7 @@ def test_the_command_line_says_that_it_compiles(
     with pytest.raises(SystemExit):
         application.main()
     capsys.readouterr()
-    keys = episode_keys([0])
-    job = Simulator(derive(load_cluster("null-jitter"), keys), keys)
+    job = start(load_cluster("null-jitter"), [0])
     job.run(job.off(), 1)
     assert not capsys.readouterr().err
     monkeypatch.setattr(compiled, "is_ready", lambda function: False)

@@ -13,8 +13,8 @@ from stable_baselines3.common.logger import Logger
 from paceenv.core import metrics, signals
 from paceenv.policies.clairvoyant import settings_of
 from paceenv.policies.distilled import Distilled
-from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.trainers.training.distill import NULL_LIMIT, DistillLearner, Student
 from paceenv.trainers.training.learner import Curve
 from paceenv.trainers.training.teacher import (

@@ -15,8 +15,8 @@ from paceenv.calibration.job_stamps import read_job
 from paceenv.calibration.step_stamps import read_rows
 from paceenv.core import pacing
 from paceenv.core.trace import read_trace
-from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine import fluid, layout
 from paceenv.sim.engine.draws import normal_table
 from paceenv.sim.engine.layout import ALL_TO_ALL, GATHER

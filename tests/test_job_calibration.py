@@ -20,9 +20,10 @@ from paceenv.calibration.step_stamps import read_rows
 from paceenv.core import timing
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COLLECTIVE_OPS, Trace, TraceMetadata, read_trace
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.recording import RecordingWriter
 
 ITERATIONS = 300

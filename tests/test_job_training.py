@@ -17,9 +17,10 @@ from paceenv.core.intervals import Interval
 from paceenv.core.limits import Limits
 from paceenv.policies.distilled import constant_policy
 from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.policies.rules import passive
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.trainers.training import job_training
 from paceenv.trainers.training.job_training import train_for_job
 

@@ -22,9 +22,10 @@ from paceenv.live.decide.guard import Guard
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.options import Options
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.policies.rules import Static
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 
 TIGHT = Limits(cap_s=0.02, cap_share=0.5, budget_s_per_minute=3.0, quiet_first=30)
 

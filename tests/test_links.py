@@ -16,9 +16,8 @@ from paceenv.calibration.step_stamps import read_rows
 from paceenv.core import timing
 from paceenv.core.probing import HEAD_START_SHARE, Plan, unit_of
 from paceenv.core.trace import read_trace
-from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
-from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.derive import derive, start
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import episode_keys
 

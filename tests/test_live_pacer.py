@@ -13,9 +13,9 @@ from paceenv.live.decide.pacer import RankPacer
 from paceenv.policies import names
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
-from paceenv.policies.rollout import start
 from paceenv.policies.rules import Adaptive, Static
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.simulator import Simulator
 
 INTERVAL, INTERVALS = 20, 12

@@ -13,8 +13,9 @@ from paceenv.core.errors import InputError
 from paceenv.envs.multi_agent import PacingParallelEnv
 from paceenv.envs.pacing_env import PacingEnv
 from paceenv.policies.base import Policy
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 
 MECHANISMS = ("phase_shift", "slack")
 INTERVALS = 12

@@ -16,8 +16,9 @@ from paceenv.core.errors import InputError
 from paceenv.policies import names, rules
 from paceenv.policies.base import Policy
 from paceenv.policies.clairvoyant import MECHANISMS, Clairvoyant, grid, settings_of
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]

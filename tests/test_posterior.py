@@ -10,8 +10,8 @@ import pytest
 
 from paceenv.calibration.posterior import drawn_clusters, parameters_of
 from paceenv.core.errors import InputError
-from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.ui import config_files
 
 ALONE, UPLINK, WORK = "fabric.nic_gbps", "fabric.uplink_gbps", "post_collective_work.work_s"

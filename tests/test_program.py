@@ -16,13 +16,12 @@ from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.live.observe.batch import Kind
 from paceenv.live.observe.log import Group
 from paceenv.live.observe.step import LEARNING_ITERATIONS, Operation, Shape
-from paceenv.policies.rollout import start
-from paceenv.sim.cluster.derive import ClusterMix, derive
+from paceenv.sim.cluster.derive import ClusterMix, start
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_tables import payload_R
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.recording import RecordingWriter
-from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.sim.engine.simulator import Simulator
 from paceenv.sim.reference import Reference
 from paceenv.ui import config_files
 
@@ -44,8 +43,7 @@ def cluster(step: list[dict[str, Any]], nodes: int = 4, **more: Any) -> Cluster:
 
 
 def simulator(one: Cluster, seeds: int = 1) -> Simulator:
-    keys = episode_keys(list(range(seeds)))
-    return Simulator(derive(one, keys), keys)
+    return start(one, list(range(seeds)))
 
 
 def record(one: Cluster, iterations: int = 1, hold: tuple[float, float] | None = None) -> Recording:

@@ -20,8 +20,8 @@ from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, write_trace
 from paceenv.importers.inputs import read_inputs
 from paceenv.policies.rollout import run as rollout
-from paceenv.policies.rollout import start
 from paceenv.policies.select import select_policy
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.step_program import StepProgram, flat
 from paceenv.ui import config_files

@@ -14,7 +14,7 @@ import pytest
 
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
-from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.derive import derive, start
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.footprint import Tiers, use
 from paceenv.sim.engine.simulator import Simulator, episode_keys
@@ -143,9 +143,8 @@ def lossy(nodes: int, buffer_kb: float | None) -> Cluster:
 
 
 def test_an_all_to_all_loses_windows_where_its_senders_overflow_a_port() -> None:
-    keys = episode_keys([0])
     one = lossy(8, 5.5 * 14.48)
-    simulator = Simulator(derive(one, keys), keys)
+    simulator = start(one, [0])
     step_T = simulator.run(simulator.off(), 4000)[0]
     kept = math.prod(1.0 - max(1.0 - 5.5 / m, 0.0) ** 3 for m in range(1, 8)) ** 8
     assert 0.1 < kept < 0.95
@@ -156,9 +155,8 @@ def test_an_all_to_all_loses_windows_where_its_senders_overflow_a_port() -> None
 
 
 def test_nothing_is_lost_without_a_buffer_or_in_one_that_is_deep_enough() -> None:
-    keys = episode_keys([0])
     for buffer_kb in (None, 7.01 * 14.48):
-        simulator = Simulator(derive(lossy(8, buffer_kb), keys), keys)
+        simulator = start(lossy(8, buffer_kb), [0])
         assert simulator.run(simulator.off(), 50).max() == pytest.approx(0.1)
 
 

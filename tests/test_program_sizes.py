@@ -15,9 +15,10 @@ from paceenv.calibration import step_phases
 from paceenv.calibration.fit_trace import fit_trace
 from paceenv.core.errors import InputError
 from paceenv.importers.inputs import read_inputs
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.policies.select import select_policy
 from paceenv.report.fitted import fit, sizes
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.cluster.model import Cluster
 from paceenv.ui import config_files
 from paceenv.whatif.baseline import Baseline, of_trace

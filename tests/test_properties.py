@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing, timing
 from paceenv.policies import rules
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.simulator import Simulator
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from paceenv.core.errors import InputError
-from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_tables import Start
 from paceenv.sim.cluster.transfers import choice_of, tiers_of
-from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.sim.reference import Reference
 from paceenv.ui import config_files
 
@@ -44,16 +43,14 @@ def cluster(step: list[dict[str, Any]], nodes: int = 4, per_node: int = 1, **mor
 
 def fast_s(config: Cluster) -> float:
     """Mean step of the fast engine."""
-    keys = episode_keys([0])
-    engine = Simulator(derive(config, keys), keys)
+    engine = start(config, [0])
     return float(engine.record(engine.off(), 1).step_ET.mean())
 
 
 def both_s(config: Cluster) -> tuple[float, float]:
     """The step of the reference and of the fast engine."""
     reference = Reference(config, 0)
-    keys = episode_keys([0])
-    settings = Simulator(derive(config, keys), keys).off()
+    settings = start(config, [0]).off()
     return float(reference.record(settings, 1).step_ET.mean()), fast_s(config)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from paceenv.core.errors import InputError
-from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.trainers.evaluation.random_clusters import MAX_RANKS, random_cluster, relative
 from paceenv.trainers.evaluation.suites import RandomCases, RelativeCases, load_suite
 from paceenv.ui import config_files

@@ -20,8 +20,9 @@ from paceenv.live.decide.live_policy import find_policy
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.policies.ranges import HOLD_INTERVALS, OUTSIDE_INTERVALS, RangeWatch
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 
 CALIBRATED = {"step_cv": (0.1, 0.3), "wait_share": (-0.5, 0.5)}
 INSIDE, OUTSIDE = 0.2, 0.4

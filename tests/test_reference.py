@@ -14,12 +14,11 @@ from random_programs import random_program
 from reference_jobs import NIC_BPS, NIC_GBPS, cluster, tenant
 
 from paceenv.core import pacing, trace
-from paceenv.policies.rollout import start
-from paceenv.sim.cluster.derive import derive, drawn
+from paceenv.sim.cluster.derive import derive, drawn, start
 from paceenv.sim.cluster.model import Cluster, load_cluster
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.recording import RecordingWriter
-from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.sim.engine.simulator import episode_keys
 from paceenv.sim.reference import Reference
 from paceenv.sim.reference.flows import Flow, divide
 
@@ -30,8 +29,7 @@ WITHIN = 1e-6
 
 def agree(config: Cluster, seed: int, iterations: int, pace: Any = None, within: float = WITHIN) -> Recording:
     """Hold all stamps of both engines against each other, and what ranks saw and spent; returns the stamps."""
-    keys = episode_keys([seed])
-    slow, fast = Reference(config, seed), Simulator(derive(config, keys), keys)
+    slow, fast = Reference(config, seed), start(config, [seed])
     given_settings = fast.off() if pace is None else pacing.one_mechanism(*pace)[None, None]
     found, expected = slow.record(given_settings, iterations), fast.record(given_settings, iterations)
     atol = within * float(expected.step_ET.mean())

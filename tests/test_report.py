@@ -24,12 +24,12 @@ from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.lateness_over_time import lateness
 from paceenv.diagnosis.operation_matrix import read_matrix
-from paceenv.policies.rollout import start
 from paceenv.report.fitted import Fitted, compare, fit, sizes
 from paceenv.report.pictures import REST, parts
 from paceenv.report.rank_pictures import WAIT, heat_map, spans, timeline
 from paceenv.report.section import page
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.ui import figures
 from paceenv.whatif.change import Change
 from paceenv.whatif.predictions import Prediction

@@ -20,6 +20,7 @@ from paceenv.policies.base import Policy
 from paceenv.policies.rules import passive
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 
 FOLDER = STRAGGLER_DIR.with_name("socket-runs")
 BARRIER_ALONE_S = 0.003
@@ -119,8 +120,8 @@ def test_a_recorded_job_in_closed_loop_has_the_window_of_the_recording() -> None
     policy = select_policy("learned", cluster)
     assert isinstance(policy, Policy)
     watched, episodes = Windows(policy), 4
-    paced = rollout.run(watched, rollout.start(cluster, np.arange(episodes)), 600)
-    plain = rollout.run(passive(), rollout.start(cluster, np.arange(episodes)), 600)
+    paced = rollout.run(watched, start(cluster, np.arange(episodes)), 600)
+    plain = rollout.run(passive(), start(cluster, np.arange(episodes)), 600)
     closed = np.minimum(watched.windows, ENOUGH)[5:].reshape(-1, episodes, cluster.ranks)
     # the pair with work after its collective is another one in each episode: means over all ranks are compared
     beside_static = np.mean([slack_windows("learned", job, rank) for rank in range(job.comm_TR.shape[1])])

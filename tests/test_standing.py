@@ -15,8 +15,8 @@ from paceenv.policies import names
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
 from paceenv.policies.names import rule
-from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.trainers.closed_loop.predict import run_in_blocks
 
 QUIET, PACED = 60, 480

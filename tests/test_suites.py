@@ -12,9 +12,8 @@ import pytest
 
 from paceenv.core.errors import InputError
 from paceenv.policies import names
-from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
-from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.derive import derive, start
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.trainers.evaluation.evaluate import TUNED, evaluate, mean_share, share_interval, share_of_best
 from paceenv.trainers.evaluation.static_search import search_static

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing, switchback, timing
 from paceenv.policies.names import rule
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.policies.rules import passive
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 
 SLACK = pacing.one_mechanism("slack", 0.0, 0.2)
 

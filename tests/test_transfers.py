@@ -13,11 +13,11 @@ from test_cluster import cluster, jobs_of
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT
-from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.derive import derive, start
 from paceenv.sim.cluster.program.program_tables import Start
 from paceenv.sim.cluster.transfers import use_of
 from paceenv.sim.engine import layout
-from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
 
 S, GBPS = 1e9, BYTES_PER_GBIT
@@ -154,8 +154,7 @@ def test_overlap_hides_a_collective_but_for_its_tail(overlap: float) -> None:
     assert job["tail_s"] == pytest.approx(alone_s / 10)
     expected_s = max(0.5 * (1 - overlap) + alone_s, 0.5 + alone_s / 10)
     assert job["ideal_step_s"] == pytest.approx(expected_s)
-    keys = episode_keys([0])
-    sim = Simulator(derive(some, keys), keys)
+    sim = start(some, [0])
     np.testing.assert_allclose(sim.run(sim.off(), 5), expected_s, rtol=1e-6)
 
 

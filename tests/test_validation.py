@@ -15,8 +15,8 @@ from paceenv.calibration.noise_fit import NoiseMeasurements, fit_noise
 from paceenv.core import pacing
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.collectives import Law, volume
-from paceenv.sim.cluster.derive import derive
-from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.sim.cluster.derive import start
+from paceenv.sim.engine.simulator import Simulator
 from paceenv.ui import config_files
 
 SEEDS, ITERATIONS = 4, 4000
@@ -222,8 +222,7 @@ def ran(row: dict[str, Any], change: list[str], pace: dict[str, Any] | None) -> 
     if key not in _RUNS:
         cluster = load_cluster(row["cluster"]).changed(change)
         cluster = cluster.with_nodes(row["nodes"]) if "nodes" in row else cluster
-        keys = episode_keys(list(range(SEEDS)))
-        simulator = Simulator(derive(cluster, keys), keys)
+        simulator = start(cluster, list(range(SEEDS)))
         setting = pacing.off() if pace is None else pacing.one_mechanism(**pace)
         settings = np.broadcast_to(setting, (SEEDS, 1, *setting.shape))
         length = max(200, min(ITERATIONS, 2_000_000 // (cluster.ranks * SEEDS)))

@@ -15,9 +15,10 @@ from benchmarks._common import recorded
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import write_trace
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.whatif.baseline import Baseline, of_config, of_trace
 from paceenv.whatif.change import MAX_ROWS, Change, apply, combinations
 from paceenv.whatif.predictions import of_runs

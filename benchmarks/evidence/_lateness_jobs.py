@@ -19,8 +19,7 @@ from paceenv.diagnosis.clocks import matrix_on_one_clock
 from paceenv.diagnosis.lateness_over_time import alike, own_work
 from paceenv.importers.inputs import read_inputs
 from paceenv.sim.cluster import load_cluster
-from paceenv.sim.cluster.derive import derive
-from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.sim.cluster.derive import start
 
 Array = NDArray[np.float64]
 DATA: Final = Path(os.environ.get("PACEENV_DATA_DIR") or Path(__file__).resolve().parents[3] / "shared" / "data")
@@ -92,8 +91,7 @@ def simulated(name: str, ranks: int, steps: int, seed: int) -> Series:
 def _simulate(noise: dict[str, float], ranks: int, steps: int, seed: int) -> tuple[Array, Array]:
     changed = [f"noise.{key}={value!r}" for key, value in ({"jitter_cv": 0.0} | noise).items()]
     cluster = load_cluster("null-jitter").changed([f"job.nodes={ranks}", "job.compute_s=1.0", *changed])
-    keys_E = episode_keys([seed])
-    simulator = Simulator(derive(cluster, keys_E), keys_E)
+    simulator = start(cluster, [seed])
     own, step = [], []
     for first in range(0, steps, MOST_STEPS):
         recording = simulator.record(simulator.off(), min(MOST_STEPS, steps - first))

@@ -24,8 +24,8 @@ from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.sim.cluster.derive import derive
-from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.sim.cluster.derive import start
+from paceenv.sim.engine.simulator import Simulator
 from paceenv.ui import output
 from paceenv.ui.output import markdown_table
 
@@ -152,8 +152,7 @@ def engine_case(rng: Rng, wanted: tuple[str, ...]) -> Case:
 
 
 def _simulator(cluster: Cluster, seed: int) -> Simulator:
-    keys_E = episode_keys([seed])
-    return Simulator(derive(cluster, keys_E), keys_E)
+    return start(cluster, [seed])
 
 
 def _engine_step_s(cluster: Cluster, off: dict[str, list[str]], on: Collection[str], seed: int) -> float:

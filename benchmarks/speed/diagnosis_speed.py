@@ -13,9 +13,8 @@ from typing import Any
 
 from benchmarks._common import Report, Table, Target, command, figure
 from paceenv.sim.cluster import load_cluster
-from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.recording import RecordingWriter
-from paceenv.sim.engine.simulator import Simulator, episode_keys
 
 RANKS, ITERATIONS, BATCH = 1000, 6000, 500
 EVENTS = 1_000_000
@@ -43,8 +42,7 @@ def long_trace(path: Path) -> int:
     cluster = load_cluster("null-jitter").changed(
         [f"job.nodes={RANKS}", "fabric.uplink_gbps=200000", "noise.slow_ranks=1", "noise.slow_factor=1.4"]
     )
-    keys_E = episode_keys([1])
-    simulator = Simulator(derive(cluster, keys_E), keys_E)
+    simulator = start(cluster, [1])
     with RecordingWriter(path, simulator, "long") as writer:
         for _ in range(ITERATIONS // BATCH):
             writer.append(simulator.record(simulator.off(), BATCH))

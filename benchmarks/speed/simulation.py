@@ -21,8 +21,7 @@ from paceenv.core import pacing
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.envs.registration import register_envs
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.sim.cluster.derive import derive
-from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.sim.cluster.derive import start
 from paceenv.trainers.training.training_envs import NativeVecEnv
 from paceenv.ui import config_files
 
@@ -77,8 +76,7 @@ def _rates(clusters: dict[str, Cluster], mechanism: str, threshold: float, windo
     settings = pacing.one_mechanism(mechanism, threshold, window)[None, None]
     calls, units = dict[str, Callable[[], object]](), dict[str, int]()
     for name, cluster in clusters.items():
-        keys = episode_keys([0])
-        one = Simulator(derive(cluster, keys), keys)
+        one = start(cluster, [0])
         updates = len(one.batch.program.kind_I) or cluster.ranks
         iterations = max(CALL_UPDATES // updates, 2)
         calls[name], units[name] = partial(one.run, settings, iterations), updates * iterations

@@ -12,7 +12,12 @@ PUBLIC = {
         "paceenv.policies.policy_file",
         "paceenv.policies.rollout",
     ),
-    "Simulator": ("paceenv.sim.cluster.model", "paceenv.sim.cluster.quantity", "paceenv.sim.engine.simulator"),
+    "Simulator": (
+        "paceenv.sim.cluster.model",
+        "paceenv.sim.cluster.quantity",
+        "paceenv.sim.cluster.derive",
+        "paceenv.sim.engine.simulator",
+    ),
     "Pacing, signals, reward": (
         "paceenv.core.pacing",
         "paceenv.core.signals",

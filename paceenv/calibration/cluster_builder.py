@@ -18,9 +18,8 @@ from scipy import optimize
 from paceenv.calibration.link_replay import PayloadFit
 from paceenv.calibration.parameters import Parameter, not_identifiable
 from paceenv.calibration.step_stamps import StepStamps
-from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster
-from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.derive import derive, start
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
 

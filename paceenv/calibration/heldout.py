@@ -31,8 +31,8 @@ from paceenv.calibration.posterior import drawn_clusters
 from paceenv.calibration.step_stamps import MIN_UNPACED
 from paceenv.core import metrics
 from paceenv.core.intervals import Interval
-from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import start
 
 FITTED_SHARE: Final = 2.0 / 3.0
 """Of the iterations; the rest is held out."""

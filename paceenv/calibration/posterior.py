@@ -16,8 +16,8 @@ import numpy as np
 from paceenv.calibration.parameters import NORMAL_95, Parameter
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
-from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import start
 
 DRAWS: Final = 16
 """Clusters drawn from the calibration's errors."""

@@ -24,8 +24,8 @@ from paceenv.calibration.known_program import AnchorStamps
 from paceenv.calibration.parameters import identified, not_identifiable
 from paceenv.calibration.program_links import ALIKE, NONE_ALONE, SETTLES
 from paceenv.calibration.program_stamps import ProgramStamps
-from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.program_layout import OPS, START, WAIT, Program
 
 CLOSE: Final = 0.01

@@ -12,9 +12,10 @@ import typer
 from paceenv.core import metrics
 from paceenv.core.errors import out_of_range
 from paceenv.policies.base import Policy
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.policies.select import POLICY_HELP, select_policy
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.ui import output
 from paceenv.ui.json_option import JsonFile

@@ -19,9 +19,10 @@ from paceenv.calibration.posterior import drawn_clusters
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.policies.ranges import Outside
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.whatif.baseline import Baseline
 from paceenv.whatif.change import Change, Scenario, changed
 from paceenv.whatif.predictions import LEVEL, Array, Ends, Numbers, Prediction, Row, of_runs, widened

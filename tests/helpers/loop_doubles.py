@@ -17,9 +17,9 @@ from paceenv.live.decide.live_policy import SEPARATOR
 from paceenv.live.testbed.testbed_run import JobResult, RunResult
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.policies.base import Policy
-from paceenv.policies.rollout import start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.trainers.closed_loop.closed_loop import CANDIDATES, TAILORED, LoopOptions
 from paceenv.trainers.closed_loop.paired_blocks import paired_blocks

@@ -27,9 +27,9 @@ from paceenv.core.errors import InputError
 from paceenv.live.decide.blocks import BLOCK_ITERATIONS, Plan
 from paceenv.live.testbed.testbed_scenario import LoopPlan
 from paceenv.policies.base import Policy
-from paceenv.policies.rollout import start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.simulator import Simulator
 from paceenv.trainers.closed_loop.paired_blocks import Effect, log_ratios, paired_blocks, step_summary
 from paceenv.whatif.predictions import one_more

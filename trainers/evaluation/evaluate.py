@@ -24,9 +24,10 @@ from paceenv.core import metrics
 from paceenv.core.intervals import Interval
 from paceenv.policies.names import AHEAD
 from paceenv.policies.ranges import Outside
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.trainers.evaluation.suites import Case, Suite
 
 NULL_LIMIT = 0.005

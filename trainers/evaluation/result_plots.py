@@ -13,10 +13,11 @@ from matplotlib.patches import Patch
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.envs.frames import SHOWN_RANKS, draw_ranks
 from paceenv.policies.base import INTERVAL_ITERATIONS
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.policies.select import select_policy
 from paceenv.report.section import Section, page
 from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import Simulator
 from paceenv.trainers.evaluation.evaluate import SuiteResult

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from paceenv.core import pacing
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies.base import INTERVAL_ITERATIONS
-from paceenv.policies.rollout import start, useful_step_s
+from paceenv.policies.rollout import useful_step_s
 from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.ui.config_files import Mechanism
 

@@ -22,9 +22,10 @@ from paceenv.policies.base import Policy
 from paceenv.policies.distilled import Distilled
 from paceenv.policies.learned import Learned
 from paceenv.policies.networks import ObservationEMA
-from paceenv.policies.rollout import Rollout, run, start
+from paceenv.policies.rollout import Rollout, run
 from paceenv.policies.rules import passive
 from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.simulator import training_seeds
 from paceenv.trainers.training.learner import Curve, Layers, Learner, Saved
 from paceenv.trainers.training.sb3_learner import ranges_of

@@ -29,10 +29,11 @@ from paceenv.policies.clairvoyant import settings_of
 from paceenv.policies.distilled import constant_policy
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.policies.rules import passive
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.trainers.evaluation.suites import ClusterShare
 from paceenv.trainers.training.distill import DistillLearner
 from paceenv.trainers.training.learner import Curve

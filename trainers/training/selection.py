@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies.base import Policy
 from paceenv.policies.clairvoyant import Clairvoyant
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import run
 from paceenv.policies.rules import passive
 from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
 from paceenv.trainers.evaluation.suites import load_suites
 from paceenv.trainers.training.train_config import Selection

@@ -18,8 +18,8 @@ from paceenv.core import pacing
 from paceenv.core.pacing import Candidate
 from paceenv.policies.clairvoyant import grid, roll_ahead, settings_of
 from paceenv.policies.distilled import Distilled
-from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.simulator import Simulator, training_seeds
 from paceenv.trainers.training.train_config import Distill, Environment
 

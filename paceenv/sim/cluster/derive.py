@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from paceenv.core.errors import InputError
+from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster.fabric import BURST_KB, SEND_BUFFER_KB, Fabric
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_run import program_alone_s, program_key, program_of
@@ -19,7 +20,7 @@ from paceenv.sim.cluster.quantity import Draw
 from paceenv.sim.cluster.transfers import AllReduce, message_s, tiers_of
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.program_layout import Program
-from paceenv.sim.engine.simulator import JobBatch, episode_keys
+from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
 
 
 def derive(cluster: Cluster, keys_E: NDArray[np.uint64], *, tenants: int | None = None) -> JobBatch:
@@ -31,6 +32,14 @@ def derive(cluster: Cluster, keys_E: NDArray[np.uint64], *, tenants: int | None 
             many as the cluster has.
     """
     return _derive(cluster, program_of(cluster), Draw(keys_E, cluster.job.nodes), len(keys_E), tenants)
+
+
+def start(
+    cluster: Cluster, seeds: Iterable[int] | NDArray[np.integer], threads: int = 1, limits: Limits = LIMITS
+) -> Simulator:
+    """A simulator with one episode per seed; the same seeds give every policy the same draws and noise."""
+    keys_E = episode_keys(list(seeds))
+    return Simulator(derive(cluster, keys_E), keys_E, threads, limits)
 
 
 def drawn(cluster: Cluster, key: np.uint64) -> Cluster:
