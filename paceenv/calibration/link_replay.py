@@ -32,7 +32,7 @@ from scipy import optimize
 from paceenv.calibration.job_stamps import JobStamps
 from paceenv.calibration.noise_fit import ROUNDING
 from paceenv.core.probing import HOLD_ITERATIONS
-from paceenv.sim.engine import compiled, fluid, incast, kernel, layout
+from paceenv.sim.engine import compiled, fluid, incast, layout
 from paceenv.sim.engine.code_cache import numba_cache
 from paceenv.sim.engine.draws import normal_table
 from paceenv.sim.engine.simulator import episode_keys
@@ -64,15 +64,18 @@ def _share(
     order_G = np.arange(arrival_TG.shape[1])
     for t in range(arrival_TG.shape[0]):
         clocks[0]["link_s"] = 0.0
-        kernel.sort_groups(arrival_TG[t], order_G)
+        fluid.sort(arrival_TG[t], order_G)
         fluid.share_uplink(jobs[0], clocks[0], tenants_EK[0], tenant, normal, order_G, arrival_TG[t], finish_TG[t])
 
 
-def _receive(jobs: Any, clocks: Any, delay_R: NDArray[np.float32], entry_TR: Array, finish_TG: Array) -> None:
-    sent_R = np.empty(entry_TR.shape[1])
+def _receive(
+    jobs: Any, clocks: Any, delay_R: NDArray[np.float32], entry_TR: Array, finish_TG: Array, scratch: layout.Scratch
+) -> None:
     for t in range(entry_TR.shape[0]):
         clocks[0]["iteration"] = t
-        incast.receive_all(jobs[0], clocks[0], delay_R, entry_TR[t], finish_TG[t], sent_R)
+        scratch.compute_R[:] = entry_TR[t]
+        incast.receive_all(jobs[0], clocks[0], delay_R, scratch)
+        finish_TG[t] = scratch.finish_G
 
 
 with numba_cache(compiled.cache_directory()) as _writable:
@@ -107,8 +110,9 @@ def receive(
     jobs["incast_flow_s"], jobs["incast_fit"], jobs["incast_timeout_s"] = message_s, fit, timeout_s
     clocks = np.zeros(1, layout.CLOCK)
     clocks["key"] = episode_keys([seed])
-    delay_R = np.zeros(entry_TR.shape[1], np.float32)
-    _receive_compiled(jobs, clocks, delay_R, np.ascontiguousarray(entry_TR), finish_TG)
+    ranks = entry_TR.shape[1]
+    scratch = layout.zeros(layout.Scratch, {"R": ranks, "G": groups, "M": ranks, "F": 0})
+    _receive_compiled(jobs, clocks, np.zeros(ranks, np.float32), np.ascontiguousarray(entry_TR), finish_TG, scratch)
     return finish_TG
 
 

@@ -26,7 +26,7 @@ from paceenv.calibration.link_replay import PayloadFit, transfer_cv
 from paceenv.calibration.parameters import Estimate, estimated, identified, not_identifiable
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
-from paceenv.sim.engine import compiled, fluid, kernel, layout
+from paceenv.sim.engine import compiled, fluid, layout
 from paceenv.sim.engine.code_cache import numba_cache
 from paceenv.sim.engine.draws import normal_table
 from paceenv.sim.engine.simulator import episode_keys
@@ -99,7 +99,7 @@ def _filter(
     for i in range(particles):
         fluid.reset_tenants(clocks[i], tenants_EK[0], tenant_NFK[i])
     for t in range(arrival_TG.shape[0]):
-        kernel.sort_groups(arrival_TG[t], order_G)
+        fluid.sort(arrival_TG[t], order_G)
         mean, expected = 0.0, 0.0
         for i in range(particles):
             fluid.share_uplink(

@@ -61,9 +61,6 @@ _REGISTERED = tuple(
     if isinstance(function, FunctionType) and function.__module__ == module.__name__ and function not in _COMPILED
 )
 """What these call, and some more that nobody compiles."""
-_ALLOCATE = (incast.receive_all,)
-"""All others are compiled without Numba's runtime and must not allocate; their callers keep arrays alive. The runtime
-counts references with locked instructions, two for each slice: more than half the time of an iteration of 8 ranks."""
 _INLINED = (
     kernel.run,
     kernel.reduce_once,
@@ -90,8 +87,11 @@ _INLINED = (
 )
 """Called again and again with whole groups. A call would copy the header of every array to the stack, which made an
 iteration of 8 ranks 30 % slower than single arguments, and programs three to eight times slower."""
-_OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}}
-"""No not-a-number and no sign of zero, so that comparisons become minima and maxima of vector registers; no
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}, "_nrt": False}
+"""Without Numba's runtime: nothing allocates, and callers keep arrays alive. The runtime counts references with locked
+instructions, two for each slice: more than half the time of an iteration of 8 ranks.
+
+No not-a-number and no sign of zero, so that comparisons become minima and maxima of vector registers; no
 re-association, no contraction and no approximation, so that compiled and interpreted arithmetic agree."""
 
 _KNOWN_NUMBA = (0, 68)
@@ -114,8 +114,8 @@ def cache_directory() -> Path:
 
 def _options(function: Callable[..., Any]) -> dict[str, Any]:
     if function is measuring.total:  # may be re-associated
-        return {"error_model": "numpy", "fastmath": True, "_nrt": False}
-    return {**_OPTIONS, "_nrt": function in _ALLOCATE, "forceinline": function in _INLINED}
+        return {**_OPTIONS, "fastmath": True}
+    return {**_OPTIONS, "forceinline": function in _INLINED}
 
 
 def _pipeline(function: Callable[..., Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from paceenv.core import signals, timing
 from paceenv.sim.engine.coupling import interrupt, note_computed, reset_coupling, run_ahead, slow_down, spend
 from paceenv.sim.engine.draws import OBSERVER, uniform
-from paceenv.sim.engine.fluid import reset_tenants, rewind, share_uplink, vary_transfers
+from paceenv.sim.engine.fluid import reset_tenants, rewind, share_uplink, sort, vary_transfers
 from paceenv.sim.engine.incast import receive_all
 from paceenv.sim.engine.layout import (
     FIXED_POST_WORK_S,
@@ -82,24 +82,6 @@ def start_early(view: View, scratch: Scratch) -> None:
         for r in range(g * per_group, (g + 1) * per_group):
             latest_s = max(latest_s, np.float64(delay_R[r]) + before * compute_R[r])
         arrival_G[g] = latest_s
-
-
-def sort_groups(arrival_G: NDArray[np.float64], order_G: NDArray[np.int64]) -> None:
-    """Order the groups by arrival, ties by number: Shell's sort, of few groups by insertion.
-
-    NumPy's own would be a sixth of what there is to compile.
-    """
-    gap = order_G.shape[0] // 2 if order_G.shape[0] > 32 else 1
-    while gap > 0:
-        for i in range(gap, order_G.shape[0]):
-            g, j = order_G[i], i - gap
-            while j >= 0 and (
-                arrival_G[order_G[j]] > arrival_G[g] or (arrival_G[order_G[j]] == arrival_G[g] and order_G[j] > g)
-            ):
-                order_G[j + gap] = order_G[j]
-                j -= gap
-            order_G[j + gap] = g
-        gap //= 2
 
 
 def finish_step(job: Any, iteration: int, group: NDArray[np.float64], scratch: Scratch) -> float:
@@ -175,12 +157,12 @@ def reduce_once(view: View, scratch: Scratch, per_group: int) -> float:
             compute_R[r] += view.start_R[r]
     arrive(view, scratch, per_group)
     if job["incast_kind"] != NO_INCAST:
-        receive_all(job, clock, view.rank[timing.DELAY_S], compute_R, finish_G, scratch.sent_R)
+        receive_all(job, clock, view.rank[timing.DELAY_S], scratch)
     else:
         if job["overlap_share"] > 0.0:
             start_early(view, scratch)
         if job["uplink_work_s"] > 0.0:
-            sort_groups(arrival_G, order_G)
+            sort(arrival_G, order_G)
         share_uplink(job, clock, view.tenants, tenant, view.normal, order_G, arrival_G, finish_G)
     if job["transfer_cv"] > 0.0:
         vary_transfers(view, scratch)

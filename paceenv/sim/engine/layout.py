@@ -246,6 +246,18 @@ class Scratch(NamedTuple):
     """Time of each rank in the barrier."""
     sent_R: NDArray[np.float64]
     """When each sender of a gather leaves it, from the end of the step before; latency not included."""
+    arrival_M: NDArray[np.float64]
+    """Of a gather or all-to-all: when each member of a group arrives; M members, room for all ranks."""
+    order_M: NDArray[np.int64]
+    """The members in that order."""
+    sender_M: NDArray[np.int64]
+    """Which ranks send to one port, in the order in which they start."""
+    start_M: NDArray[np.float64]
+    """When they start."""
+    target_M: NDArray[np.float64]
+    """What the port must have served when each message is through."""
+    timeout_M: NDArray[np.float64]
+    """What a lost window adds to each message."""
     aside_FR: NDArray[np.float32]
     """``(timing.RANK_FIELDS, R)``: estimators of ranks that cannot measure this iteration, as they were before it."""
     order_G: NDArray[np.int64]

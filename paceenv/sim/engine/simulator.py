@@ -284,7 +284,8 @@ class Simulator:
         while part >= len(self._rooms):
             program, tenants = self.batch.program, self.batch.tenants_EK.shape[1]
             room = (program, program_room(program, tenants)) if len(program.kind_I) else ()
-            sizes = {"R": self.batch.ranks, "G": self.batch.groups, "F": timing.RANK_FIELDS}
+            R, G = self.batch.ranks, self.batch.groups
+            sizes = {"R": R, "G": G, "M": R, "F": timing.RANK_FIELDS}
             self._rooms.append((layout.zeros(layout.Scratch, sizes), *room))
         return self._rooms[part]
 
