@@ -22,7 +22,7 @@ def holds(held_s: float, free_s: float, iterations: int, threshold: float = 0.02
         found.append(hold_s)
         timing.observe_step(tick, held_s if hold_s > 0.0 else free_s)
         timing.observe_ranks(rank, tick, comm, wait, True)
-        timing.decide(rank, tick, 0, 1, settings, 10.0)
+        timing.decide(rank, tick, *pacing.laid_out(settings, 1), 10.0)
     return found
 
 
@@ -59,7 +59,7 @@ def test_a_trial_waits_for_settings_that_ask_for_it() -> None:
         held = rank[timing.DEFER_S, 0] > 0.0
         timing.observe_step(tick, (0.8 if held else 1.0) * (1.0 + 0.01 * rng.normal()))
         timing.observe_ranks(rank, tick, comm, wait, True)
-        timing.decide(rank, tick, 0, 1, setting, 10.0)
+        timing.decide(rank, tick, *pacing.laid_out(setting, 1), 10.0)
     assert rank[timing.DEFER_S, 0] > 0.0
     assert switchback.defer_gain(tick) == pytest.approx(0.25, abs=0.03)
 
@@ -69,15 +69,25 @@ def test_threshold_zero_holds_always_and_window_zero_never() -> None:
     rank, tick = timing.new_state()
     rank[timing.DEFER_S] = 1.0
     timing.observe_step(tick, 1.0)
-    timing.decide(rank, tick, 0, 1, pacing.off(), 10.0)
+    timing.decide(rank, tick, *pacing.laid_out(pacing.off(), 1), 10.0)
     assert not rank[timing.DEFER_S].any()
 
 
 def test_the_hold_is_the_window_within_the_cap_and_no_delay_of_the_rank() -> None:
     rank, tick = timing.new_state()
     timing.observe_step(tick, 1.0)
-    timing.decide(rank, tick, 0, 1, pacing.one_mechanism("defer", 0.0, 0.25), 10.0)
+    timing.decide(rank, tick, *pacing.laid_out(pacing.one_mechanism("defer", 0.0, 0.25), 1), 10.0)
     assert rank[timing.DEFER_S, 0] == pytest.approx(0.25)
     assert rank[timing.DELAY_S, 0] == 0.0
-    timing.decide(rank, tick, 0, 1, pacing.one_mechanism("defer", 0.0, 0.25), 0.1)
+    timing.decide(rank, tick, *pacing.laid_out(pacing.one_mechanism("defer", 0.0, 0.25), 1), 0.1)
     assert 0.0999 < rank[timing.DEFER_S, 0] <= 0.1
+
+
+def test_a_setting_that_is_off_for_all_ends_the_holds_of_all() -> None:
+    rank, tick = timing.new_state(3)
+    each = np.stack([pacing.off(), *[pacing.one_mechanism("defer", 0.0, 0.25)] * 2])
+    timing.observe_step(tick, 1.0)
+    timing.decide(rank, tick, *pacing.laid_out(each, 3), 10.0)
+    assert rank[timing.DEFER_S] == pytest.approx([0.0, 0.25, 0.25])
+    timing.decide(rank, tick, *pacing.laid_out(pacing.off(), 3), 10.0)
+    assert not rank[timing.DEFER_S].any()

@@ -20,7 +20,7 @@ from torch.distributed import Work
 
 from paceenv import live
 from paceenv.core import timing
-from paceenv.core.pacing import DEFER, WINDOW, off
+from paceenv.core.pacing import DEFER, WINDOW, laid_out, off
 from paceenv.live.agent import Agent
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.policies.rules import Static
@@ -428,7 +428,7 @@ def test_a_live_rank_holds_as_long_as_the_simulated_one() -> None:
         timing.observe_step(tick, step_s)
         timing.observe_ranks(rank, tick, np.full(4, comm_s, np.float32), np.zeros(4, np.float32), False)
         cap_s = min(10.0, 0.5 * tick[timing.STEP_BASELINE_S])
-        timing.decide(rank, tick, 0, 4, off() if i < 20 else settings, cap_s)
+        timing.decide(rank, tick, *laid_out(off() if i < 20 else settings, 4), cap_s)
         holds.append(pacer.hold_s())
         simulated.append(float(rank[timing.DEFER_S, 3]))
     assert settings[DEFER, WINDOW] == 0.1

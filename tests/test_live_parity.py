@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from live_jobs import results, run_ranks
 
-from paceenv.core import signals, timing
+from paceenv.core import pacing, signals, timing
 from paceenv.core.limits import LIMITS
 from paceenv.live.observe.step import LEARNING_ITERATIONS
 from paceenv.live.record.run_folder import RunFolder
@@ -53,7 +53,7 @@ def skewed_job(out: str) -> dict[str, Any]:
 
 
 def _replayed(
-    comm_T: Any, step_T: Any, settings_M2: Any, rank: Any, tick: Any, decided_T: Any, views_TO: Any, off_M2: Any
+    comm_T: Any, step_T: Any, settings: Any, rank: Any, tick: Any, decided_T: Any, views_TO: Any, off: Any
 ) -> None:
     """What ``paceenv.live.decide.pacer`` does with each iteration."""
     comm_R, wait_R = np.zeros(1, np.float32), np.zeros(1, np.float32)
@@ -65,13 +65,14 @@ def _replayed(
         timing.observe_step(tick, step_T[t])
         timing.observe_ranks(rank, tick, comm_R, wait_R, False)
         cap_s = min(CAP_S, CAP_SHARE * tick[timing.STEP_BASELINE_S])
-        timing.decide(rank, tick, 0, 1, off_M2 if t < INTERVAL else settings_M2, cap_s, 0, 2)
+        settings_M2R, on_M = off if t < INTERVAL else settings
+        timing.decide(rank, tick, settings_M2R, on_M, cap_s, 0, 2)
         signals.write_signals(rank, 0, tick, views_TO[t])
         decided_T[t] = rank[timing.DELAY_S, 0]
 
 
 with numba_cache(cache_directory()) as writable:
-    in_machine_code = numba.njit(cache=writable, **_OPTIONS)(_replayed)
+    in_machine_code = numba.njit(cache=writable, **{**_OPTIONS, "_nrt": True})(_replayed)
 
 
 def test_a_live_trace_replays_to_the_same_decisions_bit_for_bit(tmp_path: Path) -> None:
@@ -88,7 +89,8 @@ def test_a_live_trace_replays_to_the_same_decisions_bit_for_bit(tmp_path: Path) 
     assert settings_M2 is not None
     (rank, tick), decided_T = timing.new_state(), np.empty(len(comm_T), np.float64)
     views_TO = np.empty((len(comm_T), signals.SIGNALS), np.float32)
-    in_machine_code(comm_T, step_T, settings_M2, rank, tick, decided_T, views_TO, np.zeros_like(settings_M2))
+    settings, off = pacing.laid_out(settings_M2, 1), pacing.laid_out(pacing.off(), 1)
+    in_machine_code(comm_T, step_T, settings, rank, tick, decided_T, views_TO, off)
     assert decided_T.max() > 0.0
     assert decided_T.tolist() == live_rank["decided"][-len(decided_T) :]
     assert views_TO.tolist() == live_rank["views"][-len(views_TO) :]

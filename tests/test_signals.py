@@ -107,9 +107,8 @@ def replay(
             wait_s = step_s - job["barrier_s"] - recording.ready_ETG[e, t, r // per_group]
             timing.observe_step(tick, step_s)
             timing.observe_ranks(rank, tick, np.float32([comm_s]), np.float32([wait_s]), bool(job["has_barrier"]))
-            timing.decide(
-                rank, tick, 0, 1, own, min(1.0, float(tick[timing.STEP_BASELINE_S])), r % per_group, per_group
-            )
+            cap_s = min(1.0, float(tick[timing.STEP_BASELINE_S]))
+            timing.decide(rank, tick, *pacing.laid_out(own, 1), cap_s, r % per_group, per_group)
     out = np.empty(signals.SIGNALS, np.float32)
     signals.write_signals(rank, 0, tick, out)
     return out

@@ -116,10 +116,10 @@ def test_decide_takes_the_largest_demand_not_the_sum() -> None:
         rank, tick = early_rank()
         one = pacing.one_mechanism(mechanism, 0.0, 0.6)
         everything += one
-        timing.decide(rank, tick, 0, 3, one, 10.0)
+        timing.decide(rank, tick, *pacing.laid_out(one, 3), 10.0)
         asked.append(rank[timing.DELAY_S].copy())
     rank, tick = early_rank()
-    timing.decide(rank, tick, 0, 3, everything, 10.0)
+    timing.decide(rank, tick, *pacing.laid_out(everything, 3), 10.0)
     np.testing.assert_array_equal(rank[timing.DELAY_S], np.max(asked, axis=0))
     assert asked[pacing.SLACK].all()
     assert asked[pacing.PHASE_SHIFT].all()
@@ -134,7 +134,7 @@ def stagger(steps: list[float] | Floats) -> tuple[Floats, list[float]]:
     for step_s in steps:
         delays.append(float(rank[timing.DELAY_S, 0]))
         feed(rank, tick, 0.1, step_s=step_s)
-        timing.decide(rank, tick, 0, 1, pacing.one_mechanism("stagger", 0.1, 0.3), 10.0, 3, 4)
+        timing.decide(rank, tick, *pacing.laid_out(pacing.one_mechanism("stagger", 0.1, 0.3), 1), 10.0, 3, 4)
     return tick, delays
 
 
@@ -145,7 +145,7 @@ def collapsing(free_s: float, held_s: float, iterations: int, good_at_first: int
         held.append(bool(rank[timing.DELAY_S, 0] > 0.0))
         steps.append(1.0 if t < good_at_first else held_s if held[-1] else free_s)
         feed(rank, tick, 0.1, step_s=steps[-1])
-        timing.decide(rank, tick, 0, 1, pacing.one_mechanism("stagger", 0.1, 0.3), 10.0, 3, 4)
+        timing.decide(rank, tick, *pacing.laid_out(pacing.one_mechanism("stagger", 0.1, 0.3), 1), 10.0, 3, 4)
     return steps, held
 
 
@@ -153,9 +153,9 @@ def test_ranks_take_their_places_while_a_job_collapses() -> None:
     tick, delays = stagger([1.0] * 13 + [2.5] * 4)
     assert delays[-1] == pytest.approx(0.3 * tick[timing.STEP_BASELINE_S])
     rank, _ = timing.new_state(4)
-    timing.decide(rank, tick, 0, 4, pacing.one_mechanism("stagger", 0.1, 0.3), 10.0, 0, 4)
+    timing.decide(rank, tick, *pacing.laid_out(pacing.one_mechanism("stagger", 0.1, 0.3), 4), 10.0, 0, 4)
     np.testing.assert_allclose(rank[timing.DELAY_S], delays[-1] * np.arange(4) / 3, rtol=1e-6)
-    timing.decide(rank, tick, 0, 4, pacing.one_mechanism("stagger", 2.0, 0.3), 10.0, 0, 4)
+    timing.decide(rank, tick, *pacing.laid_out(pacing.one_mechanism("stagger", 2.0, 0.3), 4), 10.0, 0, 4)
     assert not rank[timing.DELAY_S].any(), "the inflation is below this threshold"
 
 

@@ -23,9 +23,14 @@ class _Course:
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.interval_iterations = policy, policy.interval_iterations
-        self.settings_M2, self.done = pacing.off(), 0
+        self.done = 0
+        self.follow(pacing.off())
         self.left: standing.Left | None = None
         policy.reset(1)
+
+    def follow(self, settings_M2: NDArray[np.float64]) -> None:
+        """Follow these settings until the next decision."""
+        self.settings_M2R, self.on_M = pacing.laid_out(np.asarray(settings_M2, np.float64), 1)
 
 
 class RankPacer:
@@ -84,8 +89,8 @@ class RankPacer:
 
         Rule ``defer`` delays no rank, so slack is no limit for :meth:`hold_s`.
         """
-        window_M = self._courses[which].settings_M2[:, pacing.WINDOW]
-        return not (window_M[pacing.PHASE_SHIFT] > 0.0 or window_M[pacing.STAGGER] > 0.0)
+        on_M = self._courses[which].on_M
+        return not (on_M[pacing.PHASE_SHIFT] or on_M[pacing.STAGGER])
 
     def delay_s(self, which: int = 0) -> float:
         """The delay before the next iteration if that policy acts in it, seconds."""
@@ -130,10 +135,10 @@ class RankPacer:
         self._observe(comm_s, barrier_s, step_s)
         # an interval's last delay still follows the old settings, as in the simulator: the view comes after it
         cap_s = capped_s(self._cap_s, self._cap_share, self._tick[timing.STEP_BASELINE_S])
-        timing.decide(self._rank, self._tick, 0, 1, course.settings_M2, cap_s, self._member, self._members)
+        timing.decide(self._rank, self._tick, course.settings_M2R, course.on_M, cap_s, self._member, self._members)
         course.done += 1
         if course.done % course.interval_iterations == 0:
-            course.settings_M2 = np.asarray(course.policy.act(self.view()[None])[0], np.float64)
+            course.follow(course.policy.act(self.view()[None])[0])
         return self.delay_s(acting)
 
     def _hand_over(self, acting: int | None) -> None:

@@ -111,7 +111,7 @@ def receive(
     clocks = np.zeros(1, layout.CLOCK)
     clocks["key"] = episode_keys([seed])
     ranks = entry_TR.shape[1]
-    scratch = layout.zeros(layout.Scratch, {"R": ranks, "G": groups, "M": ranks, "F": 0})
+    scratch = layout.zeros(layout.Scratch, {"R": ranks, "G": groups, "J": ranks, "F": 0, "M": 0, "2": 2})
     _receive_compiled(jobs, clocks, np.zeros(ranks, np.float32), np.ascontiguousarray(entry_TR), finish_TG, scratch)
     return finish_TG
 

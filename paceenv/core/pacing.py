@@ -265,6 +265,32 @@ def one_mechanism(mechanism: str, threshold: float, window: float) -> NDArray[np
     return settings({mechanism: (threshold, window)})
 
 
+def by_rank(settings_SM2: NDArray[np.float64], settings_M2R: NDArray[np.float64], on_M: NDArray[np.bool_]) -> None:
+    """Lay settings out as the rules read them.
+
+    Args:
+        settings_SM2: (threshold, window) of each mechanism, ratios, for all ranks (S = 1) or for each (S = R).
+        settings_M2R: the same on each rank, written to; rows of mechanisms that are off for all are left as they are.
+        on_M: which mechanisms any rank has on, those with a window; written to, ``(M,)``.
+    """
+    settings, each = settings_SM2.shape[0], np.int64(settings_SM2.shape[0] > 1)
+    for m in range(settings_SM2.shape[1]):
+        on_M[m] = False
+        for s in range(settings):
+            on_M[m] |= settings_SM2[s, m, WINDOW] > 0.0
+        if on_M[m]:
+            for k in range(2):
+                for r in range(settings_M2R.shape[2]):
+                    settings_M2R[m, k, r] = settings_SM2[r * each, m, k]
+
+
+def laid_out(settings_M2: NDArray[np.float64], ranks: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """What :func:`by_rank` writes, for one setting ``(M, 2)`` of all ranks or for one of each, ``(R, M, 2)``."""
+    settings_M2R, on_M = np.zeros((*off().shape, ranks)), np.zeros(len(MECHANISMS), np.bool_)
+    by_rank(settings_M2.reshape(-1, *off().shape), settings_M2R, on_M)
+    return settings_M2R, on_M
+
+
 def decode_action(action_BA: NDArray[np.floating], mechanisms: Sequence[str]) -> NDArray[np.float64]:
     """Settings ``(B, M, 2)`` for normalised actions ``(B, 2 * len(mechanisms))`` in [-1, 1].
 

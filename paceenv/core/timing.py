@@ -249,20 +249,19 @@ def comm_low_s(rank: NDArray[np.float32], r: int) -> float:
     return safe_s if before_s < math.inf and safe_s > baseline_s else baseline_s
 
 
-def window_s(settings_M2: NDArray[np.float64], mechanism: int, step_s: float, cap_s: float) -> float:
+def window_s(window: float, step_s: float, cap_s: float) -> float:
     """The delay window of a mechanism in seconds: its share of the baseline step, at most the cap.
 
     The result is a hair smaller, so that a delay that is cut to it stays within it when stored as float32.
     """
-    return float(min(settings_M2[mechanism, WINDOW] * step_s, cap_s)) * _ROUNDED_DOWN
+    return min(window * step_s, cap_s) * _ROUNDED_DOWN
 
 
 def decide(
     rank: NDArray[np.float32],
     tick: NDArray[np.float64],
-    low: int,
-    high: int,
-    settings_M2: NDArray[np.float64],
+    settings_M2R: NDArray[np.float64],
+    on_M: NDArray[np.bool_],
     cap_s: float,
     first_member: int = 0,
     members: int = 1,
@@ -272,77 +271,110 @@ def decide(
     Where several mechanisms ask for a delay, the largest counts. The sum would count the same lost time more than once.
 
     Args:
-        rank: estimator of the ranks, ``(RANK_FIELDS, R)``; delays are written.
+        rank: estimator of the ranks, ``(RANK_FIELDS, R or more)``; delays are written.
         tick: what all ranks see alike, ``(TICK_FIELDS,)``.
-        settings_M2: (threshold, window) of each mechanism, ratios; the baseline step is their scale.
+        settings_M2R: (threshold, window) of each mechanism on each rank, ratios; the baseline step is their scale.
+        on_M: the mechanisms that are on for any of these ranks, as settings from :func:`paceenv.core.pacing.by_rank`.
         first_member: place of column 0 in its process group; column ``r`` is member ``(first_member + r) % members``,
             which is its place in a stagger.
     """
-    step_s, delay_R = tick[STEP_BASELINE_S], rank[DELAY_S]
-    first, end = np.uint64(low), np.uint64(high)  # unsigned: no test for counting from the end at every access
-    paper_s, threshold = window_s(settings_M2, PAPER, step_s, cap_s), settings_M2[PAPER, THRESHOLD]
-    mean_slack_s = 0.0 if switchback.slack_pauses(tick) else window_s(settings_M2, MEAN_SLACK, step_s, cap_s)
-    if mean_slack_s > paper_s:
-        paper_s, threshold = mean_slack_s, settings_M2[MEAN_SLACK, THRESHOLD]
-    if paper_s > 0.0:
-        for r in range(first, end):
-            mean_s, sd_s = (
-                np.float64(rank[slots.WAIT_MEAN_S, r]),
-                math.sqrt(np.float64(rank[slots.WAIT_VARIANCE_S2, r])),
-            )
-            wait_s = np.float64(rank[slots.SLACK_S, r]) - np.float64(
-                delay_R[r]
-            )  # the delay that this iteration started with
-            delay_R[r] = paper_delay_s(wait_s, mean_s, sd_s, step_s, threshold, paper_s)
+    ranks, pauses = settings_M2R.shape[2], switchback.slack_pauses(tick)
+    delay_R, hold_R, step_s = rank[DELAY_S], rank[DEFER_S], tick[STEP_BASELINE_S]
+    paper, mean_slack = bool(on_M[PAPER]), bool(on_M[MEAN_SLACK]) and not pauses
+    if paper or mean_slack:
+        follow_waits(rank, tick, settings_M2R, cap_s, paper, mean_slack)
     else:
-        for r in range(first, end):
-            delay_R[r] = 0.0
-    use_slack(rank, tick, low, high, settings_M2, cap_s)
-    phase_shift_s = window_s(settings_M2, PHASE_SHIFT, step_s, cap_s)
-    if phase_shift_s > 0.0:
-        threshold = settings_M2[PHASE_SHIFT, THRESHOLD]
-        for r in range(first, end):
-            asked_s = phase_shift_delay_s(
-                comm_low_s(rank, r), np.float64(rank[slots.COMM_BASELINE_S, r]), threshold, phase_shift_s
-            )
-            delay_R[r] = max(np.float64(delay_R[r]), asked_s)
-    stagger_s = window_s(settings_M2, STAGGER, step_s, cap_s)
-    inflation, threshold = tick[slots.STAGGER_FREE_S] / step_s - 1.0, settings_M2[STAGGER, THRESHOLD]
-    if stagger_s > 0.0 and (tick[slots.STAGGER_LEFT] > 0.0 or threshold == 0.0):
-        least = 0.0 if tick[slots.STAGGER_TRIAL] > 0.0 else threshold
-        for r in range(first, end):
-            place = float((first_member + r) % np.uint64(members)) / max(members - 1, 1)
-            asked_s = stagger_delay_s(inflation, place, least, stagger_s)
-            delay_R[r] = max(np.float64(delay_R[r]), asked_s)
+        clear(delay_R, ranks)
+    if on_M[SLACK]:
+        use_slack(rank, tick, settings_M2R, cap_s, pauses)
+    else:
+        clear(rank[slots.SLACK_DELAY_S], ranks)
+    if on_M[PHASE_SHIFT]:
+        shift_phase(rank, tick, settings_M2R, cap_s)
+    if on_M[STAGGER]:
+        take_places(rank, tick, settings_M2R, cap_s, first_member, members)
     least_s = np.float32(least_delay_s(step_s))
-    for r in range(first, end):
+    for r in range(ranks):
         delay_R[r] = delay_R[r] if delay_R[r] >= least_s else _ZERO
-    hold_transfers(rank, tick, low, high, settings_M2, cap_s)
+    if on_M[DEFER]:
+        hold_transfers(hold_R, tick, settings_M2R[DEFER], cap_s)
+    else:
+        clear(hold_R, ranks)
+
+
+def clear(values_R: NDArray[np.float32], ranks: int) -> None:
+    """Set to 0."""
+    for r in range(ranks):
+        values_R[r] = _ZERO
+
+
+def follow_waits(
+    rank: NDArray[np.float32],
+    tick: NDArray[np.float64],
+    settings_M2R: NDArray[np.float64],
+    cap_s: float,
+    paper: bool,
+    mean_slack: bool,
+) -> None:
+    """Delay ranks by the rule of the paper or by mean_slack, of those that act the one with the wider window."""
+    step_s, delay_R, now_R = tick[STEP_BASELINE_S], rank[DELAY_S], rank[slots.SLACK_S]
+    mean_R, variance_R = rank[slots.WAIT_MEAN_S], rank[slots.WAIT_VARIANCE_S2]
+    for r in range(settings_M2R.shape[2]):
+        paper_s = window_s(settings_M2R[PAPER, WINDOW, r], step_s, cap_s) if paper else 0.0
+        mean_slack_s = window_s(settings_M2R[MEAN_SLACK, WINDOW, r], step_s, cap_s) if mean_slack else 0.0
+        threshold = settings_M2R[MEAN_SLACK if mean_slack_s > paper_s else PAPER, THRESHOLD, r]
+        wait_s = np.float64(now_R[r]) - np.float64(delay_R[r])  # less the delay that this iteration started with
+        mean_s, sd_s = np.float64(mean_R[r]), math.sqrt(np.float64(variance_R[r]))
+        delay_R[r] = paper_delay_s(wait_s, mean_s, sd_s, step_s, threshold, max(paper_s, mean_slack_s))
 
 
 def use_slack(
-    rank: NDArray[np.float32],
-    tick: NDArray[np.float64],
-    low: int,
-    high: int,
-    settings_M2: NDArray[np.float64],
-    cap_s: float,
+    rank: NDArray[np.float32], tick: NDArray[np.float64], settings_M2R: NDArray[np.float64], cap_s: float, pauses: bool
 ) -> None:
     """Delay ranks by what their slack allows, but in pauses of the rule; what it asks for is kept over a pause."""
     step_s, delay_R, slack_delay_R = tick[STEP_BASELINE_S], rank[DELAY_S], rank[slots.SLACK_DELAY_S]
-    most_s, threshold = window_s(settings_M2, SLACK, step_s, cap_s), settings_M2[SLACK, THRESHOLD]
-    first, end = np.uint64(low), np.uint64(high)
-    if most_s == 0.0 or tick[slots.SLACK_CLOSED] > 0.0:
-        for r in range(first, end):
-            slack_delay_R[r] = 0.0
-        return
-    if switchback.slack_pauses(tick):
-        return
-    for r in range(first, end):
-        before_s = np.float64(slack_delay_R[r])
-        slack_delay_R[r] = slack_delay_s(slack_low_s(rank, r), before_s, step_s, threshold, most_s)
-    for r in range(first, end):
-        delay_R[r] = max(delay_R[r], slack_delay_R[r])
+    closed = tick[slots.SLACK_CLOSED] > 0.0
+    for r in range(settings_M2R.shape[2]):
+        most_s = window_s(settings_M2R[SLACK, WINDOW, r], step_s, cap_s)
+        threshold, before_s = settings_M2R[SLACK, THRESHOLD, r], np.float64(slack_delay_R[r])
+        asked_s = before_s if pauses else slack_delay_s(slack_low_s(rank, r), before_s, step_s, threshold, most_s)
+        slack_delay_R[r] = 0.0 if closed or most_s == 0.0 else asked_s
+    if not pauses:
+        for r in range(settings_M2R.shape[2]):
+            delay_R[r] = max(delay_R[r], slack_delay_R[r])
+
+
+def shift_phase(
+    rank: NDArray[np.float32], tick: NDArray[np.float64], settings_M2R: NDArray[np.float64], cap_s: float
+) -> None:
+    """Delay ranks by what contention adds to their collective."""
+    step_s, delay_R, baseline_R = tick[STEP_BASELINE_S], rank[DELAY_S], rank[slots.COMM_BASELINE_S]
+    for r in range(settings_M2R.shape[2]):
+        threshold, most_s = settings_M2R[PHASE_SHIFT, THRESHOLD, r], settings_M2R[PHASE_SHIFT, WINDOW, r]
+        most_s = window_s(most_s, step_s, cap_s)
+        asked_s = phase_shift_delay_s(comm_low_s(rank, r), np.float64(baseline_R[r]), threshold, most_s)
+        delay_R[r] = max(np.float64(delay_R[r]), asked_s)
+
+
+def take_places(
+    rank: NDArray[np.float32],
+    tick: NDArray[np.float64],
+    settings_M2R: NDArray[np.float64],
+    cap_s: float,
+    first_member: int,
+    members: int,
+) -> None:
+    """Delay ranks by their place in the stagger of their process group, while the job holds one."""
+    step_s, delay_R = tick[STEP_BASELINE_S], rank[DELAY_S]
+    inflation, holds = tick[slots.STAGGER_FREE_S] / step_s - 1.0, tick[slots.STAGGER_LEFT] > 0.0
+    is_trial, member = tick[slots.STAGGER_TRIAL] > 0.0, first_member % members
+    for r in range(settings_M2R.shape[2]):
+        threshold, most_s = settings_M2R[STAGGER, THRESHOLD, r], settings_M2R[STAGGER, WINDOW, r]
+        if holds or threshold == 0.0:
+            place = float(member) / max(members - 1, 1)
+            asked_s = stagger_delay_s(inflation, place, 0.0 if is_trial else threshold, window_s(most_s, step_s, cap_s))
+            delay_R[r] = max(np.float64(delay_R[r]), asked_s)
+        member = 0 if member + 1 == members else member + 1
 
 
 def least_delay_s(step_s: float) -> float:
@@ -355,21 +387,15 @@ def least_delay_s(step_s: float) -> float:
 
 
 def hold_transfers(
-    rank: NDArray[np.float32],
-    tick: NDArray[np.float64],
-    low: int,
-    high: int,
-    settings_M2: NDArray[np.float64],
-    cap_s: float,
+    hold_R: NDArray[np.float32], tick: NDArray[np.float64], settings_2R: NDArray[np.float64], cap_s: float
 ) -> None:
-    """Set how long ranks hold back each transfer that can wait in their next iteration, ``rank[DEFER_S]``, seconds."""
-    hold_R, most_s = rank[DEFER_S], window_s(settings_M2, DEFER, tick[STEP_BASELINE_S], cap_s)
-    hold_s = defer_hold_s(switchback.defer_gain(tick), settings_M2[DEFER, THRESHOLD], most_s) if most_s > 0.0 else 0.0
-    if hold_s > 0.0:
-        tick[slots.DEFER_NOW] = 1.0
-    if hold_s > 0.0 or (high > low and hold_R[low] > 0.0):
-        for r in range(np.uint64(low), np.uint64(high)):
-            hold_R[r] = hold_s
+    """Set how long ranks hold back each transfer that can wait in their next iteration, seconds."""
+    gain = switchback.defer_gain(tick)
+    for r in range(settings_2R.shape[1]):
+        most_s = window_s(settings_2R[WINDOW, r], tick[STEP_BASELINE_S], cap_s)
+        hold_R[r] = hold_s = defer_hold_s(gain, settings_2R[THRESHOLD, r], most_s)
+        if hold_s > 0.0:
+            tick[slots.DEFER_NOW] = 1.0
 
 
 def spend(

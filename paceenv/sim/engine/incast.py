@@ -36,30 +36,30 @@ def receive_all(job: Any, clock: Any, delay_R: NDArray[np.float32], scratch: Scr
     every member does, each on a port of its own.
     """
     compute_R, finish_G = scratch.compute_R, scratch.finish_G
-    arrival_M, order_M, start_M, sender_M = scratch.arrival_M, scratch.order_M, scratch.start_M, scratch.sender_M
+    arrival_J, order_J, start_J, sender_J = scratch.arrival_J, scratch.order_J, scratch.start_J, scratch.sender_J
     groups, per_group = finish_G.shape[0], compute_R.shape[0] // finish_G.shape[0]
     key = key_of(clock["key"], INCAST, clock["iteration"])
     for g in range(groups):
         first, finish_s = g * per_group, 0.0
         for i in range(per_group):
-            arrival_M[i], order_M[i] = np.float64(delay_R[first + i]) + compute_R[first + i], i
-        sort(arrival_M[:per_group], order_M[:per_group])
+            arrival_J[i], order_J[i] = np.float64(delay_R[first + i]) + compute_R[first + i], i
+        sort(arrival_J[:per_group], order_J[:per_group])
         for place in range(per_group - 1, -1, -1):
-            receiver = order_M[place]
+            receiver = order_J[place]
             if job["incast_kind"] == ALL_TO_ALL:
                 if latest_end_s(job, per_group, place, scratch) * SURELY < finish_s:
                     continue
             elif receiver > 0:
                 continue
-            receiver_s, senders = arrival_M[receiver], 0
+            receiver_s, senders = arrival_J[receiver], 0
             for i in range(per_group):  # who was there before starts now, in the order of ranks
-                if i != receiver and arrival_M[i] <= receiver_s:
-                    start_M[senders], sender_M[senders] = receiver_s, first + i
+                if i != receiver and arrival_J[i] <= receiver_s:
+                    start_J[senders], sender_J[senders] = receiver_s, first + i
                     senders += 1
             for later in range(senders, per_group):
-                i = order_M[later]
-                if i != receiver and arrival_M[i] > receiver_s:
-                    start_M[senders], sender_M[senders] = arrival_M[i], first + i
+                i = order_J[later]
+                if i != receiver and arrival_J[i] > receiver_s:
+                    start_J[senders], sender_J[senders] = arrival_J[i], first + i
                     senders += 1
             finish_s = max(finish_s, receiver_s, _receive(job, key, first + receiver, senders, scratch))
         finish_G[g] = finish_s
@@ -71,42 +71,42 @@ def latest_end_s(job: Any, members: int, place: int, scratch: Scratch) -> float:
     From the last arrival on the port has all that is left, and it was busy before for as long as the first messages
     take. An all-to-all ends with the latest port, mostly that of the last member, so few ports must be looked at.
     """
-    arrival_M, order_M, flow_s = scratch.arrival_M, scratch.order_M, job["incast_flow_s"]
-    latest_s, since_s = arrival_M[order_M[members - 1]], arrival_M[order_M[max(place, min(members - 1, 1))]]
+    arrival_J, order_J, flow_s = scratch.arrival_J, scratch.order_J, job["incast_flow_s"]
+    latest_s, since_s = arrival_J[order_J[members - 1]], arrival_J[order_J[max(place, min(members - 1, 1))]]
     busy_s = min(latest_s - since_s, max(place, 1) * flow_s)
     timeout_s = job["incast_timeout_s"] if job["incast_fit"] < members - 1 else 0.0
     return float(latest_s + (members - 1) * flow_s - busy_s + timeout_s)
 
 
 def _receive(job: Any, key: np.uint64, receiver: int, senders: int, scratch: Scratch) -> float:
-    """When the last of ``senders`` messages is through a port; ``start_M`` ascending, ``sender_M`` whose each is."""
-    start_M, sender_M, target_M, timeout_M = scratch.start_M, scratch.sender_M, scratch.target_M, scratch.timeout_M
+    """When the last of ``senders`` messages is through a port; ``start_J`` ascending, ``sender_J`` whose each is."""
+    start_J, sender_J, target_J, timeout_J = scratch.start_J, scratch.sender_J, scratch.target_J, scratch.timeout_J
     sent_R, buffered_s, gathers = scratch.sent_R, job["incast_buffered_s"], job["incast_kind"] != ALL_TO_ALL
     now_s, served_s, done_s = 0.0, 0.0, 0.0
     head, tail, handed = 0, 0, 0
     while head < senders:
         until_s = math.inf
         if tail < senders:
-            until_s = max(start_M[tail] - now_s, 0.0)
+            until_s = max(start_J[tail] - now_s, 0.0)
         if head < tail:
-            until_s = min(until_s, max(target_M[head] - served_s, 0.0) * (tail - head))
+            until_s = min(until_s, max(target_J[head] - served_s, 0.0) * (tail - head))
             if gathers and handed < tail:
-                until_s = min(until_s, max(target_M[handed] - buffered_s - served_s, 0.0) * (tail - head))
+                until_s = min(until_s, max(target_J[handed] - buffered_s - served_s, 0.0) * (tail - head))
             served_s += until_s / (tail - head)
         now_s += until_s
-        while gathers and handed < tail and target_M[handed] - buffered_s <= served_s * (1.0 + 1e-13):
-            sent_R[sender_M[handed]] = now_s + timeout_M[handed]
+        while gathers and handed < tail and target_J[handed] - buffered_s <= served_s * (1.0 + 1e-13):
+            sent_R[sender_J[handed]] = now_s + timeout_J[handed]
             handed += 1
-        while head < tail and target_M[head] <= served_s * (1.0 + 1e-13):
-            done_s = max(done_s, now_s + timeout_M[head])
+        while head < tail and target_J[head] <= served_s * (1.0 + 1e-13):
+            done_s = max(done_s, now_s + timeout_J[head])
             head += 1
-        while tail < senders and start_M[tail] <= now_s:
-            target_M[tail] = served_s + job["incast_flow_s"]
+        while tail < senders and start_J[tail] <= now_s:
+            target_J[tail] = served_s + job["incast_flow_s"]
             overflow = max(1.0 - job["incast_fit"] / (tail - head + 1), 0.0)
-            lost = overflow > 0.0 and uniform(key, receiver, sender_M[tail]) < overflow * overflow * overflow
-            timeout_M[tail] = job["incast_timeout_s"] if lost else 0.0
+            lost = overflow > 0.0 and uniform(key, receiver, sender_J[tail]) < overflow * overflow * overflow
+            timeout_J[tail] = job["incast_timeout_s"] if lost else 0.0
             tail += 1
             if gathers and buffered_s >= job["incast_flow_s"]:  # at once: a lost window is the kernel's business
-                sent_R[sender_M[handed]] = now_s
+                sent_R[sender_J[handed]] = now_s
                 handed += 1
     return done_s

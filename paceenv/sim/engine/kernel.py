@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core import signals, timing
+from paceenv.core import pacing, signals, timing
 from paceenv.sim.engine.coupling import interrupt, note_computed, reset_coupling, run_ahead, slow_down, spend
 from paceenv.sim.engine.draws import OBSERVER, uniform
 from paceenv.sim.engine.fluid import reset_tenants, rewind, share_uplink, sort, vary_transfers
@@ -239,7 +239,7 @@ def run(
         compute_R, comm_R, wait_R, order_G = scratch.compute_R, scratch.comm_R, scratch.wait_R, scratch.order_G
         ranks, groups, step_T = compute_R.shape[0], order_G.shape[0], recording.step_ET[e]
         per_group = ranks // groups  # here, as a division takes as long as a rank's share of an iteration
-        settings_SM2, limits_4 = settings_ESM2[e], tables.limits
+        pacing.by_rank(settings_ESM2[e], scratch.settings_M2R, scratch.on_M)
         delay_R, has_power = view.rank[timing.DELAY_S][:ranks], job["compute_w"] > 0.0
         is_imperfect = job["late_wake_s"] > 0.0 or job["missing_share"] > 0.0
         can_stop = job["checkpoint_iterations"] > 0 or job["failure_per_s"] > 0.0
@@ -277,7 +277,7 @@ def run(
                     keep_program_stamps(recording, e, t, view, room)
                 for r in range(ranks):
                     comm_R[r], wait_R[r] = room.paid_R[r], step_s - job["barrier_s"] - room.at_R[r]
-            take_in(view, scratch, settings_SM2, limits_4, step_s, extra_s, per_group)
+            take_in(view, scratch, tables.limits, step_s, extra_s, per_group)
             if is_imperfect:
                 keep_missing(job, clock["key"], clock["iteration"], scratch.aside_FR, view.rank)
             rewind(clock, tenant, step_s + extra_s)

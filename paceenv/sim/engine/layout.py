@@ -232,7 +232,12 @@ class View(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What one iteration of one job works in; nothing in it outlives the iteration. Seconds, except where noted."""
+    """What one job works in; only the settings outlive an iteration. Seconds, except where noted."""
+
+    settings_M2R: NDArray[np.float64]
+    """(threshold, window) of each mechanism on each rank, ratios."""
+    on_M: NDArray[np.bool_]
+    """Which mechanisms any rank has on."""
 
     compute_R: NDArray[np.float64]
     """Compute time of each rank; for ranks that run ahead, counted from the end of the step before."""
@@ -246,17 +251,17 @@ class Scratch(NamedTuple):
     """Time of each rank in the barrier."""
     sent_R: NDArray[np.float64]
     """When each sender of a gather leaves it, from the end of the step before; latency not included."""
-    arrival_M: NDArray[np.float64]
-    """Of a gather or all-to-all: when each member of a group arrives; M members, room for all ranks."""
-    order_M: NDArray[np.int64]
+    arrival_J: NDArray[np.float64]
+    """Of a gather or all-to-all: when each member of a group arrives; J members, room for all ranks."""
+    order_J: NDArray[np.int64]
     """The members in that order."""
-    sender_M: NDArray[np.int64]
+    sender_J: NDArray[np.int64]
     """Which ranks send to one port, in the order in which they start."""
-    start_M: NDArray[np.float64]
+    start_J: NDArray[np.float64]
     """When they start."""
-    target_M: NDArray[np.float64]
+    target_J: NDArray[np.float64]
     """What the port must have served when each message is through."""
-    timeout_M: NDArray[np.float64]
+    timeout_J: NDArray[np.float64]
     """What a lost window adds to each message."""
     aside_FR: NDArray[np.float32]
     """``(timing.RANK_FIELDS, R)``: estimators of ranks that cannot measure this iteration, as they were before it."""

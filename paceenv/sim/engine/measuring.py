@@ -67,7 +67,6 @@ def keep_missing(job: Any, key: np.uint64, t: int, source: NDArray[np.float32], 
 def take_in(
     view: View,
     scratch: Scratch,
-    settings_SM2: NDArray[np.float64],
     limits_4: NDArray[np.float64],
     step_s: float,
     extra_s: float,
@@ -82,9 +81,7 @@ def take_in(
     timing.observe_step(tick, step_s + extra_s)
     timing.observe_ranks(rank, tick, comm_R, wait_R, job["has_barrier"])
     cap_s = limits.capped_s(limits_4[limits.CAP_S], limits_4[limits.CAP_SHARE], tick[timing.STEP_BASELINE_S])
-    each = settings_SM2.shape[0] > 1
-    for low in range(settings_SM2.shape[0]):
-        timing.decide(rank, tick, low, low + 1 if each else ranks, settings_SM2[low], cap_s, 0, per_group)
+    timing.decide(rank, tick, scratch.settings_M2R, scratch.on_M, cap_s, 0, per_group)
     elapsed_s, burst_s, fill = step_s + extra_s, limits_4[limits.BURST_S], limits_4[limits.FILL]
     timing.spend(rank[timing.BUDGET_S], delay_R, ranks, elapsed_s, burst_s, fill)
 

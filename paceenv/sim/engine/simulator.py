@@ -285,7 +285,7 @@ class Simulator:
             program, tenants = self.batch.program, self.batch.tenants_EK.shape[1]
             room = (program, program_room(program, tenants)) if len(program.kind_I) else ()
             R, G = self.batch.ranks, self.batch.groups
-            sizes = {"R": R, "G": G, "M": R, "F": timing.RANK_FIELDS}
+            sizes = {"R": R, "G": G, "J": R, "F": timing.RANK_FIELDS, "M": len(pacing.MECHANISMS), "2": 2}
             self._rooms.append((layout.zeros(layout.Scratch, sizes), *room))
         return self._rooms[part]
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import limits as delay_limits
-from paceenv.core import signals, timing
+from paceenv.core import pacing, signals, timing
 from paceenv.core.limits import LIMITS
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
@@ -190,10 +190,8 @@ class Reference:
         timing.observe_step(self._tick, step_s)
         timing.observe_ranks(self._rank, self._tick, seen_2R[0], seen_2R[1], bool(job["has_barrier"]))
         cap_s = delay_limits.capped_s(LIMITS.cap_s, LIMITS.cap_share, self._tick[timing.STEP_BASELINE_S])
-        each = len(settings_SM2) > 1
-        for low, settings_M2 in enumerate(settings_SM2):
-            high = low + 1 if each else ranks
-            timing.decide(self._rank, self._tick, low, high, settings_M2, cap_s, 0, ranks // self.batch.groups)
+        settings_M2R, on_M = pacing.laid_out(settings_SM2, ranks)
+        timing.decide(self._rank, self._tick, settings_M2R, on_M, cap_s, 0, ranks // self.batch.groups)
         budget_R, delay_R = self._rank[timing.BUDGET_S], self._rank[timing.DELAY_S]
         timing.spend(budget_R, delay_R, ranks, step_s, LIMITS.burst_s, LIMITS.fill)
         self._rank[:, self._missed_R] = aside
