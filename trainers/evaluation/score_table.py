@@ -158,8 +158,8 @@ CHANGING = "mixed"
 PAGE = """# Scores
 
 Rebuilt by `make scores` from the committed configs. Throughput against passive, mean over {seeds} seeds of {iterations}
-iterations with 95 % bootstrap intervals, paired on common random numbers; every rank runs its own copy of a policy on
-its own view, within the limits that a live job has by default:
+iterations with Student's 95 % intervals over seeds, paired on common random numbers; every rank runs its own copy of a
+policy on its own view, within the limits that a live job has by default:
 {limits}.
 A CV is never a result by itself.
 
