@@ -132,7 +132,9 @@ def test_evaluate_tells_files_of_one_name_apart_and_names_its_command(
     made = ["--write", str(page), "--watch", str(drawn)]
     rows = json.loads(_run(capsys, "evaluate", *map(str, paths), *options, *made))
     assert {row["policy"] for row in rows} == {"passive", *map(str, paths)}
-    assert f"| {paths[1]} |" in page.read_text()
+    assert f"| {paths[1]} | weighted mean |" in page.read_text()
+    same = f"- {paths[0]} against {paths[1]}, paired, weighted mean: +0.00% [+0.00%, +0.00%]"
+    assert same in page.read_text(), "they see the same noise"
     assert "--suite demo --seeds 2 --iterations 60" in page.read_text()
     assert "--limit cap_share=0.2" in page.read_text()
     shown, mean = drawn.read_text(), "policy: mean step"

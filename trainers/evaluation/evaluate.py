@@ -34,6 +34,8 @@ NULL_LIMIT = 0.005
 """The largest share of mean step time that a policy may cost where pacing cannot help."""
 TUNED = "static-tuned"
 """The static setting that is best for each cluster by itself."""
+TOTAL = "weighted mean"
+"""Stands for the cluster in rows over all clusters of a suite."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class SuiteResult:
         delay = float(np.dot(weights, [s.mean_delay_share for s in scores]))
         shares = [share for case in cases if (share := self._share_of_best(policy, case)) is not None]
         mean_closed = mean_share(shares) if shares else None
-        return Score(policy, self.suite.name, gain, (low, high), cv, delay, gap_closed=mean_closed)
+        return Score(policy, TOTAL, gain, (low, high), cv, delay, gap_closed=mean_closed)
 
 
 def evaluate(
