@@ -61,6 +61,8 @@ def test_simulate_prints_what_it_promises(capsys: pytest.CaptureFixture[str]) ->
         (["simulate", "null-jitter", "--iterations", "1000000000", "--seeds", "1000"], "at most"),
         (["evaluate", "passive", "--suite", "dem"], "did you mean demo"),
         (["train", "demo", "-o", "unused", "--set", "sb3.learning_rat=1"], "did you mean learning_rate"),
+        (["train", "paceenv/Pacing-v0", "-o", "unused"], "neither a file nor one of configs/train: demo"),
+        (["evaluate", "learnt"], "clairvoyant, best-static, module:Class or a .safetensors file; did you mean"),
         (["calibrate", "no-such-trace", "-o", "unused.yaml"], "no-such-trace"),
         (["evaluate", "passive", "--write", "."], ".: is a folder; allowed: the name of a file"),
         (

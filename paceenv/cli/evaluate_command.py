@@ -10,7 +10,7 @@ import typer
 from paceenv.core.errors import InputError
 from paceenv.core.files import check_file_name
 from paceenv.core.limits import LIMIT_HELP
-from paceenv.policies.select import POLICY_HELP, select_policy
+from paceenv.policies.select import NAMES, POLICY_HELP, select_policy
 from paceenv.trainers.evaluation import score_table
 from paceenv.trainers.evaluation.evaluate import evaluate as compare
 from paceenv.trainers.evaluation.static_search import search_static
@@ -70,8 +70,8 @@ def evaluate(
     chosen = chosen.model_copy(update={**update, "limits": chosen.limits.changed(limit or [])})
     chosen = chosen.only([split]) if split else chosen
     for name in names:
-        if name != "best-static":
-            select_policy(name, chosen.cases[0].load())  # refuses a wrong name before anything is compiled
+        if name != "best-static":  # a wrong name is refused before anything is compiled
+            select_policy(name, chosen.cases[0].load(), (*NAMES, "best-static"))
     for i, name in enumerate(names):
         if name == "best-static":
             with output.progress("best static setting", 1) as done:
@@ -86,9 +86,7 @@ def evaluate(
         rows = score_table.cells(score_table.scores(result))
         length = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"
         note = f"Gain: throughput against passive, ours and the tenants'. {length}; {chosen.limits}"
-        output.print_table(f"Suite {chosen.name}", score_table.COLUMNS, rows, note)
-        for line in differences:
-            output.say(line)
+        output.print_table(f"Suite {chosen.name}", score_table.COLUMNS, rows, "\n".join([note, *differences]))
     if write is not None:
         options = [text for name, value in given.items() for text in (name, str(value))]
         options += [text for one in limit or [] for text in ("--limit", one)]

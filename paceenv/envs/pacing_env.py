@@ -117,8 +117,9 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ## Episode End
 
-    Truncated after ``episode_intervals`` steps; never terminated. The vector environment then does as its
-    ``autoreset_mode`` says:
+    Truncated after ``episode_intervals`` steps; never terminated. The environment does it itself, without Gymnasium's
+    ``TimeLimit``, so ``env.spec.max_episode_steps`` is None. The vector environment then does as its ``autoreset_mode``
+    says:
 
     * ``NEXT_STEP``: the step after an end starts the next episode: reward 0, its action counts for nothing
     * ``SAME_STEP``: the step that ends an episode returns the next one's first observation; the last one is in
