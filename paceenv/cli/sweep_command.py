@@ -68,7 +68,7 @@ def _run(config: SweepConfig, out: Path, address: str | None, json_: str | None)
             with ray_tuner.connected(address):
                 ray_tuner.tune_all(config, task, out)
         except KeyboardInterrupt:
-            output.say("to go on: the same command")
+            output.say("interrupted; the same command goes on from here")
             raise
         said = finish(out, task)
     is_shown = output.write_json(said, json_)

@@ -86,7 +86,7 @@ def train(
     try:
         summary = train_seeds(resolved, seeds, prepare_folder(out), resume=resume)
     except KeyboardInterrupt:
-        output.say("to go on from the last checkpoint: the same command with --resume")
+        output.say("interrupted; the same command with --resume goes on from the last checkpoint")
         raise
     if output.write_json(summary, json_):
         output.print_table(f"trained {resolved.name}", ("", ""), [(k, str(v)) for k, v in summary.items()])
