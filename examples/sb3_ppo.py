@@ -1,6 +1,6 @@
 """Train PPO of Stable-Baselines3 by hand, and score what comes out as paceenv scores every policy.
 
-You learn: how the native batch of environments becomes a ``VecEnv``, why the reward is paired with an unpaced twin,
+You learn: how the native batch of environments becomes a ``VecEnv``, why the reward is paired with an unpaced copy,
 how an SB3 actor becomes a policy file, and how a policy is compared with no pacing on seeds that training never saw.
 It prints the gain in throughput before and after training, with 95 % intervals. An untrained actor gains, too: its
 actions lie in the middle of their range, which is a setting, and here almost any setting helps. The simulated job
@@ -30,7 +30,7 @@ CLUSTER, MECHANISM = "two-jobs", "phase_shift"
 def make_envs(rows: int, seed: int) -> NativeVecEnv:
     """Rows of the environment as one ``VecEnv``; a step is one call of the compiled engine.
 
-    The reward is the difference to a twin of each row on the same noise that never paces (the default,
+    The reward is the difference to a copy of each row on the same noise that never paces (the default,
     ``reward="paired"``): what the action did. The raw reward says mostly how noisy the episode was.
     """
     mode = AutoresetMode.SAME_STEP  # as Stable-Baselines3 expects

@@ -9,6 +9,7 @@ import importlib
 import os
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,10 @@ POLICY_HELP = (
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
-def select_policy(text: str, cluster: Cluster) -> Policy | Clairvoyant:
+def select_policy(text: str, cluster: Cluster, known: Sequence[str] = NAMES) -> Policy | Clairvoyant:
     """The policy that ``text`` names; ``static`` takes settings that are not given from the cluster config.
 
-    Raises InputError for an unknown name or option, and for an invalid file.
+    Raises InputError for an unknown name or option, with the ``known`` ones, and for an invalid file.
     """
     default = cluster.pacing
     named = names.rule(text, (default.mechanism, default.threshold, default.window))
@@ -43,7 +44,7 @@ def select_policy(text: str, cluster: Cluster) -> Policy | Clairvoyant:
         return named
     if text == names.AHEAD:
         return Clairvoyant()
-    return _own_policy(text) if names_class(text) else names.find(text, NAMES)[1].policy
+    return _own_policy(text) if names_class(text) else names.find(text, (*known, "module:Class"))[1].policy
 
 
 def names_class(text: str) -> bool:

@@ -145,6 +145,8 @@ def test_a_wrong_algorithm_or_section_is_one_line(data: dict[str, Any], expected
         ("DQN", {}, "algorithm = 'DQN'; allowed: distill, or a class of stable_baselines3 or sb3_contrib: PPO"),
         ("nothing", {}, "algorithm = 'nothing'; allowed: distill, or a class"),
         ("SAC", {"gama": 0.5}, "sb3.arguments.gama = 0.5; allowed: "),
+        ("SAC", {"tau": -0.1}, "sb3.arguments.tau = -0.1; allowed: 0 to 1"),
+        ("PPO", {"gamma": 1.5}, "sb3.arguments.gamma = 1.5; allowed: 0 to 1"),
     ],
 )
 def test_a_class_or_argument_that_is_not_there_is_one_line(

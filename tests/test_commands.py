@@ -61,6 +61,8 @@ def test_simulate_prints_what_it_promises(capsys: pytest.CaptureFixture[str]) ->
         (["simulate", "null-jitter", "--iterations", "1000000000", "--seeds", "1000"], "at most"),
         (["evaluate", "passive", "--suite", "dem"], "did you mean demo"),
         (["train", "demo", "-o", "unused", "--set", "sb3.learning_rat=1"], "did you mean learning_rate"),
+        (["train", "paceenv/Pacing-v0", "-o", "unused"], "neither a file nor one of configs/train: demo"),
+        (["evaluate", "learnt"], "clairvoyant, best-static, module:Class or a .safetensors file; did you mean"),
         (["calibrate", "no-such-trace", "-o", "unused.yaml"], "no-such-trace"),
         (["evaluate", "passive", "--write", "."], ".: is a folder; allowed: the name of a file"),
         (
@@ -132,7 +134,9 @@ def test_evaluate_tells_files_of_one_name_apart_and_names_its_command(
     made = ["--write", str(page), "--watch", str(drawn)]
     rows = json.loads(_run(capsys, "evaluate", *map(str, paths), *options, *made))
     assert {row["policy"] for row in rows} == {"passive", *map(str, paths)}
-    assert f"| {paths[1]} |" in page.read_text()
+    assert f"| {paths[1]} | weighted mean |" in page.read_text()
+    same = f"- {paths[0]} against {paths[1]}, paired, weighted mean: +0.00% [+0.00%, +0.00%]"
+    assert same in page.read_text(), "they see the same noise"
     assert "--suite demo --seeds 2 --iterations 60" in page.read_text()
     assert "--limit cap_share=0.2" in page.read_text()
     shown, mean = drawn.read_text(), "policy: mean step"

@@ -1,4 +1,4 @@
-"""Episodes that come again: what is kept of them changes no result, and their unpaced twins run once."""
+"""Episodes that come again: what is kept of them changes no result, and their unpaced copies run once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from paceenv.envs.episode_batch import TWIN
+from paceenv.envs.episode_batch import UNPACED
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.sim.engine.simulator import Simulator
 
@@ -51,12 +51,12 @@ def test_jobs_with_a_program_are_kept_with_it() -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_twin_of_an_episode_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unpaced_copy_of_an_episode_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     env, runs, plain = make(), list[bool](), Simulator.run
     env.keep_episodes()
 
     def counting(self: Simulator, *arguments: Any) -> Any:
-        runs.append(any(self is shape.simulators[TWIN] for shape in env._batch._shapes if shape.simulators))
+        runs.append(any(self is shape.simulators[UNPACED] for shape in env._batch._shapes if shape.simulators))
         return plain(self, *arguments)
 
     monkeypatch.setattr(Simulator, "run", counting)

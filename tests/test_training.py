@@ -91,10 +91,16 @@ def test_the_adapter_is_the_environment() -> None:
     assert ended > 6
 
 
-def test_an_interrupted_training_is_not_begun_again_by_accident(tmp_path: Path) -> None:
-    (tmp_path / training_run.CHECKPOINT).touch()
-    with pytest.raises(InputError, match="holds a training that was interrupted; allowed: --resume, or another folder"):
-        application.run(["train", "demo", "-o", str(tmp_path), *small(1024)])
+@pytest.mark.parametrize("held", ["checkpoint.safetensors", "policy.safetensors", "seed-3/policy.safetensors"])
+def test_a_folder_that_holds_a_run_is_not_written_over(held: str, tmp_path: Path) -> None:
+    (tmp_path / held).parent.mkdir(exist_ok=True)
+    (tmp_path / held).touch()
+    for what in (["demo", *small(1024)], ["--job", "null-jitter"]):
+        with pytest.raises(InputError, match=r"safetensors of a run; allowed: --resume with its config, or another"):
+            application.run(["train", *what, "-o", str(tmp_path)])
+    if held == "policy.safetensors":
+        with pytest.raises(InputError, match="holds a policy, but no checkpoint to go on from; allowed: another"):
+            application.run(["train", "demo", *small(1024), "-o", str(tmp_path), "--resume"])
 
 
 SELECTED = """

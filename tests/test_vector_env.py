@@ -147,7 +147,7 @@ def test_async_vector_env_steps_our_environment() -> None:
 # Rewards
 
 
-def test_paired_rewards_are_raw_ones_less_those_of_the_unpaced_twin() -> None:
+def test_paired_rewards_are_raw_ones_less_those_of_the_unpaced_copy() -> None:
     arguments = {"cluster": ["two-jobs", "unequal-slack"], "mechanisms": ("slack", "phase_shift")}
     paired, raw = (PacingVectorEnv(6, reward=reward, **arguments) for reward in ("paired", "raw"))
     without = PacingVectorEnv(6, reward="raw", **arguments)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 PUBLIC = {
-    "Environment": ("paceenv.envs.registration", "paceenv.envs.pacing_env"),
+    "Environment": (
+        "paceenv.envs.registration",
+        "paceenv.envs.pacing_env",
+        "paceenv.envs.multi_agent",
+        "paceenv.trainers.training.training_envs",
+    ),
     "Policies": (
         "paceenv.policies.base",
         "paceenv.policies.names",
         "paceenv.policies.rules",
         "paceenv.policies.learned",
+        "paceenv.policies.from_torch",
         "paceenv.policies.policy_file",
         "paceenv.policies.rollout",
+    ),
+    "Comparison and sweeps": (
+        "paceenv.trainers.evaluation.evaluate",
+        "paceenv.trainers.evaluation.suites",
+        "paceenv.trainers.sweep.trainables",
     ),
     "Simulator": (
         "paceenv.sim.cluster.model",

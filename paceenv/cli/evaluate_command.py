@@ -10,7 +10,7 @@ import typer
 from paceenv.core.errors import InputError
 from paceenv.core.files import check_file_name
 from paceenv.core.limits import LIMIT_HELP
-from paceenv.policies.select import POLICY_HELP, select_policy
+from paceenv.policies.select import NAMES, POLICY_HELP, select_policy
 from paceenv.trainers.evaluation import score_table
 from paceenv.trainers.evaluation.evaluate import evaluate as compare
 from paceenv.trainers.evaluation.static_search import search_static
@@ -48,7 +48,8 @@ def evaluate(
 ) -> None:
     """Compare policies on a suite of clusters against passive, paired on the same noise, with 95 % intervals.
 
-    best-static searches the best single static setting for the whole suite, on other seeds.
+    best-static searches the best single static setting for the whole suite, on other seeds. Below the table stands the
+    paired difference of the first policy to each other one. The gap closed is shown where clairvoyant is among them.
 
     Examples: paceenv evaluate paper adaptive -- paceenv evaluate learned best-static --suite all --split validation
     -- paceenv evaluate learned best-static --watch side-by-side.html
@@ -69,8 +70,8 @@ def evaluate(
     chosen = chosen.model_copy(update={**update, "limits": chosen.limits.changed(limit or [])})
     chosen = chosen.only([split]) if split else chosen
     for name in names:
-        if name != "best-static":
-            select_policy(name, chosen.cases[0].load())  # refuses a wrong name before anything is compiled
+        if name != "best-static":  # a wrong name is refused before anything is compiled
+            select_policy(name, chosen.cases[0].load(), (*NAMES, "best-static"))
     for i, name in enumerate(names):
         if name == "best-static":
             with output.progress("best static setting", 1) as done:
@@ -80,17 +81,18 @@ def evaluate(
         result = compare(names, chosen, on_done=done)
     for line in result.outside():
         output.say(line)
+    differences = score_table.differences(result, names)
     if output.write_json(score_table.as_json(result), json_):
         rows = score_table.cells(score_table.scores(result))
         length = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"
         note = f"Gain: throughput against passive, ours and the tenants'. {length}; {chosen.limits}"
-        output.print_table(f"Suite {chosen.name}", score_table.COLUMNS, rows, note)
+        output.print_table(f"Suite {chosen.name}", score_table.COLUMNS, rows, "\n".join([note, *differences]))
     if write is not None:
         options = [text for name, value in given.items() for text in (name, str(value))]
         options += [text for one in limit or [] for text in ("--limit", one)]
         made_by = shlex.join(["paceenv", "evaluate", *policies, *options])
-        page = [f"# Policies on suite {chosen.name}", "", f"Made by `{made_by}`.", "", score_table.markdown(result)]
-        config_files.write_text(write, "\n".join(page))
+        page = [f"# Policies on suite {chosen.name}", "", f"Made by `{made_by}`.", ""]
+        config_files.write_text(write, "\n".join([*page, score_table.markdown(result, differences)]))
     if watch is not None:
         from paceenv.trainers.evaluation.result_plots import side_by_side_page  # Matplotlib doubles the time of --help
 

@@ -57,7 +57,7 @@ def simulate(
                 result = run(chosen, simulator, iterations, on_interval=done, on_recording=writer.append)
     statistics, outcome = metrics.step_statistics(result.step_ET), result.outcome
     samples = config.samples_per_step
-    throughput = metrics.bootstrap_interval(samples / result.useful_step_E)
+    throughput = metrics.mean_interval(samples / result.useful_step_E)
     useful = samples * outcome.useful_iterations
     summary: dict[str, Any] = {
         "cluster": config.name,

@@ -64,8 +64,12 @@ def _run(config: SweepConfig, out: Path, address: str | None, json_: str | None)
     task = make_task(config)
     with locked(out, "sweep"):
         _begin(out, {"config": config.model_dump(mode="json", exclude={"description"}), "inputs": task.inputs()})
-        with ray_tuner.connected(address):
-            ray_tuner.tune_all(config, task, out)
+        try:
+            with ray_tuner.connected(address):
+                ray_tuner.tune_all(config, task, out)
+        except KeyboardInterrupt:
+            output.say("interrupted; the same command goes on from here")
+            raise
         said = finish(out, task)
     is_shown = output.write_json(said, json_)
     if said["failed"] and not said["winners"]:
@@ -87,7 +91,8 @@ def _begin(out: Path, asked: dict[str, Any]) -> None:
 
 def _show(results: Results) -> None:
     rows = [cells(candidate, results.objectives) for candidate in results.front()]
-    note = f"{len(results.candidates)} candidates, {len(results.failed)} trials failed"
+    note = f"{len(results.candidates)} of {results.asked} candidates, {len(results.failed)} trials failed"
+    note += "" if results.is_finished else ", unfinished"
     output.print_table(f"sweep {results.config.name}: front", columns(results), rows, note)
     for row in results.failed:
         output.say(f"trial {row['trial']} failed: {row['error']}")

@@ -67,6 +67,7 @@ def train(
         others = {"--algorithm": algorithm, "--resume": resume, "--set": set_, "--seeds": seeds > 1}
         if given := [name for name, value in others.items() if value]:
             raise InputError(f"{given[0]} with --job; allowed: --seconds, --seed, --out, --json")
+        _refuse_used(out)
         _train_for_job(job, out, seconds, seed or 0, json_)
         return
     path = config_files.find("train", config or "")
@@ -78,11 +79,23 @@ def train(
     resolved = config_files.parse(TrainConfig, data, str(path)).beside(path)
     if seeds > 1 and resolved.selection is None:
         raise InputError(f"--seeds {seeds}: {path} has no selection to compare seeds; allowed: 1")
+    if not resume:
+        _refuse_used(out)
     from paceenv.trainers.training.training_run import train_seeds  # torch, which a refused config need not wait for
 
-    summary = train_seeds(resolved, seeds, prepare_folder(out), resume=resume)
+    try:
+        summary = train_seeds(resolved, seeds, prepare_folder(out), resume=resume)
+    except KeyboardInterrupt:
+        output.say("interrupted; the same command with --resume goes on from the last checkpoint")
+        raise
     if output.write_json(summary, json_):
         output.print_table(f"trained {resolved.name}", ("", ""), [(k, str(v)) for k, v in summary.items()])
+
+
+def _refuse_used(out: Path) -> None:
+    """Raises InputError for a folder with the policy or checkpoint of another run."""
+    for held in (*out.glob("*.safetensors"), *out.glob("seed-*/*.safetensors")):
+        raise InputError(f"{out}: holds {held.name} of a run; allowed: --resume with its config, or another folder")
 
 
 def _train_for_job(job: str, out: Path, seconds: float, seed: int, json_: str | None) -> None:
@@ -97,7 +110,6 @@ def _train_for_job(job: str, out: Path, seconds: float, seed: int, json_: str | 
     with output.progress(f"train for {clusters[0].name}", left_s) as done:
         trained = train_for_job(clusters, seconds=left_s, seed=seed, on_progress=done)
     summary: dict[str, Any] = {"policy": None, "sha256": None, **trained.to_json()}
-    path.unlink(missing_ok=True)  # of an earlier run
     if trained.file is not None:
         summary |= {"policy": str(path), "sha256": save_policy(path, trained.file)}
     if not output.write_json(summary, json_):

@@ -108,13 +108,12 @@ def find(kind: str, name: str | os.PathLike[str]) -> Path:
     is_name = os.sep not in str(name) and packaged(kind).joinpath(f"{name}.yaml").is_file()
     if not is_name and (path.is_dir() or glob.has_magic(str(name))):
         return _only_config(path)
-    if path.suffix in YAML_SUFFIXES or os.sep in str(name):
+    if is_name:
+        return packaged(kind) / f"{name}.yaml"
+    if path.suffix in YAML_SUFFIXES or (os.sep in str(name) and path.is_file()):
         if not path.is_file():
             raise InputError(f"{path}: no such file")
         return path
-    candidate = packaged(kind) / f"{name}.yaml"
-    if candidate.is_file():
-        return candidate
     import difflib  # only here, as below: importing the live agent must not load it
 
     known = names(kind)

@@ -1,4 +1,4 @@
-"""The measures of a run: step-time statistics and paired bootstrap intervals. numpy only; times in seconds."""
+"""The measures of a run: step-time statistics, rewards, intervals of means. numpy only; times in seconds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core.differences import Mean
 from paceenv.core.intervals import Interval
-from paceenv.core.student_t import student_t_quantile
 
 
 def step_statistics(step_s: NDArray[np.float64]) -> dict[str, float]:
@@ -28,26 +28,9 @@ def reward(step_mean_s: float, step_sd_s: float, reference_s: float, cv_weight: 
     return reference_s / step_mean_s - cv_weight * step_sd_s / reference_s
 
 
-def bootstrap_interval(
-    samples_N: NDArray[np.float64], *, level: float = 0.95, resamples: int = 2000, seed: int = 0
-) -> Interval:
-    """The mean of a sample with its expanded percentile bootstrap interval.
-
-    Plain percentiles are too narrow for few units: with 8 they hold the truth in 9 of 10 samples only. Their levels are
-    therefore those of Student's t, with the spread that ``N - 1`` degrees of freedom stand for.
-    Source: Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69 (2015), 371-386.
-
-    Returns:
-        The mean with its interval; without an interval for fewer than two units.
-    """
-    units, mean = len(samples_N), float(samples_N.mean())
-    if units < 2:
-        return Interval(mean)
-    picks = np.random.default_rng(seed).integers(0, units, (resamples, units))
-    errors = student_t_quantile(0.5 * (1.0 - level), units - 1) * math.sqrt(units / (units - 1))
-    tail = 50.0 * math.erfc(errors / math.sqrt(2.0))
-    low, high = np.percentile(samples_N[picks].mean(axis=-1), [tail, 100.0 - tail])
-    return Interval(mean, float(low), float(high))
+def mean_interval(samples_N: NDArray[np.float64]) -> Interval:
+    """The mean of independent values, such as paired gains by seed, with Student's interval; unbounded for one."""
+    return Mean(samples_N.tolist()).interval(0.05)
 
 
 def ks_distance(sample_N: NDArray[np.float64], other_M: NDArray[np.float64]) -> float:

@@ -32,7 +32,7 @@ WHERE = "paceenv/Pacing-v0"
 """What messages name as the place of a wrong value."""
 DEFAULT_CLUSTER, DEFAULT_MECHANISMS = ("two-jobs", "two-jobs-other-period", "one-job"), ("phase_shift",)
 """A job with a twin on its uplink, with a job of another period, and alone: no constant setting suits all three."""
-PACED, TWIN = 0, 1
+PACED, UNPACED = 0, 1
 """Index into the simulators of a shape."""
 
 
@@ -71,7 +71,7 @@ class Rules:
         return (self.mechanisms,) if isinstance(self.mechanisms, str) else tuple(self.mechanisms)
 
     @property
-    def has_twin(self) -> bool:
+    def has_copy(self) -> bool:
         """Whether every episode runs a second time, without pacing."""
         return self.reward == "paired"
 
@@ -137,7 +137,7 @@ class _Shape:
     """Clusters that agree in ranks and groups, and the simulators of their episodes, where every row has a place.
 
     Attributes:
-        simulators: the paced one and, where rules ask for it, its unpaced twin on the same noise; none before the
+        simulators: the paced one and, where rules ask for it, its unpaced copy on the same noise; none before the
             first episode here.
         recording: the last interval of every row, where it is kept.
         kept: places in ``kept_jobs`` of episodes that come again, by key and cluster, where they are kept.
@@ -166,7 +166,7 @@ class _Shape:
         """
         if not self.simulators:
             jobs, limits = self.mix.derive(keys_E, cluster_E), self._rules.limits
-            self.simulators = [Simulator(jobs, keys_E, self._threads, limits) for _ in range(1 + self._rules.has_twin)]
+            self.simulators = [Simulator(jobs, keys_E, self._threads, limits) for _ in range(1 + self._rules.has_copy)]
         jobs = self._jobs(keys_E[rows], cluster_E[rows])
         for k in simulators:
             self.simulators[k].reset(rows, keys_E[rows], jobs)
@@ -270,7 +270,7 @@ class EpisodeBatch:
         self.keys_E[which] = keys
         self.preference.draw(which, keys)
         self.cluster_E[which] = draw_index(keys, self._edges)
-        self._start(which, (PACED, TWIN) if self.rules.has_twin and self._passive_of is None else (PACED,))
+        self._start(which, (PACED, UNPACED) if self.rules.has_copy and self._passive_of is None else (PACED,))
         if self._passive_of is not None:
             self._look_up_passive(which, self._passive_of)
 
@@ -282,16 +282,16 @@ class EpisodeBatch:
             self._shapes[s].start(rows, self.keys_E, np.where(shape_E == s, place_E, 0), simulators)
 
     def _look_up_passive(self, which: NDArray[np.int64], known: dict[tuple[int, int], NDArray[np.float64]]) -> None:
-        """Episodes start in some rows: their intervals without pacing; of those not known, the whole twin runs."""
+        """Episodes start in some rows: their intervals without pacing; of those not known, the whole copy runs."""
         episodes = [(int(self.keys_E[row]), int(self.cluster_E[row])) for row in which]
         new = {episode: row for episode, row in zip(episodes, which, strict=True) if episode not in known}
         if new:
             rows, off = np.array(list(new.values())), pacing.off(len(self.seeds_E), 1)
-            self._start(rows, (TWIN,))
+            self._start(rows, (UNPACED,))
             running = np.isin(np.arange(len(self.seeds_E)), rows)
             count = self.rules.episode_intervals
             at_once = 1 if self._can_fail else count  # what failures undid is counted after each interval
-            runs = [self._intervals(TWIN, off, running, at_once) for _ in range(count // at_once)]
+            runs = [self._intervals(UNPACED, off, running, at_once) for _ in range(count // at_once)]
             of_all_ETV = np.concatenate(
                 [np.stack([terms["step_mean_s"], reward_EI], 2) for reward_EI, terms in runs], 1
             )
@@ -301,16 +301,16 @@ class EpisodeBatch:
         self._age_E[which] = 0
 
     def keep_episodes(self) -> None:
-        """Keep the jobs and unpaced twins of episodes, for when their seeds come again; before the first episode.
+        """Keep the jobs and unpaced copies of episodes, for when their seeds come again; before the first episode.
 
-        An episode's key decides its cluster's draws and its noise, so its twin does the same every time. Results do not
+        An episode's key decides its cluster's draws and its noise, so its copy does the same every time. Results do not
         depend on it.
         """
         if self.simulator is not None:
             raise InputError(f"{WHERE}: keep_episodes() after an episode has begun; allowed: before the first reset()")
         for shape in self._shapes:
             shape.kept = {}
-        if self.rules.has_twin:
+        if self.rules.has_copy:
             self._passive_of = {}
             self._passive_ETV = np.zeros((len(self.seeds_E), self.rules.episode_intervals, 2))
 
@@ -361,7 +361,7 @@ class EpisodeBatch:
         if self.simulator is None:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         rewards_E, terms = self._interval(PACED, settings, running)
-        if self.rules.has_twin:
+        if self.rules.has_copy:
             passive_mean_E, passive_E = self._passive(running)
             terms["passive_step_mean_s"], terms["passive_reward"] = passive_mean_E, passive_E
             terms["gain"] = passive_mean_E / terms["step_mean_s"] - 1.0
@@ -380,7 +380,7 @@ class EpisodeBatch:
     def _passive(self, running: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean step in seconds and reward of the coming interval without pacing, ``(E,)`` each."""
         if self._passive_of is None:
-            rewards_E, terms = self._interval(TWIN, pacing.off(len(self.seeds_E), 1), running)
+            rewards_E, terms = self._interval(UNPACED, pacing.off(len(self.seeds_E), 1), running)
             return terms["step_mean_s"], rewards_E
         age_E = np.minimum(self._age_E, self.rules.episode_intervals - 1)
         self._age_E += True if running is None else running

@@ -83,6 +83,6 @@ def draw_ranks(panel: Axes, recording: Recording, batch: JobBatch, iterations: i
 def _title(batch: EpisodeBatch, n: int, recording: Recording) -> str:
     name, interval = batch.names_C[batch.cluster_E[n]], batch.elapsed_E[n]
     text = f"{name}, interval {interval} of {batch.rules.episode_intervals}: {recording.step_ET[0].mean():.4g} s a step"
-    if interval and batch.rules.has_twin and batch.terms:
+    if interval and batch.rules.has_copy and batch.terms:
         text += f", {batch.terms['passive_step_mean_s'][n]:.4g} s unpaced ({batch.terms['gain'][n]:+z.1%})"
     return text

@@ -83,8 +83,8 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     although the CV falls. Iterations that a failure undoes are taken off, as ``reference`` each over the interval's
     time.
 
-    By default (``reward="paired"``) the raw reward of the *unpaced twin* is subtracted: the same episode with the same
-    cluster and noise, run beside this one without any pacing. No pacing then returns exactly 0. The twin does not see
+    By default (``reward="paired"``) the raw reward of the *unpaced copy* is subtracted: the same episode with the same
+    cluster and noise, run beside this one without any pacing. No pacing then returns exactly 0. The copy does not see
     the action, so no action becomes better or worse than another.
 
     With ``cv_weight=0`` a paired reward of 0.05 is a gain of 5 % of the ideal step's throughput; the job's own relative
@@ -105,9 +105,9 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     | `throughput_ratio` | ideal step / mean step, less what failures undid | ratio | step |
     | `reference_step_s` | ideal step: every rank equal and every link free | s | step |
     | `cv_weight` | weight of the variation in the reward | ratio | step |
-    | `passive_step_mean_s` | mean step time of the unpaced twin | s | step, paired |
-    | `passive_reward` | raw reward of the unpaced twin; with the paired one the raw reward | ratio | step, paired |
-    | `gain` | mean step of the twin / mean step, less 1 | ratio | step, paired |
+    | `passive_step_mean_s` | mean step time of the unpaced copy | s | step, paired |
+    | `passive_reward` | raw reward of the unpaced copy; with the paired one the raw reward | ratio | step, paired |
+    | `gain` | mean step of the copy / mean step, less 1 | ratio | step, paired |
 
     ## Starting State
 
@@ -117,8 +117,9 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ## Episode End
 
-    Truncated after ``episode_intervals`` steps; never terminated. The vector environment then does as its
-    ``autoreset_mode`` says:
+    Truncated after ``episode_intervals`` steps; never terminated. The environment does it itself, without Gymnasium's
+    ``TimeLimit``, so ``env.spec.max_episode_steps`` is None. The vector environment then does as its ``autoreset_mode``
+    says:
 
     * ``NEXT_STEP``: the step after an end starts the next episode: reward 0, its action counts for nothing
     * ``SAME_STEP``: the step that ends an episode returns the next one's first observation; the last one is in
@@ -369,7 +370,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         return self._batch.names_C.copy()
 
     def keep_episodes(self) -> None:
-        """Keep the jobs and unpaced twins of episodes, for trainers whose seeds come again; before the first reset.
+        """Keep the jobs and unpaced copies of episodes, for trainers whose seeds come again; before the first reset.
 
         Results do not depend on it; memory grows with the number of different episodes.
         """

@@ -1,14 +1,14 @@
-"""Honest comparison: policies on a suite, paired on common random numbers, with bootstrap intervals.
+"""Honest comparison: policies on a suite, paired on common random numbers, with Student's intervals over seeds.
 
 Every rank runs its own copy of a policy on its own view. A row's unit is a seed: one cluster drawn, one noise drawn,
 the same for every policy.
 
 Gap closed is a policy's gain as a share of the *best known* one: the best mean gain of all policies and settings that
 ran on the cluster, where one of them looked ahead. No policy is a bound: one that looks ahead tries few settings and
-gives all ranks the same one, so others exceed it now and then. The intervals are those of a hierarchical bootstrap:
-clusters are drawn again, and within each of them seeds, the same for all policies; the best is found anew every time.
+gives all ranks the same one, so others exceed it now and then. On one cluster its interval is the jackknife's over
+seeds: the best is found anew without each of them. On several it is Student's over clusters.
 
-Axes: P policies, E seeds, C clusters, B resamples, K co-tenants.
+Axes: P policies, E seeds, C clusters, K co-tenants.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ NULL_LIMIT = 0.005
 """The largest share of mean step time that a policy may cost where pacing cannot help."""
 TUNED = "static-tuned"
 """The static setting that is best for each cluster by itself."""
-RESAMPLES = 1000
+TOTAL = "weighted mean"
+"""Stands for the cluster in rows over all clusters of a suite."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class SuiteResult:
         passive = self.outcomes["passive", case.name]
         return float((passive.step_s_E / passive.ideal_step_s_E - 1.0).mean())
 
-    def _share_of_best(self, policy: str, case: Case) -> tuple[float, NDArray[np.float64]] | None:
+    def _share_of_best(self, policy: str, case: Case) -> Interval | None:
         """As :func:`share_of_best`; None where there is nothing to win, as far as anybody knows."""
         best = self.best_known(case)
         if best is None or best <= NULL_LIMIT:
@@ -134,18 +135,17 @@ class SuiteResult:
     def score(self, policy: str, case: Case) -> Score:
         """One policy on one cluster."""
         result = self.outcomes[policy, case.name]
-        gain, *interval = metrics.bootstrap_interval(self.gain_E(policy, case))
-        share = self._share_of_best(policy, case)
-        closed = None if share is None else share_interval(*share)
+        gain, low, high = metrics.mean_interval(self.gain_E(policy, case))
+        closed = self._share_of_best(policy, case)
         cv, delay = float(result.cv_E.mean()), float(result.delay_share_E.mean())
         tenants = self.tenants_gain(policy, case)
-        return Score(policy, case.name, gain, (interval[0], interval[1]), cv, delay, case.null_case, closed, tenants)
+        return Score(policy, case.name, gain, (low, high), cv, delay, case.null_case, closed, tenants)
 
     def total(self, policy: str, against: str = "passive", cases: Sequence[Case] | None = None) -> Score:
         """One policy on the whole suite: the weighted mean of its gains.
 
-        The bootstrap resamples seeds in all clusters at once. ``gap_closed`` is the mean over clusters where there is
-        anything to gain; its interval is over clusters, too.
+        Its interval is over seeds, each in all clusters. ``gap_closed`` is the mean over clusters where there is
+        anything to gain, with an interval over these clusters.
 
         Args:
             cases: only these clusters; None: all.
@@ -154,13 +154,13 @@ class SuiteResult:
         weights = np.array([case.weight for case in cases])
         weights = weights / weights.sum()
         gain_EC = np.stack([self.gain_E(policy, c, against) for c in cases], axis=1)
-        gain, low, high = metrics.bootstrap_interval(gain_EC @ weights)
+        gain, low, high = metrics.mean_interval(gain_EC @ weights)
         scores = [self.score(policy, case) for case in cases]
         cv = float(np.dot(weights, [s.cv for s in scores]))
         delay = float(np.dot(weights, [s.mean_delay_share for s in scores]))
         shares = [share for case in cases if (share := self._share_of_best(policy, case)) is not None]
         mean_closed = mean_share(shares) if shares else None
-        return Score(policy, self.suite.name, gain, (low, high), cv, delay, gap_closed=mean_closed)
+        return Score(policy, TOTAL, gain, (low, high), cv, delay, gap_closed=mean_closed)
 
 
 def evaluate(
@@ -202,33 +202,29 @@ def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
     )
 
 
-def share_of_best(gain_PE: NDArray[np.float64], policy: int) -> tuple[float, NDArray[np.float64]]:
-    """The gain of one policy as a share of the best one on a cluster, and the same in resamples of the seeds, ``(B,)``.
+def share_of_best(gain_PE: NDArray[np.float64], policy: int) -> Interval:
+    """The gain of one policy as a share of the best one on a cluster, with the jackknife's interval over seeds.
+
+    Source: Efron and Stein, "The Jackknife Estimate of Variance", The Annals of Statistics 9 (1981), 586-596.
 
     Args:
         gain_PE: gains of all policies of the table, a relative gain of throughput each.
     """
-    seeds = gain_PE.shape[1]
-    picks_BE = np.random.default_rng(0).integers(0, seeds, (RESAMPLES, seeds))
-    mean_PB = gain_PE[:, picks_BE].mean(axis=2)
-    best_B = np.maximum(mean_PB.max(axis=0), NULL_LIMIT)  # where it is less there is nothing to win
-    mean_P = gain_PE.mean(axis=1)
-    return float(mean_P[policy] / mean_P.max()), np.asarray(mean_PB[policy] / best_B)
+    seeds, mean_P = gain_PE.shape[1], gain_PE.mean(axis=1)
+    without_PE = (mean_P[:, None] * seeds - gain_PE) / (seeds - 1)
+    share_E = without_PE[policy] / np.maximum(without_PE.max(axis=0), NULL_LIMIT)  # where it is less, nothing to win
+    value, jackknife = float(mean_P[policy] / mean_P.max()), metrics.mean_interval((1 - seeds) * share_E)
+    half = jackknife.high - jackknife.value
+    return Interval(value, value - half, min(value + half, 1.0))
 
 
-def share_interval(value: float, samples_B: NDArray[np.float64]) -> Interval:
-    """A share with the 95 % percentile interval of its resamples."""
-    low, high = np.percentile(samples_B, (2.5, 97.5))
-    return Interval(value, float(low), float(high))
-
-
-def mean_share(shares: Sequence[tuple[float, NDArray[np.float64]]]) -> Interval:
-    """The mean over clusters of what :func:`share_of_best` gives for each; clusters are drawn again, too.
+def mean_share(shares: Sequence[Interval]) -> Interval:
+    """The mean over clusters of what :func:`share_of_best` gives for each, with an interval over clusters.
 
     Args:
         shares: of each cluster, at least one.
     """
-    samples_CB = np.stack([samples_B for _, samples_B in shares])
-    rng, shape = np.random.default_rng(0), (RESAMPLES, len(shares))
-    picks_BC, inner_BC = rng.integers(0, len(shares), shape), rng.integers(0, RESAMPLES, shape)
-    return share_interval(float(np.mean([value for value, _ in shares])), samples_CB[picks_BC, inner_BC].mean(axis=1))
+    if len(shares) == 1:
+        return shares[0]
+    value, low, high = metrics.mean_interval(np.array([share.value for share in shares]))
+    return Interval(value, low, min(high, 1.0))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceenv.policies.names import STATIC_DEFAULTS
-from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, TUNED, Score, SuiteResult, evaluate
+from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, TOTAL, TUNED, Score, SuiteResult, evaluate
 from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import ALL, Case, Split, load_suite
 from paceenv.ui import output
@@ -116,11 +116,21 @@ def markdown(result: SuiteResult, verdicts: Sequence[str] = ()) -> str:
         "",
         f"{suite.seeds} seeds of {suite.iterations} iterations each, paired on common random numbers; every rank runs "
         "its own copy of the policy on its own view. Clairvoyant looks ahead on the true noise and cannot be deployed. "
-        "Gap closed is a gain as a share of the best known, the best in the table.",
+        "Gap closed, shown where clairvoyant is in the table, is a gain as a share of the best gain in the table.",
         "",
         *markdown_table(COLUMNS, cells(scores(result))),
     ]
     return "\n".join([*lines, "", *[f"- {verdict}" for verdict in verdicts], ""])
+
+
+def differences(result: SuiteResult, policies: Sequence[str]) -> list[str]:
+    """The paired gain of the first policy over each of the others, a line each."""
+    first, *others = dict.fromkeys(policies)
+    names = labels(policies)
+    return [
+        f"{names[first]} against {names[other]}, paired, {TOTAL}: {interval(result.total(first, against=other))}"
+        for other in others
+    ]
 
 
 def verdicts(result: SuiteResult, policy: str, static: str) -> list[str]:
@@ -158,8 +168,8 @@ CHANGING = "mixed"
 PAGE = """# Scores
 
 Rebuilt by `make scores` from the committed configs. Throughput against passive, mean over {seeds} seeds of {iterations}
-iterations with 95 % bootstrap intervals, paired on common random numbers; every rank runs its own copy of a policy on
-its own view, within the limits that a live job has by default:
+iterations with Student's 95 % intervals over seeds, paired on common random numbers; every rank runs its own copy of a
+policy on its own view, within the limits that a live job has by default:
 {limits}.
 A CV is never a result by itself.
 

@@ -72,6 +72,17 @@ class Results:
         objectives = (SCORE,) if config.static is None else tuple(config.static.objectives)
         return cls(config, asked.get("inputs", {}), objectives, candidates, failed)
 
+    @property
+    def asked(self) -> int:
+        """Trials of a whole sweep."""
+        return (self.config.static or self.config.training).num_samples  # type: ignore[union-attr]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all trials have ended."""
+        ended = sum(bool(candidate.result.get("done")) for candidate in self.candidates)
+        return ended + len(self.failed) >= self.asked
+
     def best(self) -> Candidate | None:
         """The winner: best in the first objective, then in the others, then with the fewest parameters."""
         return min(self.candidates, key=self._place, default=None)

@@ -95,7 +95,7 @@ class StaticTask:
         return tuple(triples)
 
     def score(self, config: Mapping[str, float]) -> dict[str, Any]:
-        """A setting's name and its values: medians over seeds, then weighted means over clusters.
+        """A setting's name and its values: means over seeds, then weighted means over clusters.
 
         ``energy`` leaves out clusters without power figures, and is missing where none has any.
         """
@@ -104,7 +104,7 @@ class StaticTask:
         weight_C = np.array([case.weight for case in self.cases])
         values: dict[str, Any] = {"policy": spelled(setting)}
         for name, value_SCE in (("throughput", scores.gain_SCE), ("cv", scores.cv_SCE), ("energy", scores.energy_SCE)):
-            value_C = np.median(value_SCE[0], axis=1)
+            value_C = value_SCE[0].mean(axis=1)
             share_C = np.where(np.isnan(value_C), 0.0, weight_C)
             if share_C.any():
                 values[name] = float(share_C @ np.nan_to_num(value_C) / share_C.sum())

@@ -236,5 +236,5 @@ def _gains(
         for name, policy in policies.items():
             paced_s_E = run(policy, start(cluster, own, limits=limits), ITERATIONS).useful_step_E
             gain[name].append(plain_s_E / paced_s_E - 1.0)
-    # a cluster is a unit of the bootstrap: its episodes have its parameters in common
-    return {name: metrics.bootstrap_interval(np.array([x.mean() for x in gains])) for name, gains in gain.items()}
+    # a cluster is one value: its episodes have its parameters in common
+    return {name: metrics.mean_interval(np.array([x.mean() for x in gains])) for name, gains in gain.items()}

@@ -64,6 +64,8 @@ every row."""
 _BUFFER = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 _OWN = ("policy", "env", "learning_rate", "seed", "device", "tensorboard_log", "verbose", "_init_setup_model")
 """Arguments of a class that a config cannot set."""
+_SHARES = ("gamma", "gae_lambda", "tau", "clip_range")
+"""Arguments from 0 to 1, which the classes do not check."""
 
 
 def algorithm_class(name: str) -> type[OnPolicyAlgorithm | OffPolicyAlgorithm]:
@@ -106,6 +108,8 @@ class Sb3Learner(Learner):
         for name, value in given.items():
             if name not in known:
                 raise out_of_range(f"sb3.arguments.{name}", value, ", ".join(known), f"config {self.config.name}")
+            if name in _SHARES and not (isinstance(value, (int, float)) and 0.0 <= value <= 1.0):
+                raise out_of_range(f"sb3.arguments.{name}", value, "0 to 1", f"config {self.config.name}")
         defaults: dict[str, Any] = {}
         for base in reversed(kind.__mro__):
             defaults |= DEFAULTS.get(base, {})

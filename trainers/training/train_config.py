@@ -44,7 +44,7 @@ class Environment(Config):
     pool_segments: int = Field(
         0,
         ge=0,
-        description="segments after which episodes come again, whose unpaced twins are then known; 0: never",
+        description="segments after which episodes come again, whose unpaced copies are then known; 0: never",
     )
     paired: bool = Field(True, description="reward as the difference to the same episodes without pacing")
 

@@ -70,11 +70,7 @@ def train(
     Raises:
         InputError: for a checkpoint of another config.
     """
-    # a finished training in the folder gives way to a new one, once that could be made
-    old = [] if resume or folder is None else [folder / POLICY, folder / CHECKPOINT, *folder.glob(f"{TENSORBOARD}/*")]
     run = Run(config, on_progress, folder)
-    for path in old:
-        path.unlink(missing_ok=True)
     try:
         if resume and folder is not None and (folder / CHECKPOINT).exists():
             run.restore(folder / CHECKPOINT)
@@ -251,9 +247,9 @@ def train_seeds(config: TrainConfig, seeds: int, out: Path, *, resume: bool = Fa
     """Train with several consecutive seeds, each in ``out/seed-N``, and keep the best policy; returns what to print."""
     runs = range(config.seed, config.seed + seeds)
     folders = {seed: out if seeds == 1 else out / f"seed-{seed}" for seed in runs}
-    for folder in () if resume else folders.values():
-        if (folder / CHECKPOINT).exists() and not (folder / POLICY).exists():
-            raise InputError(f"{folder}: holds a training that was interrupted; allowed: --resume, or another folder")
+    for folder in folders.values():
+        if (folder / POLICY).exists() and not (folder / CHECKPOINT).exists():
+            raise InputError(f"{folder}: holds a policy, but no checkpoint to go on from; allowed: another folder")
     outcomes = [
         _train_one(config.model_copy(update={"seed": seed}), folder, resume=resume) for seed, folder in folders.items()
     ]
