@@ -42,7 +42,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(monkeypatch: py
     """Also where a command meets it only after it has begun."""
     monkeypatch.setitem(sys.modules, "stable_baselines3.common.logger", None)
     monkeypatch.delitem(sys.modules, "paceenv.trainers.training.training_run", raising=False)
-    with pytest.raises(InputError, match=r"paceenv train needs stable_baselines3.common.logger; install it: pip install .*\[train\]"):
+    with pytest.raises(InputError, match=r"paceenv train needs stable_baselines3.*: pip install .*\[train\]"):
         application.run(["train", "demo", "--out", "unused"])
 
 
