@@ -38,6 +38,14 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(application.SUMMARIES) == set(project["entry-points"][application.GROUP]), "each has its line"
 
 
+def test_a_missing_package_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a command meets it only after it has begun."""
+    monkeypatch.setitem(sys.modules, "stable_baselines3.common.logger", None)
+    monkeypatch.delitem(sys.modules, "paceenv.trainers.training.training_run", raising=False)
+    with pytest.raises(InputError, match=r"paceenv train needs stable_baselines3.*: pip install .*\[train\]"):
+        application.run(["train", "demo", "--out", "unused"])
+
+
 def test_simulate_prints_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
     summary = _simulate(capsys, "unequal-slack", "--iterations", "400", "--seeds", "2")
     step = summary["step_time_s"]

@@ -182,6 +182,15 @@ def test_what_is_put_into_a_job_is_found(what: str, simulated: Any) -> None:
         assert_good(fit)
 
 
+def test_a_variation_beyond_what_a_cluster_can_have_is_cut_off(simulated: Any) -> None:
+    """Half of the ranks are slow: no rank is an outlier."""
+    cluster = load_cluster("sockets-null-jitter")
+    slow = cluster.changed([f"noise.slow_ranks={cluster.ranks // 2}", "noise.slow_factor=100"])
+    fit = fit_trace(with_bytes(simulated(slow), cluster), program=False)
+    assert fit.cluster.noise.persistent_cv == 1.0
+    assert "the simulator knows at most 1" in by_key(fit)["noise.persistent_cv"].evidence
+
+
 def test_what_delays_starts_and_transfers_alike_does_not_bias_a_probe(simulated: Any) -> None:
     """A busy host that starts late and then transfers longer: least squares would call it contention the wrong way."""
     stamps = read_job(read_rows(simulated(load_cluster("equal-slack"), longest_s=0.02, iterations=600)))
@@ -333,3 +342,22 @@ def test_a_rank_that_left_the_barrier_too_late_costs_its_iteration(simulated: An
     late = _changed(trace, end_s=pa.array(end_s))
     assert 51 not in read_job(read_rows(late)).iteration_T
     assert len(read_job(read_rows(late)).step_T) == len(read_job(read_rows(trace)).step_T) - 1
+
+
+def test_where_ranks_often_leave_late_a_step_ends_with_the_first(simulated: Any) -> None:
+    """As on hosts with more ranks than cores, where all wait for each other though some begin before others are out."""
+    trace = simulated(load_cluster("equal-slack"))
+    iteration, rank, end_s = trace.column("iteration"), trace.column("rank"), trace.column("end_s").copy()
+    end_s[trace.isin("op", "barrier") & (iteration % 8 == rank)] += 0.2
+    late, plain = (read_job(read_rows(one)) for one in (_changed(trace, end_s=pa.array(end_s)), trace))
+    for name in ("iteration_T", "step_T", "entry_TR", "finish_TG", "ready_TG"):
+        np.testing.assert_allclose(getattr(late, name), getattr(plain, name), atol=1e-9)
+
+
+def test_groups_that_never_wait_for_each_other_are_refused(simulated: Any) -> None:
+    trace = simulated(load_cluster("equal-slack"))
+    factor = np.where(trace.column("rank") % 8 < 4, 1.0, 1.5)
+    apart = _changed(trace, **{name: pa.array(trace.column(name) * factor) for name in ("start_s", "end_s")})
+    alone = Trace(apart.table.filter(pa.array(~apart.isin("op", "barrier"))), apart.metadata)
+    with pytest.raises(InputError, match=r"allowed: a job whose ranks wait for each other$"):
+        fit_trace(alone, program=False)

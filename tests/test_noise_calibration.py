@@ -121,6 +121,18 @@ def test_noise_free_and_two_worker_jobs_can_be_fitted() -> None:
     pair = fit(compute_times(100, 2, jitter_cv=0.05))
     assert pair.jitter_cv is not None
     assert pair.jitter_cv.lo < 0.05 < pair.jitter_cv.hi
+    assert not pair.slow_workers
+
+
+def test_one_of_two_workers_that_is_much_slower_is_a_slow_one() -> None:
+    """Not a pair whose factors vary by more than they are; its noise is relative to itself."""
+    late = fit(compute_times(100, 2, jitter_cv=0.05) * np.array([1.0, 15.0]))
+    assert late.slow_workers == (1,)
+    assert late.slow_factor is not None
+    assert late.slow_factor.lo < 15.0 < late.slow_factor.hi
+    assert late.jitter_cv is not None
+    assert late.jitter_cv.lo < 0.05 < late.jitter_cv.hi
+    assert late.persistent_cv.value == 0.0
 
 
 def test_few_workers_that_are_alike_do_not_make_a_mean_certain() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,8 @@ from paceenv.ui import config_files
 NOISE: Final = ("jitter_cv", "common_cv", "persistent_cv", "imbalance_cv", "imbalance_skew")
 MIN_CV: Final = 0.005
 """Smaller variations are left out."""
+MAX_CV: Final = 1.0
+"""Larger ones are cut off: a normal factor would often be negative."""
 MIN_FAIL_SLOW: Final = 0.1
 """An episode makes a rank slower by at least this share."""
 
@@ -62,6 +65,9 @@ def _put_noise(builder: ClusterBuilder[Any], noise_fit: NoiseFit) -> None:
         estimate = getattr(noise_fit, key)
         if estimate is not None and not (by_rank and key == "persistent_cv"):
             said = "variance components of a rank's compute in a step, jackknife over steps"
+            if key.endswith("_cv") and estimate.value > MAX_CV:
+                said += f"; they give {estimate.value:.2g}, and the simulator knows at most {MAX_CV:.0f}"
+                estimate = replace(estimate, value=MAX_CV)
             builder.put(estimated(f"noise.{key}", estimate, said))
     if noise_fit.slow_factor is not None and not by_rank:
         slow = ", ".join(f"rank {names[r]}" for r in noise_fit.slow_workers)

@@ -136,7 +136,8 @@ def _described(
     except InputError as error:
         if not isinstance(transfers, ProgramStamps):
             raise
-        raise InputError(f"{error}; paceenv calibrate --program needs only {MIN_STEPS} steps") from None
+        described = f"paceenv calibrate --program describes it by all of its transfers, from {MIN_STEPS} steps on"
+        raise InputError(f"{error}; {described}") from None
     fit, notes = fit_as(stamps), list[str]()
     if isinstance(transfers, str) and UNKNOWN_PEERS in transfers:
         notes.append(f"sends and receives count as compute: {UNKNOWN_PEERS} (--base with a typed program settles it)")
@@ -194,8 +195,8 @@ def _left_out(rows: JobRows, stamps: JobStamps) -> tuple[str, ...]:
     """A note on collectives that one collective a step leaves out, where they take long."""
     kept = np.flatnonzero(np.isin(rows.iteration_T, stamps.iteration_T)).tolist()
     all_s = sum(
-        row.end_s - row.start_s
-        for t in kept
+        min(row.end_s, step_end_s) - row.start_s
+        for t, step_end_s in zip(kept, stamps.begin_T + stamps.step_T, strict=True)
         for mine in rows.transfers[t]
         for row in mine
         if row.op in COLLECTIVE_OPS and row.op != "barrier"

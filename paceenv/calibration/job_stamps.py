@@ -152,29 +152,33 @@ def _stamps(rows: JobRows, groups: list[list[int]], payloads: Sequence[_Payload]
         raise InputError(f"trace of {name}: ranks differ in the collectives of an iteration; allowed: alike on all")
     entry_TR, exit_TR, wait_TR, end_TR = stamps_4TR[:, :, order]
     delay_TR = rows.delay_TR[:, order]
-    end_T = end_TR.max(axis=1)  # not a number where a rank has no end
-    begin_T = np.concatenate([[np.nan], np.where(np.diff(iteration_T) == 1, end_T[:-1], np.nan)])
-    use_T = np.isfinite(entry_TR).all(axis=1) & np.isfinite(begin_T)
-    seen, complete = int(np.isfinite(end_TR).any(axis=1).sum()), int(use_T.sum())
-    if complete < MIN_ITERATIONS:
-        raise InputError(
-            f"trace of {name}: {complete} complete iterations of its most usual kind; "
-            f"allowed: at least {MIN_ITERATIONS}"
-        )
-    entry_TR, exit_TR, wait_TR = (x_TR - begin_T[:, None] for x_TR in (entry_TR, exit_TR, wait_TR))
-    use_T &= (entry_TR > delay_TR).all(axis=1)  # else a rank got out of the barrier much later than another
-    if use_T.sum() < max(MIN_ITERATIONS, complete / 2):
+    first_T = end_TR.reshape(len(end_TR), len(groups), -1).min(axis=2).max(axis=1)
+    for end_T in (end_TR.max(axis=1), first_T):  # not a number where a rank has no end
+        begin_T = np.concatenate([[np.nan], np.where(np.diff(iteration_T) == 1, end_T[:-1], np.nan)])
+        complete_T = np.isfinite(entry_TR).all(axis=1) & np.isfinite(begin_T)
+        seen, complete = int(np.isfinite(end_TR).any(axis=1).sum()), int(complete_T.sum())
+        if complete < MIN_ITERATIONS:
+            raise InputError(
+                f"trace of {name}: {complete} complete iterations of its most usual kind; "
+                f"allowed: at least {MIN_ITERATIONS}"
+            )
+        use_T = complete_T & (entry_TR - delay_TR > begin_T[:, None]).all(axis=1)
+        if use_T.sum() >= max(MIN_ITERATIONS, complete / 2):
+            break  # else a rank often gets out so late that others have begun: that counts as what it computes
+    else:
         raise InputError(
             f"trace of {name}: in {complete - int(use_T.sum())} of {complete} iterations a rank began its payload "
             "before others ended the iteration before; allowed: a job whose ranks wait for each other"
         )
-    entry_TR, exit_TR, wait_TR, delay_TR = (x_TR[use_T] for x_TR in (entry_TR, exit_TR, wait_TR, delay_TR))
+    step_T = (end_T - begin_T)[use_T]
+    entry_TR, exit_TR, wait_TR = (x_TR[use_T] - begin_T[use_T, None] for x_TR in (entry_TR, exit_TR, wait_TR))
+    delay_TR = delay_TR[use_T]
     if len(groups) == len(order):
         entry_TR = exit_TR
     arrival_TG, finish_TG, ready_TG = (
         x_TR.reshape(len(x_TR), len(groups), -1).max(axis=2) for x_TR in (entry_TR, exit_TR, wait_TR)
     )
-    finish_TG = np.maximum(finish_TG, arrival_TG)
+    finish_TG = np.maximum(np.minimum(finish_TG, step_T[:, None]), arrival_TG)
     return JobStamps(
         name=name,
         source=rows.source,
@@ -190,6 +194,6 @@ def _stamps(rows: JobRows, groups: list[list[int]], payloads: Sequence[_Payload]
         delay_TR=np.minimum(delay_TR, np.maximum(entry_TR, 0.0)),
         finish_TG=finish_TG,
         ready_TG=np.maximum(ready_TG, finish_TG) if first.barrier else finish_TG,
-        step_T=(end_T - begin_T)[use_T],
+        step_T=step_T,
         dropped=seen - int(use_T.sum()),
     )

@@ -43,7 +43,8 @@ MIN_STEPS: Final = 8
 REPLICATES: Final = 20
 SLOW_FACTOR: Final = 1.2
 SLOW_MADS: Final = 6.0
-"""A worker is slow if its median step is SLOW_FACTOR x its peers' median or more, and SLOW_MADS deviations above it."""
+"""A worker is slow if its median step is SLOW_FACTOR x its peers' median or more, and SLOW_MADS deviations above it.
+Of two, the other one is all peers."""
 
 ROUNDING: Final = 1e-6
 """Of a step, or of what has no unit: stamps that differ by less do not differ."""
@@ -125,7 +126,7 @@ def subset_max(values_TR: Array, width: int) -> Array:
 
 def moments(compute_s_TR: Array, slow_R: NDArray[np.bool_]) -> Moments:
     """Moments of compute times ``(T, R)``, seconds, with slow workers marked in ``(R,)`` and left out of the noise."""
-    healthy_s_TR = compute_s_TR[:, ~slow_R]
+    healthy_s_TR = _healthy(compute_s_TR, slow_R)
     steps, ranks = healthy_s_TR.shape
     mean_s = float(healthy_s_TR.mean())
     y_TR = healthy_s_TR / mean_s
@@ -147,9 +148,25 @@ def moments(compute_s_TR: Array, slow_R: NDArray[np.bool_]) -> Moments:
     )
 
 
+def _healthy(compute_s_TR: Array, slow_R: NDArray[np.bool_]) -> Array:
+    """The healthy workers' columns. A single one has no peer: both are taken, with its mean and their pooled CV.
+
+    Pooled by seconds, as the slow one's noise is that of the step.
+    """
+    healthy_s_TR = compute_s_TR[:, ~slow_R]
+    if healthy_s_TR.shape[1] > 1:
+        return healthy_s_TR
+    mean_s_R = compute_s_TR.mean(axis=0)
+    relative_TR = (compute_s_TR - mean_s_R) / math.sqrt(float(np.mean(mean_s_R**2)))
+    pooled_s_TR: Array = healthy_s_TR.mean() * (1.0 + relative_TR)
+    return pooled_s_TR
+
+
 def slow_workers(compute_s_TR: Array) -> NDArray[np.bool_]:
-    """Which workers are persistently slow outliers, ``(R,)``. Needs three workers to tell."""
+    """Which workers are persistently slow outliers, ``(R,)``."""
     typical_s_R = np.median(compute_s_TR, axis=0)
+    if len(typical_s_R) == 2:
+        return np.asarray(typical_s_R > SLOW_FACTOR * typical_s_R.min())
     peers_s = np.median(typical_s_R)
     deviation_s = np.median(np.abs(typical_s_R - peers_s))
     slow: NDArray[np.bool_] = (typical_s_R > SLOW_FACTOR * peers_s) & (typical_s_R > peers_s + SLOW_MADS * deviation_s)
@@ -164,7 +181,7 @@ def measure_stage(compute_s_TR: Array, *, stage: int = 0) -> StageMeasurements:
     if not (np.isfinite(compute_s_TR).all() and (compute_s_TR > 0).all()):
         raise InputError(f"stage {stage}: compute time of a step is {compute_s_TR.min()} s; allowed: positive, finite")
     slow_R = slow_workers(compute_s_TR)
-    healthy_s_TR = compute_s_TR[:, ~slow_R]
+    healthy_s_TR = _healthy(compute_s_TR, slow_R)
     x_TR = healthy_s_TR / healthy_s_TR.mean(axis=1, keepdims=True) - 1.0
     ranks = x_TR.shape[1]
     blocks = np.array_split(np.arange(steps), min(steps, REPLICATES))
@@ -356,7 +373,7 @@ def _persistent(m: StageMeasurements) -> Estimate:
 
     The variance of the workers' means is persistent plus idiosyncratic / T, the latter well known (and memoryless).
     """
-    freedom = m.workers - len(m.slow_workers) - 1
+    freedom = max(m.workers - len(m.slow_workers) - 1, 1)
     from_steps = m.all.idiosyncratic_var / m.steps
     between = max(m.all.persistent_var, 0.0) + from_steps
     lo, hi = (between * freedom / float(stats.chi2.ppf(level, freedom)) for level in (0.975, 0.025))

@@ -90,19 +90,18 @@ def run(arguments: list[str]) -> int:
         close = difflib.get_close_matches(name, commands, 1)
         hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(commands))}"
         raise InputError(f"no command {name}{hint}")
-    return _run_command(commands[name], rest)
+    try:
+        return _run_command(commands[name], rest)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.split(".")[0] == "paceenv":
+            raise
+        raise needs(f"paceenv {name}", error.name, EXTRA.get(name, "train")) from None
 
 
 def _run_command(entry: EntryPoint, arguments: list[str]) -> int:
     import typer
 
-    try:
-        command = entry.load()
-    except ModuleNotFoundError as error:
-        extra = EXTRA.get(entry.name, "train")
-        if error.name and error.name.split(".")[0] == "paceenv":
-            raise
-        raise needs(f"paceenv {entry.name}", error.name, extra) from None
+    command = entry.load()
     if isinstance(command, typer.Typer):
         application = command
     else:

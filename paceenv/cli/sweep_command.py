@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceenv.core.errors import InputError, needs
+from paceenv.core.errors import InputError
 from paceenv.trainers.sweep.sweep_config import SweepConfig
 from paceenv.trainers.sweep.sweep_results import CONFIG, Results, cells, columns
 from paceenv.ui import config_files, output
@@ -55,12 +55,10 @@ def sweep(
 
 
 def _run(config: SweepConfig, out: Path, address: str | None, json_: str | None) -> None:
-    try:
-        from paceenv.trainers.sweep import ray_tuner
-        from paceenv.trainers.sweep.trainables import make_task
-        from paceenv.trainers.sweep.winner import WINNER, finish
-    except ModuleNotFoundError as error:
-        raise needs("paceenv sweep", error.name, "sweep") from None
+    from paceenv.trainers.sweep import ray_tuner
+    from paceenv.trainers.sweep.trainables import make_task
+    from paceenv.trainers.sweep.winner import WINNER, finish
+
     task = make_task(config)
     with locked(out, "sweep"):
         _begin(out, {"config": config.model_dump(mode="json", exclude={"description"}), "inputs": task.inputs()})
