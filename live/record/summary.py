@@ -83,7 +83,7 @@ def _heading(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         why = text(own, "agents", "reason")
         lines.append(f"{count(agents)} of {count(size)} ranks have an agent" + (f": {why}" if why else ""))
     lines.append(f"mode {mode}" + (f", in force: {state} ({reason or 'no reason given'})" if state != mode else ""))
-    policy, digest = text(own, "policy", "name"), text(own, "policy", "sha256")
+    policy, digest = text(own, "policy", "source"), text(own, "policy", "sha256")
     if policy and mode != "probe":  # probes need no policy
         lines[-1] += f"; policy {policy}" + (f" ({digest[:12]})" if digest else "")
     silent = [s["rank"] for s in ranks if not entry(s, "final")]
