@@ -103,9 +103,12 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         f"  mean {duration(step['mean_s'])}, median {duration(step['p50_s'])}, 99th percentile "
         f"{duration(step['p99_s'])}, at best {duration(step['baseline_s'])}; CV {percent(step['cv'])}"
     )
-    unlike = f", {count(irregular)} unlike the usual" if (irregular or 0.0) > FEW * (seen or 0.0) else ""
-    lines.append(f"  {count(seen)} iterations, {count(number(own, 'regular'))} steps measured{unlike}")
     together = number(own, "step_iterations") or 1.0
+    few, odd = FEW * (seen or 0.0), irregular or 0.0
+    unseen = (seen or 0.0) - together * (number(own, "regular") or 0.0)
+    lines.append(f"  {count(seen)} iterations")
+    lines[-1] += f", {count(odd)} unlike the usual" if odd > few else ""
+    lines[-1] += f", {count(unseen - odd)} not watched, to keep the agent cheap" if unseen - odd > few else ""
     if together > 1.0:
         lines.append(f"  a step is {count(together)} iterations: the ranks meet in every {count(together)}th")
     lines += _unmeasured(ranks)

@@ -160,7 +160,7 @@ class SuiteResult:
         delay = float(np.dot(weights, [s.mean_delay_share for s in scores]))
         shares = [share for case in cases if (share := self._share_of_best(policy, case)) is not None]
         mean_closed = mean_share(shares) if shares else None
-        return Score(policy, self.suite.name, gain, (low, high), cv, delay, gap_closed=mean_closed)
+        return Score(policy, "all clusters", gain, (low, high), cv, delay, gap_closed=mean_closed)
 
 
 def evaluate(
