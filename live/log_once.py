@@ -77,7 +77,8 @@ def described(error: BaseException, *, of_script: bool = False) -> str:
         places = [(file, line) for file, line in inside if "site-packages" not in file] or places
     at = f" ({os.path.basename(places[-1][0])}:{places[-1][1]})" if places else ""
     try:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"[: 160 if of_script else 300] + at
+        said = " ".join(str(error).split())
+        return f"{type(error).__name__}{': ' * bool(said)}{said}"[: 160 if of_script else 300] + at
     except Exception:
         return type(error).__name__ + at
 

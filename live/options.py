@@ -98,8 +98,8 @@ class Options:
     kill_file: Path | None = _option(None, "The agent detaches as soon as this file exists", unset="none")
     strict: bool = _option(
         False,
-        "An invalid policy, or a mode that cannot be entered, ends the launch with exit code 2 before the script "
-        "starts; without it the job runs unpaced and says so",
+        "Where a rank finds that a mode cannot be entered, as with a missing policy file, it ends with exit code 2 "
+        "before the script starts; without it the job runs unpaced and says so",
     )
     defer: str = _option(
         "",

@@ -80,7 +80,7 @@ def test_a_folder_is_recognised_and_the_next_steps_work(
     assert application.run([str(folder)]) == 0, "the bare command"
     printed = capsys.readouterr().out
     assert said in " ".join(printed.split())
-    found = [shlex.split(line) for line in printed.partition("\nNext\n")[2].splitlines()]
+    found = [shlex.split(line) for line in printed.partition("\nWith this input\n")[2].splitlines()]
     assert found == [[word.replace("{}", str(folder)) for word in shlex.split(step)] for step in steps]
     for words in found:
         if make is not log or words[1] != "report":  # a report of a log is seen in test_pages

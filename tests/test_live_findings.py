@@ -313,6 +313,10 @@ def test_every_rank_reads_its_own_verdict_and_a_foreign_file_has_none(tmp_path: 
             "rank 1 ended before the others, without an exception",
         ),
         ({rank: {"ended": "SIGTERM"} for rank in range(4)}, "all ranks arrive on time"),
+        (
+            {2: {"ended": "KeyboardInterrupt (train.py:7)", "unix_time_s": 1.0}, 0: {"ended": "RuntimeError: x"}},
+            "all ranks arrive on time",
+        ),
     ],
 )
 def test_a_job_that_broke_off_is_told_from_its_end(ends: dict[int, dict[str, Any]], says: str) -> None:
@@ -323,3 +327,5 @@ def test_a_job_that_broke_off_is_told_from_its_end(ends: dict[int, dict[str, Any
     assert found["text"][0].startswith(says)
     assert ("on time" in page(found)) != broke_off
     assert ("to restart all ranks" in page(found)) == broke_off == in_short(snapshots)["ended"]
+    interrupted = "rank 2 was interrupted: KeyboardInterrupt (train.py:7), after 160 iterations; after it, rank 0"
+    assert (interrupted in page(found)) == ("KeyboardInterrupt" in str(ends))

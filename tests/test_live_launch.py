@@ -47,7 +47,7 @@ def write(path: Path, text: str) -> Path:
 def assert_same(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """The same output, errors and exit code with the launcher as without it."""
     plain = python(*arguments, folder=folder)
-    launched = python("-m", "paceenv.live", "--mode", "shadow", *arguments, folder=folder)
+    launched = python("-m", "paceenv.live", "--mode", "shadow", "--policy", "paper", *arguments, folder=folder)
     assert (launched.stdout, launched.stderr) == (plain.stdout, plain.stderr)
     assert launched.returncode == plain.returncode
     return plain

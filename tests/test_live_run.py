@@ -55,9 +55,9 @@ def test_options_of_torchrun_and_of_the_agent_may_be_mixed(
         ("--no-python ls", "--no-python: the agent needs a Python script"),
         ("--nproc-per-node 2 --cap-s 30 a.py", "cap_s = 30.0; allowed: 0 to 10"),
         ("missing.py", "script missing.py: no such file"),
-        ("--strict --mode canary --policy lerned train.py", "mode canary cannot be entered: policy lerned: no such"),
-        ("--strict --mode canary train.py", "no policy was given"),
-        ("--strict --mode canary --candidates slack;nope train.py", "cannot be entered"),
+        ("--mode canary --policy lerned train.py", "mode canary cannot be entered: policy lerned: no such"),
+        ("--mode shadow train.py", "mode shadow cannot be entered: no policy was given"),
+        ("--mode canary --candidates slack;nope train.py", "cannot be entered"),
     ],
 )
 def test_a_mistake_ends_the_launch_before_anything_starts(
@@ -130,13 +130,21 @@ def test_a_task_of_srun_is_a_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert became(monkeypatch, tmp_path, "--nproc-per-node 1 train.py", **task)[:2] == LAUNCH
 
 
-def test_without_strict_an_unpaced_job_is_announced(
+def test_a_rank_runs_without_its_policy_file_but_not_without_a_policy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    assert became(monkeypatch, tmp_path, "--mode canary --policy gone.safetensors train.py", **rank) == ["train.py"]
+    with pytest.raises(InputError, match="mode canary cannot be entered: no policy was given"):
+        became(monkeypatch, tmp_path, "--mode canary train.py", **rank)
+
+
+def test_a_kill_file_that_exists_is_announced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    became(monkeypatch, tmp_path, "--nproc-per-node 1 --mode canary --policy lerned train.py")
-    said = capsys.readouterr().err
-    assert "warning: mode canary cannot be entered: policy lerned" in said
-    assert "the job runs unpaced" in said
+    (tmp_path / "stop").touch()
+    became(monkeypatch, tmp_path, "--nproc-per-node 1 --kill-file stop train.py")
+    assert f"warning: the kill file {tmp_path / 'stop'} exists" in capsys.readouterr().err
 
 
 def test_attach_with_strict_refuses(tmp_path: Path) -> None:

@@ -154,8 +154,8 @@ def test_steps_that_a_worker_missed_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("times_TR", "message"),
     [
-        (np.ones((7, 4)), "7 complete steps of 4 ranks; needed: 8 and 2"),
-        (np.ones((20, 1)), "20 complete steps of 1 ranks"),
+        (np.ones((7, 4)), "7 complete steps, ranks: 4; needed: 8 steps, 2 ranks"),
+        (np.ones((20, 1)), "20 complete steps, ranks: 1"),
         (np.zeros((20, 4)), r"0\.0 s; allowed: positive"),
     ],
 )

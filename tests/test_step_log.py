@@ -110,7 +110,7 @@ def test_a_column_time_that_does_not_grow_holds_step_times(step_s_T: np.ndarray,
     log = read(tmp_path, "step,loss,time\n" + "".join(f"{i},2.5,{x}\n" for i, x in enumerate(step_s_T)))
     np.testing.assert_array_equal(log.step_s_V, step_s_T)
     assert set(log.run_V) == {0}
-    assert "the column does not grow as a clock does: its values are read as step times" in log.notes
+    assert "the times are read as step times, not as times since the start: they do not grow" in log.notes
 
 
 def test_a_column_time_that_grows_is_a_clock_and_may_begin_anew(tmp_path: Path) -> None:

@@ -65,13 +65,12 @@ def test_averaging_hides_what_single_steps_vary() -> None:
 
 @pytest.mark.parametrize(("every", "period"), [(1, 100), (10, 500), (1, 37)])
 def test_outliers_and_their_period(every: int, period: int) -> None:
-    n = 2000
+    n = 2000  # for two of them the last value is an outlier
     step_s = 1.0 + 0.01 * np.random.default_rng(5).normal(size=n)
     at = np.arange(1, n + 1) * every % period == 0
     step_s[at] += 1.5
     found = diagnosed(step_s, every=every)
-    assert int((found.ordinary.outlier_V & at).sum()) >= at.sum() - 1
-    assert int((found.ordinary.outlier_V & ~at).sum()) == 0
+    np.testing.assert_array_equal(found.ordinary.outlier_V, at)
     assert found.outlier_period is not None
     assert found.outlier_period.steps == period
     assert found.ceiling is not None
@@ -153,4 +152,4 @@ def test_a_noisy_job_is_worth_a_second_look() -> None:
 def test_rare_long_steps_are_not_for_pacing() -> None:
     step_s = 1.0 + 0.003 * np.random.default_rng(17).normal(size=2000)
     step_s[99::100] += 5.0
-    assert "19 rare long steps, every 100 steps, of 6 s where 1 s is usual" in diagnosed(step_s).verdict
+    assert "20 rare long steps, every 100 steps, of 6 s where 1 s is usual" in diagnosed(step_s).verdict

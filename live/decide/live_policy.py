@@ -46,7 +46,7 @@ class NamedPolicy:
 def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
     """The policy that ``given`` names; a passive one with a ``fault`` where it cannot be had."""
     if given is None:
-        return NamedPolicy(passive(), "none given", fault="no policy was given")
+        return NamedPolicy(passive(), "none", fault="no policy was given; allowed: a policy, such as learned")
     if isinstance(given, Policy):
         known = given.calibrated_range if isinstance(given, Learned) else {}
         return NamedPolicy(given, type(given).__name__, calibrated_range=known)

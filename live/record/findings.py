@@ -69,7 +69,7 @@ def in_short(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     findings = find(snapshots)
     late = [int(rank) for rank, verdict in findings["verdicts"].items() if verdict["verdict"] == LATE]
     aside_s = max(sum(number(s, "side", name) or 0.0 for name in ("seconds", "streams_s")) for s in snapshots)
-    leads, ended = findings["text"][0] if findings["text"] else "", bool(words.describe_end(snapshots))
+    leads, ended = findings["text"][0] if findings["text"] else "", words.RESTART in words.describe_end(snapshots)
     return {"text": leads, "late": late, "ended": ended, "aside_s": aside_s}
 
 

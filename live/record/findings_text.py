@@ -35,7 +35,8 @@ def describe(
         ((rank_set.late[team[0]].late_s, team, rank_set) for rank_set in sets for team in _teams(rank_set)),
         key=lambda row: -row[0],
     )
-    lines = [*ended, *(_late_line(job, rank_set, team) for _, team, rank_set in late[:LISTED])]
+    broke_off = RESTART in ended
+    lines = [*(ended if broke_off else []), *(_late_line(job, rank_set, team) for _, team, rank_set in late[:LISTED])]
     if len(late) > LISTED:
         more = sum(len(team) for _, team, _ in late[LISTED:])
         lines.append(f"and {count(more)} more ranks are late")
@@ -45,7 +46,7 @@ def describe(
         lines += _refused(job, rank_set)[:LISTED]
         lines += _set_pattern(job, rank_set)
     lines += _unnamed_waits(job, sets) if not late else []
-    if ended:  # of a job that broke off, nobody asks who was on time
+    if broke_off:  # then nobody asks who was on time
         verdicts = {rank: verdict for rank, verdict in verdicts.items() if verdict["verdict"] != ON_TIME}
     lines += _counted(
         verdicts, late=bool(late), uneven=any(rank_set.pattern in (IN_TURNS, VARIATION) for rank_set in sets)
@@ -53,18 +54,19 @@ def describe(
     lines += [f"not attributable: {line}" for line in unattributed[:LISTED]]
     if len(unattributed) > LISTED:
         lines.append(f"not attributable: {len(unattributed) - LISTED} further reasons")
-    return lines
+    return [*lines, *([] if broke_off else ended)]
 
 
 def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
     """How a job broke off: who ended without a last word, and who raised what; nothing of one that ended as it should.
 
-    A rank that loses another one in a collective raises, too, so the first counts, in order of time.
+    A rank that loses another one in a collective raises, too, so the first counts, in order of time. Where that was
+    interrupted by its user, nothing broke.
     """
     raised = sorted(
         (s for s in snapshots if text(s, "ended") not in ("", ASKED)), key=lambda s: number(s, "unix_time_s") or 0.0
     )
-    lines = []
+    lines, interrupted = [], bool(raised) and text(raised[0], "ended").startswith(KeyboardInterrupt.__name__)
     if gone := [int(s["rank"]) for s in snapshots if _left_no_word(s, any(s.get("final") for s in snapshots))]:
         how = "as one does that SIGKILL (out of memory), SIGSEGV or os._exit ends"
         lines.append(f"{name_ranks(gone)} left no last word, {how}")
@@ -76,8 +78,9 @@ def describe_end(snapshots: Sequence[Snapshot]) -> list[str]:
             lines.append(f"{name_ranks(earlier)} ended before the others, without an exception")
         after = f"; after it, {name_ranks([int(s['rank']) for s in others])} raised, too" if others else ""
         seen = count(number(first, "iterations"))
-        lines.append(f"rank {first['rank']} raised {text(first, 'ended')}, after {seen} iterations{after}")
-    return [*lines, RESTART] if lines else []
+        how = "was interrupted:" if interrupted else "raised"
+        lines.append(f"rank {first['rank']} {how} {text(first, 'ended')}, after {seen} iterations{after}")
+    return [*lines, RESTART] if gone or (raised and not interrupted) else lines
 
 
 def _left_no_word(snapshot: Snapshot, others_ended: bool) -> bool:

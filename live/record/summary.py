@@ -83,7 +83,7 @@ def _heading(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         why = text(own, "agents", "reason")
         lines.append(f"{count(agents)} of {count(size)} ranks have an agent" + (f": {why}" if why else ""))
     lines.append(f"mode {mode}" + (f", in force: {state} ({reason or 'no reason given'})" if state != mode else ""))
-    policy, digest = text(own, "policy", "name"), text(own, "policy", "sha256")
+    policy, digest = text(own, "policy", "source"), text(own, "policy", "sha256")
     if policy and mode != "probe":  # probes need no policy
         lines[-1] += f"; policy {policy}" + (f" ({digest[:12]})" if digest else "")
     silent = [s["rank"] for s in ranks if not entry(s, "final")]
@@ -103,9 +103,12 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         f"  mean {duration(step['mean_s'])}, median {duration(step['p50_s'])}, 99th percentile "
         f"{duration(step['p99_s'])}, at best {duration(step['baseline_s'])}; CV {percent(step['cv'])}"
     )
-    unlike = f", {count(irregular)} unlike the usual" if (irregular or 0.0) > FEW * (seen or 0.0) else ""
-    lines.append(f"  {count(seen)} iterations, {count(number(own, 'regular'))} steps measured{unlike}")
     together = number(own, "step_iterations") or 1.0
+    few, odd = FEW * (seen or 0.0), irregular or 0.0
+    unseen = (seen or 0.0) - together * (number(own, "regular") or 0.0)
+    lines.append(f"  {count(seen)} iterations")
+    lines[-1] += f", {count(odd)} unlike the usual" if odd > few else ""
+    lines[-1] += f", {count(unseen - odd)} not watched, to keep the agent cheap" if unseen - odd > few else ""
     if together > 1.0:
         lines.append(f"  a step is {count(together)} iterations: the ranks meet in every {count(together)}th")
     lines += _unmeasured(ranks)

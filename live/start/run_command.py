@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperCommand
 
 from paceenv.core.errors import InputError, needs
-from paceenv.live.options import ENVIRONMENT_KILL_FILE, OPTIONS, absolute_policy, make_options
+from paceenv.live.options import DECIDING, ENVIRONMENT_KILL_FILE, OPTIONS, absolute_policy, make_options
 from paceenv.live.start.attach_hook import hand_down
 
 USER_ERROR = 2
@@ -34,7 +34,7 @@ HELP = """Run a training script with the agent attached, without a line changed 
 \b
 paceenv live run --nproc-per-node 8 train.py --lr 3e-4
 paceenv live run --nproc-per-node 8 --out runs/mine --mode shadow --policy learned train.py --lr 3e-4
-paceenv live run --nproc-per-node 8 --mode canary --policy learned --strict -- train.py --lr 3e-4
+paceenv live run --nproc-per-node 8 --mode canary --policy learned -- train.py --lr 3e-4
 srun --ntasks-per-node 8 paceenv live run --out runs/mine train.py --lr 3e-4
 torchrun --nproc-per-node 8 -m paceenv.live --out runs/mine train.py --lr 3e-4
 
@@ -132,18 +132,18 @@ def prepare(
     options = make_options(given | {"job": given["job"] or (script[0] if module else Path(script[0]).stem)})
     if not module and not Path(script[0]).exists():
         raise InputError(f"script {script[0]}: no such file; allowed: a Python file, or a module with -m")
-    why = ""
-    if options.mode != "off" and (options.strict or below):
+    why, named = "", policy or options.candidates
+    if options.mode in DECIDING and (below or options.strict or not named):  # a rank may lack a file after a restart
         try:
             from paceenv.live.decide.live_policy import obstacle
 
             why = obstacle(options, policy)
         except ImportError as error:
             why = str(needs("a policy", error.name or str(error), "live"))
-    if why and options.strict:
-        raise InputError(f"mode {mode} cannot be entered: {why}")
     if why:
-        say(f"warning: mode {mode} cannot be entered: {why}; the job runs unpaced (--strict ends the launch instead)")
+        raise InputError(f"mode {mode} cannot be entered: {why}")
+    if options.mode != "off" and os.path.exists(options.kill_file or "") and os.environ.get("RANK", "0") == "0":
+        say(f"warning: the kill file {options.kill_file} exists, so the agent will detach at once; to watch, remove it")
     if options.mode == mode:  # else it is the kill switch: as little as possible happens
         if os.environ.get(ENVIRONMENT_KILL_FILE):
             os.environ[ENVIRONMENT_KILL_FILE] = str(options.kill_file or "")

@@ -144,7 +144,7 @@ def check_stage(compute_s_TR: Array, make: Callable[[NoiseFit], Cluster]) -> Hel
     steps, workers = compute_s_TR.shape
     cut = int(FITTED_SHARE * steps)
     if min(cut, steps - cut) < MIN_STEPS or workers < 2:
-        return f"{steps} complete steps of {workers} ranks; needed: {3 * MIN_STEPS} and 2"
+        return f"{steps} complete steps, ranks: {workers}; needed: {3 * MIN_STEPS} steps, 2 ranks"
     first, rest_TR = measure_stage(compute_s_TR[:cut]), compute_s_TR[cut:]
     fit = fit_noise(first, "held-out check")
     return _check(SLOWEST, cut, rest_TR.max(axis=1), (rest_TR, rest_TR), make(fit))

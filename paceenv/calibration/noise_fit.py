@@ -177,7 +177,7 @@ def measure_stage(compute_s_TR: Array, *, stage: int = 0) -> StageMeasurements:
     """Measure one pipeline stage."""
     steps, workers = compute_s_TR.shape
     if steps < MIN_STEPS or workers < 2:
-        raise InputError(f"stage {stage}: {steps} complete steps of {workers} ranks; needed: {MIN_STEPS} and 2")
+        raise InputError(f"stage {stage}: {steps} complete steps, ranks: {workers}; needed: {MIN_STEPS} steps, 2 ranks")
     if not (np.isfinite(compute_s_TR).all() and (compute_s_TR > 0).all()):
         raise InputError(f"stage {stage}: compute time of a step is {compute_s_TR.min()} s; allowed: positive, finite")
     slow_R = slow_workers(compute_s_TR)

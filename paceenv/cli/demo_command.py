@@ -24,7 +24,8 @@ from paceenv.ui import config_files, figures, output
 from paceenv.ui.run_directory import prepare_folder
 
 HEALTHY, IMBALANCED = "AR", "SE"
-"""The two production traces: workers that are healthy but for one, and workers with memoryless data imbalance."""
+HELD = {HEALTHY: "ranks healthy but for one", IMBALANCED: "ranks with unequal data in every step"}
+"""The two production traces."""
 EXPLAINED = "unequal-slack"
 """Shows at a glance what pacing does: two ranks have work after their collective, and the others let them go first."""
 NOISY_JITTER_CV = 0.03
@@ -68,7 +69,8 @@ def _calibrate(name: str) -> NoiseFit:
         measured = config_files.load(NoiseMeasurements, "measurements", path)
         fit = fit_noise(measured.stages[0], measured.source)
     output.say(
-        f"calibrated {name} from {path.name}: {fit.workers} ranks, mean compute {fit.mean_compute_s.value:.3g} s, "
+        f"calibrated production trace {name} ({HELD[name]}) from {path.name}: {fit.workers} ranks, "
+        f"mean compute {fit.mean_compute_s.value:.3g} s, "
         f"its distribution within {fit.distance:.1%}"
     )
     return fit
@@ -130,7 +132,8 @@ def _compare_nulls(plain: Cluster, policy: Path, static: str) -> SuiteResult:
 def _table(result: SuiteResult, said: list[str]) -> str:
     """Print the table of a suite with what is said of it; returns both as Markdown."""
     rows = score_table.cells(score_table.scores(result))
-    output.print_table(f"Suite {result.suite.name}", score_table.COLUMNS, rows, "\n".join([*said, ""]))
+    note = [f"{score_table.GAP_CLOSED} In brackets: 95 % interval.", *said, ""]
+    output.print_table(f"Suite {result.suite.name}", score_table.COLUMNS, rows, "\n".join(note))
     return score_table.markdown(result, said)
 
 

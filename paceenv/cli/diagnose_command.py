@@ -65,5 +65,5 @@ def diagnose(
         sys.stdout.writelines(examination.runs.values())
         print_sections(examination.sections())
         if examination.next:
-            output.print_table("Next", (), ())
+            output.print_table("With this input", (), ())
             sys.stdout.writelines(f"{command}\n" for command in examination.next)  # unwrapped, to be pasted

@@ -85,7 +85,8 @@ def evaluate(
     if output.write_json(score_table.as_json(result), json_):
         rows = score_table.cells(score_table.scores(result))
         length = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"
-        note = f"Gain: throughput against passive, ours and the tenants'. {length}; {chosen.limits}"
+        gains = f"Gain: throughput against passive, ours and the tenants'. {score_table.GAP_CLOSED}"
+        note = f"{gains} {length}; {chosen.limits}"
         output.print_table(f"Suite {chosen.name}", score_table.COLUMNS, rows, "\n".join([note, *differences]))
     if write is not None:
         options = [text for name, value in given.items() for text in (name, str(value))]

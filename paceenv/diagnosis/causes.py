@@ -12,7 +12,7 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 
 from paceenv.core.trace import COMPUTE_OPS
-from paceenv.core.wording import name_ranks
+from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.attribution import Component, TimeAttribution
 from paceenv.diagnosis.compute_attribution import ComputeAttribution
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
@@ -172,7 +172,9 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
         operations = np.flatnonzero(matrix.is_op(op))
         own_R = np.bincount(matrix.rank_N[operations], matrix.duration_NT[operations].mean(axis=1), len(matrix.ranks))
         most = _numbers(matrix, np.flatnonzero(own_R > 0.5 * own_R.max()))
-        evidence = f"{op} takes {name_ranks(most)} {own_R.max():.3g} s a step, the others {np.median(own_R):.3g} s"
+        evidence = (
+            f"{op} takes {name_ranks(most)} {duration(own_R.max())} a step, the others {duration(np.median(own_R))}"
+        )
         return Said(evidence, f"give the ranks equal work: spread {op}, or overlap it", ranks=most)
     excess_s = ((c.factors["rank"] - 1.0) * c.base_s * c.factors["stage"]).mean(axis=1)
     worst = int(at[0]) if len(at) else int(np.bincount(matrix.rank_N[c.operation], np.maximum(excess_s, 0.0)).argmax())
@@ -184,7 +186,7 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     takes = "computes" if set(matrix.ops) & set(COMPUTE_OPS[1:]) else "takes between collectives"
     evidence = (
         f"rank {matrix.ranks[worst]} {takes} {c.rank_R[worst] / usual:.2f} times as long as its peers, throughout; "
-        f"{len(at)} of {len(matrix.ranks)} ranks are slower than their peers ({name_ranks(_numbers(matrix, at))})"
+        f"slower than their peers: {len(at)} of {len(matrix.ranks)} ranks ({name_ranks(_numbers(matrix, at))})"
     )
     # ranks far above the others are broken; many ranks a little above them are a mixed fleet
     clear = _numbers(matrix, at[c.rank_R[at] - 1.0 > 0.5 * (c.rank_R[worst] - 1.0)])
@@ -209,9 +211,10 @@ def _uneven_work(matrix: OperationMatrix, excess_s: Array, attribution: TimeAttr
     has_excess = excess_s[peers] > 0.5 * excess_s[at]
     having, others_s = _numbers(matrix, matrix.rank_N[c.operation[peers[has_excess]]]), taken_s[~has_excess]
     place, ranks = _place(matrix, int(c.operation[at])), name_ranks(having)
-    others = f", the others {np.median(others_s):.3g} s" if len(others_s) else ""
+    others = f", the others {duration(np.median(others_s))}" if len(others_s) else ""
     what = matrix.ops[matrix.op_N[c.operation[at]]]
-    evidence = f"{'what comes' if what == COMPUTE_OPS[0] else what} {place} takes {ranks} {taken_s.max():.3g} s a step"
+    what = "what comes" if what == COMPUTE_OPS[0] else what
+    evidence = f"{what} {place} takes {ranks} {duration(taken_s.max())} a step"
     advice = (
         f"find out what {ranks} {'does' if len(having) == 1 else 'do'} {place}: wait for a data loader or another host "
         "task, or more than equal work; spread it, or overlap it"
@@ -251,7 +254,7 @@ def _data(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
         why = f"forward and backward pass of a micro-batch are long together (correlation {c.paired:.2f})"
     else:
         why = f"compute varies by {_varies(c):.1%} with a long upper tail (skewness {c.skewness:.2f})"
-    evidence = f"{why}, another rank in every step, without memory"
+    evidence = f"{why}, on another rank in every step, at random"
     advice = "balance sequence lengths across ranks and micro-batches (sort or pack by length), or spread long ones"
     known = np.isfinite(c.paired)
     return Said(evidence, advice if known else f"{advice}; with equal lengths, look at other work on the hosts")
@@ -260,7 +263,7 @@ def _data(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
 def _amplification(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     c = attribution.compute
     evidence = (
-        f"compute varies by {_varies(c):.1%} on every rank, independently and without memory; a step waits for the "
+        f"compute varies by {_varies(c):.1%} on every rank, independently and at random; a step waits for the "
         f"slowest of {len(matrix.ranks)}"
     )
     advice = (
@@ -291,17 +294,17 @@ def _contention(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     worst = _worst(attribution, lambda k: k.contention)
     if worst is None or attribution.of("contention") < attribution.of("transfer"):
         advice = (
-            "look for other traffic on the same links and, if transfers are small, for other work on the hosts; "
-            "without memory pacing cannot anticipate it"
+            "look for other work on the hosts and, where ranks are on several, for other traffic on their links; "
+            "pacing cannot anticipate it"
         )
-        return Said("transfers take longer now and then, without memory", advice)
+        return Said("transfers take longer now and then, at random", advice)
     if worst.partner is not None:
         return _own_partner(worst, worst.partner)
     evidence = (
         f"{worst.groups} groups run {worst.op} side by side; each takes {worst.contention:.2f} times as long as "
         "alone, as a shared uplink under their own starts explains"
     )
-    pacing = "pacing of the groups that have slack (slack)"
+    pacing = "pacing (slack) of the groups that have time to spare"
     return Said(evidence, "more uplink, or groups that share leaves", pacing)
 
 
@@ -371,9 +374,7 @@ def _stalls(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
         some = f"some {np.median(hiccup_s):.3g} s longer than their like"
         evidence = f"{len(hiccup_s)} collectives take {some}, now one, now another"
     elif most == "rest":
-        evidence = (
-            f"compute varies by {_varies(c):.1%} with a very long tail (skewness {c.skewness:.1f}), without memory"
-        )
+        evidence = f"compute varies by {_varies(c):.1%} with a very long tail (skewness {c.skewness:.1f}), at random"
     else:
         share, stall_s = float((c.seconds["stall"] > 0.0).mean()), c.seconds["stall"][c.seconds["stall"] > 0.0]
         typical = float(np.median(stall_s)) if len(stall_s) else 0.0

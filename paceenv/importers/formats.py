@@ -19,7 +19,9 @@ from paceenv.importers.straggler import COLUMNS as STRAGGLER_COLUMNS
 Format = Literal["paceenv trace", "straggler trace", "profile", "flight recorder", "nccl inspector", "text"]
 ALLOWED: Final = (
     "allowed: Parquet (a paceenv or straggler trace), JSON of the PyTorch profiler, dumps of its Flight Recorder, one "
-    "file per rank, JSON of NCCL Inspector, the output of nccl-tests, or a log with step times"
+    "file per rank, JSON of NCCL Inspector, output of nccl-tests, a log whose lines name a step and its time (as in "
+    "'step: 10 time: 0.4 s'), a progress bar, CSV or JSON lines with a column such as step_time, or any other log with "
+    "--pattern 'step (?P<step>\\d+).*time: (?P<ms>[\\d.]+)'"
 )
 _NO_JSON: Final = re.compile(r"\{'|\[(?!\s*[{\]])")
 """Beginnings of logs: Python's dictionaries, and tags or time stamps in brackets."""

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError, short_repr
+from paceenv.importers.formats import ALLOWED
 from paceenv.importers.log_text.conversion import (
     GROUPS,
     MIN_VALUES,
@@ -53,11 +54,6 @@ MAX_WRITERS: Final = 4096
 """Ranks, and progress bars, that are kept apart."""
 MAX_COLUMNS: Final = 2000
 MAX_PHASES: Final = 40
-ALLOWED: Final = (
-    "Parquet, JSON of the PyTorch profiler, dumps of its Flight Recorder, output of nccl-tests, a log whose lines name "
-    "a step and its time (as in 'step: 10 time: 0.4 s'), a progress bar, CSV or JSON lines with a column such as "
-    "step_time, or any other log with --pattern 'step (?P<step>\\d+).*time: (?P<ms>[\\d.]+)'"
-)
 MLPERF: Final = "MLPerf"
 _EVENT: Final = ":::MLLOG"
 _NO_TRAINING: Final = re.compile(
@@ -93,7 +89,7 @@ def read_step_log(path: str | Path, *, pattern: str | None = None) -> StepLog:
     path = Path(path)
     head = head_of(path)
     if head[:4] in {b"PAR1", b"PK\x03\x04"} or b"\0" in head[:4096].replace(b"\0\n", b""):
-        raise InputError(f"{path}: no text; allowed: {ALLOWED}")
+        raise InputError(f"{path}: no text; {ALLOWED}")
     if pattern is None and (table := _whole_table(path, head)) is not None:
         return table
     lines = _Lines(None if pattern is None else compile_pattern(pattern))
@@ -381,7 +377,7 @@ class _Lines:
         if self._pattern is not None:
             raise InputError(f"{path}: --pattern matches too few lines{few}; allowed: one that matches a line per step")
         what = f"too few step times in it{few}" if seen else f"unknown format{self._like()}"
-        raise InputError(f"{path}: {what}; allowed: {ALLOWED}")
+        raise InputError(f"{path}: {what}; {ALLOWED}")
 
     def _like(self) -> str:
         """What the lines that nothing could be made of look like, and a pattern that would read them."""

@@ -48,7 +48,7 @@ def answer_sections(
     if answer.diagnosis is not None and verdict is not None:
         sections.append(_causes(answer.diagnosis, verdict, name))
     if answer.lateness is not None and not answer.lateness.why_not:
-        sections.append(Section("When which rank was late", answer.lateness.text))
+        sections.append(Section("Late ranks over time", answer.lateness.text))
     if activity:
         columns, rows = _activity(activity, answer.late_hosts)
         told = answer.diagnosis.arrivals.late if answer.diagnosis is not None and answer.diagnosis.refused else ()
@@ -80,7 +80,7 @@ def _activity(activity: Sequence[RankActivity], late: Sequence[LateHost]) -> tup
 
 def _causes(diagnosis: Diagnosis, verdict: Verdict, name: str) -> Section:
     """Causes with what to do, and the headline."""
-    rows = [(c.cause, f"{c.share:.0%}", f"{c.lost_s:.4g}", c.evidence, verdict.advice(c)) for c in diagnosis.causes]
+    rows = [(c.cause, f"{c.share:.0%}", duration(c.lost_s), c.evidence, verdict.advice(c)) for c in diagnosis.causes]
     known = diagnosis.bare_step_s is not None and diagnosis.causes
     bare = f" ({diagnosis.bare_step_s:.4g} s without any cause)" if known else ""
     ideal = ""
@@ -90,7 +90,7 @@ def _causes(diagnosis: Diagnosis, verdict: Verdict, name: str) -> Section:
             f"replayed within {max(abs(diagnosis.replay_error), 1e-3):.1%})"
         )
     title = f"{name}: mean step {diagnosis.step_time_s:.4g} s{ideal}"
-    columns = ("cause", "of lost time", "s a step", "evidence", "advice")
+    columns = ("cause", "of lost time", "cost", "evidence", "advice")
     return Section(title, (), columns, rows, verdict=headline(verdict))
 
 

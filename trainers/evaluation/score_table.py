@@ -25,6 +25,7 @@ COLUMNS = (  # gains of throughput over passive, ours and the tenants'
     "CV",
     "delay / ideal",
 )
+GAP_CLOSED = "Gap closed is a gain as a share of the best known, the best in the table."
 
 
 def scores(result: SuiteResult) -> list[Score]:
@@ -116,7 +117,7 @@ def markdown(result: SuiteResult, verdicts: Sequence[str] = ()) -> str:
         "",
         f"{suite.seeds} seeds of {suite.iterations} iterations each, paired on common random numbers; every rank runs "
         "its own copy of the policy on its own view. Clairvoyant looks ahead on the true noise and cannot be deployed. "
-        "Gap closed, shown where clairvoyant is in the table, is a gain as a share of the best gain in the table.",
+        f"{GAP_CLOSED}",
         "",
         *markdown_table(COLUMNS, cells(scores(result))),
     ]
@@ -136,13 +137,14 @@ def differences(result: SuiteResult, policies: Sequence[str]) -> list[str]:
 def verdicts(result: SuiteResult, policy: str, static: str) -> list[str]:
     """Plain sentences: does the policy help, does it beat the best static setting, does it leave the nulls alone."""
     total, beats = result.total(policy), result.total(policy, against=static)
-    name, (low, high) = label(policy), total.gain_ci95
+    name, of_static, (low, high) = label(policy), interval(result.total(static)), total.gain_ci95
     least = 0.5e-4  # less is shown as 0.00 %
     effect = "helps" if low > least else "costs" if high < -least else "makes no difference that these seeds show"
     sentences = [f"{name} {effect} against no pacing: {interval(total)}."]
     low, high = beats.gain_ci95
     word = "beats" if low > 0 else "loses to" if high < 0 else "is not distinguishable from"
-    sentences.append(f"{name} {word} the best single static setting ({static}): {interval(beats)}.")
+    sentences.append(f"The best single static setting ({static}) gains {of_static}.")
+    sentences.append(f"{name} {word} it: {interval(beats)}.")
     for case in result.suite.cases:
         score = result.score(policy, case)
         if case.null_case:

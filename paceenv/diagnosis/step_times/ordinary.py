@@ -112,7 +112,9 @@ def running_median(values: Array, window: int = WINDOW) -> Array:
     """The median of the values around each; of few values that of all."""
     if len(values) < 2 * window:
         return np.full(len(values), float(np.median(values)))
-    return np.asarray(ndimage.median_filter(values, size=window, mode="nearest"), np.float64)
+    # Beyond an end the last values' median: the last value itself, repeated, would be the usual one.
+    padded = np.pad(values, window // 2, mode="median", stat_length=_SMOOTH)
+    return np.asarray(ndimage.median_filter(padded, size=window)[window // 2 : -(window // 2)], np.float64)
 
 
 def _warm_up(step_s_v: Array, cuts: list[int]) -> int:

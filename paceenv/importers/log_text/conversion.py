@@ -174,7 +174,7 @@ def convert(column: Column, path: Path, source: str, batch: float = 0.0) -> tupl
         kind = "elapsed" if _is_clock(value_V) else "step time"
         if kind == "step time":
             averages = "unknown" if averages == "interval" else averages
-            notes.append("the column does not grow as a clock does: its values are read as step times")
+            notes.append("the times are read as step times, not as times since the start: they do not grow")
     if kind == "steps a second":
         rounding /= max(float(np.median(value_V)) ** 2, 1e-18) if len(value_V) else 1.0
         value_V = np.where(value_V > 1e-9, 1.0 / np.maximum(value_V, 1e-9), 0.0)
