@@ -89,8 +89,8 @@ def _begin(out: Path, asked: dict[str, Any]) -> None:
 
 def _show(results: Results) -> None:
     rows = [cells(candidate, results.objectives) for candidate in results.front()]
-    note = f"{len(results.candidates)} of {results.asked} candidates, {len(results.failed)} trials failed"
-    note += "" if results.is_finished else ", unfinished"
+    of_all, end = ("", "") if results.is_finished else (f" of {results.asked}", ", unfinished")
+    note = f"{len(results.candidates)}{of_all} candidates, {len(results.failed)} trials failed{end}"
     output.print_table(f"sweep {results.config.name}: front", columns(results), rows, note)
     for row in results.failed:
         output.say(f"trial {row['trial']} failed: {row['error']}")
