@@ -25,7 +25,7 @@ COLUMNS = (  # gains of throughput over passive, ours and the tenants'
     "CV",
     "delay / ideal",
 )
-GAP_CLOSED = "Gap closed is a gain as a share of the best known, the best in the table."
+GAP_CLOSED = "Gap closed is a gain as a share of the best in the table; of all clusters, the mean of their shares."
 
 
 def scores(result: SuiteResult) -> list[Score]:
@@ -133,7 +133,7 @@ def verdicts(result: SuiteResult, policy: str, static: str) -> list[str]:
     sentences = [f"{name} {effect} against no pacing: {interval(total)}."]
     low, high = beats.gain_ci95
     word = "beats" if low > 0 else "loses to" if high < 0 else "is not distinguishable from"
-    sentences.append(f"The best single static setting ({static}) gains {of_static}.")
+    sentences.append(f"The best single static setting ({static}) against no pacing: {of_static}.")
     sentences.append(f"{name} {word} it: {interval(beats)}.")
     for case in result.suite.cases:
         score = result.score(policy, case)
