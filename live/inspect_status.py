@@ -80,7 +80,8 @@ def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
 
 def _title(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot]) -> str:
     newest: Mapping[str, object] = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
-    return f"{text(newest, 'job') or run.path}: attempt {attempt}, {count(number(newest, 'world_size'))} ranks"
+    size = number(newest, "world_size")
+    return f"{text(newest, 'job') or run.path}: attempt {attempt}, {count(size)} rank{'s' * (size != 1.0)}"
 
 
 def _downgrades(snapshots: Sequence[Snapshot]) -> list[str]:

@@ -94,7 +94,7 @@ def _print(summary: dict[str, Any], throughput: tuple[float, float, float], *, i
         ("  coefficient of variation", f"{step['cv']:.3f}"),
         ("  p50 / p95 / p99, s", " / ".join(f"{step[p]:.4g}" for p in ("p50", "p95", "p99"))),
         ("step without noise and other jobs, s", f"{ideal:.4g}"),
-        ("  the mean step is longer by", f"{step['mean'] / ideal - 1:+z.1%}"),
+        ("  step time against that", f"{step['mean'] / ideal - 1:+z.1%}"),
         ("mean pacing delay, s", f"{summary['mean_delay_s']:.4g}"),
     ]
     if summary["seeds"] > 1 and is_known:

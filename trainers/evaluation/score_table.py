@@ -143,7 +143,7 @@ def verdicts(result: SuiteResult, policy: str, static: str) -> list[str]:
     sentences = [f"{name} {effect} against no pacing: {interval(total)}."]
     low, high = beats.gain_ci95
     word = "beats" if low > 0 else "loses to" if high < 0 else "is not distinguishable from"
-    sentences.append(f"The best single static setting ({static}) gains {of_static}.")
+    sentences.append(f"The best single static setting ({static}) against no pacing: {of_static}.")
     sentences.append(f"{name} {word} it: {interval(beats)}.")
     for case in result.suite.cases:
         score = result.score(policy, case)
