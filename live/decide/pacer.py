@@ -62,7 +62,8 @@ class RankPacer:
         self._cap_s, self._cap_share, self._has_barrier = cap_s, cap_share, has_barrier
         self.barrier_alone_s = barrier_alone_s
         """May be set while the job runs, once it is known better."""
-        self._rank, self._tick = timing.new_state()
+        self._rank, tick_K = timing.new_state()
+        self._rows, self._tick = list(self._rank), tick_K.tolist()
         self._comm_R, self._wait_R = np.zeros(1, np.float32), np.zeros(1, np.float32)
         self._courses = [_Course(one) for one in policies]
         self._acting: int | None = None
@@ -145,17 +146,19 @@ class RankPacer:
         """Before an iteration in which another policy acts, or none."""
         if acting == self._acting:
             return
+        tick_K = np.array(self._tick)
         if self._acting is not None:
-            self._courses[self._acting].left = standing.leave(self._rank, self._tick)
+            self._courses[self._acting].left = standing.leave(self._rank, tick_K)
         elif self._courses[0].left is None:  # the first time that any policy acts
-            first = standing.begin(self._rank, self._tick)
+            first = standing.begin(self._rank, tick_K)
             for course in self._courses:
                 course.left = first
         if acting is not None and (left := self._courses[acting].left) is not None:
-            standing.resume(self._rank, self._tick, left)
+            standing.resume(self._rank, tick_K, left)
+            self._tick = tick_K.tolist()
         self._acting = acting
 
     def _observe(self, comm_s: float, barrier_s: float, step_s: float) -> None:
         self._comm_R[0], self._wait_R[0] = comm_s, max(barrier_s - self.barrier_alone_s, 0.0)
         timing.observe_step(self._tick, step_s)
-        timing.observe_ranks(self._rank, self._tick, self._comm_R, self._wait_R, self._has_barrier)
+        timing.observe_ranks(self._rows, self._tick, self._comm_R, self._wait_R, self._has_barrier)

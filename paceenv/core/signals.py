@@ -29,7 +29,7 @@ from paceenv.core.slots import (
     WAIT_MEAN_S,
     WAIT_VARIANCE_S2,
 )
-from paceenv.core.timing import slack_low_s, spread_s
+from paceenv.core.timing import Tick, slack_low_s, spread_s
 
 SCHEMA = "paceenv.signals/4"
 """Name and version; a policy file carries it and is refused where it differs."""
@@ -123,7 +123,7 @@ def unsquash(name: str, entry: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(scale * x / (1.0 - np.abs(x)))
 
 
-def write_signals(rank: NDArray[np.float32], r: int, tick: NDArray[np.float64], out: NDArray[np.float32]) -> None:
+def write_signals(rank: NDArray[np.float32], r: int, tick: Tick, out: NDArray[np.float32]) -> None:
     """Write the observation of one rank over the interval so far; zeros before a first step.
 
     Args:
@@ -154,7 +154,7 @@ def write_signals(rank: NDArray[np.float32], r: int, tick: NDArray[np.float64], 
     out[9] = squash(np.float64(rank[DELAY_S, r]) / step_s, SCALES[9])
 
 
-def start_interval(tick: NDArray[np.float64]) -> None:
+def start_interval(tick: Tick) -> None:
     """Clear the sums of the interval; keep its mean step, with which the next observation compares.
 
     Args:

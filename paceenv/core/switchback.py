@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import slots
 
-Tick = NDArray[np.float64]
+Tick = NDArray[np.float64] | list[float]
 
 FREE_SMOOTHING = 0.25
 """Weight of a newer iteration in the mean step without a rule."""

@@ -7,7 +7,8 @@ common clock tick, so step time is the same on every rank without communication.
 
 State is two arrays: ``rank[F, r]`` of float32 (one column for each rank) and ``tick[K]`` of float64 (what all ranks of
 a job see alike). Every function works on all columns at once, one short loop per quantity, so that the compiler can use
-vector registers. A live rank calls the same functions with one column.
+vector registers. A live rank calls the same functions with one column, and with ``tick`` as a list: the same numbers,
+several times as fast.
 
 Values that a loop keeps are computed in float32, with constants of that type, so that interpreted and compiled code
 round alike. The rules compute in float64. Conversions use ``np.float64`` and not ``float``, because a compiled
@@ -30,6 +31,7 @@ Means and spreads are exponential, over about ``1 / SMOOTHING`` iterations.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +54,9 @@ from paceenv.core.pacing import (
     stagger_delay_s,
 )
 
+Tick = switchback.Tick
+Rank = NDArray[np.float32] | Sequence[NDArray[np.float32]]
+"""The state of the ranks by field: an array, or in a live job its rows, which a list gives out faster."""
 DELAY_S, DEFER_S, BUDGET_S, STEP_BASELINE_S = slots.DELAY_S, slots.DEFER_S, slots.BUDGET_S, slots.STEP_BASELINE_S
 COMM_S, SLACK_S, RANK_FIELDS, TICK_FIELDS = slots.COMM_S, slots.SLACK_S, slots.RANK_FIELDS, slots.TICK_FIELDS
 """Of the state those that others read; :mod:`paceenv.core.slots` has them all."""
@@ -61,7 +66,7 @@ BLOCK_ITERATIONS = 32
 """Block whose third smallest value, about the 8 % quantile, is what a baseline follows."""
 MIN_DELAY_S, MIN_DELAY_SHARE = 1e-4, 0.002
 """A delay that is shorter, in seconds or as a share of the baseline step, is left out."""
-BASELINE_RISE = np.float32(1.0 / 16.0)
+BASELINE_RISE = 1.0 / 16.0
 """Share of the gap by which a baseline rises at the end of a block."""
 RECENT_ITERATIONS = 2
 SMOOTHING = np.float32(0.1)
@@ -85,7 +90,7 @@ def reset_rank(rank: NDArray[np.float32], r: int) -> None:
     )
 
 
-def reset_tick(tick: NDArray[np.float64]) -> None:
+def reset_tick(tick: Tick) -> None:
     """Forget everything the ranks see alike."""
     for field in range(TICK_FIELDS):
         tick[field] = 0.0
@@ -102,7 +107,7 @@ def new_state(ranks: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float64]]
     return rank, tick
 
 
-def observe_step(tick: NDArray[np.float64], step_s: float) -> None:
+def observe_step(tick: Tick, step_s: float) -> None:
     """Take in one step time (exit of the last collective to exit of the last collective), before the ranks' own."""
     tick[slots.ITERATIONS] += 1.0
     larger_s = max(tick[slots.STEP_FIRST_S], step_s)
@@ -125,7 +130,7 @@ def observe_step(tick: NDArray[np.float64], step_s: float) -> None:
     switchback.watch_defer(tick, step_s)
 
 
-def smallest(tick: NDArray[np.float64], first: int) -> int:
+def smallest(tick: Tick, first: int) -> int:
     """Which of the three smallest values from field ``first`` on a first block's baseline is: the third, if it exists.
 
     So a baseline is finite from the first iteration on, and what is lucky in it is forgotten with the third.
@@ -133,19 +138,19 @@ def smallest(tick: NDArray[np.float64], first: int) -> int:
     return first + min(int(tick[slots.ITERATIONS]), 3) - 1
 
 
-def block_ends(tick: NDArray[np.float64]) -> bool:
+def block_ends(tick: Tick) -> bool:
     """Whether this iteration closes a block of the baselines."""
     return int(tick[slots.ITERATIONS]) % BLOCK_ITERATIONS == 0
 
 
-def pair_ends(tick: NDArray[np.float64]) -> bool:
+def pair_ends(tick: Tick) -> bool:
     """Whether this iteration closes a pair of the recent lows."""
     return int(tick[slots.ITERATIONS]) % RECENT_ITERATIONS == 0
 
 
 def observe_ranks(
-    rank: NDArray[np.float32],
-    tick: NDArray[np.float64],
+    rank: Rank,
+    tick: Tick,
     comm_R: NDArray[np.float32],
     wait_R: NDArray[np.float32],
     has_barrier: bool,
@@ -192,7 +197,7 @@ def observe_ranks(
         variance_R[r] = (_ONE - alpha) * (variance_R[r] + alpha * (off_s * off_s)) + TINY
 
 
-def follow_comm(rank: NDArray[np.float32], tick: NDArray[np.float64], comm_R: NDArray[np.float32]) -> None:
+def follow_comm(rank: Rank, tick: Tick, comm_R: NDArray[np.float32]) -> None:
     """Every rank's baseline of its payload collective takes in an iteration, as that of the step does."""
     ranks, baseline_R = comm_R.shape[0], rank[slots.COMM_BASELINE_S]
     first_R, second_R, third_R = rank[slots.COMM_FIRST_S], rank[slots.COMM_SECOND_S], rank[slots.COMM_THIRD_S]
@@ -210,8 +215,9 @@ def follow_comm(rank: NDArray[np.float32], tick: NDArray[np.float64], comm_R: ND
         for r in range(ranks):
             baseline_R[r] = third_R[r] if third_R[r] < baseline_R[r] else baseline_R[r]
     if block_ends(tick):
+        rise = np.float32(BASELINE_RISE)
         for r in range(ranks):
-            baseline_R[r] += BASELINE_RISE * (third_R[r] - baseline_R[r])
+            baseline_R[r] += rise * (third_R[r] - baseline_R[r])
             first_R[r] = second_R[r] = third_R[r] = _NONE_YET
 
 
@@ -259,7 +265,7 @@ def window_s(window: float, step_s: float, cap_s: float) -> float:
 
 def decide(
     rank: NDArray[np.float32],
-    tick: NDArray[np.float64],
+    tick: Tick,
     settings_M2R: NDArray[np.float64],
     on_M: NDArray[np.bool_],
     cap_s: float,
@@ -310,7 +316,7 @@ def clear(values_R: NDArray[np.float32], ranks: int) -> None:
 
 def follow_waits(
     rank: NDArray[np.float32],
-    tick: NDArray[np.float64],
+    tick: Tick,
     settings_M2R: NDArray[np.float64],
     cap_s: float,
     paper: bool,
@@ -329,7 +335,7 @@ def follow_waits(
 
 
 def use_slack(
-    rank: NDArray[np.float32], tick: NDArray[np.float64], settings_M2R: NDArray[np.float64], cap_s: float, pauses: bool
+    rank: NDArray[np.float32], tick: Tick, settings_M2R: NDArray[np.float64], cap_s: float, pauses: bool
 ) -> None:
     """Delay ranks by what their slack allows, but in pauses of the rule; what it asks for is kept over a pause."""
     step_s, delay_R, slack_delay_R = tick[STEP_BASELINE_S], rank[DELAY_S], rank[slots.SLACK_DELAY_S]
@@ -345,7 +351,7 @@ def use_slack(
 
 
 def shift_phase(
-    rank: NDArray[np.float32], tick: NDArray[np.float64], settings_M2R: NDArray[np.float64], cap_s: float
+    rank: NDArray[np.float32], tick: Tick, settings_M2R: NDArray[np.float64], cap_s: float
 ) -> None:
     """Delay ranks by what contention adds to their collective."""
     step_s, delay_R, baseline_R = tick[STEP_BASELINE_S], rank[DELAY_S], rank[slots.COMM_BASELINE_S]
@@ -358,7 +364,7 @@ def shift_phase(
 
 def take_places(
     rank: NDArray[np.float32],
-    tick: NDArray[np.float64],
+    tick: Tick,
     settings_M2R: NDArray[np.float64],
     cap_s: float,
     pauses: bool,
@@ -391,7 +397,7 @@ def least_delay_s(step_s: float) -> float:
 
 
 def hold_transfers(
-    hold_R: NDArray[np.float32], tick: NDArray[np.float64], settings_2R: NDArray[np.float64], cap_s: float
+    hold_R: NDArray[np.float32], tick: Tick, settings_2R: NDArray[np.float64], cap_s: float
 ) -> None:
     """Set how long ranks hold back each transfer that can wait in their next iteration, seconds."""
     gain = switchback.defer_gain(tick)
