@@ -124,7 +124,8 @@ class RankPacer:
         Returns:
             The delay before the next iteration, seconds, if the same policy acts in it (the first, where none acts).
         """
-        self._hand_over(acting)
+        if acting != self._acting:
+            self._hand_over(acting)
         if delay_s is not None or acting is None:
             self._rank[timing.DELAY_S, 0] = delay_s or 0.0
         if acting is None:
@@ -144,8 +145,6 @@ class RankPacer:
 
     def _hand_over(self, acting: int | None) -> None:
         """Before an iteration in which another policy acts, or none."""
-        if acting == self._acting:
-            return
         tick_K = np.array(self._tick)
         if self._acting is not None:
             self._courses[self._acting].left = standing.leave(self._rank, tick_K)

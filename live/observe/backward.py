@@ -131,7 +131,8 @@ class _Model:
             self._queue(self._own_part)
 
     def _own_part_ends(self) -> None:
-        self._log.release(self._entry)  # of a reduction that failed
+        if self._entry is not None:  # of a reduction that failed
+            self._log.release(self._entry)
         self._entry = self._log.stamps.record()
         self._queue(self._reduction)
 

@@ -97,11 +97,12 @@ class Group:
         """A call of a method of ``ProcessGroup`` has just been made. The one that met the group is its first."""
         if self._first is None:
             self._first = self.counted()
-        elif method == LISTS and not self.lists:
-            self.lists = self.size if self.unseen() == self.size else 1
-            self.seen += self.lists
+        elif method != LISTS:
+            self.seen += 1
         else:
-            self.seen += self.counts(method)
+            if not self.lists:
+                self.lists = self.size if self.unseen() == self.size else 1
+            self.seen += self.lists
 
     def counts(self, method: str) -> int:
         """How many collectives the group counts for one call of a method."""

@@ -87,13 +87,13 @@ class Steps:
         logged = rows
         if not stamps.immediate:
             rows = self._in_seconds(rows, tick)
-        if any(start_s is None or end_s is None for _, start_s, end_s in rows):
-            self.release(entry)
-            return None
         last_s, last = -math.inf, None
         operations, met = self._operations, False
         for place, operation in enumerate(rows):
             kind, start_s, end_s = operation
+            if start_s is None or end_s is None:
+                self.release(entry)
+                return None
             op, _, _, side = kinds[kind]
             if op == STANDSTILL:
                 if side != STREAM:
@@ -160,7 +160,8 @@ class Steps:
             self._look(self.shape.signature(operations))
         elif number >= ALL_WATCHED and self.every < MAX_EVERY and self.period == 1:
             self.every = max(self._affordable(len(operations), number // LEAST_SHARE), self.every)
-        operations = self._from_outside(operations)
+        if len(operations) > 1:
+            operations = self._from_outside(operations)
         fits = start_s is not None and end_s > start_s and all([end >= start for _, start, end in operations])
         if start_s is None or not fits:
             self.irregular += 1
@@ -182,7 +183,7 @@ class Steps:
             regular,
             mark,
             ticks,
-            self._still_s(operations, still),
+            self._still_s(operations, still) if still else math.nan,
         )
 
     def _still_s(self, operations: Sequence[Operation], still: Sequence[tuple[float, float]]) -> float:
@@ -193,7 +194,7 @@ class Steps:
         """
         kinds, found_s, until_s, k = self._log.kinds, 0.0, -math.inf, 0
         aside = [(start_s, end_s) for kind, start_s, end_s in operations if kinds[kind].side == STREAM]
-        if not aside or not still:
+        if not aside:
             return math.nan
         for start_s, end_s in aside:
             start_s = max(start_s, until_s)  # what overlaps an earlier one counts once
@@ -219,8 +220,6 @@ class Steps:
 
     def _from_outside(self, operations: list[Operation]) -> list[Operation]:
         """In order of their start, without those inside another one: a group may delegate to another, a hook wait."""
-        if len(operations) < 2:
-            return operations
         operations.sort(key=lambda operation: (operation[1], -operation[2]))
         outermost, until_s, kinds = list[Operation](), -math.inf, self._log.kinds
         for operation in operations:

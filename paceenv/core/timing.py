@@ -260,7 +260,8 @@ def window_s(window: float, step_s: float, cap_s: float) -> float:
 
     The result is a hair smaller, so that a delay that is cut to it stays within it when stored as float32.
     """
-    return min(window * step_s, cap_s) * _ROUNDED_DOWN
+    share_s = window * step_s
+    return (cap_s if cap_s < share_s else share_s) * _ROUNDED_DOWN
 
 
 def decide(
