@@ -224,8 +224,10 @@ class Loop:
             self._change_over(*self._change)
         self._read()
         if self.control.decides and not self.steps.inside and self._may_delay():
-            self.deferral.hold_s = self.control.hold_s(log.count)
-            log.delay = self.control.apply_delay(log.count)
+            acting = self.control.acting(log.count)
+            if acting is not None:
+                self.deferral.hold_s = self.control.hold_s(log.count, acting)
+                log.delay = self.control.apply_delay(log.count, acting)
 
     def _may_delay(self) -> bool:
         """Whether every rank is known to have an agent, and a wish to stop would be heard; shadow needs neither."""

@@ -61,7 +61,8 @@ class Job:
 
     def run(self, iterations: int, slack_s: float = 0.02) -> None:
         for i in range(len(self.delays_s), len(self.delays_s) + iterations, self.ticks):
-            delay = self.control.apply_delay(i)
+            acting = self.control.acting(i)
+            delay = None if acting is None else self.control.apply_delay(i, acting)
             delay_s = self.control.settle(delay)
             self.delays_s.append(delay_s)
             comm_s = 0.01 + max(slack_s - delay_s, 0.0) * (i % 200 > 2)  # the baseline is seen before

@@ -151,7 +151,7 @@ class Control:
             self._shape, self.pacer = shape, None
             self._slack.clear()
             self.barriers.forget()
-        acting = self._acting(self.iteration)
+        acting = self.acting(self.iteration)
         if shape.has_barrier:
             self.barriers.add(step)
         try:
@@ -174,10 +174,14 @@ class Control:
         """An iteration could not be measured, or is irregular: no delay until the next regular one."""
         self._ready = False
 
-    def apply_delay(self, iteration: int) -> Delay | None:
-        """Delay this rank before ``iteration``, if policy, mode, schedule and guard agree; None without a delay."""
-        acting, pacer, mode = self._acting(iteration), self.pacer, self._in_force
-        if acting is None or pacer is None or not self._ready:
+    def acting(self, iteration: int) -> int | None:
+        """Number of the policy to which mode and plan allow a delay before ``iteration``; None: no delay."""
+        return None if iteration < self.quiet_until else self._in_force.acting(iteration)
+
+    def apply_delay(self, iteration: int, acting: int) -> Delay | None:
+        """Delay this rank before ``iteration``, in which that policy acts, if it asks and the guard agrees."""
+        pacer, mode = self.pacer, self._in_force
+        if pacer is None or not self._ready:
             return None
         asked_s = mode.asked_s(pacer, acting, iteration)
         if not asked_s > 0.0:
@@ -202,10 +206,9 @@ class Control:
             self.guard.taken(delay.slept_s, self._clock())
         return delay
 
-    def hold_s(self, iteration: int) -> float:
+    def hold_s(self, iteration: int, acting: int) -> float:
         """How long transfers that can wait are held back in ``iteration``, as :meth:`apply_delay` decides; seconds."""
-        acting = self._acting(iteration)
-        if acting is None or self.pacer is None or not self._in_force.follows or not self._ready:
+        if self.pacer is None or not self._in_force.follows or not self._ready:
             return 0.0
         asked_s, step_s = self.pacer.hold_s(acting), self.pacer.step_baseline_s
         if not asked_s > 0.0:
@@ -240,10 +243,6 @@ class Control:
             tick_s: a usual iteration, seconds; 0: not known.
         """
         return dict.fromkeys(("shadow", "canary", "probe")) | self.chosen.as_dict(tick_s)
-
-    def _acting(self, iteration: int) -> int | None:
-        """Number of the policy to which mode and plan allow a delay before ``iteration``; None: no delay."""
-        return None if iteration < self.quiet_until else self._in_force.acting(iteration)
 
     def _give_up(self, number: int | None, why: str) -> None:
         """A policy cannot be followed any more: the end of one candidate, or of pacing where no other is left."""
