@@ -114,7 +114,9 @@ def test_a_live_run_is_a_page_and_a_trace(tmp_path: Path, capsys: pytest.Capture
     assert found["verdict"].startswith(" ".join(lead.split())), "the verdict leads with what the page says"
     assert found["step_time_s"] > 0.0
     assert application.run(["whatif", str(run), "--replace-rank", "1", "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["changed"][0]["change"]["label"] == "rank 1 replaced"
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["changed"][0]["change"]["label"] == "rank 1 replaced"
+    assert any("no rank of the fitted cluster is persistently slow" in line for line in answer["assumes"])
     assert application.run(["train", "--job", str(run), "-o", str(tmp_path / "trained"), "--seconds", "10"]) == 0
     for segment in run.rglob("*.pace"):
         segment.unlink()

@@ -79,16 +79,17 @@ def test_real_profiles_of_a_real_job(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert result["step_time_s"] > 0.08
     assert result["arrivals"]["late"][0]["rank"] == 1
     if not result["causes"]:
-        assert result["verdict"].startswith("cannot be determined")
+        assert "cannot be determined" in result["verdict"]
         return
     named = {cause["cause"]: cause["advice"] for cause in result["causes"]}
     assert "rank 1" in named[names.SLOW_RANK], "besides, a busy machine may stall"
 
 
-def gloo_profile(rank: int, world: int, late_us: float, *, blocks: bool) -> dict[str, Any]:
+def gloo_profile(rank: int, world: int, late_us: float, *, blocks: bool, marked_us: float = 0.0) -> dict[str, Any]:
     """Six steps of a job on the CPU, its last rank late before the first of two reductions of its backward pass.
 
-    Both are waited for in the end, as in DDP, or each in the hook that calls it, inside an operation of autograd.
+    Both are waited for in the end, as in DDP, or each in the hook that calls it, inside an operation of autograd. In
+    every other step the backend's thread marks the end of the second by ``marked_us`` too late.
     """
     events: list[dict[str, Any]] = []
 
@@ -109,7 +110,7 @@ def gloo_profile(rank: int, world: int, late_us: float, *, blocks: bool) -> dict
         add("gloo:all_reduce", first_us, ends_us, 2, "user_annotation")
         second_us, last_us = seconds[rank], max(seconds) + 3e3
         add("aten::mm", second_us - 19e3, second_us)
-        add("gloo:all_reduce", second_us, last_us, 3, "user_annotation")
+        add("gloo:all_reduce", second_us, last_us + marked_us * (step % 2), 3, "user_annotation")
         for call_us, waited_us in ((first_us, ends_us), (second_us, last_us)):
             add("autograd::engine::evaluate_function: Hook", call_us, waited_us if blocks else call_us + 50.0)
             add("Hook", call_us, waited_us if blocks else call_us + 50.0)
@@ -120,10 +121,15 @@ def gloo_profile(rank: int, world: int, late_us: float, *, blocks: bool) -> dict
     return {"distributedInfo": {"rank": rank, "world_size": world}, "traceEvents": events}
 
 
-@pytest.mark.parametrize(("world", "blocks"), [(2, False), (2, True), (4, False), (4, True)])
-def test_who_is_late_in_a_profile_of_the_cpu(tmp_path: Path, world: int, blocks: bool) -> None:
+@pytest.mark.parametrize(
+    ("world", "blocks", "marked_us"),
+    [(2, False, 0.0), (2, True, 0.0), (4, False, 0.0), (4, True, 0.0), (2, False, 4e3)],
+)
+def test_who_is_late_in_a_profile_of_the_cpu(tmp_path: Path, world: int, blocks: bool, marked_us: float) -> None:
     """Work beside a reduction is no lateness, and an operation that holds the waiting for one is no work."""
-    made = {f"rank{rank}.json": gloo_profile(rank, world, 30e3, blocks=blocks) for rank in range(world)}
+    made = {
+        f"rank{rank}.json": gloo_profile(rank, world, 30e3, blocks=blocks, marked_us=marked_us) for rank in range(world)
+    }
     written(tmp_path, made)
     found = find_answer(read_inputs([tmp_path])).diagnosis
     assert found is not None

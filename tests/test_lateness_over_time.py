@@ -46,6 +46,14 @@ def test_a_rank_that_turned_late_is_told_with_step_amount_and_delay() -> None:
     json.dumps(plain(found), allow_nan=False)
 
 
+def test_no_line_contradicts_a_rank_that_always_arrives_last() -> None:
+    matrix = read_matrix(trace(work(steps=16, ranks=2, cv=0.3)))
+    assert any("no rank is late for long" in line for line in find_lateness(matrix).text)
+    assert find_lateness(matrix, named=1).text == (
+        "rank 1 arrives last in nearly every step; since when is not settled",
+    )
+
+
 def test_a_late_host_is_one_line_and_its_name() -> None:
     own_TR = work(ranks=16)
     own_TR[:, 4:8] *= 1.3

@@ -92,7 +92,8 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
             if len(matrix.ranks) < 2 and inputs.activity:
                 diagnosis = replace(diagnosis, refused=f"{diagnosis.refused}; {one_rank(inputs.activity)}")
             if matrix.steps > 1 and not diagnosis.agent:  # else the agent has said it, from all that it measured
-                lateness = find_lateness(matrix, hosts=inputs.trace.metadata.of_ranks("host"))
+                hosts, named = inputs.trace.metadata.of_ranks("host"), diagnosis.arrivals.named
+                lateness = find_lateness(matrix, hosts=hosts, named=named)
             error_s = inputs.trace.metadata.job.get("clock_error_s", 0.0)
             late_hosts = find_late_hosts(matrix, diagnosis.arrivals, inputs.activity, clock_error_s=error_s)
             causes = tuple(_cured(cause, late_hosts) for cause in diagnosis.causes)

@@ -15,12 +15,15 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core.lateness import watch
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.dependency_graph import Graph
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 
 LEAST_SHARE: Final = 0.02
 """Share of a mean step; who is late by less in a step is not named."""
+ALWAYS: Final = 0.9
+"""Share of the steps; one rank that is the latest in so many is late, whatever else the trace shows."""
 _BESIDE: Final = 0.05
 """Share of collectives that begin before the one before them has ended."""
 MAX_LISTED: Final = 6
@@ -68,15 +71,28 @@ class Arrivals:
     @property
     def text(self) -> str:
         """In one sentence."""
+        return self.where if self.waiting_s is None else f"{self.where}; {self.culprits}"
+
+    @property
+    def where(self) -> str:
+        """Where the time of a mean step went, in words."""
         if self.waiting_s is None:
             return "waiting for others and transfers cannot be told apart with one rank"
-        where = (
+        return (
             f"of a mean step of {duration(self.step_s)} a rank spends {duration(self.waiting_s)} waiting for others in "
             f"collectives and {duration(self.transfer_s)} in their transfers"
         )
-        if not self.late:
-            return f"{where}; nobody arrives last by as much as {LEAST_SHARE:.0%} of a step"
-        return f"{where}; {_culprits(self)}"
+
+    @property
+    def culprits(self) -> str:
+        """Who arrives last, in words."""
+        return _culprits(self) if self.late else f"nobody arrives last by as much as {LEAST_SHARE:.0%} of a step"
+
+    @property
+    def named(self) -> int | None:
+        """The one rank that arrives last in nearly every step."""
+        is_one = self.steps >= watch.FIRST_STEPS and self.late and len(self.late[0].iterations) >= ALWAYS * self.steps
+        return self.late[0].rank if is_one else None
 
 
 def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:

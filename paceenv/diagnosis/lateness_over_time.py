@@ -42,7 +42,8 @@ class LatenessOverTime:
     """What the watch said at the end of the trace; ``why_not`` tells why it could say nothing, else is empty.
 
     ``lost_s`` is the mean lateness of each step's last rank, ``pattern`` one of ``watch.PATTERNS``. ``places`` says
-    what all late ranks have in common, ``alone`` are ranks without a peer to compare with.
+    what all late ranks have in common, ``alone`` are ranks without a peer to compare with. ``named`` is the rank that
+    arrives last in nearly every step, if one does.
     """
 
     late: tuple[LateTeam, ...]
@@ -54,6 +55,7 @@ class LatenessOverTime:
     places: tuple[str, ...]
     alone: tuple[int, ...]
     why_not: str
+    named: int | None = None
     SHOWN: ClassVar = (*("late", "past", "pattern", "lost_s", "step_s", "steps", "places", "alone", "why_not", "text"),)
 
     @property
@@ -68,7 +70,10 @@ class LatenessOverTime:
             lines = [*(team.text for team in self.late), *self.places, *(team.text for team in self.past[:LISTED])]
             if len(self.past) > LISTED:
                 lines.append(f"{len(self.past) - LISTED} more ranks were late for a while")
-        if self.pattern == watch.VARIATION:
+        if self.named is not None:
+            if not any(self.named in team.ranks for team in self.late):
+                lines.append(f"rank {self.named} arrives last in nearly every step; since when is not settled")
+        elif self.pattern == watch.VARIATION:
             share = self.lost_s / self.step_s
             lines.append(f"no rank is late for long, but the last one of each step is late by {share:.0%} of it")
         if self.alone:
@@ -103,8 +108,10 @@ def alike(matrix: OperationMatrix) -> list[list[int]]:
     return [np.flatnonzero(matrix.stage_R == stage).tolist() for stage in np.unique(matrix.stage_R)]
 
 
-def find_lateness(matrix: OperationMatrix, *, hosts: Mapping[int, Hashable] | None = None) -> LatenessOverTime:
-    """Watch a trace from its first step to its last."""
+def find_lateness(
+    matrix: OperationMatrix, *, hosts: Mapping[int, Hashable] | None = None, named: int | None = None
+) -> LatenessOverTime:
+    """Watch a trace from its first step to its last; ``named`` is the rank that its arrivals name."""
     groups = alike(matrix)
     alone = [matrix.ranks[places[0]] for places in groups if len(places) == 1]
     own_s_RT = own_work(matrix)
@@ -130,6 +137,7 @@ def find_lateness(matrix: OperationMatrix, *, hosts: Mapping[int, Hashable] | No
         places=(common_place.describe(place),) if place else (),
         alone=tuple(alone) if not why_not else (),
         why_not=why_not,
+        named=named,
     )
 
 

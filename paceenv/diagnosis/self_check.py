@@ -18,6 +18,7 @@ from paceenv.diagnosis.clocks import is_meeting
 from paceenv.diagnosis.dependency_graph import BARRIER_OP, Graph, last_arrivals
 from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
 
+REPLAY_FAILS: Final = "the replay of the traced operations does not reproduce the steps"
 TOLERANCE: Final = 0.05
 """Share of a mean step by which the replay may miss the measured one, on average and in a typical step.
 
@@ -77,9 +78,8 @@ def why_not(matrix: OperationMatrix, graph: Graph, own_NT: Array, replayed_T: Ar
     typical = float(np.median(np.abs(replayed_T - matrix.step_s_T))) / measured_s
     if max(abs(error), typical) > TOLERANCE:
         return (
-            f"the replay of the traced operations does not reproduce the steps: {duration(float(replayed_T.mean()))} "
-            f"instead of {duration(measured_s)} ({error:+z.0%}; a typical step is off by {typical:.0%}; allowed: "
-            f"{TOLERANCE:.0%})"
+            f"{REPLAY_FAILS}: {duration(float(replayed_T.mean()))} instead of {duration(measured_s)} "
+            f"({error:+z.0%}; a typical step is off by {typical:.0%}; allowed: {TOLERANCE:.0%})"
         )
     if ideal_s > (1.0 + IDEAL_TOLERANCE) * float(replayed_T.mean()):
         return (

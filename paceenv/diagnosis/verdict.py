@@ -15,6 +15,7 @@ from paceenv.diagnosis.absolute import AbsoluteCheck
 from paceenv.diagnosis.arrivals import Arrivals
 from paceenv.diagnosis.causes import MIN_LOST, OF_ONE_RANK, Cause
 from paceenv.diagnosis.paced_steps import PacedSteps
+from paceenv.diagnosis.self_check import REPLAY_FAILS
 
 HEALTHY: Final = "healthy"
 NO_DIFFERENCE: Final = 0.005
@@ -127,6 +128,9 @@ def conclude(diagnosis: Diagnosis, pacing: Pacing | None = None, checks: Sequenc
     said = [f"{check.text}" for check in checks]
     if diagnosis.refused:
         lost = f"{diagnosis.refused}; {diagnosis.arrivals.text}"
+        if diagnosis.arrivals.named is not None and REPLAY_FAILS in diagnosis.refused and not diagnosis.agent:
+            shares = f"what that costs is not known ({diagnosis.refused})"
+            lost = f"{diagnosis.arrivals.culprits}; {shares}; {diagnosis.arrivals.where}"
     elif diagnosis.late and not (diagnosis.causes and diagnosis.causes[0].cause in OF_ONE_RANK):
         lost = _find_out(diagnosis)
     elif diagnosis.causes:

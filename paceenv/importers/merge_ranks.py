@@ -112,7 +112,7 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     notes += dropped
     if not kept:
         raise InputError(f"{name}: {len(common)} steps that all ranks have, none of them whole; {dropped[0]}")
-    columns = _columns(steps_of, kept)
+    columns = _columns(_released(steps_of, kept), kept)
     if not columns:
         raise InputError(f"{name}: steps without any operation")
     origin_s = float(columns["start_s"].min())
@@ -229,6 +229,44 @@ def _part(one: tuple[Signature, ...], other: tuple[Signature, ...], *, end: bool
     return all(a == (b[len(b) - len(a) :] if end else b[: len(a)]) for a, b in zip(one, other, strict=True))
 
 
+def _released(steps_of: Steps, kept: list[int]) -> dict[int, dict[int, Step]]:
+    """The steps, without what a backend's thread marks of a collective after those who waited for it have gone on.
+
+    A rank waited for it that was idle when its last member came, and for most of the time from then on. A device's
+    collectives end when they end.
+    """
+    last_s: dict[tuple[int, tuple[str, str, int]], float] = {}
+    for steps in steps_of.values():
+        for i in kept:
+            last_s |= {(i, key): max(c.start_s, last_s.get((i, key), c.start_s)) for key, c in steps[i].placed()}
+    ended_s: dict[tuple[int, tuple[str, str, int]], float] = {}
+    for i, step in ((i, steps[i]) for steps in steps_of.values() for i in kept):
+        start_s, end_s = _idle(step)
+        for key, c in step.placed():
+            gap = int(np.searchsorted(start_s, last_s[i, key])) - 1
+            if isinstance(step, RankActivity) or not c.group or gap < 0 or not last_s[i, key] < end_s[gap] < c.end_s:
+                continue
+            if end_s[gap] - start_s[gap] > 0.5 * (c.end_s - start_s[gap]):
+                ended_s[i, key] = min(end_s[gap], ended_s.get((i, key), np.inf))
+    released: dict[int, dict[int, Step]] = {}
+    for rank, steps in steps_of.items():
+        released[rank] = {}
+        for i in kept:
+            late_s = _WOKEN * (steps[i].end_s - steps[i].start_s)  # less is usual
+            collectives = []
+            for key, c in steps[i].placed():
+                until_s = max(ended_s.get((i, key), np.inf), c.start_s)
+                collectives.append(replace(c, end_s=until_s) if c.end_s > until_s + late_s else c)
+            released[rank][i] = replace(steps[i], collectives=tuple(collectives))
+    return released
+
+
+def _idle(step: Step) -> tuple[Array, Array]:
+    """When a rank has nothing to do while collectives run."""
+    spans = union(np.array([c.start_s for c in step.collectives]), np.array([c.end_s for c in step.collectives]))
+    return without(spans, union(step.busy_start_s, step.busy_end_s))
+
+
 def _columns(steps_of: Steps, kept: list[int]) -> dict[str, NDArray[Any]]:
     """All rows of the trace. Pieces of compute that are empty in all steps of a kind are left out of all of them."""
     pieces_of = {(rank, i): _pieces(steps[i]) for rank, steps in steps_of.items() for i in kept}
@@ -283,8 +321,7 @@ def _alike(
 def _pieces(step: Step) -> Array:
     """A rank's compute, ``(1 + 2 collectives, 2)``, s: before the first collective, and twice after each begin."""
     collectives = step.in_order
-    spans = union(np.array([c.start_s for c in collectives]), np.array([c.end_s for c in collectives]))
-    waits = without(spans, union(step.busy_start_s, step.busy_end_s))
+    waits = _idle(step)
     edges = np.clip([step.start_s, *(c.start_s for c in collectives), step.end_s], step.start_s, step.end_s)
     least_s = _MIN_WAIT * (step.end_s - step.start_s)
     # nobody waits for a collective beyond its end: a gap that ends while all go on is the host's own

@@ -94,9 +94,11 @@ class Examination:
         """Commands that work when typed, the most useful first."""
         words, steps, answer = shlex.join(map(str, self.paths)), list[str](), self.answer
         if answer is not None and answer.diagnosis is not None and self.conclusion is not None:
-            causes, is_fitted = answer.diagnosis.causes, not isinstance(self.conclusion.fitted, str)
+            fitted, causes = self.conclusion.fitted, answer.diagnosis.causes
+            is_fitted = not isinstance(fitted, str)
             late = answer.diagnosis.late or [one.rank for one in answer.diagnosis.arrivals.late]
-            if is_fitted and causes and causes[0].cause == SLOW_RANK and late:
+            is_slow = not isinstance(fitted, str) and late and late[0] in (fitted.baseline.slow or ())
+            if is_slow and causes and causes[0].cause == SLOW_RANK:
                 steps.append(f"paceenv whatif {words} --replace-rank {late[0]}")
             stands = bool(answer.ended) or any(hang.hangs for hang in answer.hangs) or bool(answer.diagnosis.refused)
             is_worth_it = self.conclusion.verdict.claim in {"helps", "is open"} and not stands

@@ -142,6 +142,9 @@ class Baseline:
             like = sorted({r for c in changes for r in (*c.removed, *c.replaced)} - self.slow)
             slow = name_ranks(self.slow)
             lines += [f"rank {r} is a rank like the others; persistently slow: {slow}" for r in like]
+        elif self.slow is not None and any(c.replaced for c in changes):
+            said = "no rank of the fitted cluster is persistently slow, so another in its place changes nothing"
+            lines.append(f"{said}; what a late rank costs, paceenv diagnose says")
         return lines
 
     def _assumes_of_size(self, sized: Sequence[Change]) -> list[str]:
