@@ -66,6 +66,7 @@ def test_the_wheel_has_one_name_every_module_and_the_data(wheel: Path) -> None:
         assert wanted
         assert wanted <= set(contents(wheel))
     ours = ROOT / "paceenv"
+    assert "paceenv/report/page.html.j2" in contents(wheel)
     modules = {path.relative_to(ROOT) for path in ours.rglob("*.py")}
     for link in (path for path in ours.iterdir() if path.is_symlink()):
         modules |= {Path("paceenv") / path.relative_to(ROOT) for path in link.resolve().rglob("*.py")}
