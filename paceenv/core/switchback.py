@@ -228,10 +228,9 @@ SLACK_FORGET, SLACK_ERRORS = 0.8, 2.5
 SLACK_LEAST_LOSS = 0.001
 """Loss, a share of the baseline step, below which the rule goes on."""
 OUTLIER = 6.0
-"""Mean changes from step to step by which a step counts at most, or a baseline step if that is more: one stall or
-checkpoint must not decide, but rare collapses are all that a stagger gains."""
-CHANGE_SMOOTHING = 0.05
-"""Weight of the newest change from step to step in their mean."""
+"""Mean changes from step to step by which a step counts at most: one stall or checkpoint must not decide."""
+LEAST_CHANGE, CHANGE_SMOOTHING = 0.001, 0.05
+"""The least that the mean change counts as, a share of the baseline step; and the weight of the newest one in it."""
 SLACK_NOISE = math.sqrt(1.25 / SLACK_PAUSE + 1.0 / 28.0) * math.sqrt(math.pi) / 2.0
 """Standard error of a comparison, in mean changes of white noise. The pause and the steps after it are means of
 ``SLACK_PAUSE``; the mean before it is worth 7. Those around it weigh one half each."""
@@ -270,7 +269,7 @@ def watch_slack(tick: Tick, step_s: float, baseline_s: float) -> None:
 def without_outlier_s(tick: Tick, step_s: float, baseline_s: float) -> float:
     """A step as it counts in a comparison, seconds; the mean change from step to step takes it in."""
     last_s, before_s = tick[slots.SLACK_STEP_S], tick[slots.SLACK_BEFORE_S]
-    most_s = max(OUTLIER * tick[slots.SLACK_STEP_CHANGE_S], baseline_s)
+    most_s = OUTLIER * max(tick[slots.SLACK_STEP_CHANGE_S], LEAST_CHANGE * baseline_s)
     change_s = min(abs(step_s - last_s), most_s) if last_s > 0.0 else 0.0
     tick[slots.SLACK_STEP_CHANGE_S] += CHANGE_SMOOTHING * (change_s - tick[slots.SLACK_STEP_CHANGE_S])
     tick[slots.SLACK_STEP_S] = step_s
