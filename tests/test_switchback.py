@@ -100,8 +100,3 @@ def test_mean_slack_keeps_what_the_papers_rule_gains() -> None:
     paper, ours = (change(f"static:{name}=0.01/0.3", "unequal-slack") for name in ("paper", "mean_slack"))
     assert paper < -0.05
     assert ours < 0.75 * paper
-
-
-def test_places_without_a_threshold_are_left_where_they_cost() -> None:
-    assert change("static:stagger=0/0.42", "incast-deep") < 0.015  # without the pauses 0.09 of each step
-    assert change("static:stagger=0/0.42", "incast-shallow") < -0.2

@@ -64,7 +64,7 @@ DEFINITIONS = (
         "stagger",
         "mean step's inflation over its baseline, while collectives collapse",
         2.0,
-        "the rank's place in its group, as a share of the window; at threshold 0 always, but in the pauses of slack",
+        "the rank's place in its group, as a share of the window",
         "paceenv; incast at shallow buffers",
     ),
     Mechanism(
@@ -201,12 +201,12 @@ def stagger_delay_s(inflation: float, place: float, threshold: float, window_s: 
     """Delay of a rank that takes its place in a stagger while its job holds one, in seconds.
 
     Many senders that start at once overflow a shallow buffer; the windows of a few fit.
-    ``paceenv.core.switchback`` decides when to hold; at threshold 0 the job always does, but in the pauses of slack.
+    ``paceenv.core.switchback`` decides when to hold.
 
     Args:
         inflation: mean step without stagger over the baseline step, less 1.
         place: from 0 for the first member of a process group to 1 for the last.
-        threshold: least inflation that is acted on, a ratio; 0: any.
+        threshold: least inflation that is acted on, a ratio; 0: the places are fixed.
         window_s: delay of the last member, seconds; 0 is off.
     """
     return bounded(place * window_s, window_s) if threshold == 0.0 or inflation > threshold else 0.0

@@ -243,8 +243,7 @@ def watch_slack(tick: Tick, step_s: float, baseline_s: float) -> None:
     port, groups meet on an uplink, and a rank takes the queue for slack. The delays then lengthen the step, and the
     longer step looks like more slack. So steps of a pause are compared with those before and after it. A rank keeps
     over a pause what its rule asked for. Whether it has slack does not matter for the pauses: none knows who else does.
-    After a loss that is no chance the rule is off for a while. Rule mean_slack keeps the same pauses, and so does
-    stagger at threshold 0, which holds its places all the time otherwise.
+    After a loss that is no chance the rule is off for a while. Rule mean_slack keeps the same pauses.
     """
     step_s = without_outlier_s(tick, step_s, baseline_s)
     was_paused = tick[slots.SLACK_PAUSE_S] > 0.0 and tick[slots.SLACK_AFTER_S] == 0.0

@@ -299,7 +299,7 @@ def decide(
     if on_M[PHASE_SHIFT]:
         shift_phase(rank, tick, settings_M2R, cap_s)
     if on_M[STAGGER]:
-        take_places(rank, tick, settings_M2R, cap_s, pauses, first_member, members)
+        take_places(rank, tick, settings_M2R, cap_s, first_member, members)
     least_s = np.float32(least_delay_s(step_s))
     for r in range(ranks):
         delay_R[r] = delay_R[r] if delay_R[r] >= least_s else _ZERO
@@ -368,20 +368,16 @@ def take_places(
     tick: Tick,
     settings_M2R: NDArray[np.float64],
     cap_s: float,
-    pauses: bool,
     first_member: int,
     members: int,
 ) -> None:
-    """Delay ranks by their place in the stagger of their process group.
-
-    With a threshold that is while the job holds places; without one it is always, but in the pauses of slack.
-    """
+    """Delay ranks by their place in the stagger of their process group, while the job holds one."""
     step_s, delay_R = tick[STEP_BASELINE_S], rank[DELAY_S]
     inflation, holds = tick[slots.STAGGER_FREE_S] / step_s - 1.0, tick[slots.STAGGER_LEFT] > 0.0
     is_trial, member = tick[slots.STAGGER_TRIAL] > 0.0, first_member % members
     for r in range(settings_M2R.shape[2]):
         threshold, most_s = settings_M2R[STAGGER, THRESHOLD, r], settings_M2R[STAGGER, WINDOW, r]
-        if not pauses if threshold == 0.0 else holds:
+        if holds or threshold == 0.0:
             place = float(member) / max(members - 1, 1)
             asked_s = stagger_delay_s(inflation, place, 0.0 if is_trial else threshold, window_s(most_s, step_s, cap_s))
             delay_R[r] = max(np.float64(delay_R[r]), asked_s)
