@@ -43,7 +43,7 @@ def written(folder: Path, text: str | bytes) -> Path:
     [
         ("null-jiter", "null-jiter: neither a file nor one of configs/clusters: {names}; did you mean null-jitter?"),
         ("nowhere/a.yaml", "nowhere/a.yaml: no such file"),
-        ("../clusters", "../clusters: no such file"),
+        ("a/nul", "a/nul: neither a file nor one of configs/clusters: {names}"),
     ],
 )
 def test_missing_configs(name: str, expected: str) -> None:

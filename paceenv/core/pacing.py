@@ -285,7 +285,12 @@ def by_rank(settings_SM2: NDArray[np.float64], settings_M2R: NDArray[np.float64]
 
 
 def laid_out(settings_M2: NDArray[np.float64], ranks: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """What :func:`by_rank` writes, for one setting ``(M, 2)`` of all ranks or for one of each, ``(R, M, 2)``."""
+    """What :func:`by_rank` writes.
+
+    Args:
+        settings_M2: (threshold, window) of each mechanism, ratios, for all ranks; or for each, ``(R, M, 2)``.
+        ranks: how many there are.
+    """
     settings_M2R, on_M = np.zeros((*off().shape, ranks)), np.zeros(len(MECHANISMS), np.bool_)
     by_rank(settings_M2.reshape(-1, *off().shape), settings_M2R, on_M)
     return settings_M2R, on_M
