@@ -71,6 +71,7 @@ class Loop:
         self.paused = False
         """Whether nothing is measured until the next :meth:`change`."""
         self._change: tuple[str, NamedPolicy, int] | None = None
+        self._changing = threading.RLock()  # a signal's handler may ask for a change in the midst of one
         self.in_a_group_only = False
         """Whether to wait for a process group, whatever the environment says about the job's size."""
         self.on_begin: Callable[[], None] = lambda: None
@@ -169,7 +170,8 @@ class Loop:
             from_iteration: the first iteration of the new mode, the same on every rank; 0 is at once. An agent that
                 is past it only observes, because the other ranks may have changed over without it.
         """
-        self._change, self.log.hurry = (mode, policy, from_iteration), True
+        with self._changing:
+            self._change, self.log.hurry = (mode, policy, from_iteration), True
         self._optimizer.tick = self._tick  # which knows the number of the iteration
 
     @property
@@ -184,12 +186,11 @@ class Loop:
             self.taking.release()
         return self._takes_here
 
-    def _change_over(self, mode: str, policy: NamedPolicy, from_iteration: int) -> None:
-        begins_at = self.log.count
+    def _change_over(self, change: tuple[str, NamedPolicy, int]) -> None:
+        (mode, policy, from_iteration), begins_at = change, self.log.count
         self._read()
         self.control.finish()
-        self._change, self.paused, self.log.hurry = None, mode == "off", False
-        self.policy = policy
+        self.paused, self.policy = mode == "off", policy
         self.options = replace(self.options, mode="observe" if self.paused else mode)
         self.control = Control(self.options, policy, self.messages.log_once, self._clock, begins_at=begins_at)
         self.control.begin(self.log.stamps, self.device, self.rank, self.world_size)
@@ -198,6 +199,10 @@ class Loop:
             self.control.downgrade(policy.fault)
         if begins_at > from_iteration > 0:
             self.control.downgrade(f"iteration {from_iteration} of the change to mode {mode} was over already")
+        self._takes_here = self.control.decides or self.log.on_device
+        with self._changing:
+            if self._change is change:  # else another one has come meanwhile
+                self._change, self.log.hurry = None, False
 
     def _first_tick(self) -> None:
         self.log.forget()
@@ -218,10 +223,11 @@ class Loop:
         tick = log.tick()
         if tick is not None and (tick[2] or log.marked):
             self.control.guard.quiet(tick[0])
-        if not self._takes_here and not self._take_over():
+        change = self._change
+        if not self._takes_here and (change is None or not self._take_over()):
             return
-        if self._change is not None and log.count >= self._change[2]:
-            self._change_over(*self._change)
+        if change is not None and log.count >= change[2]:
+            self._change_over(change)
         self._read()
         if self.control.decides and not self.steps.inside and self._may_delay():
             acting = self.control.acting(log.count)

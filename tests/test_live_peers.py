@@ -66,7 +66,7 @@ class Rank:
         self.loop.log.count = iteration
         change = self.loop._change
         if change is not None and iteration >= change[2]:
-            self.loop._change_over(*change)
+            self.loop._change_over(change)
         while self.loop.log.chores:
             chore, arguments = self.loop.log.chores.popleft()
             chore(*arguments)

@@ -101,6 +101,25 @@ def test_a_request_is_for_one_start_of_the_job_and_needs_an_agent_on_every_rank(
     assert reader.state() == {"id": wish.id, "refused": "", "waiting": True}
 
 
+def test_a_change_that_comes_during_another_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, policy = loop(), find_policy("paper")
+    watched.change("shadow", policy, 0)
+    monkeypatch.setattr(watched.control, "finish", lambda: watched.change("off", policy, 0))
+    watched._tick()
+    assert watched.changing
+    watched._tick()
+    assert (watched.state, watched.changing) == ("off", False)
+
+
+def test_only_a_mode_that_decides_takes_iterations_in_on_the_training_thread() -> None:
+    watched, policy = loop(), find_policy("paper")
+    for mode, here in (("shadow", True), ("observe", False), ("shadow", True)):
+        watched.change(mode, policy, 0)
+        watched._tick()
+        watched._tick()
+        assert (watched.state, watched._takes_here) == (mode, here)
+
+
 def test_another_cluster_config_under_the_same_name_is_not_followed(tmp_path: Path) -> None:
     file, watched = tmp_path / "cluster.yaml", loop()
     file.write_text("pacing: {mechanism: slack, threshold: 0.02, window: 0.4}\n")
