@@ -351,9 +351,7 @@ def use_slack(
             delay_R[r] = max(delay_R[r], slack_delay_R[r])
 
 
-def shift_phase(
-    rank: NDArray[np.float32], tick: Tick, settings_M2R: NDArray[np.float64], cap_s: float
-) -> None:
+def shift_phase(rank: NDArray[np.float32], tick: Tick, settings_M2R: NDArray[np.float64], cap_s: float) -> None:
     """Delay ranks by what contention adds to their collective."""
     step_s, delay_R, baseline_R = tick[STEP_BASELINE_S], rank[DELAY_S], rank[slots.COMM_BASELINE_S]
     for r in range(settings_M2R.shape[2]):
@@ -393,9 +391,7 @@ def least_delay_s(step_s: float) -> float:
     return max(MIN_DELAY_S, MIN_DELAY_SHARE * step_s)
 
 
-def hold_transfers(
-    hold_R: NDArray[np.float32], tick: Tick, settings_2R: NDArray[np.float64], cap_s: float
-) -> None:
+def hold_transfers(hold_R: NDArray[np.float32], tick: Tick, settings_2R: NDArray[np.float64], cap_s: float) -> None:
     """Set how long ranks hold back each transfer that can wait in their next iteration, seconds."""
     gain = switchback.defer_gain(tick)
     for r in range(settings_2R.shape[1]):
