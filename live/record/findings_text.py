@@ -220,7 +220,7 @@ def _set_pattern(job: Job, rank_set: RankSet) -> list[str]:
         waits = f"waits at least {duration(rank_set.lost_s)} per step{share_of(rank_set.lost_s, rank_set.step_s)}"
         lines.append(
             f"each of {name_ranks(job.names(rank_set.compared))} {waits}, "
-            "and none comes last on average: lost to variation of the ranks' work or of the network"
+            "and none is surely the last on average: variation of the ranks' work or of the network, so far"
         )
     for place in sorted(rank_set.late):
         late = rank_set.late[place]

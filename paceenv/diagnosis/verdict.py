@@ -162,12 +162,12 @@ def _claim(diagnosis: Diagnosis, pacing: Pacing) -> Claim:
 def _simulated_claim(diagnosis: Diagnosis, pacing: Pacing) -> Claim:
     if not pacing.gains:
         return "not simulated"
-    words = {word_of(gain) for _, gain in pacing.gains}
-    if "helps" in words:
+    if any(word_of(gain) == "helps" for _, gain in pacing.gains):
         return "helps"
-    # a cluster that is not the job cannot show that nothing helps the job
-    is_sketch = bool(diagnosis.refused or (pacing.doubt and _acted_on(diagnosis)))
-    return "is open" if "is open" in words or is_sketch else "gains nothing"
+    may_help = any(gain.high >= NO_DIFFERENCE for _, gain in pacing.gains)
+    # a cluster that is not the job cannot show that nothing helps the job, unless delays do not act on what it suffers
+    is_sketch = bool(diagnosis.refused or (pacing.doubt and diagnosis.causes and diagnosis.causes[0].pacing))
+    return "is open" if may_help or is_sketch else "gains nothing"
 
 
 def _acted_on(diagnosis: Diagnosis) -> list[Cause]:

@@ -1,8 +1,9 @@
 """One job, iteration by iteration: compute, arrival, collective, post-collective work, barrier, and the next delays.
 
-The only physics of the project. :func:`advance` is compiled (``paceenv.sim.engine.compiled``) and called on a slice of
-a batch. Scalar and vector environments, policies, calibration and benchmarks all run through it. Pacing enters in one
-place: the arrival of a rank is its delay plus its compute time.
+The physics of the project; ``paceenv.sim.reference`` tells it again, to check it. :func:`advance` is compiled
+(``paceenv.sim.engine.compiled``) and called on a slice of a batch. Scalar and vector environments, policies,
+calibration and benchmarks all run through it. Pacing enters in one place: the arrival of a rank is its delay plus its
+compute time.
 
 Legend: E environments, R ranks, G groups of R / G consecutive ranks, K tenants, T iterations, M mechanisms, S ranks
 with settings of their own (1: one setting for all, or R).
@@ -75,8 +76,8 @@ def arrive(view: View, scratch: Scratch, per_group: int) -> None:
 def start_early(view: View, scratch: Scratch) -> None:
     """Let collectives start when every rank has its first gradients; ``complete_G`` keeps when all have the last."""
     compute_R, arrival_G, complete_G = scratch.compute_R, scratch.arrival_G, scratch.complete_G
-    per_group, delay_R, before = compute_R.shape[0] // arrival_G.shape[0], view.rank[timing.DELAY_S], 1.0
-    before -= view.job["overlap_share"]
+    per_group, delay_R = compute_R.shape[0] // arrival_G.shape[0], view.rank[timing.DELAY_S]
+    before = 1.0 - view.job["overlap_share"]
     for g in range(arrival_G.shape[0]):
         complete_G[g], latest_s = arrival_G[g], 0.0
         for r in range(g * per_group, (g + 1) * per_group):
