@@ -30,6 +30,8 @@ from paceenv.live.observe.batch import Kind
 from paceenv.live.record import segments
 from paceenv.live.record.merge_segments import segment_rows, write_merged
 from paceenv.live.record.run_folder import MAX_STATUS_BYTES, RunFolder, host_folder, status_path, write_status
+from paceenv.live.record.snapshot import SCHEMA
+from paceenv.live.record.summary import summarise
 
 LATER = "20261123T060000-000000"
 
@@ -66,25 +68,30 @@ def test_the_latest_attempt_is_the_one_that_began_last(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        *((snapshot(3) | other, "is not its place") for other in ({"attempt": LATER}, {"host": "node7"}, {"rank": 2})),
-        *((snapshot(3) | other, "unlike the others") for other in ({"job": "b"}, {"world_size": 8}, {"job": None})),
         (b"", "not JSON"),
         (b"\xff\xfe", "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b'{"schema": "other/9", "rank": 1}', "not a status"),
-        (snapshot(3) | {"rank": True}, "not a status"),
     ],
 )
-def test_a_status_that_is_none_or_of_another_place_or_job_is_passed_over_and_named(
-    tmp_path: Path, content: bytes | dict[str, Any], why: str
-) -> None:
+def test_a_status_that_is_none_is_passed_over_and_named(tmp_path: Path, content: bytes, why: str) -> None:
     for rank in range(4):
         write_status(tmp_path, snapshot(rank))
-    path_of(tmp_path, 3).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    path_of(tmp_path, 3).write_bytes(content)
     run = RunFolder(tmp_path)
     for _ in range(2):
         assert [s["rank"] for s in run.statuses(ATTEMPT)] == [0, 1, 2]
         assert [("rank00003.json: " in note, "passed over" in note, why in note) for note in run.notes] == [(True,) * 3]
+
+
+def test_the_path_says_whose_a_status_is_whatever_is_in_it(tmp_path: Path) -> None:
+    write_status(tmp_path, snapshot(0))
+    content = {"schema": SCHEMA, "rank": True, "attempt": LATER, "world_size": [], "host": 7, "unix_time_s": None}
+    path_of(tmp_path, 3).parent.mkdir()
+    path_of(tmp_path, 3).write_text(json.dumps(content))
+    statuses = RunFolder(tmp_path).statuses(ATTEMPT)
+    assert [(s["rank"], s["attempt"]) for s in statuses] == [(0, ATTEMPT), (3, ATTEMPT)]
+    assert "Where the step went" in summarise(statuses)
 
 
 def test_what_is_no_regular_file_is_skipped_and_named(tmp_path: Path) -> None:

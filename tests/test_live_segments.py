@@ -106,36 +106,34 @@ def changed(records: Any, **values: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    "content",
     [
-        (struct.pack("<IIII", 1, 2**31, 2**31, 0) + bytes(100), "impossible length"),
-        (flush(b"[" * 100_000), "tables that are none"),
-        (flush(b"{}"), "tables that are none"),
-        (flush(b'[[["x", 1, 2]], []]'), "tables that are none"),
-        (flush(b'[[["x", 1.0, 2, 0]], []]'), "kind that is none"),
-        (flush(json.dumps([[["x", 1, 2, 0]] * 65537, []]).encode()), "too many kinds"),
-        (flush(json.dumps([[], ["x"] * 257]).encode()), "too many kinds or marks"),
-        (flush(b"[[], [1]]"), "no short text"),
-        (flush(TABLES, OPER.tobytes()), "do not increase"),
-        (changed(OPER, kind=2), "unknown kind"),
-        (changed(OPER, end_s=np.nan), "times that are none"),
-        (changed(OPER, place=2), "of no iteration"),
-        (changed(ITER, iteration=[1, 1]), "do not increase"),
-        (changed(ITER) * 2, "do not increase"),
-        (changed(ITER, iteration=[2**63 - 1, -(2**63)]), "do not increase"),
-        (changed(ITER, mark=3), "unknown mark"),
-        (changed(ITER, pace_start_s=1.0), "times that are none"),
-        (b"OP", "torn"),
+        struct.pack("<IIII", 1, 2**31, 2**31, 0) + bytes(100),
+        flush(b"[" * 100_000),
+        flush(b"{}"),
+        flush(b'[[["x", 1, 2]], []]'),
+        flush(b'[[["x", 1.0, 2, 0]], []]'),
+        flush(json.dumps([[["x", 1, 2, 0]] * 65537, []]).encode()),
+        flush(json.dumps([[], ["x"] * 257]).encode()),
+        flush(b"[[], [1]]"),
+        flush(TABLES, OPER.tobytes()),
+        flush(b"[[], []]", OPER.tobytes(), ITER.tobytes()),
+        changed(OPER, kind=2),
+        changed(OPER, end_s=np.nan),
+        changed(OPER, place=2),
+        changed(ITER, iteration=[1, 1]),
+        changed(ITER) * 2,
+        changed(ITER, iteration=[2**63 - 1, -(2**63)]),
+        changed(ITER, mark=3),
+        changed(ITER, pace_start_s=1.0),
+        b"OP",
     ],
 )
-def test_flushes_with_right_checksums_and_wrong_contents_end_the_reading(
-    tmp_path: Path, content: bytes, why: str
-) -> None:
+def test_flushes_with_right_checksums_and_wrong_contents_end_the_reading(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(header_bytes(HEADER) + content)
     _, found, note = read_segment(path)
-    assert why in note
-    assert note.count("\n") == 0
+    assert "torn or damaged" in note
     assert len(found.iterations_T) in (0, 2)
 
 
@@ -148,8 +146,8 @@ def test_flushes_with_right_checksums_and_wrong_contents_end_the_reading(
         (struct.pack("<8sHHII", b"PACESEG\0", 1, 0, 0, 0), r"version = 1; allowed: 2"),
         (struct.pack("<8sHHII", b"PACESEG\0", 2, 0, 2**32 - 1, 0), "header is damaged"),
         (struct.pack("<8sHHII", b"PACESEG\0", 2, 0, 2, 0) + b"{}", "header is damaged"),
-        (struct.pack("<8sHHII", b"PACESEG\0", 2, 0, 2, zlib.crc32(b"[]")) + b"[]", "not a JSON object"),
-        (struct.pack("<8sHHII", b"PACESEG\0", 2, 0, 9**5, zlib.crc32(b"[" * 9**5)) + b"[" * 9**5, "not JSON"),
+        (struct.pack("<8sHHII", b"PACESEG\0", 2, 0, 2, zlib.crc32(b"[]")) + b"[]", "header is damaged"),
+        (struct.pack("<8sHHII", b"PACESEG\0", 2, 0, 9**5, zlib.crc32(b"[" * 9**5)) + b"[" * 9**5, "header is damaged"),
     ],
 )
 def test_a_file_that_is_none_says_so(tmp_path: Path, content: bytes, why: str) -> None:

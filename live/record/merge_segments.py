@@ -138,22 +138,16 @@ def segment_rows(segment: Batch, after: int = -1) -> dict[str, Any]:
 
 
 def _first_pass(folder: RunFolder, attempt: str) -> dict[int, _Rank]:
-    """The ranks of an attempt whose files belong together and hold any iteration."""
-    headers, segments = dict[Path, Mapping[str, Any]](), folder.segments(attempt)
-    for path in [path for paths in segments.values() for path in paths]:
-        try:
-            header = _checked(read_header(path), path)
-        except InputError as error:
-            folder.note(f"passed over: {error}")
-            continue
-        job, entry = header["job"], header["rank"]
-        if folder.is_in_place(path, job.get("attempt"), entry.get("host", ""), entry["rank"], job["ranks"]):
-            headers[path] = header
-    for path in folder.apart({path: (h["job"]["name"], h["job"]["ranks"]) for path, h in headers.items()}):
-        del headers[path]
+    """The ranks of an attempt whose files hold any iteration."""
     ranks = {}
-    for rank, paths in segments.items():
-        began = {path: headers[path]["began_unix_s"] for path in paths if path in headers}
+    for rank, paths in folder.segments(attempt).items():
+        headers = dict[Path, Mapping[str, Any]]()
+        for path in paths:
+            try:
+                headers[path] = _checked(read_header(path), path)
+            except InputError as error:
+                folder.note(f"passed over: {error}")
+        began = {path: header["began_unix_s"] for path, header in headers.items()}
         for path in began:  # an agent that was attached again counts from 0 again
             if began[path] < max(began.values()):
                 folder.note(f"{path}: passed over: of an agent that was attached before another")
@@ -164,7 +158,10 @@ def _first_pass(folder: RunFolder, attempt: str) -> dict[int, _Rank]:
             parts.append(_ends(segment))
         if parts:
             iteration_T, end_s_T = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-            ranks[rank] = _Rank(headers[newest[0]], newest, firsts[0], (iteration_T, end_s_T))
+            header = headers[newest[0]]
+            ranks[rank] = _Rank(
+                header | {"rank": header["rank"] | {"rank": rank}}, newest, firsts[0], (iteration_T, end_s_T)
+            )
     return ranks
 
 
@@ -233,9 +230,8 @@ def _shift_between(own: Series, reference: Series) -> Series | None:
 
 def _checked(header: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     """A header with the entries that a merge needs. Raises InputError if one is missing or of a wrong type."""
-    job, entry = header.get("job"), header.get("rank")
-    if isinstance(job, dict) and isinstance(entry, dict) and isinstance(header.get("source"), str):
-        numbers = type(job.get("ranks")) is int and type(entry.get("rank")) is int
-        if numbers and isinstance(job.get("name"), str) and isinstance(header.get("began_unix_s"), float):
-            return header
+    job, entry, began_s = (header.get(name) for name in ("job", "rank", "began_unix_s"))
+    is_job = isinstance(job, dict) and isinstance(job.get("name"), str) and isinstance(header.get("source"), str)
+    if is_job and isinstance(entry, dict) and isinstance(began_s, float):
+        return header
     raise InputError(f"{path}: its header does not say which job and rank it is of")
