@@ -277,5 +277,5 @@ def _in_common(job: Job, sets: Sequence[RankSet]) -> list[str]:
     """What two or more late ranks have in common, if that is shorter than their list."""
     hosts = {rank: text(s, "host") for rank, s in zip(job.ranks, job.snapshots, strict=True)}
     late = [rank for rank_set in sets for rank in job.names(rank_set.named)]
-    place = common_place.find_common_place(late, hosts, {common_place.HOST: hosts})
-    return [common_place.describe(place)] if place else []
+    place = common_place.in_common(late, hosts, {common_place.HOST: hosts})
+    return [place] if place else []

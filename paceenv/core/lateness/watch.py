@@ -3,14 +3,14 @@
 It takes one table: how late each rank was in each step, in seconds, up to what all ranks of the step share. The steps
 of a trace feed it, the blocks of iterations that live ranks report, and the times of collectives. Each rank is compared
 with the median of the others, so that what slows all of them cancels. For every rank one statement is then tested:
-"given the past, this rank is on average not later than the middle rank by more than ``least_share`` of the step".
+"given the past, this rank is on average not later than the middle rank by more than ``LEAST_SHARE`` of the step".
 (Where noise has a long tail, every rank's mean lies above the others' median.)
 
 A score sums the evidence against it and begins again from zero where there is none (Page's CUSUM). Its increments are
 ``weight * noise - price`` where the price makes ``exp(increment)`` at most 1 on average. Such a score passes ``log(n)``
 at most once in n steps on average, whatever the distribution (Shin, Ramdas & Rinaldo, "E-detectors: a nonparametric
 framework for sequential change detection", 2022). With four weights and R ranks the threshold is
-``log(4 * R * steps_per_false_alarm)``; looking at every step is part of that count. The price is measured on the ranks
+``log(4 * R * STEPS_PER_FALSE_ALARM)``; looking at every step is part of that count. The price is measured on the ranks
 themselves (``sequential_test``), so the count is an estimate: it supposes noise as in the last thousand steps.
 
 A rank is named only if, besides, it was late in clearly more than half of the steps since its score began. So a few
@@ -122,9 +122,7 @@ def find_late_ranks(
     iteration_T: ArrayLike | None = None,
     *,
     alike: Sequence[Sequence[int]] | None = None,
-    least_share: float = LEAST_SHARE,
     steps_T: ArrayLike = 1.0,
-    steps_per_false_alarm: float = STEPS_PER_FALSE_ALARM,
 ) -> Findings:
     """Which ranks are late, from how late each of them was in every step.
 
@@ -136,9 +134,7 @@ def find_late_ranks(
         iteration_T: numbers of the steps, ascending; default: counted from 0.
         alike: columns of ranks that do the same work, such as those of a pipeline stage; default: all. Ranks in no
             list, and alone in theirs, are not judged.
-        least_share: smallest lateness that is worth a name, share of the step.
         steps_T: a row is the mean of so many steps, at least 1: one number for all, or ``(T,)``.
-        steps_per_false_alarm: steps of the job after which one wrong name is accepted.
     """
     table_TR = np.array(late_s_TR, np.float64)
     iterations = np.arange(len(table_TR)) if iteration_T is None else np.asarray(iteration_T, np.int64)
@@ -158,10 +154,8 @@ def find_late_ranks(
         for typical in [float(np.median(steps_T[used_T])) if used_T.any() else 1.0]
         for t, steps in zip(np.flatnonzero(used_T).tolist(), steps_T[used_T].tolist(), strict=True)
     ]
-    per_alarm = max(steps_per_false_alarm * len(rows) / max(sum(row.steps for row in rows), 1.0), 1.0)
-    watch = _Watch(
-        groups, table_TR.shape[1], least_share, math.log(len(WEIGHTS) * max(table_TR.shape[1], 1) * per_alarm)
-    )
+    per_alarm = max(STEPS_PER_FALSE_ALARM * len(rows) / max(sum(row.steps for row in rows), 1.0), 1.0)
+    watch = _Watch(groups, table_TR.shape[1], math.log(len(WEIGHTS) * max(table_TR.shape[1], 1) * per_alarm))
     named = [
         replace(span)
         for row, step_s in zip(rows, step_s_T[used_T].tolist(), strict=True)
@@ -217,8 +211,8 @@ class _Row(NamedTuple):
 class _Watch:
     """Takes in one step after the other; says at any moment which ranks are late."""
 
-    def __init__(self, alike: Sequence[NDArray[np.int64]], ranks: int, least_share: float, threshold: float) -> None:
-        self._alike, self._ranks, self._least_share, self._threshold = alike, ranks, least_share, threshold
+    def __init__(self, alike: Sequence[NDArray[np.int64]], ranks: int, threshold: float) -> None:
+        self._alike, self._ranks, self._threshold = alike, ranks, threshold
         self._rising, self._falling = Scores(ranks, threshold), Scores(ranks, threshold)
         self._noise: UsualNoise | None = None
         self._waiting: list[_Row] = []
@@ -299,7 +293,7 @@ class _Watch:
             return np.full(self._ranks, math.inf)
         earned_R = self._threshold / np.maximum(self._known_R, 1.0)
         needed_R = ((earned_R + self._noise.price_J[:, None]) / WEIGHTS[:, None]).min(axis=0)
-        least_s_R = self._usual_s_R + self._least_share * self._step_s + needed_R * self._noise.scale_s_R
+        least_s_R = self._usual_s_R + LEAST_SHARE * self._step_s + needed_R * self._noise.scale_s_R
         return np.where((needed_R <= CLIP) & (self._known_R > 0), least_s_R, math.inf)
 
     def _covered_share(self, rows: Sequence[LateRank], begin: int) -> float:
@@ -329,7 +323,7 @@ class _Watch:
             self._learn(noise)
         known_R = ~np.isnan(late_s_R)
         late_s_R = np.where(known_R, late_s_R, 0.0)
-        least_s = self._least_share * max(self._step_s, 0.0)
+        least_s = LEAST_SHARE * max(self._step_s, 0.0)
         scale_s_R = np.maximum(noise.scale_s_R * row.spread, 1e-3 * least_s + LEAST_SCALE_S)
         price_J = noise.price_J
         bar_s_R = self._usual_s_R + least_s + np.where(self._late_R, 1.5 * self._level_s_R, 0.0)
