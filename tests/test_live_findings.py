@@ -57,13 +57,12 @@ def test_without_skew_nobody_is_named(shape: str, ranks: int) -> None:
         assert "all ranks arrive on time" in page(findings) or transfers
 
 
-def test_a_rank_that_is_last_because_it_waited_is_described_as_that() -> None:
+def test_a_rank_that_is_last_because_it_waited_is_not_late() -> None:
     findings = find(run(SHAPES["expert"](4), 4, late=constant(4, 1, LATE_S)))
-    assert findings["text"][:2] == [
+    assert findings["text"][0] == (
         "rank 1 (node0) is late by 20 ms: rank 0 waits for it in all_to_all of ranks 0-1, "
-        "ranks 2-3 wait in all_reduce of ranks 0-3",
-        "rank 0 arrives last in all_reduce of ranks 0-3, because it waits for rank 1 in all_to_all of ranks 0-1",
-    ]
+        "ranks 2-3 wait for it in all_reduce of ranks 0-3"
+    )
     assert [verdict(findings, rank) for rank in range(4)] == ["early", "late", "early", "early"]
     assert [findings["verdicts"][str(r)]["early_s"] for r in (0, 2, 3)] == [pytest.approx(LATE_S, rel=0.1)] * 3
 
@@ -81,8 +80,7 @@ def test_an_unseen_collective_of_some_ranks_hides_which_of_them_is_late(ranks: i
     phases = [Phase("all_to_all", [[0, 1]], seen=False), Phase("all_reduce", all_of(ranks))]
     findings = find(run(phases, ranks, late=constant(ranks, 1, LATE_S)))
     assert named(findings) == {}
-    assert [verdict(findings, rank) for rank in (0, 1)] == ["insufficient evidence"] * 2
-    assert verdict(findings, 2) == "early"
+    assert {verdict(findings, rank) for rank in range(ranks)} == {"insufficient evidence"}
     assert "ranks 0-1: their own work takes up to" in page(findings)
     assert "collectives of ranks 0-1 could not be seen" in page(findings)
 
@@ -108,15 +106,13 @@ def test_collectives_of_other_threads_are_a_reason_for_doubt() -> None:
     assert "on time" not in page(find(calm))
 
 
-@pytest.mark.parametrize(
-    ("groups", "why"),
-    [(True, "no collective of its process groups was seen"), (False, "no process group of several ranks was seen")],
-)
-def test_where_nothing_was_seen_the_page_says_that(groups: bool, why: str) -> None:
+@pytest.mark.parametrize("groups", [True, False])
+def test_where_nothing_was_seen_the_page_says_that(groups: bool) -> None:
     snapshots = run(SHAPES["ddp"](2), 2)
     for snapshot in snapshots:
         snapshot |= {"collectives": []} if groups else {"collectives": [], "groups": {}}
     findings = find(snapshots)
+    why = "no collective is known to connect it with another rank that has a snapshot"
     assert {verdict["evidence"] for verdict in findings["verdicts"].values()} == {why}
     assert "put aside" not in page(findings)
 

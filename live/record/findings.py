@@ -21,7 +21,6 @@ import numpy as np
 
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
-from paceenv.core.lateness.watch import IN_TURNS
 from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record import findings_text as words
 from paceenv.live.record.rank_sets import Job, RankSet, judge
@@ -102,7 +101,6 @@ def _verdict(job: Job, rank_set: RankSet, place: int) -> dict[str, Any]:
     if place in rank_set.named and pattern is not None:
         return because(LATE, "its own work takes longer", late_s=pattern.late_s)
     early_s = max((_earlier_s(rank_set, place, late) for late in rank_set.named), default=0.0)
-    early_s = early_s if early_s > margin_s else _waits_at_least(rank_set, place)
     refused = rank_set.refused.get(place, "") if pattern is not None else ""
     is_early = early_s > max(margin_s, FLOOR_S) and math.isfinite(margin_s)
     if refused and pattern is not None and not (is_early and place in rank_set.not_waited_for):
@@ -116,11 +114,8 @@ def _verdict(job: Job, rank_set: RankSet, place: int) -> dict[str, Any]:
         return because(UNKNOWN, f"too noisy to identify less than {limit}")
     like = [p for p in rank_set.compared if p != place and rank_set.stages.get(p) == rank_set.stages.get(place)]
     later_s = rank_set.own_s[place] - max((rank_set.own_s[p] for p in like), default=math.inf)
-    if rank_set.pattern != IN_TURNS and later_s > max(margin_s, FLOOR_S):
+    if later_s > max(margin_s, FLOOR_S):
         return because(UNKNOWN, f"its own work takes {duration(later_s)} longer, and varies too much to be sure")
-    if rank_set.pattern == IN_TURNS and pattern is not None:
-        often = f"late by {duration(pattern.late_s)} {len(pattern.spans)} times, in turns"
-        return because(ON_TIME, f"on average; {often}")
     return because(ON_TIME, f"arrives within {duration(margin_s)}")
 
 
@@ -131,22 +126,9 @@ def _earlier_s(rank_set: RankSet, place: int, late: int) -> float:
     return rank_set.own_s[late] - rank_set.own_s[place]
 
 
-def _waits_at_least(rank_set: RankSet, place: int) -> float:
-    """The longest wait of a rank in one group, over operations with a common end: a difference of arrivals, seconds."""
-    sums: dict[int, float] = {}
-    for wait in rank_set.waits:
-        if wait.common_end:
-            at = np.searchsorted(wait.places, place)
-            if at < len(wait.places) and wait.places[at] == place:
-                sums[id(wait.group)] = sums.get(id(wait.group), 0.0) + float(wait.wait_s_E[at])
-    return max(sums.values(), default=0.0)
-
-
 def _unattributed(job: Job, sets: Sequence[RankSet]) -> list[str]:
     """What cannot be seen or attributed, with the ranks and the seconds per step where they are known."""
     lines = [f"{name_ranks(job.names(one.places))}: {reason}" for one in sets for reason in one.reasons]
-    if job.missing and not any("no snapshot" in line for line in lines):
-        lines.append(f"{name_ranks(job.missing)} {'has' if len(job.missing) == 1 else 'have'} no snapshot")
     seen, left_out = (job.numbers(range(len(job.ranks)), name) for name in ("iterations", "irregular"))
     share = left_out / np.maximum(seen, 1.0)
     if many := np.flatnonzero((share > LEFT_OUT_SHARE) & (seen > 0)).tolist():

@@ -15,14 +15,11 @@ import numpy as np
 from paceenv.core.lateness.watch import (
     CHRONIC,
     FIRST_STEPS,
-    IN_TURNS,
-    NONE,
-    VARIATION,
+    VARIATION_SHARE,
     Findings,
     LateRank,
     find_late_ranks,
     lateness_of,
-    pattern_of_all,
 )
 from paceenv.core.wording import duration, name_ranks
 from paceenv.live.observe.batch import POINT_TO_POINT
@@ -38,7 +35,6 @@ from paceenv.live.record.side_by_side import (
     medians,
     read_traffic,
     side_by_side,
-    used_groups,
     waited_for,
 )
 from paceenv.live.record.snapshot import Snapshot, number
@@ -80,8 +76,8 @@ class RankSet:
     own_s: dict[int, float] = field(default_factory=dict)
     """Own time over the blocks in which the latest rank is late."""
     waits: list[Wait] = field(default_factory=list)
-    pattern: str = NONE
     lost_s: float = 0.0
+    """What each rank waits at least, where nobody is late and time is lost."""
     reasons: list[str] = field(default_factory=list)
     """Why nobody in it can be called on time."""
 
@@ -128,7 +124,8 @@ def judge(job: Job, places: list[int]) -> RankSet:
     """What can be said about the ranks at ``places``, which groups connect."""
     rank_set = RankSet(places)
     if len(places) < 2:
-        rank_set.reasons.append(_why_alone(job, places[0]))
+        unknown = "no collective is known to connect it with another rank that has a snapshot"
+        rank_set.reasons.append("the job has one rank" if job.world_size == 1 else unknown)
         return rank_set
     blocks = job.blocks
     if blocks is None:
@@ -146,22 +143,9 @@ def judge(job: Job, places: list[int]) -> RankSet:
     watched = _watch(job, rank_set, own_s_RK, blocks.steps_K)
     _hidden(job, rank_set, blocks.grid.iterations)
     _name(job, rank_set, watched, own_s_RK)
-    _set_pattern(job, rank_set, watched)
+    if not rank_set.named:
+        _past_and_lost(job, rank_set, watched)
     return rank_set
-
-
-def _why_alone(job: Job, place: int) -> str:
-    """Why no other rank stands beside this one."""
-    groups = [group for group in job.traffic.groups if place in group.places and len(group.ranks) > 1]
-    if job.world_size == 1:
-        return "the job has one rank"
-    if any(group in used_groups(job.traffic) for group in groups):
-        return "no other rank of its groups has a snapshot"
-    if job.numbers([place], "side", "per_step").any():
-        return "collectives were seen, but only of other threads, for which the step may not wait"
-    if job.traffic.ungrouped_s_R[place]:
-        return "its collectives run in process groups that PyTorch does not name"
-    return "no collective of its process groups was seen" if groups else "no process group of several ranks was seen"
 
 
 def _choose_compared(job: Job, blocks: Blocks, rank_set: RankSet) -> None:
@@ -243,30 +227,17 @@ def _hidden(job: Job, rank_set: RankSet, block_iterations: int) -> None:
     for group in sorted(unseen, key=lambda group: name_ranks(group.ranks)):
         line = f"{group.unseen_per_step:.3g} collectives per step of {name_ranks(group.ranks)} could not be seen"
         rank_set.reasons.append(f"{line}, as where a compiled graph starts them: waits in them count as own work")
-    used = {id(operation.group): operation.group for operation in job.traffic.operations}
-    missing: set[int] = set()
-    for group in used.values():
-        if inside & set(group.places):
-            missing |= set(group.ranks) - set(job.ranks)
-    if missing:
-        rank_set.reasons.append(f"{name_ranks(sorted(missing))} {'has' if len(missing) == 1 else 'have'} no snapshot")
-    _hidden_times(job, rank_set)
-
-
-def _hidden_times(job: Job, rank_set: RankSet) -> None:
-    """Blocked times without a group, and collectives that were put aside, which the own time may include."""
-    for seconds_R, what in (
-        (job.traffic.other_s_R, "in smaller collectives, summed up without their group"),
-        (job.traffic.ungrouped_s_R, "in collectives whose group is not known"),
+    if job.missing:
+        rank_set.reasons.append(f"{name_ranks(job.missing)} {'has' if len(job.missing) == 1 else 'have'} no snapshot")
+    for seconds_R, what in (  # which the own time may include
+        (job.traffic.ungrouped_s_R[rank_set.compared], "in collectives whose group is not known"),
+        (
+            job.numbers(rank_set.compared, "side", "seconds"),
+            "in collectives that were put aside: other threads wait for them",
+        ),
     ):
-        seconds = float(seconds_R[rank_set.compared].max(initial=0.0))
-        if seconds > rank_set.floor_s:
+        if (seconds := float(seconds_R.max(initial=0.0))) > rank_set.floor_s:
             rank_set.reasons.append(f"up to {duration(seconds)} {what}")
-    side_s = job.numbers(rank_set.compared, "side", "seconds")
-    if side_s.max(initial=0.0) > rank_set.floor_s:
-        rank_set.reasons.append(
-            f"up to {duration(float(side_s.max()))} in collectives that were put aside: other threads wait for them"
-        )
 
 
 def _name(job: Job, rank_set: RankSet, watched: Findings, own_s_RK: Times) -> None:
@@ -300,22 +271,9 @@ def _name(job: Job, rank_set: RankSet, watched: Findings, own_s_RK: Times) -> No
             rank_set.named.append(place)
 
 
-def _set_pattern(job: Job, rank_set: RankSet, watched: Findings) -> None:
-    turns = {rank_set.compared[late.rank]: late for late in watched.past}
+def _past_and_lost(job: Job, rank_set: RankSet, watched: Findings) -> None:
+    rank_set.late |= {rank_set.compared[late.rank]: late for late in watched.past}
     wait_s = float(job.numbers(rank_set.compared, "wait", "mean_s").min())
-    certain = rank_set.complete and not rank_set.refused and wait_s > rank_set.floor_s and rank_set.step_s > 0.0
-    rank_set.pattern = (
-        IN_TURNS
-        if watched.pattern == IN_TURNS and not rank_set.named
-        else pattern_of_all(
-            [rank_set.late[place].kind for place in rank_set.named],
-            0,
-            0.0,
-            wait_s / rank_set.step_s if certain else 0.0,
-        )
-    )
-    if rank_set.pattern == IN_TURNS:
-        rank_set.late, rank_set.lost_s = turns, watched.lost_s
-    elif not rank_set.named:
-        rank_set.late |= turns
-        rank_set.lost_s = wait_s if rank_set.pattern == VARIATION else 0.0
+    certain = rank_set.complete and not rank_set.refused and wait_s > rank_set.floor_s
+    if certain and wait_s > VARIATION_SHARE * rank_set.step_s > 0.0:
+        rank_set.lost_s = wait_s

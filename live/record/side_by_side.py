@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.lateness.watch import COMMON_END, lateness_of
+from paceenv.core.lateness.watch import lateness_of
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 
 FLOOR_S = 0.5e-3
@@ -29,8 +29,6 @@ WHOLE_SHARE = 0.9
 """A rank's block with a smaller share of the steps that another rank has in it is left out."""
 MAX_BLOCKS = 128
 """More blocks than any agent keeps; a snapshot with more is not from one."""
-OTHER = "other"
-"""The operation that sums the rest of a snapshot's collectives."""
 MAX_OPERATIONS = 64
 """A snapshot with more collectives is not from an agent."""
 MAX_RANKS = 1_000_000
@@ -142,18 +140,12 @@ class Operation(NamedTuple):
     places: NDArray[np.int64]
     blocked_s_EK: Times
 
-    @property
-    def common_end(self) -> bool:
-        """Whether all members leave it together."""
-        return self.op.startswith(COMMON_END)
-
 
 class Wait(NamedTuple):
     """How long the members of a group wait in one operation for those that arrive last, seconds per step."""
 
     op: str
     group: Group
-    common_end: bool
     places: NDArray[np.int64]
     wait_s_E: Times
 
@@ -164,8 +156,6 @@ class Traffic:
 
     groups: list[Group]
     operations: list[Operation]
-    other_s_R: Times
-    """Blocked time in operations that were summed up, without their group."""
     ungrouped_s_R: Times
     """Blocked time in operations whose group has no number, or no ranks that its agent knows."""
 
@@ -174,7 +164,7 @@ def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
     """The groups and operations of the ranks' snapshots; ill-typed entries count as missing."""
     groups: dict[Key, Group] = {}
     rows: dict[tuple[Key, str], dict[int, Times]] = {}
-    other_s_R, ungrouped_s_R = np.zeros(len(snapshots)), np.zeros(len(snapshots))
+    ungrouped_s_R = np.zeros(len(snapshots))
     grid = grid or Grid(1, 0, 1)
     for place, snapshot in enumerate(snapshots):
         keys = _read_groups(snapshot, place, groups)
@@ -186,9 +176,7 @@ def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
             if blocked_s is None:
                 continue
             op, key = text(item, "op"), keys.get(number(item, "group"))
-            if op == OTHER:
-                other_s_R[place] += blocked_s
-            elif key is None:
+            if key is None:
                 ungrouped_s_R[place] += blocked_s
             else:
                 blocked_s_K = on_grid(grid, snapshot, item.get("blocks_s"))
@@ -199,7 +187,7 @@ def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
         Operation(op, groups[key], np.array(list(of_rank)), np.array(list(of_rank.values())))
         for (key, op), of_rank in rows.items()
     ]
-    return Traffic(list(groups.values()), operations, other_s_R, ungrouped_s_R)
+    return Traffic(list(groups.values()), operations, ungrouped_s_R)
 
 
 def _items(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:
@@ -253,7 +241,7 @@ def measure_wait(operation: Operation, among_R: NDArray[np.bool_], blocks: Seque
     chosen = operation.blocked_s_EK[kept][:, blocks]
     blocked_s_E = np.median(chosen, axis=1) if chosen.shape[1] else np.full(len(chosen), math.nan)
     waits = blocked_s_E - blocked_s_E.min()
-    return Wait(operation.op, operation.group, operation.common_end, operation.places[kept], waits)
+    return Wait(operation.op, operation.group, operation.places[kept], waits)
 
 
 def waited_for(ranks: int, waits: Iterable[Wait]) -> Times:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -183,22 +183,6 @@ def lateness_of(own_s: Times) -> Times:
     return np.where(known < 2, math.nan, own_s - np.where(known % 2 == 0, of_even, of_odd))
 
 
-def pattern_of_all(named: Collection[str], turns: int, covered_share: float, lost_share: float) -> str:
-    """The pattern of ranks that wait for each other, one of :data:`PATTERNS`.
-
-    Args:
-        named: kinds of the ranks that are late.
-        turns: ranks that come and go.
-        covered_share: share of what was observed in which one of these was late.
-        lost_share: share of the step that is lost to its last rank.
-    """
-    if named:
-        return SINCE if set(named) == {SINCE} else CHRONIC
-    if turns > 1 and covered_share >= TURNS_SHARE:
-        return IN_TURNS
-    return VARIATION if lost_share > VARIATION_SHARE else NONE
-
-
 class _Row(NamedTuple):
     """How late each rank was, the mean of so many ``steps``; their noise is ``spread`` times that of a typical row."""
 
@@ -276,15 +260,7 @@ class _Watch:
             (late if now else past).append(row)
         late.sort(key=lambda row: (-row.late_s, row.rank))
         past.sort(key=lambda row: (row.spans[0].first, row.rank))
-        changing = [row for row in (*late, *past) if row.kind in (SOMETIMES, ONCE)]
-        pattern = pattern_of_all(
-            [row.kind for row in late if row not in changing],
-            len(changing),
-            self._covered_share(changing, begin),
-            self._lost_s / self._step_s if self._step_s > 0.0 and not late else 0.0,
-        )
-        if late and pattern in (NONE, VARIATION):
-            pattern = SINCE  # one rank comes and goes, and is late now
+        pattern = self._pattern(late, past, begin)
         return Findings(tuple(late), tuple(past), pattern, self._lost_s, self._step_s, self._least_s_R(), named)
 
     def _least_s_R(self) -> Times:
@@ -295,6 +271,17 @@ class _Watch:
         needed_R = ((earned_R + self._noise.price_J[:, None]) / WEIGHTS[:, None]).min(axis=0)
         least_s_R = self._usual_s_R + LEAST_SHARE * self._step_s + needed_R * self._noise.scale_s_R
         return np.where((needed_R <= CLIP) & (self._known_R > 0), least_s_R, math.inf)
+
+    def _pattern(self, late: Sequence[LateRank], past: Sequence[LateRank], begin: int) -> str:
+        """The pattern of all ranks, one of :data:`PATTERNS`."""
+        changing = [row for row in (*late, *past) if row.kind in (SOMETIMES, ONCE)]
+        if lasting := {row.kind for row in late} - {SOMETIMES}:
+            return SINCE if lasting == {SINCE} else CHRONIC
+        if len(changing) > 1 and self._covered_share(changing, begin) >= TURNS_SHARE:
+            return IN_TURNS
+        if late:
+            return SINCE  # one rank comes and goes, and is late now
+        return VARIATION if self._step_s > 0.0 and self._lost_s / self._step_s > VARIATION_SHARE else NONE
 
     def _covered_share(self, rows: Sequence[LateRank], begin: int) -> float:
         """Share of the iterations in which one of these ranks was late."""
