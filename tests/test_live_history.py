@@ -11,7 +11,7 @@ import pytest
 from live_samples import make_batch
 
 from paceenv.live.observe.batch import STREAM, THREAD, Batch, Kind
-from paceenv.live.record.history import BLOCK_ITERATIONS, BLOCKS, LISTED_COLLECTIVES, History
+from paceenv.live.record.history import BLOCK_ITERATIONS, BLOCKS, KEPT_COLLECTIVES, History
 from paceenv.live.record.segments import joined
 
 KINDS = (
@@ -148,13 +148,12 @@ def test_ranks_that_lost_other_iterations_have_the_same_blocks() -> None:
     assert late["own_s"][10:] == pytest.approx(whole["own_s"][10:])
 
 
-def test_collectives_beyond_those_listed_become_other_and_nothing_is_lost() -> None:
-    number = LISTED_COLLECTIVES + 10
+def test_collectives_beyond_those_kept_become_other_and_nothing_is_lost() -> None:
+    number = KEPT_COLLECTIVES + 10
     kinds = [Kind("all_reduce", group, 100) for group in range(number)]
-    lasts = [0.001 * (1 + group / number) for group in range(number)]
-    operations = [(group, 0.02 * group, 0.02 * group + lasts[group]) for group in range(number)]
+    operations = [(group, 0.01 * group, 0.01 * group + 0.001 * (1 + group / number)) for group in range(number)]
     listed = one_step(operations, kinds=kinds).as_dict()["collectives"]
-    assert len(listed) == LISTED_COLLECTIVES + 1
-    assert [c["group"] for c in listed[:-1]] == list(range(number - 1, 9, -1))
-    assert (listed[-1]["op"], listed[-1]["group"]) == ("other", -1)
-    assert listed[-1]["blocked_s"] == pytest.approx(sum(lasts[:10]))
+    assert len(listed) == KEPT_COLLECTIVES
+    assert (listed[0]["op"], listed[0]["group"]) == ("other", -1), "the most time"
+    assert [c["group"] for c in listed[1:]] == list(range(KEPT_COLLECTIVES - 2, -1, -1))
+    assert sum(c["blocked_s"] for c in listed) == pytest.approx(sum(end - begin for _, begin, end in operations))

@@ -15,7 +15,7 @@ from paceenv.live.record.prometheus import CHOICES, MetricsServer
 from paceenv.live.record.snapshot import QUANTITIES, Snapshot
 
 METRICS = {f"paceenv_live_{q.name}{'_total' * q.counter}" for q in QUANTITIES}
-METRICS |= {f"paceenv_live_{choice.name}" for choice in CHOICES}
+METRICS |= {f"paceenv_live_{name}" for name, *_ in CHOICES}
 Samples = dict[str, dict[tuple[str, ...], float]]
 Serve = Callable[[Callable[[], Snapshot]], MetricsServer]
 

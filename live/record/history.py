@@ -20,8 +20,8 @@ from paceenv.live.observe.log import Group
 KEPT_ITERATIONS = 4096
 BLOCKS, BLOCK_ITERATIONS = 64, 1
 """Blocks kept, and the iterations of a block at the start; when all are in use, pairs of them become one."""
-LISTED_COLLECTIVES = 32
-KEPT_COLLECTIVES = 256
+KEPT_COLLECTIVES = 64
+"""Of further ones, the times are summed up as op "other"."""
 NEWEST = 64
 """Steps that tell how fast the job is now."""
 LOW = 0.01
@@ -168,16 +168,10 @@ class History:
         return [mean_s if steps else None for mean_s, steps in zip(means_s, blocks[_STEPS], strict=True)]
 
     def _collectives(self) -> list[dict[str, Any]]:
-        """The collectives with the most blocked time: kind, group, and seconds per step, also by block."""
+        """The collectives, those with the most blocked time first: kind, group, and seconds per step, also by block."""
         steps = float(self._blocks[_STEPS].sum())
-        if not steps:
-            return []
         blocked_s_K = self._blocks[_FIRST_KIND:].sum(axis=1)
-        listed = sorted(self._keys.items(), key=lambda item: -blocked_s_K[item[1]])
-        listed = [item for item in listed if self._operations[item[1]]]
-        shown = [item for item in listed if item[0] != _OTHER][:LISTED_COLLECTIVES]
-        rest = [item for item in listed if item not in shown]
-        collectives = [
+        return [
             {
                 "op": op,
                 "group": group,
@@ -185,12 +179,9 @@ class History:
                 "blocked_s": float(blocked_s_K[k]) / steps,
                 "blocks_s": self._means(_FIRST_KIND + k),
             }
-            for (op, group), k in shown
+            for (op, group), k in sorted(self._keys.items(), key=lambda item: -blocked_s_K[item[1]])
+            if steps and self._operations[k]
         ]
-        if rest:
-            others_s = sum(float(blocked_s_K[k]) for _, k in rest)
-            collectives.append({"op": _OTHER[0], "group": _OTHER[1], "blocked_s": others_s / steps})
-        return collectives
 
 
 def unseen(groups: dict[int, Group], steps: int) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ own         the step outside all blocking operations and delays, in ``blocks``: 
             (a power of 2), number ``first`` of the first kept (block k is the iterations from ``k * iterations``
             on), and for each of at most 64 blocks its means per step, or null: ``own_s``, ``step_s``;
             and its number of ``steps``
-collectives at most 32, the longest first, the rest summed as op "other": ``op``, ``group`` (a number),
+collectives at most 64, the longest first, further ones summed as op "other" of group -1: ``op``, ``group`` (a number),
             ``per_step``, ``blocked_s`` (mean blocked time per step), ``blocks_s`` (the same in each block)
 groups      by number: ``name``, ``ranks`` (``0-3,8``; null if unknown), ``member`` (this rank's place), ``size``
 unseen      collectives that a group counted and the agent could not see: ``group``, ``per_step``
