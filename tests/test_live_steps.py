@@ -1,4 +1,4 @@
-"""Ticks become steps: local SGD, periods of several ticks, jobs that meet nobody, marks, and what cannot be read."""
+"""Ticks become steps: local SGD, jobs that meet nobody, marks, and what cannot be read."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from paceenv.live.observe.batch import Kind
 from paceenv.live.observe.log import Log
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.observe.step import LEARNING_ITERATIONS, Step
-from paceenv.live.observe.steps import BY_TICKS, WATCHED, Steps
+from paceenv.live.observe.steps import BY_TICKS, Steps
 
 COMPUTE_S, COLLECTIVE_S = 0.03, 0.01
 PAYLOAD = Kind("all_reduce", 0, 1 << 20)
 GATHER = Kind("all_gather", 0, 1 << 18)
-EXPERTS = Kind("all_to_all", 1, 1 << 19)
 SIDE = Kind("all_reduce", 2, 1 << 19, side=True)
 
 
@@ -79,30 +78,6 @@ def test_local_sgd_that_meets_every_fourth_time_has_steps_of_four_ticks() -> Non
     assert {step.ticks for step in steps} == {4}
     assert all(step.step_s == pytest.approx(4 * COMPUTE_S + COLLECTIVE_S) for step in steps)
     assert all(step.regular for step in steps[LEARNING_ITERATIONS:])
-    assert rank.steps.period == 1
-
-
-@pytest.mark.parametrize(
-    "round_",
-    [
-        pytest.param([[PAYLOAD], [GATHER]], id="2"),
-        pytest.param([[PAYLOAD], [PAYLOAD], [EXPERTS, GATHER]], id="3"),
-        pytest.param([[PAYLOAD], [], [GATHER, PAYLOAD]], id="2, with an inner tick"),
-    ],
-)
-def test_collectives_that_repeat_over_several_ticks_make_one_step(round_: list[list[Kind]]) -> None:
-    rank = Rank()
-    meetings = sum(bool(kinds) for kinds in round_)
-    found = rank.run(60, *round_)
-    assert rank.steps.period == meetings
-    settled = ended(found[len(round_) * (2 * WATCHED // meetings) :])[LEARNING_ITERATIONS:]
-    assert len(settled) > 20
-    assert {step.ticks for step in settled} == {len(round_)}
-    assert {step.regular for step in settled} == {True}
-    names = sorted(kind.op for kinds in round_ for kind in kinds)
-    assert all(sorted(ops(rank, step)) == names for step in settled)
-    whole_s = len(round_) * COMPUTE_S + len(names) * COLLECTIVE_S
-    assert all(step.step_s == pytest.approx(whole_s) for step in settled)
 
 
 def test_without_any_collective_the_tick_ends_a_step_until_the_ranks_meet() -> None:

@@ -1,15 +1,12 @@
 """Assembles steps from ticks: what ranks do between two moments at which they meet is one step.
 
 Often that is one iteration of the optimizer. In local SGD the ranks meet in every k-th only; DeepSpeed steps its inner
-optimizer once per group of parameters; a GAN trains its critic more often than its generator. So a tick without any
-blocking operation belongs to the step that follows, and where the kinds of collectives repeat with a period of several
-ticks, that period is the step.
+optimizer once per group of parameters. So a tick without any blocking operation belongs to the step that follows.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +15,6 @@ from paceenv.live.observe.log import MAX_ROWS, Log, Row, Tick
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.observe.step import Operation, Shape, Step
 
-WATCHED, PERIODS = 24, (1, 2, 3, 4, 5, 6, 7, 8)
-"""Ticks with collectives among which a period is looked for, and the periods."""
-LOOKS = (WATCHED, 2 * WATCHED, 4 * WATCHED, 16 * WATCHED)
 BY_TICKS = 64
 """Where so many first ticks have no blocking operation at all, the tick itself ends a step."""
 MEAN_US, MAX_EVERY = 25.0, 64
@@ -40,15 +34,12 @@ class Steps:
     def __init__(self, log: Log, settle: Callable[[Any], float]) -> None:
         self._log, self._settle, self.alone = log, settle, False
         self.shape = Shape(log.groups, log.kinds)
-        self.period = 1
         self.every = 1
         """One iteration in so many is watched, as far as the rank decides on no delay; a step is then a tick."""
         self.watched = 0
         """Ticks of which the rows were taken in."""
         self.irregular = 0
         """Ticks that could not be read, or steps that are unlike the usual ones."""
-        self._recent: deque[int] = deque(maxlen=WATCHED)
-        self._candidates, self._looking = 0, True
         self._met = False
         self._last_exit_s: float | None = None
         self._by_ticks = False
@@ -56,7 +47,7 @@ class Steps:
 
     def _forget(self) -> None:
         self._operations: list[Operation] = []
-        self._ticks, self._meetings, self._mark = 0, 0, ""
+        self._ticks, self._mark = 0, ""
         self._paced: tuple[float, float] | None = None
         self._still: list[tuple[float, float]] = []
 
@@ -121,9 +112,6 @@ class Steps:
                 self._forget()
             return None
         self._met = self._met or met
-        self._meetings += met
-        if self.period > 1 and self._meetings % self.period:
-            return None
         if self._by_ticks != (self._log.every > 1):  # from now on a step ends elsewhere
             self._by_ticks, self._last_exit_s = not self._by_ticks, None
         return self._finish(number, last_s if met and not self._by_ticks else tick_s)
@@ -156,9 +144,7 @@ class Steps:
         operations, ticks, mark, paced = self._operations, self._ticks, self._mark, self._paced
         still = self._still
         self._forget()
-        if self._looking and self._met:
-            self._look(self.shape.signature(operations))
-        elif number >= ALL_WATCHED and self.every < MAX_EVERY and self.period == 1:
+        if number >= ALL_WATCHED and self.every < MAX_EVERY:
             self.every = max(self._affordable(len(operations), number // LEAST_SHARE), self.every)
         if len(operations) > 1:
             operations = self._from_outside(operations)
@@ -230,22 +216,6 @@ class Steps:
                 until_s = operation[2]
         return outermost
 
-    def _look(self, signature: int) -> None:
-        """Look for a period among the latest ticks with collectives."""
-        recent = self._recent
-        recent.append(signature)
-        self._candidates += 1
-        if self._candidates not in LOOKS:
-            self._looking = self._candidates < LOOKS[-1]
-            return
-        for period in PERIODS:
-            if _repeats(recent, period):
-                self._looking = False
-                if period > 1:
-                    self.period = period
-                    self.shape = Shape(self._log.groups, self._log.kinds)
-                return
-
 
 def stamps_of(entry: Tick) -> list[Any]:
     """All stamps of a tick."""
@@ -254,8 +224,3 @@ def stamps_of(entry: Tick) -> list[Any]:
     if entry[3] is not None:
         stamps += [entry[3].before, entry[3].after]
     return [stamp for stamp in stamps if stamp is not None]
-
-
-def _repeats(recent: Sequence[int], period: int) -> bool:
-    last = len(recent) - 2 * PERIODS[-1]
-    return all(recent[i] == recent[i - period] for i in range(max(last, period), len(recent)))
