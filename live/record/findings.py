@@ -101,11 +101,9 @@ def _verdict(job: Job, rank_set: RankSet, place: int) -> dict[str, Any]:
     if place in rank_set.named and pattern is not None:
         return because(LATE, "its own work takes longer", late_s=pattern.late_s)
     early_s = max((_earlier_s(rank_set, place, late) for late in rank_set.named), default=0.0)
-    refused = rank_set.refused.get(place, "") if pattern is not None else ""
-    is_early = early_s > max(margin_s, FLOOR_S) and math.isfinite(margin_s)
-    if refused and pattern is not None and not (is_early and place in rank_set.not_waited_for):
+    if pattern is not None and (refused := rank_set.refused.get(place)):
         return because(UNKNOWN, f"its own work takes {duration(pattern.late_s)} longer, but {refused}")
-    if is_early:
+    if early_s > max(margin_s, FLOOR_S) and math.isfinite(margin_s):
         return because(EARLY, "it waits in collectives", early_s=early_s)
     if not rank_set.complete:
         return because(UNKNOWN, rank_set.reasons[0])

@@ -138,9 +138,7 @@ def _refused(job: Job, rank_set: RankSet) -> list[str]:
         which = name_ranks(job.names(places))
         work = "its own work takes" if len(places) == 1 else "their own work takes"
         single = "" if len(places) == 1 else "up to "
-        waited = all(place in rank_set.not_waited_for for place in places) and rank_set.complete
-        head = "nobody waits for it" if waited else "not attributable"
-        lines.append(f"{which}: {work} {single}{duration(longest_s)} longer than that of the others; {head}: {why}")
+        lines.append(f"{which}: {work} {single}{duration(longest_s)} longer than that of the others, but {why}")
     return lines
 
 

@@ -29,7 +29,6 @@ from paceenv.live.record.side_by_side import (
     Times,
     Traffic,
     Wait,
-    connected_sets,
     find_grid,
     measure_wait,
     medians,
@@ -70,7 +69,6 @@ class RankSet:
     named: list[int] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
     """Ranks whose work takes longer, but who are not named, and why."""
-    not_waited_for: list[int] = field(default_factory=list)
     margin_s: dict[int, float] = field(default_factory=dict)
     """The least lateness that would have been named."""
     own_s: dict[int, float] = field(default_factory=dict)
@@ -219,14 +217,11 @@ def _hidden(job: Job, rank_set: RankSet, block_iterations: int) -> None:
     inside = set(rank_set.places)
     groups = [group for group in job.traffic.groups if inside & set(group.places)]
     unseen = [g for g in groups if g.unseen_per_step * block_iterations >= RARE and len(g.ranks) > 1]
-    touched = {place for group in unseen for place in group.places}
-    for unit in connected_sets(len(job.ranks), unseen):
-        for place in touched & set(unit):
-            ranks = sorted({*job.names(unit), *(r for g in unseen if place in g.places for r in g.ranks)})
-            rank_set.refused[place] = f"collectives of {name_ranks(ranks)} could not be seen"
     for group in sorted(unseen, key=lambda group: name_ranks(group.ranks)):
-        line = f"{group.unseen_per_step:.3g} collectives per step of {name_ranks(group.ranks)} could not be seen"
-        rank_set.reasons.append(f"{line}, as where a compiled graph starts them: waits in them count as own work")
+        why = f"collectives of {name_ranks(group.ranks)} could not be seen"
+        rank_set.refused |= dict.fromkeys(group.places, why)
+        line = f"{group.unseen_per_step:.3g} {why} in a step, as where a compiled graph starts them"
+        rank_set.reasons.append(f"{line}: waits in them count as own work")
     if job.missing:
         rank_set.reasons.append(f"{name_ranks(job.missing)} {'has' if len(job.missing) == 1 else 'have'} no snapshot")
     for seconds_R, what in (  # which the own time may include
@@ -263,8 +258,7 @@ def _name(job: Job, rank_set: RankSet, watched: Findings, own_s_RK: Times) -> No
         if place in rank_set.refused:
             continue
         if waited_s[place] < max(CONFIRMED_SHARE * late.late_s, FLOOR_S):
-            rank_set.not_waited_for.append(place)
-            rank_set.refused[place] = "no member of its groups was seen to wait for it"
+            rank_set.refused[place] = "nobody was seen to wait for it"
         elif late.late_s - side_s < SECOND_SHARE * late.late_s:
             rank_set.refused[place] = "it may be waiting for the collectives of other threads"
         else:
