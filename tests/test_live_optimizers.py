@@ -143,7 +143,7 @@ def test_two_unhashable_optimizers_train_as_without_the_agent() -> None:
     try:
         assert trained() == alone
         assert agent.state == "observe"
-        assert iterations(agent) == ROUNDS - 1  # the larger one makes the ticks
+        assert iterations(agent) == ROUNDS - 1  # the first one makes the ticks
     finally:
         agent.detach()
 

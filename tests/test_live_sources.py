@@ -357,8 +357,8 @@ def test_a_forked_child_has_no_agent(agent: Agent) -> None:
 
 
 def test_several_optimizers_make_one_tick_an_iteration(agent: Agent) -> None:
-    first, second = _optimizer(100), _optimizer()
-    _steps(agent, second, first)
+    first, second = _optimizer(), _optimizer()
+    _steps(agent, first, second)
     assert _steps(agent, first, second) == 5
-    assert agent._loop._optimizer._owner() is first, "the larger one"
-    assert _steps(agent, second, rounds=64) == 50  # the first one has stopped: the other takes over at its 16th
+    assert agent._loop._optimizer._owner() is first
+    assert _steps(agent, second, rounds=64) == 50  # the first one has stopped: the other takes over after 16 without it
