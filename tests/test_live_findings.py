@@ -155,9 +155,8 @@ def test_a_rank_that_comes_later_but_not_surely_is_not_on_time() -> None:
     assert "longer, and varies too much to be sure" in page(findings)
 
 
-def pipeline(stages: int, replicas: int, weights: dict[int, float]) -> tuple[list[Phase], int]:
+def pipeline(stages: int, replicas: int, weights: dict[int, float]) -> list[Phase]:
     """Rank ``stage * replicas + replica``; activations go up, gradients come down, and replicas reduce."""
-    ranks = stages * replicas
     up = [[[s * replicas + r, (s + 1) * replicas + r] for r in range(replicas)] for s in range(stages - 1)]
     lanes = [[s * replicas + r for s in range(stages)] for r in range(replicas)]
     phases = [Phase("recv", hop, 0.004, 0.0002, weights=weights) for hop in up]
@@ -166,21 +165,16 @@ def pipeline(stages: int, replicas: int, weights: dict[int, float]) -> tuple[lis
         phases.append(
             Phase("all_reduce", [list(range(s * replicas, (s + 1) * replicas)) for s in range(stages)], 0.001)
         )
-    phases.append(Phase("all_reduce", lanes, 0.001, bytes=4))
-    return phases, ranks
+    phases.append(Phase("all_reduce", lanes, 0.001))
+    return phases
 
 
-def test_pipeline_stages_are_compared_with_their_replicas_only() -> None:
-    phases, ranks = pipeline(2, 2, {2: 3.0, 3: 3.0})  # the second stage has three times the layers
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 2), (3, 1)])
+def test_a_pipeline_stage_with_more_layers_is_not_late(stages: int, replicas: int) -> None:
+    ranks = stages * replicas
+    phases = pipeline(stages, replicas, dict.fromkeys(range(ranks - replicas, ranks), 4.0))
     assert named(find(run(phases, ranks))) == {}
-    findings = find(run(phases, ranks, late=constant(ranks, 1, LATE_S)))
-    assert set(named(findings)) <= {1}
-
-
-def test_a_single_pipeline_never_calls_an_uneven_stage_late() -> None:
-    phases, ranks = pipeline(3, 1, {2: 4.0})
-    for late in (None, constant(ranks, 0, LATE_S)):
-        assert set(named(find(run(phases, ranks, late=late)))) <= ({0} if late else set())
+    assert set(named(find(run(phases, ranks, late=constant(ranks, 1, LATE_S))))) <= {1}
 
 
 def test_ranks_that_do_not_share_their_steps_are_not_compared() -> None:
@@ -199,7 +193,7 @@ def test_blocks_of_different_lengths_are_brought_together() -> None:
     blocks = snapshots[0]["own"]["blocks"]
     for name in ("own_s", "step_s"):
         blocks[name] = np.reshape(blocks[name], (-1, 2)).mean(axis=1).tolist()
-    blocks["iterations"] *= 2
+    blocks["steps"], blocks["iterations"] = blocks["steps"][::2], 2 * blocks["iterations"]
     assert named(find(snapshots)) == {1: pytest.approx(LATE_S, rel=0.1)}
 
 
@@ -213,16 +207,6 @@ def test_a_last_block_with_other_steps_is_left_out() -> None:
     findings = find(snapshots)
     assert "late" not in page(findings)
     assert "side by side over 256 iterations" in findings["verdicts"]["0"]["evidence"]
-
-
-def test_what_is_found_of_many_ranks_stays_small() -> None:
-    tensor = [list(range(k, k + 8)) for k in range(0, 400, 8)]
-    phases = [Phase("all_reduce", tensor, 0.02), Phase("reduce_scatter", [list(range(k, 400, 8)) for k in range(8)])]
-    snapshots = json.loads(json.dumps(run(phases, 400, late=constant(400, 117, LATE_S), iterations=64)))
-    findings = find(snapshots)
-    assert named(findings) == {117: pytest.approx(LATE_S, rel=0.1)}
-    assert len(findings["text"]) < 20
-    assert len(json.dumps(findings)) < 200_000
 
 
 @st.composite
