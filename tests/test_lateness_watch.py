@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceenv.core.errors import InputError
 from paceenv.core.lateness import watch
-from paceenv.core.lateness.common_place import HOST, STAGE, in_common
+from paceenv.core.lateness.common_place import HOST, in_common
 from paceenv.core.lateness.watch import Findings, LateSpan, find_late_ranks, lateness_of
 
 Array = np.ndarray[Any, Any]
@@ -181,18 +181,6 @@ def test_the_least_lateness_that_is_named_is_named(ranks: int) -> None:
         assert {late.rank for late in find_late_ranks(late_TR, 1.0).late} == named
 
 
-def test_arrivals_and_times_of_collectives_say_the_same_as_own_work() -> None:
-    """All leave a collective together: who works longer arrives later, and its collective is shorter by as much."""
-    own_TR = steps(200, 4, 0.03)
-    own_TR[100:, 2] += 0.3
-    end_T = own_TR.max(axis=1, keepdims=True) + 0.1
-    arrival_TR = own_TR + np.arange(200)[:, None]
-    expected = [(span.rank, span.first, span.named) for span in find_late_ranks(own_TR, 1.5).named]
-    assert expected[0][0] == 2
-    for late_TR in (arrival_TR, own_TR - end_T):
-        assert [(s.rank, s.first, s.named) for s in find_late_ranks(late_TR, 1.5).named] == expected
-
-
 def test_iterations_may_have_gaps_but_must_ascend() -> None:
     own_TR = steps(60, 4, 0.02)
     own_TR[40:, 1] += 0.5
@@ -221,12 +209,6 @@ HOSTS = {rank: f"node{rank // 8}" for rank in RANKS}
 )
 def test_late_ranks_have_a_host_or_a_local_rank_in_common_or_nothing(late: list[int], says: str) -> None:
     assert in_common(late, RANKS, {HOST: HOSTS}) == says
-
-
-def test_a_stage_is_found_and_a_property_that_a_rank_lacks_is_left_out() -> None:
-    stages = {rank: rank // 4 for rank in range(16)}
-    says = in_common(range(4, 8), range(16), {HOST: {0: "a"}, STAGE: stages})
-    assert says == "all late ranks have stage 1: 4 of its 4 ranks"
 
 
 def test_of_two_ranks_one_that_is_always_much_later_is_named_within_forty_rows() -> None:

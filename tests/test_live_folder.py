@@ -58,13 +58,6 @@ def test_a_status_comes_back_by_rank_and_numbers_that_are_not_finite_as_null(tmp
     assert not list(tmp_path.rglob(".*"))
 
 
-def test_the_latest_attempt_is_the_one_that_began_last(tmp_path: Path) -> None:
-    write_status(tmp_path, snapshot(attempt=LATER, unix_time_s=1000.0))
-    write_status(tmp_path, snapshot(unix_time_s=2000.0))  # the dead one's last word, on a host with a fast clock
-    run = RunFolder(tmp_path)
-    assert (run.attempts(), run.latest()) == ([ATTEMPT, LATER], LATER)
-
-
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -196,13 +189,6 @@ def test_operations_on_another_thread_do_not_cut_the_rest() -> None:
     ]
 
 
-def test_a_marked_iteration_has_no_compute() -> None:
-    assert events_of([(0, 0.0, 2.0, 0.0, 0.0)], [(0, 0, 1.0, 2.0)], mark=1) == [
-        ("checkpoint", 0.0, 1.0),
-        ("all_reduce", 1.0, 2.0),
-    ]
-
-
 def test_clocks_of_different_hosts_are_laid_over_each_other(tmp_path: Path) -> None:
     """Ranks 2 and 3 sit on a host that has been up for a day longer and whose clock gains 100 us a second."""
     for rank in range(4):
@@ -262,9 +248,3 @@ def test_a_rank_without_a_common_iteration_is_passed_over_and_named(tmp_path: Pa
     run = RunFolder(tmp_path)
     assert set(merge_trace(run).column("rank").tolist()) == {0}
     assert run.notes == ["ranks [1]: passed over: no iteration in common with rank 0"]
-
-
-def test_a_run_without_a_trace_says_so(tmp_path: Path) -> None:
-    write_status(tmp_path, snapshot(0))
-    with pytest.raises(InputError, match=f"attempt {ATTEMPT} left no trace"):
-        merge_trace(RunFolder(tmp_path))

@@ -139,15 +139,6 @@ def test_a_block_is_the_mean_over_the_same_iterations_however_they_came(last: in
     assert reduction["blocks_s"] == pytest.approx([REDUCE_S] * len(blocks["own_s"]))
 
 
-def test_ranks_that_lost_other_iterations_have_the_same_blocks() -> None:
-    """A rank whose first iterations could not be measured has empty blocks in their place, and the same grid."""
-    whole, late = account(0, 1200, 64), account(300, 1200, 64)
-    assert (whole["iterations"], whole["first"]) == (late["iterations"], late["first"]) == (32, 0)
-    assert late["own_s"][:9] == [None] * 9
-    assert late["steps"][9] == 20
-    assert late["own_s"][10:] == pytest.approx(whole["own_s"][10:])
-
-
 def test_collectives_beyond_those_kept_become_other_and_nothing_is_lost() -> None:
     number = KEPT_COLLECTIVES + 10
     kinds = [Kind("all_reduce", group, 100) for group in range(number)]

@@ -110,21 +110,6 @@ def test_the_thread_takes_no_signals() -> None:
     assert not {6, 7, 8, 11} & blocked
 
 
-def test_the_system_may_refuse_a_thread() -> None:
-    """A real refusal: no address space for its stack."""
-    code = (
-        "import resource, threading; from paceenv.live.record.housekeeping import Housekeeping\n"
-        "said = []\n"
-        "house = Housekeeping(said.append)\n"
-        "threading.stack_size(1 << 30)\n"
-        "size = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 28), resource.RLIM_INFINITY))\n"
-        "print(house.start(), len(said), house.stop(5.0))\n"
-    )
-    done = run_python(code)
-    assert (done.stdout, done.stderr) == ("False 1 True\n", "")
-
-
 def test_a_forked_child_has_no_thread_and_stops_at_once() -> None:
     code = (
         "import os, sys, threading; from paceenv.live.record.housekeeping import Housekeeping\n"

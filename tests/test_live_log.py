@@ -145,15 +145,6 @@ def test_without_a_tick_the_rows_are_bounded_and_the_iteration_is_marked(log: Lo
     assert [(len(rows or ()), mark) for _, rows, mark, *_ in log.over] == [(5, TOO_MANY), (1, "")]
 
 
-def test_nobody_takes_iterations_until_there_are_too_many(log: Log, monkeypatch: Any) -> None:
-    monkeypatch.setattr("paceenv.live.observe.log.MAX_WAITING", 5)
-    log.overflow = log.over.clear
-    for _ in range(10):
-        log.add(log.kind("all_reduce", 0, 64), 1.0)
-        log.tick()
-        assert len(log.over) < 3
-
-
 @pytest.fixture(autouse=True)
 def _no_group_is_left() -> Iterator[None]:
     yield

@@ -69,16 +69,6 @@ def test_what_is_unknown_has_no_sample(serve: Serve) -> None:
     )
 
 
-def test_a_port_that_is_taken_is_an_error_and_nothing_else_happens(serve: Serve) -> None:
-    first = serve(lambda: snapshot(2))
-    second = MetricsServer(lambda: {}, first.port or 0)
-    with pytest.raises(OSError, match="Address already in use"):
-        second.start()
-    assert second.port is None
-    second.close()
-    assert scrape(first)
-
-
 def test_it_listens_on_the_loopback_only(serve: Serve) -> None:
     server = serve(lambda: {})
     listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]

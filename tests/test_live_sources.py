@@ -141,20 +141,6 @@ def test_a_model_made_before_the_agent_is_followed(group: None) -> None:
     del model
 
 
-def test_steps_that_nobody_accounts_for_are_bounded_and_counted(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The housekeeping thread hangs in a file system, and the training thread takes iterations in."""
-    monkeypatch.setattr("paceenv.live.loop.MAX_DONE", 10)
-    loop = agent._loop
-    with loop.taking:
-        for _ in range(30):
-            distributed.all_reduce(torch.ones(1))
-            agent.tick()
-        loop._read()
-        assert 0 < len(loop._done) <= 10
-        assert loop.left_out > 10
-    assert agent.summary()["trace"]["dropped"] == loop.left_out
-
-
 def test_a_check_that_hangs_delays_nothing_and_holds_up_no_other_check(
     group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -330,19 +316,6 @@ def test_every_stamp_comes_back(agent: Agent, monkeypatch: pytest.MonkeyPatch) -
     agent.summary()
     assert stamps.dropped == 0
     assert len(stamps._pool) == 255  # one is the base
-
-
-def test_an_error_of_the_agent_switches_it_off_and_is_said_once(agent: Agent) -> None:
-    def broken() -> float:
-        raise RuntimeError("no time")
-
-    agent._loop.log.stamps.record = broken  # type: ignore[method-assign]
-    tensor = torch.ones(2)
-    for _ in range(3):
-        distributed.all_reduce(tensor)
-    assert agent.state == "off"
-    assert "no time" in agent.reason
-    assert len([e for e in agent.summary()["events"] if "no time" in e["text"]]) == 1
 
 
 def test_a_forked_child_has_no_agent(agent: Agent) -> None:

@@ -28,13 +28,6 @@ def test_times_keep_their_zero_when_the_base_moves() -> None:
     assert stamps.dropped == 0
 
 
-def test_an_empty_pool_drops_and_counts() -> None:
-    device = FakeCuda()
-    stamps: Stamps = DeviceStamps(device.event, device.record, pool_events=2, max_events=3)
-    assert [stamps.record() is None for _ in range(4)] == [False, False, True, True]
-    assert stamps.dropped == 2
-
-
 def test_stamps_are_ready_when_the_last_of_every_stream_has_passed() -> None:
     device = FakeCuda()
     stamps: Stamps = DeviceStamps(device.event, device.record, clock=lambda: 100.0)
