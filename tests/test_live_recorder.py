@@ -85,8 +85,10 @@ def test_the_training_thread_adds_while_another_thread_hangs_in_a_write(
     monkeypatch.setattr(module, "KEPT_BYTES", 8 * target._bytes())
     entered, release = threading.Event(), threading.Event()
 
-    def hang(descriptor: int, content: object) -> int:
-        entered.set()
+    def hang(descriptor: int, content: bytes) -> int:
+        if not entered.is_set():
+            entered.set()
+            return WRITE(descriptor, bytes(content)[:7])
         release.wait(DEADLINE_S)
         raise OSError(5, "Input/output error")
 
@@ -107,6 +109,8 @@ def test_the_training_thread_adds_while_another_thread_hangs_in_a_write(
     monkeypatch.setattr(os, "write", WRITE)
     target.flush()
     assert target.counts == {"rows": 3 * 8 * 5, "dropped": 4 * 5, "segments": 1}
+    [path] = segment_files(tmp_path)
+    assert read_segment(path)[2] == "", "half a write was taken back"
 
 
 @pytest.mark.parametrize("what", ["removed", "a folder removed", "replaced", "cut", "a fifo", "a link"])

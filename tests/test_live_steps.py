@@ -92,27 +92,19 @@ def test_without_any_collective_the_tick_ends_a_step_until_the_ranks_meet() -> N
 
 
 def test_a_mark_holds_over_the_ticks_between_its_beginning_and_its_end() -> None:
-    rank = Rank()
+    rank, steps = Rank(), list[Step]()
     rank.run(12, [PAYLOAD])
-    rank.log.mark("evaluation", 1)
-    marked = rank.run(2, [PAYLOAD])
-    rank.log.mark("checkpoint", 1)
-    marked += rank.run(2, [PAYLOAD])
-    rank.log.mark("checkpoint", -1)
-    marked += rank.run(1, [PAYLOAD])
-    rank.log.mark("evaluation", -1)
-    after = rank.run(2, [PAYLOAD])
-    assert [step.mark for step in ended(marked)] == [
-        "evaluation",
-        "evaluation",
-        "checkpoint",
-        "checkpoint",
-        "evaluation",
-    ]
-    assert not any(step.regular for step in ended(marked))
+    for kind, change in (("evaluation", 1), ("checkpoint", 1), ("checkpoint", -1), ("evaluation", -1)):
+        rank.log.mark(kind, change)
+        steps += ended(rank.run(2, [PAYLOAD]))
     # the end of a mark is in the iteration that has begun with the last exit
-    assert [step.mark for step in ended(after)] == ["evaluation", ""]
-    assert ended(after)[1].regular
+    assert [step.mark for step in steps] == [
+        *["evaluation"] * 2,
+        *["checkpoint"] * 2,
+        *["evaluation"] * 3,
+        "",
+    ]
+    assert [step.regular for step in steps] == [False] * 7 + [True]
 
 
 def test_a_stamp_that_could_not_be_recorded_costs_its_step_and_the_start_of_the_next() -> None:
