@@ -25,7 +25,7 @@ from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record import findings_text as words
 from paceenv.live.record.rank_sets import Job, RankSet, judge
 from paceenv.live.record.run_folder import json_bytes, read_json
-from paceenv.live.record.side_by_side import FLOOR_S, connected_sets, used_groups
+from paceenv.live.record.side_by_side import FLOOR_S, connected_sets
 from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, entry, number, text
 
 SCHEMA: Final = "paceenv.findings/1"
@@ -44,8 +44,7 @@ Findings = dict[str, Any]
 def find(snapshots: Sequence[Snapshot]) -> Findings:
     """The findings about one attempt of a job, from the last snapshot of each rank, at least one."""
     job = Job(snapshots)
-    groups = used_groups(job.traffic)
-    sets = [judge(job, places) for places in connected_sets(len(job.ranks), groups)]
+    sets = [judge(job, places) for places in connected_sets(len(job.ranks), job.traffic)]
     verdicts: dict[str, Any] = {}
     for rank_set in sets:
         for place in rank_set.places:

@@ -67,12 +67,6 @@ def joined(batches: Sequence[Batch]) -> Batch:
     return Batch(np.concatenate(iterations), np.concatenate(operations), kinds, marks)
 
 
-def read_header(path: Path) -> Mapping[str, Any]:
-    """The header alone. Raises InputError as :func:`read_segment`."""
-    with open_regular(path, MAX_FILE_BYTES) as file:
-        return _read_header(file, path)
-
-
 def read_segment(path: Path) -> tuple[Mapping[str, Any], Batch, str]:
     """Read a file up to its end or the first damaged place.
 

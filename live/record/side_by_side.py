@@ -217,22 +217,19 @@ def _members(ranks: str) -> tuple[int, ...] | None:
     return tuple(itertools.chain(*spans)) if 0 < sum(map(len, spans)) <= MAX_RANKS else None
 
 
-def connected_sets(ranks: int, groups: Iterable[Group]) -> list[list[int]]:
-    """Places of ranks that ``groups`` connect, in ascending order; a rank that none connects is a set of its own."""
+def connected_sets(ranks: int, traffic: Traffic) -> list[list[int]]:
+    """Places of ranks that groups connect in which anything happens, seen or not, in ascending order.
+
+    A rank that none connects is a set of its own.
+    """
     of = {place: {place} for place in range(ranks)}
-    for group in groups:
+    used = [operation.group for operation in traffic.operations]
+    for group in [*used, *(group for group in traffic.groups if group.unseen_per_step > 0.0)]:
         parts = {id(of[place]): of[place] for place in group.places}
         if len(parts) > 1:
             joined = set().union(*parts.values())
             of |= dict.fromkeys(joined, joined)
     return [sorted(together) for together in {id(one): one for one in of.values()}.values()]
-
-
-def used_groups(traffic: Traffic) -> list[Group]:
-    """The groups of several ranks in which anything happens, seen or not."""
-    used = {id(operation.group): operation.group for operation in traffic.operations}
-    used |= {id(group): group for group in traffic.groups if group.unseen_per_step > 0.0}
-    return [group for group in used.values() if len(group.ranks) > 1]
 
 
 def measure_wait(operation: Operation, among_R: NDArray[np.bool_], blocks: Sequence[int]) -> Wait:
