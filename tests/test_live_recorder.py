@@ -35,8 +35,10 @@ def test_what_was_added_comes_back(tmp_path: Path) -> None:
     assert (header["job"]["name"], header["rank"]["clock"]) == ("job", "c")
 
 
-def test_full_files_are_followed_by_new_ones_and_the_oldest_go(tmp_path: Path) -> None:
-    target = recorder(tmp_path, file_bytes=5000, max_files=3)
+def test_full_files_are_followed_by_new_ones_and_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FILE_BYTES", 5000)
+    monkeypatch.setattr(module, "MAX_FILES", 3)
+    target = recorder(tmp_path)
     for first in range(0, 600, 60):
         target.add(batch(60, first=first))
         target.flush()

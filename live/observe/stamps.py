@@ -29,7 +29,7 @@ _ORDER = operator.attrgetter("order")
 class HostStamps:
     """Stamps of the host's clock, for gloo and all other backends that block the host: a stamp is its own time."""
 
-    immediate, dropped, waited_s, measures = True, 0, 0.0, False
+    dropped, waited_s, measures = 0, 0.0, False
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.record: Callable[[], Any] = clock
@@ -37,14 +37,8 @@ class HostStamps:
     def capturing(self) -> bool:
         return False
 
-    def ready_many(self, stamps: Sequence[float]) -> bool:
-        return True
-
     def seconds(self, stamp: float) -> float:
         return stamp
-
-    def seconds_many(self, stamps: Sequence[float]) -> list[float]:
-        return list(stamps)
 
     def release(self, stamps: Iterable[float]) -> None:
         """Readings of a clock are not pooled."""
@@ -58,8 +52,6 @@ class DeviceStamps:
     is a deque: threads take from it and give to it without a lock.
     """
 
-    immediate = False
-    """Whether a stamp is its own time in seconds: then only ``record`` has to be called, and any thread may read."""
     waited_s, measures = 0.0, False
     """CPU seconds in which records waited, while it measures, for room in the GPU's queue, as the next kernel would."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceenv.live.observe.batch import STANDSTILL, STREAM, THREAD
 from paceenv.live.observe.log import MAX_ROWS, Log, Row, Tick
-from paceenv.live.observe.stamps import HostStamps
+from paceenv.live.observe.stamps import DeviceStamps, HostStamps
 from paceenv.live.observe.step import Operation, Shape, Step
 
 BY_TICKS = 64
@@ -58,7 +58,8 @@ class Steps:
 
     def readable(self, entry: Tick) -> bool:
         """Whether every stamp has passed, or can never be read."""
-        return self._log.stamps.immediate or self._log.stamps.ready_many(stamps_of(entry))
+        stamps = self._log.stamps
+        return isinstance(stamps, HostStamps) or stamps.ready_many(stamps_of(entry))
 
     def release(self, entry: Tick) -> None:
         """Give up a tick that is not read: the next step has no start."""
@@ -76,8 +77,8 @@ class Steps:
             return None
         self.watched += 1
         logged = rows
-        if not stamps.immediate:
-            rows = self._in_seconds(rows, tick)
+        if not isinstance(stamps, HostStamps):
+            rows = self._in_seconds(rows, tick, stamps)
         last_s, last = -math.inf, None
         operations, met = self._operations, False
         for place, operation in enumerate(rows):
@@ -123,9 +124,9 @@ class Steps:
         self._last_exit_s = None if tick is None else stamps.seconds(tick)
         stamps.release(stamps_of(entry))
 
-    def _in_seconds(self, rows: list[Row], tick: Any) -> list[Row]:
+    def _in_seconds(self, rows: list[Row], tick: Any, stamps: DeviceStamps) -> list[Row]:
         """Rows with seconds in place of events; what ran on another stream than the tick ran beside the step."""
-        log, stamps = self._log, self._log.stamps
+        log = self._log
         known = [stamp for _, start, end in rows for stamp in (start, end) if stamp is not None]
         seconds = iter(stamps.seconds_many(known))
         timed_rows = []
@@ -198,7 +199,7 @@ class Steps:
 
         Ranks with the same operations agree on it, and one that is behind watches the others' iterations, too.
         """
-        fixed_us, each_us = HOST_US if self._log.stamps.immediate else DEVICE_US
+        fixed_us, each_us = HOST_US if isinstance(self._log.stamps, HostStamps) else DEVICE_US
         every = 1
         while 2 * every <= min(most, MAX_EVERY) and fixed_us + each_us * operations > MEAN_US * every:
             every *= 2

@@ -17,11 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
-from paceenv.core.wording import duration, name_ranks
+from paceenv.core.wording import duration
 from paceenv.live.record import findings_text as words
 from paceenv.live.record.rank_sets import Job, RankSet, judge
 from paceenv.live.record.run_folder import json_bytes, read_json
@@ -31,8 +29,6 @@ from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN
 SCHEMA: Final = "paceenv.findings/1"
 TOO_NOISY_SHARE = 0.25
 """Where this share of the step would still count as noise, early and late cannot be identified."""
-LEFT_OUT_SHARE = 0.1
-"""Above this share, iterations that were left out are mentioned."""
 FINDINGS: Final = "findings.json"
 MIN_PERIOD_S: Final = 60.0
 PERIOD_S_PER_RANK: Final = 0.6
@@ -52,7 +48,7 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
     return {
         "schema": SCHEMA,
         "verdicts": verdicts,
-        "text": words.describe(job, sets, verdicts, _unattributed(job, sets)),
+        "text": words.describe(job, sets, verdicts),
     }
 
 
@@ -121,17 +117,6 @@ def _earlier_s(rank_set: RankSet, place: int, late: int) -> float:
     if rank_set.stages.get(place) != rank_set.stages.get(late):
         return rank_set.late[late].late_s
     return rank_set.own_s[late] - rank_set.own_s[place]
-
-
-def _unattributed(job: Job, sets: Sequence[RankSet]) -> list[str]:
-    """What cannot be seen or attributed, with the ranks and the seconds per step where they are known."""
-    lines = [f"{name_ranks(job.names(one.places))}: {reason}" for one in sets for reason in one.reasons]
-    seen, left_out = (job.numbers(range(len(job.ranks)), name) for name in ("iterations", "irregular"))
-    share = left_out / np.maximum(seen, 1.0)
-    if many := np.flatnonzero((share > LEFT_OUT_SHARE) & (seen > 0)).tolist():
-        line = f"{name_ranks(job.names(many))}: up to {100.0 * float(share.max()):.0f} % of the iterations"
-        lines.append(f"{line} are unlike the usual or marked, and left out")
-    return lines
 
 
 def findings_period_s(world_size: int) -> float:

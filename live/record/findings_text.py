@@ -26,9 +26,7 @@ LISTED = 4
 """Ranks, groups and reasons that are listed; further ones are counted."""
 
 
-def describe(
-    job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[str, Any]], unattributed: Sequence[str]
-) -> list[str]:
+def describe(job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ended = describe_end(job.snapshots)
     late = sorted(
         ((rank_set.late[team[0]].late_s, team, rank_set) for rank_set in sets for team in _teams(rank_set)),
@@ -46,6 +44,7 @@ def describe(
     if broke_off:  # then nobody asks who was on time
         verdicts = {rank: verdict for rank, verdict in verdicts.items() if verdict["verdict"] != ON_TIME}
     lines += _counted(verdicts, late=bool(late), uneven=any(rank_set.lost_s for rank_set in sets))
+    unattributed = [f"{name_ranks(job.names(one.places))}: {reason}" for one in sets for reason in one.reasons]
     lines += [f"not attributable: {line}" for line in unattributed[:LISTED]]
     if len(unattributed) > LISTED:
         lines.append(f"not attributable: {len(unattributed) - LISTED} further reasons")

@@ -43,23 +43,20 @@ class SnapshotCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The current metrics."""
         with contextlib.suppress(Exception):  # the agent reports its own errors; the endpoint stays silent
-            yield from _families(self._snapshot())
-
-
-def _families(snapshot: Snapshot) -> Iterator[Metric]:
-    whose = [text(snapshot, "job"), str(entry(snapshot, "rank"))]
-    for quantity in QUANTITIES:
-        value = number(snapshot, *quantity.path)
-        if value is not None:
-            kind = CounterMetricFamily if quantity.counter else GaugeMetricFamily
-            family = kind(PREFIX + quantity.name, quantity.help, labels=LABELS)
-            family.add_metric(whose, value)
-            yield family
-    for name, meaning, path, words in CHOICES:
-        if word := text(snapshot, *path):
-            states = StateSetMetricFamily(PREFIX + name, meaning, labels=LABELS)
-            states.add_metric(whose, {possible: possible == word for possible in words})
-            yield states
+            snapshot = self._snapshot()
+            whose = [text(snapshot, "job"), str(entry(snapshot, "rank"))]
+            for quantity in QUANTITIES:
+                value = number(snapshot, *quantity.path)
+                if value is not None:
+                    kind = CounterMetricFamily if quantity.counter else GaugeMetricFamily
+                    family = kind(PREFIX + quantity.name, quantity.help, labels=LABELS)
+                    family.add_metric(whose, value)
+                    yield family
+            for name, meaning, path, words in CHOICES:
+                if word := text(snapshot, *path):
+                    states = StateSetMetricFamily(PREFIX + name, meaning, labels=LABELS)
+                    states.add_metric(whose, {possible: possible == word for possible in words})
+                    yield states
 
 
 class MetricsServer:

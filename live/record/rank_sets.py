@@ -34,7 +34,6 @@ from paceenv.live.record.side_by_side import (
     medians,
     read_traffic,
     side_by_side,
-    waited_for,
 )
 from paceenv.live.record.snapshot import Snapshot, number
 
@@ -249,7 +248,11 @@ def _name(job: Job, rank_set: RankSet, watched: Findings, own_s_RK: Times) -> No
         for operation in job.traffic.operations
         if compared_R[operation.places].sum() > 1
     ]
-    waited_s_R = waited_for(len(job.ranks), rank_set.waits)[rank_set.compared]
+    # how much longer the median other member waits than a rank does, summed over its groups
+    waited_s_R = np.zeros(len(job.ranks))
+    for wait in rank_set.waits:
+        waited_s_R[wait.places] += np.maximum(-lateness_of(wait.wait_s_E), 0.0)
+    waited_s_R = waited_s_R[rank_set.compared]
     paced_s_R = job.numbers(rank_set.compared, "parts", "pacing_s")  # early ranks that are delayed wait for less
     waited_s_R += np.maximum(-lateness_of(paced_s_R), 0.0)
     waited_s = dict(zip(rank_set.compared, waited_s_R.tolist(), strict=True))

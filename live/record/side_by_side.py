@@ -13,14 +13,13 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.lateness.watch import lateness_of
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 
 FLOOR_S = 0.5e-3
@@ -239,15 +238,6 @@ def measure_wait(operation: Operation, among_R: NDArray[np.bool_], blocks: Seque
     blocked_s_E = np.median(chosen, axis=1) if chosen.shape[1] else np.full(len(chosen), math.nan)
     waits = blocked_s_E - blocked_s_E.min()
     return Wait(operation.op, operation.group, operation.places[kept], waits)
-
-
-def waited_for(ranks: int, waits: Iterable[Wait]) -> Times:
-    """For each of R ranks how much longer the median other member waits than it does, summed over its groups, s."""
-    waited_s_R = np.zeros(ranks)
-    for wait in waits:
-        if len(wait.places) > 1:
-            waited_s_R[wait.places] += np.maximum(-lateness_of(wait.wait_s_E), 0.0)
-    return waited_s_R
 
 
 def medians(table_RK: Times) -> Times:

@@ -25,13 +25,6 @@ NAMES: Final = {
     "barrier": "in the barrier",
     "pacing": "delays of pacing",
 }
-NAMES_OF_LIMITS: Final = {
-    "quiet": "quiet times",
-    "cap": "longest delay",
-    "share": "share of the step",
-    "slack": "own slack",
-    "budget": "budget per minute",
-}
 ALIKE: Final = 0.02
 """Ranks with a smaller relative difference are not listed separately."""
 FEW: Final = 0.1
@@ -142,7 +135,7 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         )
     lines += [f"  {line}" for line in held(ranks)]
     if asked or taken or total(ranks, "pacing", "holds"):
-        cut = [f"{NAMES_OF_LIMITS.get(name, name)} {count(n)}" for name, n in cut_by_limits(ranks).most_common()]
+        cut = [f"{name} {count(n)}" for name, n in cut_by_limits(ranks).most_common()]
         if cut:
             lines.append(f"  shortened or forbidden by limits: {', '.join(cut)}")
     verdict = text(own, "canary", "verdict")
