@@ -67,7 +67,7 @@ def test_nothing_measured_is_unknown_and_not_zero() -> None:
     for found in (history.as_dict()[name] for name in ("parts", "step", "wait", "overhead")):
         assert set(found.values()) == {None}
     assert history.as_dict()["collectives"] == []
-    assert history.as_dict()["side"] == {"per_step": 0.0, "seconds": 0.0, "streams_s": 0.0}
+    assert history.as_dict()["side"] == {"seconds": 0.0, "streams_s": 0.0}
 
 
 def test_overlapping_operations_count_once() -> None:
@@ -81,7 +81,7 @@ def test_operations_on_another_thread_do_not_block_the_step() -> None:
     history = one_step([(2, 0.0, 0.9), (0, 0.2, 0.5), (2, 0.55, 1.4)])
     assert history.as_dict()["parts"]["compute_s"] == pytest.approx(0.7)
     assert [c["group"] for c in history.as_dict()["collectives"]] == [0]
-    assert history.as_dict()["side"] == pytest.approx({"per_step": 2.0, "seconds": 0.9 + 0.85, "streams_s": 0.0})
+    assert history.as_dict()["side"] == pytest.approx({"seconds": 0.9 + 0.85, "streams_s": 0.0})
 
 
 @pytest.mark.parametrize(("still_s", "collective_s"), [(math.nan, 0.5), (0.0, 0.1), (0.15, 0.25)])

@@ -51,8 +51,8 @@ class History:
         self._operations = np.zeros(KEPT_COLLECTIVES)
         self._block_iterations, self._first_block = BLOCK_ITERATIONS, 0
         self._blocks = np.zeros((_FIRST_KIND + KEPT_COLLECTIVES, BLOCKS))
-        self._side = {"per_step": 0.0, "seconds": 0.0, "streams_s": 0.0}
-        """Collectives of other threads: how many, and seconds; and seconds on other CUDA streams."""
+        self._side = {"seconds": 0.0, "streams_s": 0.0}
+        """Seconds in collectives of other threads, and in those on other CUDA streams."""
 
     def add(self, batch: Batch) -> None:
         """Take in the steps of a batch; marked ones are left out."""
@@ -68,7 +68,6 @@ class History:
         number_N = self._numbers(batch)
         side_N = np.array([kind.side for kind in batch.kinds], np.int64)[of_N["kind"]]
         lasts_s_N = of_N["end_s"] - of_N["start_s"]
-        self._side["per_step"] += int((side_N == THREAD).sum())
         self._side["seconds"] += float(lasts_s_N[side_N == THREAD].sum())
         self._side["streams_s"] += float(lasts_s_N[side_N == STREAM].sum())
         used_N = counts_T[place_N] & (side_N != THREAD)

@@ -24,8 +24,8 @@ collectives at most 64, the longest first, further ones summed as op "other" of 
             ``per_step``, ``blocked_s`` (mean blocked time per step), ``blocks_s`` (the same in each block)
 groups      by number: ``name``, ``ranks`` (``0-3,8``; null if unknown), ``member`` (this rank's place), ``size``
 unseen      collectives that a group counted and the agent could not see: ``group``, ``per_step``
-side        collectives for which other threads wait, and the step may not: ``per_step``, ``seconds`` per step; and
-            ``streams_s``, seconds per step in those on other CUDA streams than the compute
+side        ``seconds`` per step in collectives for which other threads wait, and the step may not; and ``streams_s``,
+            in those on other CUDA streams than the compute
 wait        ``mean_s`` in the barrier, and blocked elsewhere beyond the least
 arrival     ``verdict`` (one of :data:`ARRIVALS`), ``early_s``, ``late_s``, ``evidence``; a rank alone claims nothing,
             verdicts come from :mod:`paceenv.live.record.findings`
