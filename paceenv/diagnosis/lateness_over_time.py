@@ -41,7 +41,7 @@ class LateTeam:
 class LatenessOverTime:
     """What the watch said at the end of the trace; ``why_not`` tells why it could say nothing, else is empty.
 
-    ``lost_s`` is the mean lateness of each step's last rank, ``pattern`` one of ``watch.PATTERNS``. ``places`` says
+    ``lost_s`` is the mean lateness of each step's last rank, ``pattern`` that of ``watch.Findings``. ``places`` says
     what all late ranks have in common, ``alone`` are ranks without a peer to compare with. ``named`` is the rank that
     arrives last in nearly every step, if one does.
     """
