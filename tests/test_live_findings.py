@@ -148,7 +148,7 @@ def test_lateness_has_its_beginning_and_none_is_named_for_what_is_over_or_varies
 
 
 def test_a_rank_that_comes_later_but_not_surely_is_not_on_time() -> None:
-    noise = np.random.default_rng(3).gamma(2.0, 0.004, (400, 2)) + np.array([0.0, 0.01])
+    noise = np.random.default_rng(4).gamma(2.0, 0.004, (400, 2)) + np.array([0.0, 0.008])
     findings = find(run(SHAPES["ddp"](2), 2, late=lambda i: noise[i], iterations=160))
     assert named(findings) == {}
     assert verdict(findings, 1) == "insufficient evidence", page(findings)
@@ -193,7 +193,8 @@ def test_blocks_of_different_lengths_are_brought_together() -> None:
     blocks = snapshots[0]["own"]["blocks"]
     for name in ("own_s", "step_s"):
         blocks[name] = np.reshape(blocks[name], (-1, 2)).mean(axis=1).tolist()
-    blocks["steps"], blocks["iterations"] = blocks["steps"][::2], 2 * blocks["iterations"]
+    blocks["steps"] = [2 * steps for steps in blocks["steps"][::2]]
+    blocks["iterations"] *= 2
     assert named(find(snapshots)) == {1: pytest.approx(LATE_S, rel=0.1)}
 
 
