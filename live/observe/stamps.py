@@ -37,8 +37,14 @@ class HostStamps:
     def capturing(self) -> bool:
         return False
 
+    def ready_many(self, stamps: Sequence[float]) -> bool:
+        return True
+
     def seconds(self, stamp: float) -> float:
         return stamp
+
+    def seconds_many(self, stamps: Sequence[float]) -> list[float]:
+        return list(stamps)
 
     def release(self, stamps: Iterable[float]) -> None:
         """Readings of a clock are not pooled."""
@@ -102,7 +108,8 @@ class DeviceStamps:
 
     def seconds(self, stamp: Any) -> float:
         """The moment in seconds of this rank's own monotonic time; only for a stamp that is ready."""
-        return self._base_s + 1e-3 * self._base.elapsed_time(stamp)
+        elapsed_ms: float = self._base.elapsed_time(stamp)
+        return self._base_s + 1e-3 * elapsed_ms
 
     def seconds_many(self, stamps: Sequence[Any]) -> list[float]:
         base_s, elapsed_ms = self._base_s, self._base.elapsed_time
