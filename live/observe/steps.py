@@ -107,7 +107,7 @@ class Steps:
             if last is not None or tick is not None:
                 stamps.rebase(last if last is not None else tick)
             stamps.release(stamps_of(entry))
-        if not met and not self._ends_anyway(number):
+        if not met and (self._met or not (self.alone or number >= BY_TICKS)):
             if len(operations) > MAX_ROWS:  # the ranks meet too seldom to keep them
                 self._last_exit_s = None
                 self._forget()
@@ -136,9 +136,6 @@ class Steps:
             start_s = next(seconds) if start is not None else None
             timed_rows.append((kind, start_s, next(seconds) if end is not None else None))
         return timed_rows
-
-    def _ends_anyway(self, number: int) -> bool:
-        return not self._met and (self.alone or number >= BY_TICKS)
 
     def _finish(self, number: int, end_s: float) -> Step | None:
         start_s, self._last_exit_s = self._last_exit_s, end_s

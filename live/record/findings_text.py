@@ -37,7 +37,9 @@ def describe(job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[s
     if len(late) > LISTED:
         more = sum(len(team) for _, team, _ in late[LISTED:])
         lines.append(f"and {count(more)} more ranks are late")
-    lines += _in_common(job, sets)
+    hosts = {rank: text(s, "host") for rank, s in zip(job.ranks, job.snapshots, strict=True)}
+    named = [rank for rank_set in sets for rank in job.names(rank_set.named)]
+    lines += filter(None, [common_place.in_common(named, hosts, {common_place.HOST: hosts})])
     for rank_set in sets:
         lines += _refused(job, rank_set)[:LISTED]
         lines += _past_and_lost(job, rank_set)
@@ -181,11 +183,3 @@ def _counted(verdicts: Mapping[str, Mapping[str, Any]], *, late: bool, uneven: b
         average = " on average" if uneven else ""
         lines.append(f"all ranks arrive on time{average}" if everyone else f"on time: {name_ranks(on_time)}")
     return lines
-
-
-def _in_common(job: Job, sets: Sequence[RankSet]) -> list[str]:
-    """What two or more late ranks have in common, if that is shorter than their list."""
-    hosts = {rank: text(s, "host") for rank, s in zip(job.ranks, job.snapshots, strict=True)}
-    late = [rank for rank_set in sets for rank in job.names(rank_set.named)]
-    place = common_place.in_common(late, hosts, {common_place.HOST: hosts})
-    return [place] if place else []

@@ -49,7 +49,7 @@ class History:
         self._keys: dict[tuple[str, int], int] = {_OTHER: 0}
         self._number: list[int] = []
         self._operations = np.zeros(KEPT_COLLECTIVES)
-        self._block_iterations, self._first_block = BLOCK_ITERATIONS, 0
+        self._block_iterations = BLOCK_ITERATIONS
         self._blocks = np.zeros((_FIRST_KIND + KEPT_COLLECTIVES, BLOCKS))
         self._side = {"seconds": 0.0, "streams_s": 0.0}
         """Seconds in collectives of other threads, and in those on other CUDA streams."""
@@ -85,13 +85,13 @@ class History:
             self.count += 1
         self._ticks += int(of_T["ticks"][counts_T].sum())
 
-        while int(of_T["iteration"][-1]) // self._block_iterations - self._first_block >= BLOCKS:
-            self._merge_blocks()
-        block_T = of_T["iteration"] // self._block_iterations - self._first_block
-        counts_T &= block_T >= 0
+        while int(of_T["iteration"][-1]) // self._block_iterations >= BLOCKS:  # pairs of blocks become one
+            merged = self._blocks[:, 0::2] + self._blocks[:, 1::2]
+            self._blocks = np.concatenate([merged, np.zeros_like(merged)], axis=1)
+            self._block_iterations *= 2
+        block_T = of_T["iteration"] // self._block_iterations
         for row, value_T in ((_STEPS, np.ones(len(of_T))), (_STEP_S, step_s_T), (_OWN_S, own_s_T)):
             np.add.at(self._blocks[row], block_T[counts_T], value_T[counts_T])
-        used_N &= counts_T[place_N]
         np.add.at(self._blocks, (_FIRST_KIND + number_N[used_N], block_T[place_N][used_N]), blocked_s_N[used_N])
 
     def _numbers(self, batch: Batch) -> NDArray[np.integer]:
@@ -104,17 +104,6 @@ class History:
             self._number.append(self._keys.get(key, self._keys[_OTHER]))
         number_N: NDArray[np.integer] = np.array(self._number, np.int64)[batch.operations_N["kind"]]
         return number_N
-
-    def _merge_blocks(self) -> None:
-        """Blocks of twice as many iterations; the first one is even, so that all ranks have the same ones."""
-        blocks, shift = self._blocks, self._first_block % 2
-        padded = np.zeros((len(blocks), BLOCKS + 2))
-        padded[:, shift : shift + BLOCKS] = blocks
-        merged = padded[:, 0::2] + padded[:, 1::2]
-        self._blocks = np.zeros_like(blocks)
-        self._blocks[:, : merged.shape[1]] = merged
-        self._block_iterations *= 2
-        self._first_block //= 2
 
     def _kept(self) -> Array:
         """The kept steps, the oldest first."""
@@ -147,7 +136,6 @@ class History:
         entries["parts"] = dict(zip(names, rows[:, _OWN:].mean(axis=0).tolist(), strict=True))
         entries["own"]["blocks"] = {
             "iterations": self._block_iterations,
-            "first": self._first_block,
             "steps": [int(steps) for steps in self._used_blocks()[_STEPS]],
             "own_s": self._means(_OWN_S),
             "step_s": self._means(_STEP_S),

@@ -37,18 +37,14 @@ Times = NDArray[np.float64]
 
 
 class Grid(NamedTuple):
-    """Blocks that all ranks can be brought to: their length in iterations, the first one's number, how many.
-
-    Block ``k`` is the iterations from ``(first + k) * iterations`` on.
-    """
+    """Blocks that all ranks can be brought to: their length in iterations, from iteration 0 on, and how many."""
 
     iterations: int
-    first: int
     length: int
 
     def span(self, first: int, last: int) -> tuple[int, int]:
         """First and last iteration of the blocks ``first`` to ``last``."""
-        return (self.first + first) * self.iterations, (self.first + last + 1) * self.iterations - 1
+        return first * self.iterations, (last + 1) * self.iterations - 1
 
 
 class Blocks(NamedTuple):
@@ -67,20 +63,17 @@ def find_grid(snapshots: Sequence[Snapshot]) -> Grid | None:
     if not grids:
         return None
     size = max(grid.iterations for grid in grids)
-    low = min(grid.first * grid.iterations for grid in grids) // size
-    high = max(-(-(grid.first + grid.length) * grid.iterations // size) for grid in grids)
-    return Grid(size, low, min(high - low, MAX_BLOCKS))
+    return Grid(size, max(-(-grid.length * grid.iterations // size) for grid in grids))
 
 
 def _own_grid(snapshot: Snapshot) -> Grid | None:
     """The blocks of one rank; None where there are none, or they are no agent's."""
     blocks = entry(snapshot, "own", "blocks")
-    size, first, own = number(blocks, "iterations"), number(blocks, "first"), entry(blocks, "own_s")
-    if size is None or first is None or not isinstance(own, list):
+    size, own = number(blocks, "iterations"), entry(blocks, "own_s")
+    if size is None or not isinstance(own, list):
         return None
     power = size == int(size) and 1 <= size <= 1 << 30 and int(size) & (int(size) - 1) == 0
-    fits = power and 0 <= first < 1 << 40 and 0 < len(own) <= MAX_BLOCKS
-    return Grid(int(size), int(first), len(own)) if fits else None
+    return Grid(int(size), len(own)) if power and 0 < len(own) <= MAX_BLOCKS else None
 
 
 def on_grid(grid: Grid, snapshot: Snapshot, values: Any, *, total: bool = False) -> Times:
@@ -90,8 +83,8 @@ def on_grid(grid: Grid, snapshot: Snapshot, values: Any, *, total: bool = False)
     if theirs is None or own is None or not 0 < len(own) <= MAX_BLOCKS:
         return value_K
     weights = np.ones(len(own)) if total or steps is None or len(steps) != len(own) else steps
-    block = (np.arange(len(own)) + theirs.first) // (grid.iterations // theirs.iterations) - grid.first
-    known = (block >= 0) & (block < grid.length) & ~np.isnan(own) & (weights > 0.0)
+    block = np.arange(len(own)) // (grid.iterations // theirs.iterations)
+    known = (block < grid.length) & ~np.isnan(own) & (weights > 0.0)
     block, own, weights = block[known], own[known], weights[known]
     sums, counts = (np.bincount(block, summed, grid.length) for summed in (own * weights, weights))
     value_K[counts > 0.0] = (sums if total else sums / np.maximum(counts, 1.0))[counts > 0.0]
@@ -164,7 +157,7 @@ def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
     groups: dict[Key, Group] = {}
     rows: dict[tuple[Key, str], dict[int, Times]] = {}
     ungrouped_s_R = np.zeros(len(snapshots))
-    grid = grid or Grid(1, 0, 1)
+    grid = grid or Grid(1, 1)
     for place, snapshot in enumerate(snapshots):
         keys = _read_groups(snapshot, place, groups)
         for item in _items(snapshot, "unseen"):

@@ -17,9 +17,8 @@ step        ``mean_s``, ``cv``, ``p50_s``, ``p99_s``, ``baseline_s``, and ``newe
 parts       where a regular step went, means that add up to it: ``compute_s``, ``collective_s``, ``barrier_s``,
             ``pacing_s``
 own         the step outside all blocking operations and delays, in ``blocks``: ``iterations`` of a block
-            (a power of 2), number ``first`` of the first kept (block k is the iterations from ``k * iterations``
-            on), and for each of at most 64 blocks its means per step, or null: ``own_s``, ``step_s``;
-            and its number of ``steps``
+            (a power of 2; block k is those from ``k * iterations`` on), and for each of at most 64 blocks its means
+            per step, or null: ``own_s``, ``step_s``; and its number of ``steps``
 collectives at most 64, the longest first, further ones summed as op "other" of group -1: ``op``, ``group`` (a number),
             ``per_step``, ``blocked_s`` (mean blocked time per step), ``blocks_s`` (the same in each block)
 groups      by number: ``name``, ``ranks`` (``0-3,8``; null if unknown), ``member`` (this rank's place), ``size``

@@ -52,7 +52,8 @@ def summarise(snapshots: Sequence[Snapshot]) -> str:
     """The page. Facts that all ranks share are taken from the first snapshot."""
     own = snapshots[0]
     ranks = sorted(snapshots, key=lambda s: int(s["rank"]))
-    sections = (_heading(own, ranks), _step(own, ranks), _waiting(ranks), _pacing(own, ranks), _said(own, ranks))
+    waiting = ["Which rank waits for which", *(f"  {line}" for line in find(ranks)["text"])]
+    sections = (_heading(own, ranks), _step(own, ranks), waiting, _pacing(own, ranks), _said(own, ranks))
     return "\n\n".join("\n".join(map(_wrapped, section)) for section in sections if section) + "\n"
 
 
@@ -113,10 +114,6 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
             line += f"   from {duration(of_rank[least])} (rank {least}) to {duration(of_rank[most])} (rank {most})"
         lines.append(line)
     return lines
-
-
-def _waiting(ranks: Sequence[Snapshot]) -> list[str]:
-    return ["Which rank waits for which", *(f"  {line}" for line in find(ranks)["text"])]
 
 
 def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
