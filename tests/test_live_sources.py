@@ -6,7 +6,6 @@ import gc
 import io
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import FakeCuda
+from fake_cuda import FakeCuda, on_device
 from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -23,7 +22,6 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimiz
 
 from paceenv import live
 from paceenv.live.agent import Agent
-from paceenv.live.log_once import described
 from paceenv.live.observe.stamps import DeviceStamps
 
 
@@ -49,23 +47,6 @@ def agent(group: None) -> Iterator[Agent]:
     agent = live.attach(quiet_first=0)
     yield agent
     agent.detach()
-
-
-def test_an_exit_is_noted_and_void_once_the_script_goes_on(agent: Agent) -> None:
-    agent.tick()
-    try:
-        raise ValueError("of the script")
-    except ValueError:
-        with pytest.raises(SystemExit):
-            sys.exit(3)
-    noted, ticks = agent._exit
-    assert (noted.code, ticks) == (3, agent._loop.log.ticks)
-    assert isinstance(noted.__context__, ValueError)
-    assert described(noted, of_script=True).startswith("SystemExit: 3 (test_live_sources.py:")
-    agent.tick()
-    assert agent._loop.log.ticks == ticks + 1
-    agent.detach()
-    assert not hasattr(sys.exit, "__wrapped__")
 
 
 def _taken(agent: Agent) -> tuple[list[tuple[str, int]], str]:
@@ -120,21 +101,17 @@ def test_collectives_are_seen_with_kind_and_bytes(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("hook", [None, fp16_compress_hook])
-def test_the_reduction_of_a_ddp_model_is_one_operation(agent: Agent, hook: Any) -> None:
-    model = _model()
+@pytest.mark.parametrize("first", ["model", "agent"])
+def test_the_reduction_of_a_ddp_model_is_one_operation(group: None, hook: Any, first: str) -> None:
+    model = _model() if first == "model" else None
+    agent = live.attach(quiet_first=0)
+    model = model or _model()
     if hook is not None:
         model.register_comm_hook(None, hook)
     _seen(agent)
     model(torch.ones(3, 8)).sum().backward()
     assert _seen(agent) == [("all_reduce", GRADIENT_BYTES)]
     assert len(model._comm_hooks) == (hook is not None)
-
-
-def test_a_model_made_before_the_agent_is_followed(group: None) -> None:
-    model = _model()
-    agent = live.attach(quiet_first=0)
-    model(torch.ones(3, 8)).sum().backward()
-    assert _seen(agent)[-1] == ("all_reduce", GRADIENT_BYTES)
     agent.detach()
     model(torch.ones(3, 8)).sum().backward()
     assert _seen(agent) == []
@@ -228,13 +205,6 @@ def _steps(agent: Agent, *optimizers: torch.optim.Optimizer, rounds: int = 5) ->
     return _iterations(agent) - before
 
 
-def test_the_given_optimizer_makes_the_tick(group: None) -> None:
-    first, second = _optimizer(), _optimizer()
-    agent = live.attach(second)
-    assert _steps(agent, first, second) == 4  # the very first tick only finds out where it is
-    agent.detach()
-
-
 def _optimizer(size: int = 1) -> torch.optim.Optimizer:
     parameter = nn.Parameter(torch.ones(size))
     parameter.grad = torch.zeros(size)
@@ -262,14 +232,6 @@ def test_the_agent_may_end_while_pytorch_walks_through_its_hooks(group: None, en
     assert order == ["later"] * 3
 
 
-def test_a_step_before_the_job_is_up_is_not_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    agent, optimizer = live.attach(), _optimizer()
-    optimizer.step()
-    assert not agent._loop._begun
-    agent.detach()
-
-
 class Preempted(Exception):
     """What a script's signal handler may raise."""
 
@@ -290,20 +252,12 @@ def test_what_a_signal_handler_of_the_script_raises_is_the_script_s(
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_every_stamp_comes_back(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_stamp_comes_back(agent: Agent) -> None:
     device, tensor = FakeCuda(), torch.ones(4)
     stamps = DeviceStamps(device.event, device.record, pool_events=256, max_events=256)
     optimizer, model = _optimizer(100), _model()
     optimizer.step()
-    loop = agent._loop
-    for owner, name, value in (
-        (loop.log, "stamps", stamps),
-        (loop.log, "on_device", True),
-        (loop, "device", "cuda:0"),
-        (loop, "_takes_here", True),
-        (loop._optimizer, "tick", loop._tick),
-    ):
-        monkeypatch.setattr(owner, name, value)
+    on_device(agent._loop, stamps)
     for i in range(200):
         device.now_s += 0.1
         distributed.all_reduce(tensor)
@@ -329,9 +283,13 @@ def test_a_forked_child_has_no_agent(agent: Agent) -> None:
     assert agent.state == "observe"
 
 
-def test_several_optimizers_make_one_tick_an_iteration(agent: Agent) -> None:
-    first, second = _optimizer(), _optimizer()
-    _steps(agent, first, second)
-    assert _steps(agent, first, second) == 5
-    assert agent._loop._optimizer._owner() is first
-    assert _steps(agent, second, rounds=64) == 50  # the first one has stopped: the other takes over after 16 without it
+@pytest.mark.parametrize("given", [None, 1])
+def test_several_optimizers_make_one_tick_an_iteration(group: None, given: int | None) -> None:
+    optimizers = _optimizer(), _optimizer()
+    agent = live.attach(None if given is None else optimizers[given])
+    _steps(agent, *optimizers)
+    assert _steps(agent, *optimizers) == 5
+    assert agent._loop._optimizer._owner() is optimizers[given or 0]
+    if given is None:
+        assert _steps(agent, optimizers[1], rounds=64) == 50  # the other takes over after 16 without the first
+    agent.detach()
