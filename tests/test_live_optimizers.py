@@ -63,18 +63,6 @@ class SharpnessAware(torch.optim.Optimizer):
         self.second_step()
 
 
-class PerGroup(torch.optim.Optimizer):
-    """As DeepSpeed's ZeRO does it: a step of an inner optimizer for every group of parameters."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        super().__init__(parameters, {})
-        self.inner = torch.optim.SGD(parameters, lr=0.1)
-
-    def step(self, closure: Any = None) -> None:
-        for _ in range(4):
-            self.inner.step()
-
-
 @dataclass(eq=True)
 class Unhashable(torch.optim.SGD):  # type: ignore[misc]
     """A dataclass with ``eq``: neither hashable nor comparable, as ``==`` compares tensors."""
@@ -94,7 +82,6 @@ def iterations(agent: Agent) -> int:
 OPTIMIZERS: dict[str, Callable[[], torch.optim.Optimizer]] = {
     "subclass": lambda: Subclassed([parameter()], lr=0.1),
     "SAM": lambda: SharpnessAware([parameter()], torch.optim.SGD),
-    "a step per group": lambda: PerGroup([parameter() for _ in range(4)]),
     "unhashable": lambda: Unhashable([parameter()]),
 }
 
