@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimiz
 
 from paceenv import live
 from paceenv.live.agent import Agent
+from paceenv.live.log_once import described
 from paceenv.live.observe.stamps import DeviceStamps
 
 
@@ -47,6 +49,23 @@ def agent(group: None) -> Iterator[Agent]:
     agent = live.attach(quiet_first=0)
     yield agent
     agent.detach()
+
+
+def test_an_exit_is_noted_and_void_once_the_script_goes_on(agent: Agent) -> None:
+    agent.tick()
+    try:
+        raise ValueError("of the script")
+    except ValueError:
+        with pytest.raises(SystemExit):
+            sys.exit(3)
+    noted, ticks = agent._exit
+    assert (noted.code, ticks) == (3, agent._loop.log.ticks)
+    assert isinstance(noted.__context__, ValueError)
+    assert described(noted, of_script=True).startswith("SystemExit: 3 (test_live_sources.py:")
+    agent.tick()
+    assert agent._loop.log.ticks == ticks + 1
+    agent.detach()
+    assert not hasattr(sys.exit, "__wrapped__")
 
 
 def _taken(agent: Agent) -> tuple[list[tuple[str, int]], str]:
@@ -116,6 +135,20 @@ def test_the_reduction_of_a_ddp_model_is_one_operation(group: None, hook: Any, f
     model(torch.ones(3, 8)).sum().backward()
     assert _seen(agent) == []
     del model
+
+
+def test_steps_that_nobody_accounts_for_are_bounded_and_counted(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The housekeeping thread hangs in a file system, and the training thread takes iterations in."""
+    monkeypatch.setattr("paceenv.live.loop.MAX_DONE", 10)
+    loop = agent._loop
+    with loop.taking:
+        for _ in range(30):
+            distributed.all_reduce(torch.ones(1))
+            agent.tick()
+        loop._read()
+        assert 0 < len(loop._done) <= 10
+        assert loop.left_out > 10
+    assert agent.summary()["trace"]["dropped"] == loop.left_out
 
 
 def test_a_check_that_hangs_delays_nothing_and_holds_up_no_other_check(
@@ -230,6 +263,14 @@ def test_the_agent_may_end_while_pytorch_walks_through_its_hooks(group: None, en
         later.remove()
         agent.detach()
     assert order == ["later"] * 3
+
+
+def test_a_step_before_the_job_is_up_is_not_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    agent, optimizer = live.attach(), _optimizer()
+    optimizer.step()
+    assert not agent._loop._begun
+    agent.detach()
 
 
 class Preempted(Exception):
