@@ -27,25 +27,6 @@ def started(*tasks: tuple[str, Callable[[bool], None]]) -> tuple[Housekeeping, l
     return house, said
 
 
-def test_a_task_runs_again_and_again_and_a_last_time() -> None:
-    calls: list[bool] = []
-    thrice = threading.Event()
-
-    def run(final: bool) -> None:
-        calls.append(final)
-        if len(calls) == 3:
-            thrice.set()
-
-    house, said = started(("count", run))
-    assert thrice.wait(DEADLINE_S)
-    assert house.stop(DEADLINE_S)
-    assert calls[-1] is True
-    assert calls.count(True) == 1
-    number = len(calls)
-    assert house.stop(DEADLINE_S)
-    assert (len(calls), said) == (number, [])
-
-
 def test_a_task_that_fails_is_said_once_and_the_others_go_on() -> None:
     failed: list[bool] = []
     calls: list[bool] = []
@@ -63,9 +44,11 @@ def test_a_task_that_fails_is_said_once_and_the_others_go_on() -> None:
     house, said = started(("status", fail), ("trace", run))
     assert often.wait(DEADLINE_S)
     assert house.stop(DEADLINE_S)
-    assert len(failed) > MAX_FAILURES  # it is tried again, ever more rarely
+    assert len(failed) > MAX_FAILURES  # it is tried again
     assert [text.partition(" (")[0] for text in said] == ["status failed: RuntimeError: no such luck"]
     assert calls[-1] is True
+    assert house.stop(DEADLINE_S)
+    assert calls.count(True) == 1, "a last time"
 
 
 def test_a_task_that_hangs_cannot_hold_up_the_end() -> None:

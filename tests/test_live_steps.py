@@ -55,10 +55,6 @@ def ended(found: Sequence[Step | None]) -> list[Step]:
     return [step for step in found if step is not None]
 
 
-def ops(rank: Rank, step: Step) -> list[str]:
-    return [rank.log.kinds[kind].op for kind, _, _ in step.operations]
-
-
 def test_a_tick_with_a_collective_is_a_step_from_exit_to_exit() -> None:
     found = Rank().run(30, [PAYLOAD])
     assert found[0] is None  # nothing before it
@@ -129,17 +125,3 @@ def test_the_operations_of_ranks_that_hardly_ever_meet_are_bounded(monkeypatch: 
         assert len(rank.steps._operations) <= 10
     assert rank.run(1, [PAYLOAD]) == [None]  # its start is not known any more
     assert len(ended(rank.run(1, [PAYLOAD]))) == 1
-
-
-def test_of_operations_inside_one_another_the_outer_one_counts() -> None:
-    rank = Rank()
-    rank.run(2, [PAYLOAD])
-    rank.compute()
-    outer = rank.now_s
-    rank.collective(GATHER)
-    rank.collective(GATHER)
-    rank.log.add(rank.log.kind(*PAYLOAD), outer)
-    step = rank.tick()
-    assert step is not None
-    assert ops(rank, step) == ["all_reduce"]
-    assert step.operations[0][1:] == (outer, rank.now_s)
