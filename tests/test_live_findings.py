@@ -57,13 +57,12 @@ def test_without_skew_nobody_is_named(shape: str, ranks: int) -> None:
         assert "all ranks arrive on time" in page(findings) or transfers
 
 
-def test_a_rank_that_is_last_because_it_waited_is_described_as_that() -> None:
+def test_a_rank_that_is_last_because_it_waited_is_not_late() -> None:
     findings = find(run(SHAPES["expert"](4), 4, late=constant(4, 1, LATE_S)))
-    assert findings["text"][:2] == [
+    assert findings["text"][0] == (
         "rank 1 (node0) is late by 20 ms: rank 0 waits for it in all_to_all of ranks 0-1, "
-        "ranks 2-3 wait in all_reduce of ranks 0-3",
-        "rank 0 arrives last in all_reduce of ranks 0-3, because it waits for rank 1 in all_to_all of ranks 0-1",
-    ]
+        "ranks 2-3 wait for it in all_reduce of ranks 0-3"
+    )
     assert [verdict(findings, rank) for rank in range(4)] == ["early", "late", "early", "early"]
     assert [findings["verdicts"][str(r)]["early_s"] for r in (0, 2, 3)] == [pytest.approx(LATE_S, rel=0.1)] * 3
 
@@ -73,7 +72,7 @@ def test_longer_work_that_nobody_waits_for_is_not_late() -> None:
     phases = [Phase("all_to_all", [[0, 1]], 0.01, LATE_S), Phase("all_reduce", all_of(4))]
     findings = find(run(phases, 4, slow_s=(0.0, 0.0, LATE_S, LATE_S)))
     assert named(findings) == {}
-    assert "nobody waits for it" in page(findings)
+    assert "longer than that of the others, but nobody was seen to wait for it" in page(findings)
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
@@ -81,8 +80,7 @@ def test_an_unseen_collective_of_some_ranks_hides_which_of_them_is_late(ranks: i
     phases = [Phase("all_to_all", [[0, 1]], seen=False), Phase("all_reduce", all_of(ranks))]
     findings = find(run(phases, ranks, late=constant(ranks, 1, LATE_S)))
     assert named(findings) == {}
-    assert [verdict(findings, rank) for rank in (0, 1)] == ["insufficient evidence"] * 2
-    assert verdict(findings, 2) == "early"
+    assert {verdict(findings, rank) for rank in range(ranks)} == {"insufficient evidence"}
     assert "ranks 0-1: their own work takes up to" in page(findings)
     assert "collectives of ranks 0-1 could not be seen" in page(findings)
 
@@ -101,22 +99,20 @@ def test_collectives_of_other_threads_are_a_reason_for_doubt() -> None:
     calm = run(SHAPES["ddp"](4), 4)
     for several in (snapshots, calm):
         for snapshot in several:
-            snapshot["side"] = {"per_step": 2.0, "seconds": 0.03}
+            snapshot["side"] = {"seconds": 0.03}
     assert named(find(snapshots)) == {}
     assert "it may be waiting for the collectives of other threads" in page(find(snapshots))
     assert "up to 30 ms in collectives that were put aside: other threads wait for them" in page(find(calm))
     assert "on time" not in page(find(calm))
 
 
-@pytest.mark.parametrize(
-    ("groups", "why"),
-    [(True, "no collective of its process groups was seen"), (False, "no process group of several ranks was seen")],
-)
-def test_where_nothing_was_seen_the_page_says_that(groups: bool, why: str) -> None:
+@pytest.mark.parametrize("groups", [True, False])
+def test_where_nothing_was_seen_the_page_says_that(groups: bool) -> None:
     snapshots = run(SHAPES["ddp"](2), 2)
     for snapshot in snapshots:
         snapshot |= {"collectives": []} if groups else {"collectives": [], "groups": {}}
     findings = find(snapshots)
+    why = "no collective is known to connect it with another rank that has a snapshot"
     assert {verdict["evidence"] for verdict in findings["verdicts"].values()} == {why}
     assert "put aside" not in page(findings)
 
@@ -152,16 +148,15 @@ def test_lateness_has_its_beginning_and_none_is_named_for_what_is_over_or_varies
 
 
 def test_a_rank_that_comes_later_but_not_surely_is_not_on_time() -> None:
-    noise = np.random.default_rng(3).gamma(2.0, 0.004, (400, 2)) + np.array([0.0, 0.01])
+    noise = np.random.default_rng(4).gamma(2.0, 0.004, (400, 2)) + np.array([0.0, 0.008])
     findings = find(run(SHAPES["ddp"](2), 2, late=lambda i: noise[i], iterations=160))
     assert named(findings) == {}
     assert verdict(findings, 1) == "insufficient evidence", page(findings)
     assert "longer, and varies too much to be sure" in page(findings)
 
 
-def pipeline(stages: int, replicas: int, weights: dict[int, float]) -> tuple[list[Phase], int]:
+def pipeline(stages: int, replicas: int, weights: dict[int, float]) -> list[Phase]:
     """Rank ``stage * replicas + replica``; activations go up, gradients come down, and replicas reduce."""
-    ranks = stages * replicas
     up = [[[s * replicas + r, (s + 1) * replicas + r] for r in range(replicas)] for s in range(stages - 1)]
     lanes = [[s * replicas + r for s in range(stages)] for r in range(replicas)]
     phases = [Phase("recv", hop, 0.004, 0.0002, weights=weights) for hop in up]
@@ -170,21 +165,16 @@ def pipeline(stages: int, replicas: int, weights: dict[int, float]) -> tuple[lis
         phases.append(
             Phase("all_reduce", [list(range(s * replicas, (s + 1) * replicas)) for s in range(stages)], 0.001)
         )
-    phases.append(Phase("all_reduce", lanes, 0.001, bytes=4))
-    return phases, ranks
+    phases.append(Phase("all_reduce", lanes, 0.001))
+    return phases
 
 
-def test_pipeline_stages_are_compared_with_their_replicas_only() -> None:
-    phases, ranks = pipeline(2, 2, {2: 3.0, 3: 3.0})  # the second stage has three times the layers
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 2), (3, 1)])
+def test_a_pipeline_stage_with_more_layers_is_not_late(stages: int, replicas: int) -> None:
+    ranks = stages * replicas
+    phases = pipeline(stages, replicas, dict.fromkeys(range(ranks - replicas, ranks), 4.0))
     assert named(find(run(phases, ranks))) == {}
-    findings = find(run(phases, ranks, late=constant(ranks, 1, LATE_S)))
-    assert set(named(findings)) <= {1}
-
-
-def test_a_single_pipeline_never_calls_an_uneven_stage_late() -> None:
-    phases, ranks = pipeline(3, 1, {2: 4.0})
-    for late in (None, constant(ranks, 0, LATE_S)):
-        assert set(named(find(run(phases, ranks, late=late)))) <= ({0} if late else set())
+    assert set(named(find(run(phases, ranks, late=constant(ranks, 1, LATE_S))))) <= {1}
 
 
 def test_ranks_that_do_not_share_their_steps_are_not_compared() -> None:
@@ -203,6 +193,7 @@ def test_blocks_of_different_lengths_are_brought_together() -> None:
     blocks = snapshots[0]["own"]["blocks"]
     for name in ("own_s", "step_s"):
         blocks[name] = np.reshape(blocks[name], (-1, 2)).mean(axis=1).tolist()
+    blocks["steps"] = [2 * steps for steps in blocks["steps"][::2]]
     blocks["iterations"] *= 2
     assert named(find(snapshots)) == {1: pytest.approx(LATE_S, rel=0.1)}
 
@@ -217,16 +208,6 @@ def test_a_last_block_with_other_steps_is_left_out() -> None:
     findings = find(snapshots)
     assert "late" not in page(findings)
     assert "side by side over 256 iterations" in findings["verdicts"]["0"]["evidence"]
-
-
-def test_what_is_found_of_many_ranks_stays_small() -> None:
-    tensor = [list(range(k, k + 8)) for k in range(0, 400, 8)]
-    phases = [Phase("all_reduce", tensor, 0.02), Phase("reduce_scatter", [list(range(k, 400, 8)) for k in range(8)])]
-    snapshots = json.loads(json.dumps(run(phases, 400, late=constant(400, 117, LATE_S), iterations=64)))
-    findings = find(snapshots)
-    assert named(findings) == {117: pytest.approx(LATE_S, rel=0.1)}
-    assert len(findings["text"]) < 20
-    assert len(json.dumps(findings)) < 200_000
 
 
 @st.composite

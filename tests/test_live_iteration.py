@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from live_operations import Shaped
@@ -28,29 +29,29 @@ def _learned(operations: Sequence[Operation], step_s: float = 0.1) -> Shape:
     return shape
 
 
-def test_a_plain_data_parallel_step_has_no_barrier() -> None:
-    operations = _operations(("all_reduce", WORLD, BIG, 0.06, 0.1))
+TENSOR_PARALLEL = [("all_reduce", PAIR, BIG, 0.01 * i, 0.01 * i + 0.005) for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "payload", "comm_s", "barrier_s"),
+    [
+        ([("all_reduce", WORLD, BIG, 0.06, 0.1)], WORLD, 0.04, 0.0),
+        ([("all_reduce", PAIR, BIG, 0.02, 0.06), ("barrier", WORLD, 0, 0.06, 0.09)], PAIR, 0.04, 0.03),
+        (
+            [*TENSOR_PARALLEL, ("all_reduce", WORLD, BIG, 0.05, 0.1), ("send", PAIR, BIG, 0.1, 0.11)],
+            WORLD,
+            0.05,
+            0.0,
+        ),
+    ],
+    ids=["plain", "a barrier of more ranks than the payload", "the group that ends the iteration is the payload's"],
+)
+def test_payload_and_barrier_are_found(parts: Any, payload: int, comm_s: float, barrier_s: float) -> None:
+    operations = _operations(*parts)
     shape = _learned(operations)
-    assert not shape.has_barrier
-    assert shape.comm_s(operations) == pytest.approx(0.04)
-    assert shape.barrier_s(operations) == 0.0
-
-
-def test_a_barrier_of_more_ranks_than_the_payload_ends_the_step() -> None:
-    operations = _operations(("all_reduce", PAIR, BIG, 0.02, 0.06), ("barrier", WORLD, 0, 0.06, 0.1))
-    shape = _learned(operations)
-    assert shape.has_barrier
-    assert shape.comm_s(operations) == pytest.approx(0.04)
-    assert shape.barrier_s(operations) == pytest.approx(0.04)
-    assert shape.barrier_alone_s == pytest.approx(0.04)
-
-
-def test_the_payload_is_the_group_that_ends_the_iteration() -> None:
-    tensor_parallel = [("all_reduce", PAIR, BIG, 0.01 * i, 0.01 * i + 0.005) for i in range(4)]
-    operations = _operations(*tensor_parallel, ("all_reduce", WORLD, BIG, 0.05, 0.1), ("send", PAIR, BIG, 0.1, 0.11))
-    shape = _learned(operations)
-    assert shape.payload_group == WORLD
-    assert shape.comm_s(operations) == pytest.approx(0.05)
+    assert (shape.payload_group, shape.has_barrier) == (payload, barrier_s > 0.0)
+    assert (shape.comm_s(operations), shape.barrier_s(operations)) == pytest.approx((comm_s, barrier_s))
+    assert shape.barrier_alone_s == pytest.approx(barrier_s)
 
 
 def test_groups_of_the_same_ranks_carry_the_payload_together() -> None:
@@ -82,18 +83,11 @@ def test_an_iteration_with_other_collectives_is_irregular_until_it_is_the_rule()
     assert shape.observe(two, 0.2)
 
 
-def test_sizes_and_order_may_change() -> None:
+def test_sizes_and_order_may_change_and_a_suspended_process_is_an_outlier() -> None:
     one, other = ("all_reduce", WORLD, BIG, 0.0, 0.1), ("all_gather", WORLD, BIG, 0.1, 0.2)
     shape = _learned(_operations(one, other))
-    assert shape.observe(_operations(other, ("all_reduce", WORLD, 2 * BIG, 0.2, 0.3)), 0.1)
-
-
-def test_a_suspended_process_is_an_outlier() -> None:
-    usual = _operations(("all_reduce", WORLD, BIG, 0.06, 0.1))
-    shape = _learned(usual)
-    assert shape.observe(usual, 0.1)
-    assert shape.observe(usual, 1.0)
-    assert not shape.observe(usual, 30.0)
+    changed = _operations(other, ("all_reduce", WORLD, 2 * BIG, 0.2, 0.3))
+    assert [shape.observe(changed, step_s) for step_s in (0.1, 1.0, 30.0)] == [True, True, False]
 
 
 def test_what_goes_on_for_long_is_no_outlier() -> None:

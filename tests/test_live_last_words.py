@@ -105,17 +105,6 @@ def test_children_of_the_job_do_not_end_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_after_detach_everything_is_as_before(tmp_path: Path) -> None:
-    looks = (
-        "from paceenv.live.agent import attached; inside = callable(signal.getsignal(signal.SIGTERM)); "
-        "attached().detach(); print(inside, signal.getsignal(signal.SIGTERM).name, signal.set_wakeup_fd(-1))"
-    )
-    process = start(tmp_path, "", "", looks)
-    output, _ = process.communicate(timeout=START_S)
-    assert output == "True SIG_DFL -1\n"
-
-
-@pytest.mark.slow
 def test_sigterm_ends_a_blocked_rank_whose_script_took_the_descriptor(tmp_path: Path) -> None:
     after = textwrap.dedent(ASYNC).strip().replace("\n", "\n    ")
     with start(tmp_path, "", after, STUCK) as process:

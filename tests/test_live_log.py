@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-from torch import distributed
 
 from paceenv.live.observe.log import EXACT_KINDS, MAX_KINDS, TOO_MANY, UNKNOWN_WAIT, Log
 from paceenv.live.observe.stamps import HostStamps
@@ -106,20 +103,6 @@ def test_a_group_that_nobody_can_name_or_follow(log: Log) -> None:
     assert log.known(nameless).number == -1
 
 
-def test_a_real_group_is_known_by_its_ranks_and_not_kept_alive(log: Log) -> None:
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        known = log.known(distributed.group.WORLD)
-        assert (known.number, known.listed, known.size) == (0, "0", 1)
-        for _ in range(3):
-            distributed.all_reduce(torch.ones(1))
-        assert known.unseen() == 3
-    finally:
-        distributed.destroy_process_group()
-    gc.collect()
-    assert known.ended
-
-
 def test_what_another_thread_waits_for_is_on_the_side_unless_autograd_does(log: Log) -> None:
     """On a GPU the backward pass runs on a thread of its own, for which the training thread waits."""
     kind = log.kind("all_reduce", 0, 64)
@@ -143,18 +126,3 @@ def test_without_a_tick_the_rows_are_bounded_and_the_iteration_is_marked(log: Lo
     log.add(kind, 9.0)
     log.tick()
     assert [(len(rows or ()), mark) for _, rows, mark, *_ in log.over] == [(5, TOO_MANY), (1, "")]
-
-
-def test_nobody_takes_iterations_until_there_are_too_many(log: Log, monkeypatch: Any) -> None:
-    monkeypatch.setattr("paceenv.live.observe.log.MAX_WAITING", 5)
-    log.overflow = log.over.clear
-    for _ in range(10):
-        log.add(log.kind("all_reduce", 0, 64), 1.0)
-        log.tick()
-        assert len(log.over) < 3
-
-
-@pytest.fixture(autouse=True)
-def _no_group_is_left() -> Iterator[None]:
-    yield
-    assert not distributed.is_initialized()

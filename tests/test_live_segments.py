@@ -17,7 +17,7 @@ from live_samples import KINDS, MARKS, batch, record, segment_files
 
 from paceenv.core.errors import InputError
 from paceenv.live.observe.batch import ITERATION, OPERATION
-from paceenv.live.record.segments import flush_bytes, header_bytes, joined, read_header, read_segment
+from paceenv.live.record.segments import flush_bytes, header_bytes, joined, read_segment
 
 HEADER = {"source": "test", "job": {"name": "job"}}
 
@@ -57,37 +57,31 @@ def test_a_file_can_be_read_by_its_description(tmp_path: Path) -> None:
     assert len(content) == at + 6 * 24 + 3 * 64
 
 
-def test_whatever_is_cut_off_the_end_the_flushes_before_it_are_read(tmp_path: Path) -> None:
-    content, path = whole(), tmp_path / "file"
-    path.write_bytes(content)
-    _, full, note = read_segment(path)
-    assert (len(full.iterations_T), len(full.operations_N), note) == (40, 80, "")
-    first = len(content) - len(flush_bytes([batch(20)], (), ()))
-    for size in [*range(first - 5, first + 30), *range(first + 30, len(content), 97), len(content) - 1]:
-        path.write_bytes(content[:size])
-        _, found, note = read_segment(path)
-        assert len(found.iterations_T) == (20 if size >= first else 0)
-        assert len(found.operations_N) == 2 * len(found.iterations_T)
-        assert bool(note) == (size != first)
-        assert note == "" or f"{path}: read up to byte" in note
-
-
 @given(st.data())
-def test_whatever_byte_is_changed_no_wrong_number_is_read(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
-    content = bytearray(whole(4))
-    at = data.draw(st.integers(0, len(content) - 1))
-    content[at] ^= data.draw(st.integers(1, 255))
+def test_of_a_file_that_is_cut_or_changed_the_flushes_before_are_read(
+    tmp_path_factory: pytest.TempPathFactory, data: Any
+) -> None:
+    content, is_cut = bytearray(whole(4)), data.draw(st.booleans())
+    header, first = len(header_bytes(HEADER)), len(content) - len(flush_bytes([batch(4)], (), ()))
+    at = data.draw(st.integers(0, len(content) - 1) | st.sampled_from([header, first]))
+    if is_cut:
+        del content[at:]
+    else:
+        content[at] ^= data.draw(st.integers(1, 255))
     path = tmp_path_factory.mktemp("changed") / "file"
     path.write_bytes(content)
     good = joined([batch(4), batch(4, first=4)])
+    unused = not is_cut and at in (10, 11)  # the only bytes that nothing depends on
     try:
-        _, found, _ = read_segment(path)
+        _, found, note = read_segment(path)
     except InputError:
-        assert at < len(header_bytes(HEADER))
+        assert at < header
+        assert not unused
         return
-    assert found.iterations_T.tobytes() == good.iterations_T[: len(found.iterations_T)].tobytes()
-    # the unused two bytes of the header are the only ones that nothing depends on
-    assert len(found.iterations_T) < 8 or at in (10, 11)
+    iterations = 8 if unused else 4 * (at >= first)
+    assert found.iterations_T.tobytes() == good.iterations_T[:iterations].tobytes()
+    assert found.operations_N.tobytes() == good.operations_N[: 2 * iterations].tobytes()
+    assert (note == "") == (unused or (is_cut and at in (header, first)))
 
 
 ITER = np.zeros(2, ITERATION)
@@ -106,36 +100,34 @@ def changed(records: Any, **values: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    "content",
     [
-        (struct.pack("<IIII", 1, 2**31, 2**31, 0) + bytes(100), "impossible length"),
-        (flush(b"[" * 100_000), "tables that are none"),
-        (flush(b"{}"), "tables that are none"),
-        (flush(b'[[["x", 1, 2]], []]'), "tables that are none"),
-        (flush(b'[[["x", 1.0, 2, 0]], []]'), "kind that is none"),
-        (flush(json.dumps([[["x", 1, 2, 0]] * 65537, []]).encode()), "too many kinds"),
-        (flush(json.dumps([[], ["x"] * 257]).encode()), "too many kinds or marks"),
-        (flush(b"[[], [1]]"), "no short text"),
-        (flush(TABLES, OPER.tobytes()), "do not increase"),
-        (changed(OPER, kind=2), "unknown kind"),
-        (changed(OPER, end_s=np.nan), "times that are none"),
-        (changed(OPER, place=2), "of no iteration"),
-        (changed(ITER, iteration=[1, 1]), "do not increase"),
-        (changed(ITER) * 2, "do not increase"),
-        (changed(ITER, iteration=[2**63 - 1, -(2**63)]), "do not increase"),
-        (changed(ITER, mark=3), "unknown mark"),
-        (changed(ITER, pace_start_s=1.0), "times that are none"),
-        (b"OP", "torn"),
+        struct.pack("<IIII", 1, 2**31, 2**31, 0) + bytes(100),
+        flush(b"[" * 100_000),
+        flush(b"{}"),
+        flush(b'[[["x", 1, 2]], []]'),
+        flush(b'[[["x", 1.0, 2, 0]], []]'),
+        flush(json.dumps([[["x", 1, 2, 0]] * 65537, []]).encode()),
+        flush(json.dumps([[], ["x"] * 257]).encode()),
+        flush(b"[[], [1]]"),
+        flush(TABLES, OPER.tobytes()),
+        flush(b"[[], []]", OPER.tobytes(), ITER.tobytes()),
+        changed(OPER, kind=2),
+        changed(OPER, end_s=np.nan),
+        changed(OPER, place=2),
+        changed(ITER, iteration=[1, 1]),
+        changed(ITER) * 2,
+        changed(ITER, iteration=[2**63 - 1, -(2**63)]),
+        changed(ITER, mark=3),
+        changed(ITER, pace_start_s=1.0),
+        b"OP",
     ],
 )
-def test_flushes_with_right_checksums_and_wrong_contents_end_the_reading(
-    tmp_path: Path, content: bytes, why: str
-) -> None:
+def test_flushes_with_right_checksums_and_wrong_contents_end_the_reading(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(header_bytes(HEADER) + content)
     _, found, note = read_segment(path)
-    assert why in note
-    assert note.count("\n") == 0
+    assert "torn or damaged" in note
     assert len(found.iterations_T) in (0, 2)
 
 
@@ -148,13 +140,12 @@ def test_flushes_with_right_checksums_and_wrong_contents_end_the_reading(
         (struct.pack("<8sHHII", b"PACESEG\0", 1, 0, 0, 0), r"version = 1; allowed: 2"),
         (struct.pack("<8sHHII", b"PACESEG\0", 2, 0, 2**32 - 1, 0), "header is damaged"),
         (struct.pack("<8sHHII", b"PACESEG\0", 2, 0, 2, 0) + b"{}", "header is damaged"),
-        (struct.pack("<8sHHII", b"PACESEG\0", 2, 0, 2, zlib.crc32(b"[]")) + b"[]", "not a JSON object"),
-        (struct.pack("<8sHHII", b"PACESEG\0", 2, 0, 9**5, zlib.crc32(b"[" * 9**5)) + b"[" * 9**5, "not JSON"),
+        (struct.pack("<8sHHII", b"PACESEG\0", 2, 0, 2, zlib.crc32(b"[]")) + b"[]", "header is damaged"),
+        (struct.pack("<8sHHII", b"PACESEG\0", 2, 0, 9**5, zlib.crc32(b"[" * 9**5)) + b"[" * 9**5, "header is damaged"),
     ],
 )
 def test_a_file_that_is_none_says_so(tmp_path: Path, content: bytes, why: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    for read in (read_header, read_segment):
-        with pytest.raises(InputError, match=why):
-            read(path)
+    with pytest.raises(InputError, match=why):
+        read_segment(path)

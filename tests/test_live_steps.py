@@ -1,4 +1,4 @@
-"""Ticks become steps: local SGD, periods of several ticks, jobs that meet nobody, marks, and what cannot be read."""
+"""Ticks become steps: local SGD, jobs that meet nobody, marks, and what cannot be read."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from paceenv.live.observe.batch import Kind
 from paceenv.live.observe.log import Log
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.observe.step import LEARNING_ITERATIONS, Step
-from paceenv.live.observe.steps import BY_TICKS, WATCHED, Steps
+from paceenv.live.observe.steps import BY_TICKS, Steps
 
 COMPUTE_S, COLLECTIVE_S = 0.03, 0.01
 PAYLOAD = Kind("all_reduce", 0, 1 << 20)
 GATHER = Kind("all_gather", 0, 1 << 18)
-EXPERTS = Kind("all_to_all", 1, 1 << 19)
 SIDE = Kind("all_reduce", 2, 1 << 19, side=True)
 
 
@@ -56,10 +55,6 @@ def ended(found: Sequence[Step | None]) -> list[Step]:
     return [step for step in found if step is not None]
 
 
-def ops(rank: Rank, step: Step) -> list[str]:
-    return [rank.log.kinds[kind].op for kind, _, _ in step.operations]
-
-
 def test_a_tick_with_a_collective_is_a_step_from_exit_to_exit() -> None:
     found = Rank().run(30, [PAYLOAD])
     assert found[0] is None  # nothing before it
@@ -79,30 +74,6 @@ def test_local_sgd_that_meets_every_fourth_time_has_steps_of_four_ticks() -> Non
     assert {step.ticks for step in steps} == {4}
     assert all(step.step_s == pytest.approx(4 * COMPUTE_S + COLLECTIVE_S) for step in steps)
     assert all(step.regular for step in steps[LEARNING_ITERATIONS:])
-    assert rank.steps.period == 1
-
-
-@pytest.mark.parametrize(
-    "round_",
-    [
-        pytest.param([[PAYLOAD], [GATHER]], id="2"),
-        pytest.param([[PAYLOAD], [PAYLOAD], [EXPERTS, GATHER]], id="3"),
-        pytest.param([[PAYLOAD], [], [GATHER, PAYLOAD]], id="2, with an inner tick"),
-    ],
-)
-def test_collectives_that_repeat_over_several_ticks_make_one_step(round_: list[list[Kind]]) -> None:
-    rank = Rank()
-    meetings = sum(bool(kinds) for kinds in round_)
-    found = rank.run(60, *round_)
-    assert rank.steps.period == meetings
-    settled = ended(found[len(round_) * (2 * WATCHED // meetings) :])[LEARNING_ITERATIONS:]
-    assert len(settled) > 20
-    assert {step.ticks for step in settled} == {len(round_)}
-    assert {step.regular for step in settled} == {True}
-    names = sorted(kind.op for kinds in round_ for kind in kinds)
-    assert all(sorted(ops(rank, step)) == names for step in settled)
-    whole_s = len(round_) * COMPUTE_S + len(names) * COLLECTIVE_S
-    assert all(step.step_s == pytest.approx(whole_s) for step in settled)
 
 
 def test_without_any_collective_the_tick_ends_a_step_until_the_ranks_meet() -> None:
@@ -117,27 +88,19 @@ def test_without_any_collective_the_tick_ends_a_step_until_the_ranks_meet() -> N
 
 
 def test_a_mark_holds_over_the_ticks_between_its_beginning_and_its_end() -> None:
-    rank = Rank()
+    rank, steps = Rank(), list[Step]()
     rank.run(12, [PAYLOAD])
-    rank.log.mark("evaluation", 1)
-    marked = rank.run(2, [PAYLOAD])
-    rank.log.mark("checkpoint", 1)
-    marked += rank.run(2, [PAYLOAD])
-    rank.log.mark("checkpoint", -1)
-    marked += rank.run(1, [PAYLOAD])
-    rank.log.mark("evaluation", -1)
-    after = rank.run(2, [PAYLOAD])
-    assert [step.mark for step in ended(marked)] == [
-        "evaluation",
-        "evaluation",
-        "checkpoint",
-        "checkpoint",
-        "evaluation",
-    ]
-    assert not any(step.regular for step in ended(marked))
+    for kind, change in (("evaluation", 1), ("checkpoint", 1), ("checkpoint", -1), ("evaluation", -1)):
+        rank.log.mark(kind, change)
+        steps += ended(rank.run(2, [PAYLOAD]))
     # the end of a mark is in the iteration that has begun with the last exit
-    assert [step.mark for step in ended(after)] == ["evaluation", ""]
-    assert ended(after)[1].regular
+    assert [step.mark for step in steps] == [
+        *["evaluation"] * 2,
+        *["checkpoint"] * 2,
+        *["evaluation"] * 3,
+        "",
+    ]
+    assert [step.regular for step in steps] == [False] * 7 + [True]
 
 
 def test_a_stamp_that_could_not_be_recorded_costs_its_step_and_the_start_of_the_next() -> None:
@@ -162,17 +125,3 @@ def test_the_operations_of_ranks_that_hardly_ever_meet_are_bounded(monkeypatch: 
         assert len(rank.steps._operations) <= 10
     assert rank.run(1, [PAYLOAD]) == [None]  # its start is not known any more
     assert len(ended(rank.run(1, [PAYLOAD]))) == 1
-
-
-def test_of_operations_inside_one_another_the_outer_one_counts() -> None:
-    rank = Rank()
-    rank.run(2, [PAYLOAD])
-    rank.compute()
-    outer = rank.now_s
-    rank.collective(GATHER)
-    rank.collective(GATHER)
-    rank.log.add(rank.log.kind(*PAYLOAD), outer)
-    step = rank.tick()
-    assert step is not None
-    assert ops(rank, step) == ["all_reduce"]
-    assert step.operations[0][1:] == (outer, rank.now_s)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from fake_cuda import FakeCuda
+from fake_cuda import FakeCuda, on_device
 
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.live.loop import Loop
@@ -55,25 +55,6 @@ def groups_of(ranks: int, size: int) -> list[list[int]]:
     return [list(range(first, min(first + size, ranks))) for first in range(0, ranks, size)]
 
 
-class Event:
-    """An event at a time of a stream; nothing can wait for it."""
-
-    stream = order = COMPUTE
-
-    def __init__(self, rank: Rank) -> None:
-        self._rank, self._at_s = rank, 0.0
-
-    def record(self) -> int:
-        self._at_s = self._rank.now_s[self._rank.stream]
-        return self._rank.stream
-
-    def query(self) -> bool:
-        return self._at_s <= self._rank.passed_s
-
-    def elapsed_time(self, other: Event) -> float:
-        return 1e3 * (other._at_s - self._at_s)
-
-
 class Counted:
     """A group's own count of collectives, as NCCL keeps it."""
 
@@ -87,14 +68,12 @@ class Rank:
     """One rank: its agent's loop, and its device."""
 
     def __init__(self, rank: int, ranks: int) -> None:
-        self.now_s, self.stream, self.passed_s = [0.0] * 4, COMPUTE, 0.0
+        self.now_s, self.cuda = [0.0] * 4, FakeCuda()
         self.rank, self.ranks, self.watched = rank, ranks, 0
         self.loop = loop = Loop(make_options({"mode": "observe", "quiet_first": 0}), find_policy("slack"))
         loop.hooks.active = True
         loop.tick()
-        stamps = DeviceStamps(lambda: Event(self), Event.record, clock=lambda: 0.0)
-        loop.log.stamps = stamps
-        loop.device, loop._takes_here, loop.log.on_device, loop._optimizer.tick = "cuda:0", True, True, loop._tick
+        on_device(loop, DeviceStamps(self.cuda.event, self.cuda.record, clock=lambda: 0.0))
         self.counted = dict[int, Counted]()
 
     def log(self, op: str, members: Sequence[int], stream: int, start_s: float, end_s: float) -> None:
@@ -107,9 +86,9 @@ class Rank:
                 place = members.index(self.rank)
                 log.groups[number] = Group(number, str(number), place, len(members), list(members), counted)
             counted.count += 1
-        self.stream, self.now_s[stream] = stream, start_s
+        self.cuda.stream[0], self.cuda.now_s = stream, start_s
         entry = log.stamps.record() if self.loop.hooks.watching else None
-        self.now_s[stream] = end_s
+        self.now_s[stream] = self.cuda.now_s = end_s
         if entry is not None:
             if members:
                 log.groups[number].started("allreduce")
@@ -121,7 +100,7 @@ class Rank:
 
     def tick(self) -> None:
         self.watched += self.loop.hooks.watching
-        self.stream, self.passed_s = COMPUTE, max(self.now_s)
+        self.cuda.stream[0], self.cuda.now_s = COMPUTE, max(self.now_s)
         self.loop.tick()
 
     def snapshot(self) -> dict[str, Any]:

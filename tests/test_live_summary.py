@@ -34,12 +34,6 @@ def test_the_page_says_where_the_step_went_and_what_pacing_did() -> None:
     assert "the agent itself took 20 µs of host time per iteration, 0.02 % of the step" in page
 
 
-def test_what_several_ranks_said_alike_is_one_line() -> None:
-    page = summarise([snapshot(rank) for rank in range(4)])
-    assert page.count("canary from now on") == 1
-    assert "ranks 0-3: canary from now on" in page
-
-
 def test_a_page_stays_a_page_with_many_ranks() -> None:
     toy = run(SHAPES["ddp"](200), 200, slow_s=[0.01 * (rank % 7 == 0) for rank in range(200)], iterations=32)
     ranks = [

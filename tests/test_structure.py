@@ -144,6 +144,10 @@ LIGHT = {
         "from paceenv.live.record import recorder, prometheus, merge_segments",
         SIMULATOR,
     ),
+    "attach": (
+        "from paceenv.live import attach; from paceenv.live.record import housekeeping, recorder",
+        SIMULATOR | {"pyarrow", "pandas", "prometheus_client", "typer", "rich", "yaml"},
+    ),
     "no sweep": (
         "from paceenv.cli import evaluate_command, sweep_command; import paceenv.live, paceenv.envs.pacing_env;"
         "from paceenv.trainers.evaluation import static_search;"

@@ -64,16 +64,6 @@ def test_one_long_iteration_of_the_beginning_is_no_noise(at: int) -> None:
     assert found.cluster.noise.common_cv == pytest.approx(0.0, abs=0.02)
 
 
-def test_a_program_is_fitted_without_it() -> None:
-    found, plain = (fit_trace(job_of(with_stops(*at)), program=True) for at in ((3,), ()))
-    assert found.notes == ("the first 4 iterations are left out as warm-up",)
-    assert not plain.notes
-    assert found.measured.cv == pytest.approx(plain.measured.cv, rel=0.1)
-    known = fit_trace(job_of(with_stops(3)), base=plain.cluster)
-    assert known.notes == found.notes
-    assert known.measured.cv == pytest.approx(plain.measured.cv, rel=0.1)
-
-
 def test_iterations_before_pacing_began_are_no_warm_up() -> None:
     """A job is slower until then, by as much as pacing gains."""
     work_TR = compute_TR(200)

@@ -24,9 +24,8 @@ _METHODS_OF = {
     "reduce_scatter": "reduce_scatter _reduce_scatter_base reduce_scatter_single reduce_scatter_tensor_coalesced "
     "reduce_scatter_single_coalesced",
     "all_to_all": "alltoall alltoall_base all_to_all_single",
-    "barrier": "barrier monitored_barrier",
     "recv": "recv recv_anysource",
-} | {name: name for name in ("broadcast", "reduce", "gather", "scatter", "send")}
+} | {name: name for name in ("broadcast", "reduce", "gather", "scatter", "barrier", "send")}
 _FUNCTIONS_OF = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather_single all_gather_single_autograd all_gather_tensor all_gather_tensor_autograd",
@@ -63,9 +62,8 @@ class Collectives:
 
         around = self._hooks.around
         for method, op in METHODS.items():
-            before = self._blocks if method == "monitored_barrier" else self._starts
-            single = op in SINGLE and "coalesced" not in method
-            around(ProcessGroup, method, before, self._started(method, op, single), self._log.give_up, always=False)
+            after = self._started(method, op, op in SINGLE and "coalesced" not in method)
+            around(ProcessGroup, method, self._starts, after, self._log.give_up, always=False)
         around(
             ProcessGroup, "_start_coalescing", self._coalesces, self._coalescing_began, self._log.give_up, always=False
         )
@@ -78,9 +76,6 @@ class Collectives:
         if log.on_device and getattr(kwargs.get("opts", args[-1]), "asyncOp", True) is False:
             return args, log.stamps.record()
         return args, None
-
-    def _blocks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return args, self._log.stamps.record()
 
     def _started(self, method: str, op: str, single: bool) -> Callable[[Any, Any], None]:
         log, pending, coalescing = self._log, self._pending, self._coalescing

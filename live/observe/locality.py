@@ -1,18 +1,16 @@
-"""A rank's place: host, process, CPUs and device; read once.
+"""A rank's place: host, process and device; read once.
 
-Nothing here raises, starts a CUDA context or waits for a device; unknown fields are left out. Names of fields are the
-keys of the trace's metadata and of the snapshot.
+Nothing here raises; unknown fields are left out. Names of fields are the keys of the trace's metadata and of the
+snapshot.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
-from paceenv.core.wording import format_list
 from paceenv.live.observe.log import tried
 
 
@@ -22,11 +20,8 @@ def describe(*, device: str = "cpu", backend: str = "", proc: Path = Path("/proc
         "host": tried(socket.gethostname, None),
         "clock": tried(lambda: namespace("time", proc), None),
         "process": tried(lambda: f"{namespace('pid', proc)} {os.getpid()}", None),
-        "torch": str(getattr(sys.modules.get("torch"), "__version__", "")) or None,
         "backend": backend or None,
         "device": device,
-        "gpu": tried(lambda: _gpu(device), None),
-        "cpus": tried(lambda: format_list(os.sched_getaffinity(0)), None),
     }
     return {name: value for name, value in place.items() if value is not None}
 
@@ -47,16 +42,3 @@ def is_gone(process: str) -> bool:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
-
-
-def _gpu(device: str) -> dict[str, Any] | None:
-    """Name, memory and PCI address of the rank's GPU, as far as the job has started CUDA."""
-    torch = sys.modules.get("torch")
-    if not device.startswith("cuda") or torch is None or not torch.cuda.is_initialized():
-        return None
-    properties = torch.cuda.get_device_properties(int(device.partition(":")[2] or 0))
-    gpu = {"name": properties.name, "memory_bytes": int(properties.total_memory)}
-    place: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    if all(isinstance(part, int) for part in place):
-        gpu["pci"] = "{:04x}:{:02x}:{:02x}.0".format(*place)
-    return gpu

@@ -15,7 +15,7 @@ import operator
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -29,7 +29,7 @@ _ORDER = operator.attrgetter("order")
 class HostStamps:
     """Stamps of the host's clock, for gloo and all other backends that block the host: a stamp is its own time."""
 
-    immediate, dropped, waited_s, measures = True, 0, 0.0, False
+    dropped, waited_s, measures = 0, 0.0, False
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.record: Callable[[], Any] = clock
@@ -50,32 +50,20 @@ class HostStamps:
         """Readings of a clock are not pooled."""
 
 
-class Event(Protocol):
-    """The used part of a CUDA event, without anything that waits; and where and as which one it was recorded."""
-
-    stream: int
-    order: int
-
-    def query(self) -> bool: ...
-    def elapsed_time(self, other: Any, /) -> float: ...
-
-
 class DeviceStamps:
-    """CUDA events from a pool.
+    """CUDA events from a pool; each remembers as ``stream`` where and as ``order`` as which one it was recorded.
 
     An event beyond the pool's limit, or during the capture of a graph, is dropped and counted. Times are measured from
     a base event that moves along, because the milliseconds between two events have only the digits of a float. The pool
     is a deque: threads take from it and give to it without a lock.
     """
 
-    immediate = False
-    """Whether a stamp is its own time in seconds: then only ``record`` has to be called, and any thread may read."""
     waited_s, measures = 0.0, False
     """CPU seconds in which records waited, while it measures, for room in the GPU's queue, as the next kernel would."""
 
     def __init__(
         self,
-        make_event: Callable[[], Event],
+        make_event: Callable[[], Any],
         record_event: Callable[[Any], int],
         *,
         capturing: Callable[[], bool] = lambda: False,
@@ -89,7 +77,7 @@ class DeviceStamps:
         self._count = itertools.count()
         self._base.stream, self._base.order = record_event(self._base), next(self._count)
 
-    def record(self) -> Event | None:
+    def record(self) -> Any:
         """A stamp of now, or None if it cannot be recorded."""
         if self.capturing():
             self.dropped += 1
@@ -108,7 +96,7 @@ class DeviceStamps:
             self.waited_s += max(time.thread_time() - start_s - RECORD_S, 0.0)
         return event
 
-    def ready_many(self, stamps: Sequence[Event]) -> bool:
+    def ready_many(self, stamps: Sequence[Any]) -> bool:
         """Whether all moments have passed, and can be read."""
         # a stream passes its stamps in order, so one query each is enough: the latest first, as the likeliest to miss
         last = {stamp.stream: stamp for stamp in sorted(stamps, key=_ORDER)}
@@ -118,21 +106,22 @@ class DeviceStamps:
         self._base_passed = self._base_passed or self._base.query()  # a later base was read, so it has passed
         return self._base_passed
 
-    def seconds(self, stamp: Event) -> float:
+    def seconds(self, stamp: Any) -> float:
         """The moment in seconds of this rank's own monotonic time; only for a stamp that is ready."""
-        return self._base_s + 1e-3 * self._base.elapsed_time(stamp)
+        elapsed_ms: float = self._base.elapsed_time(stamp)
+        return self._base_s + 1e-3 * elapsed_ms
 
-    def seconds_many(self, stamps: Sequence[Event]) -> list[float]:
+    def seconds_many(self, stamps: Sequence[Any]) -> list[float]:
         base_s, elapsed_ms = self._base_s, self._base.elapsed_time
         return [base_s + 1e-3 * elapsed_ms(stamp) for stamp in stamps]
 
-    def rebase(self, stamp: Event) -> None:
+    def rebase(self, stamp: Any) -> None:
         """Measure from ``stamp`` from now on; it is kept until the next call."""
         base_s = self.seconds(stamp)
         self._pool.append(self._base)
         self._base, self._base_s = stamp, base_s
 
-    def release(self, stamps: Iterable[Event]) -> None:
+    def release(self, stamps: Iterable[Any]) -> None:
         """Return stamps to the pool after they are read."""
         self._pool.extend([stamp for stamp in stamps if stamp is not self._base])
 

@@ -1,26 +1,20 @@
 """Assembles steps from ticks: what ranks do between two moments at which they meet is one step.
 
 Often that is one iteration of the optimizer. In local SGD the ranks meet in every k-th only; DeepSpeed steps its inner
-optimizer once per group of parameters; a GAN trains its critic more often than its generator. So a tick without any
-blocking operation belongs to the step that follows, and where the kinds of collectives repeat with a period of several
-ticks, that period is the step.
+optimizer once per group of parameters. So a tick without any blocking operation belongs to the step that follows.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceenv.live.observe.batch import STANDSTILL, STREAM, THREAD
 from paceenv.live.observe.log import MAX_ROWS, Log, Row, Tick
-from paceenv.live.observe.stamps import HostStamps
+from paceenv.live.observe.stamps import DeviceStamps, HostStamps
 from paceenv.live.observe.step import Operation, Shape, Step
 
-WATCHED, PERIODS = 24, (1, 2, 3, 4, 5, 6, 7, 8)
-"""Ticks with collectives among which a period is looked for, and the periods."""
-LOOKS = (WATCHED, 2 * WATCHED, 4 * WATCHED, 16 * WATCHED)
 BY_TICKS = 64
 """Where so many first ticks have no blocking operation at all, the tick itself ends a step."""
 MEAN_US, MAX_EVERY = 25.0, 64
@@ -40,15 +34,12 @@ class Steps:
     def __init__(self, log: Log, settle: Callable[[Any], float]) -> None:
         self._log, self._settle, self.alone = log, settle, False
         self.shape = Shape(log.groups, log.kinds)
-        self.period = 1
         self.every = 1
         """One iteration in so many is watched, as far as the rank decides on no delay; a step is then a tick."""
         self.watched = 0
         """Ticks of which the rows were taken in."""
         self.irregular = 0
         """Ticks that could not be read, or steps that are unlike the usual ones."""
-        self._recent: deque[int] = deque(maxlen=WATCHED)
-        self._candidates, self._looking = 0, True
         self._met = False
         self._last_exit_s: float | None = None
         self._by_ticks = False
@@ -56,7 +47,7 @@ class Steps:
 
     def _forget(self) -> None:
         self._operations: list[Operation] = []
-        self._ticks, self._meetings, self._mark = 0, 0, ""
+        self._ticks, self._mark = 0, ""
         self._paced: tuple[float, float] | None = None
         self._still: list[tuple[float, float]] = []
 
@@ -67,7 +58,8 @@ class Steps:
 
     def readable(self, entry: Tick) -> bool:
         """Whether every stamp has passed, or can never be read."""
-        return self._log.stamps.immediate or self._log.stamps.ready_many(stamps_of(entry))
+        stamps = self._log.stamps
+        return isinstance(stamps, HostStamps) or stamps.ready_many(stamps_of(entry))
 
     def release(self, entry: Tick) -> None:
         """Give up a tick that is not read: the next step has no start."""
@@ -85,8 +77,8 @@ class Steps:
             return None
         self.watched += 1
         logged = rows
-        if not stamps.immediate:
-            rows = self._in_seconds(rows, tick)
+        if not isinstance(stamps, HostStamps):
+            rows = self._in_seconds(rows, tick, stamps)
         last_s, last = -math.inf, None
         operations, met = self._operations, False
         for place, operation in enumerate(rows):
@@ -115,15 +107,12 @@ class Steps:
             if last is not None or tick is not None:
                 stamps.rebase(last if last is not None else tick)
             stamps.release(stamps_of(entry))
-        if not met and not self._ends_anyway(number):
+        if not met and (self._met or not (self.alone or number >= BY_TICKS)):
             if len(operations) > MAX_ROWS:  # the ranks meet too seldom to keep them
                 self._last_exit_s = None
                 self._forget()
             return None
         self._met = self._met or met
-        self._meetings += met
-        if self.period > 1 and self._meetings % self.period:
-            return None
         if self._by_ticks != (self._log.every > 1):  # from now on a step ends elsewhere
             self._by_ticks, self._last_exit_s = not self._by_ticks, None
         return self._finish(number, last_s if met and not self._by_ticks else tick_s)
@@ -135,9 +124,9 @@ class Steps:
         self._last_exit_s = None if tick is None else stamps.seconds(tick)
         stamps.release(stamps_of(entry))
 
-    def _in_seconds(self, rows: list[Row], tick: Any) -> list[Row]:
+    def _in_seconds(self, rows: list[Row], tick: Any, stamps: DeviceStamps) -> list[Row]:
         """Rows with seconds in place of events; what ran on another stream than the tick ran beside the step."""
-        log, stamps = self._log, self._log.stamps
+        log = self._log
         known = [stamp for _, start, end in rows for stamp in (start, end) if stamp is not None]
         seconds = iter(stamps.seconds_many(known))
         timed_rows = []
@@ -148,17 +137,12 @@ class Steps:
             timed_rows.append((kind, start_s, next(seconds) if end is not None else None))
         return timed_rows
 
-    def _ends_anyway(self, number: int) -> bool:
-        return not self._met and (self.alone or number >= BY_TICKS)
-
     def _finish(self, number: int, end_s: float) -> Step | None:
         start_s, self._last_exit_s = self._last_exit_s, end_s
         operations, ticks, mark, paced = self._operations, self._ticks, self._mark, self._paced
         still = self._still
         self._forget()
-        if self._looking and self._met:
-            self._look(self.shape.signature(operations))
-        elif number >= ALL_WATCHED and self.every < MAX_EVERY and self.period == 1:
+        if number >= ALL_WATCHED and self.every < MAX_EVERY:
             self.every = max(self._affordable(len(operations), number // LEAST_SHARE), self.every)
         if len(operations) > 1:
             operations = self._from_outside(operations)
@@ -212,7 +196,7 @@ class Steps:
 
         Ranks with the same operations agree on it, and one that is behind watches the others' iterations, too.
         """
-        fixed_us, each_us = HOST_US if self._log.stamps.immediate else DEVICE_US
+        fixed_us, each_us = HOST_US if isinstance(self._log.stamps, HostStamps) else DEVICE_US
         every = 1
         while 2 * every <= min(most, MAX_EVERY) and fixed_us + each_us * operations > MEAN_US * every:
             every *= 2
@@ -230,22 +214,6 @@ class Steps:
                 until_s = operation[2]
         return outermost
 
-    def _look(self, signature: int) -> None:
-        """Look for a period among the latest ticks with collectives."""
-        recent = self._recent
-        recent.append(signature)
-        self._candidates += 1
-        if self._candidates not in LOOKS:
-            self._looking = self._candidates < LOOKS[-1]
-            return
-        for period in PERIODS:
-            if _repeats(recent, period):
-                self._looking = False
-                if period > 1:
-                    self.period = period
-                    self.shape = Shape(self._log.groups, self._log.kinds)
-                return
-
 
 def stamps_of(entry: Tick) -> list[Any]:
     """All stamps of a tick."""
@@ -254,8 +222,3 @@ def stamps_of(entry: Tick) -> list[Any]:
     if entry[3] is not None:
         stamps += [entry[3].before, entry[3].after]
     return [stamp for stamp in stamps if stamp is not None]
-
-
-def _repeats(recent: Sequence[int], period: int) -> bool:
-    last = len(recent) - 2 * PERIODS[-1]
-    return all(recent[i] == recent[i - period] for i in range(max(last, period), len(recent)))

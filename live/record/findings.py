@@ -17,23 +17,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
-from paceenv.core.lateness.watch import IN_TURNS
-from paceenv.core.wording import duration, name_ranks
+from paceenv.core.wording import duration
 from paceenv.live.record import findings_text as words
 from paceenv.live.record.rank_sets import Job, RankSet, judge
 from paceenv.live.record.run_folder import json_bytes, read_json
-from paceenv.live.record.side_by_side import FLOOR_S, connected_sets, used_groups
+from paceenv.live.record.side_by_side import FLOOR_S, connected_sets
 from paceenv.live.record.snapshot import ARRIVALS, EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, entry, number, text
 
 SCHEMA: Final = "paceenv.findings/1"
 TOO_NOISY_SHARE = 0.25
 """Where this share of the step would still count as noise, early and late cannot be identified."""
-LEFT_OUT_SHARE = 0.1
-"""Above this share, iterations that were left out are mentioned."""
 FINDINGS: Final = "findings.json"
 MIN_PERIOD_S: Final = 60.0
 PERIOD_S_PER_RANK: Final = 0.6
@@ -45,8 +40,7 @@ Findings = dict[str, Any]
 def find(snapshots: Sequence[Snapshot]) -> Findings:
     """The findings about one attempt of a job, from the last snapshot of each rank, at least one."""
     job = Job(snapshots)
-    groups = used_groups(job.traffic)
-    sets = [judge(job, places) for places in connected_sets(len(job.ranks), groups)]
+    sets = [judge(job, places) for places in connected_sets(len(job.ranks), job.traffic)]
     verdicts: dict[str, Any] = {}
     for rank_set in sets:
         for place in rank_set.places:
@@ -54,7 +48,7 @@ def find(snapshots: Sequence[Snapshot]) -> Findings:
     return {
         "schema": SCHEMA,
         "verdicts": verdicts,
-        "text": words.describe(job, sets, verdicts, _unattributed(job, sets)),
+        "text": words.describe(job, sets, verdicts),
     }
 
 
@@ -102,12 +96,9 @@ def _verdict(job: Job, rank_set: RankSet, place: int) -> dict[str, Any]:
     if place in rank_set.named and pattern is not None:
         return because(LATE, "its own work takes longer", late_s=pattern.late_s)
     early_s = max((_earlier_s(rank_set, place, late) for late in rank_set.named), default=0.0)
-    early_s = early_s if early_s > margin_s else _waits_at_least(rank_set, place)
-    refused = rank_set.refused.get(place, "") if pattern is not None else ""
-    is_early = early_s > max(margin_s, FLOOR_S) and math.isfinite(margin_s)
-    if refused and pattern is not None and not (is_early and place in rank_set.not_waited_for):
+    if pattern is not None and (refused := rank_set.refused.get(place)):
         return because(UNKNOWN, f"its own work takes {duration(pattern.late_s)} longer, but {refused}")
-    if is_early:
+    if early_s > max(margin_s, FLOOR_S) and math.isfinite(margin_s):
         return because(EARLY, "it waits in collectives", early_s=early_s)
     if not rank_set.complete:
         return because(UNKNOWN, rank_set.reasons[0])
@@ -116,11 +107,8 @@ def _verdict(job: Job, rank_set: RankSet, place: int) -> dict[str, Any]:
         return because(UNKNOWN, f"too noisy to identify less than {limit}")
     like = [p for p in rank_set.compared if p != place and rank_set.stages.get(p) == rank_set.stages.get(place)]
     later_s = rank_set.own_s[place] - max((rank_set.own_s[p] for p in like), default=math.inf)
-    if rank_set.pattern != IN_TURNS and later_s > max(margin_s, FLOOR_S):
+    if later_s > max(margin_s, FLOOR_S):
         return because(UNKNOWN, f"its own work takes {duration(later_s)} longer, and varies too much to be sure")
-    if rank_set.pattern == IN_TURNS and pattern is not None:
-        often = f"late by {duration(pattern.late_s)} {len(pattern.spans)} times, in turns"
-        return because(ON_TIME, f"on average; {often}")
     return because(ON_TIME, f"arrives within {duration(margin_s)}")
 
 
@@ -129,30 +117,6 @@ def _earlier_s(rank_set: RankSet, place: int, late: int) -> float:
     if rank_set.stages.get(place) != rank_set.stages.get(late):
         return rank_set.late[late].late_s
     return rank_set.own_s[late] - rank_set.own_s[place]
-
-
-def _waits_at_least(rank_set: RankSet, place: int) -> float:
-    """The longest wait of a rank in one group, over operations with a common end: a difference of arrivals, seconds."""
-    sums: dict[int, float] = {}
-    for wait in rank_set.waits:
-        if wait.common_end:
-            at = np.searchsorted(wait.places, place)
-            if at < len(wait.places) and wait.places[at] == place:
-                sums[id(wait.group)] = sums.get(id(wait.group), 0.0) + float(wait.wait_s_E[at])
-    return max(sums.values(), default=0.0)
-
-
-def _unattributed(job: Job, sets: Sequence[RankSet]) -> list[str]:
-    """What cannot be seen or attributed, with the ranks and the seconds per step where they are known."""
-    lines = [f"{name_ranks(job.names(one.places))}: {reason}" for one in sets for reason in one.reasons]
-    if job.missing and not any("no snapshot" in line for line in lines):
-        lines.append(f"{name_ranks(job.missing)} {'has' if len(job.missing) == 1 else 'have'} no snapshot")
-    seen, left_out = (job.numbers(range(len(job.ranks)), name) for name in ("iterations", "irregular"))
-    share = left_out / np.maximum(seen, 1.0)
-    if many := np.flatnonzero((share > LEFT_OUT_SHARE) & (seen > 0)).tolist():
-        line = f"{name_ranks(job.names(many))}: up to {100.0 * float(share.max()):.0f} % of the iterations"
-        lines.append(f"{line} are unlike the usual or marked, and left out")
-    return lines
 
 
 def findings_period_s(world_size: int) -> float:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceenv.core.lateness import common_place
-from paceenv.core.lateness.watch import IN_TURNS, VARIATION
-from paceenv.core.lateness.words import late_line, past_line, share_of, teams, turns_line
+from paceenv.core.lateness.words import late_line, past_line, share_of, teams
 from paceenv.core.wording import count, duration, name_ranks
 from paceenv.live.observe.locality import is_gone
 from paceenv.live.record.rank_sets import Job, RankSet
@@ -27,9 +26,7 @@ LISTED = 4
 """Ranks, groups and reasons that are listed; further ones are counted."""
 
 
-def describe(
-    job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[str, Any]], unattributed: Sequence[str]
-) -> list[str]:
+def describe(job: Job, sets: Sequence[RankSet], verdicts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ended = describe_end(job.snapshots)
     late = sorted(
         ((rank_set.late[team[0]].late_s, team, rank_set) for rank_set in sets for team in _teams(rank_set)),
@@ -40,17 +37,16 @@ def describe(
     if len(late) > LISTED:
         more = sum(len(team) for _, team, _ in late[LISTED:])
         lines.append(f"and {count(more)} more ranks are late")
-    lines += _in_common(job, sets)
+    hosts = {rank: text(s, "host") for rank, s in zip(job.ranks, job.snapshots, strict=True)}
+    named = [rank for rank_set in sets for rank in job.names(rank_set.named)]
+    lines += filter(None, [common_place.in_common(named, hosts, {common_place.HOST: hosts})])
     for rank_set in sets:
-        lines += _victims(job, rank_set)[: LISTED - 1]
         lines += _refused(job, rank_set)[:LISTED]
-        lines += _set_pattern(job, rank_set)
-    lines += _unnamed_waits(job, sets) if not late else []
+        lines += _past_and_lost(job, rank_set)
     if broke_off:  # then nobody asks who was on time
         verdicts = {rank: verdict for rank, verdict in verdicts.items() if verdict["verdict"] != ON_TIME}
-    lines += _counted(
-        verdicts, late=bool(late), uneven=any(rank_set.pattern in (IN_TURNS, VARIATION) for rank_set in sets)
-    )
+    lines += _counted(verdicts, late=bool(late), uneven=any(rank_set.lost_s for rank_set in sets))
+    unattributed = [f"{name_ranks(job.names(one.places))}: {reason}" for one in sets for reason in one.reasons]
     lines += [f"not attributable: {line}" for line in unattributed[:LISTED]]
     if len(unattributed) > LISTED:
         lines.append(f"not attributable: {len(unattributed) - LISTED} further reasons")
@@ -106,91 +102,29 @@ def _late_line(job: Job, rank_set: RankSet, team: list[int]) -> str:
     return head + (f": {', '.join(clauses)}" if clauses else "") + missing
 
 
-def _floor_s(rank_set: RankSet) -> float:
-    """Half of the smallest lateness that is named: a shorter wait is not told."""
-    return 0.5 * min((rank_set.late[place].late_s for place in rank_set.named), default=np.inf)
-
-
-def _longest(rank_set: RankSet) -> dict[int, Wait]:
-    """The operation in which each rank waits for the longest time, for the ranks that do."""
-    best_s: dict[int, float] = {}
-    best: dict[int, Wait] = {}
-    floor_s = _floor_s(rank_set)
-    for wait in rank_set.waits:
-        for e in np.flatnonzero(wait.wait_s_E > floor_s).tolist():
-            place, seconds = int(wait.places[e]), float(wait.wait_s_E[e])
-            if seconds > best_s.get(place, 0.0):
-                best_s[place], best[place] = seconds, wait
-    return best
-
-
-def _last(rank_set: RankSet, wait: Wait) -> list[int]:
-    return [int(place) for place in wait.places[wait.wait_s_E <= _floor_s(rank_set)]]
-
-
-def _culprit(rank_set: RankSet, best: Mapping[int, Wait], wait: Wait) -> int | None:
-    """The late rank behind a wait: among the last ones, or the one that these wait for in turn."""
-    seen: set[int] = set()
-    last = _last(rank_set, wait)
-    while last:
-        named = [place for place in last if place in rank_set.named]
-        if named:
-            return max(named, key=lambda place: rank_set.late[place].late_s)
-        nearer = [place for place in last if place not in seen and place in best]
-        if not nearer:
-            return None
-        seen.update(last)
-        last = _last(rank_set, best[nearer[0]])
-    return None
-
-
 def _clauses(job: Job, rank_set: RankSet, team: list[int]) -> list[str]:
-    """Who waits for the late ranks ``team``, and where: one clause for each operation."""
-    best = _longest(rank_set)
+    """Who waits for the late ranks ``team``, each rank where it waits for longest: one clause for each operation."""
+    floor_s = 0.5 * min(rank_set.late[place].late_s for place in rank_set.named)  # a shorter wait is not told
+    longest: dict[int, tuple[float, Wait]] = {}
+    for wait in rank_set.waits:
+        for place, seconds in zip(wait.places.tolist(), wait.wait_s_E.tolist(), strict=True):
+            if seconds > (longest[place][0] if place in longest else floor_s):
+                longest[place] = seconds, wait
     waiting: dict[int, tuple[Wait, list[int]]] = {}
-    for place, wait in best.items():
-        if place not in rank_set.named and _culprit(rank_set, best, wait) in team:
+    for place, (_, wait) in longest.items():
+        last = wait.places[wait.wait_s_E <= floor_s]
+        if place not in rank_set.named and np.isin(last, team).any():
             waiting.setdefault(id(wait), (wait, []))[1].append(place)
     rows = sorted(waiting.values(), key=lambda row: (len(row[0].places), row[0].op, row[1][0]))
-    clauses = []
-    for wait, places in rows[:LISTED]:
-        last = _last(rank_set, wait)
-        verb = "waits" if len(places) == 1 else "wait"
-        whom = (" for it" if len(team) == 1 else " for them") if set(last) <= set(team) else ""
-        behind = [p for p in last if p not in team and p in best]
-        via = f" for {name_ranks(job.names(behind))}" if not set(last) & set(team) and behind else ""
-        where = f"{wait.op} of {name_ranks(wait.group.ranks)}"
-        clauses.append(f"{name_ranks(job.names(places))} {verb}{whom or via} in {where}")
+    clauses = [
+        f"{name_ranks(job.names(places))} {'waits' if len(places) == 1 else 'wait'} for "
+        f"{'it' if len(team) == 1 else 'them'} in {wait.op} of {name_ranks(wait.group.ranks)}"
+        for wait, places in rows[:LISTED]
+    ]
     if len(rows) > LISTED:
         more = sum(len(places) for _, places in rows[LISTED:])
         clauses.append(f"{count(more)} more ranks wait in {len(rows) - LISTED} other groups")
     return clauses
-
-
-def _victims(job: Job, rank_set: RankSet) -> list[str]:
-    """Ranks that come last to one operation only because they wait in another."""
-    if not rank_set.named:
-        return []
-    best, lines, told = _longest(rank_set), [], set[int]()
-    for wait in sorted(rank_set.waits, key=lambda wait: -len(wait.places)):
-        if not wait.common_end or not (wait.wait_s_E > _floor_s(rank_set)).any():
-            continue
-        for place in _last(rank_set, wait):
-            own = best.get(place)
-            if place in rank_set.named or place in told or own is None or own is wait:
-                continue
-            whom = [p for p in _last(rank_set, own) if p != place]
-            if whom and (culprit := _culprit(rank_set, best, own)) is not None:
-                named = [culprit] if culprit in whom else whom
-                told.add(place)
-                last, where = (f"{one.op} of {name_ranks(one.group.ranks)}" for one in (wait, own))
-                lines.append(
-                    f"rank {job.ranks[place]} arrives last in {last}, because it waits "
-                    f"for {name_ranks(job.names(named))} in {where}"
-                )
-    if len(lines) > LISTED:
-        lines = [*lines[: LISTED - 2], f"{len(lines) - LISTED + 2} more ranks arrive last only because they wait"]
-    return lines
 
 
 def _refused(job: Job, rank_set: RankSet) -> list[str]:
@@ -205,18 +139,14 @@ def _refused(job: Job, rank_set: RankSet) -> list[str]:
         which = name_ranks(job.names(places))
         work = "its own work takes" if len(places) == 1 else "their own work takes"
         single = "" if len(places) == 1 else "up to "
-        waited = all(place in rank_set.not_waited_for for place in places) and rank_set.complete
-        head = "nobody waits for it" if waited else "not attributable"
-        lines.append(f"{which}: {work} {single}{duration(longest_s)} longer than that of the others; {head}: {why}")
+        lines.append(f"{which}: {work} {single}{duration(longest_s)} longer than that of the others, but {why}")
     return lines
 
 
-def _set_pattern(job: Job, rank_set: RankSet) -> list[str]:
-    """Lateness that comes and goes, and time that is lost although nobody is late on average."""
-    if rank_set.pattern == IN_TURNS:
-        return [turns_line(job.names(sorted(rank_set.late)), rank_set.lost_s, rank_set.step_s)]
+def _past_and_lost(job: Job, rank_set: RankSet) -> list[str]:
+    """Lateness that is over, and time that is lost although nobody is late on average."""
     lines = []
-    if rank_set.pattern == VARIATION:
+    if rank_set.lost_s:
         waits = f"waits at least {duration(rank_set.lost_s)} per step{share_of(rank_set.lost_s, rank_set.step_s)}"
         lines.append(
             f"each of {name_ranks(job.names(rank_set.compared))} {waits}, "
@@ -228,24 +158,6 @@ def _set_pattern(job: Job, rank_set: RankSet) -> list[str]:
             lines.append(past_line([job.ranks[place]], late, *job.span(late, 0)))
     if len(lines) > LISTED:
         lines = [*lines[: LISTED - 1], f"{len(lines) - LISTED + 1} more ranks were late for a while"]
-    return lines
-
-
-def _unnamed_waits(job: Job, sets: Sequence[RankSet]) -> list[str]:
-    """Where nobody can be named: the longest waits as they are, without a culprit."""
-    rows = []
-    for rank_set in sets:
-        floor_s = rank_set.floor_s
-        rows += [(float(w.wait_s_E.max(initial=0.0)), w, floor_s) for w in rank_set.waits if w.common_end]
-    rows = sorted((row for row in rows if row[0] > row[2]), key=lambda row: -row[0])
-    lines = []
-    for longest_s, wait, floor_s in rows[:2]:
-        waiting = job.names(wait.places[wait.wait_s_E > floor_s].tolist())
-        last = job.names(wait.places[wait.wait_s_E <= floor_s].tolist())
-        lines.append(
-            f"in {wait.op} of {name_ranks(wait.group.ranks)}: {name_ranks(last)} arrive{'s' * (len(last) == 1)} last, "
-            f"{name_ranks(waiting)} wait{'s' * (len(waiting) == 1)} up to {duration(longest_s)}"
-        )
     return lines
 
 
@@ -271,11 +183,3 @@ def _counted(verdicts: Mapping[str, Mapping[str, Any]], *, late: bool, uneven: b
         average = " on average" if uneven else ""
         lines.append(f"all ranks arrive on time{average}" if everyone else f"on time: {name_ranks(on_time)}")
     return lines
-
-
-def _in_common(job: Job, sets: Sequence[RankSet]) -> list[str]:
-    """What two or more late ranks have in common, if that is shorter than their list."""
-    hosts = {rank: text(s, "host") for rank, s in zip(job.ranks, job.snapshots, strict=True)}
-    late = [rank for rank_set in sets for rank in job.names(rank_set.named)]
-    place = common_place.find_common_place(late, hosts, {common_place.HOST: hosts})
-    return [common_place.describe(place)] if place else []

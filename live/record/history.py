@@ -20,8 +20,8 @@ from paceenv.live.observe.log import Group
 KEPT_ITERATIONS = 4096
 BLOCKS, BLOCK_ITERATIONS = 64, 1
 """Blocks kept, and the iterations of a block at the start; when all are in use, pairs of them become one."""
-LISTED_COLLECTIVES = 32
-KEPT_COLLECTIVES = 256
+KEPT_COLLECTIVES = 64
+"""Of further ones, the times are summed up as op "other"."""
 NEWEST = 64
 """Steps that tell how fast the job is now."""
 LOW = 0.01
@@ -49,10 +49,10 @@ class History:
         self._keys: dict[tuple[str, int], int] = {_OTHER: 0}
         self._number: list[int] = []
         self._operations = np.zeros(KEPT_COLLECTIVES)
-        self._block_iterations, self._first_block = BLOCK_ITERATIONS, 0
+        self._block_iterations = BLOCK_ITERATIONS
         self._blocks = np.zeros((_FIRST_KIND + KEPT_COLLECTIVES, BLOCKS))
-        self._side = {"per_step": 0.0, "seconds": 0.0, "streams_s": 0.0}
-        """Collectives of other threads: how many, and seconds; and seconds on other CUDA streams."""
+        self._side = {"seconds": 0.0, "streams_s": 0.0}
+        """Seconds in collectives of other threads, and in those on other CUDA streams."""
 
     def add(self, batch: Batch) -> None:
         """Take in the steps of a batch; marked ones are left out."""
@@ -68,7 +68,6 @@ class History:
         number_N = self._numbers(batch)
         side_N = np.array([kind.side for kind in batch.kinds], np.int64)[of_N["kind"]]
         lasts_s_N = of_N["end_s"] - of_N["start_s"]
-        self._side["per_step"] += int((side_N == THREAD).sum())
         self._side["seconds"] += float(lasts_s_N[side_N == THREAD].sum())
         self._side["streams_s"] += float(lasts_s_N[side_N == STREAM].sum())
         used_N = counts_T[place_N] & (side_N != THREAD)
@@ -86,13 +85,13 @@ class History:
             self.count += 1
         self._ticks += int(of_T["ticks"][counts_T].sum())
 
-        while int(of_T["iteration"][-1]) // self._block_iterations - self._first_block >= BLOCKS:
-            self._merge_blocks()
-        block_T = of_T["iteration"] // self._block_iterations - self._first_block
-        counts_T &= block_T >= 0
+        while int(of_T["iteration"][-1]) // self._block_iterations >= BLOCKS:  # pairs of blocks become one
+            merged = self._blocks[:, 0::2] + self._blocks[:, 1::2]
+            self._blocks = np.concatenate([merged, np.zeros_like(merged)], axis=1)
+            self._block_iterations *= 2
+        block_T = of_T["iteration"] // self._block_iterations
         for row, value_T in ((_STEPS, np.ones(len(of_T))), (_STEP_S, step_s_T), (_OWN_S, own_s_T)):
             np.add.at(self._blocks[row], block_T[counts_T], value_T[counts_T])
-        used_N &= counts_T[place_N]
         np.add.at(self._blocks, (_FIRST_KIND + number_N[used_N], block_T[place_N][used_N]), blocked_s_N[used_N])
 
     def _numbers(self, batch: Batch) -> NDArray[np.integer]:
@@ -105,17 +104,6 @@ class History:
             self._number.append(self._keys.get(key, self._keys[_OTHER]))
         number_N: NDArray[np.integer] = np.array(self._number, np.int64)[batch.operations_N["kind"]]
         return number_N
-
-    def _merge_blocks(self) -> None:
-        """Blocks of twice as many iterations; the first one is even, so that all ranks have the same ones."""
-        blocks, shift = self._blocks, self._first_block % 2
-        padded = np.zeros((len(blocks), BLOCKS + 2))
-        padded[:, shift : shift + BLOCKS] = blocks
-        merged = padded[:, 0::2] + padded[:, 1::2]
-        self._blocks = np.zeros_like(blocks)
-        self._blocks[:, : merged.shape[1]] = merged
-        self._block_iterations *= 2
-        self._first_block //= 2
 
     def _kept(self) -> Array:
         """The kept steps, the oldest first."""
@@ -148,7 +136,6 @@ class History:
         entries["parts"] = dict(zip(names, rows[:, _OWN:].mean(axis=0).tolist(), strict=True))
         entries["own"]["blocks"] = {
             "iterations": self._block_iterations,
-            "first": self._first_block,
             "steps": [int(steps) for steps in self._used_blocks()[_STEPS]],
             "own_s": self._means(_OWN_S),
             "step_s": self._means(_STEP_S),
@@ -168,16 +155,10 @@ class History:
         return [mean_s if steps else None for mean_s, steps in zip(means_s, blocks[_STEPS], strict=True)]
 
     def _collectives(self) -> list[dict[str, Any]]:
-        """The collectives with the most blocked time: kind, group, and seconds per step, also by block."""
+        """The collectives, those with the most blocked time first: kind, group, and seconds per step, also by block."""
         steps = float(self._blocks[_STEPS].sum())
-        if not steps:
-            return []
         blocked_s_K = self._blocks[_FIRST_KIND:].sum(axis=1)
-        listed = sorted(self._keys.items(), key=lambda item: -blocked_s_K[item[1]])
-        listed = [item for item in listed if self._operations[item[1]]]
-        shown = [item for item in listed if item[0] != _OTHER][:LISTED_COLLECTIVES]
-        rest = [item for item in listed if item not in shown]
-        collectives = [
+        return [
             {
                 "op": op,
                 "group": group,
@@ -185,12 +166,9 @@ class History:
                 "blocked_s": float(blocked_s_K[k]) / steps,
                 "blocks_s": self._means(_FIRST_KIND + k),
             }
-            for (op, group), k in shown
+            for (op, group), k in sorted(self._keys.items(), key=lambda item: -blocked_s_K[item[1]])
+            if steps and self._operations[k]
         ]
-        if rest:
-            others_s = sum(float(blocked_s_K[k]) for _, k in rest)
-            collectives.append({"op": _OTHER[0], "group": _OTHER[1], "blocked_s": others_s / steps})
-        return collectives
 
 
 def unseen(groups: dict[int, Group], steps: int) -> list[dict[str, Any]]:

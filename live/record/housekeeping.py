@@ -1,9 +1,9 @@
 """The one background thread of a rank: runs a few periodic tasks, and never harms the job.
 
-A task that raises three times in a row is reported once and then tried less and less often. ``stop`` lets every task
-run a last time, each with a deadline of its own, so that a hanging file system cannot hold up the end of a job and a
-busy machine does not cost its last output. A forked child has no such thread, and ``stop`` does nothing there. The
-thread takes no signals: they reach the main thread as usual.
+A task that raises three times in a row is reported once, and tried again. ``stop`` lets every task run a last time,
+each with a deadline of its own, so that a hanging file system cannot hold up the end of a job and a busy machine does
+not cost its last output. A forked child has no such thread, and ``stop`` does nothing there. The thread takes no
+signals: they reach the main thread as usual.
 
 Import the modules of a task before the thread starts: a fork during an import on another thread would leave the child
 with a lock that is never released. A task runs no C++ code that gives up the interpreter (pyarrow, say), or only under
@@ -31,8 +31,6 @@ NATIVE_S = 5.0
 """The end of the process waits at most this long for :data:`native`."""
 MAX_FAILURES = 3
 """Failures in a row before the report; a network file system may be away for a moment."""
-LONGEST_PAUSE = 64
-"""Most periods between two tries of a failing task."""
 MOST_DEADLINES = 3
 """All last runs together take at most this many deadlines: a launcher kills a process some 30 s after it asked."""
 
@@ -124,8 +122,7 @@ class Housekeeping:
             if task.failures == MAX_FAILURES or (final and task.failures < MAX_FAILURES):
                 self._say(f"{task.name} failed: {described(error)}")
         # counted from the end, so that a process that was stopped for a while does not catch up
-        pause = min(2 ** max(task.failures - MAX_FAILURES, 0), LONGEST_PAUSE)
-        task.due_s = time.monotonic() + pause * task.period_s
+        task.due_s = time.monotonic() + task.period_s
         task.ended = final
 
     def _say(self, text: str) -> None:

@@ -28,7 +28,7 @@ from paceenv.core.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_O
 from paceenv.live.observe.batch import THREAD, Batch
 from paceenv.live.record.findings import in_short
 from paceenv.live.record.run_folder import RunFolder
-from paceenv.live.record.segments import read_header, read_segment
+from paceenv.live.record.segments import read_segment
 
 NEIGHBOURS: Final = 31
 """Iterations over which a clock's shift is a running median; odd."""
@@ -73,10 +73,10 @@ def write_merged(folder: RunFolder, path: str | Path) -> int:
     with TraceWriter(path, metadata) as writer:
         for rank, shift in shifts.items():  # time 0 is the first start of any rank
             after = -1
-            for segment in _read(folder, ranks[rank].paths):
-                if segment.iterations_T["iteration"][-1] <= after:
+            for _, _, segment in _read(folder, ranks[rank].paths):
+                if segment.iterations_T["iteration"][0] <= after:
                     continue
-                columns = segment_rows(segment, after)
+                columns = segment_rows(segment)
                 after = int(segment.iterations_T["iteration"][-1])
                 add_s_R = np.interp(columns["iteration"], *shift) - origin_s
                 columns["start_s"], columns["end_s"] = columns["start_s"] + add_s_R, columns["end_s"] + add_s_R
@@ -85,15 +85,9 @@ def write_merged(folder: RunFolder, path: str | Path) -> int:
     return rows
 
 
-def segment_rows(segment: Batch, after: int = -1) -> dict[str, Any]:
-    """The rows of a segment's iterations, as columns of a trace. Without overlaps they add up to the steps.
-
-    Args:
-        after: only iterations with higher numbers, of which there is at least one.
-    """
-    first = int(np.searchsorted(segment.iterations_T["iteration"], after, "right"))
-    iterations_T, operations_N = segment.iterations_T[first:], segment.operations_N
-    operations_N = operations_N[operations_N["place"] >= first]
+def segment_rows(segment: Batch) -> dict[str, Any]:
+    """The rows of a segment's iterations, as columns of a trace. Without overlaps they add up to the steps."""
+    iterations_T, operations_N = segment.iterations_T, segment.operations_N
     size_T = len(iterations_T)
     kinds, names = segment.kinds, [PACE_OP, COMPUTE_OPS[0], *segment.marks, *(kind.op for kind in segment.kinds)]
     distinct = {name: number for number, name in enumerate(dict.fromkeys(names))}
@@ -102,7 +96,7 @@ def segment_rows(segment: Batch, after: int = -1) -> dict[str, Any]:
 
     # events in order of their start: operations, then delays
     paced = np.flatnonzero(iterations_T["pace_end_s"] > iterations_T["pace_start_s"])
-    place_E = np.concatenate([operations_N["place"].astype(np.int64) - first, paced])
+    place_E = np.concatenate([operations_N["place"].astype(np.int64), paced])
     start_s_E = np.concatenate([operations_N["start_s"], iterations_T["pace_start_s"][paced]])
     order = np.lexsort((start_s_E, place_E))
     place_E, start_s_E = place_E[order], start_s_E[order]
@@ -138,48 +132,38 @@ def segment_rows(segment: Batch, after: int = -1) -> dict[str, Any]:
 
 
 def _first_pass(folder: RunFolder, attempt: str) -> dict[int, _Rank]:
-    """The ranks of an attempt whose files belong together and hold any iteration."""
-    headers, segments = dict[Path, Mapping[str, Any]](), folder.segments(attempt)
-    for path in [path for paths in segments.values() for path in paths]:
-        try:
-            header = _checked(read_header(path), path)
-        except InputError as error:
-            folder.note(f"passed over: {error}")
-            continue
-        job, entry = header["job"], header["rank"]
-        if folder.is_in_place(path, job.get("attempt"), entry.get("host", ""), entry["rank"], job["ranks"]):
-            headers[path] = header
-    for path in folder.apart({path: (h["job"]["name"], h["job"]["ranks"]) for path, h in headers.items()}):
-        del headers[path]
+    """The ranks of an attempt whose files hold any iteration."""
     ranks = {}
-    for rank, paths in segments.items():
-        began = {path: headers[path]["began_unix_s"] for path in paths if path in headers}
-        for path in began:  # an agent that was attached again counts from 0 again
-            if began[path] < max(began.values()):
+    for rank, paths in folder.segments(attempt).items():
+        read = []
+        for path, header, segment in _read(folder, paths):
+            first = int(segment.iterations_T["iteration"][0]), float(segment.iterations_T["start_s"][0])
+            read.append((path, header, first, _ends(segment)))
+        newest_s = max((header["began_unix_s"] for _, header, *_ in read), default=0.0)
+        for path, header, *_ in read:  # an agent that was attached again counts from 0 again
+            if header["began_unix_s"] < newest_s:
                 folder.note(f"{path}: passed over: of an agent that was attached before another")
-        newest = [path for path in began if began[path] == max(began.values())]
-        firsts, parts = list[tuple[int, float]](), list[Series]()
-        for segment in _read(folder, newest):
-            firsts.append((int(segment.iterations_T["iteration"][0]), float(segment.iterations_T["start_s"][0])))
-            parts.append(_ends(segment))
-        if parts:
-            iteration_T, end_s_T = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-            ranks[rank] = _Rank(headers[newest[0]], newest, firsts[0], (iteration_T, end_s_T))
+        if read := [row for row in read if row[1]["began_unix_s"] == newest_s]:
+            _, header, first, _ = read[0]
+            iteration_T, end_s_T = (np.concatenate([ends[k] for *_, ends in read]) for k in range(2))
+            header = {**header, "rank": {**header["rank"], "rank": rank}}
+            ranks[rank] = _Rank(header, [path for path, *_ in read], first, (iteration_T, end_s_T))
     return ranks
 
 
-def _read(folder: RunFolder, paths: list[Path]) -> Iterator[Batch]:
-    """What the files of a rank hold, as far as they hold any iteration."""
+def _read(folder: RunFolder, paths: list[Path]) -> Iterator[tuple[Path, Mapping[str, Any], Batch]]:
+    """The files of a rank, with header and content, as far as they hold any iteration."""
     for path in paths:
         try:
-            _, segment, note = read_segment(path)
-        except InputError as error:  # replaced meanwhile
+            header, segment, note = read_segment(path)
+            _check(header, path)
+        except InputError as error:
             folder.note(f"passed over: {error}")
             continue
         if note:
             folder.note(note)
         if len(segment.iterations_T):
-            yield segment
+            yield path, header, segment
 
 
 def _ends(segment: Batch) -> Series:
@@ -231,11 +215,9 @@ def _shift_between(own: Series, reference: Series) -> Series | None:
     return iteration_T, np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1)
 
 
-def _checked(header: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    """A header with the entries that a merge needs. Raises InputError if one is missing or of a wrong type."""
-    job, entry = header.get("job"), header.get("rank")
-    if isinstance(job, dict) and isinstance(entry, dict) and isinstance(header.get("source"), str):
-        numbers = type(job.get("ranks")) is int and type(entry.get("rank")) is int
-        if numbers and isinstance(job.get("name"), str) and isinstance(header.get("began_unix_s"), float):
-            return header
-    raise InputError(f"{path}: its header does not say which job and rank it is of")
+def _check(header: Mapping[str, Any], path: Path) -> None:
+    """Raises InputError if an entry that a merge needs is missing or of a wrong type."""
+    job, entry, began_s = (header.get(name) for name in ("job", "rank", "began_unix_s"))
+    is_job = isinstance(job, dict) and isinstance(job.get("name"), str) and isinstance(header.get("source"), str)
+    if not (is_job and isinstance(entry, dict) and isinstance(began_s, float)):
+        raise InputError(f"{path}: its header does not say which job and rank it is of")

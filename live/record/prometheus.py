@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, StateSetMetricFamily
 from prometheus_client.registry import Collector
 
 from paceenv.live.options import MODES
@@ -27,24 +26,12 @@ REQUEST_TIMEOUT_S: Final = 10.0
 """A silent client is disconnected after this time."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A word of the snapshot as one metric per possible word: 1 for the current one, 0 for the others."""
-
-    name: str
-    help: str
-    label: str
-    path: tuple[str, ...]
-    words: tuple[str, ...]
-
-
 CHOICES: Final = (
-    Choice("state", "The mode in force.", "state", ("state",), MODES),
-    Choice("arrival", "How this rank arrives at the collective.", "verdict", ("arrival", "verdict"), ARRIVALS),
-    Choice(
-        "canary", "Verdict of comparing blocks with and without pacing.", "verdict", ("canary", "verdict"), VERDICTS
-    ),
+    ("state", "The mode in force.", ("state",), MODES),
+    ("arrival", "How this rank arrives at the collective.", ("arrival", "verdict"), ARRIVALS),
+    ("canary", "Verdict of comparing blocks with and without pacing.", ("canary", "verdict"), VERDICTS),
 )
+"""Words of the snapshot, each as a set of states: 1 for the current word, 0 for the others."""
 
 
 class SnapshotCollector(Collector):
@@ -56,24 +43,20 @@ class SnapshotCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The current metrics."""
         with contextlib.suppress(Exception):  # the agent reports its own errors; the endpoint stays silent
-            yield from _families(self._snapshot())
-
-
-def _families(snapshot: Snapshot) -> Iterator[Metric]:
-    whose = [text(snapshot, "job"), str(entry(snapshot, "rank"))]
-    for quantity in QUANTITIES:
-        value = number(snapshot, *quantity.path)
-        if value is not None:
-            kind = CounterMetricFamily if quantity.counter else GaugeMetricFamily
-            family = kind(PREFIX + quantity.name, quantity.help, labels=LABELS)
-            family.add_metric(whose, value)
-            yield family
-    for choice in CHOICES:
-        if word := text(snapshot, *choice.path):
-            family = GaugeMetricFamily(PREFIX + choice.name, choice.help, labels=(*LABELS, choice.label))
-            for possible in choice.words:
-                family.add_metric([*whose, possible], float(possible == word))
-            yield family
+            snapshot = self._snapshot()
+            whose = [text(snapshot, "job"), str(entry(snapshot, "rank"))]
+            for quantity in QUANTITIES:
+                value = number(snapshot, *quantity.path)
+                if value is not None:
+                    kind = CounterMetricFamily if quantity.counter else GaugeMetricFamily
+                    family = kind(PREFIX + quantity.name, quantity.help, labels=LABELS)
+                    family.add_metric(whose, value)
+                    yield family
+            for name, meaning, path, words in CHOICES:
+                if word := text(snapshot, *path):
+                    states = StateSetMetricFamily(PREFIX + name, meaning, labels=LABELS)
+                    states.add_metric(whose, {possible: possible == word for possible in words})
+                    yield states
 
 
 class MetricsServer:

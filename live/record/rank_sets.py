@@ -15,14 +15,11 @@ import numpy as np
 from paceenv.core.lateness.watch import (
     CHRONIC,
     FIRST_STEPS,
-    IN_TURNS,
-    NONE,
-    VARIATION,
+    VARIATION_SHARE,
     Findings,
     LateRank,
     find_late_ranks,
     lateness_of,
-    pattern_of_all,
 )
 from paceenv.core.wording import duration, name_ranks
 from paceenv.live.observe.batch import POINT_TO_POINT
@@ -32,14 +29,11 @@ from paceenv.live.record.side_by_side import (
     Times,
     Traffic,
     Wait,
-    connected_sets,
     find_grid,
     measure_wait,
     medians,
     read_traffic,
     side_by_side,
-    used_groups,
-    waited_for,
 )
 from paceenv.live.record.snapshot import Snapshot, number
 
@@ -74,14 +68,13 @@ class RankSet:
     named: list[int] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
     """Ranks whose work takes longer, but who are not named, and why."""
-    not_waited_for: list[int] = field(default_factory=list)
     margin_s: dict[int, float] = field(default_factory=dict)
     """The least lateness that would have been named."""
     own_s: dict[int, float] = field(default_factory=dict)
     """Own time over the blocks in which the latest rank is late."""
     waits: list[Wait] = field(default_factory=list)
-    pattern: str = NONE
     lost_s: float = 0.0
+    """What each rank waits at least, where nobody is late and time is lost."""
     reasons: list[str] = field(default_factory=list)
     """Why nobody in it can be called on time."""
 
@@ -128,7 +121,8 @@ def judge(job: Job, places: list[int]) -> RankSet:
     """What can be said about the ranks at ``places``, which groups connect."""
     rank_set = RankSet(places)
     if len(places) < 2:
-        rank_set.reasons.append(_why_alone(job, places[0]))
+        unknown = "no collective is known to connect it with another rank that has a snapshot"
+        rank_set.reasons.append("the job has one rank" if job.world_size == 1 else unknown)
         return rank_set
     blocks = job.blocks
     if blocks is None:
@@ -146,22 +140,9 @@ def judge(job: Job, places: list[int]) -> RankSet:
     watched = _watch(job, rank_set, own_s_RK, blocks.steps_K)
     _hidden(job, rank_set, blocks.grid.iterations)
     _name(job, rank_set, watched, own_s_RK)
-    _set_pattern(job, rank_set, watched)
+    if not rank_set.named:
+        _past_and_lost(job, rank_set, watched)
     return rank_set
-
-
-def _why_alone(job: Job, place: int) -> str:
-    """Why no other rank stands beside this one."""
-    groups = [group for group in job.traffic.groups if place in group.places and len(group.ranks) > 1]
-    if job.world_size == 1:
-        return "the job has one rank"
-    if any(group in used_groups(job.traffic) for group in groups):
-        return "no other rank of its groups has a snapshot"
-    if job.numbers([place], "side", "per_step").any():
-        return "collectives were seen, but only of other threads, for which the step may not wait"
-    if job.traffic.ungrouped_s_R[place]:
-        return "its collectives run in process groups that PyTorch does not name"
-    return "no collective of its process groups was seen" if groups else "no process group of several ranks was seen"
 
 
 def _choose_compared(job: Job, blocks: Blocks, rank_set: RankSet) -> None:
@@ -235,38 +216,22 @@ def _hidden(job: Job, rank_set: RankSet, block_iterations: int) -> None:
     inside = set(rank_set.places)
     groups = [group for group in job.traffic.groups if inside & set(group.places)]
     unseen = [g for g in groups if g.unseen_per_step * block_iterations >= RARE and len(g.ranks) > 1]
-    touched = {place for group in unseen for place in group.places}
-    for unit in connected_sets(len(job.ranks), unseen):
-        for place in touched & set(unit):
-            ranks = sorted({*job.names(unit), *(r for g in unseen if place in g.places for r in g.ranks)})
-            rank_set.refused[place] = f"collectives of {name_ranks(ranks)} could not be seen"
     for group in sorted(unseen, key=lambda group: name_ranks(group.ranks)):
-        line = f"{group.unseen_per_step:.3g} collectives per step of {name_ranks(group.ranks)} could not be seen"
-        rank_set.reasons.append(f"{line}, as where a compiled graph starts them: waits in them count as own work")
-    used = {id(operation.group): operation.group for operation in job.traffic.operations}
-    missing: set[int] = set()
-    for group in used.values():
-        if inside & set(group.places):
-            missing |= set(group.ranks) - set(job.ranks)
-    if missing:
-        rank_set.reasons.append(f"{name_ranks(sorted(missing))} {'has' if len(missing) == 1 else 'have'} no snapshot")
-    _hidden_times(job, rank_set)
-
-
-def _hidden_times(job: Job, rank_set: RankSet) -> None:
-    """Blocked times without a group, and collectives that were put aside, which the own time may include."""
-    for seconds_R, what in (
-        (job.traffic.other_s_R, "in smaller collectives, summed up without their group"),
-        (job.traffic.ungrouped_s_R, "in collectives whose group is not known"),
+        why = f"collectives of {name_ranks(group.ranks)} could not be seen"
+        rank_set.refused |= dict.fromkeys(group.places, why)
+        line = f"{group.unseen_per_step:.3g} {why} in a step, as where a compiled graph starts them"
+        rank_set.reasons.append(f"{line}: waits in them count as own work")
+    if job.missing:
+        rank_set.reasons.append(f"{name_ranks(job.missing)} {'has' if len(job.missing) == 1 else 'have'} no snapshot")
+    for seconds_R, what in (  # which the own time may include
+        (job.traffic.ungrouped_s_R[rank_set.compared], "in collectives whose group is not known"),
+        (
+            job.numbers(rank_set.compared, "side", "seconds"),
+            "in collectives that were put aside: other threads wait for them",
+        ),
     ):
-        seconds = float(seconds_R[rank_set.compared].max(initial=0.0))
-        if seconds > rank_set.floor_s:
+        if (seconds := float(seconds_R.max(initial=0.0))) > rank_set.floor_s:
             rank_set.reasons.append(f"up to {duration(seconds)} {what}")
-    side_s = job.numbers(rank_set.compared, "side", "seconds")
-    if side_s.max(initial=0.0) > rank_set.floor_s:
-        rank_set.reasons.append(
-            f"up to {duration(float(side_s.max()))} in collectives that were put aside: other threads wait for them"
-        )
 
 
 def _name(job: Job, rank_set: RankSet, watched: Findings, own_s_RK: Times) -> None:
@@ -283,7 +248,11 @@ def _name(job: Job, rank_set: RankSet, watched: Findings, own_s_RK: Times) -> No
         for operation in job.traffic.operations
         if compared_R[operation.places].sum() > 1
     ]
-    waited_s_R = waited_for(len(job.ranks), rank_set.waits)[rank_set.compared]
+    # how much longer the median other member waits than a rank does, summed over its groups
+    waited_s_R = np.zeros(len(job.ranks))
+    for wait in rank_set.waits:
+        waited_s_R[wait.places] += np.maximum(-lateness_of(wait.wait_s_E), 0.0)
+    waited_s_R = waited_s_R[rank_set.compared]
     paced_s_R = job.numbers(rank_set.compared, "parts", "pacing_s")  # early ranks that are delayed wait for less
     waited_s_R += np.maximum(-lateness_of(paced_s_R), 0.0)
     waited_s = dict(zip(rank_set.compared, waited_s_R.tolist(), strict=True))
@@ -292,30 +261,16 @@ def _name(job: Job, rank_set: RankSet, watched: Findings, own_s_RK: Times) -> No
         if place in rank_set.refused:
             continue
         if waited_s[place] < max(CONFIRMED_SHARE * late.late_s, FLOOR_S):
-            rank_set.not_waited_for.append(place)
-            rank_set.refused[place] = "no member of its groups was seen to wait for it"
+            rank_set.refused[place] = "nobody was seen to wait for it"
         elif late.late_s - side_s < SECOND_SHARE * late.late_s:
             rank_set.refused[place] = "it may be waiting for the collectives of other threads"
         else:
             rank_set.named.append(place)
 
 
-def _set_pattern(job: Job, rank_set: RankSet, watched: Findings) -> None:
-    turns = {rank_set.compared[late.rank]: late for late in watched.past}
+def _past_and_lost(job: Job, rank_set: RankSet, watched: Findings) -> None:
+    rank_set.late |= {rank_set.compared[late.rank]: late for late in watched.past}
     wait_s = float(job.numbers(rank_set.compared, "wait", "mean_s").min())
-    certain = rank_set.complete and not rank_set.refused and wait_s > rank_set.floor_s and rank_set.step_s > 0.0
-    rank_set.pattern = (
-        IN_TURNS
-        if watched.pattern == IN_TURNS and not rank_set.named
-        else pattern_of_all(
-            [rank_set.late[place].kind for place in rank_set.named],
-            0,
-            0.0,
-            wait_s / rank_set.step_s if certain else 0.0,
-        )
-    )
-    if rank_set.pattern == IN_TURNS:
-        rank_set.late, rank_set.lost_s = turns, watched.lost_s
-    elif not rank_set.named:
-        rank_set.late |= turns
-        rank_set.lost_s = wait_s if rank_set.pattern == VARIATION else 0.0
+    certain = rank_set.complete and not rank_set.refused and wait_s > rank_set.floor_s
+    if certain and wait_s > VARIATION_SHARE * rank_set.step_s > 0.0:
+        rank_set.lost_s = wait_s

@@ -26,6 +26,9 @@ PENDING_BYTES: Final = 1 << 20
 """A flush is due when this much waits."""
 KEPT_BYTES: Final = 8 << 20
 """If it cannot be written, the newest records are kept up to this size."""
+FILE_BYTES: Final = 64 << 20
+MAX_FILES: Final = 8
+"""Of a rank; from :data:`FILE_BYTES` on a next one begins, and the oldest goes."""
 
 
 def rank_header(
@@ -51,24 +54,14 @@ class TraceRecorder:
     Args:
         header: of this rank (:func:`rank_header`).
         flush_s: seconds between two flushes, unless there is much to write.
-        max_files: files kept per rank, at least 1; the oldest is removed.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        header: Mapping[str, Any],
-        *,
-        flush_s: float = 30.0,
-        file_bytes: int = 64 << 20,
-        max_files: int = 8,
-    ) -> None:
+    def __init__(self, folder: str | Path, header: Mapping[str, Any], *, flush_s: float = 30.0) -> None:
         entry = header["rank"]
         self.attempt = str(header["job"]["attempt"])
         self._folder, self._host, self._rank = Path(folder), str(entry.get("host", "")), int(entry["rank"])
         self._header = dict(header)
-        self._flush_s, self._file_bytes, self._max_files = flush_s, file_bytes, max(max_files, 1)
-        self._flushed_s, self._waiting = time.monotonic(), deque[Batch]()
+        self._flush_s, self._flushed_s, self._waiting = flush_s, time.monotonic(), deque[Batch]()
         self._rows = self._dropped = 0
         self._number, self._size, self._flushes = -1, 0, 0  # of the current file; -1 before the first
         self._own: list[Path] = []
@@ -121,7 +114,15 @@ class TraceRecorder:
                 content = (
                     header_bytes(self._header | {"job": self._header["job"] | {"attempt": self.attempt}}) + content
                 )
-            self._write_whole(descriptor, content)
+            written = 0
+            while written < len(content):  # once, except where a disk is filling up
+                written += os.write(descriptor, memoryview(content)[written:])
+        except BaseException:  # also one that the handler of a signal raises
+            if not self._size:  # else the next flush finds the file longer than it should be, and begins a new one
+                with contextlib.suppress(OSError):
+                    self._own.pop().unlink()
+                self._number -= 1
+            raise
         finally:
             os.close(descriptor)
         self._size += len(content)
@@ -133,7 +134,7 @@ class TraceRecorder:
     def _open(self) -> int:
         """The current file, if it is as this process left it and not full; else a new one."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        usable = 0 < self._size < self._file_bytes and self._flushes < MAX_FLUSHES
+        usable = 0 < self._size < FILE_BYTES and self._flushes < MAX_FLUSHES
         if usable and self._own[-1].parent == segment_path(*self._place(), 0).parent:
             with contextlib.suppress(OSError):  # removed or replaced, say
                 descriptor = os.open(self._own[-1], flags)
@@ -153,28 +154,9 @@ class TraceRecorder:
         self._number, self._size, self._flushes = number, 0, 0
         self._kinds_written = self._marks_written = 0
         self._own.append(path)
-        while len(self._own) > self._max_files:
+        while len(self._own) > MAX_FILES:
             self._own.pop(0).unlink(missing_ok=True)
         return descriptor
 
     def _place(self) -> tuple[Path, str, str, int]:
         return self._folder, self.attempt, self._host, self._rank
-
-    def _write_whole(self, descriptor: int, content: bytes) -> None:
-        written = 0
-        try:
-            while written < len(content):  # once, except where a disk is filling up
-                written += os.write(descriptor, memoryview(content)[written:])
-        except BaseException:  # also one that the handler of a signal raises
-            if written or not self._size:
-                self._undo(descriptor)
-            raise
-
-    def _undo(self, descriptor: int) -> None:
-        """Take back half a write. An empty file goes; the next flush begins a new one."""
-        with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, self._size)
-        if not self._size:
-            with contextlib.suppress(OSError):
-                self._own.pop().unlink()
-            self._number -= 1

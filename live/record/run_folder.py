@@ -9,9 +9,9 @@
     DIR/control.json                           changes of mode at run time
 
 An attempt is one start of the job's processes, named by the time and six hex digits (``20261123T053000-3f2a91``), so
-that names sort by time; all its ranks share the name. Files that contradict their place belong to something else: they
-are passed over with a note, and so is everything that is no regular file. Files whose names begin with a dot are
-unfinished and never read.
+that names sort by time; all its ranks share the name. A file's path says of which attempt and rank it is. What is no
+regular file, or holds something else, is passed over with a note. Files whose names begin with a dot are unfinished and
+never read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import contextlib
 import json
 import re
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -106,7 +105,7 @@ def write_status(folder: Path, snapshot: Mapping[str, Any]) -> None:
 class RunFolder:
     """Reads a run's folder while it is being written, or after. Raises InputError if it is not the folder of a run.
 
-    ``notes`` collects one line for each file that could not be read or does not belong where it is.
+    ``notes`` collects one line for each file that could not be read.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -125,41 +124,14 @@ class RunFolder:
 
     def statuses(self, attempt: str) -> list[Snapshot]:
         """The snapshots of an attempt's ranks, ordered by rank; of a rank that is there twice, the newest."""
-        newest: dict[int, tuple[Path, Snapshot]] = {}
-        for path, _ in self._files(attempt, _STATUS_NAME):
-            snapshot = self._read_status(path)
-            says = (snapshot[key] for key in ("attempt", "host", "rank", "world_size")) if snapshot else ()
-            if snapshot is None or not self.is_in_place(path, *says):
-                continue
-            known = newest.get(snapshot["rank"])
-            if known is None or (snapshot["unix_time_s"] or 0.0) >= (known[1]["unix_time_s"] or 0.0):
-                newest[snapshot["rank"]] = path, snapshot
-        of = {path: (snapshot.get("job"), snapshot["world_size"]) for path, snapshot in newest.values()}
-        apart = self.apart(of)
-        return [newest[rank][1] for rank in sorted(newest) if newest[rank][0] not in apart]
-
-    def is_in_place(self, path: Path, attempt: Any, host: Any, rank: Any, size: Any) -> bool:
-        """Whether a file lies where its content says that it belongs; if not, a note."""
-        fits = size is None or (type(rank) is int and type(size) is int and 0 <= rank < size)
-        place = path.parts[-3:-1], path.name[: path.name.find("-" if "-" in path.name else ".")]
-        if fits and isinstance(attempt, str) and isinstance(host, str):
-            fits = place == ((attempt, host_folder(host)), f"rank{rank:05d}")
-        else:
-            fits = False
-        if not fits:
-            says = f"rank {str(rank)[:20]} of {str(size)[:20]} on {str(host)[:80]}, attempt {str(attempt)[:80]}"
-            self.note(f"{path}: passed over: {says} is not its place")
-        return fits
-
-    def apart(self, jobs: Mapping[Path, tuple[Any, Any]]) -> set[Path]:
-        """The files of another job or world size than most; each gets a note."""
-        keys = {path: repr(job) for path, job in jobs.items()}
-        [(usual, _)] = Counter(keys.values()).most_common(1) or [("", 0)]
-        apart = {path for path, key in keys.items() if key != usual}
-        for path in sorted(apart):
-            name, size = jobs[path]
-            self.note(f"{path}: passed over: of job {str(name)[:80]} with {size} ranks, unlike the others")
-        return apart
+        newest: dict[int, Snapshot] = {}
+        for path, match in self._files(attempt, _STATUS_NAME):
+            rank = int(match[1])
+            if (status := self._read_status(path)) is not None:
+                known_s = number(newest.get(rank), "unix_time_s") or 0.0
+                if rank not in newest or (number(status, "unix_time_s") or 0.0) >= known_s:
+                    newest[rank] = status | {"rank": rank, "attempt": attempt}
+        return [newest[rank] for rank in sorted(newest)]
 
     def segments(self, attempt: str) -> dict[int, list[Path]]:
         """The segments of every rank in their order, by rank."""
@@ -187,13 +159,9 @@ class RunFolder:
             if path.exists():  # else replaced or removed meanwhile
                 self.note(f"{error}; passed over")
             return None
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA or type(data.get("rank")) is not int:
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             self.note(f"{path}: passed over: not a status of schema {SCHEMA}")
             return None
-        wanted = {"unix_time_s": (int, float), "world_size": (int,), "job": (str,), "attempt": (str,), "host": (str,)}
-        for name, kinds in wanted.items():
-            if not isinstance(data.get(name), kinds) or isinstance(data.get(name), bool):
-                data[name] = None
         return data
 
 

@@ -67,17 +67,11 @@ def joined(batches: Sequence[Batch]) -> Batch:
     return Batch(np.concatenate(iterations), np.concatenate(operations), kinds, marks)
 
 
-def read_header(path: Path) -> Mapping[str, Any]:
-    """The header alone. Raises InputError as :func:`read_segment`."""
-    with open_regular(path, MAX_FILE_BYTES) as file:
-        return _read_header(file, path)
-
-
 def read_segment(path: Path) -> tuple[Mapping[str, Any], Batch, str]:
     """Read a file up to its end or the first damaged place.
 
     Returns:
-        Its header, what it holds, and why its end was not read, in one line; "" if all was read.
+        Its header, what it holds, and where its end was not read, in one line; "" if all was read.
 
     Raises:
         InputError: not a regular file, too large, or its header is damaged, foreign or of another version.
@@ -86,21 +80,16 @@ def read_segment(path: Path) -> tuple[Mapping[str, Any], Batch, str]:
         header = _read_header(file, path)
         flushes, kinds, marks, place, note = list[Batch](), list[Kind](), list[str](), file.tell(), ""
         try:
-            while (flush := _read_flush(file, kinds, marks)) is not None:
+            while len(head := file.read(_FLUSH.size)) == _FLUSH.size and len(flushes) < MAX_FLUSHES:
+                flush = _read_flush(head, file, kinds, marks)
                 _check(flush, int(flushes[-1].iterations_T["iteration"][-1]) if flushes else -1)
                 flushes.append(flush)
                 place = file.tell()
-                if len(flushes) > MAX_FLUSHES:
-                    raise _Damage("damaged: too many flushes")
-        except _Damage as damage:
-            note = f"{path}: read up to byte {place}, where it is {damage}"
-        except OSError as error:
-            note = f"{path}: read up to byte {place}: {error.strerror}"
+        except (OSError, TypeError, ValueError, RecursionError):
+            head = b"damaged"
+        if head:
+            note = f"{path}: read up to byte {place}; what follows is torn or damaged"
         return header, joined(flushes), note
-
-
-class _Damage(ValueError):
-    """Why a flush cannot be used, in words."""
 
 
 def _read_header(file: BinaryIO, path: Path) -> Mapping[str, Any]:
@@ -112,81 +101,66 @@ def _read_header(file: BinaryIO, path: Path) -> Mapping[str, Any]:
         if version != VERSION:
             raise InputError(f"{path}: version = {version}; allowed: {VERSION} (newer: upgrade paceenv)")
         content = file.read(length) if length <= MAX_HEADER_BYTES else b""
-        if len(content) != length or zlib.crc32(content) != crc:
-            raise InputError(f"{path}: its header is damaged")
-        header = json.loads(content)
-        json.dumps(header)  # what is nested too deeply for the merged trace is refused here
+        if len(content) == length and zlib.crc32(content) == crc:
+            header = json.loads(content)
+            json.dumps(header)  # what is nested too deeply for the merged trace is refused here
+            if isinstance(header, dict):
+                return header
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except InputError:
         raise
     except (ValueError, RecursionError):
-        raise InputError(f"{path}: its header is not JSON") from None
-    if not isinstance(header, dict):
-        raise InputError(f"{path}: its header is not a JSON object")
-    return header
+        pass
+    raise InputError(f"{path}: its header is damaged")
 
 
-def _read_flush(file: BinaryIO, kinds: list[Kind], marks: list[str]) -> Batch | None:
-    """The next flush, whose own kinds and marks are added to those before; None at the end of the file."""
-    head = file.read(_FLUSH.size)
-    if not head:
-        return None
-    if len(head) < _FLUSH.size:
-        raise _Damage("torn")
+def _read_flush(head: bytes, file: BinaryIO, kinds: list[Kind], marks: list[str]) -> Batch:
+    """The flush that begins with ``head``; its own kinds and marks are added to those before.
+
+    Raises ValueError, TypeError or RecursionError for one that no agent has written.
+    """
     tables, operations, iterations, crc = _FLUSH.unpack(head)
     size = tables + operations * OPERATION.itemsize + iterations * ITERATION.itemsize
-    if size > MAX_FLUSH_BYTES:
-        raise _Damage("damaged: a flush of an impossible length")
-    content = file.read(size)
-    if len(content) < size:
-        raise _Damage("torn")
-    if zlib.crc32(content, zlib.crc32(head[:12])) != crc:
-        raise _Damage("damaged: a wrong checksum")
-    _parse_tables(content[:tables], kinds, marks)
+    content = file.read(size) if size <= MAX_FLUSH_BYTES else b""
+    if len(content) < size or zlib.crc32(content, zlib.crc32(head[:12])) != crc:
+        raise ValueError
+    more_kinds, more_marks = json.loads(content[:tables])
+    new = [Kind(*entry) for entry in more_kinds]
+    if not all(map(_is_kind, new)) or not all(isinstance(mark, str) and len(mark) <= MAX_NAME for mark in more_marks):
+        raise ValueError
+    kinds += new
+    marks += more_marks
+    if len(kinds) > MAX_KINDS or len(marks) > MAX_MARKS:
+        raise ValueError
     iterations_T = np.frombuffer(content, ITERATION, iterations, size - iterations * ITERATION.itemsize)
     return Batch(iterations_T, np.frombuffer(content, OPERATION, operations, tables), kinds, marks)
 
 
-def _parse_tables(content: bytes, kinds: list[Kind], marks: list[str]) -> None:
-    try:
-        more_kinds, more_marks = json.loads(content)
-        kinds += [_parse_kind(*entry) for entry in more_kinds]
-        marks += more_marks
-    except (TypeError, ValueError, RecursionError) as error:
-        raise error if isinstance(error, _Damage) else _Damage("damaged: tables that are none") from None
-    if not all(isinstance(mark, str) and len(mark) <= MAX_NAME for mark in marks):
-        raise _Damage("damaged: a mark that is no short text")
-    if len(kinds) > MAX_KINDS or len(marks) > MAX_MARKS:
-        raise _Damage("damaged: too many kinds or marks")
-
-
-def _parse_kind(op: Any, group: Any, size: Any, side: Any) -> Kind:
+def _is_kind(kind: Kind) -> bool:
+    op, group, size, side = kind
     whole = type(group) is int and type(size) is int and -(2**31) <= group < 2**31 and 0 <= size < 2**63
-    if whole and isinstance(op, str) and 0 < len(op) <= MAX_NAME and side in (0, THREAD, STREAM):
-        return Kind(op, group, size, side)
-    raise _Damage("damaged: a kind that is none")
+    return whole and isinstance(op, str) and 0 < len(op) <= MAX_NAME and side in (0, THREAD, STREAM)
 
 
 def _check(flush: Batch, last: int) -> None:
-    """Raises _Damage for records that cannot be; ``last`` is the number of the iteration before them."""
+    """Raises ValueError for records that cannot be; ``last`` is the number of the iteration before them."""
     iterations_T, operations_N = flush.iterations_T, flush.operations_N
+    iteration_T = iterations_T["iteration"]
+    good = len(iteration_T) and last < iteration_T.min() and iteration_T.max() <= MAX_ITERATION
+    good = good and (np.diff(iteration_T) > 0).all()
     for records, start, end in (
         (iterations_T, "start_s", "end_s"),
         (iterations_T, "pace_start_s", "pace_end_s"),
         (operations_N, "start_s", "end_s"),
     ):
         start_s, end_s = records[start], records[end]
-        if not (np.isfinite(start_s) & np.isfinite(end_s) & (end_s >= start_s)).all():
-            raise _Damage("damaged: times that are none")
-    iteration_T = iterations_T["iteration"]
-    within = len(iteration_T) and last < iteration_T.min() and iteration_T.max() <= MAX_ITERATION
-    if not within or (np.diff(iteration_T) <= 0).any():
-        raise _Damage("damaged: iterations that do not increase")
-    for numbers, most, what in (
-        (iterations_T["mark"], max(len(flush.marks), 1), "an unknown mark"),
-        (operations_N["kind"], len(flush.kinds), "an operation of an unknown kind"),
-        (operations_N["place"], len(iterations_T), "an operation of no iteration"),
+        good = good and (np.isfinite(start_s) & np.isfinite(end_s) & (end_s >= start_s)).all()
+    for numbers, most in (
+        (iterations_T["mark"], max(len(flush.marks), 1)),
+        (operations_N["kind"], len(flush.kinds)),
+        (operations_N["place"], len(iterations_T)),
     ):
-        if len(numbers) and int(numbers.max()) >= most:
-            raise _Damage(f"damaged: {what}")
+        good = good and (not len(numbers) or int(numbers.max()) < most)
+    if not good:
+        raise ValueError

@@ -13,14 +13,13 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.lateness.watch import COMMON_END, lateness_of
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 
 FLOOR_S = 0.5e-3
@@ -29,8 +28,6 @@ WHOLE_SHARE = 0.9
 """A rank's block with a smaller share of the steps that another rank has in it is left out."""
 MAX_BLOCKS = 128
 """More blocks than any agent keeps; a snapshot with more is not from one."""
-OTHER = "other"
-"""The operation that sums the rest of a snapshot's collectives."""
 MAX_OPERATIONS = 64
 """A snapshot with more collectives is not from an agent."""
 MAX_RANKS = 1_000_000
@@ -40,18 +37,14 @@ Times = NDArray[np.float64]
 
 
 class Grid(NamedTuple):
-    """Blocks that all ranks can be brought to: their length in iterations, the first one's number, how many.
-
-    Block ``k`` is the iterations from ``(first + k) * iterations`` on.
-    """
+    """Blocks that all ranks can be brought to: their length in iterations, from iteration 0 on, and how many."""
 
     iterations: int
-    first: int
     length: int
 
     def span(self, first: int, last: int) -> tuple[int, int]:
         """First and last iteration of the blocks ``first`` to ``last``."""
-        return (self.first + first) * self.iterations, (self.first + last + 1) * self.iterations - 1
+        return first * self.iterations, (last + 1) * self.iterations - 1
 
 
 class Blocks(NamedTuple):
@@ -70,20 +63,17 @@ def find_grid(snapshots: Sequence[Snapshot]) -> Grid | None:
     if not grids:
         return None
     size = max(grid.iterations for grid in grids)
-    low = min(grid.first * grid.iterations for grid in grids) // size
-    high = max(-(-(grid.first + grid.length) * grid.iterations // size) for grid in grids)
-    return Grid(size, low, min(high - low, MAX_BLOCKS))
+    return Grid(size, max(-(-grid.length * grid.iterations // size) for grid in grids))
 
 
 def _own_grid(snapshot: Snapshot) -> Grid | None:
     """The blocks of one rank; None where there are none, or they are no agent's."""
     blocks = entry(snapshot, "own", "blocks")
-    size, first, own = number(blocks, "iterations"), number(blocks, "first"), entry(blocks, "own_s")
-    if size is None or first is None or not isinstance(own, list):
+    size, own = number(blocks, "iterations"), entry(blocks, "own_s")
+    if size is None or not isinstance(own, list):
         return None
     power = size == int(size) and 1 <= size <= 1 << 30 and int(size) & (int(size) - 1) == 0
-    fits = power and 0 <= first < 1 << 40 and 0 < len(own) <= MAX_BLOCKS
-    return Grid(int(size), int(first), len(own)) if fits else None
+    return Grid(int(size), len(own)) if power and 0 < len(own) <= MAX_BLOCKS else None
 
 
 def on_grid(grid: Grid, snapshot: Snapshot, values: Any, *, total: bool = False) -> Times:
@@ -93,8 +83,8 @@ def on_grid(grid: Grid, snapshot: Snapshot, values: Any, *, total: bool = False)
     if theirs is None or own is None or not 0 < len(own) <= MAX_BLOCKS:
         return value_K
     weights = np.ones(len(own)) if total or steps is None or len(steps) != len(own) else steps
-    block = (np.arange(len(own)) + theirs.first) // (grid.iterations // theirs.iterations) - grid.first
-    known = (block >= 0) & (block < grid.length) & ~np.isnan(own) & (weights > 0.0)
+    block = np.arange(len(own)) // (grid.iterations // theirs.iterations)
+    known = (block < grid.length) & ~np.isnan(own) & (weights > 0.0)
     block, own, weights = block[known], own[known], weights[known]
     sums, counts = (np.bincount(block, summed, grid.length) for summed in (own * weights, weights))
     value_K[counts > 0.0] = (sums if total else sums / np.maximum(counts, 1.0))[counts > 0.0]
@@ -142,18 +132,12 @@ class Operation(NamedTuple):
     places: NDArray[np.int64]
     blocked_s_EK: Times
 
-    @property
-    def common_end(self) -> bool:
-        """Whether all members leave it together."""
-        return self.op.startswith(COMMON_END)
-
 
 class Wait(NamedTuple):
     """How long the members of a group wait in one operation for those that arrive last, seconds per step."""
 
     op: str
     group: Group
-    common_end: bool
     places: NDArray[np.int64]
     wait_s_E: Times
 
@@ -164,8 +148,6 @@ class Traffic:
 
     groups: list[Group]
     operations: list[Operation]
-    other_s_R: Times
-    """Blocked time in operations that were summed up, without their group."""
     ungrouped_s_R: Times
     """Blocked time in operations whose group has no number, or no ranks that its agent knows."""
 
@@ -174,8 +156,8 @@ def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
     """The groups and operations of the ranks' snapshots; ill-typed entries count as missing."""
     groups: dict[Key, Group] = {}
     rows: dict[tuple[Key, str], dict[int, Times]] = {}
-    other_s_R, ungrouped_s_R = np.zeros(len(snapshots)), np.zeros(len(snapshots))
-    grid = grid or Grid(1, 0, 1)
+    ungrouped_s_R = np.zeros(len(snapshots))
+    grid = grid or Grid(1, 1)
     for place, snapshot in enumerate(snapshots):
         keys = _read_groups(snapshot, place, groups)
         for item in _items(snapshot, "unseen"):
@@ -186,9 +168,7 @@ def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
             if blocked_s is None:
                 continue
             op, key = text(item, "op"), keys.get(number(item, "group"))
-            if op == OTHER:
-                other_s_R[place] += blocked_s
-            elif key is None:
+            if key is None:
                 ungrouped_s_R[place] += blocked_s
             else:
                 blocked_s_K = on_grid(grid, snapshot, item.get("blocks_s"))
@@ -199,7 +179,7 @@ def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
         Operation(op, groups[key], np.array(list(of_rank)), np.array(list(of_rank.values())))
         for (key, op), of_rank in rows.items()
     ]
-    return Traffic(list(groups.values()), operations, other_s_R, ungrouped_s_R)
+    return Traffic(list(groups.values()), operations, ungrouped_s_R)
 
 
 def _items(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:
@@ -229,22 +209,19 @@ def _members(ranks: str) -> tuple[int, ...] | None:
     return tuple(itertools.chain(*spans)) if 0 < sum(map(len, spans)) <= MAX_RANKS else None
 
 
-def connected_sets(ranks: int, groups: Iterable[Group]) -> list[list[int]]:
-    """Places of ranks that ``groups`` connect, in ascending order; a rank that none connects is a set of its own."""
+def connected_sets(ranks: int, traffic: Traffic) -> list[list[int]]:
+    """Places of ranks that groups connect in which anything happens, seen or not, in ascending order.
+
+    A rank that none connects is a set of its own.
+    """
     of = {place: {place} for place in range(ranks)}
-    for group in groups:
+    used = [operation.group for operation in traffic.operations]
+    for group in [*used, *(group for group in traffic.groups if group.unseen_per_step > 0.0)]:
         parts = {id(of[place]): of[place] for place in group.places}
         if len(parts) > 1:
             joined = set().union(*parts.values())
             of |= dict.fromkeys(joined, joined)
     return [sorted(together) for together in {id(one): one for one in of.values()}.values()]
-
-
-def used_groups(traffic: Traffic) -> list[Group]:
-    """The groups of several ranks in which anything happens, seen or not."""
-    used = {id(operation.group): operation.group for operation in traffic.operations}
-    used |= {id(group): group for group in traffic.groups if group.unseen_per_step > 0.0}
-    return [group for group in used.values() if len(group.ranks) > 1]
 
 
 def measure_wait(operation: Operation, among_R: NDArray[np.bool_], blocks: Sequence[int]) -> Wait:
@@ -253,16 +230,7 @@ def measure_wait(operation: Operation, among_R: NDArray[np.bool_], blocks: Seque
     chosen = operation.blocked_s_EK[kept][:, blocks]
     blocked_s_E = np.median(chosen, axis=1) if chosen.shape[1] else np.full(len(chosen), math.nan)
     waits = blocked_s_E - blocked_s_E.min()
-    return Wait(operation.op, operation.group, operation.common_end, operation.places[kept], waits)
-
-
-def waited_for(ranks: int, waits: Iterable[Wait]) -> Times:
-    """For each of R ranks how much longer the median other member waits than it does, summed over its groups, s."""
-    waited_s_R = np.zeros(ranks)
-    for wait in waits:
-        if len(wait.places) > 1:
-            waited_s_R[wait.places] += np.maximum(-lateness_of(wait.wait_s_E), 0.0)
-    return waited_s_R
+    return Wait(operation.op, operation.group, operation.places[kept], waits)
 
 
 def medians(table_RK: Times) -> Times:

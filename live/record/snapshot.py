@@ -17,15 +17,14 @@ step        ``mean_s``, ``cv``, ``p50_s``, ``p99_s``, ``baseline_s``, and ``newe
 parts       where a regular step went, means that add up to it: ``compute_s``, ``collective_s``, ``barrier_s``,
             ``pacing_s``
 own         the step outside all blocking operations and delays, in ``blocks``: ``iterations`` of a block
-            (a power of 2), number ``first`` of the first kept (block k is the iterations from ``k * iterations``
-            on), and for each of at most 64 blocks its means per step, or null: ``own_s``, ``step_s``;
-            and its number of ``steps``
-collectives at most 32, the longest first, the rest summed as op "other": ``op``, ``group`` (a number),
+            (a power of 2; block k is those from ``k * iterations`` on), and for each of at most 64 blocks its means
+            per step, or null: ``own_s``, ``step_s``; and its number of ``steps``
+collectives at most 64, the longest first, further ones summed as op "other" of group -1: ``op``, ``group`` (a number),
             ``per_step``, ``blocked_s`` (mean blocked time per step), ``blocks_s`` (the same in each block)
 groups      by number: ``name``, ``ranks`` (``0-3,8``; null if unknown), ``member`` (this rank's place), ``size``
 unseen      collectives that a group counted and the agent could not see: ``group``, ``per_step``
-side        collectives for which other threads wait, and the step may not: ``per_step``, ``seconds`` per step; and
-            ``streams_s``, seconds per step in those on other CUDA streams than the compute
+side        ``seconds`` per step in collectives for which other threads wait, and the step may not; and ``streams_s``,
+            in those on other CUDA streams than the compute
 wait        ``mean_s`` in the barrier, and blocked elsewhere beyond the least
 arrival     ``verdict`` (one of :data:`ARRIVALS`), ``early_s``, ``late_s``, ``evidence``; a rank alone claims nothing,
             verdicts come from :mod:`paceenv.live.record.findings`

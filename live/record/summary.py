@@ -25,15 +25,6 @@ NAMES: Final = {
     "barrier": "in the barrier",
     "pacing": "delays of pacing",
 }
-NAMES_OF_LIMITS: Final = {
-    "quiet": "quiet times",
-    "cap": "longest delay",
-    "share": "share of the step",
-    "slack": "own slack",
-    "budget": "budget per minute",
-}
-LISTED: Final = 4
-"""Reasons that are listed."""
 ALIKE: Final = 0.02
 """Ranks with a smaller relative difference are not listed separately."""
 FEW: Final = 0.1
@@ -61,7 +52,8 @@ def summarise(snapshots: Sequence[Snapshot]) -> str:
     """The page. Facts that all ranks share are taken from the first snapshot."""
     own = snapshots[0]
     ranks = sorted(snapshots, key=lambda s: int(s["rank"]))
-    sections = (_heading(own, ranks), _step(own, ranks), _waiting(ranks), _pacing(own, ranks), _said(own, ranks))
+    waiting = ["Which rank waits for which", *(f"  {line}" for line in find(ranks)["text"])]
+    sections = (_heading(own, ranks), _step(own, ranks), waiting, _pacing(own, ranks), _said(own, ranks))
     return "\n\n".join("\n".join(map(_wrapped, section)) for section in sections if section) + "\n"
 
 
@@ -111,7 +103,6 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     lines[-1] += f", {count(unseen - odd)} not watched, to keep the agent cheap" if unseen - odd > few else ""
     if together > 1.0:
         lines.append(f"  a step is {count(together)} iterations: the ranks meet in every {count(together)}th")
-    lines += _unmeasured(ranks)
     for part in PARTS:
         of_rank = {s["rank"]: value for s in ranks if (value := number(s, "parts", f"{part}_s")) is not None}
         if not of_rank or not any(of_rank.values()):
@@ -123,18 +114,6 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
             line += f"   from {duration(of_rank[least])} (rank {least}) to {duration(of_rank[most])} (rank {most})"
         lines.append(line)
     return lines
-
-
-def _unmeasured(ranks: Sequence[Snapshot]) -> list[str]:
-    reasons: dict[str, list[int]] = {}
-    for snapshot in ranks:
-        if number(snapshot, "step", "mean_s") is None and number(snapshot, "iterations"):
-            reasons.setdefault(text(snapshot, "unmeasured") or "no reason given", []).append(int(snapshot["rank"]))
-    return [f"  nothing measured on {name_ranks(who)}: {why}" for why, who in reasons.items()][:LISTED]
-
-
-def _waiting(ranks: Sequence[Snapshot]) -> list[str]:
-    return ["Which rank waits for which", *(f"  {line}" for line in find(ranks)["text"])]
 
 
 def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
@@ -151,11 +130,9 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
             f"{duration(total(ranks, 'pacing', 'total_s'))} in all, "
             f"longest {duration(longest)}"
         )
-        if spread := _lengths(ranks, "pacing"):
-            lines.append(f"  {spread}")
     lines += [f"  {line}" for line in held(ranks)]
     if asked or taken or total(ranks, "pacing", "holds"):
-        cut = [f"{NAMES_OF_LIMITS.get(name, name)} {count(n)}" for name, n in cut_by_limits(ranks).most_common()]
+        cut = [f"{name} {count(n)}" for name, n in cut_by_limits(ranks).most_common()]
         if cut:
             lines.append(f"  shortened or forbidden by limits: {', '.join(cut)}")
     verdict = text(own, "canary", "verdict")
@@ -173,19 +150,16 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
 
 
 def held(ranks: Sequence[Snapshot]) -> list[str]:
-    """What rule ``defer`` held back: how many transfers and how long, then by whom; nothing where it held none."""
-    of_rank = {int(s["rank"]): number(s, "pacing", "held") or 0.0 for s in ranks}
-    transfers, iterations = sum(of_rank.values()), total(ranks, "pacing", "holds")
+    """What rule ``defer`` held back; nothing where it held none."""
+    transfers, iterations = total(ranks, "pacing", "held"), total(ranks, "pacing", "holds")
     if not transfers:
         would = any(text(s, "state") == "shadow" for s in ranks) and iterations
         return [f"it would have held transfers back in {count(iterations)} iterations"] if would else []
     longest_s = max(number(s, "pacing", "held_max_s") or 0.0 for s in ranks)
     mean, longest = duration(total(ranks, "pacing", "held_s") / transfers), duration(longest_s)
-    most = max(of_rank, key=of_rank.__getitem__)
-    by = f"most by rank {most} ({count(of_rank[most])})"
     return [
-        f"rule defer held back {count(transfers)} transfers, {mean} on average, {longest} at most",
-        f"in {count(iterations)} iterations of all ranks, {by}; no rank stood still",
+        f"rule defer held back {count(transfers)} transfers in {count(iterations)} iterations of all ranks, "
+        f"{mean} on average, {longest} at most"
     ]
 
 
@@ -194,33 +168,14 @@ def shadowed(ranks: Sequence[Snapshot]) -> list[str]:
     own = [s for s in ranks if number(s, "shadow", "steps")]
     if not own:
         return []
-    counts = {int(s["rank"]): int(number(s, "shadow", "count") or 0.0) for s in own}
-    steps = total(own, "shadow", "steps")
-    if not any(counts.values()):
+    steps, delays = total(own, "shadow", "steps"), total(own, "shadow", "count")
+    if not delays:
         return [f"mode shadow: it would have taken no delay in {count(steps)} steps"]
-    shares = {int(s["rank"]): number(s, "shadow", "share") or 0.0 for s in own}
-    most = max(shares, key=shares.__getitem__)
+    share = total(own, "shadow", "share") / len(own)
     return [
-        f"mode shadow, nothing was delayed: it would have taken {count(sum(counts.values()))} delays in "
-        f"{count(steps)} steps of {len(own)} ranks, {percent(fmean(shares.values()))} of the step on average, "
-        f"most by rank {most}: {percent(shares[most])}",
-        _lengths(own, "shadow"),
+        f"mode shadow, nothing was delayed: it would have taken {count(delays)} delays in {count(steps)} steps of "
+        f"{len(own)} ranks, {percent(share)} of the step on average"
     ]
-
-
-def _lengths(ranks: Sequence[Snapshot], what: str) -> str:
-    """The distribution of the ranks' delays: their medians, 95 % quantiles and the longest; "" where none is known."""
-    known = [s for s in ranks if number(s, what, "p50_s") is not None]
-    if not known:
-        return ""
-    parts = []
-    for name, words in (("p50_s", "median"), ("p95_s", "95 % quantile")):
-        of_rank = {int(s["rank"]): number(s, what, name) or 0.0 for s in known}
-        least, most = min(of_rank, key=of_rank.__getitem__), max(of_rank, key=of_rank.__getitem__)
-        both = f"{duration(of_rank[least])} (rank {least}) to {duration(of_rank[most])} (rank {most})"
-        parts.append(f"{words} {both if least != most else duration(of_rank[most])}")
-    longest = max(number(s, what, "max_s") or 0.0 for s in known)
-    return f"length of a delay: {', '.join(parts)}, longest {duration(longest)}"
 
 
 def _contest(own: Snapshot) -> list[str]:

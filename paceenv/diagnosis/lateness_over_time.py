@@ -41,7 +41,7 @@ class LateTeam:
 class LatenessOverTime:
     """What the watch said at the end of the trace; ``why_not`` tells why it could say nothing, else is empty.
 
-    ``lost_s`` is the mean lateness of each step's last rank, ``pattern`` one of ``watch.PATTERNS``. ``places`` says
+    ``lost_s`` is the mean lateness of each step's last rank, ``pattern`` that of ``watch.Findings``. ``places`` says
     what all late ranks have in common, ``alone`` are ranks without a peer to compare with. ``named`` is the rank that
     arrives last in nearly every step, if one does.
     """
@@ -126,7 +126,7 @@ def find_lateness(
         places[common_place.STAGE] = dict(zip(matrix.ranks, matrix.stage_R.tolist(), strict=True))
     if hosts:
         places[common_place.HOST] = hosts
-    place = common_place.find_common_place([rank for team in late for rank in team.ranks], matrix.ranks, places)
+    place = common_place.in_common([rank for team in late for rank in team.ranks], matrix.ranks, places)
     return LatenessOverTime(
         late=late,
         past=_teams(matrix, findings.past, findings.step_s),
@@ -134,7 +134,7 @@ def find_lateness(
         lost_s=findings.lost_s,
         step_s=findings.step_s,
         steps=matrix.steps,
-        places=(common_place.describe(place),) if place else (),
+        places=(place,) if place else (),
         alone=tuple(alone) if not why_not else (),
         why_not=why_not,
         named=named,

@@ -3,14 +3,14 @@
 It takes one table: how late each rank was in each step, in seconds, up to what all ranks of the step share. The steps
 of a trace feed it, the blocks of iterations that live ranks report, and the times of collectives. Each rank is compared
 with the median of the others, so that what slows all of them cancels. For every rank one statement is then tested:
-"given the past, this rank is on average not later than the middle rank by more than ``least_share`` of the step".
+"given the past, this rank is on average not later than the middle rank by more than ``LEAST_SHARE`` of the step".
 (Where noise has a long tail, every rank's mean lies above the others' median.)
 
 A score sums the evidence against it and begins again from zero where there is none (Page's CUSUM). Its increments are
 ``weight * noise - price`` where the price makes ``exp(increment)`` at most 1 on average. Such a score passes ``log(n)``
 at most once in n steps on average, whatever the distribution (Shin, Ramdas & Rinaldo, "E-detectors: a nonparametric
 framework for sequential change detection", 2022). With four weights and R ranks the threshold is
-``log(4 * R * steps_per_false_alarm)``; looking at every step is part of that count. The price is measured on the ranks
+``log(4 * R * STEPS_PER_FALSE_ALARM)``; looking at every step is part of that count. The price is measured on the ranks
 themselves (``sequential_test``), so the count is an estimate: it supposes noise as in the last thousand steps.
 
 A rank is named only if, besides, it was late in clearly more than half of the steps since its score began. So a few
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -46,7 +46,6 @@ COMMON_END: Final = ("all_reduce", "barrier", "reduce_scatter", "all_gather", "a
 """Collectives that all members leave together: nobody before everybody has entered."""
 CHRONIC, SINCE, SOMETIMES, ONCE = "chronic", "since", "now and then", "once"
 IN_TURNS, VARIATION, NONE = "in turns", "variation", "none"
-PATTERNS: Final = (CHRONIC, SINCE, IN_TURNS, VARIATION, NONE)
 LEAST_SHARE: Final = 0.02
 """A rank that is late by less than this share of the step is not named; ``diagnose`` names no smaller cause either."""
 STEPS_PER_FALSE_ALARM: Final = 1e7
@@ -122,9 +121,7 @@ def find_late_ranks(
     iteration_T: ArrayLike | None = None,
     *,
     alike: Sequence[Sequence[int]] | None = None,
-    least_share: float = LEAST_SHARE,
     steps_T: ArrayLike = 1.0,
-    steps_per_false_alarm: float = STEPS_PER_FALSE_ALARM,
 ) -> Findings:
     """Which ranks are late, from how late each of them was in every step.
 
@@ -136,9 +133,7 @@ def find_late_ranks(
         iteration_T: numbers of the steps, ascending; default: counted from 0.
         alike: columns of ranks that do the same work, such as those of a pipeline stage; default: all. Ranks in no
             list, and alone in theirs, are not judged.
-        least_share: smallest lateness that is worth a name, share of the step.
         steps_T: a row is the mean of so many steps, at least 1: one number for all, or ``(T,)``.
-        steps_per_false_alarm: steps of the job after which one wrong name is accepted.
     """
     table_TR = np.array(late_s_TR, np.float64)
     iterations = np.arange(len(table_TR)) if iteration_T is None else np.asarray(iteration_T, np.int64)
@@ -150,23 +145,16 @@ def find_late_ranks(
     late_TR = np.full(table_TR.shape, math.nan)
     for places in groups:
         late_TR[:, places] = lateness_of(table_TR[:, places])
-    step_s_T = np.broadcast_to(np.asarray(step_s, np.float64), len(table_TR))
-    used_T = ~np.isnan(table_TR).all(axis=1)
-    rows = [
-        _Row(late_TR[t], int(iterations[t]), steps, math.sqrt(typical / steps))
-        for steps_T in [np.broadcast_to(np.asarray(steps_T, np.float64), len(table_TR))]
-        for typical in [float(np.median(steps_T[used_T])) if used_T.any() else 1.0]
-        for t, steps in zip(np.flatnonzero(used_T).tolist(), steps_T[used_T].tolist(), strict=True)
-    ]
-    per_alarm = max(steps_per_false_alarm * len(rows) / max(sum(row.steps for row in rows), 1.0), 1.0)
-    watch = _Watch(
-        groups, table_TR.shape[1], least_share, math.log(len(WEIGHTS) * max(table_TR.shape[1], 1) * per_alarm)
-    )
-    named = [
-        replace(span)
-        for row, step_s in zip(rows, step_s_T[used_T].tolist(), strict=True)
-        for span in watch.add(row, step_s)
-    ]
+    step_s_T, weight_T = (np.broadcast_to(np.asarray(of, np.float64), len(table_TR)) for of in (step_s, steps_T))
+    used = np.flatnonzero(~np.isnan(table_TR).all(axis=1)).tolist()
+    typical, begin = (float(np.median(weight_T[used])), int(iterations[used[0]])) if used else (1.0, 0)
+    per_alarm = max(STEPS_PER_FALSE_ALARM * len(used) / max(sum(weight_T[used].tolist()), 1.0), 1.0)
+    watch = _Watch(groups, table_TR.shape[1], math.log(len(WEIGHTS) * max(table_TR.shape[1], 1) * per_alarm), begin)
+    named = list[LateSpan]()
+    for t in used:
+        steps = float(weight_T[t])
+        row = _Row(late_TR[t], int(iterations[t]), steps, math.sqrt(typical / steps))
+        named += [replace(span) for span in watch.add(row, float(step_s_T[t]))]
     return watch.findings(tuple(named), int(iterations[-1]) if len(iterations) else 0)
 
 
@@ -189,22 +177,6 @@ def lateness_of(own_s: Times) -> Times:
     return np.where(known < 2, math.nan, own_s - np.where(known % 2 == 0, of_even, of_odd))
 
 
-def pattern_of_all(named: Collection[str], turns: int, covered_share: float, lost_share: float) -> str:
-    """The pattern of ranks that wait for each other, one of :data:`PATTERNS`.
-
-    Args:
-        named: kinds of the ranks that are late.
-        turns: ranks that come and go.
-        covered_share: share of what was observed in which one of these was late.
-        lost_share: share of the step that is lost to its last rank.
-    """
-    if named:
-        return SINCE if set(named) == {SINCE} else CHRONIC
-    if turns > 1 and covered_share >= TURNS_SHARE:
-        return IN_TURNS
-    return VARIATION if lost_share > VARIATION_SHARE else NONE
-
-
 class _Row(NamedTuple):
     """How late each rank was, the mean of so many ``steps``; their noise is ``spread`` times that of a typical row."""
 
@@ -217,12 +189,11 @@ class _Row(NamedTuple):
 class _Watch:
     """Takes in one step after the other; says at any moment which ranks are late."""
 
-    def __init__(self, alike: Sequence[NDArray[np.int64]], ranks: int, least_share: float, threshold: float) -> None:
-        self._alike, self._ranks, self._least_share, self._threshold = alike, ranks, least_share, threshold
+    def __init__(self, alike: Sequence[NDArray[np.int64]], ranks: int, threshold: float, begin: int) -> None:
+        self._alike, self._ranks, self._threshold, self._begin = alike, ranks, threshold, begin
         self._rising, self._falling = Scores(ranks, threshold), Scores(ranks, threshold)
         self._noise: UsualNoise | None = None
         self._waiting: list[_Row] = []
-        self._begin: int | None = None
         self._end = -1
         self._steps, self._known_R = 0, np.zeros(ranks)
         self._step_s = self._lost_s = 0.0
@@ -233,7 +204,7 @@ class _Watch:
         self._usual_s_R = np.zeros(ranks)
         self._late_R = np.zeros(ranks, np.bool_)
         self._level_s_R, self._level_steps_R = np.zeros(ranks), np.zeros(ranks)
-        self._calm_since_R = np.zeros(ranks, np.int64)
+        self._calm_since_R = np.full(ranks, begin, np.int64)
         self._calm_steps_R, self._calm_sum_R = np.zeros(ranks), np.zeros(ranks)
         self._settled_R = np.zeros(ranks, np.int64)
         self._open: dict[int, LateSpan] = {}
@@ -243,9 +214,6 @@ class _Watch:
     def add(self, row: _Row, step_s: float) -> tuple[LateSpan, ...]:
         """Take in how much later each rank was than its like; returns the lateness that the row settles."""
         self._end = row.iteration
-        if self._begin is None:
-            self._begin = row.iteration
-            self._calm_since_R[:] = row.iteration
         self._steps += 1
         self._known_R += ~np.isnan(row.late_s_R)
         self._account(row.late_s_R, step_s)
@@ -263,7 +231,6 @@ class _Watch:
 
     def findings(self, named: tuple[LateSpan, ...], end: int) -> Findings:
         """What is known so far."""
-        begin = self._begin if self._begin is not None else 0
         self._end = max(self._end, end)
         spans: dict[int, list[LateSpan]] = {}
         for rank in self._open:
@@ -277,20 +244,12 @@ class _Watch:
             mine.sort(key=lambda span: span.first)
             edges = [(span.first, self._end if span.last is None else span.last) for span in mine]
             now = mine[-1].last is None
-            kind = _kind_of(_joined(edges), len(edges), begin, self._end, goes_on=now)
+            kind = _kind_of(_joined(edges), len(edges), self._begin, self._end, goes_on=now)
             row = LateRank(rank, kind, mine[-1].late_s, mine[-1].error_s, tuple(mine))
             (late if now else past).append(row)
         late.sort(key=lambda row: (-row.late_s, row.rank))
         past.sort(key=lambda row: (row.spans[0].first, row.rank))
-        changing = [row for row in (*late, *past) if row.kind in (SOMETIMES, ONCE)]
-        pattern = pattern_of_all(
-            [row.kind for row in late if row not in changing],
-            len(changing),
-            self._covered_share(changing, begin),
-            self._lost_s / self._step_s if self._step_s > 0.0 and not late else 0.0,
-        )
-        if late and pattern in (NONE, VARIATION):
-            pattern = SINCE  # one rank comes and goes, and is late now
+        pattern = self._pattern(late, past)
         return Findings(tuple(late), tuple(past), pattern, self._lost_s, self._step_s, self._least_s_R(), named)
 
     def _least_s_R(self) -> Times:
@@ -299,17 +258,28 @@ class _Watch:
             return np.full(self._ranks, math.inf)
         earned_R = self._threshold / np.maximum(self._known_R, 1.0)
         needed_R = ((earned_R + self._noise.price_J[:, None]) / WEIGHTS[:, None]).min(axis=0)
-        least_s_R = self._usual_s_R + self._least_share * self._step_s + needed_R * self._noise.scale_s_R
+        least_s_R = self._usual_s_R + LEAST_SHARE * self._step_s + needed_R * self._noise.scale_s_R
         return np.where((needed_R <= CLIP) & (self._known_R > 0), least_s_R, math.inf)
 
-    def _covered_share(self, rows: Sequence[LateRank], begin: int) -> float:
+    def _pattern(self, late: Sequence[LateRank], past: Sequence[LateRank]) -> str:
+        """The pattern of all ranks, CHRONIC, SINCE, IN_TURNS, VARIATION or NONE."""
+        changing = [row for row in (*late, *past) if row.kind in (SOMETIMES, ONCE)]
+        if lasting := {row.kind for row in late} - {SOMETIMES}:
+            return SINCE if lasting == {SINCE} else CHRONIC
+        if len(changing) > 1 and self._covered_share(changing) >= TURNS_SHARE:
+            return IN_TURNS
+        if late:
+            return SINCE  # one rank comes and goes, and is late now
+        return VARIATION if self._step_s > 0.0 and self._lost_s / self._step_s > VARIATION_SHARE else NONE
+
+    def _covered_share(self, rows: Sequence[LateRank]) -> float:
         """Share of the iterations in which one of these ranks was late."""
         edges = sorted((s.first, self._end if s.last is None else s.last) for row in rows for s in row.spans)
-        covered, reached = 0, begin - 1
+        covered, reached = 0, self._begin - 1
         for first, last in edges:
             covered += max(last - max(first - 1, reached), 0)
             reached = max(reached, last)
-        return covered / max(self._end - begin + 1, 1)
+        return covered / max(self._end - self._begin + 1, 1)
 
     def _account(self, late_s_R: Times, step_s: float) -> None:
         """The usual step, and what the last rank of a step costs; a single huge step moves neither by much."""
@@ -329,7 +299,7 @@ class _Watch:
             self._learn(noise)
         known_R = ~np.isnan(late_s_R)
         late_s_R = np.where(known_R, late_s_R, 0.0)
-        least_s = self._least_share * max(self._step_s, 0.0)
+        least_s = LEAST_SHARE * max(self._step_s, 0.0)
         scale_s_R = np.maximum(noise.scale_s_R * row.spread, 1e-3 * least_s + LEAST_SCALE_S)
         price_J = noise.price_J
         bar_s_R = self._usual_s_R + least_s + np.where(self._late_R, 1.5 * self._level_s_R, 0.0)
