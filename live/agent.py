@@ -54,17 +54,13 @@ class Agent:
         """Why :attr:`state` is not the requested mode; empty if it is."""
         return str(self._quietly(lambda: self._loop.reason, "an error of its own"))
 
-    def summary(self, compare: bool = False) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """This rank's numbers as plain data, times in seconds (fields: ``paceenv.live.record.snapshot``).
 
-        Call it on the training thread. With ``compare`` it also reads the status files of all ranks, where there is a
-        folder, to find early and late ranks; that waits for the file system.
-
-        Args:
-            compare: whether it also looks at the other ranks' status files.
+        Call it on the training thread. It reads no file.
         """
         self._quietly(lambda: self._loop.catch_up())
-        return dict(self._quietly(lambda: self._output.compared() if compare else self._output.snapshot(), {}))
+        return dict(self._quietly(lambda: self._output.snapshot(), {}))
 
     @contextlib.contextmanager
     def mark(self, kind: str = "checkpoint") -> Iterator[None]:
@@ -185,8 +181,6 @@ def attach(
     model_or_optimizer: Any = None,
     policy: Policy | str | os.PathLike[str] | None = None,
     mode: str = "observe",
-    *,
-    on_metrics: Callable[[dict[str, float]], object] | None = None,
     **options: Any,
 ) -> Agent:
     """Attach the agent to this rank's training job; call it on every rank, before the training loop.
@@ -201,9 +195,6 @@ def attach(
             only observe and probe.
         mode: off, observe, probe, shadow, canary (a switchback test: every rank alternates paired blocks with and
             without pacing) or active.
-        on_metrics: called every ten seconds, and at the end, with this rank's numbers by name (times in seconds), on a
-            thread of its own; for a tracker of your own, say. One that raises is not called again. It holds under
-            ``-m paceenv.live`` too, if it is given before the first iteration.
         options: fields of :class:`paceenv.live.options.Options`; the table is in ``docs/reference/live-options.md``.
 
     Returns:
@@ -223,7 +214,6 @@ def attach(
     chosen = make_options({"mode": mode} | options)
     agent = attached()
     if agent is not None:
-        agent._output.on_metrics = agent._output.on_metrics or on_metrics
         agent._loop.messages.log_once("is attached already; the second call of attach changes nothing")
         return agent
     settings, in_a_group_only = dict(LAUNCHER_SETTINGS), False
@@ -235,9 +225,7 @@ def attach(
     try:
         loop = Loop(chosen, needed_policy(chosen.mode, policy, chosen.candidates), optimizer=optimizer)
         loop.in_a_group_only = in_a_group_only
-        agent = Agent(loop)
-        agent._output.on_metrics = on_metrics
-        return agent
+        return Agent(loop)
     except Exception as error:
         return Absent(error)
 

@@ -20,11 +20,11 @@ from paceenv.live.last_words import LastWords
 from paceenv.live.log_once import described
 from paceenv.live.loop import Loop
 from paceenv.live.observe.log import tried
-from paceenv.live.record.findings import ALONE, find, findings_period_s, read_verdict, with_verdicts, write_findings
+from paceenv.live.record.findings import ALONE, find, findings_period_s, read_verdict, write_findings
 from paceenv.live.record.history import unseen
 from paceenv.live.record.housekeeping import Housekeeping, background
 from paceenv.live.record.run_folder import of_the_others, status_period_s, write_status
-from paceenv.live.record.snapshot import ASKED, QUANTITIES, SCHEMA, Snapshot, number
+from paceenv.live.record.snapshot import ASKED, SCHEMA, Snapshot
 from paceenv.live.record.summary import summarise, write_summary
 from paceenv.live.store_messages import PACING, Peers, poll_s
 
@@ -37,8 +37,6 @@ SEGMENT_S = 30.0
 MAX_PORT = 65535
 EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
 """Longest wait at the end of a job for the last files, and of the page for the other ranks' last status, seconds."""
-METRICS_S = 10.0
-"""Seconds between two calls of the script's ``on_metrics``."""
 
 
 class Output:
@@ -52,19 +50,12 @@ class Output:
         self._rendezvous: Rendezvous | None = None
         self._metrics: Any = None
         self._housekeeping = Housekeeping(loop.messages.log_once)
-        self.on_metrics: Callable[[dict[str, float]], object] | None = None
-        self._threads = list[tuple[Housekeeping, float]]()  # beside the housekeeping; how long each is waited for
+        self._threads = list[Housekeeping]()  # beside the housekeeping, and not waited for
         self._verdict: dict[str, Any] = ALONE  # from the findings of all ranks, for the metrics
         self._closed, self._page, self._patience_s, self._ended = False, "", PATIENCE_S, ""
         self._printing = threading.Lock()
         self._last_words = LastWords(self.leave_last_words)
         loop.on_begin = self._begin
-
-    def compared(self) -> Snapshot:
-        """The snapshot, compared with the last status of the other ranks; reads the status files of all of them."""
-        out, own = self._options.out, self.snapshot()
-        together = [own, *(of_the_others(out, own) if out is not None else [])]
-        return with_verdicts(together, find(together))[0]
 
     def close(self) -> None:
         """Write the rest of trace and status; rank 0 prints the page.
@@ -77,8 +68,8 @@ class Output:
         if self._rendezvous is not None:
             self._loop.attempt = self._rendezvous.settle().attempt
         self._housekeeping.stop(EXIT_DEADLINE_S)
-        for thread, patience_s in self._threads:
-            thread.stop(patience_s)
+        for thread in self._threads:
+            thread.stop(0.0)
         if self._metrics is not None:
             self._metrics.close()
         self._print_page()
@@ -187,8 +178,6 @@ class Output:
             others += [("who follows control.json", period_s, self._control.agree)]
         if options.mode in PACING or (options.out is not None and loop.world_size > 1):
             self._beside(*others)
-        if self.on_metrics is not None:
-            self._beside(("on_metrics", METRICS_S, self._call), patience_s=PATIENCE_S)
         keep.start()
         self._last_words.install()
         self._rendezvous.begin(store)
@@ -206,13 +195,13 @@ class Output:
 
         self._beside((name, period_s, looked))
 
-    def _beside(self, *tasks: tuple[str, float, Callable[[bool], None]], patience_s: float = 0.0) -> None:
-        """Run tasks on a thread of their own: a file system, a store, the script's own function may hang."""
+    def _beside(self, *tasks: tuple[str, float, Callable[[bool], None]]) -> None:
+        """Run tasks on a thread of their own: a file system or a store may hang."""
         thread = Housekeeping(self._loop.messages.log_once)
         for task in tasks:
             thread.add(*task)
         thread.start()
-        self._threads.append((thread, patience_s))
+        self._threads.append(thread)
 
     def _identified(self, known: Identity) -> None:
         """More is known about this start of the job; any thread."""
@@ -277,18 +266,6 @@ class Output:
     def judged(self) -> Snapshot:
         """The snapshot with the verdict of the last findings, for metrics; reads no file."""
         return self.snapshot() | {"arrival": self._verdict}
-
-    def _call(self, final: bool) -> None:
-        """Hand the known numbers to the script's function; one that fails is not called again."""
-        if self.on_metrics is None:
-            return
-        snapshot = self.judged()
-        known = {q.name: value for q in QUANTITIES if (value := number(snapshot, *q.path)) is not None}
-        try:
-            self.on_metrics({"rank": float(self._loop.rank)} | known)
-        except BaseException as error:
-            self.on_metrics = None
-            self._loop.messages.log_once(f"on_metrics failed and is not called again: {described(error)}")
 
     def _exchange_findings(self, out: Path, final: bool) -> None:
         """Rank 0 writes the findings from the status of all ranks; the others read that one file."""

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from live_bodies import side_by_side
 from live_jobs import results, run_ranks
 from live_link import limited_link, pairs
 
@@ -94,7 +95,7 @@ WORK_S = 0.006
 
 
 def skewed(*, skews_s: Sequence[float], late: int, iterations: int, out: str) -> list[dict[str, Any]]:
-    """For each skew the agent's last summary, after rank ``late`` was late by it in every iteration.
+    """For each skew the agent's last status, after rank ``late`` was late by it in every iteration.
 
     The ranks write their status, in a folder for each skew, and look at that of the others.
     """
@@ -108,7 +109,7 @@ def skewed(*, skews_s: Sequence[float], late: int, iterations: int, out: str) ->
             optimizer.step()
         agent.detach()
         dist.barrier()  # all have written their last status
-        found.append(agent.summary(compare=True))
+        found.append(side_by_side(Path(out) / f"{1e3 * skew_s:g}ms")[dist.get_rank()])
     return found
 
 

@@ -100,7 +100,7 @@ QUANTITIES: Final = (
     Quantity("canary_gain_high_ratio", "Upper end of its interval.", ("canary", "high")),
     Quantity("overhead_mean_seconds", "The agent's own time on the host per iteration.", ("overhead", "mean_s")),
 )
-"""What the Prometheus endpoint serves, and the script's ``on_metrics`` gets."""
+"""What the Prometheus endpoint serves."""
 
 
 def entry(snapshot: Any, *path: str) -> Any:

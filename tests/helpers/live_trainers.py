@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ import torch
 from live_bodies import SHORT, delaying_policy
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from paceenv import live
 
 STEPS, EVALUATE_EVERY, SAVE_EVERY, ACCUMULATED = 72, 35, 40, 2
 ITEMS, WIDTH, BATCH = 64, 64, 4
@@ -30,14 +31,18 @@ def digest(model: nn.Module) -> str:
     return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
 
 
+def with_and_without(train: Callable[[str], str], out: str) -> dict[str, str]:
+    """Digests of the parameters, without an agent and then under one that delays."""
+    plain = train("plain")
+    agent = live.attach(None, delaying_policy(), "active", out=f"{out}/run", **SHORT)
+    paced = train("paced")
+    agent.detach()
+    return {"plain": plain, "paced": paced}
+
+
 def hugging_face(*, out: str) -> dict[str, Any]:
     """``transformers.Trainer`` with gradient accumulation, evaluations and checkpoints."""
-    import paceenv.live.agent
-
-    assert "transformers" not in sys.modules
     from transformers import Trainer, TrainingArguments
-
-    from paceenv.live.callbacks.huggingface import PaceCallback
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -58,7 +63,7 @@ def hugging_face(*, out: str) -> dict[str, Any]:
         def __getitem__(self, item: int) -> dict[str, torch.Tensor]:
             return {"inputs": self.inputs[item], "labels": self.inputs[item, :1]}
 
-    def train(name: str, callbacks: list[Any]) -> str:
+    def train(name: str) -> str:
         arguments = TrainingArguments(
             output_dir=f"{out}/{name}",
             use_cpu=True,
@@ -73,25 +78,16 @@ def hugging_face(*, out: str) -> dict[str, Any]:
             report_to="none",
             disable_tqdm=True,
         )
-        trainer = Trainer(
-            model=Model(), args=arguments, train_dataset=Items(), eval_dataset=Items(), callbacks=callbacks
-        )
+        trainer = Trainer(model=Model(), args=arguments, train_dataset=Items(), eval_dataset=Items())
         trainer.train()
-        assert paceenv.live.agent.attached() is None
         return digest(trainer.model)
 
-    pace = PaceCallback(delaying_policy(), "active", out=f"{out}/run", **SHORT)
-    return {"plain": train("plain", []), "paced": train("paced", [pace])}
+    return with_and_without(train, out)
 
 
 def lightning(*, out: str) -> dict[str, Any]:
     """Lightning's ``Trainer``, two optimizers stepped by hand."""
-    import paceenv.live.agent
-
-    assert "pytorch_lightning" not in sys.modules
     import pytorch_lightning
-
-    from paceenv.live.callbacks.lightning import PaceCallback
 
     class Model(pytorch_lightning.LightningModule):
         def __init__(self) -> None:
@@ -118,7 +114,7 @@ def lightning(*, out: str) -> dict[str, Any]:
             first, _, last = self.layers
             return torch.optim.AdamW(first.parameters(), lr=0.01), torch.optim.SGD(last.parameters(), lr=0.01)
 
-    def train(name: str, callbacks: list[Any]) -> str:
+    def train(name: str) -> str:
         checkpoints = pytorch_lightning.callbacks.ModelCheckpoint(f"{out}/{name}", every_n_train_steps=2 * SAVE_EVERY)
         trainer = pytorch_lightning.Trainer(
             accelerator="cpu",
@@ -132,13 +128,11 @@ def lightning(*, out: str) -> dict[str, Any]:
             enable_progress_bar=False,
             enable_model_summary=False,
             default_root_dir=out,
-            callbacks=[checkpoints, *callbacks],
+            callbacks=[checkpoints],
         )
         model = Model()
         trainer.fit(model, DataLoader(data(), batch_size=BATCH), DataLoader(data(), batch_size=BATCH))
         assert Path(out, name).exists()
-        assert paceenv.live.agent.attached() is None
         return digest(model)
 
-    pace = PaceCallback(delaying_policy(), "active", out=f"{out}/run", **SHORT)
-    return {"plain": train("plain", []), "paced": train("paced", [pace])}
+    return with_and_without(train, out)
