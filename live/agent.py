@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from paceenv.core.errors import InputError, out_of_range
-from paceenv.live.decide.live_policy import needed_policy, obstacle
+from paceenv.core.errors import out_of_range
+from paceenv.live.decide.live_policy import needed_policy
 from paceenv.live.log_once import Messages, described
 from paceenv.live.loop import Loop
 from paceenv.live.options import IN_A_GROUP_ONLY, LAUNCHER_SETTINGS, make_options
@@ -185,8 +185,8 @@ def attach(
 ) -> Agent:
     """Attach the agent to this rank's training job; call it on every rank, before the training loop.
 
-    Under ``-m paceenv.live`` the settings on its command line replace all of these. An invalid policy is no error,
-    except with ``strict``: the agent observes and reports the reason.
+    Under ``-m paceenv.live`` the settings on its command line replace all of these. An invalid policy is no error: the
+    agent observes and reports the reason.
 
     Args:
         model_or_optimizer: the optimizer whose step ends an iteration; with a model or None, the first that steps.
@@ -201,8 +201,7 @@ def attach(
         The agent; the attached one, if there is one already.
 
     Raises:
-        InputError: an unknown option or a value out of range, or with ``strict`` a mode that cannot be entered; before
-            anything is touched.
+        InputError: an unknown option or a value out of range, before anything is touched.
     """
     import torch
 
@@ -220,8 +219,6 @@ def attach(
     if settings:
         policy, in_a_group_only = settings.pop("policy"), settings.pop(IN_A_GROUP_ONLY, False)
         chosen = make_options(settings)
-    elif chosen.strict and (why := obstacle(chosen, policy)):
-        raise InputError(f"mode {chosen.mode} cannot be entered: {why}")
     try:
         loop = Loop(chosen, needed_policy(chosen.mode, policy, chosen.candidates), optimizer=optimizer)
         loop.in_a_group_only = in_a_group_only

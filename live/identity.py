@@ -32,7 +32,7 @@ GOODBYE_S = 0.5
 """A job that ends before it is known waits this long for it."""
 POLL_S, LONGEST_POLL_S = 0.005, 1.0
 """Shortest and longest pause between two looks at the store."""
-OWN_TO_A_RANK = {"out", "job", "metrics_port", "metrics_host", "kill_file", "strict"}
+OWN_TO_A_RANK = {"out", "job", "metrics_port", "metrics_host", "kill_file"}
 """Options in which ranks may differ: they change nothing that is decided."""
 _generation = itertools.count()
 

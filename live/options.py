@@ -15,17 +15,11 @@ from typing import Any, get_args
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, MAX_BUDGET_S, MAX_CAP_S
 
-try:
-    LAUNCH_FOLDER = os.getcwd()
-    """The folder of the process when it imported this package; relative paths of the environment begin there."""
-except OSError:  # it is gone; paths that need it fail where they are used
-    LAUNCH_FOLDER = ""
 MODES = ("off", "observe", "probe", "shadow", "canary", "active")
 PACED, DECIDING = MODES[4:], MODES[3:]
 """Modes that delay by a policy; and those that need one."""
 KILL_SWITCH = "PACEENV_LIVE"
 """Environment variable; with any value, such as ``off``, every agent is off: no typing error keeps one running."""
-ENVIRONMENT_KILL_FILE = "PACEENV_LIVE_KILL_FILE"
 LAUNCHER_SETTINGS: dict[str, Any] = {}
 """Arguments from the command line of ``-m paceenv.live``; they replace those of ``live.attach``. Empty without it."""
 IN_A_GROUP_ONLY = "in_a_group_only"
@@ -96,11 +90,6 @@ class Options:
     )
     metrics_host: str = _option("127.0.0.1", "Address of that endpoint")
     kill_file: Path | None = _option(None, "The agent detaches as soon as this file exists", unset="none")
-    strict: bool = _option(
-        False,
-        "Where a rank finds that a mode cannot be entered, as with a missing policy file, it ends with exit code 2 "
-        "before the script starts; without it the job runs unpaced and says so",
-    )
     defer: str = _option(
         "",
         "Asynchronous transfers that rule defer may hold back, on gloo: kinds such as all_reduce, and names or "
@@ -121,10 +110,6 @@ def _check(option: Field[Any], value: Any) -> None:
     """Raises InputError for a value that is not one of the choices, or not a number within the range."""
     means: Meaning = option.metadata["meaning"]
     whole = option.type in (int, int | None)
-    if option.type is bool:
-        if type(value) is not bool:
-            raise out_of_range(option.name, value, "true or false", "live")
-        return
     if means.choices:
         fits = value in means.choices
     elif means.low == -math.inf or (value is None and option.default is None):
@@ -150,8 +135,7 @@ def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.envi
     """Options from keywords, with the kill switch of the environment applied.
 
     Their paths are absolute: a script that changes its folder later (Hydra does) does not move the agent's files, nor
-    the kill file. A relative kill file of the environment is in the folder that the process was in when it imported
-    this package. Raises InputError for an unknown option, or a value out of range.
+    the kill file. Raises InputError for an unknown option, or a value out of range.
     """
     known = {option.name for option in OPTIONS}
     unknown = sorted(set(values) - known)
@@ -161,9 +145,6 @@ def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.envi
     options = Options(**{**values, **paths})
     if not options.job:
         options = replace(options, job=Path(sys.argv[0]).stem or "job")
-    if environ.get(ENVIRONMENT_KILL_FILE):
-        file = os.path.join(LAUNCH_FOLDER, environ[ENVIRONMENT_KILL_FILE])
-        options = replace(options, kill_file=absolute(ENVIRONMENT_KILL_FILE, file))
     return replace(options, mode="off") if environ.get(KILL_SWITCH) else options
 
 

@@ -150,6 +150,5 @@ def test_a_hostile_file_is_a_reason_to_observe(content: bytes, tmp_path: Path) -
 def test_the_environment_has_the_last_word() -> None:
     for value in ("off", "of"):  # a typing error in an emergency
         assert make_options({"mode": "active"}, {"PACEENV_LIVE": value}).mode == "off"
-    assert make_options({}, {"PACEENV_LIVE_KILL_FILE": "/stop"}).kill_file == Path("/stop")
     with pytest.raises(InputError, match="live: unknown option speed; allowed: block_iterations, budget"):
         make_options({"speed": 1})

@@ -1,4 +1,4 @@
-"""``paceenv live run``: one command for torchrun, srun and a rank; and ``--strict``."""
+"""``paceenv live run``: one command for torchrun, srun and a rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import pytest
 from live_jobs import run_ranks
 from live_samples import segment_files
 
-from paceenv import live as agents
 from paceenv.cli.live_command import application
 from paceenv.core.errors import InputError
 from paceenv.live.record.run_folder import RunFolder
@@ -37,7 +36,7 @@ def paceenv(*arguments: str | Path, folder: Path, **environ: str) -> subprocess.
     [
         ("train.py --lr 1", "", "", "train.py --lr 1"),
         ("--nproc-per-node 2 --out d train.py", "--nproc-per-node 2", "--out d", "train.py"),
-        ("--mode off --role=r --strict -- a.py -- --mode x", "--role=r", "--mode off --strict", "a.py -- --mode x"),
+        ("--mode off --role=r -- a.py -- --mode x", "--role=r", "--mode off", "a.py -- --mode x"),
         ("-t 3 --policy learned -m pkg.train --nnodes 9", "-t 3", "--policy learned -m", "pkg.train --nnodes 9"),
         ("--rdzv-conf a=1,b=2 --cap-s 0.5 a.py -m x", "--rdzv-conf a=1,b=2", "--cap-s 0.5", "a.py -m x"),
     ],
@@ -145,21 +144,6 @@ def test_a_kill_file_that_exists_is_announced(
     (tmp_path / "stop").touch()
     became(monkeypatch, tmp_path, "--nproc-per-node 1 --kill-file stop train.py")
     assert f"warning: the kill file {tmp_path / 'stop'} exists" in capsys.readouterr().err
-
-
-def test_attach_with_strict_refuses(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="mode canary cannot be entered: no policy was given"):
-        agents.attach(mode="canary", strict=True)
-
-
-def test_strict_and_a_good_policy_import_nothing_before_the_script(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import sys; print('numpy' in sys.modules, 'torch' in sys.modules)")
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    options = ("--strict", "--mode", "shadow", "--policy", "learned")
-    ended = paceenv("live", "run", *options, "train.py", folder=tmp_path, **rank)
-    assert (ended.returncode, ended.stdout) == (0, "False False\n"), ended.stderr
-    bad = paceenv("live", "run", *options[:-1], "nope", "train.py", folder=tmp_path, **rank)
-    assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
 
 
 def losses(folder: Path) -> list[Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from paceenv.core.errors import InputError
 from paceenv.core.limits import Limits
 from paceenv.live.log_once import described
-from paceenv.live.options import DECIDING, PACED, Options
+from paceenv.live.options import PACED
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
 from paceenv.policies.names import AHEAD, NAMES, STATIC_DEFAULTS, find, rule
@@ -96,11 +96,3 @@ def _from_file(text: str) -> NamedPolicy:
     path, content = find(text)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return NamedPolicy(content.policy, text, digest, content.calibrated_range, limits=content.limits)
-
-
-def obstacle(options: Options, policy: Policy | str | os.PathLike[str] | None) -> str:
-    """Why the mode cannot be entered; "" if nothing that can be known yet prevents it.
-
-    What only a running job shows (a rank without an agent, signals outside the policy's range) is not looked at.
-    """
-    return needed_policy(options.mode, policy, options.candidates).fault if options.mode in DECIDING else ""

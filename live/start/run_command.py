@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperCommand
 
 from paceenv.core.errors import InputError, needs
-from paceenv.live.options import DECIDING, ENVIRONMENT_KILL_FILE, OPTIONS, absolute_policy, make_options
+from paceenv.live.options import DECIDING, OPTIONS, absolute_policy, make_options
 from paceenv.live.start.attach_hook import hand_down
 
 USER_ERROR = 2
@@ -94,8 +94,7 @@ def _parameter(option: Field[Any]) -> Parameter:
     means = option.metadata["meaning"]
     text = f"{means.help} ({means.allowed})." if means.allowed else f"{means.help}."
     text += f" Default: {means.unset}." if means.unset else ""
-    flag = (f"--{option.name.replace('_', '-')}",) if option.type is bool else ()  # without a --no-... beside it
-    default = typer.Option(option.default, *flag, help=text, show_default=not means.unset and not flag)
+    default = typer.Option(option.default, help=text, show_default=not means.unset)
     return Parameter(option.name, Parameter.KEYWORD_ONLY, default=default, annotation=option.type)
 
 
@@ -133,11 +132,11 @@ def prepare(
     if not module and not Path(script[0]).exists():
         raise InputError(f"script {script[0]}: no such file; allowed: a Python file, or a module with -m")
     why, named = "", policy or options.candidates
-    if options.mode in DECIDING and (below or options.strict or not named):  # a rank may lack a file after a restart
+    if options.mode in DECIDING and (below or not named):  # a rank may lack a file after a restart
         try:
-            from paceenv.live.decide.live_policy import obstacle
+            from paceenv.live.decide.live_policy import needed_policy
 
-            why = obstacle(options, policy)
+            why = needed_policy(options.mode, policy, options.candidates).fault
         except ImportError as error:
             why = str(needs("a policy", error.name or str(error), "live"))
     if why:
@@ -145,8 +144,6 @@ def prepare(
     if options.mode != "off" and os.path.exists(options.kill_file or "") and os.environ.get("RANK", "0") == "0":
         say(f"warning: the kill file {options.kill_file} exists, so the agent will detach at once; to watch, remove it")
     if options.mode == mode:  # else it is the kill switch: as little as possible happens
-        if os.environ.get(ENVIRONMENT_KILL_FILE):
-            os.environ[ENVIRONMENT_KILL_FILE] = str(options.kill_file or "")
         absolute = {"out": options.out, "kill_file": options.kill_file}  # the script may change the folder
         hand_down(given | absolute | {"job": options.job, "policy": absolute_policy(policy)}, below=below)
     return [*(["-m"] if module else []), *script]
@@ -172,19 +169,20 @@ def split(arguments: Sequence[str]) -> Split:
         from torch.distributed.run import get_args_parser
     except ModuleNotFoundError as error:
         raise needs("paceenv live run", error.name, "live") from None
-    takes_value = {name: action.nargs != 0 for name, action in get_args_parser()._option_string_actions.items()}
-    ours = {f"--{option.name.replace('_', '-')}": option.type is not bool for option in OPTIONS}
+    ours = {f"--{option.name.replace('_', '-')}": True for option in OPTIONS}
     ours |= {"--policy": True, "-m": False, "--module": False, "--help": False}
+    theirs = get_args_parser()._option_string_actions
+    takes_value = {name: action.nargs != 0 for name, action in theirs.items()} | ours
     words, parts = list(arguments), Split([], [], [])
     while words and words[0].startswith("-") and (word := words.pop(0)) != "--":
         name, has_value = word.partition("=")[0], "=" in word
         if name.replace("_", "-") in ("--no-python", "--run-path"):
             raise InputError(f"{name}: the agent needs a Python script; allowed: without it")
-        if name not in ours and name not in takes_value:
+        if name not in takes_value:
             raise InputError(f"no such option: {name}. See paceenv live run --help")
         part = parts.agent if name in ours else parts.launcher
         part.append(word)
-        if words and not has_value and (ours.get(name) or (name not in ours and takes_value[name])):
+        if words and not has_value and takes_value[name]:
             part.append(words.pop(0))
     parts.script.extend(words)
     return parts
