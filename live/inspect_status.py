@@ -73,8 +73,7 @@ def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
     newest = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
     lines = [f"no status of {gone} ranks" if gone else "", *_downgrades(snapshots)]
     lines += describe_end(snapshots)
-    lines += [text(newest, "canary", "text"), text(newest, "canary", "forecast", "text")]
-    lines += [*shadowed(snapshots), *held(snapshots)[:1]]
+    lines += [text(newest, "canary", "text"), *shadowed(snapshots), *held(snapshots)[:1]]
     return list(filter(None, [*lines, *run.notes]))
 
 

@@ -103,7 +103,7 @@ class Output:
 
     def _snapshot(self) -> Snapshot:
         loop, history, options = self._loop, self._loop.history, self._options
-        policy, accounts = loop.policy, history.as_dict()
+        policy = loop.policy
         known = self._rendezvous.identity if self._rendezvous is not None else Identity()
         control = self._control.state() if self._control is not None else None  # before the mode, which follows it
         trace = self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0}
@@ -124,7 +124,7 @@ class Output:
             "iterations": loop.iterations,
             "irregular": loop.steps.irregular,
             "unmeasured": loop.why_nothing_is_measured(),
-            **accounts,
+            **history.as_dict(),
             "groups": {
                 str(g.number): {"name": g.name, "ranks": g.listed, "member": g.member, "size": g.size}
                 for g in list(loop.log.groups.values())[:MAX_GROUPS]
@@ -132,7 +132,7 @@ class Output:
             "unseen": unseen(loop.log.groups, history.count),
             "arrival": ALONE,
             "pacing": loop.control.delays() | loop.deferral.counts(),
-            **loop.control.snapshot((accounts["step"]["newest_s"] or 0.0) / accounts["step_iterations"]),
+            **loop.control.snapshot(),
             "stamps": {"dropped": loop.log.stamps.dropped},
             "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
             "locality": self._locality,

@@ -236,13 +236,9 @@ class Control:
             "holds": self._holds,
         }
 
-    def snapshot(self, tick_s: float) -> dict[str, Any]:
-        """What the mode has found, as plain data; None for what belongs to other modes.
-
-        Args:
-            tick_s: a usual iteration, seconds; 0: not known.
-        """
-        return dict.fromkeys(("shadow", "canary", "probe")) | self.chosen.as_dict(tick_s)
+    def snapshot(self) -> dict[str, Any]:
+        """What the mode has found, as plain data; None for what belongs to other modes."""
+        return dict.fromkeys(("shadow", "canary", "probe")) | self.chosen.as_dict()
 
     def _give_up(self, number: int | None, why: str) -> None:
         """A policy cannot be followed any more: the end of one candidate, or of pacing where no other is left."""

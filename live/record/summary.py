@@ -151,8 +151,6 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
             f"{duration(total(ranks, 'pacing', 'total_s'))} in all, "
             f"longest {duration(longest)}"
         )
-        if spread := _lengths(ranks, "pacing"):
-            lines.append(f"  {spread}")
     lines += [f"  {line}" for line in held(ranks)]
     if asked or taken or total(ranks, "pacing", "holds"):
         cut = [f"{NAMES_OF_LIMITS.get(name, name)} {count(n)}" for name, n in cut_by_limits(ranks).most_common()]
@@ -163,8 +161,6 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         pairs = number(own, "canary", "pairs")
         lines.append(f"  blocks with and without, {count(pairs)} pairs: {text(own, 'canary', 'text') or verdict}")
         lines += _contest(own)
-        if until := text(own, "canary", "forecast", "text"):
-            lines.append(f"  {until}")
     overhead_s, step_s = number(own, "overhead", "mean_s"), number(own, "step", "mean_s")
     if overhead_s is not None:
         share = f", {100.0 * overhead_s / step_s:.2g} % of the step" if step_s else ""
@@ -204,23 +200,7 @@ def shadowed(ranks: Sequence[Snapshot]) -> list[str]:
         f"mode shadow, nothing was delayed: it would have taken {count(sum(counts.values()))} delays in "
         f"{count(steps)} steps of {len(own)} ranks, {percent(fmean(shares.values()))} of the step on average, "
         f"most by rank {most}: {percent(shares[most])}",
-        _lengths(own, "shadow"),
     ]
-
-
-def _lengths(ranks: Sequence[Snapshot], what: str) -> str:
-    """The distribution of the ranks' delays: their medians, 95 % quantiles and the longest; "" where none is known."""
-    known = [s for s in ranks if number(s, what, "p50_s") is not None]
-    if not known:
-        return ""
-    parts = []
-    for name, words in (("p50_s", "median"), ("p95_s", "95 % quantile")):
-        of_rank = {int(s["rank"]): number(s, what, name) or 0.0 for s in known}
-        least, most = min(of_rank, key=of_rank.__getitem__), max(of_rank, key=of_rank.__getitem__)
-        both = f"{duration(of_rank[least])} (rank {least}) to {duration(of_rank[most])} (rank {most})"
-        parts.append(f"{words} {both if least != most else duration(of_rank[most])}")
-    longest = max(number(s, what, "max_s") or 0.0 for s in known)
-    return f"length of a delay: {', '.join(parts)}, longest {duration(longest)}"
 
 
 def _contest(own: Snapshot) -> list[str]:
@@ -233,11 +213,8 @@ def _contest(own: Snapshot) -> list[str]:
 
 
 def _probes(own: Snapshot) -> list[str]:
-    bound_s, cost = number(own, "probe", "bound_s"), number(own, "probe", "cost_share")
-    if bound_s is None:
-        return []
-    cost_text = "" if cost is None else f"; they changed the mean step by {100.0 * cost:+z.1f} %"
-    return [f"  probes: random delays of at most {duration(bound_s)}{cost_text}"]
+    bound_s = number(own, "probe", "bound_s")
+    return [] if bound_s is None else [f"  probes: random delays of at most {duration(bound_s)}"]
 
 
 def cut_by_limits(ranks: Sequence[Snapshot]) -> Counter[str]:

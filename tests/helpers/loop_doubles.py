@@ -136,4 +136,4 @@ def _contest(
         experiment.add(i, step_s, 0.01 * (contest.turn(i).arm is not None))
     experiment.final()
     pacing = {"taken": 10, "total_s": 0.1, "cut": {"cap": 1}}
-    return step_s_T, [{"state": options["--mode"], **experiment.as_dict(0.1), "pacing": pacing, "reason": ""}] * 8
+    return step_s_T, [{"state": options["--mode"], **experiment.as_dict(), "pacing": pacing, "reason": ""}] * 8
