@@ -199,7 +199,7 @@ def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ({"network": {"hosts": 1}}, "network.hosts"),
         ({"jobs": [{"name": "pair", "hosts": [0, 5], "iteration": [{"barrier": True}]}]}, "hosts of a job from 0 to 1"),
         ({"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": [{"barrier": False}]}]}, "barrier: true"),
-        ({"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": []}]}, "either iteration or model"),
+        ({"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": []}]}, "at least one transfer or barrier"),
         (
             {"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": [{"gather": {"bytes": 8, "group_size": 4}}]}]},
             "group_size that divides the 2 ranks",

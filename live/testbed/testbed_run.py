@@ -153,7 +153,6 @@ def _prepare(
         "backend": scenario.backend,
         "seed": [scenario.seed, scenario.jobs.index(job)],
         "iteration": [phase.model_dump(include=phase.model_fields_set) for phase in job.iteration],
-        "model": job.model.model_dump() if job.model else None,
         "iterations": iterations if job.name == scenario.loop.job else None,
         "steps": str(place / "steps"),
     }

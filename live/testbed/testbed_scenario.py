@@ -118,29 +118,18 @@ class Phase(Config):
         return next((kind for kind in kinds if kind is not None), None)
 
 
-class Model(Config):
-    """A real model instead of emulated compute: a perceptron under DistributedDataParallel, on random data."""
-
-    width: int = Field(256, ge=8, le=8192, description="of a layer")
-    layers: int = Field(4, ge=1, le=64, description="of the network")
-    batch: int = Field(16, ge=1, le=4096, description="samples of a rank in a step")
-
-
 class Job(Config):
     """One job. Rank r runs on ``hosts[r // ranks_per_host]``."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")
     hosts: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="hosts that it runs on")
     ranks_per_host: int = Field(1, ge=1, le=16, description="processes on each of them")
-    iteration: list[Phase] = Field([], description="what every rank does in an iteration, from top to bottom")
-    model: Model | None = None
+    iteration: list[Phase] = Field(description="what every rank does in an iteration, from top to bottom")
 
     @model_validator(mode="after")
     def _fits(self) -> Job:
         if len(set(self.hosts)) != len(self.hosts):
             raise ValueError("hosts that differ from each other")
-        if bool(self.iteration) == (self.model is not None):
-            raise ValueError("either iteration or model")
         for phase in self.iteration:
             transfer, compute = phase.transfer, phase.compute
             if transfer is not None and self.ranks % (transfer.group_size or self.ranks):
@@ -148,7 +137,7 @@ class Job(Config):
             named = [*(compute.ranks or []), *(compute.slow.ranks if compute.slow else [])] if compute else []
             if any(rank >= self.ranks for rank in named):
                 raise ValueError(f"ranks of a phase from 0 to {self.ranks - 1} ({max(named)})")
-        if not self.model and not any(phase.transfer or phase.barrier for phase in self.iteration):
+        if not any(phase.transfer or phase.barrier for phase in self.iteration):
             raise ValueError("at least one transfer or barrier in an iteration")
         return self
 

@@ -1,4 +1,4 @@
-"""The training script that a testbed's ranks run: iterations of emulated or real work and real collectives.
+"""The training script that a testbed's ranks run: iterations of emulated work and real collectives.
 
 It has no code for the agent: the launcher ``-m paceenv.live`` adds it. Its argument is a JSON file from
 ``paceenv.live.testbed.testbed_run``. After every step a rank appends its monotonic time to its own
@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from paceenv.live.testbed.inside import INTERFACE, STEP_FILE
 
@@ -41,7 +40,7 @@ def main(spec_file: str) -> None:
     torch.set_num_threads(1)
     begin(spec["backend"])
     rank = dist.get_rank()
-    step, optimizer = _model_step(spec["model"]) if spec["model"] else emulated_step(spec)
+    step, optimizer = emulated_step(spec)
     iterations = spec["iterations"]
     with (Path(spec["steps"]) / STEP_FILE.format(rank=rank)).open("ab", buffering=0) as file:
         iteration = 0
@@ -191,26 +190,6 @@ def _transfer(kind: str, group: Group, given: Mapping[str, Any]) -> Transfer:
             work.wait()
 
     return exchange
-
-
-def _model_step(given: Mapping[str, Any]) -> tuple[Work, torch.optim.Optimizer]:
-    """A training step of a perceptron under DistributedDataParallel; its losses are printed now and then."""
-    torch.manual_seed(0)
-    width = given["width"]
-    layers = [layer for _ in range(given["layers"]) for layer in (nn.Linear(width, width), nn.ReLU())]
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers, nn.Linear(width, 1)).to(_device()))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    data = torch.Generator().manual_seed(1 + dist.get_rank())
-
-    def step(iteration: int) -> None:
-        inputs = torch.randn(given["batch"], width, generator=data).to(_device())
-        loss = (model(inputs).squeeze(1) - inputs.mean(dim=1)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        if dist.get_rank() == 0 and iteration % 20 == 0:
-            print(f"iteration {iteration}: loss {loss.item():.6f}", flush=True)
-
-    return step, optimizer
 
 
 if __name__ == "__main__":
