@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
-import math
 import multiprocessing.util
 import os
 import sys
-import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -110,8 +105,6 @@ class Agent:
             with contextlib.suppress(Exception):
                 exit_, ticks = self._exit
                 error = _uncaught(exit_ if self._loop.log.ticks == ticks else None)
-                if error is not None and LAUNCHER_SETTINGS:
-                    _tell_torchrun(error)
                 self._output.end_with(error)
                 self.detach()
 
@@ -150,18 +143,6 @@ def _uncaught(exit_: SystemExit | None) -> BaseException | None:
     if isinstance(error, SystemExit):
         error = (error.__context__ or error) if error.code else None
     return None if hasattr(sys, "ps1") else error  # at a prompt, the last one may be long past
-
-
-def _tell_torchrun(error: BaseException) -> None:
-    """Leave the error for torchrun's report, in the form of its own ``@record``, unless the script has done so.
-
-    The time is rounded up: a rank that was killed leaves no file, and comes before those that lost it.
-    """
-    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if file is not None and not os.path.exists(file):
-        extra = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(math.ceil(time.time()))}
-        with contextlib.suppress(OSError):
-            Path(file).write_text(json.dumps({"message": {"message": repr(error), "extraInfo": extra}}))
 
 
 _alive: weakref.WeakSet[Agent] = weakref.WeakSet()

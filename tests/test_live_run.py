@@ -20,7 +20,7 @@ from paceenv.cli.live_command import application
 from paceenv.core.errors import InputError
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.start import run_command
-from paceenv.live.start.run_command import Split, is_rank, slurm_rank, split
+from paceenv.live.start.run_command import Split, is_rank, split
 
 TRAIN = Path(__file__).parent / "helpers" / "live_train.py"
 MAIN = "import sys; from paceenv.cli.application import main; sys.argv[0] = 'paceenv'; main()"
@@ -120,11 +120,9 @@ def test_a_rank_runs_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_a_task_of_srun_is_a_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    task = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "12345"}
-    names = slurm_rank(task | {"SLURM_STEP_NODELIST": "gpu[07-08],cpu1", "WORLD_SIZE": "8"})
-    assert names == {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "gpu07", "MASTER_PORT": "22345"}
-    assert slurm_rank(task | {"SLURM_STEP_NODELIST": "a-1,b-2"})["MASTER_ADDR"] == "a-1"
-    assert slurm_rank({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) == {}  # the batch script itself
+    task = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}
+    batch_script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+    assert became(monkeypatch, tmp_path, "--nproc-per-node 1 train.py", **batch_script)[:2] == LAUNCH
     assert became(monkeypatch, tmp_path, "train.py", **task) == ["train.py"]
     assert became(monkeypatch, tmp_path, "--nproc-per-node 1 train.py", **task)[:2] == LAUNCH
 

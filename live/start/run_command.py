@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field
@@ -59,7 +58,6 @@ _RENDEZVOUS = (
     *("master-addr", "master-port"),
 )
 """Options of torchrun that say how the ranks find each other."""
-_PORTS = range(20_000, 30_000)
 
 
 class Split(NamedTuple):
@@ -110,10 +108,7 @@ def run(
     context: typer.Context, *, script: Script, module: Module = False, policy: PolicyName = None, **given: Any
 ) -> None:
     parts: Split = context.meta[_SPLIT]
-    in_place = context.obj == IN_PLACE
-    if not parts.launcher and not in_place:
-        os.environ.update(slurm_rank(os.environ))
-    if in_place or is_rank(os.environ):
+    if context.obj == IN_PLACE or is_rank(os.environ) or (is_task(os.environ) and not parts.launcher):
         become([*_own_flags(), *prepare(script, module, given, policy)])
     ours = prepare(script, module, given, policy, below=True)
     become(["-m", "torch.distributed.run", *_added(parts.launcher, os.environ), *parts.launcher, *ours])
@@ -198,24 +193,9 @@ def is_rank(environ: Mapping[str, str]) -> bool:
     return named and ("LOCAL_RANK" in environ or not any(name.startswith("PET_") for name in environ))
 
 
-def slurm_rank(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables of a rank for a task of ``srun``, one task for each rank; empty in anything else.
-
-    Those that are set already are kept.
-    """
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
-    if not tasks.isdigit() or int(tasks) < 2 or "SLURM_PROCID" not in environ:
-        return {}
-    first = re.match(r"([^,\[]+)(?:\[(\d+))?", environ.get("SLURM_STEP_NODELIST", ""))
-    job = int(environ.get("SLURM_JOB_ID", "0") or 0)
-    variables = {
-        "RANK": environ["SLURM_PROCID"],
-        "WORLD_SIZE": tasks,
-        "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
-        "MASTER_ADDR": "".join(part or "" for part in first.groups()) if first else "127.0.0.1",
-        "MASTER_PORT": str(_PORTS[job % len(_PORTS)]),
-    }
-    return {name: environ.get(name) or value for name, value in variables.items()}
+def is_task(environ: Mapping[str, str]) -> bool:
+    """Whether this process is one of several tasks of ``srun``; without options of torchrun each is a rank."""
+    return "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
 
 
 def _added(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:

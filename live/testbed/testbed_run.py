@@ -79,15 +79,10 @@ class RunResult:
 
 
 def agent_options(plan: LoopPlan, mode: str) -> list[str]:
-    """Options of ``-m paceenv.live`` for the job with the agent. Raises InputError for an invalid value."""
-    names = ("quiet_first", "block_iterations", "cap_s", "cap_share", "budget_s_per_minute")
-    settings: dict[str, Any] = {name: value for name in names if (value := getattr(plan, name)) is not None}
-    Options(mode=mode, **settings)
-    return [
-        "--mode",
-        mode,
-        *(part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", f"{value!r}")),
-    ]
+    """Options of ``-m paceenv.live`` for the job with the agent. Raises InputError for an unknown mode."""
+    Options(mode=mode)
+    block = [] if plan.block_iterations is None else ["--block-iterations", str(plan.block_iterations)]
+    return ["--mode", mode, "--quiet-first", str(plan.quiet_first), *block]
 
 
 def run_scenario(
@@ -127,12 +122,8 @@ def run_scenario(
     exit_codes = _follow(folder, on_progress)
     if failed := _first_failed(exit_codes, scenario.loop.job):
         job, rank = failed
-        log = folder / job / "log" / f"rank{rank}.txt"
-        if exit_codes[job][rank] is None:
-            started = scenario.loop.job in exit_codes
-            after = f"made no step for {deadline_s:g} s" if started else "never made a step"
-            raise InputError(f"testbed: job {job} {after}; its last output: {_why(log)}")
-        raise InputError(f"testbed: job {job} failed: {_why(log)}")
+        how = f"made no step for {deadline_s:g} s" if exit_codes[job][rank] is None else "failed"
+        raise InputError(f"testbed: job {job} {how}: {_why(folder / job / 'log' / f'rank{rank}.txt')}")
     jobs = {job.name: _collect(folder / job.name, job, exit_codes[job.name]) for job in scenario.jobs}
     summary = {
         name: {"exit_codes": job.exit_codes, "iterations": len(job.steps_s_TR), "ranks": job.steps_s_TR.shape[1]}

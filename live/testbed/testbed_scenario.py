@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from paceenv.core.limits import LIMITS, MAX_BUDGET_S, MAX_CAP_S, Limits
+from paceenv.core.limits import LIMITS, Limits
 from paceenv.live.decide.blocks import Plan, block_plan
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.ui import config_files
@@ -164,17 +165,12 @@ class LoopPlan(Config):
     pairs: int = Field(8, ge=2, description="compared pairs of blocks with and without pacing")
     block_iterations: int | None = Field(None, ge=6, description="default: from the policy's own time constants")
     quiet_first: int = Field(LIMITS.quiet_first, ge=1, description="iterations without any delay at the start")
-    cap_s: float = Field(LIMITS.cap_s, ge=0, le=MAX_CAP_S, description="longest delay, s")
-    cap_share: float = Field(LIMITS.cap_share, ge=0, le=1, description="longest delay as a share of the baseline step")
-    budget_s_per_minute: float = Field(
-        LIMITS.budget_s_per_minute, ge=0, le=MAX_BUDGET_S, description="most delay in any minute, s"
-    )
     known: dict[str, Any] = Field({}, description="keys of a cluster config that the operator of this fabric knows")
 
     @property
     def limits(self) -> Limits:
         """Of every delay, in the job and in its simulation."""
-        return Limits(self.cap_s, self.cap_share, self.budget_s_per_minute, self.quiet_first)
+        return replace(LIMITS, quiet_first=self.quiet_first)
 
     def contest(self, policies: Sequence[str], seed: int = 0) -> Plan:
         """The blocks by which an agent with those candidates paces, ``seed`` being its option."""

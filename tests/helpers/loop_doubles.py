@@ -46,7 +46,6 @@ loop:
   pairs: 6
   block_iterations: 40
   quiet_first: 20
-  cap_share: 0.25
   known: {fabric.buffer_kb: 250}
 """)
 PARAMETERS = (
