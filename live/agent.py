@@ -201,9 +201,8 @@ def attach(
         policy, in_a_group_only = settings.pop("policy"), settings.pop(IN_A_GROUP_ONLY, False)
         chosen = make_options(settings)
     try:
-        loop = Loop(chosen, needed_policy(chosen.mode, policy, chosen.candidates), optimizer=optimizer)
-        loop.in_a_group_only = in_a_group_only
-        return Agent(loop)
+        needed = needed_policy(chosen.mode, policy, chosen.candidates)
+        return Agent(Loop(chosen, needed, optimizer=optimizer, in_a_group_only=in_a_group_only))
     except Exception as error:
         return Absent(error)
 

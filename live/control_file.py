@@ -158,7 +158,7 @@ class ControlReader:
 
         Raises OSError: it cannot be read.
         """
-        if final or not self._loop.attempt:
+        if final or not self._loop.identity.attempt:
             return
         try:
             now = os.stat(self._path)
@@ -171,12 +171,12 @@ class ControlReader:
         except InputError as error:
             self._refuse("", str(error))
         else:
-            if wish.attempt == self._loop.attempt:
+            if wish.attempt == self._loop.identity.attempt:
                 self._take(wish)
         self._seen = (now.st_mtime_ns, now.st_ino, now.st_size)
 
     def _take(self, wish: Wish) -> None:
-        if self._loop.state == "off" and not self._loop.paused:
+        if self._loop.state == "off" and self._loop.reason:
             self._refuse(wish.id, f"the agent is off for good: {self._loop.reason}")
             return
         policy = find_policy(wish.policy) if wish.mode in DECIDING else self._loop.policy
@@ -184,7 +184,7 @@ class ControlReader:
             self._refuse(wish.id, why)
             return
         self._begins_at = wish.from_iteration
-        together = wish.mode in DECIDING and self._loop.permitted and self._loop.world_size > 1
+        together = wish.mode in DECIDING and self._loop.identity.complete and self._loop.world_size > 1
         with self._lock:
             self._waiting = (wish, policy) if together else None  # what was asked for before is void
             if not together:  # for nobody else, or nothing is paced before or after
@@ -194,7 +194,7 @@ class ControlReader:
     def _why_not(self, wish: Wish, policy: NamedPolicy) -> str:
         """Why this rank cannot follow a wish for a mode that decides; "" if it can."""
         now = self._loop.iterations
-        if wish.mode in PACED and not self._loop.permitted:
+        if wish.mode in PACED and not self._loop.identity.complete:
             return "not every rank is known to have an agent with the same settings"
         if now < self._begins_at:
             return f"an earlier request waits for iteration {self._begins_at}; ask again after it"

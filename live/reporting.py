@@ -66,7 +66,7 @@ class Output:
             return
         self._closed = True
         if self._rendezvous is not None:
-            self._loop.attempt = self._rendezvous.settle().attempt
+            self._loop.identity = self._rendezvous.settle()
         self._housekeeping.stop(EXIT_DEADLINE_S)
         for thread in self._threads:
             thread.stop(0.0)
@@ -85,8 +85,8 @@ class Output:
         loop, self._closed, self._patience_s = self._loop, True, 0.0
         self._ended = self._ended or ASKED
         loop.messages.events.append({"unix_time_s": time.time(), "text": "the process was asked to end (SIGTERM)"})
-        if self._rendezvous is not None and not loop.attempt:
-            loop.attempt = self._rendezvous.settle(0.1).attempt
+        if self._rendezvous is not None and not loop.identity.attempt:
+            loop.identity = self._rendezvous.settle(0.1)
         self._housekeeping.stop(EXIT_DEADLINE_S)
         self._print_page()
 
@@ -103,8 +103,7 @@ class Output:
 
     def _snapshot(self) -> Snapshot:
         loop, history, options = self._loop, self._loop.history, self._options
-        policy = loop.policy
-        known = self._rendezvous.identity if self._rendezvous is not None else Identity()
+        policy, known = loop.policy, loop.identity
         control = self._control.state() if self._control is not None else None  # before the mode, which follows it
         trace = self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0}
         return {
@@ -113,12 +112,12 @@ class Output:
             "rank": loop.rank,
             "world_size": loop.world_size,
             "host": self._locality.get("host", ""),
-            "attempt": loop.attempt,
+            "attempt": known.attempt,
             "agents": {"count": known.agents, "complete": known.complete, "reason": known.why},
             "unix_time_s": time.time(),
             "final": self._closed,
             "ended": self._ended,
-            "mode": "off" if loop.paused else loop.options.mode,
+            "mode": loop.options.mode,
             "state": loop.state,
             "reason": loop.reason,
             "iterations": loop.iterations,
@@ -136,7 +135,7 @@ class Output:
             "stamps": {"dropped": loop.log.stamps.dropped},
             "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
             "locality": self._locality,
-            "trace": trace | {"dropped": trace["dropped"] + loop.left_out},
+            "trace": trace | {"dropped": trace["dropped"] + loop.accounts.left_out},
             "control": control,
             "events": list(loop.messages.events),
         }
@@ -206,10 +205,8 @@ class Output:
     def _identified(self, known: Identity) -> None:
         """More is known about this start of the job; any thread."""
         loop = self._loop
-        loop.attempt = known.attempt
-        if known.complete:
-            loop.permitted = True
-        elif known.why:
+        loop.identity = known
+        if known.why:
             if loop.rank == 0 or os.environ.get("LOCAL_RANK", "0") == "0":  # else a line of every rank
                 loop.messages.log_once(f"{known.why}; nothing is delayed without an agent on every rank")
             if loop.control.decides and loop.state != "shadow":
@@ -224,16 +221,16 @@ class Output:
             {probing.METADATA_KEY: mode.plan.to_json()} if isinstance(mode, Probing) else {},
             rank=loop.rank,
             world_size=loop.world_size,
-            attempt=loop.attempt,
+            attempt=loop.identity.attempt,
             locality=self._locality,
         )
         flush_s = max(SEGMENT_S, status_period_s(loop.world_size))
         self._recorder = TraceRecorder(out, header, flush_s=flush_s)
-        loop.on_batch = self._recorder.add
+        loop.accounts.on_batch = self._recorder.add
         self._housekeeping.add("the trace", 1.0, self._write_trace)
 
     def _write_trace(self, final: bool) -> None:
-        self._recorder.attempt = self._loop.attempt
+        self._recorder.attempt = self._loop.identity.attempt
         self._recorder.write(final)
 
     def _serve(self, port: int) -> None:
@@ -249,7 +246,7 @@ class Output:
         background(f"metrics on {host}:{port}", self._metrics.start, self._loop.messages.log_once)
 
     def _write_status(self, out: Path, final: bool) -> None:
-        if not self._loop.attempt:
+        if not self._loop.identity.attempt:
             return  # soon
         write_status(out, self.snapshot() | {"final": final})
 
@@ -258,7 +255,7 @@ class Output:
             self._write_status(out, final)
 
     def _write_page(self, out: Path, final: bool) -> None:
-        if not self._loop.attempt:
+        if not self._loop.identity.attempt:
             return
         page = write_summary(out, self.snapshot() | {"final": final}, self._patience_s if final else 0.0)
         self._page = page if final else ""
@@ -270,7 +267,7 @@ class Output:
     def _exchange_findings(self, out: Path, final: bool) -> None:
         """Rank 0 writes the findings from the status of all ranks; the others read that one file."""
         loop = self._loop
-        folder = out / str(loop.attempt)
+        folder = out / loop.identity.attempt
         if loop.rank == 0:
             own = self.snapshot()
             write_findings(folder, find([own, *of_the_others(out, own)]))

@@ -23,6 +23,7 @@ from paceenv.core import timing
 from paceenv.core.pacing import DEFER, WINDOW, laid_out, off
 from paceenv.live.agent import Agent
 from paceenv.live.decide.pacer import RankPacer
+from paceenv.live.identity import Identity
 from paceenv.policies.rules import Static
 
 LONG_S = 60.0
@@ -519,7 +520,7 @@ def in_mode(mode: str) -> dict[str, Any]:
     policy.interval_iterations = 4
     options = {"quiet_first": 10, "block_iterations": 12, "seed": 1, "cap_share": 0.2}
     agent = live.attach(policy=policy, mode=mode, defer="gradients", **options)
-    agent._loop.permitted = True
+    agent._loop.identity = Identity(agents=2)
     deferral = agent._loop.deferral
     for _ in range(100):
         dist.barrier()

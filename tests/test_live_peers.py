@@ -20,6 +20,7 @@ from paceenv.live.control_file import ControlReader, Wish, write_wish
 from paceenv.live.decide.control import BARRIER_EVERY
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import find_policy, needed_policy
+from paceenv.live.identity import Identity
 from paceenv.live.loop import Loop
 from paceenv.live.observe.step import Shape, Step
 from paceenv.live.options import make_options
@@ -43,7 +44,7 @@ class Rank:
     def __init__(self, rank: int, store: HashStore, ranks: int, folder: Path | None = None, **options: Any) -> None:
         made = make_options({"mode": "canary", "seed": 3} | options)
         self.loop = Loop(made, needed_policy(made.mode, POLICY, made.candidates))
-        self.loop.rank, self.loop.world_size, self.loop.attempt, self.loop.permitted = rank, ranks, ATTEMPT, True
+        self.loop.rank, self.loop.world_size, self.loop.identity = rank, ranks, Identity(ATTEMPT, ranks)
         self.peers, self.shape = Peers(self.loop, store), BarrierShape()
         self.reader = ControlReader(folder, self.loop, self.peers) if folder is not None else None
 

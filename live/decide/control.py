@@ -22,7 +22,7 @@ from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.observe.log import Delay
 from paceenv.live.observe.stamps import Clock, Stamps
 from paceenv.live.observe.step import Shape, Step
-from paceenv.live.options import PACED, Options
+from paceenv.live.options import MODES, PACED, Options
 from paceenv.policies.rules import passive
 
 BARRIER_ALONE_S = 1e-3
@@ -96,7 +96,7 @@ class Control:
     @property
     def decides(self) -> bool:
         """Whether the mode decides on delays; otherwise iterations only teach the baselines."""
-        return self.mode != "observe"
+        return self.mode in MODES[2:]
 
     def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
         """Make the actuator, now that the rank and its timeline are known."""
@@ -113,7 +113,7 @@ class Control:
 
     def downgrade(self, reason: str) -> None:
         """Only observe from now on, and log the reason."""
-        if self.mode == "observe":
+        if not self.decides:
             return
         self.mode, self.reason, self._in_force = "observe", reason, Mode()
         if self.pacer is not None:
