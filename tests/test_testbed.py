@@ -204,10 +204,6 @@ def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
             {"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": [{"gather": {"bytes": 8, "group_size": 4}}]}]},
             "group_size that divides the 2 ranks",
         ),
-        (
-            {"jobs": [{"name": "a", "hosts": [0, 1], "iteration": [{"send": {"bytes": 1e5, "background": True}}]}]},
-            "send without background: only a collective",
-        ),
         ({"loop": {"job": "other", "expect": "helps"}}, "loop.job one of pair"),
     ],
 )

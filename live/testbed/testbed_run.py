@@ -155,7 +155,6 @@ def _prepare(
     return {
         "name": job.name,
         "hosts": job.hosts,
-        "ranks_per_host": job.ranks_per_host,
         "command": command,
         "folder": str(place),
     }

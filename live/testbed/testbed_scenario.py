@@ -75,12 +75,11 @@ class Compute(Config):
 
 
 class Transfer(Config):
-    """A collective, or point-to-point messages around a ring."""
+    """A collective."""
 
-    bytes: Annotated[float, Field(ge=4, le=1e9)] = Field(description="payload of a rank; of one message for send")
+    bytes: Annotated[float, Field(ge=4, le=1e9)] = Field(description="payload of a rank")
     buckets: int = Field(1, ge=1, le=1000, description="parts, one after the other")
-    group_size: int | None = Field(None, ge=2, description="ranks of a process group; empty: all ranks of the job")
-    strided: bool = Field(False, description="a group takes every n-th rank instead of neighbours")
+    group_size: int | None = Field(None, ge=2, description="neighbours in a process group; empty: all ranks of the job")
     communicator: str | None = Field(
         None, pattern=r"^[a-z][a-z0-9-]{0,31}$", description="process groups of its own, by name; empty: shared by all"
     )
@@ -101,30 +100,25 @@ class Phase(Config):
     all_reduce: Transfer | None = Field(None, description="a collective of the group")
     gather: Transfer | None = Field(None, description="to the first of each group")
     all_to_all: Transfer | None = Field(None, description="bytes are what a rank sends to all others together")
-    send: Transfer | None = Field(None, description="from every rank to the next in its group, as between stages")
     barrier: bool | None = Field(None, description="of all ranks")
 
     @model_validator(mode="after")
     def _one(self) -> Phase:
         if len(self.model_fields_set) != 1 or self.barrier is False:
             raise ValueError(f"exactly one of {', '.join(type(self).model_fields)}; barrier: true")
-        if self.send and self.send.background:
-            raise ValueError("send without background: only a collective runs beside the rest of the iteration")
         return self
 
     @property
     def transfer(self) -> Transfer | None:
         """The transfer of this phase, whatever its kind."""
-        kinds = (self.all_reduce, self.gather, self.all_to_all, self.send)
-        return next((kind for kind in kinds if kind is not None), None)
+        return self.all_reduce or self.gather or self.all_to_all
 
 
 class Job(Config):
-    """One job. Rank r runs on ``hosts[r // ranks_per_host]``."""
+    """One job. Rank r runs on ``hosts[r]``."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")
-    hosts: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="hosts that it runs on")
-    ranks_per_host: int = Field(1, ge=1, le=16, description="processes on each of them")
+    hosts: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="hosts that it runs on, a rank on each")
     iteration: list[Phase] = Field(description="what every rank does in an iteration, from top to bottom")
 
     @model_validator(mode="after")
@@ -150,7 +144,7 @@ class Job(Config):
 
     @property
     def ranks(self) -> int:
-        return len(self.hosts) * self.ranks_per_host
+        return len(self.hosts)
 
 
 class LoopPlan(Config):
