@@ -22,11 +22,7 @@ from paceenv.policies.base import Policy
 
 
 class Agent:
-    """The agent of this rank. Use :func:`live.attach`.
-
-    Args:
-        loop: what observes and decides.
-    """
+    """The agent of this rank. Use :func:`live.attach`."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop, self._output = loop, Output(loop)
@@ -115,11 +111,7 @@ class Agent:
 
 
 class Absent(Agent):
-    """In place of an agent that could not be made: it does nothing, and its reason says why.
-
-    Args:
-        error: why there is no agent.
-    """
+    """In place of an agent that could not be made: it does nothing, and its reason says why."""
 
     def __init__(self, error: Exception) -> None:
         self._why = f"could not be attached: {described(error)}"
@@ -134,11 +126,7 @@ class Absent(Agent):
 
 
 def _uncaught(exit_: SystemExit | None) -> BaseException | None:
-    """The exception that ends this process; None where it ends as it should, or nobody can know (``os._exit``).
-
-    Args:
-        exit_: of ``sys.exit``, if the script has called it.
-    """
+    """The exception that ends this process; None where it ends as it should, or nobody can know (``os._exit``)."""
     error = sys.exception() or getattr(sys, "last_value", None) or exit_  # in flight in a child of multiprocessing
     if isinstance(error, SystemExit):
         error = (error.__context__ or error) if error.code else None

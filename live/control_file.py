@@ -72,14 +72,8 @@ def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None) -> Wi
             if not s.get("final")
         ]
         from_iteration = math.ceil(max(reached, default=0.0) + lead_s(size) / tick_s)
-    return Wish(
-        secrets.token_hex(6),
-        str(statuses[0]["attempt"]),
-        mode,
-        policy if named is not None else None,
-        named.sha256 if named is not None else None,
-        from_iteration,
-    )
+    decided = (policy, named.sha256) if named is not None else (None, None)
+    return Wish(secrets.token_hex(6), str(statuses[0]["attempt"]), mode, *decided, from_iteration)
 
 
 def _tick_s(status: Snapshot) -> float:
@@ -96,16 +90,13 @@ def write_wish(folder: Path, wish: Wish) -> None:
 def read_wish(path: Path) -> Wish:
     """Read a request. Raises InputError if it is none, or cannot be read."""
     data = read_json(path, _MAX_BYTES)
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise InputError(f"{path}: not of schema {SCHEMA}")
-    kinds: dict[str, tuple[type, ...]] = {name: (str,) for name in ("id", "attempt", "mode")}
-    kinds |= {name: (str, type(None)) for name in ("policy", "sha256")} | {"from_iteration": (int,)}
-    for name, allowed in kinds.items():
-        if type(data.get(name)) not in allowed:
-            raise InputError(f"{path}: {name} = {str(data.get(name))[:60]!r}; allowed: as paceenv live set writes it")
-    if data["mode"] not in MODES or not 0 <= data["from_iteration"] < 1 << 53:
-        raise InputError(f"{path}: mode = {data['mode'][:60]!r} from iteration {data['from_iteration']}; not allowed")
-    return Wish(**{name: data[name] for name in Wish._fields})
+    if isinstance(data, dict) and data.pop("schema", None) == SCHEMA and data.keys() == set(Wish._fields):
+        wish = Wish(**data)
+        texts, maybe = (wish.id, wish.attempt, wish.mode), (wish.policy, wish.sha256)
+        typed = all(isinstance(x, str) for x in texts) and all(x is None or isinstance(x, str) for x in maybe)
+        if typed and wish.mode in MODES and type(wish.from_iteration) is int and 0 <= wish.from_iteration < 1 << 53:
+            return wish
+    raise InputError(f"{path}: no request as paceenv live set writes it ({SCHEMA})")
 
 
 class ControlReader:

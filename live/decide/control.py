@@ -141,11 +141,7 @@ class Control:
         self.chosen.final()
 
     def observe(self, step: Step, shape: Shape, member: int, members: int) -> None:
-        """Take in a regular iteration and decide on the next delay.
-
-        Args:
-            member: this rank's place in the process group of the payload, 0 to ``members - 1``.
-        """
+        """Take in a regular iteration; ``member`` is this rank's place in the process group of the payload."""
         self.iteration = step.iteration
         if shape is not self._shape:  # what was learned of parts of a step is no baseline of the whole
             self._shape, self.pacer = shape, None

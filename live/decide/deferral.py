@@ -146,11 +146,7 @@ class Deferral:
                 transfer.begun, transfer.error = True, RuntimeError("a transfer of the process that forked this one")
 
     def tick(self) -> float:
-        """The end of an iteration: start everything, and hold nothing until ``hold_s`` is set again.
-
-        Returns:
-            The longest real hold since the last tick, seconds.
-        """
+        """The end of an iteration: start everything; returns the longest real hold since the last tick, seconds."""
         self.hold_s = 0.0
         if self._held:
             self.release()

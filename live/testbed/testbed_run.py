@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
 from paceenv.live.options import Options
 from paceenv.live.record.merge_segments import write_merged
@@ -103,10 +103,6 @@ def run_scenario(
         InputError: the testbed is not possible here, ``out`` is in use, or a job fails; the logs are in ``out`` then.
     """
     agents, iterations = agents or {}, scenario.loop.observe_iterations if iterations is None else iterations
-    if iterations < 1:
-        raise out_of_range("iterations", iterations, "at least 1", "testbed")
-    if unknown := sorted(set(agents) - {job.name for job in scenario.jobs}):
-        raise out_of_range("job", unknown[0], f"one of {', '.join(job.name for job in scenario.jobs)}", scenario.name)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out}: already exists; allowed: a new or an empty folder")
     folder = out.resolve()
