@@ -141,21 +141,11 @@ def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.envi
     unknown = sorted(set(values) - known)
     if unknown:
         raise InputError(f"live: unknown option {unknown[0]}; allowed: {', '.join(sorted(known))}")
-    paths = {name: absolute(name, values[name]) for name in ("out", "kill_file") if values.get(name) is not None}
+    paths = {name: Path(os.path.abspath(values[name])) for name in ("out", "kill_file") if values.get(name) is not None}
     options = Options(**{**values, **paths})
     if not options.job:
         options = replace(options, job=Path(sys.argv[0]).stem or "job")
     return replace(options, mode="off") if environ.get(KILL_SWITCH) else options
-
-
-def absolute(name: str, path: str | os.PathLike[str]) -> Path:
-    """``path`` as seen from the current folder; ``name`` is for the error. Raises InputError if that folder is gone."""
-    try:
-        return Path(os.path.abspath(path))
-    except OSError:
-        raise InputError(
-            f"live: {name} = {str(path)!r}: the current folder is gone; allowed: an absolute path"
-        ) from None
 
 
 def absolute_policy(text: str | None) -> str | None:
@@ -164,5 +154,5 @@ def absolute_policy(text: str | None) -> str | None:
     for file, option in ((name, ""), name.rpartition(":")[::2]):
         named = "." in file or os.sep in file  # else it is the name of a rule, which goes before a file of that name
         if named and os.path.isfile(file):
-            return f"{prefix}{absolute('policy', file)}{option and ':'}{option}"
+            return f"{prefix}{os.path.abspath(file)}{option and ':'}{option}"
     return text

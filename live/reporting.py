@@ -34,7 +34,6 @@ ACCOUNTS_S, DESCRIPTOR_S = 0.5, 2.0
 """Seconds between two visits to the accounts, and two looks at the wake-up descriptor."""
 MAX_GROUPS = 64
 SEGMENT_S = 30.0
-MAX_PORT = 65535
 EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
 """Longest wait at the end of a job for the last files, and of the page for the other ranks' last status, seconds."""
 
@@ -238,9 +237,6 @@ class Output:
 
         # without a launcher's word the script has started its ranks by itself, on one machine
         port += int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or self._loop.rank)
-        if port > MAX_PORT:
-            self._loop.messages.log_once(f"no metrics: port {port} of this local rank; allowed: up to {MAX_PORT}")
-            return
         host = self._options.metrics_host
         self._metrics = MetricsServer(self.judged, port, host=host)
         background(f"metrics on {host}:{port}", self._metrics.start, self._loop.messages.log_once)

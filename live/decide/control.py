@@ -101,11 +101,6 @@ class Control:
     def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
         """Make the actuator, now that the rank and its timeline are known."""
         cap_s, self._place = self._options.cap_s, (rank, ranks)
-        for one in self._policies if rank == 0 and self._in_force.follows else ():
-            narrower = self.guard.limits.narrower(one.limits) if one.limits is not None else []
-            if narrower:
-                said = f"policy {one.source} was trained with wider limits and may gain less here"
-                self._log_once(f"{said}: {', '.join(narrower)}", level=20)
         if device != "cpu":
             self._actuator = DeviceActuator(stamps, cap_s=cap_s, device=device)
         else:

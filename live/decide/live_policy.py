@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceenv.core.errors import InputError
-from paceenv.core.limits import Limits
 from paceenv.live.log_once import described
 from paceenv.live.options import PACED
 from paceenv.policies.base import Policy
@@ -37,8 +36,6 @@ class NamedPolicy:
     sha256: str | None = None
     calibrated_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     fault: str = ""
-    limits: Limits | None = None
-    """Those of its training."""
     candidates: tuple[NamedPolicy, ...] = ()
     """What takes turns in modes canary and active."""
 
@@ -95,4 +92,4 @@ def find_candidates(text: str, more: NamedPolicy | None = None) -> NamedPolicy:
 def _from_file(text: str) -> NamedPolicy:
     path, content = find(text)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return NamedPolicy(content.policy, text, digest, content.calibrated_range, limits=content.limits)
+    return NamedPolicy(content.policy, text, digest, content.calibrated_range)
