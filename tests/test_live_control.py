@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from live_operations import Shaped
 
-from paceenv.core import signals, switchback
+from paceenv.core import signals
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
 from paceenv.live.decide.control import Control
@@ -117,13 +117,6 @@ def test_what_was_learned_of_parts_of_a_step_is_forgotten_with_the_whole() -> No
     before = job.control.pacer
     job.run(1)
     assert job.control.pacer is not before
-
-
-def test_active_paces_nine_blocks_of_ten() -> None:
-    job = Job("static:mechanism=slack", "active", _noisy(0.0), seed=1)
-    job.run(50 + 120 + 3000)
-    paced = 1.0 - switchback.SLACK_PAUSE / switchback.SLACK_UNSURE_TURN
-    assert np.mean(np.array(job.delays_s[170:]) > 0.0) == pytest.approx(0.9 * paced, abs=0.02)
 
 
 def _file(path: Path, low: float, high: float) -> Path:

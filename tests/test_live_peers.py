@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
-from live_jobs import results, run_ranks
 from torch._C._distributed_c10d import HashStore, Store
 
-from paceenv import live
-from paceenv.live import store_messages
 from paceenv.live.control_file import ControlReader, Wish, write_wish
 from paceenv.live.decide.control import BARRIER_EVERY
 from paceenv.live.decide.experiment import Experiment
@@ -260,25 +254,3 @@ def test_without_a_store_or_a_rank_that_answers_nothing_changes() -> None:
     steps(ranks, QUIET + 1)
     look(ranks)
     assert max(alone_ms(ranks)) <= 1.0
-
-
-def stopped_on_one() -> str:
-    """A job that goes on until no rank paces any more; rank 1 stops by itself."""
-    store_messages.POLL_S = 0.05
-    agent, iteration, until_s = live.attach(policy=POLICY, mode="canary"), 0, time.monotonic() + 60
-    pacing = torch.ones(1)
-    while pacing.item():
-        pacing.fill_(float(agent.state == "canary" and time.monotonic() < until_s))
-        dist.all_reduce(pacing)
-        agent.tick()
-        time.sleep(0.005)
-        iteration += 1
-        if iteration == 100 and dist.get_rank() == 1:
-            agent._loop.downgrade("enough")
-    agent.detach()
-    return agent.reason
-
-
-@pytest.mark.slow
-def test_in_a_real_job_a_stop_on_one_rank_reaches_all(tmp_path: Path) -> None:
-    assert results(run_ranks(stopped_on_one, 2, tmp_path)) == ["on rank 1: enough", "enough"]

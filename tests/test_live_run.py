@@ -9,16 +9,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import commands
 import pytest
-from live_jobs import run_ranks
-from live_samples import segment_files
 
 from paceenv.cli.live_command import application
 from paceenv.core.errors import InputError
-from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.start import run_command
 from paceenv.live.start.run_command import Split, is_rank, split
 
@@ -142,30 +138,6 @@ def test_a_kill_file_that_exists_is_announced(
     (tmp_path / "stop").touch()
     became(monkeypatch, tmp_path, "--nproc-per-node 1 --kill-file stop train.py")
     assert f"warning: the kill file {tmp_path / 'stop'} exists" in capsys.readouterr().err
-
-
-def losses(folder: Path) -> list[Any]:
-    return [json.loads((folder / f"{rank}.json").read_text())["losses"] for rank in range(2)]
-
-
-@pytest.mark.slow
-def test_a_job_is_launched_with_one_command(tmp_path: Path) -> None:
-    """Two ranks, in mode shadow; the losses are those of the job without the agent."""
-    from live_train import train
-
-    plain = [one.result for one in run_ranks(train, 2, tmp_path / "plain", fails=False)]
-    options = ("--nproc-per-node", "2", "--monitor-interval", "0.1", "--out", "run", "--mode", "shadow")
-    ended = paceenv(
-        "live", "run", *options, "--policy", "paper", "--quiet-first", "5", TRAIN, tmp_path, folder=tmp_path
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert losses(tmp_path) == plain
-    assert "Where the step went" in ended.stderr
-    [attempt] = RunFolder(tmp_path / "run").attempts()
-    statuses = RunFolder(tmp_path / "run").statuses(attempt)
-    assert [(s["state"], s["final"], s["pacing"]["taken"]) for s in statuses] == [("shadow", True, 0)] * 2
-    assert all(set(s["shadow"]) >= {"count", "steps", "share", "mean_s"} for s in statuses)
-    assert len(segment_files(tmp_path / "run")) == 2
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -256,13 +255,3 @@ def attach_and_train(*, without: Sequence[int], iterations: int = 120) -> dict[s
         return None
     agent.detach()
     return agent.summary()
-
-
-def side_by_side(folder: Path) -> list[dict[str, Any]]:
-    """The last statuses of all ranks of a run, each with its verdict."""
-    from paceenv.live.record.findings import find, with_verdicts
-    from paceenv.live.record.run_folder import RunFolder
-
-    run = RunFolder(folder)
-    statuses = run.statuses(run.latest())
-    return with_verdicts(statuses, find(statuses))
