@@ -22,7 +22,7 @@ from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.observe.log import Delay
 from paceenv.live.observe.stamps import Clock, Stamps
 from paceenv.live.observe.step import Shape, Step
-from paceenv.live.options import MODES, PACED, Options
+from paceenv.live.options import PACED, Options
 from paceenv.policies.rules import passive
 
 BARRIER_ALONE_S = 1e-3
@@ -96,7 +96,7 @@ class Control:
     @property
     def decides(self) -> bool:
         """Whether the mode decides on delays; otherwise iterations only teach the baselines."""
-        return self.mode in MODES[2:]
+        return self.mode not in ("off", "observe")
 
     def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
         """Make the actuator, now that the rank and its timeline are known."""

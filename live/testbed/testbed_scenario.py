@@ -17,7 +17,6 @@ from paceenv.ui.config_files import Config, Mechanism
 
 Seconds = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=1, le=10_000, allow_inf_nan=False)]
-Backend = Literal["gloo", "nccl"]
 Kilobytes = Annotated[float, Field(ge=4, le=1_000_000, allow_inf_nan=False)]
 
 
@@ -182,7 +181,7 @@ class Scenario(Config):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")
     description: str = ""
     seed: int = Field(0, ge=0, description="seed of the emulated noise")
-    backend: Backend = Field("gloo", description="of torch.distributed; nccl: ranks share the GPUs of this machine")
+    backend: Literal["gloo", "nccl"] = Field("gloo", description="nccl: ranks share the GPUs of this machine")
     network: Network
     jobs: list[Job] = Field(min_length=1, max_length=8, description="jobs that run at the same time")
     loop: LoopPlan
@@ -203,7 +202,6 @@ class Scenario(Config):
         return next(job for job in self.jobs if job.name == name)
 
 
-def load_scenario(name: str | os.PathLike[str], backend: Backend | None = None) -> Scenario:
-    """A scenario by file or by name in ``configs/testbed``; ``backend`` replaces its own."""
-    scenario = config_files.load(Scenario, "testbed", name)
-    return scenario if backend is None else scenario.model_copy(update={"backend": backend})
+def load_scenario(name: str | os.PathLike[str]) -> Scenario:
+    """A scenario by file or by name in ``configs/testbed``."""
+    return config_files.load(Scenario, "testbed", name)
