@@ -74,7 +74,6 @@ class Rendezvous:
         self._rank, self._world_size, self._settings, self._found = rank, world_size, settings, on_identity
         self._deadline_s = deadline_s
         self._ending, self._lock, self._settled = threading.Event(), threading.Lock(), False
-        self._process = os.getpid()
         self._thread: threading.Thread | None = None
         self.identity = Identity()
         """What is known so far; replaced as a whole, so any thread may read it."""
@@ -101,7 +100,7 @@ class Rendezvous:
         """The job ends: give what is under way a last moment, and make up what is missing. Idempotent."""
         self._ending.set()
         thread = self._thread
-        if thread is not None and os.getpid() == self._process:
+        if thread is not None:
             thread.join(patience_s)  # the store may hang
         with self._lock:
             self._settled = True

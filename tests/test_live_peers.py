@@ -107,7 +107,7 @@ def test_one_rank_that_stops_ends_pacing_on_all_and_they_say_why() -> None:
 def test_a_candidate_that_stops_on_one_rank_stops_on_all_and_the_others_go_on() -> None:
     ranks = job(2, candidates=f"{POLICY};paper")
     for rank in ranks:
-        rank.loop.control.pacer = SimpleNamespace(follow=lambda *given: None)  # type: ignore[assignment]
+        rank.loop.control.pacer = SimpleNamespace()  # type: ignore[assignment]
     ranks[0].loop.control._give_up(1, "raised RuntimeError")
     assert pass_by(ranks, 10) == ["canary"] * 2
     assert in_blocks(ranks[1]).out == {1: "on rank 0: raised RuntimeError"}

@@ -111,8 +111,6 @@ class Control:
         if not self.decides:
             return
         self.mode, self.reason, self._in_force = "observe", reason, Mode()
-        if self.pacer is not None:
-            self.pacer.follow(passive())
         self._log_once(f"observes from now on and delays nothing: {reason}")
 
     def know_barrier_alone(self, seconds: float) -> None:
@@ -236,7 +234,6 @@ class Control:
         if number is None or not self._in_force.give_up(number, why) or self.pacer is None:
             self.downgrade(why)
             return
-        self.pacer.follow(passive(), number)
         self._log_once(f"candidate {self._policies[number].source} paces this rank no more: {why}")
 
     def _make_pacer(self, shape: Shape, member: int, members: int) -> RankPacer:

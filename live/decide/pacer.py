@@ -68,13 +68,6 @@ class RankPacer:
         self._courses = [_Course(one) for one in policies]
         self._acting: int | None = None
 
-    def follow(self, policy: Policy, which: int | None = None) -> None:
-        """Follow another policy from now on, in place of all or of one; until its first decision nothing is delayed."""
-        for k, course in enumerate(self._courses):
-            if which in (None, k):
-                self._courses[k] = _Course(policy)
-                self._courses[k].left = course.left
-
     @property
     def step_baseline_s(self) -> float:
         """Baseline of the step, seconds; infinite before the first."""
