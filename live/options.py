@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, MAX_BUDGET_S, MAX_CAP_S
@@ -119,16 +119,6 @@ def _check(option: Field[Any], value: Any) -> None:
         fits = number and means.low <= value <= means.high  # not-a-number fails too
     if not fits:
         raise out_of_range(option.name, value, "a whole number from " * whole + means.allowed, "live")
-
-
-def options_table() -> str:
-    """The options as a Markdown table, for the documentation."""
-    rows = ["| option | type | default | allowed | meaning |", "| --- | --- | --- | --- | --- |"]
-    for option in OPTIONS:
-        means, kind = option.metadata["meaning"], (get_args(option.type) or (option.type,))[0].__name__
-        default = means.unset or f"`{option.default}`"
-        rows.append(f"| `{option.name}` | {kind} | {default} | {means.allowed} | {means.help} |")
-    return "\n".join(rows)
 
 
 def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Options:

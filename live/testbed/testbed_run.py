@@ -7,7 +7,6 @@ the network disappears. So no clean-up depends on code that may itself be killed
 A run's folder::
 
     scenario.yaml      as resolved
-    result.json        exit codes; written last
     JOB/steps.npy      monotonic seconds of each rank's end of each step, (T, R), written by the job itself
     JOB/live/          the agent's own folder, if the job has an agent
     JOB/trace.parquet  its ranks' trace on one clock
@@ -57,7 +56,6 @@ class JobResult:
     """The result of one job. ``steps_s_TR`` are the ends of its steps by the machine's monotonic clock, seconds."""
 
     steps_s_TR: NDArray[np.float64]
-    exit_codes: tuple[int | None, ...]
     snapshots: tuple[Snapshot, ...]
     trace: Path | None
 
@@ -120,12 +118,7 @@ def run_scenario(
         job, rank = failed
         how = f"made no step for {deadline_s:g} s" if exit_codes[job][rank] is None else "failed"
         raise InputError(f"testbed: job {job} {how}: {_why(folder / job / 'log' / f'rank{rank}.txt')}")
-    jobs = {job.name: _collect(folder / job.name, job, exit_codes[job.name]) for job in scenario.jobs}
-    summary = {
-        name: {"exit_codes": job.exit_codes, "iterations": len(job.steps_s_TR), "ranks": job.steps_s_TR.shape[1]}
-        for name, job in jobs.items()
-    }
-    atomic_write(folder / "result.json", json.dumps({"jobs": summary}, indent=1).encode())
+    jobs = {job.name: _collect(folder / job.name, job) for job in scenario.jobs}
     return RunResult(folder, jobs)
 
 
@@ -215,7 +208,7 @@ def _why(log: Path) -> str:
     return " | ".join(kept[-TAIL_LINES:]) or f"no output in {log}"
 
 
-def _collect(place: Path, job: Job, exit_codes: Sequence[int | None]) -> JobResult:
+def _collect(place: Path, job: Job) -> JobResult:
     steps = [np.fromfile(place / "steps" / STEP_FILE.format(rank=rank)) for rank in range(job.ranks)]
     steps_s_TR = np.stack([rank_s[: min(map(len, steps))] for rank_s in steps], axis=1)
     np.save(place / "steps.npy", steps_s_TR)
@@ -228,4 +221,4 @@ def _collect(place: Path, job: Job, exit_codes: Sequence[int | None]) -> JobResu
         snapshots = tuple(run.statuses(run.latest()))
         trace = place / "trace.parquet"
         write_merged(run, trace)
-    return JobResult(steps_s_TR, tuple(exit_codes), snapshots, trace)
+    return JobResult(steps_s_TR, snapshots, trace)

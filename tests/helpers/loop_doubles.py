@@ -108,7 +108,7 @@ class SimulatedTestbed:
         end_s_T = 1000.0 + np.r_[0.0, np.cumsum(step_s_T)]
         beside_s_U = np.arange(1000.0, end_s_T[-1], BESIDE_STEP_S)
         results = {
-            name: JobResult(np.repeat(ends[:, None], 2, axis=1), (0,), tuple(snapshots), None)
+            name: JobResult(np.repeat(ends[:, None], 2, axis=1), tuple(snapshots), None)
             for name, ends in ((job, end_s_T), ("beside", beside_s_U))
         }
         np.save(out / job / "steps.npy", results[job].steps_s_TR)
