@@ -56,11 +56,7 @@ class Accounts:
             self.on_batch(batch)
 
     def measure(self, watched: int) -> None:
-        """Measure the agent's own cost from one visit to the next, in some of them.
-
-        Args:
-            watched: iterations that were watched so far.
-        """
+        """Measure the agent's own cost from one visit to the next, in some, ``watched`` iterations into the job."""
         self._visits += 1
         stamps = self._log.stamps
         if self._since is None and self._visits % MEASURED_EVERY == 2:

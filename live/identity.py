@@ -59,8 +59,7 @@ class Identity(NamedTuple):
 class Rendezvous:
     """Finds the identity of this start of the job in the background.
 
-    Args:
-        on_identity: called, mostly on that thread, when the id is known, and again when it is known who has an agent.
+    ``on_identity`` is called when the id is known, and again when it is known who has an agent.
     """
 
     def __init__(
@@ -79,11 +78,9 @@ class Rendezvous:
         """What is known so far; replaced as a whole, so any thread may read it."""
 
     def begin(self, store: Any, place: str = "") -> None:
-        """Start to look. Never raises.
+        """Start to look, under a place in the store that is the same on every rank. Never raises.
 
-        Args:
-            place: prefix of our words there, the same on every rank. By default the first agent of a process meets the
-                first agents of the other ranks, the second one the second ones.
+        By default the first agent of a process meets the first agents of the other ranks, the second the second ones.
         """
         if self._world_size == 1:
             self._know(Identity(new_attempt(), 1))

@@ -119,8 +119,7 @@ def prepare(
 ) -> list[str]:
     """Check the settings and leave them in the environment, and return the interpreter's arguments for the script.
 
-    Args:
-        below: whether the processes that this one will start run the script, and not this one itself.
+    With ``below`` the processes that this one will start run the script, and not this one itself.
     """
     mode = given["mode"]
     options = make_options(given | {"job": given["job"] or (script[0] if module else Path(script[0]).stem)})
