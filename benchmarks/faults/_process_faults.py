@@ -227,7 +227,7 @@ def bad_policy(job: Job) -> None:
 
         mode = ("active", "shadow", "canary")[job.seed % 3]
         short = {"quiet_first": 0, "block_iterations": 8, "cap_share": 0.5}
-        live.attach(model, policy=Bad(), mode=mode, out=str(job.live), **short)  # type: ignore[arg-type]
+        live.attach(model, policy=Bad(), mode=mode, out=str(job.live), **short)
     job.train(model, iterations=150, pause_s=0.01)
 
 

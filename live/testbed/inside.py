@@ -79,7 +79,7 @@ def _run_jobs(request: Mapping[str, Any]) -> dict[str, list[int | None]]:
 def _start(job: Mapping[str, Any], port: int) -> Ranks:
     """A process for each rank, in its host's network."""
     hosts = job["hosts"]
-    common = {"WORLD_SIZE": len(hosts), "LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_PORT": port}
+    common: dict[str, Any] = {"WORLD_SIZE": len(hosts), "LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_PORT": port}
     common |= {"MASTER_ADDR": address(hosts[0]), "TMPDIR": f"{job['folder']}/tmp"}
     started: Ranks = []
     for rank, host in enumerate(hosts):
