@@ -129,10 +129,7 @@ class Loop:
 
     def downgrade(self, reason: str) -> None:
         """Only observe from the next tick on; may be called from any thread."""
-        self.at_next_tick(self._observe_only, reason)
-
-    def _observe_only(self, reason: str) -> None:
-        self.control.downgrade(reason)
+        self.at_next_tick(lambda: self.control.downgrade(reason))
 
     def change(self, mode: str, policy: NamedPolicy, from_iteration: int) -> None:
         """Change over to another mode and policy, after the first tick; may be called from any thread.

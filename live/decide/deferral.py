@@ -29,8 +29,6 @@ DEFERRABLE = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broad
 _ASK_NOTHING = {"rank", "size", "name", "get_group_store", "_id", "_backend_id", "_device_types", "_get_backend_name"}
 _ASK_NOTHING |= {"_get_sequence_number_for_group", "_has_hooks", "_get_backend", "unbox", "_pybind11_conduit_v1_"}
 """Methods of a process group that have nothing to do with the order of its collectives."""
-MAX_HELD = 256
-"""Transfers held at the same time; with more, all are started."""
 
 
 class Transfer:
@@ -248,8 +246,9 @@ class Deferral:
     def _hold(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         group, now_s = args[0], time.monotonic()
         with self._lock:
-            if self._off or sum(map(len, self._held.values())) >= MAX_HELD or not self._timed():
-                return None if not self._held else self.release()
+            if self._off or not self._timed():
+                self.release()
+                return None
             queue = self._held.get(id(group))
             sequence = queue[-1].sequence + 1 if queue else _counted(group)
             transfer = Transfer(original, args, kwargs, now_s, now_s + self.hold_s, sequence)

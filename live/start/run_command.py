@@ -33,7 +33,6 @@ HELP = """Run a training script with the agent attached, without a line changed 
 \b
 paceenv live run --nproc-per-node 8 train.py --lr 3e-4
 paceenv live run --nproc-per-node 8 --out runs/mine --mode shadow --policy learned train.py --lr 3e-4
-paceenv live run --nproc-per-node 8 --mode canary --policy learned -- train.py --lr 3e-4
 srun --ntasks-per-node 8 paceenv live run --out runs/mine train.py --lr 3e-4
 torchrun --nproc-per-node 8 -m paceenv.live --out runs/mine train.py --lr 3e-4
 
