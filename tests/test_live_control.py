@@ -133,13 +133,6 @@ def test_a_job_unlike_those_the_policy_knows_is_observed(tmp_path: Path) -> None
     assert "calibrated: 0.6 to 0.9" in job.control.reason
 
 
-@pytest.mark.parametrize("content", [b"", b"\x80\x04\x95pickle"])
-def test_a_hostile_file_is_a_reason_to_observe(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "policy.safetensors"
-    path.write_bytes(content)
-    assert "not a readable .safetensors file" in find_policy(path).fault
-
-
 def test_the_environment_has_the_last_word() -> None:
     for value in ("off", "of"):  # a typing error in an emergency
         assert make_options({"mode": "active"}, {"PACEENV_LIVE": value}).mode == "off"
