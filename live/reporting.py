@@ -145,9 +145,9 @@ class Output:
 
         loop, options, keep = self._loop, self._options, self._housekeeping
         self._locality = locality.describe(device=loop.device, backend=loop.backend)
-        if options.out is not None:  # before all else, as a launcher that lost a rank soon kills the others
-            keep.add("the last word", PAGE_S, partial(self._write_last_word, options.out))
         keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up())
+        if options.out is not None:  # early at the end, as a launcher that lost a rank soon kills the others
+            keep.add("the status", status_period_s(loop.world_size), partial(self._write_status, options.out))
         keep.add("the look at SIGTERM", DESCRIPTOR_S, lambda final: loop.at_next_tick(self._last_words.look))
         store = None
         if loop.backend:
@@ -158,7 +158,6 @@ class Output:
         self._rendezvous = Rendezvous(loop.rank, loop.world_size, digest, self._identified)
         if options.out is not None:
             self._record(options.out)
-            keep.add("the status", status_period_s(loop.world_size), partial(self._write_status, options.out))
             if loop.rank == 0:
                 keep.add("the summary", PAGE_S, partial(self._write_page, options.out))
             keep.add("the findings", findings_period_s(loop.world_size), partial(self._exchange_findings, options.out))
@@ -245,10 +244,6 @@ class Output:
         if not self._loop.identity.attempt:
             return  # soon
         write_status(out, self.snapshot() | {"final": final})
-
-    def _write_last_word(self, out: Path, final: bool) -> None:
-        if final and self._ended:
-            self._write_status(out, final)
 
     def _write_page(self, out: Path, final: bool) -> None:
         if not self._loop.identity.attempt:
