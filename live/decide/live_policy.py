@@ -15,7 +15,7 @@ from paceenv.live.log_once import described
 from paceenv.live.options import PACED
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
-from paceenv.policies.names import AHEAD, NAMES, STATIC_DEFAULTS, find, rule
+from paceenv.policies.names import STATIC_DEFAULTS, find, rule
 from paceenv.policies.rules import passive
 
 SEPARATOR, DEFAULTS = ";", "defaults"
@@ -49,13 +49,11 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
         return NamedPolicy(given, type(given).__name__, calibrated_range=known)
     text = str(given)
     try:
-        if text == AHEAD:
-            raise InputError(
-                f"policy {text}: needs the simulator; allowed live: {', '.join(NAMES)} or a .safetensors file"
-            )
         named = rule(text)
         if named is None:
-            return _from_file(text)
+            path, content = find(text)
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            return NamedPolicy(content.policy, text, digest, content.calibrated_range)
         from_a_file = named.name != text  # its name has the numbers: another host may have others under this text
         return NamedPolicy(named, text, hashlib.sha256(named.name.encode()).hexdigest() if from_a_file else None)
     except Exception as error:  # a hostile file may raise anything
@@ -87,9 +85,3 @@ def find_candidates(text: str, more: NamedPolicy | None = None) -> NamedPolicy:
     fault = faults[0] if faults else "" if policies else f"candidates = {text!r}; allowed: at least one policy"
     source = SEPARATOR.join(one.source for one in policies)
     return NamedPolicy(passive(), source, digest, fault=fault, candidates=tuple(policies))
-
-
-def _from_file(text: str) -> NamedPolicy:
-    path, content = find(text)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return NamedPolicy(content.policy, text, digest, content.calibrated_range)
