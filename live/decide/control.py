@@ -74,12 +74,8 @@ class Control:
         """The first iteration that may be delayed."""
         self.mode, self.reason = options.mode, ""
         self._options, self._log_once, self._clock = options, log_once, clock
-        self.seed = options.seed if options.seed is not None else shared_seed(os.environ)
-        """Of the order of blocks and of probes; ranks with another one would pace at other times."""
         self._policies, self._place = policy.candidates or (policy,), (0, 1)
-        self.chosen = _make_mode(options, self._policies, seed=self.seed, begin=self.quiet_until)
-        """What the asked mode does, and has found; ``mode`` may be observe meanwhile."""
-        self._in_force = self.chosen
+        self._choose()
         self.pacer: RankPacer | None = None
         self.barriers = Barriers(begins_at + options.quiet_first // 2)
         self._shape: Shape | None = None
@@ -98,9 +94,17 @@ class Control:
         """Whether the mode decides on delays; otherwise iterations only teach the baselines."""
         return self.mode not in ("off", "observe")
 
+    def _choose(self) -> None:
+        self.seed = self._options.seed if self._options.seed is not None else shared_seed(os.environ)
+        """Of the order of blocks and of probes; ranks with another one would pace at other times."""
+        self.chosen = _make_mode(self._options, self._policies, seed=self.seed, begin=self.quiet_until)
+        """What the asked mode does, and has found; ``mode`` may be observe meanwhile."""
+        self._in_force = self.chosen if self.decides else Mode()
+
     def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
         """Make the actuator, now that the rank and its timeline are known."""
         cap_s, self._place = self._options.cap_s, (rank, ranks)
+        self._choose()  # a trainer that starts its ranks by itself sets the job's environment after the agent came
         if device != "cpu":
             self._actuator = DeviceActuator(stamps, cap_s=cap_s, device=device)
         else:
