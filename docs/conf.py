@@ -23,8 +23,6 @@ myst_links_external_new_tab = False
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-# Their callbacks need one base class each, and import for eight seconds.
-autodoc_mock_imports = ["lightning", "pytorch_lightning", "transformers"]
 napoleon_numpy_docstring = False
 
 html_theme = "furo"

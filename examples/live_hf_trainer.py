@@ -1,9 +1,8 @@
-"""The live agent in a Hugging Face ``Trainer``: one callback, which also marks evaluations and checkpoints.
+"""The live agent in a Hugging Face ``Trainer``: two lines around ``train()``.
 
-You learn: ``PaceCallback`` attaches the agent when training begins and detaches it at the end; steps with an evaluation
-or a checkpoint are marked, so that they are no outliers. Rank 1's data set sleeps 2.5 ms for each item, 20 ms a batch.
-At the end rank 0 prints the agent's page, which names rank 1. On a CPU the Trainer needs ``use_cpu=True``; without it
-every rank would train by itself, with nothing to compare.
+You learn: ``live.attach`` before the training, without a model, follows the first optimizer that steps. Rank 1's data
+set sleeps 2.5 ms for each item, 20 ms a batch. At the end rank 0 prints the agent's page, which names rank 1. On a CPU
+the Trainer needs ``use_cpu=True``; without it every rank would train by itself, with nothing to compare.
 
     torchrun --nproc-per-node 2 examples/live_hf_trainer.py --out runs/live/trainer
 """
@@ -15,7 +14,7 @@ import time
 import torch
 import transformers
 
-from paceenv.live.callbacks.huggingface import PaceCallback
+from paceenv import live
 
 
 class Model(torch.nn.Module):
@@ -65,13 +64,15 @@ def main(argv: list[str] | None = None) -> None:
             disable_tqdm=True,
             seed=0,
         )
-        transformers.Trainer(
+        trainer = transformers.Trainer(
             Model(),
             arguments,
             train_dataset=Data(16 * options.steps, options.late_ms),
             eval_dataset=Data(16, 0.0),
-            callbacks=[PaceCallback(mode="observe", out=options.out)],
-        ).train()
+        )
+        agent = live.attach(out=options.out)
+        trainer.train()
+        agent.detach()  # rank 0 prints the page
 
 
 if __name__ == "__main__":

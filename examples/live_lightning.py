@@ -1,7 +1,7 @@
-"""The live agent in a Lightning ``Trainer``: one callback, two ranks, no launcher.
+"""The live agent in a Lightning ``Trainer``: two lines around ``fit``, two ranks, no launcher.
 
-You learn: Lightning starts its ranks by itself, and ``PaceCallback`` attaches the agent on each; validations and
-checkpoints are marked. Rank 1 sleeps 20 ms in each step. At the end rank 0 prints the agent's page, which names rank 1.
+You learn: Lightning starts its ranks by itself, by the same script, so ``live.attach`` before ``fit`` attaches the
+agent on each. Rank 1 sleeps 20 ms in each step. At the end rank 0 prints the agent's page, which names rank 1.
 
     python examples/live_lightning.py --out runs/live/lightning
 """
@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from paceenv.live.callbacks.lightning import PaceCallback
+from paceenv import live
 
 
 class Module(pl.LightningModule):
@@ -50,9 +50,10 @@ def main(argv: list[str] | None = None) -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[PaceCallback(mode="observe", out=options.out)],
     )
+    agent = live.attach(out=options.out)
     trainer.fit(Module(options.late_ms), data)
+    agent.detach()  # rank 0 prints the page
 
 
 if __name__ == "__main__":

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 # that breakpoints and tracebacks name the files that people open. Elsewhere this changes nothing.
 __path__ = [os.path.realpath(folder) for folder in __path__]
 
-from paceenv.live import options  # noqa: F401 (it notes the current folder, before the script changes it)
-
 __all__ = ["Agent", "attach"]
 
 

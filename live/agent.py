@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
-import math
 import multiprocessing.util
 import os
 import sys
-import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from paceenv.core.errors import InputError, out_of_range
-from paceenv.live.decide.live_policy import needed_policy, obstacle
+from paceenv.core.errors import out_of_range
+from paceenv.live.decide.live_policy import needed_policy
 from paceenv.live.log_once import Messages, described
 from paceenv.live.loop import Loop
 from paceenv.live.options import IN_A_GROUP_ONLY, LAUNCHER_SETTINGS, make_options
@@ -54,17 +49,13 @@ class Agent:
         """Why :attr:`state` is not the requested mode; empty if it is."""
         return str(self._quietly(lambda: self._loop.reason, "an error of its own"))
 
-    def summary(self, compare: bool = False) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """This rank's numbers as plain data, times in seconds (fields: ``paceenv.live.record.snapshot``).
 
-        Call it on the training thread. With ``compare`` it also reads the status files of all ranks, where there is a
-        folder, to find early and late ranks; that waits for the file system.
-
-        Args:
-            compare: whether it also looks at the other ranks' status files.
+        Call it on the training thread. It reads no file.
         """
         self._quietly(lambda: self._loop.catch_up())
-        return dict(self._quietly(lambda: self._output.compared() if compare else self._output.snapshot(), {}))
+        return dict(self._quietly(lambda: self._output.snapshot(), {}))
 
     @contextlib.contextmanager
     def mark(self, kind: str = "checkpoint") -> Iterator[None]:
@@ -114,8 +105,6 @@ class Agent:
             with contextlib.suppress(Exception):
                 exit_, ticks = self._exit
                 error = _uncaught(exit_ if self._loop.log.ticks == ticks else None)
-                if error is not None and LAUNCHER_SETTINGS:
-                    _tell_torchrun(error)
                 self._output.end_with(error)
                 self.detach()
 
@@ -145,27 +134,11 @@ class Absent(Agent):
 
 
 def _uncaught(exit_: SystemExit | None) -> BaseException | None:
-    """The exception that ends this process; None where it ends as it should, or nobody can know (``os._exit``).
-
-    Args:
-        exit_: of ``sys.exit``, if the script has called it.
-    """
+    """The exception that ends this process; None where it ends as it should, or nobody can know (``os._exit``)."""
     error = sys.exception() or getattr(sys, "last_value", None) or exit_  # in flight in a child of multiprocessing
     if isinstance(error, SystemExit):
         error = (error.__context__ or error) if error.code else None
     return None if hasattr(sys, "ps1") else error  # at a prompt, the last one may be long past
-
-
-def _tell_torchrun(error: BaseException) -> None:
-    """Leave the error for torchrun's report, in the form of its own ``@record``, unless the script has done so.
-
-    The time is rounded up: a rank that was killed leaves no file, and comes before those that lost it.
-    """
-    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if file is not None and not os.path.exists(file):
-        extra = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(math.ceil(time.time()))}
-        with contextlib.suppress(OSError):
-            Path(file).write_text(json.dumps({"message": {"message": repr(error), "extraInfo": extra}}))
 
 
 _alive: weakref.WeakSet[Agent] = weakref.WeakSet()
@@ -185,14 +158,12 @@ def attach(
     model_or_optimizer: Any = None,
     policy: Policy | str | os.PathLike[str] | None = None,
     mode: str = "observe",
-    *,
-    on_metrics: Callable[[dict[str, float]], object] | None = None,
     **options: Any,
 ) -> Agent:
     """Attach the agent to this rank's training job; call it on every rank, before the training loop.
 
-    Under ``-m paceenv.live`` the settings on its command line replace all of these. An invalid policy is no error,
-    except with ``strict``: the agent observes and reports the reason.
+    Under ``-m paceenv.live`` the settings on its command line replace all of these. An invalid policy is no error: the
+    agent observes and reports the reason.
 
     Args:
         model_or_optimizer: the optimizer whose step ends an iteration; with a model or None, the first that steps.
@@ -201,17 +172,13 @@ def attach(
             only observe and probe.
         mode: off, observe, probe, shadow, canary (a switchback test: every rank alternates paired blocks with and
             without pacing) or active.
-        on_metrics: called every ten seconds, and at the end, with this rank's numbers by name (times in seconds), on a
-            thread of its own; for a tracker of your own, say. One that raises is not called again. It holds under
-            ``-m paceenv.live`` too, if it is given before the first iteration.
         options: fields of :class:`paceenv.live.options.Options`; the table is in ``docs/reference/live-options.md``.
 
     Returns:
         The agent; the attached one, if there is one already.
 
     Raises:
-        InputError: an unknown option or a value out of range, or with ``strict`` a mode that cannot be entered; before
-            anything is touched.
+        InputError: an unknown option or a value out of range, before anything is touched.
     """
     import torch
 
@@ -223,21 +190,15 @@ def attach(
     chosen = make_options({"mode": mode} | options)
     agent = attached()
     if agent is not None:
-        agent._output.on_metrics = agent._output.on_metrics or on_metrics
         agent._loop.messages.log_once("is attached already; the second call of attach changes nothing")
         return agent
     settings, in_a_group_only = dict(LAUNCHER_SETTINGS), False
     if settings:
         policy, in_a_group_only = settings.pop("policy"), settings.pop(IN_A_GROUP_ONLY, False)
         chosen = make_options(settings)
-    elif chosen.strict and (why := obstacle(chosen, policy)):
-        raise InputError(f"mode {chosen.mode} cannot be entered: {why}")
     try:
-        loop = Loop(chosen, needed_policy(chosen.mode, policy, chosen.candidates), optimizer=optimizer)
-        loop.in_a_group_only = in_a_group_only
-        agent = Agent(loop)
-        agent._output.on_metrics = on_metrics
-        return agent
+        needed = needed_policy(chosen.mode, policy, chosen.candidates)
+        return Agent(Loop(chosen, needed, optimizer=optimizer, in_a_group_only=in_a_group_only))
     except Exception as error:
         return Absent(error)
 

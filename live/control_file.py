@@ -72,14 +72,8 @@ def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None) -> Wi
             if not s.get("final")
         ]
         from_iteration = math.ceil(max(reached, default=0.0) + lead_s(size) / tick_s)
-    return Wish(
-        secrets.token_hex(6),
-        str(statuses[0]["attempt"]),
-        mode,
-        policy if named is not None else None,
-        named.sha256 if named is not None else None,
-        from_iteration,
-    )
+    decided = (policy, named.sha256) if named is not None else (None, None)
+    return Wish(secrets.token_hex(6), str(statuses[0]["attempt"]), mode, *decided, from_iteration)
 
 
 def _tick_s(status: Snapshot) -> float:
@@ -96,16 +90,13 @@ def write_wish(folder: Path, wish: Wish) -> None:
 def read_wish(path: Path) -> Wish:
     """Read a request. Raises InputError if it is none, or cannot be read."""
     data = read_json(path, _MAX_BYTES)
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise InputError(f"{path}: not of schema {SCHEMA}")
-    kinds: dict[str, tuple[type, ...]] = {name: (str,) for name in ("id", "attempt", "mode")}
-    kinds |= {name: (str, type(None)) for name in ("policy", "sha256")} | {"from_iteration": (int,)}
-    for name, allowed in kinds.items():
-        if type(data.get(name)) not in allowed:
-            raise InputError(f"{path}: {name} = {str(data.get(name))[:60]!r}; allowed: as paceenv live set writes it")
-    if data["mode"] not in MODES or not 0 <= data["from_iteration"] < 1 << 53:
-        raise InputError(f"{path}: mode = {data['mode'][:60]!r} from iteration {data['from_iteration']}; not allowed")
-    return Wish(**{name: data[name] for name in Wish._fields})
+    if isinstance(data, dict) and data.pop("schema", None) == SCHEMA and data.keys() == set(Wish._fields):
+        wish = Wish(**data)
+        texts, maybe = (wish.id, wish.attempt, wish.mode), (wish.policy, wish.sha256)
+        typed = all(isinstance(x, str) for x in texts) and all(x is None or isinstance(x, str) for x in maybe)
+        if typed and wish.mode in MODES and type(wish.from_iteration) is int and 0 <= wish.from_iteration < 1 << 53:
+            return wish
+    raise InputError(f"{path}: no request as paceenv live set writes it ({SCHEMA})")
 
 
 class ControlReader:
@@ -158,7 +149,7 @@ class ControlReader:
 
         Raises OSError: it cannot be read.
         """
-        if final or not self._loop.attempt:
+        if final or not self._loop.identity.attempt:
             return
         try:
             now = os.stat(self._path)
@@ -171,12 +162,12 @@ class ControlReader:
         except InputError as error:
             self._refuse("", str(error))
         else:
-            if wish.attempt == self._loop.attempt:
+            if wish.attempt == self._loop.identity.attempt:
                 self._take(wish)
         self._seen = (now.st_mtime_ns, now.st_ino, now.st_size)
 
     def _take(self, wish: Wish) -> None:
-        if self._loop.state == "off" and not self._loop.paused:
+        if self._loop.state == "off" and self._loop.reason:
             self._refuse(wish.id, f"the agent is off for good: {self._loop.reason}")
             return
         policy = find_policy(wish.policy) if wish.mode in DECIDING else self._loop.policy
@@ -184,7 +175,7 @@ class ControlReader:
             self._refuse(wish.id, why)
             return
         self._begins_at = wish.from_iteration
-        together = wish.mode in DECIDING and self._loop.permitted and self._loop.world_size > 1
+        together = wish.mode in DECIDING and self._loop.identity.complete and self._loop.world_size > 1
         with self._lock:
             self._waiting = (wish, policy) if together else None  # what was asked for before is void
             if not together:  # for nobody else, or nothing is paced before or after
@@ -194,7 +185,7 @@ class ControlReader:
     def _why_not(self, wish: Wish, policy: NamedPolicy) -> str:
         """Why this rank cannot follow a wish for a mode that decides; "" if it can."""
         now = self._loop.iterations
-        if wish.mode in PACED and not self._loop.permitted:
+        if wish.mode in PACED and not self._loop.identity.complete:
             return "not every rank is known to have an agent with the same settings"
         if now < self._begins_at:
             return f"an earlier request waits for iteration {self._begins_at}; ask again after it"

@@ -32,7 +32,7 @@ GOODBYE_S = 0.5
 """A job that ends before it is known waits this long for it."""
 POLL_S, LONGEST_POLL_S = 0.005, 1.0
 """Shortest and longest pause between two looks at the store."""
-OWN_TO_A_RANK = {"out", "job", "metrics_port", "metrics_host", "kill_file", "strict"}
+OWN_TO_A_RANK = {"out", "job", "metrics_port", "metrics_host", "kill_file"}
 """Options in which ranks may differ: they change nothing that is decided."""
 _generation = itertools.count()
 
@@ -59,8 +59,7 @@ class Identity(NamedTuple):
 class Rendezvous:
     """Finds the identity of this start of the job in the background.
 
-    Args:
-        on_identity: called, mostly on that thread, when the id is known, and again when it is known who has an agent.
+    ``on_identity`` is called when the id is known, and again when it is known who has an agent.
     """
 
     def __init__(
@@ -74,17 +73,14 @@ class Rendezvous:
         self._rank, self._world_size, self._settings, self._found = rank, world_size, settings, on_identity
         self._deadline_s = deadline_s
         self._ending, self._lock, self._settled = threading.Event(), threading.Lock(), False
-        self._process = os.getpid()
         self._thread: threading.Thread | None = None
         self.identity = Identity()
         """What is known so far; replaced as a whole, so any thread may read it."""
 
     def begin(self, store: Any, place: str = "") -> None:
-        """Start to look. Never raises.
+        """Start to look, under a place in the store that is the same on every rank. Never raises.
 
-        Args:
-            place: prefix of our words there, the same on every rank. By default the first agent of a process meets the
-                first agents of the other ranks, the second one the second ones.
+        By default the first agent of a process meets the first agents of the other ranks, the second the second ones.
         """
         if self._world_size == 1:
             self._know(Identity(new_attempt(), 1))
@@ -101,7 +97,7 @@ class Rendezvous:
         """The job ends: give what is under way a last moment, and make up what is missing. Idempotent."""
         self._ending.set()
         thread = self._thread
-        if thread is not None and os.getpid() == self._process:
+        if thread is not None:
             thread.join(patience_s)  # the store may hang
         with self._lock:
             self._settled = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from paceenv.core.wording import count, duration, name_ranks, percent
@@ -57,11 +56,9 @@ def print_status(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot]) ->
 
 
 def print_worst(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot], findings: Findings | None) -> None:
-    """Counts, findings and the :data:`WORST` ranks in about 24 lines."""
-    now_s = time.time()
-    shown = worst(snapshots, now_s)
-    texts = entry(findings or {}, "text")
-    lines = [_counts(snapshots, now_s), *(texts if isinstance(texts, list) else [])[:MOST_FINDINGS]]
+    """Findings and the :data:`WORST` ranks in about 24 lines."""
+    shown, texts = worst(snapshots, time.time()), entry(findings or {}, "text")
+    lines = (texts if isinstance(texts, list) else [])[:MOST_FINDINGS]
     lines += [note for note in notes(run, snapshots) if note not in lines]
     title = f"{_title(run, attempt, snapshots)}; the {len(shown)} worst"
     output.print_screen([title, *lines], NARROW, _rows(shown, NARROW))
@@ -73,8 +70,7 @@ def notes(run: RunFolder, snapshots: Sequence[Snapshot]) -> list[str]:
     newest = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
     lines = [f"no status of {gone} ranks" if gone else "", *_downgrades(snapshots)]
     lines += describe_end(snapshots)
-    lines += [text(newest, "canary", "text"), text(newest, "canary", "forecast", "text")]
-    lines += [*shadowed(snapshots), *held(snapshots)[:1]]
+    lines += [text(newest, "canary", "text"), *shadowed(snapshots), *held(snapshots)[:1]]
     return list(filter(None, [*lines, *run.notes]))
 
 
@@ -94,19 +90,6 @@ def _downgrades(snapshots: Sequence[Snapshot]) -> list[str]:
         f"{name_ranks(ranks)} in mode {state or '-'}, asked for {mode}: {reason or 'no reason given'}"
         for (mode, state, reason), ranks in of.items()
     ]
-
-
-def _counts(snapshots: Sequence[Snapshot], now_s: float) -> str:
-    states = Counter(text(s, "state") or "-" for s in snapshots)
-    named = {
-        "silent": sum(is_silent(s, now_s) for s in snapshots),
-        "ended": sum(bool(s.get("final")) for s in snapshots),
-        "late": sum(text(s, "arrival", "verdict") == LATE for s in snapshots),
-    }
-    steps_s = [x for s in snapshots if (x := number(s, "step", "mean_s")) is not None]
-    step = f"step {duration(sorted(steps_s)[len(steps_s) // 2])}, " if steps_s else ""
-    modes = ", ".join(f"{count(n)} in {state}" for state, n in states.most_common())
-    return step + modes + "".join(f", {count(n)} {name}" for name, n in named.items() if n)
 
 
 def _cells(snapshot: Snapshot, now_s: float) -> dict[str, str]:

@@ -34,8 +34,10 @@ class Messages:
         prefix = "paceenv live" if self.rank is None else f"paceenv live [rank {self.rank}]"
         try:
             self.events.append({"unix_time_s": time.time(), "text": text})
-            if not LOGGER.handlers and not logging.getLogger().handlers:
-                _print_to_stderr()
+            if not LOGGER.handlers and not logging.getLogger().handlers:  # nobody would print it
+                LOGGER.addHandler(logging.StreamHandler())
+                LOGGER.setLevel(logging.INFO)
+                LOGGER.propagate = False
             _log(level, "%s: %s", prefix, text)
         except Exception as error:  # a broken log must not end a training job
             if raised_by_a_signal_handler(error):
@@ -60,12 +62,6 @@ def _log(*record: Any) -> None:
         LOGGER.log(*record)
     else:
         writer.join(PATIENCE_S)  # the script may hold a lock of its own log handler
-
-
-def _print_to_stderr() -> None:
-    LOGGER.addHandler(logging.StreamHandler())
-    LOGGER.setLevel(logging.INFO)
-    LOGGER.propagate = False
 
 
 def described(error: BaseException, *, of_script: bool = False) -> str:

@@ -10,124 +10,98 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
+from paceenv.live.accounts import Accounts
 from paceenv.live.decide.control import Control
 from paceenv.live.decide.deferral import Deferral
 from paceenv.live.decide.live_policy import NamedPolicy
+from paceenv.live.identity import Identity
 from paceenv.live.log_once import Messages, described, raised_by_a_signal_handler
 from paceenv.live.observe.backward import Backward
-from paceenv.live.observe.batch import ITERATION, OPERATION, Batch
 from paceenv.live.observe.collective_calls import Collectives, FunctionalCollectives, StreamWaits
 from paceenv.live.observe.hooks import Hooks
 from paceenv.live.observe.log import Log
 from paceenv.live.observe.optimizer_steps import Checkpoints, OptimizerTick
 from paceenv.live.observe.stamps import Clock, HostStamps, cuda_stamps
-from paceenv.live.observe.step import Step
 from paceenv.live.observe.steps import Steps
 from paceenv.live.options import Options
 from paceenv.live.record.history import History
 
-MEASURED_EVERY = 16
-"""The agent's own cost is measured from one of so many visits of the housekeeping thread to the next after which an
-iteration was watched."""
 HOPELESS_ITERATIONS = 200
 """If none of this many iterations could be measured, the agent logs the reason."""
-CHUNK_ITERATIONS = 256
-"""Steps that are accounted for at a time."""
-MAX_MARKS = 200
 MAX_SILENCE_S = 10.0
 """If a check for a wish to stop is overdue for longer, nothing is delayed until it succeeds."""
-OTHER_MARKS = "other marks"
-"""Name of all marks that come after so many different ones."""
-MAX_DONE = 200_000
-"""Steps and their operations that wait for the accounts; with more, steps are left out of accounts and trace."""
 MAX_PENDING = 8
 """Iterations whose GPU events have not passed yet; older ones are given up."""
+Change = tuple[str, NamedPolicy, int]
+"""A new mode, its policy, and its first iteration."""
 
 
 class Loop:
-    """Watches one rank and, where its mode allows, paces it."""
+    """Watches one rank and, where its mode allows, paces it.
+
+    Args:
+        in_a_group_only: whether to wait for a process group, whatever the environment says about the job's size.
+    """
 
     def __init__(
-        self, options: Options, policy: NamedPolicy, *, optimizer: Any = None, clock: Clock = time.perf_counter
+        self,
+        options: Options,
+        policy: NamedPolicy,
+        *,
+        optimizer: Any = None,
+        in_a_group_only: bool = False,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self.options, self.policy, self.messages, self._clock = options, policy, Messages(), clock
-        self.rank, self.world_size, self.attempt = 0, 1, ""
-        self.permitted = False
-        """Whether every rank is known to have an agent like this one; before, and otherwise, nothing is delayed."""
+        self.rank, self.world_size, self.backend, self.device = 0, 1, "", "cpu"
+        self.identity = Identity()
+        """Of this start of the job. Before it is complete, and where it never is, nothing is delayed."""
         self.lively: dict[str, float] = {}
         """The checks for a wish to stop, and when the next of each is due, by ``time.monotonic``."""
-        self.backend, self.device = "", "cpu"
-        self.history = History()
-        self.control = Control(options, policy, self.messages.log_once, clock)
-        self.on_batch: Callable[[Batch], None] = lambda batch: None
-        """Called with every batch of steps, on the thread that takes them in."""
-        self.paused = False
-        """Whether nothing is measured until the next :meth:`change`."""
-        self._change: tuple[str, NamedPolicy, int] | None = None
-        self._changing = threading.RLock()  # a signal's handler may ask for a change in the midst of one
-        self.in_a_group_only = False
-        """Whether to wait for a process group, whatever the environment says about the job's size."""
         self.on_begin: Callable[[], None] = lambda: None
         """Called at the first tick, when the rank is known."""
-        self._off_reason = "" if options.mode != "off" else "by mode"
-        self._stop_reason = ""
-        self._begun = self._ended = False
+        self.control = Control(options, policy, self.messages.log_once, clock)
+        self._change: Change | None = None
+        self._changing = threading.RLock()  # a signal's handler may ask for a change in the midst of one
+        self._off_reason = ""
         self.hooks = Hooks(self.fail)
         self.log = Log(HostStamps(clock))
         self.log.overflow, self.log.on_watch = self.catch_up, self.hooks.watch
+        self.deferral = Deferral(options.defer, self.log, self.hooks, self.messages.log_once)
+        """Holds back transfers for rule ``defer``."""
         self._optimizer = OptimizerTick(self._first_tick, self.hooks, optimizer)
         self._checkpoints = Checkpoints(self.log, self.hooks)
         self._backward = Backward(self.log, self.hooks)
-        self._sources: tuple[Any, ...] = (
-            self._optimizer,
-            Collectives(self.log, self.hooks),
-            FunctionalCollectives(self.log, self.hooks),
-            self._backward,
-            StreamWaits(self.log, self.hooks),
-            self._checkpoints,
-        )
-        self.deferral = Deferral(options.defer, self.log, self.hooks, self.messages.log_once)
-        """Holds back transfers for rule ``defer``."""
-        if options.defer:
-            self._sources += (self.deferral,)
+        self._in_a_group_only = in_a_group_only
         self.tick = self.hooks.guarded(lambda: self._optimizer.tick())
         """The end of an iteration; called by the optimizer's hook, or by hand in a loop that has none. Never raises."""
-        self.steps = Steps(self.log, lambda delay: self.control.settle(delay))
-        self._done = deque[Step]()
-        self.left_out = 0
-        """Steps that are in neither accounts nor trace, because the thread that takes them there was held up."""
+        self.steps, self.history = Steps(self.log, lambda delay: self.control.settle(delay)), History()
+        self.accounts = Accounts(self.log, self.hooks, self.history)
         self.taking, self._thread = threading.RLock(), -1
-        self._visits = self._measured_from = 0
-        self._waited_s = 0.0
-        self._measures = False
         self._takes_here = self.control.decides
         """Whether the training thread takes iterations in; otherwise the housekeeping thread does."""
-        self._names_of_marks = [""]
 
     @property
     def state(self) -> str:
-        return "off" if self._off_reason or self.paused else self.control.mode
+        return "off" if self._off_reason else self.control.mode
 
     @property
     def reason(self) -> str:
         """Why it is not the requested mode."""
-        if not self._off_reason:
-            return self.control.reason
-        return "" if self.options.mode == "off" else self._off_reason
+        return self._off_reason or self.control.reason
 
     def install(self) -> None:
-        if self._off_reason:
+        if self.options.mode == "off":
             return
         self.hooks.active = True
+        log, hooks = self.log, self.hooks
         try:
-            for source in self._sources:
+            calls = Collectives(log, hooks), FunctionalCollectives(log, hooks), self._backward, StreamWaits(log, hooks)
+            for source in (self._optimizer, *calls, self._checkpoints, self.deferral):
                 source.install()
         except Exception as error:  # a PyTorch without one of the watched functions
             self.fail(error)
@@ -147,21 +121,15 @@ class Loop:
             self.log.chores.append((run, arguments))
 
     def stop(self, reason: str) -> None:
-        """Detach, where delays are possible at the next tick; may be called from any thread."""
+        """Detach at the end of the next iteration; may be called from any thread."""
         self.messages.log_once(reason)
         self.deferral.stop()
         self.log.hurry = True
-        if self._takes_here:
-            self._stop_reason = reason
-        else:
-            self.detach(reason)
+        self.at_next_tick(self.detach, reason)
 
     def downgrade(self, reason: str) -> None:
         """Only observe from the next tick on; may be called from any thread."""
-        self.at_next_tick(self._observe_only, reason)
-
-    def _observe_only(self, reason: str) -> None:
-        self.control.downgrade(reason)
+        self.at_next_tick(lambda: self.control.downgrade(reason))
 
     def change(self, mode: str, policy: NamedPolicy, from_iteration: int) -> None:
         """Change over to another mode and policy, after the first tick; may be called from any thread.
@@ -176,8 +144,8 @@ class Loop:
 
     @property
     def changing(self) -> bool:
-        """Whether a :meth:`change` or :meth:`stop` is still to come."""
-        return self._change is not None or bool(self._stop_reason and not self._off_reason)
+        """Whether a :meth:`change` is still to come."""
+        return self._change is not None
 
     def _take_over(self) -> bool:
         """Let the training thread take iterations in from now on; False while the housekeeping thread is at it."""
@@ -186,12 +154,11 @@ class Loop:
             self.taking.release()
         return self._takes_here
 
-    def _change_over(self, change: tuple[str, NamedPolicy, int]) -> None:
+    def _change_over(self, change: Change) -> None:
         (mode, policy, from_iteration), begins_at = change, self.log.count
         self._read()
         self.control.finish()
-        self.paused, self.policy = mode == "off", policy
-        self.options = replace(self.options, mode="observe" if self.paused else mode)
+        self.policy, self.options = policy, replace(self.options, mode=mode)
         self.control = Control(self.options, policy, self.messages.log_once, self._clock, begins_at=begins_at)
         self.control.begin(self.log.stamps, self.device, self.rank, self.world_size)
         self.messages.log_once(f"mode {mode} from iteration {begins_at} on, by paceenv live set", level=20)
@@ -217,10 +184,9 @@ class Loop:
         if log.on_device and self.log.stamps.capturing():  # a step as a CUDA graph: not even a query is allowed
             return
         self.control.held_s = self.deferral.tick()
-        if self._stop_reason:
-            self.detach(self._stop_reason)
-            return
         tick = log.tick()
+        if self._off_reason:  # since this tick
+            return
         if tick is not None and (tick[2] or log.marked):
             self.control.guard.quiet(tick[0])
         change = self._change
@@ -237,7 +203,7 @@ class Loop:
 
     def _may_delay(self) -> bool:
         """Whether every rank is known to have an agent, and a wish to stop would be heard; shadow needs neither."""
-        if self.control.mode == "shadow" or not self.permitted:
+        if self.control.mode == "shadow" or not self.identity.complete:
             return self.control.mode == "shadow"
         now_s = time.monotonic()
         for name, due_s in self.lively.items():
@@ -263,14 +229,13 @@ class Loop:
     def finish(self) -> None:
         """Detach at the end of the job: a comparison under way gets its last evaluation, PyTorch is as before."""
         try:
-            if not self._ended and not self._off_reason:
+            if self.hooks.active:
                 self._takes_here = True
                 self.catch_up()
                 self.control.finish()
         except Exception as error:  # a failed device, for example
             self.fail(error)
         finally:
-            self._ended = True
             self.hooks.active = False
             self._backward.forget()
             try:
@@ -290,7 +255,7 @@ class Loop:
             return ""
         if self.log.stamps.dropped:
             return f"{self.log.stamps.dropped} CUDA events could not be recorded"
-        if not self.steps.shape.known and not self._done:
+        if not self.steps.shape.known and not self.accounts.waiting:
             return "no collective was seen in them"
         return "none of them could be read"
 
@@ -299,51 +264,14 @@ class Loop:
         with self.taking:
             if not self._takes_here or threading.get_ident() == self._thread:
                 self._read()
-            self._measure()
-            done = [self._done.popleft() for _ in range(len(self._done))]
-            if self.paused:
+            self.accounts.measure(self.steps.watched)
+            if self.control.mode == "off":
+                self.accounts.waiting.clear()
                 return
-            for i in range(0, len(done), CHUNK_ITERATIONS):
-                self._account(done[i : i + CHUNK_ITERATIONS])
+            self.accounts.settle()
             if (why := self.why_nothing_is_measured()) != "":
                 self.messages.log_once(f"{HOPELESS_ITERATIONS} iterations, and none could be measured: {why}")
             self._checkpoints.install()
-
-    def _measure(self) -> None:
-        """Measure the agent's own cost from one visit to the next, in some of them."""
-        self._visits += 1
-        watched = self.steps.watched - self._measured_from
-        if self._measures and watched > 0:
-            self.hooks.measure(False)
-            self._measures = self.log.stamps.measures = False
-            waited_s = self.log.stamps.waited_s - self._waited_s
-            self.history.add_overhead(self.hooks.cost_s(watched, self.log.every, waited_s))
-        elif not self._measures and self._visits % MEASURED_EVERY == 2:
-            self.hooks.measure(True)
-            self._measures, self._measured_from = True, self.steps.watched
-            self.log.stamps.measures, self._waited_s = True, self.log.stamps.waited_s
-
-    def _account(self, done: list[Step]) -> None:
-        batch = self._batch(done)
-        self.history.add(batch)
-        self.on_batch(batch)
-
-    def _batch(self, done: list[Step]) -> Batch:
-        marks = self._names_of_marks
-        for mark in sorted({step.mark for step in done} - set(marks)):
-            if len(marks) < MAX_MARKS:
-                marks.append(mark if len(marks) < MAX_MARKS - 1 else OTHER_MARKS)
-        numbers = {mark: number for number, mark in enumerate(marks)}
-        rows = [
-            (*step[:5], step.barrier_s, step.still_s, step.ticks, numbers.get(step.mark, len(marks) - 1), step.regular)
-            for step in done
-        ]
-        columns = np.array([operation for step in done for operation in step.operations], float).reshape(-1, 3)
-        operations_N = np.empty(len(columns), OPERATION)
-        operations_N["place"] = np.repeat(np.arange(len(done)), [len(step.operations) for step in done])
-        for name, column in zip(("kind", "start_s", "end_s"), columns.T, strict=True):
-            operations_N[name] = column
-        return Batch(np.array(rows, ITERATION), operations_N, tuple(self.log.kinds), tuple(marks))
 
     def _begin(self) -> None:
         """The first tick: only now are rank, backend and device known. Its iteration is not counted."""
@@ -351,11 +279,11 @@ class Loop:
         from torch import distributed
 
         up = distributed.is_available() and distributed.is_initialized()
-        if not up and (self.in_a_group_only or int(os.environ.get("WORLD_SIZE") or 1) > 1):
+        if not up and (self._in_a_group_only or int(os.environ.get("WORLD_SIZE") or 1) > 1):
             return  # a step before the job's processes found each other
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return
-        self._begun, self._thread = True, threading.get_ident()
+        self._thread = threading.get_ident()
         self.log.on_this_thread()
         if up:
             self.rank, self.world_size = distributed.get_rank(), distributed.get_world_size()
@@ -384,10 +312,7 @@ class Loop:
                 if not steps.inside:
                     control.skip()
                 continue
-            if len(self._done) * (1 + len(step.operations)) < MAX_DONE:  # steps are alike
-                self._done.append(step)
-            else:
-                self.left_out += 1
+            self.accounts.add(step)
             if not step.regular:
                 control.skip()
             elif control.decides:

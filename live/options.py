@@ -10,22 +10,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, MAX_BUDGET_S, MAX_CAP_S
 
-try:
-    LAUNCH_FOLDER = os.getcwd()
-    """The folder of the process when it imported this package; relative paths of the environment begin there."""
-except OSError:  # it is gone; paths that need it fail where they are used
-    LAUNCH_FOLDER = ""
 MODES = ("off", "observe", "probe", "shadow", "canary", "active")
 PACED, DECIDING = MODES[4:], MODES[3:]
 """Modes that delay by a policy; and those that need one."""
 KILL_SWITCH = "PACEENV_LIVE"
 """Environment variable; with any value, such as ``off``, every agent is off: no typing error keeps one running."""
-ENVIRONMENT_KILL_FILE = "PACEENV_LIVE_KILL_FILE"
 LAUNCHER_SETTINGS: dict[str, Any] = {}
 """Arguments from the command line of ``-m paceenv.live``; they replace those of ``live.attach``. Empty without it."""
 IN_A_GROUP_ONLY = "in_a_group_only"
@@ -96,11 +90,6 @@ class Options:
     )
     metrics_host: str = _option("127.0.0.1", "Address of that endpoint")
     kill_file: Path | None = _option(None, "The agent detaches as soon as this file exists", unset="none")
-    strict: bool = _option(
-        False,
-        "Where a rank finds that a mode cannot be entered, as with a missing policy file, it ends with exit code 2 "
-        "before the script starts; without it the job runs unpaced and says so",
-    )
     defer: str = _option(
         "",
         "Asynchronous transfers that rule defer may hold back, on gloo: kinds such as all_reduce, and names or "
@@ -121,10 +110,6 @@ def _check(option: Field[Any], value: Any) -> None:
     """Raises InputError for a value that is not one of the choices, or not a number within the range."""
     means: Meaning = option.metadata["meaning"]
     whole = option.type in (int, int | None)
-    if option.type is bool:
-        if type(value) is not bool:
-            raise out_of_range(option.name, value, "true or false", "live")
-        return
     if means.choices:
         fits = value in means.choices
     elif means.low == -math.inf or (value is None and option.default is None):
@@ -136,45 +121,21 @@ def _check(option: Field[Any], value: Any) -> None:
         raise out_of_range(option.name, value, "a whole number from " * whole + means.allowed, "live")
 
 
-def options_table() -> str:
-    """The options as a Markdown table, for the documentation."""
-    rows = ["| option | type | default | allowed | meaning |", "| --- | --- | --- | --- | --- |"]
-    for option in OPTIONS:
-        means, kind = option.metadata["meaning"], (get_args(option.type) or (option.type,))[0].__name__
-        default = means.unset or f"`{option.default}`"
-        rows.append(f"| `{option.name}` | {kind} | {default} | {means.allowed} | {means.help} |")
-    return "\n".join(rows)
-
-
 def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Options:
     """Options from keywords, with the kill switch of the environment applied.
 
     Their paths are absolute: a script that changes its folder later (Hydra does) does not move the agent's files, nor
-    the kill file. A relative kill file of the environment is in the folder that the process was in when it imported
-    this package. Raises InputError for an unknown option, or a value out of range.
+    the kill file. Raises InputError for an unknown option, or a value out of range.
     """
     known = {option.name for option in OPTIONS}
     unknown = sorted(set(values) - known)
     if unknown:
         raise InputError(f"live: unknown option {unknown[0]}; allowed: {', '.join(sorted(known))}")
-    paths = {name: absolute(name, values[name]) for name in ("out", "kill_file") if values.get(name) is not None}
+    paths = {name: Path(os.path.abspath(values[name])) for name in ("out", "kill_file") if values.get(name) is not None}
     options = Options(**{**values, **paths})
     if not options.job:
         options = replace(options, job=Path(sys.argv[0]).stem or "job")
-    if environ.get(ENVIRONMENT_KILL_FILE):
-        file = os.path.join(LAUNCH_FOLDER, environ[ENVIRONMENT_KILL_FILE])
-        options = replace(options, kill_file=absolute(ENVIRONMENT_KILL_FILE, file))
     return replace(options, mode="off") if environ.get(KILL_SWITCH) else options
-
-
-def absolute(name: str, path: str | os.PathLike[str]) -> Path:
-    """``path`` as seen from the current folder; ``name`` is for the error. Raises InputError if that folder is gone."""
-    try:
-        return Path(os.path.abspath(path))
-    except OSError:
-        raise InputError(
-            f"live: {name} = {str(path)!r}: the current folder is gone; allowed: an absolute path"
-        ) from None
 
 
 def absolute_policy(text: str | None) -> str | None:
@@ -183,5 +144,5 @@ def absolute_policy(text: str | None) -> str | None:
     for file, option in ((name, ""), name.rpartition(":")[::2]):
         named = "." in file or os.sep in file  # else it is the name of a rule, which goes before a file of that name
         if named and os.path.isfile(file):
-            return f"{prefix}{absolute('policy', file)}{option and ':'}{option}"
+            return f"{prefix}{os.path.abspath(file)}{option and ':'}{option}"
     return text

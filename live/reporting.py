@@ -20,11 +20,11 @@ from paceenv.live.last_words import LastWords
 from paceenv.live.log_once import described
 from paceenv.live.loop import Loop
 from paceenv.live.observe.log import tried
-from paceenv.live.record.findings import ALONE, find, findings_period_s, read_verdict, with_verdicts, write_findings
+from paceenv.live.record.findings import ALONE, find, findings_period_s, read_verdict, write_findings
 from paceenv.live.record.history import unseen
 from paceenv.live.record.housekeeping import Housekeeping, background
 from paceenv.live.record.run_folder import of_the_others, status_period_s, write_status
-from paceenv.live.record.snapshot import ASKED, QUANTITIES, SCHEMA, Snapshot, number
+from paceenv.live.record.snapshot import ASKED, SCHEMA, Snapshot
 from paceenv.live.record.summary import summarise, write_summary
 from paceenv.live.store_messages import PACING, Peers, poll_s
 
@@ -34,11 +34,8 @@ ACCOUNTS_S, DESCRIPTOR_S = 0.5, 2.0
 """Seconds between two visits to the accounts, and two looks at the wake-up descriptor."""
 MAX_GROUPS = 64
 SEGMENT_S = 30.0
-MAX_PORT = 65535
 EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
 """Longest wait at the end of a job for the last files, and of the page for the other ranks' last status, seconds."""
-METRICS_S = 10.0
-"""Seconds between two calls of the script's ``on_metrics``."""
 
 
 class Output:
@@ -52,19 +49,12 @@ class Output:
         self._rendezvous: Rendezvous | None = None
         self._metrics: Any = None
         self._housekeeping = Housekeeping(loop.messages.log_once)
-        self.on_metrics: Callable[[dict[str, float]], object] | None = None
-        self._threads = list[tuple[Housekeeping, float]]()  # beside the housekeeping; how long each is waited for
+        self._threads = list[Housekeeping]()  # beside the housekeeping, and not waited for
         self._verdict: dict[str, Any] = ALONE  # from the findings of all ranks, for the metrics
         self._closed, self._page, self._patience_s, self._ended = False, "", PATIENCE_S, ""
         self._printing = threading.Lock()
         self._last_words = LastWords(self.leave_last_words)
         loop.on_begin = self._begin
-
-    def compared(self) -> Snapshot:
-        """The snapshot, compared with the last status of the other ranks; reads the status files of all of them."""
-        out, own = self._options.out, self.snapshot()
-        together = [own, *(of_the_others(out, own) if out is not None else [])]
-        return with_verdicts(together, find(together))[0]
 
     def close(self) -> None:
         """Write the rest of trace and status; rank 0 prints the page.
@@ -75,10 +65,10 @@ class Output:
             return
         self._closed = True
         if self._rendezvous is not None:
-            self._loop.attempt = self._rendezvous.settle().attempt
+            self._loop.identity = self._rendezvous.settle()
         self._housekeeping.stop(EXIT_DEADLINE_S)
-        for thread, patience_s in self._threads:
-            thread.stop(patience_s)
+        for thread in self._threads:
+            thread.stop(0.0)
         if self._metrics is not None:
             self._metrics.close()
         self._print_page()
@@ -94,8 +84,8 @@ class Output:
         loop, self._closed, self._patience_s = self._loop, True, 0.0
         self._ended = self._ended or ASKED
         loop.messages.events.append({"unix_time_s": time.time(), "text": "the process was asked to end (SIGTERM)"})
-        if self._rendezvous is not None and not loop.attempt:
-            loop.attempt = self._rendezvous.settle(0.1).attempt
+        if self._rendezvous is not None and not loop.identity.attempt:
+            loop.identity = self._rendezvous.settle(0.1)
         self._housekeeping.stop(EXIT_DEADLINE_S)
         self._print_page()
 
@@ -112,8 +102,7 @@ class Output:
 
     def _snapshot(self) -> Snapshot:
         loop, history, options = self._loop, self._loop.history, self._options
-        policy, accounts = loop.policy, history.as_dict()
-        known = self._rendezvous.identity if self._rendezvous is not None else Identity()
+        policy, known = loop.policy, loop.identity
         control = self._control.state() if self._control is not None else None  # before the mode, which follows it
         trace = self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0}
         return {
@@ -122,18 +111,18 @@ class Output:
             "rank": loop.rank,
             "world_size": loop.world_size,
             "host": self._locality.get("host", ""),
-            "attempt": loop.attempt,
+            "attempt": known.attempt,
             "agents": {"count": known.agents, "complete": known.complete, "reason": known.why},
             "unix_time_s": time.time(),
             "final": self._closed,
             "ended": self._ended,
-            "mode": "off" if loop.paused else loop.options.mode,
+            "mode": loop.options.mode,
             "state": loop.state,
             "reason": loop.reason,
             "iterations": loop.iterations,
             "irregular": loop.steps.irregular,
             "unmeasured": loop.why_nothing_is_measured(),
-            **accounts,
+            **history.as_dict(),
             "groups": {
                 str(g.number): {"name": g.name, "ranks": g.listed, "member": g.member, "size": g.size}
                 for g in list(loop.log.groups.values())[:MAX_GROUPS]
@@ -141,11 +130,11 @@ class Output:
             "unseen": unseen(loop.log.groups, history.count),
             "arrival": ALONE,
             "pacing": loop.control.delays() | loop.deferral.counts(),
-            **loop.control.snapshot((accounts["step"]["newest_s"] or 0.0) / accounts["step_iterations"]),
+            **loop.control.snapshot(),
             "stamps": {"dropped": loop.log.stamps.dropped},
             "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
             "locality": self._locality,
-            "trace": trace | {"dropped": trace["dropped"] + loop.left_out},
+            "trace": trace | {"dropped": trace["dropped"] + loop.accounts.left_out},
             "control": control,
             "events": list(loop.messages.events),
         }
@@ -156,9 +145,9 @@ class Output:
 
         loop, options, keep = self._loop, self._options, self._housekeeping
         self._locality = locality.describe(device=loop.device, backend=loop.backend)
-        if options.out is not None:  # before all else, as a launcher that lost a rank soon kills the others
-            keep.add("the last word", PAGE_S, partial(self._write_last_word, options.out))
         keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up())
+        if options.out is not None:  # early at the end, as a launcher that lost a rank soon kills the others
+            keep.add("the status", status_period_s(loop.world_size), partial(self._write_status, options.out))
         keep.add("the look at SIGTERM", DESCRIPTOR_S, lambda final: loop.at_next_tick(self._last_words.look))
         store = None
         if loop.backend:
@@ -169,7 +158,6 @@ class Output:
         self._rendezvous = Rendezvous(loop.rank, loop.world_size, digest, self._identified)
         if options.out is not None:
             self._record(options.out)
-            keep.add("the status", status_period_s(loop.world_size), partial(self._write_status, options.out))
             if loop.rank == 0:
                 keep.add("the summary", PAGE_S, partial(self._write_page, options.out))
             keep.add("the findings", findings_period_s(loop.world_size), partial(self._exchange_findings, options.out))
@@ -187,8 +175,6 @@ class Output:
             others += [("who follows control.json", period_s, self._control.agree)]
         if options.mode in PACING or (options.out is not None and loop.world_size > 1):
             self._beside(*others)
-        if self.on_metrics is not None:
-            self._beside(("on_metrics", METRICS_S, self._call), patience_s=PATIENCE_S)
         keep.start()
         self._last_words.install()
         self._rendezvous.begin(store)
@@ -206,21 +192,19 @@ class Output:
 
         self._beside((name, period_s, looked))
 
-    def _beside(self, *tasks: tuple[str, float, Callable[[bool], None]], patience_s: float = 0.0) -> None:
-        """Run tasks on a thread of their own: a file system, a store, the script's own function may hang."""
+    def _beside(self, *tasks: tuple[str, float, Callable[[bool], None]]) -> None:
+        """Run tasks on a thread of their own: a file system or a store may hang."""
         thread = Housekeeping(self._loop.messages.log_once)
         for task in tasks:
             thread.add(*task)
         thread.start()
-        self._threads.append((thread, patience_s))
+        self._threads.append(thread)
 
     def _identified(self, known: Identity) -> None:
         """More is known about this start of the job; any thread."""
         loop = self._loop
-        loop.attempt = known.attempt
-        if known.complete:
-            loop.permitted = True
-        elif known.why:
+        loop.identity = known
+        if known.why:
             if loop.rank == 0 or os.environ.get("LOCAL_RANK", "0") == "0":  # else a line of every rank
                 loop.messages.log_once(f"{known.why}; nothing is delayed without an agent on every rank")
             if loop.control.decides and loop.state != "shadow":
@@ -235,16 +219,16 @@ class Output:
             {probing.METADATA_KEY: mode.plan.to_json()} if isinstance(mode, Probing) else {},
             rank=loop.rank,
             world_size=loop.world_size,
-            attempt=loop.attempt,
+            attempt=loop.identity.attempt,
             locality=self._locality,
         )
         flush_s = max(SEGMENT_S, status_period_s(loop.world_size))
         self._recorder = TraceRecorder(out, header, flush_s=flush_s)
-        loop.on_batch = self._recorder.add
+        loop.accounts.on_batch = self._recorder.add
         self._housekeeping.add("the trace", 1.0, self._write_trace)
 
     def _write_trace(self, final: bool) -> None:
-        self._recorder.attempt = self._loop.attempt
+        self._recorder.attempt = self._loop.identity.attempt
         self._recorder.write(final)
 
     def _serve(self, port: int) -> None:
@@ -252,24 +236,17 @@ class Output:
 
         # without a launcher's word the script has started its ranks by itself, on one machine
         port += int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or self._loop.rank)
-        if port > MAX_PORT:
-            self._loop.messages.log_once(f"no metrics: port {port} of this local rank; allowed: up to {MAX_PORT}")
-            return
         host = self._options.metrics_host
         self._metrics = MetricsServer(self.judged, port, host=host)
         background(f"metrics on {host}:{port}", self._metrics.start, self._loop.messages.log_once)
 
     def _write_status(self, out: Path, final: bool) -> None:
-        if not self._loop.attempt:
+        if not self._loop.identity.attempt:
             return  # soon
         write_status(out, self.snapshot() | {"final": final})
 
-    def _write_last_word(self, out: Path, final: bool) -> None:
-        if final and self._ended:
-            self._write_status(out, final)
-
     def _write_page(self, out: Path, final: bool) -> None:
-        if not self._loop.attempt:
+        if not self._loop.identity.attempt:
             return
         page = write_summary(out, self.snapshot() | {"final": final}, self._patience_s if final else 0.0)
         self._page = page if final else ""
@@ -278,22 +255,10 @@ class Output:
         """The snapshot with the verdict of the last findings, for metrics; reads no file."""
         return self.snapshot() | {"arrival": self._verdict}
 
-    def _call(self, final: bool) -> None:
-        """Hand the known numbers to the script's function; one that fails is not called again."""
-        if self.on_metrics is None:
-            return
-        snapshot = self.judged()
-        known = {q.name: value for q in QUANTITIES if (value := number(snapshot, *q.path)) is not None}
-        try:
-            self.on_metrics({"rank": float(self._loop.rank)} | known)
-        except BaseException as error:
-            self.on_metrics = None
-            self._loop.messages.log_once(f"on_metrics failed and is not called again: {described(error)}")
-
     def _exchange_findings(self, out: Path, final: bool) -> None:
         """Rank 0 writes the findings from the status of all ranks; the others read that one file."""
         loop = self._loop
-        folder = out / str(loop.attempt)
+        folder = out / loop.identity.attempt
         if loop.rank == 0:
             own = self.snapshot()
             write_findings(folder, find([own, *of_the_others(out, own)]))

@@ -59,8 +59,8 @@ class Peers:
 
     def words(self) -> Words | None:
         """The words of this start of the job; None while it has no id, and without a store."""
-        if self._words is None and self._store is not None and self._loop.attempt:
-            self._words = Words(self._store, f"paceenv.peers/{self._loop.attempt}")
+        if self._words is None and self._store is not None and (attempt := self._loop.identity.attempt):
+            self._words = Words(self._store, f"paceenv.peers/{attempt}")
         return self._words
 
     def look(self, final: bool) -> None:
@@ -72,7 +72,7 @@ class Peers:
         if loop.options.mode in PACING:
             self._compare(words)
         mark = loop.control.barriers.mark
-        if loop.permitted and loop.control.mode in PACED and mark is not None and mark != self._done:
+        if loop.identity.complete and loop.control.mode in PACED and mark is not None and mark != self._done:
             self._compare_barriers(words, mark)
 
     def _compare(self, words: Words) -> None:

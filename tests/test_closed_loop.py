@@ -287,7 +287,7 @@ def test_what_the_agent_would_refuse_is_refused_before_anything_runs(tmp_path: P
         _loop(tmp_path / "loop", testbed, options=LoopOptions(candidates=("constant", "nobody"))).go()
     assert not testbed.runs
     assert known_cluster(scenario(known={})) is None
-    assert "--cap-share" in agent_options(scenario().loop, "canary")
+    assert "--block-iterations" in agent_options(scenario().loop, "canary")
 
 
 def test_the_command_runs_the_loop_with_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,8 @@ from paceenv.cli import application
 from paceenv.core import pacing, timing
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, OPEN, Limits
-from paceenv.live.decide.control import SLACK_MEMORY, Control
+from paceenv.live.decide.control import SLACK_MEMORY
 from paceenv.live.decide.guard import Guard
-from paceenv.live.decide.live_policy import find_policy
-from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.options import Options
 from paceenv.policies.rollout import run
 from paceenv.policies.rules import Static
@@ -114,18 +112,3 @@ def test_a_suite_and_a_command_may_have_other_limits(capsys: pytest.CaptureFixtu
     for wrong in ("cap=0.1", "cap_s=x", "cap_share=2"):
         with pytest.raises(InputError, match="allowed"):
             application.run(["evaluate", "static", "--limit", wrong])
-
-
-def test_a_job_says_where_its_limits_are_narrower_than_those_of_the_training() -> None:
-    named, said = find_policy("learned"), list[str]()
-    assert named.limits == LIMITS
-    for options, expected in (({}, 0), ({"cap_share": 0.1, "budget_s_per_minute": 5.0}, 1)):
-        said.clear()
-        made = Options(mode="canary", **options)
-        control = Control(made, named, lambda text, level: said.append(text), lambda: 0.0)
-        control.begin(HostStamps(), "cpu", rank=0, ranks=2)
-        assert len(said) == expected
-    assert said == [
-        "policy learned was trained with wider limits and may gain less here: "
-        "cap_share = 0.1 (0.5), budget_s_per_minute = 5 (20)"
-    ]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from live_operations import Shaped
 
-from paceenv.core import signals, switchback
+from paceenv.core import signals
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
 from paceenv.live.decide.control import Control
@@ -119,13 +119,6 @@ def test_what_was_learned_of_parts_of_a_step_is_forgotten_with_the_whole() -> No
     assert job.control.pacer is not before
 
 
-def test_active_paces_nine_blocks_of_ten() -> None:
-    job = Job("static:mechanism=slack", "active", _noisy(0.0), seed=1)
-    job.run(50 + 120 + 3000)
-    paced = 1.0 - switchback.SLACK_PAUSE / switchback.SLACK_UNSURE_TURN
-    assert np.mean(np.array(job.delays_s[170:]) > 0.0) == pytest.approx(0.9 * paced, abs=0.02)
-
-
 def _file(path: Path, low: float, high: float) -> Path:
     layers = [(np.zeros((2, signals.SIGNALS), np.float32), np.array([-1.0, 1.0], np.float32))]
     save_policy(path, PolicyFile(Learned(layers, ("slack",)), {"comm_share": (low, high)}))
@@ -140,16 +133,8 @@ def test_a_job_unlike_those_the_policy_knows_is_observed(tmp_path: Path) -> None
     assert "calibrated: 0.6 to 0.9" in job.control.reason
 
 
-@pytest.mark.parametrize("content", [b"", b"\x80\x04\x95pickle"])
-def test_a_hostile_file_is_a_reason_to_observe(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "policy.safetensors"
-    path.write_bytes(content)
-    assert "not a readable .safetensors file" in find_policy(path).fault
-
-
 def test_the_environment_has_the_last_word() -> None:
     for value in ("off", "of"):  # a typing error in an emergency
         assert make_options({"mode": "active"}, {"PACEENV_LIVE": value}).mode == "off"
-    assert make_options({}, {"PACEENV_LIVE_KILL_FILE": "/stop"}).kill_file == Path("/stop")
     with pytest.raises(InputError, match="live: unknown option speed; allowed: block_iterations, budget"):
         make_options({"speed": 1})

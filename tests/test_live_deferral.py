@@ -23,6 +23,7 @@ from paceenv.core import timing
 from paceenv.core.pacing import DEFER, WINDOW, laid_out, off
 from paceenv.live.agent import Agent
 from paceenv.live.decide.pacer import RankPacer
+from paceenv.live.identity import Identity
 from paceenv.policies.rules import Static
 
 LONG_S = 60.0
@@ -314,34 +315,6 @@ def test_a_detach_on_any_thread_starts_what_is_held_before_the_next_call(togethe
     assert together["detached_elsewhere"] == [[[3, 1]] * 20] * 2
 
 
-def scattered() -> dict[str, Any]:
-    """Gloo counts a reduce-scatter of lists as one reduction for each rank."""
-    world, group = dist.get_world_size(), _group()
-
-    def scatter(value: float) -> tuple[torch.Tensor, Any]:
-        into = torch.zeros(2)
-        given = list(torch.full((2 * world,), value).chunk(world))
-        return into, dist.reduce_scatter(into, given, group=group, async_op=True)
-
-    agent = _attached(0.0)
-    before = [scatter(1.0)[1] for _ in range(2)]
-    agent._loop.deferral.hold_s = LONG_S
-    held = [scatter(float(i)) for i in range(1, 4)]
-    kinds = [type(work).__name__ for _, work in held]
-    for work in (*before, *(work for _, work in held)):
-        work.wait()
-    said = [event["text"] for event in agent._loop.messages.events]
-    unseen = agent._loop.log.known(group).unseen()
-    agent.detach()
-    return {"kinds": kinds, "got": [into.tolist() for into, _ in held], "said": said, "unseen": unseen}
-
-
-def test_a_reduce_scatter_of_lists_is_held_and_none_counts_as_unseen(together: Together) -> None:
-    got = [[2.0 * i] * 2 for i in range(1, 4)]
-    for rank in together["scattered"]:
-        assert rank == {"kinds": ["HeldWork"] * 3, "got": got, "said": [], "unseen": 0}
-
-
 def leaving() -> list[float] | None:
     """Rank 0 destroys a group, and then ends, with a transfer that nobody there waits for; rank 1 needs both."""
     rank, agent, got = dist.get_rank(), live.attach(defer="gradients"), list[float]()
@@ -441,7 +414,7 @@ def in_one_job(place: str) -> dict[str, Any]:
     """What each of these bodies returns, one after the other in one job."""
     found: dict[str, Any] = {where: broken(where) for where in BREAKS}
     found["killed"] = killed(f"{place}/kill")
-    for body in (scattered, asked_for, timed, failing, detached_elsewhere, not_held, forking):
+    for body in (asked_for, timed, failing, detached_elsewhere, not_held, forking):
         found[body.__name__] = body()
     return found
 
@@ -519,7 +492,7 @@ def in_mode(mode: str) -> dict[str, Any]:
     policy.interval_iterations = 4
     options = {"quiet_first": 10, "block_iterations": 12, "seed": 1, "cap_share": 0.2}
     agent = live.attach(policy=policy, mode=mode, defer="gradients", **options)
-    agent._loop.permitted = True
+    agent._loop.identity = Identity(agents=2)
     deferral = agent._loop.deferral
     for _ in range(100):
         dist.barrier()

@@ -171,10 +171,8 @@ def test_the_kill_file_is_where_the_job_was_launched_wherever_the_script_goes(tm
         print(attached().reason)
     """
     write(tmp_path / "train.py", script)
-    for options, environ in ((["--kill-file", "stop"], {}), ([], {"PACEENV_LIVE_KILL_FILE": "stop"})):
-        (tmp_path / "stop").unlink(missing_ok=True)
-        ended = python("-m", "paceenv.live", *options, "train.py", folder=tmp_path, **environ)
-        assert ended.stdout == f"stopped by the kill file {tmp_path}/stop\n", ended.stderr
+    ended = python("-m", "paceenv.live", "--kill-file", "stop", "train.py", folder=tmp_path)
+    assert ended.stdout == f"stopped by the kill file {tmp_path}/stop\n", ended.stderr
 
 
 @pytest.mark.slow

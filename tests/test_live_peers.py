@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
-from live_jobs import results, run_ranks
 from torch._C._distributed_c10d import HashStore, Store
 
-from paceenv import live
-from paceenv.live import store_messages
 from paceenv.live.control_file import ControlReader, Wish, write_wish
 from paceenv.live.decide.control import BARRIER_EVERY
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import find_policy, needed_policy
+from paceenv.live.identity import Identity
 from paceenv.live.loop import Loop
 from paceenv.live.observe.step import Shape, Step
 from paceenv.live.options import make_options
@@ -43,7 +38,7 @@ class Rank:
     def __init__(self, rank: int, store: HashStore, ranks: int, folder: Path | None = None, **options: Any) -> None:
         made = make_options({"mode": "canary", "seed": 3} | options)
         self.loop = Loop(made, needed_policy(made.mode, POLICY, made.candidates))
-        self.loop.rank, self.loop.world_size, self.loop.attempt, self.loop.permitted = rank, ranks, ATTEMPT, True
+        self.loop.rank, self.loop.world_size, self.loop.identity = rank, ranks, Identity(ATTEMPT, ranks)
         self.peers, self.shape = Peers(self.loop, store), BarrierShape()
         self.reader = ControlReader(folder, self.loop, self.peers) if folder is not None else None
 
@@ -112,7 +107,7 @@ def test_one_rank_that_stops_ends_pacing_on_all_and_they_say_why() -> None:
 def test_a_candidate_that_stops_on_one_rank_stops_on_all_and_the_others_go_on() -> None:
     ranks = job(2, candidates=f"{POLICY};paper")
     for rank in ranks:
-        rank.loop.control.pacer = SimpleNamespace(follow=lambda *given: None)  # type: ignore[assignment]
+        rank.loop.control.pacer = SimpleNamespace()  # type: ignore[assignment]
     ranks[0].loop.control._give_up(1, "raised RuntimeError")
     assert pass_by(ranks, 10) == ["canary"] * 2
     assert in_blocks(ranks[1]).out == {1: "on rank 0: raised RuntimeError"}
@@ -259,25 +254,3 @@ def test_without_a_store_or_a_rank_that_answers_nothing_changes() -> None:
     steps(ranks, QUIET + 1)
     look(ranks)
     assert max(alone_ms(ranks)) <= 1.0
-
-
-def stopped_on_one() -> str:
-    """A job that goes on until no rank paces any more; rank 1 stops by itself."""
-    store_messages.POLL_S = 0.05
-    agent, iteration, until_s = live.attach(policy=POLICY, mode="canary"), 0, time.monotonic() + 60
-    pacing = torch.ones(1)
-    while pacing.item():
-        pacing.fill_(float(agent.state == "canary" and time.monotonic() < until_s))
-        dist.all_reduce(pacing)
-        agent.tick()
-        time.sleep(0.005)
-        iteration += 1
-        if iteration == 100 and dist.get_rank() == 1:
-            agent._loop.downgrade("enough")
-    agent.detach()
-    return agent.reason
-
-
-@pytest.mark.slow
-def test_in_a_real_job_a_stop_on_one_rank_reaches_all(tmp_path: Path) -> None:
-    assert results(run_ranks(stopped_on_one, 2, tmp_path)) == ["on rank 1: enough", "enough"]

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from test_live_control import Job as LiveJob
 
-from paceenv.core.probing import HOLD_ITERATIONS, REST_SHARE, Plan, unit_of
-from paceenv.live.decide.modes import EVALUATION_HOLDS, MAX_COST_SHARE
+from paceenv.core.probing import HOLD_ITERATIONS, Plan, unit_of
 
 
 def test_draws_are_those_of_the_traces_that_exist() -> None:
@@ -54,35 +53,3 @@ def test_a_rank_without_slack_is_probed_by_the_plan_within_every_limit() -> None
     assert (delay_s_T > 0.0).sum() > 50
     assert job.control.mode == "probe", job.said  # nobody asks for a policy
     assert job.said == []
-
-
-EVALUATION = EVALUATION_HOLDS * HOLD_ITERATIONS
-
-
-def _costly(cost_share: float, noise: float) -> Callable[[float], float]:
-    """Steps as if all units' probes together cost so much on average."""
-    plan, random, begun = Plan(3, 0.01, 50), np.random.default_rng(0), [0]
-
-    def step_s(_: float) -> float:
-        begun[0] += 1
-        cost = 0.0 if plan.rests(begun[0] - 1) else cost_share / (1.0 - REST_SHARE)
-        return 0.1 * (1.0 + cost) * float(np.exp(random.normal(0.0, noise)))
-
-    return step_s
-
-
-def test_probing_that_costs_too_much_ends_and_says_so() -> None:
-    job = Job(_costly(0.1, noise=0.05))
-    delay_s_T = job.probed(3 * EVALUATION)
-    assert job.control.mode == "observe"
-    assert "probing cost" in job.control.reason
-    assert f"allowed: {100.0 * MAX_COST_SHARE:g} %" in job.control.reason
-    assert len(job.said) == 1
-    assert not delay_s_T[2 * EVALUATION :].any()
-
-
-def test_probing_goes_on_where_it_costs_little_or_nothing_can_be_told() -> None:
-    for cost_share, noise in ((0.01, 0.01), (0.0, 0.3)):
-        job = Job(_costly(cost_share, noise))
-        job.probed(6 * EVALUATION)
-        assert job.control.mode == "probe", job.said

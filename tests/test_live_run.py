@@ -1,4 +1,4 @@
-"""``paceenv live run``: one command for torchrun, srun and a rank; and ``--strict``."""
+"""``paceenv live run``: one command for torchrun, srun and a rank."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import commands
 import pytest
-from live_jobs import run_ranks
-from live_samples import segment_files
 
-from paceenv import live as agents
 from paceenv.cli.live_command import application
 from paceenv.core.errors import InputError
-from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.start import run_command
-from paceenv.live.start.run_command import Split, is_rank, slurm_rank, split
+from paceenv.live.start.run_command import Split, is_rank, split
 
 TRAIN = Path(__file__).parent / "helpers" / "live_train.py"
 MAIN = "import sys; from paceenv.cli.application import main; sys.argv[0] = 'paceenv'; main()"
@@ -37,7 +32,7 @@ def paceenv(*arguments: str | Path, folder: Path, **environ: str) -> subprocess.
     [
         ("train.py --lr 1", "", "", "train.py --lr 1"),
         ("--nproc-per-node 2 --out d train.py", "--nproc-per-node 2", "--out d", "train.py"),
-        ("--mode off --role=r --strict -- a.py -- --mode x", "--role=r", "--mode off --strict", "a.py -- --mode x"),
+        ("--mode off --role=r -- a.py -- --mode x", "--role=r", "--mode off", "a.py -- --mode x"),
         ("-t 3 --policy learned -m pkg.train --nnodes 9", "-t 3", "--policy learned -m", "pkg.train --nnodes 9"),
         ("--rdzv-conf a=1,b=2 --cap-s 0.5 a.py -m x", "--rdzv-conf a=1,b=2", "--cap-s 0.5", "a.py -m x"),
     ],
@@ -121,11 +116,9 @@ def test_a_rank_runs_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_a_task_of_srun_is_a_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    task = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "12345"}
-    names = slurm_rank(task | {"SLURM_STEP_NODELIST": "gpu[07-08],cpu1", "WORLD_SIZE": "8"})
-    assert names == {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "gpu07", "MASTER_PORT": "22345"}
-    assert slurm_rank(task | {"SLURM_STEP_NODELIST": "a-1,b-2"})["MASTER_ADDR"] == "a-1"
-    assert slurm_rank({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) == {}  # the batch script itself
+    task = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}
+    batch_script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+    assert became(monkeypatch, tmp_path, "--nproc-per-node 1 train.py", **batch_script)[:2] == LAUNCH
     assert became(monkeypatch, tmp_path, "train.py", **task) == ["train.py"]
     assert became(monkeypatch, tmp_path, "--nproc-per-node 1 train.py", **task)[:2] == LAUNCH
 
@@ -145,45 +138,6 @@ def test_a_kill_file_that_exists_is_announced(
     (tmp_path / "stop").touch()
     became(monkeypatch, tmp_path, "--nproc-per-node 1 --kill-file stop train.py")
     assert f"warning: the kill file {tmp_path / 'stop'} exists" in capsys.readouterr().err
-
-
-def test_attach_with_strict_refuses(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="mode canary cannot be entered: no policy was given"):
-        agents.attach(mode="canary", strict=True)
-
-
-def test_strict_and_a_good_policy_import_nothing_before_the_script(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import sys; print('numpy' in sys.modules, 'torch' in sys.modules)")
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    options = ("--strict", "--mode", "shadow", "--policy", "learned")
-    ended = paceenv("live", "run", *options, "train.py", folder=tmp_path, **rank)
-    assert (ended.returncode, ended.stdout) == (0, "False False\n"), ended.stderr
-    bad = paceenv("live", "run", *options[:-1], "nope", "train.py", folder=tmp_path, **rank)
-    assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
-
-
-def losses(folder: Path) -> list[Any]:
-    return [json.loads((folder / f"{rank}.json").read_text())["losses"] for rank in range(2)]
-
-
-@pytest.mark.slow
-def test_a_job_is_launched_with_one_command(tmp_path: Path) -> None:
-    """Two ranks, in mode shadow; the losses are those of the job without the agent."""
-    from live_train import train
-
-    plain = [one.result for one in run_ranks(train, 2, tmp_path / "plain", fails=False)]
-    options = ("--nproc-per-node", "2", "--monitor-interval", "0.1", "--out", "run", "--mode", "shadow")
-    ended = paceenv(
-        "live", "run", *options, "--policy", "paper", "--quiet-first", "5", TRAIN, tmp_path, folder=tmp_path
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert losses(tmp_path) == plain
-    assert "Where the step went" in ended.stderr
-    [attempt] = RunFolder(tmp_path / "run").attempts()
-    statuses = RunFolder(tmp_path / "run").statuses(attempt)
-    assert [(s["state"], s["final"], s["pacing"]["taken"]) for s in statuses] == [("shadow", True, 0)] * 2
-    assert all(set(s["shadow"]) >= {"count", "steps", "share", "p50_s", "p95_s"} for s in statuses)
-    assert len(segment_files(tmp_path / "run")) == 2
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import pytest
 from paceenv.core.errors import InputError
 from paceenv.live.control_file import ControlReader, make_wish, read_wish, write_wish
 from paceenv.live.decide.live_policy import find_policy
+from paceenv.live.identity import Identity
 from paceenv.live.loop import Loop
 from paceenv.live.options import make_options
 from paceenv.live.store_messages import Peers
@@ -34,7 +35,7 @@ def status(**changes: Any) -> dict[str, Any]:
 
 def loop(mode: str = "observe", attempt: str = "20261123T053000-3f2a91", permitted: bool = True) -> Loop:
     made = Loop(make_options({"mode": mode, "job": "j"}), find_policy("paper"))
-    made.attempt, made.permitted = attempt, permitted
+    made.identity = Identity(attempt, 2 if permitted else None)
     return made
 
 

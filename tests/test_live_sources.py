@@ -23,6 +23,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimiz
 
 from paceenv import live
 from paceenv.live.agent import Agent
+from paceenv.live.identity import Identity
 from paceenv.live.log_once import described
 from paceenv.live.observe.stamps import DeviceStamps
 
@@ -139,16 +140,16 @@ def test_the_reduction_of_a_ddp_model_is_one_operation(group: None, hook: Any, f
 
 def test_steps_that_nobody_accounts_for_are_bounded_and_counted(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """The housekeeping thread hangs in a file system, and the training thread takes iterations in."""
-    monkeypatch.setattr("paceenv.live.loop.MAX_DONE", 10)
+    monkeypatch.setattr("paceenv.live.accounts.MAX_DONE", 10)
     loop = agent._loop
     with loop.taking:
         for _ in range(30):
             distributed.all_reduce(torch.ones(1))
             agent.tick()
         loop._read()
-        assert 0 < len(loop._done) <= 10
-        assert loop.left_out > 10
-    assert agent.summary()["trace"]["dropped"] == loop.left_out
+        assert 0 < len(loop.accounts.waiting) <= 10
+        assert loop.accounts.left_out > 10
+    assert agent.summary()["trace"]["dropped"] == loop.accounts.left_out
 
 
 def test_a_check_that_hangs_delays_nothing_and_holds_up_no_other_check(
@@ -170,7 +171,7 @@ def test_a_check_that_hangs_delays_nothing_and_holds_up_no_other_check(
 
     try:
         agent.tick()
-        loop.permitted = True
+        loop.identity = Identity(agents=1)
         monkeypatch.setattr(f"{live_at}.loop.MAX_SILENCE_S", 60.0)
         assert loop._may_delay()
         monkeypatch.setattr(f"{live_at}.loop.MAX_SILENCE_S", 1.0)
@@ -269,7 +270,7 @@ def test_a_step_before_the_job_is_up_is_not_its_beginning(monkeypatch: pytest.Mo
     monkeypatch.setenv("WORLD_SIZE", "2")
     agent, optimizer = live.attach(), _optimizer()
     optimizer.step()
-    assert not agent._loop._begun
+    assert agent._loop._thread == -1
     agent.detach()
 
 

@@ -45,7 +45,6 @@ def test_a_scenario_of_two_jobs_runs_under_the_agent(tmp_path: Path) -> None:
     agents = {main.name: agent_options(chosen.loop, "observe")}
     result = run_scenario(chosen, tmp_path / "run", agents=agents, iterations=ITERATIONS, deadline_s=DEADLINE_S)
     mine = result.jobs[main.name]
-    assert mine.exit_codes == (0,) * main.ranks
     assert mine.steps_s_TR.shape == (ITERATIONS, main.ranks)
     assert (np.diff(mine.steps_s_TR, axis=0) > 0.0).all()
     least_s = sum(phase.compute.mean_s for phase in main.iteration if phase.compute and not phase.compute.ranks)
@@ -62,18 +61,6 @@ def test_a_scenario_of_two_jobs_runs_under_the_agent(tmp_path: Path) -> None:
         assert steps_s[0] < mine.steps_s_TR.min()
         assert steps_s[-1] > mine.steps_s_TR[-2].max()
     assert not list((tmp_path / "run").rglob("torchelastic_*"))
-
-
-@pytest.mark.slow
-def test_a_thin_link_takes_the_time_it_must(tmp_path: Path) -> None:
-    root_and("ip", "tc", "unshare", "setpriv")
-    chosen = scenario(jobs=[{"name": "pair", "hosts": [0, 1], "iteration": [{"all_reduce": {"bytes": 1e5}}]}])
-    agents = {"pair": agent_options(chosen.loop, "observe")}
-    result = run_scenario(chosen, tmp_path / "run", agents=agents, iterations=7, deadline_s=DEADLINE_S).jobs["pair"]
-    # two ranks exchange 100 kB at 20 Mbit/s; what fits into the bucket goes at once
-    assert np.median(result.step_s_T) > 0.9 * (1e5 - 16_384) * 8 / 20e6
-    assert result.trace is not None
-    assert set(read_trace(result.trace).column("rank")) == {0, 1}
 
 
 @pytest.mark.alone
@@ -199,14 +186,10 @@ def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ({"network": {"hosts": 1}}, "network.hosts"),
         ({"jobs": [{"name": "pair", "hosts": [0, 5], "iteration": [{"barrier": True}]}]}, "hosts of a job from 0 to 1"),
         ({"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": [{"barrier": False}]}]}, "barrier: true"),
-        ({"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": []}]}, "either iteration or model"),
+        ({"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": []}]}, "at least one transfer or barrier"),
         (
             {"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": [{"gather": {"bytes": 8, "group_size": 4}}]}]},
             "group_size that divides the 2 ranks",
-        ),
-        (
-            {"jobs": [{"name": "a", "hosts": [0, 1], "iteration": [{"send": {"bytes": 1e5, "background": True}}]}]},
-            "send without background: only a collective",
         ),
         ({"loop": {"job": "other", "expect": "helps"}}, "loop.job one of pair"),
     ],

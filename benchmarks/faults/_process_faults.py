@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import logging
 import os
 import signal
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from benchmarks.faults._fault import Job, breaks, fault
@@ -229,7 +227,7 @@ def bad_policy(job: Job) -> None:
 
         mode = ("active", "shadow", "canary")[job.seed % 3]
         short = {"quiet_first": 0, "block_iterations": 8, "cap_share": 0.5}
-        live.attach(model, policy=Bad(), mode=mode, out=str(job.live), **short)  # type: ignore[arg-type]
+        live.attach(model, policy=Bad(), mode=mode, out=str(job.live), **short)
     job.train(model, iterations=150, pause_s=0.01)
 
 
@@ -272,46 +270,3 @@ def _hold(handler: logging.Handler) -> None:
     """Another thread is in the handler for two seconds."""
     with handler.lock:  # type: ignore[union-attr]
         time.sleep(2.0)
-
-
-def _rss_mib() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-
-
-@fault("20,000 iterations", "sizes groups tags threads")
-def leaks(job: Job) -> None:
-    """Says whether the second half took memory; 8 MiB are no leak, but 1 KiB an iteration is."""
-    import torch
-    import torch.distributed as dist
-
-    job.begin()
-    weight = torch.nn.Parameter(torch.zeros(4))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    payload = torch.zeros(40000)
-    group = dist.new_group([0])
-    begun = 0.0
-    for i in range(20000):
-        if job.variant == "sizes":
-            dist.all_reduce(payload[: 1 + (i * 7919) % 40000])
-        elif job.variant == "groups":
-            if i % 50 == 0:
-                dist.destroy_process_group(group)
-                group = dist.new_group([0])
-            dist.all_reduce(payload[:10], group=group)
-        elif job.variant == "threads":
-            if i % 20 == 0:
-                thread = threading.Thread(target=dist.all_reduce, args=(payload[:7],))
-                thread.start()
-                thread.join()
-            dist.all_reduce(payload[:10], async_op=True).wait()
-        else:
-            dist.all_reduce(payload[:10], async_op=True)  # never waited for
-            dist.barrier()
-        weight.grad = torch.ones(4)
-        optimizer.step()
-        if i == 10000:
-            gc.collect()
-            begun = _rss_mib()
-    gc.collect()
-    print("grew" if _rss_mib() - begun > 8.0 else "flat")
-    job.told([weight])

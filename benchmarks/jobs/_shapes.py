@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.jobs._shape_job import BATCH, CLASSES, WIDTH, Job, SlowHere, Step
 
 EVERY = 4
-"""Iterations between two averages of local SGD, and micro-batches of an accumulated gradient or of a pipeline."""
+"""Micro-batches of an accumulated gradient or of a pipeline."""
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -32,9 +31,8 @@ def _step(
     optimizer: torch.optim.Optimizer | None = None,
     *,
     reduce: Callable[[nn.Module], None] = lambda model: None,
-    after: Callable[[torch.Tensor], object] = lambda loss: None,
 ) -> Step:
-    """A step; ``reduce`` averages the gradients, where the model does not, ``after`` gets the loss when it is over."""
+    """A step; ``reduce`` averages the gradients, where the model does not."""
     stepper = optimizer or _sgd(model)
 
     def step(iteration: int) -> None:
@@ -43,7 +41,6 @@ def _step(
         reduce(model)
         stepper.step()
         stepper.zero_grad()
-        after(loss.detach())
 
     return step
 
@@ -66,92 +63,20 @@ def accumulation(job: Job) -> Step:
     return step
 
 
-def local_sgd(job: Job) -> Step:
-    """Averages the parameters in every fourth iteration only."""
-    model, calls = job.network(), iter(range(1, 1 << 30))
-
-    def average(loss: torch.Tensor) -> None:
-        if next(calls) % EVERY == 0:
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    dist.all_reduce(parameter)
-                    parameter.div_(job.size)
-
-    return _step(job, model, after=average)
-
-
-def _set_gradients(model: nn.Module, flat: torch.Tensor) -> None:
-    """The reverse of :func:`_flat_gradients`."""
-    parameters = [p for p in model.parameters() if p.grad is not None]
-    for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-        parameter.grad = part.view_as(parameter).clone()
-
-
-def _flat_gradients(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
-
-
-def manual(job: Job) -> Step:
-    """One all-reduce per parameter, all started before the first is waited for."""
-
-    def reduce(model: nn.Module) -> None:
-        for work in [dist.all_reduce(p.grad, async_op=True) for p in model.parameters()]:
-            work.wait()
-
-    return _step(job, job.network(), reduce=reduce)
-
-
 def small_first(job: Job) -> Step:
     """The norm of the gradients is summed before them, so that this small collective takes the wait."""
 
     def reduce(model: nn.Module) -> None:
-        flat = _flat_gradients(model)
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         norm = flat.norm()
         dist.all_reduce(norm)
         dist.all_reduce(flat)
-        _set_gradients(model, flat / job.size / max(float(norm), 1.0))
+        flat /= job.size * max(float(norm), 1.0)
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
 
     return _step(job, job.network(), reduce=reduce)
-
-
-def nameless(job: Job) -> Step:
-    """As torchft does: a process group that PyTorch has no name for, around a backend made by hand."""
-    store = dist.distributed_c10d.PrefixStore("own", dist.distributed_c10d._get_default_store())
-    kind = dist.ProcessGroup.BackendType.GLOO
-    group = dist.ProcessGroup(store, job.rank, job.size)
-    group._set_default_backend(kind)
-    backend = dist.ProcessGroupGloo(store, job.rank, job.size, timedelta(seconds=60.0))
-    group._register_backend(torch.device("cpu"), kind, backend)
-
-    class Managed(dist.ProcessGroup):
-        def allreduce(self, tensors: Any, options: Any) -> dist.Work:  # type: ignore[override]
-            return group.allreduce(tensors, options)
-
-    managed = Managed(job.rank, job.size)  # type: ignore[call-arg]
-
-    def reduce(model: nn.Module) -> None:
-        flat = _flat_gradients(model)
-        managed.allreduce([flat], dist.AllreduceOptions()).wait()
-        _set_gradients(model, flat / job.size)
-
-    return _step(job, job.network(), reduce=reduce)
-
-
-def parameter_server(job: Job) -> Step:
-    """Rank 0 sums the gradients, steps, and broadcasts the parameters."""
-    model = job.network()
-
-    def reduce(model: nn.Module) -> None:
-        flat = _flat_gradients(model)
-        dist.reduce(flat, 0)
-        _set_gradients(model, flat / job.size)
-
-    def publish(loss: torch.Tensor) -> None:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                dist.broadcast(parameter, 0)
-
-    return _step(job, model, reduce=reduce, after=publish)
 
 
 class _AllToAll(torch.autograd.Function):

@@ -27,8 +27,6 @@ SLOW_S, TOLERANCE = 0.02, 0.2
 """What the slow rank sleeps in an iteration, seconds, and by how much of it a stated lateness may be off."""
 ITERATIONS, DEADLINE_S = 160, 150.0
 TWO, FOUR, EIGHT = (2,), (4,), (8,)
-SPAWN = "spawn"
-"""Plain DDP whose ranks the script starts by itself, without torchrun."""
 RIGHT, UNSAID, INEXACT, MISSED, WRONG, FAILED = "right", "not attributable", "inexact", "missed", "wrong", "failed"
 MEANINGS = {
     RIGHT: "the slow rank and no other is named, its lateness within 20 %; in a run without a slow rank nobody is",
@@ -70,25 +68,20 @@ RUNS = (
     _runs("small_first", (2, 4, 8), (1, "backward")),
     _runs("fsdp2 tensors_distributed", (2, 4), (1, "load")),
     _runs("fsdp2", TWO, (0, "forward")),
-    _runs("manual", TWO, (1, "load")),
-    _runs("local_sgd nameless accumulation", (2, 4), (1, "forward")),
-    _runs("parameter_server", FOUR, (0, "load"), (2, "load")),
+    _runs("accumulation", (2, 4), (1, "forward")),
     _runs("three_dimensions", EIGHT, (5, "forward")),
     _runs("pipeline_by_hand", TWO, (1, "forward")),
     _runs("pipeline_1f1b", FOUR, (2, "forward")),
-    _runs(SPAWN, TWO, (1, "load")),
 )
 
 
 def command(run: Run, folder: Path) -> list[str]:
     """What a user types."""
-    program = ["-m", "benchmarks.jobs._train", "ddp" if run.shape == SPAWN else run.shape]
-    program += ["--told", str(folder), "--slow", str(run.slow), "--place", run.place, "--slow-s", str(SLOW_S)]
-    program += ["--iterations", str(ITERATIONS)]
-    watched = ["-m", "paceenv.live", "--out", str(folder / "live"), *program]
-    if run.shape == SPAWN:
-        return [sys.executable, *watched, "--spawn", str(run.ranks)]
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={run.ranks}", *watched]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={run.ranks}"]
+    agent = ["-m", "paceenv.live", "--out", str(folder / "live")]
+    program = ["-m", "benchmarks.jobs._train", run.shape, "--told", str(folder), "--iterations", str(ITERATIONS)]
+    slow = ["--slow", str(run.slow), "--place", run.place, "--slow-s", str(SLOW_S)]
+    return [sys.executable, *launcher, *agent, *program, *slow]
 
 
 def start(run: Run, folder: Path) -> str:

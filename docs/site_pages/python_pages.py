@@ -43,11 +43,7 @@ PUBLIC = {
         "paceenv.diagnosis.diagnose",
         "paceenv.calibration.posterior",
     ),
-    "Live jobs": (
-        "paceenv.live.agent",
-        "paceenv.live.callbacks.huggingface",
-        "paceenv.live.callbacks.lightning",
-    ),
+    "Live jobs": ("paceenv.live.agent",),
     "Errors": ("paceenv.core.errors",),
 }
 """The modules that programs of others may import, by subject; what is not here may change without notice."""

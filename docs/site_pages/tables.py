@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
+from typing import get_args
 
 import pyarrow as pa
 from safetensors import safe_open
@@ -12,7 +13,7 @@ from safetensors import safe_open
 from paceenv import policies
 from paceenv.core import trace
 from paceenv.envs.pacing_env import PacingEnv
-from paceenv.live.options import options_table
+from paceenv.live.options import OPTIONS
 from site_pages.markdown import table
 
 LONGEST = 80
@@ -24,6 +25,14 @@ def _trace_columns() -> str:
         return "text, dictionary-encoded" if kind == pa.dictionary(pa.int32(), pa.string()) else str(kind)
 
     return "\n".join(table(("column", "type"), [(f"`{field.name}`", type_name(field.type)) for field in trace.SCHEMA]))
+
+
+def _live_options() -> str:
+    rows = []
+    for option in OPTIONS:
+        means, kind = option.metadata["meaning"], (get_args(option.type) or (option.type,))[0].__name__
+        rows.append((f"`{option.name}`", kind, means.unset or f"`{option.default}`", means.allowed, means.help))
+    return "\n".join(table(("option", "type", "default", "allowed", "meaning"), rows))
 
 
 def _operations() -> str:
@@ -50,7 +59,7 @@ def _policy_header() -> str:
 
 MAKERS = {
     "environment": lambda: inspect.getdoc(PacingEnv) or "",
-    "live-options": options_table,
+    "live-options": _live_options,
     "policy-header": _policy_header,
     "trace-columns": _trace_columns,
     "trace-operations": _operations,

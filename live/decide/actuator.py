@@ -9,11 +9,8 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from paceenv.live.observe.log import Delay
 from paceenv.live.observe.stamps import Stamps
@@ -23,8 +20,6 @@ MIN_DELAY_S = 1e-4
 MIN_RATE_HZ, MAX_RATE_HZ = 0.2e9, 3e9
 """An unknown device clock is assumed to be the slowest: a delay that is too short does no harm."""
 RATE_SMOOTHING = 0.5
-KEPT_DELAYS = 4096
-"""The newest delays, whose quantiles are reported."""
 
 
 class HostActuator:
@@ -91,25 +86,20 @@ class DeviceActuator(HostActuator):
 
 
 class DelayLengths:
-    """The lengths of a rank's delays: sums over a whole job, and quantiles of the newest."""
+    """The lengths of a rank's delays."""
 
     def __init__(self) -> None:
         self.count = 0
         self.total_s = self.longest_s = 0.0
-        self._newest_s = deque[float](maxlen=KEPT_DELAYS)
 
     def add(self, seconds: float) -> None:
         self.count += 1
         self.total_s += seconds
         self.longest_s = max(self.longest_s, seconds)
-        self._newest_s.append(seconds)
 
     def as_dict(self) -> dict[str, float | None]:
-        """Mean, median, 95 % quantile, longest and sum, seconds; None for what no delay tells."""
-        newest_s = tuple(self._newest_s)
-        p50_s, p95_s = np.quantile(newest_s, (0.5, 0.95), method="inverted_cdf").tolist() if newest_s else (None, None)
         mean_s = self.total_s / self.count if self.count else None
-        return {"mean_s": mean_s, "p50_s": p50_s, "p95_s": p95_s, "max_s": self.longest_s, "total_s": self.total_s}
+        return {"mean_s": mean_s, "max_s": self.longest_s, "total_s": self.total_s}
 
 
 def _spin(device: str, cycles: int) -> None:

@@ -57,9 +57,6 @@ def block_plan(policy: Policy, block_iterations: int | None = None) -> BlockPlan
     holds the time that the job takes to settle, which is not counted, and at least two decisions of the policy.
     Before the first compared block the policy acts for its first interval, which has no delays, settles, and fills its
     longest memory.
-
-    Args:
-        block_iterations: iterations of a block, at least 6; None: as long as the policy needs.
     """
     interval = policy.interval_iterations
     settle = PHASE_ITERATIONS if "phase_shift" in policy.mechanisms else RAMP_ITERATIONS

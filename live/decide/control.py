@@ -74,12 +74,8 @@ class Control:
         """The first iteration that may be delayed."""
         self.mode, self.reason = options.mode, ""
         self._options, self._log_once, self._clock = options, log_once, clock
-        self.seed = options.seed if options.seed is not None else shared_seed(os.environ)
-        """Of the order of blocks and of probes; ranks with another one would pace at other times."""
         self._policies, self._place = policy.candidates or (policy,), (0, 1)
-        self.chosen = _make_mode(options, self._policies, seed=self.seed, begin=self.quiet_until)
-        """What the asked mode does, and has found; ``mode`` may be observe meanwhile."""
-        self._in_force = self.chosen
+        self._choose()
         self.pacer: RankPacer | None = None
         self.barriers = Barriers(begins_at + options.quiet_first // 2)
         self._shape: Shape | None = None
@@ -96,16 +92,19 @@ class Control:
     @property
     def decides(self) -> bool:
         """Whether the mode decides on delays; otherwise iterations only teach the baselines."""
-        return self.mode != "observe"
+        return self.mode not in ("off", "observe")
+
+    def _choose(self) -> None:
+        self.seed = self._options.seed if self._options.seed is not None else shared_seed(os.environ)
+        """Of the order of blocks and of probes; ranks with another one would pace at other times."""
+        self.chosen = _make_mode(self._options, self._policies, seed=self.seed, begin=self.quiet_until)
+        """What the asked mode does, and has found; ``mode`` may be observe meanwhile."""
+        self._in_force = self.chosen if self.decides else Mode()
 
     def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
         """Make the actuator, now that the rank and its timeline are known."""
         cap_s, self._place = self._options.cap_s, (rank, ranks)
-        for one in self._policies if rank == 0 and self._in_force.follows else ():
-            narrower = self.guard.limits.narrower(one.limits) if one.limits is not None else []
-            if narrower:
-                said = f"policy {one.source} was trained with wider limits and may gain less here"
-                self._log_once(f"{said}: {', '.join(narrower)}", level=20)
+        self._choose()  # a trainer that starts its ranks by itself sets the job's environment after the agent came
         if device != "cpu":
             self._actuator = DeviceActuator(stamps, cap_s=cap_s, device=device)
         else:
@@ -113,11 +112,9 @@ class Control:
 
     def downgrade(self, reason: str) -> None:
         """Only observe from now on, and log the reason."""
-        if self.mode == "observe":
+        if not self.decides:
             return
         self.mode, self.reason, self._in_force = "observe", reason, Mode()
-        if self.pacer is not None:
-            self.pacer.follow(passive())
         self._log_once(f"observes from now on and delays nothing: {reason}")
 
     def know_barrier_alone(self, seconds: float) -> None:
@@ -141,11 +138,7 @@ class Control:
         self.chosen.final()
 
     def observe(self, step: Step, shape: Shape, member: int, members: int) -> None:
-        """Take in a regular iteration and decide on the next delay.
-
-        Args:
-            member: this rank's place in the process group of the payload, 0 to ``members - 1``.
-        """
+        """Take in a regular iteration; ``member`` is this rank's place in the process group of the payload."""
         self.iteration = step.iteration
         if shape is not self._shape:  # what was learned of parts of a step is no baseline of the whole
             self._shape, self.pacer = shape, None
@@ -236,20 +229,15 @@ class Control:
             "holds": self._holds,
         }
 
-    def snapshot(self, tick_s: float) -> dict[str, Any]:
-        """What the mode has found, as plain data; None for what belongs to other modes.
-
-        Args:
-            tick_s: a usual iteration, seconds; 0: not known.
-        """
-        return dict.fromkeys(("shadow", "canary", "probe")) | self.chosen.as_dict(tick_s)
+    def snapshot(self) -> dict[str, Any]:
+        """What the mode has found, as plain data; None for what belongs to other modes."""
+        return dict.fromkeys(("shadow", "canary", "probe")) | self.chosen.as_dict()
 
     def _give_up(self, number: int | None, why: str) -> None:
         """A policy cannot be followed any more: the end of one candidate, or of pacing where no other is left."""
         if number is None or not self._in_force.give_up(number, why) or self.pacer is None:
             self.downgrade(why)
             return
-        self.pacer.follow(passive(), number)
         self._log_once(f"candidate {self._policies[number].source} paces this rank no more: {why}")
 
     def _make_pacer(self, shape: Shape, member: int, members: int) -> RankPacer:

@@ -25,30 +25,20 @@ from paceenv.live.observe.log import LISTS, Log
 from paceenv.live.record.housekeeping import background, launches
 
 DEFERRABLE = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter")
-"""Kinds that can be held back."""
+"""Kinds that can be held back; a reduce-scatter of lists is not, as gloo counts it as one reduction for each rank."""
 _ASK_NOTHING = {"rank", "size", "name", "get_group_store", "_id", "_backend_id", "_device_types", "_get_backend_name"}
 _ASK_NOTHING |= {"_get_sequence_number_for_group", "_has_hooks", "_get_backend", "unbox", "_pybind11_conduit_v1_"}
 """Methods of a process group that have nothing to do with the order of its collectives."""
-MAX_HELD = 256
-"""Transfers held at the same time; with more, all are started."""
 
 
 class Transfer:
     """A collective that was asked for and may not have started."""
 
     def __init__(
-        self,
-        original: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        asked_s: float,
-        due_s: float,
-        sequence: int,
-        counts: int = 1,
+        self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asked_s: float, due_s: float, sequence: int
     ) -> None:
         import torch
 
-        self.counts = counts
         self.args, self.asked_s, self.due_s, self.sequence = tuple(map(_kept, args)), asked_s, due_s, sequence
         self._original, self._kwargs = original, {name: _kept(value) for name, value in kwargs.items()}
         self._gradients = torch.is_grad_enabled()
@@ -154,11 +144,7 @@ class Deferral:
                 transfer.begun, transfer.error = True, RuntimeError("a transfer of the process that forked this one")
 
     def tick(self) -> float:
-        """The end of an iteration: start everything, and hold nothing until ``hold_s`` is set again.
-
-        Returns:
-            The longest real hold since the last tick, seconds.
-        """
+        """The end of an iteration: start everything; returns the longest real hold since the last tick, seconds."""
         self.hold_s = 0.0
         if self._held:
             self.release()
@@ -216,7 +202,7 @@ class Deferral:
         group = args[0]
         try:
             if not self._off and self.hold_s > 0.0 and self._can_wait(name, args, kwargs):
-                return self._hold(name, original, args, kwargs)
+                return self._hold(original, args, kwargs)
         except BaseException:
             self._off = True
             self.release()
@@ -238,7 +224,7 @@ class Deferral:
 
     def _can_wait(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         kind, group = METHODS.get(name), args[0]
-        if kind not in DEFERRABLE or self._refused.get(id(group)):
+        if kind not in DEFERRABLE or name == LISTS or self._refused.get(id(group)):
             return False
         if getattr(kwargs.get("opts", args[-1]), "asyncOp", False) is not True:
             return False
@@ -250,8 +236,6 @@ class Deferral:
         if id(group) not in self._refused:
             why = _why_not(group)
             self._remember(group, why)
-        if name == LISTS and not known.lists:
-            return False  # the first one shows how many it counts as
         with self._lock:  # a start by the timer is counted by PyTorch first and then by us
             if known.opaque or known.unseen():
                 why = "PyTorch's C++ starts collectives there, too"
@@ -259,15 +243,15 @@ class Deferral:
             self._refuse(group, why)
         return not why
 
-    def _hold(self, name: str, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _hold(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         group, now_s = args[0], time.monotonic()
         with self._lock:
-            if self._off or sum(map(len, self._held.values())) >= MAX_HELD or not self._timed():
-                return None if not self._held else self.release()
+            if self._off or not self._timed():
+                self.release()
+                return None
             queue = self._held.get(id(group))
-            sequence = queue[-1].sequence + queue[-1].counts if queue else _counted(group)
-            counts = self._log.known(group).counts(name)
-            transfer = Transfer(original, args, kwargs, now_s, now_s + self.hold_s, sequence, counts)
+            sequence = queue[-1].sequence + 1 if queue else _counted(group)
+            transfer = Transfer(original, args, kwargs, now_s, now_s + self.hold_s, sequence)
             work = _held_work()(functools.partial(self._begin, id(group), transfer))
             self._held.setdefault(id(group), deque()).append(transfer)
             if transfer.due_s < self._target_s:

@@ -18,8 +18,6 @@ import numpy as np
 from paceenv.core import differences
 from paceenv.core.differences import Mean
 from paceenv.core.intervals import Interval
-from paceenv.core.student_t import student_t_quantile
-from paceenv.core.wording import hours
 from paceenv.live.decide.blocks import ACTIVE, Plan
 from paceenv.live.decide.modes import Mode, Stop
 from paceenv.live.decide.pacer import RankPacer
@@ -33,10 +31,6 @@ MEMORY_PAIRS = 32
 """The test of what is deployed starts anew after this many pairs, so that an old gain does not hide a new loss."""
 NEGLIGIBLE_DELAY_SHARE = 1e-3
 """A rank counts as not paced if its delays were below this share of its paced blocks."""
-EFFECTS = (0.01, 0.02, 0.05)
-"""Relative effects for which the time to a verdict is given."""
-MOST_PAIRS = 1 << 14
-"""More pairs than anybody waits for."""
 
 Kind = Literal["helps", "does not help", "insufficient evidence", "hurts"]
 
@@ -217,7 +211,7 @@ class Experiment(Mode):
         """The candidate that gained most so far."""
         return max(self.candidates, key=lambda one: -one.mean.value)
 
-    def as_dict(self, tick_s: float) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         of, leader = self.candidates, self.leading
         listed = [
             {"name": one.name, **one.verdict.as_dict(), "pairs": one.pairs, "stopped": self.out.get(k, "")}
@@ -226,35 +220,4 @@ class Experiment(Mode):
         canary = leader.verdict.as_dict() | {"candidates": listed}
         if len(of) > 1:
             canary["text"] = f"{leader.name}: {leader.verdict.text}"
-        until = time_to_verdict(self.plan, leader, tick_s)
-        return {"canary": canary | {"forecast": {"text": until} if until else None}}
-
-
-def time_to_verdict(plan: Plan, comparison: Comparison, step_s: float | None) -> str:
-    """The time to a verdict of ``comparison`` in one line; "" while nothing is known about the noise.
-
-    Args:
-        step_s: a usual iteration; None leaves minutes out.
-    """
-    if comparison.pairs < 2:
-        return ""
-    noise, takes = comparison.mean.deviation, []
-    for effect in EFFECTS:
-        pairs, text = pairs_for(-math.log1p(-effect), noise), "too many pairs"
-        if pairs is not None:
-            iterations = plan.after(pairs) - plan.begin
-            text = f"{pairs} pairs, {iterations:,} iterations"
-            text += f", about {hours(iterations * step_s)}" if step_s else ""
-        takes.append(f"{100 * effect:g} %: {text}")
-    return f"time to a verdict on an effect of {'; '.join(takes)} (noise of a pair {100 * noise:.2g} %)"
-
-
-def pairs_for(half_width: float, pair_noise: float) -> int | None:
-    """Pairs at the first evaluation whose interval is expected to be no wider than ``half_width`` to either side."""
-    pairs, share = FIRST_EVALUATION_PAIRS, 0.5 * ALPHA
-    while pairs <= MOST_PAIRS:
-        half = student_t_quantile(0.5 * share, pairs - 1) * pair_noise / math.sqrt(pairs)
-        if half <= half_width:
-            return pairs
-        pairs, share = 2 * pairs, 0.5 * share
-    return None
+        return {"canary": canary}

@@ -38,8 +38,7 @@ class Guard:
         self.limits = limits
         self.cut: dict[str, int] = {}
         """How often each limit shortened or forbade a delay; of several, the strictest counts."""
-        self._burst_s, self._fill = limits.burst_s, limits.fill
-        self._left_s, self._now_s = self._burst_s, math.nan
+        self._left_s, self._now_s = limits.burst_s, math.nan
         self._quiet_until = limits.quiet_first
 
     def quiet(self, iteration: int) -> None:
@@ -93,7 +92,7 @@ class Guard:
         if math.isfinite(now_s):
             elapsed_s = now_s - self._now_s
             if elapsed_s > 0.0:
-                self._left_s = refilled(self._left_s, self._fill * elapsed_s, self._burst_s)
+                self._left_s = refilled(self._left_s, self.limits.fill * elapsed_s, self.limits.burst_s)
             self._now_s = now_s
 
     def _said(self, limit: str, allowed_s: float) -> float:

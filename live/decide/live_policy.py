@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceenv.core.errors import InputError
-from paceenv.core.limits import Limits
 from paceenv.live.log_once import described
-from paceenv.live.options import DECIDING, PACED, Options
+from paceenv.live.options import PACED
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
-from paceenv.policies.names import AHEAD, NAMES, STATIC_DEFAULTS, find, rule
+from paceenv.policies.names import STATIC_DEFAULTS, find, rule
 from paceenv.policies.rules import passive
 
 SEPARATOR, DEFAULTS = ";", "defaults"
@@ -37,8 +36,6 @@ class NamedPolicy:
     sha256: str | None = None
     calibrated_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     fault: str = ""
-    limits: Limits | None = None
-    """Those of its training."""
     candidates: tuple[NamedPolicy, ...] = ()
     """What takes turns in modes canary and active."""
 
@@ -52,13 +49,11 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
         return NamedPolicy(given, type(given).__name__, calibrated_range=known)
     text = str(given)
     try:
-        if text == AHEAD:
-            raise InputError(
-                f"policy {text}: needs the simulator; allowed live: {', '.join(NAMES)} or a .safetensors file"
-            )
         named = rule(text)
         if named is None:
-            return _from_file(text)
+            path, content = find(text)
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            return NamedPolicy(content.policy, text, digest, content.calibrated_range)
         from_a_file = named.name != text  # its name has the numbers: another host may have others under this text
         return NamedPolicy(named, text, hashlib.sha256(named.name.encode()).hexdigest() if from_a_file else None)
     except Exception as error:  # a hostile file may raise anything
@@ -90,17 +85,3 @@ def find_candidates(text: str, more: NamedPolicy | None = None) -> NamedPolicy:
     fault = faults[0] if faults else "" if policies else f"candidates = {text!r}; allowed: at least one policy"
     source = SEPARATOR.join(one.source for one in policies)
     return NamedPolicy(passive(), source, digest, fault=fault, candidates=tuple(policies))
-
-
-def _from_file(text: str) -> NamedPolicy:
-    path, content = find(text)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return NamedPolicy(content.policy, text, digest, content.calibrated_range, limits=content.limits)
-
-
-def obstacle(options: Options, policy: Policy | str | os.PathLike[str] | None) -> str:
-    """Why the mode cannot be entered; "" if nothing that can be known yet prevents it.
-
-    What only a running job shows (a rank without an agent, signals outside the policy's range) is not looked at.
-    """
-    return needed_policy(options.mode, policy, options.candidates).fault if options.mode in DECIDING else ""

@@ -68,13 +68,6 @@ class RankPacer:
         self._courses = [_Course(one) for one in policies]
         self._acting: int | None = None
 
-    def follow(self, policy: Policy, which: int | None = None) -> None:
-        """Follow another policy from now on, in place of all or of one; until its first decision nothing is delayed."""
-        for k, course in enumerate(self._courses):
-            if which in (None, k):
-                self._courses[k] = _Course(policy)
-                self._courses[k].left = course.left
-
     @property
     def step_baseline_s(self) -> float:
         """Baseline of the step, seconds; infinite before the first."""
@@ -95,15 +88,16 @@ class RankPacer:
 
     def delay_s(self, which: int = 0) -> float:
         """The delay before the next iteration if that policy acts in it, seconds."""
-        left = self._courses[which].left
-        rank = self._rank if which == self._acting or left is None else left.rank
-        return float(rank[timing.DELAY_S, 0])
+        return self._decided(which, timing.DELAY_S)
 
     def hold_s(self, which: int = 0) -> float:
         """How long a transfer that can wait is held back in the next iteration if that policy acts in it, seconds."""
+        return self._decided(which, timing.DEFER_S)
+
+    def _decided(self, which: int, slot: int) -> float:
         left = self._courses[which].left
         rank = self._rank if which == self._acting or left is None else left.rank
-        return float(rank[timing.DEFER_S, 0])
+        return float(rank[slot, 0])
 
     def view(self) -> NDArray[np.float32]:
         """This rank's view of the current interval: the observation vector ``(O,)``."""

@@ -104,10 +104,6 @@ class Group:
                 self.lists = self.size if self.unseen() == self.size else 1
             self.seen += self.lists
 
-    def counts(self, method: str) -> int:
-        """How many collectives the group counts for one call of a method."""
-        return self.lists if method == LISTS else 1
-
     def unseen(self) -> int:
         """Collectives that the group has counted since it was first met, and the agent has not seen."""
         now = self.counted() if self._paused is None else self._paused

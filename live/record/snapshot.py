@@ -29,20 +29,17 @@ wait        ``mean_s`` in the barrier, and blocked elsewhere beyond the least
 arrival     ``verdict`` (one of :data:`ARRIVALS`), ``early_s``, ``late_s``, ``evidence``; a rank alone claims nothing,
             verdicts come from :mod:`paceenv.live.record.findings`
 agents      ranks with an agent: ``count``, ``complete``, ``reason``
-pacing      delays ``asked`` for and ``taken``; ``mean_s``, ``p50_s``, ``p95_s``, ``max_s``,
-            ``total_s``; ``cut``: how often each limit shortened or forbade one; ``holds``: iterations in which rule
-            ``defer`` held transfers back (in mode shadow: would have), ``held`` transfers, ``held_s`` seconds that
-            they started later in all, ``held_max_s`` the longest
+pacing      delays ``asked`` for and ``taken``; ``mean_s``, ``max_s``, ``total_s``; ``cut``: how often each limit
+            shortened or forbade one; ``holds``: iterations in which rule ``defer`` held transfers back (in mode shadow:
+            would have), ``held`` transfers, ``held_s`` seconds that they started later, ``held_max_s`` the longest
 shadow      null, or in mode shadow the delays that it would have taken within all limits, on the job as it is without
-            them: ``count`` in so many regular ``steps``, ``share`` of their time, ``mean_s``, ``p50_s``, ``p95_s``,
-            ``max_s``, ``total_s``
+            them: ``count`` in so many regular ``steps``, ``share`` of their time, ``mean_s``, ``max_s``, ``total_s``
 stamps      CUDA events ``dropped``
-canary      null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, ``low``, ``high``, ``pairs``, and
-            ``forecast``: ``text`` (the time to a verdict); of several candidates these are the best one's.
+canary      null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, ``low``, ``high`` and ``pairs``; of
+            several candidates these are the best one's.
             ``candidates`` are all of them: ``name``, ``verdict``, ``text``, ``gain``, ``low``, ``high``, ``pairs``,
             ``stopped`` (why it paces no more, or "").
-probe       null, or in mode probe ``unit`` (the ranks that move together with this one), ``bound_s`` (longest probe),
-            ``cost_share`` (relative increase of the mean step; null before the first evaluation)
+probe       null, or in mode probe ``unit`` (the ranks that move together with this one), ``bound_s`` (longest probe)
 overhead    the agent's own time on the host per iteration: ``mean_s``
 policy      ``name``, ``source``, ``sha256``
 locality    :func:`paceenv.live.observe.locality.describe`
@@ -99,7 +96,7 @@ QUANTITIES: Final = (
     Quantity("canary_gain_high_ratio", "Upper end of its interval.", ("canary", "high")),
     Quantity("overhead_mean_seconds", "The agent's own time on the host per iteration.", ("overhead", "mean_s")),
 )
-"""What the Prometheus endpoint serves, and the script's ``on_metrics`` gets."""
+"""What the Prometheus endpoint serves."""
 
 
 def entry(snapshot: Any, *path: str) -> Any:

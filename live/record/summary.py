@@ -140,8 +140,6 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         pairs = number(own, "canary", "pairs")
         lines.append(f"  blocks with and without, {count(pairs)} pairs: {text(own, 'canary', 'text') or verdict}")
         lines += _contest(own)
-        if until := text(own, "canary", "forecast", "text"):
-            lines.append(f"  {until}")
     overhead_s, step_s = number(own, "overhead", "mean_s"), number(own, "step", "mean_s")
     if overhead_s is not None:
         share = f", {100.0 * overhead_s / step_s:.2g} % of the step" if step_s else ""
@@ -188,11 +186,8 @@ def _contest(own: Snapshot) -> list[str]:
 
 
 def _probes(own: Snapshot) -> list[str]:
-    bound_s, cost = number(own, "probe", "bound_s"), number(own, "probe", "cost_share")
-    if bound_s is None:
-        return []
-    cost_text = "" if cost is None else f"; they changed the mean step by {100.0 * cost:+z.1f} %"
-    return [f"  probes: random delays of at most {duration(bound_s)}{cost_text}"]
+    bound_s = number(own, "probe", "bound_s")
+    return [] if bound_s is None else [f"  probes: random delays of at most {duration(bound_s)}"]
 
 
 def cut_by_limits(ranks: Sequence[Snapshot]) -> Counter[str]:

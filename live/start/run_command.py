@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field
@@ -22,7 +21,7 @@ import typer
 from typer.core import TyperCommand
 
 from paceenv.core.errors import InputError, needs
-from paceenv.live.options import DECIDING, ENVIRONMENT_KILL_FILE, OPTIONS, absolute_policy, make_options
+from paceenv.live.options import DECIDING, OPTIONS, absolute_policy, make_options
 from paceenv.live.start.attach_hook import hand_down
 
 USER_ERROR = 2
@@ -34,7 +33,6 @@ HELP = """Run a training script with the agent attached, without a line changed 
 \b
 paceenv live run --nproc-per-node 8 train.py --lr 3e-4
 paceenv live run --nproc-per-node 8 --out runs/mine --mode shadow --policy learned train.py --lr 3e-4
-paceenv live run --nproc-per-node 8 --mode canary --policy learned -- train.py --lr 3e-4
 srun --ntasks-per-node 8 paceenv live run --out runs/mine train.py --lr 3e-4
 torchrun --nproc-per-node 8 -m paceenv.live --out runs/mine train.py --lr 3e-4
 
@@ -59,7 +57,6 @@ _RENDEZVOUS = (
     *("master-addr", "master-port"),
 )
 """Options of torchrun that say how the ranks find each other."""
-_PORTS = range(20_000, 30_000)
 
 
 class Split(NamedTuple):
@@ -94,8 +91,7 @@ def _parameter(option: Field[Any]) -> Parameter:
     means = option.metadata["meaning"]
     text = f"{means.help} ({means.allowed})." if means.allowed else f"{means.help}."
     text += f" Default: {means.unset}." if means.unset else ""
-    flag = (f"--{option.name.replace('_', '-')}",) if option.type is bool else ()  # without a --no-... beside it
-    default = typer.Option(option.default, *flag, help=text, show_default=not means.unset and not flag)
+    default = typer.Option(option.default, help=text, show_default=not means.unset)
     return Parameter(option.name, Parameter.KEYWORD_ONLY, default=default, annotation=option.type)
 
 
@@ -111,10 +107,7 @@ def run(
     context: typer.Context, *, script: Script, module: Module = False, policy: PolicyName = None, **given: Any
 ) -> None:
     parts: Split = context.meta[_SPLIT]
-    in_place = context.obj == IN_PLACE
-    if not parts.launcher and not in_place:
-        os.environ.update(slurm_rank(os.environ))
-    if in_place or is_rank(os.environ):
+    if context.obj == IN_PLACE or is_rank(os.environ) or (is_task(os.environ) and not parts.launcher):
         become([*_own_flags(), *prepare(script, module, given, policy)])
     ours = prepare(script, module, given, policy, below=True)
     become(["-m", "torch.distributed.run", *_added(parts.launcher, os.environ), *parts.launcher, *ours])
@@ -125,19 +118,18 @@ def prepare(
 ) -> list[str]:
     """Check the settings and leave them in the environment, and return the interpreter's arguments for the script.
 
-    Args:
-        below: whether the processes that this one will start run the script, and not this one itself.
+    With ``below`` the processes that this one will start run the script, and not this one itself.
     """
     mode = given["mode"]
     options = make_options(given | {"job": given["job"] or (script[0] if module else Path(script[0]).stem)})
     if not module and not Path(script[0]).exists():
         raise InputError(f"script {script[0]}: no such file; allowed: a Python file, or a module with -m")
     why, named = "", policy or options.candidates
-    if options.mode in DECIDING and (below or options.strict or not named):  # a rank may lack a file after a restart
+    if options.mode in DECIDING and (below or not named):  # a rank may lack a file after a restart
         try:
-            from paceenv.live.decide.live_policy import obstacle
+            from paceenv.live.decide.live_policy import needed_policy
 
-            why = obstacle(options, policy)
+            why = needed_policy(options.mode, policy, options.candidates).fault
         except ImportError as error:
             why = str(needs("a policy", error.name or str(error), "live"))
     if why:
@@ -145,8 +137,6 @@ def prepare(
     if options.mode != "off" and os.path.exists(options.kill_file or "") and os.environ.get("RANK", "0") == "0":
         say(f"warning: the kill file {options.kill_file} exists, so the agent will detach at once; to watch, remove it")
     if options.mode == mode:  # else it is the kill switch: as little as possible happens
-        if os.environ.get(ENVIRONMENT_KILL_FILE):
-            os.environ[ENVIRONMENT_KILL_FILE] = str(options.kill_file or "")
         absolute = {"out": options.out, "kill_file": options.kill_file}  # the script may change the folder
         hand_down(given | absolute | {"job": options.job, "policy": absolute_policy(policy)}, below=below)
     return [*(["-m"] if module else []), *script]
@@ -172,19 +162,20 @@ def split(arguments: Sequence[str]) -> Split:
         from torch.distributed.run import get_args_parser
     except ModuleNotFoundError as error:
         raise needs("paceenv live run", error.name, "live") from None
-    takes_value = {name: action.nargs != 0 for name, action in get_args_parser()._option_string_actions.items()}
-    ours = {f"--{option.name.replace('_', '-')}": option.type is not bool for option in OPTIONS}
+    ours = {f"--{option.name.replace('_', '-')}": True for option in OPTIONS}
     ours |= {"--policy": True, "-m": False, "--module": False, "--help": False}
+    theirs = get_args_parser()._option_string_actions
+    takes_value = {name: action.nargs != 0 for name, action in theirs.items()} | ours
     words, parts = list(arguments), Split([], [], [])
     while words and words[0].startswith("-") and (word := words.pop(0)) != "--":
         name, has_value = word.partition("=")[0], "=" in word
         if name.replace("_", "-") in ("--no-python", "--run-path"):
             raise InputError(f"{name}: the agent needs a Python script; allowed: without it")
-        if name not in ours and name not in takes_value:
+        if name not in takes_value:
             raise InputError(f"no such option: {name}. See paceenv live run --help")
         part = parts.agent if name in ours else parts.launcher
         part.append(word)
-        if words and not has_value and (ours.get(name) or (name not in ours and takes_value[name])):
+        if words and not has_value and takes_value[name]:
             part.append(words.pop(0))
     parts.script.extend(words)
     return parts
@@ -200,24 +191,9 @@ def is_rank(environ: Mapping[str, str]) -> bool:
     return named and ("LOCAL_RANK" in environ or not any(name.startswith("PET_") for name in environ))
 
 
-def slurm_rank(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables of a rank for a task of ``srun``, one task for each rank; empty in anything else.
-
-    Those that are set already are kept.
-    """
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
-    if not tasks.isdigit() or int(tasks) < 2 or "SLURM_PROCID" not in environ:
-        return {}
-    first = re.match(r"([^,\[]+)(?:\[(\d+))?", environ.get("SLURM_STEP_NODELIST", ""))
-    job = int(environ.get("SLURM_JOB_ID", "0") or 0)
-    variables = {
-        "RANK": environ["SLURM_PROCID"],
-        "WORLD_SIZE": tasks,
-        "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
-        "MASTER_ADDR": "".join(part or "" for part in first.groups()) if first else "127.0.0.1",
-        "MASTER_PORT": str(_PORTS[job % len(_PORTS)]),
-    }
-    return {name: environ.get(name) or value for name, value in variables.items()}
+def is_task(environ: Mapping[str, str]) -> bool:
+    """Whether this process is one of several tasks of ``srun``; without options of torchrun each is a rank."""
+    return "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
 
 
 def _added(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:

@@ -78,16 +78,15 @@ def _run_jobs(request: Mapping[str, Any]) -> dict[str, list[int | None]]:
 
 def _start(job: Mapping[str, Any], port: int) -> Ranks:
     """A process for each rank, in its host's network."""
-    hosts, local_size = job["hosts"], job["ranks_per_host"]
-    common = {"WORLD_SIZE": len(hosts) * local_size, "LOCAL_WORLD_SIZE": local_size, "MASTER_PORT": port}
+    hosts = job["hosts"]
+    common: dict[str, Any] = {"WORLD_SIZE": len(hosts), "LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_PORT": port}
     common |= {"MASTER_ADDR": address(hosts[0]), "TMPDIR": f"{job['folder']}/tmp"}
     started: Ranks = []
-    for rank in range(len(hosts) * local_size):
-        node, local_rank = divmod(rank, local_size)
-        own = common | {"RANK": rank, "LOCAL_RANK": local_rank, "GROUP_RANK": node}
+    for rank, host in enumerate(hosts):
+        own = common | {"RANK": rank, "GROUP_RANK": rank}
         with Path(job["folder"], "log", f"rank{rank}.txt").open("wb") as log:
             process = subprocess.Popen(
-                ["ip", "netns", "exec", host_name(hosts[node]), sys.executable, *job["command"]],
+                ["ip", "netns", "exec", host_name(host), sys.executable, *job["command"]],
                 stdout=log,
                 stderr=log,
                 env=os.environ | _ENVIRONMENT | {name: str(value) for name, value in own.items()},

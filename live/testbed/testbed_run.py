@@ -7,7 +7,6 @@ the network disappears. So no clean-up depends on code that may itself be killed
 A run's folder::
 
     scenario.yaml      as resolved
-    result.json        exit codes; written last
     JOB/steps.npy      monotonic seconds of each rank's end of each step, (T, R), written by the job itself
     JOB/live/          the agent's own folder, if the job has an agent
     JOB/trace.parquet  its ranks' trace on one clock
@@ -31,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
 from paceenv.live.options import Options
 from paceenv.live.record.merge_segments import write_merged
@@ -57,7 +56,6 @@ class JobResult:
     """The result of one job. ``steps_s_TR`` are the ends of its steps by the machine's monotonic clock, seconds."""
 
     steps_s_TR: NDArray[np.float64]
-    exit_codes: tuple[int | None, ...]
     snapshots: tuple[Snapshot, ...]
     trace: Path | None
 
@@ -79,15 +77,10 @@ class RunResult:
 
 
 def agent_options(plan: LoopPlan, mode: str) -> list[str]:
-    """Options of ``-m paceenv.live`` for the job with the agent. Raises InputError for an invalid value."""
-    names = ("quiet_first", "block_iterations", "cap_s", "cap_share", "budget_s_per_minute")
-    settings: dict[str, Any] = {name: value for name in names if (value := getattr(plan, name)) is not None}
-    Options(mode=mode, **settings)
-    return [
-        "--mode",
-        mode,
-        *(part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", f"{value!r}")),
-    ]
+    """Options of ``-m paceenv.live`` for the job with the agent. Raises InputError for an unknown mode."""
+    Options(mode=mode)
+    block = [] if plan.block_iterations is None else ["--block-iterations", str(plan.block_iterations)]
+    return ["--mode", mode, "--quiet-first", str(plan.quiet_first), *block]
 
 
 def run_scenario(
@@ -108,10 +101,6 @@ def run_scenario(
         InputError: the testbed is not possible here, ``out`` is in use, or a job fails; the logs are in ``out`` then.
     """
     agents, iterations = agents or {}, scenario.loop.observe_iterations if iterations is None else iterations
-    if iterations < 1:
-        raise out_of_range("iterations", iterations, "at least 1", "testbed")
-    if unknown := sorted(set(agents) - {job.name for job in scenario.jobs}):
-        raise out_of_range("job", unknown[0], f"one of {', '.join(job.name for job in scenario.jobs)}", scenario.name)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out}: already exists; allowed: a new or an empty folder")
     folder = out.resolve()
@@ -127,18 +116,9 @@ def run_scenario(
     exit_codes = _follow(folder, on_progress)
     if failed := _first_failed(exit_codes, scenario.loop.job):
         job, rank = failed
-        log = folder / job / "log" / f"rank{rank}.txt"
-        if exit_codes[job][rank] is None:
-            started = scenario.loop.job in exit_codes
-            after = f"made no step for {deadline_s:g} s" if started else "never made a step"
-            raise InputError(f"testbed: job {job} {after}; its last output: {_why(log)}")
-        raise InputError(f"testbed: job {job} failed: {_why(log)}")
-    jobs = {job.name: _collect(folder / job.name, job, exit_codes[job.name]) for job in scenario.jobs}
-    summary = {
-        name: {"exit_codes": job.exit_codes, "iterations": len(job.steps_s_TR), "ranks": job.steps_s_TR.shape[1]}
-        for name, job in jobs.items()
-    }
-    atomic_write(folder / "result.json", json.dumps({"jobs": summary}, indent=1).encode())
+        how = f"made no step for {deadline_s:g} s" if exit_codes[job][rank] is None else "failed"
+        raise InputError(f"testbed: job {job} {how}: {_why(folder / job / 'log' / f'rank{rank}.txt')}")
+    jobs = {job.name: _collect(folder / job.name, job) for job in scenario.jobs}
     return RunResult(folder, jobs)
 
 
@@ -153,7 +133,6 @@ def _prepare(
         "backend": scenario.backend,
         "seed": [scenario.seed, scenario.jobs.index(job)],
         "iteration": [phase.model_dump(include=phase.model_fields_set) for phase in job.iteration],
-        "model": job.model.model_dump() if job.model else None,
         "iterations": iterations if job.name == scenario.loop.job else None,
         "steps": str(place / "steps"),
     }
@@ -165,7 +144,6 @@ def _prepare(
     return {
         "name": job.name,
         "hosts": job.hosts,
-        "ranks_per_host": job.ranks_per_host,
         "command": command,
         "folder": str(place),
     }
@@ -230,7 +208,7 @@ def _why(log: Path) -> str:
     return " | ".join(kept[-TAIL_LINES:]) or f"no output in {log}"
 
 
-def _collect(place: Path, job: Job, exit_codes: Sequence[int | None]) -> JobResult:
+def _collect(place: Path, job: Job) -> JobResult:
     steps = [np.fromfile(place / "steps" / STEP_FILE.format(rank=rank)) for rank in range(job.ranks)]
     steps_s_TR = np.stack([rank_s[: min(map(len, steps))] for rank_s in steps], axis=1)
     np.save(place / "steps.npy", steps_s_TR)
@@ -243,4 +221,4 @@ def _collect(place: Path, job: Job, exit_codes: Sequence[int | None]) -> JobResu
         snapshots = tuple(run.statuses(run.latest()))
         trace = place / "trace.parquet"
         write_merged(run, trace)
-    return JobResult(steps_s_TR, tuple(exit_codes), snapshots, trace)
+    return JobResult(steps_s_TR, snapshots, trace)

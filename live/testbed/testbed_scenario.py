@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from paceenv.core.limits import LIMITS, MAX_BUDGET_S, MAX_CAP_S, Limits
+from paceenv.core.limits import LIMITS, Limits
 from paceenv.live.decide.blocks import Plan, block_plan
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.ui import config_files
@@ -16,7 +17,6 @@ from paceenv.ui.config_files import Config, Mechanism
 
 Seconds = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=1, le=10_000, allow_inf_nan=False)]
-Backend = Literal["gloo", "nccl"]
 Kilobytes = Annotated[float, Field(ge=4, le=1_000_000, allow_inf_nan=False)]
 
 
@@ -33,8 +33,6 @@ class Network(Config):
     def _uplinks(self) -> Network:
         if (self.racks > 1) != (self.uplink_mbps is not None):
             raise ValueError("uplink_mbps with several racks, and only then")
-        if self.racks > self.hosts:
-            raise ValueError(f"racks at most the {self.hosts} hosts")
         return self
 
 
@@ -74,12 +72,11 @@ class Compute(Config):
 
 
 class Transfer(Config):
-    """A collective, or point-to-point messages around a ring."""
+    """A collective."""
 
-    bytes: Annotated[float, Field(ge=4, le=1e9)] = Field(description="payload of a rank; of one message for send")
+    bytes: Annotated[float, Field(ge=4, le=1e9)] = Field(description="payload of a rank")
     buckets: int = Field(1, ge=1, le=1000, description="parts, one after the other")
-    group_size: int | None = Field(None, ge=2, description="ranks of a process group; empty: all ranks of the job")
-    strided: bool = Field(False, description="a group takes every n-th rank instead of neighbours")
+    group_size: int | None = Field(None, ge=2, description="neighbours in a process group; empty: all ranks of the job")
     communicator: str | None = Field(
         None, pattern=r"^[a-z][a-z0-9-]{0,31}$", description="process groups of its own, by name; empty: shared by all"
     )
@@ -100,47 +97,31 @@ class Phase(Config):
     all_reduce: Transfer | None = Field(None, description="a collective of the group")
     gather: Transfer | None = Field(None, description="to the first of each group")
     all_to_all: Transfer | None = Field(None, description="bytes are what a rank sends to all others together")
-    send: Transfer | None = Field(None, description="from every rank to the next in its group, as between stages")
     barrier: bool | None = Field(None, description="of all ranks")
 
     @model_validator(mode="after")
     def _one(self) -> Phase:
         if len(self.model_fields_set) != 1 or self.barrier is False:
             raise ValueError(f"exactly one of {', '.join(type(self).model_fields)}; barrier: true")
-        if self.send and self.send.background:
-            raise ValueError("send without background: only a collective runs beside the rest of the iteration")
         return self
 
     @property
     def transfer(self) -> Transfer | None:
         """The transfer of this phase, whatever its kind."""
-        kinds = (self.all_reduce, self.gather, self.all_to_all, self.send)
-        return next((kind for kind in kinds if kind is not None), None)
-
-
-class Model(Config):
-    """A real model instead of emulated compute: a perceptron under DistributedDataParallel, on random data."""
-
-    width: int = Field(256, ge=8, le=8192, description="of a layer")
-    layers: int = Field(4, ge=1, le=64, description="of the network")
-    batch: int = Field(16, ge=1, le=4096, description="samples of a rank in a step")
+        return self.all_reduce or self.gather or self.all_to_all
 
 
 class Job(Config):
-    """One job. Rank r runs on ``hosts[r // ranks_per_host]``."""
+    """One job. Rank r runs on ``hosts[r]``."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")
-    hosts: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="hosts that it runs on")
-    ranks_per_host: int = Field(1, ge=1, le=16, description="processes on each of them")
-    iteration: list[Phase] = Field([], description="what every rank does in an iteration, from top to bottom")
-    model: Model | None = None
+    hosts: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="hosts that it runs on, a rank on each")
+    iteration: list[Phase] = Field(description="what every rank does in an iteration, from top to bottom")
 
     @model_validator(mode="after")
     def _fits(self) -> Job:
         if len(set(self.hosts)) != len(self.hosts):
             raise ValueError("hosts that differ from each other")
-        if bool(self.iteration) == (self.model is not None):
-            raise ValueError("either iteration or model")
         for phase in self.iteration:
             transfer, compute = phase.transfer, phase.compute
             if transfer is not None and self.ranks % (transfer.group_size or self.ranks):
@@ -148,7 +129,7 @@ class Job(Config):
             named = [*(compute.ranks or []), *(compute.slow.ranks if compute.slow else [])] if compute else []
             if any(rank >= self.ranks for rank in named):
                 raise ValueError(f"ranks of a phase from 0 to {self.ranks - 1} ({max(named)})")
-        if not self.model and not any(phase.transfer or phase.barrier for phase in self.iteration):
+        if not any(phase.transfer or phase.barrier for phase in self.iteration):
             raise ValueError("at least one transfer or barrier in an iteration")
         return self
 
@@ -160,7 +141,7 @@ class Job(Config):
 
     @property
     def ranks(self) -> int:
-        return len(self.hosts) * self.ranks_per_host
+        return len(self.hosts)
 
 
 class LoopPlan(Config):
@@ -175,17 +156,12 @@ class LoopPlan(Config):
     pairs: int = Field(8, ge=2, description="compared pairs of blocks with and without pacing")
     block_iterations: int | None = Field(None, ge=6, description="default: from the policy's own time constants")
     quiet_first: int = Field(LIMITS.quiet_first, ge=1, description="iterations without any delay at the start")
-    cap_s: float = Field(LIMITS.cap_s, ge=0, le=MAX_CAP_S, description="longest delay, s")
-    cap_share: float = Field(LIMITS.cap_share, ge=0, le=1, description="longest delay as a share of the baseline step")
-    budget_s_per_minute: float = Field(
-        LIMITS.budget_s_per_minute, ge=0, le=MAX_BUDGET_S, description="most delay in any minute, s"
-    )
     known: dict[str, Any] = Field({}, description="keys of a cluster config that the operator of this fabric knows")
 
     @property
     def limits(self) -> Limits:
         """Of every delay, in the job and in its simulation."""
-        return Limits(self.cap_s, self.cap_share, self.budget_s_per_minute, self.quiet_first)
+        return replace(LIMITS, quiet_first=self.quiet_first)
 
     def contest(self, policies: Sequence[str], seed: int = 0) -> Plan:
         """The blocks by which an agent with those candidates paces, ``seed`` being its option."""
@@ -203,7 +179,7 @@ class Scenario(Config):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")
     description: str = ""
     seed: int = Field(0, ge=0, description="seed of the emulated noise")
-    backend: Backend = Field("gloo", description="of torch.distributed; nccl: ranks share the GPUs of this machine")
+    backend: Literal["gloo", "nccl"] = Field("gloo", description="nccl: ranks share the GPUs of this machine")
     network: Network
     jobs: list[Job] = Field(min_length=1, max_length=8, description="jobs that run at the same time")
     loop: LoopPlan
@@ -224,7 +200,6 @@ class Scenario(Config):
         return next(job for job in self.jobs if job.name == name)
 
 
-def load_scenario(name: str | os.PathLike[str], backend: Backend | None = None) -> Scenario:
-    """A scenario by file or by name in ``configs/testbed``; ``backend`` replaces its own."""
-    scenario = config_files.load(Scenario, "testbed", name)
-    return scenario if backend is None else scenario.model_copy(update={"backend": backend})
+def load_scenario(name: str | os.PathLike[str]) -> Scenario:
+    """A scenario by file or by name in ``configs/testbed``."""
+    return config_files.load(Scenario, "testbed", name)

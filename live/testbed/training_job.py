@@ -1,4 +1,4 @@
-"""The training script that a testbed's ranks run: iterations of emulated or real work and real collectives.
+"""The training script that a testbed's ranks run: iterations of emulated work and real collectives.
 
 It has no code for the agent: the launcher ``-m paceenv.live`` adds it. Its argument is a JSON file from
 ``paceenv.live.testbed.testbed_run``. After every step a rank appends its monotonic time to its own
@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from paceenv.live.testbed.inside import INTERFACE, STEP_FILE
 
@@ -41,7 +40,7 @@ def main(spec_file: str) -> None:
     torch.set_num_threads(1)
     begin(spec["backend"])
     rank = dist.get_rank()
-    step, optimizer = _model_step(spec["model"]) if spec["model"] else emulated_step(spec)
+    step, optimizer = emulated_step(spec)
     iterations = spec["iterations"]
     with (Path(spec["steps"]) / STEP_FILE.format(rank=rank)).open("ab", buffering=0) as file:
         iteration = 0
@@ -87,7 +86,7 @@ class _Nothing(torch.optim.Optimizer):
 
 def emulated_step(spec: Mapping[str, Any]) -> tuple[Work, torch.optim.Optimizer]:
     """A step of emulated work, the phases of ``spec["iteration"]`` in order, and the optimizer that ends it."""
-    groups: dict[tuple[int, bool, str | None], Group] = {}
+    groups: dict[tuple[int, str | None], Group] = {}
     background: list[Any] = []
     work = [_phase(spec, number, phase, groups, background) for number, phase in enumerate(spec["iteration"])]
 
@@ -105,7 +104,7 @@ def _phase(
     spec: Mapping[str, Any],
     number: int,
     phase: Mapping[str, Any],
-    groups: dict[tuple[int, bool, str | None], Group],
+    groups: dict[tuple[int, str | None], Group],
     background: list[Any],
 ) -> Work:
     ((kind, given),) = phase.items()
@@ -113,7 +112,7 @@ def _phase(
         return lambda iteration: dist.barrier()
     if kind == "compute":
         return _compute(given, [*spec["seed"], number])
-    key = (given["group_size"] or dist.get_world_size(), given["strided"], given["communicator"])
+    key = (given["group_size"] or dist.get_world_size(), given["communicator"])
     if key not in groups:
         groups[key] = _group(*key)
     transfer = _transfer(kind, groups[key], given)
@@ -127,14 +126,13 @@ def _phase(
     return work
 
 
-def _group(size: int, strided: bool, communicator: str | None) -> Group:
+def _group(size: int, communicator: str | None) -> Group:
     """This rank's group of ``size``; every rank makes all groups, as PyTorch requires."""
     world, mine = dist.get_world_size(), None
     if size == world and communicator is None:
         return None, list(range(world))
-    count = world // size
-    for k in range(count):
-        members = list(range(k, world, count)) if strided else list(range(k * size, (k + 1) * size))
+    for first in range(0, world, size):
+        members = list(range(first, first + size))
         group = dist.new_group(members, group_desc=communicator)  # by which the agent knows what it may hold back
         if dist.get_rank() in members:
             mine = (group, members)
@@ -180,37 +178,7 @@ def _transfer(kind: str, group: Group, given: Mapping[str, Any]) -> Transfer:
         gathered = [torch.zeros_like(payload) for _ in members] if dist.get_rank() == root else None
         return lambda: dist.gather(payload, gathered, dst=root, group=process_group, async_op=beside)
     into = torch.zeros_like(payload)
-    if kind == "all_to_all":
-        return lambda: dist.all_to_all_single(into, payload, group=process_group, async_op=beside)
-    place = members.index(dist.get_rank())
-    there, here = members[(place + 1) % len(members)], members[place - 1]
-
-    def exchange() -> None:  # as a batch: on NCCL two sends that are not matched yet wait for each other
-        both = dist.P2POp(dist.isend, payload, there, process_group), dist.P2POp(dist.irecv, into, here, process_group)
-        for work in dist.batch_isend_irecv(list(both)):
-            work.wait()
-
-    return exchange
-
-
-def _model_step(given: Mapping[str, Any]) -> tuple[Work, torch.optim.Optimizer]:
-    """A training step of a perceptron under DistributedDataParallel; its losses are printed now and then."""
-    torch.manual_seed(0)
-    width = given["width"]
-    layers = [layer for _ in range(given["layers"]) for layer in (nn.Linear(width, width), nn.ReLU())]
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers, nn.Linear(width, 1)).to(_device()))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    data = torch.Generator().manual_seed(1 + dist.get_rank())
-
-    def step(iteration: int) -> None:
-        inputs = torch.randn(given["batch"], width, generator=data).to(_device())
-        loss = (model(inputs).squeeze(1) - inputs.mean(dim=1)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        if dist.get_rank() == 0 and iteration % 20 == 0:
-            print(f"iteration {iteration}: loss {loss.item():.6f}", flush=True)
-
-    return step, optimizer
+    return lambda: dist.all_to_all_single(into, payload, group=process_group, async_op=beside)
 
 
 if __name__ == "__main__":

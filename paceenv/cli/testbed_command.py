@@ -13,7 +13,7 @@ from paceenv.live.decide.live_policy import SEPARATOR, find_candidates
 from paceenv.live.options import MODES
 from paceenv.live.testbed import testbed_run
 from paceenv.live.testbed.testbed_run import JobResult, RunResult
-from paceenv.live.testbed.testbed_scenario import Backend, Scenario, load_scenario
+from paceenv.live.testbed.testbed_scenario import Scenario, load_scenario
 from paceenv.report.section import print_sections
 from paceenv.ui import config_files, output
 from paceenv.ui.json_option import JsonFile
@@ -55,10 +55,6 @@ def run_on_testbed(
         int | None, typer.Option(min=2, help="Pairs of blocks of each candidate, instead of the scenario's.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the blocks and of the simulated noise.")] = 0,
-    backend: Annotated[
-        Backend | None,
-        typer.Option(help="Of torch.distributed, instead of the scenario's. nccl shares this machine's GPUs."),
-    ] = None,
     json_: JsonFile = None,
 ) -> None:
     """Run real PyTorch jobs on a small cluster on this machine: namespaces as hosts, token buckets as links.
@@ -78,7 +74,7 @@ def run_on_testbed(
     if scenario is None:
         _list(json_)
         return
-    chosen = load_scenario(scenario, backend)
+    chosen = load_scenario(scenario)
     changes = {name: n for name, n in (("observe_iterations", iterations), ("pairs", pairs)) if n is not None}
     if loop:
         if mode != "observe" or policy is not None:

@@ -64,12 +64,6 @@ class Limits:
             f"none in the first {self.quiet_first} iterations"
         )
 
-    def narrower(self, other: Limits) -> list[str]:
-        """Which of these limits allow less than another set does, as ``name = value (its value)``."""
-        names = ("cap_s", "cap_share", "budget_s_per_minute")
-        pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
-        return [f"{name} = {own:g} ({others:g})" for name, own, others in pairs if own < others]
-
     def changed(self, texts: Iterable[str]) -> Limits:
         """These limits with others in place, each as ``name=number``; raises InputError."""
         values: dict[str, Any] = asdict(self)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import live_bodies
@@ -180,6 +181,8 @@ def train(**parameters: Any) -> list[dict[str, Any]]:
 def planted(*, way: str, late: int, place: str, late_s: float, iterations: int, out: str) -> dict[str, Any]:
     """What the agent says of this rank, of which rank ``late`` is late in each iteration: its loader, or its device."""
     from paceenv import live
+    from paceenv.live.record.findings import find, with_verdicts
+    from paceenv.live.record.run_folder import RunFolder
 
     live_bodies.WAYS.update(MORE_WAYS)
     training, mine = live_bodies.WAYS[way](), dist.get_rank() == late
@@ -193,7 +196,9 @@ def planted(*, way: str, late: int, place: str, late_s: float, iterations: int, 
         training.step(iteration)
     agent.detach()
     dist.barrier()  # all have written their last status
-    summary = agent.summary(compare=True)
+    run = RunFolder(Path(out))
+    statuses = run.statuses(run.latest())
+    summary = with_verdicts(statuses, find(statuses))[dist.get_rank()]
     return {"arrival": summary["arrival"], "parts": summary["parts"], "overhead": summary["overhead"]}
 
 

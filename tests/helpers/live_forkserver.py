@@ -34,7 +34,6 @@ PRELOADED = (
     "torch.nn.parallel",
 )
 """What ranks use of other people's code. Nothing of ours: a rank imports that itself."""
-CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG = 1
 _LET_GO_S = 0.05
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -70,7 +69,7 @@ def _tell(**event: int) -> None:
 
 
 def become_rank(request: dict[str, Any]) -> None:
-    """Settle the new process: output, environment, namespaces, and a report of its stacks should it hang."""
+    """Settle the new process: output, environment, and a report of its stacks should it hang."""
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -78,16 +77,8 @@ def become_rank(request: dict[str, Any]) -> None:
         os.dup2(source, target)
     os.environ.update(request["environ"])
     sys.argv[:] = [request["body"]]
-    if request["namespace"]:
-        with open(f"/run/netns/{request['namespace']}") as namespace:
-            _checked(_LIBC.setns(namespace.fileno(), CLONE_NEWNET))
     faulthandler.enable()
     faulthandler.dump_traceback_later(request["stacks_after_s"])
-
-
-def _checked(failed: int) -> None:
-    if failed:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def run(request: dict[str, Any]) -> None:

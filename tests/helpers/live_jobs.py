@@ -106,19 +106,17 @@ def run_ranks(
     *,
     deadline_s: float = DEADLINE_S,
     environ: Mapping[str, str] | None = None,
-    namespace: str = "",
     backend: str = "gloo",
     check: bool = True,
     **parameters: Any,
 ) -> list[Ended]:
     """Run ``body(**parameters)`` on every rank of a job; parameters and results are JSON.
 
-    The environment is torchrun's. ``folder`` takes logs and results. ``namespace`` is a network namespace of
-    ``live_link``, which needs :func:`root_and`. With ``check`` a rank that fails fails the test.
+    The environment is torchrun's. ``folder`` takes logs and results. With ``check`` a rank that fails fails the test.
     """
     server, folder = _fork_server(), folder / f"job{next(_ports)}"
     folder.mkdir(parents=True)
-    common = {"body": f"{body.__module__}:{body.__qualname__}", "parameters": parameters, "namespace": namespace}
+    common = {"body": f"{body.__module__}:{body.__qualname__}", "parameters": parameters}
     common |= {"backend": backend, "store": str(folder / "store"), "timeout_s": GLOO_TIMEOUT_S}
     common |= {"stacks_after_s": deadline_s - _STACKS_BEFORE_S}
     launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": folder.name[3:], "TORCHELASTIC_RUN_ID": folder.name}

@@ -46,7 +46,6 @@ loop:
   pairs: 6
   block_iterations: 40
   quiet_first: 20
-  cap_share: 0.25
   known: {fabric.buffer_kb: 250}
 """)
 PARAMETERS = (
@@ -109,7 +108,7 @@ class SimulatedTestbed:
         end_s_T = 1000.0 + np.r_[0.0, np.cumsum(step_s_T)]
         beside_s_U = np.arange(1000.0, end_s_T[-1], BESIDE_STEP_S)
         results = {
-            name: JobResult(np.repeat(ends[:, None], 2, axis=1), (0,), tuple(snapshots), None)
+            name: JobResult(np.repeat(ends[:, None], 2, axis=1), tuple(snapshots), None)
             for name, ends in ((job, end_s_T), ("beside", beside_s_U))
         }
         np.save(out / job / "steps.npy", results[job].steps_s_TR)
@@ -136,4 +135,4 @@ def _contest(
         experiment.add(i, step_s, 0.01 * (contest.turn(i).arm is not None))
     experiment.final()
     pacing = {"taken": 10, "total_s": 0.1, "cut": {"cap": 1}}
-    return step_s_T, [{"state": options["--mode"], **experiment.as_dict(0.1), "pacing": pacing, "reason": ""}] * 8
+    return step_s_T, [{"state": options["--mode"], **experiment.as_dict(), "pacing": pacing, "reason": ""}] * 8

@@ -33,10 +33,10 @@ def left_out(scenario: Scenario) -> list[str]:
 def scenario_program(job: Job) -> dict[str, Any]:
     """Section ``program`` of a cluster config for a job of the testbed.
 
-    Raises InputError for phases that a program has not: a gather, messages around a ring.
+    Raises InputError for a gather, which a program has not.
     """
     communicators: dict[str, dict[str, int]] = {}
-    named: dict[tuple[str | None, int, int], str] = {}
+    named: dict[tuple[str | None, int], str] = {}
     step: list[dict[str, Any]] = []
     for phase in job.iteration:
         ((kind, given),) = ((name, getattr(phase, name)) for name in phase.model_fields_set)
@@ -44,7 +44,7 @@ def scenario_program(job: Job) -> dict[str, Any]:
             step += _compute(given, job.ranks)
         elif kind == "barrier":
             step.append({"all_reduce": {"bytes": 0.0, "communicator": WORLD}})
-        elif isinstance(given, Transfer) and kind not in ("gather", "send"):
+        elif isinstance(given, Transfer) and kind != "gather":
             label, groups = _communicator(given, job.ranks, named)
             communicators |= {label: groups} if label != WORLD else {}
             one: dict[str, Any] = {"bytes": given.bytes / given.buckets, "communicator": label}
@@ -66,7 +66,7 @@ def known_cluster(scenario: Scenario) -> Cluster | None:
     if needs_program(job):
         nodes, racks = len(job.hosts), {host % network.racks for host in job.hosts}
         uplink_gbps = 1e-3 * network.uplink_mbps * len(racks) if network.uplink_mbps else 1e3 * nodes * nic_gbps
-        base: dict[str, Any] = {"job": {"nodes": nodes, "ranks_per_node": job.ranks_per_host}}
+        base: dict[str, Any] = {"job": {"nodes": nodes, "ranks_per_node": 1}}
         base |= {"program": scenario_program(job), "fabric": {"nodes_per_leaf": nodes if len(racks) == 1 else 1}}
         # first-in, first-out queues divide a link between flows, and replies wait in them behind the data
         base["fabric"] |= {"sharing": "flows", "unused_rate": "lost"}
@@ -94,9 +94,7 @@ def _compute(given: Compute, ranks: int) -> list[dict[str, Any]]:
     return phases
 
 
-def _communicator(
-    given: Transfer, ranks: int, named: dict[tuple[str | None, int, int], str]
-) -> tuple[str, dict[str, int]]:
+def _communicator(given: Transfer, ranks: int, named: dict[tuple[str | None, int], str]) -> tuple[str, dict[str, int]]:
     """The name and the groups of a transfer's communicator; ``named`` gets those that are new, each a name of its own.
 
     A program's names have at most 32 characters, and a scenario may use one name for groups of several sizes.
@@ -104,7 +102,6 @@ def _communicator(
     size = given.group_size or ranks
     if size == ranks and given.communicator is None:
         return WORLD, {}
-    stride = ranks // size if given.strided else 1
-    key = (given.communicator, size, stride)
+    key = (given.communicator, size)
     named.setdefault(key, f"{(given.communicator or 'shared')[:24]}-{len(named)}")
-    return named[key], {"size": size, "stride": stride}
+    return named[key], {"size": size, "stride": 1}
