@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import integrate, stats
 
 from paceenv.core import pacing
-from paceenv.sim.engine.simulator import JobBatch, Simulator
+from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
 Floats = NDArray[np.float64]
@@ -199,12 +199,6 @@ def test_settings_of_a_wrong_shape_are_refused(simulator: Make, shape: tuple[int
     sim = simulator([0, 1], ranks=4)
     with pytest.raises(ValueError, match=r"settings have shape .* expected \(2, 1 or 4"):
         sim.run(np.zeros(shape), 1)
-
-
-def test_ranks_that_do_not_divide_into_groups_are_refused(simulator: Make) -> None:
-    batch = simulator([0], ranks=4).batch
-    with pytest.raises(ValueError, match="5 ranks cannot form 2 equal groups"):
-        JobBatch(batch.jobs, batch.tenants_EK, 5, 2, batch.skewness_E)
 
 
 # Memory

@@ -130,9 +130,8 @@ class StepProgram(Config):
     communicators: dict[Name, Communicator] = Field({}, description="process groups by name; world is all ranks")
     step: list[ProgramPhase] = Field(min_length=1, description="what every rank does, from top to bottom")
     length_cv: float = Field(
-        0.0, ge=0, le=1, description="variation of the length of a micro-batch, drawn for each replica and step"
+        0.0, ge=0, le=1, description="variation of the length of a micro-batch, drawn for each rank and step"
     )
-    ranks_per_replica: int = Field(1, ge=1, description="consecutive ranks that work on the same samples")
 
     @property
     def has_own_ranks(self) -> bool:
@@ -158,8 +157,7 @@ class StepProgram(Config):
             raise ValueError(f"communicator {unknown[0]}: one of {', '.join(sorted(every))}")
         self._check_waits()
         communicators = {name: one.groups(ranks) for name, one in every.items() if name in used}
-        replicas = [rank // self.ranks_per_replica for rank in range(ranks)]
-        return StepPlan(role_R, list(roles), communicators, replicas)
+        return StepPlan(role_R, list(roles), communicators)
 
     def _check_waits(self) -> None:
         """A misspelled name would wait for nothing, and the step would come out too short."""
@@ -189,7 +187,7 @@ class StepProgram(Config):
                     continue
                 if paired is not None and all(rank not in pair for pair in paired):
                     continue
-                yield Start(one.communicator, op, one.bytes, one.can_wait, one.every, one.name or op)
+                yield Start(one.communicator, op, one.bytes, one.can_wait, one.every)
                 wait = Wait(one.communicator, begun.get(one.communicator, 0))
                 begun[one.communicator] = wait.number + 1
                 if one.background:
