@@ -38,8 +38,8 @@ def agree(config: Cluster, seed: int, iterations: int, pace: Any = None, within:
     for name in ("time_s", "energy_j", "failures", "useful_iterations", "rerun_iterations"):
         totals = [getattr(engine.outcome(), name) for engine in (slow, fast)]
         np.testing.assert_allclose(*totals, rtol=within, err_msg=name)
-    cycles = [engine.outcome().tenant_cycles_EK for engine in (slow, fast)]
-    np.testing.assert_allclose(*cycles, atol=1.0, err_msg="one may be at the end of a step, or not yet")
+    if config.has_program:  # in others tenants are moved on only as far as the job's own traffic needs
+        np.testing.assert_array_equal(*(engine.outcome().tenant_cycles_EK for engine in (slow, fast)))
     return found
 
 

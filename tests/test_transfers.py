@@ -175,22 +175,6 @@ def test_local_sgd_equals_k_steps_with_one_collective() -> None:
     assert some.samples_per_step == 4 * cluster().samples_per_step
 
 
-def test_power_and_failures_reach_the_engine() -> None:
-    power = {"compute_w": 400.0, "wait_w": 300.0, "delay_w": 100.0, "heat_slowdown": 0.1, "heat_iterations": 60.0}
-    rules = {"checkpoint_iterations": 100, "checkpoint_s": 9.0, "failure_heat": 0.5, "restart_s": 60.0,
-             "warmup_iterations": 20, "warmup_factor": 1.5}  # fmt: skip
-    some = {"job": EIGHT, "power": power}
-    job = jobs_of(cluster(**some, reliability=rules | {"mtbf_iterations": 4000.0}))[0]
-    for name, value in (power | rules | {"ranks_per_node": 2}).items():
-        assert job[name] == value, name
-    assert job["failure_per_s"] == pytest.approx(4 / (4000 * job["ideal_step_s"]))
-    local = jobs_of(
-        cluster(**some, reliability=rules | {"mtbf_iterations": 4000.0}, synchronization={"sync_period": 4})
-    )[0]
-    assert (local["checkpoint_iterations"], local["warmup_iterations"]) == (25, 5)
-    assert local["failure_per_s"] * local["ideal_step_s"] == pytest.approx(4 * 4 / 4000), "four iterations a step"
-
-
 # A workload instead of measured numbers
 
 

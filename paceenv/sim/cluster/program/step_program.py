@@ -266,25 +266,11 @@ def _size(communicators: Mapping[str, Communicator], before: int, after: int) ->
     return _Size(before, after, block, block * after // before, replica)
 
 
-def _resized_pairs(name: str, pairs: Sequence[Sequence[int]], size: _Size) -> list[list[int]]:
-    """The pairs of all replicas, from those of the first replica of each block."""
-
-    def of_all(block: int) -> list[list[int]]:
-        own = [pair for pair in pairs if all(rank % size.block < size.replica for rank in pair)]
-        return [
-            [rank // size.block * block + first + rank % size.block for rank in pair]
-            for first in range(0, block, size.replica)
-            for pair in own
-        ]
-
-    if sorted(of_all(size.block)) != sorted(map(list, pairs)):
-        raise InputError(f"program.communicators.{name}: pairs of single replicas; allowed: such as all replicas have")
-    return of_all(size.new_block)
-
-
 def _resized_group(name: str, one: Communicator, size: _Size) -> Communicator:
     if one.pairs is not None:
-        return one.model_copy(update={"pairs": _resized_pairs(name, one.pairs, size)})
+        raise InputError(
+            f"program.communicators.{name}: pairs of {size.before} ranks do not say which {size.after} have"
+        )
     if one.size is None:
         return one
     if one.grows:
