@@ -26,7 +26,7 @@ def cluster(nodes: int = 4, ranks_per_node: int = 1, **more: Any) -> Cluster:
         "name": "described",
         "job": {"nodes": nodes, "ranks_per_node": ranks_per_node, "algorithm": "ring"},
         "workload": {"model": MODEL, "batch": 4, **more},
-        "gpu": {"peak_tflops": 100, "achievable_tflops": 100},
+        "gpu": {"achievable_tflops": 100},
         "fabric": {
             "nic_gbps": 100,
             "intra_node_gbps": 2000,

@@ -98,22 +98,18 @@ def test_closed_forms(row: dict[str, Any]) -> None:
 
 
 @functools.cache
-def described_step(cluster: str, *settings: str) -> tuple[Step, float]:
-    """The step, and the peak of a GPU in TFLOP/s; once for all rows of a cluster, as its collectives are simulated."""
-    one = load_cluster(cluster).changed(list(settings))
-    assert one.gpu is not None
-    return step_of(one), one.gpu.peak_tflops
+def described_step(cluster: str, *settings: str) -> Step:
+    """The step; once for all rows of a cluster, as its collectives are simulated."""
+    return step_of(load_cluster(cluster).changed(list(settings)))
 
 
 def described(quantity: str, row: dict[str, Any], settings: dict[str, Any]) -> float:
-    step, peak_tflops = described_step(row["cluster"], *(f"{key}={value}" for key, value in settings.items()))
-    tflops = step.efficiency * step.kernel_flops / step.kernel_s / 1e12
+    step = described_step(row["cluster"], *(f"{key}={value}" for key, value in settings.items()))
     return {
         "efficiency": step.efficiency,
         "samples_per_s": step.samples_per_s,
         "samples_per_s_and_gpu": step.samples_per_s / step.gpus,
-        "tflops_per_gpu": tflops,
-        "share_of_peak": tflops / peak_tflops,
+        "tflops_per_gpu": step.efficiency * step.kernel_flops / step.kernel_s / 1e12,
         "volume_GB": 2e-9 * step.nic_bytes * row.get("run_samples", 0.0) / step.samples,
     }[quantity]
 

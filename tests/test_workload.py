@@ -19,7 +19,7 @@ from paceenv.sim.cluster.program.layer_passes import buckets
 from paceenv.sim.cluster.workload import Workload
 from paceenv.ui import config_files
 
-A100 = {"peak_tflops": 312, "achievable_tflops": 200}
+A100 = {"achievable_tflops": 200}
 WAYS: tuple[Algorithm, ...] = ("ring", "tree", "hierarchical")
 SMALL = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 1000, "sequence": 32}
 

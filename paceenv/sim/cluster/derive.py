@@ -135,9 +135,8 @@ def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_b
         jobs["transfer_alone_s"], jobs["uplink_work_s"], jobs["latency_s"] = all_reduce.times(payload_bytes)
         jobs["overlap_share"] = draw.named("job.overlap", job.overlap)
         tail_bytes = np.minimum(draw.named("job.tail_bytes", job.tail_bytes), payload_bytes)
-        tail = all_reduce.times(tail_bytes)
-        tail_s = np.maximum(tail.alone_s, tail.uplink_work_s) + tail.latency_s
-        jobs["tail_s"] = np.where(tail_bytes > 0.0, tail_s, 0.0)
+        alone_s, work_s, latency_s = all_reduce.times(tail_bytes)
+        jobs["tail_s"] = np.where(tail_bytes > 0.0, np.maximum(alone_s, work_s) + latency_s, 0.0)
         return
     members = job.group_nodes * job.ranks_per_node
     jobs["incast_kind"] = layout.GATHER if job.collective == "gather" else layout.ALL_TO_ALL

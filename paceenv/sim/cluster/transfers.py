@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,14 +77,8 @@ def use_of(fabric: Fabric, job: Job, *, has_tenants: bool = False) -> Callable[[
     return use_of_start
 
 
-class Times(NamedTuple):
-    """Seconds; what ``layout.JOB`` calls ``transfer_alone_s``, ``uplink_work_s`` and ``latency_s``."""
-
-    alone_s: Values
-    uplink_work_s: Values
-    latency_s: Values
-
-
+Times = tuple[Values, Values, Values]
+"""Seconds; what ``layout.JOB`` calls ``transfer_alone_s``, ``uplink_work_s`` and ``latency_s``."""
 _of_one_byte = lru_cache(256)(laid)
 
 
@@ -103,7 +97,8 @@ class AllReduce:
         if self._algorithm != "auto":
             return self._by(self._algorithm, S)
         tree, ring = self._by("tree", S), self._by("ring", S)
-        return Times(*(np.where(TREE_BELOW_BYTES > S, a, b) for a, b in zip(tree, ring, strict=True)))
+        alone_s, work_s, latency_s = (np.where(TREE_BELOW_BYTES > S, a, b) for a, b in zip(tree, ring, strict=True))
+        return alone_s, work_s, latency_s
 
     def _by(self, algorithm: Algorithm, S: NDArray[np.float64]) -> Times:
         """By one algorithm: bytes cross NICs and links inside at once, hierarchical ones one after the other."""
@@ -124,7 +119,7 @@ class AllReduce:
         if self._fabric.ecmp_paths is not None or self._fabric.oversubscription is not None:
             alone_s = np.maximum(alone_s, leaf_s * self._own_imbalance)
             work_s = work_s * self._imbalance
-        return Times(alone_s, work_s, first_s + hops_s + sqrt_s)
+        return alone_s, work_s, first_s + hops_s + sqrt_s
 
     def _laid(self, algorithm: Algorithm) -> Laid:
         """One byte, reduced by the first ranks of the job."""

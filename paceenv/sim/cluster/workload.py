@@ -23,16 +23,9 @@ class Gpu(Config):
     """One accelerator."""
 
     name: str = ""
-    peak_tflops: float = Field(gt=0, allow_inf_nan=False, description="peak of the data type used, TFLOP/s")
     achievable_tflops: float = Field(
         gt=0, allow_inf_nan=False, description="rate of this workload's kernels without any communication, TFLOP/s"
     )
-
-    @model_validator(mode="after")
-    def _at_most_peak(self) -> Gpu:
-        if self.achievable_tflops > self.peak_tflops:
-            raise ValueError(f"achievable_tflops at most peak_tflops ({self.peak_tflops:g})")
-        return self
 
 
 class Workload(Config):
