@@ -62,6 +62,7 @@ _REGISTERED = tuple(
 )
 """What these call, and some more that nobody compiles."""
 _INLINED = (
+    kernel.run,
     kernel.reduce_once,
     kernel.arrive,
     kernel.finish_step,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from paceenv.core.trace import TraceMetadata, TraceWriter
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.program_layout import OPS, START, WAIT, Program
-from paceenv.sim.engine.simulator import JobBatch
+from paceenv.sim.engine.simulator import JobBatch, Simulator
 
 _PAYLOAD_OPS = {layout.NO_INCAST: "all_reduce", layout.GATHER: "gather", layout.ALL_TO_ALL: "all_to_all"}
 SUMMARY = ("compute", *_PAYLOAD_OPS.values(), "optimizer")
@@ -23,12 +23,6 @@ SIMULATOR = "paceenv simulator"
 """Source of a simulated trace, whose ranks are the cluster's."""
 _NEGLIGIBLE = 1e-9
 """Share of a step; a smaller rest at its end is rounding, not a checkpoint."""
-
-
-class Recorded(Protocol):
-    """An engine whose recordings can be written: it has a batch of jobs."""
-
-    batch: JobBatch
 
 
 @dataclass(frozen=True)
@@ -129,7 +123,7 @@ class RecordingWriter:
     no row.
     """
 
-    def __init__(self, path: str | Path, simulator: Recorded, name: str) -> None:
+    def __init__(self, path: str | Path, simulator: Simulator, name: str) -> None:
         self._batch = batch = simulator.batch
         self._per_group, self._name = batch.ranks // batch.groups, name
         self._now_s, self._iteration = 0.0, 0
