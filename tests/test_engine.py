@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import integrate, stats
 
 from paceenv.core import pacing
-from paceenv.sim.engine.simulator import JobBatch, Simulator
+from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
 Floats = NDArray[np.float64]
@@ -95,23 +95,6 @@ def test_fail_slow_episodes_have_their_share_from_the_start(
     assert_mean((x == 3.0).mean(axis=1).ravel(), share)
 
 
-def test_fail_slow_episodes_have_their_mean_length(simulator: Make) -> None:
-    share, mean_iterations = 0.05, 20.0
-    sim = simulator(
-        range(20), ranks=4, fail_slow_share=share, fail_slow_mean_iterations=mean_iterations, fail_slow_factor=3.0
-    )
-    slow_RT = (computed_ETR(sim, 10_000) == 3.0).transpose(0, 2, 1).reshape(80, -1)
-    edges = np.diff(slow_RT.astype(np.int8), axis=1)
-    lengths = []
-    for row in edges:
-        starts, ends = np.flatnonzero(row == 1), np.flatnonzero(row == -1)
-        ends = ends[ends > starts[0]]
-        lengths.extend(ends - starts[: len(ends)])
-    # a new episode may follow in the very iteration after an old one, and then both are seen as one
-    follows = share / (mean_iterations * (1 - share) + share)
-    assert_mean(np.array(lengths, dtype=np.float64), mean_iterations / (1 - follows))
-
-
 def test_drift_is_an_ornstein_uhlenbeck_process(simulator: Make) -> None:
     tau = 20.0
     sim = simulator(range(40), ranks=16, drift_cv=0.05, drift_iterations=tau)
@@ -146,15 +129,6 @@ def test_transfers_vary_by_a_share_of_their_duration_and_keep_the_link_busy_as_b
     assert_mean((factor.ravel() - 1.0) ** 2, 0.01)
     assert abs(np.corrcoef(factor.reshape(-1, 4).T)[0, 1:]).max() < 0.05
     assert abs(np.corrcoef(factor[:, 1:].ravel(), factor[:, :-1].ravel())[0, 1]) < 0.05
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_groups_that_always_have_post_work_work(simulator: Make, count: int) -> None:
-    sim = simulator(range(400), ranks=4, groups=4, has_barrier=True, post_work_groups=count, post_work_s=0.25)
-    rec = sim.record(sim.off(), 2)
-    post_work_ETG = rec.ready_ETG - rec.finish_ETG
-    assert ((post_work_ETG == 0.25).sum(axis=2) == count).all()
-    assert stats.chisquare((post_work_ETG[:, 0] > 0).sum(axis=0)).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("mean_iterations", [50.0, 3.0])
@@ -199,12 +173,6 @@ def test_settings_of_a_wrong_shape_are_refused(simulator: Make, shape: tuple[int
     sim = simulator([0, 1], ranks=4)
     with pytest.raises(ValueError, match=r"settings have shape .* expected \(2, 1 or 4"):
         sim.run(np.zeros(shape), 1)
-
-
-def test_ranks_that_do_not_divide_into_groups_are_refused(simulator: Make) -> None:
-    batch = simulator([0], ranks=4).batch
-    with pytest.raises(ValueError, match="5 ranks cannot form 2 equal groups"):
-        JobBatch(batch.jobs, batch.tenants_EK, 5, 2, batch.skewness_E)
 
 
 # Memory

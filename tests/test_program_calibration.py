@@ -12,9 +12,7 @@ import yaml
 from traced_jobs import H100_DIR, awaited, needs_h100
 
 from benchmarks._common import recorded
-from paceenv.calibration.fit_trace import JobFit, fit_stamps, fit_trace
-from paceenv.calibration.program_stamps import read_program
-from paceenv.calibration.step_stamps import read_rows
+from paceenv.calibration.fit_trace import JobFit, fit_trace
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, write_trace
@@ -152,16 +150,6 @@ def test_latency_is_told_apart_by_sizes() -> None:
     fit = fit_trace(recorded(typed(step, {"b": {}}, latency_us=50.0), 0, STEPS), program=True)
     assert fit.cluster.fabric.latency_us == pytest.approx(50.0, rel=0.02)
     assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.01)
-
-
-def test_protocols_are_in_the_fitted_rate_and_not_in_the_fitted_cluster_once_more() -> None:
-    """By LL a NIC of 100 Gb/s passes 50 Gb/s of data on."""
-    step = [{"compute": {"seconds": 0.02}}, {"all_reduce": {"bytes": 1e8}}, {"all_reduce": {"bytes": 1e6}}]
-    sent = typed(step, {}, protocol="ll")
-    fit = fit_stamps(read_program(read_rows(recorded(sent, 0, STEPS))), sent, "calibrated")
-    assert fit.cluster.fabric.nic_gbps == pytest.approx(50.0, rel=0.01)
-    assert not fit.cluster.fabric.set_for_programs
-    assert abs(fit.mean_error) < 0.01
 
 
 def test_ranks_that_differ_are_named() -> None:

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from random_programs import random_program
 from reference_jobs import NIC_BPS, NIC_GBPS, cluster, tenant
 
-from paceenv.core import pacing, trace
+from paceenv.core import pacing
 from paceenv.sim.cluster.derive import derive, drawn, start
 from paceenv.sim.cluster.model import Cluster, load_cluster
 from paceenv.sim.engine.layout import Recording
-from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.sim.reference import Reference
 from paceenv.sim.reference.flows import Flow, divide
@@ -39,6 +38,8 @@ def agree(config: Cluster, seed: int, iterations: int, pace: Any = None, within:
     for name in ("time_s", "energy_j", "failures", "useful_iterations", "rerun_iterations"):
         totals = [getattr(engine.outcome(), name) for engine in (slow, fast)]
         np.testing.assert_allclose(*totals, rtol=within, err_msg=name)
+    if config.has_program:  # in others tenants are moved on only as far as the job's own traffic needs
+        np.testing.assert_array_equal(*(engine.outcome().tenant_cycles_EK for engine in (slow, fast)))
     return found
 
 
@@ -189,18 +190,6 @@ def test_nothing_can_be_given_to_a_flow_without_taking_it_from_a_poorer_one(data
         assert any(held) or flow.rate == pytest.approx(1.0, rel=1e-9)
 
 
-def test_two_groups_of_which_one_is_late_share_the_upper_tier() -> None:
-    config = cluster(
-        4, job={"nodes_per_group": 2, "barrier": True}, fabric={"nodes_per_leaf": 1, "uplink_gbps": NIC_GBPS},
-        noise={"slow_ranks": 1, "slow_factor": 1.125},
-    )  # fmt: skip
-    reference = Reference(config, 0)
-    finish_G = np.sort(reference.record(pacing.off(1, 1), 1).finish_ETG[0, 0])
-    work_s = 2 * 1e9 / NIC_BPS  # two hops of a pair, 2 (n-1)/n S each
-    # the first alone for 0.125 s, both at half of it until the first is through, then the other alone
-    assert finish_G == pytest.approx([1.125 + 2 * (work_s - 0.125), 1.0 + 2 * work_s], rel=1e-9)
-
-
 # How it is run
 
 
@@ -228,19 +217,3 @@ def test_a_cluster_as_drawn_derives_to_the_same_records() -> None:
     np.testing.assert_array_equal(fixed.tenants_EK, whole.tenants_EK)
     np.testing.assert_array_equal(fixed.skewness_E, whole.skewness_E)
     assert drawn(config, keys_E[0]) != drawn(config, episode_keys([8])[0])
-
-
-@pytest.mark.parametrize("config", [cluster(6, **DRAWN), random_program(1, tenants=True)], ids=["measured", "program"])
-def test_both_engines_give_the_same_table_and_totals(config: Cluster, tmp_path: Path) -> None:
-    tables, outcomes = [], []
-    for engine in (Reference(config, 3), start(config, np.array([3]))):
-        path = tmp_path / type(engine).__name__
-        with RecordingWriter(path, engine, "job") as writer:
-            writer.append(engine.record(pacing.off(1, 1), 5))
-        tables.append(trace.read_trace(path))
-        outcomes.append(engine.outcome())
-    for column in ("op", "rank", "iteration", "group", "start_s", "end_s"):
-        slow, fast = (table.column(column) for table in tables)
-        assert slow.tolist() == (fast.tolist() if slow.dtype.kind != "f" else pytest.approx(fast, rel=1e-6, abs=1e-6))
-    for field in ("time_s", "energy_j", "useful_iterations", "tenant_cycles_EK"):
-        np.testing.assert_allclose(getattr(outcomes[0], field), getattr(outcomes[1], field), rtol=1e-6)

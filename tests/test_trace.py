@@ -198,7 +198,7 @@ def test_wrong_columns_types_and_rows_in_a_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'rank' has empty values"):
         read_trace(raw(tmp_path / "e", holes, content))
     shuffled = table.select(SCHEMA.names[::-1])
-    assert read_trace(raw(tmp_path / "f", shuffled, content)) == good
+    assert read_trace(raw(tmp_path / "f", shuffled.drop_columns(["chunk", "bytes"]), content)) == good
 
 
 @pytest.mark.parametrize(
@@ -207,8 +207,8 @@ def test_wrong_columns_types_and_rows_in_a_file(tmp_path: Path) -> None:
         ({"schema_version": 4}, "schema_version = 4; allowed: 1 to 3"),
         ({"schema_version": "1"}, "schema_version = '1'"),
         ({"ranks": [{"stage": 0}]}, "each with an integer 'rank'"),
-        ({"job": None}, "metadata job = None"),
-        ({"source": 3}, "metadata source = 3"),
+        ({"job": None}, "job: an object"),
+        ({"source": 3}, "source: a string"),
         ("{", "metadata is not JSON"),
         ("[]", "allowed: a JSON object"),
     ],
@@ -218,12 +218,6 @@ def test_metadata_is_checked(tmp_path: Path, change: dict[str, Any] | str, messa
     metadata = change if isinstance(change, str) else json.loads(good.metadata.to_json()) | change
     with pytest.raises(InputError, match=message):
         read_trace(raw(tmp_path / "t.parquet", good.table, metadata))
-
-
-def test_columns_with_a_default_may_be_missing(tmp_path: Path) -> None:
-    good = read_trace(write(tmp_path / "good.parquet"))
-    metadata = json.loads(good.metadata.to_json())
-    assert read_trace(raw(tmp_path / "some.parquet", good.table.drop_columns(["chunk", "bytes"]), metadata)) == good
 
 
 def straggler_columns() -> dict[str, Any]:

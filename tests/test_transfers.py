@@ -175,26 +175,10 @@ def test_local_sgd_equals_k_steps_with_one_collective() -> None:
     assert some.samples_per_step == 4 * cluster().samples_per_step
 
 
-def test_power_and_failures_reach_the_engine() -> None:
-    power = {"compute_w": 400.0, "wait_w": 300.0, "delay_w": 100.0, "heat_slowdown": 0.1, "heat_iterations": 60.0}
-    rules = {"checkpoint_iterations": 100, "checkpoint_s": 9.0, "failure_heat": 0.5, "restart_s": 60.0,
-             "warmup_iterations": 20, "warmup_factor": 1.5}  # fmt: skip
-    some = {"job": EIGHT, "power": power}
-    job = jobs_of(cluster(**some, reliability=rules | {"mtbf_iterations": 4000.0}))[0]
-    for name, value in (power | rules | {"ranks_per_node": 2}).items():
-        assert job[name] == value, name
-    assert job["failure_per_s"] == pytest.approx(4 / (4000 * job["ideal_step_s"]))
-    local = jobs_of(
-        cluster(**some, reliability=rules | {"mtbf_iterations": 4000.0}, synchronization={"sync_period": 4})
-    )[0]
-    assert (local["checkpoint_iterations"], local["warmup_iterations"]) == (25, 5)
-    assert local["failure_per_s"] * local["ideal_step_s"] == pytest.approx(4 * 4 / 4000), "four iterations a step"
-
-
 # A workload instead of measured numbers
 
 
-A100 = {"peak_tflops": 312, "achievable_tflops": 140, "memory_gb": 80}
+A100 = {"achievable_tflops": 140}
 TEN_BILLION = {"model": "gpt-10b", "batch": 2, "zero_stage": 1, "recompute": "full"}
 SLOW_NET = {"nic_gbps": 200, "nodes_per_leaf": 16, "oversubscription": 1, "intra_node_gbps": 2240}
 
@@ -207,9 +191,9 @@ def described(workload: dict[str, Any], job: dict[str, Any] | None = None, **fab
 @pytest.mark.parametrize(
     ("workload", "job", "rule"),
     [
-        ({}, {"compute_s": 1.0}, "job.compute_s or a workload, not both"),
-        ({}, {"nodes_per_group": 2, "barrier": True}, "job.nodes_per_group or a workload, not both"),
-        ({}, {"collective": "gather"}, "job.collective all_reduce"),
+        ({}, {"compute_s": 1.0}, "job.compute_s by default with a workload"),
+        ({}, {"nodes_per_group": 2, "barrier": True}, "job.nodes_per_group by default with a workload"),
+        ({}, {"collective": "gather"}, "job.collective by default with a workload"),
     ],
 )
 def test_impossible_workloads_are_refused(workload: dict[str, Any], job: dict[str, Any], rule: str) -> None:

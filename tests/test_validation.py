@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,6 @@ from paceenv.ui import config_files
 SEEDS, ITERATIONS = 4, 4000
 MISSES = {
     "OPT-175B on 992 A100, kernel time over step",
-    "ResNet-18, scaling factor at 1x2",
     "all-to-all over a 32 KB buffer, effect of slots of 6 ms (measured 1.15)",
     "SE, effect of slack pacing on memoryless imbalance",
 }
@@ -95,35 +94,22 @@ def test_closed_forms(row: dict[str, Any]) -> None:
     assert missed(iter([Check(row["row"], found, **row["expected"])])) == {}
 
 
-def test_the_engine_amplifies_as_the_closed_forms_say(simulator: Callable[..., Simulator]) -> None:
-    sim = simulator(range(64), ranks=8, imbalance_cv=1.0, skewness=2.0)
-    step = sim.run(sim.off(), 1000)
-    assert step.mean() == pytest.approx(np.sum(1.0 / np.arange(1, 9)), abs=4.5 * step.mean(axis=1).std() / 8 + 2e-3)
-    sim = simulator(range(32), ranks=64, stall_rate=0.005, stall_mean_s=1.0)
-    stalled = (sim.run(sim.off(), 1000) > 1.0).mean()
-    assert stalled == pytest.approx(1.0 - 0.995**64, abs=4.5 * np.sqrt(0.25 / 32000))
-
-
 # Described clusters, and fitted noise
 
 
 @functools.cache
-def described_step(cluster: str, *settings: str) -> tuple[Step, float]:
-    """The step, and the peak of a GPU in TFLOP/s; once for all rows of a cluster, as its collectives are simulated."""
-    one = load_cluster(cluster).changed(list(settings))
-    assert one.gpu is not None
-    return step_of(one), one.gpu.peak_tflops
+def described_step(cluster: str, *settings: str) -> Step:
+    """The step; once for all rows of a cluster, as its collectives are simulated."""
+    return step_of(load_cluster(cluster).changed(list(settings)))
 
 
 def described(quantity: str, row: dict[str, Any], settings: dict[str, Any]) -> float:
-    step, peak_tflops = described_step(row["cluster"], *(f"{key}={value}" for key, value in settings.items()))
-    tflops = step.efficiency * step.kernel_flops / step.kernel_s / 1e12
+    step = described_step(row["cluster"], *(f"{key}={value}" for key, value in settings.items()))
     return {
         "efficiency": step.efficiency,
         "samples_per_s": step.samples_per_s,
         "samples_per_s_and_gpu": step.samples_per_s / step.gpus,
-        "tflops_per_gpu": tflops,
-        "share_of_peak": tflops / peak_tflops,
+        "tflops_per_gpu": step.efficiency * step.kernel_flops / step.kernel_s / 1e12,
         "volume_GB": 2e-9 * step.nic_bytes * row.get("run_samples", 0.0) / step.samples,
     }[quantity]
 

@@ -1,6 +1,6 @@
 """Jobs simulated operation by operation, with causes the engine does not have: stages, unequal ways to the network.
 
-Independent of what diagnoses them: the 1F1B schedule is that of ``paceenv.sim.cluster.pipeline``, executed here in
+Independent of what diagnoses them: the 1F1B schedule is that of described workloads, executed here in
 plain NumPy over all steps and replicas at once. Every cause draws from a generator of its own, so that switching one
 off leaves the others as they were. Axes: T steps, D data-parallel ranks, S stages, M micro-batches.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.trace import Trace, TraceMetadata
-from paceenv.sim.cluster.pipeline import interleaved
+from paceenv.sim.cluster.program.described_steps import one_forward_one_backward
 
 Array = NDArray[np.float64]
 Row = tuple[str, int, int, int, Array, Array]
@@ -123,7 +123,7 @@ class PipelineJob:
     def _pipeline(self, took: Array, rows: list[Row]) -> list[Array]:
         """Execute the schedule; when each stage's last compute ends, ``(T, D)`` each."""
         S, M, zero = self.stages, self.micro_batches, np.zeros((self.steps, self.replicas))
-        orders = [[(backward, i) for backward, i, _ in interleaved(s, S, M)] for s in range(S)]
+        orders = [one_forward_one_backward(s, S, M) for s in range(S)]
         at, free = [0] * S, [zero] * S
         there: list[list[dict[int, Array]]] = [[{} for _ in range(S)] for _ in range(2)]
         link_free = [[zero] * S for _ in range(2)]

@@ -150,9 +150,7 @@ def _add_program(builder: ClusterBuilder[ProgramStamps], stamps: ProgramStamps) 
         if base.job.ranks != stamps.ranks:
             raise InputError(f"base: {base.job.ranks} ranks; allowed: the {stamps.ranks} of the trace")
         nodes, each = base.job.nodes, base.job.ranks_per_node
-        # rates and latencies are fitted to plain bytes and hops, in which protocol and channels are by then
-        of_nccl = {"protocol", "channels", "channel_gbps"}
-        fabric = base.fabric.model_dump(exclude_none=True, exclude=of_nccl) | {"latency_us": base.fabric.latency_us}
+        fabric = base.fabric.model_dump(exclude_none=True, exclude={"ecmp_paths", "buffer_kb"})
     communicators = {key: one.model_dump(exclude_defaults=True) for key, one in stamps.communicators.items()}
     builder.data |= {
         "description": f"Program fitted to a trace of {stamps.described}.",

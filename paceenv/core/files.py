@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import importlib.resources
 import os
 import stat
@@ -100,15 +99,9 @@ def names(kind: str) -> list[str]:
 
 
 def find(kind: str, name: str | os.PathLike[str]) -> Path:
-    """The file of a config: a path, the only config of a folder or pattern, or a name in ``configs/<kind>``.
-
-    Raises InputError if it is missing, or if several are there.
-    """
+    """The file of a config: a path, or a name in ``configs/<kind>``. Raises InputError if it is missing."""
     path = Path(name)
-    is_name = os.sep not in str(name) and packaged(kind).joinpath(f"{name}.yaml").is_file()
-    if not is_name and (path.is_dir() or glob.has_magic(str(name))):
-        return _only_config(path)
-    if is_name:
+    if os.sep not in str(name) and packaged(kind).joinpath(f"{name}.yaml").is_file():
         return packaged(kind) / f"{name}.yaml"
     if path.suffix in YAML_SUFFIXES or (os.sep in str(name) and path.is_file()):
         if not path.is_file():
@@ -120,15 +113,6 @@ def find(kind: str, name: str | os.PathLike[str]) -> Path:
     close = difflib.get_close_matches(str(name), known, 1)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise InputError(f"{name}: neither a file nor one of configs/{kind}: {', '.join(known)}{hint}")
-
-
-def _only_config(path: Path) -> Path:
-    inside = path.iterdir() if path.is_dir() else map(Path, glob.iglob(str(path), recursive=True))
-    configs = sorted(one for one in inside if one.suffix in YAML_SUFFIXES and one.is_file())
-    if len(configs) != 1:
-        named = f" ({', '.join(map(str, configs[:3]))}{', ...' if len(configs) > 3 else ''})" if configs else ""
-        raise InputError(f"{path}: {len(configs)} configs{named}; allowed: one of them, or a folder with one")
-    return configs[0]
 
 
 def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -118,12 +118,10 @@ class TraceMetadata:
         if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
             raise out_of_range("schema_version", version, f"1 to {SCHEMA_VERSION} (newer: upgrade paceenv)", where)
         job, ranks, source = (content.get(name) for name in ("job", "ranks", "source"))
-        if not isinstance(job, dict):
-            raise out_of_range("metadata job", job, "a JSON object", where)
-        if not isinstance(ranks, list) or not all(isinstance(r, dict) and type(r.get("rank")) is int for r in ranks):
-            raise InputError(f"{where}: metadata ranks must be a list of objects, each with an integer 'rank'")
-        if not isinstance(source, str):
-            raise out_of_range("metadata source", source, "a string", where)
+        are_ranks = isinstance(ranks, list) and all(isinstance(r, dict) and type(r.get("rank")) is int for r in ranks)
+        if not (isinstance(job, dict) and isinstance(ranks, list) and isinstance(source, str) and are_ranks):
+            allowed = "job: an object; ranks: a list of objects, each with an integer 'rank'; source: a string"
+            raise out_of_range("metadata", {"job": job, "ranks": ranks, "source": source}, allowed, where)
         return cls(job, tuple(ranks), source)
 
 

@@ -63,12 +63,12 @@ def draw_ranks(panel: Axes, recording: Recording, batch: JobBatch, iterations: i
     shown_T = slice(-iterations, None)
     step_T = recording.step_ET[0, shown_T]
     begin_T = np.cumsum(step_T) - step_T
-    drawn = [phase for phase in phases(recording, batch) if phase.length_TR[shown_T].any()]
+    drawn = [phase for phase in phases(recording, batch) if (phase.end_TR > phase.start_TR)[shown_T].any()]
     shown_R = representative(np.arange(batch.ranks, dtype=np.float64), SHOWN_RANKS).tolist()
-    shades = [PHASE_COLOURS[phase.name] for phase in drawn for _ in step_T]
+    shades = [PHASE_COLOURS[phase.op] for phase in drawn for _ in step_T]
     for row, rank in enumerate(shown_R):
         start_s = np.concatenate([begin_T + phase.start_TR[shown_T, rank] for phase in drawn])
-        length_s = np.concatenate([phase.length_TR[shown_T, rank] for phase in drawn])
+        length_s = np.concatenate([(phase.end_TR - phase.start_TR)[shown_T, rank] for phase in drawn])
         spans = list(zip(start_s.tolist(), length_s.tolist(), strict=True))
         panel.broken_barh(spans, (row - 0.42, 0.84), facecolors=shades, lw=0)
     for end_s in np.cumsum(step_T):
@@ -76,7 +76,7 @@ def draw_ranks(panel: Axes, recording: Recording, batch: JobBatch, iterations: i
     panel.set(xlim=(0.0, 1.01 * float(step_T.sum())), ylabel="rank")
     panel.set_yticks(range(len(shown_R)), [str(rank) for rank in shown_R])
     panel.invert_yaxis()
-    names = {phase.name for phase in drawn}
+    names = {phase.op for phase in drawn}
     return {name: Patch(fc=colour, label=name) for name, colour in PHASE_COLOURS.items() if name in names}
 
 

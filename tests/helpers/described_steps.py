@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from paceenv.sim.cluster import Cluster
-from paceenv.sim.cluster.architecture import Transformer
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.environment import Job
 from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.program.footprint import laid
 from paceenv.sim.cluster.program.program_tables import Start, StepPlan
-from paceenv.sim.cluster.transfers import choice_of, tiers_of
+from paceenv.sim.cluster.transfers import tiers_of, way_of
 from paceenv.sim.cluster.workload import Workload
 from paceenv.sim.engine.simulator import episode_keys
 
@@ -22,13 +21,13 @@ from paceenv.sim.engine.simulator import episode_keys
 def node_bytes(plan: StepPlan, fabric: Fabric, job: Job) -> float:
     """What the busiest node sends through its NICs in a step of a program, bytes."""
     tiers, sent_N = tiers_of(fabric, job), np.zeros(job.nodes)
-    choose = choice_of(fabric, job, tiers)
     for name, groups in plan.communicators.items():
         for members in groups:
             for start in plan.roles[plan.role_R[members[0]]]:
                 if isinstance(start, Start) and start.communicator == name:
-                    choice = choose(start, members)
-                    one = laid(tiers, start.op, members, start.payload_bytes / choice.data_share, choice.algorithm)
+                    nodes = len({rank // job.ranks_per_node for rank in members})
+                    way = way_of(job.algorithm, start.op, start.payload_bytes / start.parts, nodes)
+                    one = laid(tiers, start.op, members, start.payload_bytes, way)
                     sent_N += one.load[tiers.nic_links][::2].reshape(job.nodes, -1).sum(axis=1)
     return float(sent_N.max())
 
@@ -73,8 +72,7 @@ def step_of(cluster: Cluster, *settings: dict[str, Any]) -> Step:
 
 
 def _sample_flops(workload: Workload) -> float:
-    """Forward and backward of one sample, with as many experts as a token goes to and what backward repeats."""
-    model, again = workload.model, 0.0
-    if isinstance(model, Transformer):
-        again = {"none": 0.0, "selective": model.attention_flops, "full": model.layer_flops}[workload.recompute]
-    return model.flops + 3.0 * model.layers * workload.expert_flops + model.layers * again
+    """Forward and backward of one sample, with what backward repeats."""
+    model = workload.model
+    again = {"none": 0.0, "selective": model.attention_flops, "full": model.layer_flops}[workload.recompute]
+    return model.flops + model.layers * again

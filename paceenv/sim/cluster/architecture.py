@@ -1,4 +1,4 @@
-"""Models: how many parameters and FLOPs a transformer has, or one that is known by its totals.
+"""Models: how many parameters and FLOPs a transformer has.
 
 FLOPs count a multiply and an add as two. Sources: Narayanan et al. 2021 (Efficient Large-Scale Language Model Training,
 appendix) and Kaplan et al. 2020.
@@ -6,7 +6,7 @@ appendix) and Kaplan et al. 2020.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -15,8 +15,6 @@ from paceenv.ui.config_files import Config
 
 BACKWARD = 2.0
 """Backward kernels relative to forward ones: a gradient for the input and one for the weights."""
-TOTAL_TOLERANCE = 0.02
-"""A typed-in number of parameters is a check: it may differ by this much from the derived one."""
 
 
 class Tensor(NamedTuple):
@@ -30,7 +28,6 @@ class Tensor(NamedTuple):
 class Transformer(Config):
     """A decoder of equal layers: attention and a two-layer MLP, biases and layer norms as in GPT-2."""
 
-    kind: Literal["transformer"] = Field("transformer", description="says which kind of model this is")
     name: str = ""
     description: str = ""
     layers: int = Field(ge=1, description="layers of the decoder")
@@ -41,18 +38,11 @@ class Transformer(Config):
     mlp_hidden: int | None = Field(None, ge=1, description="width of the MLP; empty: four times hidden")
     positions: int | None = Field(None, ge=0, description="learned position embeddings; empty: sequence")
     tied_embeddings: bool = Field(True, description="whether the output layer uses the token embedding")
-    parameters_total: float | None = Field(None, gt=0, description="checked against the derived number (2 %)")
 
     @model_validator(mode="after")
     def _adds_up(self) -> Transformer:
         if self.hidden % self.heads:
             raise ValueError(f"heads to divide hidden ({self.heads} and {self.hidden})")
-        total = self.parameters_total
-        if total is not None and abs(self.parameters / total - 1.0) > TOTAL_TOLERANCE:
-            raise ValueError(
-                f"parameters_total within {TOTAL_TOLERANCE:.0%} of the {self.parameters:.4g} that follow from the "
-                f"layers ({total:.4g})"
-            )
         return self
 
     @property
@@ -111,42 +101,6 @@ class Transformer(Config):
         ]
 
 
-class Generic(Config):
-    """A model known by its totals: it can be replicated or sharded over data-parallel ranks, but not cut."""
-
-    sequence: ClassVar[int] = 0
-    hidden: ClassVar[int] = 0
-    heads: ClassVar[int] = 0
-    mlp: ClassVar[int] = 0
-    vocab: ClassVar[int] = 0
-    head_flops: ClassVar[float] = 0.0
-    kind: Literal["generic"] = Field(description="says which kind of model this is")
-    name: str = ""
-    description: str = ""
-    layers: int = Field(ge=1, description="equal layers")
-    parameters: float = Field(gt=0, allow_inf_nan=False, description="trained numbers in all")
-    flops: float = Field(gt=0, allow_inf_nan=False, description="forward and backward of one sample, FLOPs")
-    activation_bytes: float = Field(0.0, ge=0, description="kept per sample between forward and backward, bytes")
-    tensors: list[Tensor] = Field([], description="parameters and flops of each, input to output; empty: equal layers")
-
-    @model_validator(mode="after")
-    def _adds_up(self) -> Generic:
-        for index, key in enumerate(("parameters", "flops")):
-            total, tensor_sum = getattr(self, key), sum(tensor[index] for tensor in self.tensors)
-            if self.tensors and abs(tensor_sum / total - 1.0) > TOTAL_TOLERANCE:
-                raise ValueError(
-                    f"tensors whose {key} add up to {total:.4g} within {TOTAL_TOLERANCE:.0%} ({tensor_sum:.4g})"
-                )
-        return self
-
-
-Model = Transformer | Generic
-
-
 def model_by_name(value: Any) -> Any:
-    """A model given by name is read from ``configs/workloads``; a section without a kind is a transformer."""
-    if isinstance(value, str):
-        value = config_files.read_yaml(config_files.find("workloads", value))
-    if isinstance(value, dict):
-        return {"kind": "transformer"} | value
-    return value
+    """A model given by name is read from ``configs/workloads``."""
+    return config_files.read_yaml(config_files.find("workloads", value)) if isinstance(value, str) else value

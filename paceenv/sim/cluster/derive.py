@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
-from paceenv.sim.cluster.fabric import BURST_KB, SEND_BUFFER_KB, Fabric
+from paceenv.sim.cluster.fabric import BURST_KB, SEND_BUFFER_KB
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_run import program_alone_s, program_key, program_of
 from paceenv.sim.cluster.quantity import Draw
@@ -123,7 +123,6 @@ def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_b
     jobs["has_barrier"] = cluster.barrier
     if cluster.has_program:
         jobs["has_program"], jobs["compute_s"], jobs["length_cv"] = True, cluster.plan().compute_s, cluster.length_cv
-        jobs["incast_fit"], jobs["incast_timeout_s"] = _lossy(fabric, draw)
         return
     if folded is not None:
         jobs["compute_s"], jobs["tail_s"] = folded.compute_s, folded.tail_s
@@ -136,27 +135,21 @@ def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_b
         jobs["transfer_alone_s"], jobs["uplink_work_s"], jobs["latency_s"] = all_reduce.times(payload_bytes)
         jobs["overlap_share"] = draw.named("job.overlap", job.overlap)
         tail_bytes = np.minimum(draw.named("job.tail_bytes", job.tail_bytes), payload_bytes)
-        tail = all_reduce.times(tail_bytes)
-        tail_s = np.maximum(tail.alone_s, tail.uplink_work_s) + tail.latency_s
-        jobs["tail_s"] = np.where(tail_bytes > 0.0, tail_s, 0.0)
+        alone_s, work_s, latency_s = all_reduce.times(tail_bytes)
+        jobs["tail_s"] = np.where(tail_bytes > 0.0, np.maximum(alone_s, work_s) + latency_s, 0.0)
         return
     members = job.group_nodes * job.ranks_per_node
     jobs["incast_kind"] = layout.GATHER if job.collective == "gather" else layout.ALL_TO_ALL
     jobs["incast_flow_s"] = message_s(job.collective, job, fabric, tiers, payload_bytes)
     jobs["transfer_alone_s"] = (members - 1) * jobs["incast_flow_s"]
     jobs["latency_s"] = tiers.hop_s
-    jobs["incast_fit"], jobs["incast_timeout_s"] = _lossy(fabric, draw)
+    jobs["incast_fit"] = math.inf
+    if fabric.buffer_kb is not None:  # how many senders' opening windows a port can buffer
+        jobs["incast_fit"] = np.asarray(draw.named("fabric.buffer_kb", fabric.buffer_kb)) / BURST_KB
+    jobs["incast_timeout_s"] = np.asarray(draw.named("fabric.timeout_ms", fabric.timeout_ms)) * 1e-3
     if job.collective == "gather":
         buffered = np.minimum(SEND_BUFFER_KB * 1e3 / np.maximum(payload_bytes, 1.0), 1.0)
         jobs["incast_buffered_s"] = buffered * jobs["incast_flow_s"]
-
-
-def _lossy(fabric: Fabric, draw: Draw) -> tuple[Any, Any]:
-    """How many senders' opening windows a port can buffer, and the timeout of a window that lost its end, seconds."""
-    fit: Any = math.inf
-    if fabric.buffer_kb is not None:
-        fit = np.asarray(draw.named("fabric.buffer_kb", fabric.buffer_kb)) / BURST_KB
-    return fit, np.asarray(draw.named("fabric.timeout_ms", fabric.timeout_ms)) * 1e-3
 
 
 def _synchronize(jobs: NDArray[np.void], skewness: Any, every: int) -> Any:

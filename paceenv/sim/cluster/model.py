@@ -22,7 +22,7 @@ from paceenv.sim.cluster.environment import (
     Synchronization,
     Tenant,
 )
-from paceenv.sim.cluster.fabric import Fabric
+from paceenv.sim.cluster.fabric import Fabric, changed_keys
 from paceenv.sim.cluster.program.described_steps import described_plan
 from paceenv.sim.cluster.program.fold import Folded, fold
 from paceenv.sim.cluster.program.program_tables import StepPlan
@@ -37,6 +37,13 @@ STAND_INS = "stand_ins"
 """The entry of ``calibration`` with keys that nobody measured, and the values put there."""
 MAX_EXCHANGE = 1024
 """Ranks of one all-to-all, whose messages are simulated pair by pair."""
+_OF_TIMES = {
+    "job": ("compute_s", "gradient_bytes", "nodes_per_group", "collective", "overlap", "tail_bytes"),
+    "fabric": ("late_share", "placement", "ecmp_paths", "buffer_kb"),
+    "post_collective_work": ("groups", "share"),
+    "synchronization": ("sync_period", "staleness"),
+}
+"""Keys that count only for a job that is described by times."""
 
 
 class Cluster(Config):
@@ -106,23 +113,12 @@ class Cluster(Config):
 
     def _check_beside(self, program: str) -> None:
         """Nothing that only a job that is described by times can have stands beside a workload or a program."""
-        job = self.job
-        for key in ("compute_s", "gradient_bytes", "nodes_per_group"):
-            if getattr(job, key) is not None:
-                raise ValueError(f"job.{key} or {program}, not both: it follows from {program}")
-        if job.collective != "all_reduce" or job.overlap != 0.0 or job.tail_bytes != 0.0:
-            raise ValueError(f"job.collective all_reduce, overlap 0 and tail_bytes 0 with {program}, which has its own")
+        for section, keys in _OF_TIMES.items():
+            for key in changed_keys(getattr(self, section), keys):
+                raise ValueError(f"{section}.{key} by default with {program}: it counts without one only")
         drawn = [key for key, value in self.fabric if isinstance(value, Uniform | LogUniform | Normal)]
         if drawn:
             raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with {program}")
-        if self.fabric.late_share != 1.0:
-            raise ValueError(f"fabric.late_share 1 with {program}, whose transfers share links evenly")
-        if self.fabric.placement != "packed":
-            raise ValueError(f"fabric.placement packed with {program}, whose nodes fill leaves in their order")
-        if self.post_collective_work.groups or self.post_collective_work.share != 0.0:
-            raise ValueError(f"post_collective_work by default with {program}, which has compute phases of its own")
-        if self.synchronization.sync_period > 1 or self.synchronization.staleness:
-            raise ValueError(f"synchronization by default with {program}, which says every of each transfer")
 
     def _check_collective(self) -> None:
         job = self.job
@@ -182,8 +178,7 @@ class Cluster(Config):
         samples = self.job.samples_per_node * self.job.nodes
         if self.workload is not None:
             cut = self.workload.tensor_parallel * self.workload.pipeline_parallel
-            replicas = self.workload.data_parallel or self.ranks // cut
-            samples = self.workload.batch * replicas / self.workload.context_parallel
+            samples = float(self.workload.batch * self.ranks // cut)
         return samples * self.synchronization.sync_period
 
     @property
@@ -196,9 +191,9 @@ class Cluster(Config):
         """The step of a workload of the simple kind; None for others, and for a job described by times, which is one.
 
         A program typed by hand runs as it is typed, so that its trace has every transfer; so do those whose transfers
-        share links in their own way or may lose messages.
+        share links in their own way.
         """
-        if self.workload is None or not self.fabric.folds:
+        if self.workload is None or self.fabric.set_for_programs:
             return None
         return fold(self.plan(), use_of(self.fabric, self.job, has_tenants=True))
 
@@ -210,9 +205,7 @@ class Cluster(Config):
     @property
     def length_cv(self) -> float:
         """Variation of the length of a micro-batch in a program."""
-        if self.program is not None:
-            return self.program.length_cv
-        return 0.0
+        return self.program.length_cv if self.program is not None else 0.0
 
     def plan(self) -> StepPlan:
         """What every rank does in a step, as typed by hand or as the workload says; not of a job described by times."""

@@ -6,17 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, TREE_BELOW_BYTES, Algorithm
+from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, TREE_BELOW_BYTES, Algorithm, Op, Way
 from paceenv.sim.cluster.environment import Job
-from paceenv.sim.cluster.fabric import INTRA_NODE_GBPS, Fabric
+from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.program.footprint import Laid, Tiers, Topology, Use, Values, laid, use
 from paceenv.sim.cluster.program.program_tables import Start
-from paceenv.sim.cluster.protocols import Choice, choices
 from paceenv.sim.cluster.quantity import Draw
 
 
@@ -32,8 +31,6 @@ def tiers_of(fabric: Fabric, job: Job, draw: Draw | None = None, *, has_tenants:
     """
     draw = Draw(np.zeros(1, np.uint64), job.nodes) if draw is None else draw
     nic_gbps, inside_gbps = draw(fabric.nic_gbps), draw(fabric.intra_node_gbps)
-    if fabric.intra_node_gbps is None:
-        inside_gbps = INTRA_NODE_GBPS[fabric.intra_node]
     uplink_Bps = draw(fabric.uplink_gbps) * BYTES_PER_GBIT
     hop_s = draw(fabric.latency_us) * 1e-6
     rank_Bps = nic_gbps * fabric.nics_per_node / job.ranks_per_node * BYTES_PER_GBIT
@@ -56,51 +53,32 @@ def tiers_of(fabric: Fabric, job: Job, draw: Draw | None = None, *, has_tenants:
         hop_s,
         draw.named("fabric.sqrt", fabric.sqrt_us_per_sqrt_mb) * 1e-9,
         draw.named("fabric.intra_node_sqrt", fabric.intra_node_sqrt_us_per_sqrt_mb) * 1e-9,
-        fabric.ecmp_paths,
     )
 
 
-def choice_of(fabric: Fabric, job: Job, tiers: Tiers) -> Callable[[Start, Sequence[int]], Choice]:
-    """How a transfer of some ranks is sent: where NCCL may choose, what it expects to take least time alone."""
-
-    def choose(start: Start, members: Sequence[int]) -> Choice:
-        size = start.payload_bytes / start.parts
-        nodes = len({rank // tiers.ranks_per_node for rank in members})
-        ways = choices(fabric, start.op, job.algorithm, size, nodes=nodes)
-
-        def time_s(choice: Choice) -> float:
-            one = use(tiers, start.op, members, size, choice)
-            return one.alone_s / choice.expected + one.latency_s
-
-        return min(ways, key=time_s) if len(ways) > 1 else ways[0]
-
-    return choose
+def way_of(algorithm: Algorithm, op: Op, size_bytes: float, nodes: int) -> Way:
+    """How a transfer of a program between so many nodes is sent: ``auto`` is a tree for small all-reduces."""
+    is_tree = algorithm == "tree" or (algorithm == "auto" and size_bytes < TREE_BELOW_BYTES)
+    return "tree" if is_tree and op == "all_reduce" and nodes > 1 else "ring"
 
 
 def use_of(fabric: Fabric, job: Job, *, has_tenants: bool = False) -> Callable[[Start, Sequence[int]], Use]:
     """What a transfer of some ranks of a job takes of the links of a fabric."""
     tiers = tiers_of(fabric, job, has_tenants=has_tenants)
-    choose = choice_of(fabric, job, tiers)
 
     def use_of_start(start: Start, members: Sequence[int]) -> Use:
-        choice, size = choose(start, members), start.payload_bytes / start.parts
+        size = start.payload_bytes / start.parts
+        way = way_of(job.algorithm, start.op, size, len({rank // tiers.ranks_per_node for rank in members}))
         efficiency, is_lost = fabric.efficiency.get(start.op, 1.0), fabric.unused_rate == "lost"
-        groups = max(job.ranks // len(members), 1)
-        one = use(tiers, start.op, members, size, choice, efficiency=efficiency, is_lost=is_lost, groups=groups)
+        one = use(tiers, start.op, members, size, way, efficiency=efficiency, is_lost=is_lost)
         weight = float(one.flows) if fabric.sharing == "flows" else 1.0
         return one._replace(alone_s=one.alone_s * start.parts, latency_s=one.latency_s * start.parts, weight=weight)
 
     return use_of_start
 
 
-class Times(NamedTuple):
-    """Seconds; what ``layout.JOB`` calls ``transfer_alone_s``, ``uplink_work_s`` and ``latency_s``."""
-
-    alone_s: Values
-    uplink_work_s: Values
-    latency_s: Values
-
-
+Times = tuple[Values, Values, Values]
+"""Seconds; what ``layout.JOB`` calls ``transfer_alone_s``, ``uplink_work_s`` and ``latency_s``."""
 _of_one_byte = lru_cache(256)(laid)
 
 
@@ -119,7 +97,8 @@ class AllReduce:
         if self._algorithm != "auto":
             return self._by(self._algorithm, S)
         tree, ring = self._by("tree", S), self._by("ring", S)
-        return Times(*(np.where(TREE_BELOW_BYTES > S, a, b) for a, b in zip(tree, ring, strict=True)))
+        alone_s, work_s, latency_s = (np.where(TREE_BELOW_BYTES > S, a, b) for a, b in zip(tree, ring, strict=True))
+        return alone_s, work_s, latency_s
 
     def _by(self, algorithm: Algorithm, S: NDArray[np.float64]) -> Times:
         """By one algorithm: bytes cross NICs and links inside at once, hierarchical ones one after the other."""
@@ -137,10 +116,10 @@ class AllReduce:
         leaf_s = work_s
         if self._fabric.oversubscription is not None:  # it can use no other's leaves
             leaf_s = self._hops_above(one) * (one.hop_bytes * S) / self._own_leaves / tiers.leaf_Bps
-        if tiers.paths is not None or self._fabric.oversubscription is not None:
+        if self._fabric.ecmp_paths is not None or self._fabric.oversubscription is not None:
             alone_s = np.maximum(alone_s, leaf_s * self._own_imbalance)
             work_s = work_s * self._imbalance
-        return Times(alone_s, work_s, first_s + hops_s + sqrt_s)
+        return alone_s, work_s, first_s + hops_s + sqrt_s
 
     def _laid(self, algorithm: Algorithm) -> Laid:
         """One byte, reduced by the first ranks of the job."""
@@ -167,7 +146,7 @@ class AllReduce:
         episode (a hash of addresses stays as it is while a job runs). One flow cannot use more than its path: with
         fewer flows than paths the rest stays idle.
         """
-        tiers, paths = self._tiers, self._tiers.paths
+        tiers, paths = self._tiers, self._fabric.ecmp_paths
         hops = self._hops_above(self._laid("ring"))
         if paths is None or hops == 0.0:
             return 1.0, 1.0

@@ -52,7 +52,7 @@ _MODULES: tuple[ModuleType, ...] = (
     kernel,
     layout,
 )
-_COMPILED = (kernel.reset, kernel.advance, kernel.advance_programs, kernel.observe)
+_COMPILED = (kernel.reset, kernel.advance, kernel.observe)
 """What Python calls."""
 _REGISTERED = tuple(
     function
@@ -134,11 +134,13 @@ def _pipeline(function: Callable[..., Any]) -> dict[str, Any]:
 def _compile() -> tuple[Callable[..., None], ...]:
     for function in _REGISTERED:
         register_jitable(**_options(function), **_NO_WRAPPERS, **_pipeline(function))(function)
+    programs = FunctionType(kernel.advance.__code__, vars(kernel))  # machine code is kept by a function's name
+    programs.__name__ = programs.__qualname__ = "advance_programs"
     with numba_cache(cache_directory()) as writable:
-        return tuple(numba.njit(nogil=True, cache=writable, **_options(f))(f) for f in _COMPILED)
+        return tuple(numba.njit(nogil=True, cache=writable, **_options(f))(f) for f in (*_COMPILED, programs))
 
 
-reset, advance, advance_programs, observe = _compile()
+reset, advance, observe, advance_programs = _compile()
 
 
 def is_ready(function: Callable[..., None]) -> bool:

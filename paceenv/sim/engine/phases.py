@@ -6,7 +6,7 @@ the last member of the group has entered. Legend: T iterations, R ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,22 +25,8 @@ _OF_OP = {
 }
 
 
-@dataclass(frozen=True)
-class Phase:
-    """One phase of every rank and iteration, seconds from the end of the step before; it may last no time."""
-
-    name: str
-    start_TR: NDArray[np.float64]
-    end_TR: NDArray[np.float64]
-
-    @property
-    def length_TR(self) -> NDArray[np.float64]:
-        """How long it lasted, seconds."""
-        return np.asarray(self.end_TR - self.start_TR)
-
-
-def phases(recording: Recording, batch: JobBatch) -> list[Phase]:
-    """The phases of the first environment of a recording, in their order.
+def phases(recording: Recording, batch: JobBatch) -> list[Operation]:
+    """The phases of the first environment of a recording, in their order; one may last no time.
 
     Where ranks do not run ahead, the phases of a rank add up to its step. A rank that runs ahead (bounded staleness) is
     in the collective only while it is blocked, until it starts its next step. What it was blocked for after the last
@@ -52,25 +38,25 @@ def phases(recording: Recording, batch: JobBatch) -> list[Phase]:
     all_phases = []
     for one in done:
         if one.op in _OF_OP:
-            all_phases.append(Phase(_OF_OP[one.op], one.start_TR, np.maximum(one.end_TR, one.start_TR)))
+            all_phases.append(Operation(_OF_OP[one.op], one.seq, one.start_TR, np.maximum(one.end_TR, one.start_TR)))
         else:
-            all_phases += _in_collective(one.op, one.start_TR, one.end_TR, batch.ranks // batch.groups)
+            all_phases += _in_collective(one, batch.ranks // batch.groups)
     return all_phases
 
 
-def _ahead(step_T: NDArray[np.float64], pace: Operation, compute: Operation) -> list[Phase]:
+def _ahead(step_T: NDArray[np.float64], pace: Operation, compute: Operation) -> list[Operation]:
     entry_TR = compute.end_TR
     next_TR = np.maximum(step_T[:-1, None] + pace.start_TR[1:], entry_TR[:-1])
     return [
-        Phase("delay", pace.start_TR, pace.end_TR),
-        Phase("compute", compute.start_TR, entry_TR),
-        Phase("collective", entry_TR, np.concatenate([next_TR, entry_TR[-1:]])),
+        replace(pace, op="delay"),
+        compute,
+        Operation("collective", 2, entry_TR, np.concatenate([next_TR, entry_TR[-1:]])),
     ]
 
 
-def _in_collective(op: str, entry_TR: NDArray[np.float64], end_TR: NDArray[np.float64], members: int) -> list[Phase]:
-    if op != "all_reduce":  # each sender goes on its own
-        return [Phase("collective", entry_TR, end_TR)]
-    last_TG = entry_TR.reshape(len(entry_TR), -1, members).max(axis=2)
-    all_TR = np.minimum(np.repeat(last_TG, members, axis=1), end_TR)
-    return [Phase("wait for peers", entry_TR, all_TR), Phase("collective", all_TR, end_TR)]
+def _in_collective(one: Operation, members: int) -> list[Operation]:
+    if one.op != "all_reduce":  # each sender goes on its own
+        return [replace(one, op="collective")]
+    last_TG = one.start_TR.reshape(len(one.start_TR), -1, members).max(axis=2)
+    all_TR = np.minimum(np.repeat(last_TG, members, axis=1), one.end_TR)
+    return [replace(one, op="wait for peers", end_TR=all_TR), replace(one, op="collective", start_TR=all_TR)]

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, timing
-from paceenv.sim.engine.draws import INCAST, LENGTH, TRANSFER, bits32, key_of, quantile, uniform
+from paceenv.sim.engine.draws import LENGTH, TRANSFER, bits32, key_of, quantile
 from paceenv.sim.engine.fluid import tenant_goes_on
 from paceenv.sim.engine.layout import LEFT_S, NEXT_S, Recording, View
 from paceenv.sim.engine.link_fluid import clear, first_s, join_links, leave_links, put, share_links, take_first
@@ -118,7 +118,6 @@ def happen(view: View, program: Program, s: ProgramScratch, now_s: float) -> tup
     for i in range(due):
         o = s.due_O[i]
         s.start_O[o], s.since_O[o], s.left_O[o] = now_s, now_s, work_s(view, program, o)
-        s.late_O[o] = timeout_s(view, program, s, o)
         changed = join_links(program, s, o, changed)
     return changed, runnable
 
@@ -144,7 +143,7 @@ def go_on(view: View, program: Program, s: ProgramScratch, compute_R: Any, r: in
         if kind == COMPUTE:
             lasts_s = program.share_I[i] * compute_R[r]
             if program.micro_I[i] >= 0 and job["length_cv"] > 0.0:
-                lasts_s *= length_factor(view, program.replica_R[r], program.micro_I[i])
+                lasts_s *= length_factor(view, r, program.micro_I[i])
             at_s += lasts_s
             s.computed_R[r] += lasts_s
         else:
@@ -187,10 +186,10 @@ def release(program: Program, s: ProgramScratch, r: int, i: int, since_s: float,
         j -= 1
 
 
-def length_factor(view: View, replica: int, micro: int) -> float:
-    """How much longer a micro-batch of one replica takes than the mean one: its sequences are longer, a ratio."""
+def length_factor(view: View, r: int, micro: int) -> float:
+    """How much longer a micro-batch of rank ``r`` takes than the mean one: its sequences are longer, a ratio."""
     key = key_of(view.clock["key"], LENGTH, view.clock["iteration"] * 4096 + micro)
-    return float(max(1.0 + view.job["length_cv"] * quantile(view.normal, bits32(key, replica)), 0.0))
+    return float(max(1.0 + view.job["length_cv"] * quantile(view.normal, bits32(key, r)), 0.0))
 
 
 def work_s(view: View, program: Program, o: int) -> float:
@@ -205,30 +204,6 @@ def work_s(view: View, program: Program, o: int) -> float:
         z = quantile(view.normal, bits32(key_of(clock["key"], TRANSFER, clock["iteration"]), o))
         alone_s *= math.exp(math.sqrt(variance) * z - 0.5 * variance)
     return float(alone_s)
-
-
-def timeout_s(view: View, program: Program, s: ProgramScratch, o: int) -> float:
-    """How much later operation ``o``, which starts now, is through because a window of packets lost its end; seconds.
-
-    As in ``paceenv.sim.engine.incast``: the m-th sender at once on a port loses its window's end with a probability of
-    ``(1 - fit / m) ** 3``. What other operations send to that port counts. One draw stands for all senders and ports.
-    """
-    fit = view.job["incast_fit"]
-    if fit == math.inf:
-        return 0.0
-    others = 0
-    for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
-        here, other = 0, s.head_L[program.link_U[u]]
-        while other != _NONE:
-            here += program.fan_in_O[s.owner_U[other]]
-            other = s.after_U[other]
-        others = max(others, here)
-    on_one = 1.0
-    for m in range(others + 1, others + program.fan_in_O[o] + 1):
-        on_one *= 1.0 - max(1.0 - fit / m, 0.0) ** 3
-    key = key_of(view.clock["key"], INCAST, view.clock["iteration"])
-    is_lost = uniform(key, INCAST, o) >= on_one ** program.ports_O[o]
-    return float(view.job["incast_timeout_s"]) if is_lost else 0.0
 
 
 def hand_over(program: Program, s: ProgramScratch, last: int, group: int, place: int, at_s: float) -> None:
@@ -269,7 +244,7 @@ def schedule(view: View, program: Program, s: ProgramScratch, o: int, runnable: 
         if not program.is_private_O[o] or program.can_wait_O[o]:
             put(s, o, s.ready_O[o])
             break
-        s.start_O[o], s.late_O[o] = s.ready_O[o], timeout_s(view, program, s, o)
+        s.start_O[o] = s.ready_O[o]
         runnable = leave(view, program, s, o, s.ready_O[o] + work_s(view, program, o), runnable)
         if program.last_O[o]:
             break
@@ -281,7 +256,7 @@ def leave(view: View, program: Program, s: ProgramScratch, o: int, at_s: float, 
     """Operation ``o`` has moved its bytes at ``at_s``; ranks that wait for it go on. Returns how many ranks can run."""
     every, group = program.every_O[o], program.group_O[o]
     happens = every <= 1 or (view.clock["iteration"] + 1) % every == 0
-    s.finish_O[o] = at_s + (program.latency_O[o] + s.late_O[o] if happens else 0.0)
+    s.finish_O[o] = at_s + (program.latency_O[o] if happens else 0.0)
     for m in range(program.first_member_N[group], program.first_member_N[group + 1]):
         r = program.rank_M[m]
         if s.blocked_R[r] == o:

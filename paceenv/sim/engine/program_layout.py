@@ -37,8 +37,6 @@ class Program(NamedTuple):
     """``(I,)``: the micro-batch whose length an instruction's time follows; -1: none."""
     pays_I: NDArray[np.bool_]
     """``(I,)``: of ``WAIT``: whether the rank counts it as time in its payload collectives."""
-    replica_R: NDArray[np.int64]
-    """``(R,)``: the replica of each rank: ranks of one replica work on the same samples."""
     group_O: NDArray[np.int64]
     """``(O,)``: the process group of each operation; those of a group are numbered in their order."""
     op_O: NDArray[np.int64]
@@ -59,10 +57,6 @@ class Program(NamedTuple):
     """``(O,)``: its share in a tie."""
     top_O: NDArray[np.float64]
     """``(O,)``: the largest share that it takes of a link when it runs alone."""
-    fan_in_O: NDArray[np.int64]
-    """``(O,)``: senders that start at once on one receiving NIC; 0: no message passes one."""
-    ports_O: NDArray[np.int64]
-    """``(O,)``: receiving NICs."""
     is_private_O: NDArray[np.bool_]
     """``(O,)``: whether it meets no other operation on any link."""
     first_use_O: NDArray[np.int64]
@@ -108,8 +102,6 @@ class ProgramScratch(NamedTuple):
     """When it started; infinite before."""
     finish_O: NDArray[np.float64]
     """When it was through; infinite before."""
-    late_O: NDArray[np.float64]
-    """How much later it is through because of a lost packet, seconds."""
     left_O: NDArray[np.float64]
     """How much of it was left at ``since_O``, seconds of running alone."""
     since_O: NDArray[np.float64]
@@ -156,7 +148,7 @@ class ProgramScratch(NamedTuple):
 
 def program_room(program: Program, tenants: int) -> ProgramScratch:
     """Room for one step of a job that runs ``program`` beside so many tenants."""
-    ranks, operations, instructions = len(program.replica_R), len(program.group_O), len(program.kind_I)
+    ranks, operations, instructions = len(program.first_R) - 1, len(program.group_O), len(program.kind_I)
     sizes = {"R": ranks, "O": operations, "I": instructions, "L": program.links, "U": len(program.link_U)}
     room: ProgramScratch = zeros(ProgramScratch, sizes | {"X": int(program.first_handed_O[-1]), "K": tenants, "1": 1})
     return room

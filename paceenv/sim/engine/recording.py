@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from paceenv.core.trace import TraceMetadata, TraceWriter
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.layout import Recording
-from paceenv.sim.engine.program_layout import COMPUTE, OPS, START, Program
-from paceenv.sim.engine.simulator import JobBatch
+from paceenv.sim.engine.program_layout import OPS, START, WAIT, Program
+from paceenv.sim.engine.simulator import JobBatch, Simulator
 
 _PAYLOAD_OPS = {layout.NO_INCAST: "all_reduce", layout.GATHER: "gather", layout.ALL_TO_ALL: "all_to_all"}
 SUMMARY = ("compute", *_PAYLOAD_OPS.values(), "optimizer")
@@ -23,12 +23,6 @@ SIMULATOR = "paceenv simulator"
 """Source of a simulated trace, whose ranks are the cluster's."""
 _NEGLIGIBLE = 1e-9
 """Share of a step; a smaller rest at its end is rounding, not a checkpoint."""
-
-
-class Recorded(Protocol):
-    """An engine whose recordings can be written: it has a batch of jobs."""
-
-    batch: JobBatch
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,6 @@ def operations(recording: Recording, batch: JobBatch) -> list[Operation]:
     ]
 
 
-@dataclass(frozen=True)
 class ProgramRows:
     """The rows of a program in every step: one for each computing and each transfer of each rank. K rows.
 
@@ -81,68 +74,45 @@ class ProgramRows:
     the transfer is through. A rank that waits for one in the background has no row meanwhile.
     """
 
-    rank_K: NDArray[np.int64]
-    seq_K: NDArray[np.int64]
-    """Place in the rank's step, from 1: a delay comes before."""
-    op_K: NDArray[np.object_]
-    group_K: NDArray[np.int64]
-    """The process group; -1 of computing."""
-    bytes_K: NDArray[np.int64]
-    start_K: NDArray[np.int64]
-    """The instruction at whose end it begins; -1: where the rank's step does."""
-    end_K: NDArray[np.int64]
-    """The instruction, or the operation of a transfer, at whose end it ends."""
-    every_K: NDArray[np.int64]
-    """It happens in one of so many iterations."""
+    def __init__(self, program: Program) -> None:
+        at_K = np.flatnonzero(program.kind_I != WAIT)
+        operation_K, is_transfer_K = program.operation_I[at_K], program.kind_I[at_K] == START
 
-    @classmethod
-    def of(cls, program: Program) -> ProgramRows:
-        """The rows of a program."""
-        rows: list[tuple[int, int, str, int, int, int, int, int]] = []
-        for r in range(len(program.replica_R)):
-            first, seq = int(program.first_R[r]), 1
-            for i in range(first, int(program.first_R[r + 1])):
-                o, before = int(program.operation_I[i]), i - 1 if i > first else -1
-                if program.kind_I[i] == COMPUTE:
-                    rows.append((r, seq, "compute", -1, 0, before, i, 1))
-                elif program.kind_I[i] == START:
-                    group, size = int(program.group_O[o]), round(float(program.bytes_O[o]))
-                    op = OPS[program.op_O[o]]
-                    if op == "send" and program.place_I[i] == 1:
-                        op = "recv"
-                    rows.append((r, seq, op, group, size, i, o, int(program.every_O[o])))
-                else:
-                    continue
-                seq += 1
-        ops_K = np.array([row[2] for row in rows], object)
-        numbers = np.array([(*row[:2], *row[3:]) for row in rows], np.int64).T
-        rank_K, seq_K, group_K, bytes_K, start_K, end_K, every_K = numbers
-        return cls(rank_K, seq_K, ops_K, group_K, bytes_K, start_K, end_K, every_K)
+        def of_transfer(values_O: NDArray[Any], otherwise: Any) -> NDArray[Any]:
+            return np.where(is_transfer_K, np.append(values_O, otherwise)[operation_K], otherwise)
+
+        first_R = program.first_R
+        self.rank_K = np.repeat(np.arange(len(first_R) - 1), np.diff(first_R))[at_K]
+        self.seq_K = np.arange(len(at_K)) - np.searchsorted(self.rank_K, self.rank_K) + 1  # a delay comes before
+        self.op_K = of_transfer(np.array(OPS, object)[program.op_O], "compute")
+        self.op_K[(self.op_K == "send") & (program.place_I[at_K] == 1)] = "recv"
+        self.group_K = of_transfer(program.group_O, -1)
+        self.bytes_K = of_transfer(np.rint(program.bytes_O).astype(np.int64), 0)
+        self._every_K = of_transfer(program.every_O, 1)
+        self._is_first_K = ~is_transfer_K & (at_K == first_R[self.rank_K])
+        self._start_K = np.where(is_transfer_K, at_K, np.maximum(at_K - 1, 0))
+        """The instruction at whose end a row begins; the first computing begins with the rank's step."""
+        self._end_K = np.where(is_transfer_K, 0, at_K)
+        self._operation_K, self._is_transfer_K = np.where(is_transfer_K, operation_K, 0), is_transfer_K
 
     @property
     def last_seq(self) -> int:
         """The last place in a step that a row has."""
         return int(self.seq_K.max())
 
-    def times(self, recording: Recording) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Starts and ends of the rows of the first environment ``(T, K)``, seconds from the end of the step before."""
-        end_TI, through_TO = recording.end_ETI[0], recording.through_ETO[0]
-        start_TK = end_TI[:, np.maximum(self.start_K, 0)]
+    def times(self, recording: Recording) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+        """Starts and ends of the rows of the first environment, seconds from the end of the step before, and which
+        happened, all ``(T, K)``: not transfers that skip an iteration, nor computing that took no time."""
+        end_TI, begun_TO, through_TO = recording.end_ETI[0], recording.start_ETO[0], recording.through_ETO[0]
         begin_TR = recording.start_ETR[0] + recording.delay_ETR[0]
-        start_TK = np.where(self.start_K < 0, begin_TR[:, self.rank_K], start_TK)
-        is_transfer_K = self.group_K >= 0
-        end_TK = end_TI[:, np.where(is_transfer_K, 0, self.end_K)]
+        start_TK = np.where(self._is_first_K, begin_TR[:, self.rank_K], end_TI[:, self._start_K])
+        end_TK = end_TI[:, self._end_K]
+        keep_TK = (end_TK > start_TK) | self._is_transfer_K
         if through_TO.shape[1]:
-            end_TK = np.where(is_transfer_K, through_TO[:, np.where(is_transfer_K, self.end_K, 0)], end_TK)
-        return start_TK, end_TK
-
-    def keep(self, recording: Recording, start_TK: NDArray[np.float64], end_TK: NDArray[np.float64]) -> Any:
-        """Which rows happened ``(T, K)``: all but transfers that skip an iteration, and computing that took no time."""
-        keep_TK = (end_TK > start_TK) | (self.group_K >= 0)
-        for k in np.flatnonzero(self.every_K > 1):
-            o = self.end_K[k]
-            keep_TK[:, k] = recording.through_ETO[0, :, o] > recording.start_ETO[0, :, o]
-        return keep_TK
+            own_TK = through_TO[:, self._operation_K]
+            keep_TK &= (self._every_K == 1) | (own_TK > begun_TO[:, self._operation_K])
+            end_TK = np.where(self._is_transfer_K, own_TK, end_TK)
+        return start_TK, end_TK, keep_TK
 
 
 class RecordingWriter:
@@ -153,12 +123,12 @@ class RecordingWriter:
     no row.
     """
 
-    def __init__(self, path: str | Path, simulator: Recorded, name: str) -> None:
+    def __init__(self, path: str | Path, simulator: Simulator, name: str) -> None:
         self._batch = batch = simulator.batch
         self._per_group, self._name = batch.ranks // batch.groups, name
         self._now_s, self._iteration = 0.0, 0
         ranks = tuple({"rank": r, "dp_rank": r, "stage": 0} for r in range(batch.ranks))
-        self._program = ProgramRows.of(batch.program) if batch.jobs[0]["has_program"] else None
+        self._program = ProgramRows(batch.program) if batch.jobs[0]["has_program"] else None
         groups = batch.groups if self._program is None else len(batch.program.first_member_N) - 1
         job = {"name": name, "ranks": batch.ranks, "groups": groups}
         self._writer = TraceWriter(path, TraceMetadata(job, ranks, SIMULATOR))
@@ -178,8 +148,7 @@ class RecordingWriter:
         begin_T1 = (self._now_s + np.concatenate([[0.0], np.cumsum(step_T)[:-1]]))[:, None]
         rows = self._program
         if rows is not None:
-            start_TK, end_TK = rows.times(recording)
-            keep_TK = rows.keep(recording, start_TK, end_TK)
+            start_TK, end_TK, keep_TK = rows.times(recording)
             columns = {"rank": rows.rank_K, "seq": rows.seq_K, "group": rows.group_K, "bytes": rows.bytes_K}
             self._append(keep_TK, begin_T1, start_TK, end_TK, op=rows.op_K, **columns)
         rank_R = np.arange(self._batch.ranks)

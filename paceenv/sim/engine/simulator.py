@@ -283,7 +283,7 @@ class Simulator:
         """What the thread of a part works in; kept, as allocating it costs a single row a quarter of its call."""
         while part >= len(self._rooms):
             program, tenants = self.batch.program, self.batch.tenants_EK.shape[1]
-            room = (program, program_room(program, tenants)) if len(program.kind_I) else ()
+            room = (program, program_room(program, tenants)) if len(program.kind_I) else (None, None)
             R, G = self.batch.ranks, self.batch.groups
             sizes = {"R": R, "G": G, "J": R, "F": timing.RANK_FIELDS, "M": len(pacing.MECHANISMS), "2": 2}
             self._rooms.append((layout.zeros(layout.Scratch, sizes), *room))

@@ -120,9 +120,9 @@ class Chance:
         compute_R = job["compute_s"] * max(common, 0.0) * factor_R * np.maximum(relative_R + self._drift_R, 0.0)
         return compute_R, stall_R
 
-    def length(self, t: int, replica: int, micro_batch: int) -> float:
-        """How much longer a micro-batch of one replica takes than the mean one: its sequences are longer."""
-        drawn = self._normal(draws.LENGTH, t * 4096 + micro_batch, replica)
+    def length(self, t: int, r: int, micro_batch: int) -> float:
+        """How much longer a micro-batch of rank ``r`` takes than the mean one: its sequences are longer."""
+        drawn = self._normal(draws.LENGTH, t * 4096 + micro_batch, r)
         return max(1.0 + float(self.job["length_cv"]) * drawn, 0.0)
 
     def _episode_s(self, u: float) -> float:

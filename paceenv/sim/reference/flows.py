@@ -45,8 +45,6 @@ class Flow:
     share_of: Mapping[Any, float]
     then: Then = lambda now_s: None
     weight: float = 1.0
-    fan_in: int = 0
-    """How many senders start at once on one port."""
     tenant: Any = None
     """The record of whose it is; None: ours."""
     rate: float = 0.0

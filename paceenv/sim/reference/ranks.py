@@ -84,7 +84,7 @@ class Step:
             if isinstance(one, Compute):
                 lasts_s = one.seconds / max(self._plan.compute_s, 1e-300) * rank.compute_s
                 if one.micro_batch >= 0:
-                    lasts_s *= self._chance.length(self._t, self._plan.replica_R[r], one.micro_batch)
+                    lasts_s *= self._chance.length(self._t, r, one.micro_batch)
                 rank.computed_s += lasts_s
                 at_s = yield at_s + lasts_s
             elif isinstance(one, Start):
@@ -142,13 +142,13 @@ class Step:
             if transfer.messages == 0:
                 self._moved(transfer, max(at_s, transfer.received_s))
         else:
-            late_s, alone_s = self._timeout_s(transfer), one.use.alone_s * job["bytes_scale"]
+            alone_s = one.use.alone_s * job["bytes_scale"]
             if job["has_program"]:
                 alone_s *= self._chance.transfer(self._t, transfer.number)
             at_s += alone_s
             if one.share_of and alone_s > 0.0:
-                at_s = yield Flow(alone_s, one.share_of, weight=one.use.weight, fan_in=one.use.fan_in)
-            self._moved(transfer, at_s + late_s)
+                at_s = yield Flow(alone_s, one.share_of, weight=one.use.weight)
+            self._moved(transfer, at_s)
 
     def _moved(self, transfer: Transfer, at_s: float) -> None:
         """A transfer has moved its bytes; what is left is latency.
@@ -168,25 +168,6 @@ class Step:
             if after.before is transfer:
                 self._begin_if_all_are_there(after)
 
-    # lost packets
-
-    def _overflow(self, senders: int) -> float:
-        return max(1.0 - float(self._job["incast_fit"]) / senders, 0.0)
-
-    def _draw(self, stream: int, number: int) -> float:
-        """A uniform draw that decides whether a window of packets is lost."""
-        return uniform(key_of(self._chance.key, draws.INCAST, self._t), stream, number)
-
-    def _timeout_s(self, transfer: Transfer) -> float:
-        """How much later a transfer is through as a port overflows; all its ports and senders are one draw."""
-        one = transfer.one
-        if one.use.fan_in == 0 or self._job["incast_fit"] == math.inf:
-            return 0.0
-        others = max((sum(flow.fan_in for flow in self._links.on(link)) for link in one.share_of), default=0)
-        senders = range(others + 1, others + one.use.fan_in + 1)
-        kept = math.prod(1.0 - self._overflow(m) ** 3 for m in senders) ** one.use.ports
-        return float(self._job["incast_timeout_s"]) * (self._draw(draws.INCAST, transfer.number) >= kept)
-
     def _exchange(self, r: int, transfer: Transfer, at_s: float) -> None:
         """Rank ``r`` is there: its messages from and to all who are there begin."""
         for other in sorted(transfer.handed.keys() - {r}):
@@ -197,7 +178,8 @@ class Step:
     def _send(self, transfer: Transfer, sender: int, receiver: int, at_s: float) -> Process:
         """What a message does. Its sender is through when the rest of it fits the send buffer of its socket."""
         job, port = self._job, ("port", receiver)
-        is_lost = self._draw(receiver, sender) < self._overflow(len(self._links.on(port)) + 1) ** 3
+        overflow = max(1.0 - float(job["incast_fit"]) / (len(self._links.on(port)) + 1), 0.0)
+        is_lost = uniform(key_of(self._chance.key, draws.INCAST, self._t), receiver, sender) < overflow**3
         late_s = float(job["incast_timeout_s"]) * is_lost
         rest_s = min(float(job["incast_buffered_s"]), float(job["incast_flow_s"]))
         now_s, transfer.messages = at_s, transfer.messages + 1

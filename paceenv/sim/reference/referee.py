@@ -58,7 +58,7 @@ def one_collective(job: Any, ranks: int, groups: int) -> tuple[StepPlan, Callabl
     share_U = np.array([work_s / alone_s] if meets else [])
     taken = Use(alone_s, float(job["latency_s"]), np.full(len(share_U), UPLINK), share_U)
     tail = Use(0.0, float(job["tail_s"]), taken.link_U[:0], share_U[:0])
-    plan = StepPlan([0] * ranks, [role], {"gradients": parts, TAIL: parts}, [0] * ranks)
+    plan = StepPlan([0] * ranks, [role], {"gradients": parts, TAIL: parts})
     return plan, lambda start, members: tail if start is last else taken
 
 

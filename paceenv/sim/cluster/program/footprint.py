@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,11 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.sim.cluster.collectives import Algorithm, Op, Way, tree_messages, volume
-from paceenv.sim.cluster.protocols import AS_GIVEN, Choice
 
 UPLINK = 0
-HASHES = 512
-"""Draws of the paths that flows are hashed onto."""
 
 
 class Use(NamedTuple):
@@ -37,10 +34,6 @@ class Use(NamedTuple):
     """The share of each link that it takes meanwhile, at most 1."""
     flows: int = 1
     """Pairs of ranks that exchange through its busiest port, in one direction."""
-    fan_in: int = 0
-    """Senders that start at once on one receiving NIC; 0: no message passes one."""
-    ports: int = 0
-    """Receiving NICs."""
     weight: float = 1.0
     """Its share of a link where it meets others, relative to theirs."""
 
@@ -134,8 +127,6 @@ class Tiers(Topology):
     """Seconds per square root of a byte that a NIC sends, between nodes."""
     inside_sqrt_s: Values = 0.0
     """The same inside a node."""
-    paths: int | None = None
-    """Equal-cost paths of a leaf, or of the top tier without leaves' own rates, that flows are hashed onto."""
 
     def rates_Bps(self) -> NDArray[np.float64]:
         """Of every link, bytes per second."""
@@ -190,8 +181,6 @@ class Laid(NamedTuple):
     """Messages between nodes."""
     hops_above: int
     """Those of them that leave their leaf."""
-    crossing: Counter[int]
-    """Flows that leave each leaf: one for each pair of ranks that exchange, or for each NIC if there are more."""
     per_node: dict[int, list[int]]
     """The members on each node."""
     flows: int
@@ -208,13 +197,13 @@ def laid(place: Topology, op: Op, members: Sequence[int], payload_bytes: float, 
     for rank in members:
         per_node.setdefault(rank // place.ranks_per_node, []).append(rank)
     nodes, most = list(per_node), max(map(len, per_node.values()))
-    load, ports, crossing = np.zeros(place.links), Counter[tuple[int, bool]](), Counter[int]()
+    load, ports = np.zeros(place.links), Counter[tuple[int, bool]]()
     by_nodes = len(nodes) > 1 and (algorithm == "tree" or (algorithm == "hierarchical" and most > 1))
-    hops, chain_rounds, first_bytes = list[tuple[int, int, float, int]](), 0.0, 0.0
+    hops, chain_rounds, first_bytes = list[tuple[int, int, float]](), 0.0, 0.0
     if by_nodes:
         way: Way = "tree" if algorithm == "tree" else "ring"
-        hops = [(nodes[i], nodes[j], size, 1) for i, j, size in messages(op, way, len(nodes), payload_bytes)]
-        ports.update(port for here, there, _, _ in hops for port in ((here, False), (there, True)))
+        hops = [(nodes[i], nodes[j], size) for i, j, size in messages(op, way, len(nodes), payload_bytes)]
+        ports.update(port for here, there, _ in hops for port in ((here, False), (there, True)))
         amount = volume(op, way, len(nodes), payload_bytes)
         if way == "tree":
             chain_rounds = 2.0 * (most - 1)
@@ -236,16 +225,21 @@ def laid(place: Topology, op: Op, members: Sequence[int], payload_bytes: float, 
             elif here != there:
                 ports.update(((here, False), (there, True)))
                 between.setdefault((here, there), []).append(size)
-        hops = [(here, there, sum(sizes), len(sizes)) for (here, there), sizes in between.items()]
+        hops = [(here, there, sum(sizes)) for (here, there), sizes in between.items()]
         amount = volume(op, "ring", len(members), payload_bytes)
-    above = 0
-    for here, there, size, pairs in hops:
-        above += _cross(place, load, per_node[here], per_node[there], size, crossing, pairs)
-    hop_bytes = max((size for _, _, size, _ in hops), default=0.0)
+    above = sum(_cross(place, load, per_node[here], per_node[there], size) for here, there, size in hops)
     return Laid(
-        load, float(amount.sent_bytes), amount.rounds, chain_rounds, first_bytes, hop_bytes, len(hops), above, crossing,
-        per_node, max(ports.values(), default=1),
-    )  # fmt: skip
+        load=load,
+        sent_bytes=float(amount.sent_bytes),
+        rounds=amount.rounds,
+        chain_rounds=chain_rounds,
+        first_bytes=first_bytes,
+        hop_bytes=max((size for _, _, size in hops), default=0.0),
+        hops=len(hops),
+        hops_above=above,
+        per_node=per_node,
+        flows=max(ports.values(), default=1),
+    )
 
 
 def use(
@@ -253,40 +247,28 @@ def use(
     op: Op,
     members: Sequence[int],
     payload_bytes: float,
-    choice: Choice = AS_GIVEN,
+    way: Way = "ring",
     *,
     efficiency: float = 1.0,
     is_lost: bool = False,
-    groups: int = 1,
 ) -> Use:
     """What an operation of some ranks takes of the links of a fabric whose rates are numbers.
 
     Args:
         members: its ranks, in the order of their group.
         efficiency: the share of its slowest link that one operation alone can use.
-        groups: how many process groups do the same beside it, this one included; flows of all are hashed onto paths.
+        is_lost: whether what it leaves of its links so is lost to others.
     """
-    sent_bytes = payload_bytes / choice.data_share  # flags pass the links like data
-    one = laid(tiers, op, members, sent_bytes, choice.algorithm)
-    load, crossing, is_inside = one.load, one.crossing, len(one.per_node) == 1
-    hop_s, inside_hop_s = tiers.hop_s * choice.hop_share, tiers.inside_hop_s * choice.inside_hop_share
-    latency_s = one.rounds * (inside_hop_s if is_inside else hop_s) + one.chain_rounds * inside_hop_s
-    seconds, own_paths_s = load / tiers.rates_Bps(), 0.0
-    if tiers.paths is not None and crossing:
-        above = [UPLINK, *range(tiers.leaf_link(0, into=False), tiers.links)]
-        own_paths_s = float(seconds[above].max()) * hashed_imbalance(crossing, tiers)
-        seconds[above] *= hashed_imbalance({leaf: flows * groups for leaf, flows in crossing.items()}, tiers)
-    slowest_s = max(float(seconds.max(initial=0.0)), own_paths_s)
-    sqrt_s = (tiers.inside_sqrt_s if is_inside else tiers.sqrt_s) * math.sqrt(float(load.max(initial=0.0)))
-    inside_bytes = float(load[tiers.inside_links].max())
-    channels_s = max(one.sent_bytes, inside_bytes) / choice.channels_Bps
-    busy_s, alone_s = max(slowest_s, channels_s), max(slowest_s / efficiency, channels_s)
+    one = laid(tiers, op, members, payload_bytes, way)
+    is_inside = len(one.per_node) == 1
+    latency_s = one.rounds * (tiers.inside_hop_s if is_inside else tiers.hop_s) + one.chain_rounds * tiers.inside_hop_s
+    seconds = one.load / tiers.rates_Bps()
+    busy_s = float(seconds.max(initial=0.0))
+    alone_s = busy_s / efficiency
+    sqrt_s = (tiers.inside_sqrt_s if is_inside else tiers.sqrt_s) * math.sqrt(float(one.load.max(initial=0.0)))
     links = np.flatnonzero(seconds > 0.0)
     taken_s = (busy_s if is_lost else alone_s) or 1.0
-    nics = 0 if is_inside else len({nic for ranks in one.per_node.values() for nic in tiers.nics_of(ranks)})
-    fan_in = (one.flows if op == "all_to_all" else 1) if nics else 0  # in a ring, a tree and a send one sends to one
-    fixed_s = float(latency_s + sqrt_s + choice.operation_s)
-    return Use(alone_s, fixed_s, links, seconds[links] / taken_s, one.flows, fan_in, nics)
+    return Use(alone_s, float(latency_s + sqrt_s), links, seconds[links] / taken_s, one.flows)
 
 
 def _inside(place: Topology, load: NDArray[np.float64], sender: int, receiver: int, size: float) -> None:
@@ -295,34 +277,11 @@ def _inside(place: Topology, load: NDArray[np.float64], sender: int, receiver: i
     load[place.inside_link(receiver, into=True)] += size
 
 
-def hashed_imbalance(crossing: Mapping[int, int], tiers: Tiers) -> float:
-    """Load of the busiest equal-cost path over the mean one, where each flow keeps the path that it is hashed onto.
-
-    The mean over many hashes: a program meets that, other jobs draw anew in every episode.
-    """
-    assert tiers.paths is not None
-    flows, leaves = max(crossing.values()), len(crossing)
-    if math.isinf(tiers.leaf_Bps):  # paths of one tier that all leaves share
-        flows, leaves = sum(crossing.values()), 1
-    drawn = np.random.default_rng(flows).multinomial(flows, np.full(tiers.paths, 1.0 / tiers.paths), (HASHES, leaves))
-    return float(drawn.max(axis=(1, 2)).mean()) * tiers.paths / flows
-
-
-def _cross(
-    place: Topology,
-    load: NDArray[np.float64],
-    senders: list[int],
-    receivers: list[int],
-    size: float,
-    crossing: Counter[int],
-    pairs_of_ranks: int,
-) -> bool:
+def _cross(place: Topology, load: NDArray[np.float64], senders: list[int], receivers: list[int], size: float) -> bool:
     """Lay bytes from one node to another on NICs, leaves and the top tier; whether they leave their leaf."""
     pairs = place.nic_pairs(senders, receivers)
     for out, into in pairs:
         part, above = size / len(pairs), place.above(out, into)
         load[[place.nic_link(out, into=False), place.nic_link(into, into=True)]] += part
         load[above] += part
-    if above:
-        crossing[above[0]] += max(len(pairs), pairs_of_ranks)
     return bool(above)

@@ -46,8 +46,7 @@ def program_alone_s(program: Program, compute_s: float) -> float:
     """The step of a program with every rank equal and no tenant, seconds; its own transfers still share links."""
     jobs = layout.default_job(1)
     jobs["compute_s"], jobs["has_program"], jobs["has_barrier"] = compute_s, True, True
-    ranks = len(program.replica_R)
-    batch = JobBatch(jobs, np.zeros((1, 0), layout.TENANT), ranks, 1, np.zeros(1), program)
+    batch = JobBatch(jobs, np.zeros((1, 0), layout.TENANT), len(program.first_R) - 1, 1, np.zeros(1), program)
     simulator = Simulator(batch, episode_keys([0]))
     recording = simulator.record(simulator.off(), 1)
     if not np.isfinite(recording.through_ETO).all():

@@ -33,7 +33,6 @@ class Compute(NamedTuple):
     seconds: float
     micro_batch: int = -1
     """Whose length its time follows; -1: none."""
-    name: str = "compute"
 
 
 class Start(NamedTuple):
@@ -46,7 +45,6 @@ class Start(NamedTuple):
     """Whether its result is not needed soon, so that it may be held back."""
     every: int = 1
     """It happens in one of so many iterations."""
-    name: str = ""
     parts: int = 1
     """So many equal operations one after the other, folded into one; ``payload_bytes`` is of all."""
 
@@ -71,13 +69,11 @@ class StepPlan:
         role_R: role of each rank.
         roles: instructions of each role.
         communicators: the process groups of each communicator, as lists of ranks.
-        replica_R: which samples each rank works on; ranks with the same number share the length of a micro-batch.
     """
 
     role_R: Sequence[int]
     roles: Sequence[Sequence[Instruction]]
     communicators: dict[str, list[list[int]]]
-    replica_R: Sequence[int]
 
     @property
     def can_defer(self) -> bool:
@@ -199,7 +195,6 @@ def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenant
         operation_I=np.array([row.operation for row in rows], np.int64),
         micro_I=np.array([one.micro_batch for one in computes], np.int64),
         pays_I=np.array([row.pays for row in rows], np.bool_),
-        replica_R=np.array(plan.replica_R, np.int64),
         group_O=group_O,
         op_O=np.array([OPS.index(one.op) for one in starts], np.int64),
         bytes_O=np.array([one.payload_bytes for one in starts], np.float64),
@@ -210,8 +205,6 @@ def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenant
         latency_O=np.array([one.latency_s for one in taken], np.float64),
         weight_O=np.array([one.weight for one in taken], np.float64),
         top_O=np.array([float(shares.max(initial=0.0)) or 1.0 for _, shares in uses], np.float64),
-        fan_in_O=np.array([one.fan_in for one in taken], np.int64),
-        ports_O=np.array([one.ports for one in taken], np.int64),
         is_private_O=np.array([len(links) == 0 for links, _ in uses], np.bool_),
         first_use_O=_bounds([len(links) for links, _ in uses]),
         link_U=np.concatenate([np.zeros(0, np.int64), *(links for links, _ in uses)]).astype(np.int64),

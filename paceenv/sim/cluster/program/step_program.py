@@ -130,9 +130,8 @@ class StepProgram(Config):
     communicators: dict[Name, Communicator] = Field({}, description="process groups by name; world is all ranks")
     step: list[ProgramPhase] = Field(min_length=1, description="what every rank does, from top to bottom")
     length_cv: float = Field(
-        0.0, ge=0, le=1, description="variation of the length of a micro-batch, drawn for each replica and step"
+        0.0, ge=0, le=1, description="variation of the length of a micro-batch, drawn for each rank and step"
     )
-    ranks_per_replica: int = Field(1, ge=1, description="consecutive ranks that work on the same samples")
 
     @property
     def has_own_ranks(self) -> bool:
@@ -158,8 +157,7 @@ class StepProgram(Config):
             raise ValueError(f"communicator {unknown[0]}: one of {', '.join(sorted(every))}")
         self._check_waits()
         communicators = {name: one.groups(ranks) for name, one in every.items() if name in used}
-        replicas = [rank // self.ranks_per_replica for rank in range(ranks)]
-        return StepPlan(role_R, list(roles), communicators, replicas)
+        return StepPlan(role_R, list(roles), communicators)
 
     def _check_waits(self) -> None:
         """A misspelled name would wait for nothing, and the step would come out too short."""
@@ -189,7 +187,7 @@ class StepProgram(Config):
                     continue
                 if paired is not None and all(rank not in pair for pair in paired):
                     continue
-                yield Start(one.communicator, op, one.bytes, one.can_wait, one.every, one.name or op)
+                yield Start(one.communicator, op, one.bytes, one.can_wait, one.every)
                 wait = Wait(one.communicator, begun.get(one.communicator, 0))
                 begun[one.communicator] = wait.number + 1
                 if one.background:
@@ -268,25 +266,11 @@ def _size(communicators: Mapping[str, Communicator], before: int, after: int) ->
     return _Size(before, after, block, block * after // before, replica)
 
 
-def _resized_pairs(name: str, pairs: Sequence[Sequence[int]], size: _Size) -> list[list[int]]:
-    """The pairs of all replicas, from those of the first replica of each block."""
-
-    def of_all(block: int) -> list[list[int]]:
-        own = [pair for pair in pairs if all(rank % size.block < size.replica for rank in pair)]
-        return [
-            [rank // size.block * block + first + rank % size.block for rank in pair]
-            for first in range(0, block, size.replica)
-            for pair in own
-        ]
-
-    if sorted(of_all(size.block)) != sorted(map(list, pairs)):
-        raise InputError(f"program.communicators.{name}: pairs of single replicas; allowed: such as all replicas have")
-    return of_all(size.new_block)
-
-
 def _resized_group(name: str, one: Communicator, size: _Size) -> Communicator:
     if one.pairs is not None:
-        return one.model_copy(update={"pairs": _resized_pairs(name, one.pairs, size)})
+        raise InputError(
+            f"program.communicators.{name}: pairs of {size.before} ranks do not say which {size.after} have"
+        )
     if one.size is None:
         return one
     if one.grows:
