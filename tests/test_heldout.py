@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from traced_jobs import job_of
 
 from benchmarks._common import recorded
-from paceenv.calibration.compute_noise import noise_cluster
 from paceenv.calibration.fit_trace import fit_stamps, fit_trace
-from paceenv.calibration.heldout import HeldOutCheck, Line, check_fit, check_stage
+from paceenv.calibration.heldout import HeldOutCheck, Line, check_fit
 from paceenv.calibration.job_stamps import JobStamps, read_job
 from paceenv.calibration.posterior import measured_step
 from paceenv.calibration.step_stamps import read_rows
@@ -86,11 +86,11 @@ def test_too_few_steps_or_only_paced_ones_are_not_checked(stamps: JobStamps) -> 
 @pytest.mark.slow
 def test_intervals_hold_what_is_held_out_as_often_as_they_say() -> None:
     """An interval over runs of the fitted cluster alone, as if its parameters were known, holds it too seldom."""
-    rng, inside, base = np.random.default_rng(0), list[bool](), load_cluster("null-jitter")
+    rng, inside = np.random.default_rng(0), list[bool]()
     for _ in range(10):
         persistent, common = 1.0 + 0.02 * rng.standard_normal(8), 1.0 + 0.01 * rng.standard_normal((150, 1))
         compute_s_TR = 0.5 * persistent * common * (1.0 + 0.05 * rng.standard_normal((150, 8)))
-        check = check_stage(compute_s_TR, lambda fit: noise_cluster(fit, base, "stage"))
+        check = check_job(read_job(read_rows(job_of(compute_s_TR))))
         inside += [line.verdict == "agrees" for line in checked(check).values()]
     assert 0.85 <= np.mean(inside) <= 0.995
 

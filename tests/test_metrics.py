@@ -66,6 +66,6 @@ def test_chance_is_exceeded_in_a_twentieth_of_cases() -> None:
 def test_values_like_their_neighbours_are_fewer_values() -> None:
     random = np.random.default_rng(3)
     independent, runs = random.normal(1.0, 0.1, 3200), np.repeat(random.normal(1.0, 0.1, 200), 16)
-    one, other = (distance_of("x", values, [independent]).simulated.high for values in (independent, runs))
+    one, other = (distance_of(values, [independent]).simulated.high for values in (independent, runs))
     assert one == pytest.approx(metrics.ks_chance(3200), rel=0.1)
     assert other == pytest.approx(metrics.ks_chance(200), rel=0.2)

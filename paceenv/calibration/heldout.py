@@ -17,16 +17,7 @@ from numpy.typing import NDArray
 
 from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, Stamps
 from paceenv.calibration.job_stamps import MIN_ITERATIONS, JobStamps
-from paceenv.calibration.noise_fit import (
-    MIN_STEPS,
-    ROUNDING,
-    TOLERANCE,
-    NoiseFit,
-    fit_noise,
-    measure_stage,
-    subset_max,
-    widths,
-)
+from paceenv.calibration.noise_fit import MIN_STEPS, ROUNDING, TOLERANCE, subset_max, widths
 from paceenv.calibration.posterior import drawn_clusters
 from paceenv.calibration.step_stamps import MIN_UNPACED
 from paceenv.core import metrics
@@ -42,8 +33,6 @@ _MAX_CELLS = 1e8
 """Rank-iterations simulated at most, beyond one run a cluster."""
 _LEAD_IN = 100
 """Iterations before a simulated run counts, as the held-out part does not begin a job either."""
-SLOWEST: Final = "slowest rank"
-"""Takes the place of the step where only compute is known."""
 _TOLERANCES: Final = {"mean": GOOD_MEAN, "CV": GOOD_CV, "p99": 0.1, "E[": TOLERANCE, "arrival": 0.1}
 """How far off still counts as close, by how a quantity's name begins."""
 CLOSE: Final = 0.1
@@ -132,29 +121,15 @@ def check_fit(stamps: Stamps, fit: Callable[[Stamps], Cluster]) -> HeldOutCheck 
     if first.unpaced_T.sum() < MIN_UNPACED:
         return f"{int(first.unpaced_T.sum())} of the first {cut} steps are without pacing; needed: {MIN_UNPACED}"
     if isinstance(rest, JobStamps):
-        return _check("step", cut, rest.step_T, (rest.compute_TR, rest.entry_TR), fit(first), rest.groups)
-    return _check("step", cut, rest.step_T, (rest.step_T[:, None],) * 2, fit(first))
+        return _check(cut, rest.step_T, (rest.compute_TR, rest.entry_TR), fit(first), rest.groups)
+    return _check(cut, rest.step_T, (rest.step_T[:, None],) * 2, fit(first))
 
 
-def check_stage(compute_s_TR: Array, make: Callable[[NoiseFit], Cluster]) -> HeldOutCheck | str:
-    """Fit the compute of a stage's first steps and compare it with the rest, or say in words why not.
-
-    Only compute is known of a stage, so its step is that of the slowest worker.
-    """
-    steps, workers = compute_s_TR.shape
-    cut = int(FITTED_SHARE * steps)
-    if min(cut, steps - cut) < MIN_STEPS or workers < 2:
-        return f"{steps} complete steps, ranks: {workers}; needed: {3 * MIN_STEPS} steps, 2 ranks"
-    first, rest_TR = measure_stage(compute_s_TR[:cut]), compute_s_TR[cut:]
-    fit = fit_noise(first, "held-out check")
-    return _check(SLOWEST, cut, rest_TR.max(axis=1), (rest_TR, rest_TR), make(fit))
-
-
-def _describe(what: str, step_T: Array, compute_TR: Array, entry_TR: Array, groups: int) -> dict[str, float]:
+def _describe(step_T: Array, compute_TR: Array, entry_TR: Array, groups: int) -> dict[str, float]:
     """Every quantity that is compared, by name."""
     mean_s = float(step_T.mean())
-    quantities = {f"mean {what}": mean_s, f"CV of the {what}": float(step_T.std(ddof=1)) / mean_s}
-    quantities[f"p99 of the {what}"] = float(np.quantile(step_T, 0.99))
+    quantities = {"mean step": mean_s, "CV of the step": float(step_T.std(ddof=1)) / mean_s}
+    quantities["p99 of the step"] = float(np.quantile(step_T, 0.99))
     compute_s = float(compute_TR.mean())
     for width in widths(compute_TR.shape[1]):
         quantities[f"E[max]/mean of compute, {width} ranks"] = float(subset_max(compute_TR, width).mean()) / compute_s
@@ -167,23 +142,22 @@ def _describe(what: str, step_T: Array, compute_TR: Array, entry_TR: Array, grou
 
 
 def _check(
-    what: str, fitted: int, held_out_T: Array, of_ranks: tuple[Array, Array], cluster: Cluster, groups: int = 1
+    fitted: int, held_out_T: Array, of_ranks: tuple[Array, Array], cluster: Cluster, groups: int = 1
 ) -> HeldOutCheck:
     """Every quantity of the held-out steps, and of what ranks computed and when they arrived in them ``(T, R)``.
 
     They are held against runs of drawn clusters without pacing. One column of ranks: only whole steps are known.
     """
-    drawn, measured = drawn_clusters(cluster), _describe(what, held_out_T, *of_ranks, groups)
+    drawn, measured = drawn_clusters(cluster), _describe(held_out_T, *of_ranks, groups)
     runs = int(np.clip(_MAX_CELLS / (len(held_out_T) * cluster.ranks * len(drawn)), 1, RUNS))
     simulated, steps = list[dict[str, float]](), list[Array]()
     for d, one in enumerate(drawn):
         simulator = start(one, d * runs + np.arange(runs))
         simulator.run(simulator.off(), _LEAD_IN)
         recording = simulator.record(simulator.off(), len(held_out_T))
-        entry_ETR = recording.entry_ETR
-        steps.append(entry_ETR.max(axis=2) if what == SLOWEST else recording.step_ET)
-        arrived_ETR = steps[-1][:, :, None] if of_ranks[0].shape[1] == 1 else entry_ETR
-        simulated += [_describe(what, *run, run[1], groups) for run in zip(steps[-1], arrived_ETR, strict=True)]
+        steps.append(recording.step_ET)
+        arrived_ETR = recording.step_ET[:, :, None] if of_ranks[0].shape[1] == 1 else recording.entry_ETR
+        simulated += [_describe(*run, run[1], groups) for run in zip(recording.step_ET, arrived_ETR, strict=True)]
     lines, step_s = [], next(iter(measured.values()))
     for quantity, value in measured.items():
         values = np.array([one[quantity] for one in simulated])
@@ -193,10 +167,10 @@ def _check(
         interval = Interval(float(values.mean()), low - rounding, high + rounding)
         tolerance = next(most for begin, most in _TOLERANCES.items() if quantity.startswith(begin))
         lines.append(Line(quantity, unit, value, interval, tolerance))
-    return HeldOutCheck(fitted, len(held_out_T), (*lines, distance_of(what, held_out_T, steps)))
+    return HeldOutCheck(fitted, len(held_out_T), (*lines, distance_of(held_out_T, steps)))
 
 
-def distance_of(what: str, held_out_T: Array, simulated: Sequence[Array]) -> Line:
+def distance_of(held_out_T: Array, simulated: Sequence[Array]) -> Line:
     """Kolmogorov-Smirnov distance of held-out values to all simulated ones together.
 
     Its interval is what chance gives so many values in 95 % of cases, of which neighbours may be alike.
@@ -205,4 +179,4 @@ def distance_of(what: str, held_out_T: Array, simulated: Sequence[Array]) -> Lin
     is_constant = np.ptp(held_out_T) <= ROUNDING * abs(float(held_out_T.mean()))
     independent = 1.0 if is_constant else len(held_out_T) / metrics.correlation_length(held_out_T)
     chance = metrics.ks_chance(max(independent, 1.0))
-    return Line(f"KS distance of the {what}", "", distance, Interval(chance, 0.0, chance), CLOSE)
+    return Line("KS distance of the step", "", distance, Interval(chance, 0.0, chance), CLOSE)

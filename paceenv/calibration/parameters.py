@@ -16,16 +16,6 @@ ROUND_US: Final = (2.0, 1000.0)
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A fitted value with its standard error and 95 % interval."""
-
-    value: float
-    se: float
-    lo: float
-    hi: float
-
-
-@dataclass(frozen=True)
 class Parameter:
     """One key of a cluster config, for example ``fabric.uplink_gbps``.
 
@@ -74,11 +64,6 @@ def bounded(key: str, interval: Interval, evidence: str) -> Parameter:
     """A parameter with an interval of its own; its standard error is that of a normal interval of this width."""
     value, low, high = interval
     return Parameter(key, value, (high - low) / (2.0 * NORMAL_95), low, high, evidence)
-
-
-def estimated(key: str, estimate: Estimate, evidence: str) -> Parameter:
-    """A parameter from a fit."""
-    return Parameter(key, estimate.value, estimate.se, estimate.lo, estimate.hi, evidence)
 
 
 def not_identifiable(

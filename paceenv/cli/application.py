@@ -34,7 +34,7 @@ HEADINGS = {
         "evaluate": "Compare policies on a suite of clusters, with confidence intervals.",
     },
     "try it": {
-        "demo": "The guided tour: calibrate, train, compare, draw; results in runs/demo.",
+        "demo": "The guided tour: train, compare, draw; results in runs/demo.",
         "testbed": "Real jobs on network namespaces of this machine; the closed loop from trace to canary.",
     },
 }
