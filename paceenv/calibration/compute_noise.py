@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paceenv.calibration.cluster_builder import ClusterBuilder
 from paceenv.calibration.job_stamps import JobStamps
 from paceenv.calibration.noise_fit import MIN_STEPS, NoiseFit, fit_noise
-from paceenv.calibration.parameters import Parameter, bounded, identified, not_identifiable
+from paceenv.calibration.parameters import FROM_BASE, Parameter, bounded, identified, not_identifiable
 from paceenv.calibration.two_state_fit import find_episodes, fit_two_states
 from paceenv.sim.cluster import Cluster
 from paceenv.ui import config_files
@@ -43,7 +43,7 @@ def add_noise(builder: ClusterBuilder[Any]) -> None:
     steps, ranks = compute.value_TR.shape
     is_ratio = not isinstance(stamps, JobStamps)
     if is_ratio and (steps < MIN_STEPS or ranks < 2 or not (compute.value_TR > 0.0).all()):
-        source = f"{'from base' if 'noise' in data else 'none'}; {MIN_STEPS} steps of two ranks settle it"
+        source = f"{FROM_BASE if 'noise' in data else 'none'}; {MIN_STEPS} steps of two ranks settle it"
         builder.add(not_identifiable("noise.jitter_cv", 0.0, f"{steps} steps of {ranks} ranks", source))
         data.setdefault("noise", {})
         return
@@ -56,7 +56,8 @@ def add_noise(builder: ClusterBuilder[Any]) -> None:
     elif not compute.by_rank:
         assert mean.value is not None
         builder.healthy = mean.value
-    slow = ", ".join(f"rank {stamps.names[r]}" for r in fit.slow)
+    builder.slow = [] if compute.by_rank else [stamps.names[r] for r in fit.slow]
+    slow = ", ".join(f"rank {name}" for name in builder.slow)
     for one in noise:
         if compute.by_rank and one.key in LASTING:
             continue  # phases say how ranks differ lastingly

@@ -21,7 +21,7 @@ from scipy import optimize
 from paceenv.calibration.cluster_builder import ClusterBuilder, Matched
 from paceenv.calibration.compute_noise import length_cv, put_lengths
 from paceenv.calibration.known_program import AnchorStamps
-from paceenv.calibration.parameters import identified, not_identifiable
+from paceenv.calibration.parameters import FROM_BASE, identified, not_identifiable
 from paceenv.calibration.program_links import ALIKE, NONE_ALONE, SETTLES
 from paceenv.calibration.program_stamps import ProgramStamps
 from paceenv.sim.cluster import Cluster
@@ -92,7 +92,7 @@ def _add_known(builder: ClusterBuilder[AnchorStamps]) -> None:
         said = "the rate with which the simulated step is as long as the measured one; latency is in it"
         builder.put(identified(RATE, matched.gbps[RATE], matched.gbps[RATE] * matched.relative_se, said))
     else:
-        builder.add(not_identifiable(RATE, builder.data["fabric"]["nic_gbps"], matched, "from base"))
+        builder.add(not_identifiable(RATE, builder.data["fabric"]["nic_gbps"], matched, FROM_BASE))
 
 
 def _put_speeds(builder: ClusterBuilder[AnchorStamps]) -> None:

@@ -22,7 +22,7 @@ from scipy import optimize
 from paceenv.calibration.cluster_builder import ClusterBuilder
 from paceenv.calibration.compute_noise import MIN_CV
 from paceenv.calibration.noise_fit import MIN_STEPS
-from paceenv.calibration.parameters import Parameter, identified, not_identifiable
+from paceenv.calibration.parameters import FROM_BASE, NOT_LIMITING, Parameter, identified, not_identifiable
 from paceenv.calibration.program_stamps import ProgramStamps, Transfer
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT
@@ -110,7 +110,7 @@ def _put_rate(builder: ClusterBuilder[ProgramStamps], place: Place, rate: LinkRa
         if known is None:
             builder.stand_in(key, gbps, NONE_ALONE, f"that of the transfer that got most of it; {SETTLES}")
         else:
-            builder.put(not_identifiable(key, known, NONE_ALONE, "from base"))
+            builder.put(not_identifiable(key, known, NONE_ALONE, FROM_BASE))
         if builder.base is None:
             builder.stand_in(latency_key, 0.0, NONE_ALONE, "none; the rate has it")
         return
@@ -128,10 +128,10 @@ def _put_no_limits(builder: ClusterBuilder[ProgramStamps], fitted: Collection[Pl
     """Rates of links on which the trace has no transfer."""
     nic_gbps, job = float(builder.data["fabric"]["nic_gbps"]), builder.data["job"]
     if "across" not in fitted:
-        builder.stand_in("fabric.nic_gbps", nic_gbps, "no transfer between nodes", "assumed not to limit")
+        builder.stand_in("fabric.nic_gbps", nic_gbps, "no transfer between nodes", NOT_LIMITING)
     uplink_gbps = float(f"{nic_gbps * job['nodes'] * 100.0:.6g}")
     why = "what a tier above the NICs adds is in their rate"
-    builder.stand_in("fabric.uplink_gbps", uplink_gbps, why, "assumed not to limit")
+    builder.stand_in("fabric.uplink_gbps", uplink_gbps, why, NOT_LIMITING)
     if job["ranks_per_node"] > 1 and "inside" not in fitted:
         builder.data["fabric"]["intra_node_gbps"] = builder.stand_ins["fabric.intra_node_gbps"] = NO_LIMIT
 

@@ -6,7 +6,6 @@ A parameter that the calibration could not identify stays a guess. A question th
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,12 +24,7 @@ from paceenv.diagnosis.clocks import trace_on_one_clock
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.whatif.change import Change, longest_round_us
 
-_FROM_BASE: Final = "from base"
-_NOT_LIMITING: Final = "assumed not to limit"
 _NIC: Final = "fabric.nic_gbps"
-_OPTION: Final = re.compile(r" \(--[^)]*\)")
-"""An option of another command in a note."""
-_RANK: Final = re.compile(r"\brank (\d+)")
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ class Baseline:
 
     def check(self, changes: Iterable[Change]) -> None:
         """Raise InputError for a change that depends on a guess."""
-        guessed = {p.key: p.reason for p in self.parameters if _is_guess(p)}
+        guessed = {p.key: p.reason for p in self.parameters if p.is_guess}
         if self.parameters and not self.knows_leaves:
             guessed["fabric.nodes_per_leaf"] = "where nodes sit; assumed to be each on a leaf of its own"
         for change in changes:
@@ -78,7 +72,7 @@ class Baseline:
     @cached_property
     def round_ends_us(self) -> tuple[float, float] | None:
         """Between what the time of a round of messages may lie, where nobody knows it: the answer may depend on it."""
-        guessed = {p.key: p.value for p in self.parameters if _is_guess(p)}
+        guessed = {p.key: p.value for p in self.parameters if p.is_guess}
         if self.cluster.fabric.latency_us != guessed.get("fabric.latency_us", math.nan):
             return None
         return ROUND_US[0], longest_round_us(self.cluster)
@@ -101,7 +95,7 @@ class Baseline:
 
     def _hinges_of_program(self, change: Change, nodes: int) -> tuple[str, ...]:
         """Keys that the answer for a program depends on: groups that grow, their links, and links without a rate."""
-        free = {p.key for p in self.parameters if _is_guess(p) and _NOT_LIMITING in p.evidence} & {_NIC}
+        free = {p.key for p in self.parameters if p.is_guess and p.limits_nothing} & {_NIC}
         set_keys = {setting.partition("=")[0].strip() for setting in change.settings}
         resized = nodes != self.cluster.job.nodes or set_keys & {"job.nodes", "job.ranks_per_node"}
         keys = [step_phases.KEY] if resized else []
@@ -198,7 +192,7 @@ def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Ba
     cluster = baseline.cluster
     if base is None:  # a batch of each rank
         cluster = cluster.changed([f"job.samples_per_node={cluster.job.ranks_per_node}"], source)
-    notes = (*baseline.notes, *filter(None, [clocks]), *(_OPTION.sub("", note) for note in fit.notes))
+    notes = (*baseline.notes, *filter(None, [clocks]), *fit.notes)
     return replace(baseline, cluster=cluster, knows_leaves=base is not None, fit=fit, notes=notes)
 
 
@@ -215,18 +209,16 @@ def _calibrated(source: str, cluster: Cluster, parameters: tuple[Parameter, ...]
     by_key, notes = {p.key: p for p in parameters}, []
     ranks = tuple(cluster.calibration.get("ranks", ()))
     uplink = by_key.get("fabric.uplink_gbps")
-    if uplink is not None and not uplink.is_identified and _NOT_LIMITING in uplink.evidence:
+    if uplink is not None and uplink.limits_nothing:
         # so it does not limit at other sizes either
         cluster = cluster.changed(["fabric.oversubscription=1", "fabric.uplink_gbps=null"], source)
         notes.append("the tier above the leaves is non-blocking, as the trace shows no limit there")
-    named = by_key.get("noise.slow_ranks")
-    slow = frozenset(int(rank) for rank in _RANK.findall(named.evidence)) if named is not None else frozenset()
     if cluster.noise.fail_slow_share:
         notes.append("fail-slow episodes may hit any rank: those of a replaced rank go on elsewhere")
     return Baseline(
         source,
         cluster,
-        slow,
+        frozenset(cluster.calibration.get("slow_ranks", ())),
         ranks if len(ranks) == cluster.ranks else tuple(range(cluster.ranks)),
         parameters,
         measured_step(cluster),
@@ -234,10 +226,6 @@ def _calibrated(source: str, cluster: Cluster, parameters: tuple[Parameter, ...]
         knows_leaves=cluster.fabric.nodes_per_leaf != 1,  # the assumption of a calibration without a base
         notes=tuple(notes),
     )
-
-
-def _is_guess(parameter: Parameter) -> bool:
-    return not parameter.is_identified and _FROM_BASE not in parameter.evidence
 
 
 def _number(value: object) -> str:
