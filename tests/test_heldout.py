@@ -40,40 +40,25 @@ def checked(check: HeldOutCheck | str) -> dict[str, Line]:
 def test_a_job_that_stays_as_it_was_agrees_in_every_quantity(stamps: JobStamps) -> None:
     check = check_job(stamps)
     lines = checked(check)
-    widths = [f"E[max]/mean of compute, {n} ranks" for n in (2, 4, 8)]
-    skew = ["arrival skew, mean", "arrival skew, p95"]
-    assert list(lines) == ["mean step", "CV of the step", "p99 of the step", *widths, *skew, "KS distance of the step"]
+    assert list(lines) == ["mean step", "CV of the step", "p99 of the step"]
     assert isinstance(check, HeldOutCheck)
     assert (check.fitted_steps, check.held_out_steps) == (159, 80)
     assert check.good
     assert lines["mean step"].simulated.low < lines["mean step"].simulated.high
     kept = stamps.part(np.arange(len(stamps.step_T)) >= 159)
     assert lines["mean step"].held_out == pytest.approx(kept.step_T.mean())
-    entry_TGM = kept.entry_TR.reshape(80, 1, 8)
-    assert lines["arrival skew, mean"].held_out == pytest.approx(np.ptp(entry_TGM, axis=2).mean())
 
 
-@pytest.mark.parametrize(
-    ("factor", "spread", "off"),
-    [
-        (1.2, 1.0, {"mean step", "p99 of the step", "KS distance of the step"}),
-        (1.0, 2.0, {"arrival skew, mean", "arrival skew, p95"}),
-    ],
-)
-def test_a_job_that_changes_is_off_in_what_changed(
-    factor: float, spread: float, off: set[str], stamps: JobStamps
-) -> None:
+def test_a_job_that_changes_is_off_in_what_changed(stamps: JobStamps) -> None:
     """Every second step held out, the fit would have seen the change as well."""
     late_T = np.arange(len(stamps.step_T)) >= 2 * len(stamps.step_T) // 3
-    mean_T1 = stamps.entry_TR.mean(axis=1, keepdims=True)
-    entry_TR = np.where(late_T[:, None], factor * (mean_T1 + spread * (stamps.entry_TR - mean_T1)), stamps.entry_TR)
-    more_T = entry_TR.max(axis=1) - stamps.entry_TR.max(axis=1)
+    more_T = np.where(late_T, 0.2 * stamps.entry_TR.mean(axis=1), 0.0)
     changed = replace(
-        stamps, entry_TR=entry_TR, finish_TG=stamps.finish_TG + more_T[:, None],
+        stamps, entry_TR=stamps.entry_TR + more_T[:, None], finish_TG=stamps.finish_TG + more_T[:, None],
         ready_TG=stamps.ready_TG + more_T[:, None], step_T=stamps.step_T + more_T,
     )  # fmt: skip
     lines = checked(check_job(changed))
-    assert off <= {name for name, line in lines.items() if line.verdict == "off"}
+    assert {name for name, line in lines.items() if line.verdict == "off"} >= {"mean step", "p99 of the step"}
 
 
 def test_too_few_steps_or_only_paced_ones_are_not_checked(stamps: JobStamps) -> None:

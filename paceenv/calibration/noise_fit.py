@@ -45,8 +45,6 @@ Of two, the other one is all peers."""
 ROUNDING: Final = 1e-6
 """Of a step, or of what has no unit: stamps that differ by less do not differ."""
 _ROUNDING_VAR: Final = 1e-24  # relative variance below which equal times differ by rounding alone
-TOLERANCE: Final = 0.02
-"""Largest relative error of E[max]/mean on held-out steps for a fit that counts as good."""
 SIGNIFICANT: Final = 3.0
 """A positive skewness counts if it is at least so many standard errors."""
 USUAL_PERSISTENT_CV: Final = 0.015
@@ -170,52 +168,28 @@ def _compute_matrix(rank: NDArray[np.int32], iteration: NDArray[np.int32], durat
     return total_s_TR[complete_T]
 
 
-@dataclass(frozen=True)
-class WorkerDistribution:
-    """Compute time of a healthy worker relative to the mean, without the common mode that all workers share.
+def imbalance_cdf(x: Array, persistent_cv: float, cv: float, skew: float) -> Array:
+    """Distribution function at ``x`` of a healthy worker's compute over the mean, without the common mode.
 
-    The residual (jitter or imbalance) has mean 0 and is a shifted gamma; with ``skew`` 0, its limit, the normal.
+    The imbalance's own, averaged over the nodes of the persistent part.
     """
+    shape = 4.0 / skew**2
+    nodes, weights = (_NODES, _WEIGHTS) if persistent_cv else (np.zeros(1), np.ones(1))
+    factors = np.maximum(1.0 + persistent_cv * nodes, _TAIL)
+    z = (x[..., None] / factors - 1.0) / max(cv, _TAIL)
+    chance: Array = special.gammainc(shape, np.maximum(shape + z * math.sqrt(shape), 0.0)) @ weights
+    return chance
 
-    persistent_cv: float
-    residual_cv: float
-    skew: float
 
-    def cdf(self, x: Array) -> Array:
-        """Distribution function at ``x`` (any shape): the residual's own, averaged over the persistent part's nodes."""
-        mixed_cv, kernel = self.persistent_cv, self._residual_cdf
-        if not self.skew and self.persistent_cv > self.residual_cv:
-            # A product of two normals: to average over the narrower one takes the fewest nodes.
-            mixed_cv, kernel = self.residual_cv, lambda y: np.asarray(special.ndtr(y / self.persistent_cv))
-        if not mixed_cv:
-            return kernel(x - 1.0)
-        factors = np.maximum(1.0 + mixed_cv * _NODES, _TAIL)
-        chance: Array = kernel(x[..., None] / factors - 1.0) @ _WEIGHTS
-        return chance
-
-    def expected_max(self, tested: tuple[int, ...]) -> Array:
-        """E[max]/mean of n independent workers for every n of ``tested``: b minus the integral of F^n up to b."""
-        if not (self.persistent_cv or self.residual_cv):
-            return np.ones(len(tested))
-        sd = -special.ndtri(_TAIL)
-        low, high = 1.0 - sd * self.residual_cv, 1.0 + sd * self.residual_cv
-        if self.skew:
-            shape = 4.0 / self.skew**2
-            scale = self.residual_cv / math.sqrt(shape)
-            low, high = (
-                1.0 + scale * (end(shape, _TAIL) - shape) for end in (special.gammaincinv, special.gammainccinv)
-            )
-        x = np.linspace(min(low, low * (1.0 - sd * self.persistent_cv)), high * (1.0 + sd * self.persistent_cv), _GRID)
-        chance = self.cdf(x)
-        expected: Array = x[-1] - np.array([np.trapezoid(chance**width, x) for width in tested])
-        return expected
-
-    def _residual_cdf(self, y: Array) -> Array:
-        z = y / max(self.residual_cv, _TAIL)
-        if not self.skew:
-            return np.asarray(special.ndtr(z))
-        shape = 4.0 / self.skew**2
-        return np.asarray(special.gammainc(shape, np.maximum(shape + z * math.sqrt(shape), 0.0)))
+def expected_max(persistent_cv: float, cv: float, skew: float, tested: tuple[int, ...]) -> Array:
+    """E[max]/mean of n independent workers for every n of ``tested``: b minus the integral of F^n up to b."""
+    shape, sd = 4.0 / skew**2, -special.ndtri(_TAIL)
+    scale = cv / math.sqrt(shape)
+    low, high = (1.0 + scale * (end(shape, _TAIL) - shape) for end in (special.gammaincinv, special.gammainccinv))
+    x = np.linspace(min(low, low * (1.0 - sd * persistent_cv)), high * (1.0 + sd * persistent_cv), _GRID)
+    chance = imbalance_cdf(x, persistent_cv, cv, skew)
+    expected: Array = x[-1] - np.array([np.trapezoid(chance**width, x) for width in tested])
+    return expected
 
 
 @dataclass(frozen=True)
@@ -290,7 +264,7 @@ def _fit_imbalance(moments: Moments, target_se: Array) -> tuple[float, float]:
     fitted_widths = WIDTHS[: len(moments.max_over_mean)]
 
     def misfit(parameters: Array) -> Array:
-        predicted_max = WorkerDistribution(persistent_cv, *parameters).expected_max(fitted_widths)
+        predicted_max = expected_max(persistent_cv, *parameters, fitted_widths)
         predicted = np.concatenate([parameters, predicted_max])
         weighted: Array = (predicted - targets) / target_se
         return weighted
