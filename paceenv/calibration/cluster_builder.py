@@ -59,7 +59,6 @@ def of_trace(step_T: Array) -> Steps:
 
 
 def simulate(cluster: Cluster, iterations: int) -> Steps:
-    """Statistics of runs of a cluster without pacing, each ``iterations`` long."""
     simulator = start(cluster, np.arange(_EPISODES))
     step_ET = simulator.run(simulator.off(), iterations)
     mean_E = step_ET.mean(axis=1)
@@ -143,7 +142,6 @@ class ClusterBuilder(Generic[Stamps]):
         return NOT_LIMITING if self.known(section, key) is None else FROM_BASE
 
     def cluster(self, **fabric: Any) -> Cluster:
-        """The cluster as it is now, with other keys of its fabric if given."""
         return self.parse(self.data | {"fabric": self.data["fabric"] | fabric})
 
     def parse(self, data: dict[str, Any]) -> Cluster:

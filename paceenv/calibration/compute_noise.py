@@ -68,7 +68,6 @@ def add_noise(builder: ClusterBuilder[Any]) -> None:
 
 
 def _within_bounds(one: Parameter) -> Parameter:
-    """A variation that the simulator knows."""
     if one.value is None or one.value <= MAX_CV or not one.key.endswith("_cv"):
         return one
     said = f"{one.evidence}; they give {one.value:.2g}, and the simulator knows at most {MAX_CV:.0f}"

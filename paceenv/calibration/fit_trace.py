@@ -186,7 +186,6 @@ def _with_record(builder: ClusterBuilder[Any]) -> JobFit:
 
 
 def _or_why(made: Callable[[], Made]) -> Made | str:
-    """What is made, or why it cannot be."""
     try:
         return made()
     except InputError as error:

@@ -69,7 +69,6 @@ class HeldOutCheck:
 
     @property
     def good(self) -> bool:
-        """Whether nothing is off."""
         return "off" not in [line.verdict for line in self.lines]
 
     def to_record(self) -> dict[str, Any]:
@@ -120,6 +119,5 @@ def check_fit(stamps: Stamps, fit: Callable[[Stamps], Cluster]) -> HeldOutCheck 
 
 
 def _describe(step_T: Array) -> dict[str, float]:
-    """Every quantity that is compared, by name."""
     mean_s = float(step_T.mean())
     return {MEAN: mean_s, CV: float(step_T.std(ddof=1)) / mean_s, P99: float(np.quantile(step_T, 0.99))}

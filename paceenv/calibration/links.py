@@ -63,7 +63,6 @@ def add_links(builder: ClusterBuilder[Any]) -> None:
 
 
 def _add_uplink(builder: ClusterBuilder[JobStamps]) -> None:
-    """Rates of the NICs and of the uplink that groups share."""
     stamps, probed = builder.stamps, builder.probed
     if stamps.groups > 1 and builder.seconds("uplink_work_s", **_UNIT) <= 0.0:
         builder.data["fabric"]["nodes_per_leaf"] = 1  # groups inside a leaf could not meet, and these may

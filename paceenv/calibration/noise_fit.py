@@ -78,7 +78,6 @@ class Moments(NamedTuple):
 
 
 def widths(workers: int) -> tuple[int, ...]:
-    """The widths of :data:`WIDTHS` that fit into ``workers``."""
     return tuple(width for width in WIDTHS if width <= workers)
 
 
@@ -204,7 +203,6 @@ class NoiseFit:
 
 
 def fit_noise(compute_s_TR: Array) -> NoiseFit:
-    """Fit the noise of some ranks to what they compute in each step, seconds."""
     steps, ranks = compute_s_TR.shape
     if steps < MIN_STEPS or ranks < 2:
         raise InputError(

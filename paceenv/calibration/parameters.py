@@ -38,7 +38,6 @@ class Parameter:
 
     @property
     def is_identified(self) -> bool:
-        """Whether the trace identifies it."""
         return not self.source
 
     @property
@@ -65,7 +64,6 @@ class Parameter:
 
 
 def exact(key: str, value: float, evidence: str) -> Parameter:
-    """A parameter that has no error."""
     return Parameter(key, value, 0.0, value, value, evidence)
 
 
@@ -83,5 +81,4 @@ def bounded(key: str, interval: Interval, evidence: str) -> Parameter:
 def not_identifiable(
     key: str, value: float | None, why: str, source: str, *, lo: float | None = None, hi: float | None = None
 ) -> Parameter:
-    """A parameter that the trace does not identify."""
     return Parameter(key, value, None, lo, hi, f"{_NOT_IDENTIFIED}{why}; {source}", source=source)

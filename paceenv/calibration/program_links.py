@@ -57,7 +57,6 @@ class Durations(NamedTuple):
     alone_TK: NDArray[np.bool_]
 
     def alone(self, k: int) -> Array:
-        """How long a transfer took where it ran alone."""
         return np.asarray(self.seconds_TK[self.alone_TK[:, k], k])
 
 
@@ -186,7 +185,6 @@ def _by_group(stamps: ProgramStamps, k: int, begin_TK: Array, end_TK: Array) -> 
 
 
 def place_of(one: Transfer, ranks_per_node: int) -> Place:
-    """Whether a transfer stays inside nodes."""
     is_inside = all(len({rank // ranks_per_node for rank in group}) == 1 for group in one.groups)
     return "inside" if is_inside and ranks_per_node > 1 else "across"
 
@@ -203,7 +201,6 @@ def link_bytes(stamps: ProgramStamps, one: Transfer) -> float:
 
 
 def _rates(stamps: ProgramStamps, timings: Durations) -> dict[Place, LinkRate]:
-    """Rates of the links that the transfers use."""
     by_place: dict[Place, list[int]] = {}
     for k, one in enumerate(stamps.transfers):
         if one.payload_bytes > 0.0:

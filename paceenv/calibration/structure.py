@@ -46,7 +46,6 @@ def add_structure(builder: ClusterBuilder[Any]) -> None:
 
 
 def _add_collective(builder: ClusterBuilder[JobStamps]) -> None:
-    """One collective a step."""
     stamps, base, probed = builder.stamps, builder.base, builder.probed
     if (probed.members, probed.ops) != (stamps.members, stamps.ops):
         raise InputError("probe: another job than the trace; allowed: the same ranks, groups and collectives")

@@ -220,7 +220,6 @@ class TenantSearch:
         return float(prior) - 2.0 * counts * self.follow(theta)[0]
 
     def sample(self) -> Array:
-        """An equally weighted sample of the posterior ``(samples, P)``."""
         grid = np.array(
             [[math.log(r), share, math.log(self.alone_s * own)] for r in _RATIOS for share in _SHARES for own in _ALONE]
         )
@@ -297,7 +296,6 @@ class TenantSearch:
 
 
 def _natural(theta: Array) -> tuple[float, float, float]:
-    """Period ratio, share, time alone in seconds."""
     return math.exp(theta[0]), float(theta[1]), math.exp(theta[2])
 
 
@@ -327,7 +325,6 @@ def _near(a: Array, b: Array, kernel: Array) -> Array:
 
 
 def _weights(costs: Array) -> Array:
-    """Normalised ``exp(-costs / 2)``."""
     weight = np.exp(-(costs - costs.min()) / 2.0)
     normalised: Array = weight / weight.sum()
     return normalised

@@ -107,7 +107,6 @@ def _refuse(source: Sequence[str], kind: str, options: Mapping[str, object]) -> 
 
 
 def _fit_links(tables: Sequence[Table], base: Cluster | None, name: str) -> tuple[Cluster, list[str]]:
-    """A cluster with the links of a table, and what to know of them."""
     if len(tables) > 1:
         raise InputError(f"{len(tables)} tables ({', '.join(one.source for one in tables[:4])}); allowed: one")
     fit = fit_bandwidth(tables[0])
@@ -123,7 +122,6 @@ def _fit_links(tables: Sequence[Table], base: Cluster | None, name: str) -> tupl
 def _fit_job(
     trace: Trace, base: Cluster | None, name: str, probe: Path | None, program: bool | None
 ) -> tuple[Cluster, list[str]]:
-    """The cluster fitted to the trace of a job, and what to know of it."""
     trace, clocks = trace_on_one_clock(trace)
     probed = None if probe is None else trace_on_one_clock(find_recordings([probe]).read().require_trace())[0]
     fit = fit_trace(trace, base=base, name=name, probe=probed, program=program, check=True)

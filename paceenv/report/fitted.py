@@ -68,7 +68,6 @@ class Fitted:
         return ", and ".join(said)
 
     def to_json(self) -> dict[str, Any]:
-        """The calibration as plain data."""
         return {"calibration": self.fit.cluster.calibration, "doubt": self.doubt}
 
 

@@ -43,7 +43,6 @@ _TYPICAL_TOP: Final = 0.995
 def drawn(
     title: str, caption: str, figure: Figure, csv: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> Section:
-    """A finished figure and the numbers in it."""
     return Section(title, [caption], columns, rows, svg=figures.svg(figure, title), csv=csv)
 
 

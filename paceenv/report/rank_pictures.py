@@ -64,7 +64,6 @@ class Spans:
 
 
 def spans(matrix: OperationMatrix, graph: Graph) -> list[Spans]:
-    """All kinds of time that the job has."""
     met_NT = np.minimum(last_arrivals(matrix, graph)[graph.task_of_N], matrix.end_NT)
     communicates = matrix.is_collective_N | matrix.is_transfer_N | graph.meets_N
     kinds = []

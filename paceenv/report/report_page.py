@@ -60,7 +60,6 @@ def _of_log(examination: Examination, steps: StepDiagnosis) -> str:
 
 
 def _drawn(matrix: OperationMatrix, diagnosis: Diagnosis) -> list[Section]:
-    """All pictures of a trace."""
     late_RT = lateness(matrix)
     sections = [
         pictures.waterfall(diagnosis),

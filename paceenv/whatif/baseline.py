@@ -104,7 +104,6 @@ class Baseline:
         return (*keys, *(free & set_keys))
 
     def assumes(self, changes: Sequence[Change]) -> list[str]:
-        """Assumptions of the answers, in words."""
         sized = [c for c in changes if c.nodes not in (None, self.cluster.job.nodes)]
         lines = [*self.notes, *(self._assumes_of_size(sized) if sized else [])]
         if self.cluster.tenants and any(c != Change(pacing=c.pacing) for c in changes):
@@ -179,7 +178,6 @@ def of_config(name: str) -> Baseline:
 
 
 def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Baseline:
-    """The job of a trace, calibrated."""
     stages = len(set(trace.metadata.of_ranks("stage", 0).values()))
     if stages > 1:
         raise InputError(

@@ -47,7 +47,6 @@ class Change:
 
     @property
     def label(self) -> str:
-        """In words, for tables and legends."""
         parts = [f"{self.nodes} nodes"] if self.nodes is not None else []
         if self.oversubscription is not None:
             parts.append(f"oversubscription {self.oversubscription:g}")
@@ -164,7 +163,6 @@ def longest_round_us(cluster: Cluster) -> float:
 
 
 def _bisected(is_above: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
-    """The two ends between which something is found."""
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
         low, high = (low, middle) if is_above(middle) else (middle, high)

@@ -79,7 +79,6 @@ def predict(
     clusters: Sequence[Cluster] | None = None,
     on_done: Callable[[float], None] = lambda done: None,
 ) -> Prediction:
-    """Simulate the job as it is and after every change."""
     check(baseline, changes)
     known = drawn(baseline) if clusters is None else clusters
     per_draw = max(math.ceil(seeds / len(known)), MIN_SEEDS)
