@@ -22,7 +22,7 @@ def fit_sections(cluster: Cluster) -> list[Section]:
     fitted = [(key, *_numbers(p, *NUMBERS), p.get("evidence", "")) for key, p in record["fitted"].items()]
     columns = ("parameter", "value", "standard error", "95 % low", "high", "evidence")
     title = f"{cluster.name}: fitted to {record['source']}"
-    sections = [Section(title, notes, columns, fitted, csv="parameters")]
+    sections = [Section(title, notes, columns, fitted)]
     rows = [
         (p.key, *_numbers(p.to_record(), "value"), _bounds(p.to_record()), p.reason)
         for p in parameters_of(cluster)

@@ -31,8 +31,6 @@ MAX_POINTS: Final = 1500
 """Steps that are drawn one by one; of more, the mean and the range of bins."""
 MAX_MARKS: Final = 400
 """Outliers that are marked."""
-MAX_NUMBERS: Final = 200_000
-"""Steps in the file to download."""
 REST: Final = "everything else"
 LINE, BAND, MARK = "#333333", "#aebfd8", "#d55e00"
 _STEP, _GAINED, _SIMULATED = "#8c96a8", "#0072b2", "#4c72b0"
@@ -40,10 +38,8 @@ _LEVEL, _WARM = "#1f7a8c", "#999999"
 _TYPICAL_TOP: Final = 0.995
 
 
-def drawn(
-    title: str, caption: str, figure: Figure, csv: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
-) -> Section:
-    return Section(title, [caption], columns, rows, svg=figures.svg(figure, title), csv=csv)
+def drawn(title: str, caption: str, figure: Figure, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Section:
+    return Section(title, [caption], columns, rows, svg=figures.svg(figure, title))
 
 
 def in_time(axis: Axis) -> None:
@@ -80,7 +76,7 @@ def spread(step_s_V: Array, title: str, quantity: str = "step time") -> Section:
     in_time(panel.xaxis)
     rows = [(f"{a:.6g}", f"{b:.6g}", str(n)) for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)]
     caption = f"How often which {quantity} occurs."
-    return drawn(title, caption, figure, "distribution", ("from, s", "to, s", "count"), rows)
+    return drawn(title, caption, figure, ("from, s", "to, s", "count"), rows)
 
 
 def course(step_s_V: Array, step_V: Integers, title: str, of_log: StepDiagnosis | None = None) -> Section:
@@ -118,9 +114,9 @@ def course(step_s_V: Array, step_V: Integers, title: str, of_log: StepDiagnosis 
     panel.set_xticks(ticks, [str(step_V[t]) for t in ticks])
     panel.margins(x=0.01)
     classes = np.where(~steady_V, "warm-up", np.where(outlier_V, "outlier", ""))
-    rows = [(str(s), f"{t:.6g}", str(c)) for s, t, c in zip(step_V, step_s_V, classes, strict=True)][:MAX_NUMBERS]
+    rows = [(str(s), f"{t:.6g}", str(c)) for s, t, c in zip(step_V, step_s_V, classes, strict=True)]
     columns = ("step", f"{quantity}, s", "class")
-    return drawn(title, " ".join(["Step times in their order.", *said]), figure, "step-times", columns, rows)
+    return drawn(title, " ".join(["Step times in their order.", *said]), figure, columns, rows)
 
 
 def _events(panel: Axes, steps: StepDiagnosis, ends: tuple[float, float]) -> list[str]:
@@ -193,7 +189,7 @@ def waterfall(diagnosis: Diagnosis) -> Section | None:
     rows = [(name, f"{value:.6g}", f"{value / diagnosis.step_time_s:.4f}") for name, value in bars]
     rows.append(("measured mean step", f"{diagnosis.step_time_s:.6g}", "1"))
     columns = ("part", "seconds", "share of the step")
-    return drawn("Where the time goes", caption, figure, "waterfall", columns, rows)
+    return drawn("Where the time goes", caption, figure, columns, rows)
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------
@@ -238,4 +234,4 @@ def scaling(answer: Prediction) -> Section:
     ]
     names = ("step, s", "throughput", "CV")
     columns = ("nodes", *(f"{name}{part}" for name in names for part in ("", " low", " high")))
-    return drawn("At other sizes", caption, figure, "scaling", columns, cells)
+    return drawn("At other sizes", caption, figure, columns, cells)
