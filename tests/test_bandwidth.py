@@ -99,16 +99,6 @@ def test_standard_errors_cover_the_truth_under_noise(tmp_path: Path) -> None:
     assert 0.01 < fit.misfit < 0.05
 
 
-def test_a_table_of_eight_gpus_in_the_older_format(tmp_path: Path) -> None:
-    path = written(tmp_path, EIGHT_GPUS, "log.txt")
-    out = read_table(path)
-    assert (out.op, out.members) == ("all_reduce", 8), "from bus bandwidth over algorithm bandwidth, 2 * 7/8"
-    assert out.size_bytes[0] == 1048576
-    assert out.time_s[0] == pytest.approx(54e-6), "out of place"
-    fit = fit_bandwidth(out)
-    assert 225e9 < fit.law.bandwidth_Bps < 300e9
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -125,18 +115,6 @@ def test_what_is_no_table_is_refused_in_one_line(tmp_path: Path, text: str, expe
         fit_bandwidth(read_table(path))
     assert str(caught.value).startswith(str(path))
     assert expected in str(caught.value)
-
-
-def test_a_time_that_does_not_grow_is_refused(tmp_path: Path) -> None:
-    rows = "".join(f"{2**k} 1 float sum -1 9 1 1.75 0 9 1 1.75 0\n" for k in range(6))
-    with pytest.raises(InputError, match="time does not grow with size"):
-        fit_bandwidth(read_table(written(tmp_path, CHUNKED + rows)))
-
-
-def test_options_of_a_trace_do_not_act_on_a_table(tmp_path: Path) -> None:
-    path = written(tmp_path, printed(LAW))
-    with pytest.raises(InputError, match=r"--probe x: .* is nccl-tests output; allowed: the trace of a job"):
-        application.run(["calibrate", str(path), "-o", str(tmp_path / "x.yaml"), "--probe", "x"])
 
 
 LAW = Law(12e-6, 25e9, 1e-7)
@@ -188,12 +166,6 @@ def test_several_programs_in_one_file(tmp_path: Path) -> None:
     assert [table.op for table in read_tables(path)] == list(ops.values())
     with pytest.raises(InputError, match=r"4 tables .*, table 2 in line .*; allowed: one"):
         application.run(["calibrate", str(path), "-o", str(tmp_path / "x.yaml")])
-
-
-@pytest.mark.parametrize("program", ["gather_perf", "scatter_perf", "hypercube_perf"])
-def test_a_program_without_a_law_is_refused(tmp_path: Path, program: str) -> None:
-    with pytest.raises(InputError, match=f"{program}, for which there is no law"):
-        read_tables(written(tmp_path, printed(LAW, program=program), "log"))
 
 
 def test_few_sizes_give_a_bandwidth_only(tmp_path: Path) -> None:

@@ -92,18 +92,6 @@ def test_no_change_is_offered_that_cannot_be_simulated(tmp_path: Path, capsys: p
     assert diagnosed(capsys, str(tmp_path), "--no-simulate")["next"] == [f"paceenv report {tmp_path} -o report.html"]
 
 
-@pytest.mark.slow
-def test_everything_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The trace is compared with the table; the dumps are of a hang; the log has a ceiling."""
-    for make in (trace, log, table, hang):
-        make(tmp_path)
-    found = diagnosed(capsys, str(tmp_path))
-    assert found["headline"]["pacing"]["claim"] == "gains nothing"
-    assert "rank 1 stopped" in found["hang"][0]["verdict"]
-    assert found["step_times"][0]["ceiling"]["value"] > 0.0
-    assert "GB/s" in found["links"][str(tmp_path / "all_reduce_perf.txt")]
-
-
 def test_a_live_run_is_a_page_and_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its ranks' segments are one trace, which what-if and a report read as well; without them the page is left."""
     live(tmp_path)
@@ -129,8 +117,3 @@ def test_a_live_run_is_a_page_and_a_trace(tmp_path: Path, capsys: pytest.Capture
     (run / "note.txt").write_text("x")
     with pytest.raises(InputError):
         application.run(["diagnose", str(run)])
-
-
-def test_what_is_no_command_and_no_path_is_refused() -> None:
-    with pytest.raises(InputError, match="no command diagnos; did you mean diagnose"):
-        application.run(["diagnos"])

@@ -83,17 +83,6 @@ def test_names_from_a_file_are_text_and_a_dark_page_keeps_its_pictures(
 
 
 @pytest.mark.slow
-def test_the_keyboard_reaches_everything(browser: Browser, pages: dict[str, Path]) -> None:
-    """The link past the beginning first; then every picture, its box to enlarge it, and every table of numbers."""
-    stops = browser.tab_stops(pages["report"])
-    names = [name for name, _ in stops]
-    assert names[0] == "skip"
-    assert names.count("drawing") == names.count("input") == len(OF_TRACE)
-    assert names.count("summary") >= len(OF_TRACE)
-    assert all(visible for _, visible in stops)
-
-
-@pytest.mark.slow
 def test_the_page_of_a_log(browser: Browser, pages: dict[str, Path]) -> None:
     wide = browser.look(pages["log"])
     check_shown(wide, OF_LOG)

@@ -19,7 +19,6 @@ from benchmarks.evidence._pipeline_jobs import PipelineJob
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import read_trace, write_trace
-from paceenv.diagnosis.causes import TENANT
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.lateness_over_time import lateness
@@ -155,14 +154,6 @@ def test_sizes_that_hang_on_a_guess_are_not_foretold(fitted_to: Callable[..., Fi
     still = fitted_to("equal-slack", "--set=noise.jitter_cv=0")
     said = sizes(still), compare(still, ["paper"])
     assert all(isinstance(one, str) and "depends on fabric." in one for one in said)
-
-
-@pytest.mark.slow
-def test_another_job_that_no_cluster_has_is_a_doubt(fitted_to: Callable[..., Fitted]) -> None:
-    """The causes may name a tenant that the calibration cannot describe."""
-    fitted = fitted_to("null-jitter")
-    assert fitted.doubt == ""
-    assert "lacks the other job" in dataclasses.replace(fitted, causes=frozenset({TENANT})).doubt
 
 
 @pytest.mark.parametrize(
