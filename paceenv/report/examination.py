@@ -101,7 +101,7 @@ class Examination:
             is_worth_it = self.conclusion.verdict.claim in {"helps", "is open"} and not stands
             if is_fitted and is_worth_it and len(self.paths) == 1:
                 steps.append(f"paceenv train --job {words} -o runs/mine")
-        if answer is not None and (answer.matrix is not None or len(answer.steps) == 1):
+        if answer is not None and answer.matrix is not None:
             steps.append(f"paceenv report {words} -o report.html")
         for source, law in list(self.links.items())[:1]:
             if "law holds for neither" not in law:
