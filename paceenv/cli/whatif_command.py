@@ -13,7 +13,7 @@ from paceenv.cli.simulate_command import MAX_RANK_ITERATIONS
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.intervals import Interval
 from paceenv.policies.select import POLICY_HELP
-from paceenv.report.recordings import find_recordings
+from paceenv.report.recordings import read_trace
 from paceenv.ui import output
 from paceenv.ui.json_option import JsonFile
 from paceenv.whatif import simulated
@@ -87,10 +87,7 @@ def _answer(
             if value is not None:
                 raise InputError(f"{option} {value}: {source[0]} is a cluster config; allowed: only with a trace")
         return _simulate(of_config(source[0]), changes, iterations)
-    inputs = find_recordings(source).read()
-    for note in inputs.notes:
-        output.say(note)
-    trace = inputs.require_trace()
+    trace = read_trace(source)
     with output.progress(f"calibrate {Path(source[0]).name}", 1):
         baseline = of_trace(trace, source[0], base, job)
     return _simulate(baseline, changes, iterations)
