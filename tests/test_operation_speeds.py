@@ -81,13 +81,3 @@ def test_no_efficiency_is_claimed_where_the_trace_does_not_show_it(order: str, f
     base = layers(order, noise=0.0, **known)
     fit = fit_trace(awaited(recorded(truth, 0, 60)), base=base)
     assert not fit.cluster.fabric.efficiency
-
-
-def test_an_efficiency_is_found_without_a_program_where_operations_run_alone() -> None:
-    data = layers("apart", efficiency={"all_to_all": 0.6}).model_dump(exclude_defaults=True)
-    del data["program"]["step"][-2:]
-    data["program"]["step"] += [{"compute": {"seconds": 0.04}}, {"all_reduce": {"bytes": 2.67e5}}]
-    fit = fit_trace(recorded(config_files.parse(Cluster, data, "test"), 0, 60), program=True)
-    assert dict(fit.cluster.fabric.efficiency) == pytest.approx({"all_to_all": 0.6}, rel=0.05)
-    assert fit.cluster.fabric.nic_gbps == pytest.approx(0.1, rel=0.03)
-    assert abs(fit.mean_error) < 0.01

@@ -22,12 +22,14 @@ from paceenv.calibration.cluster_builder import ClusterBuilder, Matched
 from paceenv.calibration.compute_noise import length_cv, put_lengths
 from paceenv.calibration.known_program import AnchorStamps
 from paceenv.calibration.parameters import FROM_BASE, identified, not_identifiable
-from paceenv.calibration.program_links import ALIKE, NONE_ALONE, SETTLES
+from paceenv.calibration.program_links import NONE_ALONE, SETTLES
 from paceenv.calibration.program_stamps import ProgramStamps
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.program_layout import OPS, START, WAIT, Program
 
+ALIKE: Final = 0.05
+"""Efficiencies that differ by less are the same."""
 CLOSE: Final = 0.01
 """Error of the simulated mean step from which on single phases may vary by themselves."""
 MAX_MICRO_BATCHES: Final = 4096
