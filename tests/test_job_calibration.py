@@ -278,15 +278,6 @@ def test_the_payload_of_a_group_of_one_rank_is_its_compute() -> None:
     assert fit_trace(alone, program=False).mean_error == pytest.approx(0.0, abs=1e-3)
 
 
-@pytest.mark.parametrize(("at", "left"), [(range(40), 38), (range(7, 8), 37)])
-def test_an_operation_is_unusual_unless_every_iteration_has_it(at: range, left: int) -> None:
-    trace = _live_trace(iterations=40, odd=20)
-    op = trace.column("op").astype(object)
-    op[(op == "compute") & np.isin(trace.column("iteration"), at)] = "gc"
-    columns = {name: trace.column(name) for name in trace.table.column_names} | {"op": op}
-    assert len(read_job(read_rows(Trace.from_columns(columns, trace.metadata))).iteration_T) == left
-
-
 def _live_trace(iterations: int, odd: int) -> Trace:
     """Rows as the recorder writes them: compute is what lies between."""
     rows: dict[str, list[Any]] = {

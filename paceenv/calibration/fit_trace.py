@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from paceenv.calibration.cluster_builder import ClusterBuilder, Stamps, Steps
 from paceenv.calibration.compute_noise import add_noise
-from paceenv.calibration.heldout import HeldOutCheck, check_fit
+from paceenv.calibration.heldout import check_fit
 from paceenv.calibration.job_stamps import JobStamps, read_job
 from paceenv.calibration.known_program import read_known
 from paceenv.calibration.links import add_links
@@ -75,7 +75,7 @@ class JobFit:
     measured: Steps
     simulated: Steps
     steps: int = 0
-    check: HeldOutCheck | str = NOT_ASKED
+    check: dict[str, Any] | str = NOT_ASKED
     notes: tuple[str, ...] = ()
 
     @property

@@ -8,7 +8,6 @@ errors of the fit and the differences between runs. Axes: T iterations, E simula
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +18,6 @@ from paceenv.calibration.job_stamps import MIN_ITERATIONS
 from paceenv.calibration.noise_fit import MIN_STEPS, ROUNDING
 from paceenv.calibration.posterior import drawn_clusters
 from paceenv.calibration.step_stamps import MIN_UNPACED
-from paceenv.core.intervals import Interval
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import start
 
@@ -38,61 +36,12 @@ _TOLERANCES: Final = {MEAN: GOOD_MEAN, CV: GOOD_CV, P99: 0.1}
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Line:
-    """One quantity: its value on held-out steps, and the mean and the central 95 % of simulated runs."""
-
-    quantity: str
-    held_out: float
-    simulated: Interval
-
-    @property
-    def error(self) -> float:
-        """Relative, or of the CV the difference."""
-        return (self.simulated.value - self.held_out) / (1.0 if self.quantity == CV else self.held_out)
-
-    @property
-    def verdict(self) -> str:
-        """``agrees`` inside the interval, ``close`` outside of it but within the tolerance, else ``off``."""
-        if self.held_out in self.simulated:
-            return "agrees"
-        return "close" if abs(self.error) <= _TOLERANCES[self.quantity] else "off"
-
-
-@dataclass(frozen=True)
-class HeldOutCheck:
-    """The lines, and how many steps the fit behind them saw and did not see."""
-
-    fitted_steps: int
-    held_out_steps: int
-    lines: tuple[Line, ...]
-
-    @property
-    def good(self) -> bool:
-        return "off" not in [line.verdict for line in self.lines]
-
-    def to_record(self) -> dict[str, Any]:
-        """As plain data, to four digits."""
-        names = ("held_out", "simulated", "low", "high", "error")
-        lines = [
-            {"quantity": line.quantity, "unit": "" if line.quantity == CV else "s"}
-            | {n: float(f"{x:.4g}") for n, x in zip(names, (line.held_out, *line.simulated, line.error), strict=True)}
-            | {"verdict": line.verdict}
-            for line in self.lines
-        ]
-        return {
-            "split": "fitted to the first steps, held against the rest; the cluster itself is fitted to all steps",
-            "fitted_steps": self.fitted_steps,
-            "held_out_steps": self.held_out_steps,
-            "good": self.good,
-            "lines": lines,
-        }
-
-
-def check_fit(stamps: Stamps, fit: Callable[[Stamps], Cluster]) -> HeldOutCheck | str:
+def check_fit(stamps: Stamps, fit: Callable[[Stamps], Cluster]) -> dict[str, Any] | str:
     """Fit a job's first steps and compare the fitted cluster with the rest, or say in words why not.
 
-    Only steps without pacing are held out, as the fitted cluster is simulated without.
+    Only steps without pacing are held out, as the fitted cluster is simulated without. Of each quantity: its value on
+    held-out steps, mean and central 95 % of simulated runs, the error (of the CV the difference, else relative), and
+    ``agrees`` inside the interval, ``close`` outside of it but within the tolerance, or ``off``.
     """
     T = len(stamps.step_T)
     cut = int(FITTED_SHARE * T)
@@ -109,13 +58,27 @@ def check_fit(stamps: Stamps, fit: Callable[[Stamps], Cluster]) -> HeldOutCheck 
         simulator = start(one, d * runs + np.arange(runs))
         simulator.run(simulator.off(), _LEAD_IN)
         simulated += map(_describe, simulator.run(simulator.off(), held_out))
-    measured, lines = _describe(rest.step_T), []
-    for quantity, value in measured.items():
+    measured, lines = _describe(rest.step_T), list[dict[str, Any]]()
+    for quantity, held_out_value in measured.items():
         values = np.array([one[quantity] for one in simulated])
         rounding = ROUNDING * (1.0 if quantity == CV else measured[MEAN])
         low, high = np.quantile(values, [0.025, 0.975]).tolist()
-        lines.append(Line(quantity, value, Interval(float(values.mean()), low - rounding, high + rounding)))
-    return HeldOutCheck(cut, held_out, tuple(lines))
+        value, low, high = float(values.mean()), low - rounding, high + rounding
+        error = (value - held_out_value) / (1.0 if quantity == CV else held_out_value)
+        verdict = "close" if abs(error) <= _TOLERANCES[quantity] else "off"
+        numbers = {"held_out": held_out_value, "simulated": value, "low": low, "high": high, "error": error}
+        lines.append(
+            {"quantity": quantity, "unit": "" if quantity == CV else "s"}
+            | {name: float(f"{x:.4g}") for name, x in numbers.items()}
+            | {"verdict": "agrees" if low <= held_out_value <= high else verdict}
+        )
+    return {
+        "split": "fitted to the first steps, held against the rest; the cluster itself is fitted to all steps",
+        "fitted_steps": cut,
+        "held_out_steps": held_out,
+        "good": "off" not in [line["verdict"] for line in lines],
+        "lines": lines,
+    }
 
 
 def _describe(step_T: Array) -> dict[str, float]:

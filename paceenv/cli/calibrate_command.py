@@ -125,7 +125,7 @@ def _fit_job(
     trace, clocks = trace_on_one_clock(trace)
     probed = None if probe is None else trace_on_one_clock(find_recordings([probe]).read().require_trace())[0]
     fit = fit_trace(trace, base=base, name=name, probe=probed, program=program, check=True)
-    check = {"cannot_tell": fit.check} if isinstance(fit.check, str) else fit.check.to_record()
+    check = {"cannot_tell": fit.check} if isinstance(fit.check, str) else fit.check
     cluster = fit.cluster.model_copy(update={"calibration": fit.cluster.calibration | {"held_out_steps": check}})
     return cluster, [*filter(None, [clocks]), *fit.notes]
 
