@@ -262,7 +262,7 @@ def _fit_imbalance(moments: Moments, target_se: Array) -> tuple[float, float]:
     fitted_widths = WIDTHS[: len(moments.max_over_mean)]
 
     def misfit(parameters: Array) -> Array:
-        predicted_max = expected_max(persistent_cv, *parameters, fitted_widths)
+        predicted_max = expected_max(persistent_cv, parameters[0], parameters[1], fitted_widths)
         predicted = np.concatenate([parameters, predicted_max])
         weighted: Array = (predicted - targets) / target_se
         return weighted
