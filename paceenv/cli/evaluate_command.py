@@ -56,8 +56,6 @@ def evaluate(
     for path in (write, watch, json_ if json_ != "-" else None):
         if path is not None:
             check_file_name(path)
-    given = {"--suite": suite, "--split": split, "--seeds": seeds, "--iterations": iterations, "--write": write}
-    given = {name: value for name, value in given.items() if value is not None}
     update = {k: v for k, v in (("seeds", seeds), ("iterations", iterations)) if v is not None}
     comparison, names = _comparison(policies)
     chosen = comparison.chosen() if comparison and not suite else load_suite(suite or "demo")
@@ -83,7 +81,8 @@ def evaluate(
         note = f"{gains} {length}; {chosen.limits}"
         output.print_table(f"Suite {chosen.name}", score_table.COLUMNS, rows, "\n".join([note, *differences]))
     if write is not None:
-        options = [text for name, value in given.items() for text in (name, str(value))]
+        given = {"--suite": suite, "--split": split, "--seeds": seeds, "--iterations": iterations, "--write": write}
+        options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
         options += [text for one in limit or [] for text in ("--limit", one)]
         made_by = shlex.join(["paceenv", "evaluate", *policies, *options])
         page = [f"# Policies on suite {chosen.name}", "", f"Made by `{made_by}`.", ""]

@@ -85,9 +85,8 @@ def run_on_testbed(
     agent = [*testbed_run.agent_options(chosen.loop, "observe"), "--seed", str(seed)]
     folder = out or Path("runs/testbed") / chosen.name
     with output.progress(chosen.name, count) as done:
-        result = testbed_run.run_scenario(
-            chosen, folder, agents={chosen.loop.job: agent}, iterations=count, on_progress=done
-        )
+        agents = {chosen.loop.job: agent}
+        result = testbed_run.run_scenario(chosen, folder, agents=agents, iterations=count, on_progress=done)
     if output.write_json({name: _numbers(job) for name, job in result.jobs.items()}, json_):
         _print(chosen, result)
         output.say(f"logs, step times and trace are in {folder}/")
