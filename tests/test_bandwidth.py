@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from traced_jobs import JEAN_ZAY_DIR, needs_jean_zay
 
 from paceenv.calibration.bandwidth import fit_bandwidth
 from paceenv.cli import application
@@ -246,15 +247,12 @@ def test_a_poor_law_and_unknown_hosts_are_said(tmp_path: Path, capsys: pytest.Ca
     assert "lists no hosts; 8 ranks are taken to be inside one node" in said(EIGHT_GPUS)
 
 
-DATA = Path(__file__).parents[2] / "shared" / "data" / "jean-zay"
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="the data folder is not here")
+@needs_jean_zay
 @pytest.mark.parametrize(
     ("name", "members", "gbps"), [("n1_32gb_all_reduce_bench.txt", 4, 990), ("all_reduce_bench-32gb-n4.txt", 16, 84.7)]
 )
 def test_real_output_of_the_benchmark(name: str, members: int, gbps: float) -> None:
     """Bus bandwidth as it prints it once warm."""
-    table = read_table(DATA / name)
+    table = read_table(JEAN_ZAY_DIR / name)
     assert table.members == members
     assert fit_bandwidth(table).law.bandwidth_Bps * 8e-9 == pytest.approx(gbps, rel=0.01)
