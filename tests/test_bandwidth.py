@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from traced_jobs import JEAN_ZAY_DIR, needs_jean_zay
 
 from paceenv.calibration.bandwidth import fit_bandwidth
 from paceenv.cli import application
@@ -99,16 +100,6 @@ def test_standard_errors_cover_the_truth_under_noise(tmp_path: Path) -> None:
     assert 0.01 < fit.misfit < 0.05
 
 
-def test_a_table_of_eight_gpus_in_the_older_format(tmp_path: Path) -> None:
-    path = written(tmp_path, EIGHT_GPUS, "log.txt")
-    out = read_table(path)
-    assert (out.op, out.members) == ("all_reduce", 8), "from bus bandwidth over algorithm bandwidth, 2 * 7/8"
-    assert out.size_bytes[0] == 1048576
-    assert out.time_s[0] == pytest.approx(54e-6), "out of place"
-    fit = fit_bandwidth(out)
-    assert 225e9 < fit.law.bandwidth_Bps < 300e9
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -125,18 +116,6 @@ def test_what_is_no_table_is_refused_in_one_line(tmp_path: Path, text: str, expe
         fit_bandwidth(read_table(path))
     assert str(caught.value).startswith(str(path))
     assert expected in str(caught.value)
-
-
-def test_a_time_that_does_not_grow_is_refused(tmp_path: Path) -> None:
-    rows = "".join(f"{2**k} 1 float sum -1 9 1 1.75 0 9 1 1.75 0\n" for k in range(6))
-    with pytest.raises(InputError, match="time does not grow with size"):
-        fit_bandwidth(read_table(written(tmp_path, CHUNKED + rows)))
-
-
-def test_options_of_a_trace_do_not_act_on_a_table(tmp_path: Path) -> None:
-    path = written(tmp_path, printed(LAW))
-    with pytest.raises(InputError, match=r"--probe x: .* is nccl-tests output; allowed: the trace of a job"):
-        application.run(["calibrate", str(path), "-o", str(tmp_path / "x.yaml"), "--probe", "x"])
 
 
 LAW = Law(12e-6, 25e9, 1e-7)
@@ -188,12 +167,6 @@ def test_several_programs_in_one_file(tmp_path: Path) -> None:
     assert [table.op for table in read_tables(path)] == list(ops.values())
     with pytest.raises(InputError, match=r"4 tables .*, table 2 in line .*; allowed: one"):
         application.run(["calibrate", str(path), "-o", str(tmp_path / "x.yaml")])
-
-
-@pytest.mark.parametrize("program", ["gather_perf", "scatter_perf", "hypercube_perf"])
-def test_a_program_without_a_law_is_refused(tmp_path: Path, program: str) -> None:
-    with pytest.raises(InputError, match=f"{program}, for which there is no law"):
-        read_tables(written(tmp_path, printed(LAW, program=program), "log"))
 
 
 def test_few_sizes_give_a_bandwidth_only(tmp_path: Path) -> None:
@@ -274,15 +247,12 @@ def test_a_poor_law_and_unknown_hosts_are_said(tmp_path: Path, capsys: pytest.Ca
     assert "lists no hosts; 8 ranks are taken to be inside one node" in said(EIGHT_GPUS)
 
 
-DATA = Path(__file__).parents[2] / "shared" / "data" / "jean-zay"
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="the data folder is not here")
+@needs_jean_zay
 @pytest.mark.parametrize(
     ("name", "members", "gbps"), [("n1_32gb_all_reduce_bench.txt", 4, 990), ("all_reduce_bench-32gb-n4.txt", 16, 84.7)]
 )
 def test_real_output_of_the_benchmark(name: str, members: int, gbps: float) -> None:
     """Bus bandwidth as it prints it once warm."""
-    table = read_table(DATA / name)
+    table = read_table(JEAN_ZAY_DIR / name)
     assert table.members == members
     assert fit_bandwidth(table).law.bandwidth_Bps * 8e-9 == pytest.approx(gbps, rel=0.01)

@@ -101,16 +101,6 @@ def test_bad_input_is_exit_code_2_on_the_error_stream() -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_the_cluster_of_a_production_trace_has_its_maximum(capsys: pytest.CaptureFixture[str]) -> None:
-    summary = _simulate(capsys, "straggler-se", "-i", "2000", "--seeds", "4")
-    step = summary["step_time_s"]
-    assert isinstance(step, dict)
-    # the engine's own maximum over 32 workers, against the trace's: the collective adds a constant
-    ideal = float(str(summary["ideal_step_time_s"]))
-    compute_s = 4.061
-    assert (step["mean"] - ideal) / compute_s + 1.0 == pytest.approx(1.382, rel=0.02)
-
-
 def test_evaluate_pairs_policies_on_a_suite(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--suite", "nulls", "--split", "validation", "--seeds", "4", "-i", "200", "--json", "-"]
     rows = json.loads(_run(capsys, "evaluate", "static", "paper", *options))
@@ -153,11 +143,9 @@ def test_evaluate_tells_files_of_one_name_apart_and_names_its_command(
     assert {row["policy"] for row in rows} == {"passive", "policy"}
 
 
-def test_options_that_a_log_cannot_use_are_refused(tmp_path: Path) -> None:
+def test_commands_that_need_a_trace_refuse_a_log(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("".join(f"iter {i}: loss 3.0, time {100 + i % 7}.00ms\n" for i in range(100)))
-    for option, value in (("--policy", "paper"), ("--job", "mine")):
-        with pytest.raises(InputError, match=f"{option} .*: .*log.txt holds step times alone; allowed: with a trace"):
-            application.run(["report", str(log), "-o", str(tmp_path / "page.html"), option, value])
-    with pytest.raises(InputError, match=r"step times without operations, no trace; allowed: paceenv diagnose"):
-        application.run(["calibrate", str(log), "-o", str(tmp_path / "cluster.yaml")])
+    for command in ("report", "calibrate"):
+        with pytest.raises(InputError, match=r"step times without operations, no trace; allowed: paceenv diagnose"):
+            application.run([command, str(log), "-o", str(tmp_path / "cluster.html")])

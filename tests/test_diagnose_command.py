@@ -58,7 +58,7 @@ def diagnosed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]
     ("make", "said", "steps"),
     [
         (trace, "persistent slow rank", ["paceenv whatif {} --replace-rank 3", "paceenv report {} -o report.html"]),
-        (log, "ceiling: all that removing variation gains", ["paceenv report {} -o report.html"]),
+        (log, "ceiling: all that removing variation gains", []),
         (table, "all_reduce among", ["paceenv calibrate {}/all_reduce_perf.txt -o links.yaml"]),
         (hang, "Flight Recorder dumps of 2 of 2 ranks", []),
         (live, "Where the step went", ["paceenv report {} -o report.html"]),
@@ -83,25 +83,12 @@ def test_a_folder_is_recognised_and_the_next_steps_work(
     found = [shlex.split(line) for line in printed.partition("\nWith this input\n")[2].splitlines()]
     assert found == [[word.replace("{}", str(folder)) for word in shlex.split(step)] for step in steps]
     for words in found:
-        if make is not log or words[1] != "report":  # a report of a log is seen in test_pages
-            assert application.run(words[1:]) == 0, words
+        assert application.run(words[1:]) == 0, words
 
 
 def test_no_change_is_offered_that_cannot_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace(tmp_path)
     assert diagnosed(capsys, str(tmp_path), "--no-simulate")["next"] == [f"paceenv report {tmp_path} -o report.html"]
-
-
-@pytest.mark.slow
-def test_everything_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The trace is compared with the table; the dumps are of a hang; the log has a ceiling."""
-    for make in (trace, log, table, hang):
-        make(tmp_path)
-    found = diagnosed(capsys, str(tmp_path))
-    assert found["headline"]["pacing"]["claim"] == "gains nothing"
-    assert "rank 1 stopped" in found["hang"][0]["verdict"]
-    assert found["step_times"][0]["ceiling"]["value"] > 0.0
-    assert "GB/s" in found["links"][str(tmp_path / "all_reduce_perf.txt")]
 
 
 def test_a_live_run_is_a_page_and_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,8 +116,3 @@ def test_a_live_run_is_a_page_and_a_trace(tmp_path: Path, capsys: pytest.Capture
     (run / "note.txt").write_text("x")
     with pytest.raises(InputError):
         application.run(["diagnose", str(run)])
-
-
-def test_what_is_no_command_and_no_path_is_refused() -> None:
-    with pytest.raises(InputError, match="no command diagnos; did you mean diagnose"):
-        application.run(["diagnos"])

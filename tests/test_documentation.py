@@ -129,16 +129,6 @@ def test_every_mark_is_made_and_everything_made_is_on_a_page() -> None:
     assert sorted(marks) == sorted(site_pages.MAKERS)
 
 
-def test_the_reference_has_every_command_with_its_options() -> None:
-    page = command_pages.every_command()
-    for name, command in COMMANDS.items():
-        (section,) = re.findall(rf"^#+ {re.escape(name)}\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
-        for parameter in command.params:
-            if parameter.name != "help" and not getattr(parameter, "hidden", False):
-                shown = parameter.name.upper() if parameter.param_type_name == "argument" else parameter.opts[0]
-                assert f"`{shown}" in section, (name, parameter.name)
-
-
 def test_every_option_of_every_command_is_described() -> None:
     without = [
         (name, parameter.name)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from traced_jobs import job_of
 
 from benchmarks._common import recorded
-from paceenv.calibration.compute_noise import noise_cluster
 from paceenv.calibration.fit_trace import fit_stamps, fit_trace
-from paceenv.calibration.heldout import HeldOutCheck, Line, check_fit, check_stage
+from paceenv.calibration.heldout import check_fit
 from paceenv.calibration.job_stamps import JobStamps, read_job
 from paceenv.calibration.posterior import measured_step
 from paceenv.calibration.step_stamps import read_rows
@@ -28,70 +29,55 @@ def stamps() -> JobStamps:
     return read_job(read_rows(recorded(load_cluster("null-jitter").changed(list(JOB)), 3, 240)))
 
 
-def check_job(stamps: JobStamps) -> HeldOutCheck | str:
-    return check_fit(stamps, lambda part: fit_stamps(part).cluster)
+def check_job(stamps: JobStamps) -> dict[str, Any]:
+    check = check_fit(stamps, lambda part: fit_stamps(part).cluster)
+    assert isinstance(check, dict), check
+    return check
 
 
-def checked(check: HeldOutCheck | str) -> dict[str, Line]:
-    assert isinstance(check, HeldOutCheck), check
-    return {line.quantity: line for line in check.lines}
+def lines_of(check: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {line["quantity"]: line for line in check["lines"]}
 
 
 def test_a_job_that_stays_as_it_was_agrees_in_every_quantity(stamps: JobStamps) -> None:
     check = check_job(stamps)
-    lines = checked(check)
-    widths = [f"E[max]/mean of compute, {n} ranks" for n in (2, 4, 8)]
-    skew = ["arrival skew, mean", "arrival skew, p95"]
-    assert list(lines) == ["mean step", "CV of the step", "p99 of the step", *widths, *skew, "KS distance of the step"]
-    assert isinstance(check, HeldOutCheck)
-    assert (check.fitted_steps, check.held_out_steps) == (159, 80)
-    assert check.good
-    assert lines["mean step"].simulated.low < lines["mean step"].simulated.high
+    lines = lines_of(check)
+    assert list(lines) == ["mean step", "CV of the step", "p99 of the step"]
+    assert (check["fitted_steps"], check["held_out_steps"]) == (159, 80)
+    assert check["good"]
+    assert lines["mean step"]["low"] < lines["mean step"]["high"]
     kept = stamps.part(np.arange(len(stamps.step_T)) >= 159)
-    assert lines["mean step"].held_out == pytest.approx(kept.step_T.mean())
-    entry_TGM = kept.entry_TR.reshape(80, 1, 8)
-    assert lines["arrival skew, mean"].held_out == pytest.approx(np.ptp(entry_TGM, axis=2).mean())
+    assert lines["mean step"]["held_out"] == pytest.approx(kept.step_T.mean(), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("factor", "spread", "off"),
-    [
-        (1.2, 1.0, {"mean step", "p99 of the step", "KS distance of the step"}),
-        (1.0, 2.0, {"arrival skew, mean", "arrival skew, p95"}),
-    ],
-)
-def test_a_job_that_changes_is_off_in_what_changed(
-    factor: float, spread: float, off: set[str], stamps: JobStamps
-) -> None:
+def test_a_job_that_changes_is_off_in_what_changed(stamps: JobStamps) -> None:
     """Every second step held out, the fit would have seen the change as well."""
     late_T = np.arange(len(stamps.step_T)) >= 2 * len(stamps.step_T) // 3
-    mean_T1 = stamps.entry_TR.mean(axis=1, keepdims=True)
-    entry_TR = np.where(late_T[:, None], factor * (mean_T1 + spread * (stamps.entry_TR - mean_T1)), stamps.entry_TR)
-    more_T = entry_TR.max(axis=1) - stamps.entry_TR.max(axis=1)
+    more_T = np.where(late_T, 0.2 * stamps.entry_TR.mean(axis=1), 0.0)
     changed = replace(
-        stamps, entry_TR=entry_TR, finish_TG=stamps.finish_TG + more_T[:, None],
+        stamps, entry_TR=stamps.entry_TR + more_T[:, None], finish_TG=stamps.finish_TG + more_T[:, None],
         ready_TG=stamps.ready_TG + more_T[:, None], step_T=stamps.step_T + more_T,
     )  # fmt: skip
-    lines = checked(check_job(changed))
-    assert off <= {name for name, line in lines.items() if line.verdict == "off"}
+    lines = lines_of(check_job(changed))
+    assert {name for name, line in lines.items() if line["verdict"] == "off"} >= {"mean step", "p99 of the step"}
 
 
 def test_too_few_steps_or_only_paced_ones_are_not_checked(stamps: JobStamps) -> None:
     few = stamps.part(np.arange(len(stamps.step_T)) < 20)
-    assert "needed: 24" in str(check_job(few))
+    assert "needed: 24" in str(check_fit(few, lambda part: fit_stamps(part).cluster))
     paced = replace(stamps, delay_TR=np.full_like(stamps.delay_TR, 0.01))
-    assert "0 of them held out and without pacing" in str(check_job(paced))
+    assert "0 of them held out and without pacing" in str(check_fit(paced, lambda part: fit_stamps(part).cluster))
 
 
 @pytest.mark.slow
 def test_intervals_hold_what_is_held_out_as_often_as_they_say() -> None:
     """An interval over runs of the fitted cluster alone, as if its parameters were known, holds it too seldom."""
-    rng, inside, base = np.random.default_rng(0), list[bool](), load_cluster("null-jitter")
+    rng, inside = np.random.default_rng(0), list[bool]()
     for _ in range(10):
         persistent, common = 1.0 + 0.02 * rng.standard_normal(8), 1.0 + 0.01 * rng.standard_normal((150, 1))
         compute_s_TR = 0.5 * persistent * common * (1.0 + 0.05 * rng.standard_normal((150, 8)))
-        check = check_stage(compute_s_TR, lambda fit: noise_cluster(fit, base, "stage"))
-        inside += [line.verdict == "agrees" for line in checked(check).values()]
+        check = check_job(read_job(read_rows(job_of(compute_s_TR))))
+        inside += [line["verdict"] == "agrees" for line in check["lines"]]
     assert 0.85 <= np.mean(inside) <= 0.995
 
 
@@ -116,8 +102,8 @@ def test_a_program_without_a_transfer_alone_has_the_steps_of_the_job() -> None:
     """A rate put so that transfers alone take as long as measured made each step 1.7 % too long."""
     fit = fit_trace(recorded(load_cluster("expert-layers"), 0, 300), check=True)
     assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.01)
-    assert isinstance(fit.check, HeldOutCheck)
-    assert fit.check.good
+    assert isinstance(fit.check, dict)
+    assert fit.check["good"]
 
 
 def test_noise_that_is_rounding_is_none() -> None:

@@ -182,15 +182,6 @@ def test_what_is_put_into_a_job_is_found(what: str, simulated: Any) -> None:
         assert_good(fit)
 
 
-def test_a_variation_beyond_what_a_cluster_can_have_is_cut_off(simulated: Any) -> None:
-    """Half of the ranks are slow: no rank is an outlier."""
-    cluster = load_cluster("sockets-null-jitter")
-    slow = cluster.changed([f"noise.slow_ranks={cluster.ranks // 2}", "noise.slow_factor=100"])
-    fit = fit_trace(with_bytes(simulated(slow), cluster), program=False)
-    assert fit.cluster.noise.persistent_cv == 1.0
-    assert "the simulator knows at most 1" in by_key(fit)["noise.persistent_cv"].evidence
-
-
 def test_what_delays_starts_and_transfers_alike_does_not_bias_a_probe(simulated: Any) -> None:
     """A busy host that starts late and then transfers longer: least squares would call it contention the wrong way."""
     stamps = read_job(read_rows(simulated(load_cluster("equal-slack"), longest_s=0.02, iterations=600)))
@@ -287,15 +278,6 @@ def test_the_payload_of_a_group_of_one_rank_is_its_compute() -> None:
     assert fit_trace(alone, program=False).mean_error == pytest.approx(0.0, abs=1e-3)
 
 
-@pytest.mark.parametrize(("at", "left"), [(range(40), 38), (range(7, 8), 37)])
-def test_an_operation_is_unusual_unless_every_iteration_has_it(at: range, left: int) -> None:
-    trace = _live_trace(iterations=40, odd=20)
-    op = trace.column("op").astype(object)
-    op[(op == "compute") & np.isin(trace.column("iteration"), at)] = "gc"
-    columns = {name: trace.column(name) for name in trace.table.column_names} | {"op": op}
-    assert len(read_job(read_rows(Trace.from_columns(columns, trace.metadata))).iteration_T) == left
-
-
 def _live_trace(iterations: int, odd: int) -> Trace:
     """Rows as the recorder writes them: compute is what lies between."""
     rows: dict[str, list[Any]] = {
@@ -333,15 +315,6 @@ def test_a_trace_that_is_no_job_is_refused(drop: tuple[str, ...], said: str, sim
     keep: NDArray[np.bool_] = ~trace.isin("op", *drop) if drop else np.ones(trace.table.num_rows, np.bool_)
     with pytest.raises(InputError, match=said):
         fit_trace(Trace(trace.table.filter(pa.array(keep)), trace.metadata), program=False)
-
-
-def test_a_rank_that_left_the_barrier_too_late_costs_its_iteration(simulated: Any) -> None:
-    trace = simulated(load_cluster("equal-slack"))
-    iteration, rank, end_s = trace.column("iteration"), trace.column("rank"), trace.column("end_s").copy()
-    end_s[trace.isin("op", "barrier") & (iteration == 50) & (rank == 3)] += 0.2
-    late = _changed(trace, end_s=pa.array(end_s))
-    assert 51 not in read_job(read_rows(late)).iteration_T
-    assert len(read_job(read_rows(late)).step_T) == len(read_job(read_rows(trace)).step_T) - 1
 
 
 def test_where_ranks_often_leave_late_a_step_ends_with_the_first(simulated: Any) -> None:

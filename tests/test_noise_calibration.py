@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,14 +11,12 @@ from numpy.typing import NDArray
 from traced_jobs import STRAGGLER_DIR, job_of, needs_traces
 
 from paceenv.calibration.noise_fit import (
-    TOLERANCE,
     WIDTHS,
-    Estimate,
     NoiseFit,
-    NoiseMeasurements,
-    WorkerDistribution,
+    expected_max,
     fit_noise,
-    measure_stage,
+    imbalance_cdf,
+    moments,
     stage_times,
     subset_max,
     widths,
@@ -26,8 +25,8 @@ from paceenv.calibration.two_state_fit import Episodes, find_episodes
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.importers.straggler import import_straggler
-from paceenv.ui import config_files
 
+TOLERANCE = 0.02
 PARAMETERS = ("persistent_cv", "common_cv", "jitter_cv", "imbalance_cv", "imbalance_skew", "slow_factor")
 
 Array = NDArray[np.float64]
@@ -47,24 +46,49 @@ def compute_times(steps: int, ranks: int, seed: int = 0, **noise: float) -> Arra
     return times
 
 
-def fit(compute_s_TR: Array) -> NoiseFit:
-    return fit_noise(measure_stage(compute_s_TR), "synthetic")
+class Estimate(NamedTuple):
+    value: float
+    se: float
+    lo: float
+    hi: float
 
 
-def worker_of(fitted: NoiseFit) -> WorkerDistribution:
-    noise = fitted.to_config()["noise"]
-    return WorkerDistribution(
-        noise["persistent_cv"], max(noise["imbalance_cv"], noise["jitter_cv"]), noise["imbalance_skew"]
-    )
+def fit(compute_s_TR: Array) -> dict[str, Estimate]:
+    """The parameters by the last part of their keys."""
+    found = fit_noise(compute_s_TR).parameters
+    return {p.key.rpartition(".")[2]: Estimate(*(float(x or 0.0) for x in (p.value, p.se, p.lo, p.hi))) for p in found}
+
+
+def imbalance_of(fitted: NoiseFit) -> tuple[float, float, float]:
+    """Persistent part, imbalance and its skewness."""
+    value = {one.key.rpartition(".")[2]: float(one.value or 0.0) for one in fitted.parameters}
+    return value["persistent_cv"], value["imbalance_cv"], value["imbalance_skew"]
+
+
+def measured_max(times_TR: Array, fitted: NoiseFit) -> Array:
+    """E[max]/mean of healthy workers at all widths."""
+    slow_R = np.isin(np.arange(times_TR.shape[1]), fitted.slow)
+    return np.array(moments(times_TR, slow_R).max_over_mean)
 
 
 def half_errors(times_TR: Array) -> float:
     """Of E[max]/mean, where each half of the steps predicts the other, both ways averaged; the largest of all."""
-    halves = [measure_stage(times_TR[first::2]) for first in (0, 1)]
-    tested = widths(times_TR.shape[1] - len(halves[0].slow_workers))
-    predicted = np.mean([worker_of(fit_noise(half, "half")).expected_max(tested) for half in halves], axis=0)
-    measured = np.mean([half.all.max_over_mean for half in halves], axis=0)
+    halves = [times_TR[first::2] for first in (0, 1)]
+    fits = [fit_noise(half) for half in halves]
+    tested = widths(times_TR.shape[1] - len(fits[0].slow))
+    predicted = np.mean([expected_max(*imbalance_of(one), tested) for one in fits], axis=0)
+    measured = np.mean([measured_max(half, fits[0]) for half in halves], axis=0)
     return float(np.abs(predicted / measured - 1.0).max())
+
+
+def distance(times_TR: Array) -> float:
+    """Largest difference between fitted and measured distribution function of healthy workers, in steps of a mean."""
+    fitted = fit_noise(times_TR)
+    healthy_TR = np.delete(times_TR, fitted.slow, axis=1)
+    x_TR, ranks = healthy_TR / healthy_TR.mean(axis=1, keepdims=True) - 1.0, healthy_TR.shape[1]
+    chances = np.array([0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99])
+    x = np.quantile(x_TR * np.sqrt(ranks / (ranks - 1)), chances)
+    return float(np.max(np.abs(imbalance_cdf(1.0 + x, *imbalance_of(fitted)) - chances)))
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 7])
@@ -86,9 +110,9 @@ def test_subset_max_is_the_mean_over_all_subsets(width: int) -> None:
 def test_known_parameters_are_inside_their_intervals(truth: dict[str, float]) -> None:
     times_TR = compute_times(150, 16, **truth)
     fitted = fit(times_TR)
-    assert len(fitted.slow_workers) == ("slow_factor" in truth)
+    assert ("slow_ranks" in fitted) == ("slow_factor" in truth)
     for name in PARAMETERS:
-        estimate: Estimate | None = getattr(fitted, name)
+        estimate = fitted.get(name)
         if estimate is None:
             assert name not in truth
             continue
@@ -97,51 +121,46 @@ def test_known_parameters_are_inside_their_intervals(truth: dict[str, float]) ->
         assert estimate.se < {"persistent_cv": 0.01, "common_cv": 0.01, "imbalance_skew": 0.2}.get(
             name, 0.1 * estimate.value
         )
-    assert half_errors(times_TR) < TOLERANCE
-    # 16 workers are a small sample of the persistent part
-    assert fitted.distance < (0.08 if "persistent_cv" in truth else 0.03)
+    if "imbalance_cv" in truth:
+        assert half_errors(times_TR) < TOLERANCE
 
 
 def test_a_slow_worker_is_taken_out_before_the_rest_is_fitted() -> None:
     times_TR = compute_times(60, 4, jitter_cv=0.004, common_cv=0.008)
     slowed_TR = times_TR * np.array([1.0, 1.0, 2.35, 1.0])
+    assert fit_noise(slowed_TR).slow == (2,)
     fitted, healthy = fit(slowed_TR), fit(times_TR[:, [0, 1, 3]])
-    assert fitted.slow_workers == (2,)
-    assert fitted.slow_factor is not None
-    assert fitted.slow_factor.value == pytest.approx(2.35, rel=2e-3)
-    for name in ("mean_compute_s", "common_cv", "jitter_cv", "persistent_cv"):
-        assert getattr(fitted, name) == getattr(healthy, name)
-    assert fitted.to_config()["noise"]["slow_ranks"] == 1
+    assert fitted["slow_factor"].value == pytest.approx(2.35, rel=2e-3)
+    for name in ("compute_s", "common_cv", "jitter_cv", "persistent_cv"):
+        assert fitted[name] == healthy[name]
+    assert fitted["slow_ranks"].value == 1
 
 
 def test_noise_free_and_two_worker_jobs_can_be_fitted() -> None:
-    quiet = fit(np.full((20, 4), 0.5)).to_config()
-    assert quiet["mean_compute_s"] == 0.5
-    assert max(quiet["noise"][name] for name in ("jitter_cv", "common_cv", "persistent_cv", "imbalance_cv")) < 1e-6
+    quiet = fit(np.full((20, 4), 0.5))
+    assert quiet.pop("compute_s").value == 0.5
+    assert max(one.value for one in quiet.values()) < 1e-6
     pair = fit(compute_times(100, 2, jitter_cv=0.05))
-    assert pair.jitter_cv is not None
-    assert pair.jitter_cv.lo < 0.05 < pair.jitter_cv.hi
-    assert not pair.slow_workers
+    assert pair["jitter_cv"].lo < 0.05 < pair["jitter_cv"].hi
+    assert "slow_ranks" not in pair
 
 
 def test_one_of_two_workers_that_is_much_slower_is_a_slow_one() -> None:
     """Not a pair whose factors vary by more than they are; its noise is relative to itself."""
-    late = fit(compute_times(100, 2, jitter_cv=0.05) * np.array([1.0, 15.0]))
-    assert late.slow_workers == (1,)
-    assert late.slow_factor is not None
-    assert late.slow_factor.lo < 15.0 < late.slow_factor.hi
-    assert late.jitter_cv is not None
-    assert late.jitter_cv.lo < 0.05 < late.jitter_cv.hi
-    assert late.persistent_cv.value == 0.0
+    times_TR = compute_times(100, 2, jitter_cv=0.05) * np.array([1.0, 15.0])
+    assert fit_noise(times_TR).slow == (1,)
+    late = fit(times_TR)
+    assert late["slow_factor"].lo < 15.0 < late["slow_factor"].hi
+    assert late["jitter_cv"].lo < 0.05 < late["jitter_cv"].hi
+    assert late["persistent_cv"].value == 0.0
 
 
 def test_few_workers_that_are_alike_do_not_make_a_mean_certain() -> None:
     """Three may be so by chance, 63 hardly: workers usually differ by a per cent or two."""
     few, many = (fit(compute_times(400, workers, jitter_cv=0.02, slow_factor=1.5)) for workers in (4, 64))
     for fitted, least, most in ((few, 0.004, 0.02), (many, 0.0, 0.001)):
-        assert least < fitted.mean_compute_s.se / fitted.mean_compute_s.value < most
-    assert few.slow_factor is not None
-    assert 0.01 < few.slow_factor.hi / few.slow_factor.value - 1.0 < 0.06
+        assert least < fitted["compute_s"].se / fitted["compute_s"].value < most
+    assert 0.01 < few["slow_factor"].hi / few["slow_factor"].value - 1.0 < 0.06
 
 
 def test_steps_that_a_worker_missed_are_left_out() -> None:
@@ -161,51 +180,35 @@ def test_steps_that_a_worker_missed_are_left_out() -> None:
 )
 def test_too_little_to_measure(times_TR: Array, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        measure_stage(times_TR)
+        fit_noise(times_TR)
 
 
-# Reference values: "Understanding Stragglers in Large Model Training Using What-if Analysis", sample traces SE and AR.
-MAX_OVER_MEAN_SE = {0: (1.076, 1.155, 1.230, 1.304, 1.382), 1: (1.052, 1.105, 1.157, 1.208, 1.261)}
-
-
-def packaged(name: str) -> tuple[NoiseMeasurements, list[NoiseFit]]:
-    measured = config_files.load(NoiseMeasurements, "measurements", f"straggler-{name.lower()}")
-    return measured, [fit_noise(one, measured.source) for one in measured.stages]
-
-
-def test_packaged_se_has_the_published_numbers_and_its_fit_gives_them() -> None:
-    measured, fits = packaged("SE")
-    for stage, fitted in zip(measured.stages, fits, strict=True):
-        # the reference divides by the mean of the subset, which matters at small widths, by 0.2 %
-        published = np.array(MAX_OVER_MEAN_SE[stage.stage])
-        assert stage.all.max_over_mean == pytest.approx(published, rel=2.1e-3)
-        assert fitted.jitter_cv is None
-        assert worker_of(fitted).expected_max(WIDTHS[:5]) == pytest.approx(published, rel=0.005)
-
-
-def test_packaged_ar_has_one_slow_worker_and_quiet_peers() -> None:
-    _, fits = packaged("AR")
-    assert [fitted.slow_workers for fitted in fits] == [(0,), (), (), ()]
-    assert fits[0].slow_factor is not None
-    assert fits[0].slow_factor.value == pytest.approx(2.35, abs=0.01)
-    for fitted in fits:
-        idiosyncratic = fitted.jitter_cv or fitted.imbalance_cv
-        assert idiosyncratic is not None
-        assert 0.003 < idiosyncratic.value < 0.005
-        assert 0.006 < fitted.common_cv.value < 0.026
+# "Understanding Stragglers in Large Model Training Using What-if Analysis", sample traces SE and AR; of SE's two stages
+# the published maxima. The reference divides by the mean of the subset, which matters at small widths, by 0.2 %.
+MAX_OVER_MEAN_SE = ((1.076, 1.155, 1.230, 1.304, 1.382), (1.052, 1.105, 1.157, 1.208, 1.261))
 
 
 @needs_traces
-@pytest.mark.parametrize("name", ["SE", "AR"])
-def test_packaged_summaries_are_those_of_the_traces(name: str) -> None:
-    times = stage_times(import_straggler(STRAGGLER_DIR / f"trace-{name}.parquet"))
-    for theirs in packaged(name)[0].stages:
-        ours = measure_stage(times[theirs.stage])
-        assert ours.slow_workers == theirs.slow_workers
-        mine, known = (one.all.model_dump() for one in (ours, theirs))
-        assert mine.pop("max_over_mean") == pytest.approx(known.pop("max_over_mean"), rel=1e-5)
-        assert mine == pytest.approx(known, rel=1e-4)
-        assert name == "AR" or half_errors(times[theirs.stage]) < TOLERANCE
+def test_the_imbalance_of_a_production_trace_has_the_published_maxima() -> None:
+    times = stage_times(import_straggler(STRAGGLER_DIR / "trace-SE.parquet"))
+    for stage, published in enumerate(MAX_OVER_MEAN_SE):
+        fitted = fit_noise(times[stage])
+        assert measured_max(times[stage], fitted) == pytest.approx(published, rel=2.1e-3)
+        assert expected_max(*imbalance_of(fitted), WIDTHS[:5]) == pytest.approx(published, rel=0.005)
+        assert half_errors(times[stage]) < TOLERANCE
+        assert distance(times[stage]) < 0.1
+
+
+@needs_traces
+def test_a_production_trace_has_one_slow_worker_and_quiet_peers() -> None:
+    times = stage_times(import_straggler(STRAGGLER_DIR / "trace-AR.parquet"))
+    assert [fit_noise(of_stage).slow for of_stage in times.values()] == [(0,), (), (), ()]
+    fits = [fit(of_stage) for of_stage in times.values()]
+    assert fits[0]["slow_factor"].value == pytest.approx(2.35, abs=0.01)
+    for fitted in fits:
+        idiosyncratic = fitted.get("jitter_cv") or fitted["imbalance_cv"]
+        assert 0.003 < idiosyncratic.value < 0.005
+        assert 0.006 < fitted["common_cv"].value < 0.026
 
 
 TRACES, ITERATIONS, SERIES = 600, 300, 4
@@ -230,15 +233,3 @@ def test_intervals_of_share_and_length_hold_the_truth(share: float, mean_iterati
     lengths = np.array([mean_iterations in one.mean_iterations for one in episodes])
     for inside in (shares, lengths):
         assert 0.92 <= np.mean(inside) <= 0.995
-
-
-def test_one_short_episode_bounds_next_to_nothing() -> None:
-    """It may have been the shortest of many: of such traces a tenth would have the truth far outside otherwise."""
-    on_TN = np.zeros((200, 4), np.bool_)
-    on_TN[50:55, 2] = True
-    one = find_episodes(on_TN)
-    assert one is not None
-    assert one.share.value == pytest.approx(5 / 800)
-    assert one.share.low > 0.05 * one.share.value
-    assert 20.0 * one.share.value < one.share.high < 0.99
-    assert one.mean_iterations.high > 30.0 * one.mean_iterations.value

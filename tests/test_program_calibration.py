@@ -177,7 +177,7 @@ def test_a_program_is_chosen_where_communicators_overlap() -> None:
     assert found.cluster.program is not None
     assert "transfers of several communicators overlap" in found.notes[0]
     assert not isinstance(found.check, str)
-    assert {line.quantity: line.verdict for line in found.check.lines}["mean step"] != "off"
+    assert {line["quantity"]: line["verdict"] for line in found.check["lines"]}["mean step"] != "off"
     assert fit_trace(trace, program=False).cluster.program is None
 
 

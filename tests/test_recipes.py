@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import subprocess
 from pathlib import Path
 
 import commands
-import page_blocks
 import pytest
 import yaml
 from page_blocks import ROOT, lay_out_tools
 
 PAGE = (ROOT / "docs" / "how-to" / "recipes.md").read_text()
 HEADINGS = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
-TOOLS = {
-    **page_blocks.TOOLS,
-    "accelerate": '"{python}" -m accelerate.commands.accelerate_cli "$@"',
-    # one machine in place of Slurm's nodes; the variables are those of "Output environment variables" in srun's manual
-    "scontrol": "echo 127.0.0.1",
-    "srun": """
-        tasks=$((SLURM_NNODES * SLURM_NTASKS_PER_NODE)) failed=0
-        for ((i = 0; i < tasks; i++)); do
-            SLURM_PROCID=$i SLURM_LOCALID=$((i % SLURM_NTASKS_PER_NODE)) SLURM_NODEID=$((i / SLURM_NTASKS_PER_NODE)) \\
-                SLURM_NTASKS=$tasks "$@" &
-        done
-        for process in $(jobs -p); do wait $process || failed=1; done
-        exit $failed""",
-}
 
 
 def blocks(heading: str, language: str) -> list[str]:
@@ -54,7 +38,7 @@ def lay_out(folder: Path) -> dict[str, str]:
         port = str(server.getsockname()[1])
     for name, text in named_files().items():
         (folder / name).write_text(text.replace("29500", port))
-    return lay_out_tools(folder, TOOLS)
+    return lay_out_tools(folder)
 
 
 def run(command: str, folder: Path, environ: dict[str, str]) -> str:
@@ -109,10 +93,11 @@ def test_every_option_on_the_page_is_one_of_the_agent() -> None:
 
 
 @pytest.mark.slow
-def test_the_first_recipe_names_the_slow_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("heading", ["torchrun", "Hugging Face Trainer", "Lightning"])
+def test_a_recipe_names_the_slow_rank(heading: str, tmp_path: Path) -> None:
+    """By the launcher, and by the trainer's callback where it has one."""
     environ = lay_out(tmp_path)
-    (command,) = blocks("torchrun", "sh")
-    assert "rank 1" in run(command, tmp_path, environ)
-    assert_named(tmp_path / "runs" / "mine", 2)
-    found = json.loads(run("paceenv live status runs/mine --json -", tmp_path, environ))
-    assert [rank["final"] for rank in found["ranks"]] == [True, True]
+    for command in blocks(heading, "sh"):
+        assert "rank 1" in run(command, tmp_path, environ)
+        (folder,) = re.findall(r"^paceenv diagnose (\S+)$", command, re.MULTILINE)
+        assert_named(tmp_path / folder, 2)

@@ -19,12 +19,11 @@ from benchmarks.evidence._pipeline_jobs import PipelineJob
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import read_trace, write_trace
-from paceenv.diagnosis.causes import TENANT
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.lateness_over_time import lateness
 from paceenv.diagnosis.operation_matrix import read_matrix
-from paceenv.report.fitted import Fitted, compare, fit, sizes
+from paceenv.report.fitted import Fitted, fit, sizes
 from paceenv.report.pictures import REST, parts
 from paceenv.report.rank_pictures import WAIT, heat_map, spans, timeline
 from paceenv.report.section import page
@@ -149,20 +148,6 @@ def test_other_sizes_are_those_of_what_if(fitted_to: Callable[..., Fitted]) -> N
     assert large.high > 1.05 * large.value, "rounds of messages may take longer than is assumed"
     again = predict(fitted.baseline, [Change(nodes=4)], seeds=32, iterations=300)
     assert again.changed[0].job.step == small
-
-
-def test_sizes_that_hang_on_a_guess_are_not_foretold(fitted_to: Callable[..., Fitted]) -> None:
-    still = fitted_to("equal-slack", "--set=noise.jitter_cv=0")
-    said = sizes(still), compare(still, ["paper"])
-    assert all(isinstance(one, str) and "depends on fabric." in one for one in said)
-
-
-@pytest.mark.slow
-def test_another_job_that_no_cluster_has_is_a_doubt(fitted_to: Callable[..., Fitted]) -> None:
-    """The causes may name a tenant that the calibration cannot describe."""
-    fitted = fitted_to("null-jitter")
-    assert fitted.doubt == ""
-    assert "lacks the other job" in dataclasses.replace(fitted, causes=frozenset({TENANT})).doubt
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_the_command_lists_its_scenarios_and_refuses_what_it_cannot_do(
     assert "unequal-slack" in capsys.readouterr().out
     for wrong, why in (
         (["unequal-slak"], "did you mean unequal-slack"),
-        (["unequal-slack", "--loop", "--mode", "active"], "allowed: without --mode and --policy"),
+        (["unequal-slack", "--candidates", "learned"], "allowed: with --loop"),
         (["unequal-slack", "--loop", "--iterations", "5"], "at least 20 with --loop"),
     ):
         with pytest.raises(InputError, match=why):

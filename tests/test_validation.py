@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from described_steps import Step, step_of
 
-from paceenv.calibration.noise_fit import NoiseMeasurements, fit_noise
 from paceenv.core import pacing
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.collectives import Law, volume
@@ -94,7 +93,7 @@ def test_closed_forms(row: dict[str, Any]) -> None:
     assert missed(iter([Check(row["row"], found, **row["expected"])])) == {}
 
 
-# Described clusters, and fitted noise
+# Described clusters
 
 
 @functools.cache
@@ -144,14 +143,6 @@ def test_measured_throughputs(data: dict[str, Any]) -> None:
         ]
     assert len(checks) == 2 * 9 + 2 * 6  # rate and volume where there is a network
     assert missed(iter(checks)) == {}
-
-
-@pytest.mark.parametrize("row", rows_of("distribution"))
-def test_fitted_noise_is_near_what_was_measured(row: dict[str, Any]) -> None:
-    measured = config_files.load(NoiseMeasurements, "measurements", row["measurements"])
-    for stage in measured.stages:
-        found = fit_noise(stage, measured.source).distance
-        assert missed(iter([Check(f"stage {stage.stage}", found, **row["expected"])])) == {}
 
 
 # Simulated runs

@@ -36,7 +36,7 @@ def mean_step_s(cluster: Cluster, policy: str = "passive", **quick: Any) -> floa
 
 # --- changed clusters ----------------------------------------------------------------------------------------------
 def test_combinations_are_rows() -> None:
-    rows = combinations("8,16", "1", None, "0,3+4", ["passive", "static:slack=0.1/0.2"], [])
+    rows = combinations("8,16", "1", "0,3+4", ["passive", "static:slack=0.1/0.2"], [])
     assert len(rows) == 2 * 1 * 2 * 2
     assert rows[0].label == "8 nodes, oversubscription 1, rank 0 replaced"
     assert rows[-1].label == "16 nodes, oversubscription 1, ranks 3-4 replaced, static:slack=0.1/0.2"
@@ -48,13 +48,12 @@ def test_combinations_are_rows() -> None:
         ({}, "nothing to change"),
         ({"nodes": "4,,8"}, "--nodes = '4,,8'; allowed: numbers of at least 1"),
         ({"oversubscription": "-1"}, "allowed: positive numbers"),
-        ({"removed": "x"}, "allowed: ranks, one row each"),
-        ({"removed": "2", "replaced": "2"}, "the same rank taken out and replaced"),
+        ({"replaced": "x"}, "allowed: ranks, one row each"),
         ({"nodes": ",".join(map(str, range(1, MAX_ROWS + 2)))}, f"at most {MAX_ROWS}"),
     ],
 )
 def test_options_that_are_none(options: dict[str, Any], said: str) -> None:
-    given = {"nodes": None, "oversubscription": None, "removed": None, "replaced": None, "pacing": [], "settings": []}
+    given = {"nodes": None, "oversubscription": None, "replaced": None, "pacing": [], "settings": []}
     with pytest.raises(InputError, match=said):
         combinations(**(given | options))
 
@@ -63,11 +62,9 @@ def test_changes_of_a_cluster() -> None:
     cluster = load_cluster("null-jitter").changed(["noise.slow_ranks=2", "job.nodes_per_group=8"])
     wider = apply(Change(nodes=32), cluster, None)
     assert (wider.job.nodes, wider.groups) == (32, 1), "a job of one process group keeps one"
-    without = apply(Change(removed=(4, 7)), cluster, {4, 7})
+    without = apply(Change(nodes=6, replaced=(4, 7)), cluster, {4, 7})
     assert (without.job.nodes, without.noise.slow_ranks, without.groups) == (6, 0, 1)
-    known = apply(Change(removed=(1, 4)), cluster, {4, 7})
-    assert (known.job.nodes, known.noise.slow_ranks) == (6, 1), "one of the two taken out was slow"
-    assert apply(Change(nodes=8, removed=(4,)), cluster, {4, 7}).noise.slow_ranks == 1
+    assert apply(Change(replaced=(1, 4)), cluster, {4, 7}).noise.slow_ranks == 1, "one of the two was slow"
     fabric = apply(Change(oversubscription=2.0), cluster, None).fabric
     assert (fabric.oversubscription, fabric.uplink_gbps) == (2.0, None)
     groups = apply(Change(nodes=16), load_cluster("unequal-slack"), None)
@@ -75,10 +72,6 @@ def test_changes_of_a_cluster() -> None:
     assert apply(Change(pacing="static"), cluster, None) is cluster
     with pytest.raises(InputError, match="drawn anew in every run; allowed: --set noise"):
         apply(Change(replaced=(0,)), cluster, None)
-    with pytest.raises(InputError, match="allowed: with --nodes, a multiple of 2"):
-        apply(Change(removed=(0,)), load_cluster("unequal-slack"), None)
-    with pytest.raises(InputError, match="such that two of the 8 are left"):
-        apply(Change(removed=tuple(range(7))), load_cluster("null-jitter"), None)
 
 
 def test_a_prediction_is_what_rollouts_say() -> None:
@@ -105,7 +98,7 @@ def test_energy_where_the_cluster_has_power() -> None:
     assert row.against_today.energy is not None
     assert row.against_today.energy.high < 0.0
     assert row.against_today.step.value == 0.0
-    assert not any("energy" in line for line in baseline.cannot_tell([]))
+    assert not any("energy" in line for line in baseline.cannot_tell)
 
 
 # --- from a trace --------------------------------------------------------------------------------------------------
@@ -123,7 +116,7 @@ def test_a_trace_predicts_more_nodes_and_a_job_without_its_slow_rank(one_group: 
     assert baseline.slow is not None
     (slow,) = baseline.slow
     like = (slow + 1) % 8
-    changes = [Change(nodes=32), Change(removed=(slow,)), Change(removed=(like,)), Change(replaced=(slow,))]
+    changes = [Change(nodes=32), Change(nodes=7, replaced=(slow,)), Change(replaced=(like,)), Change(replaced=(slow,))]
     answer = predict(baseline, changes, seeds=32, iterations=200)
     for row, changed in zip(answer.changed, (["job.nodes=32"], ["job.nodes=7", "noise.slow_ranks=0"]), strict=False):
         true_s = mean_step_s(truth.changed(changed), seeds=16, first=900, iterations=400)
@@ -172,23 +165,16 @@ def test_a_gather_of_more_senders_is_refused_while_nobody_saw_its_buffer() -> No
 
 
 def test_what_one_size_leaves_open_is_in_the_interval() -> None:
-    """Rounds as long as they come and post-collective work that grows with the job: the truth is inside."""
+    """Rounds as long as they come: the truth is inside."""
     cluster = load_cluster("unequal-slack")
     baseline = of_trace(recorded(cluster, 0, 200), "groups", None, None)
     answer = predict(baseline, [Change(nodes=32), Change(oversubscription=1.0)], **QUICK)
     more, same_size = answer.changed
-    work_s = cluster.post_collective_work.work_s
-    assert isinstance(work_s, float)
-    for exponent in (0.0, 0.5, 1.0):
-        truth = cluster.changed(["job.nodes=32", f"post_collective_work.work_s={work_s * 4.0**exponent}"])
-        assert more.job.step.low < mean_step_s(truth) < more.job.step.high
-    of_size = [unknown.field for unknown in baseline.unknowns(same_size.change)]
-    assert of_size == ["round_us"], "no other size, no growth"
+    assert more.job.step.low < mean_step_s(cluster.changed(["job.nodes=32"])) < more.job.step.high
     assert same_size.job.step.high < 1.02 * same_size.job.step.low
     assert any(line.startswith("round of messages, 2 to ") and "nccl-tests" in line for line in answer.left_open)
     assert not any("latency_us" in line for line in answer.cannot_tell), "it is in the interval"
-    stated = of_trace(recorded(cluster, 0, 200), "groups", "unequal-slack", None)
-    assert [unknown.field for unknown in stated.unknowns(Change(nodes=32))] == ["growth"]
+    assert not of_trace(recorded(cluster, 0, 200), "groups", "unequal-slack", None).left_open
 
 
 # --- intervals -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Every key of every kind of config file with type, unit, range and default, from the Pydantic models."""
+"""Every key of every kind of config file with type, range and default, from the Pydantic models."""
 
 from __future__ import annotations
 
@@ -31,41 +31,19 @@ KINDS: dict[str, tuple[type[Config], str, str]] = {
     "scenario": (Scenario, "configs/testbed", "`paceenv testbed`"),
 }
 """Model, folder and users of each kind of file."""
-UNITS = {
-    "_s": "s",
-    "_ms": "ms",
-    "_us": "µs",
-    "_hours": "h",
-    "_gbps": "Gb/s",
-    "_mbps": "Mbit/s",
-    "_bytes": "bytes",
-    "_kb": "kB",
-    "_gb": "GB",
-    "_tflops": "TFLOP/s",
-    "_w": "W",
-    "_share": "share",
-    "_cv": "share of the mean",
-    "_ratio": "ratio",
-    "_iterations": "iterations",
-    "_intervals": "control intervals",
-}
-"""What the ending of a key's name says about its value."""
 BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
 EVERYWHERE = {"name": "of this config, for tables and files", "description": "free text, not read"}
 _QUANTITY = frozenset(typing.get_args(Quantity))
+_NAMES = {int: "whole number", float: "number", bool: "true or false", str: "text", Any: "anything"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Value:
     """What a key may hold: words for its type, the allowed values, and the sections it opens."""
 
-    words: str
-    allowed: tuple[str, ...] = ()
-    models: tuple[type[BaseModel], ...] = ()
-
-    def __or__(self, other: Value) -> Value:
-        words = " or ".join(dict.fromkeys(w for v in (self, other) for w in v.words.split(" or ") if w))
-        return Value(words, tuple(dict.fromkeys(self.allowed + other.allowed)), self.models + other.models)
+    words: list[str] = dataclasses.field(default_factory=list)
+    allowed: list[str] = dataclasses.field(default_factory=list)
+    models: list[type[BaseModel]] = dataclasses.field(default_factory=list)
 
 
 def _limits(pieces: Iterable[Any]) -> tuple[str, ...]:
@@ -86,44 +64,32 @@ def _limits(pieces: Iterable[Any]) -> tuple[str, ...]:
     return (*(f"{BOUNDS[name]} {bound:.12g}" for name, bound in bounds.items()), *found)
 
 
-def value_of(kind: Any) -> Value:
-    """What an annotation allows."""
+def _read(value: Value, kind: Any, before: str = "") -> Value:
+    """Put down what an annotation allows; ``before`` are words for what it is a part of."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        value = value_of(inner[0])
-        return dataclasses.replace(value, allowed=_limits(inner[1:]) + value.allowed)
+        value.allowed += _limits(inner[1:])
+        return _read(value, inner[0], before)
     if origin is typing.Literal:
-        return Value("", (", ".join(f"`{choice}`" for choice in inner),))
-    if origin in (typing.Union, types.UnionType):
+        value.words += [f"{before}these"] if before else []
+        value.allowed.append(", ".join(f"`{choice}`" for choice in inner))
+    elif origin in (typing.Union, types.UnionType, list, tuple):
         if set(inner) >= _QUANTITY:
-            rest = [part for part in inner if part not in _QUANTITY]
-            return _any_of([Value("[quantity](#quantities)"), *map(value_of, rest)])
-        return _any_of(list(map(value_of, inner)))
-    if origin in (list, tuple):
-        parts = [part for part in inner if part is not Ellipsis]
-        value = _any_of([value_of(part) for part in dict.fromkeys(parts)])
-        return dataclasses.replace(value, words=f"list of {value.words or 'these'}")
-    if origin is dict:
-        value = value_of(inner[1])
-        return dataclasses.replace(value, words=f"{value_of(inner[0]).words} to {value.words}")
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return Value("section", models=(kind,))
-    if dataclasses.is_dataclass(kind):
-        return Value("section")
-    names = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "", Any: "anything"}
-    return Value(names.get(kind, getattr(kind, "__name__", str(kind)).lower()))
-
-
-def _any_of(values: list[Value]) -> Value:
-    value = values[0]
-    for other in values[1:]:
-        value = value | other
+            value.words.append("[quantity](#quantities)")
+        before += "list of " * (origin in (list, tuple))
+        for part in dict.fromkeys(inner):
+            if part is not Ellipsis and not (part in _QUANTITY and set(inner) >= _QUANTITY):
+                _read(value, part, before)
+    elif origin is dict:
+        _read(value, inner[1], f"{before}{_NAMES.get(inner[0], 'name')} to ")
+    elif isinstance(kind, type) and issubclass(kind, BaseModel):
+        value.models.append(kind)
+        value.words.append(f"{before}section")
+    elif dataclasses.is_dataclass(kind):
+        value.words.append(f"{before}section")
+    elif kind is not type(None):
+        value.words.append(before + _NAMES.get(kind, getattr(kind, "__name__", str(kind)).lower()))
     return value
-
-
-def unit(key: str) -> str:
-    """The unit that a key's name ends with, or nothing."""
-    return next((words for ending, words in UNITS.items() if key.endswith(ending)), "")
 
 
 def _default(field: Any) -> str:
@@ -163,8 +129,8 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[B
         for key, field in one.model_fields.items():
             if field.exclude:
                 continue
-            value = value_of(field.annotation)
-            allowed = "; ".join(dict.fromkeys(_limits(field.metadata) + value.allowed))
+            value = _read(Value(), field.annotation)
+            allowed = "; ".join(dict.fromkeys([*_limits(field.metadata), *value.allowed]))
             rows.append((key, value, allowed, _default(field), field.description or _meaning(key, one, value)))
             waiting += [(f"{path}.{key}".strip("."), below) for below in value.models]
         yield path, one, rows
@@ -172,10 +138,11 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[B
 
 def _linked(value: Value, sections: Mapping[type[BaseModel], str]) -> str:
     """The words for a value; a section of its own is linked."""
+    words = " or ".join(dict.fromkeys(value.words))
     if not value.models:
-        return value.words
+        return words
     anchor = re.sub(r"[^\w -]", "", sections[value.models[0]].lower()).replace(" ", "-")
-    return value.words.replace("section", f"[section](#{anchor})")
+    return words.replace("section", f"[section](#{anchor})")
 
 
 def _page(kind: str) -> str:
@@ -187,10 +154,10 @@ def _page(kind: str) -> str:
         lines += [f"### {sections[one]}", ""] if path else []
         lines += [plain(_first_sentence(one)) + ".", ""]
         shown = [
-            (f"`{key}`", _linked(value, sections), unit(key), allowed, default, plain(meaning))
+            (f"`{key}`", _linked(value, sections), allowed, default, plain(meaning))
             for key, value, allowed, default, meaning in rows
         ]
-        lines += [*table(("key", "value", "unit", "allowed", "default", "meaning"), shown), ""]
+        lines += [*table(("key", "value", "allowed", "default", "meaning"), shown), ""]
     return "\n".join(lines)
 
 

@@ -55,7 +55,6 @@ def _left_out(name: str) -> list[str]:
 
 
 def modules() -> list[str]:
-    """All public modules."""
     return [name for names in PUBLIC.values() for name in names]
 
 

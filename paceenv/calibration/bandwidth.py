@@ -60,7 +60,6 @@ class BandwidthFit:
 
     @property
     def text(self) -> str:
-        """The law in a sentence."""
         law, table = self.law, self.table
         if self.refused:
             return f"{table.op} among {table.members} ranks: {self.refused}."
@@ -151,7 +150,6 @@ def bus_bandwidth(table: Table, size_bytes: NDArray[np.float64], time_s: NDArray
 
 
 def mib(size_bytes: float) -> str:
-    """A size as people write it."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size_bytes >= unit:
             return f"{size_bytes / unit:.4g} {name}"

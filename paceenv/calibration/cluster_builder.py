@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from paceenv.calibration.link_replay import PayloadFit
-from paceenv.calibration.parameters import Parameter, not_identifiable
+from paceenv.calibration.parameters import FROM_BASE, NOT_LIMITING, Parameter, not_identifiable
 from paceenv.calibration.step_stamps import StepStamps
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive, start
@@ -59,7 +59,6 @@ def of_trace(step_T: Array) -> Steps:
 
 
 def simulate(cluster: Cluster, iterations: int) -> Steps:
-    """Statistics of runs of a cluster without pacing, each ``iterations`` long."""
     simulator = start(cluster, np.arange(_EPISODES))
     step_ET = simulator.run(simulator.off(), iterations)
     mean_E = step_ET.mean(axis=1)
@@ -95,12 +94,14 @@ class ClusterBuilder(Generic[Stamps]):
     """The cluster so far; ``base`` is what the operator knows.
 
     ``measured`` describes the trace's steps without pacing, or all steps where too few are without. ``stand_ins`` are
-    keys that nobody measured, ``healthy`` the mean compute of ranks that are not slow, as ``compute`` counts it.
+    keys that nobody measured, ``slow`` names ranks that are lastingly slow, ``healthy`` is the mean compute of the
+    others, as ``compute`` counts it.
     """
 
     compute: RankCompute
     payload: PayloadFit | None = None
     unseen: Sequence[str] = ()
+    slow: Sequence[int] = ()
     healthy: float = 1.0
 
     def __init__(self, stamps: Stamps, base: Cluster | None, name: str, probed: Stamps | None = None) -> None:
@@ -138,10 +139,9 @@ class ClusterBuilder(Generic[Stamps]):
 
     def source(self, section: str, key: str) -> str:
         """Where a number that limits nothing comes from."""
-        return "assumed not to limit" if self.known(section, key) is None else "from base"
+        return NOT_LIMITING if self.known(section, key) is None else FROM_BASE
 
     def cluster(self, **fabric: Any) -> Cluster:
-        """The cluster as it is now, with other keys of its fabric if given."""
         return self.parse(self.data | {"fabric": self.data["fabric"] | fabric})
 
     def parse(self, data: dict[str, Any]) -> Cluster:

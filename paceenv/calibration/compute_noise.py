@@ -16,13 +16,17 @@ from numpy.typing import NDArray
 
 from paceenv.calibration.cluster_builder import ClusterBuilder
 from paceenv.calibration.job_stamps import JobStamps
-from paceenv.calibration.noise_fit import MIN_STEPS, NoiseFit, fit_noise, measure_stage
-from paceenv.calibration.parameters import Parameter, bounded, estimated, exact, identified, not_identifiable
+from paceenv.calibration.noise_fit import MIN_STEPS, NoiseFit, fit_noise
+from paceenv.calibration.parameters import FROM_BASE, Parameter, bounded, identified, not_identifiable
 from paceenv.calibration.two_state_fit import find_episodes, fit_two_states
 from paceenv.sim.cluster import Cluster
 from paceenv.ui import config_files
 
-NOISE: Final = ("jitter_cv", "common_cv", "persistent_cv", "imbalance_cv", "imbalance_skew")
+NO_NOISE: Final = {
+    **dict.fromkeys(("jitter_cv", "common_cv", "persistent_cv", "imbalance_cv", "imbalance_skew"), 0.0),
+    **{"slow_ranks": 0, "slow_factor": 1.0},
+}
+LASTING: Final = ("noise.persistent_cv", "noise.slow_ranks", "noise.slow_factor")
 MIN_CV: Final = 0.005
 """Smaller variations are left out."""
 MAX_CV: Final = 1.0
@@ -39,41 +43,35 @@ def add_noise(builder: ClusterBuilder[Any]) -> None:
     steps, ranks = compute.value_TR.shape
     is_ratio = not isinstance(stamps, JobStamps)
     if is_ratio and (steps < MIN_STEPS or ranks < 2 or not (compute.value_TR > 0.0).all()):
-        source = f"{'from base' if 'noise' in data else 'none'}; {MIN_STEPS} steps of two ranks settle it"
+        source = f"{FROM_BASE if 'noise' in data else 'none'}; {MIN_STEPS} steps of two ranks settle it"
         builder.add(not_identifiable("noise.jitter_cv", 0.0, f"{steps} steps of {ranks} ranks", source))
         data.setdefault("noise", {})
         return
     healthy_TR, episodes = _without_episodes(compute.value_TR, stamps.names)
-    fit = fit_noise(measure_stage(healthy_TR), stamps.described)
+    data["noise"] = dict(NO_NOISE)
+    fit = fit_noise(healthy_TR)
+    mean, *noise = fit.parameters
     if not is_ratio:
-        said = "mean of what precedes the payload, healthy ranks"
-        builder.put(estimated("job.compute_s", fit.mean_compute_s, said))
+        builder.put(replace(mean, evidence="mean of what precedes the payload, healthy ranks"))
     elif not compute.by_rank:
-        builder.healthy = fit.mean_compute_s.value
-    _put_noise(builder, fit)
+        assert mean.value is not None
+        builder.healthy = mean.value
+    builder.slow = [] if compute.by_rank else [stamps.names[r] for r in fit.slow]
+    slow = ", ".join(f"rank {name}" for name in builder.slow)
+    for one in noise:
+        if compute.by_rank and one.key in LASTING:
+            continue  # phases say how ranks differ lastingly
+        if "slow" in one.key:
+            one = replace(one, evidence=f"persistently slower than their peers: {slow}")
+        builder.put(_within_bounds(one))
     builder.put(*episodes)
 
 
-def _put_noise(builder: ClusterBuilder[Any], noise_fit: NoiseFit) -> None:
-    """Variance components and slow ranks; lasting differences only where phases do not say them."""
-    names, by_rank = builder.stamps.names, builder.compute.by_rank
-    noise = noise_fit.to_config()["noise"]
-    if by_rank:
-        noise |= {"persistent_cv": 0.0, "slow_ranks": 0, "slow_factor": 1.0}
-    builder.data["noise"] = noise
-    for key in NOISE:
-        estimate = getattr(noise_fit, key)
-        if estimate is not None and not (by_rank and key == "persistent_cv"):
-            said = "variance components of a rank's compute in a step, jackknife over steps"
-            if key.endswith("_cv") and estimate.value > MAX_CV:
-                said += f"; they give {estimate.value:.2g}, and the simulator knows at most {MAX_CV:.0f}"
-                estimate = replace(estimate, value=MAX_CV)
-            builder.put(estimated(f"noise.{key}", estimate, said))
-    if noise_fit.slow_factor is not None and not by_rank:
-        slow = ", ".join(f"rank {names[r]}" for r in noise_fit.slow_workers)
-        said = f"persistently slower than their peers: {slow}"
-        builder.put(exact("noise.slow_ranks", len(noise_fit.slow_workers), said))
-        builder.put(estimated("noise.slow_factor", noise_fit.slow_factor, said))
+def _within_bounds(one: Parameter) -> Parameter:
+    if one.value is None or one.value <= MAX_CV or not one.key.endswith("_cv"):
+        return one
+    said = f"{one.evidence}; they give {one.value:.2g}, and the simulator knows at most {MAX_CV:.0f}"
+    return replace(one, value=MAX_CV, evidence=said)
 
 
 def _without_episodes(compute_TR: Array, names: Sequence[int]) -> tuple[Array, list[Parameter]]:
@@ -99,14 +97,17 @@ def _without_episodes(compute_TR: Array, names: Sequence[int]) -> tuple[Array, l
     ]
 
 
-def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:
-    """``base`` with the measured compute time and noise, one node per measured worker."""
-    config, data = fit.to_config(), base.model_dump()
-    data["name"], data["description"] = name, f"Noise of compute fitted to {fit.source}, stage {fit.stage}."
-    data["job"] |= {"nodes": fit.workers, "compute_s": config["mean_compute_s"]}
-    data["noise"] |= config["noise"]
-    data["calibration"] = config["calibration"]
-    return config_files.parse(Cluster, data, f"calibration of {fit.source}")
+def noise_cluster(fit: NoiseFit, ranks: int, base: Cluster, name: str, source: str) -> Cluster:
+    """``base`` with the fitted compute time and noise, one node per rank."""
+    data = base.model_dump()
+    data |= {"name": name, "description": f"Noise of compute fitted to {source}."}
+    data["job"] |= {"nodes": ranks}
+    data["noise"] |= NO_NOISE
+    for one in map(_within_bounds, fit.parameters):
+        section, _, key = one.key.partition(".")
+        data[section][key] = one.value
+    data["calibration"] = {"source": source, "fitted": {one.key: one.to_record() for one in fit.parameters}}
+    return config_files.parse(Cluster, data, f"calibration of {source}")
 
 
 def length_cv(relative: Sequence[Array]) -> float:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from paceenv.calibration.cluster_builder import ClusterBuilder, Stamps, Steps
 from paceenv.calibration.compute_noise import add_noise
-from paceenv.calibration.heldout import HeldOutCheck, check_fit
+from paceenv.calibration.heldout import check_fit
 from paceenv.calibration.job_stamps import JobStamps, read_job
 from paceenv.calibration.known_program import read_known
 from paceenv.calibration.links import add_links
@@ -75,7 +75,7 @@ class JobFit:
     measured: Steps
     simulated: Steps
     steps: int = 0
-    check: HeldOutCheck | str = NOT_ASKED
+    check: dict[str, Any] | str = NOT_ASKED
     notes: tuple[str, ...] = ()
 
     @property
@@ -129,7 +129,7 @@ def _described(
         return asked, fit_as(asked), []
     transfers = _or_why(partial(read_program, rows)) if program is None else ""
     if isinstance(transfers, ProgramStamps) and overlapping(transfers):
-        said = "transfers of several communicators overlap: the step is described as a program (--no-program)"
+        said = "transfers of several communicators overlap: the step is described as a program"
         return transfers, fit_as(transfers), [said]
     try:
         stamps = read_job(rows)
@@ -140,16 +140,16 @@ def _described(
         raise InputError(f"{error}; {described}") from None
     fit, notes = fit_as(stamps), list[str]()
     if isinstance(transfers, str) and UNKNOWN_PEERS in transfers:
-        notes.append(f"sends and receives count as compute: {UNKNOWN_PEERS} (--base with a typed program settles it)")
+        notes.append(f"sends and receives count as compute: {UNKNOWN_PEERS}")
     if program is None and abs(fit.mean_error) > max(OFF, RUNS_APART * fit.simulated.mean_sd / fit.simulated.mean_s):
         off = f"one collective a step leaves the mean step {fit.mean_error:+z.1%} off"
         other = transfers if isinstance(transfers, str) else _or_why(partial(fit_as, transfers))
         if isinstance(transfers, str) or isinstance(other, str):
             notes.append(f"{off}; as a program it cannot be described: {other}")
         elif abs(other.mean_error) < abs(fit.mean_error):
-            return transfers, other, [f"{off}: the step is described as a program (--no-program)"]
+            return transfers, other, [f"{off}: the step is described as a program"]
         else:
-            notes.append(f"{off}, and a program {other.mean_error:+z.1%} (--program takes it)")
+            notes.append(f"{off}, and a program {other.mean_error:+z.1%}")
     return stamps, fit, [*notes, *_left_out(rows, stamps)]
 
 
@@ -178,13 +178,14 @@ def _with_record(builder: ClusterBuilder[Any]) -> JobFit:
         record[STAND_INS] = builder.stand_ins
     if ranks != tuple(range(len(ranks))):
         record["ranks"] = list(ranks)
+    if builder.slow:
+        record["slow_ranks"] = builder.slow
     cluster = cluster.model_copy(update={"calibration": record})
     steps = int(stamps.unpaced_T.sum()) or len(stamps.step_T)
     return JobFit(cluster, tuple(builder.parameters), measured, simulated, steps)
 
 
 def _or_why(made: Callable[[], Made]) -> Made | str:
-    """What is made, or why it cannot be."""
     try:
         return made()
     except InputError as error:
@@ -206,10 +207,7 @@ def _left_out(rows: JobRows, stamps: JobStamps) -> tuple[str, ...]:
     share = (all_s / (len(stamps.step_T) * stamps.ranks) - described_s) / float(stamps.step_T.mean())
     if share <= OFF:
         return ()
-    return (
-        f"other collectives take {share:.0%} of a step and count as compute, which stays the same at any size "
-        "(--program, or --base with a typed program, describes them)",
-    )
+    return (f"other collectives take {share:.0%} of a step and count as compute, which stays the same at any size",)
 
 
 def overlapping(stamps: ProgramStamps) -> bool:

@@ -35,17 +35,11 @@ class _Anchor(NamedTuple):
 
 @dataclass(frozen=True)
 class AnchorStamps(StepStamps):
-    """The steps of a job whose program is known: compute before each anchor of each rank ``(T, J)``, seconds.
-
-    ``rows_R`` are begin and end of each anchor but the last; those in the background begin where a rank handed the
-    transfer over if ``handed_over``, or where it began to wait.
-    """
+    """The steps of a job whose program is known: compute before each anchor of each rank ``(T, J)``, seconds."""
 
     base: Cluster
     compute_R: list[Array]
     anchors_R: list[list[_Anchor]]
-    rows_R: list[tuple[Array, Array]]
-    handed_over: bool
 
 
 def _anchors(program: StepProgram, rank: int, *, handed_over: bool) -> list[_Anchor]:
@@ -105,13 +99,12 @@ def read_known(given: JobRows, base: Cluster) -> AnchorStamps:
             f"trace of {table.name}: rank {table.names[0]} has {seen} in a step; allowed: {wanted}, as the program of "
             f"{base.name} has, in at least {MIN_STEPS} steps"
         )
-    compute_R, rows_R = list[Array](), list[tuple[Array, Array]]()
+    compute_R = list[Array]()
     begin_T = last_T[np.array(kept) - 1]
     for r, anchors in enumerate(anchors_R):
         stamps_TJ2 = np.array([[row[3:] for row in rows[t][r][: len(anchors) - 1]] for t in kept])
-        rows_R.append((stamps_TJ2[..., 0], stamps_TJ2[..., 1]))
         compute_TJ, cursor_T = np.empty((len(kept), len(anchors))), begin_T
-        for j, (anchor, start_T, end_T) in enumerate(zip(anchors, *(x_TJ.T for x_TJ in rows_R[-1]), strict=False)):
+        for j, (anchor, start_T, end_T) in enumerate(zip(anchors, *stamps_TJ2.T, strict=False)):
             compute_TJ[:, j] = np.maximum(start_T - cursor_T, 0.0)
             cursor_T = np.maximum(end_T if anchor.blocks else start_T, cursor_T)
         worked_T = np.array([max((row.end_s for row in table.others[t][r]), default=-np.inf) for t in kept])
@@ -128,8 +121,6 @@ def read_known(given: JobRows, base: Cluster) -> AnchorStamps:
         base=base,
         compute_R=compute_R,
         anchors_R=anchors_R,
-        rows_R=rows_R,
-        handed_over=handed_over,
     )
 
 

@@ -152,7 +152,6 @@ class PayloadFit(NamedTuple):
 
 
 def fit_links(stamps: JobStamps, latency_s: float, *, known_alone_s: float | None = None) -> LinkFit:
-    """Fit the two times of a job's links."""
     arrival_TG, end_TG = stamps.arrival_TG, stamps.finish_TG - latency_s
     lasts_TG = np.maximum(end_TG - arrival_TG, 0.0)
     typical_s = float(np.median(lasts_TG))

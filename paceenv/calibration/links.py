@@ -24,7 +24,7 @@ from scipy import optimize, stats
 from paceenv.calibration.cluster_builder import AMPLE, ClusterBuilder
 from paceenv.calibration.job_stamps import JobStamps
 from paceenv.calibration.link_replay import LinkFit, PayloadFit, fit_links, receive
-from paceenv.calibration.parameters import ROUND_US, bounded, identified, not_identifiable
+from paceenv.calibration.parameters import FROM_BASE, NOT_LIMITING, ROUND_US, bounded, identified, not_identifiable
 from paceenv.calibration.program_links import add_program_links
 from paceenv.calibration.program_stamps import ProgramStamps
 from paceenv.core.intervals import Interval
@@ -63,7 +63,6 @@ def add_links(builder: ClusterBuilder[Any]) -> None:
 
 
 def _add_uplink(builder: ClusterBuilder[JobStamps]) -> None:
-    """Rates of the NICs and of the uplink that groups share."""
     stamps, probed = builder.stamps, builder.probed
     if stamps.groups > 1 and builder.seconds("uplink_work_s", **_UNIT) <= 0.0:
         builder.data["fabric"]["nodes_per_leaf"] = 1  # groups inside a leaf could not meet, and these may
@@ -93,7 +92,7 @@ def _put_nic(builder: ClusterBuilder[JobStamps], links: LinkFit, unit_alone_s: f
     least = None if links.alone_most_s is None else unit_alone_s / links.alone_most_s
     if known is not None and least is not None and known < least:
         known = None
-    gbps, source = (gbps, "the best fit") if known is None else (known, "from base")
+    gbps, source = (gbps, "the best fit") if known is None else (known, FROM_BASE)
     parameter = not_identifiable("fabric.nic_gbps", gbps, why, source, lo=least)
     if known is None and builder.stamps.groups > 1:  # from there on the uplink alone limits a group
         parameter = replace(parameter, top=unit_alone_s / links.work_s)
@@ -110,7 +109,7 @@ def _put_uplink(builder: ClusterBuilder[JobStamps], links: LinkFit, unit_work_s:
     least = None if most_s is None or unit_work_s <= 0.0 else unit_work_s / most_s
     if known is not None and least is not None and (known < least or links.alone_most_s is not None):
         known = None  # the trace shows more, or that this or a group's own links limit it
-    source = "from base" if known is not None else "the best fit" if limits else "assumed not to limit"
+    source = FROM_BASE if known is not None else "the best fit" if limits else NOT_LIMITING
     gbps = gbps if limits else AMPLE * max(builder.data["fabric"]["nic_gbps"], least or 0.0)
     gbps = gbps if known is None else known
     builder.put(not_identifiable("fabric.uplink_gbps", gbps, links.why_not, source, lo=least))
@@ -141,7 +140,7 @@ def _add_incast(builder: ClusterBuilder[JobStamps]) -> None:
             collapsed_T |= late_T
     if known is not None and collapsed_T.all():
         message_s = unit_s / known
-        builder.put(not_identifiable("fabric.nic_gbps", unit_s / message_s, "every step collapses", "from base"))
+        builder.put(not_identifiable("fabric.nic_gbps", unit_s / message_s, "every step collapses", FROM_BASE))
     else:
         message = _message(replay, finish_TG, ~collapsed_T, float(lasts_TG[~collapsed_T].max()))
         if message is None:
@@ -226,7 +225,7 @@ def _add_losses(
     if not k:
         why = f"no step took a timeout longer than the others: either none collapses, or all do; {share}"
         known = known if known is not None and known >= low else None
-        source = "from base" if known is not None else "assumed lossless"
+        source = FROM_BASE if known is not None else "assumed lossless"
         builder.put(not_identifiable("fabric.buffer_kb", known, why, source, lo=low))
         timeout = float(builder.data["fabric"].get("timeout_ms", USUAL_TIMEOUT_S * 1e3))
         builder.add(not_identifiable("fabric.timeout_ms", timeout, "no step collapses", "from base or the usual 200"))

@@ -10,19 +10,11 @@ from paceenv.core.intervals import Interval
 
 _NOT_IDENTIFIED: Final = "cannot be identified from this trace: "
 """How evidence begins where the trace does not identify a parameter."""
+FROM_BASE: Final = "from base"
+NOT_LIMITING: Final = "assumed not to limit"
 NORMAL_95: Final = 1.96
 ROUND_US: Final = (2.0, 1000.0)
 """Where 95 % of rounds of messages lie: between what a switched RDMA network and what loaded sockets take."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A fitted value with its standard error and 95 % interval."""
-
-    value: float
-    se: float
-    lo: float
-    hi: float
 
 
 @dataclass(frozen=True)
@@ -31,7 +23,8 @@ class Parameter:
 
     ``value`` is what the fitted cluster has, ``lo`` and ``hi`` its 95 % interval. Where the trace does not identify the
     parameter, ``se`` is None, ``lo`` or ``hi`` is given if the trace bounds it on that side, and ``evidence`` says why
-    and where the value comes from. ``top``, where given, is from where on a higher value makes no difference.
+    and where the value comes from, its ``source`` (empty if identified). ``top``, where given, is from where on a
+    higher value makes no difference.
     """
 
     key: str
@@ -41,11 +34,21 @@ class Parameter:
     hi: float | None
     evidence: str
     top: float | None = None
+    source: str = ""
 
     @property
     def is_identified(self) -> bool:
-        """Whether the trace identifies it."""
-        return not self.evidence.startswith(_NOT_IDENTIFIED)
+        return not self.source
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether nobody knows it: neither the trace nor the given cluster."""
+        return not self.is_identified and FROM_BASE not in self.source
+
+    @property
+    def limits_nothing(self) -> bool:
+        """Whether the trace shows no limit there, so that a value was taken that is none."""
+        return self.source.startswith(NOT_LIMITING)
 
     @property
     def reason(self) -> str:
@@ -57,11 +60,10 @@ class Parameter:
         numbers = {"value": self.value, "se": self.se, "lo": self.lo, "hi": self.hi}
         numbers |= {"top": self.top} if self.top is not None else {}
         rounded = {k: float(f"{v:.4g}") if v is not None and math.isfinite(v) else None for k, v in numbers.items()}
-        return rounded | {"evidence": self.evidence}
+        return rounded | {"evidence": self.evidence} | ({"source": self.source} if self.source else {})
 
 
 def exact(key: str, value: float, evidence: str) -> Parameter:
-    """A parameter that has no error."""
     return Parameter(key, value, 0.0, value, value, evidence)
 
 
@@ -76,13 +78,7 @@ def bounded(key: str, interval: Interval, evidence: str) -> Parameter:
     return Parameter(key, value, (high - low) / (2.0 * NORMAL_95), low, high, evidence)
 
 
-def estimated(key: str, estimate: Estimate, evidence: str) -> Parameter:
-    """A parameter from a fit."""
-    return Parameter(key, estimate.value, estimate.se, estimate.lo, estimate.hi, evidence)
-
-
 def not_identifiable(
     key: str, value: float | None, why: str, source: str, *, lo: float | None = None, hi: float | None = None
 ) -> Parameter:
-    """A parameter that the trace does not identify."""
-    return Parameter(key, value, None, lo, hi, f"{_NOT_IDENTIFIED}{why}; {source}")
+    return Parameter(key, value, None, lo, hi, f"{_NOT_IDENTIFIED}{why}; {source}", source=source)

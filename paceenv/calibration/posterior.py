@@ -47,8 +47,8 @@ def parameters_of(cluster: Cluster) -> list[Parameter]:
         if missing:
             raise InputError(f"{cluster.name}: calibration of {key} has no {', '.join(missing)}; allowed: all four")
         value, se, low, high = (record[name] for name in ("value", "se", "lo", "hi"))
-        evidence, top = record.get("evidence", ""), record.get("top")
-        parameters.append(Parameter(key, value, se, low, high, evidence, top))
+        said = record.get("evidence", ""), record.get("top"), record.get("source", "")
+        parameters.append(Parameter(key, value, se, low, high, *said))
     return parameters
 
 

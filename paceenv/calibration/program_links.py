@@ -1,10 +1,8 @@
-"""The links of a program's step, from how long its transfers take: rates, latencies, and efficiencies.
+"""The links of a program's step, from how long its transfers take: rates and latencies.
 
 A transfer runs alone where no other of any communicator runs between its start and its end. It starts when its last
 member entered it and the one before it in its process group was through. Rates come from those that ran alone, or else
 are stand-ins. Nothing above the NICs is identified: what a tier above them would add is in the rate of the NICs.
-
-Transfers alone also give the efficiency of each operation: its speed next to that of the fastest one.
 
 Axes: T steps, K transfers of a step.
 """
@@ -12,7 +10,7 @@ Axes: T steps, K transfers of a step.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -22,14 +20,12 @@ from scipy import optimize
 from paceenv.calibration.cluster_builder import ClusterBuilder
 from paceenv.calibration.compute_noise import MIN_CV
 from paceenv.calibration.noise_fit import MIN_STEPS
-from paceenv.calibration.parameters import Parameter, identified, not_identifiable
+from paceenv.calibration.parameters import FROM_BASE, NOT_LIMITING, identified, not_identifiable
 from paceenv.calibration.program_stamps import ProgramStamps, Transfer
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT
 from paceenv.sim.cluster.program.footprint import Tiers, use
 
-ALIKE: Final = 0.05
-"""Efficiencies that differ by less are the same."""
 MIN_ALONE: Final = 8
 """So many transfers alone identify a rate."""
 MIN_SPREAD: Final = 1.5
@@ -57,7 +53,6 @@ class Durations(NamedTuple):
     alone_TK: NDArray[np.bool_]
 
     def alone(self, k: int) -> Array:
-        """How long a transfer took where it ran alone."""
         return np.asarray(self.seconds_TK[self.alone_TK[:, k], k])
 
 
@@ -81,12 +76,7 @@ class LinkRate:
 def add_program_links(builder: ClusterBuilder[ProgramStamps]) -> list[str]:
     """Add what the transfers show of the links; the keys of rates that nobody knows and none shows."""
     stamps, timings = builder.stamps, durations(builder.stamps)
-    rates, parameters = _rates(stamps, timings), list[Parameter]()
-    if "across" in rates and rates["across"].alone:
-        efficiency, gbps, parameters = _efficiencies(stamps, timings)
-        if efficiency:
-            builder.data["fabric"]["efficiency"] = efficiency
-            rates["across"] = replace(rates["across"], gbps=gbps, latency_us=None)
+    rates = _rates(stamps, timings)
     for place, rate in rates.items():
         _put_rate(builder, place, rate)
     if builder.base is None:
@@ -96,7 +86,6 @@ def add_program_links(builder: ClusterBuilder[ProgramStamps]) -> list[str]:
         cv = min(float(f"{np.mean(cvs):.3g}"), 1.0)
         said = "durations of transfers that ran alone"
         builder.put(identified("noise.transfer_cv", cv, cv / max(2.0 * timings.alone_TK.sum(), 1.0) ** 0.5, said))
-    builder.add(*parameters)
     unseen = [f"fabric.{KEYS[place][0]}" for place, rate in rates.items() if not rate.alone]
     return [key for key in unseen if key in builder.stand_ins]
 
@@ -110,7 +99,7 @@ def _put_rate(builder: ClusterBuilder[ProgramStamps], place: Place, rate: LinkRa
         if known is None:
             builder.stand_in(key, gbps, NONE_ALONE, f"that of the transfer that got most of it; {SETTLES}")
         else:
-            builder.put(not_identifiable(key, known, NONE_ALONE, "from base"))
+            builder.put(not_identifiable(key, known, NONE_ALONE, FROM_BASE))
         if builder.base is None:
             builder.stand_in(latency_key, 0.0, NONE_ALONE, "none; the rate has it")
         return
@@ -128,10 +117,10 @@ def _put_no_limits(builder: ClusterBuilder[ProgramStamps], fitted: Collection[Pl
     """Rates of links on which the trace has no transfer."""
     nic_gbps, job = float(builder.data["fabric"]["nic_gbps"]), builder.data["job"]
     if "across" not in fitted:
-        builder.stand_in("fabric.nic_gbps", nic_gbps, "no transfer between nodes", "assumed not to limit")
+        builder.stand_in("fabric.nic_gbps", nic_gbps, "no transfer between nodes", NOT_LIMITING)
     uplink_gbps = float(f"{nic_gbps * job['nodes'] * 100.0:.6g}")
     why = "what a tier above the NICs adds is in their rate"
-    builder.stand_in("fabric.uplink_gbps", uplink_gbps, why, "assumed not to limit")
+    builder.stand_in("fabric.uplink_gbps", uplink_gbps, why, NOT_LIMITING)
     if job["ranks_per_node"] > 1 and "inside" not in fitted:
         builder.data["fabric"]["intra_node_gbps"] = builder.stand_ins["fabric.intra_node_gbps"] = NO_LIMIT
 
@@ -186,7 +175,6 @@ def _by_group(stamps: ProgramStamps, k: int, begin_TK: Array, end_TK: Array) -> 
 
 
 def place_of(one: Transfer, ranks_per_node: int) -> Place:
-    """Whether a transfer stays inside nodes."""
     is_inside = all(len({rank // ranks_per_node for rank in group}) == 1 for group in one.groups)
     return "inside" if is_inside and ranks_per_node > 1 else "across"
 
@@ -203,7 +191,6 @@ def link_bytes(stamps: ProgramStamps, one: Transfer) -> float:
 
 
 def _rates(stamps: ProgramStamps, timings: Durations) -> dict[Place, LinkRate]:
-    """Rates of the links that the transfers use."""
     by_place: dict[Place, list[int]] = {}
     for k, one in enumerate(stamps.transfers):
         if one.payload_bytes > 0.0:
@@ -270,31 +257,3 @@ def _of_fastest(stamps: ProgramStamps, timings: Durations, used: Sequence[int]) 
         raise InputError(f"trace of {stamps.name}: its transfers take no time; allowed: transfers that do")
     speeds = [link_bytes(stamps, stamps.transfers[k]) / max(s, 1e-9) for k, s in zip(used, seconds, strict=True)]
     return LinkRate(max(speeds) / BYTES_PER_GBIT)
-
-
-def _efficiencies(stamps: ProgramStamps, timings: Durations) -> tuple[dict[str, float], float, list[Parameter]]:
-    """Efficiencies below 1 of operations that ran alone, and the rate of the fastest one, Gb/s."""
-    _, each = nodes_of(stamps)
-    speed_of: dict[str, list[tuple[float, float, float]]] = {}
-    for k, one in enumerate(stamps.transfers):
-        seconds = timings.alone(k)
-        if one.payload_bytes > 0.0 and place_of(one, each) == "across" and len(seconds) >= MIN_ALONE:
-            mean_s = float(np.median(seconds))
-            if not mean_s > 0.0:
-                continue
-            speed = link_bytes(stamps, one) / mean_s
-            speed_of.setdefault(one.op, []).append((speed, mean_s, float(seconds.std() / len(seconds) ** 0.5) / mean_s))
-    if len(speed_of) < 2 or any(max(rows)[0] / min(rows)[0] - 1.0 > ALIKE for rows in speed_of.values()):
-        return {}, 0.0, []  # speeds that depend on the size have latency in them
-    speeds = {op: float(np.average([row[0] for row in rows], weights=[row[1] for row in rows])) for op, rows in
-              speed_of.items()}  # fmt: skip
-    fastest = max(speeds, key=lambda op: speeds[op])
-    efficiency, parameters = dict[str, float](), list[Parameter]()
-    for op, speed in speeds.items():
-        ratio = speed / speeds[fastest]
-        if ratio < 1.0 - ALIKE:
-            efficiency[op] = float(f"{ratio:.4g}")
-            se = ratio * max(float(np.hypot(speed_of[op][0][2], speed_of[fastest][0][2])), 0.01)
-            said = f"its transfers alone beside those of {fastest}, the fastest"
-            parameters.append(identified(f"fabric.efficiency.{op}", efficiency[op], se, said))
-    return efficiency, speeds[fastest] / BYTES_PER_GBIT, parameters

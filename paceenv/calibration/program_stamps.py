@@ -46,7 +46,6 @@ class Transfer(NamedTuple):
 
     @property
     def ranks(self) -> list[int]:
-        """All ranks that take part."""
         return sorted(rank for group in self.groups for rank in group)
 
 
@@ -72,7 +71,6 @@ class ProgramStamps(StepStamps):
         return np.asarray(some_TK.min(axis=1), np.bool_)
 
     def part(self, use_T: NDArray[np.bool_]) -> ProgramStamps:
-        """The stamps of some steps."""
         place_T = np.cumsum(use_T) - 1
         rows = tuple(one[:, use_T[one[0].astype(np.int64)]] for one in self.compute)
         moved = tuple(np.stack([place_T[t.astype(np.int64)], start, end]) for t, start, end in rows)
@@ -80,7 +78,6 @@ class ProgramStamps(StepStamps):
 
 
 def read_program(given: JobRows) -> ProgramStamps:
-    """The transfers of a job, from all of its rows."""
     table = given.usual()
     name, iteration_T, rows = table.name, table.iteration_T, [_without_last_barriers(one) for one in table.transfers]
     _check_ops(name, rows)

@@ -71,7 +71,6 @@ class _Rows(NamedTuple):
 
 
 def read_order(stamps: ProgramStamps) -> StepOrder:
-    """The order of a job's steps, pooled over ranks."""
     K = len(stamps.transfers)
     tolerance_s = ROUNDING * float(np.median(stamps.step_T))
     rows = [_rows(stamps, r) for r in range(stamps.ranks)]
@@ -108,7 +107,6 @@ def read_order(stamps: ProgramStamps) -> StepOrder:
 
 
 def _rows(stamps: ProgramStamps, r: int) -> _Rows:
-    """All rows of a rank."""
     at_T, at_K = np.nonzero(np.isfinite(stamps.start_TRK[:, r]))
     compute = stamps.compute[r]
     t = np.concatenate([compute[0].astype(np.int64), at_T])

@@ -60,7 +60,6 @@ class Phase(NamedTuple):
         return self.what == other.what and apart_s <= most_s
 
     def to_config(self) -> dict[str, Any]:
-        """As a phase of a config."""
         kind, *given = self.what
         if kind == "compute":
             ranks = {"ranks": list(given[0])} if given[0] is not None else {}
@@ -140,7 +139,6 @@ def _phases(
     *,
     by_rank: bool,
 ) -> Iterator[Phase]:
-    """The phases of a step in order."""
     K, step_s = len(stamps.transfers), float(stamps.step_T.mean())
     names = _names(order, K)
     can_wait_K = order.can_wait([one.op for one in stamps.transfers])

@@ -15,7 +15,7 @@ from scipy import ndimage, stats
 from paceenv.calibration.cluster_builder import ClusterBuilder, RankCompute
 from paceenv.calibration.job_stamps import JobStamps
 from paceenv.calibration.known_program import AnchorStamps, known_compute
-from paceenv.calibration.parameters import bounded, exact, identified, not_identifiable
+from paceenv.calibration.parameters import FROM_BASE, bounded, exact, identified, not_identifiable
 from paceenv.calibration.program_links import NO_LIMIT, nodes_of
 from paceenv.calibration.program_stamps import ProgramStamps
 from paceenv.calibration.step_order import StepOrder, read_order
@@ -46,7 +46,6 @@ def add_structure(builder: ClusterBuilder[Any]) -> None:
 
 
 def _add_collective(builder: ClusterBuilder[JobStamps]) -> None:
-    """One collective a step."""
     stamps, base, probed = builder.stamps, builder.base, builder.probed
     if (probed.members, probed.ops) != (stamps.members, stamps.ops):
         raise InputError("probe: another job than the trace; allowed: the same ranks, groups and collectives")
@@ -71,7 +70,7 @@ def _add_collective(builder: ClusterBuilder[JobStamps]) -> None:
         builder.put(exact("job.gradient_bytes", float(stamps.payload_bytes), "bytes of the payload's rows"))
         return
     known = builder.known("job", "gradient_bytes")
-    size, source = (ASSUMED_BYTES, "assumed, and rates with it") if known is None else (known, "from base")
+    size, source = (ASSUMED_BYTES, "assumed, and rates with it") if known is None else (known, FROM_BASE)
     builder.put(not_identifiable("job.gradient_bytes", size, "its rows have no bytes", source))
 
 
@@ -191,4 +190,4 @@ def _add_known(builder: ClusterBuilder[AnchorStamps], stamps: AnchorStamps) -> N
     said = f"Program of {base.name}, fitted to a trace of {stamps.name}."
     builder.data = base.model_dump() | builder.data | {"description": said}
     builder.compute = known_compute(stamps)
-    builder.add(exact("job.nodes", base.job.nodes, "from base"))
+    builder.add(exact("job.nodes", base.job.nodes, FROM_BASE))

@@ -23,7 +23,7 @@ from scipy import stats
 from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN, ClusterBuilder, simulate
 from paceenv.calibration.job_stamps import JobStamps
 from paceenv.calibration.link_replay import PayloadFit, transfer_cv
-from paceenv.calibration.parameters import Estimate, estimated, identified, not_identifiable
+from paceenv.calibration.parameters import Parameter, identified, not_identifiable
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine import compiled, fluid, layout
@@ -220,7 +220,6 @@ class TenantSearch:
         return float(prior) - 2.0 * counts * self.follow(theta)[0]
 
     def sample(self) -> Array:
-        """An equally weighted sample of the posterior ``(samples, P)``."""
         grid = np.array(
             [[math.log(r), share, math.log(self.alone_s * own)] for r in _RATIOS for share in _SHARES for own in _ALONE]
         )
@@ -242,7 +241,7 @@ class TenantSearch:
         lasts_T = self.lasts_T[-_MAX_ITERATIONS:]
         return 1.0 - float(np.mean((lasts_T - self.follow(theta)[1]) ** 2)) / float(lasts_T.var())
 
-    def pauses(self, theta: Array) -> Estimate:
+    def pauses(self, theta: Array) -> Parameter:
         """How often the tenant is not where it should be, by the likelihood of each rate."""
         deviances = [
             np.mean([self.follow(theta, particles=_PAUSE_PARTICLES, seed=s, jumps=rate)[0] for s in _SEEDS])
@@ -251,7 +250,9 @@ class TenantSearch:
         weight = _weights(-2.0 / _PAUSE_TEMPERATURE * np.array(deviances))
         mean, below = float(weight @ _PAUSE_RATES), np.cumsum(weight)
         low, high = (float(_PAUSE_RATES[np.searchsorted(below, edge)]) for edge in (0.025, 0.975))
-        return Estimate(mean, float(np.sqrt(weight @ (_PAUSE_RATES - mean) ** 2)), min(low, mean), max(high, mean))
+        se, said = float(np.sqrt(weight @ (_PAUSE_RATES - mean) ** 2)), "by how often the filter loses sight of it"
+        ends = min(low, mean), max(high, mean)
+        return Parameter("tenants.0.pause_rate", mean, se, *ends, f"chance a period, {said}")
 
     def add(self) -> bool:
         """Fit the tenant and take it into the cluster; False if none explains the durations."""
@@ -262,39 +263,39 @@ class TenantSearch:
         explained = self.explained(at)
         if explained < MIN_EXPLAINED:
             return False
-        natural = np.array([_natural(theta) for theta in sample])
-        ratio, share, alone = (_estimate(value, natural[:, k]) for k, value in enumerate(_natural(at)))
-        pauses, best = self.pauses(at), self.cluster(at)
-        self.builder.data["tenants"] = [t.model_dump() | {"pause_rate": pauses.value} for t in best.tenants]
-        self.builder.data["fabric"] |= {"nic_gbps": best.fabric.nic_gbps, "uplink_gbps": best.fabric.uplink_gbps}
-        self.builder.drop(["fabric.nic_gbps", "fabric.uplink_gbps"])
         said = (
             f"particle filter through the trace's own arrivals, which expects {explained:.0%} of the durations' "
             "variance one iteration ahead; of the posterior what comes nearest to mean and CV of the step"
         )
+        natural, values = np.array([_natural(theta) for theta in sample]), _natural(at)
+        ratio, share = (
+            _of_sample(f"tenants.0.{key}", values[k], natural[:, k], said)
+            for k, key in enumerate(("period_ratio", "comm_share"))
+        )
+        alone_s, (low_s, high_s) = values[2], _ends(values[2], natural[:, 2])
         whole_s = self.payload.unit_whole_s
-        rate = whole_s / alone.value
-        scaled = Estimate(rate, rate * alone.se / alone.value, whole_s / alone.hi, whole_s / alone.lo)
+        said = f"payload without the tenant takes {alone_s:.4g} s: {said}"
+        gbps, se_s = whole_s / alone_s, float(natural[:, 2].std())
+        uplink = Parameter("fabric.uplink_gbps", gbps, gbps * se_s / alone_s, whole_s / high_s, whole_s / low_s, said)
+        pauses, best = self.pauses(at), self.cluster(at)
+        self.builder.data["tenants"] = [t.model_dump() | {"pause_rate": pauses.value} for t in best.tenants]
+        self.builder.data["fabric"] |= {"nic_gbps": best.fabric.nic_gbps, "uplink_gbps": best.fabric.uplink_gbps}
+        self.builder.drop(["fabric.nic_gbps", "fabric.uplink_gbps"])
         why = "with a tenant on the uplink, whether a group's own links limit it as well"
+        nic_gbps, source = self.builder.data["fabric"]["nic_gbps"], "assumed not to limit beyond the uplink"
         stays = "a tenant that takes less of the uplink for longer slows us alike"
         self.builder.add(
-            estimated("fabric.uplink_gbps", scaled, f"payload without the tenant takes {alone.value:.4g} s: {said}"),
-            not_identifiable(
-                "fabric.nic_gbps",
-                self.builder.data["fabric"]["nic_gbps"],
-                why,
-                "assumed not to limit beyond the uplink",
-            ),
-            estimated("tenants.0.period_ratio", ratio, said),
-            estimated("tenants.0.comm_share", share, said),
+            uplink,
+            not_identifiable("fabric.nic_gbps", nic_gbps, why, source),
+            ratio,
+            share,
             not_identifiable("tenants.0.rate_share", 1.0, stays, "assumed to take what it gets"),
-            estimated("tenants.0.pause_rate", pauses, "chance a period, by how often the filter loses sight of it"),
+            pauses,
         )
         return True
 
 
 def _natural(theta: Array) -> tuple[float, float, float]:
-    """Period ratio, share, time alone in seconds."""
     return math.exp(theta[0]), float(theta[1]), math.exp(theta[2])
 
 
@@ -324,13 +325,16 @@ def _near(a: Array, b: Array, kernel: Array) -> Array:
 
 
 def _weights(costs: Array) -> Array:
-    """Normalised ``exp(-costs / 2)``."""
     weight = np.exp(-(costs - costs.min()) / 2.0)
     normalised: Array = weight / weight.sum()
     return normalised
 
 
-def _estimate(at: float, sample: Array) -> Estimate:
-    """A value with the posterior's standard deviation and central 95 %."""
+def _of_sample(key: str, value: float, sample: Array, evidence: str) -> Parameter:
+    """A parameter with the posterior's standard deviation and central 95 %."""
+    return Parameter(key, value, float(sample.std()), *_ends(value, sample), evidence)
+
+
+def _ends(value: float, sample: Array) -> tuple[float, float]:
     low, high = np.quantile(sample, [0.025, 0.975])
-    return Estimate(at, float(sample.std()), float(min(low, at)), float(max(high, at)))
+    return float(min(low, value)), float(max(high, value))

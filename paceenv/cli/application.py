@@ -23,7 +23,7 @@ HEADINGS = {
     "look at a job": {
         "diagnose": "Recognise what a job left behind; say what it loses, to whom, why, and what is next.",
         "report": "Write one page about a traced job: causes, pictures, other sizes, would pacing help.",
-        "whatif": "Predict a job after a change: other nodes, fabric, ranks, pacing; with intervals.",
+        "whatif": "Predict a job after a change: other nodes, fabric, pacing, a rank replaced; with intervals.",
         "live": "Run a training job with the agent, look at it, and change what the agent does.",
     },
     "the simulator": {
@@ -34,7 +34,7 @@ HEADINGS = {
         "evaluate": "Compare policies on a suite of clusters, with confidence intervals.",
     },
     "try it": {
-        "demo": "The guided tour: calibrate, train, compare, draw; results in runs/demo.",
+        "demo": "The guided tour: train, compare, draw; results in runs/demo.",
         "testbed": "Real jobs on network namespaces of this machine; the closed loop from trace to canary.",
     },
 }

@@ -11,8 +11,7 @@ import typer
 from paceenv.calibration.bandwidth import fit_bandwidth
 from paceenv.calibration.compute_noise import noise_cluster
 from paceenv.calibration.fit_trace import fit_trace
-from paceenv.calibration.heldout import HeldOutCheck, check_stage
-from paceenv.calibration.noise_fit import fit_noise, measure_stage, stage_times
+from paceenv.calibration.noise_fit import fit_noise, stage_times
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.diagnosis.clocks import trace_on_one_clock
@@ -50,9 +49,6 @@ def calibrate(
         Path | None,
         typer.Option(help="A second trace of the same job, with the probe's random delays: links are fitted to it."),
     ] = None,
-    stage: Annotated[
-        int | None, typer.Option(min=0, help="Fit the noise of this pipeline stage only. Default, with stages: 0.")
-    ] = None,
     program: Annotated[
         bool | None,
         typer.Option(
@@ -69,8 +65,8 @@ def calibrate(
     one collective does not describe the step, it is fitted as a program. A second fit to the first two thirds of the
     steps is compared with the rest.
 
-    From a trace of pipeline stages, or with --stage: the noise of compute, in a plain barrier job of as many nodes as
-    the trace has ranks; --base gives it another fabric or other tenants.
+    From a trace of pipeline stages: the noise of the first one's compute, in a plain barrier job of as many nodes as
+    the stage has ranks; --base gives it another fabric or other tenants.
 
     From nccl-tests output: the law latency + size/bandwidth + sqrt(size) of the links it ran on, as a cluster with
     these links, which paceenv simulate takes; with --base that cluster, on these links.
@@ -85,11 +81,11 @@ def calibrate(
     stages = set() if inputs.trace is None else set(inputs.trace.metadata.of_ranks("stage", 0).values())
     with output.progress(f"fit {out.stem}"):
         if inputs.trace is None and inputs.tables:
-            _refuse(source, "nccl-tests output", {"--probe": probe, "--stage": stage, "--program": program})
+            _refuse(source, "nccl-tests output", {"--probe": probe, "--program": program})
             cluster, notes = _fit_links(inputs.tables, known, out.stem)
-        elif stage is not None or len(stages) > 1:
-            _refuse(source, "a trace of which a stage is fitted", {"--probe": probe, "--program": program})
-            cluster, notes = _fit_stage(inputs.require_trace(), stage or 0, known or load_cluster(BASE), out.stem)
+        elif len(stages) > 1:
+            _refuse(source, "a trace of pipeline stages", {"--probe": probe, "--program": program})
+            cluster, notes = _fit_stage(inputs.require_trace(), known or load_cluster(BASE), out.stem)
         else:
             cluster, notes = _fit_job(inputs.require_trace(), known, out.stem, probe, program)
     config = cluster.model_dump(exclude_defaults=True)
@@ -111,7 +107,6 @@ def _refuse(source: Sequence[str], kind: str, options: Mapping[str, object]) -> 
 
 
 def _fit_links(tables: Sequence[Table], base: Cluster | None, name: str) -> tuple[Cluster, list[str]]:
-    """A cluster with the links of a table, and what to know of them."""
     if len(tables) > 1:
         raise InputError(f"{len(tables)} tables ({', '.join(one.source for one in tables[:4])}); allowed: one")
     fit = fit_bandwidth(tables[0])
@@ -127,26 +122,19 @@ def _fit_links(tables: Sequence[Table], base: Cluster | None, name: str) -> tupl
 def _fit_job(
     trace: Trace, base: Cluster | None, name: str, probe: Path | None, program: bool | None
 ) -> tuple[Cluster, list[str]]:
-    """The cluster fitted to the trace of a job, and what to know of it."""
     trace, clocks = trace_on_one_clock(trace)
     probed = None if probe is None else trace_on_one_clock(find_recordings([probe]).read().require_trace())[0]
     fit = fit_trace(trace, base=base, name=name, probe=probed, program=program, check=True)
-    return _with_check(fit.cluster, fit.check), [*filter(None, [clocks]), *fit.notes]
+    check = {"cannot_tell": fit.check} if isinstance(fit.check, str) else fit.check
+    cluster = fit.cluster.model_copy(update={"calibration": fit.cluster.calibration | {"held_out_steps": check}})
+    return cluster, [*filter(None, [clocks]), *fit.notes]
 
 
-def _fit_stage(trace: Trace, stage: int, base: Cluster, name: str) -> tuple[Cluster, list[str]]:
-    """``base`` with the noise of one stage; a fit to its first steps is compared with the others."""
-    stages, source = stage_times(trace), f"derived statistics of {trace.job_name(None)} ({trace.metadata.source})"
-    if stage not in stages:
-        raise InputError(f"{source}: stage = {stage!r}; allowed: one of {sorted(stages)}")
-    fit = fit_noise(measure_stage(stages[stage], stage=stage), source)
-    check = check_stage(stages[stage], lambda part: noise_cluster(part, base, name))
-    said = "only the noise of compute is fitted; sends and receives between stages are not"
-    notes = [f"a pipeline of {len(stages)} stages: {said}"] if len(stages) > 1 else []
-    return _with_check(noise_cluster(fit, base, name), check), notes
-
-
-def _with_check(cluster: Cluster, check: HeldOutCheck | str) -> Cluster:
-    """The cluster with a check on held-out steps in its record, or the reason why there is none."""
-    record = {"cannot_tell": check} if isinstance(check, str) else check.to_record()
-    return cluster.model_copy(update={"calibration": cluster.calibration | {"held_out_steps": record}})
+def _fit_stage(trace: Trace, base: Cluster, name: str) -> tuple[Cluster, list[str]]:
+    """``base`` with the noise of the first stage of a pipeline."""
+    stages = stage_times(trace)
+    first = min(stages)
+    source = f"derived statistics of {trace.job_name(None)} ({trace.metadata.source}), stage {first}"
+    cluster = noise_cluster(fit_noise(stages[first]), stages[first].shape[1], base, name, source)
+    said = f"only the noise of compute of stage {first} is fitted; sends and receives between stages are not"
+    return cluster, [f"a pipeline of {len(stages)} stages: {said}"]

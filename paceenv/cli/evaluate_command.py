@@ -21,13 +21,12 @@ from paceenv.ui.json_option import JsonFile
 
 def evaluate(
     policies: Annotated[
-        list[str] | None,
+        list[str],
         typer.Argument(
             metavar="POLICY...",
-            help=f"{POLICY_HELP}; or best-static; or a .yaml of policies and suite, such as a sweep's winner.yaml. "
-            "None, with --write: those of SCORES.md.",
+            help=f"{POLICY_HELP}; or best-static; or a .yaml of policies and suite, such as a sweep's winner.yaml.",
         ),
-    ] = None,
+    ],
     suite: Annotated[
         str | None, typer.Option(help="A suite: a file, a name in configs/suites, or all. Default: demo.")
     ] = None,
@@ -57,13 +56,6 @@ def evaluate(
     for path in (write, watch, json_ if json_ != "-" else None):
         if path is not None:
             check_file_name(path)
-    given = {"--suite": suite, "--split": split, "--seeds": seeds, "--iterations": iterations, "--write": write}
-    given = {name: value for name, value in given.items() if value is not None}
-    if not policies:
-        if list(given) != ["--write"] or write is None or limit or watch or json_:
-            raise InputError("POLICY: none given; allowed: at least one, or none with --write alone, for SCORES.md")
-        config_files.write_text(write, score_table.committed_page())
-        return
     update = {k: v for k, v in (("seeds", seeds), ("iterations", iterations)) if v is not None}
     comparison, names = _comparison(policies)
     chosen = comparison.chosen() if comparison and not suite else load_suite(suite or "demo")
@@ -89,7 +81,8 @@ def evaluate(
         note = f"{gains} {length}; {chosen.limits}"
         output.print_table(f"Suite {chosen.name}", score_table.COLUMNS, rows, "\n".join([note, *differences]))
     if write is not None:
-        options = [text for name, value in given.items() for text in (name, str(value))]
+        given = {"--suite": suite, "--split": split, "--seeds": seeds, "--iterations": iterations, "--write": write}
+        options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
         options += [text for one in limit or [] for text in ("--limit", one)]
         made_by = shlex.join(["paceenv", "evaluate", *policies, *options])
         page = [f"# Policies on suite {chosen.name}", "", f"Made by `{made_by}`.", ""]

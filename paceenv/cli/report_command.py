@@ -10,7 +10,7 @@ import typer
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
 from paceenv.policies.select import POLICY_HELP, select_policy
-from paceenv.report.examination import PATTERN_HELP, POLICIES, examine
+from paceenv.report.examination import POLICIES, examine
 from paceenv.report.fitted import sizes
 from paceenv.report.report_page import page_of
 from paceenv.report.section import print_sections
@@ -28,7 +28,6 @@ def report(
         list[str] | None, typer.Option("--policy", "-p", help=f"Compare this one, too: {POLICY_HELP}.")
     ] = None,
     job: Annotated[str | None, typer.Option(help="Which job, where the trace holds several.")] = None,
-    pattern: Annotated[str | None, typer.Option(help=PATTERN_HELP)] = None,
     json_: JsonFile = None,
 ) -> None:
     """Write one page about a traced job: why its steps take so long, which ranks are slow, and what would help.
@@ -37,29 +36,22 @@ def report(
     of step times; and, from a cluster fitted to the trace, the job at other sizes and with pacing, or why they cannot
     be predicted. Numbers are below every picture. The page is one file without scripts that needs no network.
 
-    From a text log of a training program: its step times in order, their distribution, and how much there is to win.
-
-    Examples: paceenv report trace.parquet -o report.html -- paceenv report rank*.json.gz --policy adaptive --
-    paceenv report log.txt
+    Examples: paceenv report trace.parquet -o report.html -- paceenv report rank*.json.gz --policy adaptive
     """
     names = list(dict.fromkeys([*POLICIES, *(name for name in policy or [] if name != "passive")]))
     if out.suffix.lower() not in {".html", ".htm"} or out.is_dir():
         raise InputError(f"--out {out}: allowed: a file that ends in .html")
     for name in names:
         select_policy(name, load_cluster("null-jitter"))
-    examination = examine(traces, pattern=pattern, job=job, policies=names)
+    examination = examine(traces, job=job, policies=names)
     if examination.conclusion is None:
-        if examination.inputs.one_log() is None or examination.answer is None or not examination.answer.steps:
-            examination.inputs.require_trace()
-            raise InputError("; ".join(examination.notes))
-        for option, value in (("--policy", policy or None), ("--job", job)):
-            if value is not None:
-                raise InputError(f"{option} {value}: {traces[0]} holds step times alone; allowed: with a trace")
-    fitted = examination.conclusion.fitted if examination.conclusion is not None else ""
+        examination.inputs.require_trace()
+        raise InputError("; ".join(examination.notes))
+    fitted = examination.conclusion.fitted
     with output.progress("predict other sizes", 1, shown=not isinstance(fitted, str)) as done:
         at_sizes = fitted if isinstance(fitted, str) else sizes(fitted, done)
     atomic_write(out, page_of(examination, at_sizes).encode())
-    more = {"fitted": fitted, "sizes": at_sizes} if examination.conclusion is not None else {}
+    more = {"fitted": fitted, "sizes": at_sizes}
     why_not = {name: {"why_not": one} for name, one in more.items() if isinstance(one, str)}
     if output.write_json(examination.to_json() | more | why_not, json_):
         print_sections(examination.sections())

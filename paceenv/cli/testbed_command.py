@@ -9,8 +9,7 @@ import numpy as np
 import typer
 
 from paceenv.core.errors import InputError, out_of_range
-from paceenv.live.decide.live_policy import SEPARATOR, find_candidates
-from paceenv.live.options import MODES
+from paceenv.live.decide.live_policy import SEPARATOR
 from paceenv.live.testbed import testbed_run
 from paceenv.live.testbed.testbed_run import JobResult, RunResult
 from paceenv.live.testbed.testbed_scenario import Scenario, load_scenario
@@ -36,23 +35,17 @@ def run_on_testbed(
     iterations: Annotated[
         int | None, typer.Option(min=2, help="Of the main job; in the loop those to observe. Default: the scenario's.")
     ] = None,
-    mode: Annotated[
-        str, typer.Option(help=f"Mode of the agent in the main job: {', '.join(MODES)}. The loop has its own.")
-    ] = "observe",
-    policy: Annotated[
-        str | None,
-        typer.Option(help="For shadow, canary and active: a rule, static:my-cluster.yaml, or a policy file."),
-    ] = None,
     candidates: Annotated[
         str | None,
         typer.Option(
-            help="Several policies, separated by semicolons, for canary, active and the loop; also defaults. In "
-            "the loop also constant (the best static setting of a search), default (the mechanism's rule), tailored "
-            "(trained for this job). The loop's default: those three, adaptive, paper and learned."
+            help="With --loop: policies, separated by semicolons; also constant (the best static setting of a search), "
+            "default (the mechanism's rule), tailored (trained for this job). Default: those three, adaptive, paper "
+            "and learned."
         ),
     ] = None,
     pairs: Annotated[
-        int | None, typer.Option(min=2, help="Pairs of blocks of each candidate, instead of the scenario's.")
+        int | None,
+        typer.Option(min=2, help="With --loop: pairs of blocks of each candidate. Default: the scenario's."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the blocks and of the simulated noise.")] = 0,
     json_: JsonFile = None,
@@ -69,7 +62,7 @@ def run_on_testbed(
     blocks with and without pacing). The same command resumes a killed loop after its last finished stage.
 
     Examples: paceenv testbed -- paceenv testbed unequal-slack -o runs/observed
-    -- paceenv testbed incast-shallow --mode canary --policy adaptive -- paceenv testbed unequal-slack --loop
+    -- paceenv testbed unequal-slack --loop --candidates "adaptive;learned"
     """
     if scenario is None:
         _list(json_)
@@ -77,30 +70,22 @@ def run_on_testbed(
     chosen = load_scenario(scenario)
     changes = {name: n for name, n in (("observe_iterations", iterations), ("pairs", pairs)) if n is not None}
     if loop:
-        if mode != "observe" or policy is not None:
-            raise InputError("--loop: has its own modes and policies; allowed: without --mode and --policy")
         if iterations is not None and iterations < FEWEST:
             raise out_of_range("--iterations", iterations, f"at least {FEWEST} with --loop", "testbed")
         chosen = chosen.model_copy(update={"loop": chosen.loop.model_copy(update=changes)})
         _loop(chosen, out or Path("runs/loop") / chosen.name, candidates, seed, json_)
         return
-    plan = chosen.loop
-    several = [*(one.source for one in find_candidates(candidates or "").candidates), *([policy] if policy else [])]
-    usual = plan.observe_iterations
-    if mode == "canary":
-        usual = plan.contest_iterations(list(dict.fromkeys(several)) or ["passive"], pairs or plan.pairs)
-    count = iterations or usual
-    agent = [*testbed_run.agent_options(plan, mode), "--seed", str(seed)]
-    for option, value in (("--policy", policy), ("--candidates", candidates)):
-        agent += [option, value] if value else []
+    if candidates is not None or pairs is not None:
+        raise InputError("--candidates, --pairs: compare policies; allowed: with --loop")
+    count = iterations or chosen.loop.observe_iterations
+    agent = [*testbed_run.agent_options(chosen.loop, "observe"), "--seed", str(seed)]
     folder = out or Path("runs/testbed") / chosen.name
     with output.progress(chosen.name, count) as done:
-        result = testbed_run.run_scenario(
-            chosen, folder, agents={} if mode == "off" else {plan.job: agent}, iterations=count, on_progress=done
-        )
+        agents = {chosen.loop.job: agent}
+        result = testbed_run.run_scenario(chosen, folder, agents=agents, iterations=count, on_progress=done)
     if output.write_json({name: _numbers(job) for name, job in result.jobs.items()}, json_):
         _print(chosen, result)
-        output.say(f"logs, step times{'' if mode == 'off' else ' and trace'} are in {folder}/")
+        output.say(f"logs, step times and trace are in {folder}/")
 
 
 def _list(json_: str | None) -> None:
@@ -133,10 +118,9 @@ def _loop(scenario: Scenario, folder: Path, candidates: str | None, seed: int, j
 def _print(scenario: Scenario, result: RunResult) -> None:
     rows = []
     for name, job in result.jobs.items():
-        numbers = [_numbers(job)[key] for key in ("ranks", "iterations", "mean_s", "cv", "p99_s")]
-        cells = ("–" if x is None else str(x) if isinstance(x, int) else f"{x:.3f}" for x in numbers)
-        rows.append((name, *cells, _said(job)))
-    columns = ("job", "ranks", "steps", "mean step s", "CV", "p99 s", "agent's verdict")
+        cells = ("–" if x is None else str(x) if isinstance(x, int) else f"{x:.3f}" for x in _numbers(job).values())
+        rows.append((name, *cells))
+    columns = ("job", "ranks", "steps", "mean step s", "CV", "p99 s")
     network = scenario.network
     racks = f" in {network.racks} racks, uplinks {network.uplink_mbps:g}" if network.uplink_mbps else ""
     title = f"{scenario.name}: {network.hosts} hosts at {network.host_mbps:g}{racks} Mbit/s"
@@ -152,13 +136,4 @@ def _numbers(job: JobResult) -> dict[str, Any]:
         "mean_s": float(step_s_T.mean()) if some else None,
         "cv": float(step_s_T.std() / step_s_T.mean()) if some else None,
         "p99_s": float(np.quantile(step_s_T, 0.99)) if some else None,
-        "agents": [snapshot.get("canary") for snapshot in job.snapshots],
     }
-
-
-def _said(job: JobResult) -> str:
-    """The verdict of the job's first rank, or its state."""
-    if not job.snapshots:
-        return "-"
-    canary = job.snapshots[0].get("canary")
-    return str(canary["text"].partition(";")[0]) if canary else str(job.snapshots[0].get("state", "-"))

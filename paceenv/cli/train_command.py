@@ -11,7 +11,7 @@ import typer
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
-from paceenv.report.recordings import find_recordings
+from paceenv.report.recordings import read_trace
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.training.train_config import TrainConfig, with_algorithm
 from paceenv.ui import config_files, output
@@ -131,10 +131,7 @@ def _cluster(job: str) -> Cluster:
         return load_cluster(job)
     from paceenv.calibration.fit_trace import fit_trace
 
-    inputs = find_recordings([job]).read()
-    for note in inputs.notes:
-        output.say(note)
-    return fit_trace(inputs.require_trace(), name=Path(job).stem).cluster
+    return fit_trace(read_trace([job]), name=Path(job).stem).cluster
 
 
 def _percent(gain: Interval) -> str:

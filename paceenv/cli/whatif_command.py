@@ -1,4 +1,4 @@
-"""``paceenv whatif``: what a job would do on other nodes, another fabric, without a rank, or paced."""
+"""``paceenv whatif``: what a job would do on other nodes, another fabric, with a rank replaced, or paced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceenv.cli.simulate_command import MAX_RANK_ITERATIONS
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.intervals import Interval
 from paceenv.policies.select import POLICY_HELP
-from paceenv.report.recordings import find_recordings
+from paceenv.report.recordings import read_trace
 from paceenv.ui import output
 from paceenv.ui.json_option import JsonFile
 from paceenv.whatif import simulated
@@ -38,12 +38,8 @@ def whatif(
     oversubscription: Annotated[
         str | None, typer.Option(help="Rate of a leaf's nodes over the rate of its uplinks: 1 is non-blocking.")
     ] = None,
-    remove_rank: Annotated[
-        str | None,
-        typer.Option(help="Remove this rank from the job: 0; 0,3: one row each; 0+3: both."),
-    ] = None,
     replace_rank: Annotated[
-        str | None, typer.Option(help="Replace this rank by one like its peers; same spelling.")
+        str | None, typer.Option(help="Replace this rank by one like its peers: 0; 0,3: one row each; 0+3: both.")
     ] = None,
     pacing: Annotated[
         list[str] | None,
@@ -72,9 +68,9 @@ def whatif(
 
     Examples: paceenv whatif when-scaling-fails --nodes 32,64,128 -p passive -p static --
     paceenv whatif trace.parquet --replace-rank 0 -- paceenv whatif trace.parquet --nodes 128 --oversubscription 1
-    --remove-rank 0 --pacing learned --json -
+    --pacing learned --json -
     """
-    changes = combinations(nodes, oversubscription, remove_rank, replace_rank, pacing or [], set_ or [])
+    changes = combinations(nodes, oversubscription, replace_rank, pacing or [], set_ or [])
     answer = _answer(source, changes, base, job, iterations)
     if output.write_json(answer, json_):
         _print(answer)
@@ -91,10 +87,7 @@ def _answer(
             if value is not None:
                 raise InputError(f"{option} {value}: {source[0]} is a cluster config; allowed: only with a trace")
         return _simulate(of_config(source[0]), changes, iterations)
-    inputs = find_recordings(source).read()
-    for note in inputs.notes:
-        output.say(note)
-    trace = inputs.require_trace()
+    trace = read_trace(source)
     with output.progress(f"calibrate {Path(source[0]).name}", 1):
         baseline = of_trace(trace, source[0], base, job)
     return _simulate(baseline, changes, iterations)

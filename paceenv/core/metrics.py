@@ -33,23 +33,6 @@ def mean_interval(samples_N: NDArray[np.float64]) -> Interval:
     return Mean(samples_N.tolist()).interval(0.05)
 
 
-def ks_distance(sample_N: NDArray[np.float64], other_M: NDArray[np.float64]) -> float:
-    """Kolmogorov-Smirnov distance: the largest difference between two samples' distribution functions, 0 to 1."""
-    first, second = np.sort(sample_N), np.sort(other_M)
-    at = np.concatenate([first, second])
-    below = np.searchsorted(first, at, side="right") / len(first)
-    other_below = np.searchsorted(second, at, side="right") / len(second)
-    return float(np.abs(below - other_below).max())
-
-
-def ks_chance(independent: float, other: float = math.inf) -> float:
-    """Kolmogorov-Smirnov distance that two samples of one distribution exceed in 5 % of cases, at most 1.
-
-    So many independent values cannot show a smaller difference. Source: Smirnov 1948, the limit for large samples.
-    """
-    return min(1.3581 * math.sqrt(1.0 / independent + 1.0 / other), 1.0)
-
-
 def correlation_length(values: NDArray[np.float64]) -> float:
     """Values after which a series has forgotten, at least 1: so many of them tell as much as one independent value.
 

@@ -38,7 +38,6 @@ _SHOWN: Final = (
 def answer_sections(
     answer: Answer, verdict: Verdict | None, activity: Sequence[RankActivity], name: str
 ) -> list[Section]:
-    """All that was found."""
     sections = [section for hang in answer.hangs for section in _hang(hang)]
     if answer.ended:
         sections.append(Section("What else the logs say", list(map(sentence, answer.ended))))
@@ -59,7 +58,6 @@ def answer_sections(
 
 
 def headline(verdict: Verdict) -> str:
-    """A verdict as sentences."""
     return " ".join(map(sentence, (verdict.lost, verdict.said, *verdict.checks)))
 
 
@@ -79,7 +77,6 @@ def _activity(activity: Sequence[RankActivity], late: Sequence[LateHost]) -> tup
 
 
 def _causes(diagnosis: Diagnosis, verdict: Verdict, name: str) -> Section:
-    """Causes with what to do, and the headline."""
     rows = [(c.cause, f"{c.share:.0%}", duration(c.lost_s), c.evidence, verdict.advice(c)) for c in diagnosis.causes]
     known = diagnosis.bare_step_s is not None and diagnosis.causes
     bare = f" ({diagnosis.bare_step_s:.4g} s without any cause)" if known else ""
@@ -136,7 +133,6 @@ def _steps(steps: StepDiagnosis) -> Section:
 
 
 def step_rows(steps: StepDiagnosis) -> list[tuple[str, str, str]]:
-    """Name, value and meaning of every number."""
     outliers, period, top = int(steps.ordinary.outlier_V.sum()), steps.outlier_period, steps.ceiling
     averages = "the log does not tell; averaging would hide variation"
     if steps.averaged:

@@ -44,7 +44,6 @@ class Conclusion:
     checks: tuple[AbsoluteCheck, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: the headline, and what was simulated."""
         policies, why_not = ([], self.policies) if isinstance(self.policies, str) else (self.policies, None)
         headline = self.verdict.to_json() | {"checks": self.checks}
         return {"verdict": self.verdict.text, "headline": headline, "policies": policies, "not_simulated": why_not}
@@ -72,14 +71,12 @@ class Examination:
         return [*notes, *(note for one in self.answer.steps for note in one.log.notes)]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, as ``--json`` prints it."""
         data: dict[str, Any] = {"notes": self.inputs.notes} if self.answer is None else self.answer.to_json()
         data |= self.conclusion.to_json() if self.conclusion is not None else {}
         data |= {"runs": self.runs, "links": self.links, "next": self.next}
         return data | {"changes": self.changes} if self.changes else data
 
     def sections(self) -> list[Section]:
-        """All that was found, for people."""
         sections = []
         if self.answer is not None:
             verdict = self.conclusion.verdict if self.conclusion is not None else None
@@ -104,7 +101,7 @@ class Examination:
             is_worth_it = self.conclusion.verdict.claim in {"helps", "is open"} and not stands
             if is_fitted and is_worth_it and len(self.paths) == 1:
                 steps.append(f"paceenv train --job {words} -o runs/mine")
-        if answer is not None and (answer.matrix is not None or len(answer.steps) == 1):
+        if answer is not None and answer.matrix is not None:
             steps.append(f"paceenv report {words} -o report.html")
         for source, law in list(self.links.items())[:1]:
             if "law holds for neither" not in law:
@@ -120,7 +117,6 @@ def examine(
     job: str | None = None,
     policies: Sequence[str] = POLICIES,
 ) -> Examination:
-    """Read, diagnose, fit, simulate, compare, conclude."""
     recordings = find_recordings(paths)
     runs = {str(path): page for path, page in recordings.pages().items()}
     inputs = recordings.read(pattern, MAX_ROWS)
@@ -146,7 +142,6 @@ def examine(
 def conclude_answer(
     answer: Answer, inputs: Inputs, source: str, job: str | None = None, *, policies: Sequence[str] = POLICIES
 ) -> Conclusion:
-    """Fit, simulate, check, conclude."""
     diagnosis, matrix, trace = answer.diagnosis, answer.matrix, inputs.require_trace()
     assert diagnosis is not None, "there is a trace"
     assert matrix is not None, "there is a trace"

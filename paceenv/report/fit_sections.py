@@ -22,7 +22,7 @@ def fit_sections(cluster: Cluster) -> list[Section]:
     fitted = [(key, *_numbers(p, *NUMBERS), p.get("evidence", "")) for key, p in record["fitted"].items()]
     columns = ("parameter", "value", "standard error", "95 % low", "high", "evidence")
     title = f"{cluster.name}: fitted to {record['source']}"
-    sections = [Section(title, notes, columns, fitted, csv="parameters")]
+    sections = [Section(title, notes, columns, fitted)]
     rows = [
         (p.key, *_numbers(p.to_record(), "value"), _bounds(p.to_record()), p.reason)
         for p in parameters_of(cluster)
@@ -40,18 +40,18 @@ def _check(check: dict[str, Any]) -> Section:
     """A check on held-out steps, or the reason why there is none."""
     if "cannot_tell" in check:
         return Section("Steps not seen", [f"not compared: {check['cannot_tell']}"])
-    rows = []
-    for x in check["lines"]:
-        error = x["simulated"] - x["held_out"]
-        is_relative = x["quantity"].startswith(("CV", "KS"))  # by itself
-        said = f"{error:+z.3f}" if is_relative or not x["held_out"] else f"{error / x['held_out']:+z.1%}"
-        unit = x["unit"] and f", {x['unit']}"
-        numbers = _numbers(x, "held_out", "simulated", "low", "high")
-        rows.append((f"{x['quantity']}{unit}", *numbers, said, x["verdict"]))
+    rows = [
+        (
+            f"{x['quantity']}{x['unit'] and ', s'}",
+            *_numbers(x, "held_out", "simulated", "low", "high"),
+            f"{x['error']:+z.1%}" if x["unit"] else f"{x['error']:+z.3f}",
+            x["verdict"],
+        )
+        for x in check["lines"]
+    ]
     text = [
-        "the interval holds single simulated runs of that length, of clusters drawn from the errors of that fit; "
-        "of a KS distance it is what chance gives. close: outside of it but not by much. The written cluster is fitted "
-        "to all steps.",
+        "the interval holds single simulated runs of that length, of clusters drawn from the errors of that fit. "
+        "close: outside of it but not by much. The written cluster is fitted to all steps.",
     ]
     title = f"Steps not seen: {check['held_out_steps']} held out, fitted to the {check['fitted_steps']} before"
     return Section(title, text, ("quantity", "held out", "simulated", "95 % low", "high", "error", "verdict"), rows)

@@ -68,15 +68,11 @@ class Fitted:
         return ", and ".join(said)
 
     def to_json(self) -> dict[str, Any]:
-        """The calibration as plain data."""
         return {"calibration": self.fit.cluster.calibration, "doubt": self.doubt}
 
 
 def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = frozenset()) -> Fitted | str:
     """The cluster of a trace, or why there is none."""
-    stages = set(trace.metadata.of_ranks("stage", 0).values())
-    if len(stages) > 1:
-        return f"the job has {len(stages)} pipeline stages, and the simulator only knows jobs without"
     try:
         baseline = of_trace(trace, source, None, job)
         return Fitted(baseline, drawn(baseline), causes)

@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from paceenv.core.wording import duration
-from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
 from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.report.section import Section
 from paceenv.ui import figures
@@ -29,22 +27,14 @@ Integers = NDArray[np.int64]
 
 MAX_POINTS: Final = 1500
 """Steps that are drawn one by one; of more, the mean and the range of bins."""
-MAX_MARKS: Final = 400
-"""Outliers that are marked."""
-MAX_NUMBERS: Final = 200_000
-"""Steps in the file to download."""
 REST: Final = "everything else"
 LINE, BAND, MARK = "#333333", "#aebfd8", "#d55e00"
 _STEP, _GAINED, _SIMULATED = "#8c96a8", "#0072b2", "#4c72b0"
-_LEVEL, _WARM = "#1f7a8c", "#999999"
 _TYPICAL_TOP: Final = 0.995
 
 
-def drawn(
-    title: str, caption: str, figure: Figure, csv: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
-) -> Section:
-    """A finished figure and the numbers in it."""
-    return Section(title, [caption], columns, rows, svg=figures.svg(figure, title), csv=csv)
+def drawn(title: str, caption: str, figure: Figure, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Section:
+    return Section(title, [caption], columns, rows, svg=figures.svg(figure, title))
 
 
 def in_time(axis: Axis) -> None:
@@ -52,7 +42,7 @@ def in_time(axis: Axis) -> None:
     axis.set_major_formatter(EngFormatter("s"))
 
 
-# --- step times: of a trace or of a log -------------------------------------------------------------------------------
+# --- step times -------------------------------------------------------------------------------------------------------
 def _top_of(step_s_V: Array) -> float:
     """Where a picture of times ends: above all of them, or where few are very long, above all but those."""
     longest, middle = float(step_s_V.max()), float(np.median(step_s_V))
@@ -60,7 +50,7 @@ def _top_of(step_s_V: Array) -> float:
     return longest if longest <= middle + 4.0 * typical else middle + 2.5 * typical
 
 
-def spread(step_s_V: Array, title: str, quantity: str = "step time") -> Section:
+def spread(step_s_V: Array) -> Section:
     """How often a step takes how long, with mean and percentiles."""
     figure, (panel,) = figures.stack([3.0])
     low, high = float(step_s_V.min()), _top_of(step_s_V)
@@ -77,23 +67,16 @@ def spread(step_s_V: Array, title: str, quantity: str = "step time") -> Section:
         panel.axvline(min(value, high), color=MARK, ls=style, lw=1.2, label=f"{name} {said(value)}")
     panel.legend(fontsize=8, frameon=False, title=f"CV {step_s_V.std() / step_s_V.mean():.3f}", title_fontsize=8)
     more = f"; {cut} longer ones in the last bar" if cut else ""
-    panel.set(xlabel=f"{quantity}{more}", ylabel="share, %")
+    panel.set(xlabel=f"step time{more}", ylabel="share, %")
     in_time(panel.xaxis)
     rows = [(f"{a:.6g}", f"{b:.6g}", str(n)) for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)]
-    caption = f"How often which {quantity} occurs."
-    return drawn(title, caption, figure, "distribution", ("from, s", "to, s", "count"), rows)
+    caption = "How often which step time occurs."
+    return drawn("Distribution of step times", caption, figure, ("from, s", "to, s", "count"), rows)
 
 
-def course(step_s_V: Array, step_V: Integers, title: str, of_log: StepDiagnosis | None = None) -> Section:
-    """Step times in order; of many the mean and the range of bins.
-
-    Of a log also its levels, warm-up, restarts and outliers.
-    """
-    steady_V, outlier_V = np.ones(len(step_V), bool), np.zeros(len(step_V), bool)
-    quantity, said = "step time", []
-    if of_log is not None:
-        steady_V, outlier_V = of_log.ordinary.steady_V, of_log.ordinary.outlier_V
-        quantity = of_log.log.quantity
+def course(step_s_V: Array, step_V: Integers) -> Section:
+    """Step times in order; of many the mean and the range of bins."""
+    said = ["Step times in their order."]
     width = -(-len(step_V) // MAX_POINTS)
     starts = np.arange(0, len(step_V), width)
     mean = np.add.reduceat(step_s_V, starts) / np.diff(np.append(starts, len(step_V)))
@@ -102,15 +85,11 @@ def course(step_s_V: Array, step_V: Integers, title: str, of_log: StepDiagnosis 
         low, high = np.minimum.reduceat(step_s_V, starts), np.maximum.reduceat(step_s_V, starts)
         panel.fill_between(starts, low, high, color=BAND, lw=0, step="mid")
         said.append(f"The line is the mean and the band the range of {width} values at a time.")
-    mean[np.logical_or.reduceat(~steady_V, starts)] = np.nan  # which would draw the picture's edge
-    panel.plot(starts, mean, ".-" if len(step_V) <= 200 else "-", color=LINE, lw=0.9, ms=4, label=quantity)
-    top, low_end = _top_of(step_s_V[steady_V]), float(step_s_V[steady_V].min())
-    if of_log is not None:
-        said += _events(panel, of_log, (low_end, top))
-        panel.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0.0, 1.13), ncols=5)
+    panel.plot(starts, mean, ".-" if len(step_V) <= 200 else "-", color=LINE, lw=0.9, ms=4)
+    top, low_end = _top_of(step_s_V), float(step_s_V.min())
     if beyond := int((step_s_V > top).sum()):
-        said.append(f"Longer ones than the picture shows are marked at its edge ({beyond}).")
-    panel.set(xlabel="step", ylabel=quantity)
+        said.append(f"{beyond} are longer than the picture shows.")
+    panel.set(xlabel="step", ylabel="step time")
     in_time(panel.yaxis)
     room = max(0.06 * (top - low_end), 0.01 * low_end)
     panel.set_ylim(low_end - room, top + room)
@@ -118,34 +97,8 @@ def course(step_s_V: Array, step_V: Integers, title: str, of_log: StepDiagnosis 
     ticks = [int(t) for t in panel.get_xticks() if 0 <= t < len(step_V)]
     panel.set_xticks(ticks, [str(step_V[t]) for t in ticks])
     panel.margins(x=0.01)
-    classes = np.where(~steady_V, "warm-up", np.where(outlier_V, "outlier", ""))
-    rows = [(str(s), f"{t:.6g}", str(c)) for s, t, c in zip(step_V, step_s_V, classes, strict=True)][:MAX_NUMBERS]
-    columns = ("step", f"{quantity}, s", "class")
-    return drawn(title, " ".join(["Step times in their order.", *said]), figure, "step-times", columns, rows)
-
-
-def _events(panel: Axes, steps: StepDiagnosis, ends: tuple[float, float]) -> list[str]:
-    """Draw what happens in a log; in words what the lines mean."""
-    step_s_V, steady_V, said = steps.log.step_s_V, steps.ordinary.steady_V, []
-    warm, marked = np.flatnonzero(~steady_V), np.flatnonzero(steps.ordinary.outlier_V)
-    if len(warm):
-        panel.plot(warm, np.clip(step_s_V[warm], *ends), "x", color=_WARM, ms=5, label="warm-up, left out")
-    chosen = marked[np.argsort(-step_s_V[marked], kind="stable")[:MAX_MARKS]]
-    if len(chosen):
-        panel.plot(chosen, np.minimum(step_s_V[chosen], ends[1]), "^", color=MARK, ms=4, label="outlier", alpha=0.8)
-    steady = np.flatnonzero(steady_V)
-    for i, level in enumerate(steps.ordinary.levels):
-        at = steady[level.start], steady[level.end - 1]
-        panel.plot(at, [level.level_s] * 2, color=_LEVEL, lw=2.0, label="" if i else "level")
-    for restart in np.flatnonzero(np.diff(steps.log.run_V)) + 1:
-        panel.axvline(float(restart), color=_WARM, ls=":", lw=1.0)
-    if len(steps.ordinary.levels) > 1:
-        said.append(f"The level changes {len(steps.ordinary.levels) - 1} times (thick lines).")
-    if steps.runs > 1:
-        said.append(f"Dotted lines are restarts or further files ({steps.runs - 1}).")
-    if steps.outlier_period is not None:
-        said.append(f"Outliers come every {steps.outlier_period.steps} steps.")
-    return said
+    rows = [(str(s), f"{t:.6g}") for s, t in zip(step_V, step_s_V, strict=True)]
+    return drawn("Step time, step by step", " ".join(said), figure, ("step", "step time, s"), rows)
 
 
 # --- a diagnosis ------------------------------------------------------------------------------------------------------
@@ -194,7 +147,7 @@ def waterfall(diagnosis: Diagnosis) -> Section | None:
     rows = [(name, f"{value:.6g}", f"{value / diagnosis.step_time_s:.4f}") for name, value in bars]
     rows.append(("measured mean step", f"{diagnosis.step_time_s:.6g}", "1"))
     columns = ("part", "seconds", "share of the step")
-    return drawn("Where the time goes", caption, figure, "waterfall", columns, rows)
+    return drawn("Where the time goes", caption, figure, columns, rows)
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------
@@ -239,4 +192,4 @@ def scaling(answer: Prediction) -> Section:
     ]
     names = ("step, s", "throughput", "CV")
     columns = ("nodes", *(f"{name}{part}" for name in names for part in ("", " low", " high")))
-    return drawn("At other sizes", caption, figure, "scaling", columns, cells)
+    return drawn("At other sizes", caption, figure, columns, cells)

@@ -64,7 +64,6 @@ class Spans:
 
 
 def spans(matrix: OperationMatrix, graph: Graph) -> list[Spans]:
-    """All kinds of time that the job has."""
     met_NT = np.minimum(last_arrivals(matrix, graph)[graph.task_of_N], matrix.end_NT)
     communicates = matrix.is_collective_N | matrix.is_transfer_N | graph.meets_N
     kinds = []
@@ -139,7 +138,7 @@ def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], late_s_R: Array) -
         f"The black line is the end of the step.{some} White is time without an operation in the trace."
     )
     columns = ("iteration", "rank", "what", "operation", "start, s", "end, s")
-    return drawn("Timeline of ranks", caption, figure, "timeline", columns, rows)
+    return drawn("Timeline of ranks", caption, figure, columns, rows)
 
 
 def _bars(
@@ -222,7 +221,7 @@ def heat_map(matrix: OperationMatrix, late_RT: Array) -> Section:
         for c, value in enumerate(row_C.tolist())
     ]
     columns = ("from rank", "from iteration", "works longer, s")
-    return drawn("Lateness of ranks", caption, figure, "lateness", columns, rows)
+    return drawn("Lateness of ranks", caption, figure, columns, rows)
 
 
 def binned(late_RT: Array, ranks: int, steps: int) -> Array:

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace
 from paceenv.importers.formats import list_files
 from paceenv.importers.inputs import Inputs, read_inputs
 from paceenv.live.record.merge_segments import write_merged
 from paceenv.live.record.run_folder import ATTEMPT, RunFolder
 from paceenv.live.record.snapshot import Snapshot
 from paceenv.live.record.summary import summarise
+from paceenv.ui import output
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,14 @@ class Recordings:
                     raise InputError(why) from None
                 inputs = Inputs(None, why_no_trace=why)
         return replace(inputs, notes=(*notes, *inputs.notes))
+
+
+def read_trace(paths: Sequence[str | Path]) -> Trace:
+    """The trace that lies there; says what is to know of it. Raises InputError where there is none."""
+    inputs = find_recordings(paths).read()
+    for note in inputs.notes:
+        output.say(note)
+    return inputs.require_trace()
 
 
 def find_recordings(paths: Sequence[str | Path]) -> Recordings:

@@ -1,14 +1,11 @@
-"""The page of a trace or of a log: what ``paceenv diagnose`` finds, pictures, and the fitted cluster's predictions."""
+"""The page of a trace: what ``paceenv diagnose`` finds, pictures, and the fitted cluster's predictions."""
 
 from __future__ import annotations
-
-from typing import Final
 
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.lateness_over_time import lateness
 from paceenv.diagnosis.operation_matrix import OperationMatrix
-from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
 from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.report import pictures
 from paceenv.report.examination import Conclusion, Examination
@@ -18,18 +15,14 @@ from paceenv.report.section import Section, page
 from paceenv.ui.output import sentence
 from paceenv.whatif.predictions import Prediction
 
-WHY_NO_CAUSE: Final = (
-    "No cause is named here: step times alone do not say which ranks wait for each other, for what, or for how long; "
-    "that needs a trace (paceenv live, or profiles of every rank)."
-)
-
 
 def page_of(examination: Examination, at_sizes: Prediction | str) -> str:
     """The page; ``at_sizes`` is the job at other sizes, or why it is not predicted."""
-    answer = examination.answer
+    answer, conclusion = examination.answer, examination.conclusion
     assert answer is not None, "something was diagnosed"
-    if answer.matrix is None or answer.diagnosis is None or examination.conclusion is None:
-        return _of_log(examination, answer.steps[0])
+    assert answer.matrix is not None
+    assert answer.diagnosis is not None
+    assert conclusion is not None
     matrix, names = answer.matrix, [path.name for path in examination.paths]
     if not matrix.step_s_T.max() > 0.0:
         raise InputError(f"trace of {matrix.name}: steps that take no time; allowed: a job that takes some")
@@ -39,35 +32,19 @@ def page_of(examination: Examination, at_sizes: Prediction | str) -> str:
     if (paced := answer.diagnosis.paced_steps) is not None:
         said = f"{sentence(paced.text)} Other settings of pacing may do better or worse."
         sections.append(Section("What the delays in this trace did", [said]))
-    sections += _predicted(examination.conclusion, at_sizes)
+    sections += _predicted(conclusion, at_sizes)
     title = f"Why the steps of {matrix.name} take as long as they do"
     return page(title, "; ".join([read, *examination.notes]) + ".", sections)
 
 
-def _of_log(examination: Examination, steps: StepDiagnosis) -> str:
-    log = steps.log
-    read = (
-        f"Read from {log.name} ({log.source}): {len(steps.steady_s_V)} values of {log.quantity}, "
-        f"steps {log.step_V.min()} to {log.step_V.max()}, {int(steps.ordinary.warm_up_V.sum())} of warm-up left out"
-    )
-    sections = [
-        pictures.course(log.step_s_V, log.step_V, "Step times", steps),
-        pictures.spread(steps.steady_s_V, "Distribution", log.quantity),
-        *examination.sections(),
-        Section("What a log does not tell", [WHY_NO_CAUSE]),
-    ]
-    return page(f"Step times of {log.name}", "; ".join([read, *examination.notes]) + ".", sections)
-
-
 def _drawn(matrix: OperationMatrix, diagnosis: Diagnosis) -> list[Section]:
-    """All pictures of a trace."""
     late_RT = lateness(matrix)
     sections = [
         pictures.waterfall(diagnosis),
         timeline(matrix, spans(matrix, build_graph(matrix)), diagnosis.arrivals.late_RT.sum(axis=1)),
         heat_map(matrix, late_RT) if (late_RT > 0.0).any() else None,
-        pictures.course(matrix.step_s_T, matrix.iteration_T, "Step time, step by step"),
-        pictures.spread(matrix.step_s_T, "Distribution of step times"),
+        pictures.course(matrix.step_s_T, matrix.iteration_T),
+        pictures.spread(matrix.step_s_T),
     ]
     return [picture for picture in sections if picture is not None]
 

@@ -5,9 +5,6 @@ The page escapes all text, so that no name from a file becomes markup.
 
 from __future__ import annotations
 
-import base64
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,7 +12,7 @@ from typing import Final
 from paceenv.ui import output
 
 MAX_ROWS: Final = 40
-"""Rows of a table in a terminal, and under a picture; the JSON and the file to download have all of them."""
+"""Rows of a table in a terminal, and of the numbers under a picture."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,6 @@ class Section:
     rows: Sequence[Sequence[str]] = ()
     verdict: str = ""  # the answer itself, which a page shows first
     svg: str = ""  # a picture (``paceenv.ui.figures.svg``)
-    csv: str = ""  # name of a file to download: a page shows the table folded
 
 
 def print_sections(sections: Iterable[Section]) -> None:
@@ -48,11 +44,4 @@ def page(title: str, note: str, sections: Sequence[Section]) -> str:
     template = made.get_template("page.html.j2")
     return template.render(
         title=title, note=note, sections=sections, most=MAX_ROWS, are_numbers=output.are_numbers,
-        as_csv=_as_csv,
     )  # fmt: skip
-
-
-def _as_csv(one: Section) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([one.columns, *one.rows])
-    return base64.b64encode(text.getvalue().encode()).decode()

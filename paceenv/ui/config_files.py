@@ -150,5 +150,4 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_yaml(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
-    """Write a mapping as a YAML file, keys in their order."""
     write_text(path, yaml.safe_dump(data, sort_keys=False, width=120, allow_unicode=True))

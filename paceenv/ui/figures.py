@@ -64,7 +64,6 @@ def _plain(panel: Axes) -> Axes:
 
 
 def axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
-    """A figure of one panel."""
     made, (only,) = figure()
     only.set(title=title, xlabel=x, ylabel=y)
     return made, only

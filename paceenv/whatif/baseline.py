@@ -5,9 +5,10 @@ A parameter that the calibration could not identify stays a guess. A question th
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -21,14 +22,9 @@ from paceenv.core.trace import Trace
 from paceenv.core.wording import name_ranks
 from paceenv.diagnosis.clocks import trace_on_one_clock
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.whatif.change import GROWTH, POST_WORK_S, Change, Scenario, Unknown, longest_round_us
+from paceenv.whatif.change import Change, longest_round_us
 
-_FROM_BASE: Final = "from base"
-_NOT_LIMITING: Final = "assumed not to limit"
 _NIC: Final = "fabric.nic_gbps"
-_OPTION: Final = re.compile(r" \(--[^)]*\)")
-"""An option of another command in a note."""
-_RANK: Final = re.compile(r"\brank (\d+)")
 
 
 @dataclass(frozen=True)
@@ -59,15 +55,13 @@ class Baseline:
 
     def check(self, changes: Iterable[Change]) -> None:
         """Raise InputError for a change that depends on a guess."""
-        guessed = {p.key: p.reason for p in self.parameters if _is_guess(p)}
+        guessed = {p.key: p.reason for p in self.parameters if p.is_guess}
         if self.parameters and not self.knows_leaves:
             guessed["fabric.nodes_per_leaf"] = "where nodes sit; assumed to be each on a leaf of its own"
         for change in changes:
-            for ranks in (change.removed, change.replaced):
-                unknown = sorted(set(ranks) - set(self.ranks))
-                if unknown:
-                    allowed = name_ranks(self.ranks)
-                    raise InputError(f"{change.label}: {self.source} has no rank {unknown[0]}; allowed: {allowed}")
+            if unknown := sorted(set(change.replaced) - set(self.ranks)):
+                allowed = name_ranks(self.ranks)
+                raise InputError(f"{change.label}: {self.source} has no rank {unknown[0]}; allowed: {allowed}")
             for key in self._hinges(change):
                 if key in guessed:
                     raise InputError(
@@ -75,34 +69,13 @@ class Baseline:
                         f"({guessed[key]}); allowed: a trace with --base, a cluster that gives it"
                     )
 
-    def _has_growth(self, change: Change) -> bool:
-        """Whether post-collective work was measured at one size and is predicted at another."""
-        seen = {p.key for p in self.parameters} & {f"post_collective_work.{key}" for key in POST_WORK_S}
-        fixed = any(isinstance(getattr(self.cluster.post_collective_work, key), float) for key in POST_WORK_S)
-        return bool(seen) and fixed and change.nodes not in (None, self.cluster.job.nodes)
-
-    def scenario(self, change: Change) -> Scenario:
-        """The usual values of what the trace leaves open."""
-        return Scenario(growth=GROWTH[1] if self._has_growth(change) else 0.0)
-
-    def unknowns(self, change: Change) -> list[Unknown]:
-        """Open quantities that the answer may depend on."""
-        unknowns = []
-        latency_us = next((p.value for p in self.parameters if p.key == "fabric.latency_us" and _is_guess(p)), None)
-        if latency_us is not None and self.cluster.fabric.latency_us == latency_us:
-            least_us, most_us = ROUND_US[0], longest_round_us(self.cluster)
-            said = (
-                f"round of messages, {least_us:g} to {round(most_us, 1):g} us; identified by an nccl-tests table of "
-                "this fabric (paceenv calibrate TABLE), with its latency in the cluster of --base"
-            )
-            unknowns.append(Unknown("round_us", least_us, most_us, "fabric.latency_us", said))
-        if self._has_growth(change):
-            said = (
-                "growth of post-collective work, from not at all to in proportion to nodes; identified by a trace at a "
-                "second size; then post-collective work as a power law in a cluster config"
-            )
-            unknowns.append(Unknown("growth", GROWTH[0], GROWTH[-1], "post_collective_work.work_s", said))
-        return unknowns
+    @cached_property
+    def round_ends_us(self) -> tuple[float, float] | None:
+        """Between what the time of a round of messages may lie, where nobody knows it: the answer may depend on it."""
+        guessed = {p.key: p.value for p in self.parameters if p.is_guess}
+        if self.cluster.fabric.latency_us != guessed.get("fabric.latency_us", math.nan):
+            return None
+        return ROUND_US[0], longest_round_us(self.cluster)
 
     def _hinges(self, change: Change) -> tuple[str, ...]:
         """Keys of the cluster that the answer depends on."""
@@ -122,24 +95,21 @@ class Baseline:
 
     def _hinges_of_program(self, change: Change, nodes: int) -> tuple[str, ...]:
         """Keys that the answer for a program depends on: groups that grow, their links, and links without a rate."""
-        free = {p.key for p in self.parameters if _is_guess(p) and _NOT_LIMITING in p.evidence} & {_NIC}
+        free = {p.key for p in self.parameters if p.is_guess and p.limits_nothing} & {_NIC}
         set_keys = {setting.partition("=")[0].strip() for setting in change.settings}
-        resized = nodes != self.cluster.job.nodes or change.removed or set_keys & {"job.nodes", "job.ranks_per_node"}
+        resized = nodes != self.cluster.job.nodes or set_keys & {"job.nodes", "job.ranks_per_node"}
         keys = [step_phases.KEY] if resized else []
         if nodes > self.cluster.job.nodes or "job.nodes" in set_keys:
             keys += ["job.ranks_per_node", *free]
         return (*keys, *(free & set_keys))
 
     def assumes(self, changes: Sequence[Change]) -> list[str]:
-        """Assumptions of the answers, in words."""
         sized = [c for c in changes if c.nodes not in (None, self.cluster.job.nodes)]
         lines = [*self.notes, *(self._assumes_of_size(sized) if sized else [])]
         if self.cluster.tenants and any(c != Change(pacing=c.pacing) for c in changes):
             lines.append("other jobs on the uplink keep their period relative to ours")
-        if any(c.removed for c in changes):
-            lines.append("ranks taken out: the others keep their batch, so a step does less work")
         if self.slow:
-            like = sorted({r for c in changes for r in (*c.removed, *c.replaced)} - self.slow)
+            like = sorted({r for c in changes for r in c.replaced} - self.slow)
             slow = name_ranks(self.slow)
             lines += [f"rank {r} is a rank like the others; persistently slow: {slow}" for r in like]
         elif self.slow is not None and any(c.replaced for c in changes):
@@ -158,13 +128,11 @@ class Baseline:
                 f"the tier above the leaves keeps its {_number(fabric.uplink_gbps)} Gb/s in total at any size; "
                 "--oversubscription gives every leaf uplinks of its own"
             )
-        if self.cluster.noise.slow_ranks and not all(c.removed or c.replaced for c in sized):
+        if self.cluster.noise.slow_ranks and not all(c.replaced for c in sized):
             lines.append(f"the number of slow ranks stays {self.cluster.noise.slow_ranks}")
-        if any(self._has_growth(c) for c in sized):
-            lines.append(
-                "work after a group's collective is as frequent, and lasts as the square root of the number of "
-                "nodes; the interval holds from as long as today to in proportion to nodes"
-            )
+        work = self.cluster.post_collective_work
+        if self.parameters and (work.groups or work.share):
+            lines.append("work after a group's collective is as frequent, and lasts as long as today")
         grown = next((p.evidence for p in self.parameters if p.key == step_phases.KEY), None)
         if self.cluster.program is not None:
             said = "process groups with grows: true or without a size have more members on more ranks, others stay"
@@ -176,13 +144,21 @@ class Baseline:
             )
         return lines
 
-    def left_open(self, changes: Sequence[Change]) -> list[str]:
+    @property
+    def left_open(self) -> list[str]:
         """Open quantities inside the intervals: their ends, and the measurement that would identify them."""
-        return list(dict.fromkeys(unknown.text for change in changes for unknown in self.unknowns(change)))
+        if self.round_ends_us is None:
+            return []
+        least_us, most_us = self.round_ends_us
+        return [
+            f"round of messages, {least_us:g} to {round(most_us, 1):g} us; identified by an nccl-tests table of "
+            "this fabric (paceenv calibrate TABLE), with its latency in the cluster of --base"
+        ]
 
-    def cannot_tell(self, changes: Sequence[Change]) -> list[str]:
+    @property
+    def cannot_tell(self) -> list[str]:
         """Open quantities outside of the intervals, in words."""
-        held = {unknown.key for change in changes for unknown in self.unknowns(change)}
+        held = {"fabric.latency_us"} if self.round_ends_us is not None else set[str]()
         lines = [f"{p.key}: {p.reason}" for p in self.parameters if not p.is_identified and p.key not in held]
         if self.cluster.power.compute_w == 0.0:
             lines.append("energy: the cluster has no power figures (power.compute_w)")
@@ -202,7 +178,6 @@ def of_config(name: str) -> Baseline:
 
 
 def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Baseline:
-    """The job of a trace, calibrated."""
     stages = len(set(trace.metadata.of_ranks("stage", 0).values()))
     if stages > 1:
         raise InputError(
@@ -215,7 +190,7 @@ def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Ba
     cluster = baseline.cluster
     if base is None:  # a batch of each rank
         cluster = cluster.changed([f"job.samples_per_node={cluster.job.ranks_per_node}"], source)
-    notes = (*baseline.notes, *filter(None, [clocks]), *(_OPTION.sub("", note) for note in fit.notes))
+    notes = (*baseline.notes, *filter(None, [clocks]), *fit.notes)
     return replace(baseline, cluster=cluster, knows_leaves=base is not None, fit=fit, notes=notes)
 
 
@@ -232,18 +207,16 @@ def _calibrated(source: str, cluster: Cluster, parameters: tuple[Parameter, ...]
     by_key, notes = {p.key: p for p in parameters}, []
     ranks = tuple(cluster.calibration.get("ranks", ()))
     uplink = by_key.get("fabric.uplink_gbps")
-    if uplink is not None and not uplink.is_identified and _NOT_LIMITING in uplink.evidence:
+    if uplink is not None and uplink.limits_nothing:
         # so it does not limit at other sizes either
         cluster = cluster.changed(["fabric.oversubscription=1", "fabric.uplink_gbps=null"], source)
         notes.append("the tier above the leaves is non-blocking, as the trace shows no limit there")
-    named = by_key.get("noise.slow_ranks")
-    slow = frozenset(int(rank) for rank in _RANK.findall(named.evidence)) if named is not None else frozenset()
     if cluster.noise.fail_slow_share:
-        notes.append("fail-slow episodes may hit any rank: those of a removed or replaced rank go on elsewhere")
+        notes.append("fail-slow episodes may hit any rank: those of a replaced rank go on elsewhere")
     return Baseline(
         source,
         cluster,
-        slow,
+        frozenset(cluster.calibration.get("slow_ranks", ())),
         ranks if len(ranks) == cluster.ranks else tuple(range(cluster.ranks)),
         parameters,
         measured_step(cluster),
@@ -251,10 +224,6 @@ def _calibrated(source: str, cluster: Cluster, parameters: tuple[Parameter, ...]
         knows_leaves=cluster.fabric.nodes_per_leaf != 1,  # the assumption of a calibration without a base
         notes=tuple(notes),
     )
-
-
-def _is_guess(parameter: Parameter) -> bool:
-    return not parameter.is_identified and _FROM_BASE not in parameter.evidence
 
 
 def _number(value: object) -> str:

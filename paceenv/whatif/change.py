@@ -1,7 +1,7 @@
 """A change of a job: nodes, oversubscription, ranks, pacing, settings; and the cluster with that change.
 
-A trace of one size does not show how long a round of messages takes, and whether post-collective work grows with the
-job. So the changed job is predicted at the usual values of these and at both ends (:class:`Scenario`).
+A trace of one size does not show how long a round of messages takes. So the changed job is predicted with the usual
+time and with both ends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar, Final, NamedTuple, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from paceenv.calibration.parameters import ROUND_US
 from paceenv.core.errors import InputError, out_of_range
@@ -21,11 +21,6 @@ from paceenv.sim.engine.simulator import episode_keys
 
 WHERE: Final = "whatif"
 MAX_ROWS: Final = 64
-GROWTH: Final = (0.0, 0.5, 1.0)
-"""Exponents of post-collective work over nodes: the low end, the prediction, the high end.
-
-The one published scaling table that needs such work was fitted with 0.86 +- 0.35 (``when-scaling-fails``).
-"""
 MIN_PAYLOAD_SHARE: Final = 0.05
 """The smallest share of a collective's time that is payload, however long a round is."""
 MOST_SHARE: Final = 2.0
@@ -33,7 +28,6 @@ MOST_SHARE: Final = 2.0
 BISECTIONS: Final = 14
 SAME_STEP: Final = 0.001
 """Relative difference of two steps that count as equal."""
-POST_WORK_S: Final = ("work_s", "episode_s")
 _Value = TypeVar("_Value")
 
 
@@ -41,26 +35,21 @@ _Value = TypeVar("_Value")
 class Change:
     """One row of the answer; a field that is None or empty stays as it is.
 
-    ``removed`` ranks are taken out, ``replaced`` ones become like their peers. ``settings`` are ``key=value`` of the
-    cluster config.
+    ``replaced`` ranks become like their peers. ``settings`` are ``key=value`` of the cluster config.
     """
 
     nodes: int | None = None
     oversubscription: float | None = None
-    removed: tuple[int, ...] = ()
     replaced: tuple[int, ...] = ()
     pacing: str = "passive"
     settings: tuple[str, ...] = ()
-    SHOWN: ClassVar = ("label", "nodes", "oversubscription", "removed", "replaced", "pacing", "settings")
+    SHOWN: ClassVar = ("label", "nodes", "oversubscription", "replaced", "pacing", "settings")
 
     @property
     def label(self) -> str:
-        """In words, for tables and legends."""
         parts = [f"{self.nodes} nodes"] if self.nodes is not None else []
         if self.oversubscription is not None:
             parts.append(f"oversubscription {self.oversubscription:g}")
-        if self.removed:
-            parts.append(f"without {name_ranks(self.removed)}")
         if self.replaced:
             parts.append(f"{name_ranks(self.replaced)} replaced")
         return ", ".join([*parts, *self.settings, *([] if self.pacing == "passive" else [self.pacing])])
@@ -69,7 +58,6 @@ class Change:
 def combinations(
     nodes: str | None,
     oversubscription: str | None,
-    removed: str | None,
     replaced: str | None,
     pacing: Sequence[str],
     settings: Sequence[str],
@@ -77,24 +65,17 @@ def combinations(
     """Every combination of what the options name, one row each; ``settings`` are applied to every row."""
     sizes = _listed("--nodes", nodes, _size, "numbers of at least 1, with commas between")
     ratios = _listed("--oversubscription", oversubscription, _ratio, "positive numbers, with commas between")
-    ranks = "ranks, one row each (0,3), or together (0+3)"
-    without, others = (
-        _listed("--remove-rank", removed, _ranks, ranks),
-        _listed("--replace-rank", replaced, _ranks, ranks),
-    )
+    others = _listed("--replace-rank", replaced, _ranks, "ranks, one row each (0,3), or together (0+3)")
     policies = list(dict.fromkeys(pacing)) or ["passive"]
     rows = [
-        Change(n, o, gone or (), new or (), policy, tuple(settings))
-        for n, o, gone, new, policy in product(sizes, ratios, without, others, policies)
+        Change(n, o, new or (), policy, tuple(settings))
+        for n, o, new, policy in product(sizes, ratios, others, policies)
     ]
     if rows == [Change()]:
-        options = "--nodes, --oversubscription, --remove-rank, --replace-rank, --pacing, --set"
+        options = "--nodes, --oversubscription, --replace-rank, --pacing, --set"
         raise InputError(f"nothing to change; allowed: at least one of {options}")
     if len(rows) > MAX_ROWS:
         raise out_of_range("combinations", len(rows), f"at most {MAX_ROWS}", WHERE)
-    for row in rows:
-        if set(row.removed) & set(row.replaced):
-            raise InputError(f"{row.label}: the same rank taken out and replaced; allowed: one of the two")
     return rows
 
 
@@ -128,77 +109,36 @@ def _ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in text.split("+")}))
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """One set of values for what the trace leaves open."""
-
-    round_us: float | None = None  # time of a round of messages; None: as calibrated
-    growth: float = 0.0  # exponent of post-collective work over nodes
-
-
-class Unknown(NamedTuple):
-    """Something that a trace of one size leaves open and a changed job may depend on."""
-
-    field: str  # of a scenario
-    low: float
-    high: float
-    key: str  # key of the cluster config
-    text: str  # its name, its two ends, and the measurement that would identify it
-
-
-def apply(change: Change, cluster: Cluster, slow: Collection[int] | None) -> Cluster:
-    """The changed cluster.
+def apply(change: Change, cluster: Cluster, slow: Collection[int] | None, round_us: float | None = None) -> Cluster:
+    """The changed cluster, with rounds of messages of this time if given.
 
     A job of one process group keeps one. Several groups keep their size and become more, except those of a program
     that grow. Every rank keeps its batch.
     """
     job, where = cluster.job, f"{cluster.name}, {change.label}"
-    gone, both = len(change.removed), (*change.removed, *change.replaced)
-    if both and cluster.noise.slow_ranks and slow is None:
+    if change.replaced and cluster.noise.slow_ranks and slow is None:
         raise InputError(
             f"{where}: which ranks of {cluster.name} are slow is drawn anew in every run; allowed: --set "
             "noise.slow_ranks=0"
         )
-    if (change.removed or change.replaced) and cluster.program is not None and cluster.program.has_own_ranks:
+    if change.replaced and cluster.program is not None and cluster.program.has_own_ranks:
         raise InputError(
             f"{where}: ranks differ by phases of the program, so nothing says what the others would do; allowed: a "
             "program whose ranks all do the same"
         )
-    if gone and job.ranks_per_node > 1:
-        raise InputError(f"{where}: a node has {job.ranks_per_node} ranks; allowed: --nodes, which removes whole nodes")
-    if gone and change.nodes is None and job.groups > 1:
-        raise InputError(
-            f"{where}: a process group of {job.group_nodes} nodes would have fewer than the others; allowed: with "
-            f"--nodes, a multiple of {job.group_nodes}"
-        )
-    if gone and job.nodes - gone < 2:
-        raise out_of_range("ranks taken out", gone, f"such that two of the {job.nodes} are left", where)
+    if round_us is not None:
+        cluster = with_rounds(cluster, round_us)
     assignments: list[str] = []
-    nodes = change.nodes if change.nodes is not None else job.nodes - gone
-    if nodes != job.nodes:
-        assignments.append(f"job.nodes={nodes}")
+    if change.nodes not in (None, job.nodes):
+        assignments.append(f"job.nodes={change.nodes}")
         if job.nodes_per_group is not None and job.groups == 1:
             assignments.append("job.nodes_per_group=null")
-    if healed := len(set(both) & set(slow or ())):
+    if healed := len(set(change.replaced) & set(slow or ())):
         assignments.append(f"noise.slow_ranks={cluster.noise.slow_ranks - healed}")
     if change.oversubscription is not None:
         assignments += [f"fabric.oversubscription={change.oversubscription!r}", "fabric.uplink_gbps=null"]
     assignments += change.settings
     return cluster.changed(assignments, cluster.name, "--set") if assignments else cluster
-
-
-def changed(change: Change, cluster: Cluster, slow: Collection[int] | None, scenario: Scenario) -> Cluster:
-    """The changed cluster in a scenario; else as :func:`apply`."""
-    if scenario.round_us is not None:
-        cluster = with_rounds(cluster, scenario.round_us)
-    if scenario.growth and change.nodes is not None:
-        factor = (change.nodes / cluster.job.nodes) ** scenario.growth
-        longer = {key: getattr(cluster.post_collective_work, key) for key in POST_WORK_S}
-        assignments = [
-            f"post_collective_work.{key}={factor * s!r}" for key, s in longer.items() if isinstance(s, float) and s
-        ]
-        cluster = cluster.changed(assignments, cluster.name) if factor != 1.0 and assignments else cluster
-    return apply(change, cluster, slow)
 
 
 def with_rounds(cluster: Cluster, round_us: float) -> Cluster:
@@ -223,7 +163,6 @@ def longest_round_us(cluster: Cluster) -> float:
 
 
 def _bisected(is_above: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
-    """The two ends between which something is found."""
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
         low, high = (low, middle) if is_above(middle) else (middle, high)

@@ -6,7 +6,7 @@ Axes: D drawn clusters, S runs of each.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +22,7 @@ LEVEL: Final = 0.95
 
 Array = NDArray[np.float64]
 Ends = tuple[float, float]
-"""How far the two ends of an unknown move a number."""
+"""How far the two ends of an open quantity move a number."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,10 @@ def _one_more(value_DS: Array, *, by_factors: bool) -> Interval:
     return Interval(value, min(low, value), max(high, value))
 
 
-def widened(interval: Interval, ends: Collection[Ends], *, by_factors: bool) -> Interval:
-    """An interval that also holds what one size leaves open.
-
-    Ends are not errors: the truth may be at one end of each unknown, so the ends add up.
-    """
-    if not ends or not interval.is_bounded:
+def widened(interval: Interval, ends: Ends, *, by_factors: bool) -> Interval:
+    """An interval that also holds what one size leaves open: the ends are not errors, the truth may be at either."""
+    if ends == (0.0, 0.0) or not interval.is_bounded:
         return interval
     low, high = (math.log(x) if by_factors else x for x in interval[1:])
-    low += sum(min(0.0, *moved) for moved in ends)
-    high += sum(max(0.0, *moved) for moved in ends)
+    low, high = low + min(0.0, *ends), high + max(0.0, *ends)
     return Interval(interval.value, *((math.exp(low), math.exp(high)) if by_factors else (low, high)))

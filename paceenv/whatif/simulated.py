@@ -24,7 +24,7 @@ from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import start
 from paceenv.whatif.baseline import Baseline
-from paceenv.whatif.change import Change, Scenario, changed
+from paceenv.whatif.change import Change, apply
 from paceenv.whatif.predictions import LEVEL, Array, Ends, Numbers, Prediction, Row, of_runs, widened
 
 MIN_SEEDS = 2
@@ -79,7 +79,6 @@ def predict(
     clusters: Sequence[Cluster] | None = None,
     on_done: Callable[[float], None] = lambda done: None,
 ) -> Prediction:
-    """Simulate the job as it is and after every change."""
     check(baseline, changes)
     known = drawn(baseline) if clusters is None else clusters
     per_draw = max(math.ceil(seeds / len(known)), MIN_SEEDS)
@@ -97,8 +96,8 @@ def predict(
         today=_row(Change(), baseline, runs, ends),
         changed=[_row(change, baseline, runs, ends) for change in changes],
         assumes=baseline.assumes(changes),
-        cannot_tell=baseline.cannot_tell(changes),
-        left_open=baseline.left_open(changes),
+        cannot_tell=baseline.cannot_tell,
+        left_open=baseline.left_open,
         measured_step_s=baseline.measured_step_s,
         measured_cv=baseline.measured_cv,
     )
@@ -116,7 +115,7 @@ def simulate(
     runs = {change: Runs() for change in changes}
     for d, cluster in enumerate(clusters):
         for i, (change, of_change) in enumerate(runs.items()):
-            after = changed(change, cluster, baseline.slow, baseline.scenario(change))
+            after = apply(change, cluster, baseline.slow)
             of_change.add(after, change.pacing, seeds_DS[d], iterations)
             on_done((d + (i + 1) / len(runs)) / len(clusters))
     return runs
@@ -126,34 +125,31 @@ def check(baseline: Baseline, changes: Sequence[Change]) -> None:
     """Raise InputError for a change that depends on a guess or is impossible."""
     baseline.check(changes)
     for change in changes:
-        changed(change, baseline.cluster, baseline.slow, baseline.scenario(change))
+        apply(change, baseline.cluster, baseline.slow)
         select_policy(change.pacing, baseline.cluster)
 
 
-_Moved = Mapping[str, Sequence[Ends]]
-"""By quantity: how far the ends of each unknown move it, in logarithms except for the CV."""
+_Moved = Mapping[str, Ends]
+"""By quantity: how far the ends of an open one move it, in logarithms except for the CV."""
 
 
 class _Ends:
-    """Simulates the fitted cluster at both ends of every unknown, before and after a change, on the same noise."""
+    """Simulates the fitted cluster at both ends of a round's time, before and after a change, on the same noise."""
 
     def __init__(self, baseline: Baseline, iterations: int) -> None:
         self._baseline, self._iterations = baseline, iterations
-        self._runs: dict[tuple[Change, Scenario], Runs] = {}
+        self._runs: dict[tuple[Change, float | None], Runs] = {}
 
     def moved(self, before: Change, after: Change) -> _Moved:
-        """How far the ends of every unknown move the difference between two jobs."""
-        usual = self._baseline.scenario(after)
-        moves: dict[str, list[Ends]] = {}
-        for unknown in self._baseline.unknowns(after):
-            ends = (replace(usual, **{unknown.field: end}) for end in (unknown.low, unknown.high))
-            low, high, taken = (self._difference(before, after, scenario) for scenario in (*ends, usual))
-            for name, value in taken.items():
-                moves.setdefault(name, []).append((low[name] - value, high[name] - value))
-        return moves
+        """How far the ends move the difference between two jobs; nothing where the time of a round is known."""
+        ends_us = self._baseline.round_ends_us
+        if ends_us is None:
+            return {}
+        low, high, usual = (self._difference(before, after, round_us) for round_us in (*ends_us, None))
+        return {name: (low[name] - value, high[name] - value) for name, value in usual.items()}
 
-    def _difference(self, before: Change, after: Change, scenario: Scenario) -> dict[str, float]:
-        one, other = self._run(before, scenario), self._run(after, scenario)
+    def _difference(self, before: Change, after: Change, round_us: float | None) -> dict[str, float]:
+        one, other = self._run(before, round_us), self._run(after, round_us)
         log_ratios = {
             name: float(np.log(np.mean(getattr(other, name)) / np.mean(getattr(one, name))))
             for name in ("step_s", "throughput", "energy_j")
@@ -161,14 +157,12 @@ class _Ends:
         }
         return log_ratios | {"cv": float(np.mean(other.cv) - np.mean(one.cv))}
 
-    def _run(self, change: Change, scenario: Scenario) -> Runs:
-        if change == Change():
-            scenario = Scenario(round_us=scenario.round_us)  # today's job depends on nothing else
-        if (change, scenario) not in self._runs:
-            runs = self._runs[change, scenario] = Runs()
-            cluster = changed(change, self._baseline.cluster, self._baseline.slow, scenario)
+    def _run(self, change: Change, round_us: float | None) -> Runs:
+        if (change, round_us) not in self._runs:
+            runs = self._runs[change, round_us] = Runs()
+            cluster = apply(change, self._baseline.cluster, self._baseline.slow, round_us)
             runs.add(cluster, change.pacing, np.arange(END_SEEDS), self._iterations)
-        return self._runs[change, scenario]
+        return self._runs[change, round_us]
 
 
 def _row(change: Change, baseline: Baseline, runs: Mapping[Change, Runs], ends: _Ends) -> Row:
@@ -180,7 +174,7 @@ def _row(change: Change, baseline: Baseline, runs: Mapping[Change, Runs], ends: 
     if change.pacing != "passive":
         alike = replace(change, pacing="passive")
         unpaced = _differences(runs[alike], own_runs, ends.moved(alike, change))
-    cluster = changed(change, baseline.cluster, baseline.slow, baseline.scenario(change))
+    cluster = apply(change, baseline.cluster, baseline.slow)
     job = Numbers(
         step=_wider("step_s", of_runs(np.array(own_runs.step_s)), moved),
         throughput=_wider("throughput", of_runs(np.array(own_runs.throughput)), moved),
@@ -217,7 +211,7 @@ def drawn(baseline: Baseline) -> list[Cluster]:
 
 def _wider(name: str, interval: Interval, moved: _Moved) -> Interval:
     """The interval with the unknowns in it; a CV has no end below 0."""
-    wider = widened(interval, moved.get(name, ()), by_factors=name != "cv")
+    wider = widened(interval, moved.get(name, (0.0, 0.0)), by_factors=name != "cv")
     return wider._replace(low=max(wider.low, 0.0)) if name == "cv" else wider
 
 
@@ -230,6 +224,6 @@ def _differences(before: Runs, after: Runs, moved: _Moved) -> Numbers:
     return Numbers(
         step=ratio("step_s"),
         throughput=ratio("throughput"),
-        cv=widened(cv, moved.get("cv", ()), by_factors=False),
+        cv=widened(cv, moved.get("cv", (0.0, 0.0)), by_factors=False),
         energy=ratio("energy_j") if before.energy_j and after.energy_j else None,
     )

@@ -41,11 +41,6 @@ _LOOK = """() => {
     cells_right: Math.max(0, ...[...document.querySelectorAll('td')].map(e => e.getBoundingClientRect().right)),
   };
 }"""
-_FOCUSED = """() => {
-  const e = document.activeElement, style = getComputedStyle(e), box = e.getBoundingClientRect();
-  const shown = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 1 && box.width > 0 && box.right > 0;
-  return [e.className || e.tagName.toLowerCase(), shown];
-}"""
 _TWO_FRAMES = "() => new Promise(d => requestAnimationFrame(() => requestAnimationFrame(d)))"
 
 
@@ -100,20 +95,6 @@ class Browser:
         page.context.close()
         assert len(found["passes"]) > 10, "axe has looked"
         return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found["violations"]]
-
-    def tab_stops(self, path: Path, width: int = WIDTH) -> list[tuple[str, bool]]:
-        """Where the tabulator key leads, in order: class or name of each element, and whether its focus is visible."""
-        page = self._open(path, width, dark=False)
-        page.goto(path.resolve().as_uri())
-        stops: list[tuple[str, bool]] = []
-        for _ in range(200):
-            page.keyboard.press("Tab")
-            name, seen = page.evaluate(_FOCUSED)
-            if name == "body":
-                break
-            stops.append((name, seen))
-        page.context.close()
-        return stops
 
     def look(self, path: Path, width: int = WIDTH, *, dark: bool = False) -> Seen:
         """Show a file in a window so many pixels wide, wait until it is drawn, and tell what there is."""

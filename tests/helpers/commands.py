@@ -25,15 +25,13 @@ def run(
     *,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-    text: str = "",
     deadline_s: float = DEADLINE_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``command``, fed with ``text``; past the deadline it is ended and the test fails with what was printed."""
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        given.write(text.encode())
-        given.seek(0)
+    """Run ``command``; past the deadline it is ended and the test fails with what was printed."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        nothing = subprocess.DEVNULL
         process = subprocess.Popen(
-            command, cwd=cwd, env=env, stdin=given, stdout=output, stderr=errors, start_new_session=True
+            command, cwd=cwd, env=env, stdin=nothing, stdout=output, stderr=errors, start_new_session=True
         )
         try:
             process.wait(deadline_s)

@@ -11,7 +11,7 @@ import yaml
 
 from paceenv.calibration.cluster_builder import Steps
 from paceenv.calibration.fit_trace import JobFit
-from paceenv.calibration.parameters import Parameter
+from paceenv.calibration.parameters import Parameter, not_identifiable
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.decide.live_policy import SEPARATOR
 from paceenv.live.testbed.testbed_run import JobResult, RunResult
@@ -52,7 +52,7 @@ PARAMETERS = (
     Parameter("job.compute_s", 0.06, 0.0005, 0.059, 0.061, "compute rows"),
     Parameter("fabric.uplink_gbps", 0.4, 0.004, 0.392, 0.408, "collectives together and alone"),
     Parameter("noise.slow_ranks", 0.0, 0.1, 0.0, 0.2, "nobody computes longer"),
-    Parameter("fabric.buffer_kb", None, None, None, None, "cannot be identified from this trace: nothing collapses"),
+    not_identifiable("fabric.buffer_kb", None, "nothing collapses", "assumed lossless"),
 )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,10 +67,10 @@ def differing_lines(shown: str, printed: str) -> list[str]:
     return differing
 
 
-def lay_out_tools(folder: Path, tools: Mapping[str, str] = TOOLS) -> dict[str, str]:
+def lay_out_tools(folder: Path) -> dict[str, str]:
     """Put stand-ins of the named programs into ``folder``/bin, each in this interpreter; returns the environment."""
     (folder / "bin").mkdir()
-    for name, body in tools.items():
+    for name, body in TOOLS.items():
         tool = folder / "bin" / name
         tool.write_text("#!/bin/bash\n" + body.replace("{python}", sys.executable) + "\n")
         tool.chmod(0o755)
