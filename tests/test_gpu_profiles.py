@@ -96,16 +96,7 @@ def test_kinds_of_steps_take_turns(tmp_path: Path) -> None:
         assert sum(op != "compute" for op in ops[0]) == (1 if step % 2 == 0 else 3)
 
 
-@pytest.mark.parametrize("edge", ["first", "last"])
-def test_a_step_that_is_cut_is_left_out(tmp_path: Path, edge: str) -> None:
-    whole = [Kernel(3000.0), Meeting(elements=64), Kernel(1000.0), Meeting("_allgather_base"), Kernel(900.0)]
-    cut = {"first": (10, whole[3:]), "last": (15, whole[:2])}[edge]
-    merged = read(tmp_path, Job(program=lambda step: cut[1] if step == cut[0] else whole))
-    assert merged.notes == (f"step {cut[0]} left out: the {edge} one, and only part of a step like the others",)
-    assert set(merged.trace.column("iteration").tolist()) == set(range(10, 16)) - {cut[0]}
-
-
-def test_ranks_that_began_later_or_number_steps_otherwise(tmp_path: Path) -> None:
+def test_a_rank_that_began_later(tmp_path: Path) -> None:
 
     def uneven(rank: int, step: int, place: int, us: float) -> float:
         return us * (1.0 + 0.2 * random.Random(f"{step} {place}").random() + 0.1 * rank)
@@ -114,14 +105,6 @@ def test_ranks_that_began_later_or_number_steps_otherwise(tmp_path: Path) -> Non
     merged = read(tmp_path, job)
     assert set(merged.trace.column("iteration").tolist()) == set(range(13, 18))
     assert "3 of 8 steps left out, as not all ranks have them: rank 2 lacks 3" in merged.notes
-    made = profiles(job)
-    for event in made[1]["traceEvents"]:
-        if event["name"].startswith("ProfilerStep#"):
-            event["name"] = f"ProfilerStep#{int(event['name'][13:]) - 4}"
-    again = read(tmp_path, job, made)
-    assert any("its steps are numbered +4 against those of rank 0" in note for note in again.notes)
-    for name in ("rank", "op", "group", "start_s", "end_s"):
-        assert again.trace.column(name).tolist() == merged.trace.column(name).tolist()
 
 
 def test_missing_ranks_and_strangers(tmp_path: Path) -> None:
@@ -232,25 +215,9 @@ def test_steps_between_calls_of_the_optimizer(tmp_path: Path) -> None:
         assert ops == ["compute", "all_reduce", "compute"]
 
 
-def test_steps_from_collectives_that_recur(tmp_path: Path) -> None:
-    program = [Kernel(3000.0), Meeting(elements=64), Kernel(1000.0), Meeting("_allgather_base"), Kernel(5000.0)]
-    merged = read(tmp_path, Job(steps=range(12), program=lambda _: program, marks=False, took_us=slow_rank_1))
-    trace = merged.trace
-    assert len(set(trace.column("iteration").tolist())) >= 9
-    for late_R in late_us(merged):
-        assert late_R[1] == pytest.approx(1500.0, abs=100.0)
-
-
-@pytest.mark.parametrize(
-    ("program", "why"),
-    [([Kernel(10.0)], "and no collectives"), ([Kernel(10.0), Meeting()], "its 6 collectives are all alike")],
-)
-def test_a_profile_without_steps_is_refused(tmp_path: Path, program: list[Kernel | Meeting], why: str) -> None:
-    with pytest.raises(InputError, match=f"no ProfilerStep# in .*{why}; allowed: .*prof.step"):
-        read(tmp_path, Job(marks=False, program=lambda _: program))
-    job = Job(marks=False, steps=range(9), program=lambda step: [Kernel(10.0), Meeting(elements=step + 1)])
-    with pytest.raises(InputError, match="9 collectives, in which no sequence recurs"):
-        read(tmp_path, job)
+def test_a_profile_without_steps_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no ProfilerStep# in .*; allowed: .*prof.step"):
+        read(tmp_path, Job(marks=False))
 
 
 def test_a_file_of_several_ranks_is_refused(tmp_path: Path) -> None:

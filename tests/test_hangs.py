@@ -13,7 +13,6 @@ import pytest
 from hung_jobs import Job, Op, data_parallel, parallel
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from importer_samples import dump_of
 from traced_jobs import HANGS_DIR, needs_hangs
 
 from paceenv.cli import application
@@ -241,19 +240,6 @@ def test_each_incident_has_its_answer(tmp_path: Path, capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert "Rank 0 stopped" in out
     assert "Rank 3 stopped" in out
-
-
-def test_dumps_that_show_steps_and_a_hang_give_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for rank in range(2):
-        dump = dump_of(rank, 0.015 * rank)
-        if rank == 0:
-            last = {"record_id": 99, "collective_seq_id": 99, "time_discovered_completed_ns": None}
-            dump["entries"].append(dump["entries"][0] | last | {"state": "scheduled"})
-        (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump, 2))
-    assert application.run(["diagnose", str(tmp_path), "--json", "-"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["hang"][0]["stopped"] == [1]
-    assert "rank 1" in result["causes"][0]["advice"]
 
 
 @needs_hangs

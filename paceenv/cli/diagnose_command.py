@@ -47,8 +47,7 @@ def diagnose(
     its host (and what it did longer than its peers), its kernels or its copies.
 
     Dumps of a job that hangs or died: which ranks it waits for in the end, what each of the others waits for, and what
-    the missing ones were last seen doing. Logs of NCCL Inspector: which rank arrives last. Output of
-    nccl-tests: the law of the links.
+    the missing ones were last seen doing. Output of nccl-tests: the law of the links.
 
     From a text log of a training program (Megatron-LM, torchtitan, nanoGPT, MLPerf, ..., or any with --pattern) it
     gives what step times alone allow: how they vary, what recurs, and how much there is to win at most.

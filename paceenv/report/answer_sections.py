@@ -42,9 +42,6 @@ def answer_sections(
     sections = [section for hang in answer.hangs for section in _hang(hang)]
     if answer.ended:
         sections.append(Section("What else the logs say", list(map(sentence, answer.ended))))
-    if answer.times is not None:
-        title = f"NCCL Inspector: logs of {answer.times.processes} processes"
-        sections.append(Section(title, verdict=sentence(answer.times.verdict)))
     if answer.diagnosis is not None and verdict is not None:
         sections.append(_causes(answer.diagnosis, verdict, name))
     if answer.lateness is not None and not answer.lateness.why_not:

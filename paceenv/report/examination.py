@@ -131,7 +131,7 @@ def examine(
         raise InputError(f"{inputs.several_traces}, or two, which are compared")
     earlier = None if against is None else find_recordings([against]).read(pattern, MAX_ROWS)
     links = _links(inputs, earlier)
-    is_job = inputs.trace is not None or inputs.dumps or inputs.ended or inputs.steps or inputs.inspected
+    is_job = inputs.trace is not None or inputs.dumps or inputs.ended or inputs.steps
     if not is_job and (runs or links):
         return Examination(paths, inputs, runs, None, None, links)
     with output.progress("replay the steps"):
