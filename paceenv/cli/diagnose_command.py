@@ -49,7 +49,7 @@ def diagnose(
     Dumps of a job that hangs or died: which ranks it waits for in the end, what each of the others waits for, and what
     the missing ones were last seen doing. Output of nccl-tests: the law of the links.
 
-    From a text log of a training program (Megatron-LM, torchtitan, nanoGPT, MLPerf, ..., or any with --pattern) it
+    From a text log of a training program (Megatron-LM, torchtitan, nanoGPT, ..., or any with --pattern) it
     gives what step times alone allow: how they vary, what recurs, and how much there is to win at most.
 
     Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json - -- paceenv diagnose runs/live --
