@@ -40,7 +40,7 @@ ODD = (
 def documents(name: str, random: Random) -> list[Any]:
     """What two files of a format hold, before any damage."""
     if name == "profiles":
-        how = {key: random.random() < 0.5 for key in ("metadata", "calls", "launches", "marks")}
+        how = {key: random.random() < 0.5 for key in ("metadata", "launches", "marks")}
         return profiles(Job(2, range(10, 15), lambda _: PROGRAM, **how))
     return {
         "overlapping profiles": [profile_of(rank) for rank in range(2)],

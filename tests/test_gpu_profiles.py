@@ -15,13 +15,9 @@ from traced_jobs import answer_of
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
-from paceenv.diagnosis.absolute import check_links
 from paceenv.diagnosis.diagnose import UNDETERMINED, diagnose
-from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.importers.merge_ranks import Merged, merge_ranks
-from paceenv.importers.nccl_tests import Table
 from paceenv.importers.profiler.kineto import import_kineto
-from paceenv.sim.cluster.collectives import Law, volume
 
 
 def read(folder: Path, job: Job, made: list[dict[str, Any]] | None = None) -> Merged:
@@ -48,13 +44,12 @@ def slow_rank_1(rank: int, step: int, place: int, us: float) -> float:
         ({}, "all_reduce"),
         ({"metadata": False}, "all_reduce"),
         ({"launches": False}, "all_reduce"),
-        ({"metadata": False, "calls": False, "old_names": True}, "all_reduce"),
+        ({"metadata": False, "old_names": True}, "all_reduce"),
         ({"metadata": False, "said": "all_to_all", "old_names": True}, "all_to_all"),
-        ({"metadata": False, "calls": False, "said": "all_to_all", "old_names": True}, "all_to_all"),
     ],
 )
 def test_collectives_of_which_little_is_said(tmp_path: Path, changed: dict[str, Any], op: str) -> None:
-    """Kernels of 2023 have no metadata; the host's call tells, or that all ranks end together."""
+    """Kernels of 2023 have no metadata; their names tell, and that all ranks end together."""
     said = changed.pop("said", "allreduce")
     job = Job(program=lambda _: [Kernel(4000.0), Meeting(said), Kernel(2000.0)], took_us=slow_rank_1, **changed)
     merged = read(tmp_path, job)
@@ -68,7 +63,7 @@ def test_collectives_of_which_little_is_said(tmp_path: Path, changed: dict[str, 
 def test_sends_and_receives_without_metadata_are_no_collective(tmp_path: Path) -> None:
     """Pairs of a pipeline do not end together on all ranks."""
     job = Job(ranks=4, program=lambda _: [Kernel(4000.0), Meeting("all_to_all"), Kernel(2000.0), Meeting()],
-              metadata=False, calls=False)  # fmt: skip
+              metadata=False)  # fmt: skip
     made = profiles(job)
     for rank, profile in enumerate(made):
         draw = random.Random(rank)
@@ -127,16 +122,10 @@ def test_whoever_has_no_file_may_be_the_one_that_all_wait_for(tmp_path: Path, mi
 
 
 def test_bytes_of_an_all_gather_are_those_of_all_ranks(tmp_path: Path) -> None:
-    """As nccl-tests counts them, with which they are compared."""
+    """As nccl-tests counts them."""
     program = [Kernel(4000.0), Meeting("_allgather_base", took_us=1000.0, elements=8 << 20), Kernel(2000.0)]
     trace = read(tmp_path, Job(ranks=4, program=lambda _: program, took_us=slow_rank_1)).trace
-    size = 64 << 20
-    assert set(trace.column("bytes").tolist()) == {0, size}
-    law, sizes = Law(1e-5, 1e11, 0.0), size / 4.0 ** np.arange(8)
-    time_s = np.asarray(law.time_s(volume("all_gather", "ring", 4, sizes)))
-    table = Table("all_gather", 4, sizes, time_s * (1e-3 / float(time_s[0])), "all_gather_perf.log")
-    (found,) = check_links(read_matrix(trace), [table])
-    assert found.value == pytest.approx(1.0, rel=0.01)
+    assert set(trace.column("bytes").tolist()) == {0, 64 << 20}
 
 
 def test_hidden_and_exposed(tmp_path: Path) -> None:
@@ -228,8 +217,8 @@ def test_a_file_of_several_ranks_is_refused(tmp_path: Path) -> None:
 
 
 def test_rccl(tmp_path: Path) -> None:
-    """Kernels of ROCm say even less: one name for all collectives, and other names of launches."""
-    made = profiles(Job(took_us=slow_rank_1, metadata=False))
+    """Kernels of ROCm have one name for all collectives, and other names of launches."""
+    made = profiles(Job(took_us=slow_rank_1))
     for profile in made:
         for event in profile["traceEvents"]:
             event["name"] = event["name"].replace("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclDevKernel_Generic_1")

@@ -152,9 +152,7 @@ class _Found:
             raise InputError((why or next(iter(self.refused.values()), nothing)) + also)
         if trace is not None or self._dumps or self._logs:
             named = dict.fromkeys(table.source.partition(", table ")[0] for table in self._tables)
-            self._notes += [
-                f"{name}: a bandwidth table, for paceenv calibrate and an absolute check of a trace" for name in named
-            ]
+            self._notes += [f"{name}: a bandwidth table, for paceenv calibrate" for name in named]
         unusable = _by_reason((path, f"{_without_advice(text)}; skipped") for path, text in self.refused.items())
         return Inputs(
             trace,

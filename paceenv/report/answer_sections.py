@@ -57,7 +57,7 @@ def answer_sections(
 
 def headline(verdict: Verdict) -> str:
     """A verdict as sentences."""
-    return " ".join(map(sentence, (verdict.lost, verdict.said, *verdict.checks)))
+    return " ".join(map(sentence, filter(None, (verdict.lost, verdict.said, verdict.unseen))))
 
 
 def _activity(activity: Sequence[RankActivity], late: Sequence[LateHost]) -> tuple[list[str], list[list[str]]]:

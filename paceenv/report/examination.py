@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceenv.core.errors import InputError, needs
-from paceenv.diagnosis.absolute import AbsoluteCheck, check_links
 from paceenv.diagnosis.answer import MAX_ROWS, Answer, find_answer
 from paceenv.diagnosis.causes import SLOW_RANK
 from paceenv.diagnosis.verdict import Pacing, Verdict, conclude
@@ -41,12 +40,11 @@ class Conclusion:
     verdict: Verdict
     fitted: Fitted | str
     policies: list[Paced] | str
-    checks: tuple[AbsoluteCheck, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: the headline, and what was simulated."""
         policies, why_not = ([], self.policies) if isinstance(self.policies, str) else (self.policies, None)
-        headline = self.verdict.to_json() | {"checks": self.checks}
+        headline = self.verdict.to_json()
         return {"verdict": self.verdict.text, "headline": headline, "policies": policies, "not_simulated": why_not}
 
 
@@ -146,13 +144,9 @@ def examine(
 def conclude_answer(
     answer: Answer, inputs: Inputs, source: str, job: str | None = None, *, policies: Sequence[str] = POLICIES
 ) -> Conclusion:
-    """Fit, simulate, check, conclude."""
-    diagnosis, matrix, trace = answer.diagnosis, answer.matrix, inputs.require_trace()
+    """Fit, simulate, conclude."""
+    diagnosis, trace = answer.diagnosis, inputs.require_trace()
     assert diagnosis is not None, "there is a trace"
-    assert matrix is not None, "there is a trace"
-    checks = check_links(matrix, inputs.tables)
-    if inputs.tables and not any(check.what.endswith("nccl-tests") for check in checks):
-        output.say("not compared with nccl-tests: no collective here is of a table's kind, number of ranks and sizes")
     fitted: Fitted | str = NOT_ASKED
     paced: list[Paced] | str = NOT_ASKED
     if policies:
@@ -168,7 +162,7 @@ def conclude_answer(
         pacing = Pacing(why_not=str(paced))
     else:
         pacing = Pacing(tuple((one.policy, one.gain) for one in paced), doubt=fitted.doubt)
-    return Conclusion(conclude(diagnosis, pacing, checks), fitted, paced, tuple(checks))
+    return Conclusion(conclude(diagnosis, pacing), fitted, paced)
 
 
 def _changes(
@@ -202,7 +196,7 @@ def _links(inputs: Inputs, earlier: Inputs | None) -> dict[str, str]:
     if not tables:
         return {}
     from paceenv.calibration.bandwidth import fit_bandwidth  # SciPy, which takes a second to import
-    from paceenv.diagnosis.absolute import check_nics
+    from paceenv.diagnosis.nics import check_nics
 
     laws = {}
     for table in tables:
