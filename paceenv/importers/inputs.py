@@ -39,11 +39,11 @@ _BAR_BYTES: Final = 8 << 20
 """What takes about a second to read: from there on a progress bar is shown."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Inputs:
     """What was found."""
 
-    trace: Trace | None  # operations of ranks; None where no file has any
+    trace: Trace | None = None  # operations of ranks; None where no file has any
     notes: tuple[str, ...] = ()  # what is damaged, skipped or left out, one line each
     activity: tuple[RankActivity, ...] = ()  # where each rank's time went by step, of profiles
     dumps: tuple[Dump, ...] = ()  # Flight Recorder dumps as they are
@@ -103,25 +103,21 @@ class _Found:
 
     def __init__(self, max_rows: int | None, pattern: str | None) -> None:
         self._max_rows, self._pattern = max_rows, pattern
-        self._logs: list[StepLog] = []
+        self._found, self._hang = Inputs(), HangText()
         self._wholes: list[Path] = []
         self._profiles: list[Timeline] = []
-        self._dumps: list[Dump] = []
-        self._tables: list[Table] = []
-        self._hang = HangText()
         self._notes: list[str] = []
-        self._activity: tuple[RankActivity, ...] = ()
         self.refused: dict[Path, str] = {}
-        self._apart, self._several = False, ""
 
     def take(self, path: Path) -> None:
         """Read a file. Raises InputError if it cannot be used."""
-        kind = find_format(path)
+        kind, found = find_format(path), self._found
         if kind in ("paceenv trace", "straggler trace"):
             self._wholes.append(path)  # read once it is known to be the only one
         elif kind == "flight recorder":
-            self._dumps.append(read_dump(path))
-            self._notes += self._dumps[-1].notes
+            dump = read_dump(path)
+            found.dumps += (dump,)
+            self._notes += dump.notes
         elif kind == "profile" and self._pattern is None:  # with a pattern the user knows that it is text
             timeline, damage = import_kineto(path)
             self._profiles.append(timeline)
@@ -129,65 +125,51 @@ class _Found:
         else:
             says_end = self._hang.read(path)
             tables = read_tables(path)
-            self._tables += tables
+            found.tables += tuple(tables)
             self._notes += [note for table in tables for note in table.notes]
             if tables:
                 return
             try:
-                self._logs.append(read_step_log(path, pattern=self._pattern))
+                found.steps += (read_step_log(path, pattern=self._pattern),)
             except InputError:
                 if not says_end:
                     raise
 
     def inputs(self) -> Inputs:
         """All of it. Raises InputError if nothing is usable."""
-        trace, why = self._trace()
-        network = read_network(self._hang.info)
-        self._notes += [network.text] if network is not None else []
-        dumps, ended = tuple(self._dumps) or self._hang.dumps, self._hang.said
-        if trace is None and not (dumps or ended or network or self._tables or self._logs):
+        found = self._found
+        why: list[str] = []
+        for read in (self._whole_trace, self._merged):  # a whole trace goes before what profiles give
+            try:
+                found.trace = read() if found.trace is None else found.trace
+            except InputError as error:
+                why.append(str(error))
+        found.network = read_network(self._hang.info)
+        self._notes += [found.network.text] if found.network is not None else []
+        if found.tables and (found.trace is not None or found.dumps or found.steps):
+            named = dict.fromkeys(table.source.partition(", table ")[0] for table in found.tables)
+            self._notes += [f"{name}: a bandwidth table, for paceenv calibrate" for name in named]
+        found.dumps, found.ended = found.dumps or self._hang.dumps, self._hang.said
+        if found.trace is not None:
+            self._notes += [f"{_without_advice(reason)}; skipped" for reason in why]
+        elif not (found.dumps or found.ended or found.network or found.tables or found.steps):
             more = 0 if why else len(self.refused) - 1
             also = f" ({more} more {'file' if more == 1 else 'files'} cannot be used either)" if more > 0 else ""
             nothing = f"no file says how long steps take or how the job ended; {ALLOWED}"
-            raise InputError((why or next(iter(self.refused.values()), nothing)) + also)
-        if trace is not None or self._dumps or self._logs:
-            named = dict.fromkeys(table.source.partition(", table ")[0] for table in self._tables)
-            self._notes += [f"{name}: a bandwidth table, for paceenv calibrate" for name in named]
+            raise InputError((why or [*self.refused.values(), nothing])[0] + also)
+        else:
+            found.why_no_trace = why[0] if why else ""
         unusable = _by_reason((path, f"{_without_advice(text)}; skipped") for path, text in self.refused.items())
-        return Inputs(
-            trace,
-            (*self._notes, *unusable),
-            activity=self._activity,
-            dumps=dumps,
-            steps=tuple(self._logs),
-            tables=tuple(self._tables),
-            ended=ended,
-            apart=self._apart or self._several != "",
-            several_traces=self._several,
-            network=network,
-            why_no_trace=why if trace is None else "",
-        )
-
-    def _trace(self) -> tuple[Trace | None, str]:
-        """The trace, or None and why there is none: a whole one goes before what profiles give."""
-        why: list[str] = []
-        for read in (self._whole_trace, self._merged):
-            try:
-                trace = read()
-            except InputError as error:
-                why.append(str(error))
-                continue
-            if trace is not None:
-                self._notes += [f"{_without_advice(reason)}; skipped" for reason in why]
-                return trace, ""
-        return None, why[0] if why else ""
+        found.notes = (*self._notes, *unusable)
+        found.apart |= found.several_traces != ""
+        return found
 
     def _whole_trace(self) -> Trace | None:
         if not self._wholes:
             return None
         if len(self._wholes) > 1:
             named = ", ".join(map(str, self._wholes[:_NAMED]))
-            self._several = f"{len(self._wholes)} traces of whole jobs ({named}, ...); allowed: one of them"
+            self._found.several_traces = f"{len(self._wholes)} whole traces ({named}, ...); allowed: one of them"
         path = self._wholes[-1]
         if find_format(path) == "straggler trace":
             return import_straggler(path)
@@ -215,7 +197,7 @@ class _Found:
                 self._notes.append(f"{timelines[other[0]].path.parent}: another recording of the same ranks; skipped")
         latest = {t.rank: t for t in sorted((timelines[i] for i in chosen), key=lambda one: _span([one])[0])}
         kept = [timelines[i] for i in chosen if latest[timelines[i].rank] is timelines[i]]
-        self._apart |= len(runs) > 1 or len(kept) < len(chosen) or len(recordings) > 1
+        self._found.apart |= len(runs) > 1 or len(kept) < len(chosen) or len(recordings) > 1
         if len(kept) < len(chosen):
             used = ", ".join(one.path.name for one in kept[:_NAMED]) + (", ..." if len(kept) > _NAMED else "")
             said = f"several recordings of the same ranks; the latest of each is looked at ({used})"
@@ -223,7 +205,7 @@ class _Found:
         self._notes += _by_reason((t.path, note) for t in kept for note in t.notes)
         merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job", kineto.SOURCE)
         self._notes += merged.notes
-        self._activity = merged.activity
+        self._found.activity = merged.activity
         return merged.trace
 
 
