@@ -144,9 +144,7 @@ def _insufficient(matrix: OperationMatrix, graph: Graph, of: str) -> str:
         return "no collectives, so no rank waits for another"
     if not (graph.meets_N & matrix.usual_N).any():
         return "no collective of the usual step is seen on two ranks, so nobody is seen to wait for another"
-    if not np.all(matrix.step_s_T > 0.0):
-        return "steps that take no time"
-    return ""
+    return "" if np.all(matrix.step_s_T > 0.0) else "steps that take no time"
 
 
 MIN_KIND_SHARE: Final = 0.2

@@ -166,11 +166,6 @@ def _simulated_claim(diagnosis: Diagnosis, pacing: Pacing) -> Claim:
     return "is open" if may_help or is_sketch else "gains nothing"
 
 
-def _acted_on(diagnosis: Diagnosis) -> list[Cause]:
-    """Causes that delays act on."""
-    return [cause for cause in diagnosis.causes if cause.pacing]
-
-
 def _costs(diagnosis: Diagnosis) -> str:
     first, *others = diagnosis.causes
     text = f"{first.cause} costs {first.lost_s / diagnosis.step_time_s:.0%} of the step"
@@ -190,7 +185,7 @@ def _find_out(diagnosis: Diagnosis) -> str:
 def _said(diagnosis: Diagnosis, pacing: Pacing, claim: Claim, best: tuple[str, Interval] | None) -> str:
     if diagnosis.paced_steps is not None and diagnosis.paced_steps.gain.is_bounded:
         return _measured(diagnosis.paced_steps.gain, pacing, best)
-    acted_on = _acted_on(diagnosis)
+    acted_on = [cause for cause in diagnosis.causes if cause.pacing]  # those that delays act on
     names = " and ".join(cause.cause for cause in acted_on)
     if claim == "not simulated":
         why = f"not simulated: {pacing.why_not}" if pacing.why_not else "not simulated"

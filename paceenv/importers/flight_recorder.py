@@ -23,7 +23,6 @@ from typing import Any, Final
 from paceenv.core.errors import InputError
 from paceenv.core.wording import name_ranks
 from paceenv.importers.collective_names import is_number
-from paceenv.importers.json_events import EventFile
 from paceenv.importers.packed import content_of
 from paceenv.importers.plain_pickle import MAX_BYTES, is_pickle, read_plain_pickle
 
@@ -141,9 +140,8 @@ def read_dump(path: str | Path) -> Dump:
     groups = _groups(about.get("pg_config"))
     if events and not entries:
         raise InputError(f"{path}: {len(events)} entries without a collective; allowed: a dump of the Flight Recorder")
-    rank, doubt = _rank(path, about, entries, groups)
-    notes = tuple(note for note in (damage, doubt) if note)
-    return Dump(rank, path, tuple(entries), groups, _status(about.get("pg_status")), notes)
+    rank, status = _rank(path, about, entries, groups), _status(about.get("pg_status"))
+    return Dump(rank, path, tuple(entries), groups, status, (damage,) * bool(damage))
 
 
 def _content(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
@@ -156,7 +154,7 @@ def _content(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
         try:
             document, damage = json.loads(content.decode("utf-8-sig", "replace")), ""
         except (ValueError, RecursionError) as error:
-            document, damage = None, str(error)
+            raise InputError(f"{path}: damaged JSON: {error}; allowed: a dump of the Flight Recorder") from None
     if not damage:
         entries = document.get("entries") if isinstance(document, dict) else None
         if entries is None and isinstance(document, dict) and document.keys() & {"pg_config", "pg_status"}:
@@ -165,10 +163,6 @@ def _content(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
             what = "a pickle" if was_pickled else "JSON"
             raise InputError(f'{path}: {what} without a list "entries"; allowed: a dump of the Flight Recorder')
         return [entry for entry in entries if isinstance(entry, dict)], document, ""
-    if not was_pickled:
-        file = EventFile(path, "entries")
-        entries, about = list(file), {key: file.value(key) for key in ("pg_config", "pg_status", "rank")}
-        return entries, about, f"{path}: {file.damage}" if file.damage else ""
     complete = [entry for entry in document if isinstance(entry, dict)]
     about = next(({"pg_config": entry} for entry in complete if _groups(entry)), {})
     entries = [entry for entry in complete if "record_id" in entry]
@@ -256,8 +250,8 @@ def _status(status: Any) -> dict[int, tuple[int, int]]:
     return progress
 
 
-def _rank(path: Path, about: dict[str, Any], entries: list[Entry], groups: dict[str, Group]) -> tuple[int, str]:
-    """Which rank a dump is of, and a note where its name contradicts its content.
+def _rank(path: Path, about: dict[str, Any], entries: list[Entry], groups: dict[str, Group]) -> int:
+    """Which rank a dump is of.
 
     The content says it by a key, by its point-to-point operations, or by groups that have only this rank in common.
     """
@@ -267,13 +261,11 @@ def _rank(path: Path, about: dict[str, Any], entries: list[Entry], groups: dict[
     members = ((entry.own, groups[entry.group].ranks) for entry in entries if entry.group in groups)
     inside += [ranks[own] for own, ranks in members if 0 <= own < len(ranks)]
     inside += common if len(common) == 1 else ()
-    named = [int(match[1]) for pattern in _IN_NAME if (match := pattern.search(path.name)) is not None]
     if inside:
-        differs = named and inside[0] not in named
-        return inside[0], f"{path}: rank {inside[0]} by its content, not {named[0]}" if differs else ""
-    for rank in named:
+        return inside[0]
+    for rank in (int(match[1]) for pattern in _IN_NAME if (match := pattern.search(path.name)) is not None):
         if not common or rank in common:
-            return rank, ""
+            return rank
     raise InputError(
         f"{path}: neither its content nor its name says which rank it is of; allowed: nccl_trace_rank_3, _dump_3"
     )

@@ -102,7 +102,7 @@ def _files_of(path: Path) -> list[Path]:
         raise InputError(f"{path}: is no regular file; allowed: files, folders and patterns")
     if not glob.has_magic(str(path)):
         raise InputError(f"{path}: no such file or folder")
-    matches = sorted(map(Path, glob.iglob(str(path), recursive=True)), key=in_order)
+    matches = sorted(map(Path, glob.iglob(str(path), recursive=True)), key=lambda path: _numbered(str(path)))
     files = [file for match in matches for file in ([match] if match.is_file() else [])]
     files += [file for match in matches if match.is_dir() and "**" not in path.parts for file in _in_folder(match)]
     if not files:
@@ -120,11 +120,6 @@ def _in_folder(folder: Path) -> list[Path]:
         if len(files) > MAX_FILES:
             break
     return files
-
-
-def in_order(path: Path) -> list[tuple[int, str]]:
-    """A key to sort paths by, numbers by their value."""
-    return _numbered(str(path))
 
 
 def _numbered(text: str) -> list[tuple[int, str]]:

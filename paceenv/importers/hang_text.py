@@ -94,7 +94,7 @@ class HangText:
             elif (named := _WHO_ABOVE.match(text)) is not None and "xit" not in text:
                 above = number, f"rank {named[1]}"
                 self._first = above[1] if is_first else self._first
-            elif MARK in text or "NCCL_IB_HCA" in text:
+            elif MARK in text:
                 self.info += [text] * (len(self.info) < MAX_LINES)
             else:
                 self._death(text, line.rank, above[1] if number - above[0] < _ABOVE else "")

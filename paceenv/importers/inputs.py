@@ -24,7 +24,7 @@ from paceenv.importers.formats import ALLOWED, find_format, list_files
 from paceenv.importers.hang_text import HangText
 from paceenv.importers.log_text.conversion import StepLog
 from paceenv.importers.merge_ranks import merge_ranks
-from paceenv.importers.nccl_info import Network, read_network
+from paceenv.importers.nccl_info import describe_network
 from paceenv.importers.nccl_tests import Table, read_tables
 from paceenv.importers.profiler import kineto
 from paceenv.importers.profiler.kineto import UNKNOWN_RANK, import_kineto
@@ -51,7 +51,6 @@ class Inputs:
     tables: tuple[Table, ...] = ()  # bandwidth tables, one per program run
     apart: bool = False  # whether these are recordings of several runs, of which one is looked at
     several_traces: str = ""  # that there are several traces of whole jobs, "" if not
-    network: Network | None = None  # what NCCL says that the job uses
     ended: tuple[str, ...] = ()  # what texts say of how the job died or stands still, a sentence each
     why_no_trace: str = ""  # why files that could have held a trace do not; "" without any
 
@@ -144,15 +143,15 @@ class _Found:
                 found.trace = read() if found.trace is None else found.trace
             except InputError as error:
                 why.append(str(error))
-        found.network = read_network(self._hang.info)
-        self._notes += [found.network.text] if found.network is not None else []
+        network = describe_network(self._hang.info)
+        self._notes += [network] * bool(network)
         if found.tables and (found.trace is not None or found.dumps or found.steps):
             named = dict.fromkeys(table.source.partition(", table ")[0] for table in found.tables)
             self._notes += [f"{name}: a bandwidth table, for paceenv calibrate" for name in named]
         found.dumps, found.ended = found.dumps or self._hang.dumps, self._hang.said
         if found.trace is not None:
             self._notes += [f"{_without_advice(reason)}; skipped" for reason in why]
-        elif not (found.dumps or found.ended or found.network or found.tables or found.steps):
+        elif not (found.dumps or found.ended or network or found.tables or found.steps):
             more = 0 if why else len(self.refused) - 1
             also = f" ({more} more {'file' if more == 1 else 'files'} cannot be used either)" if more > 0 else ""
             nothing = f"no file says how long steps take or how the job ended; {ALLOWED}"

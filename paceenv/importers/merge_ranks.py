@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
 from paceenv.core.wording import duration, name_ranks, steps_left_out
-from paceenv.importers.collective_names import POINT_TO_POINT
 from paceenv.importers.shared_collectives import (
     Steps,
     align_clocks,
@@ -94,7 +93,6 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
             f"clocks, {error_s / step_s:.0%} of a step, so these are not the same collectives; allowed: "
             "complete files of the same steps of one job"
         )
-    notes += _unknown_members(steps_of)
     kept, dropped = _whole(steps_of, common)
     notes += dropped
     if not kept:
@@ -120,17 +118,6 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
         if isinstance(step := steps[i], RankActivity)
     )
     return Merged(trace, tuple(notes), activity)
-
-
-def _unknown_members(steps_of: Steps) -> list[str]:
-    """A line on collectives of groups that nothing names, and whose ends do not show their members either."""
-    collectives = [c for steps in steps_of.values() for step in steps.values() for c in step.collectives]
-    left = sum(not c.group and c.op not in POINT_TO_POINT for c in collectives)
-    if not left or len(steps_of) < 2:
-        return []
-    return [
-        f"{left} of {len(collectives)} collectives name no process group and end with no other's: who waits is unknown"
-    ]
 
 
 def _belong_together(timelines: list[Timeline]) -> tuple[list[Timeline], list[str]]:

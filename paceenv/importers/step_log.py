@@ -62,9 +62,6 @@ _NO_TRAINING: Final = re.compile(
 """Lines of anything else: evaluation, files, Hugging Face's datasets (which count examples), vLLM."""
 _ALL_MS: Final = "time (ms) |"
 """DeepSpeed and Megatron-LM: what follows are parts of a step."""
-_TIMER: Final = re.compile(r"^\s*([A-Za-z][\w-]{1,40}) \.{2,}: ?\(([\d.]+), ([\d.]+)\)")
-"""Megatron-LM: the least and the most of all ranks, in ms."""
-FASTEST: Final = " of the fastest rank"
 _WHOLE: Final = 1.2
 """A part of a step that takes longer than the step by so much shows that it is none."""
 _CARRIED: Final = 60
@@ -213,8 +210,6 @@ class _Lines:
         head, _, parts = without_dates(text).partition(_ALL_MS)
         numbers = [(one, role_of(one.name, one.unit)) for one in numbers_in(head)]
         timers = [(one.name.rpartition("|")[2], one.value) for one in numbers_in(parts)] if parts else []
-        if (timer := _TIMER.match(text)) is not None:
-            numbers, timers = [], [(timer[1], timer[3]), (timer[1] + FASTEST, timer[2])]
         for name, value in timers:
             plain = name.strip(" :").replace("_", " ").replace("-", " ")
             numbers.append((Named(plain, value), Role("phase", plain, unit=1e-3)))
@@ -374,7 +369,7 @@ class _Lines:
         first = logs[0]
         more = (f"lines of {len(logs)} ranks; those of rank {first.rank} are shown, all are compared",)
         said = first.notes + more * (len(logs) > 1)
-        return replace(first, others=tuple(logs[1:]), notes=said, settings=self.settings)
+        return replace(first, others=tuple(logs[1:]), notes=said)
 
 
 def _as_clock(reading: Number) -> Number:

@@ -14,7 +14,6 @@ from paceenv.diagnosis.answer import Answer
 from paceenv.diagnosis.host_activity import LateHost
 from paceenv.diagnosis.step_times.step_findings import levels_text
 from paceenv.diagnosis.verdict import Diagnosis, Verdict
-from paceenv.importers.step_log import FASTEST
 from paceenv.importers.timelines import RankActivity
 from paceenv.report.section import Section
 from paceenv.ui.output import sentence
@@ -163,7 +162,7 @@ def step_rows(steps: StepDiagnosis) -> list[tuple[str, str, str]]:
         meaning += f"; of it from outliers {steps.from_outliers:.2%}" * (outliers > 0)
         table.append(("ceiling: all that removing variation gains", f"{top.value:.2%}", meaning))
     table += [(one.kind, f"explains {one.explains:.0%}", one.text) for one in steps.findings[1:]]
-    for name, part_V in [part for part in steps.log.phases.items() if not part[0].endswith(FASTEST)][:12]:
+    for name, part_V in [*steps.log.phases.items()][:12]:
         part_s = float(np.nanmedian(part_V[steps.ordinary.steady_V]))
         table.append((f"part {name!r}", steps.log.said(part_s), f"{part_s / steps.median_s:.0%} of a step"))
     if steps.log.others:

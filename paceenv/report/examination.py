@@ -176,7 +176,6 @@ def _changes(
     before = find_answer(earlier) if earlier is not None else None
     if before is not None and earlier is not None and before.matrix is not None and answer.matrix is not None:
         changes = compare(of_trace(before.matrix, earlier.activity), of_trace(answer.matrix, inputs.activity))
-        ranks = len(before.matrix.ranks), len(answer.matrix.ranks)
     else:
         logs = [one.log for one in answer.steps]
         if earlier is not None:
@@ -184,22 +183,17 @@ def _changes(
         if len(logs) != 2:
             raise InputError("the runs are not of the same kind; allowed: two logs, or two traces")
         names = names if earlier is not None else (logs[0].name, logs[1].name)
-        changes, ranks = compare(*map(of_log, logs)), (logs[0].world_size, logs[1].world_size)
+        changes = compare(*map(of_log, logs))
     columns = ("what", "before", "after", "change", "")
-    said, rows = sentence(headline(changes, ranks)), [one.row() for one in changes]
+    said, rows = sentence(headline(changes)), [one.row() for one in changes]
     return changes, Section(" and ".join(names), [said], columns, rows) if changes else None
 
 
 def _links(inputs: Inputs, earlier: Inputs | None) -> dict[str, str]:
-    """The law of each bandwidth table, whether it is normal for its NICs, and what differs between two."""
+    """The law of each bandwidth table."""
     tables = (*(earlier.tables if earlier is not None else ()), *inputs.tables)
     if not tables:
         return {}
     from paceenv.calibration.bandwidth import fit_bandwidth  # SciPy, which takes a second to import
-    from paceenv.diagnosis.nics import check_nics
 
-    laws = {}
-    for table in tables:
-        nics = check_nics(table, inputs.network) if inputs.network is not None else ""
-        laws[table.source] = fit_bandwidth(table).text + (f" {sentence(nics)}" if nics else "")
-    return laws
+    return {table.source: fit_bandwidth(table).text for table in tables}

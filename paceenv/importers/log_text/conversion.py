@@ -114,13 +114,7 @@ class StepLog:
     others: tuple[StepLog, ...] = ()  # the same of other ranks
     notes: tuple[str, ...] = ()  # what was left out or had to be assumed, a line each
     phases: Mapping[str, Array] = field(default_factory=dict)  # seconds of named parts of each value's step, (V,)
-    settings: Mapping[str, str] = field(default_factory=dict)  # named_numbers.SETTINGS that it printed
     of: str = "step"  # what a time is of: a token, say, where all that a log has is a speed
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of the job as far as the log tells, 0 if it does not."""
-        return int(self.settings.get("world size", len(self.others) + 1 if self.others else 0))
 
     @property
     def quantity(self) -> str:

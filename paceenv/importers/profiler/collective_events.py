@@ -23,11 +23,8 @@ MARKED: Final = re.compile(rf"(?:{'|'.join(_MARKS)})(\w+)\Z")
 _NOTHING_SAID: Final = CollectiveArguments()
 
 
-def device_collectives(table: EventTable, device: Device, only_group: str) -> dict[int, Collective]:
-    """The device's collectives by their place among its operations; times in s on the profile's clock.
-
-    ``only_group`` is the process group of a job that has no other, or "".
-    """
+def device_collectives(table: EventTable, device: Device) -> dict[int, Collective]:
+    """The device's collectives by their place among its operations; times in s on the profile's clock."""
     places = np.flatnonzero(device.is_collective_D).tolist()
     said = {place: _said(table, int(device.event_D[place])) for place in places}
     threads = table.thread_E[device.event_D]
@@ -44,8 +41,8 @@ def device_collectives(table: EventTable, device: Device, only_group: str) -> di
         op, arguments = said[place]
         event, thread = int(device.event_D[place]), int(threads[place])
         known = groups_of[thread]
-        group = _group(arguments) or only_group
-        group = group or (next(iter(known)) if len(known) == 1 else f"{UNNAMED_GROUP}{streams[op][thread]}")
+        group = next(iter(known)) if len(known) == 1 else f"{UNNAMED_GROUP}{streams[op][thread]}"
+        group = _group(arguments) or group
         collectives[place] = _collective(table, event, op, "" if op in ("send", "recv") else group, arguments)
     return collectives
 

@@ -62,7 +62,7 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
     if device is None:
         steps = _host_steps(table)
     else:
-        collectives = device_collectives(table, device, _only_group(said.get("pg_config")))
+        collectives = device_collectives(table, device)
         steps = device_activity(table, device, collectives, rank)
     if not steps:
         raise InputError(
@@ -120,14 +120,6 @@ def _holding(table: EventTable, calls: Integers) -> NDArray[np.bool_]:
         begun = np.searchsorted(at_us, table.start_us_E[mine], side="left")
         holds_E[mine] = np.searchsorted(at_us, table.end_us_E[mine], side="left") > begun
     return holds_E
-
-
-def _only_group(groups: Any) -> str:
-    """The process group of a job that has no other, as its collectives name it; else ""."""
-    if not isinstance(groups, list) or len(groups) != 1 or not isinstance(groups[0], dict):
-        return ""
-    name, ranks = groups[0].get("pg_name"), groups[0].get("ranks")
-    return f"{ranks}/{name}" if isinstance(ranks, list) and isinstance(name, str) and len(ranks) > 1 else ""
 
 
 def _number(said: Any) -> int | None:
