@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from gpu_profiles import Job, Kernel, Meeting, profiles
 from importer_samples import written
 from traced_jobs import answer_of
 
-from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.diagnose import UNDETERMINED, diagnose
 from paceenv.importers.merge_ranks import Merged, merge_ranks
@@ -102,16 +100,6 @@ def test_a_rank_that_began_later(tmp_path: Path) -> None:
     assert "3 of 8 steps left out, as not all ranks have them: rank 2 lacks 3" in merged.notes
 
 
-def test_missing_ranks_and_strangers(tmp_path: Path) -> None:
-    made = profiles(Job(ranks=4))
-    for event in made[3]["traceEvents"]:
-        event["name"] = event["name"].replace("ProfilerStep#", "ProfilerStep#77")
-    merged = read(tmp_path, Job(), [made[0], made[1], made[3]])
-    assert "rank 3 left out: it has 0 of the 6 steps that most ranks have" in merged.notes[0]
-    assert merged.notes[1].startswith("1 of 4 ranks have no file: rank 2; ")
-    assert set(merged.trace.column("rank").tolist()) == {0, 1}
-
-
 @pytest.mark.parametrize("missing", [(0,), (3,), (0, 2), (1, 3)])
 def test_whoever_has_no_file_may_be_the_one_that_all_wait_for(tmp_path: Path, missing: tuple[int, ...]) -> None:
     """Also the first or the last rank, or every other one."""
@@ -175,16 +163,6 @@ def test_a_late_host_is_named_with_what_it_did(
     assert next(iter(found.ranges.values())) * 1e6 == pytest.approx(total_us, rel=0.15)
     assert named in found.text
     assert found.worst.op == "all_reduce"
-
-
-def test_the_command_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = written(tmp_path, {f"rank{k}.json": p for k, p in enumerate(profiles(late_host("Optimizer", 60.0)))})
-    assert application.run(["diagnose", *map(str, files), "--json", str(tmp_path / "found.json")]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Where a step's time went on each device" in said
-    assert "waiting for its host; on its host more time than on its peers' goes into Optimizer.step#Adam.step" in said
-    (late,) = json.loads((tmp_path / "found.json").read_text())["late_hosts"]
-    assert (late["rank"], late["reason"]) == (2, "host")
 
 
 def test_a_slow_device_is_not_blamed_on_its_host(tmp_path: Path) -> None:

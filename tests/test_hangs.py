@@ -43,16 +43,6 @@ def test_a_rank_that_stops_is_named_with_what_it_did_last(tmp_path: Path, how: d
         assert last.frames == ("step__all_gather_base at /job/train.py:12",)
 
 
-def test_a_rank_without_a_dump(tmp_path: Path) -> None:
-    found = seen(data_parallel(4, host_stops={1: 3}), tmp_path, without=(1,))
-    assert found.stopped == ()
-    assert [(root.kind, root.ranks) for root in found.roots] == [("no dump", (1,))]
-    assert "rank 1 left no dump, and 3 other ranks wait for it in the end: it died, or could not write" in found.verdict
-    few = seen(data_parallel(8, host_stops={1: 3}), tmp_path / "few", without=(2, 3, 4, 5, 6))
-    assert few.stopped == (1,)
-    assert "ranks 2-6 left no dump: whether they stopped or waited cannot be determined" in few.verdict
-
-
 def test_a_device_that_stops_while_its_host_goes_on(tmp_path: Path) -> None:
     """Its peers finished what it never saw the end of; or, where its record is whole, starts tell."""
     blind = seen(data_parallel(4, device_stops={3: 4}, lag=3), tmp_path / "blind", only_active=True)
@@ -178,17 +168,10 @@ def test_the_content_says_which_rank_it_is(tmp_path: Path) -> None:
         (folder / f"nccl_trace_rank_{rank}").rename(folder / f"dump.{99 - rank}")
     inputs = read_inputs([folder])
     assert sorted(dump.rank for dump in inputs.dumps) == list(range(8))
-    assert f"{folder}/dump.94: rank 5 by its content, not 94" in inputs.notes
     assert find_hangs(inputs.dumps)[0].stopped == (5,)
 
 
-@pytest.mark.parametrize(
-    ("name", "rank"),
-    [
-        *[(name, 1) for name in ("_dump_1", "nccl_trace_rank_1", "comm_lib_trace_rank_1.json", "r1.pickle.gz")],
-        *[("nccl_trace_rank_1_1758610505", 1), ("dump", None), ("trace_17", None), ("nccl_trace_rank_8", None)],
-    ],
-)
+@pytest.mark.parametrize(("name", "rank"), [("_dump_1", 1), ("r1.pickle.gz", 1), ("dump", None), ("trace_17", None)])
 def test_the_name_says_which_rank_it_is_where_the_content_does_not(tmp_path: Path, name: str, rank: int | None) -> None:
     content = pickle.dumps(data_parallel(2).run().dump(1), 2)
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)

@@ -55,14 +55,6 @@ def test_who_arrives_last_is_seen_without_a_model() -> None:
     assert "rank 2 arrives last in 40 of 40 steps, by 4" in arrivals.text
 
 
-def test_ranks_that_take_turns_are_no_culprit() -> None:
-    compute_TR = np.ones((40, 4))
-    compute_TR[np.arange(40), np.arange(40) % 4] = 1.5
-    found = diagnose(job_of(compute_TR))
-    assert "ranks take turns to arrive last (ranks 0-3)" in found.arrivals.text
-    assert names.SLOW_RANK not in {cause.cause for cause in found.causes}
-
-
 @pytest.mark.parametrize("skew_s", [0.7, -0.7])
 def test_clocks_that_differ_are_seen(skew_s: float) -> None:
     columns = _columns(_late())

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from traced_jobs import JEAN_ZAY_DIR, needs_jean_zay
 
-from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.importers.log_text.conversion import StepLog
 from paceenv.importers.log_text.log_lines import stamp_in
@@ -254,18 +253,6 @@ def test_counts_of_tokens_are_no_time_stamps(tmp_path: Path) -> None:
         read(tmp_path, "\n".join(lines))
     with pytest.raises(InputError, match="0 step times of at most a day"):
         read(tmp_path, "\n".join(line.replace("tokens", "clock") for line in lines))
-
-
-def test_a_log_is_diagnosed_and_gives_no_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "train.log"
-    path.write_text(log_samples.srun(log_samples.megatron(TRUE_S)))
-    application.run(["diagnose", str(path), "--json", "-"])
-    assert json.loads(capsys.readouterr().out)["format"] == "Megatron-LM"
-    with pytest.raises(InputError, match="step times without operations, no trace; allowed: paceenv diagnose"):
-        application.run(["calibrate", str(path), "-o", str(tmp_path / "c.yaml")])
-    (tmp_path / "own.log").write_text("".join(f"{i} took {90 + i % 7} millis\n" for i in range(50)))
-    application.run(["diagnose", str(tmp_path / "own.log"), "--pattern", r"took (?P<ms>\d+)"])
-    assert "50 step times" in capsys.readouterr().out
 
 
 @needs_jean_zay

@@ -143,12 +143,6 @@ def test_few_values_are_no_verdict() -> None:
     assert "cannot be determined from 18 values" in diagnosed(some).verdict
 
 
-def test_a_noisy_job_is_worth_a_second_look() -> None:
-    found = diagnosed(ar1(np.random.default_rng(16), 1000, 0.8, 0.1))
-    assert "a second look is worth it" in found.verdict
-    assert "paceenv live run" in found.next_step
-
-
 def test_rare_long_steps_are_not_for_pacing() -> None:
     step_s = 1.0 + 0.003 * np.random.default_rng(17).normal(size=2000)
     step_s[99::100] += 5.0

@@ -15,7 +15,7 @@ from traced_jobs import job_of
 from paceenv.cli import application
 from paceenv.core.intervals import Interval
 from paceenv.core.plain import plain
-from paceenv.core.trace import Trace, TraceMetadata, write_trace
+from paceenv.core.trace import Trace, TraceMetadata
 from paceenv.diagnosis.answer import find_answer
 from paceenv.diagnosis.causes import CAUSES, CONTENTION, INCAST, TENANT, Cause
 from paceenv.diagnosis.diagnose import diagnose
@@ -175,18 +175,6 @@ def test_a_simulated_job_has_one_verdict(tmp_path: Path) -> None:
     check(answer.diagnosis, Pacing(gains, why, doubt), conclusion.verdict)
     for one in conclusion.policies if gains else ():
         assert one.verdict.startswith(word_of(one.gain))
-
-
-def test_the_command_says_what_was_not_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "few.parquet"
-    write_trace(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (6, 1))), path)
-    assert application.run(["diagnose", str(path), "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["headline"]["pacing"]["claim"] == "not simulated"
-    assert found["not_simulated"]
-    assert f"not simulated: {found['not_simulated']}" in found["verdict"]
-    assert application.run(["diagnose", str(tmp_path), "--no-simulate"]) == 0
-    assert "not simulated: not asked for" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("aside_s", "causes"), [(0.0, True), (0.5, False)])
