@@ -167,14 +167,6 @@ def test_a_tenant_of_another_period_is_one() -> None:
     assert found.causes[0].lost_s == pytest.approx(float(transfer_T1.mean() - transfer_T1.min()), rel=0.1)
 
 
-def test_groups_that_never_vary_leave_contention_open() -> None:
-    """Every step alike: nothing shows whether two groups side by side slow each other down."""
-    trace = job_of(
-        np.tile([1.0, 1.0, 1.0, 1.0], (20, 1)), group=np.concatenate([np.full(80, -1), np.tile([0, 0, 1, 1], 20)])
-    )
-    assert diagnose(trace).verdict.startswith(HEALTHY)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -196,17 +196,6 @@ def test_of_two_dumps_of_a_rank_the_later_counts(tmp_path: Path) -> None:
     assert found.verdict.endswith("3 older dumps of the same ranks left out")
 
 
-def test_dumps_of_another_run_are_doubted(tmp_path: Path) -> None:
-    folder = data_parallel(4, host_stops={1: 4}).run().write(tmp_path)
-    dump = data_parallel(5).run().dump(3)
-    for entry in dump["entries"]:
-        entry["time_created_ns"] -= int(900e9)
-    (folder / "nccl_trace_rank_3").write_bytes(pickle.dumps(dump, 2))
-    (found,) = find_hangs(read_inputs([folder]).dumps)
-    assert re.search("the newest entry of rank 3 is (899|900) s older than the others'", found.verdict)
-    assert "disagree on the ranks of group 0 (sizes 4, 5): they are of different runs" in found.verdict
-
-
 def test_each_incident_has_its_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data_parallel(4, host_stops={0: 2}).run().write(tmp_path / "monday" / "node0")
     data_parallel(4, host_stops={3: 2}).run().write(tmp_path / "tuesday")

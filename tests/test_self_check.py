@@ -133,13 +133,6 @@ def test_of_kinds_of_steps_that_take_turns_the_one_that_loses_most_is_diagnosed(
     assert "rank 1 arrives last in 20 of 40 steps, by 300 ms" in found.arrivals.text
 
 
-def test_too_few_steps_of_a_kind_still_show_who_is_late() -> None:
-    found = diagnose(_in_turn(4))
-    assert "2 steps of a kind are too few" in found.verdict
-    assert "rank 1 arrives last in 2 of 4 steps, by 300 ms, 300 ms" in found.verdict
-    assert found.slowdown is None
-
-
 @needs_socket_runs
 def test_real_jobs_are_replayed_also_where_delays_come_and_go() -> None:
     for path in sorted(SOCKET_RUNS_DIR.glob("*.parquet")):

@@ -146,18 +146,6 @@ def test_a_headline_says_what_the_delays_in_the_file_did() -> None:
     assert plain(found)["paced_steps"]["paced"] == 200
 
 
-def test_delays_from_some_step_on_have_no_interval() -> None:
-    found = measure_pacing(read_matrix(paced_job(0.1, 0, steps=500, every=480)))
-    assert found is not None
-    assert found.paced == 20
-    assert not found.gain.is_bounded
-    assert "do not take turns" in found.text
-    assert plain(found)["gain"]["low"] is None
-    verdict = conclude(replace(PLAIN, paced_steps=found), Pacing(why_not="no cluster"))
-    assert verdict.claim == "not simulated", "a number without an interval decides nothing"
-    assert measure_pacing(read_matrix(paced_job(0.1, 0, steps=50, every=40))) is None, "10 steps with delays"
-
-
 def test_a_simulated_job_has_one_verdict(tmp_path: Path) -> None:
     """The smallest cluster of a suite, recorded, diagnosed, fitted and simulated: claims and numbers agree."""
     cluster = min((case.load() for case in load_suite("nulls").cases), key=lambda one: (one.ranks, one.name))
