@@ -18,8 +18,7 @@ from gpu_profiles import Job, Kernel, Meeting, profiles
 from hung_jobs import data_parallel
 from hypothesis import given
 from hypothesis import strategies as st
-from importer_samples import dump_of, profile_of
-from inspector_logs import log_of
+from importer_samples import profile_of
 
 from paceenv.core.errors import InputError
 from paceenv.core.plain import plain
@@ -41,14 +40,11 @@ ODD = (
 def documents(name: str, random: Random) -> list[Any]:
     """What two files of a format hold, before any damage."""
     if name == "profiles":
-        how = {key: random.random() < 0.5 for key in ("metadata", "calls", "launches", "marks")}
+        how = {key: random.random() < 0.5 for key in ("metadata", "launches", "marks")}
         return profiles(Job(2, range(10, 15), lambda _: PROGRAM, **how))
-    if name == "NCCL Inspector":
-        return [log_of(rank, 2, late={}, steps=8, verbose=True, version="v4.1") for rank in range(2)]
     return {
         "overlapping profiles": [profile_of(rank) for rank in range(2)],
         "dumps of a hang": [data_parallel(2, steps=1, host_stops={1: 1}).run().dump(rank) for rank in range(2)],
-        "dumps with steps": [dump_of(rank, 0.015 * rank) for rank in range(2)],
     }[name]
 
 
@@ -82,8 +78,6 @@ def content(name: str, random: Random) -> list[bytes]:
     if name == "logs":
         return [random.choice([*log_samples.LOGS.values()])(STEP_S).encode()]
     made = [damaged(document, random) for document in documents(name, random)]
-    if name == "NCCL Inspector":
-        return ["\n".join(map(json.dumps, records)).encode() for records in made]
     if name.startswith("dumps") and (protocol := random.randint(1, 5)) > 1:
         return [pickle.dumps(document, protocol) for document in made]
     return [json.dumps(document).encode() for document in made]
@@ -104,7 +98,7 @@ def check(inputs: Inputs) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["bytes", "logs", "profiles", "overlapping profiles", "dumps of a hang", "dumps with steps", "NCCL Inspector"],
+    ["bytes", "logs", "profiles", "overlapping profiles", "dumps of a hang"],
 )
 @given(seed=st.integers(0, 1 << 32))
 def test_whatever_a_file_holds_it_is_read_or_refused(

@@ -144,21 +144,6 @@ def test_decorated_lines_give_the_same_table(tmp_path: Path, how: str) -> None:
     np.testing.assert_array_equal(found.time_s, plain.time_s)
 
 
-def test_tables_of_several_processes_are_told_apart(tmp_path: Path) -> None:
-    """Each of four processes prints its own, line by line, with warnings between."""
-    laws = [Law(5e-6 * (1 + k), 230e9 / (1 + k), 0.0) for k in range(4)]
-    parts = [printed(law).splitlines() for law in laws]
-    text = "$ srun -l all_reduce_perf -b 1K -e 4G\n"
-    for n, lines in enumerate(zip(*parts, strict=True)):
-        text += "".join(f"{k}: {line}\n" for k, line in enumerate(lines))
-        text += f"2: gpu{n}:123:456 [0] NCCL WARN Call to connect returned Connection timed out 12 34 x\n"
-    tables = read_tables(written(tmp_path, text, "slurm-1.out"))
-    assert len(tables) == 4
-    for table, law in zip(tables, laws, strict=True):
-        assert (table.op, table.members) == ("all_reduce", 8)
-        assert fit_bandwidth(table).law.bandwidth_Bps == pytest.approx(law.bandwidth_Bps, rel=2e-3)
-
-
 def test_several_programs_in_one_file(tmp_path: Path) -> None:
     ops: dict[str, Op] = {"reduce_scatter_perf": "reduce_scatter", "all_reduce_perf": "all_reduce"}
     ops |= {"broadcast_perf": "broadcast", "sendrecv_perf": "send"}

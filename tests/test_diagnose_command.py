@@ -35,7 +35,7 @@ def table(folder: Path) -> None:
 
 def hang(folder: Path) -> None:
     for rank in range(2):
-        dump = dump_of(rank, 0.0, timing=False)
+        dump = dump_of(rank)
         dump["entries"][-1]["state"] = "started"
         dump["entries"] = dump["entries"][: len(dump["entries"]) - rank]
         (folder / f"dump_{rank}").write_text(json.dumps(dump))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from traced_jobs import STRAGGLER_DIR, job_of, matrix_in, needs_traces, phases_o
 
 from benchmarks.evidence import simulated_causes as benchmark
 from benchmarks.evidence._pipeline_jobs import PipelineJob
-from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.diagnosis import causes as names
@@ -26,8 +24,6 @@ from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.replay import own_durations, replay
 from paceenv.diagnosis.verdict import HEALTHY
 from paceenv.importers.inputs import read_inputs
-
-CONCLUDED = {"headline", "policies", "not_simulated", "paced_steps"}
 
 
 def test_a_slow_rank_of_a_barrier_job_in_closed_form() -> None:
@@ -171,14 +167,6 @@ def test_a_tenant_of_another_period_is_one() -> None:
     assert found.causes[0].lost_s == pytest.approx(float(transfer_T1.mean() - transfer_T1.min()), rel=0.1)
 
 
-def test_groups_that_never_vary_leave_contention_open() -> None:
-    """Every step alike: nothing shows whether two groups side by side slow each other down."""
-    trace = job_of(
-        np.tile([1.0, 1.0, 1.0, 1.0], (20, 1)), group=np.concatenate([np.full(80, -1), np.tile([0, 0, 1, 1], 20)])
-    )
-    assert diagnose(trace).verdict.startswith(HEALTHY)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -189,21 +177,6 @@ def test_groups_that_never_vary_leave_contention_open() -> None:
 def test_what_is_no_job_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         diagnose(job_of(np.tile([1.0, 2.0], (20, 1)), **change))
-
-
-def test_the_command_prints_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "trace.parquet"
-    write_trace(PipelineJob(1, stages=2, causes={"jitter": 0.01, "stage": 1.5}).trace(), path)
-    assert application.run(["diagnose", str(path), "--json", "-"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    times = {"slowdown", "ideal_step_time_s", "bare_step_s", "step_time_s", "replay_error"}
-    rest = {"causes", "verdict", "arrivals", "notes", "lateness", "runs", "links", "next"}
-    assert set(result) == times | rest | CONCLUDED
-    assert result["paced_steps"] is None, "the trace has no delays"
-    assert [set(cause) for cause in result["causes"]] == [{"cause", "share", "lost_s", "evidence", "advice"}]
-    assert result["causes"][0]["cause"] == names.STAGE
-    assert application.run(["diagnose", str(path)]) == 0
-    assert names.STAGE in capsys.readouterr().out
 
 
 def test_of_a_long_trace_only_blocks_are_read(tmp_path: Path) -> None:

@@ -54,16 +54,6 @@ def test_no_line_contradicts_a_rank_that_always_arrives_last() -> None:
     )
 
 
-def test_a_late_host_is_one_line_and_its_name() -> None:
-    own_TR = work(ranks=16)
-    own_TR[:, 4:8] *= 1.3
-    made = trace(own_TR)
-    found = find_lateness(read_matrix(made), hosts=made.metadata.of_ranks("host"))
-    assert [team.ranks for team in found.late] == [(4, 5, 6, 7)]
-    assert found.late[0].kind == watch.CHRONIC
-    assert found.text[1] == "all late ranks are on host node1: 4 of its 4 ranks"
-
-
 def test_stages_are_compared_with_their_like() -> None:
     own_TR = work(ranks=5)
     own_TR[:, 2:4] *= 1.8

@@ -6,7 +6,6 @@ import contextlib
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -72,15 +71,6 @@ def test_no_shape_of_a_trace_crashes_calibration(trace: Trace) -> None:
     with contextlib.suppress(InputError):
         mean, *_ = fit_noise(stage_times(trace)[0]).parameters
         assert np.isfinite([mean.value, mean.se]).all()
-
-
-@pytest.mark.parametrize("op", ["all_reduce", "gather"])
-def test_a_payload_that_takes_no_time_limits_nothing(op: str) -> None:
-    rng = np.random.default_rng(0)
-    fit = fit_trace(trace_of(0.1 * (1.0 + 0.05 * rng.standard_normal((40, 4))), np.zeros(40), op=op), program=False)
-    why = {p.key: p.evidence for p in fit.parameters if not p.is_identified}
-    assert "no longer than a round of messages" in why["fabric.nic_gbps"]
-    assert abs(fit.mean_error) < 0.01
 
 
 def test_stamps_that_never_vary_agree_with_themselves() -> None:

@@ -67,18 +67,6 @@ def test_no_path_gives_a_traceback(command: str, kind: str, places: dict[str, st
     assert list(tmp_path.rglob("*.*")) == [], "nothing is left half-written"
 
 
-@pytest.mark.parametrize(("command", "how"), [("the bare command", "folder"), ("whatif", "pattern")])
-def test_a_folder_and_a_pattern_are_what_they_hold(
-    command: str, how: str, places: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "in").mkdir()
-    shutil.copy(places["trace"], tmp_path / "in" / "run.parquet")
-    path = tmp_path / "in" / ("*.parquet" if how == "pattern" else "")
-    words = [word.replace("{}", str(path)).replace("{out}", str(tmp_path)) for word in COMMANDS[command]]
-    assert application.run(words) == 0
-    assert capsys.readouterr().out
-
-
 @pytest.mark.parametrize("how", ["folder", "pattern"])
 def test_a_folder_with_one_config_is_that_config(tmp_path: Path, how: str) -> None:
     (tmp_path / "in").mkdir()

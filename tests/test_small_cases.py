@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from traced_jobs import SMALL_CASES_DIR, needs_small_cases
 
 from benchmarks.evidence.small_cases import CASES, answer_of
-from paceenv.core.errors import InputError
 from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
 from paceenv.importers.step_log import read_step_log
 
@@ -104,10 +103,3 @@ def test_of_300_mutated_logs_none_is_answered_wrong(tmp_path: Path) -> None:
             assert period is not None, about
             assert period.steps == marks[0], about
     assert named > 180
-
-
-def test_a_line_that_nobody_knows_is_shown_with_a_pattern(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text("".join(f"chunk {i} done after 0.{i + 10} on card\n" for i in range(20)))
-    with pytest.raises(InputError, match=r"20 lines like 'chunk 0 done after 0.10.*--pattern"):
-        read_step_log(path)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from paceenv.core import signals
 from paceenv.live.decide.blocks import Plan, block_plan
@@ -15,9 +14,6 @@ from paceenv.policies import names
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
 from paceenv.policies.names import rule
-from paceenv.sim.cluster import load_cluster
-from paceenv.sim.cluster.derive import start
-from paceenv.trainers.closed_loop.predict import run_in_blocks
 
 QUIET, PACED = 60, 480
 
@@ -31,36 +27,6 @@ def network(mechanisms: tuple[str, ...] = ("slack",), **more: Any) -> Learned:
     inputs = signals.SIGNALS * (2 if more.get("memory_intervals") else 1)
     layers = [(np.zeros((2 * len(mechanisms), inputs), np.float32), np.zeros(2 * len(mechanisms), np.float32))]
     return Learned(layers, mechanisms, **more)
-
-
-def paced(policy: str, block: int | None) -> NDArray[np.float64]:
-    """Mean delays, interval by interval of pacing, over what is allowed; in blocks or without."""
-    cluster = load_cluster("unequal-slack").changed(["noise.jitter_cv=0.02"])
-    simulator = start(cluster, np.arange(2))
-    paced_T = np.arange(2 * PACED) // (block or 1) % 2 == 0 if block else np.ones(PACED, np.bool_)
-    on_T = np.concatenate([np.zeros(QUIET, np.bool_), paced_T])
-    delay_s, run = [], simulator.run
-
-    def watched(settings: NDArray[np.float64], iterations: int, *which: Any) -> NDArray[np.float64]:
-        found = run(settings, iterations, *which)
-        delay_s.append(simulator.mean_delay_s().mean())
-        return found
-
-    simulator.run = watched  # type: ignore[method-assign]
-    run_in_blocks(named(policy), simulator, on_T, QUIET)
-    intervals_T = on_T[QUIET::20]
-    return np.array(delay_s[1:])[intervals_T[: len(delay_s) - 1]]
-
-
-@pytest.mark.parametrize("policy", ["static:slack=0.02/0.4", "adaptive", "learned"])
-def test_a_policy_decides_in_blocks_as_without_whatever_their_length(policy: str) -> None:
-    always = paced(policy, None)
-    assert always[-6:].mean() > 0.0
-    for block in (20, 40, 60, 120):
-        found = paced(policy, block)[: len(always)]
-        assert len(found) == len(always)
-        np.testing.assert_allclose(found[-6:].mean(), always[-6:].mean(), rtol=0.05)
-        np.testing.assert_allclose(found.sum(), always.sum(), rtol=0.1)  # nor does it ramp up again in every block
 
 
 def fed(block: int | None, *, odd: bool = False) -> tuple[list[float], list[list[float]]]:

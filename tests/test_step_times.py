@@ -77,24 +77,6 @@ def test_outliers_and_their_period(every: int, period: int) -> None:
     assert found.from_outliers == pytest.approx(1.5 * at.mean(), rel=0.1)
 
 
-def test_outliers_without_a_period_have_none() -> None:
-    random = np.random.default_rng(6)
-    step_s = 1.0 + 0.01 * random.normal(size=3000)
-    step_s[random.choice(3000, 40, replace=False)] += 1.0
-    found = diagnosed(step_s)
-    assert int(found.ordinary.outlier_V.sum()) == 40
-    assert found.outlier_period is None
-
-
-@pytest.mark.parametrize("period", [2, 4, 11])
-def test_steps_that_take_turns(period: int) -> None:
-    step_s = 1.0 + 0.01 * np.random.default_rng(7).normal(size=1200)
-    step_s[::period] += 0.03
-    found = diagnosed(step_s)
-    assert found.pattern is not None
-    assert found.pattern.steps == period
-
-
 def test_changes_of_level_and_when() -> None:
     step_s = 1.0 + 0.02 * np.random.default_rng(8).normal(size=2000)
     step_s[800:1500] *= 1.1
@@ -141,12 +123,6 @@ def test_few_values_are_no_verdict() -> None:
         diagnosed(np.ones(3))
     some = 1.0 + 0.012 * np.random.default_rng(14).normal(size=18)
     assert "cannot be determined from 18 values" in diagnosed(some).verdict
-
-
-def test_a_noisy_job_is_worth_a_second_look() -> None:
-    found = diagnosed(ar1(np.random.default_rng(16), 1000, 0.8, 0.1))
-    assert "a second look is worth it" in found.verdict
-    assert "paceenv live run" in found.next_step
 
 
 def test_rare_long_steps_are_not_for_pacing() -> None:

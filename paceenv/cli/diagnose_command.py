@@ -39,22 +39,18 @@ def diagnose(
     causes are named with their share of the lost time, the
     evidence, and what to do, which is often not pacing. It says so where a trace does not identify the cause.
 
-    The headline comes from the causes and from pacing policies simulated on clusters that are fitted to the trace. A
-    trace cannot show a slowdown of all ranks alike: name nccl-tests output beside it, and the job's
-    collectives are compared with what its links can do.
+    The headline comes from the causes and from pacing policies simulated on clusters that are fitted to the trace.
 
     Folders of live runs: their page first. Profiles of GPU jobs: where each device's step went, and why a rank is late:
     its host (and what it did longer than its peers), its kernels or its copies.
 
     Dumps of a job that hangs or died: which ranks it waits for in the end, what each of the others waits for, and what
-    the missing ones were last seen doing. Logs of NCCL Inspector: which rank arrives last. Output of
-    nccl-tests: the law of the links.
+    the missing ones were last seen doing. Output of nccl-tests: the law of the links.
 
-    From a text log of a training program (Megatron-LM, torchtitan, nanoGPT, MLPerf, ..., or any with --pattern) it
+    From a text log of a training program (Megatron-LM, torchtitan, nanoGPT, ..., or any with --pattern) it
     gives what step times alone allow: how they vary, what recurs, and how much there is to win at most.
 
     Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json - -- paceenv diagnose runs/live --
-    paceenv diagnose trace.parquet all_reduce_perf.log --
     paceenv diagnose /tmp/nccl_trace_rank_* -- paceenv diagnose log.txt -- paceenv diagnose
     log.txt --pattern '(?P<step>\\d+) took (?P<ms>[\\d.]+)'
     """

@@ -18,7 +18,6 @@ from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.importers.inputs import Inputs
 
 if TYPE_CHECKING:
-    from paceenv.diagnosis.collective_times import CollectiveTimes
     from paceenv.diagnosis.hang import Hang
     from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
 
@@ -33,7 +32,6 @@ class Answer:
     lateness: LatenessOverTime | None  # when ranks turned late; of a trace without an agent's word
     late_hosts: tuple[LateHost, ...]  # what late ranks' hosts did; of profiles
     hangs: tuple[Hang, ...]  # jobs that hang, or dumps of which nothing hangs
-    times: CollectiveTimes | None  # of collectives, where no trace can be made of them
     ended: tuple[str, ...]  # how the job died or stands still, as texts say it, a sentence each
     steps: tuple[StepDiagnosis, ...]  # what step times alone allow; of text logs, one per job
 
@@ -48,25 +46,20 @@ class Answer:
             "late_hosts": self.late_hosts,
             "hang": self.hangs,
             "ended": self.ended,
+            "step_times": self.steps,
         }
-        more |= {"nccl_inspector": self.times, "step_times": self.steps}
         return data | {name: one for name, one in more.items() if one}
 
 
 def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
     """Diagnose everything that was read; what cannot be diagnosed is named in a note beside what can."""
     hangs: tuple[Hang, ...] = ()
-    times: CollectiveTimes | None = None
     steps: list[StepDiagnosis] = []
     failed: list[InputError] = []
     if inputs.dumps:  # what few need brings libraries that take a second to import
         from paceenv.diagnosis.hang import find_hangs
 
         hangs = tuple(find_hangs(inputs.dumps))
-    if inputs.inspected:
-        from paceenv.diagnosis.collective_times import measure_times
-
-        times = measure_times(inputs.inspected)
     if inputs.steps:
         from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
 
@@ -102,12 +95,12 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
         notes = (*notes, f"no steps: {inputs.why_no_trace}")
     last = (f"the last step in {one.log.name} is {one.log.step_V.max()}" for one in steps if broke_off)
     ended = (*inputs.ended, *last)
-    if not (hangs or times or steps or diagnosis or ended):
+    if not (hangs or steps or diagnosis or ended):
         if failed:
             raise failed[0]
         inputs.require_trace()
     notes = (*notes, *map(str, failed))
-    return Answer(matrix, notes, diagnosis, lateness, late_hosts, hangs, times, ended, tuple(steps))
+    return Answer(matrix, notes, diagnosis, lateness, late_hosts, hangs, ended, tuple(steps))
 
 
 def _cured(cause: Cause, late_hosts: Sequence[LateHost]) -> Cause:

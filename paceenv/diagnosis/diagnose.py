@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -58,7 +57,9 @@ def with_agent(diagnosis: Diagnosis, job: Mapping[str, Any]) -> Diagnosis:
 
 
 def diagnose_matrix(matrix: OperationMatrix) -> Diagnosis:
-    """As :func:`diagnose`, for a trace that was read before. Steps of several kinds are diagnosed kind by kind.
+    """As :func:`diagnose`, for a trace that was read before.
+
+    Of several kinds of steps it is the one that loses most; if one cannot be diagnosed, none is.
 
     Where delays were taken in some steps only, the causes are those of the others: delays change what a step loses.
     They are those of all steps where only the delays, as a probe, identify whether groups contend.
@@ -83,9 +84,15 @@ def _diagnose_kinds(matrix: OperationMatrix) -> Diagnosis:
     kinds = kinds_of_steps(matrix)
     if len(kinds) == 1:
         return _diagnose_kind(matrix, arrivals)
-    return _together(
-        [(_diagnose_kind(matrix.of_steps(at), arrivals, " of a kind"), len(at)) for at in kinds], matrix, arrivals
-    )
+    parts = [_diagnose_kind(matrix.of_steps(at), arrivals, " of a kind") for at in kinds]
+    listed = ", ".join(f"{len(at)} of {duration(one.step_time_s)}" for one, at in zip(parts, kinds, strict=True))
+    note = f"{len(parts)} kinds of steps take turns: {listed}"
+    if (open_one := next((one for one in parts if one.refused), None)) is not None:
+        mean_s = float(matrix.step_s_T.mean())
+        return replace(open_one, slowdown=None, ideal_step_time_s=None, step_time_s=mean_s, notes=(note,))
+    lost_s = [len(at) * sum(cause.lost_s for cause in one.causes) for one, at in zip(parts, kinds, strict=True)]
+    worst = parts[int(np.argmax(lost_s))]
+    return replace(worst, notes=(f"{note}; causes are those of the steps of {duration(worst.step_time_s)}",))
 
 
 def _diagnose_kind(matrix: OperationMatrix, arrivals: Arrivals, of: str = "") -> Diagnosis:
@@ -121,49 +128,6 @@ def _diagnose_kind(matrix: OperationMatrix, arrivals: Arrivals, of: str = "") ->
     )
 
 
-def _together(parts: list[tuple[Diagnosis, int]], matrix: OperationMatrix, arrivals: Arrivals) -> Diagnosis:
-    """One diagnosis from those of several kinds of steps, each with its number of steps."""
-    listed = ", ".join(f"{steps} of {duration(one.step_time_s)}" for one, steps in parts)
-    notes = (f"{len(parts)} kinds of steps take turns: {listed}",)
-    measured_s = float(matrix.step_s_T.mean())
-    weighed = [(steps / matrix.steps, one) for one, steps in parts]
-    error = sum(w * one.replay_error * one.step_time_s for w, one in weighed) / measured_s
-    for _, one in weighed:
-        if one.bare_step_s is None:
-            return replace(
-                one, slowdown=None, ideal_step_time_s=None, step_time_s=measured_s, replay_error=error, notes=notes
-            )
-    whole = [(w, one.slowdown or 1.0, one.ideal_step_time_s or 0.0) for w, one in weighed]
-    ideal_s = sum(w * ideal for w, _, ideal in whole)
-    causes = _add_causes(weighed)
-    return Diagnosis(
-        slowdown=sum(w * slowdown * ideal for w, slowdown, ideal in whole) / ideal_s if ideal_s > 0.0 else 1.0,
-        ideal_step_time_s=ideal_s,
-        step_time_s=measured_s,
-        replay_error=error,
-        causes=causes,
-        refused="",
-        bare_step_s=sum(w * (one.bare_step_s or 0.0) for w, one in weighed),
-        arrivals=arrivals,
-        doubt=next((one.doubt for _, one in weighed if one.doubt), ""),
-        notes=notes,
-    )
-
-
-def _add_causes(parts: list[tuple[float, Diagnosis]]) -> tuple[Cause, ...]:
-    """Causes of several kinds of steps: costs add up, weighted; the words are those of the kind with the largest."""
-    by_name: dict[str, list[tuple[float, Cause]]] = defaultdict(list)
-    for weight, one in parts:
-        for cause in one.causes:
-            by_name[cause.cause].append((weight * cause.lost_s, cause))
-    lost_s = sum(cost for of in by_name.values() for cost, _ in of)
-    causes = []
-    for of in by_name.values():
-        cost = sum(each for each, _ in of)
-        causes.append(replace(max(of, key=lambda each: each[0])[1], share=cost / lost_s, lost_s=cost))
-    return tuple(sorted(causes, key=lambda cause: -cause.lost_s))
-
-
 def _insufficient(matrix: OperationMatrix, graph: Graph, of: str) -> str:
     if len(matrix.ranks) < 2:
         return "one rank, without a peer to compare it with; give the traces of all ranks"
@@ -180,9 +144,7 @@ def _insufficient(matrix: OperationMatrix, graph: Graph, of: str) -> str:
         return "no collectives, so no rank waits for another"
     if not (graph.meets_N & matrix.usual_N).any():
         return "no collective of the usual step is seen on two ranks, so nobody is seen to wait for another"
-    if not np.all(matrix.step_s_T > 0.0):
-        return "steps that take no time"
-    return ""
+    return "" if np.all(matrix.step_s_T > 0.0) else "steps that take no time"
 
 
 MIN_KIND_SHARE: Final = 0.2

@@ -349,7 +349,7 @@ def _apart(job: Standstill) -> str:
         in_it: dict[tuple[int, str], list[int]] = defaultdict(list)
         for rank, unit in stuck.items():
             if unit.group is group:
-                items = unit.entries[0].items[0]
+                items = unit.entries[0].items
                 of = f" ({items} element{'' if items == 1 else 's'})" if items >= 0 else ""
                 in_it[unit.seq, f"{unit.op.upper()} {unit.seq}{of}"].append(rank)
         seqs = [seq for seq, _ in in_it]
@@ -373,7 +373,7 @@ def _compare(units: dict[int, Unit]) -> tuple[str, dict[int, str]]:
         shown = {rank: f"{units[rank].op} of {entry.sizes} {entry.dtypes}" for rank, entry in entries.items()}
         if len({entry.dtypes for entry in entries.values()}) > 1:
             return "type", shown
-        sizes = {rank: entry.items[0] for rank, entry in entries.items() if entry.items[0] >= 0}
+        sizes = {rank: entry.items for rank, entry in entries.items() if entry.items >= 0}
         if len(set(sizes.values())) > 1:
             return "size", {rank: shown[rank] for rank in sizes}
     return "", {}

@@ -53,11 +53,7 @@ def _beyond(shape: float, x: Array) -> Array:
     return np.array([0.5 * math.erfc(value / math.sqrt(2.0)) for value in z.tolist()])
 
 
-def _skew_table() -> tuple[Array, Array]:
-    skew = np.linspace(0.02, 2.0, 200)
-    low, middle, high = _gamma((4.0 / skew**2)[:, None], _DECILES).T
-    return np.asarray((high + low - 2.0 * middle) / (high - low)), skew
-
-
-_SKEW_OF_QUANTILES = _skew_table()
+_SKEWS: Final = np.linspace(0.02, 2.0, 200)
+_LOW, _MIDDLE, _HIGH = _gamma((4.0 / _SKEWS**2)[:, None], _DECILES).T
+_SKEW_OF_QUANTILES: Final = (_HIGH + _LOW - 2.0 * _MIDDLE) / (_HIGH - _LOW), _SKEWS
 """A gamma's skewness by (q90 + q10 - 2 q50) / (q90 - q10), which stalls do not move."""

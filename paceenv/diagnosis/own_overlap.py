@@ -42,81 +42,76 @@ class Partner:
     is_measured: bool  # whether the trace has such collectives without it; else both are taken to get equal shares
 
 
-class OwnOverlaps:
-    """Finds partners of a job's collectives."""
+def find_partners(matrix: OperationMatrix, classes: list[list[Integers]], own_NT: Array) -> dict[int, Partner]:
+    """The partners of a job's collectives, by the first operation of their class."""
+    communicates = matrix.is_collective_N & matrix.usual_N
+    reductions = np.flatnonzero(matrix.is_op(*REDUCTIONS) & communicates)
+    behind = [n for n in reductions.tolist() if not _stands_still(matrix, n)]
+    behind_R = {r: [n for n in behind if matrix.rank_N[n] == r] for r in set(matrix.rank_N[behind].tolist())}
+    kinds: dict[tuple[int, int], list[list[Integers]]] = {}
+    for members in classes:
+        first = int(members[0][0])
+        is_needed = matrix.ops[matrix.op_N[first]] not in REDUCTIONS or _stands_still(matrix, first)
+        if behind_R and communicates[first] and is_needed:
+            kinds.setdefault((int(matrix.op_N[first]), int(matrix.bytes_N[first])), []).append(members)
+    partners: dict[int, Partner] = {}
+    for alike in kinds.values():
+        partners |= _look(matrix, own_NT, behind_R, alike)
+    return partners
 
-    def __init__(self, matrix: OperationMatrix, classes: list[list[Integers]], own_NT: Array) -> None:
-        """Look at all collectives of a job."""
-        self._matrix, self._own_NT = matrix, own_NT
-        communicates = matrix.is_collective_N & matrix.usual_N
-        reductions = np.flatnonzero(matrix.is_op(*REDUCTIONS) & communicates)
-        behind = [n for n in reductions.tolist() if not self._stands_still(n)]
-        self._behind_R = {r: [n for n in behind if matrix.rank_N[n] == r] for r in set(matrix.rank_N[behind].tolist())}
-        self._found: dict[int, Partner] = {}
-        kinds: dict[tuple[int, int], list[list[Integers]]] = {}
-        for members in classes:
-            first = int(members[0][0])
-            is_needed = matrix.ops[matrix.op_N[first]] not in REDUCTIONS or self._stands_still(first)
-            if self._behind_R and communicates[first] and is_needed:
-                kinds.setdefault((int(matrix.op_N[first]), int(matrix.bytes_N[first])), []).append(members)
-        for alike in kinds.values():
-            self._look(alike)
 
-    def of(self, members: list[Integers]) -> Partner | None:
-        """The partner of a class of collectives, if it has one."""
-        return self._found.get(int(members[0][0]))
+def _stands_still(matrix: OperationMatrix, n: int) -> bool:
+    """Whether the rank begins nothing while the operation runs, in most steps."""
+    mine = np.flatnonzero((matrix.rank_N == matrix.rank_N[n]) & (np.arange(len(matrix.rank_N)) != n))
+    start_T, until_T = matrix.start_NT[n], matrix.start_NT[n] + _BLOCKS * (matrix.end_NT[n] - matrix.start_NT[n])
+    begins_NT = (matrix.start_NT[mine] >= start_T) & (matrix.start_NT[mine] < until_T)
+    return bool(begins_NT.any(axis=0).mean() < 0.5)
 
-    def _stands_still(self, n: int) -> bool:
-        """Whether the rank begins nothing while the operation runs, in most steps."""
-        matrix = self._matrix
-        mine = np.flatnonzero((matrix.rank_N == matrix.rank_N[n]) & (np.arange(len(matrix.rank_N)) != n))
-        start_T, until_T = matrix.start_NT[n], matrix.start_NT[n] + _BLOCKS * (matrix.end_NT[n] - matrix.start_NT[n])
-        begins_NT = (matrix.start_NT[mine] >= start_T) & (matrix.start_NT[mine] < until_T)
-        return bool(begins_NT.any(axis=0).mean() < 0.5)
 
-    def _look(self, alike: list[list[Integers]]) -> None:
-        """Find the partner of transfers of one kind, at all places of a step together."""
-        shares = [np.stack([self._share(m)[0] for m in members]) for members in alike]
-        lasts = [np.stack([self._own_NT[m].max(axis=0) for m in members]) for members in alike]
-        share, lasts_s = np.concatenate([x.ravel() for x in shares]), np.concatenate([x.ravel() for x in lasts])
-        alone, beside = share <= ALONE, share >= BESIDE
-        is_measured = alone.sum() >= MIN_SAMPLES and beside.sum() >= MIN_SAMPLES
-        lost = EQUAL_SHARES
-        if is_measured:
-            longer = float(np.median(lasts_s[alone])) / max(float(np.median(lasts_s[beside])), 1e-12)
-            lost = min((1.0 - longer) / float(np.median(share[beside])), MAX_LOST)
-        if lost < MIN_LOST:
-            return
-        for members, share_KT in zip(alike, shares, strict=True):
-            middle = float(np.median(share_KT))
-            if middle >= MIN_BESIDE:
-                partner = self._share(members[0])[1]
-                if not is_measured and not self._on_one_link(int(members[0][0]), partner):
-                    continue
-                op = self._matrix.ops[self._matrix.op_N[partner]]
-                factor_KT = 1.0 / (1.0 - lost * share_KT)
-                self._found[int(members[0][0])] = Partner(op, middle, factor_KT, bool(is_measured))
+def _look(
+    matrix: OperationMatrix, own_NT: Array, behind_R: dict[int, list[int]], alike: list[list[Integers]]
+) -> dict[int, Partner]:
+    """The partner of transfers of one kind, at all places of a step together."""
+    shares = [[_share(matrix, own_NT, behind_R, m) for m in members] for members in alike]
+    shares_KT = [np.stack([share_T for share_T, _ in of]) for of in shares]
+    lasts = [np.stack([own_NT[m].max(axis=0) for m in members]) for members in alike]
+    share, lasts_s = np.concatenate([x.ravel() for x in shares_KT]), np.concatenate([x.ravel() for x in lasts])
+    alone, beside = share <= ALONE, share >= BESIDE
+    is_measured = alone.sum() >= MIN_SAMPLES and beside.sum() >= MIN_SAMPLES
+    lost = EQUAL_SHARES
+    if is_measured:
+        longer = float(np.median(lasts_s[alone])) / max(float(np.median(lasts_s[beside])), 1e-12)
+        lost = min((1.0 - longer) / float(np.median(share[beside])), MAX_LOST)
+    if lost < MIN_LOST:
+        return {}
+    partners = {}
+    for members, share_KT, ((_, partner), *_) in zip(alike, shares_KT, shares, strict=True):
+        middle, first = float(np.median(share_KT)), int(members[0][0])
+        # both on one link, by their rates; so, too, where the trace has no bytes
+        rates = [matrix.bytes_N[i] / max(float(np.median(own_NT[i])), 1e-12) for i in (first, partner)]
+        if middle >= MIN_BESIDE and (is_measured or min(rates) <= 0.0 or max(rates) <= ALIKE * min(rates)):
+            op, factor_KT = matrix.ops[matrix.op_N[partner]], 1.0 / (1.0 - lost * share_KT)
+            partners[first] = Partner(op, middle, factor_KT, bool(is_measured))
+    return partners
 
-    def _on_one_link(self, n: int, other: int) -> bool:
-        """Whether two operations may use the same links, by their rates; true where the trace has no bytes."""
-        rates = [self._matrix.bytes_N[i] / max(float(np.median(self._own_NT[i])), 1e-12) for i in (n, other)]
-        return bool(min(rates) <= 0.0 or max(rates) <= ALIKE * min(rates))
 
-    def _share(self, members: Integers) -> tuple[Array, int]:
-        """Share of a group's collective beside reductions, ``(T,)``, the mean of its ranks; and the longest one."""
-        matrix, total_T = self._matrix, np.zeros(self._matrix.steps)
-        longest, most_s = -1, -1.0
-        for n in members.tolist():
-            end_T = matrix.end_NT[n]
-            begin_T = end_T - self._own_NT[n]
-            seconds_T = np.zeros(matrix.steps)
-            for other in self._behind_R.get(int(matrix.rank_N[n]), []):
-                if matrix.group_N[other] == matrix.group_N[n] or other == n:
-                    continue
-                low_T = np.maximum(begin_T, matrix.start_NT[other])
-                both_T = np.nan_to_num(np.maximum(np.minimum(end_T, matrix.end_NT[other]) - low_T, 0.0))
-                seconds_T += both_T
-                if both_T.mean() > most_s:
-                    longest, most_s = other, float(both_T.mean())
-            total_T += np.minimum(seconds_T / np.maximum(self._own_NT[n], 1e-12), 1.0)
-        return total_T / len(members), longest
+def _share(
+    matrix: OperationMatrix, own_NT: Array, behind_R: dict[int, list[int]], members: Integers
+) -> tuple[Array, int]:
+    """Share of a group's collective beside reductions, ``(T,)``, the mean of its ranks; and the longest one."""
+    total_T = np.zeros(matrix.steps)
+    longest, most_s = -1, -1.0
+    for n in members.tolist():
+        end_T = matrix.end_NT[n]
+        begin_T = end_T - own_NT[n]
+        seconds_T = np.zeros(matrix.steps)
+        for other in behind_R.get(int(matrix.rank_N[n]), []):
+            if matrix.group_N[other] == matrix.group_N[n] or other == n:
+                continue
+            low_T = np.maximum(begin_T, matrix.start_NT[other])
+            both_T = np.nan_to_num(np.maximum(np.minimum(end_T, matrix.end_NT[other]) - low_T, 0.0))
+            seconds_T += both_T
+            if both_T.mean() > most_s:
+                longest, most_s = other, float(both_T.mean())
+        total_T += np.minimum(seconds_T / np.maximum(own_NT[n], 1e-12), 1.0)
+    return total_T / len(members), longest

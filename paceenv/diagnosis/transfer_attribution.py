@@ -28,7 +28,7 @@ from paceenv.diagnosis.compute_attribution import Components
 from paceenv.diagnosis.dependency_graph import QUEUED_OPS, Graph, last_arrivals
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.outliers import stall_threshold
-from paceenv.diagnosis.own_overlap import OwnOverlaps, Partner
+from paceenv.diagnosis.own_overlap import Partner, find_partners
 
 MIN_EXCESS: Final = 0.01
 """A class is split if it exceeds its best by this share of a step ..."""
@@ -87,11 +87,11 @@ def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, st
     timeout_s, hiccup_s = np.zeros(shape), np.zeros(shape)
     classes, uplinks = [], []
     meeting, last_KT = _classes(matrix, graph, operation), last_arrivals(matrix, graph)
-    overlaps = OwnOverlaps(matrix, meeting, own_NT)
+    partner_of = find_partners(matrix, meeting, own_NT)
     for chain in _chains(matrix, graph, meeting, own_NT, last_KT):
         at_CK = [[where[m] for m in members] for members in chain]
         own_CKT = [np.stack([own_NT[m].max(axis=0) for m in members]) for members in chain]
-        partners = [overlaps.of(members) for members in chain]
+        partners = [partner_of.get(int(members[0][0])) for members in chain]
         if not _matters(matrix, chain, own_CKT, step_s, partners):
             for at, own_KT, members in zip(at_CK, own_CKT, chain, strict=True):
                 middle_s = float(np.median(own_KT))

@@ -93,12 +93,8 @@ def _error(values: Array) -> float:
     return spread * math.sqrt(correlation_length(values) / len(values)) if spread > 0.0 else 0.0
 
 
-def headline(changes: tuple[Change, ...], ranks: tuple[int, int] = (0, 0)) -> str:
-    """In a sentence: the step, the part that accounts for most of it, and the efficiency of a larger job.
-
-    Args:
-        ranks: of the two runs, 0 if unknown.
-    """
+def headline(changes: tuple[Change, ...]) -> str:
+    """In a sentence: the step, and the part that accounts for most of its change."""
     if not changes:
         return "the two runs have nothing in common that could be compared"
     step, *parts = changes
@@ -107,11 +103,4 @@ def headline(changes: tuple[Change, ...], ranks: tuple[int, int] = (0, 0)) -> st
     if grown:
         first = grown[0]
         text += f"; most of it in {first.what!r}: {duration(first.before_s)} before, {duration(first.after_s)} after"
-    if min(ranks) > 0 and ranks[0] != ranks[1]:
-        text += f"; on {ranks[1]} ranks instead of {ranks[0]} the efficiency is {step.before_s / step.after_s:.0%}"
-        text += " if a rank has as much work in both"
-        communication = next((one for one in parts if one.what == _PARTS["exposed_s"]), None)
-        if communication is not None:
-            shares = communication.before_s / step.before_s, communication.after_s / step.after_s
-            text += f"; communication with nothing beside it is {shares[1]:.0%} of a step instead of {shares[0]:.0%}"
     return text

@@ -1,17 +1,15 @@
 """The one verdict on a traced job: what it loses, whether pacing gains anything, and what a trace cannot show.
 
-All headlines come from :func:`conclude`, which reads the causes, the simulated policies and the absolute checks that
-stand below them, so that a headline cannot contradict its page.
+All headlines come from :func:`conclude`, which reads the causes and the simulated policies that stand below them, so
+that a headline cannot contradict its page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
 from paceenv.core.intervals import Interval
-from paceenv.diagnosis.absolute import AbsoluteCheck
 from paceenv.diagnosis.arrivals import Arrivals
 from paceenv.diagnosis.causes import MIN_LOST, OF_ONE_RANK, Cause
 from paceenv.diagnosis.paced_steps import PacedSteps
@@ -21,8 +19,8 @@ HEALTHY: Final = "healthy"
 NO_DIFFERENCE: Final = 0.005
 """Share of throughput; an interval within it is no difference."""
 BLIND_SPOT: Final = (
-    "a trace cannot show a slowdown of all ranks alike (clocks, a slow fabric, slow kernels): for an absolute check "
-    "add nccl-tests output to the files, or compare its share of the peak FLOPs with the 38 to 55 % that are published"
+    "a trace cannot show a slowdown of all ranks alike (clocks, a slow fabric, slow kernels): run nccl-tests on its "
+    "nodes, and compare the job's share of the peak FLOPs with the 38 to 55 % that are published"
 )
 _MARGIN: Final = 0.03
 """Throughput by which a simulated gain may exceed what the causes cost, both having errors."""
@@ -91,13 +89,13 @@ class Verdict:
     claim: Claim  # whether pacing helps
     said: str  # the claim in words, with numbers
     best: tuple[str, Interval] | None  # the policy with the largest gain; None where nothing was simulated
-    checks: tuple[str, ...]  # absolute checks in words, or what cannot be seen without any
+    unseen: str  # what a trace without a cause cannot show; "" with one
     measured: Interval | None = None  # gain of the delays in the trace itself; None without any
 
     @property
     def text(self) -> str:
         """The headline."""
-        return "; ".join([self.lost, self.said, *self.checks])
+        return "; ".join(filter(None, (self.lost, self.said, self.unseen)))
 
     def advice(self, cause: Cause) -> str:
         """What to do about a cause, with what the simulation says of pacing where delays act on it."""
@@ -114,10 +112,10 @@ class Verdict:
         """Plain data."""
         policy, gain = self.best or (None, None)
         pacing = {"claim": self.claim, "policy": policy, "throughput_gain": gain, "measured": self.measured}
-        return {"text": self.text, "lost": self.lost, "pacing": pacing, "checks": self.checks}
+        return {"text": self.text, "lost": self.lost, "pacing": pacing}
 
 
-def conclude(diagnosis: Diagnosis, pacing: Pacing | None = None, checks: Sequence[AbsoluteCheck] = ()) -> Verdict:
+def conclude(diagnosis: Diagnosis, pacing: Pacing | None = None) -> Verdict:
     """The verdict."""
     pacing = pacing or Pacing()
     best = max(pacing.gains, key=lambda one: (word_of(one[1]) == "helps", one[1].value), default=None)
@@ -125,7 +123,7 @@ def conclude(diagnosis: Diagnosis, pacing: Pacing | None = None, checks: Sequenc
     measured = diagnosis.paced_steps.gain if diagnosis.paced_steps and diagnosis.paced_steps.gain.is_bounded else None
     seen = [gain for gain in (best and best[1], measured) if gain is not None]
     is_paying = any(word_of(gain) == "helps" and gain.value >= MIN_LOST for gain in seen)
-    said = [f"{check.text}" for check in checks]
+    unseen = ""
     if diagnosis.refused:
         lost = f"{diagnosis.refused}; {diagnosis.arrivals.text}"
         if diagnosis.arrivals.named is not None and REPLAY_FAILS in diagnosis.refused and not diagnosis.agent:
@@ -136,17 +134,15 @@ def conclude(diagnosis: Diagnosis, pacing: Pacing | None = None, checks: Sequenc
     elif diagnosis.causes:
         lost = _costs(diagnosis)
     else:
-        is_healthy = (
-            not is_paying and not diagnosis.late and not diagnosis.ended and not any(check.is_low for check in checks)
-        )
+        is_healthy = not is_paying and not diagnosis.late and not diagnosis.ended
         lost = f"no cause costs as much as {100 * MIN_LOST:.0f} % of a step{diagnosis.doubt}"
         lost = f"{HEALTHY} as far as a trace shows: {lost}" if is_healthy else lost
-        said = said or [BLIND_SPOT]
+        unseen = BLIND_SPOT
     lost = f"{diagnosis.agent}; {lost}" if diagnosis.agent else lost
     if diagnosis.ended:
         died = "the job died or hangs; before that" if diagnosis.agent else "a job died or hangs; in the trace"
         lost = f"{died}, {lost}"
-    return Verdict(lost, claim, _said(diagnosis, pacing, claim, best), best, tuple(said), measured)
+    return Verdict(lost, claim, _said(diagnosis, pacing, claim, best), best, unseen, measured)
 
 
 def _claim(diagnosis: Diagnosis, pacing: Pacing) -> Claim:
@@ -170,11 +166,6 @@ def _simulated_claim(diagnosis: Diagnosis, pacing: Pacing) -> Claim:
     return "is open" if may_help or is_sketch else "gains nothing"
 
 
-def _acted_on(diagnosis: Diagnosis) -> list[Cause]:
-    """Causes that delays act on."""
-    return [cause for cause in diagnosis.causes if cause.pacing]
-
-
 def _costs(diagnosis: Diagnosis) -> str:
     first, *others = diagnosis.causes
     text = f"{first.cause} costs {first.lost_s / diagnosis.step_time_s:.0%} of the step"
@@ -194,7 +185,7 @@ def _find_out(diagnosis: Diagnosis) -> str:
 def _said(diagnosis: Diagnosis, pacing: Pacing, claim: Claim, best: tuple[str, Interval] | None) -> str:
     if diagnosis.paced_steps is not None and diagnosis.paced_steps.gain.is_bounded:
         return _measured(diagnosis.paced_steps.gain, pacing, best)
-    acted_on = _acted_on(diagnosis)
+    acted_on = [cause for cause in diagnosis.causes if cause.pacing]  # those that delays act on
     names = " and ".join(cause.cause for cause in acted_on)
     if claim == "not simulated":
         why = f"not simulated: {pacing.why_not}" if pacing.why_not else "not simulated"

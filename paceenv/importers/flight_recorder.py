@@ -2,8 +2,8 @@
 
 A dump is a ring of a rank's last collectives and point-to-point operations, finished or not, with its process groups.
 The watchdog writes it when a collective times out; it can also be asked for. Dumps are pickles by default; their
-content is read as data and never run (``paceenv.importers.plain_pickle``). ``dump_steps`` makes steps of a dump,
-``paceenv.diagnosis.hang`` explains a job that hangs.
+content is read as data and never run (``paceenv.importers.plain_pickle``). ``paceenv.diagnosis.hang`` explains a job
+that hangs.
 
 Format: versions 1 to 2.10 of torch/csrc/distributed/c10d/FlightRecorder.hpp and FlightRecorderDetail.hpp.
 """
@@ -22,16 +22,13 @@ from typing import Any, Final
 
 from paceenv.core.errors import InputError
 from paceenv.core.wording import name_ranks
-from paceenv.importers.collective_names import ITEM_BYTES, is_number
-from paceenv.importers.json_events import EventFile
+from paceenv.importers.collective_names import is_number
 from paceenv.importers.packed import content_of
 from paceenv.importers.plain_pickle import MAX_BYTES, is_pickle, read_plain_pickle
 
-SOURCE: Final = "PyTorch Flight Recorder"
 MAX_FRAMES: Final = 12
 """Stack frames kept of an entry, innermost first."""
 _MAX_RANK: Final = 1 << 24
-_MOST: Final = float(1 << 60)
 _IN_NAME: Final = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (r"rank[_\-]?(\d{1,8})", r"dump[_\-]?(\d{1,8})", r"(\d{1,8})\D*\Z")
@@ -54,13 +51,9 @@ class Entry:
     own: int  # the rank's own number within the group, as a point-to-point operation says it; -1 else
     state: str  # ``scheduled``, ``started`` or ``completed``; without timing a start is never seen
     created_s: float  # when the host enqueued it
-    started_s: float | None  # when the watchdog found it started, None if it did not
-    completed_s: float | None  # when the watchdog found it completed, None if it did not
-    duration_ms: float | None  # time on the device; None without ``TORCH_NCCL_ENABLE_TIMING=1``
     sizes: str  # shapes of inputs, as text
     dtypes: str  # their types, as text
-    bytes: int  # of the inputs
-    items: tuple[int, int]  # numbers in the inputs and in the outputs; -1 if unknown
+    items: int  # numbers in the inputs; -1 if unknown
     status_id: int  # number of the group in the rank's ``pg_status``
     frames: tuple[str, ...]  # where the program called it, innermost first; not kept of completed ones
 
@@ -147,9 +140,8 @@ def read_dump(path: str | Path) -> Dump:
     groups = _groups(about.get("pg_config"))
     if events and not entries:
         raise InputError(f"{path}: {len(events)} entries without a collective; allowed: a dump of the Flight Recorder")
-    rank, doubt = _rank(path, about, entries, groups)
-    notes = tuple(note for note in (damage, doubt) if note)
-    return Dump(rank, path, tuple(entries), groups, _status(about.get("pg_status")), notes)
+    rank, status = _rank(path, about, entries, groups), _status(about.get("pg_status"))
+    return Dump(rank, path, tuple(entries), groups, status, (damage,) * bool(damage))
 
 
 def _content(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
@@ -162,7 +154,7 @@ def _content(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
         try:
             document, damage = json.loads(content.decode("utf-8-sig", "replace")), ""
         except (ValueError, RecursionError) as error:
-            document, damage = None, str(error)
+            raise InputError(f"{path}: damaged JSON: {error}; allowed: a dump of the Flight Recorder") from None
     if not damage:
         entries = document.get("entries") if isinstance(document, dict) else None
         if entries is None and isinstance(document, dict) and document.keys() & {"pg_config", "pg_status"}:
@@ -171,10 +163,6 @@ def _content(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
             what = "a pickle" if was_pickled else "JSON"
             raise InputError(f'{path}: {what} without a list "entries"; allowed: a dump of the Flight Recorder')
         return [entry for entry in entries if isinstance(entry, dict)], document, ""
-    if not was_pickled:
-        file = EventFile(path, "entries")
-        entries, about = list(file), {key: file.value(key) for key in ("pg_config", "pg_status", "rank")}
-        return entries, about, f"{path}: {file.damage}" if file.damage else ""
     complete = [entry for entry in document if isinstance(entry, dict)]
     about = next(({"pg_config": entry} for entry in complete if _groups(entry)), {})
     entries = [entry for entry in complete if "record_id" in entry]
@@ -186,13 +174,13 @@ def _content(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
 def _entry(event: dict[str, Any], *, keep: bool) -> Entry | None:
     """An entry, its frames kept if it has not completed or if ``keep``; None if its values are none of an entry."""
     try:
-        said, state, duration = event["profiling_name"], event.get("state"), event.get("duration_ms")
+        said, state = event["profiling_name"], event.get("state")
         name = said.partition(":")[2] or said
         peers = _PEERS.match(name)
         group, status_id = event.get("process_group"), int(event.get("pg_id", -1))
         group = group[0] if isinstance(group, list | tuple) else group
-        inputs, outputs = ([prod(shape) for shape in event.get(key) or ()] for key in ("input_sizes", "output_sizes"))
-        item_bytes = [ITEM_BYTES.get(str(kind), 0) for kind in event.get("input_dtypes") or ()]
+        inputs = [prod(shape) for shape in event.get("input_sizes") or ()]
+        created_ns = event.get("time_created_ns")
         return Entry(
             record=int(event.get("record_id", 0)),
             group=str(max(status_id, 0) if group is None else group),
@@ -203,14 +191,10 @@ def _entry(event: dict[str, Any], *, keep: bool) -> Entry | None:
             peer=int(peers[3]) if peers else -1,
             own=int(peers[2]) if peers else -1,
             state=state if state in ("started", "completed") else "scheduled",
-            created_s=_seconds(event.get("time_created_ns")) or 0.0,
-            started_s=_seconds(event.get("time_discovered_started_ns")),
-            completed_s=_seconds(event.get("time_discovered_completed_ns")),
-            duration_ms=float(duration) if is_number(duration) and duration >= 0 else None,
+            created_s=created_ns * 1e-9 if is_number(created_ns) and created_ns > 0 else 0.0,
             sizes=_text(event.get("input_sizes")),
             dtypes=_text(event.get("input_dtypes")),
-            bytes=int(min(sum(n * size for n, size in zip(inputs, item_bytes, strict=False)), _MOST)),
-            items=(int(min(sum(inputs), _MOST)) if inputs else -1, int(min(sum(outputs), _MOST)) if outputs else -1),
+            items=int(min(sum(inputs), 1 << 60)) if inputs else -1,
             status_id=status_id,
             frames=_frames(event.get("frames")) if keep or state != "completed" else (),
         )
@@ -223,10 +207,6 @@ def _whole(value: Any) -> int | None:
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
-
-
-def _seconds(value: Any) -> float | None:
-    return value * 1e-9 if is_number(value) and value > 0 else None
 
 
 def _text(value: Any) -> str:
@@ -270,8 +250,8 @@ def _status(status: Any) -> dict[int, tuple[int, int]]:
     return progress
 
 
-def _rank(path: Path, about: dict[str, Any], entries: list[Entry], groups: dict[str, Group]) -> tuple[int, str]:
-    """Which rank a dump is of, and a note where its name contradicts its content.
+def _rank(path: Path, about: dict[str, Any], entries: list[Entry], groups: dict[str, Group]) -> int:
+    """Which rank a dump is of.
 
     The content says it by a key, by its point-to-point operations, or by groups that have only this rank in common.
     """
@@ -281,13 +261,11 @@ def _rank(path: Path, about: dict[str, Any], entries: list[Entry], groups: dict[
     members = ((entry.own, groups[entry.group].ranks) for entry in entries if entry.group in groups)
     inside += [ranks[own] for own, ranks in members if 0 <= own < len(ranks)]
     inside += common if len(common) == 1 else ()
-    named = [int(match[1]) for pattern in _IN_NAME if (match := pattern.search(path.name)) is not None]
     if inside:
-        differs = named and inside[0] not in named
-        return inside[0], f"{path}: rank {inside[0]} by its content, not {named[0]}" if differs else ""
-    for rank in named:
+        return inside[0]
+    for rank in (int(match[1]) for pattern in _IN_NAME if (match := pattern.search(path.name)) is not None):
         if not common or rank in common:
-            return rank, ""
+            return rank
     raise InputError(
         f"{path}: neither its content nor its name says which rank it is of; allowed: nccl_trace_rank_3, _dump_3"
     )

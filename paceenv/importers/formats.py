@@ -11,15 +11,14 @@ from typing import Final, Literal
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import METADATA_KEY, open_parquet
-from paceenv.importers.nccl_inspector import is_inspector
 from paceenv.importers.packed import head_of
 from paceenv.importers.plain_pickle import is_pickle
 from paceenv.importers.straggler import COLUMNS as STRAGGLER_COLUMNS
 
-Format = Literal["paceenv trace", "straggler trace", "profile", "flight recorder", "nccl inspector", "text"]
+Format = Literal["paceenv trace", "straggler trace", "profile", "flight recorder", "text"]
 ALLOWED: Final = (
     "allowed: Parquet (a paceenv or straggler trace), JSON of the PyTorch profiler, dumps of its Flight Recorder, one "
-    "file per rank, JSON of NCCL Inspector, output of nccl-tests, a log whose lines name a step and its time (as in "
+    "file per rank, output of nccl-tests, a log whose lines name a step and its time (as in "
     "'step: 10 time: 0.4 s'), a progress bar, CSV or JSON lines with a column such as step_time, or any other log with "
     "--pattern 'step (?P<step>\\d+).*time: (?P<ms>[\\d.]+)'"
 )
@@ -37,8 +36,6 @@ def find_format(path: str | Path) -> Format:
     if is_pickle(head):
         return "flight recorder"
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
-    if text[:1] == "{" and '"traceEvents"' not in text and is_inspector(text):
-        return "nccl inspector"
     if text[:1] in {"{", "["} and not _is_log(text):
         if '"traceEvents"' not in text and ('"entries"' in text or _DUMP_KEYS.search(text)):
             return "flight recorder"
@@ -105,7 +102,7 @@ def _files_of(path: Path) -> list[Path]:
         raise InputError(f"{path}: is no regular file; allowed: files, folders and patterns")
     if not glob.has_magic(str(path)):
         raise InputError(f"{path}: no such file or folder")
-    matches = sorted(map(Path, glob.iglob(str(path), recursive=True)), key=in_order)
+    matches = sorted(map(Path, glob.iglob(str(path), recursive=True)), key=lambda path: _numbered(str(path)))
     files = [file for match in matches for file in ([match] if match.is_file() else [])]
     files += [file for match in matches if match.is_dir() and "**" not in path.parts for file in _in_folder(match)]
     if not files:
@@ -123,11 +120,6 @@ def _in_folder(folder: Path) -> list[Path]:
         if len(files) > MAX_FILES:
             break
     return files
-
-
-def in_order(path: Path) -> list[tuple[int, str]]:
-    """A key to sort paths by, numbers by their value."""
-    return _numbered(str(path))
 
 
 def _numbered(text: str) -> list[tuple[int, str]]:

@@ -24,9 +24,7 @@ _RANK_IN_GROUP: Final = re.compile(r"\bRank (\d{1,7})\]")
 """The rank in the group, which is the job's where nothing else names it."""
 _GROUP: Final = re.compile(r"\[PG (?:ID )?(\w{1,20})(?: PG GUID (\w{0,40}))?(?: ?\(([^)]{0,60})\))? Rank \d")
 _STUCK: Final = re.compile(r"watchdog got stuck for (\d{1,9}) seconds|Heartbeat monitor timed out")
-_WORK: Final = re.compile(
-    r"WorkNCCL\(SeqNum=(\d{1,15}), OpType=(\w{1,40})(?:, NumelIn=(\d{1,15}), NumelOut=(\d{1,15}))?"
-)
+_WORK: Final = re.compile(r"WorkNCCL\(SeqNum=(\d{1,15}), OpType=(\w{1,40})(?:, NumelIn=(\d{1,15}))?")
 _AT: Final = re.compile(r"by watchdog at work(?: sequence id)?: (\d{1,15})")
 _LAST: Final = re.compile(
     r"last enqueued (?:NCCL )?work: (-?\d{1,15}), last completed (?:NCCL )?work: (-?\d{1,15})", re.IGNORECASE
@@ -60,7 +58,7 @@ class _Rank:
 
     seq: int = -1
     op: str = ""
-    items: tuple[int, int] = (-1, -1)
+    items: int = -1
     enqueued: int = -1
     completed: int = -1
 
@@ -96,7 +94,7 @@ class HangText:
             elif (named := _WHO_ABOVE.match(text)) is not None and "xit" not in text:
                 above = number, f"rank {named[1]}"
                 self._first = above[1] if is_first else self._first
-            elif MARK in text or "NCCL_IB_HCA" in text:
+            elif MARK in text:
                 self.info += [text] * (len(self.info) < MAX_LINES)
             else:
                 self._death(text, line.rank, above[1] if number - above[0] < _ABOVE else "")
@@ -127,7 +125,7 @@ class HangText:
             return
         if work is not None and not 0 <= one.seq < seq:  # of several that timed out it waits in the first
             one.seq, one.op = seq, work[2].strip("_").lower()
-            one.items = int(work[3] or -1), int(work[4] or -1)
+            one.items = int(work[3] or -1)
         elif at is not None and one.seq < 0:
             one.seq = seq
         if last is not None and one.enqueued < 0:
@@ -216,9 +214,9 @@ class HangText:
                     Entry(
                         record=len(entries[rank]), group=group.name, op=one.op or ops.get(one.seq, "collective"),
                         collective_seq=one.seq if one.seq >= 0 else completed, p2p_seq=0, is_p2p=False, peer=-1, own=-1,
-                        state="started" if one.seq >= 0 else "completed", created_s=0.0, started_s=None,
-                        completed_s=None, duration_ms=None, sizes=f"[[{one.items[0]}]]" if one.items[0] >= 0 else "",
-                        dtypes="", bytes=0, items=one.items, status_id=number, frames=tuple(self._frames.get(rank, ())),
+                        state="started" if one.seq >= 0 else "completed", created_s=0.0,
+                        sizes=f"[[{one.items}]]" if one.items >= 0 else "", dtypes="", items=one.items,
+                        status_id=number, frames=tuple(self._frames.get(rank, ())),
                     )
                 )  # fmt: skip
                 # An older version has no count of its own: the one that timed out was the last.

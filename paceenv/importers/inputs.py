@@ -19,15 +19,12 @@ import pyarrow as pa
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, iter_batches, open_parquet, read_metadata, read_trace
 from paceenv.core.wording import duration
-from paceenv.importers import flight_recorder, nccl_inspector
-from paceenv.importers.dump_steps import timeline_of
 from paceenv.importers.flight_recorder import Dump, read_dump
 from paceenv.importers.formats import ALLOWED, find_format, list_files
 from paceenv.importers.hang_text import HangText
 from paceenv.importers.log_text.conversion import StepLog
 from paceenv.importers.merge_ranks import merge_ranks
-from paceenv.importers.nccl_info import Network, read_network
-from paceenv.importers.nccl_inspector import InspectorLog, ranks_of, read_inspector, timeline_of_log
+from paceenv.importers.nccl_info import describe_network
 from paceenv.importers.nccl_tests import Table, read_tables
 from paceenv.importers.profiler import kineto
 from paceenv.importers.profiler.kineto import UNKNOWN_RANK, import_kineto
@@ -42,20 +39,18 @@ _BAR_BYTES: Final = 8 << 20
 """What takes about a second to read: from there on a progress bar is shown."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Inputs:
     """What was found."""
 
-    trace: Trace | None  # operations of ranks; None where no file has any
+    trace: Trace | None = None  # operations of ranks; None where no file has any
     notes: tuple[str, ...] = ()  # what is damaged, skipped or left out, one line each
     activity: tuple[RankActivity, ...] = ()  # where each rank's time went by step, of profiles
-    dumps: tuple[Dump, ...] = ()  # Flight Recorder dumps as they are, also of jobs that hang
+    dumps: tuple[Dump, ...] = ()  # Flight Recorder dumps as they are
     steps: tuple[StepLog, ...] = ()  # step times alone, of text logs, one per job
     tables: tuple[Table, ...] = ()  # bandwidth tables, one per program run
-    inspected: tuple[InspectorLog, ...] = ()  # NCCL Inspector's records, one log per process
     apart: bool = False  # whether these are recordings of several runs, of which one is looked at
     several_traces: str = ""  # that there are several traces of whole jobs, "" if not
-    network: Network | None = None  # what NCCL says that the job uses
     ended: tuple[str, ...] = ()  # what texts say of how the job died or stands still, a sentence each
     why_no_trace: str = ""  # why files that could have held a trace do not; "" without any
 
@@ -72,11 +67,10 @@ class Inputs:
             raise InputError(self.several_traces)
         if self.trace is not None:
             return self.trace
-        if self.dumps:
-            said = f"{self.why_no_trace}; if the job hangs or died" if self.why_no_trace else "dumps without steps"
-            raise InputError(f"{said}: paceenv diagnose {self.dumps[0].path.parent}")
         if self.why_no_trace:
             raise InputError(self.why_no_trace)
+        if self.dumps:
+            raise InputError(f"dumps without steps: paceenv diagnose {self.dumps[0].path.parent}")
         if self.tables:
             source = self.tables[0].source
             raise InputError(f"{source}: a bandwidth table, no trace; allowed: paceenv calibrate {source}")
@@ -108,124 +102,82 @@ class _Found:
 
     def __init__(self, max_rows: int | None, pattern: str | None) -> None:
         self._max_rows, self._pattern = max_rows, pattern
-        self._logs: list[StepLog] = []
+        self._found, self._hang = Inputs(), HangText()
         self._wholes: list[Path] = []
-        self._timelines: dict[str, list[Timeline]] = defaultdict(list)
-        self._inspected: list[InspectorLog] = []
-        self._dumps: list[Dump] = []
-        self._tables: list[Table] = []
-        self._hang = HangText()
+        self._profiles: list[Timeline] = []
         self._notes: list[str] = []
-        self._activity: tuple[RankActivity, ...] = ()
         self.refused: dict[Path, str] = {}
-        self._apart, self._several = False, ""
 
     def take(self, path: Path) -> None:
         """Read a file. Raises InputError if it cannot be used."""
-        kind = find_format(path)
+        kind, found = find_format(path), self._found
         if kind in ("paceenv trace", "straggler trace"):
             self._wholes.append(path)  # read once it is known to be the only one
         elif kind == "flight recorder":
-            self._dumps.append(read_dump(path))
-            self._notes += self._dumps[-1].notes
-        elif kind == "nccl inspector":
-            self._inspected.append(read_inspector(path))
-            self._notes += self._inspected[-1].notes
+            dump = read_dump(path)
+            found.dumps += (dump,)
+            self._notes += dump.notes
         elif kind == "profile" and self._pattern is None:  # with a pattern the user knows that it is text
             timeline, damage = import_kineto(path)
-            self._timelines[kineto.SOURCE].append(timeline)
-            self._note(damage)
+            self._profiles.append(timeline)
+            self._notes += [damage] * bool(damage)
         else:
             says_end = self._hang.read(path)
             tables = read_tables(path)
-            self._tables += tables
+            found.tables += tuple(tables)
             self._notes += [note for table in tables for note in table.notes]
             if tables:
                 return
             try:
-                self._logs.append(read_step_log(path, pattern=self._pattern))
+                found.steps += (read_step_log(path, pattern=self._pattern),)
             except InputError:
                 if not says_end:
                     raise
 
-    def _note(self, text: str) -> None:
-        if text:
-            self._notes.append(text)
-
     def inputs(self) -> Inputs:
         """All of it. Raises InputError if nothing is usable."""
-        trace, why = self._trace()
-        network = read_network(self._hang.info)
-        self._note("" if network is None else network.text)
-        dumps, ended = tuple(self._dumps) or self._hang.dumps, self._hang.said
-        if trace is None and not (dumps or ended or network or self._tables or self._logs or self._inspected):
+        found = self._found
+        why: list[str] = []
+        for read in (self._whole_trace, self._merged):  # a whole trace goes before what profiles give
+            try:
+                found.trace = read() if found.trace is None else found.trace
+            except InputError as error:
+                why.append(str(error))
+        network = describe_network(self._hang.info)
+        self._notes += [network] * bool(network)
+        if found.tables and (found.trace is not None or found.dumps or found.steps):
+            named = dict.fromkeys(table.source.partition(", table ")[0] for table in found.tables)
+            self._notes += [f"{name}: a bandwidth table, for paceenv calibrate" for name in named]
+        found.dumps, found.ended = found.dumps or self._hang.dumps, self._hang.said
+        if found.trace is not None:
+            self._notes += [f"{_without_advice(reason)}; skipped" for reason in why]
+        elif not (found.dumps or found.ended or network or found.tables or found.steps):
             more = 0 if why else len(self.refused) - 1
             also = f" ({more} more {'file' if more == 1 else 'files'} cannot be used either)" if more > 0 else ""
             nothing = f"no file says how long steps take or how the job ended; {ALLOWED}"
-            raise InputError((why or next(iter(self.refused.values()), nothing)) + also)
-        if trace is not None or self._dumps or self._logs or self._inspected:
-            named = dict.fromkeys(table.source.partition(", table ")[0] for table in self._tables)
-            self._notes += [
-                f"{name}: a bandwidth table, for paceenv calibrate and an absolute check of a trace" for name in named
-            ]
+            raise InputError((why or [*self.refused.values(), nothing])[0] + also)
+        else:
+            found.why_no_trace = why[0] if why else ""
         unusable = _by_reason((path, f"{_without_advice(text)}; skipped") for path, text in self.refused.items())
-        return Inputs(
-            trace,
-            (*self._notes, *unusable),
-            activity=self._activity,
-            dumps=dumps,
-            steps=tuple(self._logs),
-            tables=tuple(self._tables),
-            inspected=tuple(self._inspected),
-            ended=ended,
-            apart=self._apart or self._several != "",
-            several_traces=self._several,
-            network=network,
-            why_no_trace=why if trace is None else "",
-        )
-
-    def _trace(self) -> tuple[Trace | None, str]:
-        """The trace, or None and why there is none; of files of several kinds the first that gives one."""
-        why: list[str] = []
-        for read in (self._whole_trace, lambda: self._merged(kineto.SOURCE), self._dumped_trace, self._inspected_trace):
-            try:
-                trace = read()
-            except InputError as error:
-                why.append(str(error))
-                continue
-            if trace is not None:
-                for reason in why:
-                    self._note(f"{_without_advice(reason)}; skipped")
-                return trace, ""
-        return None, why[0] if why else ""
+        found.notes = (*self._notes, *unusable)
+        found.apart |= found.several_traces != ""
+        return found
 
     def _whole_trace(self) -> Trace | None:
         if not self._wholes:
             return None
         if len(self._wholes) > 1:
             named = ", ".join(map(str, self._wholes[:_NAMED]))
-            self._several = f"{len(self._wholes)} traces of whole jobs ({named}, ...); allowed: one of them"
+            self._found.several_traces = f"{len(self._wholes)} whole traces ({named}, ...); allowed: one of them"
         path = self._wholes[-1]
         if find_format(path) == "straggler trace":
             return import_straggler(path)
         trace, note = read_capped(path, self._max_rows)
-        self._note(note)
+        self._notes += [note] * bool(note)
         return trace
 
-    def _dumped_trace(self) -> Trace | None:
-        self._timelines[flight_recorder.SOURCE] = [timeline_of(dump) for dump in self._dumps]
-        return self._merged(flight_recorder.SOURCE)
-
-    def _inspected_trace(self) -> Trace | None:
-        ranks, note = ranks_of(self._inspected)
-        timelines = [timeline_of_log(log, rank) for log, rank in zip(self._inspected, ranks, strict=True)]
-        self._timelines[nccl_inspector.SOURCE] = timelines
-        if timelines:
-            self._note(note and f"{self._inspected[0].path.parent}: ranks: {note}")
-        return self._merged(nccl_inspector.SOURCE)
-
-    def _merged(self, source: str) -> Trace | None:
-        timelines = self._timelines[source]
+    def _merged(self) -> Trace | None:
+        timelines = self._profiles
         if not timelines:
             return None
         if len(timelines) > 1:
@@ -235,24 +187,24 @@ class _Found:
         runs = split_runs(timelines)
         chosen_run = max(runs, key=lambda run: (len({t.rank for t in run}), _span(run)[1]))
         if len(runs) > 1:
-            self._note(f"{_different_runs(runs)}; {_run_name(chosen_run)} is looked at")
+            self._notes.append(f"{_different_runs(runs)}; {_run_name(chosen_run)} is looked at")
         timelines = _joined(chosen_run)
         recordings = split_recordings([(t.path, t.rank) for t in timelines])
         chosen = max(recordings, key=len)
         for other in recordings:
             if other is not chosen:
-                self._note(f"{timelines[other[0]].path.parent}: another recording of the same ranks; skipped")
+                self._notes.append(f"{timelines[other[0]].path.parent}: another recording of the same ranks; skipped")
         latest = {t.rank: t for t in sorted((timelines[i] for i in chosen), key=lambda one: _span([one])[0])}
         kept = [timelines[i] for i in chosen if latest[timelines[i].rank] is timelines[i]]
-        self._apart |= len(runs) > 1 or len(kept) < len(chosen) or len(recordings) > 1
+        self._found.apart |= len(runs) > 1 or len(kept) < len(chosen) or len(recordings) > 1
         if len(kept) < len(chosen):
             used = ", ".join(one.path.name for one in kept[:_NAMED]) + (", ..." if len(kept) > _NAMED else "")
             said = f"several recordings of the same ranks; the latest of each is looked at ({used})"
-            self._note(f"{kept[0].path.parent}: {said}")
+            self._notes.append(f"{kept[0].path.parent}: {said}")
         self._notes += _by_reason((t.path, note) for t in kept for note in t.notes)
-        merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job", source)
+        merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job", kineto.SOURCE)
         self._notes += merged.notes
-        self._activity = merged.activity
+        self._found.activity = merged.activity
         return merged.trace
 
 

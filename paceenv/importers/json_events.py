@@ -1,7 +1,7 @@
 """Streams the events of a JSON trace, gzipped or not, in bounded memory; a damaged file is read up to the damage.
 
-For the object form with a "traceEvents" list (PyTorch profiler, Chrome, Perfetto's legacy format), the bare list, and
-any other named list. No file can make it hold more than a few times MAX_EVENT bytes at once.
+For the object form with a "traceEvents" list (PyTorch profiler, Chrome, Perfetto's legacy format) and the bare list. No
+file can make it hold more than a few times MAX_EVENT bytes at once.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class EventFile:
     is "". ``header`` is the text before the list, for :meth:`value`. Raises InputError if there is no such list.
     """
 
-    def __init__(self, path: str | Path, name: str = "traceEvents") -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path, self.damage, self.events = Path(path), "", 0
         self._unpacked = Unpacked(self.path, _PIECE_BYTES)
         self._pieces, self._decoder = iter(self._unpacked), json.JSONDecoder()
         self._to_text = codecs.getincrementaldecoder("utf-8-sig")("replace")
         self._text, self._at, self._is_new = "", 0, False
-        start = re.compile(rf'"{name}"\s*:\s*\[|\A\s*\[')
+        start = re.compile(r'"traceEvents"\s*:\s*\[|\A\s*\[')
         while (match := start.search(self._text)) is None:
             if len(self._text) > MAX_EVENT or not self._more():
-                what = self._unpacked.damage or f'no list "{name}" in its first {MAX_EVENT >> 20} MB'
+                what = self._unpacked.damage or f'no list "traceEvents" in its first {MAX_EVENT >> 20} MB'
                 raise InputError(f"{self.path}: not a JSON trace: {what}")
         self.header, self._at = self._text[: match.start()], match.end()
 

@@ -1,8 +1,7 @@
 """Reader of bandwidth tables: what nccl-tests and rccl-tests print, and the all_reduce_bench.py of BigScience.
 
-Launchers decorate lines (``srun -l``, ``mpirun --tag-output``, time stamps), mix those of several processes, and logs
-hold several tables with warnings between their rows. So a row is found anywhere in a line, by its numbers and data
-type, and belongs to the last header with the same decoration.
+Launchers decorate lines (``srun -l``, ``mpirun --tag-output``, time stamps), and logs hold several tables with warnings
+between their rows. So a row is found anywhere in a line, by its numbers and data type, and belongs to the last header.
 """
 
 from __future__ import annotations
@@ -40,10 +39,6 @@ _COLUMNS: Final = re.compile(r"#\s+size\s+count\s+type\b.*\btime\b.*\balgbw\b.*"
 _RANK: Final = re.compile(r"#\s+Rank\s+(\d+)\b(?:.*?\bon\s+(\S+)\s+device\b)?")
 _ROW: Final = re.compile(
     r"(?<![\w.])(\d+)\s+(\d+)\s+(?:u?int\d{0,2}|half|float|double|char|b?fp?\d\w{0,8}|bfloat16)\b.*"
-)
-_TIME: Final = re.compile(
-    r"\d{4}-\d\d-\d\d[T ]?|\d\d?:\d\d(?::\d\d)?(?:[.,]\d+)?Z?|[+-]\d\d:?\d\d\b"
-    r"|\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\b.{0,24}?\b\d{4}\b"
 )
 _WRONG: Final = "#wrong"
 """The column with the number of wrong elements of a row; versions before 2.13 have the largest error there."""
@@ -156,31 +151,20 @@ def read_tables(path: str | os.PathLike[str]) -> list[Table]:
 
 
 def _split(text: str, where: str) -> list[_Open]:
-    """Tables in the order of their headers; lines of different decoration belong to different ones."""
-    opened: dict[str, _Open] = {}
-    host_of: dict[str, dict[int, str]] = defaultdict(dict)
-    order: list[_Open] = []
-    program = ""
+    """Tables in the order of their headers."""
+    tables, host_of, program = list[_Open](), dict[int, str](), ""
     for number, line in enumerate(text.splitlines(), 1):
         if (named := _PROGRAM.search(line)) is not None:
             program = named[1]
         if (header := _COLUMNS.search(line)) is not None:
-            decoration = _decoration(line[: header.start()])
             ways = max(header[0].count("algbw"), 1)
-            opened[decoration] = _Open(ways, number, program, host_of.pop(decoration, {}), _WRONG in header[0])
-            order.append(opened[decoration])
+            tables.append(_Open(ways, number, program, host_of, _WRONG in header[0]))
+            host_of = {}
         elif (ranked := _RANK.search(line)) is not None:
-            host_of[_decoration(line[: ranked.start()])][int(ranked[1])] = ranked[2] or ""
-        elif opened and (row := _ROW.search(line)) is not None:
-            table = opened.get(_decoration(line[: row.start()]))
-            if table is not None:
-                table.add(row[0], f"{where}, line {number}")
-    return order
-
-
-def _decoration(before: str) -> str:
-    """What a launcher put before a line, without times."""
-    return "".join(_TIME.sub("", before).split()).strip("[]()|")
+            host_of[int(ranked[1])] = ranked[2] or ""
+        elif tables and (row := _ROW.search(line)) is not None:
+            tables[-1].add(row[0], f"{where}, line {number}")
+    return tables
 
 
 def _benchmark(text: str, where: str) -> Table:

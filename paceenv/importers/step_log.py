@@ -12,7 +12,7 @@ import json
 import math
 import re
 from array import array
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -54,26 +54,18 @@ MAX_WRITERS: Final = 4096
 """Ranks, and progress bars, that are kept apart."""
 MAX_COLUMNS: Final = 2000
 MAX_PHASES: Final = 40
-MLPERF: Final = "MLPerf"
-_EVENT: Final = ":::MLLOG"
 _NO_TRAINING: Final = re.compile(
     r"[Vv]alidat|[Ee]valuat|\b(?:eval|EVAL|Eval|Test|Val)\b\s*:|\((?:val|test)\)|[Ii]nference|Sanity|Testing|Predict|Download|"
     r"Loading|Fetching|Resolving|Map[: ]|Filter|Generating|[Tt]okeniz|dataset|examples/s|ba/s|Processed prompts|"
-    r"Watchdog|NCCL INFO"
+    r"Watchdog|NCCL INFO|:::MLLOG"
 )
 """Lines of anything else: evaluation, files, Hugging Face's datasets (which count examples), vLLM."""
-_NO_TIME: Final = re.compile(r"(?:loss|lr|rate|acc\w*|norm|ppl|put)\W*\Z|'", re.IGNORECASE)
 _ALL_MS: Final = "time (ms) |"
 """DeepSpeed and Megatron-LM: what follows are parts of a step."""
-_TIMER: Final = re.compile(r"^\s*([A-Za-z][\w-]{1,40}) \.{2,}: ?\(([\d.]+), ([\d.]+)\)")
-"""Megatron-LM: the least and the most of all ranks, in ms."""
-FASTEST: Final = " of the fastest rank"
 _WHOLE: Final = 1.2
 """A part of a step that takes longer than the step by so much shows that it is none."""
 _CARRIED: Final = 60
 """Lines below one with a step number whose numbers belong to it, as Composer and OLMo print them."""
-_LONGEST: Final = 200
-"""Characters of a line that nothing could be made of."""
 _SEEN: Final = 2000
 """Characters of a line that a user's own pattern sees."""
 
@@ -200,9 +192,6 @@ class _Lines:
         self._columns: dict[tuple[int, str], dict[tuple[int | None, str], Column]] = {}
         self._phases: dict[int | None, dict[str, array[float]]] = defaultdict(dict)  # line and seconds, and so on
         self._number, self._step, self._step_line = 0, math.nan, -_CARRIED
-        self._block: dict[int | None, tuple[float, float]] = {}
-        self._unread: Counter[str] = Counter()
-        self._samples: dict[str, str] = {}
 
     def add(self, line: Line) -> None:
         """One line."""
@@ -212,8 +201,6 @@ class _Lines:
             heads = (one[:_SEEN] for one in (text, line.tagged))
             if (hit := next(filter(None, map(self._pattern.search, heads)), None)) is not None:
                 self._add_fields({name: value for name, value in hit.groupdict().items() if value is not None}, line)
-        elif _EVENT in text:
-            self._add_event(text.partition(_EVENT)[2], line.rank)
         elif text[:1] == "{" and '"' in text and (row := _json_row(text)) is not None:
             self.add_row(row, "JSON lines", line.rank)
         elif any(map(str.isdecimal, text)) and not _NO_TRAINING.search(text):
@@ -223,8 +210,6 @@ class _Lines:
         head, _, parts = without_dates(text).partition(_ALL_MS)
         numbers = [(one, role_of(one.name, one.unit)) for one in numbers_in(head)]
         timers = [(one.name.rpartition("|")[2], one.value) for one in numbers_in(parts)] if parts else []
-        if (timer := _TIMER.match(text)) is not None:
-            numbers, timers = [], [(timer[1], timer[3]), (timer[1] + FASTEST, timer[2])]
         for name, value in timers:
             plain = name.strip(" :").replace("_", " ").replace("-", " ")
             numbers.append((Named(plain, value), Role("phase", plain, unit=1e-3)))
@@ -233,25 +218,6 @@ class _Lines:
     def add_row(self, row: Mapping[Any, Any], source: str, rank: int | None = None) -> None:
         """A row of a table."""
         self._take([(one, role_of(one.name, one.unit)) for one in numbers_of(row)], None, rank, "", source)
-
-    def _add_event(self, text: str, rank: int | None) -> None:
-        """An event of MLPerf's logger, as a row: a block of steps has the mean of its steps, by the clock."""
-        row = dict(_json_row(text) or {})
-        key, about = row.get("key"), row.get("metadata")
-        row[str(key)] = row.pop("value", None)
-        if isinstance(row.get("throughput"), int | float):
-            row["samples per sec"] = row.pop("throughput")
-        clock, samples = _row_number(row.get("time_ms")), _row_number(row.get("samples_count"))
-        batch = float(self.settings.get("global batch size", "nan"))
-        if key == "block_start":
-            self._block[rank] = clock, samples
-        elif key == "block_stop" and rank in self._block:
-            row["step"], steps = samples / batch, (samples - self._block[rank][1]) / batch
-            row["mean block step time"] = 1e-3 * (clock - self._block[rank][0]) / max(steps, 1.0)
-        elif key == "tracked_stats" and not (isinstance(about, dict) and "step" in about):
-            row = {"step": samples / batch} | {f"mean {name}": value for name, value in row.items()}
-        row["timestamp"] = row.pop("time_ms", None)
-        self.add_row(row, MLPERF, rank)
 
     def _take(
         self,
@@ -273,19 +239,19 @@ class _Lines:
             self.settings.setdefault(role.name, one.value)
         for _, amount, _ in by["stamp"]:
             stamp = _as_clock(amount)
-        rank = next((int(amount.plain) for _, amount, _ in by["rank"]), rank)
-        epoch = next((amount.plain for _, amount, _ in by["epoch"]), 0.0)
-        times = ((r.unit or 1.0, amount.plain) for r, amount, _ in by["value"] if "step time" in r.kind)
+        rank = next((int(amount.value) for _, amount, _ in by["rank"]), rank)
+        epoch = next((amount.value for _, amount, _ in by["epoch"]), 0.0)
+        times = ((r.unit or 1.0, amount.value) for r, amount, _ in by["value"] if "step time" in r.kind)
         whole, named = next(times, (1.0, 0.0)), dict[str, float]()
         for role, amount, _ in by["phase"]:
-            part_s = amount.plain * (1.0 if role.unit else whole[0])
+            part_s = amount.value * (1.0 if role.unit else whole[0])
             if role.unit or "time" in role.name or part_s <= whole[1]:  # else a number of anything
                 named[role.name] = part_s
         line = _Row(math.nan, 0.0, epoch, stamp, rank, text, source, named)
         if by["step"]:
             _, amount, one = min(by["step"], key=lambda step: step[0].trust)
-            self._step, self._step_line = amount.plain, self._number
-            line = line._replace(step=amount.plain, total=float(one.total or 0))
+            self._step, self._step_line = amount.value, self._number
+            line = line._replace(step=amount.value, total=float(one.total or 0))
         phases = self._phases[rank]
         for name, part_s in named.items():
             if name in phases or len(phases) < MAX_PHASES:
@@ -296,25 +262,20 @@ class _Lines:
         if not by["value"] and len(parts) > 1:
             role = Role("value", " + ".join(parts), trust=TRUST_SUM, averages="one step")
             whole_s = sum(named[name] for name in parts)
-            by["value"].append((role, Number(whole_s, whole_s, 1e-5), Named("", "")))
-        kept = [self._add_value(line, *value) for value in by["value"]]
+            by["value"].append((role, Number(whole_s, 1e-5), Named("", "")))
+        for value in by["value"]:
+            self._add_value(line, *value)
         if by["step"] and stamp is not None:
             self._keep((TRUST_STAMPS, "time stamps"), (rank, ""), Column("elapsed"), line, stamp)
-        elif not any(kept) and text and len(self._samples) < 500:
-            shape = re.sub(r"\d+", "0", text[:_LONGEST])
-            self._unread[shape] += 1
-            self._samples.setdefault(shape, text[:_LONGEST])
 
-    def _add_value(self, line: _Row, role: Role, amount: Number, one: Named) -> bool:
-        """A value of a line; whether it may be one of a step."""
+    def _add_value(self, line: _Row, role: Role, amount: Number, one: Named) -> None:
+        """A value of a line, unless it may be of anything."""
         known = next((f for f in FORMATS if f.name == role.name and f.needle in line.text), None)
         of = next((COUNTED[w] for w in f"{role.name} {one.unit}".replace("/", " ").split() if w in COUNTED), "")
         if known is not None:
             trust, name, kind, averages = -1, known.program, known.kind, known.averages
         else:
             trust, name, kind, averages = role.trust, role.name or one.unit, role.kind, role.averages
-            if line.source == MLPERF and kind == "step time":
-                averages = "interval" if "mean" in name else "one step"
             name = f"{line.source}, {name}" if line.source else name if name == BAR else f"named columns, {name}"
         if math.isnan(line.step):
             near = self._number - self._step_line <= _CARRIED and not line.source
@@ -322,12 +283,11 @@ class _Lines:
             is_rate = kind == "steps a second" or (kind == "speed" and of != "")
             alone = trust in {4, 5} or (kind != "step time" and math.isnan(line.step))
             if alone and len(line.parts) < 2 and not is_rate:
-                return False  # a time without a step in its line may be of anything
+                return  # a time without a step in its line may be of anything
         scale = {"k": 1e3, "m": 1e6, "g": 1e9}.get(one.unit, 1.0)
         amount = Number(*(scale * x for x in (_as_clock(amount) if "elapsed" in kind else amount)))
         column = Column(kind, averages, role.unit is not None, of)
         self._keep((trust, name), (line.rank, f"{line.total:.0f}" if name == BAR else ""), column, line, amount)
-        return True
 
     def _add_fields(self, fields: dict[str, str], line: Line) -> None:
         """What the user's own pattern found."""
@@ -339,8 +299,8 @@ class _Lines:
         if group is None and stamp is not None and step is not None:
             value = stamp
         if value is not None:
-            at = math.nan if step is None else step.plain
-            row = _Row(at, 0.0, 0.0, stamp, line.rank if rank is None else int(rank.plain), "", "", {})
+            at = math.nan if step is None else step.value
+            row = _Row(at, 0.0, 0.0, stamp, line.rank if rank is None else int(rank.value), "", "", {})
             self._keep((-9, "--pattern"), (row.rank, ""), Column(kind), row, value)
 
     def _keep(
@@ -376,21 +336,8 @@ class _Lines:
         few = f" ({seen} found, needed {MIN_VALUES})" if seen else ""
         if self._pattern is not None:
             raise InputError(f"{path}: --pattern matches too few lines{few}; allowed: one that matches a line per step")
-        what = f"too few step times in it{few}" if seen else f"unknown format{self._like()}"
+        what = f"too few step times in it{few}" if seen else "unknown format"
         raise InputError(f"{path}: {what}; {ALLOWED}")
-
-    def _like(self) -> str:
-        """What the lines that nothing could be made of look like, and a pattern that would read them."""
-        shape, count = self._unread.most_common(1)[0] if self._unread else ("", 0)
-        if count < MIN_VALUES:
-            return ""
-        sample = self._samples[shape]
-        said = f"{count} lines like {sample[:80]!r}"
-        match = re.search(r"(?<![\w.:-])(\d+)(?![\w.:-])(.{0,80}?)(?<![\w.:])(\d+\.\d+)", sample)
-        if match is None or _NO_TIME.search(match[2]):
-            return f" ({said})"
-        between = re.sub(r"\d+", r"\\d+", re.escape(match[2]).replace("\\ ", " "))
-        return f" ({said}; if {match[3]} is a time in seconds: --pattern '(?P<step>\\d+){between}(?P<s>[\\d.]+)')"
 
     def _to_log(self, path: Path, source: str, by_rank: Mapping[int | None, Mapping[str, Column]]) -> StepLog:
         """Step times of every writer; that with the most values is shown, the others stand beside it.
@@ -422,18 +369,13 @@ class _Lines:
         first = logs[0]
         more = (f"lines of {len(logs)} ranks; those of rank {first.rank} are shown, all are compared",)
         said = first.notes + more * (len(logs) > 1)
-        return replace(first, others=tuple(logs[1:]), notes=said, settings=self.settings)
-
-
-def _row_number(value: Any) -> float:
-    """A number of a JSON object, or not-a-number."""
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e15 else math.nan
+        return replace(first, others=tuple(logs[1:]), notes=said)
 
 
 def _as_clock(reading: Number) -> Number:
     """A clock's reading in seconds: since 1970 there are 1.7e9 s, 1.7e12 ms, 1.7e15 us or 1.7e18 ns."""
     above = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
-    unit_s = next((unit_s for least, unit_s in above if reading.other > least), 1.0)
+    unit_s = next((unit_s for least, unit_s in above if reading.value > least), 1.0)
     return Number(*(unit_s * x for x in reading))
 
 

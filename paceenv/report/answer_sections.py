@@ -14,7 +14,6 @@ from paceenv.diagnosis.answer import Answer
 from paceenv.diagnosis.host_activity import LateHost
 from paceenv.diagnosis.step_times.step_findings import levels_text
 from paceenv.diagnosis.verdict import Diagnosis, Verdict
-from paceenv.importers.step_log import FASTEST
 from paceenv.importers.timelines import RankActivity
 from paceenv.report.section import Section
 from paceenv.ui.output import sentence
@@ -41,9 +40,6 @@ def answer_sections(
     sections = [section for hang in answer.hangs for section in _hang(hang)]
     if answer.ended:
         sections.append(Section("What else the logs say", list(map(sentence, answer.ended))))
-    if answer.times is not None:
-        title = f"NCCL Inspector: logs of {answer.times.processes} processes"
-        sections.append(Section(title, verdict=sentence(answer.times.verdict)))
     if answer.diagnosis is not None and verdict is not None:
         sections.append(_causes(answer.diagnosis, verdict, name))
     if answer.lateness is not None and not answer.lateness.why_not:
@@ -58,7 +54,7 @@ def answer_sections(
 
 
 def headline(verdict: Verdict) -> str:
-    return " ".join(map(sentence, (verdict.lost, verdict.said, *verdict.checks)))
+    return " ".join(map(sentence, filter(None, (verdict.lost, verdict.said, verdict.unseen))))
 
 
 def _activity(activity: Sequence[RankActivity], late: Sequence[LateHost]) -> tuple[list[str], list[list[str]]]:
@@ -162,7 +158,7 @@ def step_rows(steps: StepDiagnosis) -> list[tuple[str, str, str]]:
         meaning += f"; of it from outliers {steps.from_outliers:.2%}" * (outliers > 0)
         table.append(("ceiling: all that removing variation gains", f"{top.value:.2%}", meaning))
     table += [(one.kind, f"explains {one.explains:.0%}", one.text) for one in steps.findings[1:]]
-    for name, part_V in [part for part in steps.log.phases.items() if not part[0].endswith(FASTEST)][:12]:
+    for name, part_V in [*steps.log.phases.items()][:12]:
         part_s = float(np.nanmedian(part_V[steps.ordinary.steady_V]))
         table.append((f"part {name!r}", steps.log.said(part_s), f"{part_s / steps.median_s:.0%} of a step"))
     if steps.log.others:

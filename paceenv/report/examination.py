@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceenv.core.errors import InputError, needs
-from paceenv.diagnosis.absolute import AbsoluteCheck, check_links
 from paceenv.diagnosis.answer import MAX_ROWS, Answer, find_answer
 from paceenv.diagnosis.causes import SLOW_RANK
 from paceenv.diagnosis.verdict import Pacing, Verdict, conclude
@@ -41,11 +40,10 @@ class Conclusion:
     verdict: Verdict
     fitted: Fitted | str
     policies: list[Paced] | str
-    checks: tuple[AbsoluteCheck, ...]
 
     def to_json(self) -> dict[str, Any]:
         policies, why_not = ([], self.policies) if isinstance(self.policies, str) else (self.policies, None)
-        headline = self.verdict.to_json() | {"checks": self.checks}
+        headline = self.verdict.to_json()
         return {"verdict": self.verdict.text, "headline": headline, "policies": policies, "not_simulated": why_not}
 
 
@@ -127,7 +125,7 @@ def examine(
         raise InputError(f"{inputs.several_traces}, or two, which are compared")
     earlier = None if against is None else find_recordings([against]).read(pattern, MAX_ROWS)
     links = _links(inputs, earlier)
-    is_job = inputs.trace is not None or inputs.dumps or inputs.ended or inputs.steps or inputs.inspected
+    is_job = inputs.trace is not None or inputs.dumps or inputs.ended or inputs.steps
     if not is_job and (runs or links):
         return Examination(paths, inputs, runs, None, None, links)
     with output.progress("replay the steps"):
@@ -142,12 +140,8 @@ def examine(
 def conclude_answer(
     answer: Answer, inputs: Inputs, source: str, job: str | None = None, *, policies: Sequence[str] = POLICIES
 ) -> Conclusion:
-    diagnosis, matrix, trace = answer.diagnosis, answer.matrix, inputs.require_trace()
+    diagnosis, trace = answer.diagnosis, inputs.require_trace()
     assert diagnosis is not None, "there is a trace"
-    assert matrix is not None, "there is a trace"
-    checks = check_links(matrix, inputs.tables)
-    if inputs.tables and not any(check.what.endswith("nccl-tests") for check in checks):
-        output.say("not compared with nccl-tests: no collective here is of a table's kind, number of ranks and sizes")
     fitted: Fitted | str = NOT_ASKED
     paced: list[Paced] | str = NOT_ASKED
     if policies:
@@ -163,7 +157,7 @@ def conclude_answer(
         pacing = Pacing(why_not=str(paced))
     else:
         pacing = Pacing(tuple((one.policy, one.gain) for one in paced), doubt=fitted.doubt)
-    return Conclusion(conclude(diagnosis, pacing, checks), fitted, paced, tuple(checks))
+    return Conclusion(conclude(diagnosis, pacing), fitted, paced)
 
 
 def _changes(
@@ -177,7 +171,6 @@ def _changes(
     before = find_answer(earlier) if earlier is not None else None
     if before is not None and earlier is not None and before.matrix is not None and answer.matrix is not None:
         changes = compare(of_trace(before.matrix, earlier.activity), of_trace(answer.matrix, inputs.activity))
-        ranks = len(before.matrix.ranks), len(answer.matrix.ranks)
     else:
         logs = [one.log for one in answer.steps]
         if earlier is not None:
@@ -185,22 +178,17 @@ def _changes(
         if len(logs) != 2:
             raise InputError("the runs are not of the same kind; allowed: two logs, or two traces")
         names = names if earlier is not None else (logs[0].name, logs[1].name)
-        changes, ranks = compare(*map(of_log, logs)), (logs[0].world_size, logs[1].world_size)
+        changes = compare(*map(of_log, logs))
     columns = ("what", "before", "after", "change", "")
-    said, rows = sentence(headline(changes, ranks)), [one.row() for one in changes]
+    said, rows = sentence(headline(changes)), [one.row() for one in changes]
     return changes, Section(" and ".join(names), [said], columns, rows) if changes else None
 
 
 def _links(inputs: Inputs, earlier: Inputs | None) -> dict[str, str]:
-    """The law of each bandwidth table, whether it is normal for its NICs, and what differs between two."""
+    """The law of each bandwidth table."""
     tables = (*(earlier.tables if earlier is not None else ()), *inputs.tables)
     if not tables:
         return {}
     from paceenv.calibration.bandwidth import fit_bandwidth  # SciPy, which takes a second to import
-    from paceenv.diagnosis.absolute import check_nics
 
-    laws = {}
-    for table in tables:
-        nics = check_nics(table, inputs.network) if inputs.network is not None else ""
-        laws[table.source] = fit_bandwidth(table).text + (f" {sentence(nics)}" if nics else "")
-    return laws
+    return {table.source: fit_bandwidth(table).text for table in tables}

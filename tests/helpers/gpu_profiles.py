@@ -53,7 +53,6 @@ class Job:
     host_us: Callable[[int, int, int, float], float] = lambda rank, step, place, us: us
     took_us: Callable[[int, int, int, float], float] = lambda rank, step, place, us: us
     metadata: bool = True
-    calls: bool = True
     launches: bool = True
     old_names: bool = False
     clock_us: Sequence[float] = ()
@@ -102,10 +101,8 @@ def _launch(job: Job, state: _Rank, rank: int, step: int, place: int, op: Kernel
     state.host_us = begin_us + host_us
     if isinstance(op, Kernel):
         _add(state, "cpu_op", op.range, 1, begin_us, state.host_us)
-    elif job.calls:
-        said = _metadata(job, op) if job.metadata else {}
-        _add(state, "cpu_op", "record_param_comms", 1, begin_us, state.host_us, **said)
-        _add(state, "user_annotation", f"nccl:{op.said}", 1, begin_us + 1, state.host_us - 1)
+    else:
+        _add(state, "cpu_op", "record_param_comms", 1, begin_us, state.host_us)
     if job.launches:
         call = {"correlation": state.calls}
         _add(state, "cuda_runtime", "cudaLaunchKernel", 1, launched_us, state.host_us - 2, **call)

@@ -1,8 +1,8 @@
 """Text logs as training programs write them, from given step times. Each line follows the program's own format string.
 
 Megatron-LM ``training_log``, torchtitan ``MetricsProcessor.log``, NeMo's progress printer, DeepSpeed's
-``ThroughputTimer`` and pipeline engine, nanoGPT ``train.py``, build-nanogpt, llm.c, modded-nanogpt, MaxText, MLPerf's
-``mllog``, ms-swift, tqdm's default bar, Lightning's ``CSVLogger`` and throughput monitor.
+``ThroughputTimer`` and pipeline engine, nanoGPT ``train.py``, build-nanogpt, llm.c, modded-nanogpt, MaxText, ms-swift,
+tqdm's default bar, Lightning's ``CSVLogger`` and throughput monitor.
 """
 
 from __future__ import annotations
@@ -86,45 +86,6 @@ def modded_nanogpt(step_s_T: Array) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _event(key: str, value: object, t_s: float, kind: str = "POINT_IN_TIME", **about: object) -> str:
-    event = {"namespace": "", "time_ms": int(1e3 * t_s), "event_type": kind, "key": key, "value": value}
-    return f":::MLLOG {json.dumps(event | {'metadata': {'file': 'callbacks.py', 'lineno': 480} | about})}\n"
-
-
-def mlperf(step_s_T: Array, every: int = 32) -> str:
-    """Single step times with their step, logged now and then, as NeMo's submissions do."""
-    ends = _ends(step_s_T)
-    text = _event("global_batch_size", 16, START_S) + _event("run_start", None, START_S, "INTERVAL_START")
-    for i in range(every, len(step_s_T) + 1, every):
-        value = {"train_step_time": float(step_s_T[i - 1]), "reduced_train_loss": 8.0}
-        text += _event("tracked_stats", value, ends[i - 1], step=float(i - 1), samples_count=16.0 * i)
-        if i % (8 * every) == 0:
-            mean = {"train_step_time": float(step_s_T[i - every : i].mean())}
-            text += _event("tracked_stats", mean, ends[i - 1], samples_count=16 * i)
-            text += _event("tracked_stats", {"validation_step_time": 0.13}, ends[i - 1], step=0, samples_count=16)
-    return text
-
-
-def mlperf_throughput(step_s_T: Array, every: int = 32) -> str:
-    """Samples per second of a block, and steps counted in samples."""
-    ends, text = _ends(step_s_T), _event("global_batch_size", 16, START_S)
-    for i in range(every, len(step_s_T) + 1, every):
-        speed = {"throughput": float(16 / step_s_T[i - every : i].mean())}
-        text += _event("tracked_stats", speed, ends[i - 1], step=16 * i)
-    return text
-
-
-def mlperf_blocks(step_s_T: Array, every: int = 32) -> str:
-    """Blocks with their beginning and end only; evaluations of 5 s between them."""
-    text, t_s = _event("global_batch_size", 16, START_S), START_S
-    for i in range(every, len(step_s_T) + 1, every):
-        text += _event("block_start", None, t_s, "INTERVAL_START", samples_count=16 * (i - every))
-        t_s += float(step_s_T[i - every : i].sum())
-        text += _event("block_stop", None, t_s, "INTERVAL_END", samples_count=16 * i)
-        t_s += 5.0
-    return text
-
-
 def tqdm(step_s_T: Array) -> str:
     """A bar redrawn with carriage returns, whose times are whole seconds."""
     text, n = "", len(step_s_T)
@@ -196,9 +157,6 @@ LOGS: dict[str, Callable[[Array], str]] = {
     "MaxText": partial(
         lines, "completed step: {i}, seconds: {x:.3f}, TFLOP/s/device: 160.1, Tokens/s/device: 3000.1, loss: 9.876"
     ),
-    "MLPerf": mlperf,
-    "MLPerf throughput": mlperf_throughput,
-    "MLPerf blocks": mlperf_blocks,
     "ms-swift": partial(
         lines,
         "{{'loss': 1.606, 'grad_norm': 1.97, 'learning_rate': 0.0001, 'memory(GiB)': 2.44, 'train_speed(iter/s)': "

@@ -19,7 +19,6 @@ from paceenv.core.student_t import student_t_quantile
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.step_times.ordinary import Ordinary
 from paceenv.importers.log_text.conversion import StepLog
-from paceenv.importers.step_log import FASTEST
 
 Kind = Literal["growth", "levels", "alternation", "long steps", "rank", "part"]
 LEAST: Final = 0.3
@@ -81,11 +80,11 @@ def find_all(
         findings.append(_alternation(x, kind_v, pattern.steps, log))
     if outlier_v.any():
         findings.append(_long_steps(x, outlier_v, period, log))
-    parts = [_part(name, part_V[steady_V], x) for name, part_V in log.phases.items() if not name.endswith(FASTEST)]
+    parts = [_part(name, part_V[steady_V], x) for name, part_V in log.phases.items()]
     findings += [part for part in parts if part is not None]
     findings = [one for one in findings if one.explains >= (STEADY if one.kind == "growth" else LEAST)]
     findings.sort(key=lambda one: -one.explains - (_CAUSE if one.kind == "part" else 0.0))
-    return tuple(_slow_ranks(log) + _spread(log, steady_V, float(np.median(x))) + findings)
+    return tuple(_slow_ranks(log) + findings)
 
 
 def _explained(x: Array, fitted: Array | float, least: float = _VARIES) -> float:
@@ -197,25 +196,6 @@ def _part(name: str, part: Array, x: Array) -> Finding | None:
         text += ": transfers, and waiting in them for ranks that come late, which a log does not tell apart"
     next_step = "" if is_transfer else f"look into {name!r}: it comes with the step times"
     return Finding("part", text, max(explains, LEAST if waited else 0.0), next_step)
-
-
-def _spread(log: StepLog, steady_V: NDArray[np.bool_], step_s: float) -> list[Finding]:
-    """The part in which ranks differ most, where a log gives the least and the most of all ranks."""
-    findings = []
-    for name, slowest_V in log.phases.items():
-        if name + FASTEST not in log.phases or set(name.split()) & _WAITING:
-            continue
-        slow_v, fast_v = slowest_V[steady_V], log.phases[name + FASTEST][steady_V]
-        slow_s, fast_s = float(np.nanmedian(slow_v)), float(np.nanmedian(fast_v))
-        if slow_s > SLOWER * fast_s and slow_s - fast_s > LARGE * step_s:
-            apart = float((slow_v > SLOWER * fast_v).mean())
-            text = (
-                f"ranks differ in {name!r}: the slowest takes {duration(slow_s)}, the fastest {duration(fast_s)}, in "
-                f"{apart:.0%} of the steps; the difference is {(slow_s - fast_s) / step_s:.0%} of a step"
-            )
-            which = "this log does not say which rank it is: Megatron-LM --timing-log-option all does, or profiles"
-            findings.append((slow_s - fast_s, Finding("rank", text, 1.0, which)))
-    return [max(findings, key=lambda one: one[0])[1]] if findings else []
 
 
 def _slow_ranks(log: StepLog) -> list[Finding]:

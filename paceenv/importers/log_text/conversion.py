@@ -44,7 +44,7 @@ Integers = NDArray[np.int64]
 
 @dataclass
 class Column:
-    """Numbers of one format and one writer, a row each: step, value, value with a decimal comma, clock, epoch, line.
+    """Numbers of one format and one writer, a row each: step, value, clock, epoch, line.
 
     Step and clock are not-a-number where a line has none. ``total`` is the number of steps that lines give behind a
     slash, or 0; ``of`` names what a speed counts.
@@ -59,25 +59,18 @@ class Column:
     digit: float = math.inf
 
     def __len__(self) -> int:
-        return len(self.rows) // 6
+        return len(self.rows) // 5
 
     def add(self, step: float, number: Number, stamp: Number | None, *, line: int = 0, epoch: float = 0.0) -> None:
         """Keep one line's numbers."""
         if len(self) < MAX_VALUES:
             clock_s = math.nan if stamp is None else stamp.value
-            self.rows.extend((step, number.value, number.other, clock_s, epoch, line))
+            self.rows.extend((step, number.value, clock_s, epoch, line))
             self.digit = min(self.digit, number.digit)
 
-    def arrays(self, notes: list[str]) -> tuple[Array, Array, Array, Integers]:
+    def arrays(self) -> tuple[Array, Array, Array, Integers]:
         """Steps, values, clock times and lines, ``(V,)`` each."""
-        step, value, other, clock_s, epoch, line = np.array(self.rows, np.float64).reshape(-1, 6).T
-        if np.isnan(value).any():
-            value = other
-        elif (value != other).any() and self.kind != "speed":
-            notes.append(
-                "numbers such as 1,234 are read as thousands; if their comma is a decimal one, use --pattern with a "
-                "group of a unit 1000 times smaller, such as ms for s"
-            )
+        step, value, clock_s, epoch, line = np.array(self.rows, np.float64).reshape(-1, 5).T
         back = np.diff(step) < 0.0
         if back.any() and (np.diff(epoch)[back] > 0.0).mean() > 0.5:  # steps are counted anew in every epoch
             step = step + (epoch - epoch[0]) * max(self.total, float(np.nanmax(step)) + 1.0)
@@ -85,29 +78,25 @@ class Column:
 
 
 def number(text: str, unit: float = 1.0) -> Number | None:
-    """The number in a field times its unit; None if it is none. A clock such as 1:02:03 is one, too."""
+    """The number in a field times its unit; None if it is none. A clock such as 1:02:03 is one."""
     if ":" in text:
         parts = text.split(":")
         if not all(part.isdecimal() and len(part) < 10 for part in parts):
             return None
         seconds = sum(60.0**k * int(part) for k, part in enumerate(reversed(parts)))
-        return Number(seconds, seconds, 1.0)
+        return Number(seconds, 1.0)
     text = text.strip(" ,")
-    may_be_decimal = text.count(",") == 1 and "." not in text
-    is_whole = "," not in text or _THOUSANDS.fullmatch(text) is not None
-    if not (is_whole or may_be_decimal):
+    if "," in text and _THOUSANDS.fullmatch(text) is None:
         return None
-    plain = text.replace(",", ".") if may_be_decimal else text.replace(",", "")
     try:
-        value = float(text.replace(",", "")) if is_whole else math.nan
-        other = float(plain)
+        value = float(text.replace(",", ""))
     except ValueError:
         return None
-    if not (math.isfinite(other) and 0.0 <= other < 1e19):
+    if not (math.isfinite(value) and 0.0 <= value < 1e19):
         return None
-    mantissa, _, exponent = (text if is_whole else plain).lower().partition("e")
+    mantissa, _, exponent = text.lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
-    return Number(unit * value, unit * other, unit * 10.0 ** (int(exponent or 0) - decimals))
+    return Number(unit * value, unit * 10.0 ** (int(exponent or 0) - decimals))
 
 
 @dataclass(frozen=True)
@@ -125,13 +114,7 @@ class StepLog:
     others: tuple[StepLog, ...] = ()  # the same of other ranks
     notes: tuple[str, ...] = ()  # what was left out or had to be assumed, a line each
     phases: Mapping[str, Array] = field(default_factory=dict)  # seconds of named parts of each value's step, (V,)
-    settings: Mapping[str, str] = field(default_factory=dict)  # named_numbers.SETTINGS that it printed
     of: str = "step"  # what a time is of: a token, say, where all that a log has is a speed
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of the job as far as the log tells, 0 if it does not."""
-        return int(self.settings.get("world size", len(self.others) + 1 if self.others else 0))
 
     @property
     def quantity(self) -> str:
@@ -154,7 +137,7 @@ def convert(column: Column, path: Path, source: str, batch: float = 0.0) -> tupl
     Raises InputError: too few step times, or no times at all.
     """
     notes, where = list[str](), f"{path}: lines of {source}"
-    step_V, value_V, clock_s_V, line_V = column.arrays(notes)
+    step_V, value_V, clock_s_V, line_V = column.arrays()
     if len(value_V) >= MAX_VALUES:
         notes.append(f"only the first {MAX_VALUES} values are used")
     known_V = np.isfinite(step_V)
@@ -194,8 +177,6 @@ def convert(column: Column, path: Path, source: str, batch: float = 0.0) -> tupl
             value_V, rounding = unit * value_V, unit * rounding
             told = "their time stamps tell" if unit < 1.0 else "read as seconds"
             notes.append(f"no unit is named: {'milliseconds, as ' if unit < 1.0 else ''}{told}")
-        if numbered and _are_samples(step_V, value_V, stamped_s_V, batch):
-            step_V = (step_V / batch).round()
         gap_V = _gaps(step_V, run_V, numbered)
     good = (value_V > 0.0) & (value_V <= LONGEST_S)
     if int((~good).sum()):
@@ -226,13 +207,6 @@ def _unit_by_clock(value_V: Array, stamped_s_V: Array) -> float:
     if good.sum() < MIN_VALUES:
         return 1.0
     return 1e-3 if 5e-4 < float(np.median(stamped_s_V[good])) / float(np.median(value_V[good])) < 5e-3 else 1.0
-
-
-def _are_samples(step_V: Array, step_s_V: Array, stamped_s_V: Array, batch: float) -> bool:
-    """Whether steps are numbered by their samples: such a number takes a small part of a step by the clock."""
-    if batch <= 1.0 or (step_V % batch != 0.0).any() or (np.diff(step_V) < batch).any():
-        return False
-    return bool(float(np.nanmedian(stamped_s_V)) < float(np.nanmedian(step_s_V)) / math.sqrt(batch))
 
 
 def _runs(step_V: Array) -> tuple[Integers, Integers, bool]:
@@ -321,7 +295,7 @@ def bars_of_steps(bars: Mapping[str, Column]) -> dict[str, Column]:
     """
     names, about = list(bars), []
     for column in bars.values():
-        step_V, elapsed_V, _, _ = column.arrays([])
+        step_V, elapsed_V, _, _ = column.arrays()
         steps_V, passed_V = np.diff(step_V), np.diff(elapsed_V)
         about.append((steps_V[steps_V > 0].sum(), passed_V[passed_V > 0].sum(), 1 + (steps_V < 0).sum()))
     steps_B, time_s_B, runs_B = np.array(about, np.float64).reshape(-1, 3).T

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -47,20 +46,13 @@ class Line(NamedTuple):
 
 
 class Number(NamedTuple):
-    """A field's value in its unit, the same if its comma is a decimal one, and the unit of its last digit.
+    """A field's value in its unit, and the unit of its last digit.
 
-    ``value`` is not-a-number where the comma cannot part thousands. A time stamp is in seconds since 1970, as if UTC
-    where no zone is given.
+    A time stamp is in seconds since 1970, as if UTC where no zone is given.
     """
 
     value: float
-    other: float
     digit: float
-
-    @property
-    def plain(self) -> float:
-        """What it is, as far as one field tells."""
-        return self.other if math.isnan(self.value) else self.value
 
 
 def read_lines(path: Path) -> Iterator[Line]:
@@ -113,4 +105,4 @@ def stamp_in(text: str) -> Number | None:
     else:
         return None
     clock_s = whole_s + int(fraction or 0) / 10 ** len(fraction)
-    return Number(clock_s, clock_s, 10.0 ** -len(fraction))
+    return Number(clock_s, 10.0 ** -len(fraction))

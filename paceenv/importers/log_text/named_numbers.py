@@ -56,10 +56,7 @@ FORMATS: Final = (
     Format("train speed", "global_step", "ms-swift", "mean speed", "interval"),
 )
 """Names whose words do not say what the number is, or over how many steps it averages."""
-SETTINGS: Final = (
-    "world size", "data parallel size", "tensor model parallel size", "pipeline model parallel size", "num layers",
-    "micro batch size", "global batch size", "train batch size", "hidden size", "seq length",
-)  # fmt: skip
+SETTINGS: Final = ("global batch size", "train batch size")
 """Numbers that logs of one job have in common."""
 BAR: Final = "progress bar (tqdm)"
 TRUST_BAR, TRUST_STAMPS, TRUST_SUM = 90, 99, 100

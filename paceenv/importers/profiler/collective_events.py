@@ -1,8 +1,7 @@
 """The collectives of a profile: which operation each is, of which process group, and how large.
 
-A kernel says so itself since PyTorch 2.3 or so, and only where its launch was recorded. Otherwise the host's call tells
-(``record_param_comms``, ``nccl:all_reduce``, ``c10d::allreduce_``) that encloses the launch, and at last the name of
-the kernel. A group that nothing names is numbered by its stream, as PyTorch has one stream per group.
+A kernel says so itself since PyTorch 2.3 or so, and only where its launch was recorded. Otherwise its name tells the
+operation. A group that nothing names is numbered by its stream, as PyTorch has one stream per group.
 """
 
 from __future__ import annotations
@@ -15,28 +14,19 @@ import numpy as np
 
 from paceenv.importers.collective_names import ITEM_BYTES, POINT_TO_POINT, SEND_RECV, op_name
 from paceenv.importers.profiler.device_steps import Device
-from paceenv.importers.profiler.event_columns import Array, CollectiveArguments, EventTable
+from paceenv.importers.profiler.event_columns import CollectiveArguments, EventTable
 from paceenv.importers.timelines import UNNAMED_GROUP, Collective
 
-_CALL: Final = re.compile(r"(?:record_param_comms\Z|nccl:|rccl:|c10d::)(\w*)")
 _MARKS: Final = ("gloo:", "mpi:", "ucc:", "xccl:", "hccl:")
 MARKED: Final = re.compile(rf"(?:{'|'.join(_MARKS)})(\w+)\Z")
 """What backends without kernels mark on the host."""
 _NOTHING_SAID: Final = CollectiveArguments()
-_NESTED: Final = 4
-"""Calls that may enclose each other around a launch."""
-_Calls = tuple[Array, list[tuple[int, str]]]
-"""When calls of a thread begin, us, in order; their events and names."""
 
 
-def device_collectives(table: EventTable, device: Device, only_group: str) -> dict[int, Collective]:
-    """The device's collectives by their place among its operations; times in s on the profile's clock.
-
-    ``only_group`` is the process group of a job that has no other, or "".
-    """
+def device_collectives(table: EventTable, device: Device) -> dict[int, Collective]:
+    """The device's collectives by their place among its operations; times in s on the profile's clock."""
     places = np.flatnonzero(device.is_collective_D).tolist()
-    calls = _calls(table)
-    said = {place: _said(table, calls, int(device.event_D[place]), int(device.launch_D[place])) for place in places}
+    said = {place: _said(table, int(device.event_D[place])) for place in places}
     threads = table.thread_E[device.event_D]
     groups_of: dict[int, set[str]] = defaultdict(set)
     for place in places:
@@ -51,8 +41,8 @@ def device_collectives(table: EventTable, device: Device, only_group: str) -> di
         op, arguments = said[place]
         event, thread = int(device.event_D[place]), int(threads[place])
         known = groups_of[thread]
-        group = _group(arguments) or only_group
-        group = group or (next(iter(known)) if len(known) == 1 else f"{UNNAMED_GROUP}{streams[op][thread]}")
+        group = next(iter(known)) if len(known) == 1 else f"{UNNAMED_GROUP}{streams[op][thread]}"
+        group = _group(arguments) or group
         collectives[place] = _collective(table, event, op, "" if op in ("send", "recv") else group, arguments)
     return collectives
 
@@ -85,30 +75,8 @@ def _group(said: CollectiveArguments) -> str:
     return f"{ranks}/{said.group_name}" if ranks or said.group_name != "" else ""
 
 
-def _said(table: EventTable, calls: dict[int, _Calls], event: int, launch: int) -> tuple[str, CollectiveArguments]:
-    """The operation, and what is said of it by the kernel or by the calls around its launch."""
-    kernel, called = op_name(table.names[table.name_E[event]]), ""
-    arguments = table.arguments.get(event, _NOTHING_SAID)
-    if not arguments.name and launch >= 0:
-        arguments, at_us = _NOTHING_SAID, float(table.start_us_E[launch])
-        starts_us, around = calls.get(int(table.thread_E[launch]), (np.empty(0), []))
-        last = int(np.searchsorted(starts_us, at_us, side="right"))
-        for call, name in reversed(around[max(last - _NESTED, 0) : last]):
-            if float(table.start_us_E[call] + table.dur_us_E[call]) >= at_us:
-                called, said = called or name, table.arguments.get(call, _NOTHING_SAID)
-                arguments = said if said.name and not arguments.name else arguments
-    op = op_name(arguments.name or called)
+def _said(table: EventTable, event: int) -> tuple[str, CollectiveArguments]:
+    """The operation, and what the kernel says of it."""
+    kernel, arguments = op_name(table.names[table.name_E[event]]), table.arguments.get(event, _NOTHING_SAID)
+    op = op_name(arguments.name)
     return (kernel if op in ("collective", SEND_RECV) else op), arguments
-
-
-def _calls(table: EventTable) -> dict[int, _Calls]:
-    """The host's calls of collectives, by thread."""
-    names = [match[1] if (match := _CALL.match(name)) else None for name in table.names]
-    is_call = table.named(lambda name: _CALL.match(name) is not None)
-    is_call &= table.in_categories(lambda category: category in ("cpu_op", "user_annotation"))
-    calls: dict[int, _Calls] = {}
-    for thread in np.unique(table.thread_E[is_call]).tolist():
-        events = np.flatnonzero(is_call & (table.thread_E == thread))
-        events = events[np.argsort(table.start_us_E[events], kind="stable")]
-        calls[thread] = table.start_us_E[events], [(e, names[table.name_E[e]] or "") for e in events.tolist()]
-    return calls

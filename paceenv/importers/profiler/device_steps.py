@@ -111,13 +111,10 @@ def host_marks(table: EventTable) -> StepMarks:
     return StepMarks(np.arange(len(ends_us) - 1), ends_us[:-1], ends_us[1:])
 
 
-def find_device(table: EventTable, given: StepMarks | None = None) -> Device | None:
+def find_device(table: EventTable) -> Device | None:
     """The device that the profile is about, with its operations in steps; None without any operation of a device.
 
     Of several devices it is the one with collectives, and of these, or without any, the busiest.
-
-    Args:
-        given: steps on the device's own time, if the profile has no others.
     """
     is_device_E = table.in_categories(lambda category: category in _ON_DEVICE)
     operations = np.flatnonzero(is_device_E)
@@ -132,10 +129,7 @@ def find_device(table: EventTable, given: StepMarks | None = None) -> Device | N
     launch_D = _launches(table, event_D)
     host = host_marks(table)
     known_D = launch_D >= 0
-    if given is not None:
-        marks = given
-        step_D = given.at(table.start_us_E[event_D])
-    elif len(host) and known_D.mean() >= _MIN_LAUNCHED:
+    if len(host) and known_D.mean() >= _MIN_LAUNCHED:
         step_D = host.at(_launched_us(table, event_D, launch_D))
         marks = host
     else:

@@ -35,7 +35,6 @@ class CollectiveArguments:
     elements: int | float = -1
     outputs: int | float = -1
     dtype: str = ""
-    number: int = -1
     group_name: str | int = ""
     group_ranks: str | list[int] = ""
     sender: int = -1
@@ -47,7 +46,6 @@ _SAID: Final[dict[str, tuple[str, tuple[type, ...]]]] = {
     "In msg nelems": ("elements", _NUMBER),
     "Out msg nelems": ("outputs", _NUMBER),
     "dtype": ("dtype", (str,)),
-    "Seq": ("number", (int,)),
     "Process Group Name": ("group_name", (str, int)),
     "Process Group Ranks": ("group_ranks", (str, list)),
     "Src Rank": ("sender", (int,)),

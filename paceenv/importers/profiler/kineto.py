@@ -18,14 +18,12 @@ from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.importers.collective_names import is_number
-from paceenv.importers.dump_steps import steps_of
 from paceenv.importers.json_events import EventFile
 from paceenv.importers.profiler.collective_events import MARKED, device_collectives, host_collectives
 from paceenv.importers.profiler.device_activity import device_activity
 from paceenv.importers.profiler.device_steps import (
     STEP,
     Device,
-    StepMarks,
     find_device,
     host_marks,
     stepping_processes,
@@ -64,10 +62,7 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
     if device is None:
         steps = _host_steps(table)
     else:
-        collectives = device_collectives(table, device, _only_group(said.get("pg_config")))
-        if not len(device.number_T):
-            given = _recurring(file, table, device, collectives)
-            device = find_device(table, given) or device
+        collectives = device_collectives(table, device)
         steps = device_activity(table, device, collectives, rank)
     if not steps:
         raise InputError(
@@ -86,29 +81,6 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
         about,
         _notes(device),
     )
-
-
-def _recurring(file: EventFile, table: EventTable, device: Device, collectives: dict[int, Collective]) -> StepMarks:
-    """Steps of a profile that marks none: the shortest sequence of collectives that recurs.
-
-    Raises InputError if none does, or if all collectives are alike.
-    """
-    advice = "allowed: a profile of a job that calls prof.step() at the end of every step"
-    groups = {c.group for c in collectives.values() if c.group}
-    places = sorted((place for place, c in collectives.items() if c.group), key=lambda place: collectives[place].end_s)
-    said = [table.arguments.get(int(device.event_D[place])) for place in places]
-    numbered = len(groups) == 1 and all(one is not None and one.number >= 0 for one in said)
-    placed = []
-    for k, (c, one) in enumerate(zip(map(collectives.__getitem__, places), said, strict=True)):
-        placed.append((one.number if numbered and one is not None else k, c, (c.op, c.group, c.bytes)))
-    if not placed:
-        raise InputError(f"{file.path}: no ProfilerStep# in {file.events} events, and no collectives; {advice}")
-    if len({key for _, _, key in placed}) == 1:
-        why = f"no ProfilerStep# in {file.events} events, and its {len(placed)} collectives are all alike"
-        raise InputError(f"{file.path}: {why}; {advice}")
-    steps = steps_of(file.path, placed, advice)
-    start_us, end_us = (np.array([getattr(step, name) for step in steps]) * 1e6 for name in ("start_s", "end_s"))
-    return StepMarks(np.array([step.iteration for step in steps], np.int64), start_us, end_us)
 
 
 def _notes(device: Device | None) -> tuple[str, ...]:
@@ -148,14 +120,6 @@ def _holding(table: EventTable, calls: Integers) -> NDArray[np.bool_]:
         begun = np.searchsorted(at_us, table.start_us_E[mine], side="left")
         holds_E[mine] = np.searchsorted(at_us, table.end_us_E[mine], side="left") > begun
     return holds_E
-
-
-def _only_group(groups: Any) -> str:
-    """The process group of a job that has no other, as its collectives name it; else ""."""
-    if not isinstance(groups, list) or len(groups) != 1 or not isinstance(groups[0], dict):
-        return ""
-    name, ranks = groups[0].get("pg_name"), groups[0].get("ranks")
-    return f"{ranks}/{name}" if isinstance(ranks, list) and isinstance(name, str) and len(ranks) > 1 else ""
 
 
 def _number(said: Any) -> int | None:
