@@ -18,9 +18,9 @@ from ray import tune
 from paceenv.cli import application
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
-from paceenv.policies.names import rule
+from paceenv.policies.names import rule, spelled
 from paceenv.policies.policy_file import load_policy
-from paceenv.trainers.evaluation.static_search import search_static, spelled
+from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import load_comparison, load_suite, load_suites
 from paceenv.trainers.sweep import ray_tuner, trainables
 from paceenv.trainers.sweep.sweep_config import FIRST_SEED, SweepConfig
@@ -86,11 +86,12 @@ def test_settings_score_as_in_the_search_for_the_best_static_one(suite: str) -> 
     changed = {"seeds": 8, "first_seed": first, "iterations": 60, "mechanisms": ["phase_shift"]}
     found = search_static(load_suite(suite).model_copy(update=changed))
     task = _static(_config(suite, seeds=2))
-    for (part,), gain_CE in zip(found.settings, found.gain_SCE, strict=True):
-        action = dict(zip(("phase_shift.threshold", "phase_shift.window"), pacing.encode_action(*part), strict=True))
-        assert task.setting(action) == (part,)
+    for setting, gain_CE in zip(found.settings, found.gain_SCE, strict=True):
+        action = pacing.encode_action("phase_shift", *setting["phase_shift"])
+        action = dict(zip(("phase_shift.threshold", "phase_shift.window"), action, strict=True))
+        assert task.setting(action) == setting
         score = task.score(action)
-        assert score["policy"] == spelled((part,))
+        assert score["policy"] == spelled(setting)
         assert score["throughput"] == pytest.approx(float(gain_CE.mean(axis=1) @ [2 / 3, 1 / 3]), abs=1e-15)
         assert "energy" not in score
 

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._common import Report, Table, Target, command, figure
+from paceenv.policies.names import spelled
 from paceenv.policies.policy_file import save_policy
 from paceenv.trainers.evaluation.evaluate import evaluate
-from paceenv.trainers.evaluation.static_search import Problem, Setting, spelled
+from paceenv.trainers.evaluation.static_search import Problem
 from paceenv.trainers.evaluation.suites import Suite, load_suite
 from paceenv.trainers.training.train_config import TrainConfig, load_train_config, with_algorithm
 from paceenv.trainers.training.training_run import Run
@@ -60,7 +61,7 @@ def train(folder: Path, algorithm: str, seed: int) -> list[tuple[int, float, str
 
 def best_constant(suite: Suite) -> str:
     """The setting of the config's mechanism with the highest mean gain, on other seeds than the suite's own."""
-    settings: list[Setting] = [(("phase_shift", t, w),) for t, w in itertools.product(THRESHOLDS, WINDOWS)]
+    settings = [{"phase_shift": pair} for pair in itertools.product(THRESHOLDS, WINDOWS)]
     seeds = np.arange(suite.seeds) + suite.first_seed + 10 * suite.seeds
     problem = Problem([case.load() for case in suite.cases], seeds, suite.iterations)
     gain_S = problem.score(settings).gain_SCE.mean(axis=2) @ [case.weight for case in suite.cases]

@@ -29,7 +29,7 @@ from paceenv.live.decide.live_policy import SEPARATOR, find_policy
 from paceenv.live.testbed.testbed_run import RunResult, agent_options
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.policies.base import INTERVAL_ITERATIONS
-from paceenv.policies.names import DEFER_DEFAULT, STATIC_DEFAULTS
+from paceenv.policies.names import DEFER_DEFAULT, STATIC_DEFAULTS, spelled
 from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.closed_loop import sim_to_real_report
@@ -303,8 +303,7 @@ def _read(path: Path) -> Found:
 def default_rule(scenario: Scenario) -> str:
     """The mechanism's rule with its default settings."""
     mechanism = scenario.loop.mechanism
-    threshold, window = STATIC_DEFAULTS.get(mechanism, DEFER_DEFAULT)
-    return f"static:{mechanism}={threshold:g}/{window:g}"
+    return spelled({mechanism: STATIC_DEFAULTS.get(mechanism, DEFER_DEFAULT)})
 
 
 def _version() -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceenv.policies.names import STATIC_DEFAULTS
+from paceenv.policies.names import STATIC_DEFAULTS, spelled
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, TOTAL, TUNED, Score, SuiteResult, evaluate
 from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import ALL, Case, Split, load_suite
@@ -205,7 +205,7 @@ def committed_page() -> str:
     with output.progress(f"{suite.name}: compare", len(suite.cases) * (len(POLICIES) + 3)) as done:
         result = evaluate([static, *POLICIES], suite, on_done=done, tuned=searched.best_of_each())
     drawn = load_suite("random").only([SCORED])
-    constants = [f"static:{m}={threshold}/{window}" for m, (threshold, window) in STATIC_DEFAULTS.items()]
+    constants = [spelled({mechanism: pair}) for mechanism, pair in STATIC_DEFAULTS.items()]
     with output.progress("random: compare", len(drawn.cases) * (len(constants) + len(POLICIES) + 1)) as done:
         of_random = evaluate([*constants, *POLICIES], drawn, on_done=done)
     return "\n".join([text, *_section(result, static), *_random_section(of_random)])

@@ -34,8 +34,10 @@ from ray import tune
 
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
+from paceenv.core.pacing import Candidate
+from paceenv.policies.names import spelled
 from paceenv.sim.cluster import Cluster
-from paceenv.trainers.evaluation.static_search import Problem, Setting, spelled
+from paceenv.trainers.evaluation.static_search import Problem
 from paceenv.trainers.evaluation.suites import Case, load_suite, load_suites
 from paceenv.trainers.sweep.sweep_config import (
     FIRST_SEED,
@@ -83,16 +85,16 @@ class StaticTask:
             "limits": dataclasses.asdict(self.problem.limits),
         }
 
-    def setting(self, config: Mapping[str, float]) -> Setting:
+    def setting(self, config: Mapping[str, float]) -> Candidate:
         """The setting that normalised actions stand for."""
         action_1A = np.array([[config[key] for key in _keys(self.static)]])
         decoded = pacing.decode_action(action_1A, self.static.mechanisms)[0]
-        triples = []
+        setting = dict[str, tuple[float, float]]()
         for mechanism in self.static.mechanisms:
             threshold, window = (float(f"{v:.{SIGNIFICANT}g}") for v in decoded[pacing.MECHANISMS.index(mechanism)])
             if window > 0.0:
-                triples.append((str(mechanism), min(threshold, MAX_STATIC_THRESHOLD), window))
-        return tuple(triples)
+                setting[mechanism] = min(threshold, MAX_STATIC_THRESHOLD), window
+        return setting
 
     def score(self, config: Mapping[str, float]) -> dict[str, Any]:
         """A setting's name and its values: means over seeds, then weighted means over clusters.

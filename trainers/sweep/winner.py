@@ -44,7 +44,7 @@ def finish(folder: Path, task: StaticTask | TrainingTask) -> dict[str, Any]:
 
 def _write_static(folder: Path, results: Results, best: Candidate, task: StaticTask) -> Comparison:
     setting = task.setting(best.result["config"])
-    policy = constant_policy({m: (t, w) for m, t, w in setting} or {pacing.MECHANISMS[0]: (0.0, 0.0)})
+    policy = constant_policy(setting or {pacing.MECHANISMS[0]: (0.0, 0.0)})
     save_policy(folder / POLICY, PolicyFile(policy, {}, _provenance(results, best)))
     static, description = task.static, f"Found by the sweep {results.config.name}."
     return Comparison(description=description, policies=[best.label], suite=static.suite, splits=static.splits)
