@@ -1,7 +1,4 @@
-"""Suites: on which clusters policies are trained, selected and compared, split by cluster and not only by seed.
-
-A comparison is a file of policies and the suite to compare them on.
-"""
+"""Suites: on which clusters policies are trained, selected and compared, split by cluster and not only by seed."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from pydantic import Field, model_validator
 from paceenv.calibration.posterior import drawn_clusters, parameters_of
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
-from paceenv.policies.select import names_class
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.simulator import TRAINING_SEEDS
 from paceenv.trainers.evaluation.random_clusters import MAX_RANKS, random_cluster, relative
@@ -245,36 +241,3 @@ def load_suites(names: Iterable[str], name: str) -> Suite:
             "cases": _told_apart([case for suite in suites for case in suite.cases]),
         }
     )
-
-
-class Comparison(Config):
-    """A file for ``paceenv evaluate``, as sweeps write it: policies on the clusters of a suite.
-
-    Where a policy is a file, its path is relative to this one's folder.
-    """
-
-    description: str = ""
-    policies: list[str] = Field(min_length=1, description="by name or file")
-    suite: str
-    splits: list[Split] = Field([], description="of the suite; empty: all of it")
-
-    def chosen(self) -> Suite:
-        """The suite with the clusters that are meant."""
-        suite = load_suite(self.suite)
-        return suite.only(self.splits) if self.splits else suite
-
-
-def is_comparison(text: str) -> bool:
-    """Whether an argument that may be a policy is the file of a comparison."""
-    return Path(text).suffix in {".yaml", ".yml"} and not text.startswith("static:")
-
-
-def load_comparison(path: str | os.PathLike[str]) -> Comparison:
-    """Read the file of a comparison; InputError for one that names code (``module:Class``)."""
-    file = Path(path)
-    comparison = config_files.parse(Comparison, config_files.read_yaml(file), str(file))
-    for name in comparison.policies:
-        if names_class(name):
-            raise InputError(f"{file}: policy {name}: a class, whose code would run; allowed: names and policy files")
-    policies = [str(file.parent / name) if ".safetensors" in name else name for name in comparison.policies]
-    return comparison.model_copy(update={"policies": policies})

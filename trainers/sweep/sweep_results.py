@@ -13,7 +13,7 @@ from paceenv.trainers.sweep.sweep_config import SweepConfig
 from paceenv.ui import config_files
 
 CONFIG, TUNE = "config.yaml", "tune"
-"""Files of a sweep: its config with what results depend on beside it, and the folder of Tune's experiments."""
+"""Files of a sweep: its config, and the folder of Tune's experiments."""
 SCORE, DECISIONS = "score", "decisions"
 MODES: Mapping[str, str] = {"throughput": "max", "cv": "min", "energy": "min", SCORE: "max"}
 """Ray's name for which end of an objective is good."""
@@ -48,7 +48,6 @@ class Results:
     """A sweep's candidates, and what failed; the first of ``objectives`` leads."""
 
     config: SweepConfig
-    inputs: Mapping[str, Any]
     objectives: Sequence[str]
     candidates: Sequence[Candidate]
     failed: Sequence[Mapping[str, Any]]
@@ -59,8 +58,7 @@ class Results:
         path = folder / CONFIG
         if not path.is_file():
             raise InputError(f"{folder}: holds no sweep; allowed: the folder of one")
-        asked = config_files.read_yaml(path)
-        config = config_files.parse(SweepConfig, asked.get("config", {}), str(path))
+        config = config_files.load(SweepConfig, "sweeps", path)
         candidates, failed = [], []
         for place in sorted((folder / TUNE).glob("all/[0-9]*")):
             result = last_result(place / "result.json")
@@ -70,7 +68,7 @@ class Results:
             elif result:
                 candidates.append(Candidate(int(place.name), _label(result), result, place))
         objectives = (SCORE,) if config.static is None else tuple(config.static.objectives)
-        return cls(config, asked.get("inputs", {}), objectives, candidates, failed)
+        return cls(config, objectives, candidates, failed)
 
     @property
     def asked(self) -> int:

@@ -19,13 +19,11 @@ A task is what all trials share; it is loaded on the driver, so that it needs no
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +34,8 @@ from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.core.pacing import Candidate
 from paceenv.policies.names import spelled
-from paceenv.sim.cluster import Cluster
 from paceenv.trainers.evaluation.static_search import Problem
-from paceenv.trainers.evaluation.suites import Case, load_suite, load_suites
+from paceenv.trainers.evaluation.suites import Case, load_suite
 from paceenv.trainers.sweep.sweep_config import (
     FIRST_SEED,
     MAX_STATIC_THRESHOLD,
@@ -54,9 +51,6 @@ from paceenv.ui import config_files
 
 if TYPE_CHECKING:
     from paceenv.trainers.training.training_run import Run
-
-PIECES = "pieces.json"
-"""In a checkpoint: with which hyperparameters the trial was trained, up to how many decisions."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +70,6 @@ class StaticTask:
         if "energy" in static.objectives and all(np.isnan(passive[2]).any() for passive in problem.passive):
             raise InputError(f"objectives: energy on suite {suite.name}: no cluster has power figures; allowed: others")
         return cls(static, tuple(suite.cases), problem)
-
-    def inputs(self) -> dict[str, Any]:
-        """What results depend on beside the config: the cases, and a digest of every resolved cluster."""
-        return {
-            "cases": [case.model_dump(mode="json") for case in self.cases],
-            "clusters": {c.name: digest(k) for c, k in zip(self.cases, self.problem.clusters, strict=True)},
-            "limits": dataclasses.asdict(self.problem.limits),
-        }
 
     def setting(self, config: Mapping[str, float]) -> Candidate:
         """The setting that normalised actions stand for."""
@@ -111,12 +97,6 @@ class StaticTask:
             if share_C.any():
                 values[name] = float(share_C @ np.nan_to_num(value_C) / share_C.sum())
         return values
-
-
-def digest(cluster: Cluster) -> str:
-    """Of a resolved cluster, as far as it is simulated; without defaults, as new versions bring new ones."""
-    simulated = cluster.model_dump_json(exclude_defaults=True, exclude={"description", "calibration"})
-    return sha256(simulated.encode()).hexdigest()[:16]
 
 
 class StaticTrial(tune.Trainable):  # type: ignore[misc]
@@ -182,17 +162,6 @@ class TrainingTask:
                 raise InputError(f"hyperparameter {key}; allowed: {allowed}")
         return cls(train, sweep.seeds)
 
-    def inputs(self) -> dict[str, Any]:
-        """What results depend on beside the config: the resolved config and the clusters of training and validation."""
-        shares, selection = self.train.environment.shares(), self.train.selection
-        assert selection is not None  # as :meth:`of` has checked
-        cases = load_suites(selection.suites, "validation").only(["validation"]).cases
-        return {
-            "train": self.train.model_dump(mode="json"),
-            "clusters": {share.cluster_name: digest(share.load()) for share in shares},
-            "validation": {case.name: digest(case.load()) for case in cases},
-        }
-
     @property
     def seeds(self) -> range:
         """Those of every trial."""
@@ -238,7 +207,6 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self._runs: list[Run] = []
-        self._pieces = [{"hyperparameters": dict(new_config), "decisions": 0}]
         return True
 
     def _begun(self) -> list[Run]:
@@ -257,12 +225,11 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
         for run in runs:
             if run.goes_on():
                 run.advance()
-        self._pieces[-1]["decisions"] = max(run.timesteps for run in runs)
         scores = [float(run.best_score) for run in runs]
         return {
             "score": float(np.median(scores)),
             "latest": float(np.median([run.latest_score for run in runs])),
-            "decisions": self._pieces[-1]["decisions"],
+            "decisions": max(run.timesteps for run in runs),
             "scores": scores,
             "done": not any(run.goes_on() for run in runs),
         }
@@ -270,14 +237,10 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         for seed, run in zip(self._task.seeds, self._runs, strict=False):  # none of a trial that has an error
             run.save(checkpoint_of(Path(checkpoint_dir), seed))
-        config_files.write_text(Path(checkpoint_dir) / PIECES, json.dumps(self._pieces))
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        pieces = json.loads((Path(checkpoint) / PIECES).read_text())
-        changed = pieces[-1]["hyperparameters"] != self.config
-        self._pieces = [*pieces, *self._pieces] if changed else pieces
         for seed, run in zip(self._task.seeds, self._begun(), strict=True):
-            run.restore(checkpoint_of(Path(checkpoint), seed), changed=changed)
+            run.restore(checkpoint_of(Path(checkpoint), seed), may_differ=True)
 
 
 def checkpoint_of(folder: Path, seed: int) -> Path:

@@ -200,15 +200,15 @@ class Run:
         header = {"paceenv": json.dumps({"format": CHECKPOINT_FORMAT, "progress": progress})}
         atomic_write(path, save({name: np.ascontiguousarray(value) for name, value in arrays.items()}, header))
 
-    def restore(self, path: Path, *, changed: bool = False) -> None:
-        """Go on from a checkpoint; InputError if it is of another config, unless it may be ``changed``.
+    def restore(self, path: Path, *, may_differ: bool = False) -> None:
+        """Go on from a checkpoint; InputError if it is of another config, unless it ``may_differ``.
 
-        What may change is what a run reads anew in each segment: hyperparameters but for the network's shape. Such a
-        run has its whole patience again, and a checkpoint of its own from the start.
+        What may differ is what a run reads anew in each segment: hyperparameters but for the network's shape. Such a
+        run has its whole patience again.
         """
         arrays, progress = _load_checkpoint(path)
-        differs = "" if changed else first_difference(progress["config"], self.config.model_dump(mode="json"))
-        if differs:
+        differs = first_difference(progress["config"], self.config.model_dump(mode="json"))
+        if differs and not may_differ:
             raise InputError(
                 f"{path}: of another config ({differs}); allowed: the one it was started with, or another folder"
             )
@@ -221,10 +221,8 @@ class Run:
                 self.best = self.learner.with_layers(pairs(arrays, "best"), progress["best"]["options"])
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise _unfit(path, error) from None
-        if changed:
+        if differs:
             self.evaluations_since = 0
-            if self.folder is not None:
-                self.save(self.folder / CHECKPOINT)
 
 
 def _load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
