@@ -192,13 +192,8 @@ def test_populations_copy_checkpoints_and_change_hyperparameters(tmp_path: Path)
     config = _training(tmp_path, {"loguniform": [1e-3, 1e-1]}, num_samples=4, pbt=pbt)
     results = _tuned(config, tmp_path / "out")
     assert len(results.candidates) == 4
-    rates = [
-        {
-            json.loads(line)["config"]["sb3.learning_rate"]
-            for line in (c.folder / "result.json").read_text().splitlines()
-        }
-        for c in results.candidates
-    ]
+    reported = [(c.folder / "result.json").read_text().splitlines() for c in results.candidates]
+    rates = [{json.loads(line)["config"]["sb3.learning_rate"] for line in lines} for lines in reported]
     assert max(map(len, rates)) > 1, "somebody copied"
     assert all(1e-3 <= rate <= 1e-1 for of_trial in rates for rate in of_trial)
     assert load_policy(tmp_path / "out" / "policy.safetensors").provenance["sweep"]["trial"] == results.best().trial  # type: ignore[union-attr]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from numpy.typing import NDArray
 
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.envs.frames import SHOWN_RANKS, draw_ranks
@@ -114,38 +115,39 @@ def step_distributions(result: SuiteResult, cluster: str, path: Path) -> None:
     figure.savefig(path)
 
 
-def learning_curves(curves: Sequence[Sequence[Mapping[str, float]]], path: Path, *, paired: bool) -> None:
-    """Draw mean reward over decisions, one line per seed; beside it gap closed and cost on null clusters, where known.
+def learning_curve(curve: Sequence[Mapping[str, float]], path: Path, *, paired: bool) -> None:
+    """Draw mean reward over decisions; beside it gap closed and cost on null clusters, where known.
 
     Args:
-        curves: for each seed the rows of its learning curve. ``gap_closed`` is on validation clusters, of the policy as
-            it would be released. ``null_cost`` is that on the null clusters of a distillation.
+        curve: its rows. ``gap_closed`` is on validation clusters, of the policy as it would be released. ``null_cost``
+            is that on the null clusters of a distillation.
         paired: whether the reward is the difference to the same episodes without pacing.
     """
-    scored = any("gap_closed" in row for row in curves[0])
-    costly = any("null_cost" in row for row in curves[0])
+
+    def of(key: str) -> NDArray[np.float64]:
+        """Decisions, thousands, and values."""
+        return np.array([(row["timesteps"] / 1000.0, row[key]) for row in curve if key in row]).T
+
+    x, y = of("reward")
+    scored, costly = (any(key in row for row in curve) for key in ("gap_closed", "null_cost"))
     figure, panels = figures.figure(1 + scored + costly)
     shade = colour("learned")
-    for curve in curves:
-        x = np.array([row["timesteps"] for row in curve]) / 1000.0
-        y = np.array([row["reward"] for row in curve])
-        panels[0].plot(x, y, color=shade, alpha=0.25, linewidth=0.8)
-        width = max(1, len(y) // 20)
-        if len(y) > width:
-            panels[0].plot(x[width - 1 :], np.convolve(y, np.ones(width) / width, "valid"), color=shade)
-        if scored:
-            seen = [(row["timesteps"] / 1000.0, 100 * row["gap_closed"]) for row in curve if "gap_closed" in row]
-            panels[1].plot(*zip(*seen, strict=True), "o-", ms=3, color=shade)
-        if costly:
-            paid = [(row["timesteps"] / 1000.0, 100 * row["null_cost"]) for row in curve if "null_cost" in row]
-            panels[-1].plot(*zip(*paid, strict=True), color=shade, linewidth=0.8)
-    lines = panels[0].lines[:2]  # without a mean where there are few rows
-    panels[0].legend(lines, ["each update", "running mean"][: len(lines)], fontsize=8)
+    panels[0].plot(x, y, color=shade, alpha=0.25, linewidth=0.8, label="each update")
+    width = max(1, len(y) // 20)
+    if len(y) > width:
+        panels[0].plot(
+            x[width - 1 :], np.convolve(y, np.ones(width) / width, "valid"), color=shade, label="running mean"
+        )
+    panels[0].legend(fontsize=8)
     reward = "mean reward less that of the same\nepisodes without pacing" if paired else "mean reward"
     panels[0].set(ylabel=reward, title="training")
     if scored:
+        x, closed = of("gap_closed")
+        panels[1].plot(x, 100 * closed, "o-", ms=3, color=shade)
         panels[1].set(ylabel="gap to the best known closed, %", title="validation clusters", ylim=(None, 100))
     if costly:
+        x, cost = of("null_cost")
+        panels[-1].plot(x, 100 * cost, color=shade, linewidth=0.8)
         panels[-1].axhline(0.5, color="#999999", linestyle=":", linewidth=0.8)
         panels[-1].set(ylabel="mean step time on nulls\nagainst no pacing, %", title="constraint (dotted: limit)")
     for panel in panels:

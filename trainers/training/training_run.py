@@ -241,46 +241,25 @@ def _unfit(path: Path, error: Exception) -> InputError:
     return InputError(f"{path}: not a checkpoint of this training run: {' '.join(str(error).split())[:200]}")
 
 
-def train_seeds(config: TrainConfig, seeds: int, out: Path, *, resume: bool = False) -> dict[str, Any]:
-    """Train with several consecutive seeds, each in ``out/seed-N``, and keep the best policy; returns what to print."""
-    runs = range(config.seed, config.seed + seeds)
-    folders = {seed: out if seeds == 1 else out / f"seed-{seed}" for seed in runs}
-    for folder in folders.values():
-        if (folder / POLICY).exists() and not (folder / CHECKPOINT).exists():
-            raise InputError(f"{folder}: holds a policy, but no checkpoint to go on from; allowed: another folder")
-    outcomes = [
-        _train_one(config.model_copy(update={"seed": seed}), folder, resume=resume) for seed, folder in folders.items()
-    ]
-    scores = [trained.file.provenance.get("validation", {}).get("score") for trained in outcomes]
-    best = outcomes[int(np.argmax([-np.inf if score is None else score for score in scores]))]
-    summary: dict[str, Any] = {"policy": str(out / POLICY)}
-    if seeds > 1:
-        spread = {"median": float(np.median(scores)), "lowest": min(scores), "highest": max(scores)}
-        record = {**best.file.provenance, "validation_of_seeds": {"scores": scores, **spread}}
-        summary["sha256"] = save_policy(out / POLICY, PolicyFile(best.file.policy, best.file.calibrated_range, record))
-        summary |= {f"validation score, {key}": round(value, 3) for key, value in spread.items()}
-        curves = [trained.curve for trained in outcomes]
-        result_plots.learning_curves(curves, out / "learning-curve.png", paired=config.environment.paired)
-    else:
-        summary["sha256"] = save_policy(out / POLICY, best.file)
-        if scores[0] is not None:
-            summary |= {f"validation {k}": v for k, v in best.file.provenance["validation"].items()}
-    summary["timesteps"] = best.curve[-1]["timesteps"]
-    summary["final_reward"] = best.file.provenance["final_reward"]
-    summary["cpu_s"] = [round(trained.cpu_s, 1) for trained in outcomes] if seeds > 1 else round(best.cpu_s, 1)
-    return summary
-
-
-def _train_one(config: TrainConfig, folder: Path, *, resume: bool) -> Trained:
-    prepare_folder(folder)
-    with output.progress(f"train {config.name}, seed {config.seed}", config.total_timesteps) as done:
-        trained = train(config, on_progress=done, folder=folder, resume=resume)
+def train_into(config: TrainConfig, folder: Path, *, resume: bool = False) -> dict[str, Any]:
+    """Train, and write policy, curve and resolved config into a folder; returns what to print."""
+    if (folder / POLICY).exists() and not (folder / CHECKPOINT).exists():
+        raise InputError(f"{folder}: holds a policy, but no checkpoint to go on from; allowed: another folder")
+    with output.progress(f"train {config.name}", config.total_timesteps) as done:
+        trained = train(config, on_progress=done, folder=prepare_folder(folder), resume=resume)
     # only now: a run that is refused, because its checkpoint is of another config, must not overwrite that config
     config_files.write_yaml(folder / "config.yaml", config.model_dump(mode="json"))
     config_files.write_text(folder / "curve.json", json.dumps(trained.curve))
-    result_plots.learning_curves([trained.curve], folder / "learning-curve.png", paired=config.environment.paired)
-    save_policy(folder / POLICY, trained.file)
-    return trained
+    result_plots.learning_curve(trained.curve, folder / "learning-curve.png", paired=config.environment.paired)
+    record = trained.file.provenance
+    return {
+        "policy": str(folder / POLICY),
+        "sha256": save_policy(folder / POLICY, trained.file),
+        **{f"validation {name}": value for name, value in record.get("validation", {}).items()},
+        "timesteps": trained.curve[-1]["timesteps"],
+        "final_reward": record["final_reward"],
+        "cpu_s": round(trained.cpu_s, 1),
+    }
 
 
 def git_commit() -> str:
