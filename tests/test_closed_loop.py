@@ -18,6 +18,7 @@ from paceenv.cli.application import run as paceenv
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.limits import LIMITS
+from paceenv.core.plain import plain
 from paceenv.live.decide.blocks import BlockPlan, Plan
 from paceenv.live.decide.experiment import Experiment
 from paceenv.live.testbed.testbed_run import agent_options
@@ -36,7 +37,7 @@ from paceenv.trainers.closed_loop.paired_blocks import (
     other_log_ratios,
     paired_blocks,
 )
-from paceenv.trainers.closed_loop.predict import Predictor, run_in_blocks
+from paceenv.trainers.closed_loop.predict import Prediction, Predictor, run_in_blocks
 from paceenv.trainers.closed_loop.scenario_program import known_cluster
 from paceenv.ui import config_files
 
@@ -89,7 +90,6 @@ def test_pairs_that_are_cut_off_do_not_count() -> None:
     nothing = effect(log_ratios(np.ones((1, QUIET)), [])[0])
     assert nothing.units == 0
     assert math.isnan(nothing.change)
-    assert math.isnan(Effect.of(json.loads(json.dumps(nothing._asdict()).replace("NaN", "null"))).low)
 
 
 def test_another_job_is_judged_by_its_steps_within_our_blocks() -> None:
@@ -138,8 +138,9 @@ def test_a_prediction_knows_what_pacing_does_and_how_well() -> None:
     assert nothing.blocks.low < 0.0 < nothing.blocks.high  # what blocks of nothing read
 
 
-def _row(policy: str, change: float, half: float) -> dict[str, Any]:
-    return {"policy": policy, "always": Effect(change, change - half, change + half, 16)._asdict()}
+def _row(policy: str, change: float, half: float) -> Prediction:
+    effect = Effect(change, change - half, change + half, 16)
+    return Prediction(policy, effect, effect, 0.0, 0.0, np.zeros(16))
 
 
 def test_the_best_policy_that_surely_helps_is_chosen_and_else_none() -> None:
@@ -230,23 +231,22 @@ def test_a_loop_reports_what_its_runs_say(tmp_path: Path) -> None:
     assert report["fit"]["cv_within"]
     assert report["held_out"]["mean_within"]
     constant, paper = rows["constant"], rows["paper"]
-    assert constant["measured"]["high"] < -0.1
+    assert constant["measured"].high < -0.1
     assert constant["sign"]
-    assert constant["predicted"]["low"] <= constant["measured"]["change"] <= constant["predicted"]["high"]
-    assert paper["measured"]["change"] > constant["measured"]["high"]
-    assert constant["others"]["beside"]["change"] == pytest.approx(0.0, abs=1e-9)
+    assert constant["predicted"].low <= constant["measured"].change <= constant["predicted"].high
+    assert paper["measured"].change > constant["measured"].high
+    assert constant["others"]["beside"].change == pytest.approx(0.0, abs=1e-9)
     assert constant["agents"]["verdicts"] == {"helps": 8}
     assert report["contest"]["reference"] in (constant["policy"], rows["default"]["policy"])
     pair = ("paper", constant["policy"])
     beaten = next(one for one in report["contest"]["differences"] if (one["policy"], one["than"]) == pair)
-    assert beaten["measured"]["low"] > 0.0
-    assert beaten["always"]["low"] > 0.0
+    assert beaten["measured"].low > 0.0
+    assert beaten["always"].low > 0.0
     text = (tmp_path / "loop" / "report.md").read_text()
     assert report["verdict"] in text
     assert "cannot be identified from this trace" in text
     assert "## Against the best constant" in text
-    assert json.loads((tmp_path / "loop" / "report.json").read_text()) == report
-    for name in ("report.md", "report.json", "effects.png"):
+    for name in ("report.md", "effects.png"):
         assert (tmp_path / "loop" / name).stat().st_size > 500
 
 
@@ -263,18 +263,13 @@ class Interrupted(SimulatedTestbed):
         return super().__call__(*given, agents=agents, **more)
 
 
-def test_a_loop_goes_on_where_it_was_interrupted_and_refuses_to_be_another(tmp_path: Path) -> None:
-    first, second, other = Interrupted("canary"), SimulatedTestbed(), SimulatedTestbed()
-    with pytest.raises(InputError, match="interrupted"):
-        _loop(tmp_path, first, options=SHORT).go()
-    assert [run["--mode"] for run in first.runs] == ["observe", "probe"]
-    with pytest.raises(InputError, match=r"begun with scenario\.loop\.pairs = 6, now 7; allowed: the same, or another"):
-        _loop(tmp_path, other, options=SHORT, pairs=7).go()
-    with pytest.raises(InputError, match=r"begun with options\.seed = 0, now 1"):
-        _loop(tmp_path, other, options=SHORT.model_copy(update={"seed": 1})).go()
-    assert not other.runs
-    _loop(tmp_path, second, options=SHORT).go()
-    assert [run["--mode"] for run in second.runs] == ["canary"]
+def test_a_loop_needs_a_new_folder(tmp_path: Path) -> None:
+    testbed = SimulatedTestbed()
+    report = _loop(tmp_path / "loop", testbed, options=SHORT).go()
+    assert [run["--mode"] for run in testbed.runs] == ["observe", "probe", "canary"]
+    assert json.loads((tmp_path / "loop" / "report.json").read_text()) == plain(report)
+    with pytest.raises(InputError, match="loop: holds something; allowed: a new folder"):
+        _loop(tmp_path / "loop", testbed, options=SHORT).go()
 
 
 def test_what_the_agent_would_refuse_is_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -297,8 +292,8 @@ def test_the_command_runs_the_loop_with_what_it_is_given(tmp_path: Path, monkeyp
     more = ["--iterations", "40", "--pairs", "5", "--seed", "3", "--candidates", "default; paper"]
     with pytest.raises(InputError, match="interrupted"):
         paceenv(["testbed", str(tmp_path / "double.yaml"), "--loop", "-o", str(folder), *more])
-    record = json.loads((folder / "loop.json").read_text())
-    assert (record["scenario"]["loop"]["pairs"], record["options"]["seed"]) == (5, 3)
-    assert record["options"]["candidates"] == ["default", "paper"]
-    done = json.loads((folder / "1-observe" / "done.json").read_text())
-    assert done["jobs"]["pairs"]["iterations"] == 36  # of 39 steps, less the warm-up
+    assert [run["--mode"] for run in testbed.runs] == ["observe"]
+    assert (testbed.scenario.loop.pairs, testbed.scenario.loop.observe_iterations, testbed.scenario.seed) == (5, 40, 18)
+    more[-1] = "paper; nobody"
+    with pytest.raises(InputError, match="candidate nobody"):
+        paceenv(["testbed", str(tmp_path / "double.yaml"), "--loop", "-o", str(folder), *more])

@@ -77,7 +77,7 @@ def calibrate(trace: Any, *, base: Cluster | None, name: str, probe: Any) -> Job
 
 
 class SimulatedTestbed:
-    """``run_scenario`` on the simulator. ``runs`` has the options of the agents so far;"""
+    """``run_scenario`` on the simulator. ``runs`` has the options of the agents so far, ``scenario`` the latest."""
 
     def __init__(self, truth: str = TRUTH) -> None:
         self.runs: list[dict[str, str]] = []
@@ -95,6 +95,7 @@ class SimulatedTestbed:
         ((job, given),) = agents.items()
         options = dict(zip(given[::2], given[1::2], strict=True))
         self.runs.append(options)
+        self.scenario = scenario
         assert not out.exists(), "a run needs a new folder"
         (out / job).mkdir(parents=True)
         simulator = start(self._cluster, np.array([len(options)]))

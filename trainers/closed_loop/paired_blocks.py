@@ -52,12 +52,6 @@ class Effect(NamedTuple):
         change, low, high = map(math.expm1, log_ratio)
         return cls(change, low, high, units)
 
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Effect:
-        """From its fields as JSON gives them back, where not-a-number is null."""
-        change, low, high = (math.nan if data[key] is None else float(data[key]) for key in ("change", "low", "high"))
-        return cls(change, low, high, int(data["units"]))
-
     def __str__(self) -> str:
         if math.isnan(self.change):
             return "not known"
@@ -146,11 +140,10 @@ def contest_results(result: RunResult, job: str, contest: Plan, policies: Sequen
         pairs = paired_blocks(contest, len(step_s_T), k)[1][: agents["paced_pairs"]]
         ratios[policy] = log_ratios(step_s_T[None], pairs)[0]
         unpaced += [step_s_T[off] for off, _ in pairs]
-        others = {name: effect(other_log_ratios(end_s_T, ends, pairs))._asdict() for name, ends in beside.items()}
-        measured = effect(ratios[policy])._asdict()
-        rows.append({"policy": policy, "measured": measured, "others": others, "agents": agents})
+        others = {name: effect(other_log_ratios(end_s_T, ends, pairs)) for name, ends in beside.items()}
+        rows.append({"policy": policy, "measured": effect(ratios[policy]), "others": others, "agents": agents})
     differences = [
-        {"policy": one, "than": other, "measured": difference(ratios[one], ratios[other])._asdict()}
+        {"policy": one, "than": other, "measured": difference(ratios[one], ratios[other])}
         for one, other in permutations(policies, 2)
     ]
     return {

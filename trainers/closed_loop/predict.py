@@ -15,8 +15,9 @@ Legend: D drawn clusters, E episodes (seeds), N values, T iterations, P pairs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,8 @@ from paceenv.trainers.closed_loop.paired_blocks import Effect, log_ratios, paire
 from paceenv.whatif.predictions import one_more
 
 
-class Prediction(NamedTuple):
+@dataclass(frozen=True)
+class Prediction:
     """The predicted effect of one policy.
 
     Attributes:
@@ -53,10 +55,7 @@ class Prediction(NamedTuple):
     cv: float
     mean_delay_s: float
     always_N: Array
-
-    def as_dict(self) -> dict[str, Any]:
-        numbers = {name: value for name, value in self._asdict().items() if name != "always_N"}
-        return numbers | {"always": self.always._asdict(), "blocks": self.blocks._asdict()}
+    SHOWN: ClassVar = ("policy", "always", "blocks", "cv", "mean_delay_s")
 
 
 class Predictor:
@@ -114,7 +113,7 @@ def predicted_differences(predictions: Sequence[Prediction]) -> list[dict[str, A
         {
             "policy": one.policy,
             "than": other.policy,
-            "always": Effect.of_logs(one_more(one.always_N - other.always_N), len(one.always_N))._asdict(),
+            "always": Effect.of_logs(one_more(one.always_N - other.always_N), len(one.always_N)),
         }
         for one, other in permutations(predictions, 2)
     ]
