@@ -30,9 +30,9 @@ from paceenv.trainers.closed_loop.closed_loop import ClosedLoop, LoopOptions, de
 from paceenv.trainers.closed_loop.paired_blocks import (
     Effect,
     candidate_agents,
-    delays,
     difference,
     effect,
+    held_back,
     log_ratios,
     other_log_ratios,
     paired_blocks,
@@ -181,7 +181,7 @@ def _snapshot(state: str = "canary", reason: str = "", **candidate: Any) -> dict
 def test_a_contest_in_which_no_transfer_was_held_says_so() -> None:
     why = "transfers of process group 1 are not held back: its backend is mpi"
     idle = {"pacing": {"holds": 7, "held": 0}, "events": [{"text": why}, {"text": "mode canary"}]}
-    found = delays([idle, idle])
+    found = held_back([idle, idle])
     assert (found["holds"], found["held"], found["unheld"]) == (14, 0, [why])
     (said,) = sim_to_real_report.notes({"candidates": [], "delays": found})
     assert said == f"rule defer was on in 14 iterations of ranks and held no transfer back: {why}"

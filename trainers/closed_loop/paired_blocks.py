@@ -20,7 +20,6 @@ from paceenv.core.differences import Array, Mean, log_ratio
 from paceenv.core.intervals import Interval
 from paceenv.live.decide.blocks import Plan
 from paceenv.live.record.snapshot import Snapshot, entry, number, text, total
-from paceenv.live.record.summary import cut_by_limits
 from paceenv.live.testbed.testbed_run import RunResult
 
 Found = dict[str, Any]
@@ -150,7 +149,7 @@ def contest_results(result: RunResult, job: str, contest: Plan, policies: Sequen
         "candidates": rows,
         "differences": differences,
         "unpaced": mean_step(np.concatenate(unpaced)),
-        "delays": delays(mine.snapshots),
+        "delays": held_back(mine.snapshots),
         "blocks": _course(contest, policies, end_s_T - end_s_T[0], step_s_T),
     }
 
@@ -182,11 +181,10 @@ def candidate_agents(snapshots: Sequence[Snapshot], candidate: int, ranks: int) 
     evaluation that caused it; later blocks compare nothing. Where one of the ``ranks`` reported nothing at all, no
     block compares anything.
     """
-    verdicts, texts, reasons, pairs = Counter[str](), set[str](), set[str](), list[int]()
+    verdicts, reasons, pairs = Counter[str](), set[str](), list[int]()
     for snapshot in snapshots:
         one = _candidate(snapshot, candidate)
         verdicts[text(one, "verdict") or "no verdict"] += 1
-        texts.add(text(one, "text"))
         stopped = text(one, "stopped") or ("" if text(snapshot, "state") in PACED_STATES else text(snapshot, "reason"))
         if stopped or text(snapshot, "state") not in PACED_STATES:
             reasons.add(stopped)
@@ -195,7 +193,6 @@ def candidate_agents(snapshots: Sequence[Snapshot], candidate: int, ranks: int) 
         reasons.add(f"{silent} of {ranks} agents reported nothing")
     return {
         "verdicts": dict(verdicts),
-        "texts": sorted(texts),
         "stopped": sorted(reasons),
         "paced_pairs": 0 if silent else min(pairs, default=None),
     }
@@ -207,20 +204,14 @@ def _candidate(snapshot: Snapshot, candidate: int) -> Mapping[str, Any]:
     return row if isinstance(row, Mapping) else {}
 
 
-def delays(snapshots: Sequence[Snapshot]) -> Found:
-    """The delays of all ranks and candidates: how many, their mean in seconds, and how often each limit cut one.
+def held_back(snapshots: Sequence[Snapshot]) -> Found:
+    """How many transfers rule defer held back (``held``), and in how many iterations of ranks it would have (``holds``).
 
-    ``held`` is how many transfers rule defer held back, ``holds`` in how many iterations it would have, and ``unheld``
-    what agents said of transfers that they do not hold.
+    ``unheld`` is what agents said of transfers that they do not hold.
     """
-    names = ("taken", "total_s", "holds", "held")
-    taken, total_s, holds, held = (total(snapshots, "pacing", name) for name in names)
     events = [event for s in snapshots for event in entry(s, "events") or [] if isinstance(event, Mapping)]
     return {
-        "taken": int(taken),
-        "mean_s": total_s / taken if taken else 0.0,
-        "cut": dict(cut_by_limits(snapshots)),
-        "holds": int(holds),
-        "held": int(held),
+        "holds": int(total(snapshots, "pacing", "holds")),
+        "held": int(total(snapshots, "pacing", "held")),
         "unheld": sorted({said for event in events if "not held back" in (said := text(event, "text"))}),
     }
