@@ -205,7 +205,7 @@ def _candidate(snapshot: Snapshot, candidate: int) -> Mapping[str, Any]:
 
 
 def held_back(snapshots: Sequence[Snapshot]) -> Found:
-    """How many transfers rule defer held back (``held``), and in how many iterations of ranks it would have (``holds``).
+    """How many transfers rule defer held back, and in how many iterations of ranks it would have (``holds``).
 
     ``unheld`` is what agents said of transfers that they do not hold.
     """
