@@ -75,7 +75,7 @@ def test_throughput_does_not_count_what_failures_undid(simulator: Make) -> None:
 def test_the_reward_takes_off_what_a_failure_undoes() -> None:
     """Over an episode the throughput terms, weighted by time, are the iterations that count."""
     rules = ["reliability.mtbf_iterations=6000", "reliability.checkpoint_iterations=50", "reliability.restart_s=5"]
-    env = PacingVectorEnv(4, load_cluster("null-jitter").changed(rules), episode_intervals=50, warn_null=False)
+    env = PacingVectorEnv(4, load_cluster("null-jitter").changed(rules), episode_intervals=50)
     env.reset(seed=1)
     first, counted = env._batch.simulator.outcome().useful_iterations, np.zeros(4)
     for _ in range(40):

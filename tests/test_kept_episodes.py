@@ -16,7 +16,7 @@ ROWS = 6
 
 
 def make(**changed: Any) -> PacingVectorEnv:
-    arguments = {"cv_weight": (0.0, 1.0), "episode_intervals": 5, "warn_null": False, **changed}
+    arguments = {"cv_weight": (0.0, 1.0), "episode_intervals": 5, **changed}
     return PacingVectorEnv(ROWS, ["two-jobs", "unequal-slack", "structural-coupling"], **arguments)
 
 
@@ -45,7 +45,7 @@ def test_results_do_not_depend_on_it(mode: AutoresetMode, reward: Any) -> None:
 
 def test_jobs_with_a_program_are_kept_with_it() -> None:
     """Their episodes start one after the other, so that what is kept grows."""
-    plain, keeping = (PacingVectorEnv(ROWS, "expert-layers", episode_intervals=2, warn_null=False) for _ in range(2))
+    plain, keeping = (PacingVectorEnv(ROWS, "expert-layers", episode_intervals=2) for _ in range(2))
     keeping.keep_episodes()
     for one, other in zip(course(plain, [(7, 5), (7, 5)]), course(keeping, [(7, 5), (7, 5)]), strict=True):
         np.testing.assert_array_equal(one, other)

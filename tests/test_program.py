@@ -166,7 +166,7 @@ def test_length_of_micro_batches_varies_by_replica() -> None:
 
 def first_seen(clusters: list[Cluster], name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     """What an environment over some clusters sees first in episodes of one of them."""
-    env = PacingVectorEnv(3, clusters, weights=[one.name == name for one in clusters], warn_null=False)
+    env = PacingVectorEnv(3, clusters, weights=[one.name == name for one in clusters])
     return env.reset(seed=[1, 2, 3])[0]
 
 
@@ -196,7 +196,7 @@ def test_a_batch_goes_on_when_its_programs_are_forgotten(monkeypatch: pytest.Mon
     monkeypatch.setattr("paceenv.sim.cluster.program.program_run._TABLES", {})
     noise = {"jitter_cv": {"uniform": [0.01, 0.02]}}  # drawn, so that every episode has a job of its own
     clusters = [cluster([compute(seconds), all_reduce(0.1)], name=f"{seconds}", noise=noise) for seconds in (0.1, 0.2)]
-    env = PacingVectorEnv(2, clusters, warn_null=False)
+    env = PacingVectorEnv(2, clusters)
     seen = set[str]()
     for seed in range(0, 12, 2):
         observation, info = env.reset(seed=seed)

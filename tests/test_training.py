@@ -215,6 +215,6 @@ def test_a_training_takes_several_programs_and_jobs_without_one() -> None:
     batches = make_batches(config_files.parse(Environment, data, "test"))
     assert [batch.num_envs for batch in batches] == [2, 2, 2]
     two = ["expert-layers", load_cluster("expert-layers").changed(["fabric.nic_gbps=50"])]
-    env = PacingVectorEnv(4, two, mechanisms=("defer",), warn_null=False)
+    env = PacingVectorEnv(4, two, mechanisms=("defer",))
     env.reset(seed=1)
     assert np.isfinite(env.step(np.zeros(env.action_space.shape, np.float32))[1]).all()

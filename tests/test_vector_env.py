@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -13,11 +12,10 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from paceenv.core.errors import InputError
-from paceenv.envs import null_jobs
-from paceenv.envs.null_jobs import NullJobWarning
 from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
 from paceenv.envs.registration import SCENARIOS, register_envs
-from paceenv.sim.cluster import load_cluster
+from paceenv.trainers.evaluation.static_search import search_static
+from paceenv.trainers.evaluation.suites import Case, Suite
 
 register_envs()
 
@@ -66,7 +64,7 @@ def assert_same(ours: Any, theirs: Any, where: str) -> None:
     "arguments",
     [
         {"weights": [1, 0, 0, 0]},
-        {"weights": [2, 1, 1, 0], "cv_weight": (0.0, 1.0), "names_in_info": True},
+        {"weights": [2, 1, 1, 0], "cv_weight": (0.0, 1.0)},
         {"weights": [0, 1, 0, 0], "reward": "raw"},
     ],
     ids=["paired", "several shapes", "raw"],
@@ -169,30 +167,12 @@ def test_paired_rewards_are_raw_ones_less_those_of_the_unpaced_copy() -> None:
     assert not paired.step(off)[1].any(), "no pacing earns exactly nothing"
 
 
-# Null jobs
-
-
-def test_a_null_job_is_named_once_and_nothing_else_is() -> None:
-    cluster = load_cluster("null-jitter").model_copy(update={"name": "my-null"})
-    with pytest.warns(NullJobWarning, match=r"nothing to learn on my-null: none of 9 constant settings of slack beats"):
-        PacingEnv(cluster, mechanisms="slack")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        PacingEnv(cluster, mechanisms="slack")
-        PacingVectorEnv(2, cluster, mechanisms="slack")
-        PacingEnv([cluster, "two-jobs"])
-        PacingEnv(load_cluster("null-jitter").model_copy(update={"name": "other-null"}), warn_null=False)
-
-
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_registered_scenario_pays_unless_it_is_the_null(name: str) -> None:
-    assert f"paceenv/{name}-v0" in gymnasium.registry
-    given = SCENARIOS[name] | {"warn_null": True}
-    null_jobs._warn_once.cache_clear()
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        gymnasium.make(f"paceenv/{name}-v0", **given)
-    assert (NullJobWarning in [one.category for one in said]) == (name == "Null")
+    gymnasium.make(f"paceenv/{name}-v0").reset(seed=0)
+    case, mechanism = Case(cluster=SCENARIOS[name]["cluster"]), SCENARIOS[name]["mechanisms"]
+    suite = Suite(name=name, cases=[case], mechanisms=[mechanism], seeds=16, iterations=300)
+    assert (search_static(suite).gain_SCE.mean(axis=2).max() > 0.01) == (name != "Null")
 
 
 # Frames

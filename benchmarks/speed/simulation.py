@@ -41,7 +41,7 @@ PROGRAMS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 ROWS, INTERVAL_ITERATIONS, SCALARS = (1, 64, 256, 1024), 20, 8
-PLAIN: dict[str, Any] = {"cluster": "null-jitter", "mechanisms": "slack", "reward": "raw", "warn_null": False}
+PLAIN: dict[str, Any] = {"cluster": "null-jitter", "mechanisms": "slack", "reward": "raw"}
 RANK_TARGET, PHASE_TARGET, TRAINING_TARGET = 100e6, 10e6, 10.0
 
 

@@ -48,7 +48,6 @@ class Rules:
     cv_weight: float | Sequence[float] = 0.5
     reward: Reward = "paired"
     limits: Limits = LIMITS
-    names_in_info: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.mechanisms, str):
@@ -450,15 +449,8 @@ class EpisodeBatch:
         return value_E
 
     def where(self) -> dict[str, NDArray[Any]]:
-        """The cluster of each row's present episode, as an info has it: its number and, if asked for, its name."""
-        info: dict[str, NDArray[Any]] = {"cluster": self.cluster_E.copy()}
-        if self.rules.names_in_info:
-            info["cluster_name"] = self.names_C[self.cluster_E]
-        return info
-
-    def where_of(self, n: int) -> dict[str, Any]:
-        """As :meth:`where`, of one row."""
-        return {name: value[n].item() if name == "cluster" else value[n] for name, value in self.where().items()}
+        """The number of the cluster of each row's present episode, as an info has it."""
+        return {"cluster": self.cluster_E.copy()}
 
     def last_interval(self, n: int) -> tuple[Recording, JobBatch]:
         """What row ``n`` did in its last interval, with every stamp, and its job; for a batch that keeps stamps."""

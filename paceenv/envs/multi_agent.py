@@ -11,7 +11,6 @@ from pettingzoo import ParallelEnv
 
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.envs.episode_batch import DEFAULT_CLUSTER, WHERE, ClusterLike, EpisodeBatch, taken_rules
-from paceenv.envs.null_jobs import warn_of_nulls
 
 Array = NDArray[np.float32]
 
@@ -41,17 +40,14 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
         self,
         cluster: ClusterLike | Sequence[ClusterLike] = DEFAULT_CLUSTER,
         *,
-        warn_null: bool = True,
         render_mode: None = None,
         **rules: Any,
     ) -> None:
-        given = taken_rules(cluster, rules, "warn_null", "render_mode")
+        given = taken_rules(cluster, rules, "render_mode")
         self._batch, self.render_mode = EpisodeBatch(1, given), render_mode
         ranks = sorted({one.ranks for one in self._batch.clusters})
         if len(ranks) > 1:
             raise out_of_range("cluster", f"clusters of {ranks} ranks", "one number of ranks, as of agents", WHERE)
-        if warn_null:
-            warn_of_nulls(self._batch.clusters, given)
         self.possible_agents = [f"rank_{rank}" for rank in range(ranks[0])]
         self.agents: list[str] = []
         # a space of its own for each agent, and always the same one, as each samples from its own seed
@@ -82,7 +78,7 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
             self._batch.seed(everyone, [seed])
         self._batch.start(everyone)
         self.agents = list(self.possible_agents)
-        return self._views(), {agent: self._batch.where_of(0) for agent in self.agents}
+        return self._views(), {agent: {"cluster": int(self._batch.cluster_E[0])} for agent in self.agents}
 
     def step(
         self, actions: Mapping[str, Array]
@@ -105,7 +101,7 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
         settings_RM2 = self._batch.decoded(given, len(given), called="rank_{}")
         reward, truncated, terms = self._batch.advance(settings_RM2[None])
         agents, over = self.agents, bool(truncated[0])
-        info = self._batch.where_of(0) | {name: float(value[0]) for name, value in terms.items()}
+        info = {"cluster": int(self._batch.cluster_E[0])} | {name: float(value[0]) for name, value in terms.items()}
         self.agents = [] if over else agents
         ends = dict.fromkeys(agents, False), dict.fromkeys(agents, over)
         return self._views(), dict.fromkeys(agents, float(reward[0])), *ends, {agent: dict(info) for agent in agents}

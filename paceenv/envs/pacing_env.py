@@ -25,7 +25,6 @@ from paceenv.envs.episode_batch import (
     taken_rules,
 )
 from paceenv.envs.frames import RENDER_MODES, Frame, RenderMode, frame
-from paceenv.envs.null_jobs import warn_of_nulls
 from paceenv.envs.registration import register_envs
 
 METADATA: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 4}
@@ -99,7 +98,6 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     | Key | Meaning | Unit | Where |
     | --- | --- | --- | --- |
     | `cluster` | number of the present episode's cluster in `env.unwrapped.cluster_names` | integer | reset and step |
-    | `cluster_name` | its name | string | reset and step, with `names_in_info` |
     | `step_mean_s` | mean step time of the interval | s | step |
     | `step_cv` | standard deviation of the step time / mean step | ratio | step |
     | `throughput_ratio` | ideal step / mean step, less what failures undid | ratio | step |
@@ -138,10 +136,6 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
       episode draws its own, uniformly as the last entry shows it
     * ``reward``: ``"paired"`` (default) or ``"raw"``
     * ``limits``: of every delay, a ``paceenv.core.limits.Limits`` (default: those of a live job)
-    * ``names_in_info``: adds the cluster's name to ``info``; by default only its number is there, as Gymnasium's
-      conversions to other array libraries cannot take strings (default False)
-    * ``warn_null``: whether a warning says, once a process, that no cluster given has anything to win for constant
-      settings of the mechanisms (default True)
     * ``autoreset_mode``: vector environment only (default ``AutoresetMode.NEXT_STEP``, as Gymnasium's)
     * ``threads``: threads that share a batch, vector environment only (default 1)
     * ``render_mode``: ``"rgb_array"``, the timeline of ranks in the last iterations (default None)
@@ -164,16 +158,13 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         self,
         cluster: ClusterLike | Sequence[ClusterLike] = DEFAULT_CLUSTER,
         *,
-        warn_null: bool = True,
         render_mode: RenderMode | None = None,
         **rules: Any,
     ) -> None:
-        given = taken_rules(cluster, rules, "warn_null", "render_mode")
+        given = taken_rules(cluster, rules, "render_mode")
         self.render_mode = _checked_mode(render_mode)
         self._batch = EpisodeBatch(1, given, keeps_stamps=render_mode is not None)
         self.observation_space, self.action_space = self._batch.observation_space, self._batch.action_space
-        if warn_null:
-            warn_of_nulls(self._batch.clusters, given)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -192,7 +183,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         if seed is not None:
             self._batch.seed(np.array([0]), [seed])
         self._batch.start(np.array([0]))
-        return self._batch.observe()[0], self._batch.where_of(0)
+        return self._batch.observe()[0], {"cluster": int(self._batch.cluster_E[0])}
 
     def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Run one control interval; ``info`` holds the raw terms of the reward.
@@ -204,7 +195,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
             InputError: for an action of another shape, or with not-a-number.
         """
         reward, truncated, terms = self._batch.step(np.asarray(action)[None])
-        info = self._batch.where_of(0) | {name: float(value[0]) for name, value in terms.items()}
+        info = {"cluster": int(self._batch.cluster_E[0])} | {name: float(value[0]) for name, value in terms.items()}
         return self._batch.observe()[0], float(reward[0]), False, bool(truncated[0]), info
 
     def render(self) -> Frame | None:
@@ -250,7 +241,6 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
             returns the next one's first observation, with the last one in ``info["final_obs"]``. ``DISABLED``: the
             caller resets rows that have ended, with ``options={"reset_mask": ...}``.
         threads: most threads that share the batch, at least 1; results do not depend on it.
-        warn_null: whether a warning says that no cluster given has anything to win.
         render_mode: ``"rgb_array"``; ``render`` then returns a frame for each row.
 
     Raises:
@@ -266,11 +256,10 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         *,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         threads: int = 1,
-        warn_null: bool = True,
         render_mode: RenderMode | None = None,
         **rules: Any,
     ) -> None:
-        given = taken_rules(cluster, rules, "num_envs", "autoreset_mode", "threads", "warn_null", "render_mode")
+        given = taken_rules(cluster, rules, "num_envs", "autoreset_mode", "threads", "render_mode")
         try:
             self.autoreset_mode = AutoresetMode(autoreset_mode)
         except ValueError:
@@ -284,8 +273,6 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         self.single_action_space = self._batch.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        if warn_null:
-            warn_of_nulls(self._batch.clusters, given)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -389,10 +376,7 @@ def _masked(values: dict[str, NDArray[Any]], mask_E: NDArray[np.bool_]) -> dict[
         return {}
     info: dict[str, Any] = {}
     for name, value in values.items():
-        absent: Any = None if value.dtype == object else value.dtype.type(0)
-        info[name] = value.copy()
-        info[name][~mask_E] = absent
-        info[f"_{name}"] = mask_E.copy()
+        info[name], info[f"_{name}"] = np.where(mask_E, value, 0), mask_E.copy()
     return info
 
 

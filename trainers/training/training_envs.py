@@ -169,7 +169,6 @@ def make_batches(config: Environment) -> list[PacingVectorEnv]:
             reward="paired" if config.paired else "raw",
             limits=config.limits,
             autoreset_mode=AutoresetMode.SAME_STEP,
-            warn_null=False,  # nulls are among the clusters on purpose
         )
         if config.pool_segments:
             env.keep_episodes()
