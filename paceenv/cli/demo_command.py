@@ -55,8 +55,9 @@ def run_demo(out: Path, timesteps: int | None, seed: int) -> SuiteResult:
     result, static = _compare(suite, policy)
     nulls = _compare_nulls(plain, policy, static)
     with output.progress("draw"):
-        _pictures(out, result)
-    pages = [_table(one, score_table.verdicts(one, str(policy), static)) for one in (result, nulls)]
+        drawn = result_plots.ranks_over_time(load_cluster(EXPLAINED), ["passive", "learned"])
+        figures.save(drawn, out / "ranks-over-time.png")
+    pages = [_table(one, score_table.differences(one, [str(policy), static])) for one in (result, nulls)]
     config_files.write_text(out / "scores.md", "\n".join(["# Demo", "", *pages]))
     output.say(f"All of it, with pictures and the policy file, is in {out}/ ({time.monotonic() - started:.0f} s)")
     return result
@@ -135,15 +136,6 @@ def _table(result: SuiteResult, said: list[str]) -> str:
     note = [f"{score_table.GAP_CLOSED} In brackets: 95 % interval.", *said, ""]
     output.print_table(f"Suite {result.suite.name}", score_table.COLUMNS, rows, "\n".join(note))
     return score_table.markdown(result, said)
-
-
-def _pictures(out: Path, result: SuiteResult) -> None:
-    result_plots.step_distributions(result, result.suite.cases[0].name, out / "step-times.png")
-    result_plots.pareto(result, out / "pareto.png")
-    figures.save(
-        result_plots.ranks_over_time(load_cluster(EXPLAINED), ["passive", "learned"]), out / "ranks-over-time.png"
-    )
-    result_plots.scaling_curve(out / "scaling.png")
 
 
 def demo(

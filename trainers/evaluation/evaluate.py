@@ -48,8 +48,6 @@ class Outcome:
     step_s_E: NDArray[np.float64]
     cv_E: NDArray[np.float64]
     delay_share_E: NDArray[np.float64]
-    step_ratio: NDArray[np.float32]
-    """Every 32nd step over the ideal step, for pictures of the distribution."""
     tenant_rate_EK: NDArray[np.float64]
     """Iterations a second of each co-tenant, ``(E, K)``; not-a-number where it is absent."""
     ideal_step_s_E: NDArray[np.float64]
@@ -194,12 +192,10 @@ def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
     made = select_policy(policy, cluster)
     rollout = run(made, simulator, suite.iterations)
     mean_E, sd_E = rollout.useful_step_E, rollout.step_ET.std(axis=1)
-    ratio = (rollout.step_ET / rollout.ideal_step_E[:, None])[:, ::32].astype(np.float32)
     rate_EK = rollout.outcome.tenant_cycles_EK / rollout.outcome.time_s[:, None]
     delay_E = rollout.mean_delay_E / rollout.ideal_step_E
-    return Outcome(
-        mean_E, sd_E / rollout.step_ET.mean(axis=1), delay_E, ratio, rate_EK, rollout.ideal_step_E, rollout.outside
-    )
+    cv_E = sd_E / rollout.step_ET.mean(axis=1)
+    return Outcome(mean_E, cv_E, delay_E, rate_EK, rollout.ideal_step_E, rollout.outside)
 
 
 def share_of_best(gain_PE: NDArray[np.float64], policy: int) -> Interval:

@@ -1,4 +1,4 @@
-"""The pictures of a run: ranks over time, scaling curve, step times, learning curve, Pareto of gain and CV."""
+"""The pictures of a run: ranks over time, policies side by side, learning curve."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.rollout import run
 from paceenv.policies.select import select_policy
 from paceenv.report.section import Section, page
-from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import Simulator
 from paceenv.trainers.evaluation.evaluate import SuiteResult
 from paceenv.trainers.evaluation.score_table import label
-from paceenv.ui import config_files, figures
-from paceenv.ui.figures import STATIC_COLOUR, axes, colour
+from paceenv.ui import figures
+from paceenv.ui.figures import colour
 
 SHOWN_STEPS = 3
 
@@ -82,39 +82,6 @@ def side_by_side_page(result: SuiteResult) -> str:
     return page(f"Policies side by side on {suite.name}", note, sections)
 
 
-def scaling_curve(path: Path) -> None:
-    """Throughput by number of nodes, published beside simulated, without and with coordination (the slack rule)."""
-    target = config_files.read_yaml(config_files.find("targets", "when-scaling-fails"))
-    figure, panel = axes("When Scaling Fails, Table 1: the published gain is missed", "nodes", "throughput, samples/s")
-    rows = target["rows"]
-    nodes, first = [row["nodes"] for row in rows], rows[0]["baseline"]["throughput"]
-    clusters = [load_cluster(target["cluster"]).with_nodes(n) for n in nodes]
-    panel.plot(nodes, [first * n / nodes[0] for n in nodes], ":", color="#999999", label="linear")
-    for column, policy, shade in (("baseline", "passive", "#555555"), ("coordination", "static", STATIC_COLOUR)):
-        runs = [run(select_policy(policy, one), start(one, np.arange(8)), 5000) for one in clusters]
-        simulated = [one.samples_per_step / of.step_ET.mean() for one, of in zip(clusters, runs, strict=True)]
-        panel.plot(nodes, simulated, "-", color=shade, label=f"{column}, simulated")
-        for row in rows:
-            label = f"{column}, published" if row is rows[0] else None
-            style = "full" if row[column]["fit"] else "none"
-            panel.plot(row["nodes"], row[column]["throughput"], "o", color=shade, fillstyle=style, label=label)
-    panel.set(xscale="log", yscale="log", xticks=nodes, xticklabels=[str(n) for n in nodes])
-    panel.minorticks_off()
-    panel.set_yticks(ticks := [1000, 2000, 4000, 8000, 16000], [str(t) for t in ticks])
-    panel.legend(fontsize=8, title="filled: fitted; open: not fitted, but looked at", title_fontsize=8)
-    figure.savefig(path)
-
-
-def step_distributions(result: SuiteResult, cluster: str, path: Path) -> None:
-    """Draw the cumulative distribution of step times over the ideal step, one curve per policy."""
-    figure, panel = axes(f"Step time on {cluster}", "step time / ideal step time", "share of steps below")
-    for policy in result.policies:
-        ratio = np.sort(result.outcomes[policy, cluster].step_ratio.ravel())
-        panel.plot(ratio, np.linspace(0, 1, len(ratio)), color=colour(policy), label=short(policy))
-    panel.legend(fontsize=8)
-    figure.savefig(path)
-
-
 def learning_curve(curve: Sequence[Mapping[str, float]], path: Path, *, paired: bool) -> None:
     """Draw mean reward over decisions; beside it gap closed and cost on null clusters, where known.
 
@@ -152,21 +119,4 @@ def learning_curve(curve: Sequence[Mapping[str, float]], path: Path, *, paired: 
         panels[-1].set(ylabel="mean step time on nulls\nagainst no pacing, %", title="constraint (dotted: limit)")
     for panel in panels:
         panel.set_xlabel("decisions, thousands")
-    figure.savefig(path)
-
-
-def pareto(result: SuiteResult, path: Path) -> None:
-    """Throughput gain against CV over the whole suite, a point a policy, with the gain's interval."""
-    figure, panel = axes(
-        f"Suite {result.suite.name}", "mean coefficient of variation of step time", "throughput against no pacing, %"
-    )
-    for policy in result.policies:
-        score = result.total(policy)
-        below, above = 100 * (score.gain - score.gain_ci95[0]), 100 * (score.gain_ci95[1] - score.gain)
-        panel.errorbar(
-            score.cv, 100 * score.gain, [[max(below, 0.0)], [max(above, 0.0)]], fmt="o", color=colour(policy), capsize=3
-        )
-        panel.annotate(short(policy), (score.cv, 100 * score.gain), (6, 4), textcoords="offset points", fontsize=8)
-    panel.axhline(0.0, color="#999999", linewidth=0.8)
-    panel.margins(x=0.2)
     figure.savefig(path)

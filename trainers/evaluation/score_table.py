@@ -1,4 +1,4 @@
-"""The score table (Markdown, JSON, terminal), verdicts in words, and the committed page ``SCORES.md``."""
+"""The score table (Markdown, JSON, terminal), and the committed page ``SCORES.md``."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def gap(score: Score) -> str:
     return f"{value:z.0%} [{100 * low:z.0f}, {100 * high:z.0f}]"
 
 
-def markdown(result: SuiteResult, verdicts: Sequence[str] = ()) -> str:
-    """The table as Markdown, with verdicts in words."""
+def markdown(result: SuiteResult, said: Sequence[str] = ()) -> str:
+    """The table as Markdown, with sentences below it."""
     suite = result.suite
     lines = [
         f"## Suite {suite.name}",
@@ -121,7 +121,7 @@ def markdown(result: SuiteResult, verdicts: Sequence[str] = ()) -> str:
         "",
         *markdown_table(COLUMNS, cells(scores(result))),
     ]
-    return "\n".join([*lines, "", *[f"- {verdict}" for verdict in verdicts], ""])
+    return "\n".join([*lines, "", *[f"- {sentence}" for sentence in said], ""])
 
 
 def differences(result: SuiteResult, policies: Sequence[str]) -> list[str]:
@@ -132,27 +132,6 @@ def differences(result: SuiteResult, policies: Sequence[str]) -> list[str]:
         f"{names[first]} against {names[other]}, paired, {TOTAL}: {interval(result.total(first, against=other))}"
         for other in others
     ]
-
-
-def verdicts(result: SuiteResult, policy: str, static: str) -> list[str]:
-    """Plain sentences: does the policy help, does it beat the best static setting, does it leave the nulls alone."""
-    total, beats = result.total(policy), result.total(policy, against=static)
-    name, of_static, (low, high) = label(policy), interval(result.total(static)), total.gain_ci95
-    least = 0.5e-4  # less is shown as 0.00 %
-    effect = "helps" if low > least else "costs" if high < -least else "makes no difference that these seeds show"
-    sentences = [f"{name} {effect} against no pacing: {interval(total)}."]
-    low, high = beats.gain_ci95
-    word = "beats" if low > 0 else "loses to" if high < 0 else "is not distinguishable from"
-    sentences.append(f"The best single static setting ({static}) against no pacing: {of_static}.")
-    sentences.append(f"{name} {word} it: {interval(beats)}.")
-    for case in result.suite.cases:
-        score = result.score(policy, case)
-        if case.null_case:
-            fine = "within" if -score.gain <= NULL_LIMIT else "OUTSIDE"
-            sentences.append(
-                f"On {case.name}, where pacing cannot help, it is {fine} the limit of -0.5 %: {interval(score)}."
-            )
-    return sentences
 
 
 def interval(score: Score) -> str:
