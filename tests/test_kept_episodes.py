@@ -16,7 +16,7 @@ ROWS = 6
 
 
 def make(**changed: Any) -> PacingVectorEnv:
-    arguments = {"cv_weight": (0.0, 1.0), "episode_intervals": 5, **changed}
+    arguments = {"episode_intervals": 5, **changed}
     return PacingVectorEnv(ROWS, ["two-jobs", "unequal-slack", "structural-coupling"], **arguments)
 
 

@@ -58,16 +58,6 @@ def test_training_is_reproducible_its_seed_is_used_and_the_policy_carries_what_d
     assert (tmp_path / "a" / "config.yaml").exists()
 
 
-def test_a_policy_trained_over_preferences_takes_one(tmp_path: Path) -> None:
-    _train(tmp_path, "--set", "environment.cv_weight=[0.0, 1.0]")
-    content = load_policy(tmp_path / "policy.safetensors")
-    assert (content.policy.preference, content.policy.preference_range) == (0.5, (0.0, 1.0))
-    assert set(content.calibrated_range) == set(signals.NAMES)
-    assert content.provenance["config"]["environment"]["cv_weight"] == [0.0, 1.0]
-    again = load_train_config(tmp_path / "config.yaml")
-    assert again.environment.preference_range == (0.0, 1.0)
-
-
 def test_the_adapter_is_the_environment() -> None:
     config = {"episode_intervals": 4, "autoreset_mode": AutoresetMode.SAME_STEP}
     plain, wrapped = PacingVectorEnv(6, **config), NativeVecEnv([PacingVectorEnv(6, **config)], seed=3)  # type: ignore[arg-type]
@@ -108,7 +98,6 @@ environment:
   clusters: [{cluster: two-jobs}, {cluster: one-job, null_case: true}, {cluster: equal-slack, null_case: true}]
   mechanisms: [phase_shift, stagger]
   episode_intervals: 8
-  cv_weight: [0.0, 1.0]
   memory_intervals: 4
   environments: 24
 selection: {suites: [stagger], every: 2, patience: 1, seeds: 2, iterations: 60}
@@ -124,7 +113,7 @@ def test_a_training_stops_where_validation_no_longer_improves_and_keeps_its_best
     command = ["train", str(tmp_path / "selected.yaml"), "-o", str(tmp_path / "out")]
     assert application.run(command) == 0
     kept = load_policy(tmp_path / "out" / "policy.safetensors")
-    assert (kept.policy.memory_intervals, kept.policy.preference_range) == ((4,), (0.0, 1.0))
+    assert kept.policy.memory_intervals == (4,)
     scores = [row["score"] for row in json.loads((tmp_path / "out" / "curve.json").read_text()) if "score" in row]
     assert kept.provenance["validation"]["score"] == round(max(scores), 4)
     assert int(np.argmax(scores)) >= len(scores) - 2, "one look without a better score, and it stops"

@@ -64,7 +64,7 @@ def assert_same(ours: Any, theirs: Any, where: str) -> None:
     "arguments",
     [
         {"weights": [1, 0, 0, 0]},
-        {"weights": [2, 1, 1, 0], "cv_weight": (0.0, 1.0)},
+        {"weights": [2, 1, 1, 0]},
         {"weights": [0, 1, 0, 0], "reward": "raw"},
     ],
     ids=["paired", "several shapes", "raw"],

@@ -10,6 +10,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
 import gymnasium
@@ -21,7 +22,6 @@ from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import ClusterMix, draw_index, edges, shape_of
-from paceenv.sim.cluster.quantity import Draw, Uniform
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys, joined
 
@@ -45,7 +45,7 @@ class Rules:
     mechanisms: str | Sequence[str] = DEFAULT_MECHANISMS
     interval_iterations: int = 20
     episode_intervals: int = 64
-    cv_weight: float | Sequence[float] = 0.5
+    cv_weight: float = 0.5
     reward: Reward = "paired"
     limits: Limits = LIMITS
 
@@ -54,6 +54,8 @@ class Rules:
             object.__setattr__(self, "mechanisms", tuple(self.mechanisms))
         for name in ("interval_iterations", "episode_intervals"):
             at_least_1(name, getattr(self, name))
+        if not (isinstance(self.cv_weight, Real) and 0.0 <= self.cv_weight < np.inf):
+            raise out_of_range("cv_weight", self.cv_weight, "a number of at least 0", WHERE)
         if not isinstance(self.limits, Limits):
             raise out_of_range("limits", self.limits, "a paceenv.core.limits.Limits", WHERE)
         if self.reward not in get_args(Reward):
@@ -101,35 +103,6 @@ def at_least_1(name: str, value: int) -> None:
     """Refuse what is not a count of at least 1."""
     if not isinstance(value, (int, np.integer)) or value < 1:
         raise out_of_range(name, value, "an integer of at least 1", WHERE)
-
-
-class _Preference:
-    """The weight of variation in the reward: one number, or drawn for each episode from a range."""
-
-    def __init__(self, cv_weight: float | Sequence[float], environments: int) -> None:
-        self.is_drawn = np.ndim(cv_weight) > 0
-        try:
-            ends = [float(end) for end in np.ravel(cv_weight)]
-        except (TypeError, ValueError):
-            ends = []
-        if len(ends) != 1 + self.is_drawn or not (ends[0] >= 0.0 and ends[-1] < np.inf) or ends != sorted(set(ends)):
-            raise out_of_range("cv_weight", cv_weight, "a number of at least 0, or two, the lower one first", WHERE)
-        # uniform as the agent sees it: a weight of 0 is possible, and every part of the input is met equally often
-        self._squashed = Uniform(uniform=[signals.squashed_preference(end) for end in (ends[0], ends[-1])])
-        self.weight_E = np.full(environments, ends[0])
-
-    def draw(self, which: NDArray[np.int64], keys: NDArray[np.uint64]) -> None:
-        """Draw the weights of new episodes from their keys; by name, so that no other draw moves."""
-        if self.is_drawn:
-            squashed = Draw(keys, 1).named("cv_weight", self._squashed)
-            self.weight_E[which] = signals.PREFERENCE_SCALE * squashed / (1.0 - squashed)
-
-    def beside(self, observation_EO: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The observation, with the weight as one entry more where it is drawn."""
-        if not self.is_drawn:
-            return observation_EO
-        squashed_E = np.array([signals.squashed_preference(w) for w in self.weight_E.tolist()], np.float32)
-        return np.column_stack([observation_EO, squashed_E])
 
 
 class _Shape:
@@ -212,7 +185,6 @@ class EpisodeBatch:
         at_least_1("threads", threads)
         at_least_1("num_envs", environments)
         self.rules, self.mechanisms = rules, rules.mechanism_names
-        self.preference = _Preference(rules.cv_weight, environments)
         self.clusters = rules.clusters()
         if not self.clusters:
             raise InputError("clusters: none given; allowed: at least one")
@@ -235,8 +207,7 @@ class EpisodeBatch:
         self._passive_of: dict[tuple[int, int], NDArray[np.float64]] | None = None
         """Mean step and reward of each interval without pacing ``(T, 2)``, by key and cluster, where they are kept."""
         self._passive_ETV, self._age_E = np.zeros((environments, 0, 2)), np.zeros(environments, np.int64)
-        entries = signals.SIGNALS + self.preference.is_drawn
-        self.observation_space = gymnasium.spaces.Box(signals.LOW, signals.HIGH, (entries,), np.float32)
+        self.observation_space = gymnasium.spaces.Box(signals.LOW, signals.HIGH, (signals.SIGNALS,), np.float32)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2 * len(self.mechanisms),), np.float32)
 
     @property
@@ -267,7 +238,6 @@ class EpisodeBatch:
         self.elapsed_E[which] = 0
         keys = episode_keys(self.seeds_E[which], self.episode_E[which])
         self.keys_E[which] = keys
-        self.preference.draw(which, keys)
         self.cluster_E[which] = draw_index(keys, self._edges)
         self._start(which, (PACED, UNPACED) if self.rules.has_copy and self._passive_of is None else (PACED,))
         if self._passive_of is not None:
@@ -315,12 +285,11 @@ class EpisodeBatch:
 
     def observe(self) -> NDArray[np.float32]:
         """What the observer rank of each row saw in its last interval, ``(E, O)``."""
-        return self.preference.beside(self._gathered(lambda shape: shape.simulators[PACED].observe()))
+        return self._gathered(lambda shape: shape.simulators[PACED].observe())
 
     def observe_ranks(self) -> NDArray[np.float32]:
         """What every rank of each row saw, ``(E, R, O)``; where ranks differ in number it raises ValueError."""
-        view_ERO = self._gathered(lambda shape: shape.simulators[PACED].observe(every_rank=True))
-        return np.stack([self.preference.beside(view_EO) for view_EO in view_ERO.swapaxes(0, 1)], axis=1)
+        return self._gathered(lambda shape: shape.simulators[PACED].observe(every_rank=True))
 
     def step(
         self, action_EA: NDArray[np.floating], running: NDArray[np.bool_] | None = None
@@ -402,9 +371,8 @@ class EpisodeBatch:
         mean_EI = step_EIT.mean(axis=2)
         sd_EI = step_EIT.std(axis=2, mean=mean_EI[:, :, None])
         reference_E = self._gathered(lambda shape: shape.simulators[k].batch.jobs["ideal_step_s"])
-        both = reference_E, self.preference.weight_E
-        reference_EI, weight_EI = (np.repeat(one_E[:, None], count, axis=1) for one_E in both)
-        rewards_EI = metrics.reward(mean_EI, sd_EI, reference_EI, weight_EI)  # type: ignore[arg-type]
+        reference_EI = np.repeat(reference_E[:, None], count, axis=1)
+        rewards_EI = metrics.reward(mean_EI, sd_EI, reference_EI, self.rules.cv_weight)  # type: ignore[arg-type]
         lost_ratio_EI: NDArray[np.float64] | float = 0.0
         if self._can_fail:
             lost_E = self.rules.interval_iterations - (self._useful_iterations(k) - before_E)
@@ -414,7 +382,6 @@ class EpisodeBatch:
             "step_cv": sd_EI / mean_EI,
             "throughput_ratio": reference_EI / mean_EI - lost_ratio_EI,
             "reference_step_s": reference_EI,
-            "cv_weight": weight_EI,
         }
         return np.asarray(rewards_EI - lost_ratio_EI), terms
 

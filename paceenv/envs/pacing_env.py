@@ -68,10 +68,8 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ## Observation Space
 
-    `Box(-1, 1, (SIGNALS,), float32)`: what one rank, drawn for each episode, sees of itself. Where ``cv_weight`` is a
-    range, `Box(-1, 1, (SIGNALS + 1,), float32)` with the preference as the last entry, so that one policy can learn the
-    whole trade-off of throughput against variation. Entries have no unit. Except where noted an entry is
-    ``x / (1 + |x|)`` with ``x`` = value / scale.
+    `Box(-1, 1, (SIGNALS,), float32)`: what one rank, drawn for each episode, sees of itself. Entries have no unit.
+    Except where noted an entry is ``x / (1 + |x|)`` with ``x`` = value / scale.
 
     OBSERVATION_TABLE
 
@@ -102,16 +100,15 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     | `step_cv` | standard deviation of the step time / mean step | ratio | step |
     | `throughput_ratio` | ideal step / mean step, less what failures undid | ratio | step |
     | `reference_step_s` | ideal step: every rank equal and every link free | s | step |
-    | `cv_weight` | weight of the variation in the reward | ratio | step |
     | `passive_step_mean_s` | mean step time of the unpaced copy | s | step, paired |
     | `passive_reward` | raw reward of the unpaced copy; with the paired one the raw reward | ratio | step, paired |
     | `gain` | mean step of the copy / mean step, less 1 | ratio | step, paired |
 
     ## Starting State
 
-    The cluster's random quantities, the noise, the tenants' phases and the preference are drawn from the seed and the
-    episode number; the quiet start and one interval have run without pacing. ``reset`` of the vector environment takes
-    the option ``reset_mask``, a boolean array ``(num_envs,)``: only these rows start anew. Other options are refused.
+    The cluster's random quantities, the noise and the tenants' phases are drawn from the seed and the episode number;
+    the quiet start and one interval have run without pacing. ``reset`` of the vector environment takes the option
+    ``reset_mask``, a boolean array ``(num_envs,)``: only these rows start anew. Other options are refused.
 
     ## Episode End
 
@@ -132,8 +129,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     * ``mechanisms``: which of them the action sets, in this order; a string is one (``("DEFAULT_MECHANISM",)``)
     * ``interval_iterations``: iterations in one step of the environment (default 20)
     * ``episode_intervals``: steps in an episode (default 64)
-    * ``cv_weight``: weight of the variation in the reward (default 0.5), or a pair, lowest and highest, from which each
-      episode draws its own, uniformly as the last entry shows it
+    * ``cv_weight``: weight of the variation in the reward (default 0.5)
     * ``reward``: ``"paired"`` (default) or ``"raw"``
     * ``limits``: of every delay, a ``paceenv.core.limits.Limits`` (default: those of a live job)
     * ``autoreset_mode``: vector environment only (default ``AutoresetMode.NEXT_STEP``, as Gymnasium's)
@@ -216,7 +212,6 @@ def _document(env: type[PacingEnv]) -> None:
         "OBSERVATION_TABLE": signals.table(),
         "DEFAULT_CLUSTER": ", ".join(f"``{name}``" for name in DEFAULT_CLUSTER),
         "DEFAULT_MECHANISM": DEFAULT_MECHANISMS[0],
-        "SIGNALS + 1": str(signals.SIGNALS + 1),
         "SIGNALS": str(signals.SIGNALS),
     }
     for name, table in tables.items():

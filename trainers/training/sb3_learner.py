@@ -165,8 +165,6 @@ class Sb3Learner(Learner):
         return Learned(
             layers,
             environment.mechanisms,
-            preference=environment.default_preference,
-            preference_range=environment.preference_range,
             memory_intervals=environment.memory_intervals,
             change_intervals=environment.change_intervals,
             interval_iterations=environment.interval_iterations,

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies.networks import MAX_INTERVALS, time_scales
 from paceenv.sim.engine.simulator import MAX_RUN_SEED
@@ -30,7 +29,7 @@ class Environment(Config):
     mechanisms: list[AnyMechanism] = Field(min_length=1, description="which of them the policy sets, in this order")
     interval_iterations: int = Field(20, ge=1, description="iterations of a control interval")
     episode_intervals: int = Field(64, ge=1, description="length of an episode")
-    cv_weight: _Weight | tuple[_Weight, _Weight] = Field(0.5, description="or lowest and highest: it becomes an input")
+    cv_weight: _Weight | tuple[_Weight, _Weight] = Field(0.5, description="with distill also lowest and highest")
     preference: _Weight | None = Field(None, description="the policy's default; None: middle of the range")
     memory_intervals: int | list[int] = Field(
         0, description="control intervals over which the policy averages its views, one or several; 0: no averages"
@@ -55,32 +54,18 @@ class Environment(Config):
         return self
 
     @model_validator(mode="after")
-    def _memory_fits(self) -> Environment:
-        try:
-            time_scales(self.memory_intervals)
-        except InputError as error:
-            raise ValueError(str(error).partition(": ")[2]) from None
-        return self
-
-    @model_validator(mode="after")
-    def _preference_fits(self) -> Environment:
-        if isinstance(self.cv_weight, tuple):
-            low, high = self.cv_weight
-            if not low < high:
-                raise ValueError(f"cv_weight = [{low:g}, {high:g}]; allowed: a number, or two, the lower one first")
-            if self.preference is not None and not low <= self.preference <= high:
-                raise ValueError(
-                    f"preference = {self.preference:g}; allowed: {low:g} to {high:g}, the range of cv_weight"
-                )
-        elif self.preference is not None:
-            raise ValueError(
-                f"preference = {self.preference:g}; allowed: without preference, as cv_weight is one number"
-            )
+    def _fits(self) -> Environment:
+        time_scales(self.memory_intervals)
+        ends, preference = self.preference_range, self.preference
+        if ends is not None and not ends[0] < ends[1]:
+            raise ValueError(f"cv_weight = {list(ends)}; allowed: a number, or two, the lower one first")
+        if preference is not None and not (ends is not None and ends[0] <= preference <= ends[1]):
+            raise ValueError(f"preference = {preference:g}; allowed: within the range of cv_weight, if it is one")
         return self
 
     @property
     def preference_range(self) -> tuple[float, float] | None:
-        """The weights that episodes draw from; None where all have the same."""
+        """The weights between which the policy can be told one; None where it has but one."""
         return self.cv_weight if isinstance(self.cv_weight, tuple) else None
 
     @property
@@ -179,6 +164,12 @@ class TrainConfig(Config):
         if data.get(other) is not None:
             raise ValueError(f"section {other} with algorithm: {algorithm}; allowed: {own}")
         return data if data.get(own) is not None else {**data, own: {}}
+
+    @model_validator(mode="after")
+    def _one_weight(self) -> TrainConfig:
+        if self.algorithm != DISTILL and self.environment.preference_range is not None:
+            raise ValueError(f"cv_weight with algorithm {self.algorithm}; allowed: one number")
+        return self
 
     def beside(self, path: Path) -> TrainConfig:
         """This config, read from ``path``, with the clusters and suites that lie beside that file found there."""
