@@ -43,14 +43,6 @@ def test_results_do_not_depend_on_it(mode: AutoresetMode, reward: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_jobs_with_a_program_are_kept_with_it() -> None:
-    """Their episodes start one after the other, so that what is kept grows."""
-    plain, keeping = (PacingVectorEnv(ROWS, "expert-layers", episode_intervals=2) for _ in range(2))
-    keeping.keep_episodes()
-    for one, other in zip(course(plain, [(7, 5), (7, 5)]), course(keeping, [(7, 5), (7, 5)]), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_the_unpaced_copy_of_an_episode_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     env, runs, plain = make(), list[bool](), Simulator.run
     env.keep_episodes()

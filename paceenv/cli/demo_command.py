@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +17,7 @@ from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.evaluation import result_plots, score_table
 from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
 from paceenv.trainers.evaluation.static_search import search_static
-from paceenv.trainers.evaluation.suites import Case, ClusterShare, Suite, load_suite
+from paceenv.trainers.evaluation.suites import Case, Suite, load_suite
 from paceenv.trainers.training import training_run
 from paceenv.trainers.training.train_config import TrainConfig, load_train_config
 from paceenv.ui import config_files, figures, output
@@ -29,7 +29,6 @@ HELD = {HEALTHY: "ranks healthy but for one", IMBALANCED: "ranks with unequal da
 EXPLAINED = "unequal-slack"
 """Shows at a glance what pacing does: two ranks have work after their collective, and the others let them go first."""
 NOISY_JITTER_CV = 0.03
-Share = TypeVar("Share", bound=ClusterShare)
 
 
 def run_demo(out: Path, timesteps: int | None, seed: int) -> SuiteResult:
@@ -91,9 +90,9 @@ def _clusters(suite: Suite, healthy: NoiseFit) -> dict[str, Cluster]:
     return clusters
 
 
-def _replaced(shares: Sequence[Share], clusters: dict[str, Cluster]) -> list[Share]:
-    """The shares, with ``clusters`` in place of those of their names."""
-    return [one.model_copy(update={"cluster": clusters.get(one.cluster_name, one.cluster)}) for one in shares]
+def _replaced(cases: Sequence[Case], clusters: dict[str, Cluster]) -> list[Case]:
+    """The cases, with ``clusters`` in place of those of their names."""
+    return [one.model_copy(update={"cluster": clusters.get(one.name, one.cluster)}) for one in cases]
 
 
 def _train(config: TrainConfig, out: Path) -> Path:

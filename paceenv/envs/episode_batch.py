@@ -23,7 +23,7 @@ from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import ClusterMix, draw_index, edges, shape_of
 from paceenv.sim.engine.layout import Recording
-from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys, joined
+from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
 
 ClusterLike: TypeAlias = str | os.PathLike[str] | Cluster
 Reward: TypeAlias = Literal["paired", "raw"]
@@ -112,15 +112,12 @@ class _Shape:
         simulators: the paced one and, where rules ask for it, its unpaced copy on the same noise; none before the
             first episode here.
         recording: the last interval of every row, where it is kept.
-        kept: places in ``kept_jobs`` of episodes that come again, by key and cluster, where they are kept.
     """
 
     def __init__(self, clusters: Sequence[Cluster], rules: Rules, threads: int, *, keeps_stamps: bool) -> None:
         self.mix, self._rules, self._threads, self._keeps_stamps = ClusterMix(clusters), rules, threads, keeps_stamps
         self.simulators: list[Simulator] = []
         self.recording: Recording | None = None
-        self.kept: dict[tuple[int, int], int] | None = None
-        self.kept_jobs: JobBatch | None = None
 
     def start(
         self,
@@ -139,25 +136,11 @@ class _Shape:
         if not self.simulators:
             jobs, limits = self.mix.derive(keys_E, cluster_E), self._rules.limits
             self.simulators = [Simulator(jobs, keys_E, self._threads, limits) for _ in range(1 + self._rules.has_copy)]
-        jobs = self._jobs(keys_E[rows], cluster_E[rows])
+        jobs = self.mix.derive(keys_E[rows], cluster_E[rows])
         for k in simulators:
             self.simulators[k].reset(rows, keys_E[rows], jobs)
             self.simulators[k].quiet_start(rows)
             self.run(k, self.simulators[k].off(), rows, self._rules.interval_iterations)
-
-    def _jobs(self, keys: NDArray[np.uint64], cluster: NDArray[np.int64]) -> JobBatch:
-        """The jobs of episodes with these keys, each on its cluster."""
-        if self.kept is None:
-            return self.mix.derive(keys, cluster)
-        episodes = list(zip(keys.tolist(), cluster.tolist(), strict=True))
-        new = {episode: n for n, episode in enumerate(episodes) if episode not in self.kept}
-        if new:
-            at = np.array(list(new.values()))
-            jobs = self.mix.derive(keys[at], cluster[at])
-            self.kept_jobs = jobs if self.kept_jobs is None else joined([self.kept_jobs, jobs])
-            self.kept |= {episode: n for n, episode in enumerate(new, len(self.kept))}
-        assert self.kept_jobs is not None  # as it was just made
-        return self.kept_jobs.take(np.array([self.kept[episode] for episode in episodes]))
 
     def run(
         self, k: int, settings: NDArray[np.float64], rows: NDArray[np.int64] | None, iterations: int
@@ -270,15 +253,13 @@ class EpisodeBatch:
         self._age_E[which] = 0
 
     def keep_episodes(self) -> None:
-        """Keep the jobs and unpaced copies of episodes, for when their seeds come again; before the first episode.
+        """Keep the unpaced copies of episodes, for when their seeds come again; before the first episode.
 
         An episode's key decides its cluster's draws and its noise, so its copy does the same every time. Results do not
         depend on it.
         """
         if self.simulator is not None:
             raise InputError(f"{WHERE}: keep_episodes() after an episode has begun; allowed: before the first reset()")
-        for shape in self._shapes:
-            shape.kept = {}
         if self.rules.has_copy:
             self._passive_of = {}
             self._passive_ETV = np.zeros((len(self.seeds_E), self.rules.episode_intervals, 2))

@@ -27,29 +27,13 @@ MAX_FIRST_SEED = TRAINING_SEEDS // 2
 """First seeds of evaluations, with room for as many seeds as anybody wants below those of training."""
 
 
-class ClusterShare(Config):
-    """A cluster, changed where it should differ, and its weight among others."""
+class Case(Config):
+    """A cluster, changed where it should differ, by a name of its own, and its weight among others."""
 
     cluster: str | Cluster = Field(description="by file or by name in configs/clusters, or the config itself")
     set: dict[str, Any] = Field({}, description="values that differ from the cluster's config: job.nodes: 16")
     weight: float = Field(1.0, gt=0, description="how often it is drawn, relative to the others")
     null_case: bool = Field(False, description="whether pacing must not matter there")
-
-    def load(self) -> Cluster:
-        """The cluster config with the changes applied."""
-        cluster = self.cluster if isinstance(self.cluster, Cluster) else load_cluster(self.cluster)
-        assignments = [f"{key}={json.dumps(value)}" for key, value in self.set.items()]
-        return cluster.changed(assignments, f"{self.cluster_name}, set", "set") if assignments else cluster
-
-    @property
-    def cluster_name(self) -> str:
-        """The cluster's name, or the file it comes from."""
-        return self.cluster.name if isinstance(self.cluster, Cluster) else self.cluster
-
-
-class Case(ClusterShare):
-    """One cluster of a suite, by a name of its own."""
-
     name: str = Field("", description="empty: as the cluster")
     split: Split = Field("held-out", description="for training, for selection, or for scores only")
     suite: str = Field("", description="which suite it comes from; filled in")
@@ -64,11 +48,11 @@ class Case(ClusterShare):
         return {**data, "name": name}
 
     def load(self) -> Cluster:
-        return super().load().model_copy(update={"name": self.name})
-
-    @property
-    def cluster_name(self) -> str:
-        return self.name
+        """The cluster config with the changes applied."""
+        cluster = self.cluster if isinstance(self.cluster, Cluster) else load_cluster(self.cluster)
+        assignments = [f"{key}={json.dumps(value)}" for key, value in self.set.items()]
+        cluster = cluster.changed(assignments, f"{self.name}, set", "set") if assignments else cluster
+        return cluster.model_copy(update={"name": self.name})
 
 
 class DrawnCases(Config):
@@ -139,7 +123,7 @@ class PosteriorCases(DrawnCases):
         return cases
 
 
-Share = TypeVar("Share", ClusterShare, Case, PosteriorCases)
+Share = TypeVar("Share", Case, PosteriorCases)
 
 
 def beside(share: Share, path: Path) -> Share:

@@ -34,7 +34,7 @@ from paceenv.policies.rules import passive
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import start
-from paceenv.trainers.evaluation.suites import ClusterShare
+from paceenv.trainers.evaluation.suites import Case
 from paceenv.trainers.training.distill import DistillLearner
 from paceenv.trainers.training.learner import Curve
 from paceenv.trainers.training.train_config import load_train_config
@@ -179,7 +179,7 @@ def _train(
     """The learner after as many rounds as fit; False where no setting gains anything on its clusters."""
     base, begun = load_train_config(BASE), time.process_time()
     assert base.distill is not None
-    shares = [ClusterShare(cluster=cluster) for cluster in clusters]
+    shares = [Case(cluster=cluster) for cluster in clusters]
     changed = {"clusters": shares, "suites": [], "mechanisms": list(mechanisms), "limits": limits, "threads": 1}
     rounds, decisions = 10_000, ROUND_EPISODES * len(clusters) * base.distill.episode_intervals
     size = {"rounds": rounds, "candidates": CANDIDATES}

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies.networks import MAX_INTERVALS, time_scales
 from paceenv.sim.engine.simulator import MAX_RUN_SEED
-from paceenv.trainers.evaluation.suites import REPORTED, ClusterShare, beside, load_suites
+from paceenv.trainers.evaluation.suites import REPORTED, Case, beside, load_suites
 from paceenv.ui import config_files
 from paceenv.ui.config_files import AnyMechanism, Config
 
@@ -24,7 +24,7 @@ _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Environment(Config):
     """Clusters, mechanisms and reward of a training; see ``paceenv.envs.pacing_env.PacingEnv``."""
 
-    clusters: list[ClusterShare] = Field([], description="clusters that episodes draw from; empty: those of the suites")
+    clusters: list[Case] = Field([], description="clusters that episodes draw from; empty: those of the suites")
     suites: list[str] = Field([], description="suites whose training clusters episodes draw from")
     mechanisms: list[AnyMechanism] = Field(min_length=1, description="which of them the policy sets, in this order")
     interval_iterations: int = Field(20, ge=1, description="iterations of a control interval")
@@ -75,7 +75,7 @@ class Environment(Config):
             return self.preference
         return sum(self.preference_range) / 2.0
 
-    def shares(self) -> list[ClusterShare]:
+    def shares(self) -> list[Case]:
         """The clusters that episodes draw from, each with a name of its own."""
         if self.clusters:
             return list(self.clusters)
