@@ -56,6 +56,7 @@ class NativeVecEnv(VecEnv):
         super().__init__(rows, space, first.single_action_space)
         self._seed_base, self._seeded = seed, False
         self._actions: NDArray[np.float32] = np.zeros((rows, *(first.single_action_space.shape or ())), np.float32)
+        self._return_E, self._length_E = np.zeros(rows), np.zeros(rows, np.int64)
 
     def reset(self) -> NDArray[np.float32]:
         observations, base = [], self._seed_base
@@ -65,6 +66,7 @@ class NativeVecEnv(VecEnv):
             env.desync_episodes()
             base += env.num_envs
         self._seeded = True
+        self._return_E[:], self._length_E[:] = 0.0, 0
         self.reset_infos = [{} for _ in range(self.num_envs)]
         observation = np.concatenate(observations)
         if self._memory is not None:
@@ -85,6 +87,8 @@ class NativeVecEnv(VecEnv):
         actions = np.split(self._actions, self._ends)
         results = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
         observation, reward, _, truncated = (np.concatenate([of_batch[i] for of_batch in results]) for i in range(4))
+        self._return_E += reward
+        self._length_E += 1
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         ended = np.flatnonzero(truncated)
         last = observation.copy()
@@ -98,7 +102,9 @@ class NativeVecEnv(VecEnv):
             infos[n] = {
                 "terminal_observation": last[n],
                 "TimeLimit.truncated": True,
+                "episode": {"r": float(self._return_E[n]), "l": int(self._length_E[n]), "t": 0.0},
             }
+        self._return_E[truncated], self._length_E[truncated] = 0.0, 0
         return self._remembered(observation, ended), reward.astype(np.float32), truncated, infos
 
     def close(self) -> None:
