@@ -20,8 +20,6 @@ from paceenv.trainers.evaluation.suites import Case, Suite
 register_envs()
 
 ROWS, INTERVALS = 4, 3
-SHAPES = ["two-jobs", "unequal-slack", "one-job", "when-scaling-fails"]
-"""Three different numbers of ranks and groups."""
 
 
 def played(envs: VectorEnv[Any, Any, Any], mode: AutoresetMode, steps: int = 11) -> Iterator[tuple[Any, ...]]:
@@ -63,15 +61,15 @@ def assert_same(ours: Any, theirs: Any, where: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"weights": [1, 0, 0, 0]},
-        {"weights": [2, 1, 1, 0]},
-        {"weights": [0, 1, 0, 0], "reward": "raw"},
+        {"cluster": "two-jobs"},
+        {"cluster": ["two-jobs", "one-job-imbalanced", "one-job"], "weights": [2, 1, 0]},
+        {"cluster": "unequal-slack", "reward": "raw"},
     ],
-    ids=["paired", "several shapes", "raw"],
+    ids=["paired", "several clusters", "raw"],
 )
 def test_the_batch_does_as_sync_vector_env_does(mode: AutoresetMode, arguments: dict[str, Any]) -> None:
     """Every call of a run, in each autoreset mode: observation, reward, ends, info with masks."""
-    given = {"cluster": SHAPES, "episode_intervals": INTERVALS, "interval_iterations": 5, **arguments}
+    given = {"episode_intervals": INTERVALS, "interval_iterations": 5, **arguments}
     copies = SyncVectorEnv([lambda: PacingEnv(**given)] * ROWS, autoreset_mode=mode)
     batch = PacingVectorEnv(ROWS, autoreset_mode=mode, **given)
     assert batch.metadata["autoreset_mode"] is mode
@@ -146,7 +144,7 @@ def test_async_vector_env_steps_our_environment() -> None:
 
 
 def test_paired_rewards_are_raw_ones_less_those_of_the_unpaced_copy() -> None:
-    arguments = {"cluster": ["two-jobs", "unequal-slack"], "mechanisms": ("slack", "phase_shift")}
+    arguments = {"cluster": ["two-jobs", "one-job"], "mechanisms": ("slack", "phase_shift")}
     paired, raw = (PacingVectorEnv(6, reward=reward, **arguments) for reward in ("paired", "raw"))
     without = PacingVectorEnv(6, reward="raw", **arguments)
     off, random = np.full((6, 4), -1.0, np.float32), np.random.default_rng(0)
@@ -179,7 +177,7 @@ def test_a_registered_scenario_pays_unless_it_is_the_null(name: str) -> None:
 
 
 def test_a_picture_has_one_size_and_changes_with_what_happened() -> None:
-    envs = PacingVectorEnv(2, ["two-jobs", "when-scaling-fails"], render_mode="rgb_array")
+    envs = PacingVectorEnv(2, "two-jobs", render_mode="rgb_array")
     with pytest.raises(gymnasium.error.ResetNeeded):
         envs.render()
     envs.reset(seed=0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
@@ -21,7 +21,7 @@ from paceenv.core import metrics, pacing, signals
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.sim.cluster.derive import ClusterMix, draw_index, edges, shape_of
+from paceenv.sim.cluster.derive import ClusterMix, draw_index, edges
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
 
@@ -33,7 +33,7 @@ WHERE = "paceenv/Pacing-v0"
 DEFAULT_CLUSTER, DEFAULT_MECHANISMS = ("two-jobs", "two-jobs-other-period", "one-job"), ("phase_shift",)
 """A job with a twin on its uplink, with a job of another period, and alone: no constant setting suits all three."""
 PACED, UNPACED = 0, 1
-"""Index into the simulators of a shape."""
+"""Index into the simulators of a batch."""
 
 
 @dataclass(frozen=True)
@@ -105,63 +105,12 @@ def at_least_1(name: str, value: int) -> None:
         raise out_of_range(name, value, "an integer of at least 1", WHERE)
 
 
-class _Shape:
-    """Clusters that agree in ranks and groups, and the simulators of their episodes, where every row has a place.
-
-    Attributes:
-        simulators: the paced one and, where rules ask for it, its unpaced copy on the same noise; none before the
-            first episode here.
-        recording: the last interval of every row, where it is kept.
-    """
-
-    def __init__(self, clusters: Sequence[Cluster], rules: Rules, threads: int, *, keeps_stamps: bool) -> None:
-        self.mix, self._rules, self._threads, self._keeps_stamps = ClusterMix(clusters), rules, threads, keeps_stamps
-        self.simulators: list[Simulator] = []
-        self.recording: Recording | None = None
-
-    def start(
-        self,
-        rows: NDArray[np.int64],
-        keys_E: NDArray[np.uint64],
-        cluster_E: NDArray[np.int64],
-        simulators: Sequence[int],
-    ) -> None:
-        """Start episodes in some rows: the quiet start and one interval without pacing.
-
-        Args:
-            rows: their numbers, ``(n,)``.
-            cluster_E: index of each row's cluster within this shape; 0 for rows whose episode is elsewhere.
-            simulators: in which of them.
-        """
-        if not self.simulators:
-            jobs, limits = self.mix.derive(keys_E, cluster_E), self._rules.limits
-            self.simulators = [Simulator(jobs, keys_E, self._threads, limits) for _ in range(1 + self._rules.has_copy)]
-        jobs = self.mix.derive(keys_E[rows], cluster_E[rows])
-        for k in simulators:
-            self.simulators[k].reset(rows, keys_E[rows], jobs)
-            self.simulators[k].quiet_start(rows)
-            self.run(k, self.simulators[k].off(), rows, self._rules.interval_iterations)
-
-    def run(
-        self, k: int, settings: NDArray[np.float64], rows: NDArray[np.int64] | None, iterations: int
-    ) -> NDArray[np.float64]:
-        """Some iterations of simulator ``k`` in ``rows`` (None: all); step times ``(E, T)``, seconds."""
-        if k != PACED or not self._keeps_stamps:
-            return self.simulators[k].run(settings, iterations, rows)
-        new = self.simulators[k].record(settings, iterations, rows)
-        if self.recording is None or rows is None:
-            self.recording = new
-        else:
-            for kept, array in zip(self.recording, new, strict=True):
-                kept[rows] = array[rows]
-        return new.step_ET
-
-
 class EpisodeBatch:
     """E episodes side by side: seeds, draws, physics, observations and rewards.
 
-    Clusters of one shape (number of ranks and groups) share a simulator. With several shapes every row has a place in
-    the simulator of each, and runs in that of its present episode: memory grows with the shapes, time does not.
+    Attributes:
+        simulators: the paced one and, where rules ask for it, its unpaced copy on the same noise; none before the
+            first episode.
     """
 
     def __init__(self, environments: int, rules: Rules, threads: int = 1, *, keeps_stamps: bool = False) -> None:
@@ -173,14 +122,9 @@ class EpisodeBatch:
             raise InputError("clusters: none given; allowed: at least one")
         self._can_fail = any(cluster.reliability.mtbf_iterations is not None for cluster in self.clusters)
         self.names_C = np.array([cluster.name for cluster in self.clusters], object)
-        by_shape: dict[tuple[int, int, str], list[Cluster]] = {}
-        places = []
-        for cluster in self.clusters:
-            members = by_shape.setdefault(shape_of(cluster), [])
-            places.append((list(by_shape).index(shape_of(cluster)), len(members)))
-            members.append(cluster)
-        self._shapes = [_Shape(members, rules, threads, keeps_stamps=keeps_stamps) for members in by_shape.values()]
-        self._place_C2 = np.array(places, np.int64)
+        self._mix, self._threads, self._keeps_stamps = ClusterMix(self.clusters), threads, keeps_stamps
+        self.simulators: list[Simulator] = []
+        self._recording: Recording | None = None
         self._edges = edges(len(self.clusters), rules.weights)
         self.seeds_E = np.random.default_rng().integers(0, 2**63, environments, dtype=np.uint64)
         self.episode_E = np.full(environments, -1)
@@ -192,11 +136,6 @@ class EpisodeBatch:
         self._passive_ETV, self._age_E = np.zeros((environments, 0, 2)), np.zeros(environments, np.int64)
         self.observation_space = gymnasium.spaces.Box(signals.LOW, signals.HIGH, (signals.SIGNALS,), np.float32)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2 * len(self.mechanisms),), np.float32)
-
-    @property
-    def simulator(self) -> Simulator | None:
-        """The paced simulator, of the first cluster's shape; None before the first episode."""
-        return next((shape.simulators[PACED] for shape in self._shapes if shape.simulators), None)
 
     def seed(self, which: NDArray[np.int64], seeds: Sequence[int]) -> None:
         """Give rows a seed each, of at least 0; the next episode to start there is its first one."""
@@ -215,7 +154,7 @@ class EpisodeBatch:
         Args:
             which: numbers of the rows, ``(n,)``; the first time all of them.
         """
-        if self.simulator is None and len(which) < len(self.seeds_E):
+        if not self.simulators and len(which) < len(self.seeds_E):
             raise gymnasium.error.ResetNeeded("call reset() for all rows before reset() for some of them")
         self.episode_E[which] += 1
         self.elapsed_E[which] = 0
@@ -227,11 +166,15 @@ class EpisodeBatch:
             self._look_up_passive(which, self._passive_of)
 
     def _start(self, which: NDArray[np.int64], simulators: Sequence[int]) -> None:
-        """Start the present episodes of some rows in some simulators."""
-        shape_E, place_E = self._place_C2[self.cluster_E].T
-        for s in np.unique(shape_E[which]):
-            rows = which[shape_E[which] == s]
-            self._shapes[s].start(rows, self.keys_E, np.where(shape_E == s, place_E, 0), simulators)
+        """Start the present episodes of some rows in some simulators; the first time in all rows."""
+        keys, limits = self.keys_E[which], self.rules.limits
+        jobs = self._mix.derive(keys, self.cluster_E[which])
+        if not self.simulators:
+            self.simulators = [Simulator(jobs, keys, self._threads, limits) for _ in range(1 + self.rules.has_copy)]
+        for k in simulators:
+            self.simulators[k].reset(which, keys, jobs)
+            self.simulators[k].quiet_start(which)
+            self._run(k, self.simulators[k].off(), which, self.rules.interval_iterations)
 
     def _look_up_passive(self, which: NDArray[np.int64], known: dict[tuple[int, int], NDArray[np.float64]]) -> None:
         """Episodes start in some rows: their intervals without pacing; of those not known, the whole copy runs."""
@@ -258,7 +201,7 @@ class EpisodeBatch:
         An episode's key decides its cluster's draws and its noise, so its copy does the same every time. Results do not
         depend on it.
         """
-        if self.simulator is not None:
+        if self.simulators:
             raise InputError(f"{WHERE}: keep_episodes() after an episode has begun; allowed: before the first reset()")
         if self.rules.has_copy:
             self._passive_of = {}
@@ -266,11 +209,11 @@ class EpisodeBatch:
 
     def observe(self) -> NDArray[np.float32]:
         """What the observer rank of each row saw in its last interval, ``(E, O)``."""
-        return self._gathered(lambda shape: shape.simulators[PACED].observe())
+        return self.simulators[PACED].observe()
 
     def observe_ranks(self) -> NDArray[np.float32]:
-        """What every rank of each row saw, ``(E, R, O)``; where ranks differ in number it raises ValueError."""
-        return self._gathered(lambda shape: shape.simulators[PACED].observe(every_rank=True))
+        """What every rank of each row saw, ``(E, R, O)``."""
+        return self.simulators[PACED].observe(every_rank=True)
 
     def step(
         self, action_EA: NDArray[np.floating], running: NDArray[np.bool_] | None = None
@@ -307,7 +250,7 @@ class EpisodeBatch:
         self, settings: NDArray[np.float64], running: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
         """As :meth:`step`, with settings: ``(E, 1, M, 2)`` for all ranks of a row, or ``(E, R, M, 2)`` for each."""
-        if self.simulator is None:
+        if not self.simulators:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         rewards_E, terms = self._interval(PACED, settings, running)
         if self.rules.has_copy:
@@ -348,10 +291,14 @@ class EpisodeBatch:
     ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
         """As :meth:`_interval`, ``(E, I)``: several under the same settings, only one where a job can fail."""
         before_E = self._useful_iterations(k)
-        step_EIT = self._run(k, settings, running, count).reshape(len(settings), count, -1)
+        rows = None if running is None else np.flatnonzero(running)
+        step_ET = self._run(k, settings, rows, count * self.rules.interval_iterations)
+        if running is not None:
+            step_ET = np.where(running[:, None], step_ET, 1.0)
+        step_EIT = step_ET.reshape(len(settings), count, -1)
         mean_EI = step_EIT.mean(axis=2)
         sd_EI = step_EIT.std(axis=2, mean=mean_EI[:, :, None])
-        reference_E = self._gathered(lambda shape: shape.simulators[k].batch.jobs["ideal_step_s"])
+        reference_E = self.simulators[k].batch.jobs["ideal_step_s"]
         reference_EI = np.repeat(reference_E[:, None], count, axis=1)
         rewards_EI = metrics.reward(mean_EI, sd_EI, reference_EI, self.rules.cv_weight)  # type: ignore[arg-type]
         lost_ratio_EI: NDArray[np.float64] | float = 0.0
@@ -368,33 +315,23 @@ class EpisodeBatch:
 
     def _useful_iterations(self, k: int) -> NDArray[np.float64] | float:
         """Iterations of each row's episode that no failure has undone, ``(E,)``; 0 where no job can fail."""
-        return self._gathered(lambda shape: shape.simulators[k].useful_iterations()) if self._can_fail else 0.0
+        return self.simulators[k].useful_iterations() if self._can_fail else 0.0
 
     def _run(
-        self, k: int, settings: NDArray[np.float64], running: NDArray[np.bool_] | None, intervals: int
+        self, k: int, settings: NDArray[np.float64], rows: NDArray[np.int64] | None, iterations: int
     ) -> NDArray[np.float64]:
-        """Step times of some intervals ``(E, T)``, seconds; 1 in rows that do not run."""
-        iterations = intervals * self.rules.interval_iterations
-        if len(self._shapes) == 1 and running is None:
-            return self._shapes[0].run(k, settings, None, iterations)
-        step_ET = np.ones((len(settings), iterations))
-        shape_E = self._place_C2[self.cluster_E, 0]
-        for s in np.unique(shape_E):
-            rows = np.flatnonzero((shape_E == s) if running is None else (shape_E == s) & running)
-            if len(rows):
-                step_ET[rows] = self._shapes[s].run(k, settings, rows, iterations)[rows]
-        return step_ET
-
-    def _gathered(self, of: Callable[[_Shape], NDArray[Any]]) -> NDArray[Any]:
-        """A number or vector of each row, from the shape of its present episode, ``(E, ...)``."""
-        if len(self._shapes) == 1:
-            return of(self._shapes[0])
-        shape_E = self._place_C2[self.cluster_E, 0]
-        present = np.unique(shape_E)
-        value_E = of(self._shapes[present[0]]).copy()
-        for s in present[1:]:
-            value_E[shape_E == s] = of(self._shapes[s])[shape_E == s]
-        return value_E
+        """Some iterations of simulator ``k`` in ``rows`` (None: all); step times ``(E, T)``, seconds."""
+        if rows is not None and not len(rows):
+            return np.ones((len(settings), iterations))
+        if k != PACED or not self._keeps_stamps:
+            return self.simulators[k].run(settings, iterations, rows)
+        new = self.simulators[k].record(settings, iterations, rows)
+        if self._recording is None or rows is None:
+            self._recording = new
+        else:
+            for kept, array in zip(self._recording, new, strict=True):
+                kept[rows] = array[rows]
+        return new.step_ET
 
     def where(self) -> dict[str, NDArray[Any]]:
         """The number of the cluster of each row's present episode, as an info has it."""
@@ -402,8 +339,7 @@ class EpisodeBatch:
 
     def last_interval(self, n: int) -> tuple[Recording, JobBatch]:
         """What row ``n`` did in its last interval, with every stamp, and its job; for a batch that keeps stamps."""
-        shape = self._shapes[self._place_C2[self.cluster_E[n], 0]]
-        if shape.recording is None:
+        if self._recording is None:
             raise gymnasium.error.ResetNeeded("call reset() before render()")
-        recording = Recording._make(array[n : n + 1] for array in shape.recording)
-        return recording, shape.simulators[PACED].batch.take(np.array([n]))
+        recording = Recording._make(array[n : n + 1] for array in self._recording)
+        return recording, self.simulators[PACED].batch.take(np.array([n]))

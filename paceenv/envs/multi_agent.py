@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
-from paceenv.core.errors import InputError, out_of_range
-from paceenv.envs.episode_batch import DEFAULT_CLUSTER, WHERE, ClusterLike, EpisodeBatch, taken_rules
+from paceenv.core.errors import InputError
+from paceenv.envs.episode_batch import DEFAULT_CLUSTER, ClusterLike, EpisodeBatch, taken_rules
 
 Array = NDArray[np.float32]
 
@@ -27,7 +27,7 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
     arguments. All agents are there from the first step to the last; an episode is truncated, never terminated.
 
     Args:
-        cluster: a name in `configs/clusters`, a file, a ``Cluster``, or a list of them with one number of ranks.
+        cluster: a name in `configs/clusters`, a file, a ``Cluster``, or a list of them.
         render_mode: not supported; None.
 
     Raises:
@@ -45,10 +45,7 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
     ) -> None:
         given = taken_rules(cluster, rules, "render_mode")
         self._batch, self.render_mode = EpisodeBatch(1, given), render_mode
-        ranks = sorted({one.ranks for one in self._batch.clusters})
-        if len(ranks) > 1:
-            raise out_of_range("cluster", f"clusters of {ranks} ranks", "one number of ranks, as of agents", WHERE)
-        self.possible_agents = [f"rank_{rank}" for rank in range(ranks[0])]
+        self.possible_agents = [f"rank_{rank}" for rank in range(self._batch.clusters[0].ranks)]
         self.agents: list[str] = []
         # a space of its own for each agent, and always the same one, as each samples from its own seed
         entries, width = self._batch.observation_space, 2 * len(self._batch.mechanisms)

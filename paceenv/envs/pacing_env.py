@@ -123,8 +123,8 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ## Arguments
 
-    * ``cluster``: a name in `configs/clusters`, a file, a `Cluster`, or a list of them, of which each
-      episode draws one (default: DEFAULT_CLUSTER)
+    * ``cluster``: a name in `configs/clusters`, a file, a `Cluster`, or a list of them with the same
+      number of ranks, process groups and program, of which each episode draws one (default: DEFAULT_CLUSTER)
     * ``weights``: with a list, how often each is drawn (default: equally)
     * ``mechanisms``: which of them the action sets, in this order; a string is one (``("DEFAULT_MECHANISM",)``)
     * ``interval_iterations``: iterations in one step of the environment (default 20)
@@ -226,7 +226,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
 
     Row ``n`` after ``reset(seed=s)`` equals the scalar environment with seed ``s + n``, byte for byte, across
     autoresets too. Observations, rewards, ends and ``info`` are those of Gymnasium's ``SyncVectorEnv`` of scalar
-    environments in the same autoreset mode. Clusters may differ in their number of ranks.
+    environments in the same autoreset mode.
 
     Args:
         num_envs: rows of the batch, at least 1.
