@@ -32,15 +32,7 @@ def test_every_form_size_and_kind_of_trouble_occurs() -> None:
     assert periods >= {0.5, 1.0, 2.0, 3.0}
     assert max(len(cluster.tenants) for cluster, _ in DRAWN) == 3
     for trouble in ("imbalance_cv", "slow_ranks", "fail_slow_share", "drift_cv", "stall_rate", "persistent_cv"):
-        share = np.mean([getattr(cluster.noise, trouble) > 0 for cluster, _ in DRAWN])
-        assert 0.05 < share < 0.6, trouble
-    assert any(cluster.reliability.mtbf_iterations for cluster, _ in DRAWN)
-    assert all(
-        max(getattr(c.noise, k) for c, _ in DRAWN) > 0 for k in ("late_wake_s", "stamp_noise_s", "missing_share")
-    )
-    jitter = [float(cluster.noise.jitter_cv) for cluster, _ in DRAWN]  # type: ignore[arg-type]
-    assert min(jitter) < 0.0015
-    assert max(jitter) > 0.25
+        assert 0.05 < np.mean([getattr(cluster.noise, trouble) > 0 for cluster, _ in DRAWN]) < 0.6, trouble
     assert 0.2 < np.mean([null for _, null in DRAWN]) < 0.5
     step_s = [float(start(cluster, np.array([0])).batch.jobs["ideal_step_s"][0]) for cluster, _ in DRAWN[:100]]
     assert min(step_s) < 0.05

@@ -119,17 +119,6 @@ def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], ex
             PacingEnv().reset(options=options)
 
 
-def test_a_masked_reset_needs_a_whole_one_first_and_keeps_the_caller_s_mask() -> None:
-    envs, mask = PacingVectorEnv(2), np.array([True, False])
-    with pytest.raises(gymnasium.error.ResetNeeded):
-        envs.reset(options={"reset_mask": mask})
-    envs.reset(seed=0)
-    options = {"reset_mask": mask}
-    envs.reset(options=options)
-    assert options["reset_mask"] is mask, "wrappers read it after us"
-    np.testing.assert_array_equal(mask, [True, False])
-
-
 def test_async_vector_env_steps_our_environment() -> None:
     envs = AsyncVectorEnv([lambda: PacingEnv(episode_intervals=2)] * 2, daemon=True)
     with closing(envs):
