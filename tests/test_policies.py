@@ -140,7 +140,7 @@ COURSES: dict[str, tuple[StepTime, dict[str, float], str, float]] = {
     "steps grow, no barrier": (lambda t, on: (0.9 if on == "slack" else 1.0) * 1.0002**t, NO_BARRIER, "slack", 0.9),
     "noise": (lambda t, on: pays("slack", 0.93)(t, on) * NOISE_T[t], BARRIER, "slack", 0.7),
     "noise, no barrier": (lambda t, on: pays("phase_shift", 0.93)(t, on) * NOISE_T[t], NO_BARRIER, "phase_shift", 0.7),
-    "it begins to pay": (lambda t, on: pays("phase_shift" if t > 99 else "none")(t, on), NO_BARRIER, "phase_shift", 0.9),
+    "it begins to pay": (lambda t, on: pays("phase_shift" if t > 99 else "x")(t, on), NO_BARRIER, "phase_shift", 0.9),
 }
 """Step times by interval and mechanism, what a rank sees, what is on in the last intervals, and in which share."""
 
