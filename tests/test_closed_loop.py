@@ -34,7 +34,6 @@ from paceenv.trainers.closed_loop.paired_blocks import (
     effect,
     held_back,
     log_ratios,
-    other_log_ratios,
     paired_blocks,
 )
 from paceenv.trainers.closed_loop.predict import Prediction, Predictor, run_in_blocks
@@ -90,21 +89,6 @@ def test_pairs_that_are_cut_off_do_not_count() -> None:
     nothing = effect(log_ratios(np.ones((1, QUIET)), [])[0])
     assert nothing.units == 0
     assert math.isnan(nothing.change)
-
-
-def test_another_job_is_judged_by_its_steps_within_our_blocks() -> None:
-    """Its steps take 10 % less while we are paced; those that straddle an edge of a block are nobody's."""
-    step_s_T = np.full(ITERATIONS, 0.2)
-    end_s_T = 50.0 + np.r_[0.0, np.cumsum(step_s_T)]
-    ends, now_s = [49.0], 49.0
-    while now_s < end_s_T[-1] + 1.0:
-        i = np.searchsorted(end_s_T, now_s, "right") - 1
-        now_s += 0.03 * (0.9 if 0 <= i < ITERATIONS and ON_T[i] else 1.0)
-        ends.append(now_s)
-    found = effect(other_log_ratios(end_s_T, np.array(ends), BLOCKS))
-    assert found.units == PAIRS
-    assert found.change == pytest.approx(-0.1, abs=1e-9)
-    assert other_log_ratios(end_s_T, np.array(ends[::60]), BLOCKS).size == 0  # too slow to fit twice into a block
 
 
 def test_a_policy_that_is_always_on_runs_as_in_every_other_rollout() -> None:
@@ -235,7 +219,6 @@ def test_a_loop_reports_what_its_runs_say(tmp_path: Path) -> None:
     assert constant["sign"]
     assert constant["predicted"].low <= constant["measured"].change <= constant["predicted"].high
     assert paper["measured"].change > constant["measured"].high
-    assert constant["others"]["beside"].change == pytest.approx(0.0, abs=1e-9)
     assert constant["agents"]["verdicts"] == {"helps": 8}
     assert report["contest"]["reference"] in (constant["policy"], rows["default"]["policy"])
     pair = ("paper", constant["policy"])

@@ -81,13 +81,12 @@ class ClosedLoop:
         """Run all stages; returns the report. Raises InputError."""
         self._check()
         plan = self.scenario.loop
-        result = self._real("observe", plan.observe_iterations)
-        observed, probed = _settled(result), None
+        observed, probed = self._settled("observe", plan.observe_iterations), None
         if plan.probe_s:
-            probed = _settled(self._real("probe", plan.probe_iterations, "--probe-s", f"{plan.probe_s!r}"))
+            probed = self._settled("probe", plan.probe_iterations, "--probe-s", f"{plan.probe_s!r}")
         fit = self._fit(has_probe=probed is not None)
         fitted = fit.cluster.changed([f"pacing.mechanism={plan.mechanism}"], "loop")
-        measured = Interval(*(observed[plan.job][name] for name in ("mean_s", "low_s", "high_s")))
+        measured = Interval(*(observed[name] for name in ("mean_s", "low_s", "high_s")))
         # clusters that may be the real one, drawn from the errors of the calibration
         clusters = drawn_clusters(fitted, fit.parameters, measured, DRAWS_SEED + self.options.seed)
         candidates = self._candidates(clusters)
@@ -133,6 +132,12 @@ class ClosedLoop:
             seed = self.scenario.seed + len(STAGES) * self.options.seed + STAGES.index(stage)
             scenario = self.scenario.model_copy(update={"seed": seed})
             return self.run(scenario, self.out / stage, agents=agents, iterations=iterations, on_progress=done)
+
+    def _settled(self, stage: str, iterations: int, *more: str) -> dict[str, float]:
+        """Mean step and CV of the real job in a stage, without its warm-up."""
+        step_s_T = self._real(stage, iterations, *more).jobs[self.scenario.loop.job].step_s_T
+        kept = step_s_T[int(WARM_SHARE * len(step_s_T)) :]
+        return {**mean_step(kept), "iterations": len(kept)}
 
     def _fit(self, *, has_probe: bool) -> JobFit:
         """Calibrate a cluster to the runs."""
@@ -229,12 +234,3 @@ def default_rule(scenario: Scenario) -> str:
     """The mechanism's rule with its default settings."""
     mechanism = scenario.loop.mechanism
     return spelled({mechanism: STATIC_DEFAULTS.get(mechanism, DEFER_DEFAULT)})
-
-
-def _settled(result: RunResult) -> dict[str, dict[str, float]]:
-    """Mean step and CV of every job, without its warm-up."""
-    settled = {}
-    for name, job in result.jobs.items():
-        kept = job.step_s_T[int(WARM_SHARE * len(job.step_s_T)) :]
-        settled[name] = {**mean_step(kept), "iterations": len(kept)}
-    return settled

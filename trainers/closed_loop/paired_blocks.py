@@ -2,7 +2,7 @@
 
 The measure is that of the running job (``paceenv.core.differences``). Here the plan of blocks is applied to the steps
 that the job itself recorded, so the result does not depend on the agents' reports. Those only say for how many pairs a
-candidate paced on every rank. Legend: E episodes, P pairs, T iterations, R ranks, U steps of another job.
+candidate paced on every rank. Legend: E episodes, P pairs, T iterations, R ranks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ Found = dict[str, Any]
 ERROR = 0.05
 """Share of intervals that may miss the truth."""
 PACED_STATES = ("canary", "active")
-MIN_STEPS = 2
-"""Whole steps of another job that a block must contain to count for that job."""
 PARTS = 20
 """Parts of a run whose means give the error of its mean, also for correlated steps."""
 
@@ -83,25 +81,6 @@ def log_ratios(step_s_ET: Array, pairs: Pairs) -> Array:
     return np.stack(ratios, axis=1) if ratios else np.empty((len(step_s_ET), 0))
 
 
-def other_log_ratios(end_s_T: Array, other_end_s_U: Array, pairs: Pairs) -> Array:
-    """The same for another job's steps, ``(P,)``: those that lie wholly within the counted parts of our blocks.
-
-    Args:
-        end_s_T: ends of our steps; iteration ``i`` lies between ends ``i`` and ``i + 1``.
-    """
-    ratios = []
-    for off, on in pairs:
-        steps = [_steps_within(other_end_s_U, end_s_T[at[0]], end_s_T[at[-1] + 1]) for at in (off, on)]
-        if min(step.size for step in steps) >= MIN_STEPS:
-            ratios.append(log_ratio(*steps))
-    return np.array(ratios)
-
-
-def _steps_within(end_s_U: Array, begin_s: float, until_s: float) -> Array:
-    whole = (end_s_U[:-1] >= begin_s) & (end_s_U[1:] <= until_s)
-    return np.asarray(np.diff(end_s_U)[whole])
-
-
 def effect(log_ratio_P: Array) -> Effect:
     """The mean of independent log ratios as a relative change, with Student's interval."""
     return Effect.of_logs(Mean(log_ratio_P.tolist()).interval(ERROR), len(log_ratio_P))
@@ -132,15 +111,13 @@ def contest_results(result: RunResult, job: str, contest: Plan, policies: Sequen
     """The measured effects of a contest's candidates and the differences between them, as plain data."""
     mine = result.jobs[job]
     end_s_T, step_s_T = mine.end_s_T, mine.step_s_T
-    beside = {name: other.end_s_T for name, other in result.jobs.items() if name != job}
     rows, ratios, unpaced = list[Found](), dict[str, Array](), [np.empty(0)]
     for k, policy in enumerate(policies):
         agents = candidate_agents(mine.snapshots, k, ranks)
         pairs = paired_blocks(contest, len(step_s_T), k)[1][: agents["paced_pairs"]]
         ratios[policy] = log_ratios(step_s_T[None], pairs)[0]
         unpaced += [step_s_T[off] for off, _ in pairs]
-        others = {name: effect(other_log_ratios(end_s_T, ends, pairs)) for name, ends in beside.items()}
-        rows.append({"policy": policy, "measured": effect(ratios[policy]), "others": others, "agents": agents})
+        rows.append({"policy": policy, "measured": effect(ratios[policy]), "agents": agents})
     differences = [
         {"policy": one, "than": other, "measured": difference(ratios[one], ratios[other])}
         for one, other in permutations(policies, 2)

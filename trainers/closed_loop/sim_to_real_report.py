@@ -29,8 +29,8 @@ _SHADES = {"predicted, always on": "#b0b0b0", "predicted, in blocks": "#4c72b0",
 
 def build(
     scenario: Scenario,
-    observed: Mapping[str, Found],
-    probed: Mapping[str, Found] | None,
+    observed: Found,
+    probed: Found | None,
     parameters: Sequence[Parameter],
     predicted: Found,
     contest: Found,
@@ -51,11 +51,10 @@ def build(
         "description": scenario.description.strip(),
         "mechanism": plan.mechanism,
         "expect": plan.expect,
-        "observed": {"job": plan.job, **observed[plan.job]},
-        "others": {name: steps for name, steps in observed.items() if name != plan.job},
-        "probe": probed and probed[plan.job],
+        "observed": {"job": plan.job, **observed},
+        "probe": probed,
         "simulated": passive,
-        "fit": fit(observed[plan.job], passive),
+        "fit": fit(observed, passive),
         "held_out": fit(contest["unpaced"], passive),
         "calibration": parameters,
         "policies": predicted["policies"],
@@ -235,7 +234,6 @@ def sections(report: Found) -> list[Section]:
             (f"mean step, {blocks}, ms", interval_ms(steps), "", f"{other['mean_error']:+z.1%}"),
             (f"CV, {blocks}", f"{steps['cv']:.3f}", "", f"{other['cv_error']:+z.3f}"),
         ]
-    job += [(f"mean step of {name}, ms", interval_ms(other), "", "") for name, other in report["others"].items()]
     made = [
         Section(
             "The job without pacing",
@@ -258,7 +256,7 @@ def sections(report: Found) -> list[Section]:
         Section(
             "Predicted and measured",
             ["measured on the job's own stamps, without the agent; inside: the prediction lies in the interval"],
-            ("policy", "roles", "predicted", "measured", "pairs", "inside", "sign", "on other jobs", "the agents"),
+            ("policy", "roles", "predicted", "measured", "pairs", "inside", "sign", "the agents"),
             [_measured(row) for row in run["candidates"]],
         ),
     ]
@@ -287,11 +285,10 @@ def _predicted(one: Prediction) -> tuple[str, ...]:
 
 def _measured(row: Mapping[str, Any]) -> tuple[str, ...]:
     measured = row["measured"]
-    others = "; ".join(f"{name} {other}" for name, other in row["others"].items())
     agents = "; ".join(f"{count} x {verdict}" for verdict, count in row["agents"]["verdicts"].items())
     ok = ({True: "yes", False: "NO", None: "–"}[row[key]] for key in ("inside", "sign"))
     effects = (str(row["predicted"]), str(measured), str(measured.units))
-    return (label(row["policy"]), ", ".join(row["roles"]), *effects, *ok, others or "–", agents)
+    return (label(row["policy"]), ", ".join(row["roles"]), *effects, *ok, agents)
 
 
 def interval_ms(steps: Mapping[str, Any]) -> str:

@@ -144,8 +144,6 @@ def interval(score: Score) -> str:
 POLICIES = ("paper", "adaptive", "learned", "clairvoyant")
 SCORED: Split = "held-out"
 """The split of the page; scores on clusters that a policy was trained or selected on say little."""
-CHANGING = "mixed"
-"""The suite of clusters that change in the middle of an episode."""
 PAGE = """# Scores
 
 Rebuilt by `make scores` from the committed configs. Throughput against passive, mean over {seeds} seeds of {iterations}
@@ -232,10 +230,6 @@ def _about_learned(result: SuiteResult, static: str) -> list[str]:
     said = [f"learned against the best single static setting, all clusters: {against}."]
     behind, where = max((result.score(TUNED, c).gain - result.score("learned", c).gain, c.name) for c in positive)
     said.append(f"learned is at most {100 * behind:.1f} points behind the setting tuned for a cluster ({where}).")
-    for case in positive:
-        if case.suite == CHANGING:
-            against = interval(result.total("learned", against=TUNED, cases=[case]))
-            said.append(f"On {case.name}, which changes meanwhile, learned against the tuned one: {against}.")
     losing = [s for s in (result.score("learned", case) for case in nulls) if s.gain < -NULL_LIMIT]
     listed = ", ".join(f"{s.cluster} {s.gain:+z.2%}" for s in losing)
     where = f" ({listed})" if listed else ""

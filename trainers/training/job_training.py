@@ -88,8 +88,8 @@ class JobPolicy:
         return {
             "best": self.best,
             "pacing_helps": self.best is not None,
-            "constant": None if self.constant is None else {m: list(pair) for m, pair in self.constant.items()},
-            "gains": {name: {"gain": x.value, "low": x.low, "high": x.high} for name, x in self.gains.items()},
+            "constant": self.constant,
+            "gains": {name: gain._asdict() for name, gain in self.gains.items()},
             "cpu_s": round(self.cpu_s, 1),
         }
 
@@ -161,11 +161,8 @@ def train_for_job(
 
 def _wider(calibrated: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
     """The range within which a tailored policy is followed, on the signals' own scale of -1 to 1."""
-    moved = {signal: WIDER * (high - low) for signal, (low, high) in calibrated.items()}
-    return {
-        signal: (max(low - moved[signal], -1.0), min(high + moved[signal], 1.0))
-        for signal, (low, high) in calibrated.items()
-    }
+    moved = {signal: (low, high, WIDER * (high - low)) for signal, (low, high) in calibrated.items()}
+    return {signal: (max(low - by, -1.0), min(high + by, 1.0)) for signal, (low, high, by) in moved.items()}
 
 
 def _train(

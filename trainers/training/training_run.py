@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -127,16 +128,11 @@ class Run:
         patient = selection is None or self.evaluations_since < selection.patience
         return patient and self.timesteps < self.config.total_timesteps
 
-    def advance(self, until: float = math.inf) -> None:
-        """One segment, an evaluation on the validation clusters, a checkpoint.
-
-        Args:
-            until: decisions at which the segment ends, if it has not ended before; rounded up to a rollout.
-        """
+    def advance(self) -> None:
+        """One segment, an evaluation on the validation clusters, a checkpoint."""
         started = time.process_time()
         every = self.config.selection.every if self.config.selection else SEGMENT_ROLLOUTS
-        end = min(self.config.total_timesteps, until)
-        left = math.ceil((end - self.timesteps) / self.learner.rollout_timesteps)
+        left = math.ceil((self.config.total_timesteps - self.timesteps) / self.learner.rollout_timesteps)
         set_random_seed((self.config.seed + 1_000_003 * self.segment) % 2**32)  # as many as NumPy takes
         self.learner.advance(self.segment, min(every, left))
         self.segment += 1
@@ -265,13 +261,10 @@ def train_into(config: TrainConfig, folder: Path, *, resume: bool = False) -> di
 def git_commit() -> str:
     """The commit of the source tree this runs from, "unknown" outside a checkout; "+" marks local changes."""
     root = Path(__file__).resolve().parents[2]
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*", "--abbrev=12"]
+    environ = os.environ | {"GIT_CEILING_DIRECTORIES": str(root.parent)}  # not one in which we are only installed
     try:
-        run = {"cwd": root, "capture_output": True, "text": True, "timeout": 10, "check": True}
-        top = subprocess.run(["git", "rev-parse", "--show-toplevel"], **run).stdout.strip()  # type: ignore[call-overload]
-        if Path(top).resolve() != root:  # installed inside somebody else's checkout
-            return "unknown"
-        commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **run).stdout.strip()  # type: ignore[call-overload]
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], **run).stdout.strip()  # type: ignore[call-overload]
+        run = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return f"{commit}{'+' if dirty else ''}"
+    return run.stdout.strip()
