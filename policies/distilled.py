@@ -128,10 +128,6 @@ class Distilled(Learned):
         self._choice_B = np.where(np.isfinite(worth_BC).all(axis=1), worth_BC.argmax(axis=1), 0)
         return self._choice_B
 
-    def action(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Not supported: a distilled policy chooses among settings, its network gives no action."""
-        raise NotImplementedError("a distilled policy has no action; use decide() or outputs()")
-
     def decide(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float64]:
         return self._settings_CM2[self.choose(self.outputs(inputs_BI))]
 

@@ -124,10 +124,6 @@ class ObservationEMA:
         return self.mean_BO
 
     def start(self, which: NDArray[np.int64], views_BO: NDArray[np.float32]) -> None:
-        """Start the rows ``which`` anew from their views.
-
-        Args:
-            views_BO: their observations, ``(len(which), O)``.
-        """
+        """Start the rows ``which`` anew from their views."""
         self._mean_BKO[which], self._last_BO[which] = views_BO[which, None], views_BO[which]
         self._change_BKO[which] = 0.0

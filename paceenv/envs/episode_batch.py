@@ -50,8 +50,8 @@ class Rules:
     limits: Limits = LIMITS
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mechanisms, str):
-            object.__setattr__(self, "mechanisms", tuple(self.mechanisms))
+        mechanisms = (self.mechanisms,) if isinstance(self.mechanisms, str) else tuple(self.mechanisms)
+        object.__setattr__(self, "mechanisms", mechanisms)
         for name in ("interval_iterations", "episode_intervals"):
             at_least_1(name, getattr(self, name))
         if not (isinstance(self.cv_weight, Real) and 0.0 <= self.cv_weight < np.inf):
@@ -60,16 +60,10 @@ class Rules:
             raise out_of_range("limits", self.limits, "a paceenv.core.limits.Limits", WHERE)
         if self.reward not in get_args(Reward):
             raise out_of_range("reward", self.reward, " or ".join(get_args(Reward)), WHERE)
-        mechanisms = self.mechanism_names
         unknown = [m for m in mechanisms if m not in pacing.MECHANISMS]
         if unknown or not mechanisms or len(set(mechanisms)) < len(mechanisms):
             allowed = f"one or more different ones of {', '.join(pacing.MECHANISMS)}"
             raise out_of_range("mechanisms", mechanisms, allowed, WHERE)
-
-    @property
-    def mechanism_names(self) -> tuple[str, ...]:
-        """The mechanisms in the order of the action; one may be given as a string."""
-        return (self.mechanisms,) if isinstance(self.mechanisms, str) else tuple(self.mechanisms)
 
     @property
     def has_copy(self) -> bool:
@@ -80,7 +74,7 @@ class Rules:
         """The clusters that episodes draw from, loaded."""
         one = isinstance(self.cluster, (str, os.PathLike, Cluster))
         given: list[ClusterLike] = [self.cluster] if one else list(self.cluster)  # type: ignore[list-item, arg-type]
-        return [loaded(cluster) for cluster in given]
+        return [cluster if isinstance(cluster, Cluster) else load_cluster(cluster) for cluster in given]
 
 
 def taken_rules(cluster: ClusterLike | Sequence[ClusterLike], given: Mapping[str, Any], *others: str) -> Rules:
@@ -92,11 +86,6 @@ def taken_rules(cluster: ClusterLike | Sequence[ClusterLike], given: Mapping[str
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise out_of_range(f"argument {name}", value, f"the arguments {', '.join(known)}{hint}", WHERE)
     return Rules(cluster, **given)
-
-
-def loaded(cluster: ClusterLike) -> Cluster:
-    """A cluster config, read where it is a file or a name."""
-    return cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
 
 
 def at_least_1(name: str, value: int) -> None:
@@ -116,7 +105,7 @@ class EpisodeBatch:
     def __init__(self, environments: int, rules: Rules, threads: int = 1, *, keeps_stamps: bool = False) -> None:
         at_least_1("threads", threads)
         at_least_1("num_envs", environments)
-        self.rules, self.mechanisms = rules, rules.mechanism_names
+        self.rules, self.mechanisms = rules, tuple(rules.mechanisms)
         self.clusters = rules.clusters()
         if not self.clusters:
             raise InputError("clusters: none given; allowed: at least one")
@@ -149,10 +138,7 @@ class EpisodeBatch:
         """Start the next episode in some rows.
 
         An episode begins as a live job does: the quiet start and one interval without pacing, which is what the first
-        observation shows.
-
-        Args:
-            which: numbers of the rows, ``(n,)``; the first time all of them.
+        observation shows. The first time all rows start.
         """
         if not self.simulators and len(which) < len(self.seeds_E):
             raise gymnasium.error.ResetNeeded("call reset() for all rows before reset() for some of them")

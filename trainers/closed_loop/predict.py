@@ -38,16 +38,7 @@ from paceenv.whatif.predictions import one_more
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted effect of one policy.
-
-    Attributes:
-        policy: name of the policy.
-        always: effect while it is always on.
-        blocks: effect in the canary's paired blocks.
-        cv: coefficient of variation of step time while it is on.
-        mean_delay_s: mean delay of a rank while it is on, in seconds.
-        always_N: the logarithms of ratios of mean step times that ``always`` is made from.
-    """
+    """The predicted effect of one policy; ``always`` is made from the log ratios of mean step times ``always_N``."""
 
     policy: str
     always: Effect
@@ -125,15 +116,8 @@ def run_in_blocks(
     """Run a policy that may act in some iterations only.
 
     While it may not, delays are 0. When it may again, it goes on as if it had never been interrupted, except that the
-    baselines have learned meanwhile (``paceenv.core.standing``).
-
-    Args:
-        policy: it is reset before the run.
-        on_T: where the policy may act; changes at ``quiet_first`` and at whole intervals of the policy after it only.
-        quiet_first: iterations before the first control interval.
-
-    Returns:
-        Step times ``(E, T)`` and the mean delay in seconds when the policy last acted.
+    baselines have learned meanwhile (``paceenv.core.standing``). Where it may act changes at ``quiet_first`` and at
+    whole intervals of the policy after it only. Returns step times ``(E, T)`` and the mean delay when it last acted.
     """
     iterations, (E, R) = len(on_T), (len(simulator.batch), simulator.batch.ranks)
     step_s_ET, mean_delay_s = np.empty((E, iterations)), 0.0

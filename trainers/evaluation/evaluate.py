@@ -58,14 +58,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Score:
-    """A policy on a suite or on one of its clusters.
+    """A policy on a suite or on one of its clusters; gains are relative ones of throughput over passive.
 
-    Attributes:
-        gain: relative gain of throughput over passive.
-        mean_delay_share: as a share of the ideal step.
-        gap_closed: gain as a share of the best known gain, with its interval over seeds and clusters; None where that
-            is unknown or nothing.
-        tenants_gain: mean relative gain of the co-tenants' throughput over passive; None where there is none.
+    ``gap_closed`` is the gain as a share of the best known one, None where that is unknown or nothing.
     """
 
     policy: str
@@ -167,11 +162,7 @@ def evaluate(
     on_done: Callable[[float], None] = lambda done: None,
     tuned: Mapping[str, str] | None = None,
 ) -> SuiteResult:
-    """Run every policy, and passive, on every case of a suite.
-
-    Raises:
-        InputError: for a policy that cannot be made.
-    """
+    """Run every policy, and passive, on every case of a suite. Raises InputError for a policy that cannot be made."""
     names = list(dict.fromkeys(["passive", *policies, *([TUNED] if tuned else [])]))
     result, done = SuiteResult(suite, names), 0
     for case in suite.cases:
@@ -215,11 +206,7 @@ def share_of_best(gain_PE: NDArray[np.float64], policy: int) -> Interval:
 
 
 def mean_share(shares: Sequence[Interval]) -> Interval:
-    """The mean over clusters of what :func:`share_of_best` gives for each, with an interval over clusters.
-
-    Args:
-        shares: of each cluster, at least one.
-    """
+    """The mean over clusters of what :func:`share_of_best` gives for each, with an interval over clusters."""
     if len(shares) == 1:
         return shares[0]
     value, low, high = metrics.mean_interval(np.array([share.value for share in shares]))

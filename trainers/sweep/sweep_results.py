@@ -28,13 +28,9 @@ COLUMNS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trial with its last result.
+    """A trial with Tune's folder of it and its last result: metrics, and its ``config``.
 
-    Attributes:
-        trial: its number, and the name of its folder.
-        label: how it is spelled: a policy's name, or hyperparameters.
-        result: metrics as the trainable reports them, and the trial's ``config``.
-        folder: Tune's of this trial.
+    ``label`` is how it is spelled: a policy's name, or hyperparameters.
     """
 
     trial: int
