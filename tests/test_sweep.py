@@ -92,7 +92,6 @@ def test_settings_score_as_in_the_search_for_the_best_static_one(suite: str) -> 
         score = task.score(action)
         assert score["policy"] == spelled(setting)
         assert score["throughput"] == pytest.approx(float(gain_CE.mean(axis=1) @ [2 / 3, 1 / 3]), abs=1e-15)
-        assert "energy" not in score
 
 
 def test_a_finished_sweep_leaves_what_people_look_at(
@@ -160,7 +159,6 @@ def test_what_a_killed_sweep_leaves_is_read(suite: str, tmp_path: Path) -> None:
             "a grid of 5760 settings; allowed: at most 4096, by fewer mechanisms or values, or optuna: {}",
         ),
         ({"splits": ["held-out", "held-out"]}, "splits = ['held-out', 'held-out']; allowed: each once"),
-        ({"objectives": ["energy"]}, "objectives: energy on suite two: no cluster has power figures"),
         ({"optuna": {"sampler": "cmaes"}}, "optuna.sampler = 'cmaes'; allowed: input should be 'tpe' or 'nsga2'"),
     ],
 )

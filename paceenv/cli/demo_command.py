@@ -102,7 +102,7 @@ def _train(config: TrainConfig, out: Path) -> Path:
     path = out / "trained.safetensors"  # `learned` is the policy that ships
     digest = save_policy(path, trained.file)
     config_files.write_text(out / "learning-curve.json", json.dumps(trained.curve))
-    result_plots.learning_curve(trained.curve, out / "learning-curve.png", paired=config.environment.paired)
+    result_plots.learning_curve(trained.curve, out / "learning-curve.png")
     output.say(f"wrote {path}, sha256 {digest[:16]}")
     return path
 

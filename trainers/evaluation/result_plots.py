@@ -82,13 +82,12 @@ def side_by_side_page(result: SuiteResult) -> str:
     return page(f"Policies side by side on {suite.name}", note, sections)
 
 
-def learning_curve(curve: Sequence[Mapping[str, float]], path: Path, *, paired: bool) -> None:
+def learning_curve(curve: Sequence[Mapping[str, float]], path: Path) -> None:
     """Draw mean reward over decisions; beside it gap closed and cost on null clusters, where known.
 
     Args:
         curve: its rows. ``gap_closed`` is on validation clusters, of the policy as it would be released. ``null_cost``
             is that on the null clusters of a distillation.
-        paired: whether the reward is the difference to the same episodes without pacing.
     """
 
     def of(key: str) -> NDArray[np.float64]:
@@ -106,8 +105,7 @@ def learning_curve(curve: Sequence[Mapping[str, float]], path: Path, *, paired: 
             x[width - 1 :], np.convolve(y, np.ones(width) / width, "valid"), color=shade, label="running mean"
         )
     panels[0].legend(fontsize=8)
-    reward = "mean reward less that of the same\nepisodes without pacing" if paired else "mean reward"
-    panels[0].set(ylabel=reward, title="training")
+    panels[0].set(ylabel="mean reward less that of the same\nepisodes without pacing", title="training")
     if scored:
         x, closed = of("gap_closed")
         panels[1].plot(x, 100 * closed, "o-", ms=3, color=shade)

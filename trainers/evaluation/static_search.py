@@ -39,21 +39,14 @@ SETTINGS_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class Scores:
-    """Results of settings, each ``(S, C, E)``: throughput gain over passive, CV, energy over passive's.
-
-    Energy is that of a useful iteration, as a ratio; not-a-number on clusters without power figures.
-    """
+    """Results of settings, each ``(S, C, E)``: throughput gain over passive, CV."""
 
     gain_SCE: Array
     cv_SCE: Array
-    energy_SCE: Array
 
 
 class Problem:
-    """Clusters and seeds on which settings are tried, and the same episodes without pacing.
-
-    ``passive`` has for each cluster mean step in seconds, CV and energy in joules an iteration, ``(3, 1, E)``.
-    """
+    """Clusters and seeds on which settings are tried, and the same episodes without pacing."""
 
     def __init__(
         self,
@@ -66,21 +59,21 @@ class Problem:
     ) -> None:
         self.clusters, self.limits = tuple(clusters), limits
         self._seeds_E, self._iterations, self._threads = seeds_E, iterations, threads
-        self.passive = tuple(self._run([{}], cluster) for cluster in clusters)
+        self._passive_1E = [self._run([{}], cluster)[0] for cluster in clusters]
 
     def score(self, settings: Sequence[Candidate], on_share: Callable[[float], None] = lambda share: None) -> Scores:
         """Simulate settings on all clusters; no setting's result depends on another's."""
-        scores_3SCE = np.empty((3, len(settings), len(self.clusters), len(self._seeds_E)))
-        for c, (cluster, (step_1E, _, energy_1E)) in enumerate(zip(self.clusters, self.passive, strict=True)):
+        gain_SCE, cv_SCE = np.empty((2, len(settings), len(self.clusters), len(self._seeds_E)))
+        for c, (cluster, passive_1E) in enumerate(zip(self.clusters, self._passive_1E, strict=True)):
             for first in range(0, len(settings), SETTINGS_AT_ONCE):
                 some = slice(first, first + SETTINGS_AT_ONCE)
-                step_SE, cv_SE, energy_SE = self._run(settings[some], cluster)
-                scores_3SCE[:, some, c] = step_1E / step_SE - 1.0, cv_SE, energy_SE / energy_1E
+                step_SE, cv_SCE[some, c] = self._run(settings[some], cluster)
+                gain_SCE[some, c] = passive_1E / step_SE - 1.0
             on_share((c + 1) / len(self.clusters))
-        return Scores(*scores_3SCE)
+        return Scores(gain_SCE, cv_SCE)
 
     def _run(self, settings: Sequence[Candidate], cluster: Cluster) -> Array:
-        """Mean steps in seconds, CVs, joules an iteration ``(3, S, E)``; the first interval unpaced as in a rollout."""
+        """Mean steps in seconds, and CVs, ``(2, S, E)``; the first interval unpaced as in a rollout."""
         seeds_E = self._seeds_E
         simulator = start(cluster, np.tile(seeds_E, len(settings)), self._threads, self.limits)
         given = np.stack([pacing.settings(setting) for setting in settings])
@@ -93,9 +86,8 @@ class Problem:
             ],
             axis=1,
         )
-        mean_E, sd_E, outcome = step_ET.mean(axis=1), step_ET.std(axis=1), simulator.outcome().since(before)
-        energy_E = np.where(outcome.energy_j > 0.0, outcome.energy_j, np.nan) / outcome.useful_iterations
-        return np.stack([useful_step_s(step_ET, outcome), sd_E / mean_E, energy_E]).reshape(3, len(settings), -1)
+        useful_E = useful_step_s(step_ET, simulator.outcome().since(before))
+        return np.stack([useful_E, step_ET.std(axis=1) / step_ET.mean(axis=1)]).reshape(2, len(settings), -1)
 
 
 def singles(mechanisms: Sequence[Mechanism]) -> list[Candidate]:

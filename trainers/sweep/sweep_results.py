@@ -15,12 +15,11 @@ from paceenv.ui import config_files
 CONFIG, TUNE = "config.yaml", "tune"
 """Files of a sweep: its config, and the folder of Tune's experiments."""
 SCORE, DECISIONS = "score", "decisions"
-MODES: Mapping[str, str] = {"throughput": "max", "cv": "min", "energy": "min", SCORE: "max"}
+MODES: Mapping[str, str] = {"throughput": "max", "cv": "min", SCORE: "max"}
 """Ray's name for which end of an objective is good."""
 COLUMNS: Mapping[str, str] = {
     "throughput": "throughput against passive",
     "cv": "CV of step time",
-    "energy": "energy against passive",
     SCORE: "validation score",
     DECISIONS: "decisions",
 }
@@ -141,6 +140,4 @@ def cells(candidate: Candidate, objectives: Sequence[str]) -> tuple[str, ...]:
 
 
 def _cell(name: str, value: float) -> str:
-    if name == "energy":
-        return f"{value - 1.0:+z.2%}"
     return f"{value:+z.2%}" if name == "throughput" else f"{value:.4f}"

@@ -63,12 +63,10 @@ class StaticTask:
 
     @classmethod
     def of(cls, static: Static) -> StaticTask:
-        """Load the clusters and simulate them without pacing. Raises InputError for energy where none is known."""
+        """Load the clusters and simulate them without pacing."""
         suite = load_suite(static.suite).only(static.splits)
         seeds = FIRST_SEED + np.arange(static.seeds)
         problem = Problem([case.load() for case in suite.cases], seeds, static.iterations, limits=suite.limits)
-        if "energy" in static.objectives and all(np.isnan(passive[2]).any() for passive in problem.passive):
-            raise InputError(f"objectives: energy on suite {suite.name}: no cluster has power figures; allowed: others")
         return cls(static, tuple(suite.cases), problem)
 
     def setting(self, config: Mapping[str, float]) -> Candidate:
@@ -83,20 +81,12 @@ class StaticTask:
         return setting
 
     def score(self, config: Mapping[str, float]) -> dict[str, Any]:
-        """A setting's name and its values: means over seeds, then weighted means over clusters.
-
-        ``energy`` leaves out clusters without power figures, and is missing where none has any.
-        """
+        """A setting's name and its values: means over seeds, then weighted means over clusters."""
         setting = self.setting(config)
-        scores = self.problem.score([setting])
-        weight_C = np.array([case.weight for case in self.cases])
-        values: dict[str, Any] = {"policy": spelled(setting)}
-        for name, value_SCE in (("throughput", scores.gain_SCE), ("cv", scores.cv_SCE), ("energy", scores.energy_SCE)):
-            value_C = value_SCE[0].mean(axis=1)
-            share_C = np.where(np.isnan(value_C), 0.0, weight_C)
-            if share_C.any():
-                values[name] = float(share_C @ np.nan_to_num(value_C) / share_C.sum())
-        return values
+        scores, weight_C = self.problem.score([setting]), np.array([case.weight for case in self.cases])
+        values = {"throughput": scores.gain_SCE[0], "cv": scores.cv_SCE[0]}
+        means = {name: float(weight_C @ x_CE.mean(axis=1) / weight_C.sum()) for name, x_CE in values.items()}
+        return {"policy": spelled(setting), **means}
 
 
 class StaticTrial(tune.Trainable):  # type: ignore[misc]

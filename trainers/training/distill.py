@@ -323,8 +323,6 @@ class Student:
         of every candidate what it would have gained.
         """
         error_N = torch.nn.functional.smooth_l1_loss(said_NX, true_NX, beta=ROBUST, reduction="none").mean(dim=1)
-        if not self.section.decision_weight:
-            return error_N
         said_NC, true_NC = said_NX, true_NX
         if self.preference_range is not None:
             low, high = self.preference_range
@@ -334,7 +332,7 @@ class Student:
         off_N1 = torch.zeros(len(said_NX), 1)
         margin = min(self.section.margins)
         chance_NC = torch.softmax(torch.cat([off_N1, said_NC - margin], dim=1) / DECISION_TEMPERATURE, dim=1)[:, 1:]
-        return error_N - self.section.decision_weight * (chance_NC * true_NC).sum(dim=1)
+        return error_N - (chance_NC * true_NC).sum(dim=1)
 
     def layers(self) -> Layers:
         """What is deployed: the layers with the standardisation folded into the first one."""

@@ -45,7 +45,6 @@ class Environment(Config):
         ge=0,
         description="segments after which episodes come again, whose unpaced copies are then known; 0: never",
     )
-    paired: bool = Field(True, description="reward as the difference to the same episodes without pacing")
 
     @model_validator(mode="after")
     def _one_source(self) -> Environment:
@@ -118,12 +117,6 @@ class Distill(Config):
     n_epochs: int = Field(4, ge=1, description="in each round, over the views of all rounds so far")
     batch_size: int = Field(1024, ge=2, description="views in one update")
     learning_rate: float = Field(2e-3, gt=0, le=1, description="at the start of a round; falls linearly to zero")
-    decision_weight: float = Field(
-        1.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="of the gain that the student's choices miss, against the error of estimates; 0: only the error",
-    )
     always: Mapping[AnyMechanism, tuple[float, float]] = Field(
         {},
         description="threshold and window of mechanisms that hold whatever the student chooses, such as defer, which "

@@ -165,7 +165,6 @@ def make_batches(config: Environment) -> list[PacingVectorEnv]:
             episode_intervals=config.episode_intervals,
             cv_weight=config.cv_weight,
             threads=config.threads,
-            reward="paired" if config.paired else "raw",
             limits=config.limits,
             autoreset_mode=AutoresetMode.SAME_STEP,
         )

@@ -246,7 +246,7 @@ def train_into(config: TrainConfig, folder: Path, *, resume: bool = False) -> di
     # only now: a run that is refused, because its checkpoint is of another config, must not overwrite that config
     config_files.write_yaml(folder / "config.yaml", config.model_dump(mode="json"))
     config_files.write_text(folder / "curve.json", json.dumps(trained.curve))
-    result_plots.learning_curve(trained.curve, folder / "learning-curve.png", paired=config.environment.paired)
+    result_plots.learning_curve(trained.curve, folder / "learning-curve.png")
     record = trained.file.provenance
     return {
         "policy": str(folder / POLICY),
