@@ -6,6 +6,7 @@ simulator.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib.resources
@@ -147,17 +148,12 @@ def find(text: str, known: Sequence[str] = NAMES) -> tuple[Path, PolicyFile]:
 
 
 def _parts(text: str) -> tuple[str, float | None]:
-    """The name and the preference in ``text``.
-
-    An existing file counts as a file, whatever its name is. Raises InputError for another option or an invalid number.
-    """
+    """The name and the preference in ``text``; an existing file counts as a file, whatever its name is."""
     name, _, option = text.rpartition(":")
     if not (name == LEARNED or name.endswith(_SUFFIX)) or Path(text).exists():
         return text, None
     key, _, value = option.partition("=")
-    if key != "preference":
-        raise InputError(f"policy {text}: unknown option {key}; allowed: preference=")
-    try:
-        return name, float(value)
-    except ValueError:
-        raise InputError(f"policy {text}: preference = {value!r}; allowed: a number") from None
+    if key == "preference":
+        with contextlib.suppress(ValueError):
+            return name, float(value)
+    raise InputError(f"policy {text}: unknown option {option}; allowed: preference=NUMBER")

@@ -54,8 +54,8 @@ def test_a_file_is_told_its_preference_where_it_is_named(tmp_path: Path, monkeyp
     [
         ("{file}:preference=2.5", "preference = 2.5; allowed: 0 to 2"),
         ("{file}:preference=nan", "preference = nan; allowed: 0 to 2"),
-        ("{file}:preference=much", "preference = 'much'; allowed: a number"),
-        ("{file}:preferenc=1", "unknown option preferenc; allowed: preference="),
+        ("{file}:preference=much", "unknown option preference=much; allowed: preference=NUMBER"),
+        ("{file}:preferenc=1", "unknown option preferenc=1; allowed: preference=NUMBER"),
         ("{old}:preference=1", "policy old: preference = 1; allowed: no preference, as it was trained for one"),
         ("learned", "policy learned: none is released yet; allowed: a .safetensors file"),
         ("learnt:preference=1", "no such file; allowed: passive, paper, adaptive, static, learned"),

@@ -24,14 +24,8 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
     :func:`paceenv.policies.rollout.run`, which ``paceenv evaluate`` uses.
 
     Observations, actions and the reward are those of :class:`paceenv.envs.pacing_env.PacingEnv`, and so are the
-    arguments. All agents are there from the first step to the last; an episode is truncated, never terminated.
-
-    Args:
-        cluster: a name in `configs/clusters`, a file, a ``Cluster``, or a list of them.
-        render_mode: not supported; None.
-
-    Raises:
-        InputError: for an argument outside its range, with the range.
+    arguments, but for ``render_mode``, which is None. All agents are there from the first step to the last; an episode
+    is truncated, never terminated.
     """
 
     metadata: dict[str, Any] = {"name": "paceenv/Pacing-v0", "render_modes": [], "is_parallelizable": True}

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import Field
-
 from paceenv.calibration.fit_trace import JobFit
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.core.errors import InputError, out_of_range
@@ -34,7 +32,6 @@ from paceenv.trainers.closed_loop.scenario_program import known_cluster, needs_p
 from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.ui import config_files, output
-from paceenv.ui.config_files import Config
 from paceenv.ui.run_directory import prepare_folder
 
 STAGES = ("observe", "probe", "calibrate", "tailor", "predict", "contest")
@@ -51,16 +48,13 @@ WARM_SHARE = 0.1
 """Of an observed run the first tenth is warm-up: connections, buffers, caches."""
 
 
-class LoopOptions(Config):
-    """Options that are not part of the scenario: seeds, and the amount of simulation."""
+@dataclass(frozen=True)
+class LoopOptions:
+    """Seed of blocks and noise, simulated episodes for each drawn cluster, and roles or policies to compare."""
 
-    seed: int = Field(0, ge=0, description="of the order of the blocks and of the simulated noise")
-    seeds: int = Field(8, ge=1, le=1000, description=f"simulated episodes for each of {DRAWS} drawn clusters")
-    candidates: tuple[str, ...] = Field(
-        CANDIDATES,
-        min_length=1,
-        description="constant, default, tailored, or policies by name or file",
-    )
+    seed: int = 0
+    seeds: int = 8
+    candidates: tuple[str, ...] = CANDIDATES
 
 
 @dataclass(frozen=True)
@@ -92,7 +86,6 @@ class ClosedLoop:
         candidates = self._candidates(clusters)
         predicted = self._predict(fitted, clusters, list(candidates))
         contest = self._contest(candidates)
-        tailored = TAILORED in self.options.candidates
         report = sim_to_real_report.build(
             self.scenario,
             observed,
@@ -100,7 +93,7 @@ class ClosedLoop:
             fit.parameters,
             predicted,
             contest,
-            untailored=tailored and not any(TAILORED in roles for roles in candidates.values()),
+            untailored=TAILORED in set(self.options.candidates).difference(*candidates.values()),
         )
         sim_to_real_report.write(report, self.out)
         return report

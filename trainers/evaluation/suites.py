@@ -153,13 +153,9 @@ class Suite(Config):
     first_seed: int = Field(1_000_000, ge=0, le=MAX_FIRST_SEED, description="the others follow it")
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Suite:
+    def _has_some(self) -> Suite:
         if not (self.cases or self.random or self.relatives or self.posterior):
             raise ValueError("cases, random ones, relatives or draws of a posterior")
-        names = [case.name for case in self.cases]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"cases with different names (twice: {', '.join(twice)})")
         return self
 
     def of_kind(self, null_case: bool) -> list[Case]:

@@ -136,8 +136,6 @@ def columns(results: Results) -> list[str]:
 
 def cells(candidate: Candidate, objectives: Sequence[str]) -> tuple[str, ...]:
     """A row of a table: candidate, trial, and objectives."""
-    return (candidate.label, str(candidate.trial), *(_cell(name, candidate.result[name]) for name in objectives))
-
-
-def _cell(name: str, value: float) -> str:
-    return f"{value:+z.2%}" if name == "throughput" else f"{value:.4f}"
+    values = ((name, candidate.result[name]) for name in objectives)
+    shown = (f"{value:+z.2%}" if name == "throughput" else f"{value:.4f}" for name, value in values)
+    return candidate.label, str(candidate.trial), *shown
