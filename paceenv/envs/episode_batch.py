@@ -10,7 +10,6 @@ import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
 import gymnasium
@@ -54,7 +53,7 @@ class Rules:
         object.__setattr__(self, "mechanisms", mechanisms)
         for name in ("interval_iterations", "episode_intervals"):
             at_least_1(name, getattr(self, name))
-        if not (isinstance(self.cv_weight, Real) and 0.0 <= self.cv_weight < np.inf):
+        if not (isinstance(self.cv_weight, (int, float, np.floating)) and 0.0 <= self.cv_weight < np.inf):
             raise out_of_range("cv_weight", self.cv_weight, "a number of at least 0", WHERE)
         if not isinstance(self.limits, Limits):
             raise out_of_range("limits", self.limits, "a paceenv.core.limits.Limits", WHERE)
