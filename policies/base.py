@@ -30,7 +30,11 @@ class Policy(ABC):
     """The mechanisms that it may turn on."""
 
     def reset(self, rows: int) -> None:  # noqa: B027  (a policy without state has nothing to do)
-        """Forget everything and prepare for ``rows`` ranks."""
+        """Forget everything and prepare for ``rows`` ranks.
+
+        Args:
+            rows: B, the number of ranks that it decides for.
+        """
 
     @abstractmethod
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -54,7 +58,14 @@ class Policy(ABC):
 
 
 def fault_of(settings: NDArray[Any], rows: int, *, threshold: float, window: float) -> str:
-    """What is wrong with a policy's answer, in words; "" for numbers ``(rows, M, 2)`` from 0 to the largest allowed."""
+    """What is wrong with a policy's answer, in words; "" for nothing.
+
+    Args:
+        settings: the answer, which is to be numbers ``(rows, M, 2)``, at least 0.
+        rows: ranks that it was asked for.
+        threshold: the largest allowed one.
+        window: likewise.
+    """
     wanted = (rows, len(pacing.MECHANISMS), 2)
     if settings.shape != wanted or settings.dtype.kind not in "fiu":
         return f"returned {settings.dtype} of shape {settings.shape}; allowed: numbers of shape {wanted}"

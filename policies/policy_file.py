@@ -68,7 +68,12 @@ class PolicyFile:
 
 
 def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
-    """Write a policy file whole or not at all; returns its SHA-256 digest."""
+    """Write a policy file whole or not at all; returns its SHA-256 digest.
+
+    Args:
+        path: of the file to write.
+        content: weights, schemas and provenance.
+    """
     policy, tensors = content.policy, dict[str, NDArray[np.float32]]()
     for i, (weight, bias) in enumerate(policy.layers):
         tensors[f"layer{i}.weight"] = np.ascontiguousarray(weight, np.float32)
@@ -101,7 +106,11 @@ def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
 
 
 def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
-    """Read and check a policy file; anything wrong with it is an :class:`InputError` naming the file."""
+    """Read and check a policy file; anything wrong with it is an :class:`InputError` naming the file.
+
+    Args:
+        path: of the file to read.
+    """
     target = Path(path)
     if not target.is_file():
         raise InputError(f"{target}: no such policy file")

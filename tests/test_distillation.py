@@ -15,7 +15,7 @@ from paceenv.policies.clairvoyant import settings_of
 from paceenv.policies.distilled import Distilled
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import start
-from paceenv.trainers.training.distill import NULL_LIMIT, DistillLearner, Student
+from paceenv.trainers.training.distill import TRAINING_LIMIT, DistillLearner, Student
 from paceenv.trainers.training.learner import Curve
 from paceenv.trainers.training.teacher import (
     Answers,
@@ -152,6 +152,6 @@ def test_the_margin_is_the_smallest_that_training_nulls_allow(
         last.bias.fill_(estimate)
     found = learner._choose_margin(np.random.default_rng(0))
     assert (learner.margin, found["pressure"]) == (margin, pressure)
-    assert (found["null_cost_worst"] > NULL_LIMIT) == (estimate > 5.0)
+    assert (found["null_cost_worst"] > TRAINING_LIMIT) == (estimate > 5.0)
     learner._choose_margin(np.random.default_rng(0))
     assert learner.pressure_K.tolist() == [pressure**2] * 2, "it grows while a cluster loses more than a null may"

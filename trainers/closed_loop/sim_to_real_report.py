@@ -125,7 +125,7 @@ def compare(predicted: Effect, measured: Effect) -> Found:
         sign = predicted.change * measured.change > 0.0
     else:
         sign = inside or abs(predicted.change) <= NULL_LIMIT
-    if inside and _is_vague(predicted, measured):
+    if inside and abs(predicted.change) > NULL_LIMIT and measured.low <= 0.0 <= measured.high:
         how = "cannot tell: the measured interval holds both the prediction and no effect"
     elif inside:
         how = "agrees"
@@ -138,11 +138,6 @@ def compare(predicted: Effect, measured: Effect) -> Found:
         by = 100 * abs(predicted.change - measured.change)
         how = f"disagrees: right in sign, predicted {by:.1f} points too {'much' if more else 'little'}"
     return {"verdict": f"{said}: {how}", "inside": inside, "sign": sign}
-
-
-def _is_vague(predicted: Effect, measured: Effect) -> bool:
-    """Whether a predicted effect and none at all are both in the measured interval."""
-    return abs(predicted.change) > NULL_LIMIT and measured.low <= 0.0 <= measured.high
 
 
 def _does(change: float) -> str:

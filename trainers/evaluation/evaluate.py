@@ -87,12 +87,10 @@ class SuiteResult:
         """One line for each policy that was passive somewhere because it was outside its calibrated range."""
         lines = []
         for policy in self.policies:
-            met = [
-                (departure, c.name) for c in self.suite.cases if (departure := self.outcomes[policy, c.name].outside)
-            ]
-            if met:
+            of_case = [(self.outcomes[policy, case.name].outside, case.name) for case in self.suite.cases]
+            if met := [(outside, name) for outside, name in of_case if outside]:
                 worst, cluster = max(met, key=lambda one: one[0].share)
-                where = f"on {len(met)} of {len(self.suite.cases)} clusters, most on {cluster}"
+                where = f"on {len(met)} of {len(of_case)} clusters, most on {cluster}"
                 lines.append(f"policy {policy}: {where}: {worst}")
         return lines
 

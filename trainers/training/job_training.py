@@ -66,14 +66,10 @@ MAX_SEEDS, MIN_SEEDS, MAX_EVALUATED_RANK_PHASES = 16, 4, 2048
 
 @dataclass(frozen=True)
 class JobPolicy:
-    """What was found for one job.
+    """What was found for one job: the name of the best policy and its file, None where nothing beats no pacing.
 
-    Attributes:
-        best: ``tailored``, ``constant``, ``learned``, or None where nothing is better than no pacing.
-        file: the best one as a policy file, with this record; None where there is none.
-        student: the tailored policy, whether it is the best or not; None where no candidate setting gained anything.
-        constant: the best constant setting; None likewise.
-        gains: mean gain of throughput over no pacing by policy, with intervals, on episodes that nothing was chosen on.
+    The tailored ``student`` and the best ``constant`` are None where no candidate setting gained anything. Gains of
+    throughput over no pacing are from episodes that nothing was chosen on.
     """
 
     best: str | None
