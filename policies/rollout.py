@@ -18,7 +18,7 @@ from paceenv.sim.engine.simulator import Outcome, Simulator
 
 @dataclass(frozen=True)
 class Rollout:
-    """The result of a rollout, one row a seed; seconds. Delays are means over all ranks, totals after the quiet start."""
+    """The result of a rollout, one row a seed, seconds: delays over all ranks, totals after the quiet start."""
 
     step_ET: NDArray[np.float64]
     mean_delay_E: NDArray[np.float64]
