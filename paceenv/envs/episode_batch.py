@@ -121,6 +121,7 @@ class EpisodeBatch:
         self.terms: dict[str, NDArray[np.float64]] = {}
         self._passive_of: dict[tuple[int, int], NDArray[np.float64]] | None = None
         """Mean step and reward of each interval without pacing ``(T, 2)``, by key and cluster, where they are kept."""
+        self._derived: dict[bytes, JobBatch] | None = None
         self._passive_ETV, self._age_E = np.zeros((environments, 0, 2)), np.zeros(environments, np.int64)
         self.observation_space = gymnasium.spaces.Box(signals.LOW, signals.HIGH, (signals.SIGNALS,), np.float32)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2 * len(self.mechanisms),), np.float32)
@@ -152,14 +153,22 @@ class EpisodeBatch:
 
     def _start(self, which: NDArray[np.int64], simulators: Sequence[int]) -> None:
         """Start the present episodes of some rows in some simulators; the first time in all rows."""
-        keys, limits = self.keys_E[which], self.rules.limits
-        jobs = self._mix.derive(keys, self.cluster_E[which])
+        keys, jobs, limits = self.keys_E[which], self._jobs(which), self.rules.limits
         if not self.simulators:
             self.simulators = [Simulator(jobs, keys, self._threads, limits) for _ in range(1 + self.rules.has_copy)]
         for k in simulators:
             self.simulators[k].reset(which, keys, jobs)
             self.simulators[k].quiet_start(which)
             self._run(k, self.simulators[k].off(), which, self.rules.interval_iterations)
+
+    def _jobs(self, which: NDArray[np.int64]) -> JobBatch:
+        """Those of the present episodes of some rows; where episodes are kept, the same rows often start together."""
+        keys, cluster = self.keys_E[which], self.cluster_E[which]
+        if self._derived is None:
+            return self._mix.derive(keys, cluster)
+        if (started := keys.tobytes() + cluster.tobytes()) not in self._derived:
+            self._derived[started] = self._mix.derive(keys, cluster)
+        return self._derived[started].take(np.arange(len(which)))
 
     def _look_up_passive(self, which: NDArray[np.int64], known: dict[tuple[int, int], NDArray[np.float64]]) -> None:
         """Episodes start in some rows: their intervals without pacing; of those not known, the whole copy runs."""
@@ -181,13 +190,14 @@ class EpisodeBatch:
         self._age_E[which] = 0
 
     def keep_episodes(self) -> None:
-        """Keep the unpaced copies of episodes, for when their seeds come again; before the first episode.
+        """Keep the jobs and unpaced copies of episodes, for when their seeds come again; before the first episode.
 
         An episode's key decides its cluster's draws and its noise, so its copy does the same every time. Results do not
         depend on it.
         """
         if self.simulators:
             raise InputError(f"{WHERE}: keep_episodes() after an episode has begun; allowed: before the first reset()")
+        self._derived = {}
         if self.rules.has_copy:
             self._passive_of = {}
             self._passive_ETV = np.zeros((len(self.seeds_E), self.rules.episode_intervals, 2))

@@ -352,7 +352,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         return self._batch.names_C.copy()
 
     def keep_episodes(self) -> None:
-        """Keep the unpaced copies of episodes, for trainers whose seeds come again; before the first reset.
+        """Keep the jobs and unpaced copies of episodes, for trainers whose seeds come again; before the first reset.
 
         Results do not depend on it; memory grows with the number of different episodes.
         """
