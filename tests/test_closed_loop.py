@@ -12,7 +12,6 @@ import loop_doubles
 import numpy as np
 import pytest
 from loop_doubles import QUICK, SHORT, SimulatedTestbed, scenario
-from scipy import stats
 
 from paceenv.cli.application import run as paceenv
 from paceenv.core.errors import InputError
@@ -50,21 +49,6 @@ def _steps(seed: int, change: float) -> np.ndarray:
     """Steps of a job that pacing changes by ``change``, with noise that has a long tail."""
     random = np.random.default_rng(seed)
     return 0.2 * np.where(ON_T, 1.0 + change, 1.0) * np.exp(0.05 * random.standard_t(3, ITERATIONS))
-
-
-def test_the_paired_effect_is_students_interval_of_the_pairs_log_ratios() -> None:
-    step_s_T = _steps(0, -0.1)
-    by_hand = []
-    for pair in range(PAIRS):
-        off, on = ([i for i in range(ITERATIONS) if CONTEST.turn(i) == (arm, (pair, 0), True)] for arm in (None, 0))
-        assert len(off) == len(on) == BLOCK - BLOCK // 3
-        by_hand.append(math.log(step_s_T[on].mean() / step_s_T[off].mean()))
-    wanted = stats.ttest_1samp(by_hand, 0.0).confidence_interval(0.95)
-    found = effect(log_ratios(step_s_T[None], BLOCKS)[0])
-    assert found.units == PAIRS
-    assert found.change == pytest.approx(math.expm1(np.mean(by_hand)))
-    assert (found.low, found.high) == pytest.approx((math.expm1(wanted.low), math.expm1(wanted.high)))
-    assert found.low < -0.1 < found.high
 
 
 def test_the_measure_is_the_agents_own() -> None:

@@ -185,16 +185,6 @@ def test_adaptive_keeps_most_of_the_gain_where_transfers_vary(cluster: str, stat
 # Running policies
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_runs_are_paired_by_seed_and_reproducible(name: str) -> None:
-    some = load_cluster("two-jobs")
-    first, again = (run(EVERY[name](), start(some, np.arange(4)), 130) for _ in range(2))
-    np.testing.assert_array_equal(first.step_ET, again.step_ET)
-    other = run(EVERY[name](), start(some, np.arange(2, 4), threads=2), 130)
-    np.testing.assert_array_equal(other.step_ET, first.step_ET[2:])
-    np.testing.assert_array_equal(other.ideal_step_E, first.ideal_step_E[2:])
-
-
 def test_the_first_interval_is_passive_and_passive_never_delays() -> None:
     some = load_cluster("two-jobs")
     runs = {name: run(make(), start(some, np.arange(3)), 300, interval_iterations=15) for name, make in EVERY.items()}
