@@ -1,7 +1,7 @@
 """What the benchmarks share: the clock, the machine's description, reports, and the command line of each module.
 
 Time is CPU time of the process, so that a machine shared with others measures the same, and contestants take turns, so
-that what disturbs the machine disturbs all of them. Ratios are medians of the ratios within a turn.
+that what disturbs the machine disturbs all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from paceenv.core.trace import Trace, read_trace
 from paceenv.sim.cluster import Cluster
@@ -49,22 +48,8 @@ NOISE = Noise(
 """Every kind of noise at once; ``imbalance_skew`` stays 1, a gamma."""
 
 
-@dataclass(frozen=True)
-class Times:
-    """CPU seconds of one unit of work, one number a turn, by contestant."""
-
-    seconds: Mapping[str, NDArray[np.float64]]
-
-    def median_s(self, name: str) -> float:
-        return float(np.median(self.seconds[name]))
-
-    def rate(self, name: str) -> float:
-        """Units per CPU second."""
-        return 1.0 / self.median_s(name)
-
-    def speed_ratio(self, name: str, other: str) -> float:
-        """How many times faster ``name`` is than ``other``: median over the turns."""
-        return float(np.median(self.seconds[other] / self.seconds[name]))
+LEAST_S = 0.04
+"""Seconds of a contestant's turn, about."""
 
 
 @dataclass(frozen=True)
@@ -97,36 +82,29 @@ class Report:
 
 
 def measure(
-    contestants: Mapping[str, Callable[[], object]],
-    units: Mapping[str, int] | None = None,
-    *,
-    turns: int = 5,
-    least_s: float = 0.04,
-    clock: Callable[[], float] = time.process_time,
-) -> Times:
-    """Time contestants in turn; each is called twice beforehand, then so often in a turn that it takes ``least_s``.
+    contestants: Mapping[str, Callable[[], object]], units: Mapping[str, int], turns: int = 5
+) -> dict[str, float]:
+    """Units of work per CPU second of each contestant, medians over the turns that they take.
 
-    With ``least_s`` 0 there is neither warm-up nor repetition, for what takes seconds and does not compile.
-    ``units`` is how many units of work a call of each does (default: a call is the unit). ``clock`` is another one than
-    that of CPU seconds only where threads share the work.
+    Each is called twice beforehand, then so often in a turn that it takes :data:`LEAST_S`. ``units`` is how many units
+    of work a call of each does.
     """
     calls: dict[str, int] = {}
     for name, function in contestants.items():
-        if least_s > 0.0:
-            function()
-        calls[name] = max(1, round(least_s / max(_seconds(function, 1, clock), 1e-9))) if least_s > 0.0 else 1
+        function()
+        calls[name] = max(1, round(LEAST_S / max(_seconds(function, 1), 1e-9)))
     seconds = {name: np.empty(turns) for name in contestants}
     for turn in range(turns):
         for name, function in contestants.items():
-            seconds[name][turn] = _seconds(function, calls[name], clock) / (calls[name] * (units[name] if units else 1))
-    return Times(seconds)
+            seconds[name][turn] = _seconds(function, calls[name]) / (calls[name] * units[name])
+    return {name: 1.0 / float(np.median(of_turns)) for name, of_turns in seconds.items()}
 
 
-def _seconds(function: Callable[[], object], calls: int, clock: Callable[[], float]) -> float:
-    start = clock()
+def _seconds(function: Callable[[], object], calls: int) -> float:
+    start = time.process_time()
     for _ in range(calls):
         function()
-    return clock() - start
+    return time.process_time() - start
 
 
 def recorded(cluster: Cluster, seed: int, iterations: int) -> Trace:

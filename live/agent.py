@@ -167,9 +167,8 @@ def attach(
 
     Args:
         model_or_optimizer: the optimizer whose step ends an iteration; with a model or None, the first that steps.
-        policy: a policy file; a name (passive, paper, adaptive, static:mechanism=slack,threshold=0.02,window=0.4,
-            static:my-cluster.yaml, learned, learned:preference=0.3); or a policy object. Without a policy the agent can
-            only observe and probe.
+        policy: a policy file; a name (passive, paper, adaptive, static:slack=0.02/0.4, static:my-cluster.yaml, learned,
+            learned:preference=0.3); or a policy object. Without a policy the agent can only observe and probe.
         mode: off, observe, probe, shadow, canary (a switchback test: every rank alternates paired blocks with and
             without pacing) or active.
         options: fields of :class:`paceenv.live.options.Options`; the table is in ``docs/reference/live-options.md``.

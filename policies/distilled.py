@@ -7,10 +7,11 @@ M mechanisms.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,7 @@ class Distilled(Learned):
         hysteresis: gain by which another setting must be better than the present one, % of the step.
         preference: weight of variation against throughput, as in ``paceenv.core.metrics.reward``; None: only
             throughput counts, and the network gives nothing else.
+        preference_range: lowest and highest weight of its training; None: this one only.
         always: settings that hold whatever it chooses, no pacing included, of mechanisms that no candidate names: such
             as defer, which judges itself and does nothing where no transfer can wait.
         network: the other arguments of :class:`Learned`.
@@ -59,6 +61,7 @@ class Distilled(Learned):
         hysteresis: float,
         name: str = "distilled",
         preference: float | None = None,
+        preference_range: tuple[float, float] | None = None,
         always: Candidate = MappingProxyType({}),
         **network: Any,
     ) -> None:
@@ -78,10 +81,26 @@ class Distilled(Learned):
         self._settings_CM2 = np.stack(settings)
         self.margin, self.hysteresis = float(margin), float(hysteresis)
         used = [m for m in pacing.MECHANISMS if any(m in one for one in (self.always, *self.candidates))]
-        super().__init__(layers, used, name, preference, **network)
+        self.name = name
+        self._follow(preference, preference_range)
+        super().__init__(layers, used, name, **network)
         self._choice_B = np.zeros(0, np.int64)
 
-    PREFERENCE_IS_INPUT = False
+    def _follow(self, preference: float | None, preference_range: tuple[float, float] | None) -> None:
+        low, high = preference_range or (0.0, math.inf)
+        if preference is not None and not (0.0 <= low <= preference <= high and preference < math.inf):
+            raise out_of_range("preference", preference, f"{low:g} to {high:g}", f"policy {self.name}")
+        self.preference = preference
+        self.preference_range = preference_range or (None if preference is None else (preference, preference))
+
+    def with_preference(self, preference: float) -> Self:
+        if self.preference_range is None:
+            return super().with_preference(preference)
+        other = copy.deepcopy(self)
+        other.name = f"{self.name.partition(':')[0]}:preference={preference:g}"
+        other._follow(preference, self.preference_range)
+        other.reset(0)
+        return other
 
     def _expected_outputs(self) -> tuple[int, str]:
         each = 1 if self.preference is None else 2
@@ -108,10 +127,6 @@ class Distilled(Learned):
         # not-a-number wins every comparison: such a row takes no pacing
         self._choice_B = np.where(np.isfinite(worth_BC).all(axis=1), worth_BC.argmax(axis=1), 0)
         return self._choice_B
-
-    def action(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Not supported: a distilled policy chooses among settings, its network gives no action."""
-        raise NotImplementedError("a distilled policy has no action; use decide() or outputs()")
 
     def decide(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float64]:
         return self._settings_CM2[self.choose(self.outputs(inputs_BI))]

@@ -32,8 +32,6 @@ def save_network(
     *,
     mechanisms: Sequence[str],
     interval_iterations: int = INTERVAL_ITERATIONS,
-    preference: float | None = None,
-    preference_range: tuple[float, float] | None = None,
     memory_intervals: int | Sequence[int] = 0,
     change_intervals: int = 0,
     calibrated_range: Mapping[str, tuple[float, float]] | None = None,
@@ -49,7 +47,6 @@ def save_network(
             tanh included; or an agent, or its policy, of Stable-Baselines3 or sb3-contrib: PPO, A2C, TRPO, SAC, TQC,
             CrossQ, TD3, DDPG. Its mean action is saved, without exploration.
         interval_iterations: iterations of the control interval of that environment, at least 1.
-        preference: its default weight of variation, where that was an input; None: it was not.
         memory_intervals: time scales of the means among its inputs (:class:`paceenv.policies.networks.ObservationEMA`).
         calibrated_range: for each signal the interval ``[low, high]`` met in training; a live rank that sees others
             stops pacing. None: nothing is known, and nothing is compared.
@@ -65,8 +62,6 @@ def save_network(
         acting.layers,
         mechanisms,
         _WHERE,
-        preference,
-        preference_range=preference_range,
         calibrated_range=calibrated_range,
         interval_iterations=interval_iterations,
         memory_intervals=memory_intervals,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -25,9 +23,7 @@ class Learned(Policy):
 
     Args:
         layers: weight ``(out, in)`` and bias ``(out,)`` in order, the last one linear. Inputs of the network are the
-            signals, then their means if there is a memory, then one number if there is a preference.
-        preference: weight of variation against throughput that it follows; None for a network without that input.
-        preference_range: lowest and highest weight of its training; None: this one only.
+            signals, then their means if there is a memory.
         calibrated_range: for each signal the interval ``[low, high]`` met in training; other signals are not compared.
         memory_intervals: control intervals over which it averages its views, a number or several
             (:class:`paceenv.policies.networks.ObservationEMA`); 0: none.
@@ -37,18 +33,20 @@ class Learned(Policy):
         activation: between the layers, one of ``paceenv.policies.networks.ACTIVATIONS``.
 
     Raises:
-        InputError: for an argument out of range, and where preference, its range, memory, mechanisms and the widths of
-            the network do not fit together.
+        InputError: for an argument out of range, and where memory, mechanisms and the widths of the network do not fit
+            together.
     """
+
+    preference: float | None = None
+    """Weight of variation against throughput that it follows; None for a network that knows only one."""
+    preference_range: tuple[float, float] | None = None
 
     def __init__(
         self,
         layers: Sequence[Layer],
         mechanisms: Sequence[str],
         name: str = "learned",
-        preference: float | None = None,
         *,
-        preference_range: tuple[float, float] | None = None,
         calibrated_range: Mapping[str, tuple[float, float]] | None = None,
         interval_iterations: int = INTERVAL_ITERATIONS,
         memory_intervals: int | Sequence[int] = 0,
@@ -57,7 +55,7 @@ class Learned(Policy):
         activation: str = "tanh",
     ) -> None:
         self.layers, self.mechanisms, self.name = tuple(layers), tuple(mechanisms), name
-        self.preference_range, self.interval_iterations = preference_range, interval_iterations
+        self.interval_iterations = interval_iterations
         self.calibrated_range = dict(calibrated_range or {})
         self.squashes, self.activation = squashes, activation
         where, known = f"policy {name}", ", ".join(pacing.MECHANISMS)
@@ -72,47 +70,26 @@ class Learned(Policy):
         self.memory_intervals, self.change_intervals = time_scales(memory_intervals, where), change_intervals
         remembers = bool(self.memory_intervals or change_intervals)
         self._memory = ObservationEMA(self.memory_intervals, change_intervals) if remembers else None
-        self._follow(preference)
         inputs = self.layers[0][0].shape[-1]
         views = signals.SIGNALS + (self._memory.entries if self._memory is not None else 0)
-        if inputs != views + (preference is not None and self.PREFERENCE_IS_INPUT):
-            allowed = f"a number with {views + 1} inputs, None with {views}"
-            raise out_of_range("preference", preference, f"{allowed}; the network has {inputs}", where)
+        if inputs != views:
+            raise out_of_range("inputs", inputs, f"{views}, the signals and their means", where)
         outputs, (expected, each) = len(self.layers[-1][1]), self._expected_outputs()
         if outputs != expected:
             raise out_of_range("outputs", outputs, f"{expected}, {each}", where)
         self._hold = RangeHold(self.calibrated_range, where)
 
-    PREFERENCE_IS_INPUT = True
-    """Whether the network reads the preference; otherwise it acts on what the network says."""
-
     def _expected_outputs(self) -> tuple[int, str]:
         return 2 * len(self.mechanisms), "two a mechanism"
-
-    def _follow(self, preference: float | None) -> None:
-        self.preference = preference
-        if preference is None:
-            return
-        low, high = self.preference_range or (0.0, math.inf)
-        if not (0.0 <= low <= preference <= high and preference < math.inf):
-            raise out_of_range("preference", preference, f"{low:g} to {high:g}", f"policy {self.name}")
-        self.preference_range = self.preference_range or (preference, preference)
-        self._preference = np.float32(signals.squashed_preference(preference))
 
     def with_preference(self, preference: float) -> Self:
         """The same policy following another preference, with nothing seen yet.
 
-        Raises InputError for a preference outside the range of its training, or for a policy without that input.
+        Raises InputError for a preference outside the range of its training, or for a policy that was trained for one.
         """
-        if self.preference_range is None:
-            raise InputError(
-                f"policy {self.name}: preference = {preference:g}; allowed: no preference, as it was trained for one"
-            )
-        other = copy.deepcopy(self)
-        other.name = f"{self.name.partition(':')[0]}:preference={preference:g}"
-        other._follow(preference)
-        other.reset(0)
-        return other
+        raise InputError(
+            f"policy {self.name}: preference = {preference:g}; allowed: no preference, as it was trained for one"
+        )
 
     def memory_iterations(self) -> int:
         return max(*self.memory_intervals, self.change_intervals, 0) * self.interval_iterations
@@ -123,7 +100,7 @@ class Learned(Policy):
             self._memory.reset(rows)
 
     def inputs(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Inputs of the network ``(B, I)``: signals, their averages, the squashed preference.
+        """Inputs of the network ``(B, I)``: signals and their averages.
 
         It updates the averages, so call it once for each view.
 
@@ -131,10 +108,7 @@ class Learned(Policy):
             signals_BO: what each rank observed in the last interval, ``(B, O)``.
         """
         x_BO = np.asarray(signals_BO, np.float32)
-        parts = [x_BO] if self._memory is None else [x_BO, self._memory.update(x_BO)]
-        if self.preference is not None and self.PREFERENCE_IS_INPUT:
-            parts.append(np.full((len(x_BO), 1), self._preference, np.float32))
-        return np.concatenate(parts, axis=1) if len(parts) > 1 else x_BO
+        return x_BO if self._memory is None else np.concatenate([x_BO, self._memory.update(x_BO)], axis=1)
 
     def outputs(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float32]:
         """What the last layer says, ``(B, outputs)``."""

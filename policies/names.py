@@ -6,6 +6,7 @@ simulator.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib.resources
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceenv.core import files, pacing
 from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.pacing import Candidate
 from paceenv.policies.base import Policy
 from paceenv.policies.rules import Adaptive, Static, paper, passive
 
@@ -37,21 +39,23 @@ LEARNED = "learned"
 NAMES = (*RULES, "static", LEARNED)
 AHEAD = "clairvoyant"
 """The look-ahead plan, which needs the simulator; ``paceenv.policies.select`` makes it, a live job cannot."""
-_OPTIONS = ("mechanism", "threshold", "window")
 _SUFFIX = ".safetensors"
 
 
-def rule(text: str, default: tuple[str, float, float] | None = None) -> Policy | None:
+def spelled(settings: Candidate) -> str:
+    """The static policy with these settings, as command lines spell it; without any mechanism passive."""
+    options = ",".join(f"{m}={threshold:g}/{window:g}" for m, (threshold, window) in settings.items())
+    return f"static:{options}" if options else "passive"
+
+
+def rule(text: str, default: tuple[str, float, float] = ("slack", *STATIC_DEFAULTS["slack"])) -> Policy | None:
     """The hand-written policy that ``text`` names.
 
     Args:
         text: ``passive``, ``paper``, ``adaptive``, ``static``, or ``static`` with settings:
-            ``static:mechanism=phase_shift,threshold=0.1,window=0.05`` (one mechanism),
-            ``static:slack=0.02/0.3,phase_shift=0.05/0.05`` (threshold/window of several), or
-            ``static:my-cluster.yaml`` and ``static:two-jobs`` (section ``pacing`` of a cluster config, a file or a
-            packaged one).
-        default: (mechanism, threshold, window) for settings that ``text`` leaves out; without it, and for another
-            mechanism, :data:`STATIC_DEFAULTS`.
+            ``static:slack=0.02/0.3,phase_shift=0.05/0.05`` (threshold/window of each mechanism), or
+            ``static:my-cluster.yaml`` (section ``pacing`` of a cluster config).
+        default: (mechanism, threshold, window) of ``static`` alone.
 
     Returns:
         The policy, or None where ``text`` does not name a hand-written policy.
@@ -64,95 +68,48 @@ def rule(text: str, default: tuple[str, float, float] | None = None) -> Policy |
         return RULES[text]()
     if name != "static":
         return None
-    if separated and not options.strip(","):
-        raise InputError(f"policy {text}: no options; allowed: static alone, or such as static:slack=0.1/0.2")
-    if _names_cluster(options):
-        return _static_of_cluster(text, options)
-    given: dict[str, str] = {}
-    for option in filter(None, options.split(",")):
-        key, separator, value = option.partition("=")
-        if not separator or key not in {*_OPTIONS, *pacing.MECHANISMS}:
-            allowed = "mechanism=, threshold=, window=, or threshold/window by mechanism"
-            raise InputError(f"policy {text}: unknown option {key}; allowed: {allowed}")
-        if key in given:
-            raise InputError(f"policy {text}: {key}= given twice; allowed: once")
-        given[key] = value
-    if given.keys() <= set(_OPTIONS):
-        return Static(_one(text, given, default), name=text)
-    if given.keys() & set(_OPTIONS):
-        raise InputError(
-            f"policy {text}: mechanism=, threshold= or window= beside a mechanism by name; allowed: either"
-        )
-    return Static({mechanism: _pair(text, mechanism, value) for mechanism, value in given.items()}, name=text)
-
-
-def _one(
-    text: str, given: Mapping[str, str], default: tuple[str, float, float] | None
-) -> dict[str, tuple[float, float]]:
-    """Settings of one mechanism; name, threshold and window that are not ``given`` come from the default."""
-    mechanism = given.get("mechanism") or (default[0] if default else "slack")
-    own = STATIC_DEFAULTS.get(mechanism, DEFER_DEFAULT if mechanism == "defer" else (0.0, 0.0))
-    known = default[1:] if default and default[0] == mechanism else own
-    threshold, window = (
-        _ratio(given[key], key, f"policy {text}") if key in given else value
-        for key, value in zip(("threshold", "window"), known, strict=True)
-    )
-    return {mechanism: (threshold, window)}
-
-
-def _pair(text: str, mechanism: str, value: str) -> tuple[float, float]:
-    threshold, separator, window = value.partition("/")
-    if not separator:
-        raise InputError(f"policy {text}: {mechanism} = {value!r}; allowed: threshold/window, both 0 to 1")
-    where = f"policy {text}"
-    return _ratio(threshold, f"threshold of {mechanism}", where), _ratio(window, f"window of {mechanism}", where)
-
-
-def _names_cluster(options: str) -> bool:
-    """Whether the text after ``static:`` names a cluster config, not options or a mechanism without its settings."""
+    if not separated:
+        return Static({default[0]: default[1:]}, name=text)
     if options.endswith(files.YAML_SUFFIXES):
-        return True
-    return bool(options) and not {"=", ","} & set(options) and options not in {*_OPTIONS, *pacing.MECHANISMS}
+        return _static_of_cluster(text, options)
+    settings: dict[str, tuple[float, float]] = {}
+    for option in options.split(","):
+        mechanism, _, values = option.partition("=")
+        threshold, _, window = values.partition("/")
+        if mechanism not in pacing.MECHANISMS or mechanism in settings:
+            allowed = f"static:MECHANISM=THRESHOLD/WINDOW, each of {', '.join(pacing.MECHANISMS)} once"
+            raise InputError(f"policy {text}: {option!r}; allowed: {allowed}, or static:CLUSTER.yaml")
+        settings[mechanism] = _pair(mechanism, threshold, window, f"policy {text}")
+    return Static(settings, name=text)
 
 
 def _static_of_cluster(text: str, cluster: str) -> Static:
-    """Fixed settings from section ``pacing`` of a cluster config."""
+    """Fixed settings from section ``pacing`` of a cluster config; their numbers are in its name."""
     try:
         path = files.find("clusters", cluster)
-        config = files.read_yaml(path)
+        section = files.read_yaml(path).get("pacing")
     except InputError as error:
         raise InputError(f"policy {text}: {error}") from None
-    where, section = f"policy {text}: {path}", config.get("pacing")
-    if section is None:
-        raise InputError(
-            f"{where}: section pacing is missing; add pacing: {{mechanism: ..., threshold: ..., window: ...}}"
-        )
-    if not isinstance(section, dict):
-        raise out_of_range("pacing", section, f"a section with the keys {', '.join(_OPTIONS)}", where)
-    for key in section:
-        if key not in _OPTIONS:
-            raise InputError(f"{where}: unknown key pacing.{key}; allowed: {', '.join(_OPTIONS)}")
-    default = pacing.CLUSTER_DEFAULT
-    mechanism = section.get("mechanism", default[0])
+    where, keys = f"policy {text}: {path}", ("mechanism", "threshold", "window")
+    if not isinstance(section, dict) or not section.keys() <= set(keys):
+        raise out_of_range("pacing", section, f"a section with the keys {', '.join(keys)}", where)
+    mechanism, threshold, window = (section.get(*one) for one in zip(keys, pacing.CLUSTER_DEFAULT, strict=True))
     allowed = (*STATIC_DEFAULTS, "defer")
     if mechanism not in allowed:
         raise out_of_range("pacing.mechanism", mechanism, f"one of {', '.join(allowed)}", where)
-    threshold = _ratio(section.get("threshold", default[1]), "pacing.threshold", where)
-    window = _ratio(section.get("window", default[2]), "pacing.window", where)
-    return Static(
-        {mechanism: (threshold, window)}, name=f"static:mechanism={mechanism},threshold={threshold},window={window}"
-    )
+    settings = {mechanism: _pair(mechanism, threshold, window, where)}
+    return Static(settings, name=spelled(settings))
 
 
-def _ratio(value: Any, name: str, where: str) -> float:
-    """A number from 0 to 1; also as text, because YAML reads 1e-2 as text."""
+def _pair(mechanism: str, threshold: Any, window: Any, where: str) -> tuple[float, float]:
+    """Two numbers from 0 to 1; also as text, because YAML reads 1e-2 as text."""
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
+        pair = float(threshold), float(window)
     except (TypeError, ValueError):
-        number = math.nan
-    if not 0.0 <= number <= 1.0:
-        raise out_of_range(name, value, "a number from 0 to 1", where)
-    return number
+        pair = math.nan, math.nan
+    if not all(0.0 <= value <= 1.0 for value in pair) or bool in (type(threshold), type(window)):
+        raise out_of_range(mechanism, f"{threshold}/{window}", "threshold/window, both numbers from 0 to 1", where)
+    return pair
 
 
 def released() -> Path:
@@ -191,17 +148,12 @@ def find(text: str, known: Sequence[str] = NAMES) -> tuple[Path, PolicyFile]:
 
 
 def _parts(text: str) -> tuple[str, float | None]:
-    """The name and the preference in ``text``.
-
-    An existing file counts as a file, whatever its name is. Raises InputError for another option or an invalid number.
-    """
+    """The name and the preference in ``text``; an existing file counts as a file, whatever its name is."""
     name, _, option = text.rpartition(":")
     if not (name == LEARNED or name.endswith(_SUFFIX)) or Path(text).exists():
         return text, None
     key, _, value = option.partition("=")
-    if key != "preference":
-        raise InputError(f"policy {text}: unknown option {key}; allowed: preference=")
-    try:
-        return name, float(value)
-    except ValueError:
-        raise InputError(f"policy {text}: preference = {value!r}; allowed: a number") from None
+    if key == "preference":
+        with contextlib.suppress(ValueError):
+            return name, float(value)
+    raise InputError(f"policy {text}: unknown option {option}; allowed: preference=NUMBER")

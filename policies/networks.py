@@ -67,11 +67,11 @@ def time_scales(memory_intervals: int | Sequence[int], where: str = "policy") ->
     Raises InputError for anything else.
     """
     given = [memory_intervals] if type(memory_intervals) is int else memory_intervals
-    scales = tuple(given) if isinstance(given, (list, tuple)) else ()
-    if scales in {(), (0,)} and given in ([], (), [0], (0,)):
+    scales = tuple(given) if isinstance(given, (list, tuple)) else (-1,)
+    if scales in {(), (0,)}:
         return ()
     valid = all(type(scale) is int and 1 <= scale <= MAX_INTERVALS for scale in scales)
-    if not valid or not 1 <= len(scales) <= MAX_SCALES or len(set(scales)) < len(scales):
+    if not valid or len(scales) > MAX_SCALES or len(set(scales)) < len(scales):
         allowed = f"an integer from 0 to {MAX_INTERVALS}, or at most {MAX_SCALES} different ones of at least 1"
         raise out_of_range("memory_intervals", memory_intervals, allowed, where)
     return scales
@@ -124,10 +124,6 @@ class ObservationEMA:
         return self.mean_BO
 
     def start(self, which: NDArray[np.int64], views_BO: NDArray[np.float32]) -> None:
-        """Start the rows ``which`` anew from their views.
-
-        Args:
-            views_BO: their observations, ``(len(which), O)``.
-        """
+        """Start the rows ``which`` anew from their views."""
         self._mean_BKO[which], self._last_BO[which] = views_BO[which, None], views_BO[which]
         self._change_BKO[which] = 0.0

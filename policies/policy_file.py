@@ -136,15 +136,9 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
 
 def _policy(name: str, layers: Sequence[Layer], header: Mapping[str, Any]) -> Learned:
     """The policy that layers and header describe; its own checks find values that are none."""
-    preference, preference_range = None, None
-    if given := header.get("preference"):
-        low, high = map(float, given["range"])
-        preference, preference_range = float(given["default"]), (low, high)
     ranges = {signal: (float(low), float(high)) for signal, (low, high) in header["calibrated_range"].items()}
     common: dict[str, Any] = {
         "name": name,
-        "preference": preference,
-        "preference_range": preference_range,
         "calibrated_range": ranges,
         "activation": header["activation"],
         "memory_intervals": header.get("memory_intervals", 0),
@@ -154,6 +148,9 @@ def _policy(name: str, layers: Sequence[Layer], header: Mapping[str, Any]) -> Le
     if _one_of(header, "kind", KINDS) == "network":
         squashes = _one_of(header, "output", OUTPUTS) == "tanh"
         return Learned(layers, header["mechanisms"], squashes=squashes, **common)
+    if given := header.get("preference"):
+        low, high = map(float, given["range"])
+        common |= {"preference": float(given["default"]), "preference_range": (low, high)}
     return Distilled(
         layers,
         header["candidates"],

@@ -66,14 +66,10 @@ class RangeWatch:
         """Which signals ``(B, O)`` are within range and tolerance; not-a-number is outside."""
         return (signals_BO >= self._low_O) & (signals_BO <= self._high_O)
 
-    def ends(self, signal: str) -> tuple[float, float]:
-        """The calibrated range of a signal, without the tolerance."""
-        return self.calibrated_range.get(signal, (-1.0, 1.0))
-
     def described(self, signals_O: NDArray[np.float32]) -> str:
         """The signals of one view that are outside, with value and range."""
         outside = np.flatnonzero(~self.inside(signals_O[None])[0]).tolist()
-        ends = [self.ends(signals.NAMES[o]) for o in outside]
+        ends = [self.calibrated_range.get(signals.NAMES[o], (-1.0, 1.0)) for o in outside]
         return ", ".join(
             f"{signals.NAMES[o]} = {signals_O[o]:.3g} (calibrated: {low:.3g} to {high:.3g})"
             for o, (low, high) in zip(outside, ends, strict=True)
@@ -84,18 +80,15 @@ class RangeWatch:
 class Outside:
     """How often a policy was passive, as a share of all ranks' decisions, because its view was outside its range.
 
-    ``signal`` was outside most often; ``value`` is its farthest from the range ``low`` to ``high``.
+    ``view`` describes what was outside first.
     """
 
     share: float
-    signal: str
-    value: float
-    low: float
-    high: float
+    view: str
 
     def __str__(self) -> str:
-        calibrated = f"{self.signal}: {self.value:.3g}, calibrated {self.low:.3g} to {self.high:.3g}"
-        return f"outside its calibrated range in {100 * self.share:.3g} % of decisions ({calibrated}); passive there"
+        share = f"{100 * self.share:.3g} % of decisions"
+        return f"outside its calibrated range in {share}, first with {self.view}; passive there"
 
 
 class RangeHold(RangeWatch):
@@ -105,8 +98,7 @@ class RangeHold(RangeWatch):
         super().reset(rows)
         self._left_B = np.zeros(rows, np.int64)
         self._decisions, self._passive, self._holds = 0, 0, False
-        self._count_O, self._farthest_O = np.zeros(signals.SIGNALS, np.int64), np.zeros(signals.SIGNALS)
-        self._beyond_O = np.full(signals.SIGNALS, -np.inf)
+        self._view = ""
 
     def passive(self, signals_BO: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Which rows ``(B,)`` are to be passive in the coming interval; call once for each."""
@@ -117,7 +109,7 @@ class RangeHold(RangeWatch):
         np.maximum(self._left_B - 1, 0, out=self._left_B)
         if lost_B.any():
             self._left_B[lost_B] = HOLD_INTERVALS + 1
-            self._remember(signals_BO[lost_B])
+            self._view = self._view or self.described(signals_BO[lost_B][0])
         passive_B = self._left_B > 0
         passive = int(np.count_nonzero(passive_B))
         self._passive, self._holds = self._passive + passive, passive > 0
@@ -125,20 +117,4 @@ class RangeHold(RangeWatch):
 
     def outside(self) -> Outside | None:
         """Summary since the last reset; None where no decision was made passive."""
-        if not self._passive:
-            return None
-        o = int(self._count_O.argmax())
-        signal = signals.NAMES[o]
-        return Outside(self._passive / self._decisions, signal, float(self._farthest_O[o]), *self.ends(signal))
-
-    def _remember(self, signals_LO: NDArray[np.float32]) -> None:
-        """Count the signals of the rows L that are lost, and keep each one's value farthest from its range."""
-        outside_LO = ~self.inside(signals_LO)
-        for o in np.flatnonzero(outside_LO.any(axis=0)).tolist():
-            values = signals_LO[outside_LO[:, o], o]
-            low, high = self.ends(signals.NAMES[o])
-            beyond = np.maximum(low - values, values - high)
-            worst = int(beyond.argmax())  # not-a-number comes first
-            if not beyond[worst] <= self._beyond_O[o]:
-                self._beyond_O[o], self._farthest_O[o] = beyond[worst], values[worst]
-            self._count_O[o] += len(values)
+        return Outside(self._passive / self._decisions, self._view) if self._passive else None

@@ -18,13 +18,7 @@ from paceenv.sim.engine.simulator import Outcome, Simulator
 
 @dataclass(frozen=True)
 class Rollout:
-    """The result of a rollout, one row a seed; seconds.
-
-    Attributes:
-        mean_delay_E: over all ranks.
-        outcome: totals of the episodes after the quiet start: energy, failures, re-runs.
-        outside: how often the policy was passive because it was outside its calibrated range; None: never.
-    """
+    """The result of a rollout, one row a seed, seconds: delays over all ranks, totals after the quiet start."""
 
     step_ET: NDArray[np.float64]
     mean_delay_E: NDArray[np.float64]

@@ -26,7 +26,7 @@ NAMES = (*names.NAMES, names.AHEAD)
 POLICY_HELP = (
     "passive, paper, adaptive, learned (the released policy file), "
     "clairvoyant (looks ahead on the true noise: no job can have it), a policy file, or static with the cluster's "
-    "settings or others: static:threshold=0.05,window=0.2,mechanism=phase_shift, static:slack=0.02/0.3, "
+    "settings or others: static:slack=0.02/0.3,phase_shift=0.05/0.2 (threshold/window), "
     "static:my-cluster.yaml; with a weight of variation where it was trained for some: learned:preference=0.3; "
     "or an agent of your own, module:Class, which runs its code"
 )

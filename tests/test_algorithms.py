@@ -127,10 +127,11 @@ def test_the_deployed_action_is_the_actor_s_mean(algorithm: str) -> None:
             {"environment": PLAIN | {"memory_intervals": [3, 3]}},
             "memory_intervals = [3, 3]; allowed: an integer from 0 to 10000, or at most 16 different ones",
         ),
-        ({"environment": PLAIN | {"cv_weight": [1.0, 0.5]}}, "cv_weight = [1, 0.5]; allowed: a number, or two, the"),
+        ({"environment": PLAIN | {"cv_weight": [1.0, 0.5]}}, "cv_weight = [1.0, 0.5]; allowed: a number, or two, the"),
         ({"environment": PLAIN | {"cv_weight": -1}}, "environment.cv_weight = -1; allowed: input should be greater"),
-        ({"environment": PLAIN | {"preference": 0.5}}, "preference = 0.5; allowed: without preference, as cv_weight"),
-        ({"environment": PLAIN | {"cv_weight": [0, 1], "preference": 2}}, "preference = 2; allowed: 0 to 1, the range"),
+        ({"environment": PLAIN | {"cv_weight": [0, 1]}}, "cv_weight with algorithm PPO; allowed: one number"),
+        ({"environment": PLAIN | {"preference": 0.5}}, "preference = 0.5; allowed: within the range of cv_weight"),
+        ({"environment": PLAIN | {"cv_weight": [0, 1], "preference": 2}}, "preference = 2; allowed: within the range"),
     ],
 )
 def test_a_wrong_algorithm_or_section_is_one_line(data: dict[str, Any], expected: str) -> None:

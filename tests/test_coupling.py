@@ -75,13 +75,13 @@ def test_throughput_does_not_count_what_failures_undid(simulator: Make) -> None:
 def test_the_reward_takes_off_what_a_failure_undoes() -> None:
     """Over an episode the throughput terms, weighted by time, are the iterations that count."""
     rules = ["reliability.mtbf_iterations=6000", "reliability.checkpoint_iterations=50", "reliability.restart_s=5"]
-    env = PacingVectorEnv(4, load_cluster("null-jitter").changed(rules), episode_intervals=50, warn_null=False)
+    env = PacingVectorEnv(4, load_cluster("null-jitter").changed(rules), episode_intervals=50)
     env.reset(seed=1)
-    first, counted = env._batch.simulator.outcome().useful_iterations, np.zeros(4)
+    first, counted = env._batch.simulators[0].outcome().useful_iterations, np.zeros(4)
     for _ in range(40):
         *_, info = env.step(np.full((4, env.single_action_space.shape[0]), -1.0))
         counted += 20 * info["step_mean_s"] * info["throughput_ratio"] / info["reference_step_s"]
-    outcome = env._batch.simulator.outcome()
+    outcome = env._batch.simulators[0].outcome()
     assert outcome.failures.sum() > 0
     assert outcome.rerun_iterations.sum() > 0
     np.testing.assert_allclose(counted, outcome.useful_iterations - first, atol=1e-6)

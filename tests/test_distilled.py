@@ -112,6 +112,7 @@ def test_a_file_keeps_every_bit(tmp_path: Path) -> None:
         ("margin", -1.0, "margin = -1.0; allowed: at least 0"),
         ("margin", "1", "header: TypeError"),
         ("preference", {"range": [0, 1], "default": 0.5}, "outputs = 2; allowed: 4, 2 a candidate"),
+        ("preference", {"range": [0.0, 2.0]}, "header: KeyError: 'default'; allowed: as paceenv train writes it"),
     ],
 )
 def test_files_that_are_not_one(tmp_path: Path, key: str, value: Any, expected: str) -> None:

@@ -87,10 +87,8 @@ def test_a_row_is_the_same_in_any_batch_with_any_threads_and_another_with_anothe
 # Behaviour
 
 
-@pytest.mark.parametrize("cv_weight", [0.5, (0.0, 1.0)])
-def test_spaces_and_docstring_agree_with_the_definitions(cv_weight: float | tuple[float, float]) -> None:
-    env = PacingEnv(mechanisms=("phase_shift", "paper"), cv_weight=cv_weight)
-    entries = [*signals.DEFINITIONS, signals.PREFERENCE][: signals.SIGNALS + isinstance(cv_weight, tuple)]
+def test_spaces_and_docstring_agree_with_the_definitions() -> None:
+    env, entries = PacingEnv(mechanisms=("phase_shift", "paper")), signals.DEFINITIONS
     low, high = min(s.low for s in entries), max(s.high for s in entries)
     assert env.observation_space == gymnasium.spaces.Box(low, high, (len(entries),), np.float32)
     assert env.observation_space == gymnasium.spaces.Box(-1.0, 1.0, (len(entries),), np.float32)
@@ -120,7 +118,6 @@ def test_info_has_the_raw_terms_of_the_reward() -> None:
     _, reward, terminated, truncated, info = env.step(OFF)
     sd_s = info["step_cv"] * info["step_mean_s"]
     assert reward == pytest.approx(info["throughput_ratio"] - 0.75 * sd_s / info["reference_step_s"])
-    assert info["cv_weight"] == 0.75
     assert info["throughput_ratio"] == pytest.approx(info["reference_step_s"] / info["step_mean_s"])
     assert (terminated, truncated) == (False, False)
 
@@ -203,7 +200,7 @@ def test_actions_of_a_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
         ({"mechanisms": ()}, "mechanisms = (); allowed: one or more different ones of slack, phase_shift, paper"),
         ({"mechanisms": ("slack", "slack")}, "mechanisms = ('slack', 'slack'); allowed"),
         ({"cv_weight": -1.0}, "cv_weight = -1.0; allowed: a number of at least 0"),
-        ({"cv_weight": None}, "cv_weight = None; allowed: a number of at least 0"),
+        ({"cv_weight": (0.0, 1.0)}, "cv_weight = (0.0, 1.0); allowed: a number of at least 0"),
         ({"interval_iterations": 2.5}, "interval_iterations = 2.5; allowed: an integer of at least 1"),
         ({"limits": None}, "limits = None; allowed: a paceenv.core.limits.Limits"),
         ({"cluster": "null-jiter"}, "did you mean null-jitter?"),

@@ -1,37 +1,11 @@
-"""Benchmarks of evidence, in small: detection counts rightly, intervals hold the truth."""
+"""The benchmark of calibration in small: intervals hold the truth."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from benchmarks.evidence import detection
-from benchmarks.evidence._lateness_jobs import Series
 from benchmarks.evidence.recovery import ASKED, Case, coverage, recover, rows
-from paceenv.core.lateness.watch import LateSpan
-
-
-def calm(steps: int = 300, cv: float = 0.02) -> Series:
-    own_TR = 1.0 + cv * np.random.default_rng(8).normal(size=(steps, 4))
-    return Series("calm", own_TR, own_TR.max(axis=1) + 0.1, ((0, 1, 2, 3),), np.zeros_like(own_TR))
-
-
-def test_a_slowed_rank_is_named_and_a_name_of_another_one_is_wrong() -> None:
-    found = detection.delay(calm(), 2, 150, 0.3)
-    assert 4 <= found.steps <= 10
-    assert found.wrong == 0
-    slowed = calm().slowed(2, slice(150, None), 0.3)
-    assert detection.is_true(slowed, LateSpan(2, 150, None, 160, 11, 0.3, 0.0))
-    assert not detection.is_true(slowed, LateSpan(1, 150, None, 160, 11, 0.3, 0.0))
-    assert (detection.healthy(slowed).wrong, detection.healthy(calm()).wrong) == (0, 0)
-
-
-def test_a_rank_that_is_never_named_counts_as_never() -> None:
-    missed, named = detection.delay(calm(cv=0.2), 2, 150, 0.1), detection.delay(calm(), 2, 150, 0.5)
-    lines = dict(detection.summary([missed, named], []))
-    assert (lines["a rank slower by 10%: named"], lines["a rank slower by 50%: named"]) == ("0%", "100%")
-    assert detection.summary([missed], [])[1][1] == "never, never"
-
 
 COUNTS = {"jitter": 8, "imbalance": 6, "slow rank": 10, "fail-slow": 6, "shared uplink": 1}
 COUNTS |= {"post-collective episodes": 2}

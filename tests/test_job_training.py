@@ -115,16 +115,3 @@ def test_clusters_must_be_of_one_size() -> None:
         train_for_job(clusters)
     with pytest.raises(InputError, match=r"seconds = 1.0; allowed: at least 5"):
         train_for_job(clusters[:1] * 4, seconds=1.0)
-
-
-@pytest.mark.parametrize(
-    ("gains", "best"),
-    [
-        ({"learned": 0.1, "tailored": 0.2, "constant": 0.1995}, "constant"),
-        ({"learned": 0.1, "tailored": 0.2, "constant": 0.19}, "tailored"),
-        ({"learned": 0.3, "tailored": 0.2, "constant": 0.19}, "learned"),
-        ({"learned": 0.3}, "learned"),
-    ],
-)
-def test_the_constant_is_kept_where_nothing_is_better(gains: dict[str, float], best: str) -> None:
-    assert job_training._best({name: Interval(gain) for name, gain in gains.items()}) == best

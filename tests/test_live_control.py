@@ -79,7 +79,7 @@ def _noisy(effect: float) -> Callable[[float], float]:
 
 
 def test_shadow_decides_and_never_delays() -> None:
-    job = Job("static:mechanism=slack", "shadow", _noisy(0.0))
+    job = Job("static:slack=0.02/0.4", "shadow", _noisy(0.0))
     job.run(400)
     delays = job.control.delays()
     assert delays["asked"] > 250, "the rule pauses now and then"
@@ -88,7 +88,7 @@ def test_shadow_decides_and_never_delays() -> None:
 
 
 def test_canary_finds_that_pacing_pays() -> None:
-    job = Job("static:mechanism=slack", "canary", _noisy(-1.0), seed=1)
+    job = Job("static:slack=0.02/0.4", "canary", _noisy(-1.0), seed=1)
     job.run(50 + 120 * 6)
     verdict = in_blocks(job).leading.verdict
     assert verdict.kind == "helps", verdict
@@ -99,7 +99,7 @@ def test_canary_finds_that_pacing_pays() -> None:
 
 @pytest.mark.parametrize("mode", ["canary", "active"])
 def test_pacing_that_hurts_is_rolled_back_and_said(mode: str) -> None:
-    job = Job("static:mechanism=stagger,threshold=0,window=0.4", mode, _noisy(2.0), seed=1)
+    job = Job("static:stagger=0/0.4", mode, _noisy(2.0), seed=1)
     job.run(50 + 600 * 6)
     assert job.control.mode == "observe"
     assert "rolled back, as pacing hurts by" in job.control.reason
@@ -109,7 +109,7 @@ def test_pacing_that_hurts_is_rolled_back_and_said(mode: str) -> None:
 
 def test_what_was_learned_of_parts_of_a_step_is_forgotten_with_the_whole() -> None:
     """A period of the job is known after two dozen ticks; until then every tick counts as a step."""
-    job = Job("static:mechanism=phase_shift,threshold=0.05,window=0.4", "active", lambda delay_s: STEP_S + delay_s)
+    job = Job("static:phase_shift=0.05/0.4", "active", lambda delay_s: STEP_S + delay_s)
     job.run(24)
     parts = job.shape
     job.shape = Shaped({0: (1, 2)}).shape

@@ -118,7 +118,7 @@ def watched(mode: str, iterations: int) -> dict[str, Any]:
     model = torch.nn.parallel.DistributedDataParallel(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs = torch.randn(BATCH, WIDTH, device="cuda")
-    agent = live.attach(model, policy="static:mechanism=stagger,threshold=0,window=0.1", mode=mode, quiet_first=4)
+    agent = live.attach(model, policy="static:stagger=0/0.1", mode=mode, quiet_first=4)
     for i in range(iterations):
         if i == 3:  # the first iterations build and warm up
             torch.cuda.synchronize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,24 +25,19 @@ NO_BUDGET = replace(LIMITS, budget_s_per_minute=MAX_BUDGET_S)
 """The guard keeps the budget."""
 
 
-def _learned() -> Policy:
+def _learned(**arguments: Any) -> Policy:
     random = np.random.default_rng(3)
     layers = [(signals.SIGNALS, 32), (32, 2 * len(pacing.MECHANISMS))]
     return Learned(
         [(random.normal(0, 0.6, (b, a)).astype(np.float32), np.zeros(b, np.float32)) for a, b in layers],
         pacing.MECHANISMS,
+        **arguments,
     )
 
 
-def _with_preference() -> Policy:
-    random = np.random.default_rng(4)
-    layers = [(signals.SIGNALS + 1, 32), (32, 2 * len(pacing.MECHANISMS))]
-    return Learned(
-        [(random.normal(0, 0.6, (b, a)).astype(np.float32), np.zeros(b, np.float32)) for a, b in layers],
-        pacing.MECHANISMS,
-        preference=0.3,
-        calibrated_range={"step_inflation": (-1.0, 0.12)},  # which two-jobs leaves half-way, so that ranks go passive
-    )
+def _held() -> Policy:
+    """Goes passive: two-jobs leaves its range half-way."""
+    return _learned(calibrated_range={"step_inflation": (-1.0, 0.12)})
 
 
 def _released() -> Policy:
@@ -64,9 +60,7 @@ def _record(simulator: Simulator, policy: Policy) -> list[tuple[np.ndarray, ...]
     return stamps
 
 
-@pytest.mark.parametrize(
-    "policy", [_learned, _with_preference, _released, Adaptive, lambda: Static({"slack": (0.0, 0.3)})]
-)
+@pytest.mark.parametrize("policy", [_learned, _held, _released, Adaptive, lambda: Static({"slack": (0.0, 0.3)})])
 @pytest.mark.parametrize("cluster", ["two-jobs", "when-scaling-fails"])
 def test_a_live_rank_decides_as_the_simulated_one(cluster: str, policy: type[Policy]) -> None:
     simulator = start(load_cluster(cluster).with_nodes(8), np.array([5]), limits=NO_BUDGET)

@@ -21,7 +21,7 @@ from paceenv.policies.names import rule
 from paceenv.sim.engine.code_cache import numba_cache
 from paceenv.sim.engine.compiled import _OPTIONS, cache_directory
 
-POLICY, ITERATIONS, INTERVAL = "static:mechanism=slack,threshold=0.01,window=0.3", 90, 20
+POLICY, ITERATIONS, INTERVAL = "static:slack=0.01/0.3", 90, 20
 CAP_S, CAP_SHARE = LIMITS.cap_s, LIMITS.cap_share
 SKEW_S = 0.03
 """Well above what a loaded machine adds here and there: a rule on slack acts on none that changes by half at a time."""

@@ -153,7 +153,7 @@ def test_a_running_job_goes_through_the_modes(tmp_path: Path) -> None:
             assert time.monotonic() < until_s
             time.sleep(0.2)
         for mode in ("active", "off"):
-            policy = ["--policy", "static:mechanism=stagger,threshold=0,window=0.5"] if mode != "off" else []
+            policy = ["--policy", "static:stagger=0/0.5"] if mode != "off" else []
             asked = commands.python("-c", SET, "live", "set", "run", "--mode", mode, *policy, "--wait", folder=tmp_path)
             assert asked.returncode == 0, asked.stderr
             assert "2 ranks have changed over" in asked.stdout + asked.stderr

@@ -159,7 +159,7 @@ def test_a_check_that_hangs_delays_nothing_and_holds_up_no_other_check(
     monkeypatch.setattr(f"{live_at}.reporting.KILL_FILE_S", 0.05)
     monkeypatch.setattr(f"{live_at}.reporting.poll_s", lambda ranks: 0.05)
     monkeypatch.setattr(f"{live_at}.control_file.ControlReader.look", lambda self, final: over.wait(60.0))
-    agent = live.attach(mode="canary", policy="static:mechanism=slack,threshold=0.02,window=0.4", **files)
+    agent = live.attach(mode="canary", policy="static:slack=0.02/0.4", **files)
     loop = agent._loop
 
     def comes(what: Callable[[], bool]) -> bool:

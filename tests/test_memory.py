@@ -20,16 +20,9 @@ MEMORIES: list[tuple[int | list[int], int]] = [(4, 0), ([2, 40], 5)]
 
 def policy(memory_intervals: int | list[int] = 4, change_intervals: int = 0) -> Learned:
     random = np.random.default_rng(0)
-    count = signals.SIGNALS + ObservationEMA(memory_intervals, change_intervals).entries + 1
+    count = signals.SIGNALS + ObservationEMA(memory_intervals, change_intervals).entries
     layers = [(random.normal(size=(2, count)).astype(np.float32), np.zeros(2, np.float32))]
-    return Learned(
-        layers,
-        ["slack"],
-        preference=0.5,
-        preference_range=(0.0, 1.0),
-        memory_intervals=memory_intervals,
-        change_intervals=change_intervals,
-    )
+    return Learned(layers, ["slack"], memory_intervals=memory_intervals, change_intervals=change_intervals)
 
 
 @pytest.mark.parametrize(("memory", "change"), MEMORIES)
@@ -37,24 +30,24 @@ def test_training_shows_what_the_policy_will_remember(memory: int | list[int], c
     """Over several ends of episodes, every row against a policy of its own that is reset where an episode starts."""
 
     def make() -> PacingVectorEnv:
-        return PacingVectorEnv(5, episode_intervals=4, cv_weight=(0.0, 1.0), autoreset_mode="SameStep")
+        return PacingVectorEnv(5, episode_intervals=4, autoreset_mode="SameStep")
 
     envs = NativeVecEnv([make(), make()], seed=3, memory_intervals=memory, change_intervals=change)
     own = [policy(memory, change) for _ in range(10)]
     random = np.random.default_rng(1)
     shown: Any = envs.reset()
     for n, one in enumerate(own):
-        np.testing.assert_array_equal(one.inputs(shown[n : n + 1, : signals.SIGNALS])[0, :-1], shown[n, :-1])
+        np.testing.assert_array_equal(one.inputs(shown[n : n + 1, : signals.SIGNALS])[0], shown[n])
     ends = 0
     for _ in range(11):
         shown, _, done, infos = envs.step(random.uniform(-1, 1, (10, 2)).astype(np.float32))
         for n, one in enumerate(own):
             if done[n]:
                 last = infos[n]["terminal_observation"]
-                np.testing.assert_array_equal(one.inputs(last[None, : signals.SIGNALS])[0, :-1], last[:-1])
+                np.testing.assert_array_equal(one.inputs(last[None, : signals.SIGNALS])[0], last)
                 one.reset(1)
                 ends += 1
-            np.testing.assert_array_equal(one.inputs(shown[n : n + 1, : signals.SIGNALS])[0, :-1], shown[n, :-1])
+            np.testing.assert_array_equal(one.inputs(shown[n : n + 1, : signals.SIGNALS])[0], shown[n])
     assert ends >= 20
 
 

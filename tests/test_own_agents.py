@@ -124,13 +124,9 @@ class Scaled(torch.nn.Linear):
         (lambda: "m.zip", "network = 'm.zip'; allowed: an agent of Stable-Baselines3, or linear layers of torch"),
         (
             lambda: RecurrentPPO("MlpLstmPolicy", Ours(), n_steps=16, batch_size=16, **SMALL),
-            "allowed: a number with 11 inputs, None with 10; the network has 256",
+            "inputs = 256; allowed: 10, the signals and their means",
         ),
         (lambda: linear(10, 6), "outputs = 6; allowed: 4, two a mechanism"),
-        (
-            lambda: linear(40, 4),
-            "preference = None; allowed: a number with 11 inputs, None with 10; the network has 40",
-        ),
         (lambda: Scaled(10, 4), "actions differ from the original's by"),
         (lambda: PPO("MlpPolicy", "Pendulum-v1", **SMALL), "allowed: a Box from -1 to 1, as of paceenv/Pacing-v0"),
     ],

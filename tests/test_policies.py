@@ -44,33 +44,10 @@ def test_settings_are_always_within_their_ranges(name: str, seed: int, rows: int
         assert ((decided >= 0.0) & (decided <= 1.0)).all()
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_rows_of_a_batch_are_separate_ranks(name: str) -> None:
-    view = np.random.default_rng(0).uniform(-1, 1, (80, 4, signals.SIGNALS)).astype(np.float32)
-    together = EVERY[name]()
-    together.reset(4)
-    decided = np.stack([together.act(rows) for rows in view])
-    for r in range(4):
-        alone = EVERY[name]()
-        alone.reset(1)
-        np.testing.assert_array_equal(np.stack([alone.act(rows[r : r + 1])[0] for rows in view]), decided[:, r])
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        (
-            {"magic": (0.1, 0.1)},
-            "policy static: mechanism = 'magic'; allowed: one of slack, phase_shift, paper, stagger, defer, mean_slack",
-        ),
-        ({"slack": (0.1, 1.5)}, "policy static: window = 1.5; allowed: 0 to 1"),
-        ({"phase_shift": (0.1, 0.1), "slack": (math.nan, 0.1)}, "policy static: threshold = nan; allowed: 0 to 1"),
-    ],
-)
-def test_static_refuses_bad_settings(settings: dict[str, tuple[float, float]], expected: str) -> None:
-    with pytest.raises(InputError) as caught:
+@pytest.mark.parametrize("settings", [{"magic": (0.1, 0.1)}, {"slack": (0.1, 1.5)}, {"slack": (math.nan, 0.1)}])
+def test_static_refuses_bad_settings(settings: dict[str, tuple[float, float]]) -> None:
+    with pytest.raises(InputError, match=r"policy static: (mechanism|threshold|window) = .*; allowed: "):
         rules.Static(settings)
-    assert str(caught.value) == expected
 
 
 def test_static_by_name_has_one_mechanism_or_several_at_once() -> None:
@@ -83,27 +60,20 @@ def test_static_by_name_has_one_mechanism_or_several_at_once() -> None:
         return {m: constant[i].tolist() for i, m in enumerate(pacing.MECHANISMS) if constant[i].any()}
 
     assert of("static") == {"phase_shift": [0.1, 0.2]}
-    assert of("static:window=0.3") == {"phase_shift": [0.1, 0.3]}
-    assert of("static:mechanism=stagger,threshold=0.5,window=0.4") == {"stagger": [0.5, 0.4]}
     several = {"slack": [0.02, 0.3], "phase_shift": [0.05, 0.05], "stagger": [0.5, 0.4]}
     assert of("static:slack=0.02/0.3,phase_shift=0.05/0.05,stagger=0.5/0.4") == several
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ("slack=0.02/0.3,slip=0.1/0.1", "unknown option slip; allowed: mechanism=, threshold=, window=, or threshold"),
-        ("slack=0.02", "slack = '0.02'; allowed: threshold/window, both 0 to 1"),
-        ("slack=0.02/0.3,slack=0.1/0.1", "slack= given twice; allowed: once"),
-        ("window=wide", "window = 'wide'; allowed: a number from 0 to 1"),
-        ("", "no options; allowed: static alone, or such as static:slack=0.1/0.2"),
-        ("slack=0.02/0.3,window=0.1", "mechanism=, threshold= or window= beside a mechanism by name; allowed: either"),
-    ],
-)
-def test_static_by_name_refuses_bad_options(options: str, expected: str) -> None:
-    with pytest.raises(InputError) as caught:
+@pytest.mark.parametrize("options", ["slack=0.02/0.3,slip=0.1/0.1", "slack=0.02/0.3,slack=0.1/0.1", "", "window=0.1"])
+def test_static_by_name_refuses_what_is_no_mechanism(options: str) -> None:
+    with pytest.raises(InputError, match=f"policy static:{options}: .*; allowed: static:MECHANISM=THRESHOLD/WINDOW"):
         names.rule(f"static:{options}")
-    assert str(caught.value).startswith(f"policy static:{options}: {expected}")
+
+
+@pytest.mark.parametrize("pair", ["0.02", "0.02/wide", "0.02/1.5", "nan/0.1"])
+def test_static_by_name_refuses_what_is_no_pair(pair: str) -> None:
+    with pytest.raises(InputError, match=r"slack = .*; allowed: threshold/window, both numbers from 0 to 1"):
+        names.rule(f"static:slack={pair}")
 
 
 BARRIER = {"wait_share": 0.5}
@@ -139,10 +109,6 @@ def adapting(step_s: Callable[[int, str], float], intervals: int, view: dict[str
     return history
 
 
-def share(history: list[str], mechanism: str) -> float:
-    return sum(on == mechanism for on in history) / len(history)
-
-
 def test_adaptive_starts_with_slack_at_a_barrier_and_with_phase_shift_without() -> None:
     """Also where the collective is slow beside it: ranks that take different mechanisms keep them, and gain half."""
     views = (
@@ -156,39 +122,33 @@ def test_adaptive_starts_with_slack_at_a_barrier_and_with_phase_shift_without() 
         assert [on for on in dict.fromkeys(history) if on] == [first, second], "one at a time"
 
 
-@pytest.mark.parametrize("view", [BARRIER, NO_BARRIER], ids=["barrier", "no barrier"])
-@pytest.mark.parametrize("good", ["slack", "phase_shift"])
-def test_adaptive_finds_and_holds_the_mechanism_that_pays(view: dict[str, float], good: str) -> None:
-    history = adapting(lambda t, on: 0.9 if on == good else 1.02 if on else 1.0, 400, view)
-    assert share(history[100:], good) > 0.9
+NOISE_T = np.exp(np.random.default_rng(0).normal(0.0, 0.03, 400))
+StepTime = Callable[[int, str], float]
 
 
-def test_adaptive_backs_off_from_what_does_not_pay() -> None:
-    assert share(adapting(lambda t, on: 1.02 if on else 1.0, 400)[100:], "") > 0.8
-    assert share(adapting(lambda t, on: 1.0, 400, NO_BARRIER)[100:], "") > 0.8
+def pays(good: str, step_s: float = 0.9) -> StepTime:
+    """A job in which one mechanism makes steps shorter and every other one longer."""
+    return lambda t, on: step_s if on == good else 1.02 if on else 1.0
 
 
-def test_adaptive_is_not_misled_by_a_drifting_baseline() -> None:
-    """Steps grow all the time, so that the last phase is always the longer one; pacing still pays."""
-    for view in (BARRIER, NO_BARRIER):
-        history = adapting(lambda t, on: (0.9 if on == "slack" else 1.0) * 1.0002**t, 400, view)
-        assert share(history[100:], "slack") > 0.9
+COURSES: dict[str, tuple[StepTime, dict[str, float], str, float]] = {
+    "phase_shift pays behind a barrier": (pays("phase_shift"), BARRIER, "phase_shift", 0.9),
+    "slack pays without a barrier": (pays("slack"), NO_BARRIER, "slack", 0.9),
+    "nothing pays": (pays("nothing"), BARRIER, "", 0.8),
+    "nothing does anything": (lambda t, on: 1.0, NO_BARRIER, "", 0.8),
+    "steps grow": (lambda t, on: (0.9 if on == "slack" else 1.0) * 1.0002**t, BARRIER, "slack", 0.9),
+    "steps grow, no barrier": (lambda t, on: (0.9 if on == "slack" else 1.0) * 1.0002**t, NO_BARRIER, "slack", 0.9),
+    "noise": (lambda t, on: pays("slack", 0.93)(t, on) * NOISE_T[t], BARRIER, "slack", 0.7),
+    "noise, no barrier": (lambda t, on: pays("phase_shift", 0.93)(t, on) * NOISE_T[t], NO_BARRIER, "phase_shift", 0.7),
+    "it begins to pay": (lambda t, on: pays("phase_shift" if t > 99 else "x")(t, on), NO_BARRIER, "phase_shift", 0.9),
+}
+"""Step times by interval and mechanism, what a rank sees, what is on in the last intervals, and in which share."""
 
 
-@pytest.mark.parametrize(
-    ("view", "good"), [(BARRIER, "slack"), (NO_BARRIER, "phase_shift")], ids=["barrier", "no barrier"]
-)
-def test_adaptive_is_not_misled_by_noise(view: dict[str, float], good: str) -> None:
-    noise_T = np.exp(np.random.default_rng(0).normal(0.0, 0.03, 400))
-    history = adapting(lambda t, on: (0.93 if on == good else 1.02 if on else 1.0) * noise_T[t], 400, view)
-    assert share(history[100:], good) > 0.7
-
-
-def test_adaptive_probes_again_after_backing_off() -> None:
-    # the regime changes: what failed begins to pay
-    history = adapting(lambda t, on: (0.9 if t > 300 else 1.02) if on == "phase_shift" else 1.0, 600, NO_BARRIER)
-    assert share(history[100:300], "") > 0.8
-    assert share(history[450:], "phase_shift") > 0.9
+@pytest.mark.parametrize("name", COURSES)
+def test_adaptive_holds_what_pays_and_backs_off_from_the_rest(name: str) -> None:
+    step_s, view, on, least = COURSES[name]
+    assert adapting(step_s, 400, view)[250:].count(on) > least * 150
 
 
 def test_adaptive_ranks_come_into_step_whatever_they_took_for_first() -> None:
@@ -223,16 +183,6 @@ def test_adaptive_keeps_most_of_the_gain_where_transfers_vary(cluster: str, stat
 
 
 # Running policies
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_runs_are_paired_by_seed_and_reproducible(name: str) -> None:
-    some = load_cluster("two-jobs")
-    first, again = (run(EVERY[name](), start(some, np.arange(4)), 130) for _ in range(2))
-    np.testing.assert_array_equal(first.step_ET, again.step_ET)
-    other = run(EVERY[name](), start(some, np.arange(2, 4), threads=2), 130)
-    np.testing.assert_array_equal(other.step_ET, first.step_ET[2:])
-    np.testing.assert_array_equal(other.ideal_step_E, first.ideal_step_E[2:])
 
 
 def test_the_first_interval_is_passive_and_passive_never_delays() -> None:

@@ -149,12 +149,6 @@ def test_length_of_micro_batches_varies_by_rank() -> None:
     assert np.std(entry[:, 0] - entry[:, 2]) > 0.01
 
 
-def first_seen(clusters: list[Cluster], name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """What an environment over some clusters sees first in episodes of one of them."""
-    env = PacingVectorEnv(3, clusters, weights=[one.name == name for one in clusters], warn_null=False)
-    return env.reset(seed=[1, 2, 3])[0]
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -163,17 +157,13 @@ def first_seen(clusters: list[Cluster], name: str) -> np.ndarray[Any, np.dtype[n
         {"fabric": {"nodes_per_leaf": 2}},
     ],
 )
-def test_a_batch_runs_each_program_as_it_runs_alone(changed: dict[str, Any]) -> None:
+def test_a_batch_has_one_program(changed: dict[str, Any]) -> None:
     """Tenants and the nodes of the ranks decide the tables as much as the program does."""
     step, fabric = [compute(0.1), all_reduce(0.1), all_to_all(0.1)], {"nodes_per_leaf": 1, "uplink_gbps": 200}
     one = cluster(step, fabric=fabric, name="one")
     other = cluster(step, name="other", **changed | {"fabric": fabric | changed.get("fabric", {})})
     with pytest.raises(InputError, match="other and one differ in program, nodes, fabric or whether there are tenants"):
         ClusterMix([one, other])
-    alone = first_seen([other], "other")
-    assert (alone != first_seen([one], "one")).any()
-    for clusters in ([one, other], [other, one]):
-        np.testing.assert_array_equal(first_seen(clusters, "other"), alone)
 
 
 def test_a_batch_goes_on_when_its_programs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,13 +171,10 @@ def test_a_batch_goes_on_when_its_programs_are_forgotten(monkeypatch: pytest.Mon
     monkeypatch.setattr("paceenv.sim.cluster.program.program_run._TABLES", {})
     noise = {"jitter_cv": {"uniform": [0.01, 0.02]}}  # drawn, so that every episode has a job of its own
     clusters = [cluster([compute(seconds), all_reduce(0.1)], name=f"{seconds}", noise=noise) for seconds in (0.1, 0.2)]
-    env = PacingVectorEnv(2, clusters, warn_null=False)
-    seen = set[str]()
+    envs = [PacingVectorEnv(2, one) for one in clusters]
     for seed in range(0, 12, 2):
-        observation, info = env.reset(seed=seed)
-        assert np.isfinite(observation).all()
-        seen |= set(env.cluster_names[info["cluster"]])
-    assert seen == {"0.1", "0.2"}
+        for env in envs:
+            assert np.isfinite(env.reset(seed=seed)[0]).all()
 
 
 def test_a_trace_has_every_instruction_and_operation(tmp_path: Path) -> None:

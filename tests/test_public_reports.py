@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from benchmarks.evidence.small_cases import answer_of
+from test_small_cases import answer_of
 
 TIMEOUT = (
     "Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn=8, NumelOut=8, "

@@ -58,7 +58,7 @@ def test_a_rank_is_passive_while_outside_and_for_a_hold_after() -> None:
     assert outside is not None
     assert outside.share == passive / len(script)
     assert str(outside).startswith("outside its calibrated range in 6")
-    assert str(outside).endswith("% of decisions (step_cv: 0.4, calibrated 0.1 to 0.3); passive there")
+    assert str(outside).endswith("% of decisions, first with step_cv = 0.4 (calibrated: 0.1 to 0.3); passive there")
     policy.reset(1)
     assert is_on(policy, OUTSIDE) == [True]
     assert policy.outside() is None
@@ -103,7 +103,7 @@ def test_a_simulated_job_unlike_those_it_knows_is_left_alone() -> None:
     assert known.outside is None
     assert known.mean_delay_E.min() > 0.0
     assert unknown.outside is not None
-    assert unknown.outside.signal == "comm_share"
+    assert unknown.outside.view.startswith("comm_share = ")
     assert unknown.outside.share == 1.0 - (OUTSIDE_INTERVALS - 1) / (400 // 20 - 1)
     assert (unknown.mean_delay_E < 0.2 * known.mean_delay_E).all(), "but for the first intervals"
 
@@ -114,10 +114,10 @@ def test_the_commands_say_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
     short = ["--iterations", "200", "--seeds", "2"]
     assert application.run(["simulate", "two-jobs", "-p", str(file), *short, "--json", str(tmp_path / "out.json")]) == 0
     said = capsys.readouterr().err
-    assert said.startswith(f"policy {file}: outside its calibrated range in 77.8 % of decisions (comm_share: ")
-    assert said.endswith("calibrated -1 to -0.9); passive there\n")
+    assert said.startswith(f"policy {file}: outside its calibrated range in 77.8 % of decisions, first with comm_sh")
+    assert said.endswith("(calibrated: -1 to -0.9); passive there\n")
     assert said.count("\n") == 1
-    assert json.loads((tmp_path / "out.json").read_text())["outside_calibrated_range"]["signal"] == "comm_share"
+    assert json.loads((tmp_path / "out.json").read_text())["outside_calibrated_range"]["share"] == 7 / 9
     assert application.run(["whatif", "two-jobs", "-p", str(file), *short[:2], "--nodes", "4,8"]) == 0
     said = capsys.readouterr().err
     for nodes in (4, 8):

@@ -69,7 +69,7 @@ def test_a_step_ends_before_the_delay_of_the_next(tmp_path: Path) -> None:
     root_and("ip", "tc", "unshare", "setpriv")
     iteration = [{"compute": {"mean_s": 0.1}}, {"all_reduce": {"bytes": 1e4}}, {"barrier": True}]
     chosen = scenario(jobs=[{"name": "pair", "hosts": [0, 1], "iteration": iteration}])
-    last_place = ["--policy", "static:mechanism=stagger,threshold=0,window=0.4"]  # the second rank, in every step
+    last_place = ["--policy", "static:stagger=0/0.4"]  # the second rank, in every step
     limits = ["--cap-s", "0.2", "--cap-share", "0.5", "--budget-s-per-minute", "30", "--quiet-first", "1"]
     agent = ["--mode", "active", "--block-iterations", "6", *last_place, *limits]
     result = run_scenario(chosen, tmp_path / "run", agents={"pair": agent}, iterations=60, deadline_s=DEADLINE_S)

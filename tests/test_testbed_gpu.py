@@ -34,7 +34,7 @@ def test_a_job_over_limited_links(tmp_path: Path, record_property: Callable[[str
     plain |= {"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": iteration}]}
     plain |= {"loop": {"job": "pair", "expect": "neutral"}}
     chosen = config_files.parse(Scenario, plain, "test")
-    agents = {"pair": [*agent_options(chosen.loop, "canary"), "--policy", "static:mechanism=slack"]}
+    agents = {"pair": [*agent_options(chosen.loop, "canary"), "--policy", "static:slack=0.02/0.4"]}
     result = run_scenario(chosen, tmp_path / "run", agents=agents, iterations=60, deadline_s=120.0).jobs["pair"]
     assert [snapshot["state"] for snapshot in result.snapshots] == ["canary"] * 2
     least_s = 0.05 + PAYLOAD_BYTES * 8 / (RATE_MBPS * 1e6)  # two ranks reduce: each sends the payload once

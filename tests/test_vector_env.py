@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -13,17 +12,14 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from paceenv.core.errors import InputError
-from paceenv.envs import null_jobs
-from paceenv.envs.null_jobs import NullJobWarning
 from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
 from paceenv.envs.registration import SCENARIOS, register_envs
-from paceenv.sim.cluster import load_cluster
+from paceenv.trainers.evaluation.static_search import search_static
+from paceenv.trainers.evaluation.suites import Case, Suite
 
 register_envs()
 
 ROWS, INTERVALS = 4, 3
-SHAPES = ["two-jobs", "unequal-slack", "one-job", "when-scaling-fails"]
-"""Three different numbers of ranks and groups."""
 
 
 def played(envs: VectorEnv[Any, Any, Any], mode: AutoresetMode, steps: int = 11) -> Iterator[tuple[Any, ...]]:
@@ -65,15 +61,15 @@ def assert_same(ours: Any, theirs: Any, where: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"weights": [1, 0, 0, 0]},
-        {"weights": [2, 1, 1, 0], "cv_weight": (0.0, 1.0), "names_in_info": True},
-        {"weights": [0, 1, 0, 0], "reward": "raw"},
+        {"cluster": "two-jobs"},
+        {"cluster": ["two-jobs", "one-job-imbalanced", "one-job"], "weights": [2, 1, 0]},
+        {"cluster": "unequal-slack", "reward": "raw"},
     ],
-    ids=["paired", "several shapes", "raw"],
+    ids=["paired", "several clusters", "raw"],
 )
 def test_the_batch_does_as_sync_vector_env_does(mode: AutoresetMode, arguments: dict[str, Any]) -> None:
     """Every call of a run, in each autoreset mode: observation, reward, ends, info with masks."""
-    given = {"cluster": SHAPES, "episode_intervals": INTERVALS, "interval_iterations": 5, **arguments}
+    given = {"episode_intervals": INTERVALS, "interval_iterations": 5, **arguments}
     copies = SyncVectorEnv([lambda: PacingEnv(**given)] * ROWS, autoreset_mode=mode)
     batch = PacingVectorEnv(ROWS, autoreset_mode=mode, **given)
     assert batch.metadata["autoreset_mode"] is mode
@@ -123,17 +119,6 @@ def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], ex
             PacingEnv().reset(options=options)
 
 
-def test_a_masked_reset_needs_a_whole_one_first_and_keeps_the_caller_s_mask() -> None:
-    envs, mask = PacingVectorEnv(2), np.array([True, False])
-    with pytest.raises(gymnasium.error.ResetNeeded):
-        envs.reset(options={"reset_mask": mask})
-    envs.reset(seed=0)
-    options = {"reset_mask": mask}
-    envs.reset(options=options)
-    assert options["reset_mask"] is mask, "wrappers read it after us"
-    np.testing.assert_array_equal(mask, [True, False])
-
-
 def test_async_vector_env_steps_our_environment() -> None:
     envs = AsyncVectorEnv([lambda: PacingEnv(episode_intervals=2)] * 2, daemon=True)
     with closing(envs):
@@ -148,7 +133,7 @@ def test_async_vector_env_steps_our_environment() -> None:
 
 
 def test_paired_rewards_are_raw_ones_less_those_of_the_unpaced_copy() -> None:
-    arguments = {"cluster": ["two-jobs", "unequal-slack"], "mechanisms": ("slack", "phase_shift")}
+    arguments = {"cluster": ["two-jobs", "one-job"], "mechanisms": ("slack", "phase_shift")}
     paired, raw = (PacingVectorEnv(6, reward=reward, **arguments) for reward in ("paired", "raw"))
     without = PacingVectorEnv(6, reward="raw", **arguments)
     off, random = np.full((6, 4), -1.0, np.float32), np.random.default_rng(0)
@@ -169,37 +154,19 @@ def test_paired_rewards_are_raw_ones_less_those_of_the_unpaced_copy() -> None:
     assert not paired.step(off)[1].any(), "no pacing earns exactly nothing"
 
 
-# Null jobs
-
-
-def test_a_null_job_is_named_once_and_nothing_else_is() -> None:
-    cluster = load_cluster("null-jitter").model_copy(update={"name": "my-null"})
-    with pytest.warns(NullJobWarning, match=r"nothing to learn on my-null: none of 9 constant settings of slack beats"):
-        PacingEnv(cluster, mechanisms="slack")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        PacingEnv(cluster, mechanisms="slack")
-        PacingVectorEnv(2, cluster, mechanisms="slack")
-        PacingEnv([cluster, "two-jobs"])
-        PacingEnv(load_cluster("null-jitter").model_copy(update={"name": "other-null"}), warn_null=False)
-
-
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_registered_scenario_pays_unless_it_is_the_null(name: str) -> None:
-    assert f"paceenv/{name}-v0" in gymnasium.registry
-    given = SCENARIOS[name] | {"warn_null": True}
-    null_jobs._warn_once.cache_clear()
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        gymnasium.make(f"paceenv/{name}-v0", **given)
-    assert (NullJobWarning in [one.category for one in said]) == (name == "Null")
+    gymnasium.make(f"paceenv/{name}-v0").reset(seed=0)
+    case, mechanism = Case(cluster=SCENARIOS[name]["cluster"]), SCENARIOS[name]["mechanisms"]
+    suite = Suite(name=name, cases=[case], mechanisms=[mechanism], seeds=16, iterations=300)
+    assert (search_static(suite).gain_SCE.mean(axis=2).max() > 0.01) == (name != "Null")
 
 
 # Frames
 
 
 def test_a_picture_has_one_size_and_changes_with_what_happened() -> None:
-    envs = PacingVectorEnv(2, ["two-jobs", "when-scaling-fails"], render_mode="rgb_array")
+    envs = PacingVectorEnv(2, "two-jobs", render_mode="rgb_array")
     with pytest.raises(gymnasium.error.ResetNeeded):
         envs.render()
     envs.reset(seed=0)

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._common import Report, Table, Target, command, figure
+from paceenv.policies.names import spelled
 from paceenv.policies.policy_file import save_policy
 from paceenv.trainers.evaluation.evaluate import evaluate
-from paceenv.trainers.evaluation.static_search import Problem, Setting, spelled
+from paceenv.trainers.evaluation.static_search import Problem
 from paceenv.trainers.evaluation.suites import Suite, load_suite
+from paceenv.trainers.training import training_run
 from paceenv.trainers.training.train_config import TrainConfig, load_train_config, with_algorithm
-from paceenv.trainers.training.training_run import Run
 from paceenv.ui import figures
 
 Array = NDArray[np.float64]
@@ -48,9 +49,10 @@ def config_of(algorithm: str, seed: int) -> TrainConfig:
 
 def train(folder: Path, algorithm: str, seed: int) -> list[tuple[int, float, str]]:
     """Train for at most :data:`MOST_S`: decisions, CPU seconds and policy file, at :data:`POINTS` moments."""
-    run, made = Run(config_of(algorithm, seed)), list[tuple[int, float, str]]()
+    training_run.SEGMENT_ROLLOUTS = SEGMENT[algorithm]
+    run, made = training_run.Run(config_of(algorithm, seed)), list[tuple[int, float, str]]()
     while run.goes_on() and run.cpu_s < MOST_S:
-        run.advance(run.timesteps + SEGMENT[algorithm] * run.learner.rollout_timesteps)
+        run.advance()
         path = folder / f"{algorithm}-{seed}-{run.timesteps}.safetensors"
         save_policy(path, run.result().file)
         made.append((run.timesteps, run.cpu_s, str(path)))
@@ -60,7 +62,7 @@ def train(folder: Path, algorithm: str, seed: int) -> list[tuple[int, float, str
 
 def best_constant(suite: Suite) -> str:
     """The setting of the config's mechanism with the highest mean gain, on other seeds than the suite's own."""
-    settings: list[Setting] = [(("phase_shift", t, w),) for t, w in itertools.product(THRESHOLDS, WINDOWS)]
+    settings = [{"phase_shift": pair} for pair in itertools.product(THRESHOLDS, WINDOWS)]
     seeds = np.arange(suite.seeds) + suite.first_seed + 10 * suite.seeds
     problem = Problem([case.load() for case in suite.cases], seeds, suite.iterations)
     gain_S = problem.score(settings).gain_SCE.mean(axis=2) @ [case.weight for case in suite.cases]
@@ -70,7 +72,7 @@ def best_constant(suite: Suite) -> str:
 def run() -> Report:
     """Train with several learners and seeds, and compare each policy with the best constant on held-out seeds."""
     suite = load_suite(CONFIG)
-    Run(config_of("PPO", 0)).advance(1)  # compiles
+    training_run.Run(config_of("PPO", 0)).advance()  # compiles
     constant = best_constant(suite)
     with tempfile.TemporaryDirectory() as folder:
         keys = [(algorithm, seed) for algorithm, seeds in SEEDS.items() for seed in range(seeds)]

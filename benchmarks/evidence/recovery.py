@@ -259,7 +259,6 @@ def truth(cluster: Cluster, key: str) -> float | None:
 def main(
     count: Annotated[int, typer.Option(min=TENANTS_IN, help="Clusters of every mechanism.")] = 100,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
     write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/validation.md from this run.")] = False,
 ) -> None:
     """Calibrate traces of random clusters, and print how often their parameters are inside the stated intervals."""
@@ -269,7 +268,7 @@ def main(
         for i in range(count // TENANTS_IN if mechanism == "tenant" else count)
     ]
     cases = []
-    with ProcessPoolExecutor(workers) as pool, output.progress("calibrate", len(wanted)) as done:
+    with ProcessPoolExecutor() as pool, output.progress("calibrate", len(wanted)) as done:
         for case in pool.map(recover, *zip(*wanted, strict=True), chunksize=4):
             cases.append(case)
             done(len(cases))

@@ -25,7 +25,6 @@ from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.verdict import Diagnosis
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import start
-from paceenv.sim.engine.simulator import Simulator
 from paceenv.ui import output
 from paceenv.ui.output import markdown_table
 
@@ -151,13 +150,9 @@ def engine_case(rng: Rng, wanted: tuple[str, ...]) -> Case:
     )
 
 
-def _simulator(cluster: Cluster, seed: int) -> Simulator:
-    return start(cluster, [seed])
-
-
 def _engine_step_s(cluster: Cluster, off: dict[str, list[str]], on: Collection[str], seed: int) -> float:
     undone = [setting for cause, settings in off.items() if cause not in on for setting in settings]
-    simulator = _simulator(cluster.changed(undone) if undone else cluster, seed)
+    simulator = start(cluster.changed(undone) if undone else cluster, [seed])
     return float(simulator.run(simulator.off(), ITERATIONS).mean())
 
 
@@ -176,11 +171,7 @@ FLAT = (names.SLOW_RANK, names.CHECKPOINT, names.STALLS, names.DRIFT)
 
 
 def pipeline_case(rng: Rng, wanted: tuple[str, ...], *, flat: bool = False) -> Case:
-    """A job with known causes, with pipeline stages or of several groups without.
-
-    Args:
-        flat: several groups instead of stages.
-    """
+    """A job with known causes, with pipeline stages or, if ``flat``, of several groups without."""
     strengths = {PIPELINE[c][0]: float(rng.uniform(*PIPELINE[c][1])) for c in wanted}
     job = PipelineJob(
         int(rng.integers(1 << 31)),

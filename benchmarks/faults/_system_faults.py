@@ -54,7 +54,7 @@ fault(
     "options that cannot be followed",
     {
         "port taken": Start(options=("--metrics-port", "1")),
-        "active": Start(options=("--mode", "active", "--policy", "static:mechanism=slack,threshold=0.02,window=0.4")),
+        "active": Start(options=("--mode", "active", "--policy", "static:slack=0.02/0.4")),
         "probe": Start(options=("--mode", "probe")),
         "canary": Start(options=("--mode", "canary", "--policy", "paper")),
     },

@@ -50,7 +50,7 @@ COLLECTIVES = 110
 CONFIDENCE = 0.95
 OBSERVE_US, ACTIVE_US, COLLECTIVE_US = 10.0, 30.0, 2.0
 MEMORY_MB, START_S, AGREEMENT = 10.0, 0.2, 0.2
-POLICY = "static:mechanism=stagger,threshold=0,window=0.1"
+POLICY = "static:stagger=0/0.1"
 """Asks for a delay of every rank but the first, in every iteration."""
 QUICK = {"quiet_first": 0, "cap_share": 0.5, "budget_s_per_minute": 30.0, "block_iterations": 10**6, "seed": 2}
 """Paced from the first block on, which is longer than the run: useless delays are not taken back meanwhile."""

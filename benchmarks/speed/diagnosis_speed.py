@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -90,14 +88,10 @@ def run() -> Report:
         trace, events = Path(folder) / "long.parquet", Path(folder) / "rank0.json"
         rows = long_trace(trace)
         profile(events)
-        packed = events.with_suffix(".json.gz")
-        with events.open("rb") as plain, gzip.open(packed, "wb", compresslevel=6) as file:
-            shutil.copyfileobj(plain, file)
         start = in_a_process("import paceenv.importers.profiler.kineto", events)["cpu_s"]
         found = {
             "rows of a trace (Parquet)": (rows, in_a_process(_DIAGNOSE, trace), 0.0),
             "events of a PyTorch profile (JSON)": (EVENTS, in_a_process(_IMPORT, events), start),
-            "the same, gzipped": (EVENTS, in_a_process(_IMPORT, packed), start),
         }
     data = {
         what: {"count": count, "per_cpu_s": count / (child["cpu_s"] - start_s), "memory_gb": child["memory_gb"]}

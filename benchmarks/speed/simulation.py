@@ -1,4 +1,4 @@
-"""How long simulating and training take: by ranks, by kind of step, by rows of a batch, and frames of PPO.
+"""How long simulating takes: by ranks, by kind of step, by rows of a batch.
 
 A phase of a program is an instruction of a rank: it computes, hands a transfer over, or waits for one.
 """
@@ -11,10 +11,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium.vector import AutoresetMode
-from stable_baselines3 import PPO
-from stable_baselines3.common.vec_env import DummyVecEnv
 
 from benchmarks._common import NOISE, Report, Table, Target, command, figure, measure
 from paceenv.core import pacing
@@ -22,7 +19,6 @@ from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.envs.registration import register_envs
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import start
-from paceenv.trainers.training.training_envs import NativeVecEnv
 from paceenv.ui import config_files
 
 RANKS, SHIPPED = (8, 64, 512, 4096), ("null-jitter", "two-jobs", "when-scaling-fails")
@@ -40,9 +36,9 @@ PROGRAMS: dict[str, list[dict[str, Any]]] = {
         _DATA,
     ],
 }
-ROWS, INTERVAL_ITERATIONS, SCALARS = (1, 64, 256, 1024), 20, 8
-PLAIN: dict[str, Any] = {"cluster": "null-jitter", "mechanisms": "slack", "reward": "raw", "warn_null": False}
-RANK_TARGET, PHASE_TARGET, TRAINING_TARGET = 100e6, 10e6, 10.0
+ROWS, INTERVAL_ITERATIONS = (1, 64, 256, 1024), 20
+PLAIN: dict[str, Any] = {"cluster": "null-jitter", "mechanisms": "slack", "reward": "raw"}
+RANK_TARGET, PHASE_TARGET = 100e6, 10e6
 
 
 def job(ranks: int) -> Cluster:
@@ -80,8 +76,7 @@ def _rates(clusters: dict[str, Cluster], mechanism: str, threshold: float, windo
         updates = len(one.batch.program.kind_I) or cluster.ranks
         iterations = max(CALL_UPDATES // updates, 2)
         calls[name], units[name] = partial(one.run, settings, iterations), updates * iterations
-    times = measure(calls, units, turns=7)
-    return {name: times.rate(name) for name in calls}
+    return measure(calls, units, turns=7)
 
 
 def engine() -> tuple[dict[str, float], Table, Target]:
@@ -94,11 +89,8 @@ def engine() -> tuple[dict[str, float], Table, Target]:
     target = Target(
         "512 ranks, every noise", f"{figure(RANK_TARGET)}/s", f"{figure(rate)}/s", rate >= RANK_TARGET, because
     )
-    return (
-        rates,
-        Table("rank-iterations per CPU second", ("job", "rate"), [(n, figure(r)) for n, r in rates.items()]),
-        target,
-    )
+    rows = [(name, figure(rate)) for name, rate in rates.items()]
+    return rates, Table("rank-iterations per CPU second", ("job", "rate"), rows), target
 
 
 def programs() -> tuple[dict[str, float], Table, Target]:
@@ -136,56 +128,25 @@ def decisions() -> tuple[dict[str, float], Table]:
             )
         )
         units[str(rows)] = 64 * rows
-    times = measure(calls, units)
-    rates = {name: times.rate(name) for name in calls}
+    found = measure(calls, units)
     updates = load_cluster("null-jitter").ranks * INTERVAL_ITERATIONS
-    rows_ = [(name, figure(rate), figure(rate * updates)) for name, rate in rates.items()]
-    return rates, Table("whole episodes", ("rows", "decisions per CPU s", "rank-iterations per CPU s"), rows_)
-
-
-def training() -> tuple[dict[str, float], Table, Target]:
-    """Frames per CPU second of the same network on our batch of 256 and on scalar environments, as SB3 comes."""
-    torch.set_num_threads(1)
-    mode = AutoresetMode.SAME_STEP
-    native = NativeVecEnv([PacingVectorEnv(256, autoreset_mode=mode, **PLAIN)])
-    scalars = DummyVecEnv([lambda: gymnasium.make("paceenv/Pacing-v0", **PLAIN)] * SCALARS)
-    models = {
-        "native batch of 256, paceenv's settings": PPO(
-            "MlpPolicy", native, n_steps=32, batch_size=2048, n_epochs=4, seed=0, device="cpu"
-        ),
-        f"DummyVecEnv of {SCALARS}, SB3's default settings": PPO("MlpPolicy", scalars, seed=0, device="cpu"),
-    }
-    frames = {name: model.n_steps * model.n_envs for name, model in models.items()}
-    calls = {name: partial(model.learn, frames[name]) for name, model in models.items()}
-    times = measure(calls, frames, turns=3, least_s=0)
-    ours, usual = models
-    ratio = times.speed_ratio(ours, usual)
-    rows = [(name, figure(times.rate(name))) for name in models]
-    target = Target(
-        "training, native over DummyVecEnv",
-        f"at least {TRAINING_TARGET:g} times",
-        f"{ratio:.1f} times",
-        ratio >= TRAINING_TARGET,
-        "SB3's defaults use every frame ten times in small batches, these settings 4 times in large ones.",
-    )
-    return {"native_over_dummy": ratio}, Table("frames of PPO per CPU second", ("", "rate"), rows), target
+    rows_ = [(name, figure(rate), figure(rate * updates)) for name, rate in found.items()]
+    return found, Table("whole episodes", ("rows", "decisions per CPU s", "rank-iterations per CPU s"), rows_)
 
 
 def run() -> Report:
-    """Rates of the engine, of the environment and of training."""
+    """Rates of the engine and of the environment."""
     register_envs()
     rates, rank_table, rank_target = engine()
     phases, phase_table, phase_target = programs()
     rows, row_table = decisions()
-    learned, learn_table, learn_target = training()
     text = (
         "The environment is `paceenv/Pacing-v0` on `null-jitter`, 8 ranks, 20 iterations a control interval. A phase "
-        "is an instruction of a rank: it computes, hands a transfer over, or waits for one. Frames per second do not "
-        "show how many frames a score takes."
+        "is an instruction of a rank: it computes, hands a transfer over, or waits for one."
     )
-    data = {"rank_iterations": rates, "rank_phases": phases, "decisions": rows, "training": learned}
-    tables = (rank_table, phase_table, row_table, learn_table)
-    return Report("Simulation and training", text, data, tables, (rank_target, phase_target, learn_target))
+    data = {"rank_iterations": rates, "rank_phases": phases, "decisions": rows}
+    tables = (rank_table, phase_table, row_table)
+    return Report("Simulation", text, data, tables, (rank_target, phase_target))
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ from paceenv.live.log_once import described
 from paceenv.live.options import PACED
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
-from paceenv.policies.names import STATIC_DEFAULTS, find, rule
+from paceenv.policies.names import STATIC_DEFAULTS, find, rule, spelled
 from paceenv.policies.rules import passive
 
 SEPARATOR, DEFAULTS = ";", "defaults"
 """Of the option ``candidates``; and the name of all of :data:`DEFAULT_CONSTANTS`."""
-DEFAULT_CONSTANTS = tuple(f"static:{name}={limit:g}/{window:g}" for name, (limit, window) in STATIC_DEFAULTS.items())
+DEFAULT_CONSTANTS = tuple(spelled({mechanism: pair}) for mechanism, pair in STATIC_DEFAULTS.items())
 """The default constant of each mechanism."""
 
 

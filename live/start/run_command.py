@@ -27,7 +27,7 @@ from paceenv.live.start.attach_hook import hand_down
 USER_ERROR = 2
 POLICY_HELP = """Decides in modes shadow, canary and active; beside candidates one more. A policy file of paceenv
 train; learned (the released one); both also with :preference=0.3. Or a rule: paper, adaptive,
-static:mechanism=slack,threshold=0.02,window=0.4, or static:my-cluster.yaml for the pacing of a cluster config."""
+static:slack=0.02/0.4 (threshold/window), or static:my-cluster.yaml for the pacing of a cluster config."""
 HELP = """Run a training script with the agent attached, without a line changed in it.
 
 \b

@@ -40,8 +40,9 @@ def demo(
     result, static = _compare(suite, policy)
     nulls = _compare_nulls(policy, static)
     with output.progress("draw"):
-        _pictures(out, result)
-    pages = [_table(one, score_table.verdicts(one, str(policy), static)) for one in (result, nulls)]
+        drawn = result_plots.ranks_over_time(load_cluster(EXPLAINED), ["passive", "learned"])
+        figures.save(drawn, out / "ranks-over-time.png")
+    pages = [_table(one, score_table.differences(one, [str(policy), static])) for one in (result, nulls)]
     config_files.write_text(out / "scores.md", "\n".join(["# Demo", "", *pages]))
     output.say(f"All of it, with pictures and the policy file, is in {out}/ ({time.monotonic() - started:.0f} s)")
 
@@ -53,7 +54,7 @@ def _train(config: TrainConfig, out: Path) -> Path:
     path = out / "trained.safetensors"  # `learned` is the policy that ships
     digest = save_policy(path, trained.file)
     config_files.write_text(out / "learning-curve.json", json.dumps(trained.curve))
-    result_plots.learning_curves([trained.curve], out / "learning-curve.png", paired=config.environment.paired)
+    result_plots.learning_curve(trained.curve, out / "learning-curve.png")
     output.say(f"wrote {path}, sha256 {digest[:16]}")
     return path
 
@@ -88,10 +89,3 @@ def _table(result: SuiteResult, said: list[str]) -> str:
     return score_table.markdown(result, said)
 
 
-def _pictures(out: Path, result: SuiteResult) -> None:
-    result_plots.step_distributions(result, result.suite.cases[0].name, out / "step-times.png")
-    result_plots.pareto(result, out / "pareto.png")
-    figures.save(
-        result_plots.ranks_over_time(load_cluster(EXPLAINED), ["passive", "learned"]), out / "ranks-over-time.png"
-    )
-    result_plots.scaling_curve(out / "scaling.png")

@@ -14,7 +14,7 @@ from paceenv.policies.select import NAMES, POLICY_HELP, select_policy
 from paceenv.trainers.evaluation import score_table
 from paceenv.trainers.evaluation.evaluate import evaluate as compare
 from paceenv.trainers.evaluation.static_search import search_static
-from paceenv.trainers.evaluation.suites import Comparison, Split, is_comparison, load_comparison, load_suite
+from paceenv.trainers.evaluation.suites import Split, load_suite
 from paceenv.ui import config_files, output
 from paceenv.ui.json_option import JsonFile
 
@@ -24,7 +24,7 @@ def evaluate(
         list[str],
         typer.Argument(
             metavar="POLICY...",
-            help=f"{POLICY_HELP}; or best-static; or a .yaml of policies and suite, such as a sweep's winner.yaml.",
+            help=f"{POLICY_HELP}; or best-static.",
         ),
     ],
     suite: Annotated[
@@ -57,8 +57,7 @@ def evaluate(
         if path is not None:
             check_file_name(path)
     update = {k: v for k, v in (("seeds", seeds), ("iterations", iterations)) if v is not None}
-    comparison, names = _comparison(policies)
-    chosen = comparison.chosen() if comparison and not suite else load_suite(suite or "demo")
+    names, chosen = list(policies), load_suite(suite or "demo")
     chosen = chosen.model_copy(update={**update, "limits": chosen.limits.changed(limit or [])})
     chosen = chosen.only([split]) if split else chosen
     for name in names:
@@ -92,12 +91,3 @@ def evaluate(
 
         with output.progress("draw"):
             config_files.write_text(watch, side_by_side_page(result))
-
-
-def _comparison(arguments: list[str]) -> tuple[Comparison | None, list[str]]:
-    """The one comparison among the arguments, if there is one, and all policies that they name."""
-    comparisons = [load_comparison(name) for name in arguments if is_comparison(name)]
-    if len(comparisons) > 1:
-        raise InputError("POLICY: several .yaml files; allowed: one, with other policies beside it")
-    inside = comparisons[0].policies if comparisons else []
-    return comparisons[0] if comparisons else None, [*inside, *(name for name in arguments if not is_comparison(name))]

@@ -31,7 +31,7 @@ def sweep(
     """Try many settings or hyperparameters on Ray, and resume after an interruption.
 
     Ray Tune searches, and keeps its state in the folder: after an interruption the same command finishes the sweep. In
-    the end the folder holds the winner (policy.safetensors, winner.yaml for paceenv evaluate) and a picture. With a
+    the end the folder holds the winner (policy.safetensors) and a picture. With a
     sweep's folder in place of a config its Pareto front is shown, also while it runs.
 
     Examples: paceenv sweep demo -o runs/sweep -- paceenv sweep runs/sweep -- paceenv sweep ppo-asha -o runs/asha
@@ -57,11 +57,11 @@ def sweep(
 def _run(config: SweepConfig, out: Path, address: str | None, json_: str | None) -> None:
     from paceenv.trainers.sweep import ray_tuner
     from paceenv.trainers.sweep.trainables import make_task
-    from paceenv.trainers.sweep.winner import WINNER, finish
+    from paceenv.trainers.sweep.winner import POLICY, finish
 
     task = make_task(config)
     with locked(out, "sweep"):
-        _begin(out, {"config": config.model_dump(mode="json", exclude={"description"}), "inputs": task.inputs()})
+        _begin(out, config.model_dump(mode="json", exclude={"description"}))
         try:
             with ray_tuner.connected(address):
                 ray_tuner.tune_all(config, task, out)
@@ -75,7 +75,7 @@ def _run(config: SweepConfig, out: Path, address: str | None, json_: str | None)
         raise InputError(f"{out}: no trial was finished; trial {first['trial']} failed: {first['error']}")
     if is_shown:
         _show(Results.read(out))
-        output.say(f"winner and picture are in {out}/; on other seeds: paceenv evaluate {out}/{WINNER}")
+        output.say(f"winner and picture are in {out}/; on other seeds: paceenv evaluate {out}/{POLICY} --suite SUITE")
 
 
 def _begin(out: Path, asked: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ def run_on_testbed(
     where the scenario asks for it), calibrate (a cluster with errors from those traces), tailor (the best static
     setting, and a policy trained for this job), predict (each candidate, simulated; the best one
     whose predicted effect excludes 0 is chosen), contest (the real job, on which all candidates take turns in paired
-    blocks with and without pacing). The same command resumes a killed loop after its last finished stage.
+    blocks with and without pacing).
 
     Examples: paceenv testbed -- paceenv testbed unequal-slack -o runs/observed
     -- paceenv testbed unequal-slack --loop --candidates "adaptive;learned"

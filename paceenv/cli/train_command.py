@@ -29,10 +29,6 @@ def train(
     ] = None,
     seconds: Annotated[float, typer.Option(min=10, help="With --job: CPU-seconds of one core to spend, about.")] = 60.0,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the config's.")] = None,
-    seeds: Annotated[
-        int,
-        typer.Option(min=1, max=99, help="Train so often, from this seed on, and keep the best on validation."),
-    ] = 1,
     algorithm: Annotated[
         str | None,
         typer.Option(help="What learns, instead of the config's, with hyperparameters of its own: SAC, distill, ..."),
@@ -51,7 +47,7 @@ def train(
     Writes the policy file, the learning curve (JSON and picture), the resolved config, a checkpoint and TensorBoard's
     event files (tensorboard --logdir). The same config and seed give the same file, digest and all, on one machine,
     also after an interruption with --resume. A config with a selection is scored on validation clusters while it runs,
-    keeps its best policy and stops when the score no longer improves. Several seeds report median and spread.
+    keeps its best policy and stops when the score no longer improves.
 
     With --job it takes about a minute and says whether pacing helps that job at all. A trace is calibrated first, and
     clusters are drawn from the errors of the calibration. A policy is distilled on half of them. On the other half it
@@ -59,12 +55,12 @@ def train(
     where nothing is better than no pacing, no policy is written.
 
     Examples: paceenv train demo -o runs/mine -- paceenv train --job trace.parquet -o runs/job --
-    paceenv train distilled -o runs/released --seeds 5 --resume -- paceenv train demo -o runs/sac --algorithm SAC
+    paceenv train distilled -o runs/released --resume -- paceenv train demo -o runs/sac --algorithm SAC
     """
     if (config is None) == (job is None):
         raise InputError("train: a config, or --job with a trace or cluster; allowed: one of the two")
     if job is not None:
-        others = {"--algorithm": algorithm, "--resume": resume, "--set": set_, "--seeds": seeds > 1}
+        others = {"--algorithm": algorithm, "--resume": resume, "--set": set_}
         if given := [name for name, value in others.items() if value]:
             raise InputError(f"{given[0]} with --job; allowed: --seconds, --seed, --out, --json")
         _refuse_used(out)
@@ -77,14 +73,12 @@ def train(
     for assignment in [*([] if seed is None else [f"seed={seed}"]), *(set_ or [])]:
         config_files.set_value(data, assignment)
     resolved = config_files.parse(TrainConfig, data, str(path)).beside(path)
-    if seeds > 1 and resolved.selection is None:
-        raise InputError(f"--seeds {seeds}: {path} has no selection to compare seeds; allowed: 1")
     if not resume:
         _refuse_used(out)
-    from paceenv.trainers.training.training_run import train_seeds  # torch, which a refused config need not wait for
+    from paceenv.trainers.training.training_run import train_into  # torch, which a refused config need not wait for
 
     try:
-        summary = train_seeds(resolved, seeds, prepare_folder(out), resume=resume)
+        summary = train_into(resolved, out, resume=resume)
     except KeyboardInterrupt:
         output.say("interrupted; the same command with --resume goes on from the last checkpoint")
         raise
@@ -94,7 +88,7 @@ def train(
 
 def _refuse_used(out: Path) -> None:
     """Raises InputError for a folder with the policy or checkpoint of another run."""
-    for held in (*out.glob("*.safetensors"), *out.glob("seed-*/*.safetensors")):
+    for held in out.glob("*.safetensors"):
         raise InputError(f"{out}: holds {held.name} of a run; allowed: --resume with its config, or another folder")
 
 

@@ -61,12 +61,9 @@ DEFINITIONS = (
     Signal("delay_share", "own delay before the next step / mean step", 0.05, 0.0, 1.0),
 )
 """The observation vector, in order. The order and every scale are part of :data:`SCHEMA`."""
-PREFERENCE = Signal("preference", "the episode's `cv_weight`; only where that is drawn from a range", 0.5, 0.0, 1.0)
-"""The one entry that may follow the signals: how much less variation is worth."""
 NAMES = tuple(signal.name for signal in DEFINITIONS)
 SIGNALS = len(DEFINITIONS)
 SCALES = tuple(signal.scale for signal in DEFINITIONS)
-PREFERENCE_SCALE = PREFERENCE.scale
 LOW, HIGH = min(signal.low for signal in DEFINITIONS), max(signal.high for signal in DEFINITIONS)
 """Ends of the observation space, the same for all entries, so that rounding never leaves it."""
 COMM_FLOOR = 0.05
@@ -77,10 +74,10 @@ _FULL = 0.999
 
 
 def table() -> str:
-    """:data:`DEFINITIONS` and :data:`PREFERENCE` as a Markdown table with the bounds and scale of each entry."""
+    """:data:`DEFINITIONS` as a Markdown table with the bounds and scale of each entry."""
     rows = [
         f"| {i} | `{s.name}` | {s.meaning} | {s.low:g} | {s.high:g} | {f'{s.scale:g}' if s.scale else 'not squashed'} |"
-        for i, s in enumerate((*DEFINITIONS, PREFERENCE))
+        for i, s in enumerate(DEFINITIONS)
     ]
     return "\n".join(
         ["| Num | Name | Observation | Min | Max | Scale |", "| --- | --- | --- | --- | --- | --- |", *rows]
@@ -96,15 +93,6 @@ def squash(value: float, scale: float) -> float:
     """
     x = value / scale
     return x / (1.0 + abs(x))
-
-
-def squashed_preference(cv_weight: float) -> float:
-    """A weight of variation, at least 0, as the entry after the signals: 0 to 1. Works on arrays alike.
-
-    Args:
-        cv_weight: weight of the variation in the reward.
-    """
-    return squash(cv_weight, PREFERENCE_SCALE)
 
 
 def unsquash(name: str, entry: ArrayLike) -> NDArray[np.float64]:

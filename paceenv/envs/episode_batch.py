@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -20,10 +20,9 @@ from paceenv.core import metrics, pacing, signals
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.sim.cluster.derive import ClusterMix, draw_index, edges, shape_of
-from paceenv.sim.cluster.quantity import Draw, Uniform
+from paceenv.sim.cluster.derive import ClusterMix, draw_index, edges
 from paceenv.sim.engine.layout import Recording
-from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys, joined
+from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
 
 ClusterLike: TypeAlias = str | os.PathLike[str] | Cluster
 Reward: TypeAlias = Literal["paired", "raw"]
@@ -33,7 +32,7 @@ WHERE = "paceenv/Pacing-v0"
 DEFAULT_CLUSTER, DEFAULT_MECHANISMS = ("two-jobs", "two-jobs-other-period", "one-job"), ("phase_shift",)
 """A job with a twin on its uplink, with a job of another period, and alone: no constant setting suits all three."""
 PACED, UNPACED = 0, 1
-"""Index into the simulators of a shape."""
+"""Index into the simulators of a batch."""
 
 
 @dataclass(frozen=True)
@@ -45,30 +44,25 @@ class Rules:
     mechanisms: str | Sequence[str] = DEFAULT_MECHANISMS
     interval_iterations: int = 20
     episode_intervals: int = 64
-    cv_weight: float | Sequence[float] = 0.5
+    cv_weight: float = 0.5
     reward: Reward = "paired"
     limits: Limits = LIMITS
-    names_in_info: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mechanisms, str):
-            object.__setattr__(self, "mechanisms", tuple(self.mechanisms))
+        mechanisms = (self.mechanisms,) if isinstance(self.mechanisms, str) else tuple(self.mechanisms)
+        object.__setattr__(self, "mechanisms", mechanisms)
         for name in ("interval_iterations", "episode_intervals"):
             at_least_1(name, getattr(self, name))
+        if not (isinstance(self.cv_weight, (int, float, np.floating)) and 0.0 <= self.cv_weight < np.inf):
+            raise out_of_range("cv_weight", self.cv_weight, "a number of at least 0", WHERE)
         if not isinstance(self.limits, Limits):
             raise out_of_range("limits", self.limits, "a paceenv.core.limits.Limits", WHERE)
         if self.reward not in get_args(Reward):
             raise out_of_range("reward", self.reward, " or ".join(get_args(Reward)), WHERE)
-        mechanisms = self.mechanism_names
         unknown = [m for m in mechanisms if m not in pacing.MECHANISMS]
         if unknown or not mechanisms or len(set(mechanisms)) < len(mechanisms):
             allowed = f"one or more different ones of {', '.join(pacing.MECHANISMS)}"
             raise out_of_range("mechanisms", mechanisms, allowed, WHERE)
-
-    @property
-    def mechanism_names(self) -> tuple[str, ...]:
-        """The mechanisms in the order of the action; one may be given as a string."""
-        return (self.mechanisms,) if isinstance(self.mechanisms, str) else tuple(self.mechanisms)
 
     @property
     def has_copy(self) -> bool:
@@ -79,7 +73,7 @@ class Rules:
         """The clusters that episodes draw from, loaded."""
         one = isinstance(self.cluster, (str, os.PathLike, Cluster))
         given: list[ClusterLike] = [self.cluster] if one else list(self.cluster)  # type: ignore[list-item, arg-type]
-        return [loaded(cluster) for cluster in given]
+        return [cluster if isinstance(cluster, Cluster) else load_cluster(cluster) for cluster in given]
 
 
 def taken_rules(cluster: ClusterLike | Sequence[ClusterLike], given: Mapping[str, Any], *others: str) -> Rules:
@@ -93,140 +87,32 @@ def taken_rules(cluster: ClusterLike | Sequence[ClusterLike], given: Mapping[str
     return Rules(cluster, **given)
 
 
-def loaded(cluster: ClusterLike) -> Cluster:
-    """A cluster config, read where it is a file or a name."""
-    return cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-
-
 def at_least_1(name: str, value: int) -> None:
     """Refuse what is not a count of at least 1."""
     if not isinstance(value, (int, np.integer)) or value < 1:
         raise out_of_range(name, value, "an integer of at least 1", WHERE)
 
 
-class _Preference:
-    """The weight of variation in the reward: one number, or drawn for each episode from a range."""
-
-    def __init__(self, cv_weight: float | Sequence[float], environments: int) -> None:
-        self.is_drawn = np.ndim(cv_weight) > 0
-        try:
-            ends = [float(end) for end in np.ravel(cv_weight)]
-        except (TypeError, ValueError):
-            ends = []
-        if len(ends) != 1 + self.is_drawn or not (ends[0] >= 0.0 and ends[-1] < np.inf) or ends != sorted(set(ends)):
-            raise out_of_range("cv_weight", cv_weight, "a number of at least 0, or two, the lower one first", WHERE)
-        # uniform as the agent sees it: a weight of 0 is possible, and every part of the input is met equally often
-        self._squashed = Uniform(uniform=[signals.squashed_preference(end) for end in (ends[0], ends[-1])])
-        self.weight_E = np.full(environments, ends[0])
-
-    def draw(self, which: NDArray[np.int64], keys: NDArray[np.uint64]) -> None:
-        """Draw the weights of new episodes from their keys; by name, so that no other draw moves."""
-        if self.is_drawn:
-            squashed = Draw(keys, 1).named("cv_weight", self._squashed)
-            self.weight_E[which] = signals.PREFERENCE_SCALE * squashed / (1.0 - squashed)
-
-    def beside(self, observation_EO: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The observation, with the weight as one entry more where it is drawn."""
-        if not self.is_drawn:
-            return observation_EO
-        squashed_E = np.array([signals.squashed_preference(w) for w in self.weight_E.tolist()], np.float32)
-        return np.column_stack([observation_EO, squashed_E])
-
-
-class _Shape:
-    """Clusters that agree in ranks and groups, and the simulators of their episodes, where every row has a place.
-
-    Attributes:
-        simulators: the paced one and, where rules ask for it, its unpaced copy on the same noise; none before the
-            first episode here.
-        recording: the last interval of every row, where it is kept.
-        kept: places in ``kept_jobs`` of episodes that come again, by key and cluster, where they are kept.
-    """
-
-    def __init__(self, clusters: Sequence[Cluster], rules: Rules, threads: int, *, keeps_stamps: bool) -> None:
-        self.mix, self._rules, self._threads, self._keeps_stamps = ClusterMix(clusters), rules, threads, keeps_stamps
-        self.simulators: list[Simulator] = []
-        self.recording: Recording | None = None
-        self.kept: dict[tuple[int, int], int] | None = None
-        self.kept_jobs: JobBatch | None = None
-
-    def start(
-        self,
-        rows: NDArray[np.int64],
-        keys_E: NDArray[np.uint64],
-        cluster_E: NDArray[np.int64],
-        simulators: Sequence[int],
-    ) -> None:
-        """Start episodes in some rows: the quiet start and one interval without pacing.
-
-        Args:
-            rows: their numbers, ``(n,)``.
-            cluster_E: index of each row's cluster within this shape; 0 for rows whose episode is elsewhere.
-            simulators: in which of them.
-        """
-        if not self.simulators:
-            jobs, limits = self.mix.derive(keys_E, cluster_E), self._rules.limits
-            self.simulators = [Simulator(jobs, keys_E, self._threads, limits) for _ in range(1 + self._rules.has_copy)]
-        jobs = self._jobs(keys_E[rows], cluster_E[rows])
-        for k in simulators:
-            self.simulators[k].reset(rows, keys_E[rows], jobs)
-            self.simulators[k].quiet_start(rows)
-            self.run(k, self.simulators[k].off(), rows, self._rules.interval_iterations)
-
-    def _jobs(self, keys: NDArray[np.uint64], cluster: NDArray[np.int64]) -> JobBatch:
-        """The jobs of episodes with these keys, each on its cluster."""
-        if self.kept is None:
-            return self.mix.derive(keys, cluster)
-        episodes = list(zip(keys.tolist(), cluster.tolist(), strict=True))
-        new = {episode: n for n, episode in enumerate(episodes) if episode not in self.kept}
-        if new:
-            at = np.array(list(new.values()))
-            jobs = self.mix.derive(keys[at], cluster[at])
-            self.kept_jobs = jobs if self.kept_jobs is None else joined([self.kept_jobs, jobs])
-            self.kept |= {episode: n for n, episode in enumerate(new, len(self.kept))}
-        assert self.kept_jobs is not None  # as it was just made
-        return self.kept_jobs.take(np.array([self.kept[episode] for episode in episodes]))
-
-    def run(
-        self, k: int, settings: NDArray[np.float64], rows: NDArray[np.int64] | None, iterations: int
-    ) -> NDArray[np.float64]:
-        """Some iterations of simulator ``k`` in ``rows`` (None: all); step times ``(E, T)``, seconds."""
-        if k != PACED or not self._keeps_stamps:
-            return self.simulators[k].run(settings, iterations, rows)
-        new = self.simulators[k].record(settings, iterations, rows)
-        if self.recording is None or rows is None:
-            self.recording = new
-        else:
-            for kept, array in zip(self.recording, new, strict=True):
-                kept[rows] = array[rows]
-        return new.step_ET
-
-
 class EpisodeBatch:
     """E episodes side by side: seeds, draws, physics, observations and rewards.
 
-    Clusters of one shape (number of ranks and groups) share a simulator. With several shapes every row has a place in
-    the simulator of each, and runs in that of its present episode: memory grows with the shapes, time does not.
+    Attributes:
+        simulators: the paced one and, where rules ask for it, its unpaced copy on the same noise; none before the
+            first episode.
     """
 
     def __init__(self, environments: int, rules: Rules, threads: int = 1, *, keeps_stamps: bool = False) -> None:
         at_least_1("threads", threads)
         at_least_1("num_envs", environments)
-        self.rules, self.mechanisms = rules, rules.mechanism_names
-        self.preference = _Preference(rules.cv_weight, environments)
+        self.rules, self.mechanisms = rules, tuple(rules.mechanisms)
         self.clusters = rules.clusters()
         if not self.clusters:
             raise InputError("clusters: none given; allowed: at least one")
         self._can_fail = any(cluster.reliability.mtbf_iterations is not None for cluster in self.clusters)
         self.names_C = np.array([cluster.name for cluster in self.clusters], object)
-        by_shape: dict[tuple[int, int, str], list[Cluster]] = {}
-        places = []
-        for cluster in self.clusters:
-            members = by_shape.setdefault(shape_of(cluster), [])
-            places.append((list(by_shape).index(shape_of(cluster)), len(members)))
-            members.append(cluster)
-        self._shapes = [_Shape(members, rules, threads, keeps_stamps=keeps_stamps) for members in by_shape.values()]
-        self._place_C2 = np.array(places, np.int64)
+        self._mix, self._threads, self._keeps_stamps = ClusterMix(self.clusters), threads, keeps_stamps
+        self.simulators: list[Simulator] = []
+        self._recording: Recording | None = None
         self._edges = edges(len(self.clusters), rules.weights)
         self.seeds_E = np.random.default_rng().integers(0, 2**63, environments, dtype=np.uint64)
         self.episode_E = np.full(environments, -1)
@@ -235,15 +121,10 @@ class EpisodeBatch:
         self.terms: dict[str, NDArray[np.float64]] = {}
         self._passive_of: dict[tuple[int, int], NDArray[np.float64]] | None = None
         """Mean step and reward of each interval without pacing ``(T, 2)``, by key and cluster, where they are kept."""
+        self._derived: dict[bytes, JobBatch] | None = None
         self._passive_ETV, self._age_E = np.zeros((environments, 0, 2)), np.zeros(environments, np.int64)
-        entries = signals.SIGNALS + self.preference.is_drawn
-        self.observation_space = gymnasium.spaces.Box(signals.LOW, signals.HIGH, (entries,), np.float32)
+        self.observation_space = gymnasium.spaces.Box(signals.LOW, signals.HIGH, (signals.SIGNALS,), np.float32)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2 * len(self.mechanisms),), np.float32)
-
-    @property
-    def simulator(self) -> Simulator | None:
-        """The paced simulator, of the first cluster's shape; None before the first episode."""
-        return next((shape.simulators[PACED] for shape in self._shapes if shape.simulators), None)
 
     def seed(self, which: NDArray[np.int64], seeds: Sequence[int]) -> None:
         """Give rows a seed each, of at least 0; the next episode to start there is its first one."""
@@ -257,29 +138,37 @@ class EpisodeBatch:
         """Start the next episode in some rows.
 
         An episode begins as a live job does: the quiet start and one interval without pacing, which is what the first
-        observation shows.
-
-        Args:
-            which: numbers of the rows, ``(n,)``; the first time all of them.
+        observation shows. The first time all rows start.
         """
-        if self.simulator is None and len(which) < len(self.seeds_E):
+        if not self.simulators and len(which) < len(self.seeds_E):
             raise gymnasium.error.ResetNeeded("call reset() for all rows before reset() for some of them")
         self.episode_E[which] += 1
         self.elapsed_E[which] = 0
         keys = episode_keys(self.seeds_E[which], self.episode_E[which])
         self.keys_E[which] = keys
-        self.preference.draw(which, keys)
         self.cluster_E[which] = draw_index(keys, self._edges)
         self._start(which, (PACED, UNPACED) if self.rules.has_copy and self._passive_of is None else (PACED,))
         if self._passive_of is not None:
             self._look_up_passive(which, self._passive_of)
 
     def _start(self, which: NDArray[np.int64], simulators: Sequence[int]) -> None:
-        """Start the present episodes of some rows in some simulators."""
-        shape_E, place_E = self._place_C2[self.cluster_E].T
-        for s in np.unique(shape_E[which]):
-            rows = which[shape_E[which] == s]
-            self._shapes[s].start(rows, self.keys_E, np.where(shape_E == s, place_E, 0), simulators)
+        """Start the present episodes of some rows in some simulators; the first time in all rows."""
+        keys, jobs, limits = self.keys_E[which], self._jobs(which), self.rules.limits
+        if not self.simulators:
+            self.simulators = [Simulator(jobs, keys, self._threads, limits) for _ in range(1 + self.rules.has_copy)]
+        for k in simulators:
+            self.simulators[k].reset(which, keys, jobs)
+            self.simulators[k].quiet_start(which)
+            self._run(k, self.simulators[k].off(), which, self.rules.interval_iterations)
+
+    def _jobs(self, which: NDArray[np.int64]) -> JobBatch:
+        """Those of the present episodes of some rows; where episodes are kept, the same rows often start together."""
+        keys, cluster = self.keys_E[which], self.cluster_E[which]
+        if self._derived is None:
+            return self._mix.derive(keys, cluster)
+        if (started := keys.tobytes() + cluster.tobytes()) not in self._derived:
+            self._derived[started] = self._mix.derive(keys, cluster)
+        return self._derived[started].take(np.arange(len(which)))
 
     def _look_up_passive(self, which: NDArray[np.int64], known: dict[tuple[int, int], NDArray[np.float64]]) -> None:
         """Episodes start in some rows: their intervals without pacing; of those not known, the whole copy runs."""
@@ -306,22 +195,20 @@ class EpisodeBatch:
         An episode's key decides its cluster's draws and its noise, so its copy does the same every time. Results do not
         depend on it.
         """
-        if self.simulator is not None:
+        if self.simulators:
             raise InputError(f"{WHERE}: keep_episodes() after an episode has begun; allowed: before the first reset()")
-        for shape in self._shapes:
-            shape.kept = {}
+        self._derived = {}
         if self.rules.has_copy:
             self._passive_of = {}
             self._passive_ETV = np.zeros((len(self.seeds_E), self.rules.episode_intervals, 2))
 
     def observe(self) -> NDArray[np.float32]:
         """What the observer rank of each row saw in its last interval, ``(E, O)``."""
-        return self.preference.beside(self._gathered(lambda shape: shape.simulators[PACED].observe()))
+        return self.simulators[PACED].observe()
 
     def observe_ranks(self) -> NDArray[np.float32]:
-        """What every rank of each row saw, ``(E, R, O)``; where ranks differ in number it raises ValueError."""
-        view_ERO = self._gathered(lambda shape: shape.simulators[PACED].observe(every_rank=True))
-        return np.stack([self.preference.beside(view_EO) for view_EO in view_ERO.swapaxes(0, 1)], axis=1)
+        """What every rank of each row saw, ``(E, R, O)``."""
+        return self.simulators[PACED].observe(every_rank=True)
 
     def step(
         self, action_EA: NDArray[np.floating], running: NDArray[np.bool_] | None = None
@@ -358,7 +245,7 @@ class EpisodeBatch:
         self, settings: NDArray[np.float64], running: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
         """As :meth:`step`, with settings: ``(E, 1, M, 2)`` for all ranks of a row, or ``(E, R, M, 2)`` for each."""
-        if self.simulator is None:
+        if not self.simulators:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         rewards_E, terms = self._interval(PACED, settings, running)
         if self.rules.has_copy:
@@ -399,13 +286,16 @@ class EpisodeBatch:
     ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
         """As :meth:`_interval`, ``(E, I)``: several under the same settings, only one where a job can fail."""
         before_E = self._useful_iterations(k)
-        step_EIT = self._run(k, settings, running, count).reshape(len(settings), count, -1)
+        rows = None if running is None else np.flatnonzero(running)
+        step_ET = self._run(k, settings, rows, count * self.rules.interval_iterations)
+        if running is not None:
+            step_ET = np.where(running[:, None], step_ET, 1.0)
+        step_EIT = step_ET.reshape(len(settings), count, -1)
         mean_EI = step_EIT.mean(axis=2)
         sd_EI = step_EIT.std(axis=2, mean=mean_EI[:, :, None])
-        reference_E = self._gathered(lambda shape: shape.simulators[k].batch.jobs["ideal_step_s"])
-        both = reference_E, self.preference.weight_E
-        reference_EI, weight_EI = (np.repeat(one_E[:, None], count, axis=1) for one_E in both)
-        rewards_EI = metrics.reward(mean_EI, sd_EI, reference_EI, weight_EI)  # type: ignore[arg-type]
+        reference_E = self.simulators[k].batch.jobs["ideal_step_s"]
+        reference_EI = np.repeat(reference_E[:, None], count, axis=1)
+        rewards_EI = metrics.reward(mean_EI, sd_EI, reference_EI, self.rules.cv_weight)  # type: ignore[arg-type]
         lost_ratio_EI: NDArray[np.float64] | float = 0.0
         if self._can_fail:
             lost_E = self.rules.interval_iterations - (self._useful_iterations(k) - before_E)
@@ -415,55 +305,36 @@ class EpisodeBatch:
             "step_cv": sd_EI / mean_EI,
             "throughput_ratio": reference_EI / mean_EI - lost_ratio_EI,
             "reference_step_s": reference_EI,
-            "cv_weight": weight_EI,
         }
         return np.asarray(rewards_EI - lost_ratio_EI), terms
 
     def _useful_iterations(self, k: int) -> NDArray[np.float64] | float:
         """Iterations of each row's episode that no failure has undone, ``(E,)``; 0 where no job can fail."""
-        return self._gathered(lambda shape: shape.simulators[k].useful_iterations()) if self._can_fail else 0.0
+        return self.simulators[k].useful_iterations() if self._can_fail else 0.0
 
     def _run(
-        self, k: int, settings: NDArray[np.float64], running: NDArray[np.bool_] | None, intervals: int
+        self, k: int, settings: NDArray[np.float64], rows: NDArray[np.int64] | None, iterations: int
     ) -> NDArray[np.float64]:
-        """Step times of some intervals ``(E, T)``, seconds; 1 in rows that do not run."""
-        iterations = intervals * self.rules.interval_iterations
-        if len(self._shapes) == 1 and running is None:
-            return self._shapes[0].run(k, settings, None, iterations)
-        step_ET = np.ones((len(settings), iterations))
-        shape_E = self._place_C2[self.cluster_E, 0]
-        for s in np.unique(shape_E):
-            rows = np.flatnonzero((shape_E == s) if running is None else (shape_E == s) & running)
-            if len(rows):
-                step_ET[rows] = self._shapes[s].run(k, settings, rows, iterations)[rows]
-        return step_ET
-
-    def _gathered(self, of: Callable[[_Shape], NDArray[Any]]) -> NDArray[Any]:
-        """A number or vector of each row, from the shape of its present episode, ``(E, ...)``."""
-        if len(self._shapes) == 1:
-            return of(self._shapes[0])
-        shape_E = self._place_C2[self.cluster_E, 0]
-        present = np.unique(shape_E)
-        value_E = of(self._shapes[present[0]]).copy()
-        for s in present[1:]:
-            value_E[shape_E == s] = of(self._shapes[s])[shape_E == s]
-        return value_E
+        """Some iterations of simulator ``k`` in ``rows`` (None: all); step times ``(E, T)``, seconds."""
+        if rows is not None and not len(rows):
+            return np.ones((len(settings), iterations))
+        if k != PACED or not self._keeps_stamps:
+            return self.simulators[k].run(settings, iterations, rows)
+        new = self.simulators[k].record(settings, iterations, rows)
+        if self._recording is None or rows is None:
+            self._recording = new
+        else:
+            for kept, array in zip(self._recording, new, strict=True):
+                kept[rows] = array[rows]
+        return new.step_ET
 
     def where(self) -> dict[str, NDArray[Any]]:
-        """The cluster of each row's present episode, as an info has it: its number and, if asked for, its name."""
-        info: dict[str, NDArray[Any]] = {"cluster": self.cluster_E.copy()}
-        if self.rules.names_in_info:
-            info["cluster_name"] = self.names_C[self.cluster_E]
-        return info
-
-    def where_of(self, n: int) -> dict[str, Any]:
-        """As :meth:`where`, of one row."""
-        return {name: value[n].item() if name == "cluster" else value[n] for name, value in self.where().items()}
+        """The number of the cluster of each row's present episode, as an info has it."""
+        return {"cluster": self.cluster_E.copy()}
 
     def last_interval(self, n: int) -> tuple[Recording, JobBatch]:
         """What row ``n`` did in its last interval, with every stamp, and its job; for a batch that keeps stamps."""
-        shape = self._shapes[self._place_C2[self.cluster_E[n], 0]]
-        if shape.recording is None:
+        if self._recording is None:
             raise gymnasium.error.ResetNeeded("call reset() before render()")
-        recording = Recording._make(array[n : n + 1] for array in shape.recording)
-        return recording, shape.simulators[PACED].batch.take(np.array([n]))
+        recording = Recording._make(array[n : n + 1] for array in self._recording)
+        return recording, self.simulators[PACED].batch.take(np.array([n]))

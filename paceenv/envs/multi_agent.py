@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
-from paceenv.core.errors import InputError, out_of_range
-from paceenv.envs.episode_batch import DEFAULT_CLUSTER, WHERE, ClusterLike, EpisodeBatch, taken_rules
-from paceenv.envs.null_jobs import warn_of_nulls
+from paceenv.core.errors import InputError
+from paceenv.envs.episode_batch import DEFAULT_CLUSTER, ClusterLike, EpisodeBatch, taken_rules
 
 Array = NDArray[np.float32]
 
@@ -25,14 +24,8 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
     :func:`paceenv.policies.rollout.run`, which ``paceenv evaluate`` uses.
 
     Observations, actions and the reward are those of :class:`paceenv.envs.pacing_env.PacingEnv`, and so are the
-    arguments. All agents are there from the first step to the last; an episode is truncated, never terminated.
-
-    Args:
-        cluster: a name in `configs/clusters`, a file, a ``Cluster``, or a list of them with one number of ranks.
-        render_mode: not supported; None.
-
-    Raises:
-        InputError: for an argument outside its range, with the range.
+    arguments, but for ``render_mode``, which is None. All agents are there from the first step to the last; an episode
+    is truncated, never terminated.
     """
 
     metadata: dict[str, Any] = {"name": "paceenv/Pacing-v0", "render_modes": [], "is_parallelizable": True}
@@ -41,18 +34,12 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
         self,
         cluster: ClusterLike | Sequence[ClusterLike] = DEFAULT_CLUSTER,
         *,
-        warn_null: bool = True,
         render_mode: None = None,
         **rules: Any,
     ) -> None:
-        given = taken_rules(cluster, rules, "warn_null", "render_mode")
+        given = taken_rules(cluster, rules, "render_mode")
         self._batch, self.render_mode = EpisodeBatch(1, given), render_mode
-        ranks = sorted({one.ranks for one in self._batch.clusters})
-        if len(ranks) > 1:
-            raise out_of_range("cluster", f"clusters of {ranks} ranks", "one number of ranks, as of agents", WHERE)
-        if warn_null:
-            warn_of_nulls(self._batch.clusters, given)
-        self.possible_agents = [f"rank_{rank}" for rank in range(ranks[0])]
+        self.possible_agents = [f"rank_{rank}" for rank in range(self._batch.clusters[0].ranks)]
         self.agents: list[str] = []
         # a space of its own for each agent, and always the same one, as each samples from its own seed
         entries, width = self._batch.observation_space, 2 * len(self._batch.mechanisms)
@@ -82,7 +69,7 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
             self._batch.seed(everyone, [seed])
         self._batch.start(everyone)
         self.agents = list(self.possible_agents)
-        return self._views(), {agent: self._batch.where_of(0) for agent in self.agents}
+        return self._views(), {agent: {"cluster": int(self._batch.cluster_E[0])} for agent in self.agents}
 
     def step(
         self, actions: Mapping[str, Array]
@@ -105,7 +92,7 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
         settings_RM2 = self._batch.decoded(given, len(given), called="rank_{}")
         reward, truncated, terms = self._batch.advance(settings_RM2[None])
         agents, over = self.agents, bool(truncated[0])
-        info = self._batch.where_of(0) | {name: float(value[0]) for name, value in terms.items()}
+        info = {"cluster": int(self._batch.cluster_E[0])} | {name: float(value[0]) for name, value in terms.items()}
         self.agents = [] if over else agents
         ends = dict.fromkeys(agents, False), dict.fromkeys(agents, over)
         return self._views(), dict.fromkeys(agents, float(reward[0])), *ends, {agent: dict(info) for agent in agents}

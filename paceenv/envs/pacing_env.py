@@ -25,7 +25,6 @@ from paceenv.envs.episode_batch import (
     taken_rules,
 )
 from paceenv.envs.frames import RENDER_MODES, Frame, RenderMode, frame
-from paceenv.envs.null_jobs import warn_of_nulls
 from paceenv.envs.registration import register_envs
 
 METADATA: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 4}
@@ -69,10 +68,8 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ## Observation Space
 
-    `Box(-1, 1, (SIGNALS,), float32)`: what one rank, drawn for each episode, sees of itself. Where ``cv_weight`` is a
-    range, `Box(-1, 1, (SIGNALS + 1,), float32)` with the preference as the last entry, so that one policy can learn the
-    whole trade-off of throughput against variation. Entries have no unit. Except where noted an entry is
-    ``x / (1 + |x|)`` with ``x`` = value / scale.
+    `Box(-1, 1, (SIGNALS,), float32)`: what one rank, drawn for each episode, sees of itself. Entries have no unit.
+    Except where noted an entry is ``x / (1 + |x|)`` with ``x`` = value / scale.
 
     OBSERVATION_TABLE
 
@@ -99,21 +96,19 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     | Key | Meaning | Unit | Where |
     | --- | --- | --- | --- |
     | `cluster` | number of the present episode's cluster in `env.unwrapped.cluster_names` | integer | reset and step |
-    | `cluster_name` | its name | string | reset and step, with `names_in_info` |
     | `step_mean_s` | mean step time of the interval | s | step |
     | `step_cv` | standard deviation of the step time / mean step | ratio | step |
     | `throughput_ratio` | ideal step / mean step, less what failures undid | ratio | step |
     | `reference_step_s` | ideal step: every rank equal and every link free | s | step |
-    | `cv_weight` | weight of the variation in the reward | ratio | step |
     | `passive_step_mean_s` | mean step time of the unpaced copy | s | step, paired |
     | `passive_reward` | raw reward of the unpaced copy; with the paired one the raw reward | ratio | step, paired |
     | `gain` | mean step of the copy / mean step, less 1 | ratio | step, paired |
 
     ## Starting State
 
-    The cluster's random quantities, the noise, the tenants' phases and the preference are drawn from the seed and the
-    episode number; the quiet start and one interval have run without pacing. ``reset`` of the vector environment takes
-    the option ``reset_mask``, a boolean array ``(num_envs,)``: only these rows start anew. Other options are refused.
+    The cluster's random quantities, the noise and the tenants' phases are drawn from the seed and the episode number;
+    the quiet start and one interval have run without pacing. ``reset`` of the vector environment takes the option
+    ``reset_mask``, a boolean array ``(num_envs,)``: only these rows start anew. Other options are refused.
 
     ## Episode End
 
@@ -128,20 +123,15 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ## Arguments
 
-    * ``cluster``: a name in `configs/clusters`, a file, a `Cluster`, or a list of them, of which each
-      episode draws one (default: DEFAULT_CLUSTER)
+    * ``cluster``: a name in `configs/clusters`, a file, a `Cluster`, or a list of them with the same
+      number of ranks, process groups and program, of which each episode draws one (default: DEFAULT_CLUSTER)
     * ``weights``: with a list, how often each is drawn (default: equally)
     * ``mechanisms``: which of them the action sets, in this order; a string is one (``("DEFAULT_MECHANISM",)``)
     * ``interval_iterations``: iterations in one step of the environment (default 20)
     * ``episode_intervals``: steps in an episode (default 64)
-    * ``cv_weight``: weight of the variation in the reward (default 0.5), or a pair, lowest and highest, from which each
-      episode draws its own, uniformly as the last entry shows it
+    * ``cv_weight``: weight of the variation in the reward (default 0.5)
     * ``reward``: ``"paired"`` (default) or ``"raw"``
     * ``limits``: of every delay, a ``paceenv.core.limits.Limits`` (default: those of a live job)
-    * ``names_in_info``: adds the cluster's name to ``info``; by default only its number is there, as Gymnasium's
-      conversions to other array libraries cannot take strings (default False)
-    * ``warn_null``: whether a warning says, once a process, that no cluster given has anything to win for constant
-      settings of the mechanisms (default True)
     * ``autoreset_mode``: vector environment only (default ``AutoresetMode.NEXT_STEP``, as Gymnasium's)
     * ``threads``: threads that share a batch, vector environment only (default 1)
     * ``render_mode``: ``"rgb_array"``, the timeline of ranks in the last iterations (default None)
@@ -164,16 +154,13 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         self,
         cluster: ClusterLike | Sequence[ClusterLike] = DEFAULT_CLUSTER,
         *,
-        warn_null: bool = True,
         render_mode: RenderMode | None = None,
         **rules: Any,
     ) -> None:
-        given = taken_rules(cluster, rules, "warn_null", "render_mode")
+        given = taken_rules(cluster, rules, "render_mode")
         self.render_mode = _checked_mode(render_mode)
         self._batch = EpisodeBatch(1, given, keeps_stamps=render_mode is not None)
         self.observation_space, self.action_space = self._batch.observation_space, self._batch.action_space
-        if warn_null:
-            warn_of_nulls(self._batch.clusters, given)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -192,7 +179,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         if seed is not None:
             self._batch.seed(np.array([0]), [seed])
         self._batch.start(np.array([0]))
-        return self._batch.observe()[0], self._batch.where_of(0)
+        return self._batch.observe()[0], {"cluster": int(self._batch.cluster_E[0])}
 
     def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Run one control interval; ``info`` holds the raw terms of the reward.
@@ -204,7 +191,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
             InputError: for an action of another shape, or with not-a-number.
         """
         reward, truncated, terms = self._batch.step(np.asarray(action)[None])
-        info = self._batch.where_of(0) | {name: float(value[0]) for name, value in terms.items()}
+        info = {"cluster": int(self._batch.cluster_E[0])} | {name: float(value[0]) for name, value in terms.items()}
         return self._batch.observe()[0], float(reward[0]), False, bool(truncated[0]), info
 
     def render(self) -> Frame | None:
@@ -225,7 +212,6 @@ def _document(env: type[PacingEnv]) -> None:
         "OBSERVATION_TABLE": signals.table(),
         "DEFAULT_CLUSTER": ", ".join(f"``{name}``" for name in DEFAULT_CLUSTER),
         "DEFAULT_MECHANISM": DEFAULT_MECHANISMS[0],
-        "SIGNALS + 1": str(signals.SIGNALS + 1),
         "SIGNALS": str(signals.SIGNALS),
     }
     for name, table in tables.items():
@@ -240,7 +226,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
 
     Row ``n`` after ``reset(seed=s)`` equals the scalar environment with seed ``s + n``, byte for byte, across
     autoresets too. Observations, rewards, ends and ``info`` are those of Gymnasium's ``SyncVectorEnv`` of scalar
-    environments in the same autoreset mode. Clusters may differ in their number of ranks.
+    environments in the same autoreset mode.
 
     Args:
         num_envs: rows of the batch, at least 1.
@@ -250,7 +236,6 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
             returns the next one's first observation, with the last one in ``info["final_obs"]``. ``DISABLED``: the
             caller resets rows that have ended, with ``options={"reset_mask": ...}``.
         threads: most threads that share the batch, at least 1; results do not depend on it.
-        warn_null: whether a warning says that no cluster given has anything to win.
         render_mode: ``"rgb_array"``; ``render`` then returns a frame for each row.
 
     Raises:
@@ -266,11 +251,10 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         *,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         threads: int = 1,
-        warn_null: bool = True,
         render_mode: RenderMode | None = None,
         **rules: Any,
     ) -> None:
-        given = taken_rules(cluster, rules, "num_envs", "autoreset_mode", "threads", "warn_null", "render_mode")
+        given = taken_rules(cluster, rules, "num_envs", "autoreset_mode", "threads", "render_mode")
         try:
             self.autoreset_mode = AutoresetMode(autoreset_mode)
         except ValueError:
@@ -284,8 +268,6 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         self.single_action_space = self._batch.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        if warn_null:
-            warn_of_nulls(self._batch.clusters, given)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -389,10 +371,7 @@ def _masked(values: dict[str, NDArray[Any]], mask_E: NDArray[np.bool_]) -> dict[
         return {}
     info: dict[str, Any] = {}
     for name, value in values.items():
-        absent: Any = None if value.dtype == object else value.dtype.type(0)
-        info[name] = value.copy()
-        info[name][~mask_E] = absent
-        info[f"_{name}"] = mask_E.copy()
+        info[name], info[f"_{name}"] = np.where(mask_E, value, 0), mask_E.copy()
     return info
 
 

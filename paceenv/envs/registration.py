@@ -11,7 +11,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "TwoJobs": {"cluster": "two-jobs", "mechanisms": "phase_shift"},
     "UnequalSlack": {"cluster": "unequal-slack", "mechanisms": "slack"},
     "Incast": {"cluster": "incast-shallow", "mechanisms": "stagger"},
-    "Null": {"cluster": "null-jitter", "mechanisms": "slack", "warn_null": False},
+    "Null": {"cluster": "null-jitter", "mechanisms": "slack"},
 }
 """Arguments of ``paceenv/NAME-v0`` beside those of :data:`ENV_ID`: three jobs on which pacing pays, with the mechanism
 that does it, and one on which nothing can."""

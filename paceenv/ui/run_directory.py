@@ -19,7 +19,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
     Raises:
         InputError: if the folder cannot be made or another process holds the lock.
     """
-    from filelock import FileLock, Timeout  # an extra that only sweeps and closed loops need
+    from filelock import FileLock, Timeout  # an extra that only sweeps need
 
     try:
         held = FileLock(prepare_folder(path) / LOCK, blocking=False).acquire()

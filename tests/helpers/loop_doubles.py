@@ -26,16 +26,14 @@ from paceenv.trainers.closed_loop.paired_blocks import paired_blocks
 from paceenv.trainers.closed_loop.predict import run_in_blocks
 
 TRUTH = "unequal-slack"
-BESIDE_STEP_S = 0.05
 SCENARIO: dict[str, Any] = yaml.safe_load("""
 name: double
-description: Pairs with unequal slack, and a job beside them that nothing slows.
+description: Pairs with unequal slack.
 network: {hosts: 8, racks: 2, uplink_mbps: 200}
 jobs:
 - name: pairs
   hosts: [0, 1, 2, 3, 4, 5, 6, 7]
   iteration: [{all_reduce: {bytes: 1.0e+6, group_size: 2}}, {barrier: true}]
-- {name: beside, hosts: [0, 1], iteration: [{barrier: true}]}
 loop:
   job: pairs
   mechanism: slack
@@ -76,7 +74,7 @@ def calibrate(trace: Any, *, base: Cluster | None, name: str, probe: Any) -> Job
 
 
 class SimulatedTestbed:
-    """``run_scenario`` on the simulator. ``runs`` has the options of the agents so far;"""
+    """``run_scenario`` on the simulator. ``runs`` has the options of the agents so far, ``scenario`` the latest."""
 
     def __init__(self, truth: str = TRUTH) -> None:
         self.runs: list[dict[str, str]] = []
@@ -94,6 +92,7 @@ class SimulatedTestbed:
         ((job, given),) = agents.items()
         options = dict(zip(given[::2], given[1::2], strict=True))
         self.runs.append(options)
+        self.scenario = scenario
         assert not out.exists(), "a run needs a new folder"
         (out / job).mkdir(parents=True)
         simulator = start(self._cluster, np.array([len(options)]))
@@ -106,13 +105,9 @@ class SimulatedTestbed:
             step_s_T, snapshots = recording.step_ET[0], []
         on_progress(iterations)
         end_s_T = 1000.0 + np.r_[0.0, np.cumsum(step_s_T)]
-        beside_s_U = np.arange(1000.0, end_s_T[-1], BESIDE_STEP_S)
-        results = {
-            name: JobResult(np.repeat(ends[:, None], 2, axis=1), tuple(snapshots), None)
-            for name, ends in ((job, end_s_T), ("beside", beside_s_U))
-        }
-        np.save(out / job / "steps.npy", results[job].steps_s_TR)
-        return RunResult(out, results)
+        result = JobResult(np.repeat(end_s_T[:, None], 2, axis=1), tuple(snapshots), None)
+        np.save(out / job / "steps.npy", result.steps_s_TR)
+        return RunResult(out, {job: result})
 
 
 def _contest(

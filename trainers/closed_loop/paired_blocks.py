@@ -2,7 +2,7 @@
 
 The measure is that of the running job (``paceenv.core.differences``). Here the plan of blocks is applied to the steps
 that the job itself recorded, so the result does not depend on the agents' reports. Those only say for how many pairs a
-candidate paced on every rank. Legend: E episodes, P pairs, T iterations, R ranks, U steps of another job.
+candidate paced on every rank. Legend: E episodes, P pairs, T iterations, R ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from paceenv.core.differences import Array, Mean, log_ratio
 from paceenv.core.intervals import Interval
 from paceenv.live.decide.blocks import Plan
 from paceenv.live.record.snapshot import Snapshot, entry, number, text, total
-from paceenv.live.record.summary import cut_by_limits
 from paceenv.live.testbed.testbed_run import RunResult
 
 Found = dict[str, Any]
@@ -28,8 +27,6 @@ Found = dict[str, Any]
 ERROR = 0.05
 """Share of intervals that may miss the truth."""
 PACED_STATES = ("canary", "active")
-MIN_STEPS = 2
-"""Whole steps of another job that a block must contain to count for that job."""
 PARTS = 20
 """Parts of a run whose means give the error of its mean, also for correlated steps."""
 
@@ -51,12 +48,6 @@ class Effect(NamedTuple):
         """From the logarithm of the ratio of the means, with pacing over without."""
         change, low, high = map(math.expm1, log_ratio)
         return cls(change, low, high, units)
-
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Effect:
-        """From its fields as JSON gives them back, where not-a-number is null."""
-        change, low, high = (math.nan if data[key] is None else float(data[key]) for key in ("change", "low", "high"))
-        return cls(change, low, high, int(data["units"]))
 
     def __str__(self) -> str:
         if math.isnan(self.change):
@@ -90,25 +81,6 @@ def log_ratios(step_s_ET: Array, pairs: Pairs) -> Array:
     return np.stack(ratios, axis=1) if ratios else np.empty((len(step_s_ET), 0))
 
 
-def other_log_ratios(end_s_T: Array, other_end_s_U: Array, pairs: Pairs) -> Array:
-    """The same for another job's steps, ``(P,)``: those that lie wholly within the counted parts of our blocks.
-
-    Args:
-        end_s_T: ends of our steps; iteration ``i`` lies between ends ``i`` and ``i + 1``.
-    """
-    ratios = []
-    for off, on in pairs:
-        steps = [_steps_within(other_end_s_U, end_s_T[at[0]], end_s_T[at[-1] + 1]) for at in (off, on)]
-        if min(step.size for step in steps) >= MIN_STEPS:
-            ratios.append(log_ratio(*steps))
-    return np.array(ratios)
-
-
-def _steps_within(end_s_U: Array, begin_s: float, until_s: float) -> Array:
-    whole = (end_s_U[:-1] >= begin_s) & (end_s_U[1:] <= until_s)
-    return np.asarray(np.diff(end_s_U)[whole])
-
-
 def effect(log_ratio_P: Array) -> Effect:
     """The mean of independent log ratios as a relative change, with Student's interval."""
     return Effect.of_logs(Mean(log_ratio_P.tolist()).interval(ERROR), len(log_ratio_P))
@@ -139,25 +111,22 @@ def contest_results(result: RunResult, job: str, contest: Plan, policies: Sequen
     """The measured effects of a contest's candidates and the differences between them, as plain data."""
     mine = result.jobs[job]
     end_s_T, step_s_T = mine.end_s_T, mine.step_s_T
-    beside = {name: other.end_s_T for name, other in result.jobs.items() if name != job}
     rows, ratios, unpaced = list[Found](), dict[str, Array](), [np.empty(0)]
     for k, policy in enumerate(policies):
         agents = candidate_agents(mine.snapshots, k, ranks)
         pairs = paired_blocks(contest, len(step_s_T), k)[1][: agents["paced_pairs"]]
         ratios[policy] = log_ratios(step_s_T[None], pairs)[0]
         unpaced += [step_s_T[off] for off, _ in pairs]
-        others = {name: effect(other_log_ratios(end_s_T, ends, pairs))._asdict() for name, ends in beside.items()}
-        measured = effect(ratios[policy])._asdict()
-        rows.append({"policy": policy, "measured": measured, "others": others, "agents": agents})
+        rows.append({"policy": policy, "measured": effect(ratios[policy]), "agents": agents})
     differences = [
-        {"policy": one, "than": other, "measured": difference(ratios[one], ratios[other])._asdict()}
+        {"policy": one, "than": other, "measured": difference(ratios[one], ratios[other])}
         for one, other in permutations(policies, 2)
     ]
     return {
         "candidates": rows,
         "differences": differences,
         "unpaced": mean_step(np.concatenate(unpaced)),
-        "delays": delays(mine.snapshots),
+        "delays": held_back(mine.snapshots),
         "blocks": _course(contest, policies, end_s_T - end_s_T[0], step_s_T),
     }
 
@@ -189,11 +158,10 @@ def candidate_agents(snapshots: Sequence[Snapshot], candidate: int, ranks: int) 
     evaluation that caused it; later blocks compare nothing. Where one of the ``ranks`` reported nothing at all, no
     block compares anything.
     """
-    verdicts, texts, reasons, pairs = Counter[str](), set[str](), set[str](), list[int]()
+    verdicts, reasons, pairs = Counter[str](), set[str](), list[int]()
     for snapshot in snapshots:
         one = _candidate(snapshot, candidate)
         verdicts[text(one, "verdict") or "no verdict"] += 1
-        texts.add(text(one, "text"))
         stopped = text(one, "stopped") or ("" if text(snapshot, "state") in PACED_STATES else text(snapshot, "reason"))
         if stopped or text(snapshot, "state") not in PACED_STATES:
             reasons.add(stopped)
@@ -202,7 +170,6 @@ def candidate_agents(snapshots: Sequence[Snapshot], candidate: int, ranks: int) 
         reasons.add(f"{silent} of {ranks} agents reported nothing")
     return {
         "verdicts": dict(verdicts),
-        "texts": sorted(texts),
         "stopped": sorted(reasons),
         "paced_pairs": 0 if silent else min(pairs, default=None),
     }
@@ -214,20 +181,14 @@ def _candidate(snapshot: Snapshot, candidate: int) -> Mapping[str, Any]:
     return row if isinstance(row, Mapping) else {}
 
 
-def delays(snapshots: Sequence[Snapshot]) -> Found:
-    """The delays of all ranks and candidates: how many, their mean in seconds, and how often each limit cut one.
+def held_back(snapshots: Sequence[Snapshot]) -> Found:
+    """How many transfers rule defer held back, and in how many iterations of ranks it would have (``holds``).
 
-    ``held`` is how many transfers rule defer held back, ``holds`` in how many iterations it would have, and ``unheld``
-    what agents said of transfers that they do not hold.
+    ``unheld`` is what agents said of transfers that they do not hold.
     """
-    names = ("taken", "total_s", "holds", "held")
-    taken, total_s, holds, held = (total(snapshots, "pacing", name) for name in names)
     events = [event for s in snapshots for event in entry(s, "events") or [] if isinstance(event, Mapping)]
     return {
-        "taken": int(taken),
-        "mean_s": total_s / taken if taken else 0.0,
-        "cut": dict(cut_by_limits(snapshots)),
-        "holds": int(holds),
-        "held": int(held),
+        "holds": int(total(snapshots, "pacing", "holds")),
+        "held": int(total(snapshots, "pacing", "held")),
         "unheld": sorted({said for event in events if "not held back" in (said := text(event, "text"))}),
     }

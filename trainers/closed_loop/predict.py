@@ -15,8 +15,9 @@ Legend: D drawn clusters, E episodes (seeds), N values, T iterations, P pairs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,17 +36,9 @@ from paceenv.trainers.closed_loop.paired_blocks import Effect, log_ratios, paire
 from paceenv.whatif.predictions import one_more
 
 
-class Prediction(NamedTuple):
-    """The predicted effect of one policy.
-
-    Attributes:
-        policy: name of the policy.
-        always: effect while it is always on.
-        blocks: effect in the canary's paired blocks.
-        cv: coefficient of variation of step time while it is on.
-        mean_delay_s: mean delay of a rank while it is on, in seconds.
-        always_N: the logarithms of ratios of mean step times that ``always`` is made from.
-    """
+@dataclass(frozen=True)
+class Prediction:
+    """The predicted effect of one policy; ``always`` is made from the log ratios of mean step times ``always_N``."""
 
     policy: str
     always: Effect
@@ -53,10 +46,7 @@ class Prediction(NamedTuple):
     cv: float
     mean_delay_s: float
     always_N: Array
-
-    def as_dict(self) -> dict[str, Any]:
-        numbers = {name: value for name, value in self._asdict().items() if name != "always_N"}
-        return numbers | {"always": self.always._asdict(), "blocks": self.blocks._asdict()}
+    SHOWN: ClassVar = ("policy", "always", "blocks", "cv", "mean_delay_s")
 
 
 class Predictor:
@@ -114,7 +104,7 @@ def predicted_differences(predictions: Sequence[Prediction]) -> list[dict[str, A
         {
             "policy": one.policy,
             "than": other.policy,
-            "always": Effect.of_logs(one_more(one.always_N - other.always_N), len(one.always_N))._asdict(),
+            "always": Effect.of_logs(one_more(one.always_N - other.always_N), len(one.always_N)),
         }
         for one, other in permutations(predictions, 2)
     ]
@@ -126,15 +116,8 @@ def run_in_blocks(
     """Run a policy that may act in some iterations only.
 
     While it may not, delays are 0. When it may again, it goes on as if it had never been interrupted, except that the
-    baselines have learned meanwhile (``paceenv.core.standing``).
-
-    Args:
-        policy: it is reset before the run.
-        on_T: where the policy may act; changes at ``quiet_first`` and at whole intervals of the policy after it only.
-        quiet_first: iterations before the first control interval.
-
-    Returns:
-        Step times ``(E, T)`` and the mean delay in seconds when the policy last acted.
+    baselines have learned meanwhile (``paceenv.core.standing``). Where it may act changes at ``quiet_first`` and at
+    whole intervals of the policy after it only. Returns step times ``(E, T)`` and the mean delay when it last acted.
     """
     iterations, (E, R) = len(on_T), (len(simulator.batch), simulator.batch.ranks)
     step_s_ET, mean_delay_s = np.empty((E, iterations)), 0.0

@@ -11,9 +11,11 @@ import numpy as np
 
 import paceenv
 from paceenv.calibration.cluster_builder import GOOD_CV, GOOD_MEAN
+from paceenv.calibration.parameters import Parameter
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.report.section import Section
 from paceenv.trainers.closed_loop.paired_blocks import Effect, Found
+from paceenv.trainers.closed_loop.predict import Prediction
 from paceenv.trainers.closed_loop.scenario_program import left_out
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
 from paceenv.trainers.evaluation.score_table import label
@@ -25,12 +27,23 @@ CONSTANTS = ("constant", "default")
 _SHADES = {"predicted, always on": "#b0b0b0", "predicted, in blocks": "#4c72b0", "measured": "#c44e52"}
 
 
-def build(scenario: Scenario, results: Mapping[str, Found]) -> Found:
-    """The report as plain data, from the results of the stages."""
-    plan = scenario.loop
-    observed, predicted = results["observe"]["jobs"][plan.job], results["predict"]
-    passive = predicted["passive"]
-    contest = judged(results["contest"], predicted)
+def build(
+    scenario: Scenario,
+    observed: Found,
+    probed: Found | None,
+    parameters: Sequence[Parameter],
+    predicted: Found,
+    contest: Found,
+    *,
+    untailored: bool,
+) -> Found:
+    """The report, from the results of the stages.
+
+    Args:
+        untailored: whether no policy was trained, as no setting gains anything.
+    """
+    plan, passive, contest = scenario.loop, predicted["passive"], judged(contest, predicted)
+    nothing = ["no policy was tailored: no setting gains anything on the calibrated cluster"]
     report = {
         "schema": SCHEMA,
         "paceenv": paceenv.__version__,
@@ -39,44 +52,37 @@ def build(scenario: Scenario, results: Mapping[str, Found]) -> Found:
         "mechanism": plan.mechanism,
         "expect": plan.expect,
         "observed": {"job": plan.job, **observed},
-        "others": {name: steps for name, steps in results["observe"]["jobs"].items() if name != plan.job},
-        "probe": results["probe"].get("jobs", {}).get(plan.job),
+        "probe": probed,
         "simulated": passive,
         "fit": fit(observed, passive),
-        "held_out": fit(results["contest"]["unpaced"], passive),
-        "calibration": results["calibrate"]["parameters"],
+        "held_out": fit(contest["unpaced"], passive),
+        "calibration": parameters,
         "policies": predicted["policies"],
         "chosen": choose(predicted["policies"]),
         "contest": contest,
-        "notes": [
-            *filter(None, [results["tailor"]["note"]]),
-            *left_out(scenario),
-            *notes(contest),
-        ],
+        "notes": [*(nothing if untailored else []), *left_out(scenario), *notes(contest)],
     }
     return {**report, "verdict": verdict(report)}
 
 
-def choose(predicted: Sequence[Found]) -> Found:
+def choose(predicted: Sequence[Prediction]) -> Found:
     """The policy with the best predicted effect, always on, whose interval excludes 0; else passive."""
-    helping = [(Effect.of(row["always"]), row["policy"]) for row in predicted]
-    helping = [(effect, policy) for effect, policy in helping if effect.high < 0.0]
-    if not helping:
+    best = min((one for one in predicted if one.always.high < 0.0), key=lambda one: one.always.change, default=None)
+    if best is None:
         return {"policy": "passive", "why": "no candidate is predicted to help"}
-    best, policy = min(helping, key=lambda one: one[0].change)
-    return {"policy": policy, "why": f"the best predicted effect, {best}"}
+    return {"policy": best.policy, "why": f"the best predicted effect, {best.always}"}
 
 
 def judged(run: Found, predicted: Found) -> Found:
     """A real run with every candidate beside its prediction and beside the best constant."""
-    policies = {row["policy"]: row for row in predicted["policies"]}
+    policies = {one.policy: one for one in predicted["policies"]}
     differences = {(one["policy"], one["than"]): one for one in predicted["differences"]}
     constant = reference(run["candidates"])
     rows = []
     for row in run["candidates"]:
         known = policies[row["policy"]]
-        said = compare(Effect.of(known["blocks"]), Effect.of(row["measured"]))
-        rows.append({**row, "predicted": known["blocks"], "always": known["always"], **said})
+        said = compare(known.blocks, row["measured"])
+        rows.append({**row, "predicted": known.blocks, "always": known.always, **said})
     both = [{**one, "always": differences[one["policy"], one["than"]]["always"]} for one in run["differences"]]
     return {**run, "candidates": rows, "differences": both, "reference": constant}
 
@@ -84,7 +90,7 @@ def judged(run: Found, predicted: Found) -> Found:
 def reference(rows: Sequence[Found]) -> str | None:
     """The constant setting with the best measured effect; None where no candidate is one."""
     constants = [row for row in rows if set(row["roles"]) & set(CONSTANTS)]
-    known = [(Effect.of(row["measured"]).change, row["policy"]) for row in constants]
+    known = [(row["measured"].change, row["policy"]) for row in constants]
     return min((one for one in known if math.isfinite(one[0])), default=(0.0, None))[1]
 
 
@@ -94,16 +100,13 @@ def verdict(report: Found) -> str:
     mine = next((row for row in rows if row["policy"] == report["chosen"]["policy"]), None)
     if mine is not None:
         return f"{label(mine['policy'])}: {mine['verdict']}"
-    row = min(rows, key=lambda row: Effect.of(row["predicted"]).change)
+    row = min(rows, key=lambda row: row["predicted"].change)
     return f"no candidate is predicted to help; {label(row['policy'])}: {row['verdict']}"
 
 
-def fit(observed: Mapping[str, float | None], passive: Mapping[str, float]) -> Found:
+def fit(observed: Mapping[str, float], passive: Mapping[str, float]) -> Found:
     """Errors of the simulated job without pacing, against the run it was fitted to or against another one."""
-    mean_s, cv = observed["mean_s"], observed["cv"]
-    if mean_s is None or cv is None:
-        return dict.fromkeys(("mean_error", "cv_error", "mean_within", "cv_within"))
-    mean_error, cv_error = passive["mean_s"] / mean_s - 1.0, passive["cv"] - cv
+    mean_error, cv_error = passive["mean_s"] / observed["mean_s"] - 1.0, passive["cv"] - observed["cv"]
     within = {"mean_within": abs(mean_error) <= GOOD_MEAN, "cv_within": abs(cv_error) <= GOOD_CV}
     return {"mean_error": mean_error, "cv_error": cv_error, **within}
 
@@ -122,7 +125,7 @@ def compare(predicted: Effect, measured: Effect) -> Found:
         sign = predicted.change * measured.change > 0.0
     else:
         sign = inside or abs(predicted.change) <= NULL_LIMIT
-    if inside and _is_vague(predicted, measured):
+    if inside and abs(predicted.change) > NULL_LIMIT and measured.low <= 0.0 <= measured.high:
         how = "cannot tell: the measured interval holds both the prediction and no effect"
     elif inside:
         how = "agrees"
@@ -135,11 +138,6 @@ def compare(predicted: Effect, measured: Effect) -> Found:
         by = 100 * abs(predicted.change - measured.change)
         how = f"disagrees: right in sign, predicted {by:.1f} points too {'much' if more else 'little'}"
     return {"verdict": f"{said}: {how}", "inside": inside, "sign": sign}
-
-
-def _is_vague(predicted: Effect, measured: Effect) -> bool:
-    """Whether a predicted effect and none at all are both in the measured interval."""
-    return abs(predicted.change) > NULL_LIMIT and measured.low <= 0.0 <= measured.high
 
 
 def _does(change: float) -> str:
@@ -173,7 +171,7 @@ def _picture(report: Found, path: Path) -> None:
     """Above the real job's course, block by block; below each policy's effect, predicted and measured."""
     rows, measured = report["policies"], {row["policy"]: row["measured"] for row in report["contest"]["candidates"]}
     figure, (course, panel) = figures.stack([2.4, 0.7 + 0.45 * len(rows)])
-    for policy in (None, *(row["policy"] for row in rows)):
+    for policy in (None, *(row.policy for row in rows)):
         blocks = [block for block in report["contest"]["blocks"] if block["policy"] == policy]
         ends_min, steps_ms = [b["end_s"] / 60.0 for b in blocks], [1e3 * b["mean_s"] for b in blocks]
         shade, name = ("#555555", "no pacing") if policy is None else (None, label(policy))
@@ -183,14 +181,14 @@ def _picture(report: Found, path: Path) -> None:
     course.legend(fontsize=8, loc="lower right", ncols=len(rows) + 1)
     panel.set(title="Effect of each policy", xlabel="change of mean step time, %")
     for k, (what, shade) in enumerate(_SHADES.items()):
-        data = [(row["always"], row["blocks"], measured.get(row["policy"]))[k] for row in rows]
-        effects = {i + 0.22 * (k - 1): Effect.of(one) for i, one in enumerate(data) if one is not None}
+        data = [(row.always, row.blocks, measured[row.policy])[k] for row in rows]
+        effects = {i + 0.22 * (k - 1): one for i, one in enumerate(data)}
         change = np.array([effect.change for effect in effects.values()])
         ends = np.array([(effect.change - effect.low, effect.high - effect.change) for effect in effects.values()])
         bars = 100 * np.nan_to_num(ends.reshape(-1, 2).clip(0.0), posinf=0.0).T
         panel.errorbar(100 * change, [*effects], xerr=bars, fmt="o", ms=4, capsize=3, color=shade, label=what)
     panel.axvline(0.0, color="#999999", lw=0.8)
-    panel.set_yticks(range(len(rows)), [label(row["policy"]) for row in rows], fontsize=8)
+    panel.set_yticks(range(len(rows)), [label(row.policy) for row in rows], fontsize=8)
     panel.set_ylim(len(rows) - 0.4, -0.6)
     figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=len(_SHADES), frameon=False)
     figures.save(figure, path)
@@ -225,13 +223,12 @@ def sections(report: Found) -> list[Section]:
         ("mean step, ms", interval_ms(observed), interval_ms(simulated), f"{close['mean_error']:+z.1%}"),
         ("CV", f"{observed['cv']:.3f}", f"{simulated['cv']:.3f}", f"{close['cv_error']:+z.3f}"),
     ]
-    if (other := report["held_out"])["mean_error"] is not None:
+    if not math.isnan((other := report["held_out"])["mean_error"]):
         steps, blocks = run["unpaced"], "the contest's blocks without pacing"
         job += [
             (f"mean step, {blocks}, ms", interval_ms(steps), "", f"{other['mean_error']:+z.1%}"),
             (f"CV, {blocks}", f"{steps['cv']:.3f}", "", f"{other['cv_error']:+z.3f}"),
         ]
-    job += [(f"mean step of {name}, ms", interval_ms(other), "", "") for name, other in report["others"].items()]
     made = [
         Section(
             "The job without pacing",
@@ -254,7 +251,7 @@ def sections(report: Found) -> list[Section]:
         Section(
             "Predicted and measured",
             ["measured on the job's own stamps, without the agent; inside: the prediction lies in the interval"],
-            ("policy", "roles", "predicted", "measured", "pairs", "inside", "sign", "on other jobs", "the agents"),
+            ("policy", "roles", "predicted", "measured", "pairs", "inside", "sign", "the agents"),
             [_measured(row) for row in run["candidates"]],
         ),
     ]
@@ -268,32 +265,28 @@ def sections(report: Found) -> list[Section]:
 
 
 def _compared(one: Mapping[str, Any]) -> tuple[str, ...]:
-    measured = Effect.of(one["measured"])
-    return label(one["policy"]), str(Effect.of(one["always"])), str(measured), str(measured.units)
+    measured = one["measured"]
+    return label(one["policy"]), str(one["always"]), str(measured), str(measured.units)
 
 
-def _parameter(parameter: Mapping[str, Any]) -> tuple[str, ...]:
-    numbers = [parameter[key] for key in ("value", "se", "lo", "hi")]
-    return (parameter["key"], *("–" if x is None else f"{x:.4g}" for x in numbers), parameter["evidence"])
+def _parameter(one: Parameter) -> tuple[str, ...]:
+    numbers = (one.value, one.se, one.lo, one.hi)
+    return (one.key, *("–" if x is None else f"{x:.4g}" for x in numbers), one.evidence)
 
 
-def _predicted(row: Mapping[str, Any]) -> tuple[str, ...]:
-    effects = (str(Effect.of(row[key])) for key in ("always", "blocks"))
-    return (label(row["policy"]), *effects, f"{row['cv']:.3f}", f"{1e3 * row['mean_delay_s']:.1f}")
+def _predicted(one: Prediction) -> tuple[str, ...]:
+    return label(one.policy), str(one.always), str(one.blocks), f"{one.cv:.3f}", f"{1e3 * one.mean_delay_s:.1f}"
 
 
 def _measured(row: Mapping[str, Any]) -> tuple[str, ...]:
-    measured = Effect.of(row["measured"])
-    others = "; ".join(f"{name} {Effect.of(other)}" for name, other in row["others"].items())
+    measured = row["measured"]
     agents = "; ".join(f"{count} x {verdict}" for verdict, count in row["agents"]["verdicts"].items())
     ok = ({True: "yes", False: "NO", None: "–"}[row[key]] for key in ("inside", "sign"))
-    effects = (str(Effect.of(row["predicted"])), str(measured), str(measured.units))
-    return (label(row["policy"]), ", ".join(row["roles"]), *effects, *ok, others or "–", agents)
+    effects = (str(row["predicted"]), str(measured), str(measured.units))
+    return (label(row["policy"]), ", ".join(row["roles"]), *effects, *ok, agents)
 
 
 def interval_ms(steps: Mapping[str, Any]) -> str:
     """A mean step with its interval, milliseconds."""
-    mean, low, high = (
-        1e3 * x if x is not None else math.nan for x in (steps[k] for k in ("mean_s", "low_s", "high_s"))
-    )
+    mean, low, high = (1e3 * steps[key] for key in ("mean_s", "low_s", "high_s"))
     return f"{mean:.1f} [{low:.1f}, {high:.1f}]"

@@ -48,8 +48,6 @@ class Outcome:
     step_s_E: NDArray[np.float64]
     cv_E: NDArray[np.float64]
     delay_share_E: NDArray[np.float64]
-    step_ratio: NDArray[np.float32]
-    """Every 32nd step over the ideal step, for pictures of the distribution."""
     tenant_rate_EK: NDArray[np.float64]
     """Iterations a second of each co-tenant, ``(E, K)``; not-a-number where it is absent."""
     ideal_step_s_E: NDArray[np.float64]
@@ -60,14 +58,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Score:
-    """A policy on a suite or on one of its clusters.
+    """A policy on a suite or on one of its clusters; gains are relative ones of throughput over passive.
 
-    Attributes:
-        gain: relative gain of throughput over passive.
-        mean_delay_share: as a share of the ideal step.
-        gap_closed: gain as a share of the best known gain, with its interval over seeds and clusters; None where that
-            is unknown or nothing.
-        tenants_gain: mean relative gain of the co-tenants' throughput over passive; None where there is none.
+    ``gap_closed`` is the gain as a share of the best known one, None where that is unknown or nothing.
     """
 
     policy: str
@@ -94,12 +87,10 @@ class SuiteResult:
         """One line for each policy that was passive somewhere because it was outside its calibrated range."""
         lines = []
         for policy in self.policies:
-            met = [
-                (departure, c.name) for c in self.suite.cases if (departure := self.outcomes[policy, c.name].outside)
-            ]
-            if met:
+            of_case = [(self.outcomes[policy, case.name].outside, case.name) for case in self.suite.cases]
+            if met := [(outside, name) for outside, name in of_case if outside]:
                 worst, cluster = max(met, key=lambda one: one[0].share)
-                where = f"on {len(met)} of {len(self.suite.cases)} clusters, most on {cluster}"
+                where = f"on {len(met)} of {len(of_case)} clusters, most on {cluster}"
                 lines.append(f"policy {policy}: {where}: {worst}")
         return lines
 
@@ -169,11 +160,7 @@ def evaluate(
     on_done: Callable[[float], None] = lambda done: None,
     tuned: Mapping[str, str] | None = None,
 ) -> SuiteResult:
-    """Run every policy, and passive, on every case of a suite.
-
-    Raises:
-        InputError: for a policy that cannot be made.
-    """
+    """Run every policy, and passive, on every case of a suite. Raises InputError for a policy that cannot be made."""
     names = list(dict.fromkeys(["passive", *policies, *([TUNED] if tuned else [])]))
     result, done = SuiteResult(suite, names), 0
     for case in suite.cases:
@@ -194,12 +181,10 @@ def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
     made = select_policy(policy, cluster)
     rollout = run(made, simulator, suite.iterations)
     mean_E, sd_E = rollout.useful_step_E, rollout.step_ET.std(axis=1)
-    ratio = (rollout.step_ET / rollout.ideal_step_E[:, None])[:, ::32].astype(np.float32)
     rate_EK = rollout.outcome.tenant_cycles_EK / rollout.outcome.time_s[:, None]
     delay_E = rollout.mean_delay_E / rollout.ideal_step_E
-    return Outcome(
-        mean_E, sd_E / rollout.step_ET.mean(axis=1), delay_E, ratio, rate_EK, rollout.ideal_step_E, rollout.outside
-    )
+    cv_E = sd_E / rollout.step_ET.mean(axis=1)
+    return Outcome(mean_E, cv_E, delay_E, rate_EK, rollout.ideal_step_E, rollout.outside)
 
 
 def share_of_best(gain_PE: NDArray[np.float64], policy: int) -> Interval:
@@ -219,11 +204,7 @@ def share_of_best(gain_PE: NDArray[np.float64], policy: int) -> Interval:
 
 
 def mean_share(shares: Sequence[Interval]) -> Interval:
-    """The mean over clusters of what :func:`share_of_best` gives for each, with an interval over clusters.
-
-    Args:
-        shares: of each cluster, at least one.
-    """
+    """The mean over clusters of what :func:`share_of_best` gives for each, with an interval over clusters."""
     if len(shares) == 1:
         return shares[0]
     value, low, high = metrics.mean_interval(np.array([share.value for share in shares]))

@@ -187,9 +187,7 @@ def _stretch(noise: dict[str, Any], ranks: int) -> float:
 def _tenants(draw: _Ranges, chances: list[float], ranks: int, noise: dict[str, Any]) -> list[dict[str, Any]]:
     """Up to three other jobs; most have our period or nearly, or a multiple or a part of it.
 
-    Args:
-        noise: of our job, which makes its steps longer. A tenant only shares the jitter, and its period is relative to
-            our ideal one.
+    Noise makes our steps longer. A tenant only shares the jitter, and its period is relative to our ideal one.
     """
     ours = _stretch(noise, ranks)
     tenants: list[dict[str, Any]] = []
@@ -276,12 +274,7 @@ _SIZES = (0.5, 1.0, 1.0, 2.0)
 
 
 def relative(cluster: Cluster, seed: int, n: int, name: str, *, resize: bool = True) -> Cluster:
-    """The n-th relative of a cluster: what it draws is drawn once, and its numbers change by up to a factor each.
-
-    Args:
-        seed: relatives of two seeds have nothing in common.
-        n: number of the relative.
-    """
+    """The n-th relative of a cluster: what it draws is drawn once, and its numbers change by up to a factor each."""
     generator = np.random.default_rng([_RELATIVES, seed, n])
     base = drawn(cluster, episode_keys([int(generator.integers(2**62))])[0])
     size = float(generator.choice(_SIZES))

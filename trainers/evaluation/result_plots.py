@@ -1,4 +1,4 @@
-"""The pictures of a run: ranks over time, scaling curve, step times, learning curve, Pareto of gain and CV."""
+"""The pictures of a run: ranks over time, policies side by side, learning curve."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from numpy.typing import NDArray
 
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.envs.frames import SHOWN_RANKS, draw_ranks
@@ -16,14 +17,14 @@ from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.rollout import run
 from paceenv.policies.select import select_policy
 from paceenv.report.section import Section, page
-from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import start
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import Simulator
 from paceenv.trainers.evaluation.evaluate import SuiteResult
 from paceenv.trainers.evaluation.score_table import label
-from paceenv.ui import config_files, figures
-from paceenv.ui.figures import STATIC_COLOUR, axes, colour
+from paceenv.ui import figures
+from paceenv.ui.figures import colour
 
 SHOWN_STEPS = 3
 
@@ -81,90 +82,39 @@ def side_by_side_page(result: SuiteResult) -> str:
     return page(f"Policies side by side on {suite.name}", note, sections)
 
 
-def scaling_curve(path: Path) -> None:
-    """Throughput by number of nodes, published beside simulated, without and with coordination (the slack rule)."""
-    target = config_files.read_yaml(config_files.find("targets", "when-scaling-fails"))
-    figure, panel = axes("When Scaling Fails, Table 1: the published gain is missed", "nodes", "throughput, samples/s")
-    rows = target["rows"]
-    nodes, first = [row["nodes"] for row in rows], rows[0]["baseline"]["throughput"]
-    clusters = [load_cluster(target["cluster"]).with_nodes(n) for n in nodes]
-    panel.plot(nodes, [first * n / nodes[0] for n in nodes], ":", color="#999999", label="linear")
-    for column, policy, shade in (("baseline", "passive", "#555555"), ("coordination", "static", STATIC_COLOUR)):
-        runs = [run(select_policy(policy, one), start(one, np.arange(8)), 5000) for one in clusters]
-        simulated = [one.samples_per_step / of.step_ET.mean() for one, of in zip(clusters, runs, strict=True)]
-        panel.plot(nodes, simulated, "-", color=shade, label=f"{column}, simulated")
-        for row in rows:
-            label = f"{column}, published" if row is rows[0] else None
-            style = "full" if row[column]["fit"] else "none"
-            panel.plot(row["nodes"], row[column]["throughput"], "o", color=shade, fillstyle=style, label=label)
-    panel.set(xscale="log", yscale="log", xticks=nodes, xticklabels=[str(n) for n in nodes])
-    panel.minorticks_off()
-    panel.set_yticks(ticks := [1000, 2000, 4000, 8000, 16000], [str(t) for t in ticks])
-    panel.legend(fontsize=8, title="filled: fitted; open: not fitted, but looked at", title_fontsize=8)
-    figure.savefig(path)
-
-
-def step_distributions(result: SuiteResult, cluster: str, path: Path) -> None:
-    """Draw the cumulative distribution of step times over the ideal step, one curve per policy."""
-    figure, panel = axes(f"Step time on {cluster}", "step time / ideal step time", "share of steps below")
-    for policy in result.policies:
-        ratio = np.sort(result.outcomes[policy, cluster].step_ratio.ravel())
-        panel.plot(ratio, np.linspace(0, 1, len(ratio)), color=colour(policy), label=short(policy))
-    panel.legend(fontsize=8)
-    figure.savefig(path)
-
-
-def learning_curves(curves: Sequence[Sequence[Mapping[str, float]]], path: Path, *, paired: bool) -> None:
-    """Draw mean reward over decisions, one line per seed; beside it gap closed and cost on null clusters, where known.
+def learning_curve(curve: Sequence[Mapping[str, float]], path: Path) -> None:
+    """Draw mean reward over decisions; beside it gap closed and cost on null clusters, where known.
 
     Args:
-        curves: for each seed the rows of its learning curve. ``gap_closed`` is on validation clusters, of the policy as
-            it would be released. ``null_cost`` is that on the null clusters of a distillation.
-        paired: whether the reward is the difference to the same episodes without pacing.
+        curve: its rows. ``gap_closed`` is on validation clusters, of the policy as it would be released. ``null_cost``
+            is that on the null clusters of a distillation.
     """
-    scored = any("gap_closed" in row for row in curves[0])
-    costly = any("null_cost" in row for row in curves[0])
+
+    def of(key: str) -> NDArray[np.float64]:
+        """Decisions, thousands, and values."""
+        return np.array([(row["timesteps"] / 1000.0, row[key]) for row in curve if key in row]).T
+
+    x, y = of("reward")
+    scored, costly = (any(key in row for row in curve) for key in ("gap_closed", "null_cost"))
     figure, panels = figures.figure(1 + scored + costly)
     shade = colour("learned")
-    for curve in curves:
-        x = np.array([row["timesteps"] for row in curve]) / 1000.0
-        y = np.array([row["reward"] for row in curve])
-        panels[0].plot(x, y, color=shade, alpha=0.25, linewidth=0.8)
-        width = max(1, len(y) // 20)
-        if len(y) > width:
-            panels[0].plot(x[width - 1 :], np.convolve(y, np.ones(width) / width, "valid"), color=shade)
-        if scored:
-            seen = [(row["timesteps"] / 1000.0, 100 * row["gap_closed"]) for row in curve if "gap_closed" in row]
-            panels[1].plot(*zip(*seen, strict=True), "o-", ms=3, color=shade)
-        if costly:
-            paid = [(row["timesteps"] / 1000.0, 100 * row["null_cost"]) for row in curve if "null_cost" in row]
-            panels[-1].plot(*zip(*paid, strict=True), color=shade, linewidth=0.8)
-    lines = panels[0].lines[:2]  # without a mean where there are few rows
-    panels[0].legend(lines, ["each update", "running mean"][: len(lines)], fontsize=8)
-    reward = "mean reward less that of the same\nepisodes without pacing" if paired else "mean reward"
-    panels[0].set(ylabel=reward, title="training")
+    panels[0].plot(x, y, color=shade, alpha=0.25, linewidth=0.8, label="each update")
+    width = max(1, len(y) // 20)
+    if len(y) > width:
+        panels[0].plot(
+            x[width - 1 :], np.convolve(y, np.ones(width) / width, "valid"), color=shade, label="running mean"
+        )
+    panels[0].legend(fontsize=8)
+    panels[0].set(ylabel="mean reward less that of the same\nepisodes without pacing", title="training")
     if scored:
+        x, closed = of("gap_closed")
+        panels[1].plot(x, 100 * closed, "o-", ms=3, color=shade)
         panels[1].set(ylabel="gap to the best known closed, %", title="validation clusters", ylim=(None, 100))
     if costly:
+        x, cost = of("null_cost")
+        panels[-1].plot(x, 100 * cost, color=shade, linewidth=0.8)
         panels[-1].axhline(0.5, color="#999999", linestyle=":", linewidth=0.8)
         panels[-1].set(ylabel="mean step time on nulls\nagainst no pacing, %", title="constraint (dotted: limit)")
     for panel in panels:
         panel.set_xlabel("decisions, thousands")
-    figure.savefig(path)
-
-
-def pareto(result: SuiteResult, path: Path) -> None:
-    """Throughput gain against CV over the whole suite, a point a policy, with the gain's interval."""
-    figure, panel = axes(
-        f"Suite {result.suite.name}", "mean coefficient of variation of step time", "throughput against no pacing, %"
-    )
-    for policy in result.policies:
-        score = result.total(policy)
-        below, above = 100 * (score.gain - score.gain_ci95[0]), 100 * (score.gain_ci95[1] - score.gain)
-        panel.errorbar(
-            score.cv, 100 * score.gain, [[max(below, 0.0)], [max(above, 0.0)]], fmt="o", color=colour(policy), capsize=3
-        )
-        panel.annotate(short(policy), (score.cv, 100 * score.gain), (6, 4), textcoords="offset points", fontsize=8)
-    panel.axhline(0.0, color="#999999", linewidth=0.8)
-    panel.margins(x=0.2)
     figure.savefig(path)

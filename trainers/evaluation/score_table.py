@@ -1,4 +1,4 @@
-"""The score table (Markdown, JSON, terminal), verdicts in words, and the committed page ``SCORES.md``."""
+"""The score table (Markdown, JSON, terminal), and the committed page ``SCORES.md``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceenv.policies.names import STATIC_DEFAULTS
+from paceenv.policies.names import STATIC_DEFAULTS, spelled
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, TOTAL, TUNED, Score, SuiteResult, evaluate
 from paceenv.trainers.evaluation.static_search import search_static
 from paceenv.trainers.evaluation.suites import ALL, Case, Split, load_suite
@@ -107,8 +107,8 @@ def gap(score: Score) -> str:
     return f"{value:z.0%} [{100 * low:z.0f}, {100 * high:z.0f}]"
 
 
-def markdown(result: SuiteResult, verdicts: Sequence[str] = ()) -> str:
-    """The table as Markdown, with verdicts in words."""
+def markdown(result: SuiteResult, said: Sequence[str] = ()) -> str:
+    """The table as Markdown, with sentences below it."""
     suite = result.suite
     lines = [
         f"## Suite {suite.name}",
@@ -121,7 +121,7 @@ def markdown(result: SuiteResult, verdicts: Sequence[str] = ()) -> str:
         "",
         *markdown_table(COLUMNS, cells(scores(result))),
     ]
-    return "\n".join([*lines, "", *[f"- {verdict}" for verdict in verdicts], ""])
+    return "\n".join([*lines, "", *[f"- {sentence}" for sentence in said], ""])
 
 
 def differences(result: SuiteResult, policies: Sequence[str]) -> list[str]:
@@ -134,27 +134,6 @@ def differences(result: SuiteResult, policies: Sequence[str]) -> list[str]:
     ]
 
 
-def verdicts(result: SuiteResult, policy: str, static: str) -> list[str]:
-    """Plain sentences: does the policy help, does it beat the best static setting, does it leave the nulls alone."""
-    total, beats = result.total(policy), result.total(policy, against=static)
-    name, of_static, (low, high) = label(policy), interval(result.total(static)), total.gain_ci95
-    least = 0.5e-4  # less is shown as 0.00 %
-    effect = "helps" if low > least else "costs" if high < -least else "makes no difference that these seeds show"
-    sentences = [f"{name} {effect} against no pacing: {interval(total)}."]
-    low, high = beats.gain_ci95
-    word = "beats" if low > 0 else "loses to" if high < 0 else "is not distinguishable from"
-    sentences.append(f"The best single static setting ({static}) against no pacing: {of_static}.")
-    sentences.append(f"{name} {word} it: {interval(beats)}.")
-    for case in result.suite.cases:
-        score = result.score(policy, case)
-        if case.null_case:
-            fine = "within" if -score.gain <= NULL_LIMIT else "OUTSIDE"
-            sentences.append(
-                f"On {case.name}, where pacing cannot help, it is {fine} the limit of -0.5 %: {interval(score)}."
-            )
-    return sentences
-
-
 def interval(score: Score) -> str:
     """A gain with its interval."""
     return f"{score.gain:+z.2%} [{score.gain_ci95[0]:+z.2%}, {score.gain_ci95[1]:+z.2%}]"
@@ -165,8 +144,6 @@ def interval(score: Score) -> str:
 POLICIES = ("paper", "adaptive", "learned", "clairvoyant")
 SCORED: Split = "held-out"
 """The split of the page; scores on clusters that a policy was trained or selected on say little."""
-CHANGING = "mixed"
-"""The suite of clusters that change in the middle of an episode."""
 PAGE = """# Scores
 
 Rebuilt by `make scores` from the committed configs. Throughput against passive, mean over {seeds} seeds of {iterations}
@@ -205,7 +182,7 @@ def committed_page() -> str:
     with output.progress(f"{suite.name}: compare", len(suite.cases) * (len(POLICIES) + 3)) as done:
         result = evaluate([static, *POLICIES], suite, on_done=done, tuned=searched.best_of_each())
     drawn = load_suite("random").only([SCORED])
-    constants = [f"static:{m}={threshold}/{window}" for m, (threshold, window) in STATIC_DEFAULTS.items()]
+    constants = [spelled({mechanism: pair}) for mechanism, pair in STATIC_DEFAULTS.items()]
     with output.progress("random: compare", len(drawn.cases) * (len(constants) + len(POLICIES) + 1)) as done:
         of_random = evaluate([*constants, *POLICIES], drawn, on_done=done)
     return "\n".join([text, *_section(result, static), *_random_section(of_random)])
@@ -253,10 +230,6 @@ def _about_learned(result: SuiteResult, static: str) -> list[str]:
     said = [f"learned against the best single static setting, all clusters: {against}."]
     behind, where = max((result.score(TUNED, c).gain - result.score("learned", c).gain, c.name) for c in positive)
     said.append(f"learned is at most {100 * behind:.1f} points behind the setting tuned for a cluster ({where}).")
-    for case in positive:
-        if case.suite == CHANGING:
-            against = interval(result.total("learned", against=TUNED, cases=[case]))
-            said.append(f"On {case.name}, which changes meanwhile, learned against the tuned one: {against}.")
     losing = [s for s in (result.score("learned", case) for case in nulls) if s.gain < -NULL_LIMIT]
     listed = ", ".join(f"{s.cluster} {s.gain:+z.2%}" for s in losing)
     where = f" ({listed})" if listed else ""

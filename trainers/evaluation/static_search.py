@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing
 from paceenv.core.limits import LIMITS, Limits
+from paceenv.core.pacing import Candidate
 from paceenv.policies.base import INTERVAL_ITERATIONS
+from paceenv.policies.names import spelled
 from paceenv.policies.rollout import useful_step_s
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import start
@@ -34,33 +36,17 @@ GRID: Mapping[Mechanism, tuple[tuple[float, ...], tuple[float, ...]]] = {
 SETTINGS_AT_ONCE = 32
 """Settings in one batch of the engine: with their seeds some hundred rows, which is as fast as it gets."""
 
-Setting = tuple[tuple[str, float, float], ...]
-"""(mechanism, threshold, window) of each mechanism that is on."""
-
-
-def spelled(setting: Setting) -> str:
-    """The static policy's name with this setting, as command lines spell it; without any mechanism passive."""
-    options = ",".join(f"{m}={threshold:g}/{window:g}" for m, threshold, window in setting)
-    return f"static:{options}" if options else "passive"
-
 
 @dataclass(frozen=True)
 class Scores:
-    """Results of settings, each ``(S, C, E)``: throughput gain over passive, CV, energy over passive's.
-
-    Energy is that of a useful iteration, as a ratio; not-a-number on clusters without power figures.
-    """
+    """Results of settings, each ``(S, C, E)``: throughput gain over passive, CV."""
 
     gain_SCE: Array
     cv_SCE: Array
-    energy_SCE: Array
 
 
 class Problem:
-    """Clusters and seeds on which settings are tried, and the same episodes without pacing.
-
-    ``passive`` has for each cluster mean step in seconds, CV and energy in joules an iteration, ``(3, 1, E)``.
-    """
+    """Clusters and seeds on which settings are tried, and the same episodes without pacing."""
 
     def __init__(
         self,
@@ -73,24 +59,24 @@ class Problem:
     ) -> None:
         self.clusters, self.limits = tuple(clusters), limits
         self._seeds_E, self._iterations, self._threads = seeds_E, iterations, threads
-        self.passive = tuple(self._run([()], cluster) for cluster in clusters)
+        self._passive_1E = [self._run([{}], cluster)[0] for cluster in clusters]
 
-    def score(self, settings: Sequence[Setting], on_share: Callable[[float], None] = lambda share: None) -> Scores:
+    def score(self, settings: Sequence[Candidate], on_share: Callable[[float], None] = lambda share: None) -> Scores:
         """Simulate settings on all clusters; no setting's result depends on another's."""
-        scores_3SCE = np.empty((3, len(settings), len(self.clusters), len(self._seeds_E)))
-        for c, (cluster, (step_1E, _, energy_1E)) in enumerate(zip(self.clusters, self.passive, strict=True)):
+        gain_SCE, cv_SCE = np.empty((2, len(settings), len(self.clusters), len(self._seeds_E)))
+        for c, (cluster, passive_1E) in enumerate(zip(self.clusters, self._passive_1E, strict=True)):
             for first in range(0, len(settings), SETTINGS_AT_ONCE):
                 some = slice(first, first + SETTINGS_AT_ONCE)
-                step_SE, cv_SE, energy_SE = self._run(settings[some], cluster)
-                scores_3SCE[:, some, c] = step_1E / step_SE - 1.0, cv_SE, energy_SE / energy_1E
+                step_SE, cv_SCE[some, c] = self._run(settings[some], cluster)
+                gain_SCE[some, c] = passive_1E / step_SE - 1.0
             on_share((c + 1) / len(self.clusters))
-        return Scores(*scores_3SCE)
+        return Scores(gain_SCE, cv_SCE)
 
-    def _run(self, settings: Sequence[Setting], cluster: Cluster) -> Array:
-        """Mean steps in seconds, CVs, joules an iteration ``(3, S, E)``; the first interval unpaced as in a rollout."""
+    def _run(self, settings: Sequence[Candidate], cluster: Cluster) -> Array:
+        """Mean steps in seconds, and CVs, ``(2, S, E)``; the first interval unpaced as in a rollout."""
         seeds_E = self._seeds_E
         simulator = start(cluster, np.tile(seeds_E, len(settings)), self._threads, self.limits)
-        given = np.stack([pacing.settings({m: (t, w) for m, t, w in setting}) for setting in settings])
+        given = np.stack([pacing.settings(setting) for setting in settings])
         simulator.quiet_start()
         before = simulator.outcome()
         step_ET = np.concatenate(
@@ -100,26 +86,25 @@ class Problem:
             ],
             axis=1,
         )
-        mean_E, sd_E, outcome = step_ET.mean(axis=1), step_ET.std(axis=1), simulator.outcome().since(before)
-        energy_E = np.where(outcome.energy_j > 0.0, outcome.energy_j, np.nan) / outcome.useful_iterations
-        return np.stack([useful_step_s(step_ET, outcome), sd_E / mean_E, energy_E]).reshape(3, len(settings), -1)
+        useful_E = useful_step_s(step_ET, simulator.outcome().since(before))
+        return np.stack([useful_E, step_ET.std(axis=1) / step_ET.mean(axis=1)]).reshape(2, len(settings), -1)
 
 
-def singles(mechanisms: Sequence[Mechanism]) -> list[Setting]:
+def singles(mechanisms: Sequence[Mechanism]) -> list[Candidate]:
     """One mechanism at a time, on its default grid."""
-    return [((m, t, w),) for m in mechanisms for t, w in itertools.product(*GRID[m])]
+    return [{m: pair} for m in mechanisms for pair in itertools.product(*GRID[m])]
 
 
-def joint(settings: Sequence[Setting], value_S: NDArray[np.float64], combine: int) -> list[Setting]:
+def joint(settings: Sequence[Candidate], value_S: NDArray[np.float64], combine: int) -> list[Candidate]:
     """The best settings of each mechanism together with those of other mechanisms."""
     order = np.argsort(-value_S, kind="stable")
-    mechanisms = dict.fromkeys(setting[0][0] for setting in settings)
-    top = [[settings[s] for s in order if settings[s][0][0] == m][:combine] for m in mechanisms]
-    return [
-        tuple(part for choice in chosen for part in choice)
-        for chosen in itertools.product(*([(), *choices] for choices in top))
-        if sum(map(len, chosen)) > 1
-    ]
+    mechanisms = dict.fromkeys(itertools.chain(*settings))
+    top = [[settings[s] for s in order if m in settings[s]][:combine] for m in mechanisms]
+    combined = (
+        {m: pair for one in chosen for m, pair in one.items()}
+        for chosen in itertools.product(*([{}, *choices] for choices in top))
+    )
+    return [setting for setting in combined if len(setting) > 1]
 
 
 SEEDS_SHARE, COMBINE = 4, 3
@@ -131,7 +116,7 @@ class StaticSearch:
     """Throughput gain over passive of every setting on every case, ``(settings, cases, seeds)``."""
 
     cases: Sequence[Case]
-    settings: Sequence[Setting]
+    settings: Sequence[Candidate]
     gain_SCE: NDArray[np.float64]
 
     def best(self) -> str:

@@ -1,7 +1,4 @@
-"""Suites: on which clusters policies are trained, selected and compared, split by cluster and not only by seed.
-
-A comparison is a file of policies and the suite to compare them on.
-"""
+"""Suites: on which clusters policies are trained, selected and compared, split by cluster and not only by seed."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from pydantic import Field, model_validator
 from paceenv.calibration.posterior import drawn_clusters, parameters_of
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
-from paceenv.policies.select import names_class
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.simulator import TRAINING_SEEDS
 from paceenv.trainers.evaluation.random_clusters import MAX_RANKS, random_cluster, relative
@@ -31,29 +27,13 @@ MAX_FIRST_SEED = TRAINING_SEEDS // 2
 """First seeds of evaluations, with room for as many seeds as anybody wants below those of training."""
 
 
-class ClusterShare(Config):
-    """A cluster, changed where it should differ, and its weight among others."""
+class Case(Config):
+    """A cluster, changed where it should differ, by a name of its own, and its weight among others."""
 
     cluster: str | Cluster = Field(description="by file or by name in configs/clusters, or the config itself")
     set: dict[str, Any] = Field({}, description="values that differ from the cluster's config: job.nodes: 16")
     weight: float = Field(1.0, gt=0, description="how often it is drawn, relative to the others")
     null_case: bool = Field(False, description="whether pacing must not matter there")
-
-    def load(self) -> Cluster:
-        """The cluster config with the changes applied."""
-        cluster = self.cluster if isinstance(self.cluster, Cluster) else load_cluster(self.cluster)
-        assignments = [f"{key}={json.dumps(value)}" for key, value in self.set.items()]
-        return cluster.changed(assignments, f"{self.cluster_name}, set", "set") if assignments else cluster
-
-    @property
-    def cluster_name(self) -> str:
-        """The cluster's name, or the file it comes from."""
-        return self.cluster.name if isinstance(self.cluster, Cluster) else self.cluster
-
-
-class Case(ClusterShare):
-    """One cluster of a suite, by a name of its own."""
-
     name: str = Field("", description="empty: as the cluster")
     split: Split = Field("held-out", description="for training, for selection, or for scores only")
     suite: str = Field("", description="which suite it comes from; filled in")
@@ -68,11 +48,11 @@ class Case(ClusterShare):
         return {**data, "name": name}
 
     def load(self) -> Cluster:
-        return super().load().model_copy(update={"name": self.name})
-
-    @property
-    def cluster_name(self) -> str:
-        return self.name
+        """The cluster config with the changes applied."""
+        cluster = self.cluster if isinstance(self.cluster, Cluster) else load_cluster(self.cluster)
+        assignments = [f"{key}={json.dumps(value)}" for key, value in self.set.items()]
+        cluster = cluster.changed(assignments, f"{self.name}, set", "set") if assignments else cluster
+        return cluster.model_copy(update={"name": self.name})
 
 
 class DrawnCases(Config):
@@ -143,7 +123,7 @@ class PosteriorCases(DrawnCases):
         return cases
 
 
-Share = TypeVar("Share", ClusterShare, Case, PosteriorCases)
+Share = TypeVar("Share", Case, PosteriorCases)
 
 
 def beside(share: Share, path: Path) -> Share:
@@ -173,13 +153,9 @@ class Suite(Config):
     first_seed: int = Field(1_000_000, ge=0, le=MAX_FIRST_SEED, description="the others follow it")
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Suite:
+    def _has_some(self) -> Suite:
         if not (self.cases or self.random or self.relatives or self.posterior):
             raise ValueError("cases, random ones, relatives or draws of a posterior")
-        names = [case.name for case in self.cases]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"cases with different names (twice: {', '.join(twice)})")
         return self
 
     def of_kind(self, null_case: bool) -> list[Case]:
@@ -245,36 +221,3 @@ def load_suites(names: Iterable[str], name: str) -> Suite:
             "cases": _told_apart([case for suite in suites for case in suite.cases]),
         }
     )
-
-
-class Comparison(Config):
-    """A file for ``paceenv evaluate``, as sweeps write it: policies on the clusters of a suite.
-
-    Where a policy is a file, its path is relative to this one's folder.
-    """
-
-    description: str = ""
-    policies: list[str] = Field(min_length=1, description="by name or file")
-    suite: str
-    splits: list[Split] = Field([], description="of the suite; empty: all of it")
-
-    def chosen(self) -> Suite:
-        """The suite with the clusters that are meant."""
-        suite = load_suite(self.suite)
-        return suite.only(self.splits) if self.splits else suite
-
-
-def is_comparison(text: str) -> bool:
-    """Whether an argument that may be a policy is the file of a comparison."""
-    return Path(text).suffix in {".yaml", ".yml"} and not text.startswith("static:")
-
-
-def load_comparison(path: str | os.PathLike[str]) -> Comparison:
-    """Read the file of a comparison; InputError for one that names code (``module:Class``)."""
-    file = Path(path)
-    comparison = config_files.parse(Comparison, config_files.read_yaml(file), str(file))
-    for name in comparison.policies:
-        if names_class(name):
-            raise InputError(f"{file}: policy {name}: a class, whose code would run; allowed: names and policy files")
-    policies = [str(file.parent / name) if ".safetensors" in name else name for name in comparison.policies]
-    return comparison.model_copy(update={"policies": policies})

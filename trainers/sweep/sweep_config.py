@@ -12,7 +12,7 @@ from paceenv.trainers.evaluation.static_search import GRID
 from paceenv.trainers.evaluation.suites import ALL, Split
 from paceenv.ui.config_files import Config, Mechanism
 
-Objective = Literal["throughput", "cv", "energy"]
+Objective = Literal["throughput", "cv"]
 MAX_STATIC_THRESHOLD = 1.0
 """The largest threshold of a static policy; a learned one can set stagger's up to 2."""
 FIRST_SEED = 4_000_000

@@ -13,14 +13,13 @@ from paceenv.trainers.sweep.sweep_config import SweepConfig
 from paceenv.ui import config_files
 
 CONFIG, TUNE = "config.yaml", "tune"
-"""Files of a sweep: its config with what results depend on beside it, and the folder of Tune's experiments."""
+"""Files of a sweep: its config, and the folder of Tune's experiments."""
 SCORE, DECISIONS = "score", "decisions"
-MODES: Mapping[str, str] = {"throughput": "max", "cv": "min", "energy": "min", SCORE: "max"}
+MODES: Mapping[str, str] = {"throughput": "max", "cv": "min", SCORE: "max"}
 """Ray's name for which end of an objective is good."""
 COLUMNS: Mapping[str, str] = {
     "throughput": "throughput against passive",
     "cv": "CV of step time",
-    "energy": "energy against passive",
     SCORE: "validation score",
     DECISIONS: "decisions",
 }
@@ -28,13 +27,9 @@ COLUMNS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trial with its last result.
+    """A trial with Tune's folder of it and its last result: metrics, and its ``config``.
 
-    Attributes:
-        trial: its number, and the name of its folder.
-        label: how it is spelled: a policy's name, or hyperparameters.
-        result: metrics as the trainable reports them, and the trial's ``config``.
-        folder: Tune's of this trial.
+    ``label`` is how it is spelled: a policy's name, or hyperparameters.
     """
 
     trial: int
@@ -48,7 +43,6 @@ class Results:
     """A sweep's candidates, and what failed; the first of ``objectives`` leads."""
 
     config: SweepConfig
-    inputs: Mapping[str, Any]
     objectives: Sequence[str]
     candidates: Sequence[Candidate]
     failed: Sequence[Mapping[str, Any]]
@@ -59,8 +53,7 @@ class Results:
         path = folder / CONFIG
         if not path.is_file():
             raise InputError(f"{folder}: holds no sweep; allowed: the folder of one")
-        asked = config_files.read_yaml(path)
-        config = config_files.parse(SweepConfig, asked.get("config", {}), str(path))
+        config = config_files.load(SweepConfig, "sweeps", path)
         candidates, failed = [], []
         for place in sorted((folder / TUNE).glob("all/[0-9]*")):
             result = last_result(place / "result.json")
@@ -70,7 +63,7 @@ class Results:
             elif result:
                 candidates.append(Candidate(int(place.name), _label(result), result, place))
         objectives = (SCORE,) if config.static is None else tuple(config.static.objectives)
-        return cls(config, asked.get("inputs", {}), objectives, candidates, failed)
+        return cls(config, objectives, candidates, failed)
 
     @property
     def asked(self) -> int:
@@ -143,10 +136,6 @@ def columns(results: Results) -> list[str]:
 
 def cells(candidate: Candidate, objectives: Sequence[str]) -> tuple[str, ...]:
     """A row of a table: candidate, trial, and objectives."""
-    return (candidate.label, str(candidate.trial), *(_cell(name, candidate.result[name]) for name in objectives))
-
-
-def _cell(name: str, value: float) -> str:
-    if name == "energy":
-        return f"{value - 1.0:+z.2%}"
-    return f"{value:+z.2%}" if name == "throughput" else f"{value:.4f}"
+    values = ((name, candidate.result[name]) for name in objectives)
+    shown = (f"{value:+z.2%}" if name == "throughput" else f"{value:.4f}" for name, value in values)
+    return candidate.label, str(candidate.trial), *shown

@@ -19,13 +19,11 @@ A task is what all trials share; it is loaded on the driver, so that it needs no
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +32,10 @@ from ray import tune
 
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
-from paceenv.sim.cluster import Cluster
-from paceenv.trainers.evaluation.static_search import Problem, Setting, spelled
-from paceenv.trainers.evaluation.suites import Case, load_suite, load_suites
+from paceenv.core.pacing import Candidate
+from paceenv.policies.names import spelled
+from paceenv.trainers.evaluation.static_search import Problem
+from paceenv.trainers.evaluation.suites import Case, load_suite
 from paceenv.trainers.sweep.sweep_config import (
     FIRST_SEED,
     MAX_STATIC_THRESHOLD,
@@ -53,9 +52,6 @@ from paceenv.ui import config_files
 if TYPE_CHECKING:
     from paceenv.trainers.training.training_run import Run
 
-PIECES = "pieces.json"
-"""In a checkpoint: with which hyperparameters the trial was trained, up to how many decisions."""
-
 
 @dataclass(frozen=True)
 class StaticTask:
@@ -67,54 +63,30 @@ class StaticTask:
 
     @classmethod
     def of(cls, static: Static) -> StaticTask:
-        """Load the clusters and simulate them without pacing. Raises InputError for energy where none is known."""
+        """Load the clusters and simulate them without pacing."""
         suite = load_suite(static.suite).only(static.splits)
         seeds = FIRST_SEED + np.arange(static.seeds)
         problem = Problem([case.load() for case in suite.cases], seeds, static.iterations, limits=suite.limits)
-        if "energy" in static.objectives and all(np.isnan(passive[2]).any() for passive in problem.passive):
-            raise InputError(f"objectives: energy on suite {suite.name}: no cluster has power figures; allowed: others")
         return cls(static, tuple(suite.cases), problem)
 
-    def inputs(self) -> dict[str, Any]:
-        """What results depend on beside the config: the cases, and a digest of every resolved cluster."""
-        return {
-            "cases": [case.model_dump(mode="json") for case in self.cases],
-            "clusters": {c.name: digest(k) for c, k in zip(self.cases, self.problem.clusters, strict=True)},
-            "limits": dataclasses.asdict(self.problem.limits),
-        }
-
-    def setting(self, config: Mapping[str, float]) -> Setting:
+    def setting(self, config: Mapping[str, float]) -> Candidate:
         """The setting that normalised actions stand for."""
         action_1A = np.array([[config[key] for key in _keys(self.static)]])
         decoded = pacing.decode_action(action_1A, self.static.mechanisms)[0]
-        triples = []
+        setting = dict[str, tuple[float, float]]()
         for mechanism in self.static.mechanisms:
             threshold, window = (float(f"{v:.{SIGNIFICANT}g}") for v in decoded[pacing.MECHANISMS.index(mechanism)])
             if window > 0.0:
-                triples.append((str(mechanism), min(threshold, MAX_STATIC_THRESHOLD), window))
-        return tuple(triples)
+                setting[mechanism] = min(threshold, MAX_STATIC_THRESHOLD), window
+        return setting
 
     def score(self, config: Mapping[str, float]) -> dict[str, Any]:
-        """A setting's name and its values: means over seeds, then weighted means over clusters.
-
-        ``energy`` leaves out clusters without power figures, and is missing where none has any.
-        """
+        """A setting's name and its values: means over seeds, then weighted means over clusters."""
         setting = self.setting(config)
-        scores = self.problem.score([setting])
-        weight_C = np.array([case.weight for case in self.cases])
-        values: dict[str, Any] = {"policy": spelled(setting)}
-        for name, value_SCE in (("throughput", scores.gain_SCE), ("cv", scores.cv_SCE), ("energy", scores.energy_SCE)):
-            value_C = value_SCE[0].mean(axis=1)
-            share_C = np.where(np.isnan(value_C), 0.0, weight_C)
-            if share_C.any():
-                values[name] = float(share_C @ np.nan_to_num(value_C) / share_C.sum())
-        return values
-
-
-def digest(cluster: Cluster) -> str:
-    """Of a resolved cluster, as far as it is simulated; without defaults, as new versions bring new ones."""
-    simulated = cluster.model_dump_json(exclude_defaults=True, exclude={"description", "calibration"})
-    return sha256(simulated.encode()).hexdigest()[:16]
+        scores, weight_C = self.problem.score([setting]), np.array([case.weight for case in self.cases])
+        values = {"throughput": scores.gain_SCE[0], "cv": scores.cv_SCE[0]}
+        means = {name: float(weight_C @ x_CE.mean(axis=1) / weight_C.sum()) for name, x_CE in values.items()}
+        return {"policy": spelled(setting), **means}
 
 
 class StaticTrial(tune.Trainable):  # type: ignore[misc]
@@ -180,17 +152,6 @@ class TrainingTask:
                 raise InputError(f"hyperparameter {key}; allowed: {allowed}")
         return cls(train, sweep.seeds)
 
-    def inputs(self) -> dict[str, Any]:
-        """What results depend on beside the config: the resolved config and the clusters of training and validation."""
-        shares, selection = self.train.environment.shares(), self.train.selection
-        assert selection is not None  # as :meth:`of` has checked
-        cases = load_suites(selection.suites, "validation").only(["validation"]).cases
-        return {
-            "train": self.train.model_dump(mode="json"),
-            "clusters": {share.cluster_name: digest(share.load()) for share in shares},
-            "validation": {case.name: digest(case.load()) for case in cases},
-        }
-
     @property
     def seeds(self) -> range:
         """Those of every trial."""
@@ -236,7 +197,6 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self._runs: list[Run] = []
-        self._pieces = [{"hyperparameters": dict(new_config), "decisions": 0}]
         return True
 
     def _begun(self) -> list[Run]:
@@ -255,12 +215,11 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
         for run in runs:
             if run.goes_on():
                 run.advance()
-        self._pieces[-1]["decisions"] = max(run.timesteps for run in runs)
         scores = [float(run.best_score) for run in runs]
         return {
             "score": float(np.median(scores)),
             "latest": float(np.median([run.latest_score for run in runs])),
-            "decisions": self._pieces[-1]["decisions"],
+            "decisions": max(run.timesteps for run in runs),
             "scores": scores,
             "done": not any(run.goes_on() for run in runs),
         }
@@ -268,14 +227,10 @@ class TrainingTrial(tune.Trainable):  # type: ignore[misc]
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         for seed, run in zip(self._task.seeds, self._runs, strict=False):  # none of a trial that has an error
             run.save(checkpoint_of(Path(checkpoint_dir), seed))
-        config_files.write_text(Path(checkpoint_dir) / PIECES, json.dumps(self._pieces))
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        pieces = json.loads((Path(checkpoint) / PIECES).read_text())
-        changed = pieces[-1]["hyperparameters"] != self.config
-        self._pieces = [*pieces, *self._pieces] if changed else pieces
         for seed, run in zip(self._task.seeds, self._begun(), strict=True):
-            run.restore(checkpoint_of(Path(checkpoint), seed), changed=changed)
+            run.restore(checkpoint_of(Path(checkpoint), seed), may_differ=True)
 
 
 def checkpoint_of(folder: Path, seed: int) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,11 @@ import paceenv
 from paceenv.core import pacing
 from paceenv.policies.distilled import constant_policy
 from paceenv.policies.policy_file import PolicyFile, save_policy
-from paceenv.trainers.evaluation.suites import ALL, Comparison
 from paceenv.trainers.sweep.sweep_results import COLUMNS, DECISIONS, SCORE, Candidate, Results, values_of
-from paceenv.trainers.sweep.trainables import PIECES, StaticTask, TrainingTask, checkpoint_of
+from paceenv.trainers.sweep.trainables import StaticTask, TrainingTask, checkpoint_of
 from paceenv.ui import config_files, figures
 
-POLICY, WINNER, TRAINING = "policy.safetensors", "winner.yaml", "winner-train.yaml"
-PARETO = "pareto.png"
+POLICY, TRAINING, PARETO = "policy.safetensors", "winner-train.yaml", "pareto.png"
 ALL_COLOUR, FRONT_COLOUR, BEST_COLOUR = "#c5cad3", "#4c72b0", "#c44e52"
 
 
@@ -36,18 +33,14 @@ def finish(folder: Path, task: StaticTask | TrainingTask) -> dict[str, Any]:
     }
     if best is None:
         return said
-    write = _write_trained if isinstance(task, TrainingTask) else _write_static
-    config_files.write_yaml(folder / WINNER, write(folder, results, best, task).model_dump(mode="json"))  # type: ignore[arg-type]
+    if isinstance(task, TrainingTask):
+        _write_trained(folder, results, best, task)
+    else:
+        setting = task.setting(best.result["config"])
+        policy = constant_policy(setting or {pacing.MECHANISMS[0]: (0.0, 0.0)})
+        save_policy(folder / POLICY, PolicyFile(policy, {}, _provenance(results, best)))
     pareto(results, folder / PARETO)
     return said
-
-
-def _write_static(folder: Path, results: Results, best: Candidate, task: StaticTask) -> Comparison:
-    setting = task.setting(best.result["config"])
-    policy = constant_policy({m: (t, w) for m, t, w in setting} or {pacing.MECHANISMS[0]: (0.0, 0.0)})
-    save_policy(folder / POLICY, PolicyFile(policy, {}, _provenance(results, best)))
-    static, description = task.static, f"Found by the sweep {results.config.name}."
-    return Comparison(description=description, policies=[best.label], suite=static.suite, splits=static.splits)
 
 
 def _provenance(results: Results, best: Candidate) -> dict[str, Any]:
@@ -60,8 +53,8 @@ def _provenance(results: Results, best: Candidate) -> dict[str, Any]:
     }
 
 
-def _write_trained(folder: Path, results: Results, best: Candidate, task: TrainingTask) -> Comparison:
-    """The policy of the winning trial's best seed, and its training config where one made it from start to end."""
+def _write_trained(folder: Path, results: Results, best: Candidate, task: TrainingTask) -> None:
+    """The policy of the winning trial's best seed, and its training config unless that changed meanwhile."""
     from paceenv.trainers.training import training_run  # PyTorch, which static settings do not need
 
     scores = best.result["scores"]
@@ -69,15 +62,12 @@ def _write_trained(folder: Path, results: Results, best: Candidate, task: Traini
     config = task.config(best.result["config"], seed)
     checkpoint = max(best.folder.glob("checkpoint_*"))
     run = training_run.Run(config)
-    run.restore(checkpoint_of(checkpoint, seed), changed=True)  # of other threads
-    file, pieces = run.result().file, json.loads((checkpoint / PIECES).read_text())
-    about = {"sweep": _provenance(results, best), "pieces": pieces, "validation_of_seeds": {"scores": scores}}
+    run.restore(checkpoint_of(checkpoint, seed), may_differ=True)  # of what its population had before
+    file = run.result().file
+    about = {"sweep": _provenance(results, best), "validation_of_seeds": {"scores": scores}}
     save_policy(folder / POLICY, PolicyFile(file.policy, file.calibrated_range, {**file.provenance, **about}))
-    (folder / TRAINING).unlink(missing_ok=True)
-    if len(pieces) == 1:
+    if results.config.training and results.config.training.pbt is None:
         config_files.write_yaml(folder / TRAINING, config.model_dump(mode="json"))
-    description = f"Found by the sweep {results.config.name}."
-    return Comparison(description=description, policies=[POLICY], suite=ALL, splits=["held-out"])
 
 
 def pareto(results: Results, path: Path) -> None:

@@ -56,7 +56,7 @@ MIN_UPDATES = 600
 WEIGHT_DECAY = 1e-4
 DECISION_TEMPERATURE = 0.5
 """% of the step by which an estimate is higher where a choice is e times as likely, in the fit."""
-NULL_LIMIT = 0.002
+TRAINING_LIMIT = 0.002
 """Most that a training null may lose, as a share of its mean step."""
 MIN_SCALE = 0.02
 """Inputs that vary less than this are not blown up."""
@@ -172,9 +172,9 @@ class DistillLearner(Learner):
             self.margin = margin
             check(self.margin, nulls_K if place else checked_K)
             if place == 0:  # whatever the margin will be: it should not have to be large
-                factor_K = np.where(loss_K > NULL_LIMIT, PRESSURE, 1.0 / PRESSURE)
+                factor_K = np.where(loss_K > TRAINING_LIMIT, PRESSURE, 1.0 / PRESSURE)
                 self.pressure_K = np.clip(self.pressure_K * np.where(checked_K, factor_K, 1.0), 1.0, MAX_PRESSURE)
-            if not (nulls_K & (loss_K > NULL_LIMIT)).any():
+            if not (nulls_K & (loss_K > TRAINING_LIMIT)).any():
                 break
         check(self.margin, checked_K & ~nulls_K if self.margin > min(self.section.margins) else np.zeros(K, np.bool_))
         curve_row = {"reward": float(np.average(rewards_K[checked_K], weights=self.weight_K[checked_K]))}
@@ -323,8 +323,6 @@ class Student:
         of every candidate what it would have gained.
         """
         error_N = torch.nn.functional.smooth_l1_loss(said_NX, true_NX, beta=ROBUST, reduction="none").mean(dim=1)
-        if not self.section.decision_weight:
-            return error_N
         said_NC, true_NC = said_NX, true_NX
         if self.preference_range is not None:
             low, high = self.preference_range
@@ -334,11 +332,12 @@ class Student:
         off_N1 = torch.zeros(len(said_NX), 1)
         margin = min(self.section.margins)
         chance_NC = torch.softmax(torch.cat([off_N1, said_NC - margin], dim=1) / DECISION_TEMPERATURE, dim=1)[:, 1:]
-        return error_N - self.section.decision_weight * (chance_NC * true_NC).sum(dim=1)
+        return error_N - (chance_NC * true_NC).sum(dim=1)
 
     def layers(self) -> Layers:
         """What is deployed: the layers with the standardisation folded into the first one."""
-        layers = _linear_layers(self.network)
+        linear = [one for one in self.network if isinstance(one, torch.nn.Linear)]
+        layers = [(one.weight.detach().numpy().copy(), one.bias.detach().numpy().copy()) for one in linear]
         weight, bias = layers[0]
         folded = weight / self.spread_I
         layers[0] = (folded.astype(np.float32), (bias - folded @ self.mean_I).astype(np.float32))
@@ -355,8 +354,3 @@ class Student:
         self.network.load_state_dict({name: torch.from_numpy(arrays[f"network.{name}"].copy()) for name in names})
         if "mean" in arrays:
             self.mean_I, self.spread_I, self._is_new = arrays["mean"].copy(), arrays["spread"].copy(), False
-
-
-def _linear_layers(modules: torch.nn.Sequential) -> Layers:
-    linear = [m for m in modules if isinstance(m, torch.nn.Linear)]
-    return [(m.weight.detach().numpy().copy(), m.bias.detach().numpy().copy()) for m in linear]

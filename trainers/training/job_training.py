@@ -34,7 +34,7 @@ from paceenv.policies.rules import passive
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import start
-from paceenv.trainers.evaluation.suites import ClusterShare
+from paceenv.trainers.evaluation.suites import Case
 from paceenv.trainers.training.distill import DistillLearner
 from paceenv.trainers.training.learner import Curve
 from paceenv.trainers.training.train_config import load_train_config
@@ -66,14 +66,10 @@ MAX_SEEDS, MIN_SEEDS, MAX_EVALUATED_RANK_PHASES = 16, 4, 2048
 
 @dataclass(frozen=True)
 class JobPolicy:
-    """What was found for one job.
+    """What was found for one job: the name of the best policy and its file, None where nothing beats no pacing.
 
-    Attributes:
-        best: ``tailored``, ``constant``, ``learned``, or None where nothing is better than no pacing.
-        file: the best one as a policy file, with this record; None where there is none.
-        student: the tailored policy, whether it is the best or not; None where no candidate setting gained anything.
-        constant: the best constant setting; None likewise.
-        gains: mean gain of throughput over no pacing by policy, with intervals, on episodes that nothing was chosen on.
+    The tailored ``student`` and the best ``constant`` are None where no candidate setting gained anything. Gains of
+    throughput over no pacing are from episodes that nothing was chosen on.
     """
 
     best: str | None
@@ -88,8 +84,8 @@ class JobPolicy:
         return {
             "best": self.best,
             "pacing_helps": self.best is not None,
-            "constant": None if self.constant is None else {m: list(pair) for m, pair in self.constant.items()},
-            "gains": {name: {"gain": x.value, "low": x.low, "high": x.high} for name, x in self.gains.items()},
+            "constant": self.constant,
+            "gains": {name: gain._asdict() for name, gain in self.gains.items()},
             "cpu_s": round(self.cpu_s, 1),
         }
 
@@ -161,11 +157,8 @@ def train_for_job(
 
 def _wider(calibrated: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
     """The range within which a tailored policy is followed, on the signals' own scale of -1 to 1."""
-    moved = {signal: WIDER * (high - low) for signal, (low, high) in calibrated.items()}
-    return {
-        signal: (max(low - moved[signal], -1.0), min(high + moved[signal], 1.0))
-        for signal, (low, high) in calibrated.items()
-    }
+    moved = {signal: (low, high, WIDER * (high - low)) for signal, (low, high) in calibrated.items()}
+    return {signal: (max(low - by, -1.0), min(high + by, 1.0)) for signal, (low, high, by) in moved.items()}
 
 
 def _train(
@@ -179,7 +172,7 @@ def _train(
     """The learner after as many rounds as fit; False where no setting gains anything on its clusters."""
     base, begun = load_train_config(BASE), time.process_time()
     assert base.distill is not None
-    shares = [ClusterShare(cluster=cluster) for cluster in clusters]
+    shares = [Case(cluster=cluster) for cluster in clusters]
     changed = {"clusters": shares, "suites": [], "mechanisms": list(mechanisms), "limits": limits, "threads": 1}
     rounds, decisions = 10_000, ROUND_EPISODES * len(clusters) * base.distill.episode_intervals
     size = {"rounds": rounds, "candidates": CANDIDATES}

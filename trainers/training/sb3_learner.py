@@ -129,9 +129,6 @@ class Sb3Learner(Learner):
         """The actor's pairs of weight and bias as float32 arrays, input to output."""
         return list(actor(self.model.policy).layers)
 
-    def _policy_arrays(self) -> dict[str, NDArray[Any]]:
-        return {name: value.numpy() for name, value in self.model.policy.state_dict().items()}
-
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """The optimizers of the model, by the names that a checkpoint gives them."""
         if not self.is_off_policy:
@@ -165,8 +162,6 @@ class Sb3Learner(Learner):
         return Learned(
             layers,
             environment.mechanisms,
-            preference=environment.default_preference,
-            preference_range=environment.preference_range,
             memory_intervals=environment.memory_intervals,
             change_intervals=environment.change_intervals,
             interval_iterations=environment.interval_iterations,
@@ -182,7 +177,8 @@ class Sb3Learner(Learner):
         return ranges_of(np.concatenate(views))
 
     def state(self) -> Saved:
-        arrays: dict[str, NDArray[Any]] = {f"policy.{name}": value for name, value in self._policy_arrays().items()}
+        weights = self.model.policy.state_dict().items()
+        arrays: dict[str, NDArray[Any]] = {f"policy.{name}": value.numpy() for name, value in weights}
         for name, optimizer in self._optimizers().items():
             for place, state in optimizer.state_dict()["state"].items():
                 arrays |= {f"{name}.{place}.{key}": np.asarray(value) for key, value in state.items()}

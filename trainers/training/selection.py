@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,17 +38,21 @@ class Validation:
         self._threads = threads or len(os.sched_getaffinity(0))
         suite = load_suites(config.suites, "validation").only(["validation"])
         self._config, self._limits, self._seeds = config, limits, np.arange(FIRST_SEED, FIRST_SEED + config.seeds)
-        self._clusters: Mapping[str, Cluster] = {case.name: case.load() for case in suite.cases}
-        self._passive = {name: self._step_s_E(passive(), name) for name in self._clusters}
-        self._bound = {
-            case.name: float((self._passive[case.name] / self._step_s_E(Clairvoyant(), case.name) - 1.0).mean())
-            for case in suite.cases
-            if not case.null_case
-        }
+        self._clusters = [case.load() for case in suite.cases]
+        self._passive = [self._step_s_E(passive(), cluster) for cluster in self._clusters]
+        self._bound_C = self._gain_C(Clairvoyant(), np.array([not case.null_case for case in suite.cases]))
 
-    def _step_s_E(self, policy: Policy | Clairvoyant, name: str) -> NDArray[np.float64]:
-        simulator = start(self._clusters[name], self._seeds, self._threads, self._limits)
+    def _step_s_E(self, policy: Policy | Clairvoyant, cluster: Cluster) -> NDArray[np.float64]:
+        simulator = start(cluster, self._seeds, self._threads, self._limits)
         return run(policy, simulator, self._config.iterations).useful_step_E
+
+    def _gain_C(self, policy: Policy | Clairvoyant, which_C: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+        """Mean gain over no pacing on some clusters, 0 on the others."""
+        gain_C = np.zeros(len(self._clusters))
+        for c, (cluster, passive_s_E) in enumerate(zip(self._clusters, self._passive, strict=True)):
+            if which_C is None or which_C[c]:
+                gain_C[c] = (passive_s_E / self._step_s_E(policy, cluster) - 1.0).mean()
+        return gain_C
 
     def evaluate(self, policy: Policy) -> dict[str, float]:
         """``gap_closed`` where there is a gap, ``null_loss`` (of the worst other) and the ``score`` they make.
@@ -58,13 +61,8 @@ class Validation:
         The score is the share of the gap that is closed, less :data:`NULL_PRICE` times what nulls lose on average
         beyond half of what they may.
         """
-        gain = {
-            name: float((self._passive[name] / self._step_s_E(policy, name) - 1.0).mean()) for name in self._clusters
-        }
-        shares = [gain[name] / bound for name, bound in self._bound.items() if bound > NULL_LIMIT]
-        closed = float(np.mean(shares)) if shares else 0.0
-        nothing_to_win = [name for name in self._clusters if self._bound.get(name, 0.0) <= NULL_LIMIT]
-        losses = [max(-gain[name], 0.0) for name in nothing_to_win]
-        beyond = [max(loss - 0.5 * NULL_LIMIT, 0.0) for loss in losses]
-        price = NULL_PRICE * float(np.mean(beyond)) if beyond else 0.0
-        return {"gap_closed": closed, "null_loss": max(losses, default=0.0), "score": closed - price}
+        gain_C, worth_C = self._gain_C(policy), self._bound_C > NULL_LIMIT
+        closed = float((gain_C[worth_C] / self._bound_C[worth_C]).mean()) if worth_C.any() else 0.0
+        loss_N = np.maximum(-gain_C[~worth_C], 0.0)
+        price = NULL_PRICE * float(np.maximum(loss_N - 0.5 * NULL_LIMIT, 0.0).mean()) if len(loss_N) else 0.0
+        return {"gap_closed": closed, "null_loss": float(loss_N.max(initial=0.0)), "score": closed - price}

@@ -72,11 +72,7 @@ def gains(
 
     First come gains in throughput, in % of the step. With ``interval_iterations`` there follows by how much less step
     times vary within an interval, in units such that gain plus ``cv_weight`` times this is the difference of the reward
-    (``paceenv.core.metrics.reward``), in % of the throughput without pacing.
-
-    Args:
-        simulator: its state is forked, not changed.
-        interval_iterations: of a control interval, a part of ``iterations``; None: only throughput.
+    (``paceenv.core.metrics.reward``), in % of the throughput without pacing. The simulator is forked, not changed.
     """
     step_s_SCT = roll_ahead(simulator, at, settings, iterations)
     step_s_SC, less_SX = step_s_SCT.mean(axis=2), np.zeros((len(at), 0))
@@ -89,12 +85,7 @@ def gains(
 
 
 def select_candidates(gain_SC: NDArray[np.float64], most: int) -> list[int]:
-    """The candidates that add most to the gain if the best were always known; one after the other, off first.
-
-    Args:
-        gain_SC: gain of each candidate in each situation, ``(S, C)``.
-        most: candidates besides off.
-    """
+    """The candidates that add most to the gain if the best were always known; one after the other, off first."""
     chosen, best_S = [0], gain_SC[:, 0]
     while len(chosen) <= most:
         value_C = np.maximum(gain_SC, best_S[:, None]).mean(axis=0)
@@ -168,13 +159,7 @@ def ask(
 
     Every rank drives itself on its own view, as it will when deployed. Exploring episodes take a random setting for all
     ranks and change it now and then, so that the answers contain short trials and settings that have been on for long.
-
-    Args:
-        seeds: of the episodes, ``(E,)``.
-        explore_share: share of the episodes that are driven at random.
-
-    Returns:
-        Inputs ``(N, I)`` and gains ``(N, X)``.
+    Returns inputs ``(N, I)`` and gains ``(N, X)``.
     """
     simulator = start(cluster, seeds, environment.threads, environment.limits)
     settings = settings_of(student.candidates)

@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies.networks import MAX_INTERVALS, time_scales
 from paceenv.sim.engine.simulator import MAX_RUN_SEED
-from paceenv.trainers.evaluation.suites import REPORTED, ClusterShare, beside, load_suites
+from paceenv.trainers.evaluation.suites import REPORTED, Case, beside, load_suites
 from paceenv.ui import config_files
 from paceenv.ui.config_files import AnyMechanism, Config
 
@@ -25,12 +24,12 @@ _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Environment(Config):
     """Clusters, mechanisms and reward of a training; see ``paceenv.envs.pacing_env.PacingEnv``."""
 
-    clusters: list[ClusterShare] = Field([], description="clusters that episodes draw from; empty: those of the suites")
+    clusters: list[Case] = Field([], description="clusters that episodes draw from; empty: those of the suites")
     suites: list[str] = Field([], description="suites whose training clusters episodes draw from")
     mechanisms: list[AnyMechanism] = Field(min_length=1, description="which of them the policy sets, in this order")
     interval_iterations: int = Field(20, ge=1, description="iterations of a control interval")
     episode_intervals: int = Field(64, ge=1, description="length of an episode")
-    cv_weight: _Weight | tuple[_Weight, _Weight] = Field(0.5, description="or lowest and highest: it becomes an input")
+    cv_weight: _Weight | tuple[_Weight, _Weight] = Field(0.5, description="with distill also lowest and highest")
     preference: _Weight | None = Field(None, description="the policy's default; None: middle of the range")
     memory_intervals: int | list[int] = Field(
         0, description="control intervals over which the policy averages its views, one or several; 0: no averages"
@@ -46,7 +45,6 @@ class Environment(Config):
         ge=0,
         description="segments after which episodes come again, whose unpaced copies are then known; 0: never",
     )
-    paired: bool = Field(True, description="reward as the difference to the same episodes without pacing")
 
     @model_validator(mode="after")
     def _one_source(self) -> Environment:
@@ -55,32 +53,18 @@ class Environment(Config):
         return self
 
     @model_validator(mode="after")
-    def _memory_fits(self) -> Environment:
-        try:
-            time_scales(self.memory_intervals)
-        except InputError as error:
-            raise ValueError(str(error).partition(": ")[2]) from None
-        return self
-
-    @model_validator(mode="after")
-    def _preference_fits(self) -> Environment:
-        if isinstance(self.cv_weight, tuple):
-            low, high = self.cv_weight
-            if not low < high:
-                raise ValueError(f"cv_weight = [{low:g}, {high:g}]; allowed: a number, or two, the lower one first")
-            if self.preference is not None and not low <= self.preference <= high:
-                raise ValueError(
-                    f"preference = {self.preference:g}; allowed: {low:g} to {high:g}, the range of cv_weight"
-                )
-        elif self.preference is not None:
-            raise ValueError(
-                f"preference = {self.preference:g}; allowed: without preference, as cv_weight is one number"
-            )
+    def _fits(self) -> Environment:
+        time_scales(self.memory_intervals)
+        ends, preference = self.preference_range, self.preference
+        if ends is not None and not ends[0] < ends[1]:
+            raise ValueError(f"cv_weight = {list(ends)}; allowed: a number, or two, the lower one first")
+        if preference is not None and not (ends is not None and ends[0] <= preference <= ends[1]):
+            raise ValueError(f"preference = {preference:g}; allowed: within the range of cv_weight, if it is one")
         return self
 
     @property
     def preference_range(self) -> tuple[float, float] | None:
-        """The weights that episodes draw from; None where all have the same."""
+        """The weights between which the policy can be told one; None where it has but one."""
         return self.cv_weight if isinstance(self.cv_weight, tuple) else None
 
     @property
@@ -90,7 +74,7 @@ class Environment(Config):
             return self.preference
         return sum(self.preference_range) / 2.0
 
-    def shares(self) -> list[ClusterShare]:
+    def shares(self) -> list[Case]:
         """The clusters that episodes draw from, each with a name of its own."""
         if self.clusters:
             return list(self.clusters)
@@ -133,12 +117,6 @@ class Distill(Config):
     n_epochs: int = Field(4, ge=1, description="in each round, over the views of all rounds so far")
     batch_size: int = Field(1024, ge=2, description="views in one update")
     learning_rate: float = Field(2e-3, gt=0, le=1, description="at the start of a round; falls linearly to zero")
-    decision_weight: float = Field(
-        1.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="of the gain that the student's choices miss, against the error of estimates; 0: only the error",
-    )
     always: Mapping[AnyMechanism, tuple[float, float]] = Field(
         {},
         description="threshold and window of mechanisms that hold whatever the student chooses, such as defer, which "
@@ -179,6 +157,12 @@ class TrainConfig(Config):
         if data.get(other) is not None:
             raise ValueError(f"section {other} with algorithm: {algorithm}; allowed: {own}")
         return data if data.get(own) is not None else {**data, own: {}}
+
+    @model_validator(mode="after")
+    def _one_weight(self) -> TrainConfig:
+        if self.algorithm != DISTILL and self.environment.preference_range is not None:
+            raise ValueError(f"cv_weight with algorithm {self.algorithm}; allowed: one number")
+        return self
 
     def beside(self, path: Path) -> TrainConfig:
         """This config, read from ``path``, with the clusters and suites that lie beside that file found there."""

@@ -17,7 +17,7 @@ from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.policies.networks import ObservationEMA
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import shape_of
-from paceenv.trainers.evaluation.suites import ClusterShare
+from paceenv.trainers.evaluation.suites import Case
 from paceenv.trainers.training.train_config import Environment, TrainConfig
 
 
@@ -52,7 +52,7 @@ class NativeVecEnv(VecEnv):
         self._memory = memory if memory.entries else None
         if self._memory is not None:
             most = 2.0 if change_intervals else 1.0  # a signal from -1 to 1 changes by 2 at most
-            space = Box(-most, most, ((space.shape or (0,))[0] + memory.entries,), np.float32)
+            space = Box(-most, most, (signals.SIGNALS + memory.entries,), np.float32)
         super().__init__(rows, space, first.single_action_space)
         self._seed_base, self._seeded = seed, False
         self._actions: NDArray[np.float32] = np.zeros((rows, *(first.single_action_space.shape or ())), np.float32)
@@ -70,16 +70,15 @@ class NativeVecEnv(VecEnv):
         self.reset_infos = [{} for _ in range(self.num_envs)]
         observation = np.concatenate(observations)
         if self._memory is not None:
-            self._memory.update(observation[:, : signals.SIGNALS])
+            self._memory.update(observation)
         return self._remembered(observation, np.arange(self.num_envs))
 
     def _remembered(self, observation_EO: NDArray[np.float32], started: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Observations with their averages after the signals; the averages of ``started`` begin here."""
+        """Observations and their averages; the averages of ``started`` begin here."""
         if self._memory is None:
             return observation_EO
-        views_EO = observation_EO[:, : signals.SIGNALS]
-        self._memory.start(started, views_EO)
-        return np.concatenate([views_EO, self._memory.mean_BO, observation_EO[:, signals.SIGNALS :]], axis=1)
+        self._memory.start(started, observation_EO)
+        return np.concatenate([observation_EO, self._memory.mean_BO], axis=1)
 
     def step_async(self, actions: NDArray[np.float32]) -> None:
         self._actions = actions
@@ -97,7 +96,7 @@ class NativeVecEnv(VecEnv):
         for n in ended:
             last[n] = final[n]
         if self._memory is not None:
-            self._memory.update(last[:, : signals.SIGNALS])
+            self._memory.update(last)
         last = self._remembered(last, ended[:0])
         for n in ended:
             infos[n] = {
@@ -149,7 +148,7 @@ def make_batches(config: Environment) -> list[PacingVectorEnv]:
     Rows are in proportion to the weights of a batch's clusters, with at least one row for each cluster. One environment
     over all shapes would draw them by chance instead, which is noisier where few rows share many clusters.
     """
-    shapes: dict[tuple[int, int, str], list[tuple[ClusterShare, Cluster]]] = {}
+    shapes: dict[tuple[int, int, str], list[tuple[Case, Cluster]]] = {}
     for share in config.shares():
         cluster = share.load()
         shapes.setdefault(shape_of(cluster), []).append((share, cluster))
@@ -166,10 +165,8 @@ def make_batches(config: Environment) -> list[PacingVectorEnv]:
             episode_intervals=config.episode_intervals,
             cv_weight=config.cv_weight,
             threads=config.threads,
-            reward="paired" if config.paired else "raw",
             limits=config.limits,
             autoreset_mode=AutoresetMode.SAME_STEP,
-            warn_null=False,  # nulls are among the clusters on purpose
         )
         if config.pool_segments:
             env.keep_episodes()

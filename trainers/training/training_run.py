@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -127,16 +128,11 @@ class Run:
         patient = selection is None or self.evaluations_since < selection.patience
         return patient and self.timesteps < self.config.total_timesteps
 
-    def advance(self, until: float = math.inf) -> None:
-        """One segment, an evaluation on the validation clusters, a checkpoint.
-
-        Args:
-            until: decisions at which the segment ends, if it has not ended before; rounded up to a rollout.
-        """
+    def advance(self) -> None:
+        """One segment, an evaluation on the validation clusters, a checkpoint."""
         started = time.process_time()
         every = self.config.selection.every if self.config.selection else SEGMENT_ROLLOUTS
-        end = min(self.config.total_timesteps, until)
-        left = math.ceil((end - self.timesteps) / self.learner.rollout_timesteps)
+        left = math.ceil((self.config.total_timesteps - self.timesteps) / self.learner.rollout_timesteps)
         set_random_seed((self.config.seed + 1_000_003 * self.segment) % 2**32)  # as many as NumPy takes
         self.learner.advance(self.segment, min(every, left))
         self.segment += 1
@@ -200,15 +196,15 @@ class Run:
         header = {"paceenv": json.dumps({"format": CHECKPOINT_FORMAT, "progress": progress})}
         atomic_write(path, save({name: np.ascontiguousarray(value) for name, value in arrays.items()}, header))
 
-    def restore(self, path: Path, *, changed: bool = False) -> None:
-        """Go on from a checkpoint; InputError if it is of another config, unless it may be ``changed``.
+    def restore(self, path: Path, *, may_differ: bool = False) -> None:
+        """Go on from a checkpoint; InputError if it is of another config, unless it ``may_differ``.
 
-        What may change is what a run reads anew in each segment: hyperparameters but for the network's shape. Such a
-        run has its whole patience again, and a checkpoint of its own from the start.
+        What may differ is what a run reads anew in each segment: hyperparameters but for the network's shape. Such a
+        run has its whole patience again.
         """
         arrays, progress = _load_checkpoint(path)
-        differs = "" if changed else first_difference(progress["config"], self.config.model_dump(mode="json"))
-        if differs:
+        differs = first_difference(progress["config"], self.config.model_dump(mode="json"))
+        if differs and not may_differ:
             raise InputError(
                 f"{path}: of another config ({differs}); allowed: the one it was started with, or another folder"
             )
@@ -221,10 +217,8 @@ class Run:
                 self.best = self.learner.with_layers(pairs(arrays, "best"), progress["best"]["options"])
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise _unfit(path, error) from None
-        if changed:
+        if differs:
             self.evaluations_since = 0
-            if self.folder is not None:
-                self.save(self.folder / CHECKPOINT)
 
 
 def _load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -243,58 +237,34 @@ def _unfit(path: Path, error: Exception) -> InputError:
     return InputError(f"{path}: not a checkpoint of this training run: {' '.join(str(error).split())[:200]}")
 
 
-def train_seeds(config: TrainConfig, seeds: int, out: Path, *, resume: bool = False) -> dict[str, Any]:
-    """Train with several consecutive seeds, each in ``out/seed-N``, and keep the best policy; returns what to print."""
-    runs = range(config.seed, config.seed + seeds)
-    folders = {seed: out if seeds == 1 else out / f"seed-{seed}" for seed in runs}
-    for folder in folders.values():
-        if (folder / POLICY).exists() and not (folder / CHECKPOINT).exists():
-            raise InputError(f"{folder}: holds a policy, but no checkpoint to go on from; allowed: another folder")
-    outcomes = [
-        _train_one(config.model_copy(update={"seed": seed}), folder, resume=resume) for seed, folder in folders.items()
-    ]
-    scores = [trained.file.provenance.get("validation", {}).get("score") for trained in outcomes]
-    best = outcomes[int(np.argmax([-np.inf if score is None else score for score in scores]))]
-    summary: dict[str, Any] = {"policy": str(out / POLICY)}
-    if seeds > 1:
-        spread = {"median": float(np.median(scores)), "lowest": min(scores), "highest": max(scores)}
-        record = {**best.file.provenance, "validation_of_seeds": {"scores": scores, **spread}}
-        summary["sha256"] = save_policy(out / POLICY, PolicyFile(best.file.policy, best.file.calibrated_range, record))
-        summary |= {f"validation score, {key}": round(value, 3) for key, value in spread.items()}
-        curves = [trained.curve for trained in outcomes]
-        result_plots.learning_curves(curves, out / "learning-curve.png", paired=config.environment.paired)
-    else:
-        summary["sha256"] = save_policy(out / POLICY, best.file)
-        if scores[0] is not None:
-            summary |= {f"validation {k}": v for k, v in best.file.provenance["validation"].items()}
-    summary["timesteps"] = best.curve[-1]["timesteps"]
-    summary["final_reward"] = best.file.provenance["final_reward"]
-    summary["cpu_s"] = [round(trained.cpu_s, 1) for trained in outcomes] if seeds > 1 else round(best.cpu_s, 1)
-    return summary
-
-
-def _train_one(config: TrainConfig, folder: Path, *, resume: bool) -> Trained:
-    prepare_folder(folder)
-    with output.progress(f"train {config.name}, seed {config.seed}", config.total_timesteps) as done:
-        trained = train(config, on_progress=done, folder=folder, resume=resume)
+def train_into(config: TrainConfig, folder: Path, *, resume: bool = False) -> dict[str, Any]:
+    """Train, and write policy, curve and resolved config into a folder; returns what to print."""
+    if (folder / POLICY).exists() and not (folder / CHECKPOINT).exists():
+        raise InputError(f"{folder}: holds a policy, but no checkpoint to go on from; allowed: another folder")
+    with output.progress(f"train {config.name}", config.total_timesteps) as done:
+        trained = train(config, on_progress=done, folder=prepare_folder(folder), resume=resume)
     # only now: a run that is refused, because its checkpoint is of another config, must not overwrite that config
     config_files.write_yaml(folder / "config.yaml", config.model_dump(mode="json"))
     config_files.write_text(folder / "curve.json", json.dumps(trained.curve))
-    result_plots.learning_curves([trained.curve], folder / "learning-curve.png", paired=config.environment.paired)
-    save_policy(folder / POLICY, trained.file)
-    return trained
+    result_plots.learning_curve(trained.curve, folder / "learning-curve.png")
+    record = trained.file.provenance
+    return {
+        "policy": str(folder / POLICY),
+        "sha256": save_policy(folder / POLICY, trained.file),
+        **{f"validation {name}": value for name, value in record.get("validation", {}).items()},
+        "timesteps": trained.curve[-1]["timesteps"],
+        "final_reward": record["final_reward"],
+        "cpu_s": round(trained.cpu_s, 1),
+    }
 
 
 def git_commit() -> str:
     """The commit of the source tree this runs from, "unknown" outside a checkout; "+" marks local changes."""
     root = Path(__file__).resolve().parents[2]
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*", "--abbrev=12"]
+    environ = os.environ | {"GIT_CEILING_DIRECTORIES": str(root.parent)}  # not one in which we are only installed
     try:
-        run = {"cwd": root, "capture_output": True, "text": True, "timeout": 10, "check": True}
-        top = subprocess.run(["git", "rev-parse", "--show-toplevel"], **run).stdout.strip()  # type: ignore[call-overload]
-        if Path(top).resolve() != root:  # installed inside somebody else's checkout
-            return "unknown"
-        commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **run).stdout.strip()  # type: ignore[call-overload]
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], **run).stdout.strip()  # type: ignore[call-overload]
+        run = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return f"{commit}{'+' if dirty else ''}"
+    return run.stdout.strip()

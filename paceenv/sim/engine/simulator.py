@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -63,13 +63,6 @@ class JobBatch:
         """The jobs ``which``, in that order, repeats allowed."""
         rows = self.jobs[which], self.tenants_EK[which], self.skewness_E[which]
         return replace(self, jobs=rows[0], tenants_EK=rows[1], skewness_E=rows[2])
-
-
-def joined(batches: Sequence[JobBatch]) -> JobBatch:
-    """The jobs of several batches with one program, in their order."""
-    rows = [(one.jobs, one.tenants_EK, one.skewness_E) for one in batches]
-    jobs, tenants_EK, skewness_E = (np.concatenate(column) for column in zip(*rows, strict=True))
-    return replace(batches[0], jobs=jobs, tenants_EK=tenants_EK, skewness_E=skewness_E)
 
 
 @dataclass(frozen=True)
