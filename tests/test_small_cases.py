@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from traced_jobs import SMALL_CASES_DIR, needs_small_cases
 
 from paceenv.cli import application
-from paceenv.core.errors import InputError
 from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
 from paceenv.importers.step_log import read_step_log
 

@@ -87,5 +87,3 @@ def _table(result: SuiteResult, said: list[str]) -> str:
     note = [f"{score_table.GAP_CLOSED} In brackets: 95 % interval.", *said, ""]
     output.print_table(f"Suite {result.suite.name}", score_table.COLUMNS, rows, "\n".join(note))
     return score_table.markdown(result, said)
-
-

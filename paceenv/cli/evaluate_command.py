@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from paceenv.core.errors import InputError
 from paceenv.core.files import check_file_name
 from paceenv.core.limits import LIMIT_HELP
 from paceenv.policies.select import NAMES, POLICY_HELP, select_policy
