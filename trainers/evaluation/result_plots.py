@@ -85,9 +85,7 @@ def side_by_side_page(result: SuiteResult) -> str:
 def learning_curve(curve: Sequence[Mapping[str, float]], path: Path) -> None:
     """Draw mean reward over decisions; beside it gap closed and cost on null clusters, where known.
 
-    Args:
-        curve: its rows. ``gap_closed`` is on validation clusters, of the policy as it would be released. ``null_cost``
-            is that on the null clusters of a distillation.
+    ``gap_closed`` is on validation clusters, ``null_cost`` on the null clusters of a distillation.
     """
 
     def of(key: str) -> NDArray[np.float64]:

@@ -49,17 +49,11 @@ class Saved:
 
 
 class Learner(ABC):
-    """What learns in a run.
-
-    Attributes:
-        label: the algorithm and its library, for the policy file.
-        rollout_timesteps: decisions in a rollout, the unit in which ``selection.every`` counts.
-        timesteps: decisions taken so far.
-    """
+    """What learns in a run; ``label`` is the algorithm and its library, for the policy file."""
 
     label: str
-    rollout_timesteps: int
-    timesteps: int
+    rollout_timesteps: int  # decisions, the unit in which ``selection.every`` counts
+    timesteps: int  # decisions taken so far
 
     @abstractmethod
     def advance(self, segment: int, rollouts: int) -> None:

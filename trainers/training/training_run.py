@@ -83,12 +83,9 @@ def train(
 
 
 class Run:
-    """The state of a training run between its segments.
+    """The state of a training run between its segments; ``best`` is the policy with the best validation score so far.
 
-    ``best`` is the policy with the best validation score so far, ``best_score``.
-
-    Args:
-        validation: of the config's selection, if it exists already; making it takes up to a minute.
+    Making a ``validation`` of the config's selection takes up to a minute, so one that exists can be given.
     """
 
     def __init__(
