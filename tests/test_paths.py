@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import socket
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from traced_jobs import job_of
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
-from paceenv.core.files import find, packaged
 from paceenv.core.trace import write_trace
 
 COMMANDS = {
@@ -65,15 +63,3 @@ def test_no_path_gives_a_traceback(command: str, kind: str, places: dict[str, st
     with pytest.raises(InputError, match=re.escape(Path(places[kind]).name)):
         application.run([word.replace("{}", places[kind]) for word in words])
     assert list(tmp_path.rglob("*.*")) == [], "nothing is left half-written"
-
-
-@pytest.mark.parametrize("how", ["folder", "pattern"])
-def test_a_folder_with_one_config_is_that_config(tmp_path: Path, how: str) -> None:
-    (tmp_path / "in").mkdir()
-    shutil.copy(packaged("clusters") / "null-jitter.yaml", tmp_path / "in" / "mine.yaml")
-    path = str(tmp_path / "in" / ("m*.yaml" if how == "pattern" else ""))
-    assert find("clusters", path) == tmp_path / "in" / "mine.yaml"
-    assert application.run(["simulate", path, "-i", "3", "--seeds", "1", "--json", str(tmp_path / "x.json")]) == 0
-    shutil.copy(packaged("clusters") / "null-jitter.yaml", tmp_path / "in" / "m2.yaml")
-    with pytest.raises(InputError, match=r"2 configs \(.*m2.yaml, .*mine.yaml\); allowed: one of them"):
-        find("clusters", path)
