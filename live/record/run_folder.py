@@ -112,7 +112,8 @@ class RunFolder:
         self.path = Path(path)
         self.notes: list[str] = []
         if not self.path.is_dir():
-            raise InputError(f"{self.path}: {'not a folder' if self.path.exists() else 'no such folder'}")
+            what = "not a folder" if self.path.exists() else "no such folder; a job makes it once its ranks have met"
+            raise InputError(f"{self.path}: {what}")
         if not self.attempts():
             raise InputError(f"{self.path}: not the folder of a run: holds no attempt (like 20261123T053000-3f2a91)")
 

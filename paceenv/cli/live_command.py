@@ -52,6 +52,9 @@ def status(
     """
     if watch and json_ is not None:
         raise InputError("--watch: prints tables; allowed: without --json")
+    while watch and not folder.exists():  # a job that starts makes it once its ranks have met
+        output.say(f"{folder}: not there yet; waiting")
+        time.sleep(WATCH_S)
     run = RunFolder(folder)
     while True:
         began_s = time.monotonic()
@@ -78,7 +81,7 @@ def status(
 @application.command(name="set")
 def set_(
     folder: Folder,
-    mode: Annotated[str, typer.Option(help=f"The new mode: one of {', '.join(control_file.MODES)}.")] = "observe",
+    mode: Annotated[str, typer.Option(help=f"The new mode: one of {', '.join(control_file.MODES)}.")],
     policy: Annotated[str | None, typer.Option(help="Decides in modes shadow, canary and active.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Until every rank has changed over, or refused.")] = False,
 ) -> None:

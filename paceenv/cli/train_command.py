@@ -80,7 +80,8 @@ def train(
     try:
         summary = train_into(resolved, out, resume=resume)
     except KeyboardInterrupt:
-        output.say("interrupted; the same command with --resume goes on from the last checkpoint")
+        kept = "the same command with --resume goes on from the last checkpoint"
+        output.say(f"interrupted; {kept if (out / 'checkpoint.safetensors').exists() else 'no checkpoint was written yet'}")
         raise
     if output.write_json(summary, json_):
         output.print_table(f"trained {resolved.name}", ("", ""), [(k, str(v)) for k, v in summary.items()])

@@ -17,7 +17,7 @@ from paceenv.report.recordings import read_trace
 from paceenv.ui import output
 from paceenv.ui.json_option import JsonFile
 from paceenv.whatif import simulated
-from paceenv.whatif.baseline import Baseline, is_config, of_config, of_trace
+from paceenv.whatif.baseline import Baseline, check_ranks, is_config, of_config, of_trace
 from paceenv.whatif.change import WHERE, Change, combinations
 from paceenv.whatif.predictions import Numbers, Prediction
 
@@ -88,6 +88,9 @@ def _answer(
                 raise InputError(f"{option} {value}: {source[0]} is a cluster config; allowed: only with a trace")
         return _simulate(of_config(source[0]), changes, iterations)
     trace = read_trace(source)
+    has = frozenset(trace.column("rank")[trace.isin("job", trace.job_name(job))].tolist())
+    for change in changes:  # before a calibration, which takes its time
+        check_ranks(change, has, source[0])
     with output.progress(f"calibrate {Path(source[0]).name}", 1):
         baseline = of_trace(trace, source[0], base, job)
     return _simulate(baseline, changes, iterations)

@@ -99,7 +99,7 @@ def _saved(attribution: TimeAttribution, cost_s: float, parts: Sequence[tuple[Co
     saved_s += sum(share * attribution.saved_s(frozenset({component})) for component, share in parts if share != 1.0)
     # a component is replaced by its median, which may exceed its mean
     left_s = attribution.measured_s - max(saved_s, 0.0)
-    said = f"; without it a step would take {left_s:.4g} s instead of {attribution.measured_s:.4g} s"
+    said = f"; without it alone a step would take {left_s:.4g} s instead of {attribution.measured_s:.4g} s"
     return said + (" (the other causes hide it: fix them first)" if saved_s < HIDDEN * cost_s else "")
 
 
@@ -193,7 +193,7 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> Said:
     if len(clear) > max(1, len(matrix.ranks) // 8):
         return Said(evidence, "ranks are unequal: give slower ones less work, or pair like with like")
     it, them = ("it has", "it") if len(clear) == 1 else ("they have", "them")
-    find = f"find out why {name_ranks(clear)} took longer: clocks, its host, or work that only {it}"
+    find = f"find out why {name_ranks(clear)} took longer: clocks, the host, the data loader, or work that only {it}"
     return Said(evidence, f"{find}; replace {them} if nothing else is found", ranks=clear)
 
 

@@ -199,7 +199,7 @@ def _said(diagnosis: Diagnosis, pacing: Pacing, claim: Claim, best: tuple[str, I
     if claim == "is open":
         return f"whether pacing helps is open (simulated: {shown}{doubt})"
     if claim == "gains nothing":
-        return f"pacing gains nothing{f' against {names}' if names else ''} (simulated: at best {shown}{doubt})"
+        return f"pacing gains nothing{f' against {names}' if names else ''} (simulated: the best is {shown}{doubt})"
     assert best is not None
     if diagnosis.refused:
         return f"pacing helps (simulated: {shown}{doubt})"

@@ -6,7 +6,7 @@ A parameter that the calibration could not identify stays a guess. A question th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -59,9 +59,7 @@ class Baseline:
         if self.parameters and not self.knows_leaves:
             guessed["fabric.nodes_per_leaf"] = "where nodes sit; assumed to be each on a leaf of its own"
         for change in changes:
-            if unknown := sorted(set(change.replaced) - set(self.ranks)):
-                allowed = name_ranks(self.ranks)
-                raise InputError(f"{change.label}: {self.source} has no rank {unknown[0]}; allowed: {allowed}")
+            check_ranks(change, self.ranks, self.source)
             for key in self._hinges(change):
                 if key in guessed:
                     raise InputError(
@@ -163,6 +161,12 @@ class Baseline:
         if self.cluster.power.compute_w == 0.0:
             lines.append("energy: the cluster has no power figures (power.compute_w)")
         return lines
+
+
+def check_ranks(change: Change, ranks: Collection[int], source: str) -> None:
+    """Raise InputError for a rank to replace that is none of ``ranks``."""
+    if unknown := sorted(set(change.replaced) - set(ranks)):
+        raise InputError(f"{change.label}: {source} has no rank {unknown[0]}; allowed: {name_ranks(sorted(ranks))}")
 
 
 def of_config(name: str) -> Baseline:
