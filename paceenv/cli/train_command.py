@@ -80,8 +80,9 @@ def train(
     try:
         summary = train_into(resolved, out, resume=resume)
     except KeyboardInterrupt:
+        is_kept = (out / "checkpoint.safetensors").exists()
         kept = "the same command with --resume goes on from the last checkpoint"
-        output.say(f"interrupted; {kept if (out / 'checkpoint.safetensors').exists() else 'no checkpoint was written yet'}")
+        output.say(f"interrupted; {kept if is_kept else 'no checkpoint was written yet'}")
         raise
     if output.write_json(summary, json_):
         output.print_table(f"trained {resolved.name}", ("", ""), [(k, str(v)) for k, v in summary.items()])
