@@ -198,7 +198,8 @@ class Loop:
         if self.control.decides and not self.steps.inside and self._may_delay():
             acting = self.control.acting(log.count)
             if acting is not None:
-                self.deferral.hold_s = self.control.hold_s(log.count, acting)
+                if self.options.defer:
+                    self.deferral.hold_s = self.control.hold_s(log.count, acting)
                 log.delay = self.control.apply_delay(log.count, acting)
 
     def _may_delay(self) -> bool:

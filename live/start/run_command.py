@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand
 
 from paceenv.core.errors import InputError, needs
-from paceenv.live.options import DECIDING, OPTIONS, absolute_policy, make_options
+from paceenv.live.options import DECIDING, KILL_SWITCH, OPTIONS, absolute_policy, make_options
 from paceenv.live.start.attach_hook import hand_down
 
 USER_ERROR = 2
@@ -139,6 +139,8 @@ def prepare(
     if options.mode == mode:  # else it is the kill switch: as little as possible happens
         absolute = {"out": options.out, "kill_file": options.kill_file}  # the script may change the folder
         hand_down(given | absolute | {"job": options.job, "policy": absolute_policy(policy)}, below=below)
+    elif os.environ.get("RANK", "0") == "0":
+        say(f"{KILL_SWITCH}={os.environ[KILL_SWITCH]} switches the agent off")
     return [*(["-m"] if module else []), *script]
 
 
