@@ -121,11 +121,14 @@ class Loop:
             self.log.chores.append((run, arguments))
 
     def stop(self, reason: str) -> None:
-        """Detach at the end of the next iteration; may be called from any thread."""
+        """Detach, where delays are possible at the next tick; may be called from any thread."""
         self.messages.log_once(reason)
         self.deferral.stop()
         self.log.hurry = True
-        self.at_next_tick(self.detach, reason)
+        if self.control.decides and self.control.mode != "shadow":
+            self.at_next_tick(self.detach, reason)
+        else:
+            self.detach(reason)
 
     def downgrade(self, reason: str) -> None:
         """Only observe from the next tick on; may be called from any thread."""

@@ -108,6 +108,16 @@ def test_an_inner_optimizer_that_was_first_alone_makes_no_ticks_later(agent: Age
     assert 48 - 16 <= iterations(agent) - before <= 48
 
 
+def test_the_largest_of_several_optimizers_makes_the_ticks(agent: Agent) -> None:
+    """A small one that only some ranks run, now and then, and first, would have them count apart."""
+    small, large = Unhashable([parameter(2)]), Unhashable([parameter(3)])
+    for k in range(ROUNDS):
+        if k % 4 == 0:
+            small.step()
+        large.step()
+    assert iterations(agent) == ROUNDS
+
+
 def test_the_agent_keeps_no_optimizer_alive(agent: Agent) -> None:
     optimizers = [torch.optim.SGD([parameter(k)], lr=0.1) for k in (3, 2)]
     for optimizer in optimizers:

@@ -1,9 +1,10 @@
 """Watches the optimizers: the end of one optimizer's step is the tick of an iteration, and where pacing happens.
 
-With several optimizers the first seen owns the tick, so one iteration has one tick. If the owner stops stepping,
-another takes over. A step inside another step (of a subclass that calls ``super().step()``, of an optimizer that drives
-another) is part of that one. A step that a gradient scaler skips has no tick: two iterations become one, which is
-irregular and left out. So is one in which a checkpoint is written.
+With several optimizers the largest owns the tick, the first seen among equals. So one iteration has one tick, and a
+small optimizer that only some ranks run does not count. If the owner stops stepping, another takes over. A step inside
+another step (of a subclass that calls ``super().step()``, of an optimizer that drives another) is part of that one. A
+step that a gradient scaler skips has no tick: two iterations become one, which is irregular and left out. So is one in
+which a checkpoint is written.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from paceenv.live.observe.log import Log, tried
 
 _PATIENCE = 16
 """After this many steps of other optimizers, the owner of the tick counts as stopped."""
+_KNOWN = 64
+"""Optimizers whose size is remembered."""
 _FRAMES = 12
 """An outer step is at most so many frames away."""
 CHECKPOINTS = (
@@ -31,8 +34,9 @@ class OptimizerTick:
     """Calls ``tick`` after each step of the optimizer that owns the tick; a given one owns it from the start."""
 
     def __init__(self, tick: Callable[[], object], hooks: Hooks, optimizer: Any = None) -> None:
-        self.tick, self._hooks = tick, hooks
+        self.tick, self._hooks, self._given = tick, hooks, optimizer is not None
         self._owner: Callable[[], Any] | None = None if optimizer is None else _reference(optimizer)
+        self._sizes: list[tuple[Callable[[], Any], int]] = []
         self._others = 0
         self._step_code: Any = None
         self._may_nest = True
@@ -66,7 +70,8 @@ class OptimizerTick:
         """Whether an optimizer that does not own the tick owns it from now on."""
         self._others += 1
         owner = self._owner() if self._owner is not None else None
-        if owner is not None and self._others < _PATIENCE:
+        larger = not self._given and owner is not None and self._size(optimizer) > self._size(owner)
+        if owner is not None and not larger and self._others < _PATIENCE:
             return False
         self._owner = _reference(optimizer)
         steps = [vars(kind)["step"] for kind in type(optimizer).__mro__ if "step" in vars(kind)]
@@ -86,6 +91,15 @@ class OptimizerTick:
                 is_seen = True
             frame = frame.f_back
         return False
+
+    def _size(self, optimizer: Any) -> int:
+        for known, size in self._sizes:
+            if known() is optimizer:
+                return size
+        size = sum(int(p.numel()) for group in optimizer.param_groups for p in group["params"])
+        alive = [(known, of) for known, of in self._sizes if known() is not None]
+        self._sizes = [*alive, (_reference(optimizer), size)][-_KNOWN:]
+        return size
 
 
 class Checkpoints:

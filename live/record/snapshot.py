@@ -50,7 +50,7 @@ events      the agent's messages: ``unix_time_s``, ``text`` each
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -112,7 +112,7 @@ def entry(snapshot: Any, *path: str) -> Any:
 def number(snapshot: Any, *path: str) -> float | None:
     """The finite number at a path of keys; None for anything else."""
     value = entry(snapshot, *path)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
         return None
     return float(value)
 
