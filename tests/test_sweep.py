@@ -20,7 +20,7 @@ from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.policies.names import rule, spelled
 from paceenv.policies.policy_file import load_policy
-from paceenv.trainers.evaluation.static_search import search_static
+from paceenv.trainers.evaluation.static_search import LEAST_EPISODES, search_static
 from paceenv.trainers.evaluation.suites import load_suite, load_suites
 from paceenv.trainers.sweep import ray_tuner, trainables
 from paceenv.trainers.sweep.sweep_config import FIRST_SEED, SweepConfig
@@ -84,7 +84,7 @@ def test_settings_score_as_in_the_search_for_the_best_static_one(suite: str) -> 
     first = FIRST_SEED - 80  # the search takes seeds after those of the suite
     changed = {"seeds": 8, "first_seed": first, "iterations": 60, "mechanisms": ["phase_shift"]}
     found = search_static(load_suite(suite).model_copy(update=changed))
-    task = _static(_config(suite, seeds=2))
+    task = _static(_config(suite, seeds=LEAST_EPISODES // 2))  # of two clusters
     for setting, gain_CE in zip(found.settings, found.gain_SCE, strict=True):
         action = pacing.encode_action("phase_shift", *setting["phase_shift"])
         action = dict(zip(("phase_shift.threshold", "phase_shift.window"), action, strict=True))
