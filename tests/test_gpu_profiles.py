@@ -89,7 +89,16 @@ def test_kinds_of_steps_take_turns(tmp_path: Path) -> None:
         assert sum(op != "compute" for op in ops[0]) == (1 if step % 2 == 0 else 3)
 
 
-def test_a_rank_that_began_later(tmp_path: Path) -> None:
+@pytest.mark.parametrize("edge", ["first", "last"])
+def test_a_step_that_is_cut_is_left_out(tmp_path: Path, edge: str) -> None:
+    whole = [Kernel(3000.0), Meeting(elements=64), Kernel(1000.0), Meeting("_allgather_base"), Kernel(900.0)]
+    cut = {"first": (10, whole[3:]), "last": (15, whole[:2])}[edge]
+    merged = read(tmp_path, Job(program=lambda step: cut[1] if step == cut[0] else whole))
+    assert merged.notes == (f"step {cut[0]} left out: the {edge} one, and only part of a step like the others",)
+    assert set(merged.trace.column("iteration").tolist()) == set(range(10, 16)) - {cut[0]}
+
+
+def test_ranks_that_began_later_or_number_steps_otherwise(tmp_path: Path) -> None:
 
     def uneven(rank: int, step: int, place: int, us: float) -> float:
         return us * (1.0 + 0.2 * random.Random(f"{step} {place}").random() + 0.1 * rank)
@@ -98,6 +107,24 @@ def test_a_rank_that_began_later(tmp_path: Path) -> None:
     merged = read(tmp_path, job)
     assert set(merged.trace.column("iteration").tolist()) == set(range(13, 18))
     assert "3 of 8 steps left out, as not all ranks have them: rank 2 lacks 3" in merged.notes
+    made = profiles(job)
+    for event in made[1]["traceEvents"]:
+        if event["name"].startswith("ProfilerStep#"):
+            event["name"] = f"ProfilerStep#{int(event['name'][13:]) - 4}"
+    again = read(tmp_path, job, made)
+    assert any("its steps are numbered +4 against those of rank 0" in note for note in again.notes)
+    for name in ("rank", "op", "group", "start_s", "end_s"):
+        assert again.trace.column(name).tolist() == merged.trace.column(name).tolist()
+
+
+def test_missing_ranks_and_strangers(tmp_path: Path) -> None:
+    made = profiles(Job(ranks=4))
+    for event in made[3]["traceEvents"]:
+        event["name"] = event["name"].replace("ProfilerStep#", "ProfilerStep#77")
+    merged = read(tmp_path, Job(), [made[0], made[1], made[3]])
+    assert "rank 3 left out: it has 0 of the 6 steps that most ranks have" in merged.notes[0]
+    assert merged.notes[1].startswith("1 of 4 ranks have no file: rank 2; ")
+    assert set(merged.trace.column("rank").tolist()) == {0, 1}
 
 
 @pytest.mark.parametrize("missing", [(0,), (3,), (0, 2), (1, 3)])

@@ -20,9 +20,11 @@ from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
 from paceenv.core.wording import duration, name_ranks, steps_left_out
 from paceenv.importers.shared_collectives import (
+    MOST_OFFSET,
     Steps,
     align_clocks,
     ends_apart,
+    fill_sizes,
     name_groups,
 )
 from paceenv.importers.timelines import Array, RankActivity, Step, Timeline, union, without
@@ -73,18 +75,29 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
         source: which program recorded them.
     """
     ordered, notes = _belong_together(sorted(timelines, key=lambda t: t.rank))
-    numbers = {t.rank: {step.iteration for step in t.steps} for t in ordered}
-    common = sorted(set.intersection(*numbers.values()))
+    shift_s, renumber = align_clocks(ordered)
+    steps_of = {
+        t.rank: {
+            step.iteration + renumber[t.rank]: step.shifted(shift_s[t.rank])
+            for step in t.steps
+            if step.iteration + renumber[t.rank] >= 0
+        }
+        for t in ordered
+    }
+    notes += [
+        f"{t.path}: its steps are numbered {renumber[t.rank]:+d} against those of rank {ordered[0].rank}"
+        for t in ordered
+        if renumber[t.rank]
+    ]
+    common = sorted(set.intersection(*(set(steps) for steps in steps_of.values())))
     if not common:
         named = ", ".join(f"rank {t.rank} has {len(t.steps)}" for t in ordered[:8])
         raise InputError(f"{name}: no step that all ranks have ({named}); allowed: files of the same steps of one job")
-    recorded = set().union(*numbers.values())
+    recorded = set().union(*steps_of.values())
     if left_out := len(recorded) - len(common):
-        lacks, rank = max((len(recorded) - len(steps), -rank) for rank, steps in numbers.items())
+        lacks, rank = max((len(recorded) - len(steps), -rank) for rank, steps in steps_of.items())
         notes.append(steps_left_out(left_out, len(recorded), -rank, lacks))
-    shift_s = align_clocks(ordered)
-    steps_of = {t.rank: {step.iteration: step.shifted(shift_s[t.rank]) for step in t.steps} for t in ordered}
-    steps_of = name_groups(steps_of, common, _world_size(timelines))
+    steps_of = fill_sizes(name_groups(steps_of, common, _world_size(timelines)))
     error_s, shared = ends_apart(steps_of)
     step_s = float(np.median([steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in common]))
     if error_s > _TOO_FAR * step_s:
@@ -112,7 +125,7 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     job = {"name": name, "ranks": _world_size(timelines), "clock_error_s": error_s, "steps_left_out": left_out}
     trace = Trace.from_columns({"job": name, **columns}, TraceMetadata(job, ranks, source), name)
     activity = tuple(
-        step.shifted(-origin_s)
+        replace(step.shifted(-origin_s), iteration=i)
         for steps in steps_of.values()
         for i in kept
         if isinstance(step := steps[i], RankActivity)
@@ -121,7 +134,10 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
 
 
 def _belong_together(timelines: list[Timeline]) -> tuple[list[Timeline], list[str]]:
-    """Ranks that share steps, and lines on a minority that is left out: it has few of the steps that most have."""
+    """Ranks that share steps, and lines on those left out: a minority that has few of the steps that most ranks have.
+
+    Ranks that only count otherwise are kept where that may be: their clocks will tell.
+    """
     empty = [t for t in timelines if not t.steps]
     if len(empty) == len(timelines):
         raise InputError(f"{timelines[0].path}: no whole step; allowed: files of at least one step of one job")
@@ -130,7 +146,8 @@ def _belong_together(timelines: list[Timeline]) -> tuple[list[Timeline], list[st
         return rest, [*(f"{t.path}: rank {t.rank} left out: it has no whole step" for t in empty), *notes]
     having = Counter(step.iteration for t in timelines for step in t.steps)
     usual = {i for i, ranks in having.items() if 2 * ranks > len(timelines)}
-    has = {t.rank: sum(step.iteration in usual for step in t.steps) for t in timelines}
+    near = {i + k for i in usual for k in range(-MOST_OFFSET, MOST_OFFSET + 1)}
+    has = {t.rank: sum(step.iteration in near for step in t.steps) for t in timelines}
     apart = [t for t in timelines if has[t.rank] < _LEAST_STEPS * len(usual)]
     if not apart or len(apart) * 2 >= len(timelines):
         return timelines, []
@@ -163,7 +180,11 @@ def signature(step: Step) -> Signature:
 
 
 def _whole(steps_of: Steps, common: list[int]) -> tuple[list[int], list[str]]:
-    """Steps that are whole, and lines on the others: members of one group have as many collectives of a kind in it."""
+    """Steps that are whole, and lines on the others.
+
+    A step is not whole if members of one group have not as many collectives of a kind in it; and the first or the last
+    is not if it looks like the end or the begin of another one and its own kind occurs nowhere else.
+    """
     of_all = ((i, rank, c) for rank, steps in steps_of.items() for i in common for c in steps[i].collectives)
     counts = Counter((i, rank, c.op, c.group) for i, rank, c in of_all if c.group)
     groups: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -177,7 +198,22 @@ def _whole(steps_of: Steps, common: list[int]) -> tuple[list[int], list[str]]:
         more = f" and {len(uneven) - _NAMED} more" if len(uneven) > _NAMED else ""
         named = f"step{'s' * (len(uneven) > 1)} {', '.join(map(str, uneven[:_NAMED]))}{more}"
         notes.append(f"{named} left out: not all ranks have the same collectives in them")
-    return [i for i in common if i not in set(uneven)], notes
+    kept = [i for i in common if i not in set(uneven)]
+    kinds = {i: tuple(signature(steps[i]) for steps in steps_of.values()) for i in kept}
+    for place, edge in ((0, "first"), (-1, "last")):
+        if len(kept) < 2:
+            break
+        at = kept[place]
+        others = {kinds[i] for i in kept if i != at}
+        if kinds[at] not in others and any(_part(kinds[at], other, end=place == 0) for other in others):
+            kept = [i for i in kept if i != at]
+            notes.append(f"step {at} left out: the {edge} one, and only part of a step like the others")
+    return kept, notes
+
+
+def _part(one: tuple[Signature, ...], other: tuple[Signature, ...], *, end: bool) -> bool:
+    """Whether a step is on every rank the end of another one, or else its begin."""
+    return all(a == (b[len(b) - len(a) :] if end else b[: len(a)]) for a, b in zip(one, other, strict=True))
 
 
 def _released(steps_of: Steps, kept: list[int]) -> dict[int, dict[int, Step]]:
