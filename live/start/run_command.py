@@ -139,8 +139,8 @@ def prepare(
     if options.mode == mode:  # else it is the kill switch: as little as possible happens
         absolute = {"out": options.out, "kill_file": options.kill_file}  # the script may change the folder
         hand_down(given | absolute | {"job": options.job, "policy": absolute_policy(policy)}, below=below)
-    elif os.environ.get("RANK", "0") == "0":
-        say(f"{KILL_SWITCH}={os.environ[KILL_SWITCH]} switches the agent off")
+    elif os.environ.get(KILL_SWITCH, "off") != "off" and os.environ.get("RANK", "0") == "0":
+        say(f"{KILL_SWITCH}={os.environ[KILL_SWITCH]} switches the agent off, as any value does")
     return [*(["-m"] if module else []), *script]
 
 
