@@ -31,7 +31,7 @@ def demo(
 ) -> None:
     """The guided tour: train a policy, compare it with its baselines, draw the pictures.
 
-    It takes 3 to 8 minutes on two cores. Everything it prints is also written to the output folder.
+    It takes 1 to 5 minutes on two cores. Everything it prints is also written to the output folder.
     """
     started = time.monotonic()
     config = load_train_config("demo").model_copy(update={"seed": seed})

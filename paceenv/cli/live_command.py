@@ -52,9 +52,10 @@ def status(
     """
     if watch and json_ is not None:
         raise InputError("--watch: prints tables; allowed: without --json")
-    while watch and not folder.exists():  # a job that starts makes it once its ranks have met
-        output.say(f"{folder}: not there yet; waiting")
-        time.sleep(WATCH_S)
+    if watch and not folder.exists():
+        output.say(f"{folder}: not there yet; a job makes it once its ranks have met")
+        while not folder.exists():
+            time.sleep(WATCH_S)
     run = RunFolder(folder)
     while True:
         began_s = time.monotonic()

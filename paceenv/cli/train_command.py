@@ -75,12 +75,13 @@ def train(
     resolved = config_files.parse(TrainConfig, data, str(path)).beside(path)
     if not resume:
         _refuse_used(out)
-    from paceenv.trainers.training.training_run import train_into  # torch, which a refused config need not wait for
+    # torch, which a refused config need not wait for
+    from paceenv.trainers.training.training_run import CHECKPOINT, train_into
 
     try:
         summary = train_into(resolved, out, resume=resume)
     except KeyboardInterrupt:
-        is_kept = (out / "checkpoint.safetensors").exists()
+        is_kept = (out / CHECKPOINT).exists()
         kept = "the same command with --resume goes on from the last checkpoint"
         output.say(f"interrupted; {kept if is_kept else 'no checkpoint was written yet'}")
         raise
